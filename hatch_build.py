@@ -28,7 +28,7 @@ from setuptools.errors import BaseError, CompileError, LinkError
 
 DIRECTIVES: Final[Mapping[str, object]] = {
     "language_level": 3,
-    # Annotations are for people and mypy: twins are annotated as the records that they stand for.
+    # Annotations are for people and mypy: an `int` may come where one says `float`.
     "annotation_typing": False,
 }
 FLAGS: Final = (

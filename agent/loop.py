@@ -20,7 +20,7 @@ from agent.settings import AgentSettings
 from gpuledger.clock import Clock
 from gpuledger.records import Incident, Inventory, NodeSample
 from gpuledger.runtime import Check
-from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.logs import Repeats
 
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()

@@ -24,7 +24,7 @@ from agent.metrics import EVENT_SET_FAILURES, INCIDENTS, INCIDENTS_DROPPED, INCI
 from gpuledger.clock import Clock
 from gpuledger.records import DeviceAllocation, GpuHealth, Incident, IncidentProcess, Severity
 from gpuledger.runtime import Backoff, Check
-from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.logs import Repeats
 
 _LEVELS: Final = {
     Severity.INFO: logging.INFO,

@@ -20,7 +20,7 @@ from agent.node import Host
 from agent.settings import AgentSettings, KubeletSettings
 from gpuledger.clock import SystemClock
 from gpuledger.errors import UnavailableError, UserError
-from gpuledger.runtime.threads import in_daemon_thread
+from gpuledger.runtime.tasks import in_daemon_thread
 
 if TYPE_CHECKING:
     from simulator.simulation import SimulatedNode
@@ -84,7 +84,7 @@ def _explain(detail: str) -> str:
 
 
 def _simulated(settings: AgentSettings) -> Host:
-    from simulator.opening import DEFAULT_SCENARIO, open_simulation  # noqa: PLC0415  # no node carries it in memory
+    from simulator.simulation import DEFAULT_SCENARIO, open_simulation  # noqa: PLC0415  # no node carries it in memory
 
     _, _, file = settings.source.partition(":")
     simulation = open_simulation(

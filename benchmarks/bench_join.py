@@ -19,10 +19,10 @@ from benchmarks.parts import run_kafka
 from benchmarks.quix import find_quix, measure_quix
 from benchmarks.ticks import Fleet
 from enricher.join.booking.books import book_tick
-from enricher.join.event import make_event
 from enricher.join.pods.describe import DescriptionCache
 from enricher.join.service import run_join
 from enricher.join.settings import Guarantee, JoinSettings, JoinTuning
+from enricher.join.stage import make_event
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.log_reader import WholeBus
@@ -34,7 +34,6 @@ from gpuledger.runtime.readiness import Detail
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import EVENTS, SAMPLES
-from gpuledger.twins import encode_twin, twin_of
 
 NAME = "join"
 _CACHED_NODES: Final = 10_000
@@ -87,13 +86,13 @@ def _measure_steps(fleet: Fleet, ticks: Sequence[bytes]) -> tuple[dict[str, floa
     descriptions = DescriptionCache(cache_pods(fleet))
     gc.collect()
     gc.freeze()  # as the service does once it has the pods
-    decode = Decoder(topic=SAMPLES.name, record=twin_of(NodeSample)).decode
+    decode = Decoder(topic=SAMPLES.name, record=NodeSample).decode
     spent = {"decode": 0.0, "join": 0.0, "encode": 0.0}
     event_bytes = 0
     for tick in ticks:  # one after the other, as the join works: nothing is held for long
         sample = _timed(spent, "decode", decode, tick)
         event = _timed(spent, "join", lambda it: _join(it, descriptions), sample)
-        event_bytes += len(_timed(spent, "encode", encode_twin, event))
+        event_bytes += len(_timed(spent, "encode", encode, event))
     steps = {step: seconds * 1e6 / _TICKS for step, seconds in spent.items()}
     return steps, event_bytes / _TICKS
 

@@ -4,8 +4,9 @@ import gzip
 import time
 import tracemalloc
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any, Final
+
+from msgspec.structs import fields
 
 from agent.exposition.node_state import NodeState, make_node_state
 from agent.exposition.renderer import PageRenderer

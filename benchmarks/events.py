@@ -3,8 +3,9 @@
 Data for benchmarks only; nothing is measured here.
 """
 
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from gpuledger.records import (
     Account,

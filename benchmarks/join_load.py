@@ -15,7 +15,6 @@ from gpuledger.codec import Decoder, encode
 from gpuledger.records import PodRecord
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import PODS, SAMPLES, partition_of_node
-from gpuledger.twins import twin_of
 
 
 def partition_of(node: int) -> int:
@@ -25,7 +24,7 @@ def partition_of(node: int) -> int:
 
 def cache_pods(fleet: Fleet) -> PodCache:
     """Return all pods of the nodes as a worker has them that read their topic."""
-    decode = Decoder(topic=PODS.name, record=twin_of(PodRecord)).decode
+    decode = Decoder(topic=PODS.name, record=PodRecord).decode
     pods, slimmer = PodCache(), Interner()
     for node in range(fleet.nodes):
         for pod in fleet.pods(node):

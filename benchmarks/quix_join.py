@@ -17,13 +17,12 @@ from quixstreams import Application
 from benchmarks.join_load import cache_pods
 from benchmarks.ticks import Fleet
 from enricher.join.booking.books import book_tick
-from enricher.join.event import make_event
 from enricher.join.pods.describe import DescriptionCache
 from enricher.join.settings import Guarantee
-from gpuledger.codec import Decoder
+from enricher.join.stage import make_event
+from gpuledger.codec import Decoder, encode
 from gpuledger.records import NodeSample
 from gpuledger.topics import EVENTS, SAMPLES
-from gpuledger.twins import encode_twin, twin_of
 
 _SILENCE_SECONDS: Final = 30.0
 _BYTES: Final[dict[str, Any]] = dict.fromkeys(
@@ -51,12 +50,12 @@ def _parser() -> argparse.ArgumentParser:
 def make_join(fleet: Fleet) -> Callable[[bytes], bytes]:
     """Return the join of one tick with the pods of these nodes, from bytes to bytes."""
     descriptions = DescriptionCache(cache_pods(fleet))
-    decode = Decoder(topic=SAMPLES.name, record=twin_of(NodeSample)).decode
+    decode = Decoder(topic=SAMPLES.name, record=NodeSample).decode
 
     def join(value: bytes) -> bytes:
         sample = decode(value)
         said = descriptions.describe(sample)
-        return encode_twin(make_event(sample, book_tick(sample), said))
+        return encode(make_event(sample, book_tick(sample), said))
 
     return join
 

@@ -8,17 +8,19 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final, cast
 
 import pynvml
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from agent.context import run_agent
+from agent.gpu.nvidia.client import call_nvml
+from agent.gpu.nvidia.library import NvmlLibrary
 from agent.gpu.nvidia.session import NvmlSession
 from agent.node import Host
 from agent.recording.format import RecordingFile, RecordingHeader
@@ -26,7 +28,7 @@ from agent.recording.recorder import Recorder, RecordingLibrary, RecordingProcfs
 from agent.settings import AgentSettings
 from agent.source import find_source
 from cli.nvml_probes import probe_all
-from gpuledger.errors import UserError
+from gpuledger.errors import UnavailableError, UserError
 from gpuledger.runtime import Readiness, configure_logs
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings import LogSettings
@@ -111,7 +113,7 @@ def _settings(source: str, interval: float, node: str) -> AgentSettings:
 
 def _header(
     source: Host,
-    nvml: Any,  # noqa: ANN401  # pynvml is an untyped module
+    nvml: object,
     settings: AgentSettings,
     *,
     is_redacted: bool,
@@ -131,25 +133,33 @@ def _header(
     )
 
 
-def _describe(nvml: Any) -> tuple[str | None, str | None, list[str]]:  # noqa: ANN401  # pynvml is an untyped module
+def _describe(nvml: object) -> tuple[str | None, str | None, list[str]]:
     """Return driver, library and products; raises UserError where NVML does not start."""
+    library = cast("NvmlLibrary", nvml)
     try:
-        nvml.nvmlInit()
+        library.nvmlInit()
     except pynvml.NVMLError as error:
         raise UserError(f"NVML does not start: {error}; is the NVIDIA driver loaded?") from error
     try:
-        count = nvml.nvmlDeviceGetCount()
-        names = [_try(nvml, "nvmlDeviceGetName", nvml, index) for index in range(count)]
-        driver = _try(nvml, "nvmlSystemGetDriverVersion")
-        return driver, _try(nvml, "nvmlSystemGetNVMLVersion"), [name or "?" for name in names]
+        names = [_product(nvml, index) or "?" for index in range(library.nvmlDeviceGetCount())]
+        driver = _version(nvml, NvmlLibrary.nvmlSystemGetDriverVersion)
+        return driver, _version(nvml, NvmlLibrary.nvmlSystemGetNVMLVersion), names
     finally:
-        nvml.nvmlShutdown()
+        library.nvmlShutdown()
 
 
-def _try(nvml: Any, name: str, *of: Any) -> str | None:  # noqa: ANN401  # as above
-    with contextlib.suppress(pynvml.NVMLError, AttributeError):
-        arguments = [nvml.nvmlDeviceGetHandleByIndex(of[1])] if of else []
-        return str(getattr(nvml, name)(*arguments))
+def _product(nvml: object, index: int) -> str | None:
+    """Return a GPU's product name, `None` where the driver does not give it."""
+    with contextlib.suppress(UnavailableError):
+        handle = call_nvml(nvml, NvmlLibrary.nvmlDeviceGetHandleByIndex, index)
+        return call_nvml(nvml, NvmlLibrary.nvmlDeviceGetName, handle)
+    return None
+
+
+def _version(nvml: object, function: Callable[[NvmlLibrary], str]) -> str | None:
+    """Return a version, `None` where the driver does not give it."""
+    with contextlib.suppress(UnavailableError):
+        return call_nvml(nvml, function)
     return None
 
 

@@ -18,11 +18,11 @@ from prometheus_client import Counter
 from gpuledger.bus import metrics
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Producer, Record, TopicPartition, Unreadable
-from gpuledger.codec import Decoder, encode
+from gpuledger.codec import Decoder, encode, validate
 from gpuledger.decode_errors import shorten
 from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import DeadLetter
-from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.logs import Repeats
 from gpuledger.topics import DEAD_LETTERS
 
 T = TypeVar("T")
@@ -280,6 +280,7 @@ def _too_large(key: bytes | None) -> str:
 
 def _message(letter: _Letter) -> Message:
     content = letter.content
+    validate(content)
     key, timestamp_ms = content.topic.encode(), content.time_ns // 1_000_000
     return Message(key=key, value=encode(content), timestamp_ms=timestamp_ms)
 

@@ -20,7 +20,7 @@ _TOO_SHORT: Final = re.compile(r"Expected `array` of at least length \d+, got (?
 
 
 def explain(record: type, topic: str, value: bytes | None, error: Exception) -> str:
-    """Return what is wrong with a value that is no record of a topic; `record` is their twin."""
+    """Return what is wrong with a value that is no record of a topic."""
     if value is None:
         return f"{topic}: no value (a tombstone), but this topic has none"
     what, path = _split_path(str(error))
@@ -33,6 +33,12 @@ def explain(record: type, topic: str, value: bytes | None, error: Exception) -> 
         where = ".".join(filter(None, [named, missing]))
         return f"{topic}: field {where}: missing; value {shown}"
     return f"{topic}: field {named or '(the record)'}: {what}; value {shown}"
+
+
+def name_fields(record: type, error: Exception) -> str:
+    """Return what msgspec says is wrong in a record, with its fields by their names."""
+    what, path = _split_path(str(error))
+    return f"{what} - at `$.{follow(record, path)[0]}`" if path else what
 
 
 def explain_invalid(shape: Any, error: Exception) -> str:  # noqa: ANN401  # any type annotation

@@ -6,9 +6,8 @@ The files are for readers in other languages; this project itself validates whil
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Final, cast, get_args, get_type_hints
+from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
 import orjson
@@ -16,9 +15,8 @@ import orjson
 from gpuledger.codegen import generate
 from gpuledger.docstrings import class_docstring, field_docstrings
 from gpuledger.errors import UserError
-from gpuledger.records.base import is_array
+from gpuledger.records.base import ArrayRecord, BaseRecord
 from gpuledger.topics import TOPICS, Topic
-from gpuledger.twins import twin_of
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 SUFFIX: Final = ".schema.json"
@@ -26,7 +24,7 @@ SUFFIX: Final = ".schema.json"
 
 def schema_of(topic: Topic) -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a topic's records."""
-    made = msgspec.json.schema(twin_of(topic.record))
+    made = msgspec.json.schema(topic.record)
     described = _described(made["$defs"], _classes_in(topic.record))
     return {
         "$schema": DIALECT,
@@ -60,9 +58,12 @@ def _described(made: Mapping[str, Any], classes: Mapping[str, type]) -> dict[str
         cls = classes[name]
         titled = {"title": definition["title"], "description": class_docstring(cls)}
         definitions[name] = titled | definition
-        if is_array(cls):
+        if not issubclass(cls, BaseRecord):
+            continue
+        definitions[name]["description"] = titled["description"]  # msgspec's own has line breaks
+        if issubclass(cls, ArrayRecord):
             definitions[name]["prefixItems"] = _places(cls, definition["prefixItems"])
-        elif is_dataclass(cls):
+        else:
             definitions[name]["properties"] = _properties(cls, definition["properties"])
     return definitions
 
@@ -77,8 +78,8 @@ def _places(record: type, made: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     ]
 
 
-def _properties(record: type, made: Mapping[str, Any]) -> dict[str, Any]:
-    optional = {field.name for field in fields(cast("Any", record)) if field.default is not MISSING}
+def _properties(record: type[BaseRecord], made: Mapping[str, Any]) -> dict[str, Any]:
+    optional = {field.name for field in msgspec.structs.fields(record) if not field.required}
     return {
         name: (_present(made[name]) if name in optional else made[name]) | {"description": meaning}
         for name, meaning in field_docstrings(record).items()
@@ -93,8 +94,10 @@ def _present(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def _classes_in(hint: Any) -> dict[str, type]:  # noqa: ANN401  # any type annotation
     """Find the records and enumerations that a type is made of, by name."""
-    inner = get_type_hints(hint).values() if is_dataclass(hint) else get_args(hint)
-    found = {hint.__name__: hint} if isinstance(hint, type) else {}
+    is_class = isinstance(hint, type)
+    is_record = is_class and issubclass(hint, BaseRecord)
+    inner = get_type_hints(hint).values() if is_record else get_args(hint)
+    found = {hint.__name__: hint} if is_class else {}
     for part in inner:
         found |= _classes_in(part)
     return found

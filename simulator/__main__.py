@@ -16,8 +16,7 @@ from gpuledger.errors import UserError
 from gpuledger.runtime import configure_logs, run_until_signalled
 from gpuledger.settings import LogSettings
 from simulator.kube import serve_kube_api, write_kubeconfig
-from simulator.opening import open_simulation
-from simulator.simulation import Simulation
+from simulator.simulation import Simulation, open_simulation
 
 _NS = 1_000_000_000
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Final
 
-from simulator.architectures import ARCHITECTURES, Architecture
-from simulator.gpu_models import MODELS, UNLISTED, GpuModel
+from simulator.gpu_models import ARCHITECTURES, MODELS, UNLISTED, Architecture, GpuModel
 from simulator.health_faults import HealthFaults
 from simulator.kernels import Kernels, Stream
 from simulator.mig import Cut, SimulatedInstance, cut_at, plan_cuts
 from simulator.plan import PlannedProcess
-from simulator.scenario_shape import GpuGroup, Node
+from simulator.scenario.schema import GpuGroup, Node
 
 _NS: Final = 1_000_000_000
 

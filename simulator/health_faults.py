@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from simulator.health_shape import HealthFault
+from simulator.scenario.fault_schema import HealthFault
 
 _NS: Final = 1_000_000_000
 

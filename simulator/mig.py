@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from simulator import identities
-from simulator.mig_shape import MigLayout
+from simulator.scenario.schema import MigLayout
 
 MAX_INSTANCES: Final = 7
 _MEMORY_SLICES: Final = 8

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from simulator import identities
 from simulator.kernels import NEVER_NS
-from simulator.scenario_shape import HostProcess, Process, Scenario, ScenarioContainer, ScenarioPod
+from simulator.scenario.schema import HostProcess, Process, Scenario, ScenarioContainer, ScenarioPod
 
 _NS = 1_000_000_000
 _COMM_BYTES = 15

@@ -4,16 +4,20 @@ Here the parts are put together. Two processes that start from the same scenario
 hold the same simulation, so they need not talk to one another.
 """
 
+import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Final
 
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
 from simulator import identities
 from simulator.clock import NodeClock, ScaledClock, SetClock
 from simulator.device import SimulatedGpu, describe_gpu, gpu_groups
-from simulator.faults import plan_faults
+from simulator.faults import plan_faults, plan_incidents
 from simulator.ground_truth import (
     InstanceUsage,
     PodUsage,
@@ -22,15 +26,14 @@ from simulator.ground_truth import (
     pod_usage,
     sum_usage,
 )
-from simulator.identities import DerivedUids, Uids
-from simulator.incidents import plan_incidents
-from simulator.kmsg import SimulatedKmsg
+from simulator.identities import DerivedUids, FileUids, Uids
 from simulator.kubelet import SimulatedKubelet
 from simulator.nvml import SimulatedNvml
 from simulator.nvml.faults import make_nvml
 from simulator.plan import PlannedPod, PlannedProcess, plan_pods, plan_processes
-from simulator.procfs import SimulatedProcfs
-from simulator.scenario_shape import Node, Scenario
+from simulator.procfs import SimulatedKmsg, SimulatedProcfs
+from simulator.scenario.load import load_scenario
+from simulator.scenario.schema import Node, Scenario
 
 _NS = 1_000_000_000
 
@@ -183,3 +186,61 @@ class Simulation:
             )
             for index, group in enumerate(gpu_groups(node))
         ]
+
+
+# Opens a simulation as every process does that takes part in one: scenario, epoch, UIDs.
+#
+# Nothing else lives here.
+
+DEFAULT_SCENARIO: Final = Path(__file__).with_name("default.yaml")
+"""A scenario of one node, for who has none of his own."""
+
+
+def open_simulation(
+    scenario: Path,
+    *,
+    epoch_ns: int = 0,
+    epoch_file: Path | None = None,
+    uids_file: Path | None = None,
+) -> Simulation:
+    """Read a scenario and start or join its run; raises UserError.
+
+    The epoch is `epoch_ns`, else what `epoch_file` holds, else now. With `uids_file` the pods have
+    the UIDs that a driven API server gave them.
+    """
+    read = load_scenario(scenario)
+    epoch_ns = choose_epoch_ns(epoch_ns, file=epoch_file)
+    uids = FileUids(uids_file, epoch_ns=epoch_ns) if uids_file else None
+    return Simulation(read, epoch_ns=epoch_ns, uids=uids)
+
+
+# When a run's scenario starts: given, agreed through a file, or now.
+#
+# Here lives the one number that the processes of a simulation must share.
+
+
+def choose_epoch_ns(epoch_ns: int, *, file: Path | None = None) -> int:
+    """Return the epoch: `epoch_ns` unless it is 0, else the one in `file`, else now.
+
+    The first process that finds no file writes it, so that those that start later agree with it.
+    Raises UserError where the file holds no epoch or cannot be written.
+    """
+    if epoch_ns:
+        return epoch_ns
+    now_ns = time.time_ns()
+    if file is None:
+        return now_ns
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        draft.write_text(f"{now_ns}\n")
+        try:
+            file.hardlink_to(draft)  # succeeds for one process alone, and with the whole content
+        except FileExistsError:
+            return int(file.read_text())
+        finally:
+            draft.unlink()
+    except OSError as error:
+        raise UserError(f"{file}: cannot keep the epoch: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{file}: no epoch in nanoseconds; delete it to begin anew") from error
+    return now_ns

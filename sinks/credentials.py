@@ -19,8 +19,7 @@ import structlog
 from gpuledger.certificates import Validity, authorities_of, load_own, trusting
 from gpuledger.errors import SettingsError
 from gpuledger.runtime import Check, CheckSeverity, Readiness
-from gpuledger.runtime.file_watch import FileWatch
-from gpuledger.runtime.files_in_force import FilesInForce
+from gpuledger.runtime.file_watch import FilesInForce, FileWatch
 from gpuledger.settings import Secret
 from sinks.login import LoginSettings
 

@@ -26,7 +26,6 @@ from gpuledger.errors import (
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
 from gpuledger.topics import BY_NAME, EVENTS
-from gpuledger.twins import twin_of
 from sinks.consuming import consume
 from sinks.duplicates import SeenTicks
 from sinks.metrics import RETRIES_TOTAL, SENT_TOTAL, count_dropped
@@ -77,7 +76,7 @@ async def run_republishing(
     consuming = ConsumerConfig(
         group=how.group,
         member=member,
-        decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent))},
+        decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=GpuEvent)},
         max_poll_records=how.max_poll_records,
         receiver=f"topic {how.topic}",
     )

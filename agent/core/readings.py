@@ -14,7 +14,7 @@ from agent.core.raw import CallGroup
 from agent.core.units import Unit
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ReadingSpec:
     """What a source's value is."""
 

@@ -12,7 +12,7 @@ from gpuledger.records import bounds
 _MAX: Final = 2**63 - 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
     """What the driver counts in; ours is `value * times / over`."""
 

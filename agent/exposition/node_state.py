@@ -7,8 +7,10 @@ inventory, or that the driver has lost, stays as a silent device.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from agent.exposition.device import ShownDevice
 from agent.exposition.gpu_events import GpuEvents, NvlinkRates

@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
-from dataclasses import replace
 from operator import attrgetter
 from typing import Final
 
 import structlog
+from msgspec.structs import replace
 
 from agent.core.raw import NodeFacts, RawGpuSample, SampleCursor
 from agent.gpu.lifecycle import Retry, SourceLifecycle, SourceListener

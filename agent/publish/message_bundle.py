@@ -15,10 +15,10 @@ import structlog
 from agent.core.tick import NodeTick
 from agent.metrics import QUEUE_TICKS, TICKS_DROPPED, VALUES_CUT
 from gpuledger.bus.protocol import Message
-from gpuledger.codec import encode
+from gpuledger.codec import encode, validate
 from gpuledger.records import Incident, Inventory
 from gpuledger.records.fitting import fit
-from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.logs import Repeats
 from gpuledger.topics import INCIDENTS, INVENTORY, PROCESSES, READINGS, SAMPLES
 
 _NS_PER_MS: Final = 1_000_000
@@ -73,16 +73,20 @@ def _message(record: _NodeRecord) -> Message:
     Raises `msgspec.ValidationError` where a number is none that its field may have.
     """
     try:
-        value = encode(record)
+        validate(record)
     except msgspec.ValidationError:
         # Names come from the driver, the kernel and the kubelet: none of them knows our bounds.
-        fitted, cut = fit(record)
+        record, cut = fit(record)
         for name, count in cut.items():
             VALUES_CUT.labels(field=name).inc(count)
             if logged := _repeats.count(name, more=count):
                 _log.warning("values_shortened", field=name, count=logged)
-        value = encode(fitted)
-    return Message(key=record.node.encode(), value=value, timestamp_ms=record.time_ns // _NS_PER_MS)
+        validate(record)
+    return Message(
+        key=record.node.encode(),
+        value=encode(record),
+        timestamp_ms=record.time_ns // _NS_PER_MS,
+    )
 
 
 class QueuedMessage(NamedTuple):

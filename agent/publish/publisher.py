@@ -36,7 +36,7 @@ from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Bus, Message, Producer
 from gpuledger.errors import BusError, MessageTooLargeError, TimestampRefusedError
 from gpuledger.runtime import Backoff, Check
-from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.logs import Repeats
 from gpuledger.topics import INCIDENTS, INVENTORY, PROCESSES, READINGS, SAMPLES, partition_of_node
 
 _LONGEST_GAP_MS: Final = 60_000  # the longest tick; a longer gap is no ticks to be spread

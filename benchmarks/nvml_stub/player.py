@@ -21,8 +21,7 @@ from benchmarks.nvml_stub.functions import (
     as_bytes,
 )
 from benchmarks.nvml_stub.memory import Question, SharedMemory
-from simulator.opening import open_simulation
-from simulator.simulation import SimulatedNode
+from simulator.simulation import SimulatedNode, open_simulation
 
 _REFRESH_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 0.005

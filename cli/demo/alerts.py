@@ -8,7 +8,7 @@ from typing import Final
 
 from gpuledger.clock import Clock
 from gpuledger.records import AttributedIncident, GpuEvent
-from gpuledger.records.base import record
+from gpuledger.records.base import BaseRecord
 from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.rules import rules_of
 from sinks.alerts.settings import AlertsSettings
@@ -17,8 +17,7 @@ from sinks.alerts.standing import ActiveAlert, Labels, Now, rfc3339
 _MAX_ALERTS: Final = 200
 
 
-@record
-class AlertLine:
+class AlertLine(BaseRecord, frozen=True, kw_only=True):
     """One alert of the run."""
 
     name: str

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from cli.demo.groups import is_own, own_group
+from cli.demo.joining import is_own, own_group
 from cli.demo.plan import SESSION_SECONDS, DemoPlan
 from cli.demo.source import DemoBus
 from enricher.join.settings import GROUP as JOIN_GROUP

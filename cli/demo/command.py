@@ -15,12 +15,12 @@ from rich.console import Console
 
 from cli.demo.alerts import as_line
 from cli.demo.buses import open_bus
-from cli.demo.interruption import INTERRUPTED, unless_stopped
 from cli.demo.pipeline import Run, drain, running
 from cli.demo.plan import DemoPlan, Source, check_url, find_scenario, find_store, parse_bus
 from cli.demo.screen import ScreenHeader, ScreenLine, draw, standstill
 from cli.demo.sending import problem
 from cli.demo.source import find_machine
+from cli.demo.stage_tasks import INTERRUPTED, unless_stopped
 from cli.demo.summary import (
     StoreLine,
     Summary,

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from cli.demo.groups import PREFIX
 from cli.demo.run_bus import Offsets, RunBus
 from cli.demo.source import DemoBus
 from cli.demo.stage_tasks import Stages
@@ -61,3 +60,21 @@ async def _ask_until_silent(bus: DemoBus) -> None:
     while True:
         await bus.partitions(SAMPLES.name)
         await asyncio.sleep(_ASKING_SECONDS)
+
+
+# The consumer groups of the demo are its own: no deployment loses a partition to it.
+#
+# The names of the join's transactions begin with its group, and so are the demo's own too.
+
+PREFIX: Final = "gpuledger-demo-"
+_OF_A_DEPLOYMENT: Final = "gpuledger-"
+
+
+def own_group(group: str) -> str:
+    """Return the name of the demo's group that does the work of a deployment's group."""
+    return PREFIX + group.removeprefix(_OF_A_DEPLOYMENT)
+
+
+def is_own(group: str) -> bool:
+    """Return whether a group is a demo's."""
+    return group.startswith(PREFIX)

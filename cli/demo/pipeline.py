@@ -12,22 +12,20 @@ from functools import partial
 from typing import Final
 
 from cli.demo.alerts import RunAlerts
-from cli.demo.groups import own_group
-from cli.demo.joining import hold_all, refuse_changes
+from cli.demo.joining import hold_all, own_group, refuse_changes
 from cli.demo.plan import DemoPlan
 from cli.demo.reader import EventReader, subscription
-from cli.demo.receivers import Received, serve_receivers
 from cli.demo.run_bus import Offsets, RunBus, find_beginning
-from cli.demo.sending import SinkWatch, Work
+from cli.demo.sending import Received, SinkWatch, Work, serve_receivers
 from cli.demo.source import DemoBus, DemoSource
 from cli.demo.stage_tasks import Stages
 from cli.demo.totals import Tally
 from enricher.join.service import run_join
 from enricher.join.settings import GROUP as JOIN_GROUP
 from enricher.join.settings import JoinSettings, JoinTuning
-from gpuledger.addresses import shown_url
 from gpuledger.errors import BusError, TopicsError
 from gpuledger.runtime import Readiness
+from gpuledger.settings.address import shown_url
 from gpuledger.topics import TOPICS
 from sinks.alerts.receivers import NAME as ALERTS
 from sinks.alerts.service import GROUP as ALERTS_GROUP

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from gpuledger.addresses import shown_brokers
 from gpuledger.errors import UserError
 from gpuledger.settings import KafkaSettings
-from gpuledger.settings.address import require_brokers, require_http_url
+from gpuledger.settings.address import require_brokers, require_http_url, shown_brokers
 from gpuledger.settings.secret import mask_address, may_part_a_login
 
 Source = Literal["auto", "nvml", "simulated"]

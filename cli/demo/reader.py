@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from cli.demo.alerts import RunAlerts
-from cli.demo.groups import own_group
+from cli.demo.joining import own_group
 from cli.demo.run_bus import Offsets
 from cli.demo.totals import Tally
 from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from cli.demo.columns import TableColumn, fit, line, shorten, shown
+from cli.demo.columns import TableColumn, elide, fit, fold, line, shorten, shown, wrap
 from cli.demo.meanings import LIVE_COLUMNS, LIVE_ROWS, as_facts
-from cli.demo.presence import LostGpu
-from cli.demo.prose import elide, fold, wrap
-from cli.demo.totals import Tally, owner_of
+from cli.demo.totals import LostGpu, Tally, owner_of
 from gpuledger.records import (
     Account,
     Entry,

@@ -1,15 +1,19 @@
 """What became of each sink's sends, by its own counters and checks: as an operator sees it."""
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
+from aiohttp import web
 from prometheus_client.registry import Collector
 
-from cli.demo.prose import elide
+from cli.demo.columns import elide
 from cli.demo.run_bus import RunBus
 from gpuledger.bus.protocol import TopicPartition
 from gpuledger.clock import Clock
-from gpuledger.records.base import record
+from gpuledger.records.base import BaseRecord
 from gpuledger.runtime import Readiness
 from sinks.metrics import DROPPED_TOTAL, RETRIES_TOTAL, SENT_TOTAL
 
@@ -19,8 +23,7 @@ _SENDS_EVERY_EVENT: Final = frozenset({"remote_write", "store"})
 _MAX_CHARACTERS: Final = 200
 
 
-@record
-class SinkLine:
+class SinkLine(BaseRecord, frozen=True, kw_only=True):
     """What one sink has handed over."""
 
     sink: str
@@ -129,3 +132,48 @@ def _count(counter: Collector, **labels: str) -> float:
         for sample in family.samples
         if sample.name.endswith("_total") and sample.labels == labels
     )
+
+
+# Stand-ins for Prometheus and Alertmanager: they take what the sinks send, and count.
+#
+# Used where no real receiver is named, so that the demo needs nothing but Python. What a receiver
+# would answer to a wrong request is not played: that is for tests on the real ones.
+
+
+@dataclass
+class Received:
+    """What has come in so far."""
+
+    url: str
+    """Where the receivers listen."""
+    writes: int = 0
+    """Remote-write requests."""
+
+
+@asynccontextmanager
+async def serve_receivers() -> AsyncIterator[Received]:
+    """Serve both on a free port of this machine while the context is open."""
+    app = web.Application(client_max_size=32 * 2**20)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    received = Received(url="")
+    app.router.add_post("/api/v1/write", partial(_take_write, received=received))
+    app.router.add_post("/api/v2/alerts", _take_alerts)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        received.url = f"http://{host}:{port}"
+        yield received
+    finally:
+        await runner.cleanup()
+
+
+async def _take_write(request: web.Request, received: Received) -> web.Response:
+    received.writes += 1
+    await request.read()
+    return web.Response(status=204)
+
+
+async def _take_alerts(request: web.Request) -> web.Response:
+    await request.read()
+    return web.Response(status=200)

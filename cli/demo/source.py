@@ -26,7 +26,7 @@ from gpuledger.clock import Clock
 from gpuledger.errors import UserError
 from gpuledger.runtime import Readiness
 from simulator.kube import serve_kube_api
-from simulator.scenario import load_scenario
+from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
 
 _IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from cli.demo.alerts import AlertLine, as_line
-from cli.demo.columns import TableColumn, fit, line, shown
+from cli.demo.columns import TableColumn, fit, fold, line, shown, wrap
 from cli.demo.meanings import SUMMARY_COLUMNS, as_facts
-from cli.demo.prose import fold, wrap
 from cli.demo.screen import ScreenLine
 from cli.demo.sending import SinkLine, has_failed, problem
 from cli.demo.totals import PodTotal
 from gpuledger.records import AttributedIncident
-from gpuledger.records.base import record
+from gpuledger.records.base import BaseRecord
 
 FAILED: Final = 1
 """The exit code where something of the run is missing: not sent, not booked, or not known."""
@@ -30,8 +29,7 @@ _COLUMNS: Final = (
 )
 
 
-@record
-class PodLine:
+class PodLine(BaseRecord, frozen=True, kw_only=True):
     """One pod's line of the summary."""
 
     namespace: str | None = None
@@ -54,8 +52,7 @@ class PodLine:
     """Time in which GPUs that the kubelet gave it ran no kernel."""
 
 
-@record
-class IncidentLine:
+class IncidentLine(BaseRecord, frozen=True, kw_only=True):
     """Something that happened to a GPU."""
 
     node: str
@@ -76,8 +73,7 @@ class IncidentLine:
     """One sentence for people."""
 
 
-@record
-class StoreLine:
+class StoreLine(BaseRecord, frozen=True, kw_only=True):
     """What the store holds."""
 
     path: str
@@ -86,8 +82,7 @@ class StoreLine:
     """Rows of its table."""
 
 
-@record
-class Summary:
+class Summary(BaseRecord, frozen=True, kw_only=True):
     """The whole of `--format json`."""
 
     ticks: int | None = None

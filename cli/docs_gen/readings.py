@@ -33,7 +33,7 @@ def page(standing: str) -> str:
 
 
 def _row(group: CallGroup, reading: MetricSpec) -> list[str]:
-    asked = ", else ".join(map(_describe, reading.asked))
+    asked = ", else ".join(map(_describe, reading.sources))
     return [code(reading.name), asked, reading.unit.name, group.value, reading.since]
 
 

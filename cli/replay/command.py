@@ -13,13 +13,11 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from cli.replay.outputs import Write, to_file, to_nowhere, to_topic
-from cli.replay.plan import Asked, Plan, make_plan
-from cli.replay.progress import telling_progress
-from cli.replay.report import tell_comparison, tell_outcome
+from cli.replay.plan import Asked, Plan, make_plan, parse_duration, parse_moment, write_moment
+from cli.replay.report import tell_comparison, tell_outcome, telling_progress
 from cli.replay.run import Replaying, ReplayOutcome, count_ticks, refuse_nothing
-from cli.replay.time_args import parse_duration, parse_moment, write_moment
 from cli.topics import kafka_settings
-from enricher.join.replay.comparison import Comparison
+from enricher.join.replay.diff import Comparison
 from enricher.join.replay.replay import TimeRange
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.log_reader import History

@@ -12,9 +12,9 @@ import msgspec
 
 from cli.replay.outputs import Write
 from cli.replay.plan import Asked, Part, Plan
-from enricher.join.placing import placement_rule
-from enricher.join.replay.comparison import Comparison
+from enricher.join.replay.diff import Comparison
 from enricher.join.replay.replay import Replay, TimeRange
+from enricher.join.validation import placement_rule
 from gpuledger.bus.log_reader import History, HistoryReader
 from gpuledger.bus.protocol import Record, TopicPartition
 from gpuledger.dead_letter_queue import describe_unreadable

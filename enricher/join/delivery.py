@@ -1,27 +1,103 @@
-"""Delivers slices: published, marked and committed, once at least or exactly once.
+"""Deliver batches: events and progress published, offsets committed, at least or exactly once.
 
-Here live the two guarantees behind one protocol. What a slice holds, and what is to be done for a
-partition whose delivery was undone, is others' business.
+Here live what a batch of one partition holds and the two guarantees behind one protocol. What to do
+for a partition whose delivery was undone is the service's business.
 """
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import structlog
 
 from enricher.join import metrics
-from enricher.join.commit_batch import CommitBatch
 from enricher.join.retry import UntilDone
-from gpuledger.bus.protocol import Consumer, Message, Producer, TopicPartition
+from gpuledger.bus.protocol import Consumer, Message, Producer, Record, TopicPartition
 from gpuledger.bus.transactional_writers import TransactionalWriters, pause_seconds_after
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import BusError, BusUnavailableError, FencedError, NotAssignedError
 from gpuledger.runtime import Backoff, Check
-from gpuledger.topics import EVENTS
+from gpuledger.topics import EVENTS, PROGRESS, SAMPLES
 
 _NOBODY: Final[frozenset[int]] = frozenset()
 _log = structlog.get_logger(__name__)
+
+
+# What came of records and is not delivered yet, partition number by partition number.
+#
+# Here lives the gathering alone: a delivery costs several requests, so that each one carries as
+# much as is worth it. How it is delivered is `delivery`'s business.
+
+_PROGRESS: Final = PROGRESS.name
+
+
+@dataclass(kw_only=True, eq=False)
+class CommitBatch:
+    """What came of one partition number: in all inputs it has the same nodes."""
+
+    number: int
+    begun_at: float
+    """When the first of it came, in seconds of the worker's clock."""
+    records: int = 0
+    """How many records came into it."""
+    messages: dict[TopicPartition, list[Message]] = field(default_factory=dict)
+    """What is to be published, in the order in which it was made."""
+    progress: Sequence[Message] = ()
+    """How far the nodes are booked with that, never to be seen before it."""
+    offsets: dict[TopicPartition, int] = field(default_factory=dict)
+    """How far the inputs are read with that."""
+    last_tick_ms: int | None = None
+    """Event time of the last tick in it; `None` where other inputs alone came into it."""
+
+    @property
+    def progress_partition(self) -> TopicPartition:
+        """Where the progress of its nodes goes."""
+        return TopicPartition(_PROGRESS, self.number)
+
+    def count(self, place: TopicPartition, records: Sequence[Record]) -> None:
+        """Count records of an input, at least one, whose work is in this slice."""
+        self.records += len(records)
+        self.offsets[place] = records[-1].offset + 1
+        if place.topic == SAMPLES.name:
+            self.last_tick_ms = records[-1].timestamp_ms
+
+    def add(self, place: TopicPartition, messages: Sequence[Message]) -> None:
+        """Add messages behind those that are there."""
+        if messages:
+            self.messages.setdefault(place, []).extend(messages)
+
+
+class CommitBatches:
+    """The slices of a worker, from one delivery to the next; bounded by records and by time."""
+
+    def __init__(self, *, max_records: int, max_seconds: float) -> None:
+        self._max_records = max_records
+        self._max_seconds = max_seconds
+        self._slices: dict[int, CommitBatch] = {}
+
+    def at(self, number: int, *, now: float) -> CommitBatch:
+        """Return the slice of a partition number, which begins now where there is none."""
+        return self._slices.setdefault(number, CommitBatch(number=number, begun_at=now))
+
+    def seconds_left(self, *, now: float) -> float | None:
+        """Return how long more may be gathered, at least 0; `None` where nothing waits."""
+        if not self._slices:
+            return None
+        if sum(each.records for each in self._slices.values()) >= self._max_records:
+            return 0.0
+        begun_at = min(each.begun_at for each in self._slices.values())
+        return max(0.0, begun_at + self._max_seconds - now)
+
+    def take(self) -> list[CommitBatch]:
+        """Return all slices, and begin anew."""
+        taken, self._slices = list(self._slices.values()), {}
+        return taken
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        """Drop what came of these partitions: whoever has them next does it again."""
+        for number in numbers:
+            self._slices.pop(number, None)
 
 
 class Delivery(Protocol):
@@ -44,10 +120,10 @@ class Delivery(Protocol):
 
 
 class AtLeastOnce:
-    """Publishes until acknowledged: events, then marks, then dead letters; then commits.
+    """Publishes until acknowledged: events, then progress, then dead letters; then commits.
 
     After a crash what was published and not committed is published again, under the same ids,
-    unless its marks were published too.
+    unless its progress was published too.
     """
 
     def __init__(
@@ -74,8 +150,10 @@ class AtLeastOnce:
         await asyncio.gather(
             *(self._publish(*each) for made in slices for each in made.messages.items())
         )
-        # A mark without its events would be a promise to leave them out.
-        await asyncio.gather(*(self._publish(made.marks_place, made.marks) for made in slices))
+        # A watermark without its events would be a promise to leave them out.
+        await asyncio.gather(
+            *(self._publish(made.progress_partition, made.progress) for made in slices)
+        )
         await self._insist(self._office.flush)
         for made in slices:
             count_events(made)
@@ -161,7 +239,7 @@ class ExactlyOnce:
 
     async def _commit(self, made: CommitBatch) -> Exception | None:
         drained = self._office.drain(made.number)
-        messages = {**made.messages, made.marks_place: made.marks, **drained.messages}
+        messages = {**made.messages, made.progress_partition: made.progress, **drained.messages}
         try:
             await self._writers.commit(made.number, messages, offsets=made.offsets)
         except (FencedError, BusError) as error:

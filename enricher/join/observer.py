@@ -15,13 +15,12 @@ from enricher.join.booking.settlement import settled_seconds
 from enricher.join.pods.describe import PodDescriptions
 from enricher.join.pods.pending import PendingPods
 from enricher.join.progress.passage import NodeWatermark
-from enricher.join.progress.recent import WindowedMax
-from enricher.join.progress.skew import ClockSkew
+from enricher.join.progress.skew import ClockSkew, WindowedMax
 from enricher.join.progress.unbooked import UnbookedNodes
 from gpuledger.bus.protocol import Record
 from gpuledger.decode_errors import shorten
 from gpuledger.records import GpuEvent, NodeSample, PodRecord
-from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.logs import Repeats
 
 # Checking costs about as much as booking: this is less than a hundredth of the work.
 TICKS_PER_CHECK: Final = 200
@@ -114,11 +113,11 @@ class JoinObserver:
             _log.warning("node_seq_leapt", node=node, by_seconds=round(seconds, 3), count=count)
 
     def see_duplicate(
-        self, record: Record, sample: NodeSample, mark: NodeWatermark | None, *, now_ns: int
+        self, record: Record, sample: NodeSample, watermark: NodeWatermark | None, *, now_ns: int
     ) -> None:
         """Record that a tick counts as booked before, and tell of a node whose ticks all do."""
         metrics.DUPLICATES_TOTAL.inc()
-        seq = mark.seq_of(sample.boot_id) if mark else None
+        seq = watermark.seq_of(sample.boot_id) if watermark else None
         written_ns = record.timestamp_ms * 1_000_000
         is_unbooked = self._unbooked.see_duplicate(
             sample.node, partition=record.partition, written_ns=written_ns, now_ns=now_ns

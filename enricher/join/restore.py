@@ -1,7 +1,7 @@
 """Reads back what a worker must know of a partition before it books the first tick of it.
 
-Here lives the order of a take-over: shut out who had the partition, read its marks, go to what is
-committed, read pods to their end, and only then let ticks through. What the records mean is the
+Here lives the order of a take-over: shut out who had the partition, read its progress, go to what
+is committed, read pods to their end, and only then let ticks through. What the records mean is the
 stage's business.
 
 Marks are written in transactions and read as they are committed, by a reader of their own: the
@@ -43,7 +43,7 @@ STATE: Final = (PODS.name,)
 _OBJECTS_PER_COLLECTION: Final = 20_000
 _STALL_SECONDS: Final = 60.0
 """How long a read-back may stand still: a partition has a new leader long before."""
-_READING: Final = "reading the pods and marks of new partitions"
+_READING: Final = "reading the pods and watermarks of new partitions"
 _log = structlog.get_logger(__name__)
 
 
@@ -86,12 +86,12 @@ class StateRestorer:
         self._changes = 0
         self._setting_out: asyncio.Task[Mapping[TopicPartition, int]] | None = None
 
-    def need(self, numbers: Iterable[int]) -> None:
+    def require(self, numbers: Iterable[int]) -> None:
         """Have these partitions read back before anything else is done for them."""
         self._unknown |= set(numbers)
         self._changes += 1
 
-    async def need_not(self, numbers: Iterable[int]) -> None:
+    async def cancel(self, numbers: Iterable[int]) -> None:
         """Leave these partitions to whoever gets them; nothing is under way for them any more."""
         self._unknown -= set(numbers)
         self._changes += 1
@@ -200,7 +200,7 @@ class StateRestorer:
         return ends
 
     async def _read_marks(self, numbers: frozenset[int]) -> None:
-        """Take in how far the nodes are booked; nobody else writes marks of them any more."""
+        """Take in how far the nodes are booked; nobody else writes progress of them any more."""
         async with self._history.reader() as reader:
             for place, span in (await reader.spans(PROGRESS.name)).items():
                 if place.partition in numbers and span.first < span.end:

@@ -1,4 +1,4 @@
-"""The join's shell: poll, hand to the stage, gather, deliver; pods and marks first.
+"""The join's shell: poll, hand to the stage, gather, deliver; pods and progress first.
 
 Here live the loop and what changes with the group's assignments. What the records mean is the
 stage's business; how their work is delivered, and read back, stands in modules of their own.
@@ -13,14 +13,13 @@ from typing import Final
 import structlog
 
 from enricher.join import metrics
-from enricher.join.commit_batch import CommitBatch, CommitBatches
-from enricher.join.delivery import AtLeastOnce, Delivery, ExactlyOnce
-from enricher.join.placing import placement_rule
+from enricher.join.delivery import AtLeastOnce, CommitBatch, CommitBatches, Delivery, ExactlyOnce
 from enricher.join.restore import INPUTS, STATE, StalledError, StateRestorer, poll
 from enricher.join.retry import UntilDone
 from enricher.join.settings import JoinSettings, JoinTuning
 from enricher.join.stage import JoinStage
 from enricher.join.steps import step_through
+from enricher.join.validation import placement_rule
 from gpuledger.bus.gaps import GapCheck
 from gpuledger.bus.log_reader import WholeBus
 from gpuledger.bus.protocol import (
@@ -99,7 +98,7 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
                     stage=stage,
                     office=office,
                     delivery=delivery,
-                    rebuilding=StateRestorer(
+                    restorer=StateRestorer(
                         stage=stage,
                         delivery=delivery,
                         insist=insist,
@@ -168,7 +167,7 @@ class JoinWorker:
         stage: JoinStage,
         office: DeadLetterQueue,
         delivery: Delivery,
-        rebuilding: StateRestorer,
+        restorer: StateRestorer,
         insist: UntilDone,
         tuning: JoinTuning,
         gaps: GapCheck,
@@ -179,7 +178,7 @@ class JoinWorker:
         self._stage = stage
         self._office = office
         self._delivery = delivery
-        self._rebuilding = rebuilding
+        self._restorer = restorer
         self._insist = insist
         self._tuning = tuning
         self._slices = CommitBatches(
@@ -213,14 +212,14 @@ class JoinWorker:
             left_seconds = None
         most = self._tuning.poll_timeout_seconds if left_seconds is None else left_seconds
         batch = await poll(consumer, insist=self._insist, tuning=self._tuning, most=most)
-        rebuilt = await self._rebuilding.run(consumer)
+        rebuilt = await self._restorer.run(consumer)
         held = consumer.assignment()
         known = {
             place: records
             for place, records in batch.items()
             if place in held and place.partition not in rebuilt
         }
-        await self._rebuilding.take_state(known)  # pods come before the ticks of the same batch
+        await self._restorer.take_state(known)  # pods come before the ticks of the same batch
         await self._work(known)
 
     async def _on_gap(self, gap: Gap) -> None:
@@ -228,15 +227,15 @@ class JoinWorker:
 
     async def _on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         held = sorted(each.partition for each in partitions if each.topic == SAMPLES.name)
-        self._rebuilding.need(held)
+        self._restorer.require(held)
         if not held:
-            self._rebuilding.stand_by()
+            self._restorer.stand_by()
         metrics.PARTITIONS.set(len(held))
         _log.info("partitions_assigned", partitions=held)
 
     async def _on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         numbers = {each.partition for each in partitions}
-        await self._rebuilding.need_not(numbers)
+        await self._restorer.cancel(numbers)
         self._forget(numbers)
         await self._delivery.give_up(numbers)
 
@@ -281,14 +280,14 @@ class JoinWorker:
         """Deliver what is gathered; partitions whose delivery was undone are begun with anew."""
         slices = self._slices.take()
         for made in slices:
-            made.marks = self._stage.drain_progress(made.number)
+            made.progress = self._stage.drain_progress(made.number)
         undone = set(await self._delivery.deliver(consumer, slices))
         for made in slices:
             if made.number not in undone:
                 self._finish(made)
         if undone:
             self._forget(undone)
-            self._rebuilding.need(undone)
+            self._restorer.require(undone)
 
     def _finish(self, made: CommitBatch) -> None:
         for place, next_offset in made.offsets.items():

@@ -1,20 +1,23 @@
 """Records in, messages out: what the join makes of each topic's records.
 
-Here live the pods and the high-water marks of a worker, and the three transforms over them.
+Here live the pods and the watermarks of a worker, and the three transforms over them.
 No asyncio, no bus client: the shell around it is `service`.
 """
 
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, cast
 
 from enricher.join import metrics
 from enricher.join.booking.holders import TooManyEntriesError
-from enricher.join.event import make_event
 from enricher.join.observer import JoinObserver
-from enricher.join.placing import IsPlaced, explain_misplaced
-from enricher.join.pods.describe import DescriptionCache, PodDescriptions, find_foreign, identity_of
+from enricher.join.pods.describe import (
+    DescriptionCache,
+    PodDescriptions,
+    find_pod_of_other_node,
+    identity_of,
+)
 from enricher.join.pods.incidents import describe_incident
 from enricher.join.pods.pods import PodCache
 from enricher.join.pods.slim import Interner
@@ -27,32 +30,39 @@ from enricher.join.progress.passage import (
     seq_ahead_seconds,
     uncovered_seconds,
 )
-from enricher.join.progress.watermarks import NodeMarks
-from enricher.join.validation import InvalidTickError, book_valid_tick, settle_valid_ends
+from enricher.join.progress.watermarks import NodeWatermarks
+from enricher.join.validation import (
+    InvalidTickError,
+    IsPlaced,
+    book_valid_tick,
+    explain_misplaced,
+    settle_valid_ends,
+)
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Record
-from gpuledger.codec import Decoder
+from gpuledger.codec import Decoder, encode
 from gpuledger.dead_letter_queue import DeadLetterQueue, show_key
 from gpuledger.records import (
     AttributedIncident,
+    GpuBooks,
     GpuEvent,
     Incident,
     NodeProgress,
     NodeSample,
+    PodDescription,
     PodRecord,
     ProcessRecord,
+    Settlement,
 )
 from gpuledger.records.incidents import INCIDENT_KINDS
 from gpuledger.topics import INCIDENTS, PODS, PROCESSES, PROGRESS, SAMPLES
-from gpuledger.twins import encode_twin, twin_of
 
-_SAMPLES: Final = Decoder(topic=SAMPLES.name, record=twin_of(NodeSample))
-_PODS: Final = Decoder(topic=PODS.name, record=twin_of(PodRecord))
-_PROGRESS: Final = Decoder(topic=PROGRESS.name, record=twin_of(NodeProgress))
+_SAMPLES: Final = Decoder(topic=SAMPLES.name, record=NodeSample)
+_PODS: Final = Decoder(topic=PODS.name, record=PodRecord)
+_PROGRESS: Final = Decoder(topic=PROGRESS.name, record=NodeProgress)
 _PROCESSES: Final = Decoder(topic=PROCESSES.name, record=ProcessRecord)
 _NS_PER_MS: Final = 1_000_000
-_AttributedIncident: Final = twin_of(AttributedIncident)
-_INCIDENTS: Final = Decoder(topic=INCIDENTS.name, record=twin_of(Incident))
+_INCIDENTS: Final = Decoder(topic=INCIDENTS.name, record=Incident)
 
 
 class JoinStage:
@@ -72,7 +82,7 @@ class JoinStage:
         self._audit = JoinObserver(pending_pod_timeout_seconds=pending_pod_timeout_seconds)
         self._slimmer = Interner()
         self._office = office
-        self._marks: defaultdict[int, NodeMarks] = defaultdict(NodeMarks)
+        self._watermarks: defaultdict[int, NodeWatermarks] = defaultdict(NodeWatermarks)
         self._descriptions = DescriptionCache(self.pods)
 
     def take_pods(self, records: Sequence[Record]) -> None:
@@ -95,31 +105,31 @@ class JoinStage:
     def restore_progress(self, records: Sequence[Record]) -> None:
         """Take in how far nodes are booked, before any of their ticks; a tombstone forgets one."""
         for record in records:
-            marks = self._marks[record.partition]
+            watermarks = self._watermarks[record.partition]
             if record.value is None and record.key is not None:
-                marks.remove(record.key.decode(errors="replace"))
+                watermarks.remove(record.key.decode(errors="replace"))
                 continue
-            for _, mark in self._office.decode(_PROGRESS, [record]):
-                if not self._is_at_home(record, node=mark.node, key=mark.node):
+            for _, watermark in self._office.decode(_PROGRESS, [record]):
+                if not self._is_at_home(record, node=watermark.node, key=watermark.node):
                     continue
-                marks.take(mark, heard_ns=record.timestamp_ms * _NS_PER_MS)
+                watermarks.take(watermark, heard_ns=record.timestamp_ms * _NS_PER_MS)
 
     def drain_progress(self, partition: int) -> list[Message]:
-        """Return the marks of the nodes that were booked since the last call, for the marks' topic.
+        """Return the progress of the nodes that were booked since the last call.
 
         Their timestamp is this machine's time: the ticks' own could be one that no broker takes.
         """
         now_ms = self._time_ns() // _NS_PER_MS
-        drained = self._marks[partition].drain()
-        for node in [node for node, mark in drained if mark is None]:
+        drained = self._watermarks[partition].drain()
+        for node in [node for node, watermark in drained if watermark is None]:
             self._descriptions.forget(node)
         return [
             Message(
                 key=node.encode(),
-                value=encode_twin(mark) if mark else None,
+                value=encode(watermark) if watermark else None,
                 timestamp_ms=now_ms,
             )
-            for node, mark in drained
+            for node, watermark in drained
         ]
 
     def take_samples(self, records: Sequence[Record]) -> list[Message]:
@@ -162,7 +172,7 @@ class JoinStage:
     def forget(self, partition: int) -> None:
         """Forget what belongs to a partition that is no longer held."""
         self.pods.remove_partition(partition)
-        self._marks.pop(partition, None)
+        self._watermarks.pop(partition, None)
         self._audit.forget(partition)
         self._descriptions.clear()
 
@@ -170,25 +180,25 @@ class JoinStage:
         self, record: Record, sample: NodeSample, *, now_ns: int
     ) -> tuple[Message, ...]:
         """Book a tick that is new; what cannot be booked is none that was, so its time is a gap."""
-        marks = self._marks[record.partition]
-        mark = marks.of(sample.node)
-        if is_duplicate(sample, mark):
-            self._audit.see_duplicate(record, sample, mark, now_ns=now_ns)
+        watermarks = self._watermarks[record.partition]
+        watermark = watermarks.of(sample.node)
+        if is_duplicate(sample, watermark):
+            self._audit.see_duplicate(record, sample, watermark, now_ns=now_ns)
             return ()
         ahead_seconds = seq_ahead_seconds(
-            sample, mark, written_ms=record.timestamp_ms, now_ns=now_ns
+            sample, watermark, written_ms=record.timestamp_ms, now_ns=now_ns
         )
         if ahead_seconds is not None:
             self._audit.see_seq_ahead(sample.node, ahead_seconds)
             if ahead_seconds * 1e9 > MAX_AHEAD_NS:
                 return self._refuse_seq(record, sample, ahead_seconds)
         said = self._descriptions.describe(sample)
-        event = _book(sample, said, mark, reached_ns=marks.reached_ns(now_ns))
+        event = _book(sample, said, watermark, reached_ns=watermarks.reached_ns(now_ns))
         events = self._publishable(record, event, what="event")
         if events:
-            if (step_seconds := clock_step_seconds(sample, mark)) is not None:
+            if (step_seconds := clock_step_seconds(sample, watermark)) is not None:
                 self._audit.see_step(sample.node, step_seconds)
-            marks.advance(
+            watermarks.advance(
                 sample, offset=record.offset, written_ms=record.timestamp_ms, now_ns=now_ns
             )
             self._audit.see_event(event, sample, said, partition=record.partition, now_ns=now_ns)
@@ -200,7 +210,7 @@ class JoinStage:
         The timestamp is the record's own, which the broker has taken before: one too far ahead of
         its clock would be refused for ever, and stop the partition.
         """
-        value = encode_twin(made)
+        value = encode(made)
         size = size_bytes(record.key, value)
         if size <= MAX_MESSAGE_BYTES:
             return (Message(record.key, value, record.timestamp_ms),)
@@ -235,19 +245,53 @@ class JoinStage:
         kind = incident.kind if incident.kind in INCIDENT_KINDS else metrics.OTHER_KIND
         metrics.INCIDENTS_TOTAL.labels(kind=kind).inc()
         identities = map(identity_of, incident.processes)
-        foreign = find_foreign(identities, self.pods, node=incident.node)
+        foreign = find_pod_of_other_node(identities, self.pods, node=incident.node)
         self._audit.see_foreign(incident.node, foreign.values())
-        return _AttributedIncident(incident=incident, pods=describe_incident(incident, self.pods))
+        return AttributedIncident(incident=incident, pods=describe_incident(incident, self.pods))
 
 
 def _book(
-    sample: NodeSample, said: PodDescriptions, mark: NodeWatermark | None, *, reached_ns: int | None
+    sample: NodeSample,
+    said: PodDescriptions,
+    watermark: NodeWatermark | None,
+    *,
+    reached_ns: int | None,
 ) -> GpuEvent:
     return make_event(
         sample,
         book_valid_tick(sample),
         said,
         late=sample.late or is_late(sample.time_ns, reached_ns),
-        uncovered_seconds=uncovered_seconds(sample, mark),
+        uncovered_seconds=uncovered_seconds(sample, watermark),
         settlements=settle_valid_ends(sample) if sample.ended_processes else None,
+    )
+
+
+# Puts a tick's event together: what the node said, the books, who the pods are.
+
+
+def make_event(
+    sample: NodeSample,
+    books: list[GpuBooks],
+    said: PodDescriptions,
+    *,
+    late: bool = False,
+    uncovered_seconds: float | None = None,
+    settlements: list[Settlement] | None = None,
+) -> GpuEvent:
+    """Return the event of a tick, ready for `encode`; its descriptions are encoded already."""
+    return GpuEvent(
+        node=sample.node,
+        boot_id=sample.boot_id,
+        seq=sample.seq,
+        time_ns=sample.time_ns,
+        interval_ns=sample.interval_ns,
+        late=True if late else None,
+        uncovered_seconds=uncovered_seconds,
+        gpus=books,
+        containers=sample.containers,
+        pods=cast("list[PodDescription]", said.pods),
+        allocations=sample.allocations,
+        holder_uids=cast("list[str | None] | None", said.holder_uids),
+        settlements=settlements,
     )

@@ -8,8 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import aiohttp
 
-from enricher.podwatch.api import Answer, Api, Method
-from enricher.podwatch.http import answered, limits
+from enricher.podwatch.api import Answer, Api, Method, answered, limits
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger import __version__
 from gpuledger.runtime.readiness import Check

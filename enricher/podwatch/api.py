@@ -4,16 +4,27 @@ Here live the protocol, its error and the choice of credentials. What the bytes 
 elsewhere; how often to ask is the reflector's business.
 """
 
+import asyncio
 import importlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from typing import Final, Literal, Protocol
 
+import aiohttp
+import msgspec
+
+from enricher.podwatch.decode import decode_cut
+from enricher.podwatch.objects import Status
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger.errors import UnavailableError
+from gpuledger.runtime.http.client import read_begin, translating
+from gpuledger.runtime.http.credentials import BasicCredentials
+from gpuledger.runtime.http.messages import readable, retry_after_seconds
 from gpuledger.runtime.readiness import Check
-from gpuledger.runtime.threads import in_daemon_thread
+from gpuledger.runtime.tasks import in_daemon_thread
 
 Method = Literal["POST", "PUT"]
 _NO_CREDENTIALS: Final = ": its credentials were refused; check the service account's token"
@@ -112,3 +123,122 @@ async def open_api(
     opening = seam.open_plain if settings.url else seam.open_client
     async with opening(settings, check or Check()) as api:
         yield api
+
+
+# Answers over HTTP: bodies as they come, and every way not to get one as a `KubernetesError`.
+#
+# What a refusal says is read as any server's answer is, in `gpuledger.runtime.http.client`. Who is
+# asked, and with which credentials, is known elsewhere.
+
+_SHOWN_CHARACTERS: Final = 200
+_SUCCESS: Final = frozenset({HTTPStatus.OK, HTTPStatus.CREATED})
+_decode_status: Final = msgspec.json.Decoder(Status).decode
+
+
+@asynccontextmanager
+async def answered(
+    request: Awaitable[aiohttp.ClientResponse], *, server: str, patience: aiohttp.ClientTimeout
+) -> AsyncIterator[Answer]:
+    """Send a request and give its answer; `KubernetesError` for all but 200 and 201.
+
+    The deadlines are kept here once more: aiohttp's own stand in the connection and go with it.
+    """
+    with translating(partial(_unreachable, server)):
+        async with asyncio.timeout(_seconds_to_answer(patience)):
+            response = await request
+    async with response:
+        if response.status not in _SUCCESS:
+            raise await _refusal(response)
+        yield _HttpAnswer(response, server=server, idle_timeout_seconds=patience.sock_read)
+
+
+def limits(
+    *, connect_seconds: float, idle_timeout_seconds: float, total_seconds: float
+) -> aiohttp.ClientTimeout:
+    """Return the patience for one request."""
+    return aiohttp.ClientTimeout(
+        total=total_seconds, sock_connect=connect_seconds, sock_read=idle_timeout_seconds
+    )
+
+
+class _HttpAnswer:
+    def __init__(
+        self, response: aiohttp.ClientResponse, *, server: str, idle_timeout_seconds: float | None
+    ) -> None:
+        self._response = response
+        self._server = server
+        self._idle_timeout_seconds = idle_timeout_seconds
+
+    async def read(self, *, max_bytes: int) -> bytes:
+        chunks = []
+        read_bytes = 0
+        async with aclosing(self.chunks()) as found:
+            async for chunk in found:
+                chunks.append(chunk)
+                read_bytes += len(chunk)
+                if read_bytes > max_bytes:
+                    raise AnswerTooLargeError(
+                        f"the API server {self._server} answers with over {max_bytes} bytes"
+                    )
+        return b"".join(chunks)
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        with (
+            translating(partial(_unreachable, self._server)),
+            translating(partial(_silent, self._server), of=aiohttp.ServerTimeoutError),
+        ):
+            while chunk := await self._next():
+                yield chunk
+
+    async def _next(self) -> bytes:
+        """Return what has come, or nothing at the end; never wait for longer than may be silent."""
+        silence = asyncio.timeout(self._idle_timeout_seconds)
+        try:
+            async with silence:
+                return await self._response.content.readany()
+        except TimeoutError as error:
+            if silence.expired():
+                raise aiohttp.ServerTimeoutError from error
+            raise
+        except RuntimeError as error:  # what aiohttp says of a connection that was closed here
+            raise aiohttp.ClientConnectionError(str(error)) from error
+
+
+async def _refusal(response: aiohttp.ClientResponse) -> KubernetesError:
+    """Make the error of an answer that is not 200: the server's own words where it has any."""
+    status = _status_of(await read_begin(response))
+    sent = BasicCredentials.sent("", response.request_info.headers)
+    message = readable(sent.mask(status.message or response.reason or ""))
+    header = response.headers.get("Retry-After", "")
+    return KubernetesError(
+        f"the API server answered {response.status}: {message}",
+        status=response.status,
+        reason=status.why,
+        retry_after_seconds=retry_after_seconds(header, now=datetime.now(tz=UTC)),
+    )
+
+
+def _status_of(body: bytes) -> Status:
+    """Read the Status object; what a proxy in between says is taken as it is."""
+    try:
+        return decode_cut(_decode_status, body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return Status(message=readable(body, max_characters=_SHOWN_CHARACTERS))
+
+
+def _unreachable(server: str, why: str) -> KubernetesError:
+    return KubernetesError(_unreadable(server, why))
+
+
+def _silent(server: str, why: str) -> SilentError:
+    return SilentError(_unreadable(server, why))
+
+
+def _unreadable(server: str, why: str) -> str:
+    return f"the API server {server} cannot be read: {why}"
+
+
+def _seconds_to_answer(patience: aiohttp.ClientTimeout) -> float:
+    """Return how long a connection and the head of its answer may take together."""
+    parts = (patience.sock_connect or 0.0) + (patience.sock_read or 0.0)
+    return min(parts, patience.total or parts)

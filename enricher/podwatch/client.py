@@ -22,8 +22,7 @@ from kubernetes_asyncio.config import ConfigException, load_incluster_config, lo
 from kubernetes_asyncio.config.incluster_config import SERVICE_TOKEN_FILENAME
 from kubernetes_asyncio.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
 
-from enricher.podwatch.api import Answer, Api, KubernetesError, Method
-from enricher.podwatch.http import answered, limits
+from enricher.podwatch.api import Answer, Api, KubernetesError, Method, answered, limits
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger import __version__
 from gpuledger.errors import UserError

@@ -3,11 +3,11 @@
 from enricher.podwatch.api import open_api
 from enricher.podwatch.service import run_podwatch
 from enricher.podwatch.settings import PodwatchSettings
-from gpuledger.addresses import shown_url
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.clock import SystemClock
 from gpuledger.runtime import CheckSeverity, Readiness, explain_user_errors, run_service
 from gpuledger.settings import load_settings
+from gpuledger.settings.address import shown_url
 
 
 @explain_user_errors

@@ -1,35 +1,41 @@
 """From the API server's bytes to a slim `PodRecord`. Pure; an odd pod is an error, never a guess.
 
-Records are made as their fast twins: small, and never looked at by the garbage collector, so that
-a hundred thousand of them can be kept.
+Records are small and the garbage collector never visits them, so that a hundred thousand of them
+can be kept.
 """
 
-from collections.abc import Iterable, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from sys import intern
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import msgspec
 from msgspec import Raw
 
-from enricher.podwatch.annotations import ChosenAnnotations
-from enricher.podwatch.containers import containers_of, last_end_ns
-from enricher.podwatch.depth import decode_cut
-from enricher.podwatch.gpu_requests import gpus_requested
 from enricher.podwatch.interning import Shared, Times, same
-from enricher.podwatch.mirrors import mirrored_hash
-from enricher.podwatch.objects import Annotations, ApiPod, PodSpec, PodStatus, PodWatchEvent
-from enricher.podwatch.owners import known_owner
+from enricher.podwatch.objects import (
+    Annotations,
+    ApiContainer,
+    ApiPod,
+    IdentityMeta,
+    IdentityOnly,
+    OwnerReference,
+    PodSpec,
+    PodStatus,
+    PodWatchEvent,
+    Quantity,
+)
+from enricher.podwatch.pod_facts import ChosenAnnotations, containers_of, known_owner, last_end_ns
 from enricher.podwatch.settings import ALL_LABELS
 from gpuledger.errors import UndecodableError
 from gpuledger.records import PodRecord
-from gpuledger.twins import twin_of
 
 T = TypeVar("T")
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError)
 _NO_SPEC: Final = PodSpec()
 _NO_STATUS: Final = PodStatus()
 _OVER: Final = frozenset({"Succeeded", "Failed"})
-_Record: Final = twin_of(PodRecord)
 
 
 class PodOfEvent(NamedTuple):
@@ -96,7 +102,7 @@ class PodReader:
             meta.owner_references, labels, created_time_ns=created_time_ns
         )
         containers = containers_of(spec, status, self._nanoseconds)
-        return _Record(
+        return PodRecord(
             uid=meta.uid,
             namespace=intern(meta.namespace),
             name=meta.name,
@@ -137,3 +143,155 @@ def _is_over(pod: ApiPod[Annotations]) -> bool:
     """Whether no container of the pod will be started again."""
     phase = pod.status.phase if pod.status else None
     return phase in _OVER or pod.metadata.deletion_timestamp is not None
+
+
+# JSON nested deeper than a decoder follows, cut where nobody reads. Pure.
+#
+# A decoder walks also through what it steps over, and gives up at Python's recursion limit. The API
+# server stores some 10,000 levels (of `managedFields`, which any tenant may write); of all that is
+# read here nothing lies deeper than ten.
+
+MAX_DEPTH: Final = 64
+# A string, whose brackets are none, a bracket, or the begin of a string without end. Possessive, so
+# that no input is looked at twice.
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]|"', re.DOTALL)
+_OPENING: Final = b"[{"
+_CLOSING: Final = b"]}"
+
+
+def decode_cut(decode: Callable[[bytes | Raw], T], data: bytes | Raw) -> T:
+    """Return what `decode` makes of JSON, cut first where it is too deep for it."""
+    try:
+        return decode(data)
+    except RecursionError:
+        return decode(cut(bytes(data)))
+
+
+def cut(data: bytes, *, max_depth: int = MAX_DEPTH) -> bytes:
+    """Return JSON with `null` for each array or object that lies deeper than `max_depth`.
+
+    What is no JSON is none afterwards.
+    """
+    parts = []
+    kept_to = depth = 0
+    for token in _TOKEN.finditer(data):
+        bracket = data[token.start()]
+        if bracket in _OPENING:
+            depth += 1
+            if depth == max_depth + 1:
+                parts.append(data[kept_to : token.start()])
+        elif bracket in _CLOSING:
+            if depth == max_depth + 1:
+                parts.append(b"null")
+                kept_to = token.end()
+            depth -= 1
+        elif token.end() - token.start() == 1:
+            break
+    return b"".join(parts) if depth > max_depth else b"".join([*parts, data[kept_to:]])
+
+
+# Which pods are the mirrors of static pods, and by which hash cgroup paths call those. Pure.
+#
+# A static pod is the kubelet's own: it runs under a UID that the kubelet made of its manifest, and
+# in the API server it has a mirror, which says that UID in two annotations. Whoever may create pods
+# may write those annotations on any pod, and so would get the name of another one's use. A mirror
+# is known by all that a kubelet makes it with: both annotations, alike; the Node as its owner; and
+# no service account, which the API server gives to every pod but a mirror. What that leaves to
+# somebody hostile is said in docs/security.md.
+
+MAX_HASH_LENGTH: Final = 64
+"""A kubelet's hash has 32 characters, and a UID that a manifest gives 36."""
+
+
+def mirrored_hash(
+    notes: Annotations, spec: PodSpec, owners: Sequence[OwnerReference] | None
+) -> str | None:
+    """Return the hash of the static pod whose mirror this is; `None` where it is none."""
+    name = notes.config_hash
+    if not name or name != notes.config_mirror or len(name) > MAX_HASH_LENGTH:
+        return None
+    if spec.service_account_name or not owners or len(owners) != 1:
+        return None
+    (owner,) = owners
+    is_node = owner.kind == "Node" and owner.api_version == "v1"
+    return name if is_node and owner.name == spec.node_name else None
+
+
+# How many GPUs a pod asks for, by resource name. Pure.
+
+_SUFFIXES: Final = {"k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+
+
+def gpus_requested(spec: PodSpec, prefixes: tuple[str, ...]) -> dict[str, int]:
+    """Return what the pod holds at most at a time, as the scheduler counts it.
+
+    Containers run side by side, together with the init containers that are restarted always; the
+    other init containers run alone before them.
+    """
+    inits = spec.init_containers or []
+    beside = [one for one in inits if one.restart_policy == "Always"]
+    total = _sum([*(spec.containers or []), *beside], prefixes)
+    for alone in inits:
+        total |= _sum([alone], prefixes)
+    return dict(total)
+
+
+def _sum(containers: Sequence[ApiContainer], prefixes: tuple[str, ...]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for container in containers:
+        for name, amount in _amounts(container, prefixes):
+            total[name] += amount
+    return total
+
+
+def _amounts(container: ApiContainer, prefixes: tuple[str, ...]) -> Iterable[tuple[str, int]]:
+    """Yield a container's requests; devices cannot be overcommitted, so a limit is one as well."""
+    resources = container.resources
+    if resources is None:
+        return
+    for name, quantity in {**(resources.limits or {}), **(resources.requests or {})}.items():
+        if name.startswith(prefixes) and (amount := parse_quantity(quantity)):
+            yield name, amount
+
+
+def parse_quantity(quantity: Quantity) -> int:
+    """Read a whole Kubernetes quantity such as `2` or `1k`; 0 for what is none."""
+    text = str(quantity)
+    digits = text.rstrip("kMGi")
+    if not (digits.isascii() and digits.isdigit()):
+        return 0
+    suffix = text[len(digits) :]
+    return int(digits) * (_SUFFIXES.get(suffix, 0) if suffix else 1)
+
+
+# Which pod it is that cannot be read: by decoding that alone, else by looking at its begin. Pure.
+#
+# The API server writes name, namespace, UID and version first, before anything that a tenant
+# writes.
+
+HEAD_BYTES: Final = 4096
+_decode: Final = msgspec.json.Decoder(IdentityOnly).decode
+_METADATA: Final = b'"metadata"'
+
+
+def identity_of(data: bytes | Raw) -> IdentityMeta:
+    """Return what can be found of which pod JSON tells; what cannot is empty."""
+    try:
+        return decode_cut(_decode, data).metadata
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return _found_in(bytes(data)[:HEAD_BYTES])
+
+
+def _found_in(head: bytes) -> IdentityMeta:
+    metadata = head.partition(_METADATA)[2]
+    return IdentityMeta(
+        uid=_value(metadata, b"uid"),
+        name=_value(metadata, b"name"),
+        namespace=_value(metadata, b"namespace"),
+        resource_version=_value(metadata, b"resourceVersion"),
+    )
+
+
+def _value(metadata: bytes, name: bytes) -> str:
+    found = re.search(rb'"' + name + rb'":\s*"([A-Za-z0-9.-]{1,253})"', metadata)
+    return found[1].decode() if found else ""

@@ -1,6 +1,10 @@
-"""From a line of a watch to what it tells. What to make of that is the reflector's business."""
+"""From the bytes of a watch to its lines, and from a line to a typed event.
 
-from contextlib import suppress
+What follows from an event is the reflector's business.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
@@ -9,13 +13,12 @@ import structlog
 
 from enricher.podwatch import metrics
 from enricher.podwatch.api import KubernetesError
-from enricher.podwatch.decode import PodOfEvent, PodReader
-from enricher.podwatch.depth import decode_cut
-from enricher.podwatch.identity import identity_of
+from enricher.podwatch.decode import HEAD_BYTES, PodOfEvent, PodReader, decode_cut, identity_of
 from enricher.podwatch.objects import Status, VersionOnly, WatchEvent
 from enricher.podwatch.watch_events import Deleted, Skipped, Upserted
 from gpuledger.errors import UndecodableError
-from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.logs import Repeats
+from gpuledger.runtime.readiness import Check
 
 _decode_event: Final = msgspec.json.Decoder(WatchEvent).decode
 _decode_status: Final = msgspec.json.Decoder(Status).decode
@@ -157,3 +160,83 @@ def _error_of(raw: msgspec.Raw) -> KubernetesError:
         reason=status.why,
         retry_after_seconds=wait,
     )
+
+
+# Lines out of chunks: pure apart from the waiting. Lines of several megabytes are no exception.
+
+# etcd refuses objects above 1.5 MiB by default and nobody runs it with more than a few times that.
+MAX_LINE_BYTES: Final = 32 * 2**20
+# Of a longer line: what it is and whose, which stands at its begin. It is no JSON any more.
+
+
+async def split_lines(
+    chunks: AsyncGenerator[bytes], *, max_bytes: int = MAX_LINE_BYTES
+) -> AsyncGenerator[bytes]:
+    """Yield each whole line without its end, empty ones left out.
+
+    Of a line longer than `max_bytes` its first `HEAD_BYTES` are given, and no more is held.
+    Raises `KubernetesError` where the body ends within a line.
+    """
+    kept: list[bytes] = []
+    line_bytes = 0
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            *whole, rest = chunk.split(b"\n")
+            for line in whole:
+                if line_bytes <= max_bytes:
+                    kept.append(line)
+                if joined := b"".join(kept):
+                    yield joined
+                kept.clear()
+                line_bytes = 0
+            if rest:
+                if line_bytes <= max_bytes:
+                    kept.append(rest)
+                line_bytes += len(rest)
+                if line_bytes > max_bytes:
+                    kept[:] = [b"".join(kept)[:HEAD_BYTES]]
+    if kept:
+        raise KubernetesError(f"the connection ended within a line, after {line_bytes} bytes of it")
+
+
+# The pods whose newest state cannot be read, as a check. What is known of them stays known.
+
+MAX_NAMED: Final = 1000
+
+
+class UnreadablePods:
+    """Remembers each until it can be read or is gone."""
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
+        self._pods: dict[str, Skipped] = {}
+        check.ok()
+
+    def begin_list(self) -> None:
+        """Record that all pods are told anew."""
+        self._pods.clear()
+
+    def add(self, pod: Skipped) -> None:
+        """Record that a pod cannot be read."""
+        if pod.is_deleted:
+            self.discard(pod.uid)
+        elif len(self._pods) < MAX_NAMED:
+            self._pods[pod.uid] = pod
+            self._check.failed(self._told)
+
+    def discard(self, uid: str) -> None:
+        """Record that a pod was read, or is gone."""
+        if self._pods.pop(uid, None):
+            self.tell()
+
+    def tell(self) -> None:
+        """Show how it stands: after a list, and when one is read again."""
+        if not self._pods:
+            self._check.ok()
+
+    def _told(self) -> str:
+        some = next(iter(self._pods.values()), None)
+        if some is None:
+            return "the pods are listed again"
+        others = len(self._pods) - 1
+        return f"pod {some.name} cannot be read, and {others} others: {some.error}"

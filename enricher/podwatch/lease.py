@@ -12,7 +12,7 @@ from uuid import uuid4
 import msgspec
 
 from enricher.podwatch.api import Answer, Api, KubernetesError
-from enricher.podwatch.depth import decode_cut
+from enricher.podwatch.decode import decode_cut
 from enricher.podwatch.settings import LeaseSettings
 from gpuledger.errors import UserError
 

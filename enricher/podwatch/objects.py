@@ -8,11 +8,13 @@ from typing import Annotated, Generic, TypeVar
 
 from msgspec import Meta, Raw, Struct, field
 
-from gpuledger.records.base import MAX_NODE_NAME_LENGTH, NODE_NAME_PATTERN, Natural
+from gpuledger.records.base import MAX_NODE_NAME_LENGTH, NODE_NAME_PATTERN, Integer, Natural
+from gpuledger.records.bounds import Id, Label, Subdomain, Word
 
 Quantity = str | int | float
 Time = str
-# Held to the rule of the record that is made of it: one that nobody can read must not be published.
+# Texts are held to the rule of the record that is made of them: one that nobody can read must not
+# be published.
 NodeOrNone = Annotated[
     str, Meta(max_length=MAX_NODE_NAME_LENGTH, pattern=f"^$(?!\\n)|{NODE_NAME_PATTERN}")
 ]
@@ -25,8 +27,8 @@ class _Object(Struct, rename="camel", gc=False):
 class OwnerReference(_Object):
     """Who made an object."""
 
-    kind: str
-    name: str
+    kind: Word
+    name: Subdomain
     api_version: str = ""
     controller: bool | None = None
 
@@ -47,10 +49,10 @@ NotesT = TypeVar("NotesT", bound=Annotations)
 class ObjectMeta(_Object, Generic[NotesT]):
     """Who an object is; which annotations are read of it is for who reads it to say."""
 
-    uid: str = ""
-    name: str = ""
-    namespace: str = ""
-    resource_version: str = ""
+    uid: Id = ""
+    name: Subdomain = ""
+    namespace: Label = ""
+    resource_version: Word = ""
     creation_timestamp: Time | None = None
     deletion_timestamp: Time | None = None
     labels: dict[str, str] | None = None
@@ -68,7 +70,7 @@ class Resources(_Object):
 class ApiContainer(_Object):
     """A container as its pod asks for it."""
 
-    name: str
+    name: Label
     restart_policy: str | None = None
     resources: Resources | None = None
 
@@ -78,8 +80,8 @@ class PodSpec(_Object):
 
     node_name: NodeOrNone | None = None
     service_account_name: str | None = None
-    priority: int | None = None
-    priority_class_name: str | None = None
+    priority: Integer | None = None
+    priority_class_name: Subdomain | None = None
     containers: list[ApiContainer] | None = None
     init_containers: list[ApiContainer] | None = None
     ephemeral_containers: list[ApiContainer] | None = None
@@ -109,7 +111,7 @@ class ContainerState(_Object):
 class ContainerStatus(_Object):
     """A container as the kubelet runs it."""
 
-    name: str
+    name: Label
     container_id: str | None = field(default=None, name="containerID")
     restart_count: Natural = 0
     state: ContainerState | None = None
@@ -119,8 +121,8 @@ class ContainerStatus(_Object):
 class PodStatus(_Object):
     """What the kubelet says of a pod."""
 
-    phase: str | None = None
-    qos_class: str | None = None
+    phase: Word | None = None
+    qos_class: Word | None = None
     start_time: Time | None = None
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None

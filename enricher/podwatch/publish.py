@@ -4,7 +4,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, cast
+from typing import Final
 
 import msgspec
 import structlog
@@ -15,22 +15,21 @@ from enricher.podwatch.table import PendingMessage, PodTable
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Message, Producer, TopicDescription, is_other_topic
 from gpuledger.clock import Clock
-from gpuledger.codec import Decoder
+from gpuledger.codec import Decoder, encode
 from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import PodRecord
 from gpuledger.records.fitting import fit
-from gpuledger.runtime.backoff import Backoff
+from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.readiness import Check
-from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.retry import Backoff
 from gpuledger.topics import PODS, partition_of_node
-from gpuledger.twins import encode_twin, twin_of
 
 _NS_PER_MS: Final = 1_000_000
 _NS: Final = 1_000_000_000
 LOOK_SECONDS: Final = 10.0
 """How often the topic is looked at: whether it is there, and still the one that was published to.
 """
-_decode: Final = Decoder(topic=PODS.name, record=twin_of(PodRecord)).decode
+_decode: Final = Decoder(topic=PODS.name, record=PodRecord).decode
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 Fence = Callable[[], None]
@@ -170,28 +169,24 @@ def _message(one: PendingMessage) -> Message:
 
 def _value(pod: PodRecord) -> bytes:
     """Encode a pod; what nobody would decode, or take as one message, is cut."""
-    value = encode_twin(pod)
+    value = encode(pod)
     try:
         _decode(value)
     except UndecodableError as error:
         _tell_cut(pod, str(error))
         pod, _ = fit(pod)
-        value = encode_twin(pod)
+        value = encode(pod)
     if (size := len(pod.uid.encode()) + len(value)) > MAX_MESSAGE_BYTES:
         _tell_cut(pod, f"its record has {size} bytes, of {MAX_MESSAGE_BYTES} allowed")
-        value = encode_twin(_without_lists(pod))
+        value = encode(_without_lists(pod))
     return value
 
 
 def _without_lists(pod: PodRecord) -> PodRecord:
     """Return a pod with what names it, and nothing of which there may be any number."""
-    changes: dict[str, object] = {
-        "labels": {},
-        "annotations": None,
-        "containers": [],
-        "gpus_requested": {},
-    }
-    return cast("PodRecord", msgspec.structs.replace(cast("Any", pod), **changes))
+    return msgspec.structs.replace(
+        pod, labels={}, annotations=None, containers=[], gpus_requested={}
+    )
 
 
 def _tell_cut(pod: PodRecord, detail: str) -> None:

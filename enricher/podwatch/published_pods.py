@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import structlog
 
 from enricher.podwatch import metrics
-from enricher.podwatch.sharing import PodSharing
+from enricher.podwatch.interning import PodSharing
 from enricher.versions import is_older
 from gpuledger.bus.log_reader import History
 from gpuledger.bus.protocol import Producer, Record, TopicDescription
@@ -19,14 +19,12 @@ from gpuledger.codec import Decoder
 from gpuledger.dead_letter_queue import count_unreadable, describe_unreadable
 from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import PodRecord
-from gpuledger.runtime.backoff import Backoff
+from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.readiness import Check
-from gpuledger.runtime.repeats import Repeats
-from gpuledger.runtime.retry import until_done
+from gpuledger.runtime.retry import Backoff, until_done
 from gpuledger.topics import PODS
-from gpuledger.twins import twin_of
 
-_decode: Final = Decoder(topic=PODS.name, record=twin_of(PodRecord)).decode
+_decode: Final = Decoder(topic=PODS.name, record=PodRecord).decode
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 

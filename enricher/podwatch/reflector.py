@@ -16,16 +16,23 @@ import msgspec
 
 from enricher.podwatch import metrics
 from enricher.podwatch.api import AnswerTooLargeError, Api, KubernetesError, SilentError
-from enricher.podwatch.decode import PodReader
-from enricher.podwatch.depth import decode_cut
-from enricher.podwatch.events import Bookmark, Passed, WatchReader
-from enricher.podwatch.line_splitter import split_lines
+from enricher.podwatch.decode import PodReader, decode_cut
+from enricher.podwatch.events import Bookmark, Passed, WatchReader, split_lines
 from enricher.podwatch.objects import PodPage
 from enricher.podwatch.settings import KubernetesSettings
-from enricher.podwatch.watch_events import Deleted, Interrupted, Phase, Skipped, Step, Upserted
-from enricher.podwatch.watch_list import INITIAL_EVENTS, NoEndMarkError, WatchLists
+from enricher.podwatch.watch_events import (
+    INITIAL_EVENTS,
+    Deleted,
+    Interrupted,
+    NoEndMarkError,
+    Phase,
+    Skipped,
+    Step,
+    Upserted,
+    WatchLists,
+)
 from gpuledger.clock import Clock
-from gpuledger.runtime.backoff import Backoff
+from gpuledger.runtime.retry import Backoff
 
 PODS_PATH: Final = "/api/v1/pods"
 _WITH_A_NODE: Final = {"fieldSelector": "spec.nodeName!="}

@@ -11,13 +11,13 @@ from enricher.podwatch import metrics
 from enricher.podwatch.api import Api
 from enricher.podwatch.decode import PodReader
 from enricher.podwatch.election import Elector
+from enricher.podwatch.events import UnreadablePods
 from enricher.podwatch.lease import LeaseClient, identity_of, namespace_of
 from enricher.podwatch.publish import Fence, PodPublisher, let_pass
 from enricher.podwatch.published_pods import KnownPods, PodBus, read_known
 from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.settings import PodwatchSettings
 from enricher.podwatch.table import PodTable
-from enricher.podwatch.unreadable import UnreadablePods
 from enricher.podwatch.watch_events import Deleted, Interrupted, Phase, Skipped, Step, Upserted
 from gpuledger.clock import Clock
 from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
@@ -198,5 +198,5 @@ async def _bury(table: PodTable, publisher: PodPublisher, clock: Clock) -> None:
     """Let tombstones fall due, for ever."""
     while True:
         await clock.sleep(_BURIAL_SECONDS)
-        metrics.EARLY_TOMBSTONES.inc(table.bury(time_ns=clock.time_ns()))
+        metrics.EARLY_TOMBSTONES.inc(table.expire(time_ns=clock.time_ns()))
         publisher.wake()

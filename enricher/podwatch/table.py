@@ -6,9 +6,9 @@ while Kafka is away, a pod's newer state takes the place of its older one.
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from enricher.versions import is_older
 from gpuledger.records import PodRecord
@@ -32,8 +32,8 @@ class PodTable:
         self._tombstone_after_ns = round(tombstone_after_seconds * _NS)
         self._max_tombstones = max_tombstones
         self._alive: dict[str, PodRecord] = {}
-        self._dead: dict[str, PodRecord] = {}
-        self._buried: dict[str, str] = {}
+        self._deleted: dict[str, PodRecord] = {}
+        self._tombstones: dict[str, str] = {}
         self._unpublished: dict[str, int] = {}
         self._listed: set[str] | None = None
 
@@ -54,7 +54,7 @@ class PodTable:
             else:
                 deleted.append(pod)
         deleted.sort(key=_deletion)
-        self._dead = {pod.uid: pod for pod in deleted}
+        self._deleted = {pod.uid: pod for pod in deleted}
 
     def repeat(self, uids: Iterable[str], *, time_ns: int) -> None:
         """Have what was restored published again: something older stands behind it."""
@@ -62,7 +62,7 @@ class PodTable:
 
     def repeat_all(self, *, time_ns: int) -> None:
         """Have every pod published again: the topic that knew them is gone."""
-        for uid in chain(self._dead, self._alive):
+        for uid in chain(self._deleted, self._alive):
             self._unpublished.setdefault(uid, time_ns)
 
     def see(self, pod: PodRecord, *, time_ns: int) -> None:
@@ -70,11 +70,11 @@ class PodTable:
         if self._listed is not None:
             self._listed.add(pod.uid)
         known = self._alive.get(pod.uid)
-        if known is None or _with(pod, resource_version=known.resource_version) != known:
-            dead = self._dead.pop(pod.uid, None)
+        if known is None or replace(pod, resource_version=known.resource_version) != known:
+            dead = self._deleted.pop(pod.uid, None)
             if dead and is_older(pod, than=dead):
-                pod = _with(pod, resource_version=dead.resource_version)
-            self._buried.pop(pod.uid, None)
+                pod = replace(pod, resource_version=dead.resource_version)
+            self._tombstones.pop(pod.uid, None)
             self._alive[pod.uid] = pod
             self._unpublished[pod.uid] = time_ns
         elif pod.uid not in self._unpublished:
@@ -84,7 +84,7 @@ class PodTable:
     def delete(self, pod: PodRecord, *, time_ns: int) -> None:
         """Record that a pod left the API server."""
         self._alive.pop(pod.uid, None)
-        self._dead[pod.uid] = _with(pod, deleted_time_ns=time_ns)
+        self._deleted[pod.uid] = replace(pod, deleted_time_ns=time_ns)
         self._unpublished[pod.uid] = time_ns
 
     def keep(self, uid: str) -> None:
@@ -99,7 +99,7 @@ class PodTable:
         """Record that a pod left the API server, of which only the UID can be read."""
         if known := self._alive.get(uid):
             as_of = version or known.resource_version
-            self.delete(_with(known, resource_version=as_of), time_ns=time_ns)
+            self.delete(replace(known, resource_version=as_of), time_ns=time_ns)
 
     def begin_list(self) -> None:
         """Record that a complete list begins; one that broke off before is forgotten."""
@@ -114,21 +114,21 @@ class PodTable:
         gone = [pod for uid, pod in self._alive.items() if uid not in listed]
         for pod in gone:
             as_of = version or pod.resource_version
-            self.delete(_with(pod, resource_version=as_of), time_ns=time_ns)
+            self.delete(replace(pod, resource_version=as_of), time_ns=time_ns)
         return len(gone)
 
-    def bury(self, *, time_ns: int) -> int:
+    def expire(self, *, time_ns: int) -> int:
         """Make tombstones of the deleted pods whose time is over; return how many came early."""
-        early = max(0, len(self._dead) - self._max_tombstones)
-        for uid in [*islice(self._dead, early), *self._due(time_ns)]:
-            if pod := self._dead.pop(uid, None):
-                self._buried[uid] = pod.node
+        early = max(0, len(self._deleted) - self._max_tombstones)
+        for uid in [*islice(self._deleted, early), *self._due(time_ns)]:
+            if pod := self._deleted.pop(uid, None):
+                self._tombstones[uid] = pod.node
                 self._unpublished[uid] = time_ns
         return early
 
     def _due(self, time_ns: int) -> Iterator[str]:
         """Yield the deleted pods that are due, the oldest first; the deletion goes before."""
-        for uid, pod in self._dead.items():
+        for uid, pod in self._deleted.items():
             if _deletion(pod) + self._tombstone_after_ns > time_ns:
                 return
             if uid not in self._unpublished:
@@ -142,11 +142,11 @@ class PodTable:
 
     def _pending(self, uid: str, time_ns: int) -> PendingMessage:
         pod = self._state(uid)
-        node = pod.node if pod else self._buried[uid]
+        node = pod.node if pod else self._tombstones[uid]
         return PendingMessage(uid=uid, node=node, pod=pod, seen_time_ns=time_ns)
 
     def _state(self, uid: str) -> PodRecord | None:
-        return self._alive.get(uid) or self._dead.get(uid)
+        return self._alive.get(uid) or self._deleted.get(uid)
 
     def acknowledge(self, batch: Iterable[PendingMessage]) -> None:
         """Record that these were published; what changed meanwhile stays due."""
@@ -155,7 +155,7 @@ class PodTable:
                 continue
             self._unpublished.pop(one.uid, None)
             if one.pod is None:
-                self._buried.pop(one.uid, None)
+                self._tombstones.pop(one.uid, None)
         if not self._unpublished:
             # Empty, it would still hold the room that the first list took: 5 MB for 100,000 pods.
             self._unpublished.clear()
@@ -163,8 +163,3 @@ class PodTable:
 
 def _deletion(pod: PodRecord) -> int:
     return pod.deleted_time_ns or 0
-
-
-def _with(pod: PodRecord, **changes: object) -> PodRecord:
-    """Return the record with some fields replaced; a twin is a Struct, which its type hides."""
-    return cast("PodRecord", msgspec.structs.replace(cast("Any", pod), **changes))

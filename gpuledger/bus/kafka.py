@@ -5,9 +5,8 @@ from contextlib import asynccontextmanager
 
 from gpuledger.bus.kafka_connection import KafkaConnection
 from gpuledger.bus.kafka_consumer import KafkaConsumer
-from gpuledger.bus.kafka_producer import KafkaProducer
+from gpuledger.bus.kafka_producer import KafkaProducer, KafkaTransactions
 from gpuledger.bus.kafka_reader import KafkaReader
-from gpuledger.bus.kafka_transactions import KafkaTransactions
 from gpuledger.bus.log_reader import HistoryReader
 from gpuledger.bus.protocol import (
     Consumer,

@@ -17,8 +17,8 @@ from gpuledger.bus.kafka_positions import Positions
 from gpuledger.bus.kafka_rebalances import Rebalances
 from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
 from gpuledger.bus.kafka_unpacking import read_any_batch
+from gpuledger.bus.log_reader import Withheld
 from gpuledger.bus.protocol import IsolationLevel, Polled, Subscription, TopicPartition
-from gpuledger.bus.withheld import Withheld
 from gpuledger.errors import BusUnavailableError, NotAssignedError, RefusedError, TopicsError
 
 _log = structlog.get_logger(__name__)

@@ -14,8 +14,7 @@ from typing_extensions import override
 
 from gpuledger.certificates import Validity, authorities_of, load_own, trusting
 from gpuledger.runtime import Check
-from gpuledger.runtime.file_watch import LOOK_SECONDS, FileWatch
-from gpuledger.runtime.files_in_force import FilesInForce
+from gpuledger.runtime.file_watch import LOOK_SECONDS, FilesInForce, FileWatch
 from gpuledger.settings import KafkaSettings, Secret
 from gpuledger.settings.secret import MASK
 

@@ -22,7 +22,7 @@ from gpuledger.bus.gaps import ReportedGaps, count_from_zero, known_time_ms, rep
 from gpuledger.bus.kafka_committed import committed_offsets, stable_offsets
 from gpuledger.bus.kafka_connection import ABSENT_ANSWERS, KafkaConnection
 from gpuledger.bus.kafka_fetch import named
-from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
+from gpuledger.bus.kafka_topic_ids import TopicIds, fetch_topic_ids
 from gpuledger.bus.protocol import (
     Gap,
     GapReason,
@@ -31,7 +31,6 @@ from gpuledger.bus.protocol import (
     TopicPartition,
     is_other_topic,
 )
-from gpuledger.bus.topic_ids import TopicIds
 
 TOPIC_CHECK_SECONDS: Final = 10.0
 """How often the topics' identities are asked for while they are read."""

@@ -5,17 +5,20 @@ everything after it. The next publish opens a new one.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
 
 from aiokafka import AIOKafkaProducer
 
 from gpuledger.bus.kafka_batches import KnownPartitions, open_client, send_all
 from gpuledger.bus.kafka_connection import KafkaConnection
-from gpuledger.bus.kafka_internals import stop_producer
+from gpuledger.bus.kafka_fetch import named
+from gpuledger.bus.kafka_internals import abandon_transaction, stop_producer
+from gpuledger.bus.kafka_positions import commit_metadata
 from gpuledger.bus.limits import refuse_too_large
 from gpuledger.bus.protocol import Message, TopicPartition
-from gpuledger.errors import GpuledgerError, TopicsError
+from gpuledger.errors import BusUnavailableError, GpuledgerError, TopicsError
 
 FLUSH_SECONDS: Final = 2.0
 
@@ -73,3 +76,130 @@ class KafkaProducer:
         task = asyncio.create_task(stop_producer(client, flush_seconds=0))
         self._retired.add(task)
         task.add_done_callback(self._retired.discard)
+
+
+# Transactions on Kafka: one client for one transactional id, from its opening to its failure.
+#
+# aiokafka sends no generation of a group with a transaction's offsets, so the brokers cannot tell a
+# member that its group gave up from one that it has; what tells them apart is the transactional id.
+
+TRANSACTION_SECONDS: Final = 15.0
+"""After so long the brokers abort what a writer left open; until then its readers wait."""
+COMMIT_SECONDS: Final = 12.0
+"""How long a commit may take: less, so that what fails has not been aborted without our knowing."""
+
+Batches = Mapping[TopicPartition, Sequence[Message]]
+
+
+class KafkaTransactions:
+    """The one writer under a transactional id, as long as nobody else opens it."""
+
+    def __init__(self, connection: KafkaConnection, transactional_id: str) -> None:
+        self._connection = connection
+        self._id = transactional_id
+        self._partitions = KnownPartitions(connection)
+        self._client: AIOKafkaProducer | None = None
+        self._over: GpuledgerError | None = None
+        self._busy = asyncio.Lock()
+        self._cut: asyncio.Timeout | None = None
+        """Of the commit that is under way: `close` ends it by this."""
+
+    async def open(self) -> None:
+        """Connect and shut out who had the id; what that one left open is aborted first."""
+        async with self._connection.asking(f"opening the transactional id {self._id!r}"):
+            self._client = await open_client(
+                self._connection,
+                transactional_id=self._id,
+                transaction_timeout_ms=int(TRANSACTION_SECONDS * 1000),
+            )
+
+    async def close(self) -> None:
+        """End a commit that is under way, abort what is open as far as that can be, and close.
+
+        Never both at once: a client that aborts under a commit is in a state that it does not know.
+        A commit that the brokers were asked for already is theirs to end, not ours to abort.
+        """
+        client, self._client = self._client, None
+        if client is None:
+            return
+        if self._cut is not None:
+            self._cut.reschedule(asyncio.get_running_loop().time())
+        async with self._busy:
+            await abandon_transaction(client)
+            await stop_producer(client, flush_seconds=0)
+
+    async def commit(
+        self, messages: Batches, *, offsets: Mapping[TopicPartition, int], group: str
+    ) -> None:
+        """Publish and commit in one transaction.
+
+        Raises `TopicsError` and `MessageTooLargeError` with nothing begun. After any other failure
+        only closing is of use: nobody knows whether it was done.
+        """
+        for place, each in messages.items():
+            refuse_too_large(place.topic, each)
+        filled = {place: each for place, each in messages.items() if each}
+        if not filled and not offsets:
+            return
+        async with self._busy:
+            client = self._usable()
+            try:
+                # Without an end of its own: it is there for `close` to set one.
+                async with asyncio.timeout(None) as self._cut:
+                    await self._transact(client, filled, offsets, group)
+            except TopicsError:
+                raise  # nothing was begun
+            except TimeoutError as error:
+                self._over = BusUnavailableError(
+                    f"the transactional id {self._id!r} was closed while it was committed"
+                )
+                raise self._over from error
+            except GpuledgerError as error:
+                self._over = error
+                raise
+            except BaseException:
+                self._over = BusUnavailableError(f"a commit under {self._id!r} was cut short")
+                raise
+            finally:
+                self._cut = None
+
+    async def _transact(
+        self,
+        client: AIOKafkaProducer,
+        messages: Batches,
+        offsets: Mapping[TopicPartition, int],
+        group: str,
+    ) -> None:
+        """Begin a transaction, fill and commit it; raises `TopicsError` before it begins."""
+        # With a topic that is absent the transaction would never end.
+        async with self._connection.asking("looking up topics", at_most_seconds=COMMIT_SECONDS):
+            await self._partitions.must_have(client, list(messages))
+        doing = f"committing a transaction of {self._id!r}"
+        async with self._connection.asking(doing, at_most_seconds=COMMIT_SECONDS):
+            await client.begin_transaction()
+            filling = send_all(client, messages, beside=self._offsets(client, offsets, group))
+            try:
+                await self._partitions.send(client, list(messages), filling)
+            except TopicsError as error:  # something was begun, which only closing ends
+                raise BusUnavailableError(str(error)) from error
+            await client.commit_transaction()
+
+    def _offsets(
+        self, client: AIOKafkaProducer, offsets: Mapping[TopicPartition, int], group: str
+    ) -> Callable[[], Coroutine[Any, Any, object]] | None:
+        """Return what sends offsets along: they go their own way, to the group's coordinator."""
+        if not offsets:
+            return None
+        topic_ids = self._connection.topic_ids.get(group, {})
+        told = {
+            named(place): (offset, commit_metadata(topic_ids, place.topic))
+            for place, offset in offsets.items()
+        }
+        return partial(client.send_offsets_to_transaction, told, group)
+
+    def _usable(self) -> AIOKafkaProducer:
+        if self._over is not None:
+            raise self._over
+        if self._client is None:
+            raise BusUnavailableError(f"the transactional id {self._id!r} is not open")
+        return self._client

@@ -3,27 +3,36 @@
 It behaves as Kafka does where a stage can see it; one test suite holds both to that.
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from typing import Final
 from uuid import uuid4
 
-from gpuledger.bus.log_reader import HistoryReader
+from gpuledger.bus.limits import refuse_too_large
+from gpuledger.bus.log_reader import HistoryReader, Span
 from gpuledger.bus.memory_consumer import MemoryConsumer
 from gpuledger.bus.memory_group import ConsumerGroup
 from gpuledger.bus.memory_log import PartitionLog
-from gpuledger.bus.memory_producer import MemoryProducer
-from gpuledger.bus.memory_reader import MemoryReader
-from gpuledger.bus.memory_transactions import MemoryTransactions
 from gpuledger.bus.protocol import (
     Consumer,
+    Message,
     Producer,
+    Record,
     Subscription,
     TopicDescription,
     TopicPartition,
     Transactions,
 )
-from gpuledger.errors import TopicsError
+from gpuledger.errors import FencedError, TopicsError
 from gpuledger.topics import TOPICS, Topic
 
 MAX_PARTITION_BYTES: Final = 16 * 2**20
@@ -139,3 +148,118 @@ class MemoryBus:
         for topic in topics:
             if topic not in self._partitions:
                 raise TopicsError(f"there is no topic {topic!r} on this bus")
+
+
+# The publishing end of the bus in memory.
+
+
+class MemoryProducer:
+    """Appends batches to partitions, each batch whole or not at all."""
+
+    def __init__(self, *, logs: Mapping[TopicPartition, PartitionLog]) -> None:
+        self._logs = logs
+
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        """Publish the messages; `TopicsError` where the topic or the partition does not exist."""
+        check_batch(self._logs, TopicPartition(topic, partition), messages).append(messages)
+        # A publisher that never waits would keep every consumer from running.
+        await asyncio.sleep(0)
+
+
+def check_batch(
+    logs: Mapping[TopicPartition, PartitionLog], place: TopicPartition, messages: Sequence[Message]
+) -> PartitionLog:
+    """Return the log that takes the messages; `TopicsError` or `MessageTooLargeError` if none."""
+    log = logs.get(place)
+    if log is None:
+        raise TopicsError(
+            f"there is no partition {place.partition} of a topic {place.topic!r} on this bus"
+        )
+    refuse_too_large(place.topic, messages)
+    if log.compacted and any(message.key is None for message in messages):
+        raise TopicsError(f"{place.topic} is compacted: each message on it needs a key")
+    return log
+
+
+# Transactions on the bus in memory: all checks first, then everything between two awaits.
+
+Owners = MutableMapping[str, object]
+CommitOffsets = Callable[[str, Mapping[TopicPartition, int]], None]
+
+
+class MemoryTransactions:
+    """Commits as long as nobody else opened the same id."""
+
+    def __init__(
+        self,
+        *,
+        transactional_id: str,
+        owners: Owners,
+        logs: Mapping[TopicPartition, PartitionLog],
+        commit_offsets: CommitOffsets,
+    ) -> None:
+        self._id = transactional_id
+        self._owners = owners
+        self._logs = logs
+        self._commit_offsets = commit_offsets
+        owners[transactional_id] = self
+
+    async def commit(
+        self,
+        messages: Mapping[TopicPartition, Sequence[Message]],
+        *,
+        offsets: Mapping[TopicPartition, int],
+        group: str,
+    ) -> None:
+        """Publish and commit at once; `FencedError` where the id was opened anew."""
+        checked = [(check_batch(self._logs, place, each), each) for place, each in messages.items()]
+        if self._owners[self._id] is not self:
+            raise FencedError(f"another writer took over the transactional id {self._id!r}")
+        for log, batch in checked:
+            log.append(batch)
+        self._commit_offsets(group, offsets)
+        # A publisher that never waits would keep every consumer from running.
+        await asyncio.sleep(0)
+
+
+# Reads partitions kept in memory again, outside any group.
+
+MAX_RECORDS: Final = 500
+
+
+class MemoryReader:
+    """Reads any partition of any topic; what is not kept any more is left out."""
+
+    def __init__(self, *, logs: Mapping[TopicPartition, PartitionLog]) -> None:
+        self._logs = logs
+
+    async def spans(self, topic: str) -> Mapping[TopicPartition, Span]:
+        """Return what is kept of each partition; `TopicsError` where the topic does not exist."""
+        found = {
+            place: Span(log.first_offset, log.end_offset)
+            for place, log in self._logs.items()
+            if place.topic == topic
+        }
+        if not found:
+            raise TopicsError(f"there is no topic {topic!r} on this bus")
+        return found
+
+    async def offsets_at(
+        self, places: Iterable[TopicPartition], timestamp_ms: int
+    ) -> Mapping[TopicPartition, int]:
+        """Return, for each partition, the offset before which every record is older than that."""
+        return {place: self._logs[place].offset_at(timestamp_ms) for place in places}
+
+    async def read(
+        self, place: TopicPartition, span: Span
+    ) -> AsyncGenerator[Sequence[Record], None]:
+        """Yield the records of a span in their order, some at a time."""
+        position = span.first
+        while records := self._logs[place].read(position, max_records=MAX_RECORDS):
+            wanted = [record for record in records if record.offset < span.end]
+            if not wanted:
+                return
+            # A reader that always finds records would keep every other task from running.
+            await asyncio.sleep(0)
+            yield wanted
+            position = records[-1].offset + 1

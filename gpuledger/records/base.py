@@ -1,17 +1,15 @@
-"""How a record is made: frozen, keyword-only, and without a key for what is not known.
+"""What all records are: frozen, keyword-only, and without a key for what is not known.
 
-Here live the decorators of all records, their whole numbers, and the bounds of what identifies a
+Here live the base classes of all records, their whole numbers, and the bounds of what identifies a
 tick: node, boot and `seq`. Decoding holds every record to them. No record itself, no encoding.
+
+`frozen` and `kw_only` are named at each record again: msgspec hands down the one but not the other,
+and type checkers neither.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, Final, TypeVar, cast, dataclass_transform
+from typing import Annotated, Final
 
 import msgspec
-
-T = TypeVar("T")
-_ARRAYS: Final[set[object]] = set()
 
 # What does not fit in 64 bits decodes, but could never be encoded again; and a position of -1
 # would be the last one in Python.
@@ -38,44 +36,18 @@ NodeName = Annotated[
 BootId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-def record(cls: type[T]) -> type[T]:
-    """Make `cls` a frozen keyword-only dataclass, written as an object: no key for what is `None`.
+class BaseRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A record that is written as an object: no key for what is not known.
 
-    A field that was not given is in no instance's `__dict__` either; reading it still finds `None`,
-    the default on the class.
+    Constructing one validates nothing: `gpuledger.codec` validates what is decoded, and what is
+    written where its writer asks for it. The garbage collector never visits a record, which would
+    cost a pause for each thousand of them: no record can hold one that holds it, as all are frozen.
     """
-    made = dataclass(frozen=True, kw_only=True)(cls)
-    optional = tuple(field.name for field in fields(cast("Any", made)) if field.default is None)
-    if optional:
-        fill = made.__init__
-        made.__init__ = _leave_out_absent(fill, optional)  # type: ignore[method-assign]  # meant so
-    return made
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-def array_record(cls: type[T]) -> type[T]:
-    """Make `cls` a record that is written as an array: each field's value in its place.
+class ArrayRecord(BaseRecord, frozen=True, kw_only=True, array_like=True):
+    """A record that is written as an array: each field's value at its position.
 
     For what comes in tens in each tick, where names would be most of the bytes. What is not known
     is `null`. A new field is put behind the last one; none is ever taken out or moved.
     """
-    made = record(cls)
-    _ARRAYS.add(made)
-    return made
-
-
-def is_array(cls: object) -> bool:
-    """Return whether a record is written as an array."""
-    return cls in _ARRAYS
-
-
-def _leave_out_absent(fill: Callable[..., None], optional: tuple[str, ...]) -> Callable[..., None]:
-    def __init__(self: Any, **values: Any) -> None:  # noqa: ANN401, N807  # stands in for any generated constructor
-        fill(self, **values)
-        present = self.__dict__
-        for name in optional:
-            if present[name] is None:
-                del present[name]
-
-    return __init__

@@ -3,7 +3,7 @@
 Here lives the record of `gpuledger.dead-letters.v1`.
 """
 
-from gpuledger.records.base import Natural, record
+from gpuledger.records.base import BaseRecord, Natural
 from gpuledger.records.bounds import (
     Base64,
     Sentence,
@@ -11,8 +11,7 @@ from gpuledger.records.bounds import (
 )
 
 
-@record
-class DeadLetter:
+class DeadLetter(BaseRecord, frozen=True, kw_only=True):
     """A record that a consumer could not use, kept so that it can be looked at and sent again."""
 
     topic: Word

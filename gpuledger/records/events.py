@@ -8,7 +8,7 @@ follows from an entry and its reading is not written again: who worked how much 
 from enum import StrEnum
 from typing import Annotated
 
-from gpuledger.records.base import BootId, Natural, NodeName, Seq, array_record, record
+from gpuledger.records.base import ArrayRecord, BaseRecord, BootId, Natural, NodeName, Seq
 from gpuledger.records.bounds import (
     MAX_ALLOCATIONS,
     MAX_CONTAINERS,
@@ -71,8 +71,7 @@ class HolderState(StrEnum):
     UNKNOWN = "unknown"
 
 
-@array_record
-class Entry:
+class Entry(ArrayRecord, frozen=True, kw_only=True):
     """What one account used of one GPU in one tick."""
 
     account: Account
@@ -93,8 +92,7 @@ class Entry:
     nobody held it."""
 
 
-@record
-class PodDescription:
+class PodDescription(BaseRecord, frozen=True, kw_only=True):
     """Who a pod is, by the version of it in force at that time, as far as the join had read."""
 
     uid: Id | None = None
@@ -120,8 +118,7 @@ class PodDescription:
     """Since when the pod is gone from the API server, where its processes outlive it."""
 
 
-@record
-class GpuBooks:
+class GpuBooks(BaseRecord, frozen=True, kw_only=True):
     """One GPU in one tick: what it read, and on whom that is booked."""
 
     reading: GpuReading
@@ -130,8 +127,7 @@ class GpuBooks:
     """The entries; for each quantity they sum to the device."""
 
 
-@record
-class Settlement:
+class Settlement(BaseRecord, frozen=True, kw_only=True):
     """What a process used of a GPU while ticks saw nobody there, booked on it after its end."""
 
     gpu: Natural
@@ -152,8 +148,7 @@ class Settlement:
     """What is booked on it, and as much less on `unattributed`: busy seconds that sum to zero."""
 
 
-@record
-class GpuEvent:
+class GpuEvent(BaseRecord, frozen=True, kw_only=True):
     """One tick of one node, booked. `(node, boot_id, seq)` is its identity."""
 
     node: NodeName

@@ -7,7 +7,6 @@ a walk over all of the record, so it is for records that were refused, not for e
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import is_dataclass, replace
 from functools import cache
 from itertools import islice
 from operator import is_
@@ -16,6 +15,7 @@ from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, g
 
 import msgspec
 
+from gpuledger.records.base import BaseRecord
 from gpuledger.records.process_exits import ProcessExit
 from gpuledger.records.samples import GpuProcess, NodeSample
 
@@ -26,7 +26,7 @@ Cut = Counter[str]
 
 
 def fit(record: T) -> tuple[T, Cut]:
-    """Return the record, or its twin, with no text and no list beyond its bound, and what was cut.
+    """Return the record with no text and no list beyond its bound, and what was cut.
 
     Of a tick, processes go with the device or the container that they point to.
     """
@@ -50,15 +50,11 @@ class _Fitting:
             if (value := getattr(record, name)) is not None
             and (fitted := self._value(value, hint, f"{type(record).__name__}.{name}")) is not value
         }
-        if not changed:
-            return record
-        if isinstance(record, msgspec.Struct):
-            return msgspec.structs.replace(record, **changed)
-        return replace(record, **changed)
+        return msgspec.structs.replace(record, **changed) if changed else record
 
     def keep_placed(self, sample: NodeSample) -> NodeSample:
         """Return a tick without the processes whose device or container was cut off."""
-        return replace(
+        return msgspec.structs.replace(
             sample,
             processes=self._placed(sample.processes, sample, "NodeSample.processes"),
             ended_processes=sample.ended_processes
@@ -75,8 +71,7 @@ class _Fitting:
             return self._list(value, kind, most, name)
         if isinstance(value, dict):
             return self._mapping(value, kind, most, name)
-        is_record = is_dataclass(value) or isinstance(value, msgspec.Struct)
-        return self.record(value) if is_record else value
+        return self.record(value) if isinstance(value, BaseRecord) else value
 
     def _list(self, value: list[Any], kind: Any, most: int | None, name: str) -> list[Any]:  # noqa: ANN401  # any type
         (inner,) = get_args(kind)
@@ -117,9 +112,7 @@ def _over(value: str | list[Any] | dict[str, Any], most: int | None) -> int:
 
 @cache
 def _hints(cls: Any) -> Mapping[str, Any]:  # noqa: ANN401  # mypy takes a class for unhashable
-    """Return the types of a record's, or a twin's, fields."""
-    if issubclass(cls, msgspec.Struct):
-        return {field.name: field.type for field in msgspec.structs.fields(cls)}
+    """Return the types of a record's fields."""
     return get_type_hints(cls, include_extras=True)
 
 

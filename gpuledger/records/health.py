@@ -6,7 +6,7 @@ otherwise.
 
 from typing import Annotated
 
-from gpuledger.records.base import Natural, record
+from gpuledger.records.base import BaseRecord, Natural
 from gpuledger.records.bounds import (
     MAX_LINKS,
     Celsius,
@@ -19,8 +19,7 @@ from gpuledger.records.bounds import (
 )
 
 
-@record
-class GpuThrottling:
+class GpuThrottling(BaseRecord, frozen=True, kw_only=True):
     """Why the clocks are lower than they could be, and for how long they were."""
 
     reasons: Natural | None = None
@@ -47,8 +46,7 @@ class GpuThrottling:
     """Time in which the machine's power supply asked for less."""
 
 
-@record
-class GpuHealth:
+class GpuHealth(BaseRecord, frozen=True, kw_only=True):
     """Errors and wear; absent in ticks in which it was not asked."""
 
     recovery_action: Word | None = None
@@ -131,8 +129,7 @@ class GpuHealth:
     """Links to the CPU that the GPU is built with."""
 
 
-@record
-class GpuLimits:
+class GpuLimits(BaseRecord, frozen=True, kw_only=True):
     """What the GPU may draw and how hot it may be; absent in ticks in which it was not asked."""
 
     power_limit_enforced_watts: Watts | None = None

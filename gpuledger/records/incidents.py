@@ -7,7 +7,7 @@ Here live the records of `gpuledger.incidents.v1` (by the node) and
 from enum import StrEnum
 from typing import Annotated
 
-from gpuledger.records.base import BootId, Natural, NodeName, SmallNatural, record
+from gpuledger.records.base import BaseRecord, BootId, Natural, NodeName, SmallNatural
 from gpuledger.records.bounds import (
     MAX_ALLOCATIONS,
     MAX_INCIDENT_PODS,
@@ -52,8 +52,7 @@ INCIDENT_KINDS = (
 """The kinds that this version's agent tells of; another version's may tell of others."""
 
 
-@record
-class IncidentProcess:
+class IncidentProcess(BaseRecord, frozen=True, kw_only=True):
     """A process that was on the GPU when it happened."""
 
     pid: Natural
@@ -68,8 +67,7 @@ class IncidentProcess:
     """Its pod's UID."""
 
 
-@record
-class Incident:
+class Incident(BaseRecord, frozen=True, kw_only=True):
     """What a node saw happen to one of its GPUs."""
 
     node: NodeName
@@ -111,8 +109,7 @@ class Incident:
     it, or where the kubelet did not answer."""
 
 
-@record
-class AttributedIncident:
+class AttributedIncident(BaseRecord, frozen=True, kw_only=True):
     """An incident together with the pods that were on the GPU."""
 
     incident: Incident

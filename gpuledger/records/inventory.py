@@ -5,7 +5,7 @@ Here lives the record of `gpuledger.inventory.v1`, a compacted topic keyed by no
 
 from typing import Annotated
 
-from gpuledger.records.base import BootId, Natural, NodeName, SmallNatural, record
+from gpuledger.records.base import BaseRecord, BootId, Natural, NodeName, SmallNatural
 from gpuledger.records.bounds import (
     MAX_CAPABILITIES,
     MAX_GPUS,
@@ -16,8 +16,7 @@ from gpuledger.records.bounds import (
 )
 
 
-@record
-class Capability:
+class Capability(BaseRecord, frozen=True, kw_only=True):
     """Whether a GPU's driver answers one call, found by asking it."""
 
     call: Word
@@ -29,8 +28,7 @@ class Capability:
     """Where it does not: the driver's error, such as `NotSupported` or `NoPermission`."""
 
 
-@record
-class MigInstance:
+class MigInstance(BaseRecord, frozen=True, kw_only=True):
     """One MIG instance of a GPU, as its layout is now."""
 
     uuid: Id
@@ -54,8 +52,7 @@ class MigInstance:
     """Device memory of the GPU instance."""
 
 
-@record
-class GpuFacts:
+class GpuFacts(BaseRecord, frozen=True, kw_only=True):
     """One GPU and what is built into it or set on it."""
 
     uuid: Id
@@ -110,8 +107,7 @@ class GpuFacts:
     """What its driver answers and what not."""
 
 
-@record
-class Inventory:
+class Inventory(BaseRecord, frozen=True, kw_only=True):
     """One node's GPUs at a time at which something of them had changed."""
 
     node: NodeName

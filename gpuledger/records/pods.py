@@ -5,7 +5,7 @@ Here lives the record of `gpuledger.pods.v1`, a compacted topic keyed by the pod
 
 from typing import Annotated
 
-from gpuledger.records.base import Integer, Natural, NodeName, record
+from gpuledger.records.base import BaseRecord, Integer, Natural, NodeName
 from gpuledger.records.bounds import (
     MAX_POD_CONTAINERS,
     MAX_RESOURCES,
@@ -20,8 +20,7 @@ from gpuledger.records.bounds import (
 )
 
 
-@record
-class PodContainer:
+class PodContainer(BaseRecord, frozen=True, kw_only=True):
     """A container of a pod as its status names it."""
 
     name: Label
@@ -38,8 +37,7 @@ class PodContainer:
     """The id that it had before it was started again, where the status still names it."""
 
 
-@record
-class PodRecord:
+class PodRecord(BaseRecord, frozen=True, kw_only=True):
     """A pod that has a node, at one version of its object in the API server."""
 
     uid: Id

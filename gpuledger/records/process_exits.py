@@ -3,7 +3,7 @@
 Here lives the record that a tick carries of it. What is booked for it is the join's business.
 """
 
-from gpuledger.records.base import Natural, Seq, record
+from gpuledger.records.base import BaseRecord, Natural, Seq
 from gpuledger.records.bounds import (
     BoottimeNs,
     Pid,
@@ -11,8 +11,7 @@ from gpuledger.records.bounds import (
 )
 
 
-@record
-class ProcessExit:
+class ProcessExit(BaseRecord, frozen=True, kw_only=True):
     """A process that is done with a GPU, with the driver's account of it.
 
     The tick that carries it is the first one of the GPU that covers the end of the process there.

@@ -6,7 +6,7 @@ Here lives the record of `gpuledger.processes.v1`. What a process used in a tick
 from enum import StrEnum
 from typing import Annotated
 
-from gpuledger.records.base import BootId, Natural, NodeName, record
+from gpuledger.records.base import BaseRecord, BootId, Natural, NodeName
 from gpuledger.records.bounds import (
     MAX_GPUS,
     BoottimeNs,
@@ -28,8 +28,7 @@ class ProcessChange(StrEnum):
     ENDED = "ended"
 
 
-@record
-class GpuTotals:
+class GpuTotals(BaseRecord, frozen=True, kw_only=True):
     """What a process used of one GPU over its whole life, by the driver's accounting."""
 
     gpu_uuid: Id
@@ -46,8 +45,7 @@ class GpuTotals:
     """For how long it held the GPU open."""
 
 
-@record
-class ProcessRecord:
+class ProcessRecord(BaseRecord, frozen=True, kw_only=True):
     """A process first seen on a GPU, changed (another cgroup, another GPU) or ended."""
 
     node: NodeName

@@ -5,15 +5,14 @@ Here lives the record of `gpuledger.progress.v1`, a compacted topic keyed by nod
 
 from typing import Annotated
 
-from gpuledger.records.base import BootId, Natural, NodeName, Seq, record
+from gpuledger.records.base import BaseRecord, BootId, Natural, NodeName, Seq
 from gpuledger.records.bounds import (
     MAX_BOOTS,
     at_most,
 )
 
 
-@record
-class BootProgress:
+class BootProgress(BaseRecord, frozen=True, kw_only=True):
     """How far an earlier boot of a node is booked."""
 
     boot_id: BootId
@@ -28,8 +27,7 @@ class BootProgress:
     """When the last of them was, by the worker's clock, nanoseconds since the epoch."""
 
 
-@record
-class NodeProgress:
+class NodeProgress(BaseRecord, frozen=True, kw_only=True):
     """The last tick of a node that was booked; what of a boot is not above it was booked before."""
 
     node: NodeName

@@ -9,7 +9,7 @@ is named in `resets`.
 
 from typing import Annotated
 
-from gpuledger.records.base import Natural, SmallNatural, array_record, record
+from gpuledger.records.base import ArrayRecord, BaseRecord, Natural, SmallNatural
 from gpuledger.records.bounds import (
     MAX_COUNTERS,
     MAX_LINKS,
@@ -29,8 +29,7 @@ from gpuledger.records.bounds import (
 from gpuledger.records.health import GpuHealth, GpuLimits, GpuThrottling
 
 
-@record
-class GpuProfiling:
+class GpuProfiling(BaseRecord, frozen=True, kw_only=True):
     """What the chip's own counters measured since the tick before (GPM: Hopper and newer)."""
 
     graphics_engine_active_ratio: Ratio | None = None
@@ -77,8 +76,7 @@ class GpuProfiling:
     """The same of the optical flow engines."""
 
 
-@record
-class GpuTraffic:
+class GpuTraffic(BaseRecord, frozen=True, kw_only=True):
     """Bytes that went in and out, as counters."""
 
     pcie_sent_bytes_total: Natural | None = None
@@ -91,8 +89,7 @@ class GpuTraffic:
     """To the GPU over all NVLinks, data without headers."""
 
 
-@array_record
-class GpuReading:
+class GpuReading(ArrayRecord, frozen=True, kw_only=True):
     """What one GPU or MIG instance read in a tick; what the driver does not give is absent."""
 
     uuid: Id
@@ -143,8 +140,7 @@ class GpuReading:
     """Share of cycles in which the memory interface sent or received."""
 
 
-@record
-class GpuDetails:
+class GpuDetails(BaseRecord, frozen=True, kw_only=True):
     """What else one GPU or MIG instance read in a tick: what nothing is booked from."""
 
     uuid: Id

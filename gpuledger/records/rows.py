@@ -4,7 +4,7 @@ Here lives the record of `gpuledger.rows.v1`. It says what `gpuledger.events.v1`
 inside anything else: names and units are those of the store's columns.
 """
 
-from gpuledger.records.base import BootId, Natural, NodeName, Seq, SmallNatural, record
+from gpuledger.records.base import BaseRecord, BootId, Natural, NodeName, Seq, SmallNatural
 from gpuledger.records.bounds import (
     Id,
     Label,
@@ -15,8 +15,7 @@ from gpuledger.records.bounds import (
 from gpuledger.records.events import Account, HolderState, Method, PodState
 
 
-@record
-class EntryRow:
+class EntryRow(BaseRecord, frozen=True, kw_only=True):
     """An entry with its tick, GPU, pod and holder. `(node, boot_id, seq, row)` is its identity."""
 
     node: NodeName

@@ -9,13 +9,13 @@ from enum import StrEnum
 from typing import Annotated
 
 from gpuledger.records.base import (
+    ArrayRecord,
+    BaseRecord,
     BootId,
     Natural,
     NodeName,
     Seq,
     SmallNatural,
-    array_record,
-    record,
 )
 from gpuledger.records.bounds import (
     MAX_ALLOCATIONS,
@@ -46,8 +46,7 @@ class ProcessKind(StrEnum):
     MPS = "mps"
 
 
-@array_record
-class ContainerRef:
+class ContainerRef(ArrayRecord, frozen=True, kw_only=True):
     """A container as a cgroup path shows it; processes of the tick point to it."""
 
     container_id: Id | None = None
@@ -56,8 +55,7 @@ class ContainerRef:
     """The pod's UID; absent where the path shows none, as in a private cgroup namespace."""
 
 
-@array_record
-class GpuProcess:
+class GpuProcess(ArrayRecord, frozen=True, kw_only=True):
     """One process on one GPU in a tick."""
 
     gpu: Natural
@@ -79,8 +77,7 @@ class GpuProcess:
     in the covered interval, and it ran for a part of that at most."""
 
 
-@record
-class DeviceAllocation:
+class DeviceAllocation(BaseRecord, frozen=True, kw_only=True):
     """A device, or a part of one, that the kubelet has given to a container."""
 
     gpu_uuid: Id
@@ -103,8 +100,7 @@ class DeviceAllocation:
     """Where it was given by a resource claim: the claim, as `namespace/name`."""
 
 
-@record
-class NodeSample:
+class NodeSample(BaseRecord, frozen=True, kw_only=True):
     """One tick of one node: all that the node knew of its GPUs at that instant."""
 
     node: NodeName
@@ -132,8 +128,7 @@ class NodeSample:
     """The processes that are done with a GPU by this tick, where the driver's accounting is on."""
 
 
-@record
-class NodeReadings:
+class NodeReadings(BaseRecord, frozen=True, kw_only=True):
     """What else a node read of its GPUs in a tick. `(node, boot_id, seq)` are those of the tick."""
 
     node: NodeName

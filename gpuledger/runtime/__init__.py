@@ -1,13 +1,12 @@
 """The life of a deployable: logs, health pages, signals, back-off."""
 
-from gpuledger.runtime.backoff import Backoff
 from gpuledger.runtime.http.health_pages import serve_health
 from gpuledger.runtime.lifecycle import explain_user_errors, run_until_signalled
 from gpuledger.runtime.logs import configure_logs
 from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
-from gpuledger.runtime.retry import until_done
+from gpuledger.runtime.retry import Backoff, until_done
 from gpuledger.runtime.service import ServiceSettings, run_service
-from gpuledger.runtime.stall import end_where_stalled
+from gpuledger.runtime.tasks import end_where_stalled
 
 __all__ = [
     "Backoff",

@@ -13,8 +13,8 @@ from typing import Final
 import structlog
 
 from gpuledger.runtime.check_log import CheckLog
+from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.process_metrics import CHECK_OK
-from gpuledger.runtime.repeats import Repeats
 from gpuledger.settings.secret import mask_addresses
 
 LOOK_SECONDS: Final = 1.0

@@ -24,8 +24,7 @@ from gpuledger.settings.fields import (
     settings_of,
 )
 from gpuledger.settings.secret import MASK, Secret, mask_texts, mask_value
-from gpuledger.settings.sources import Given, Layer
-from gpuledger.settings.yaml_errors import explain_yaml
+from gpuledger.settings.sources import Given, Layer, explain_yaml
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -11,7 +11,7 @@ from simulator import identities
 from simulator.device import gpu_groups
 from simulator.kube.lifecycle import PodStep
 from simulator.plan import PlannedPod
-from simulator.scenario_shape import Controller, Node, Owner, ScenarioContainer, ScenarioPod
+from simulator.scenario.schema import Controller, Node, Owner, ScenarioContainer, ScenarioPod
 from simulator.simulation import Simulation
 
 Json = dict[str, Any]

@@ -4,9 +4,11 @@ Here lives the way from a step to a write. The cluster is the simulator's own AP
 `drive`, a real one: both are told the same.
 """
 
+from pathlib import Path
 from typing import Protocol
 
 import structlog
+import yaml
 
 from simulator.kube.lifecycle import PodEvent, PodStep, pod_events
 from simulator.kube.objects import Json, pod_object, pod_status
@@ -70,3 +72,21 @@ class Player:
                 await self._cluster.delete_pod(spec.namespace, spec.name, grace_seconds=30)
             case PodStep.DELETED:
                 await self._cluster.delete_pod(spec.namespace, spec.name, grace_seconds=0)
+
+
+# Writes the file by which a Kubernetes client finds the simulator's API server.
+#
+# Nothing else lives here.
+
+
+def write_kubeconfig(path: Path, url: str) -> None:
+    """Write a kubeconfig with one cluster, one context and a user without credentials."""
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "simulated", "cluster": {"server": url}}],
+        "users": [{"name": "reader", "user": {}}],
+        "contexts": [{"name": "simulated", "context": {"cluster": "simulated", "user": "reader"}}],
+        "current-context": "simulated",
+    }
+    path.write_text(yaml.safe_dump(content, sort_keys=False))

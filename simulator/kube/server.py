@@ -17,8 +17,7 @@ from gpuledger.settings.address import parse_listen
 from simulator.kube.failures import ApiError
 from simulator.kube.objects import node_object, owner_objects
 from simulator.kube.pod_driver import Player
-from simulator.kube.requests import KubeRequests, answer
-from simulator.kube.selectors import Selector
+from simulator.kube.requests import KubeRequests, Selector, answer
 from simulator.kube.store import Collection, Json, Versions
 from simulator.kube.watches import ApiWatch
 from simulator.kube.writes import create_object, delete_object, patch_status

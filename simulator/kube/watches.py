@@ -11,7 +11,7 @@ import orjson
 
 from simulator.kube import failures
 from simulator.kube.failures import ApiError
-from simulator.kube.selectors import Selector
+from simulator.kube.requests import Selector
 from simulator.kube.store import Collection, Json, StoredChange
 
 DEFAULT_TIMEOUT_SECONDS: Final = 1800.0

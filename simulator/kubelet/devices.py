@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from simulator.device import SimulatedGpu
-from simulator.kubelet_shape import PluginDevice
 from simulator.mig import SimulatedInstance
 from simulator.plan import PlannedPod
-from simulator.scenario_shape import ScenarioContainer
+from simulator.scenario.schema import PluginDevice, ScenarioContainer
 
 CLAIM_DRIVER = "gpu.nvidia.com"
 

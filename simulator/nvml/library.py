@@ -1,16 +1,12 @@
 """The library put together from its subjects."""
 
-from simulator.nvml.accounting import AccountingCalls
-from simulator.nvml.board import Board
-from simulator.nvml.events import Events
+from simulator.nvml.events import Events, SystemEventCalls
 from simulator.nvml.fields import Fields
 from simulator.nvml.gpm import Profiling
-from simulator.nvml.health import Health
-from simulator.nvml.identity import Identity
-from simulator.nvml.processes import Processes
-from simulator.nvml.readings import Readings
-from simulator.nvml.system_events import SystemEventCalls
-from simulator.nvml.utilization import Utilization
+from simulator.nvml.health import Board, Health
+from simulator.nvml.mig import Processes
+from simulator.nvml.readings import Identity, Readings
+from simulator.nvml.utilization import AccountingCalls, Utilization
 
 
 # Processes come first: theirs is MIG, which narrows what the others answer.

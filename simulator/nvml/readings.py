@@ -1,5 +1,4 @@
 """The readings of an instant: memory, power, energy, temperature, clocks, engines."""
-# ruff: noqa: N802, A002  # NVML's own names
 
 from functools import reduce
 from operator import or_
@@ -8,6 +7,9 @@ from typing import Any, Final
 import pynvml
 
 from simulator.nvml.session import Handle, Session
+
+# ruff: noqa: N802, A002  # NVML's own names
+
 
 _NS: Final = 1_000_000_000
 _IDLE_SM_MEGAHERTZ: Final = 345
@@ -95,3 +97,37 @@ class Readings(Session):
         now_ns = self._since_epoch_ns()
         worked_ns = self._gpu(handle).mixed_ns(what, now_ns - _ENGINE_NS, now_ns)
         return [round(100 * worked_ns / _ENGINE_NS), _ENGINE_NS // 1000]
+
+
+# Which GPUs there are and what never changes of them.
+
+# ruff: noqa: N802  # NVML's own names
+
+
+class Identity(Session):
+    """The functions that say which device is which."""
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        """Return the driver's version."""
+        self._check_open()
+        return "580.95.05"
+
+    def nvmlDeviceGetCount(self) -> int:
+        """Return the number of GPUs."""
+        self._check_open()
+        return len(self._gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle:
+        """Return the handle of a GPU."""
+        self._check_open()
+        if not 0 <= index < len(self._gpus):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return Handle(index, self._session)
+
+    def nvmlDeviceGetUUID(self, handle: Handle) -> str:
+        """Return the GPU's UUID."""
+        return self._gpu(handle).facts.uuid
+
+    def nvmlDeviceGetName(self, handle: Handle) -> str:
+        """Return the product's name."""
+        return self._gpu(handle).facts.name

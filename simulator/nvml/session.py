@@ -1,5 +1,4 @@
 """An open library: its users, its handles, its time. What a device answers lives beside it."""
-# ruff: noqa: N802  # NVML's own names
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,9 +7,11 @@ import pynvml
 
 from gpuledger.clock import Clock
 from simulator.device import SimulatedGpu
-from simulator.incident_shape import EventSupport
-from simulator.incidents import PlannedIncident
+from simulator.faults import PlannedIncident
 from simulator.sampling_windows import SamplingWindows
+from simulator.scenario.fault_schema import EventSupport
+
+# ruff: noqa: N802  # NVML's own names
 
 
 @dataclass(frozen=True)

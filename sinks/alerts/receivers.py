@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import structlog
 
-from gpuledger.addresses import shown_url
 from gpuledger.clock import Clock
 from gpuledger.runtime import Check
-from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.tasks import end_tasks
+from gpuledger.settings.address import shown_url
 from sinks.alerts.client import AlertmanagerClient
 from sinks.alerts.standing import (
     SECOND_NS,

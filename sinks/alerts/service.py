@@ -11,15 +11,14 @@ from typing import Final
 
 import structlog
 
-from gpuledger.addresses import shown_url
 from gpuledger.bus.protocol import Bus, TopicPartition
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.records import AttributedIncident, GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.http.client import open_http
+from gpuledger.settings.address import shown_url
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
-from gpuledger.twins import twin_of
 from sinks.alerts.client import HEADERS, AlertmanagerClient
 from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.owed import Owed
@@ -60,9 +59,9 @@ async def run_alerts(
         group=group,
         member=member,
         decoders={
-            EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent)),
+            EVENTS.name: Decoder(topic=EVENTS.name, record=GpuEvent),
             ATTRIBUTED_INCIDENTS.name: Decoder(
-                topic=ATTRIBUTED_INCIDENTS.name, record=twin_of(AttributedIncident)
+                topic=ATTRIBUTED_INCIDENTS.name, record=AttributedIncident
             ),
         },
         max_poll_records=settings.max_poll_records,

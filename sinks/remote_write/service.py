@@ -11,16 +11,15 @@ from typing import Final
 
 import structlog
 
-from gpuledger.addresses import shown_url
 from gpuledger.bus.protocol import Bus, Consumer, TopicPartition
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusError, NotAssignedError
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness
-from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.logs import Repeats
+from gpuledger.settings.address import shown_url
 from gpuledger.topics import EVENTS
-from gpuledger.twins import twin_of
 from sinks.consuming import consume
 from sinks.errors import RejectedError
 from sinks.metrics import SENT_TOTAL, SERIES_FORGOTTEN_TOTAL, count_dropped
@@ -61,7 +60,7 @@ async def run_remote_write(
     how = ConsumerConfig(
         group=group,
         member=member,
-        decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent))},
+        decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=GpuEvent)},
         max_poll_records=settings.max_poll_records,
         receiver=shown_url(settings.url),
     )

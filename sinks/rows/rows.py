@@ -7,12 +7,11 @@ that is read again gives the same bytes.
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from gpuledger.codec import encode
 from gpuledger.records import Entry, EntryRow, GpuEvent, GpuReading
-from gpuledger.twins import encode_twin, twin_of
 from sinks.entries import lines_of
 from sinks.entry_owner import DeviceHolder, EntryOwner
 
-_Row: Final = twin_of(EntryRow)
 _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001  # its zone would be written as +00:00, not as Z
 
 Fields = dict[str, Any]
@@ -20,7 +19,7 @@ Fields = dict[str, Any]
 
 def encoded_rows_of(event: GpuEvent) -> list[bytes]:
     """Return the event's rows as JSON; raises ValueError where `rows_of` does."""
-    return [encode_twin(row) for row in rows_of(event)]
+    return [encode(row) for row in rows_of(event)]
 
 
 def rows_of(event: GpuEvent) -> list[EntryRow]:
@@ -30,7 +29,7 @@ def rows_of(event: GpuEvent) -> list[EntryRow]:
     """
     tick = _tick(event)
     return [
-        _Row(
+        EntryRow(
             row=number,
             **tick,
             time=_written(line.time_ns),

@@ -7,7 +7,7 @@ import asyncio
 from functools import partial
 
 from gpuledger.clock import Clock
-from gpuledger.runtime.threads import in_daemon_thread
+from gpuledger.runtime.tasks import in_daemon_thread
 from sinks.store.buffer import RowBuffer
 from sinks.store.stored import Stored
 from sinks.store.table import EntriesTable

@@ -9,9 +9,9 @@ from functools import partial
 
 import structlog
 
-from gpuledger.addresses import shown_url
 from gpuledger.clock import Clock
-from gpuledger.runtime.threads import in_daemon_thread
+from gpuledger.runtime.tasks import in_daemon_thread
+from gpuledger.settings.address import shown_url
 from sinks.errors import ReceiverUnavailableError
 from sinks.metrics import ORPHANS_REMOVED_TOTAL
 from sinks.store.settings import StoreSettings

@@ -9,7 +9,7 @@ from functools import partial
 
 from gpuledger.bus.protocol import Gap, TopicPartition
 from gpuledger.clock import Clock
-from gpuledger.runtime.threads import in_daemon_thread
+from gpuledger.runtime.tasks import in_daemon_thread
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.gaps import recorded_up_to, row_of, stream_of
 from sinks.store.stored import Stored

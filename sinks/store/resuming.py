@@ -10,7 +10,7 @@ from functools import partial
 from gpuledger.bus.protocol import Consumer, Gap, GapReason, TopicPartition
 from gpuledger.errors import BusUnavailableError
 from gpuledger.runtime import Check
-from gpuledger.runtime.threads import in_daemon_thread
+from gpuledger.runtime.tasks import in_daemon_thread
 from gpuledger.topics import EVENTS
 from sinks.errors import ReceiverUnavailableError
 from sinks.protocol import Partitions

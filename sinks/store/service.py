@@ -11,14 +11,13 @@ from typing import Any, Final
 
 import structlog
 
-from gpuledger.addresses import shown_url
 from gpuledger.bus.protocol import Bus, Gap, Record, TopicPartition
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness
+from gpuledger.settings.address import shown_url
 from gpuledger.topics import EVENTS
-from gpuledger.twins import twin_of
 from sinks.consuming import consume
 from sinks.duplicates import SeenTicks
 from sinks.metrics import SENT_TOTAL, count_dropped
@@ -59,7 +58,7 @@ async def run_store(
     how = ConsumerConfig(
         group=group,
         member=member,
-        decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent))},
+        decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=GpuEvent)},
         max_poll_records=settings.max_poll_records,
         receiver=shown_url(settings.uri),
         on_gap=sink.note_gap,

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from benchmarks.ticks import SEQ_PER_TICK, Fleet, TickTemplate, node_name, template_of
 from gpuledger.bus.protocol import Message

@@ -129,9 +129,11 @@ def test_every_reading_is_given_or_refused(watched: list[Watched]) -> None:
         outcomes = one.gpu.client.outcomes
         no_profiling = outcomes.get(("nvmlGpmMetricsGet",)) is not None
         for reading in asked:
-            if any(isinstance(one, FieldValue) and one.link == EACH_LINK for one in reading.asked):
+            if any(
+                isinstance(one, FieldValue) and one.link == EACH_LINK for one in reading.sources
+            ):
                 continue  # it has as many questions as there are links
-            refused = all(outcomes.get(question.key) for question in reading.asked)
+            refused = all(outcomes.get(question.key) for question in reading.sources)
             is_profiling = reading.name.startswith("profiling.")
             if reading.name in given or refused or (is_profiling and no_profiling):
                 continue

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from simulator.opening import open_simulation
+from simulator.simulation import open_simulation
 from tests.real.end_to_end.deployables import Deployable
 from tests.real.services import web
 from tests.real.services.prometheus import Prometheus

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
@@ -20,7 +21,8 @@ from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
 from gpuledger.clock import SystemClock
 from gpuledger.codec import encode
-from gpuledger.records import Incident, Severity
+from gpuledger.records import Incident, IncidentProcess, Severity
+from gpuledger.records.bounds import MAX_INCIDENT_PROCESSES
 from gpuledger.runtime import Check
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import (
@@ -258,7 +260,11 @@ async def write_long_key(scene: Scene) -> Letter:
 
 
 async def write_large_incidents(scene: Scene) -> list[Letter]:
-    """One whose error quotes it, and one of more bytes than a message may hold."""
+    """One of more bytes than a message holds, one whose error quotes it, one that grows too large.
+
+    The last one is within the bounds: what it says of its 4,096 processes comes twice in what is
+    made of it, as each is a pod of its own.
+    """
     incident = Incident(
         node=NODE,
         boot_id="a-boot",
@@ -277,9 +283,20 @@ async def write_large_incidents(scene: Scene) -> list[Letter]:
     at = place(INCIDENTS.name)
     first, _ = await write(scene.kafka, at, PLAIN, [Raw(key, large)])
     second, _ = await write(scene.kafka, at, PLAIN, [Raw(key, quoted)])
+    grown = msgspec.structs.replace(
+        incident,
+        processes=[
+            IncidentProcess(
+                pid=pid, command="p" * 12, container_id=f"{pid:064x}", pod_uid=f"{pid:036}"
+            )
+            for pid in range(1, MAX_INCIDENT_PROCESSES + 1)
+        ],
+    )
+    third, _ = await write(scene.kafka, at, PLAIN, [Raw(key, encode(grown))])
     return [
         (INCIDENTS.name, first, None, "too_large"),
         (INCIDENTS.name, second, None, "undecodable"),
+        (INCIDENTS.name, third, None, "too_large"),
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from enricher.podwatch.api import Api, KubernetesError
 from enricher.podwatch.client import Client
-from enricher.podwatch.line_splitter import split_lines
+from enricher.podwatch.events import split_lines
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger.runtime.readiness import Check
 from tests.fakes.seconds import Seconds

@@ -11,7 +11,7 @@ import orjson
 
 from simulator.clock import ManualClock
 from simulator.kube import KubeApi, serve_kube_api
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 from tests.real.services.kube_client import KubeApiClient
 

@@ -8,7 +8,7 @@ import orjson
 
 from simulator.clock import ManualClock
 from simulator.kube.driver import drive
-from simulator.scenario import load_scenario
+from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
 from tests.real.services.kube_client import KubeApiClient
 

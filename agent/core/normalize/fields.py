@@ -10,10 +10,11 @@ it was read, as not every counter is read in each tick.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from msgspec.structs import fields
 
 from agent.core.normalize.validation import Validator, converter
 from agent.core.raw import CallGroup, RawGpuSample

@@ -5,14 +5,10 @@ Beside a tick stands the record of what was read and is not booked, in the same 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
 
 from agent.core.normalize.gpu import GpuTick
 from agent.core.raw import RawGpuSample
-from gpuledger.records import NodeReadings, NodeSample
-
-# Of a record that knows nothing else: what is absent is not in it.
-_EMPTY: Final = {"uuid"}
+from gpuledger.records import GpuDetails, NodeReadings, NodeSample
 
 Layout = Mapping[str, frozenset[str]]
 """The UUIDs of each GPU's instances."""
@@ -65,5 +61,5 @@ def read_details(sample: NodeSample, ticks: Sequence[GpuTick]) -> NodeReadings:
         seq=sample.seq,
         time_ns=sample.time_ns,
         interval_ns=sample.interval_ns,
-        gpus=[gpu for gpu in details if vars(gpu).keys() != _EMPTY],
+        gpus=[gpu for gpu in details if gpu != GpuDetails(uuid=gpu.uuid)],
     )

@@ -3,7 +3,7 @@
 What a reading is (its unit, and what can be true of it) stands in `agent.core.readings`; a line
 there and one here, and it is queried, validated and published. The readings that are booked are
 queried in `core` and stand here for the documentation.
-`nvmlDeviceGetPcieThroughput` is not asked at all: it sleeps 20 ms for each direction, and the
+`nvmlDeviceGetPcieThroughput` is not sources at all: it sleeps 20 ms for each direction, and the
 counters (fields 197 and 198) and the chip's own metrics tell the same without.
 """
 
@@ -24,7 +24,7 @@ EACH_LINK: Final = -1
 _NO_SINGLE_LINK: Final = (None, ALL_LINKS, EACH_LINK)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FunctionCall:
     """A function with the arguments behind the handle."""
 
@@ -43,7 +43,7 @@ class FunctionCall:
         return (self.name, *self.arguments)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FieldValue:
     """One of the numbered fields of `nvmlDeviceGetFieldValues`."""
 
@@ -69,7 +69,7 @@ class FieldValue:
         return replace(self, link=link)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class GpmMetric:
     """One of the metrics of `nvmlGpmMetricsGet`, or several in a row that make a list."""
 
@@ -87,7 +87,7 @@ class GpmMetric:
 Source = FunctionCall | FieldValue | GpmMetric
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MetricSpec:
     """One of our readings and where it comes from."""
 
@@ -95,7 +95,7 @@ class MetricSpec:
     """The field of `GpuReading`, dotted where it lies in a part."""
     unit: Unit
     """What the driver counts in."""
-    asked: tuple[Source, ...]
+    sources: tuple[Source, ...]
     """Where it comes from: the first of these that the driver supports."""
     since: str = ""
     """The first architecture that has it, where not all have; for people."""
@@ -105,8 +105,8 @@ class MetricSpec:
 _UNITS: Final = {name: spec.unit for group in READINGS.values() for name, spec in group.items()}
 
 
-def _row(name: str, *asked: Source, since: str = "") -> MetricSpec:
-    return MetricSpec(name=name, unit=_UNITS[name], asked=asked, since=since)
+def _row(name: str, *sources: Source, since: str = "") -> MetricSpec:
+    return MetricSpec(name=name, unit=_UNITS[name], sources=sources, since=since)
 
 
 _V1: Final = ("nvmlDeviceGetMemoryInfo", ())
@@ -247,8 +247,8 @@ _PROFILING: Final = (
 )
 
 
-def _health(name: str, *asked: Source, since: str = "") -> MetricSpec:
-    return _row(f"health.{name}", *asked, since=since)
+def _health(name: str, *sources: Source, since: str = "") -> MetricSpec:
+    return _row(f"health.{name}", *sources, since=since)
 
 
 def _ecc(kind: int, since: int) -> FunctionCall:
@@ -348,4 +348,4 @@ CATALOGUE: Final[Mapping[CallGroup, Sequence[MetricSpec]]] = {
     CallGroup.PROFILING: _PROFILING,
     CallGroup.HEALTH: (*_HEALTH, *_LIMITS),
 }
-"""The readings by the group in which they are asked."""
+"""The readings by the group in which they are sources."""

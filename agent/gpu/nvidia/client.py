@@ -151,22 +151,22 @@ class DeviceClient:
     support_version: int = 0
     """Changes whenever what is unsupported does."""
 
-    def ask(
+    def query(
         self,
         function: Callable[Concatenate[NvmlLibrary, object, P], T],
         *arguments: P.args,
         **named: P.kwargs,
     ) -> T | None:
         """Return the answer, or `None` where there is none; raises SourceLostError."""
-        return cast("T | None", self.ask_by_name(function.__name__, *arguments, **named))
+        return cast("T | None", self.query_by_name(function.__name__, *arguments, **named))
 
-    def ask_by_name(self, name: str, *arguments: object) -> object | None:
-        """As `ask`, of a function that only its caller knows the type of."""
+    def query_by_name(self, name: str, *arguments: object) -> object | None:
+        """As `query`, of a function that only its caller knows the type of."""
         key = (name, *arguments)
         if self.is_unsupported(key):
             return None
         try:
-            return self._query(key)
+            return self._call(key)
         except (UnsupportedError, FailedError):
             return None
 
@@ -176,7 +176,7 @@ class DeviceClient:
             return None
         filled: Structure = getattr(pynvml, struct)()
         try:
-            self._query((name,), byref(filled))
+            self._call((name,), byref(filled))
         except (UnsupportedError, FailedError):
             return None
         return filled
@@ -191,7 +191,7 @@ class DeviceClient:
 
         Raises UnsupportedError (at once where that is known), FailedError and SourceLostError.
         """
-        return cast("T", self._query((function.__name__,), *arguments, **named))
+        return cast("T", self._call((function.__name__,), *arguments, **named))
 
     def list_or_raise(
         self,
@@ -201,17 +201,17 @@ class DeviceClient:
         **named: P.kwargs,
     ) -> T:
         """As `query_or_raise`; `empty` is the answer where there is nothing to list."""
-        return cast("T", self._query((function.__name__,), *arguments, empty=empty, **named))
+        return cast("T", self._call((function.__name__,), *arguments, empty=empty, **named))
 
     def samples_or_raise(self, kind: int, since_us: int) -> tuple[int | None, Sequence[object]]:
         """Return the samples of a ring buffer and their type; one kind may be unsupported alone.
 
         Raises as `query_or_raise` does.
         """
-        answer = self._query((_SAMPLES, kind), since_us, empty=(None, ()))
+        answer = self._call((_SAMPLES, kind), since_us, empty=(None, ()))
         return cast("tuple[int | None, Sequence[object]]", answer)
 
-    def _query(self, key: Key, *more: object, empty: object = None) -> object:
+    def _call(self, key: Key, *more: object, empty: object = None) -> object:
         """Return the answer; `more` arguments are no part of what may be unsupported."""
         reason = self.outcomes.get(key)
         if reason is not None:

@@ -29,15 +29,15 @@ class Memory(NamedTuple):
     """What the driver and the firmware keep for themselves."""
 
 
-def ask_memory(client: DeviceClient) -> Memory:
+def query_memory(client: DeviceClient) -> Memory:
     """Ask for the memory; raises SourceLostError."""
-    newer = client.ask(NvmlLibrary.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
+    newer = client.query(NvmlLibrary.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
     if newer is not None:
         return Memory(newer.total, newer.used, newer.reserved)
     # What only failed is not asked in the older way: its `used` means something else.
     if not client.is_unsupported((_CALL, pynvml.nvmlMemory_v2)):
         return Memory()
-    older = client.ask(NvmlLibrary.nvmlDeviceGetMemoryInfo)
+    older = client.query(NvmlLibrary.nvmlDeviceGetMemoryInfo)
     return Memory() if older is None else Memory(older.total, older.used)
 
 
@@ -56,11 +56,11 @@ def query_core(client: DeviceClient, last_seen: SampleCursor) -> dict[str, Any]:
     rates = (
         None
         if samples and memory_samples
-        else client.ask(NvmlLibrary.nvmlDeviceGetUtilizationRates)
+        else client.query(NvmlLibrary.nvmlDeviceGetUtilizationRates)
     )
-    memory = ask_memory(client)
+    memory = query_memory(client)
     return {
-        "model": client.ask(NvmlLibrary.nvmlDeviceGetName),
+        "model": client.query(NvmlLibrary.nvmlDeviceGetName),
         "samples": samples,
         "memory_samples": memory_samples,
         "percent": rates and rates.gpu,
@@ -68,8 +68,8 @@ def query_core(client: DeviceClient, last_seen: SampleCursor) -> dict[str, Any]:
         "memory_total_bytes": memory.total,
         "memory_used_bytes": memory.used,
         "memory_reserved_bytes": memory.reserved,
-        "power_milliwatts": client.ask(NvmlLibrary.nvmlDeviceGetPowerUsage),
-        "energy_millijoules": client.ask(NvmlLibrary.nvmlDeviceGetTotalEnergyConsumption),
+        "power_milliwatts": client.query(NvmlLibrary.nvmlDeviceGetPowerUsage),
+        "energy_millijoules": client.query(NvmlLibrary.nvmlDeviceGetTotalEnergyConsumption),
         "process_samples": _process_samples(client, last_seen.process_us),
         # Last, so that a process with samples is still looked for after they were taken.
         "processes": list_processes(client),

@@ -208,10 +208,10 @@ class NvmlGpuEvents:
     def _v2(self, timeout_ms: int) -> Detection | None:
         event = call_nvml(self._library, NvmlLibrary.nvmlEventSetWait_v2, self._set, timeout_ms)
         now_ns = self._clock.time_ns()
-        uuid = self._uuids.get(_identity(event.device)) or self._ask_uuid(event.device)
+        uuid = self._uuids.get(_identity(event.device)) or self._query_uuid(event.device)
         return self._make_detection(event, uuid, now_ns)
 
-    def _ask_uuid(self, handle: object) -> str | None:
+    def _query_uuid(self, handle: object) -> str | None:
         with suppress(UnavailableError):
             return str(call_nvml(self._library, NvmlLibrary.nvmlDeviceGetUUID, handle))
         return None

@@ -55,7 +55,7 @@ class Gpm:
         self._support_version = 0
         self._is_asking = False
 
-    def ask(self) -> dict[str, Any]:
+    def query(self) -> dict[str, Any]:
         """Return `profiling`, by our names, and the time that it is of as `profiling_ns`.
 
         Empty where there is nothing to tell: the GPU has no such counters, or no sample before
@@ -66,7 +66,7 @@ class Gpm:
             return {}
         self._is_asking = True
         try:
-            return self._ask(now_ns)
+            return self._query(now_ns)
         except (UnsupportedError, FailedError):
             return {}
         finally:
@@ -86,10 +86,10 @@ class Gpm:
             except (UnsupportedError, FailedError):
                 continue
 
-    def _ask(self, now_ns: int) -> dict[str, Any]:
+    def _query(self, now_ns: int) -> dict[str, Any]:
         self._prepare()
         older, newer = self._buffers
-        self._take(newer)
+        self._sample_into(newer)
         before_ns, self._taken_ns = self._taken_ns, now_ns
         # The newer one is the older one of the next time, whatever comes of this one.
         self._buffers = [newer, older]
@@ -114,7 +114,7 @@ class Gpm:
         self._struct = pynvml.c_nvmlGpmMetricsGet_t()
         self._lay_out(self._possible())
 
-    def _take(self, buffer: object) -> None:
+    def _sample_into(self, buffer: object) -> None:
         if self._gpu_instance is None:
             self._client.query_or_raise(NvmlLibrary.nvmlGpmSampleGet, buffer)
         else:
@@ -126,7 +126,7 @@ class Gpm:
         if self._client.support_version != self._support_version:
             self._lay_out(self._possible())
         try:
-            return self._ask_metrics()
+            return self._query_metrics()
         except UnsupportedError as error:
             self._client.mark_unsupported((_METRICS,), reason_of(error))
             self._free()
@@ -134,15 +134,15 @@ class Gpm:
         except FailedError:
             if all((_METRICS, one) in self._client.outcomes for one in self._ids):
                 raise
-        return self._ask_apart()
+        return self._query_apart()
 
-    def _ask_apart(self) -> dict[int, float]:
+    def _query_apart(self) -> dict[int, float]:
         """Try each metric alone, once: one that an older driver lacks may have cost all."""
         given: dict[int, float] = {}
         for one in self._ids:
             self._lay_out([one])
             try:
-                given |= self._ask_metrics()
+                given |= self._query_metrics()
             except (UnsupportedError, FailedError) as error:
                 mark_if_unsupported(self._client, (_METRICS, one), error)
         self._lay_out(self._possible())
@@ -157,7 +157,7 @@ class Gpm:
         for number, slot in self._slots:
             slot.metricId = number
 
-    def _ask_metrics(self) -> dict[int, float]:
+    def _query_metrics(self) -> dict[int, float]:
         client, given = self._client, {}
         call_nvml(client.library, NvmlLibrary.nvmlGpmMetricsGet, self._struct)
         for number, slot in self._slots:
@@ -177,22 +177,18 @@ class Gpm:
         for name, numbers, is_list in self._wanted:
             if is_list:
                 # A place in the list is an engine's number: it ends at the first that is missing.
-                values = list(takewhile(_is_there, map(given.get, numbers)))
+                values = list(takewhile(lambda value: value is not None, map(given.get, numbers)))
                 named[name] = values or None
             else:
                 named[name] = given.get(numbers[0])
         return {name: value for name, value in named.items() if value is not None}
 
 
-def _is_there(value: float | None) -> bool:
-    return value is not None
-
-
 def _wanted(reading: MetricSpec) -> tuple[str, range, bool]:
     """Return our name, the metrics' numbers, and whether they make a list."""
-    metric = reading.asked[0]
+    metric = reading.sources[0]
     if not isinstance(metric, GpmMetric):
-        raise TypeError(f"{reading.name} is asked by {metric}, which is no metric")
+        raise TypeError(f"{reading.name} comes from {metric}, which is no metric")
     numbers = range(metric.number, metric.number + (metric.count or 1))
     return reading.name, numbers, metric.count is not None
 
@@ -214,8 +210,8 @@ class InstanceCounters:
         self._monotonic_ns = monotonic_ns
         self._of: dict[tuple[str, bool], Gpm] = {}
 
-    def ask(self, instances: Sequence[InstanceClient]) -> Mapping[str, Mapping[str, Any]]:
-        """Return what `Gpm.ask` gives, by the instance's UUID; raises SourceLostError."""
+    def query(self, instances: Sequence[InstanceClient]) -> Mapping[str, Mapping[str, Any]]:
+        """Return what `Gpm.query` gives, by the instance's UUID; raises SourceLostError."""
         if not instances and not self._of:
             return {}
         sizes = Counter(instance.identity.gpu_instance for instance in instances)
@@ -224,7 +220,7 @@ class InstanceCounters:
         }
         for key in self._of.keys() - wanted.keys():
             self._of.pop(key).close()
-        return {key[0]: self._gpm(key, instance).ask() for key, instance in wanted.items()}
+        return {key[0]: self._gpm(key, instance).query() for key, instance in wanted.items()}
 
     def close(self) -> None:
         """Free the buffers; the library must be open."""

@@ -11,7 +11,7 @@ import pynvml as nvml
 
 from agent.core.units import MEMORY_BYTES
 from agent.gpu.nvidia.client import DeviceClient, Key, call_nvml, raw_getattr
-from agent.gpu.nvidia.core import ask_memory
+from agent.gpu.nvidia.core import query_memory
 from agent.gpu.nvidia.library import NvmlLibrary
 from agent.gpu.source import FailedError, UnsupportedError
 from gpuledger.records import Capability, GpuFacts
@@ -96,37 +96,37 @@ class Facts:
         self._index = index
         self._peers = dict(peers)
         self._built_in: dict[str, Any] = {}
-        self._reached: dict[str, str] = {}
+        self._peer_statuses: dict[str, str] = {}
 
-    def ask(self) -> GpuFacts:
+    def query(self) -> GpuFacts:
         """Return the facts as they are now, without the MIG layout; raises SourceLostError."""
-        self._look_at_board()
-        self._look_at_peers()
+        self._query_board()
+        self._query_peers()
         return GpuFacts(
             uuid=self._uuid,
             index=self._index,
             **self._built_in,
-            nvlink_peers=dict(self._reached) or None,
+            nvlink_peers=dict(self._peer_statuses) or None,
             **_settings(self._client),
             instances=[],
             capabilities=capabilities_of(self._client.outcomes),
         )
 
-    def _look_at_board(self) -> None:
+    def _query_board(self) -> None:
         """Ask for what is not known yet: not given, or not refused."""
         if self._built_in.get("memory_total_bytes") is None:
-            total = ask_memory(self._client).total
+            total = query_memory(self._client).total
             is_true = total is not None and 0 <= total <= MEMORY_BYTES.high
             self._built_in["memory_total_bytes"] = total if is_true else None
         for name, call, convert in _BUILT_IN:
             if name not in self._built_in:
-                answer = self._client.ask_by_name(*call)
+                answer = self._client.query_by_name(*call)
                 if answer is not None:
                     self._built_in[name] = convert(answer)
                 elif self._client.is_unsupported(call):
                     self._built_in[name] = None
 
-    def _look_at_peers(self) -> None:
+    def _query_peers(self) -> None:
         """Ask whom it reaches; a refusal is of the pair, so it is not remembered of the call."""
         for uuid in list(self._peers):
             arguments = self._peers[uuid], nvml.NVML_P2P_CAPS_INDEX_NVLINK
@@ -137,7 +137,7 @@ class Facts:
                     self._client.handle,
                     *arguments,
                 )
-                self._reached[uuid] = _PEER_STATUSES.get(status, "unknown")
+                self._peer_statuses[uuid] = _PEER_STATUSES.get(status, "unknown")
             except FailedError:
                 continue
             except UnsupportedError:
@@ -176,17 +176,17 @@ _BUILT_IN: Final[Sequence[tuple[str, tuple[str, *tuple[object, ...]], Callable[[
 
 
 def _settings(client: DeviceClient) -> dict[str, Any]:
-    ask = client.ask
-    ecc = ask(NvmlLibrary.nvmlDeviceGetEccMode)
+    query = client.query
+    ecc = query(NvmlLibrary.nvmlDeviceGetEccMode)
     return {
         "ecc_enabled": ecc and _flag(ecc[0]),
-        "persistence_enabled": _flag(ask(NvmlLibrary.nvmlDeviceGetPersistenceMode)),
-        "accounting_enabled": _flag(ask(NvmlLibrary.nvmlDeviceGetAccountingMode)),
-        "compute_mode": _COMPUTE_MODES.get(ask(NvmlLibrary.nvmlDeviceGetComputeMode)),
+        "persistence_enabled": _flag(query(NvmlLibrary.nvmlDeviceGetPersistenceMode)),
+        "accounting_enabled": _flag(query(NvmlLibrary.nvmlDeviceGetAccountingMode)),
+        "compute_mode": _COMPUTE_MODES.get(query(NvmlLibrary.nvmlDeviceGetComputeMode)),
     }
 
 
-def ask_versions(library: object) -> Mapping[str, str | None]:
+def query_versions(library: object) -> Mapping[str, str | None]:
     """Return the node's versions by the fields of `Inventory`; raises SourceLostError."""
     cuda = _of_system(library, NvmlLibrary.nvmlSystemGetCudaDriverVersion_v2)
     return {

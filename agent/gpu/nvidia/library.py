@@ -4,51 +4,56 @@
 name, and answer with its type. A driver or a binding may lack any of them, so no object is ever
 checked to have them all: the real module, the simulator, a recording and the tests' fakes have
 what they have. The functions of the catalogue are called by their names and answer `object`.
+
+The structs are plain classes, and annotations are not evaluated, as all of it costs the node memory
+and is never looked at.
 """
 # ruff: noqa: D101, D102, N802, N815  # the names are NVML's, and described there
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 
-class MemoryInfo(Protocol):
+class MemoryInfo:
     total: int
     used: int
     reserved: int
 
 
-class UtilizationRates(Protocol):
+class UtilizationRates:
     gpu: int
     memory: int
 
 
-class ProcessInfo(Protocol):
+class ProcessInfo:
     pid: int
     usedGpuMemory: int | None
     gpuInstanceId: int
     computeInstanceId: int
 
 
-class PciInfo(Protocol):
+class PciInfo:
     busId: Any
 
 
-class DeviceAttributes(Protocol):
+class DeviceAttributes:
     multiprocessorCount: int
     gpuInstanceSliceCount: int
     computeInstanceSliceCount: int
     memorySizeMB: int
 
 
-class Placement(Protocol):
+class Placement:
     start: int
 
 
-class GpuInstanceInfo(Protocol):
+class GpuInstanceInfo:
     placement: Placement
 
 
-class AccountingStats(Protocol):
+class AccountingStats:
     gpuUtilization: int
     memoryUtilization: int
     maxMemoryUsage: int
@@ -61,21 +66,21 @@ class AccountingStats(Protocol):
     sumFbUtil: int
 
 
-class LicensableFeature(Protocol):
+class LicensableFeature:
     featureState: int
 
 
-class LicensableFeatures(Protocol):
+class LicensableFeatures:
     isGridLicenseSupported: int
     licensableFeaturesCount: int
     gridLicensableFeatures: Sequence[LicensableFeature]
 
 
-class GpmSupport(Protocol):
+class GpmSupport:
     isSupportedDevice: int
 
 
-class EventData(Protocol):
+class EventData:
     device: object
     eventType: int
     eventData: int

@@ -1,8 +1,13 @@
-"""The instances of a GPU that is cut by MIG: found anew in each tick, asked by their own handles.
+"""The instances of a GPU that is cut by MIG: found anew in each tick, queried by their own handles.
 
 A handle of an instance is good until the GPU is cut again, so none is kept: at each tick each index
-is looked at, and what is known of an instance is kept by its UUID. A parent's list of processes
-holds those of its instances where the driver lets us see them; else the instances are asked.
+is queried, and what is known of an instance is kept by its UUID. `version` counts the layouts, so
+that others see when what they keep by instance is out of date.
+
+Whose a process is: the parent's lists name the instance of each process where the driver lets us
+see them, in three calls for all instances. Whether it does is not told, and an empty list of the
+parent may mean either; so its lists are trusted once they have named every process that they hold,
+and until then the instances are queried one by one.
 """
 
 import re
@@ -15,7 +20,7 @@ import structlog
 
 from agent.core.raw import InstanceIdentity, ListedProcess, RawGpuSample
 from agent.gpu.nvidia.client import DeviceClient
-from agent.gpu.nvidia.core import ask_memory, list_processes
+from agent.gpu.nvidia.core import list_processes, query_memory
 from agent.gpu.nvidia.library import DeviceAttributes, NvmlLibrary
 from agent.gpu.source import FailedError, UnsupportedError
 from gpuledger.records import MigInstance
@@ -37,54 +42,58 @@ _ABSENT: Final = {
 
 @dataclass(kw_only=True)
 class InstanceClient:
-    """One instance and how to ask it."""
+    """One instance and its client."""
 
     identity: InstanceIdentity
     """Which one it is."""
     client: DeviceClient
-    """Asks it."""
+    """Queries it."""
 
 
 @dataclass(kw_only=True)
-class Partition:
-    """How one GPU is cut now."""
+class MigLayout:
+    """Which instances one GPU has now."""
 
     client: DeviceClient
-    """Asks the GPU."""
+    """Queries the GPU."""
     uuid: str
     """The GPU's identity."""
     index: int
     """The driver's index of the GPU."""
     instances: Sequence[InstanceClient] = ()
-    """The instances as they were at the last question."""
+    """The instances as they were at the last query."""
     is_enabled: bool | None = None
     """Whether MIG is on; `None` where the GPU has none."""
-    cut: int = 0
-    """Counts the layouts that were seen."""
-    _most: int = 0
+    version: int = 0
+    """Counts the layouts."""
+    _max_instances: int = 0
     _lists_all: bool = False
     _known: dict[str, InstanceClient] = field(default_factory=dict)
 
-    def ask(self, books: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what changes in the answers of a GPU's books; raises SourceLostError."""
-        was, self.is_enabled = self.is_enabled, self._ask_mode()
-        if was is not None and was != self.is_enabled:
-            # What was refused in one mode may be given in the other.
+    def query(self, core: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what MIG changes in the answer to the first group; raises SourceLostError."""
+        before, self.is_enabled = self.is_enabled, self._query_mode()
+        if before is not None and before != self.is_enabled:
+            # What one mode does not support the other may.
             self.client.forget()
-            self.cut += 1
+            self.version += 1
         if not self.is_enabled:
-            self._take([])
+            self._record([])
             return {"mig_enabled": self.is_enabled}
-        self._find_instances()
-        own, left = self._share_out(books["processes"])
+        self._max_instances = (
+            self.client.query(NvmlLibrary.nvmlDeviceGetMaxMigDeviceCount) or self._max_instances
+        )
+        found = (self._find(index) for index in range(self._max_instances))
+        self._record([instance for instance in found if instance])
+        own, left = self._apportion(core["processes"])
         instances = tuple(
-            self._answer(instance, books["model"], own[instance.identity.uuid])
+            self._answer(instance, core["model"], own[instance.identity.uuid])
             for instance in self.instances
         )
         return {**_ABSENT, "mig_enabled": True, "instances": instances, "processes": left}
 
     def describe(self) -> list[MigInstance]:
-        """Return the layout as it was at the last question."""
+        """Return the layout as it was at the last query."""
         return [
             MigInstance(
                 uuid=one.uuid,
@@ -101,7 +110,7 @@ class Partition:
             if one.gpu_instance is not None and one.compute_instance is not None
         ]
 
-    def _ask_mode(self) -> bool | None:
+    def _query_mode(self) -> bool | None:
         try:
             current, _ = self.client.query_or_raise(NvmlLibrary.nvmlDeviceGetMigMode)
         except UnsupportedError:
@@ -110,24 +119,21 @@ class Partition:
             return self.is_enabled
         return bool(current)
 
-    def _find_instances(self) -> None:
-        self._most = self.client.ask(NvmlLibrary.nvmlDeviceGetMaxMigDeviceCount) or self._most
-        found = [one for place in range(self._most) if (one := self._find(place))]
-        self._take(found)
-
-    def _take(self, found: list[InstanceClient]) -> None:
+    def _record(self, found: list[InstanceClient]) -> None:
         known = {instance.identity.uuid: instance for instance in found}
         if known.keys() != self._known.keys():
-            self.cut += 1
+            self.version += 1
             _log.info("mig_layout_changed", gpu=self.uuid, instances=sorted(known))
         self.instances, self._known = found, known
 
-    def _find(self, place: int) -> InstanceClient | None:
+    def _find(self, index: int) -> InstanceClient | None:
         """Return the instance at an index; one whose handle fails now is still there."""
-        before = next((one for one in self.instances if one.identity.place == place), None)
+        before = next(
+            (instance for instance in self.instances if instance.identity.place == index), None
+        )
         try:
             function = NvmlLibrary.nvmlDeviceGetMigDeviceHandleByIndex
-            handle = self.client.list_or_raise(_HOLE, function, place)
+            handle = self.client.list_or_raise(_HOLE, function, index)
             if handle is _HOLE:
                 return None
             client = DeviceClient(library=self.client.library, handle=handle)
@@ -135,23 +141,25 @@ class Partition:
         except UnsupportedError:
             return None
         except FailedError:
+            # Its processes must not count as ended for a call that failed once.
             return before
         known = self._known.get(uuid)
-        if known is None or known.identity.place != place:
-            return InstanceClient(identity=self._identify(client, uuid, place), client=client)
+        # Known by its UUID, so what never changes of it is not queried at each tick.
+        if known is None or known.identity.place != index:
+            return InstanceClient(identity=self._identify(client, uuid, index), client=client)
         known.client.handle = handle
         return known
 
-    def _identify(self, client: DeviceClient, uuid: str, place: int) -> InstanceIdentity:
-        attributes = client.ask(NvmlLibrary.nvmlDeviceGetAttributes_v2)
-        gpu_instance = _small(client.ask(NvmlLibrary.nvmlDeviceGetGpuInstanceId))
+    def _identify(self, client: DeviceClient, uuid: str, index: int) -> InstanceIdentity:
+        attributes = client.query(NvmlLibrary.nvmlDeviceGetAttributes_v2)
+        gpu_instance = _small(client.query(NvmlLibrary.nvmlDeviceGetGpuInstanceId))
         return InstanceIdentity(
             uuid=uuid,
             parent_uuid=self.uuid,
-            place=place,
+            place=index,
             gpu_instance=gpu_instance,
-            compute_instance=_small(client.ask(NvmlLibrary.nvmlDeviceGetComputeInstanceId)),
-            profile=_profile(client.ask(NvmlLibrary.nvmlDeviceGetName), attributes),
+            compute_instance=_small(client.query(NvmlLibrary.nvmlDeviceGetComputeInstanceId)),
+            profile=_profile(client.query(NvmlLibrary.nvmlDeviceGetName), attributes),
             gpu_slices=_small(attributes.gpuInstanceSliceCount) if attributes else None,
             compute_slices=_small(attributes.computeInstanceSliceCount) if attributes else None,
             multiprocessors=_small(attributes.multiprocessorCount) if attributes else None,
@@ -162,15 +170,15 @@ class Partition:
     def _start(self, gpu_instance: int | None) -> int | None:
         if gpu_instance is None:
             return None
-        handle = self.client.ask(NvmlLibrary.nvmlDeviceGetGpuInstanceById, gpu_instance)
+        handle = self.client.query(NvmlLibrary.nvmlDeviceGetGpuInstanceById, gpu_instance)
         if handle is None:
             return None
-        info = DeviceClient(library=self.client.library, handle=handle).ask(
+        info = DeviceClient(library=self.client.library, handle=handle).query(
             NvmlLibrary.nvmlGpuInstanceGetInfo
         )
         return int(info.placement.start) if info else None
 
-    def _share_out(
+    def _apportion(
         self, listed: tuple[ListedProcess, ...] | None
     ) -> tuple[dict[str, tuple[ListedProcess, ...] | None], tuple[ListedProcess, ...] | None]:
         """Return each instance its processes, and those that are in none of them."""
@@ -193,13 +201,18 @@ class Partition:
         self, listed: Sequence[ListedProcess]
     ) -> tuple[dict[str, list[ListedProcess]], list[ListedProcess]]:
         ids = {
-            (one.identity.gpu_instance, one.identity.compute_instance): one.identity.uuid
-            for one in self.instances
+            (
+                instance.identity.gpu_instance,
+                instance.identity.compute_instance,
+            ): instance.identity.uuid
+            for instance in self.instances
         }
-        sizes = Counter(one.identity.gpu_instance for one in self.instances)
+        sizes = Counter(instance.identity.gpu_instance for instance in self.instances)
         # Where a GPU instance is not cut further, its id alone says enough.
         ids |= {(number, None): uuid for (number, _), uuid in ids.items() if sizes[number] == 1}
-        own: dict[str, list[ListedProcess]] = {one.identity.uuid: [] for one in self.instances}
+        own: dict[str, list[ListedProcess]] = {
+            instance.identity.uuid: [] for instance in self.instances
+        }
         left: list[ListedProcess] = []
         for process in listed:
             uuid = None
@@ -214,7 +227,7 @@ class Partition:
         model: str | None,
         processes: tuple[ListedProcess, ...] | None,
     ) -> RawGpuSample:
-        memory = ask_memory(instance.client)
+        memory = query_memory(instance.client)
         return RawGpuSample(
             uuid=instance.identity.uuid,
             index=self.index,

@@ -45,24 +45,27 @@ class AccountingReader:
         """Whether the driver keeps accounts, by the last answer; safe to ask from any thread."""
         return self._known is not None
 
-    def ask(self, listed: Iterable[ListedProcess] | None) -> tuple[ProcessAccounting, ...] | None:
+    def query(self, listed: Iterable[ListedProcess] | None) -> tuple[ProcessAccounting, ...] | None:
         """Return the processes that are done with the GPU since some questions ago.
 
         `listed` are those that are on it now, `None` where that is not known. What had ended
         before the first question is not told. Raises SourceLostError.
         """
         try:
-            remembered = self._remembered()
+            buffered = self._query_buffered_pids()
         except FailedError:
             return None if self._known is None else self._all_given()
-        if remembered is None:
-            self._begin_anew()
+        if buffered is None:
+            # Accounting was turned off, or is not there: its buffer begins anew.
+            self._known = None
+            self._given.clear()
+            self._pending.clear()
             return None
-        self._find_candidates(remembered, listed)
-        self._given.append(self._ask_candidates())
+        self._find_candidates(buffered, listed)
+        self._given.append(self._query_candidates())
         return self._all_given()
 
-    def _remembered(self) -> set[int] | None:
+    def _query_buffered_pids(self) -> set[int] | None:
         """Return the pids in the ring buffer, `None` where there is none; raises FailedError."""
         try:
             if (
@@ -82,26 +85,19 @@ class AccountingReader:
         except UnsupportedError:
             return None
 
-    def _begin_anew(self) -> None:
-        self._known = None
-        self._given.clear()
-        self._pending.clear()
-
     def _all_given(self) -> tuple[ProcessAccounting, ...]:
         return tuple(account for accounts in self._given for account in accounts)
 
-    def _find_candidates(
-        self, remembered: set[int], listed: Iterable[ListedProcess] | None
-    ) -> None:
+    def _find_candidates(self, buffered: set[int], listed: Iterable[ListedProcess] | None) -> None:
         """Note who may have ended: who was listed, and who came between two questions."""
         now = self._listed if listed is None else {process.pid for process in listed}
         if self._known is not None:
             self._pending |= self._listed - now
-            self._pending |= remembered - self._known
-        self._pending = (self._pending - now) & remembered
-        self._known, self._listed = remembered, now
+            self._pending |= buffered - self._known
+        self._pending = (self._pending - now) & buffered
+        self._known, self._listed = buffered, now
 
-    def _ask_candidates(self) -> list[ProcessAccounting]:
+    def _query_candidates(self) -> list[ProcessAccounting]:
         found = []
         for pid in sorted(self._pending)[:_MAX_AT_ONCE]:
             stats = self._stats(pid)

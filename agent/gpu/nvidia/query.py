@@ -1,7 +1,13 @@
-"""A group of the catalogue put to one device: all its calls, and its numbered fields in one call.
+"""A group of the catalogue queried of one device: its functions, and its numbered fields at once.
 
-Each reading is asked for by the first of its questions that the device supports. Before the first
-field of each link, the device is asked how many links it has, in a call of its own.
+A plan says which calls to make: each reading comes from the first of its sources that the device
+supports, and readings that are parts of one answer share the call. It is laid out again whenever
+what is unsupported changes, so a tick looks nothing up.
+
+Many numbered fields come by one call, each with a return code of its own. One number that an older
+driver does not know may fail the whole call; then each is queried alone, once. Before the fields of
+each link, the device is queried for how many links it has. Whether a value can be true is decided
+in `agent.core`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +56,7 @@ def value_name(value_type: int | None) -> str:
 
 
 class FieldBatch:
-    """Fields that are asked together."""
+    """Fields that are queried together."""
 
     def __init__(self, client: DeviceClient, wanted: Sequence[tuple[Name, FieldValue]]) -> None:
         """`wanted` are fields by our names."""
@@ -58,12 +64,12 @@ class FieldBatch:
         self._wanted = [(name, field.key) for name, field in wanted]
         self._numbers = [(field.number, field.scope) for _, field in wanted]
 
-    def ask(self) -> dict[Name, Any]:
+    def query(self) -> dict[Name, Any]:
         """Return those that the driver gives; raises SourceLostError."""
         if not self._numbers or self._client.is_unsupported((_CALL,)):
             return {}
         try:
-            given = self._ask(self._wanted, self._numbers)
+            values = self._query(self._wanted, self._numbers)
         except UnsupportedError as error:
             self._client.mark_unsupported((_CALL,), reason_of(error))
             return {}
@@ -71,35 +77,35 @@ class FieldBatch:
             if all(key in self._client.outcomes for _, key in self._wanted):
                 return {}
             # One number that is unknown to the driver may have cost all: each is tried alone, once.
-            return self.ask_apart()
+            return self.query_apart()
         self._client.outcomes[_CALL,] = None
-        return given
+        return values
 
-    def ask_apart(self) -> dict[Name, Any]:
-        """Try each in a call of its own, whose refusal is its own; raises SourceLostError."""
-        given: dict[Name, Any] = {}
-        for one, number in zip(self._wanted, self._numbers, strict=True):
+    def query_apart(self) -> dict[Name, Any]:
+        """Query each in a call of its own, so that a refusal is its own; raises SourceLostError."""
+        values: dict[Name, Any] = {}
+        for wanted, number in zip(self._wanted, self._numbers, strict=True):
             try:
-                given |= self._ask([one], [number])
+                values |= self._query([wanted], [number])
             except (UnsupportedError, FailedError) as error:
-                mark_if_unsupported(self._client, one[1], error)
-        return given
+                mark_if_unsupported(self._client, wanted[1], error)
+        return values
 
-    def _ask(
+    def _query(
         self, wanted: Sequence[tuple[Name, _Key]], numbers: Sequence[tuple[int, int]]
     ) -> dict[Name, Any]:
-        given = {}
+        values: dict[Name, Any] = {}
         function = NvmlLibrary.nvmlDeviceGetFieldValues
-        values = call_nvml(self._client.library, function, self._client.handle, numbers)
-        for (name, key), value in zip(wanted, values, strict=False):
-            if check_code(self._client, key, raw_getattr(value, "nvmlReturn")):
-                member = value_name(raw_getattr(value, "valueType"))
-                given[name] = getattr(raw_getattr(value, "value"), member)
-        return given
+        structs = call_nvml(self._client.library, function, self._client.handle, numbers)
+        for (name, key), struct in zip(wanted, structs, strict=False):
+            if check_code(self._client, key, raw_getattr(struct, "nvmlReturn")):
+                member = value_name(raw_getattr(struct, "valueType"))
+                values[name] = getattr(raw_getattr(struct, "value"), member)
+        return values
 
 
 def mark_if_unsupported(client: DeviceClient, key: _Key, error: UnavailableError) -> None:
-    """Remember that one of many was refused, asked alone; what only failed may come yet."""
+    """Mark one that was queried alone, where it was refused; what only failed may come yet."""
     code = getattr(error.__cause__, "value", None)
     if code in _REFUSALS:
         client.mark_unsupported(key, reason_of(error))
@@ -137,13 +143,13 @@ class Links:
         self.numbers = range(0)
         """Those that it has, as far as is known."""
 
-    def look(self) -> bool:
-        """Ask where it is not known; tells whether they are others now. Raises SourceLostError."""
+    def update(self) -> bool:
+        """Query where it is not known; return whether it changed. Raises SourceLostError."""
         is_asked = _COUNT.key in self._client.outcomes
         if is_asked and (self._is_known or self._client.is_unsupported(_COUNT.key)):
             return False
         # Not as other fields are: a whole call that is refused would refuse all of them.
-        count, before = self._batch.ask_apart().get("count"), self.numbers
+        count, before = self._batch.query_apart().get("count"), self.numbers
         if isinstance(count, int) and 0 <= count <= pynvml.NVML_NVLINK_MAX_LINKS:
             self.numbers, self._is_known = range(count), True
         return self.numbers != before
@@ -154,43 +160,50 @@ _Wanted = list[tuple[str, Callable[[Any], Any]]]
 
 
 class QueryPlan:
-    """One group's questions to one device."""
+    """The calls for one group of readings of one device."""
 
-    def __init__(self, client: DeviceClient, readings: Sequence[MetricSpec]) -> None:
+    def __init__(self, client: DeviceClient, specs: Sequence[MetricSpec]) -> None:
         self._client = client
-        self._readings = readings
-        asked = (question for reading in readings for question in reading.asked)
-        self._links = Links(client) if any(map(_is_of_each_link, asked)) else None
+        self._specs = specs
+        has_links = any(
+            isinstance(source, FieldValue) and source.link == EACH_LINK
+            for spec in specs
+            for source in spec.sources
+        )
+        self._links = Links(client) if has_links else None
         self._plan()
 
-    def ask(self) -> dict[str, Any]:
+    def query(self) -> dict[str, Any]:
         """Return the driver's values by our names, those that it gives; raises SourceLostError."""
-        if self._links and self._links.look():
+        if self._links and self._links.update():
             self._plan()
-        given: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for call, wanted in self._calls:
-            answer = _put(self._client, call)
+            if call.fills:
+                answer = self._client.fill(call.name, call.fills)
+            else:
+                answer = self._client.query_by_name(call.name, *call.arguments)
             if answer is not None:
-                for name, take in wanted:
-                    given[name] = take(answer)
-        given |= _gather(self._fields.ask())
+                for name, extract in wanted:
+                    values[name] = extract(answer)
+        values |= _gather(self._fields.query())
         if self._client.support_version != self._support_version:
             self._plan()
-        return given
+        return values
 
     def _plan(self) -> None:
-        """Lay out the questions that are not refused, each call once."""
+        """Choose the sources that are not unsupported, and each call once."""
         self._support_version = self._client.support_version
         calls: dict[tuple[object, ...], tuple[FunctionCall, _Wanted]] = {}
         fields: list[tuple[Name, FieldValue]] = []
-        for reading in self._readings:
-            question = self._question(reading)
-            if isinstance(question, FunctionCall):
-                calls.setdefault(question.key, (question, []))[1].append(
-                    (reading.name, _taker(question))
+        for spec in self._specs:
+            source = self._source(spec)
+            if isinstance(source, FunctionCall):
+                calls.setdefault(source.key, (source, []))[1].append(
+                    (spec.name, _extractor(source))
                 )
-            elif isinstance(question, FieldValue):
-                fields += self._fields_of(reading.name, question)
+            elif isinstance(source, FieldValue):
+                fields += self._fields_of(spec.name, source)
         self._calls = list(calls.values())
         self._fields = FieldBatch(self._client, fields)
 
@@ -202,19 +215,15 @@ class QueryPlan:
             if not self._client.is_unsupported(field.of(link).key):
                 yield (name, link), field.of(link)
 
-    def _question(self, reading: MetricSpec) -> Source | None:
-        possible = (one for one in reading.asked if not self._client.is_unsupported(one.key))
+    def _source(self, spec: MetricSpec) -> Source | None:
+        possible = (one for one in spec.sources if not self._client.is_unsupported(one.key))
         return next(possible, None)
 
 
-def _is_of_each_link(question: Source) -> bool:
-    return isinstance(question, FieldValue) and question.link == EACH_LINK
-
-
-def _gather(given: dict[Name, Any]) -> dict[str, Any]:
-    """Make mappings, by the link's number, of what was asked of each link."""
+def _gather(values: dict[Name, Any]) -> dict[str, Any]:
+    """Make mappings, by the link's number, of what was sources of each link."""
     gathered: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in values.items():
         if isinstance(name, str):
             gathered[name] = value
         else:
@@ -222,22 +231,12 @@ def _gather(given: dict[Name, Any]) -> dict[str, Any]:
     return gathered
 
 
-def _put(client: DeviceClient, call: FunctionCall) -> object | None:
-    if call.fills:
-        return client.fill(call.name, call.fills)
-    return client.ask_by_name(call.name, *call.arguments)
-
-
-def _taker(call: FunctionCall) -> Callable[[Any], Any]:
+def _extractor(call: FunctionCall) -> Callable[[Any], Any]:
     if call.name == _LICENSES:
         return _license_status
     if isinstance(call.part, int):
         return itemgetter(call.part)
-    return attrgetter(call.part) if call.part else _whole
-
-
-def _whole(answer: object) -> object:
-    return answer
+    return attrgetter(call.part) if call.part else lambda answer: answer
 
 
 def _license_status(features: LicensableFeatures) -> int | None:

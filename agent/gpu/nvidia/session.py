@@ -1,15 +1,21 @@
-"""The library, from its start to its end: opens it and finds the GPUs.
+"""NVML as a source of GPUs: the library from its start to its end, and each GPU that it finds.
 
-It takes any object with the functions of `pynvml`, the real module or the simulator's.
+A session takes any object with functions of `pynvml`: the real module, the simulator's, a
+recording. Opening it finds the GPUs in a thread each, so that one that hangs at the start costs the
+others a bounded wait; it is found by a later opening, under the same index. A GPU's handle is good
+until the library is shut down, so each opening makes new GPUs, which remember nothing of what an
+earlier one did not support.
 """
 
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
+
+from msgspec.structs import replace
 
 from agent.core.incidents.xid_parser import read_bus, write_bus
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
@@ -18,9 +24,9 @@ from agent.gpu.nvidia.client import DeviceClient, call_nvml
 from agent.gpu.nvidia.core import list_processes, query_core
 from agent.gpu.nvidia.events import NvmlDriverEvents, NvmlGpuEvents, pci_buses_of
 from agent.gpu.nvidia.gpm import Gpm, InstanceCounters
-from agent.gpu.nvidia.inventory import Facts, ask_versions
+from agent.gpu.nvidia.inventory import Facts, query_versions
 from agent.gpu.nvidia.library import NvmlLibrary
-from agent.gpu.nvidia.mig import Partition
+from agent.gpu.nvidia.mig import MigLayout
 from agent.gpu.nvidia.process_accounting import AccountingReader
 from agent.gpu.nvidia.query import QueryPlan
 from agent.gpu.source import GpuIdentity
@@ -32,7 +38,7 @@ from gpuledger.records import GpuFacts
 
 @dataclass(kw_only=True)
 class NvidiaGpu:
-    """One GPU of an open library; what it does not support is asked once."""
+    """One GPU of an open library; what it does not support is called once."""
 
     library: object
     """The library that gave the handle."""
@@ -49,14 +55,14 @@ class NvidiaGpu:
 
     def __post_init__(self) -> None:
         client = self.client = DeviceClient(library=self.library, handle=self.handle)
-        # With a memory of its own: it is asked by another thread than the rest.
-        self._beside = DeviceClient(library=self.library, handle=self.handle)
+        # One of its own: it is used by another thread than the rest.
+        self._scan_client = DeviceClient(library=self.library, handle=self.handle)
         self._readings = QueryPlan(client, CATALOGUE[CallGroup.READINGS])
         self._gpm = Gpm(client, CATALOGUE[CallGroup.PROFILING], monotonic_ns=self.monotonic_ns)
         self._health = QueryPlan(client, CATALOGUE[CallGroup.HEALTH])
-        self._partition = Partition(client=client, uuid=self.uuid, index=self.index)
-        self._told: GpuFacts | None = None
-        self._told_cut = 0
+        self._mig = MigLayout(client=client, uuid=self.uuid, index=self.index)
+        self._known_facts: GpuFacts | None = None
+        self._layout_version = 0
         self._accounting = AccountingReader(client=client)
         self._counters = InstanceCounters(
             client, CATALOGUE[CallGroup.PROFILING], monotonic_ns=self.monotonic_ns
@@ -64,23 +70,21 @@ class NvidiaGpu:
         self._facts = Facts(client, uuid=self.uuid, index=self.index, peers=self.peers)
 
     def query(self, group: CallGroup, cursor: SampleCursor) -> dict[str, Any]:
-        """Ask one group, by the fields of `RawGpuSample`.
-
-        Raises SourceLostError where the library must be started again.
-        """
+        """Return the answer to a group, by the fields of `RawGpuSample`; raises SourceLostError."""
         if group is CallGroup.BOOKS:
             return self._query_core(cursor)
         if group is CallGroup.READINGS:
-            return {"readings": self._readings.ask()}
+            return {"readings": self._readings.query()}
         if group is CallGroup.PROFILING:
-            return self._profiling()
-        health = self._health.ask()
-        # The facts come last, as they tell which of all questions were refused.
-        self._told = self._with_layout(self._facts.ask())
-        return {"health": health, "facts": self._told}
+            of_instances = self._counters.query(self._mig.instances)
+            return {**self._gpm.query(), "instance_profiling": of_instances}
+        health = self._health.query()
+        # The facts come last, as their capabilities are those of all calls before.
+        self._known_facts = self._with_layout(self._facts.query())
+        return {"health": health, "facts": self._known_facts}
 
     def query_all(self, cursor: SampleCursor) -> RawGpuSample:
-        """Ask everything; raises SourceLostError where the library must be started again."""
+        """Return the answers to all groups; raises SourceLostError."""
         given: dict[str, Any] = {}
         for group in CallGroup:
             given |= self.query(group, cursor)
@@ -96,7 +100,7 @@ class NvidiaGpu:
 
         Raises SourceLostError.
         """
-        listed = list_processes(self._beside)
+        listed = list_processes(self._scan_client)
         return None if listed is None else frozenset(one.pid for one in listed)
 
     def close(self) -> None:
@@ -105,40 +109,37 @@ class NvidiaGpu:
         self._counters.close()
 
     def _query_core(self, cursor: SampleCursor) -> dict[str, Any]:
-        books = query_core(self.client, cursor)
-        books |= self._partition.ask(books)
-        if not books["mig_enabled"]:
-            books["accounted"] = self._accounting.ask(books["processes"])
-        if self._told and self._told_cut != self._partition.cut:
+        core = query_core(self.client, cursor)
+        core |= self._mig.query(core)
+        if not core["mig_enabled"]:
+            core["accounted"] = self._accounting.query(core["processes"])
+        if self._known_facts and self._layout_version != self._mig.version:
             # At once, and not with the next health: kubelet's ids lead to instances by it.
-            self._told = self._with_layout(self._told)
-            books["facts"] = self._told
-        return books
+            self._known_facts = self._with_layout(self._known_facts)
+            core["facts"] = self._known_facts
+        return core
 
     def _with_layout(self, facts: GpuFacts) -> GpuFacts:
-        self._told_cut = self._partition.cut
-        is_enabled = self._partition.is_enabled
-        return replace(facts, instances=self._partition.describe(), mig_enabled=is_enabled)
-
-    def _profiling(self) -> dict[str, Any]:
-        of_instances = self._counters.ask(self._partition.instances)
-        return {**self._gpm.ask(), "instance_profiling": of_instances}
+        self._layout_version = self._mig.version
+        is_enabled = self._mig.is_enabled
+        return replace(facts, instances=self._mig.describe(), mig_enabled=is_enabled)
 
 
 # A GPU that nobody uses may have to be woken up first, which takes seconds.
 _FIND_SECONDS: Final = 10.0
 
 
-class _Found(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class _Found:
     """A GPU that answered."""
 
-    number: int
+    index: int
     uuid: str
     handle: object
 
 
 class NvmlSession:
-    """The library, from its start to its end."""
+    """The library, as a `GpuSource`."""
 
     def __init__(
         self,
@@ -167,13 +168,13 @@ class NvmlSession:
         count = call_nvml(self.library, NvmlLibrary.nvmlDeviceGetCount)
         found = self._find_all(count)
         self._gpus = [self._make(place, found) for place in found]
-        indices = set(range(count)) - {one.number for one in found}
+        indices = set(range(count)) - {gpu.index for gpu in found}
         self.unfound = {index: self._slots.get(index, f"INDEX:{index}") for index in indices}
         return self._gpus
 
     def versions(self) -> Mapping[str, str | None]:
         """Return the versions by the fields of `Inventory`; raises SourceLostError."""
-        return ask_versions(self.library)
+        return query_versions(self.library)
 
     def gpu_events(self, gpus: Sequence[GpuIdentity], *, clock: Clock) -> NvmlGpuEvents:
         """Make an event set in which these GPUs are registered; raises UnavailableError."""
@@ -218,23 +219,23 @@ class NvmlSession:
         try:
             uuid = call_nvml(self.library, NvmlLibrary.nvmlDeviceGetUUID, handle)
         except UnavailableError:
-            self._note_slot(index, handle)
+            self._record_slot(index, handle)
             return None
-        return _Found(number=index, uuid=uuid, handle=handle)
+        return _Found(index=index, uuid=uuid, handle=handle)
 
-    def _note_slot(self, index: int, handle: object) -> None:
+    def _record_slot(self, index: int, handle: object) -> None:
         """Record where a GPU is plugged in that does not tell who it is."""
         with contextlib.suppress(UnavailableError):
             slot = call_nvml(self.library, NvmlLibrary.nvmlDeviceGetPciInfo_v3, handle).busId
             if bus := read_bus(slot):
                 self._slots[index] = write_bus(bus)
 
-    def _make(self, one: _Found, all_found: Sequence[_Found]) -> NvidiaGpu:
+    def _make(self, gpu: _Found, all_found: Sequence[_Found]) -> NvidiaGpu:
         return NvidiaGpu(
             library=self.library,
-            handle=one.handle,
-            uuid=one.uuid,
-            index=one.number,
-            peers=[(other.uuid, other.handle) for other in all_found if other is not one],
+            handle=gpu.handle,
+            uuid=gpu.uuid,
+            index=gpu.index,
+            peers=[(other.uuid, other.handle) for other in all_found if other is not gpu],
             monotonic_ns=self._monotonic_ns,
         )

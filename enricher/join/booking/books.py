@@ -15,11 +15,7 @@ from enricher.join.booking.instances import exclusive_readings
 from enricher.join.booking.shares import BusySplit, MemorySplit, split_busy, split_memory
 from gpuledger.activity import counters_of
 from gpuledger.records import Account, Entry, GpuBooks, GpuReading, Method, NodeSample
-from gpuledger.twins import twin_of
 
-# Built for each account of each tick: the twins are what makes that cheap.
-_Entry: Final = twin_of(Entry)
-_GpuBooks: Final = twin_of(GpuBooks)
 _Splits = tuple[BusySplit | None, MemorySplit | None, JoulesSplit | None]
 _HOST: Final = Account.HOST
 _UNATTRIBUTED: Final = Account.UNATTRIBUTED
@@ -40,7 +36,7 @@ def book_tick(sample: NodeSample) -> list[GpuBooks]:
     energy = drawn_by_rows(sample.gpus, seconds)
     holders = find_holders(sample)
     return [
-        _GpuBooks(
+        GpuBooks(
             reading=reading,
             entries=book_gpu(own[place], claims[place], seconds, energy[place], holders[place]),
         )
@@ -107,7 +103,7 @@ def _book_claims(claims: list[Claim], splits: _Splits, reserved: float) -> list[
         if claim.account is _HOST:
             size, reserved = size + reserved, 0.0
         entries.append(
-            _Entry(
+            Entry(
                 account=claim.account,
                 method=method,
                 container=claim.container,
@@ -118,7 +114,7 @@ def _book_claims(claims: list[Claim], splits: _Splits, reserved: float) -> list[
         )
     if reserved:
         entries.append(
-            _Entry(
+            Entry(
                 account=_HOST,
                 method=method,
                 busy_seconds=None if busy is None else 0.0,
@@ -141,7 +137,7 @@ def _book_nobody(
     energy = time * watts + drawn
     if time or size or energy or (not worked and any(counters_of(reading))):
         entries.append(
-            _Entry(
+            Entry(
                 account=_UNATTRIBUTED,
                 method=method,
                 busy_seconds=None if busy is None else time,

@@ -8,9 +8,7 @@ from typing import Final
 from enricher.join.booking.holders import Parts
 from enricher.join.booking.shares import add_up
 from gpuledger.records import Account, Entry, Method
-from gpuledger.twins import twin_of
 
-_Entry: Final = twin_of(Entry)
 _IDLE: Final = Account.IDLE
 # What is left of a whole after all parts of it, by rounding alone.
 _NOTHING_RATIO: Final = 1e-12
@@ -43,7 +41,7 @@ def _part_of(idle: Quantities, ratio: float) -> Quantities:
 
 def _entry(idle: Quantities, method: Method, allocation: int | None = None) -> Entry:
     time, size, energy = idle
-    return _Entry(
+    return Entry(
         account=_IDLE,
         busy_seconds=time,
         memory_byte_seconds=size,

@@ -6,13 +6,9 @@ entries of all rows of a GPU sum to the GPU. How a row is booked is `books`' bus
 """
 
 from collections.abc import Sequence
-from typing import Final
 
 from enricher.join.booking.claims import Claim
 from gpuledger.records import GpuReading
-from gpuledger.twins import twin_of
-
-_GpuReading: Final = twin_of(GpuReading)
 
 
 def has_instances(readings: Sequence[GpuReading]) -> bool:
@@ -134,7 +130,7 @@ def _row(
     is_busy_known: bool = True,
 ) -> GpuReading:
     """Return what is booked of a row, with the memory that is its own."""
-    return _GpuReading(
+    return GpuReading(
         uuid=reading.uuid,
         index=reading.index,
         parent_uuid=reading.parent_uuid,

@@ -16,15 +16,12 @@ from gpuledger.records import (
     ProcessExit,
     Settlement,
 )
-from gpuledger.twins import twin_of
 
 MAX_BEHIND_NS: Final = 25 * 3_600 * 10**9
 """How far before its tick an end may lie: an agent tells of it in the first tick that covers it,
 and no tick covers more than a day."""
 MIN_RATIO: Final = 0.005
 """The rounding of a whole percent: less of a process's life than that, its account cannot tell."""
-_Settlement: Final = twin_of(Settlement)
-_Entry: Final = twin_of(Entry)
 
 
 def settle_ends(sample: NodeSample) -> list[Settlement] | None:
@@ -60,7 +57,7 @@ def _settle(end: ProcessExit, seconds: float, sample: NodeSample) -> Settlement:
     # Looked up for its error alone: who counts rows counts on it that the GPU is there.
     _ = sample.gpus[end.gpu]
     from_time_ns, until_time_ns = _times(end, sample)
-    return _Settlement(
+    return Settlement(
         gpu=end.gpu,
         pid=end.pid,
         started_boottime_ns=end.started_boottime_ns,
@@ -90,14 +87,14 @@ def _owed(end: ProcessExit, seconds: float, containers: Sequence[ContainerRef]) 
     if place is not None:
         container = containers[place]
         if container.container_id is not None or container.pod_uid is not None:
-            return _Entry(
+            return Entry(
                 account=Account.POD,
                 method=Method.ACCOUNTING,
                 container=place,
                 busy_seconds=seconds,
             )
-    return _Entry(account=Account.HOST, method=Method.ACCOUNTING, busy_seconds=seconds)
+    return Entry(account=Account.HOST, method=Method.ACCOUNTING, busy_seconds=seconds)
 
 
 def _written_off(seconds: float) -> Entry:
-    return _Entry(account=Account.UNATTRIBUTED, method=Method.ACCOUNTING, busy_seconds=-seconds)
+    return Entry(account=Account.UNATTRIBUTED, method=Method.ACCOUNTING, busy_seconds=-seconds)

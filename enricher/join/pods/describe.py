@@ -8,13 +8,13 @@ at the tick's time, as far as it was read: a tick that comes late, or is joined 
 as it would have been in time. Its deletion shows on ticks after it only.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
-from enricher.join.pods.holders import Holders, find_holders
-from enricher.join.pods.pods import KnownPod, PodCache
+from enricher.join.pods.pods import KnownPod, PodCache, nearest
+from gpuledger.codec import encode
 from gpuledger.recent import Budget, Recent
 from gpuledger.records import (
     ContainerRef,
@@ -25,7 +25,6 @@ from gpuledger.records import (
     PodRecord,
     PodState,
 )
-from gpuledger.twins import encode_twin, twin_of
 
 MAX_SAID_BYTES: Final = 128 * 2**20
 """What is remembered of what was said, of all nodes together: some 6 kB of each node that has eight
@@ -33,10 +32,51 @@ pods on its GPUs, so that it is enough for 20,000 of them."""
 _CONTAINER_BYTES: Final = 250
 _ALLOCATION_BYTES: Final = 850
 """Bytes of a container and of an allocation in memory, beside their texts."""
-_PodDescription: Final = twin_of(PodDescription)
 _EVER_NS: Final = 2**63
 Identity = tuple[str | None, str | None]
 _HOST: Final[Identity] = (None, None)
+
+
+# Finds who the pods are to whom a node says that the kubelet has given something.
+#
+# The kubelet's answer names pods and has no UIDs. A name counts only where a pod record of this
+# very node has it: otherwise a node could put what is idle there on any pod. The books do not
+# change with what is known here; pure.
+
+
+class Holders(NamedTuple):
+    """Who holds the allocations of a tick, as far as it is known."""
+
+    uids: Sequence[str | None]
+    """For each allocation the UID of the pod; `None` where no record of this node has the name."""
+    unknown: int
+    """How many pods there are of which none has."""
+    changes_ns: Sequence[int]
+    """When a name passes from one pod to the next."""
+
+
+_NOBODY = Holders((), 0, ())
+
+
+def find_holders(sample: NodeSample, pods: PodCache) -> Holders:
+    """Return the holders of a tick's allocations by the pods of its node, at the tick's time."""
+    if not sample.allocations:
+        return _NOBODY
+    named = pods.named_on(sample.node)
+    found: dict[tuple[str, str], str | None] = {}
+    changes: list[int] = []
+    for each in sample.allocations:
+        name = (each.namespace, each.pod)
+        if name in found:
+            continue
+        candidates = named.get(name, ())
+        pod = nearest(candidates, time_ns=sample.time_ns)
+        found[name] = None if pod is None else pod.record.uid
+        if len(candidates) > 1:
+            for one in candidates:
+                changes += [one.record.created_time_ns, *one.changes_ns()]
+    uids = [found[each.namespace, each.pod] for each in sample.allocations]
+    return Holders(uids, sum(uid is None for uid in found.values()), changes)
 
 
 class PodDescriptions(NamedTuple):
@@ -107,7 +147,7 @@ class DescriptionCache:
     def _say(self, sample: NodeSample) -> PodDescriptions:
         identities = list(map(identity_of, sample.containers))
         found = [self._pods.find(*identity, node=sample.node) for identity in identities]
-        foreign = find_foreign(identities, self._pods, node=sample.node)
+        foreign = find_pod_of_other_node(identities, self._pods, node=sample.node)
         pods = describe_pods(identities, self._pods, node=sample.node, time_ns=sample.time_ns)
         holders = find_holders(sample, self._pods)
         changes = [time for pod in found if pod for time in pod.changes_ns()]
@@ -118,7 +158,7 @@ class DescriptionCache:
             until_ns=min((one for one in changes if one > sample.time_ns), default=_EVER_NS),
             containers=sample.containers,
             allocations=sample.allocations,
-            pods=msgspec.Raw(encode_twin(pods)),
+            pods=msgspec.Raw(encode(pods)),
             holder_uids=_encoded(holders),
             unknown_holders=holders.unknown,
             pending=[
@@ -149,7 +189,7 @@ def _size_bytes(said: PodDescriptions) -> int:
 
 
 def _encoded(holders: Holders) -> msgspec.Raw | None:
-    return msgspec.Raw(encode_twin(holders.uids)) if holders.uids else None
+    return msgspec.Raw(encode(holders.uids)) if holders.uids else None
 
 
 def identity_of(container: ContainerRef | IncidentProcess) -> Identity:
@@ -157,7 +197,7 @@ def identity_of(container: ContainerRef | IncidentProcess) -> Identity:
     return container.pod_uid, container.container_id
 
 
-def find_foreign(
+def find_pod_of_other_node(
     identities: Iterable[Identity], pods: PodCache, *, node: str
 ) -> dict[Identity, PodRecord]:
     """Return the pods among these that the API server has placed on another node.
@@ -167,7 +207,7 @@ def find_foreign(
     that was registered anew under another name is another node: what it still runs of the old one's
     pods is foreign, until that has ended.
     """
-    found = {identity: pods.find_foreign(*identity, node=node) for identity in identities}
+    found = {identity: pods.find_pod_of_other_node(*identity, node=node) for identity in identities}
     return {identity: pod for identity, pod in found.items() if pod is not None}
 
 
@@ -183,7 +223,7 @@ def describe_pods(
     found: dict[str, KnownPod] = {}
     nameless: list[PodDescription] = []
     named = sorted(set(identities) - {_HOST}, key=_as_text)
-    foreign = find_foreign(named, pods, node=node)
+    foreign = find_pod_of_other_node(named, pods, node=node)
     foreign_uids = {uid for uid, _ in foreign}
     for uid, container_id in named:
         pod = pods.find(uid, container_id, node=node)
@@ -211,13 +251,13 @@ def _as_text(identity: Identity) -> tuple[str, str]:
 def _nameless(uid: str | None, container_ids: list[str], *, is_foreign: bool) -> PodDescription:
     """Describe a pod by what the node said of it alone."""
     state = PodState.FOREIGN if is_foreign else PodState.PENDING
-    return _PodDescription(uid=uid, container_ids=container_ids, state=state)
+    return PodDescription(uid=uid, container_ids=container_ids, state=state)
 
 
 def describe_known(known: KnownPod, container_ids: list[str], *, time_ns: int) -> PodDescription:
     """Describe a pod by the version of it that was in force at a time."""
     pod, deleted_ns = known.at(time_ns), known.record.deleted_time_ns
-    return _PodDescription(
+    return PodDescription(
         uid=pod.uid,
         container_ids=container_ids,
         state=PodState.KNOWN,

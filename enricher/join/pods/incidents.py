@@ -5,14 +5,10 @@ node's own pods alone, as are the pods of processes, so that no node speaks for 
 """
 
 from collections.abc import Iterable
-from typing import Final
 
 from enricher.join.pods.describe import describe_known, describe_pods, identity_of
 from enricher.join.pods.pods import KnownPod, PodCache, nearest
 from gpuledger.records import DeviceAllocation, Incident, PodDescription, PodState
-from gpuledger.twins import twin_of
-
-_PodDescription: Final = twin_of(PodDescription)
 
 
 def describe_incident(incident: Incident, pods: PodCache) -> list[PodDescription]:
@@ -46,7 +42,7 @@ def _describe_holders(
 def _describe(known: KnownPod | None, containers: set[str], *, time_ns: int) -> PodDescription:
     if known is None:
         # The incident keeps the name that the node gave; here it would alert that pod's owner.
-        return _PodDescription(uid=None, container_ids=[], state=PodState.PENDING)
+        return PodDescription(uid=None, container_ids=[], state=PodState.PENDING)
     ids = [
         each.container_id
         for each in known.record.containers

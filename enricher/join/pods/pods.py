@@ -37,7 +37,7 @@ class KnownPod(msgspec.Struct, gc=False):
     """Where it was read."""
     seen_time_ns: int
     """When the pod watch saw this version."""
-    former: dict[str, str]
+    previous_containers: dict[str, str]
     """Containers that earlier versions named, by id: the container's name."""
     past: tuple[PodVersion, ...]
     """Earlier versions that described the pod differently, the oldest first."""
@@ -55,7 +55,7 @@ class KnownPod(msgspec.Struct, gc=False):
         changes = [past.until_ns for past in self.past]
         return changes if deleted_ns is None else [*changes, deleted_ns]
 
-    def nearness(self, time_ns: int) -> tuple[bool, bool, int]:
+    def rank_at(self, time_ns: int) -> tuple[bool, bool, int]:
         """Rank it among pods of one name: there already, there still, and then the newest first."""
         created_ns, deleted_ns = self.record.created_time_ns, self.record.deleted_time_ns
         is_there_still = deleted_ns is None or time_ns < deleted_ns
@@ -63,7 +63,7 @@ class KnownPod(msgspec.Struct, gc=False):
 
     def container_names(self, container_ids: Iterable[str]) -> dict[str, str]:
         """Return the names of those of these containers that the pod has or had."""
-        names = self.former | ids_of(self.record)
+        names = self.previous_containers | ids_of(self.record)
         return {each: names[each] for each in container_ids if each in names}
 
 
@@ -113,7 +113,7 @@ class PodCache:
         elif before:
             known = _after(before, known)
         self._pods[pod.uid] = known
-        for name in (*known.former, *_names_of(known.record)):
+        for name in (*known.previous_containers, *_names_of(known.record)):
             self._claim(name, known.record)
         node = self._nodes.setdefault(known.record.node, NodePods())
         node.uids.add(pod.uid)
@@ -129,7 +129,7 @@ class PodCache:
         known = self._pods.pop(uid, None)
         if known is None:
             return
-        for name in (*known.former, *_names_of(known.record)):
+        for name in (*known.previous_containers, *_names_of(known.record)):
             for claimed in (name, _on_node(known.record.node, name)):
                 self._disclaim(claimed, uid)
         node = self._nodes[known.record.node]
@@ -162,7 +162,7 @@ class PodCache:
             return known
         return self._pods.get(self._uid_of.get(_on_node(node, uid), ""))
 
-    def find_foreign(
+    def find_pod_of_other_node(
         self, uid: str | None, container_id: str | None, *, node: str
     ) -> PodRecord | None:
         """Return the record of the pod of another node by what a cgroup shows on this one.
@@ -225,7 +225,7 @@ class PodCache:
 
 def nearest(pods: Iterable[KnownPod], *, time_ns: int) -> KnownPod | None:
     """Return of pods of one name the one that has it at a time; `None` where there is none."""
-    return max(pods, key=lambda known: known.nearness(time_ns), default=None)
+    return max(pods, key=lambda known: known.rank_at(time_ns), default=None)
 
 
 def ids_of(pod: PodRecord) -> dict[str, str]:
@@ -258,22 +258,24 @@ def _on_node(node: str, name: str) -> str:
 
 def _after(before: KnownPod, known: KnownPod) -> KnownPod:
     """Return what is known of a pod once a newer version of it has come."""
-    known.former = _former(before.former | ids_of(before.record), known.record)
+    known.previous_containers = _former(
+        before.previous_containers | ids_of(before.record), known.record
+    )
     known.past = _past(before, known.record, known.seen_time_ns)
     return known
 
 
 def _overtaken(known: KnownPod, pod: PodRecord) -> KnownPod:
     """Return what is known of a pod once an older version of it has come."""
-    known.former = _former(ids_of(pod) | known.former, known.record)
+    known.previous_containers = _former(ids_of(pod) | known.previous_containers, known.record)
     return known
 
 
 def _former(earlier: dict[str, str], pod: PodRecord) -> dict[str, str]:
     """Return the containers that only earlier versions name, the newest ones of them."""
     named = ids_of(pod)
-    former = [item for item in earlier.items() if item[0] not in named]
-    return dict(former[-MAX_FORMER_CONTAINERS:]) if former else _NONE
+    previous_containers = [item for item in earlier.items() if item[0] not in named]
+    return dict(previous_containers[-MAX_FORMER_CONTAINERS:]) if previous_containers else _NONE
 
 
 def _past(before: KnownPod, pod: PodRecord, seen_time_ns: int) -> tuple[PodVersion, ...]:

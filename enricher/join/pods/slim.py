@@ -5,14 +5,13 @@ ones can be the same object: that is more than half of a cached pod.
 """
 
 from sys import intern
-from typing import Any, Final, TypeVar, cast
+from typing import Final, TypeVar, cast
 
-import msgspec
+from msgspec.structs import replace
 
-from gpuledger.records import PodContainer, PodRecord
+from gpuledger.records import PodRecord
 
 V = TypeVar("V")
-R = TypeVar("R", PodRecord, PodContainer)
 _MAX_SHARED: Final = 10_000
 
 
@@ -28,23 +27,19 @@ class Interner:
 
     def slim(self, pod: PodRecord) -> PodRecord:
         """Return an equal record that shares with others what it can."""
-        return _with(
+        return replace(
             pod,
             namespace=intern(pod.namespace),
             node=intern(pod.node),
             owner_kind=_intern(pod.owner_kind),
             owner_name=_intern(pod.owner_name),
             labels=_shared(self._labels, pod.labels),
-            containers=[_slim_container(each) for each in pod.containers],
+            containers=[replace(each, name=intern(each.name)) for each in pod.containers],
             gpus_requested=_shared(self._requests, pod.gpus_requested),
             phase=intern(pod.phase),
             qos_class=_intern(pod.qos_class),
             priority_class=_intern(pod.priority_class),
         )
-
-
-def _slim_container(container: PodContainer) -> PodContainer:
-    return _with(container, name=intern(container.name))
 
 
 def _intern(text: str | None) -> str | None:
@@ -65,8 +60,3 @@ def _shared(
 
 def _intern_value(value: V) -> V:
     return cast("V", intern(value)) if isinstance(value, str) else value
-
-
-def _with(record: R, **changes: object) -> R:
-    """Return the record with some fields replaced; a twin is a Struct, which its type hides."""
-    return cast("R", msgspec.structs.replace(cast("Any", record), **changes))

@@ -1,17 +1,17 @@
 """How a tick stands in time: booked before or not, late or not, and what before it has no tick.
 
-Pure functions of ticks and marks; the only clock is the one that bounds the nodes' own.
+Pure functions of ticks and watermarks; the only clock is the one that bounds the nodes' own.
 
 Whether `seq` runs ahead. `seq` is milliseconds since the boot, so each tick says when its boot
 began: so long before it. Two clocks tell when the tick was: the record's timestamp, which its
 writer sets and no broker takes where it is more than a day ahead (`gpuledger.topics`), and the
 worker's, which reads a record once it is there and not before. The earlier of them puts the begin
 too late by no more than that day and the time for which the tick lay on its node; the latest begin
-that a booked tick put so is kept with the mark. The later of them puts it too late by any time and
-too early by none. So a tick that puts its boot's begin earlier than is kept, by more than a day and
-as long as ticks lie on a node, has a `seq` that no node wrote. What comes late, gaps of any length
-and clocks that are set move the two apart in the other direction: for an honest tick to be refused,
-two clocks must be wrong at once.
+that a booked tick put so is kept with the watermark. The later of them puts it too late by any time
+and too early by none. So a tick that puts its boot's begin earlier than is kept, by more than a day
+and as long as ticks lie on a node, has a `seq` that no node wrote. What comes late, gaps of any
+length and clocks that are set move the two apart in the other direction: for an honest tick to be
+refused, two clocks must be wrong at once.
 """
 
 from bisect import bisect_left
@@ -89,47 +89,47 @@ class NodeWatermark(msgspec.Struct, gc=False):
         return next((one.begun_ns for one in self.before if one.boot_id == boot_id), None)
 
 
-def is_duplicate(sample: NodeSample, mark: NodeWatermark | None) -> bool:
+def is_duplicate(sample: NodeSample, watermark: NodeWatermark | None) -> bool:
     """Return whether this tick was booked before.
 
     `seq` rises within a boot, restarts of the agent included. A boot of which nothing was booked is
     a new one: neither a clock that was set back nor a topic made anew may cost its ticks.
     """
-    seq = mark.seq_of(sample.boot_id) if mark else None
+    seq = watermark.seq_of(sample.boot_id) if watermark else None
     return seq is not None and sample.seq <= seq
 
 
-def uncovered_seconds(sample: NodeSample, mark: NodeWatermark | None) -> float | None:
+def uncovered_seconds(sample: NodeSample, watermark: NodeWatermark | None) -> float | None:
     """Return the time between the tick booked before and this one's begin, if there is any.
 
     Within a boot by `seq`, the milliseconds since boot, which no one can set. Across a boot by the
     node's clock, so that the time in which it was down is in it. `None` where no tick is known to
     have been booked before, and where the ticks meet.
     """
-    if mark is None:
+    if watermark is None:
         return None
-    seq = mark.seq_of(sample.boot_id)
+    seq = watermark.seq_of(sample.boot_id)
     if seq is not None:
         gap_seconds = (sample.seq - seq) / 1e3 - sample.interval_ns / 1e9
     else:
-        gap_seconds = (sample.time_ns - sample.interval_ns - mark.time_ns) / 1e9
+        gap_seconds = (sample.time_ns - sample.interval_ns - watermark.time_ns) / 1e9
     return round(gap_seconds, 3) if gap_seconds > MIN_GAP_SECONDS else None
 
 
-def clock_step_seconds(sample: NodeSample, mark: NodeWatermark | None) -> float | None:
+def clock_step_seconds(sample: NodeSample, watermark: NodeWatermark | None) -> float | None:
     """Return by how much the node's clock was set since the tick that was booked before.
 
     Within a boot as far as its time and `seq` differ in what passed; across boots it shows only
     where the later boot begins before the earlier one's last tick. `None` where nothing shows.
     """
-    if mark is None:
+    if watermark is None:
         return None
-    time_ns = sample.time_ns - mark.time_ns
-    if sample.boot_id == mark.boot_id:
-        passed_ns = (sample.seq - mark.seq) * 1_000_000
+    time_ns = sample.time_ns - watermark.time_ns
+    if sample.boot_id == watermark.boot_id:
+        passed_ns = (sample.seq - watermark.seq) * 1_000_000
         step_ns = time_ns - passed_ns
         min_ns = _STEP_NS + passed_ns // _DRIFT
-    elif mark.seq_of(sample.boot_id) is None:
+    elif watermark.seq_of(sample.boot_id) is None:
         step_ns = min(0, time_ns - sample.seq * 1_000_000)
         min_ns = _STEP_NS
     else:
@@ -143,13 +143,13 @@ def begin_of(seq: int, *, time_ns: int) -> int:
 
 
 def seq_ahead_seconds(
-    sample: NodeSample, mark: NodeWatermark | None, *, written_ms: int, now_ns: int
+    sample: NodeSample, watermark: NodeWatermark | None, *, written_ms: int, now_ns: int
 ) -> float | None:
     """Return by how much a tick runs ahead of its boot; `None` for up to a day.
 
     Both clocks are asked: `written_ms` is the record's timestamp, `now_ns` the worker's time.
     """
-    begun_ns = mark.begun_ns_of(sample.boot_id) if mark else None
+    begun_ns = watermark.begun_ns_of(sample.boot_id) if watermark else None
     if begun_ns is None:
         return None
     ahead_ns = begun_ns - (max(written_ms * 1_000_000, now_ns) - sample.seq * 1_000_000)

@@ -32,7 +32,7 @@ class _NodeHistory:
 
 
 class UnbookedNodes:
-    """Follows them; memory is bounded by the nodes that have a mark."""
+    """Follows them; memory is bounded by the nodes that have a watermark."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, _NodeHistory] = {}

@@ -15,10 +15,7 @@ from enricher.join.progress.passage import (
     partition_watermark,
 )
 from gpuledger.records import BootProgress, NodeProgress, NodeSample
-from gpuledger.twins import twin_of
 
-_NodeMark: Final = twin_of(NodeProgress)
-_BootMark: Final = twin_of(BootProgress)
 _NS_PER_MS: Final = 1_000_000
 # Longer than samples are kept: what was booked before can come again no more.
 FORGOTTEN_AFTER_NS: Final = 24 * 3_600 * 10**9
@@ -32,37 +29,37 @@ MAX_NODES: Final = 20_000
 """Nodes of one partition: several times those of the largest clusters in all of them."""
 
 
-class NodeMarks:
-    """The marks of one partition's nodes, and which of them nobody has written down yet.
+class NodeWatermarks:
+    """The watermarks of one partition's nodes, and which of them nobody has written down yet.
 
     Memory is bounded by the nodes that were heard of within a day.
     """
 
     def __init__(self) -> None:
-        self._marks: dict[str, NodeWatermark] = {}
+        self._watermarks: dict[str, NodeWatermark] = {}
         self._advanced: dict[str, None] = {}
         self._reached_ns: int | None = None
         self._left_of_round = 0
 
     def __len__(self) -> int:
-        return len(self._marks)
+        return len(self._watermarks)
 
     def of(self, node: str) -> NodeWatermark | None:
-        """Return the mark of a node, `None` where none of its ticks was booked."""
-        return self._marks.get(node)
+        """Return the watermark of a node, `None` where none of its ticks was booked."""
+        return self._watermarks.get(node)
 
     def advance(self, sample: NodeSample, *, offset: int, written_ms: int, now_ns: int) -> None:
         """Remember that this tick is booked, whose record bears the time `written_ms`."""
         node = sample.node
         begun_ns = begin_of(sample.seq, time_ns=min(written_ms * _NS_PER_MS, now_ns))
-        mark = NodeWatermark(
+        watermark = NodeWatermark(
             sample.boot_id, sample.seq, sample.time_ns, offset, now_ns, begun_ns, now_ns, now_ns
         )
-        if known := self._marks.get(node):
-            mark = _after(known, mark)
-        elif len(self._marks) >= MAX_NODES:
+        if known := self._watermarks.get(node):
+            watermark = _after(known, watermark)
+        elif len(self._watermarks) >= MAX_NODES:
             self._make_room()
-        self._marks[node] = mark
+        self._watermarks[node] = watermark
         self._advanced[node] = None
         self._left_of_round -= 1
 
@@ -71,29 +68,31 @@ class NodeMarks:
 
         It is found anew once in as many ticks as there are nodes: a round costs as much as they.
         """
-        if self._left_of_round <= 0 and self._marks:
+        if self._left_of_round <= 0 and self._watermarks:
             self._begin_round(now_ns)
         return self._reached_ns
 
     def _begin_round(self, now_ns: int) -> None:
         self._reached_ns = partition_watermark(
-            (mark.time_ns for mark in self._marks.values()), now_ns=now_ns
+            (watermark.time_ns for watermark in self._watermarks.values()), now_ns=now_ns
         )
         eldest_ns = now_ns - FORGOTTEN_AFTER_NS
-        self._forget([one for one, mark in self._marks.items() if mark.heard_ns < eldest_ns])
-        self._left_of_round = len(self._marks)
+        self._forget(
+            [one for one, watermark in self._watermarks.items() if watermark.heard_ns < eldest_ns]
+        )
+        self._left_of_round = len(self._watermarks)
 
     def _make_room(self) -> None:
         """Forget the tenth of the nodes that were not heard of for longest.
 
         Nodes tick every second or so: what goes is made up, long before a node that is there.
         """
-        by_age = sorted(self._marks, key=lambda node: self._marks[node].heard_ns)
+        by_age = sorted(self._watermarks, key=lambda node: self._watermarks[node].heard_ns)
         self._forget(by_age[: MAX_NODES // 10])
 
     def _forget(self, nodes: Iterable[str]) -> None:
         for node in nodes:
-            del self._marks[node]
+            del self._watermarks[node]
             self._advanced[node] = None
 
     def take(self, written: NodeProgress, *, heard_ns: int) -> None:
@@ -108,7 +107,7 @@ class NodeMarks:
             )
             for one in written.boots_before or ()
         )
-        mark = NodeWatermark(
+        watermark = NodeWatermark(
             written.boot_id,
             written.seq,
             written.time_ns,
@@ -118,55 +117,55 @@ class NodeMarks:
             written.first_booked_time_ns or heard_ns,
             heard_ns,
         )
-        known = self._marks.get(written.node)
-        if known is None or mark.seq >= (known.seq_of(mark.boot_id) or 0):
+        known = self._watermarks.get(written.node)
+        if known is None or watermark.seq >= (known.seq_of(watermark.boot_id) or 0):
             told = _boots_of(known) if known else ()
             for one in told:
-                if one.boot_id == mark.boot_id:
-                    mark.begun_ns = max(mark.begun_ns, one.begun_ns)
-                    mark.first_ns = min(mark.first_ns, one.first_ns)
-            mark.before = _kept(mark, before, told, now_ns=heard_ns)
-            self._marks[written.node] = mark
+                if one.boot_id == watermark.boot_id:
+                    watermark.begun_ns = max(watermark.begun_ns, one.begun_ns)
+                    watermark.first_ns = min(watermark.first_ns, one.first_ns)
+            watermark.before = _kept(watermark, before, told, now_ns=heard_ns)
+            self._watermarks[written.node] = watermark
             self._left_of_round = 0
 
     def remove(self, node: str) -> None:
         """Forget a node; one that is not known is no error."""
-        self._marks.pop(node, None)
+        self._watermarks.pop(node, None)
         self._advanced.pop(node, None)
 
     def drain(self) -> list[tuple[str, NodeProgress | None]]:
-        """Return what changed since the last call: a node's mark, `None` where it was forgotten."""
+        """Return the changes since the last call: a watermark, None for a forgotten node."""
         advanced, self._advanced = self._advanced, {}
         return [(node, self._written(node)) for node in advanced]
 
     def _written(self, node: str) -> NodeProgress | None:
-        mark = self._marks.get(node)
-        if mark is None:
+        watermark = self._watermarks.get(node)
+        if watermark is None:
             return None
-        return _NodeMark(
+        return NodeProgress(
             node=node,
-            boot_id=mark.boot_id,
-            seq=mark.seq,
-            time_ns=mark.time_ns,
-            offset=mark.offset,
-            begun_time_ns=mark.begun_ns,
-            first_booked_time_ns=mark.first_ns,
+            boot_id=watermark.boot_id,
+            seq=watermark.seq,
+            time_ns=watermark.time_ns,
+            offset=watermark.offset,
+            begun_time_ns=watermark.begun_ns,
+            first_booked_time_ns=watermark.first_ns,
             boots_before=[
-                _BootMark(
+                BootProgress(
                     boot_id=one.boot_id,
                     seq=one.seq,
                     begun_time_ns=one.begun_ns,
                     first_booked_time_ns=one.first_ns,
                     last_booked_time_ns=one.last_ns,
                 )
-                for one in mark.before
+                for one in watermark.before
             ]
             or None,
         )
 
 
 def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
-    """Return a node's mark after a tick was booked; what came late moves its own boot alone."""
+    """Return a node's watermark after a tick was booked; a late one moves its own boot alone."""
     if tick.boot_id == known.boot_id:
         tick.before = known.before
         if known.begun_ns > tick.begun_ns:  # noqa: PLR1730 - max() costs three times as much, for each tick
@@ -181,12 +180,14 @@ def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
     return known
 
 
-def _boots_of(mark: NodeWatermark) -> Sequence[BootWatermark]:
-    return (_booked(mark), *mark.before)
+def _boots_of(watermark: NodeWatermark) -> Sequence[BootWatermark]:
+    return (_booked(watermark), *watermark.before)
 
 
-def _booked(mark: NodeWatermark) -> BootWatermark:
-    return BootWatermark(mark.boot_id, mark.seq, mark.begun_ns, mark.first_ns, mark.last_ns)
+def _booked(watermark: NodeWatermark) -> BootWatermark:
+    return BootWatermark(
+        watermark.boot_id, watermark.seq, watermark.begun_ns, watermark.first_ns, watermark.last_ns
+    )
 
 
 def _kept(

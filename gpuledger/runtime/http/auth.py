@@ -18,8 +18,7 @@ import structlog
 
 from gpuledger.certificates import Validity
 from gpuledger.errors import UnavailableError, UserError
-from gpuledger.runtime.file_watch import LOOK_SECONDS, FileWatch
-from gpuledger.runtime.files_in_force import FilesInForce
+from gpuledger.runtime.file_watch import LOOK_SECONDS, FilesInForce, FileWatch
 from gpuledger.runtime.http.basic_auth import BasicAuth
 from gpuledger.runtime.http.messages import Handler, HttpRequest, Response
 from gpuledger.runtime.http.tls import make_context

@@ -19,11 +19,10 @@ from typing import Final
 
 import aiohttp
 
-from gpuledger.addresses import shown_url
 from gpuledger.errors import UnavailableError
 from gpuledger.runtime.http.credentials import NO_CREDENTIALS, BasicCredentials
-from gpuledger.runtime.http.readable import readable
-from gpuledger.runtime.http.retry_after import retry_after_seconds
+from gpuledger.runtime.http.messages import readable, retry_after_seconds
+from gpuledger.settings.address import shown_url
 
 MAX_BODY_BYTES: Final = 64 * 1024
 """How much is read of a body that is only shown."""

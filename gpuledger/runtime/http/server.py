@@ -14,12 +14,11 @@ from typing import Final
 
 import structlog
 
-from gpuledger.runtime.http.channel import READ_BYTES, Channel, TlsChannel
-from gpuledger.runtime.http.exchange import Exchange
+from gpuledger.runtime.http.exchange import READ_BYTES, Channel, Exchange, TlsChannel
 from gpuledger.runtime.http.messages import BadRequestError, Handler, HttpRequest, Response, refusal
 from gpuledger.runtime.http.places import Places, client_of
+from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.process_metrics import CONNECTIONS_DROPPED_TOTAL, Dropped
-from gpuledger.runtime.repeats import Repeats
 from gpuledger.runtime.tasks import end_tasks
 
 HANDSHAKE_SECONDS: Final = 2.0

@@ -14,7 +14,7 @@ import yaml
 
 from gpuledger.decode_errors import explain_invalid, shorten_middle
 from gpuledger.errors import UserError
-from gpuledger.settings.yaml_errors import explain_yaml
+from gpuledger.settings.sources import explain_yaml
 
 _HASH: Final = re.compile(r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}")
 _MAX_COST: Final = 16

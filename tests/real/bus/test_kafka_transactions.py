@@ -16,7 +16,7 @@ from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.kafka_connection import KafkaConnection
 from gpuledger.bus.kafka_consumer import GIVE_UP_SECONDS
-from gpuledger.bus.kafka_transactions import KafkaTransactions
+from gpuledger.bus.kafka_producer import KafkaTransactions
 from gpuledger.bus.protocol import Subscription, TopicPartition
 from gpuledger.bus.transactional_writers import TransactionalWriters
 from gpuledger.errors import BusUnavailableError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from simulator.clock import ManualClock
-from simulator.scenario import load_scenario
+from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
 from sinks.remote_write.active_series import ActiveSeries
 from sinks.remote_write.client import open_client

@@ -25,7 +25,7 @@ from gpuledger.topics import (
     PROCESSES,
     SAMPLES,
 )
-from simulator.opening import open_simulation
+from simulator.simulation import open_simulation
 from sinks.store.query import entries_sql
 from tests.real.end_to_end.deployables import refuse_stray_settings
 from tests.real.end_to_end.pipeline import UIDS_FILE, Pipeline, RealParts

@@ -12,7 +12,7 @@ from agent.settings import AgentSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.runtime import Readiness
 from simulator.clock import ManualClock
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 
 EPOCH_NS = 1_795_000_000_000_000_000

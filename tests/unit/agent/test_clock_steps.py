@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from agent.core.normalize.driver_clock import SetBack
 from gpuledger.records import NodeSample
 from simulator.clock import ManualClock, NodeClock, SetClock
-from simulator.scenario import load_scenario
-from simulator.scenario_shape import ClockStep
+from simulator.scenario.load import load_scenario
+from simulator.scenario.schema import ClockStep
 from simulator.simulation import SimulatedNode, Simulation
 from tests.ticks import play
 from tests.unit.agent.test_sampling import EPOCH_NS, QUICKSTART, SECOND_NS, busy_seconds

@@ -9,7 +9,7 @@ from agent.source import play
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.records import NodeSample, ProcessRecord
 from gpuledger.runtime import Readiness
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
 from tests.unit.agent.test_service import EPOCH_NS, SleepersClock, read_all
 

@@ -5,7 +5,7 @@ from structlog.testing import capture_logs
 from agent.core.incidents.builder import make_incident
 from agent.monitor import IncidentLog
 from gpuledger.records import DeviceAllocation, Incident, IncidentProcess
-from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.logs import Repeats
 
 HELD = DeviceAllocation(
     gpu_uuid="GPU-0",

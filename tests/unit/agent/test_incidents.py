@@ -19,7 +19,7 @@ from gpuledger.records import Incident, NodeSample, Severity
 from gpuledger.runtime import Readiness
 from gpuledger.topics import INCIDENTS, SAMPLES
 from simulator.clock import ManualClock
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
 from tests.unit.agent.core.incidents.builders import EPOCH_NS, SECOND_NS, SOON_SECONDS, pausing
 

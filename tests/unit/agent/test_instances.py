@@ -12,7 +12,7 @@ from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
 from gpuledger.records import Account, NodeSample, ProcessChange, ProcessRecord
 from simulator.clock import ManualClock
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 from tests.ticks import play
 from tests.unit.simulator.mig_builders import EPOCH_NS, GIB, cut_simulation

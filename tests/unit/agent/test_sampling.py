@@ -23,7 +23,7 @@ from gpuledger.records import (
 )
 from gpuledger.records.bounds import MAX_INTERVAL_NS, MAX_INTERVAL_SECONDS
 from simulator.clock import ManualClock
-from simulator.scenario import load_scenario
+from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
 from tests.fakes.nvml import FakeProcfs
 from tests.ticks import play

@@ -25,7 +25,7 @@ from gpuledger.records import NodeSample, ProcessChange, ProcessRecord
 from gpuledger.runtime import Readiness
 from gpuledger.topics import PROCESSES, SAMPLES
 from simulator.clock import ManualClock
-from simulator.scenario import load_scenario
+from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
 from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs
 

@@ -11,7 +11,7 @@ from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
 from gpuledger.records import Account, Entry, ProcessKind
 from simulator.clock import ManualClock
-from simulator.scenario import load_scenario
+from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
 from tests.ticks import tick_of
 from tests.unit.owners import pod_of

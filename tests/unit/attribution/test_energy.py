@@ -7,7 +7,7 @@ import pytest
 from enricher.join.booking.books import book_tick
 from enricher.join.booking.energy import idle_watts
 from simulator.clock import ManualClock
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 from tests.ticks import play
 from tests.unit.owners import pod_of

@@ -23,7 +23,7 @@ from enricher.join.booking.books import book_tick
 from enricher.join.booking.settlement import settle_ends
 from gpuledger.records import Account, Entry, NodeSample
 from simulator.clock import ManualClock
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
 from tests.ticks import tick_of
 

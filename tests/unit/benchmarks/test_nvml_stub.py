@@ -10,7 +10,7 @@ from agent.gpu.nvidia.session import NvmlSession
 from benchmarks.nvml_stub.functions import FUNCTIONS, as_bytes, as_header
 from benchmarks.nvml_stub.memory import Question, SharedMemory
 from simulator.clock import ManualClock
-from simulator.scenario import load_scenario
+from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
 
 QUICKSTART: Final = Path(__file__).parents[3] / "scenarios" / "quickstart.yaml"

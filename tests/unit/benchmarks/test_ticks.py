@@ -1,7 +1,8 @@
 """The ticks that benchmarks and chaos runs publish."""
 
-from dataclasses import replace
 from itertools import pairwise
+
+from msgspec.structs import replace
 
 from benchmarks.ticks import CONTAINERS, GPUS, PROCESSES, Fleet, template_of
 from gpuledger.codec import Decoder

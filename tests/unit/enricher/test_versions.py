@@ -17,7 +17,6 @@ from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
 from gpuledger.records import PodContainer, PodRecord
 from gpuledger.topics import PODS
-from gpuledger.twins import encode_twin
 from tests.unit.enricher.join.ticks import pod
 
 UID = pod().uid
@@ -120,7 +119,7 @@ def test_the_join_and_the_next_podwatch_take_the_same_record_for_the_newest(
     """And podwatch says it once more where something older stands behind it."""
     known = read_back(told)
     found, read = newest(told), known.by_uid.get(UID)
-    assert (read and encode_twin(read)) == (found and encode(found))
+    assert (read and encode(read)) == (found and encode(found))
     assert known.overtaken == ({UID} if found is not None and found != told[-1] else set())
 
 

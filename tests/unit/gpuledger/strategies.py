@@ -1,12 +1,13 @@
 """Any record of a type, for laws that hold for all of them."""
 
-from dataclasses import is_dataclass
 from enum import Enum
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 from hypothesis import strategies as st
+
+from gpuledger.records.base import BaseRecord
 
 T = TypeVar("T")
 
@@ -45,7 +46,7 @@ def _bounded(kind: Any, limits: msgspec.Meta) -> st.SearchStrategy[Any]:  # noqa
 
 
 def _plain(hint: type) -> st.SearchStrategy[Any]:
-    if is_dataclass(hint):
+    if issubclass(hint, BaseRecord):
         return records(hint)
     if issubclass(hint, Enum):
         return st.sampled_from(hint)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuledger.addresses import shown_url
+from gpuledger.settings.address import shown_url
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from gpuledger.codec import Decoder
 from gpuledger.dead_letter_queue import DEAD_LETTERS_TOTAL, DeadLetterQueue
 from gpuledger.errors import BusUnavailableError, TopicsError
 from gpuledger.records import DeadLetter, GpuReading
-from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.logs import Repeats
 from gpuledger.topics import DEAD_LETTERS
 from tests.fakes.producer import KeepingProducer
 

@@ -1,6 +1,5 @@
 """No text, list or mapping of a record is longer than its bound, and the error names its field."""
 
-import dataclasses
 from collections.abc import Iterator
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -14,27 +13,25 @@ from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
 from gpuledger.records import (
     ContainerRef,
+    GpuReading,
     Incident,
     NodeSample,
     PodRecord,
     Severity,
 )
-from gpuledger.records.base import is_array
+from gpuledger.records.base import ArrayRecord, BaseRecord
 from gpuledger.records.bounds import MAX_CONTAINERS, MAX_GPUS, MAX_SENTENCE_LENGTH, MAX_WORD_LENGTH
 from gpuledger.records.fitting import fit
-from gpuledger.twins import encode_twin, twin_of
 from tests.unit.enricher.join.ticks import pod, process, process_end, reading, sample
 
-RECORDS = [
-    one for name in records.__all__ if dataclasses.is_dataclass(one := getattr(records, name))
-]
+RECORDS = [one for name in records.__all__ if issubclass(one := getattr(records, name), BaseRecord)]
 each_record = pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
 
 
 class Bounded(NamedTuple):
     """A field, and how to make a value of it that is so long."""
 
-    record: type
+    record: type[BaseRecord]
     field: str
     kind: Any
     limits: msgspec.Meta
@@ -55,21 +52,19 @@ def any_of(hint: Any) -> Any:  # noqa: ANN401 - any type annotation
     if get_origin(hint) is Annotated:
         kind, limits = get_args(hint)
         return any_of(kind) if limits.pattern is None else "a"
-    if dataclasses.is_dataclass(hint):
-        return least(hint)  # type: ignore[arg-type]  # a class, not an instance
+    if isinstance(hint, type) and issubclass(hint, BaseRecord):
+        return least(hint)
     if isinstance(hint, type) and issubclass(hint, str) and hint is not str:
         return next(iter(hint))  # type: ignore[call-overload]  # an enumeration
     return {str: "x", int: 0, float: 0.0, bool: True, list: [], dict: {}}[get_origin(hint) or hint]
 
 
-def least(record: type, **given: object) -> dict[str, Any] | list[Any]:
+def least(record: type[BaseRecord], **given: object) -> dict[str, Any] | list[Any]:
     """Return the JSON of a record with what must be there, and what is given."""
     hints = get_type_hints(record, include_extras=True)
-    every: list[Any] = [
-        given.get(field.name, any_of(hints[field.name])) for field in dataclasses.fields(record)
-    ]
-    names = [field.name for field in dataclasses.fields(record)]
-    if is_array(record):
+    names = record.__struct_fields__
+    every: list[Any] = [given.get(name, any_of(hints[name])) for name in names]
+    if issubclass(record, ArrayRecord):
         return every
     return {name: value for name, value in zip(names, every, strict=True) if value is not None}
 
@@ -102,7 +97,7 @@ def bounded_fields() -> Iterator[Bounded]:
         for name, hint in get_type_hints(record, include_extras=True).items():
             found = next(_lengths(hint), None)
             if found and found[1] and found[1].pattern is None:
-                yield Bounded(record, name, *found)  # type: ignore[arg-type]  # a class, not an instance
+                yield Bounded(record, name, *found)
 
 
 each_field = pytest.mark.parametrize(
@@ -151,11 +146,12 @@ def test_a_key_or_a_value_beyond_its_bound_is_refused_by_the_mapping_it_is_in(
 
 @each_field
 def test_a_record_that_was_fitted_is_encoded_and_says_what_was_cut(bounded: Bounded) -> None:
-    """As a dataclass and as a twin."""
     most = bounded.limits.max_length
     assert most is not None
-    made: Any = msgspec.convert(least(bounded.record), twin_of(bounded.record))
-    long = _twins_of(bounded, most + 3)
+    # Processes are cut off as well where the device that they point to is not in the tick.
+    devices = {"gpus": [least(GpuReading)]} if bounded.record is NodeSample else {}
+    made: Any = msgspec.convert(least(bounded.record, **devices), bounded.record)
+    long = _values_of(bounded, most + 3)
     expected = 1 if bounded.kind is str else 3
     made = msgspec.structs.replace(made, **{bounded.field: long})
 
@@ -163,12 +159,12 @@ def test_a_record_that_was_fitted_is_encoded_and_says_what_was_cut(bounded: Boun
 
     assert cut == {f"{bounded.record.__name__}.{bounded.field}": expected}
     assert len(getattr(fitted, bounded.field)) == most
-    Decoder(topic="t", record=twin_of(bounded.record)).decode(encode_twin(fitted))
+    Decoder(topic="t", record=bounded.record).decode(encode(fitted))
 
 
-def _twins_of(bounded: Bounded, length: int) -> Any:  # noqa: ANN401 - any type annotation
-    """Return a value of so many twins, which what it is converted to would not take."""
-    hint = get_type_hints(twin_of(bounded.record), include_extras=True)[bounded.field]
+def _values_of(bounded: Bounded, length: int) -> Any:  # noqa: ANN401 - any type annotation
+    """Return a value of so many, which a decoder would not take."""
+    hint = get_type_hints(bounded.record, include_extras=True)[bounded.field]
     return msgspec.convert(bounded.value(length), next(_lengths(hint))[0])
 
 

@@ -12,7 +12,7 @@ from agent.recording.replay import open_recording
 from gpuledger.errors import UserError
 from gpuledger.runtime.http.auth import WebGuard
 from gpuledger.settings import load_settings
-from simulator.scenario import load_scenario
+from simulator.scenario.load import load_scenario
 from sinks.settings import SinkSettings
 
 LONG = "x" * 30_000

@@ -1,6 +1,5 @@
 """docs/events.md names the places of records that are arrays, in their order."""
 
-from dataclasses import fields
 from pathlib import Path
 
 from gpuledger.records import ContainerRef, Entry, GpuReading
@@ -14,6 +13,6 @@ def test_the_page_names_the_places_of_arrays_in_their_order() -> None:
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in between.splitlines()]
 
     assert dict(rows[2:]) == {
-        name: ", ".join(f"`{field.name}`" for field in fields(record))
+        name: ", ".join(f"`{field}`" for field in record.__struct_fields__)
         for name, record in ARRAYS.items()
     }

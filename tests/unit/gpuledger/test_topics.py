@@ -1,6 +1,5 @@
 """The topic table fits together, and records lie where Kafka's own clients would look for them."""
 
-import dataclasses
 from typing import get_type_hints
 
 import pytest
@@ -8,6 +7,7 @@ from aiokafka.partitioner import DefaultPartitioner
 from aiokafka.partitioner import murmur2 as murmur2_of_aiokafka
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gpuledger.topics import (
     BY_NAME,
@@ -77,10 +77,10 @@ def test_the_key_is_a_required_text_field_of_the_record(topic: Topic) -> None:
     for step in topic.key.split(".")[:-1]:
         record = get_type_hints(record)[step]
     last = topic.key.split(".")[-1]
-    (field,) = [field for field in dataclasses.fields(record) if field.name == last]
+    (field,) = [field for field in structs.fields(record) if field.name == last]
 
     assert get_type_hints(record)[last] is str
-    assert field.default is dataclasses.MISSING
+    assert field.required
 
 
 @each_topic

@@ -3,7 +3,7 @@
 from typing import Any
 
 from simulator.clock import ManualClock
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 
 GIB = 1 << 30

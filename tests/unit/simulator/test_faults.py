@@ -10,9 +10,9 @@ import pytest
 
 from gpuledger.errors import UserError
 from simulator.clock import ManualClock
-from simulator.faults_shape import Kind
 from simulator.nvml import SimulatedNvml
-from simulator.scenario import parse_scenario
+from simulator.scenario.fault_schema import Kind
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 
 Play = Callable[..., SimulatedNvml]

@@ -3,7 +3,7 @@
 import pytest
 
 from simulator.clock import ManualClock
-from simulator.scenario import load_scenario
+from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
 
 SECOND = 1_000_000_000

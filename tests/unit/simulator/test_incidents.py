@@ -9,7 +9,7 @@ from gpuledger.errors import UserError
 from simulator.clock import ManualClock
 from simulator.nvml import SimulatedNvml
 from simulator.nvml.events import EventSet
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
 from tests.unit.simulator.mig_builders import cut_simulation
 

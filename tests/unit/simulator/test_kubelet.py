@@ -14,7 +14,7 @@ from gpuledger.errors import UserError
 from gpuledger.records import DeviceAllocation, GpuFacts, MigInstance
 from simulator.clock import ManualClock
 from simulator.kubelet.server import link_logs
-from simulator.scenario import load_scenario, parse_scenario
+from simulator.scenario.load import load_scenario, parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
 
 QUICKSTART = Path(__file__).parents[3] / "scenarios" / "quickstart.yaml"

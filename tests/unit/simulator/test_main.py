@@ -9,8 +9,8 @@ import pytest
 
 from gpuledger.errors import UserError
 from simulator.__main__ import main
-from simulator.epoch import choose_epoch_ns
 from simulator.identities import FileUids, write_uids
+from simulator.simulation import choose_epoch_ns
 
 
 def test_truth_prints_one_object_a_pod(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

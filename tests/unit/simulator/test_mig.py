@@ -10,7 +10,7 @@ import pytest
 from gpuledger.errors import UserError
 from simulator.clock import ManualClock
 from simulator.nvml import Handle, SimulatedNvml
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 from tests.unit.simulator.mig_builders import CUT, EPOCH_NS, GIB, cut_simulation
 

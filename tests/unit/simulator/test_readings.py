@@ -11,7 +11,7 @@ from simulator.clock import ManualClock
 from simulator.nvml import SimulatedNvml
 from simulator.nvml.mig import MigHandle
 from simulator.nvml.session import Handle
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 from tests.unit.simulator.conftest import EPOCH_NS
 from tests.unit.simulator.mig_builders import cut_simulation

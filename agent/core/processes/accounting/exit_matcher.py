@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+import msgspec
+
 from agent.core.processes.table import (
     UNREADABLE,
     KnownProcess,
@@ -285,7 +287,8 @@ class ExitMatcher:
                 change=ProcessChange.SEEN,
                 gpu_uuids={part.gpu_uuid for part in totals},
             )
-            records += [seen, with_totals(replace(seen, change=ProcessChange.ENDED), totals)]
+            ended = msgspec.structs.replace(seen, change=ProcessChange.ENDED)
+            records += [seen, with_totals(ended, totals)]
         return records
 
     def _owner_of(self, pid: int, totals: Sequence[GpuTotals]) -> ProcessFacts:
@@ -319,7 +322,7 @@ def with_totals(record: ProcessRecord, totals: Sequence[GpuTotals]) -> ProcessRe
         return record
     busy = [part.busy_seconds for part in totals if part.busy_seconds is not None]
     held = [part.max_memory_bytes for part in totals if part.max_memory_bytes is not None]
-    return replace(
+    return msgspec.structs.replace(
         record,
         totals=sorted(totals, key=lambda part: part.gpu_uuid),
         busy_seconds=sum(busy) if busy else None,

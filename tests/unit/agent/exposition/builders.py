@@ -1,9 +1,10 @@
 """A node to show: GPUs, containers, processes, with what a test does not care about filled in."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from msgspec.structs import fields
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.exposition.holders import NamedContainer

@@ -1,12 +1,12 @@
 """What dcgm-exporter's users see: names, labels, units, and whose a series is."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given as generated
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.settings import ExpositionSettings
 from gpuledger.records import (

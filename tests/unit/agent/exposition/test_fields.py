@@ -1,10 +1,10 @@
 """The tables of fields hold to the records, to the units and to dcgm-exporter's own list."""
 
-import dataclasses
 import re
 from typing import get_args, get_type_hints
 
 import pytest
+from msgspec import structs
 
 from agent.exposition.dcgm import MULTI_SERIES
 from agent.exposition.dcgm_fields import (
@@ -69,7 +69,7 @@ def test_a_path_of_the_table_leads_to_a_field_of_a_record(path: str) -> None:
     elif part == "events":
         assert hasattr(GpuEvents(), name)
     else:
-        assert name in {one.name for one in dataclasses.fields(parts()[part])}
+        assert name in {one.name for one in structs.fields(parts()[part])}
 
 
 def test_what_is_on_by_default_is_what_dcgm_exporter_has_on() -> None:

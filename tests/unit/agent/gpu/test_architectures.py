@@ -10,8 +10,9 @@ from agent.core.raw import SampleCursor
 from agent.gpu.nvidia.session import NvmlSession
 from gpuledger.records import GpuProfiling
 from simulator.clock import ManualClock
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
+from tests.unit.record_fields import present_in
 
 EPOCH_NS = 1_790_000_000_000_000_000
 SECOND_NS = 1_000_000_000
@@ -70,7 +71,7 @@ def test_a_hopper_has_every_part() -> None:
     assert details.throttling
     assert details.health
     assert details.limits
-    assert set(GpuProfiling.__annotations__) - set(details.profiling.__dict__) == {
+    assert set(GpuProfiling.__annotations__) - set(present_in(details.profiling)) == {
         "c2c_sent_bytes_per_second", "c2c_received_bytes_per_second"
     }  # fmt: skip
 

@@ -1,7 +1,5 @@
 """The catalogue holds every reading that a record has, and asks nothing that is slow."""
 
-import dataclasses
-
 import pynvml
 import pytest
 
@@ -24,12 +22,13 @@ from gpuledger.records import (
     GpuThrottling,
     GpuTraffic,
 )
+from gpuledger.records.base import BaseRecord
 
 ALL: list[tuple[CallGroup, MetricSpec]] = [
     (group, reading) for group, readings in CATALOGUE.items() for reading in readings
 ]
 NAMES = [reading.name for _, reading in ALL]
-PARTS = {
+PARTS: dict[str, type[BaseRecord]] = {
     "profiling": GpuProfiling,
     "traffic": GpuTraffic,
     "throttling": GpuThrottling,
@@ -55,25 +54,21 @@ def test_a_reading_that_is_several_values_is_asked_for_as_such(
     group: CallGroup, reading: MetricSpec
 ) -> None:
     spec = READINGS[group][reading.name]
-    for source in reading.asked:
+    for source in reading.sources:
         is_list = isinstance(source, GpmMetric) and source.count is not None
         is_by_link = isinstance(source, FieldValue) and source.link == EACH_LINK
         assert (spec.is_list, spec.is_by_link) == (is_list, is_by_link)
 
 
 def test_every_field_of_a_reading_is_in_the_catalogue_once() -> None:
-    own = [
-        field.name for record in (GpuReading, GpuDetails) for field in dataclasses.fields(record)
-    ]
-    parts = [
-        f"{name}.{field.name}" for name, part in PARTS.items() for field in dataclasses.fields(part)
-    ]
+    own = [*GpuReading.__struct_fields__, *GpuDetails.__struct_fields__]
+    parts = [f"{name}.{field}" for name, part in PARTS.items() for field in part.__struct_fields__]
     assert sorted(NAMES) == sorted([*(name for name in own if name not in NOT_ASKED), *parts])
 
 
 @pytest.mark.parametrize(("group", "reading"), ALL, ids=NAMES)
 def test_a_question_is_one_that_the_binding_knows(group: CallGroup, reading: MetricSpec) -> None:
-    for question in reading.asked:
+    for question in reading.sources:
         if isinstance(question, FunctionCall):
             assert callable(getattr(pynvml, question.name))
             assert question.fills is None or hasattr(pynvml, question.fills)
@@ -100,6 +95,6 @@ def test_a_total_is_named_so_and_a_ratio_and_a_flag_have_their_types(reading: Me
 
 def test_the_call_that_sleeps_is_not_asked() -> None:
     asked = {
-        one.name for _, reading in ALL for one in reading.asked if isinstance(one, FunctionCall)
+        one.name for _, reading in ALL for one in reading.sources if isinstance(one, FunctionCall)
     }
     assert "nvmlDeviceGetPcieThroughput" not in asked

@@ -36,7 +36,7 @@ def test_a_value_is_read_as_the_type_that_it_says(
     monkeypatch: pytest.MonkeyPatch, kind: int, member: str, value: float
 ) -> None:
     client = play(monkeypatch, {CALL: FieldsFunction({82: (kind, member, value)})})
-    assert batch(client, [82]).ask() == {"field_82": value}
+    assert batch(client, [82]).query() == {"field_82": value}
 
 
 def test_all_fields_are_asked_in_one_call_and_a_refused_one_never_again(
@@ -44,7 +44,7 @@ def test_all_fields_are_asked_in_one_call_and_a_refused_one_never_again(
 ) -> None:
     fields = FieldsFunction({82: DEGREES, 186: pynvml.NVML_ERROR_NOT_SUPPORTED})
     client = play(monkeypatch, {CALL: fields})
-    assert batch(client, [82, 186, 9999]).ask() == {"field_82": 61}
+    assert batch(client, [82, 186, 9999]).query() == {"field_82": 61}
     assert fields.asked == [[82, 186, 9999]]
     assert client.outcomes == {
         (CALL,): None,
@@ -59,9 +59,9 @@ def test_a_field_that_fails_now_is_absent_now_and_asked_again(
 ) -> None:
     fields = FieldsFunction({82: pynvml.NVML_ERROR_TIMEOUT, 83: DEGREES})
     asked = batch(play(monkeypatch, {CALL: fields}), [82, 83])
-    assert asked.ask() == {"field_83": 61}
+    assert asked.query() == {"field_83": 61}
     fields.known[82] = DEGREES
-    assert asked.ask() == {"field_82": 61, "field_83": 61}
+    assert asked.query() == {"field_82": 61, "field_83": 61}
 
 
 def test_a_field_whose_code_says_that_the_gpu_is_lost_loses_it(
@@ -69,7 +69,7 @@ def test_a_field_whose_code_says_that_the_gpu_is_lost_loses_it(
 ) -> None:
     fields = FieldsFunction({82: pynvml.NVML_ERROR_GPU_IS_LOST})
     with pytest.raises(GpuLostError, match="nvmlDeviceGetFieldValues:82"):
-        batch(play(monkeypatch, {CALL: fields}), [82]).ask()
+        batch(play(monkeypatch, {CALL: fields}), [82]).query()
 
 
 def test_where_an_unknown_number_costs_the_whole_call_each_is_tried_alone_once(
@@ -77,10 +77,10 @@ def test_where_an_unknown_number_costs_the_whole_call_each_is_tried_alone_once(
 ) -> None:
     fields = FieldsFunction({82: DEGREES, 186: DEGREES}, strict=True)
     client = play(monkeypatch, {CALL: fields})
-    assert batch(client, [82, 9999, 186]).ask() == {"field_82": 61, "field_186": 61}
+    assert batch(client, [82, 9999, 186]).query() == {"field_82": 61, "field_186": 61}
     assert client.outcomes[CALL, 9999] == "InvalidArgument"
     known = [number for number in (82, 9999, 186) if not client.is_unsupported((CALL, number))]
-    assert batch(client, known).ask() == {"field_82": 61, "field_186": 61}
+    assert batch(client, known).query() == {"field_82": 61, "field_186": 61}
     assert fields.asked == [[82, 9999, 186], [82], [9999], [186], [82, 186]]
 
 
@@ -89,7 +89,7 @@ def test_a_library_without_the_call_gives_no_field_and_is_asked_once(
 ) -> None:
     client = play(monkeypatch, {})
     asked = batch(client, [82])
-    assert [asked.ask(), asked.ask()] == [{}, {}]
+    assert [asked.query(), asked.query()] == [{}, {}]
     assert client.outcomes == {(CALL,): "FunctionNotFound"}
     assert client.support_version == 1
 
@@ -100,9 +100,9 @@ def test_a_call_that_fails_after_it_worked_is_not_taken_apart(
     fields = FieldsFunction({82: DEGREES, 83: DEGREES})
     client = play(monkeypatch, {CALL: fields})
     asked = batch(client, [82, 83])
-    asked.ask()
+    asked.query()
     monkeypatch.setattr(
         pynvml, "_nvmlGetFunctionPointer", lambda _name: lambda *_: pynvml.NVML_ERROR_TIMEOUT
     )
-    assert asked.ask() == {}
+    assert asked.query() == {}
     assert client.outcomes == {(CALL,): None, (CALL, 82): None, (CALL, 83): None}

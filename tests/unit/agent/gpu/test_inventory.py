@@ -14,7 +14,7 @@ from agent.gpu.nvidia.session import NvmlSession
 from gpuledger.records import Capability, GpuFacts
 from simulator.clock import ManualClock
 from simulator.nvml import SimulatedNvml
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 from tests.fakes.altered import Altered
 from tests.fakes.nvml_pointers import play
@@ -175,5 +175,5 @@ def test_what_is_no_text_costs_its_own_fact_only(monkeypatch: pytest.MonkeyPatch
         monkeypatch,
         {"nvmlDeviceGetSerial": write(b"\xff\xfe"), "nvmlDeviceGetName": write(b"NVIDIA L4")},
     )
-    found = Facts(client, uuid="GPU-0", index=0, peers=()).ask()
+    found = Facts(client, uuid="GPU-0", index=0, peers=()).query()
     assert (found.model, found.serial) == ("NVIDIA L4", None)

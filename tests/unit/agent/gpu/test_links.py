@@ -19,9 +19,9 @@ LONG = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
 COUNT: int = pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT
 SENT: int = pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
 READINGS = [
-    MetricSpec(name="memory", unit=CELSIUS, asked=(FieldValue(82),)),
-    MetricSpec(name="all", unit=KIBIBYTES, asked=(FieldValue(SENT, ALL_LINKS),)),
-    MetricSpec(name="each", unit=KIBIBYTES, asked=(FieldValue(SENT, EACH_LINK),)),
+    MetricSpec(name="memory", unit=CELSIUS, sources=(FieldValue(82),)),
+    MetricSpec(name="all", unit=KIBIBYTES, sources=(FieldValue(SENT, ALL_LINKS),)),
+    MetricSpec(name="each", unit=KIBIBYTES, sources=(FieldValue(SENT, EACH_LINK),)),
 ]
 
 
@@ -45,7 +45,7 @@ def test_the_links_are_counted_once_and_asked_in_one_call_with_all_else(
     fields = FieldsFunction(links(1, 2, 3))
     asked = inquiry(play(monkeypatch, {CALL: fields}))
     for _ in range(2):
-        assert asked.ask() == {"memory": 61, "all": 6, "each": {0: 1, 1: 2, 2: 3}}
+        assert asked.query() == {"memory": 61, "all": 6, "each": {0: 1, 1: 2, 2: 3}}
     together = [82, SENT, SENT, SENT, SENT]
     assert fields.asked == [[COUNT], together, together]
     assert fields.scopes[1] == [0, ALL_LINKS, 0, 1, 2]
@@ -57,7 +57,7 @@ def test_a_link_that_is_refused_is_absent_and_never_asked_again(
     fields = FieldsFunction(links(1, -pynvml.NVML_ERROR_NOT_SUPPORTED, 3))
     client = play(monkeypatch, {CALL: fields})
     asked = inquiry(client)
-    assert [asked.ask()["each"] for _ in range(2)] == [{0: 1, 2: 3}] * 2
+    assert [asked.query()["each"] for _ in range(2)] == [{0: 1, 2: 3}] * 2
     assert fields.scopes == [[0], [0, ALL_LINKS, 0, 1, 2], [0, ALL_LINKS, 0, 2]]
     assert client.outcomes[CALL, SENT, 1] == "NotSupported"
     assert client.outcomes[CALL, SENT] is None
@@ -68,9 +68,9 @@ def test_a_link_that_fails_now_is_absent_now_and_asked_again(
 ) -> None:
     fields = FieldsFunction(links(-pynvml.NVML_ERROR_TIMEOUT, 2, 3))
     asked = inquiry(play(monkeypatch, {CALL: fields}))
-    assert asked.ask()["each"] == {1: 2, 2: 3}
+    assert asked.query()["each"] == {1: 2, 2: 3}
     fields.known |= links(9, 2, 3)
-    assert asked.ask()["each"] == {0: 9, 1: 2, 2: 3}
+    assert asked.query()["each"] == {0: 9, 1: 2, 2: 3}
 
 
 @pytest.mark.parametrize("known", [0, -pynvml.NVML_ERROR_NOT_SUPPORTED])
@@ -79,7 +79,7 @@ def test_a_gpu_without_links_is_asked_for_their_number_once_and_for_none_of_them
 ) -> None:
     fields = FieldsFunction(links(1, 2, 3, known=known))
     asked = inquiry(play(monkeypatch, {CALL: fields}))
-    assert ["each" in asked.ask() for _ in range(3)] == [False] * 3
+    assert ["each" in asked.query() for _ in range(3)] == [False] * 3
     assert fields.asked == [[COUNT], *[[82, SENT]] * 3]
 
 
@@ -93,7 +93,7 @@ def test_a_call_for_the_number_of_links_that_fails_costs_no_other_field(
         return code if count.value == 1 else fields(handle, count, values)
 
     asked = inquiry(play(monkeypatch, {CALL: refuse}))
-    assert [asked.ask() for _ in range(2)] == [{"memory": 61, "all": 6}] * 2
+    assert [asked.query() for _ in range(2)] == [{"memory": 61, "all": 6}] * 2
 
 
 @pytest.mark.parametrize("known", [-pynvml.NVML_ERROR_TIMEOUT, 2**32 - 1, 37])
@@ -102,9 +102,9 @@ def test_a_number_of_links_that_failed_or_cannot_be_true_is_asked_for_again(
 ) -> None:
     fields = FieldsFunction(links(1, 2, 3, known=known))
     asked = inquiry(play(monkeypatch, {CALL: fields}))
-    assert "each" not in asked.ask()
+    assert "each" not in asked.query()
     fields.known |= links(1, 2, 3)
-    assert asked.ask()["each"] == {0: 1, 1: 2, 2: 3}
+    assert asked.query()["each"] == {0: 1, 1: 2, 2: 3}
 
 
 def test_where_one_unknown_link_costs_the_whole_call_the_others_are_given(
@@ -113,7 +113,7 @@ def test_where_one_unknown_link_costs_the_whole_call_the_others_are_given(
     fields = FieldsFunction(links(1, 2), strict=True)
     asked = inquiry(play(monkeypatch, {CALL: fields}))
     for _ in range(2):
-        assert asked.ask() == {"memory": 61, "all": 6, "each": {0: 1, 1: 2}}
+        assert asked.query() == {"memory": 61, "all": 6, "each": {0: 1, 1: 2}}
     assert fields.scopes[-1] == [0, ALL_LINKS, 0, 1]
 
 
@@ -123,13 +123,13 @@ def test_the_links_are_looked_at_anew_once_everything_is_probed_again(
     fields = FieldsFunction(links(1, 2, 3, known=0))
     client = play(monkeypatch, {CALL: fields})
     asked = inquiry(client)
-    asked.ask()
+    asked.query()
     fields.known |= links(1, 2, 3)
     client.forget()
-    assert asked.ask()["each"] == {0: 1, 1: 2, 2: 3}
+    assert asked.query()["each"] == {0: 1, 1: 2, 2: 3}
 
 
 def test_a_lost_gpu_is_no_link_that_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     fields = FieldsFunction(links(1, -pynvml.NVML_ERROR_GPU_IS_LOST, 3))
     with pytest.raises(GpuLostError, match="nvmlDeviceGetFieldValues:138:1"):
-        inquiry(play(monkeypatch, {CALL: fields})).ask()
+        inquiry(play(monkeypatch, {CALL: fields})).query()

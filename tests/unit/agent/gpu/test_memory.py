@@ -11,7 +11,7 @@ import pytest
 from agent.core.normalize.gpu import read_gpu
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
 from agent.gpu.nvidia.client import DeviceClient
-from agent.gpu.nvidia.core import Memory, ask_memory
+from agent.gpu.nvidia.core import Memory, query_memory
 from agent.gpu.nvidia.inventory import Facts
 from agent.gpu.nvidia.session import NvidiaGpu
 from tests.fakes.nvml_pointers import Function, play
@@ -53,7 +53,7 @@ def test_the_drivers_own_part_is_told_apart_where_the_driver_can(
 ) -> None:
     driver = Driver()
     client = play(monkeypatch, driver.functions())
-    assert [ask_memory(client) for _ in range(2)] == [NEWER] * 2
+    assert [query_memory(client) for _ in range(2)] == [NEWER] * 2
     assert driver.calls == {V2: 2}
 
 
@@ -63,7 +63,7 @@ def test_an_older_driver_is_asked_in_the_older_way_and_once_in_the_newer(
 ) -> None:
     driver = Driver(newer=code)
     client = play(monkeypatch, driver.functions())
-    assert [ask_memory(client) for _ in range(3)] == [OLDER] * 3
+    assert [query_memory(client) for _ in range(3)] == [OLDER] * 3
     assert driver.calls == {V2: 1, V1: 3}
 
 
@@ -71,7 +71,7 @@ def test_a_library_without_the_newer_function_is_asked_in_the_older_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client = play(monkeypatch, {V1: Driver().functions()[V1]})
-    assert ask_memory(client) == OLDER
+    assert query_memory(client) == OLDER
     assert client.outcomes == {(V1, pynvml.nvmlMemory_v2): "FunctionNotFound", (V1,): None}
 
 
@@ -80,9 +80,9 @@ def test_used_does_not_change_its_meaning_for_one_call_that_failed(
 ) -> None:
     driver = Driver(newer=pynvml.NVML_ERROR_TIMEOUT)
     client = play(monkeypatch, driver.functions())
-    assert ask_memory(client) == Memory()
+    assert query_memory(client) == Memory()
     driver.codes[V2] = 0
-    assert ask_memory(client) == NEWER
+    assert query_memory(client) == NEWER
     assert driver.calls == {V2: 2}
 
 
@@ -91,7 +91,7 @@ def test_where_neither_way_is_known_nothing_is_asked_again(
 ) -> None:
     driver = Driver(newer=REFUSALS[0], older=REFUSALS[1])
     client = play(monkeypatch, driver.functions())
-    assert [ask_memory(client) for _ in range(3)] == [Memory()] * 3
+    assert [query_memory(client) for _ in range(3)] == [Memory()] * 3
     assert driver.calls == {V2: 1, V1: 1}
 
 
@@ -109,4 +109,4 @@ def test_the_size_in_the_inventory_is_any_drivers(
     monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     client: DeviceClient = play(monkeypatch, Driver(newer=code).functions())
-    assert Facts(client, uuid="GPU-0", index=0, peers=()).ask().memory_total_bytes == 1000
+    assert Facts(client, uuid="GPU-0", index=0, peers=()).query().memory_total_bytes == 1000

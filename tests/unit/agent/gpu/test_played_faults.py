@@ -13,7 +13,7 @@ from agent.gpu.driver import Driver
 from agent.gpu.nvidia.session import NvmlSession
 from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 
 EPOCH_NS = 1_790_000_000_000_000_000

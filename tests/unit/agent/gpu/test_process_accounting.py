@@ -74,7 +74,7 @@ def on(buffer: Buffer) -> AccountingReader:
 
 
 def ask(accounting: AccountingReader, *listed: int) -> tuple[ProcessAccounting, ...] | None:
-    return accounting.ask(
+    return accounting.query(
         [ListedProcess(pid=pid, kind=ProcessKind.COMPUTE, memory_bytes=1) for pid in listed]
     )
 
@@ -197,7 +197,7 @@ def test_a_list_that_failed_ends_nobody() -> None:
     buffer.add(1, running=True)
     accounting = on(buffer)
     ask(accounting, 1)
-    assert accounting.ask(None) == ()
+    assert accounting.query(None) == ()
     assert buffer.asked == []
 
 

@@ -16,7 +16,7 @@ from tests.fakes.nvml_pointers import FieldsFunction, play
 
 
 def reading(name: str, *asked: Source) -> MetricSpec:
-    return MetricSpec(name=name, unit=CELSIUS, asked=asked)
+    return MetricSpec(name=name, unit=CELSIUS, sources=asked)
 
 
 class Library:
@@ -52,7 +52,7 @@ def test_readings_of_one_call_are_taken_from_one_answer() -> None:
         reading("last", FunctionCall("nvmlRows", (), 2)),
         reading("used", FunctionCall("nvmlMemory", (5,), "used")),
     )
-    assert asked.ask() == {"first": 1, "last": 3, "used": 7}
+    assert asked.query() == {"first": 1, "last": 3, "used": 7}
     assert library.calls == [("nvmlRows",), ("nvmlMemory", 5)]
 
 
@@ -60,7 +60,7 @@ def test_the_second_question_is_put_once_the_first_is_refused() -> None:
     refusal = pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
     library = Library(nvmlNew=refusal, nvmlOld=4)
     asked = inquiry(library, reading("one", FunctionCall("nvmlNew"), FunctionCall("nvmlOld")))
-    assert [asked.ask(), asked.ask(), asked.ask()] == [{}, {"one": 4}, {"one": 4}]
+    assert [asked.query(), asked.query(), asked.query()] == [{}, {"one": 4}, {"one": 4}]
     assert library.calls == [("nvmlNew",), ("nvmlOld",), ("nvmlOld",)]
 
 
@@ -68,7 +68,7 @@ def test_what_all_refuse_is_not_asked_again() -> None:
     refusal = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     library = Library(nvmlNew=refusal)
     asked = inquiry(library, reading("one", FunctionCall("nvmlNew"), FunctionCall("nvmlMissing")))
-    assert [asked.ask() for _ in range(4)] == [{}] * 4
+    assert [asked.query() for _ in range(4)] == [{}] * 4
     assert library.calls == [("nvmlNew",)]
 
 
@@ -89,7 +89,7 @@ def test_calls_and_fields_are_asked_together(monkeypatch: pytest.MonkeyPatch) ->
             reading("other", FieldValue(186)),
         ],
     )
-    assert [asked.ask() for _ in range(2)] == [{"die": 55, "memory": 61}] * 2
+    assert [asked.query() for _ in range(2)] == [{"die": 55, "memory": 61}] * 2
     assert fields.asked == [[82, 186], [82]]
 
 
@@ -104,7 +104,9 @@ def test_a_struct_that_the_driver_fills_is_given_by_reference(
 
     call = "nvmlDeviceGetSramEccErrorStatus", (), "aggregateCor", "c_nvmlEccSramErrorStatus_v1_t"
     client = play(monkeypatch, {"nvmlDeviceGetSramEccErrorStatus": fill})
-    assert QueryPlan(client, [reading("corrected", FunctionCall(*call))]).ask() == {"corrected": 5}
+    assert QueryPlan(client, [reading("corrected", FunctionCall(*call))]).query() == {
+        "corrected": 5
+    }
 
 
 @pytest.mark.parametrize(
@@ -121,8 +123,8 @@ def test_one_licensed_feature_is_a_license(
         return 0
 
     name = "nvmlDeviceGetGridLicensableFeatures_v4"
-    row = MetricSpec(name="license", unit=COUNT, asked=(FunctionCall(name),))
-    given = QueryPlan(play(monkeypatch, {name: features}), [row]).ask()
+    row = MetricSpec(name="license", unit=COUNT, sources=(FunctionCall(name),))
+    given = QueryPlan(play(monkeypatch, {name: features}), [row]).query()
     assert given["license"] == status
 
 
@@ -130,17 +132,17 @@ def test_a_lost_gpu_is_not_taken_for_a_missing_answer() -> None:
     library = Library(nvmlNew=pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
     with pytest.raises(SourceLostError):
         inquiry(
-            library, MetricSpec(name="one", unit=NUMBER, asked=(FunctionCall("nvmlNew"),))
-        ).ask()
+            library, MetricSpec(name="one", unit=NUMBER, sources=(FunctionCall("nvmlNew"),))
+        ).query()
 
 
 def test_what_was_refused_is_asked_again_once_everything_is_probed_anew() -> None:
     library = Library(nvmlNew=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
     client = DeviceClient(library=library, handle="gpu")
     asked = QueryPlan(client, [reading("one", FunctionCall("nvmlNew"))])
-    asked.ask()
+    asked.query()
     library.functions["nvmlNew"] = 5
-    assert asked.ask() == {}
+    assert asked.query() == {}
     client.forget()
-    asked.ask()
-    assert asked.ask() == {"one": 5}
+    asked.query()
+    assert asked.query() == {"one": 5}

@@ -4,7 +4,7 @@ from agent.core.normalize.gpu import read_gpu
 from agent.core.raw import SampleCursor
 from agent.gpu.nvidia.session import NvmlSession
 from simulator.clock import ManualClock
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 
 EPOCH_NS = 1_790_000_000_000_000_000

@@ -20,7 +20,7 @@ from gpuledger.codec import decoder_of
 from gpuledger.records import GpuBooks, Incident, Inventory, NodeSample
 from gpuledger.runtime import Readiness
 from gpuledger.topics import INCIDENTS, INVENTORY, SAMPLES
-from simulator.scenario import load_scenario
+from simulator.scenario.load import load_scenario
 from simulator.simulation import SimulatedNode, Simulation
 from tests.simulated_source import DirectSource
 from tests.unit.agent.builders import EPOCH_NS, RingingClock
@@ -84,7 +84,7 @@ class Node:
     async def published(self, kind: type[T]) -> list[T]:
         """Return the records of a kind, in their order."""
         (topic,) = (topic for topic, record in RECORDS.items() if record is kind)
-        decoder = decoder_of(topic, kind)  # type: ignore[arg-type]  # a TypeVar is no Hashable to mypy
+        decoder = decoder_of(topic, kind)
         found: list[T] = []
         async with self.bus.consumer(Subscription(group="test", topics=[topic])) as consumer:
             while batches := await consumer.poll(timeout_seconds=0.05, max_records=500):

@@ -3,11 +3,11 @@
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 from typing_extensions import override
 

@@ -11,7 +11,7 @@ from agent.host.kmsg import DeviceKmsg, Kmsg, KmsgReader, RecordTime
 from agent.metrics import KMSG_FAILURES, KMSG_OVERRUNS
 from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
-from simulator.kmsg import SimulatedKmsg
+from simulator.procfs import SimulatedKmsg
 from tests.unit.agent.core.incidents.builders import EPOCH_NS, SECOND_NS, failing_node
 
 UUID = "GPU-1"

@@ -3,7 +3,7 @@
 import gzip
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pynvml
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.core.tick import NodeTick
 from agent.gpu.nvidia.session import NvmlSession
@@ -25,7 +26,7 @@ from gpuledger.codec import encode
 from gpuledger.errors import UserError
 from gpuledger.records import NodeSample, ProcessRecord
 from simulator.clock import ManualClock
-from simulator.scenario import load_scenario
+from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
 from tests.ticks import tick_of
 

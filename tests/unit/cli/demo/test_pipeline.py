@@ -7,7 +7,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from cli.demo.groups import own_group
+from cli.demo.joining import own_group
 from cli.demo.pipeline import drain, running
 from cli.demo.plan import DEMO_SCENARIO, DemoPlan
 from cli.demo.source import SimulatedMachine

@@ -6,7 +6,7 @@ import pytest
 
 from cli.demo.plan import check_url, find_scenario, find_store, parse_bus
 from gpuledger.errors import UserError
-from simulator.scenario import load_scenario
+from simulator.scenario.load import load_scenario
 
 
 def test_several_brokers_may_be_named() -> None:

@@ -1,10 +1,9 @@
 """Which GPUs are lost, since when, and why."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
-from cli.demo.presence import GpuPresence
+from cli.demo.totals import GpuPresence
 from gpuledger.records import AttributedIncident
 from tests.unit.cli.demo.events import HELD, SECOND_NS, event, incident, uuid_of
 

@@ -1,8 +1,7 @@
 """What the live table shows of an event, on screens of any size."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from cli.demo.screen import PAGE_SECONDS, ScreenHeader, draw, rows_of, standstill
 from cli.demo.totals import Tally

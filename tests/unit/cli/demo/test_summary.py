@@ -1,9 +1,9 @@
 """What is said at the end, and the exit code."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cli.demo.alerts import AlertLine
 from cli.demo.meanings import SUMMARY_COLUMNS

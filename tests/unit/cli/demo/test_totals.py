@@ -1,8 +1,7 @@
 """The sums of a run."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from cli.demo.totals import Tally
 from gpuledger.records import Account, GpuBooks, GpuReading, Settlement

@@ -9,7 +9,7 @@ from pathlib import Path
 from cli.replay.command import choose_output, replay_range
 from cli.replay.plan import Asked
 from cli.replay.run import ReplayOutcome
-from enricher.join.replay.comparison import Comparison
+from enricher.join.replay.diff import Comparison
 from enricher.join.replay.replay import TimeRange
 from enricher.join.service import run_join
 from enricher.join.settings import JoinSettings, JoinTuning

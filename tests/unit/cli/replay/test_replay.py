@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 from typing_extensions import override
 
 from cli.replay.report import show_difference, tell_comparison, verdict
-from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.memory_reader import MemoryReader
+from gpuledger.bus.memory import MemoryBus, MemoryReader
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError, TopicsError, UserError
@@ -121,8 +121,8 @@ async def test_a_tick_tells_of_the_one_before_the_range(tmp_path: Path) -> None:
 
 async def test_a_tick_that_came_late_belongs_to_its_own_time(tmp_path: Path) -> None:
     bus, path = new_bus(), tmp_path / "events.jsonl"
-    late = tick(5, "node-b").__dict__ | {"node": "node-a", "boot_id": "another"}
-    await publish_ticks(bus, [tick(2), tick(300), type(tick(0))(**late)])
+    late = structs.replace(tick(5, "node-b"), node="node-a", boot_id="another")
+    await publish_ticks(bus, [tick(2), tick(300), late])
     await Again(bus=bus, end_second=100, output=path).run()
 
     assert [event.seq for event in decoded(read_lines(path))] == [2000, 5000]

@@ -64,12 +64,12 @@ class Given:
         read = record(None, topic=PODS.name, key=uid)
         self.stage.take_pods([read._replace(partition=partition)])
 
-    def read_marks(self, marks: Sequence[Message]) -> None:
+    def read_marks(self, watermarks: Sequence[Message]) -> None:
         """Have marks read as the next worker reads them."""
         self.stage.restore_progress(
             [
                 Record(PROGRESS.name, 3, place, one.timestamp_ms, one.key, one.value)
-                for place, one in enumerate(marks)
+                for place, one in enumerate(watermarks)
             ]
         )
 

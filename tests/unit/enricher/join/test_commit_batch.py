@@ -2,7 +2,7 @@
 
 import pytest
 
-from enricher.join.commit_batch import CommitBatch, CommitBatches
+from enricher.join.delivery import CommitBatch, CommitBatches
 from gpuledger.bus.protocol import Record, TopicPartition
 from gpuledger.topics import INCIDENTS, PROCESSES, SAMPLES
 

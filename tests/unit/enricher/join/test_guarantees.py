@@ -10,8 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 from typing_extensions import override
 
-from enricher.join.commit_batch import CommitBatch
-from enricher.join.delivery import AtLeastOnce, ExactlyOnce
+from enricher.join.delivery import AtLeastOnce, CommitBatch, ExactlyOnce
 from enricher.join.retry import UntilDone
 from enricher.join.settings import JoinSettings, JoinTuning
 from gpuledger.bus.memory import MemoryBus

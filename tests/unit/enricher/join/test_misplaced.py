@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from enricher.join.placing import placement_rule
+from enricher.join.validation import placement_rule
 from gpuledger.records import ContainerRef, NodeProgress, PodState, ProcessChange, ProcessRecord
 from gpuledger.topics import PODS, PROCESSES, PROGRESS, partition_of_node
 from tests.unit.enricher.join.builders import Given
@@ -23,7 +23,7 @@ def given() -> Given:
     return given
 
 
-def mark(**changes: object) -> NodeProgress:
+def watermark(**changes: object) -> NodeProgress:
     """Return a mark far ahead of any tick."""
     values = {"node": "node-a", "boot_id": "boot", "seq": 10**9, "time_ns": 1, "offset": 1}
     return NodeProgress(**(values | changes))  # type: ignore[arg-type]  # the names are a NodeProgress's
@@ -45,7 +45,7 @@ OF_NODE_A = {
     "a tick": ("take_samples", record(sample(seq=9000), offset=9)),
     "an incident": ("take_incidents", incident_record(incident())),
     "a process": ("take_processes", record(seen_process(), topic=PROCESSES.name)),
-    "a mark": ("restore_progress", record(mark(), topic=PROGRESS.name)),
+    "a watermark": ("restore_progress", record(watermark(), topic=PROGRESS.name)),
     "a pod": ("take_pods", record(pod(), topic=PODS.name, key=UIDS[0])),
 }
 ELSEWHERE: dict[str, dict[str, Any]] = {

@@ -3,10 +3,10 @@
 import pytest
 
 from enricher.join.booking.books import book_tick
-from enricher.join.event import make_event
 from enricher.join.observer import TICKS_PER_CHECK, JoinObserver
 from enricher.join.pods.describe import DescriptionCache
 from enricher.join.pods.pods import PodCache
+from enricher.join.stage import make_event
 from gpuledger.records import NodeSample
 from tests.unit.enricher.join.builders import T_NS, Given, value_of
 from tests.unit.enricher.join.ticks import SECOND_NS, process, reading, sample

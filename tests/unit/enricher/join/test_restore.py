@@ -38,7 +38,7 @@ class FailingDelivery:
 class RebalancingConsumer:
     """Loses its partition at the end of its first poll, after the take-over has failed."""
 
-    rebuilding: StateRestorer
+    restorer: StateRestorer
 
     def __init__(self, delivery: FailingDelivery) -> None:
         self._delivery = delivery
@@ -57,7 +57,7 @@ class RebalancingConsumer:
         self._delivery.polled.set()
         await self._delivery.failed.wait()
         await asyncio.sleep(0)
-        await self.rebuilding.need_not([0])
+        await self.restorer.cancel([0])
         return {}
 
 
@@ -68,7 +68,7 @@ async def test_a_take_over_that_fails_just_before_a_rebalance_leaves_nothing_for
     )
     delivery, check, backoff = FailingDelivery(), Check(), Backoff()
     consumer = RebalancingConsumer(delivery)
-    consumer.rebuilding = StateRestorer(
+    consumer.restorer = StateRestorer(
         stage=Given().stage,
         delivery=cast("Delivery", delivery),
         insist=UntilDone(check=check, backoff=backoff),
@@ -77,10 +77,10 @@ async def test_a_take_over_that_fails_just_before_a_rebalance_leaves_nothing_for
         backoff=backoff,
         history=MemoryBus(),
     )
-    consumer.rebuilding.need([0])
+    consumer.restorer.require([0])
 
     async with asyncio.timeout(5):
-        done = await consumer.rebuilding.run(cast("Consumer", consumer))
+        done = await consumer.restorer.run(cast("Consumer", consumer))
 
     gc.collect()
     assert done == frozenset()
@@ -103,7 +103,7 @@ class ReadyDelivery:
 class TwoPartitions:
     """Has two partitions of pods to be read; its first poll may lose one of them."""
 
-    rebuilding: StateRestorer
+    restorer: StateRestorer
 
     def __init__(self, *, loses: int | None = None) -> None:
         self._loses = loses
@@ -140,12 +140,12 @@ class TwoPartitions:
         if self._loses is not None:
             self._held -= {TopicPartition(PODS.name, self._loses)}
             number, self._loses = self._loses, None
-            await self.rebuilding.need_not([number])
+            await self.restorer.cancel([number])
         await asyncio.sleep(0)
         return {}
 
 
-def rebuilding(
+def restorer(
     consumer: TwoPartitions, *, check: Check, delivery: ReadyDelivery | None = None
 ) -> StateRestorer:
     made = StateRestorer(
@@ -157,8 +157,8 @@ def rebuilding(
         backoff=Backoff(first_seconds=0.001, max_seconds=0.001),
         history=MemoryBus(),
     )
-    consumer.rebuilding = made
-    made.need([0, 1])
+    consumer.restorer = made
+    made.require([0, 1])
     return made
 
 
@@ -166,7 +166,7 @@ async def test_a_partition_that_is_given_up_while_it_is_read_back_was_not_read_b
     consumer, check = TwoPartitions(loses=0), Check()
 
     async with asyncio.timeout(5):
-        done = await rebuilding(consumer, check=check).run(cast("Consumer", consumer))
+        done = await restorer(consumer, check=check).run(cast("Consumer", consumer))
 
     assert done == frozenset({1})
     assert check.is_ok
@@ -178,7 +178,7 @@ async def test_an_outage_while_partitions_are_read_back_is_one_failure_of_the_ch
     consumer, delivery = TwoPartitions(), ReadyDelivery(failures=3)
 
     async with asyncio.timeout(5):
-        await rebuilding(consumer, check=check, delivery=delivery).run(cast("Consumer", consumer))
+        await restorer(consumer, check=check, delivery=delivery).run(cast("Consumer", consumer))
 
     assert told == [False, True]
 
@@ -190,7 +190,7 @@ async def test_a_worker_that_was_ready_is_not_while_it_reads_new_partitions_back
     consumer = TwoPartitions()
 
     async with asyncio.timeout(5):
-        await rebuilding(consumer, check=check).run(cast("Consumer", consumer))
+        await restorer(consumer, check=check).run(cast("Consumer", consumer))
 
     assert told == [(True, False), (False, False), (True, False)]
 
@@ -282,7 +282,7 @@ class Reading:
         self, consumer: OnePartition, *, clock: Clock, delivery: ReadyDelivery | None = None
     ) -> None:
         self.given, self.check, self.consumer = Given(), Check(), consumer
-        self.rebuilding = StateRestorer(
+        self.restorer = StateRestorer(
             stage=self.given.stage,
             delivery=cast("Delivery", delivery or ReadyDelivery()),
             insist=UntilDone(check=Check(), backoff=Backoff()),
@@ -292,12 +292,12 @@ class Reading:
             seconds=clock,
             history=MemoryBus(),
         )
-        self.rebuilding.need([3])
-        consumer.rebuilding = self.rebuilding
+        self.restorer.require([3])
+        consumer.restorer = self.restorer
 
     async def run(self) -> frozenset[int]:
         async with asyncio.timeout(5):
-            return await self.rebuilding.run(cast("Consumer", self.consumer))
+            return await self.restorer.run(cast("Consumer", self.consumer))
 
 
 async def test_what_is_not_known_to_be_read_is_not_taken_for_read() -> None:
@@ -357,7 +357,7 @@ async def test_pods_that_come_with_the_loss_of_their_partition_are_left_to_its_n
         async def poll(self, *, timeout_seconds: float, max_records: int) -> Polled:
             polled = await super().poll(timeout_seconds=timeout_seconds, max_records=max_records)
             if self.polls == loses_at:
-                await self.rebuilding.need_not([3])
+                await self.restorer.cancel([3])
                 return PODS_POLLED
             return polled
 
@@ -394,7 +394,7 @@ async def test_a_partition_that_is_given_up_is_taken_over_no_further() -> None:
     running = asyncio.create_task(reading.run())
     await delivery.begun.wait()
 
-    await reading.rebuilding.need_not([3])
+    await reading.restorer.cancel([3])
     assert delivery.was_cut
     assert await running == frozenset()
 

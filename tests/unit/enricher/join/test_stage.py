@@ -126,6 +126,13 @@ def test_a_tombstone_takes_a_pod_out(stage: JoinStage) -> None:
     assert len(stage.pods) == 0
 
 
+def test_a_tombstone_of_another_partition_takes_no_pod_out(stage: JoinStage) -> None:
+    """Whoever may write to the topic writes to any partition of it; the key alone says nothing."""
+    elsewhere = record(None, topic=PODS.name, key=UIDS[0])
+    stage.take_pods([pod_record(), elsewhere._replace(partition=elsewhere.partition + 1)])
+    assert len(stage.pods) == 1
+
+
 def test_a_tick_that_comes_twice_is_booked_once(stage: JoinStage) -> None:
     """The mark is per node and boot; another boot begins again."""
     assert len(stage.take_samples([record(USED), record(USED, offset=1)])) == 1

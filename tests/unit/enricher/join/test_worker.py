@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequen
 from contextlib import asynccontextmanager
 from typing import cast
 
-from enricher.join.commit_batch import CommitBatch
-from enricher.join.delivery import Delivery
+from enricher.join.delivery import CommitBatch, Delivery
 from enricher.join.restore import StateRestorer
 from enricher.join.retry import UntilDone
 from enricher.join.service import JoinWorker
@@ -101,7 +100,7 @@ async def letters_after(*steps: str) -> int:
         stage=given.stage,
         office=given.office,
         delivery=delivery,
-        rebuilding=StateRestorer(
+        restorer=StateRestorer(
             stage=given.stage,
             delivery=delivery,
             insist=insist,

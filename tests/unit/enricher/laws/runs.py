@@ -23,7 +23,7 @@ from gpuledger.records import NodeSample
 from gpuledger.topics import PODS, SAMPLES
 from simulator.clock import ManualClock
 from simulator.plan import PlannedPod
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
 from tests.ticks import tick_of
 from tests.unit.enricher.join.ticks import pod

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enricher.join.replay.agreement import Agreement, compare_events
-from enricher.join.replay.comparison import EventId
+from enricher.join.replay.diff import Agreement, EventId, compare_events
 from enricher.join.replay.replay import Replay, TimeRange
 from tests.unit.enricher.join.ticks import anywhere
 from tests.unit.enricher.laws.topics import PARTITIONS, Topics, topics

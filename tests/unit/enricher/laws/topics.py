@@ -4,10 +4,11 @@ Per partition the order is fixed, as on Kafka; what comes before what across top
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from typing_extensions import override
 
 from gpuledger.bus.protocol import Record

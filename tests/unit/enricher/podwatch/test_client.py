@@ -12,9 +12,8 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from enricher.podwatch.api import Api, KubernetesError, open_api
+from enricher.podwatch.api import Api, KubernetesError, answered, limits, open_api
 from enricher.podwatch.client import Client
-from enricher.podwatch.http import answered, limits
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger.errors import UserError
 from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness

@@ -5,13 +5,11 @@ from typing import Any
 
 import pytest
 
-from enricher.podwatch.decode import PodReader
-from enricher.podwatch.gpu_requests import parse_quantity
+from enricher.podwatch.decode import PodReader, parse_quantity
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
 from gpuledger.records import PodContainer, PodRecord
 from gpuledger.topics import PODS
-from gpuledger.twins import encode_twin
 from tests.unit.enricher.podwatch.builders import CREATED_NS, Object, encoded, owned_by, pod
 
 
@@ -37,8 +35,8 @@ def test_a_pod_becomes_a_record_that_every_reader_of_the_topic_decodes() -> None
         started_time_ns=CREATED_NS + 10**9,
         resource_version="42",
     )
-    assert encode_twin(found) == encode(expected)
-    assert Decoder(topic=PODS.name, record=PodRecord).decode(encode_twin(found)) == expected
+    assert encode(found) == encode(expected)
+    assert Decoder(topic=PODS.name, record=PodRecord).decode(encode(found)) == expected
 
 
 def test_a_pod_without_a_node_has_no_record() -> None:
@@ -239,7 +237,7 @@ def test_what_is_no_pod_is_refused(data: bytes) -> None:
 
 def test_a_large_pod_leaves_a_small_record() -> None:
     noise: Object = {"managedFields": [{"fieldsV1": {f"f:{n}": {}}} for n in range(1000)]}
-    assert len(encode_twin(read(pod(metadata=noise)))) < 500
+    assert len(encode(read(pod(metadata=noise)))) < 500
 
 
 def test_pods_of_a_workload_share_their_labels_in_memory() -> None:

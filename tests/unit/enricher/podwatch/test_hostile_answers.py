@@ -3,8 +3,7 @@
 import aiohttp
 import pytest
 
-from enricher.podwatch.api import AnswerTooLargeError, KubernetesError, open_api
-from enricher.podwatch.http import answered, limits
+from enricher.podwatch.api import AnswerTooLargeError, KubernetesError, answered, limits, open_api
 from enricher.podwatch.reflector import MAX_PAGE_BYTES
 from enricher.podwatch.settings import KubernetesSettings
 from tests.fakes.hostile_http import HUGE_PAGES, MIB, NO_HTTP, ODD_PAGES, Raw, answering, page

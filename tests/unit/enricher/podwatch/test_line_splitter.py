@@ -5,7 +5,8 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from enricher.podwatch.api import KubernetesError
-from enricher.podwatch.line_splitter import HEAD_BYTES, split_lines
+from enricher.podwatch.decode import HEAD_BYTES
+from enricher.podwatch.events import split_lines
 
 
 async def given(chunks: list[bytes]) -> AsyncGenerator[bytes]:

@@ -5,11 +5,10 @@ import itertools
 import pytest
 
 from enricher.podwatch.decode import PodReader
-from gpuledger.codec import Decoder
+from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
 from gpuledger.records import PodRecord
 from gpuledger.topics import PODS
-from gpuledger.twins import encode_twin
 from tests.unit.enricher.podwatch.builders import CREATED_NS, Object, encoded, pod
 
 SECOND = 10**9
@@ -169,7 +168,7 @@ def test_a_time_beyond_all_clocks_is_the_last_that_a_record_can_hold() -> None:
     found = read(pod(metadata={"deletionTimestamp": "2318-01-01T00:00:00Z"}))
     assert found.deletion_time_ns == 2**63 - 1
     decoder = Decoder(topic=PODS.name, record=PodRecord)
-    assert decoder.decode(encode_twin(found)).deletion_time_ns == 2**63 - 1
+    assert decoder.decode(encode(found)).deletion_time_ns == 2**63 - 1
 
 
 def test_pods_of_one_second_share_its_time_in_memory() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from enricher.podwatch.objects import OwnerReference
-from enricher.podwatch.owners import known_owner
+from enricher.podwatch.pod_facts import known_owner
 from tests.unit.enricher.podwatch.builders import CREATED_NS
 
 CREATED_MINUTE = CREATED_NS // 60_000_000_000

@@ -11,17 +11,17 @@ from enricher.podwatch.published_pods import KnownPods, read_known
 from gpuledger.bus.log_reader import HistoryReader
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Record, Unreadable, UnreadableReason
+from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import PodRecord
 from gpuledger.runtime import Readiness
 from gpuledger.topics import PODS
-from gpuledger.twins import encode_twin
 from tests.unit.enricher.podwatch.builders import PatientClock, pod_record, soon
 
 
 def value(uid: str, *, phase: str = "Running", deleted_time_ns: int | None = None) -> bytes:
     made: PodRecord = pod_record(uid, phase=phase, deleted_time_ns=deleted_time_ns)
-    return encode_twin(made)
+    return encode(made)
 
 
 def records(*pairs: tuple[str, bytes | None]) -> list[Record]:

@@ -8,9 +8,9 @@ import pytest
 from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Record
+from gpuledger.codec import encode
 from gpuledger.runtime import Readiness
 from gpuledger.topics import PODS
-from gpuledger.twins import encode_twin
 from tests.unit.enricher.podwatch.builders import PatientClock, pod, pod_record, soon
 from tests.unit.enricher.podwatch.misbehaving import (
     MisbehavingServer,
@@ -148,7 +148,7 @@ async def test_a_record_behind_which_an_older_one_stands_is_published_again(
     partition = (await topic(bus))[0].partition
     async with bus.producer() as producer:
         for uid, record in late.items():
-            message = Message(key=uid.encode(), value=encode_twin(record), timestamp_ms=0)
+            message = Message(key=uid.encode(), value=encode(record), timestamp_ms=0)
             await producer.publish(PODS.name, partition, [message])
     healed = {
         "a": ["Running", "Pending", "Running"],

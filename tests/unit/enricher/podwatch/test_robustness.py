@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import pytest
 
 from enricher.podwatch.api import open_api
-from enricher.podwatch.line_splitter import MAX_LINE_BYTES
+from enricher.podwatch.events import MAX_LINE_BYTES
 from enricher.podwatch.settings import KubernetesSettings
 from enricher.podwatch.watch_events import Interrupted, Phase, Step
 from tests.podwatch_cluster import published

@@ -9,7 +9,7 @@ import pytest
 from typing_extensions import override
 
 from simulator.kube import KubeApi, serve_kube_api, write_kubeconfig
-from simulator.scenario import load_scenario
+from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
 from tests.podwatch_cluster import Cluster
 from tests.podwatch_contract import PodwatchContract

@@ -86,17 +86,17 @@ def test_a_deleted_pod_is_due_with_its_time_then_as_a_tombstone_then_never() -> 
     publish(pods)
     pods.delete(record("a", version="2"), time_ns=5 * SECOND)
     assert publish(pods) == [("a", f"deleted {5 * SECOND}")]
-    assert (pods.bury(time_ns=905 * SECOND - 1), due(pods)) == (0, [])
-    assert (pods.bury(time_ns=905 * SECOND), publish(pods)) == (0, [("a", "tombstone")])
-    assert (pods.bury(time_ns=9999 * SECOND), due(pods), len(pods)) == (0, [], 0)
+    assert (pods.expire(time_ns=905 * SECOND - 1), due(pods)) == (0, [])
+    assert (pods.expire(time_ns=905 * SECOND), publish(pods)) == (0, [("a", "tombstone")])
+    assert (pods.expire(time_ns=9999 * SECOND), due(pods), len(pods)) == (0, [], 0)
 
 
 def test_a_tombstone_waits_for_its_deletion_to_be_known() -> None:
     pods = table(tombstone_after_seconds=1)
     pods.delete(record("a"), time_ns=0)
-    pods.bury(time_ns=9 * SECOND)
+    pods.expire(time_ns=9 * SECOND)
     assert publish(pods) == [("a", "deleted 0")]
-    pods.bury(time_ns=9 * SECOND)
+    pods.expire(time_ns=9 * SECOND)
     assert publish(pods) == [("a", "tombstone")]
 
 
@@ -162,9 +162,9 @@ def test_deleted_pods_beyond_the_bound_are_buried_early_and_counted() -> None:
     for uid in ("a", "b", "c"):
         pods.delete(record(uid), time_ns=1)
     publish(pods)
-    assert pods.bury(time_ns=2) == 1
+    assert pods.expire(time_ns=2) == 1
     assert publish(pods) == [("a", "tombstone")]
-    assert pods.bury(time_ns=2) == 0
+    assert pods.expire(time_ns=2) == 0
 
 
 def test_a_pod_seen_again_after_its_deletion_lives() -> None:
@@ -172,7 +172,7 @@ def test_a_pod_seen_again_after_its_deletion_lives() -> None:
     pods.delete(record("a"), time_ns=1)
     pods.see(record("a"), time_ns=2)
     assert publish(pods) == [("a", "Running")]
-    assert (pods.bury(time_ns=99 * SECOND), due(pods)) == (0, [])
+    assert (pods.expire(time_ns=99 * SECOND), due(pods)) == (0, [])
 
 
 def test_what_the_topic_knows_already_is_not_due_again() -> None:
@@ -197,9 +197,9 @@ def test_deleted_pods_of_the_topic_get_their_tombstone_in_their_time() -> None:
     pods = table(tombstone_after_seconds=10)
     pods.restore([deleted("late", 7), deleted("early", 1)])
     assert (due(pods), len(pods)) == ([], 0)
-    pods.bury(time_ns=11 * SECOND)
+    pods.expire(time_ns=11 * SECOND)
     assert publish(pods) == [("early", "tombstone")]
-    pods.bury(time_ns=17 * SECOND)
+    pods.expire(time_ns=17 * SECOND)
     assert publish(pods) == [("late", "tombstone")]
 
 
@@ -208,7 +208,7 @@ def test_a_pod_that_the_topic_takes_for_deleted_lives_once_it_is_seen() -> None:
     pods.restore([deleted("a", 1)])
     pods.see(record("a"), time_ns=2)
     assert publish(pods) == [("a", "Running")]
-    assert (pods.bury(time_ns=99 * SECOND), due(pods)) == (0, [])
+    assert (pods.expire(time_ns=99 * SECOND), due(pods)) == (0, [])
 
 
 def test_of_equal_records_the_last_seen_is_kept_unless_the_other_is_on_its_way() -> None:

@@ -2,8 +2,8 @@
 
 from prometheus_client import REGISTRY
 
+from gpuledger.bus.log_reader import Withheld
 from gpuledger.bus.protocol import Subscription, TopicPartition
-from gpuledger.bus.withheld import Withheld
 
 TOPIC = "gpuledger.events.v1"
 HERE, THERE = TopicPartition(TOPIC, 0), TopicPartition("other", 1)

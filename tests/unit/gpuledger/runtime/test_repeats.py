@@ -1,6 +1,6 @@
 """What repeats is written once a minute for each key, with its number."""
 
-from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.logs import Repeats
 
 
 class Seconds:

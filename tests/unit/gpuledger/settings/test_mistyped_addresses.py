@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from cli.demo.plan import check_url, find_store, parse_bus
 from enricher.podwatch.settings import KubernetesSettings
-from gpuledger.addresses import shown_url
 from gpuledger.errors import SettingsError, UserError
 from gpuledger.settings import KafkaSettings, Secret, load_settings
+from gpuledger.settings.address import shown_url
 from gpuledger.settings.secret import mask_address, mask_addresses
 from sinks.alerts.settings import AlertsSettings
 from sinks.remote_write.settings import RemoteWriteSettings

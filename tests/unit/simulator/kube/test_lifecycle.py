@@ -6,7 +6,7 @@ import pytest
 
 from simulator.kube.lifecycle import PodStep, pod_events
 from simulator.plan import plan_pods
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 
 NODES = [{"name": "n", "gpus": {"model": "NVIDIA L4"}}]
 

@@ -10,7 +10,7 @@ from simulator.clock import ManualClock
 from simulator.identities import FileUids
 from simulator.kube import KubeApi, serve_kube_api, write_kubeconfig
 from simulator.kube.driver import drive
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 from tests.unit.simulator.kube.api_client import Client
 

@@ -1,10 +1,10 @@
 """Rules over event time, and what Alertmanager is told of them."""
 
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpuledger.records import (
     Account,

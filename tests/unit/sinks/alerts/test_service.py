@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +10,7 @@ import msgspec
 import orjson
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 from typing_extensions import override

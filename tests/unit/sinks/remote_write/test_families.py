@@ -14,7 +14,7 @@ from cli.docs_gen.metrics import DEPLOYABLES, collectors_of
 from gpuledger.records import NodeSample
 from simulator.clock import ManualClock
 from simulator.device import SimulatedGpu
-from simulator.scenario import load_scenario
+from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
 from sinks.remote_write.families import FAMILIES, Family
 from sinks.remote_write.values import values_of

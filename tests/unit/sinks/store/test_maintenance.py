@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from typing_extensions import override
 
 from gpuledger.bus.protocol import Record
-from gpuledger.runtime.threads import in_daemon_thread
+from gpuledger.runtime.tasks import in_daemon_thread
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.maintenance import Maintenance
 from sinks.store.rows import rows_of

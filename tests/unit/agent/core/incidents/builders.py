@@ -16,7 +16,7 @@ from typing_extensions import override
 from agent.gpu.nvidia.session import NvmlSession
 from gpuledger.records import Incident
 from simulator.clock import ManualClock
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
 
 EPOCH_NS = 1_790_000_000_000_000_000

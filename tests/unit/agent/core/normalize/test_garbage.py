@@ -18,10 +18,10 @@ from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
 from agent.core.raw import SampleCursor
 from agent.gpu.nvidia.catalogue import CATALOGUE
 from agent.gpu.nvidia.session import NvmlSession
-from gpuledger.codec import Decoder, encode
-from gpuledger.records import GpuDetails, GpuReading
+from gpuledger.codec import decoder_of, encode, validate
+from gpuledger.records import GpuReading
 from simulator.clock import ManualClock
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 
 EPOCH_NS = 1_790_000_000_000_000_000
@@ -110,8 +110,9 @@ def value_of(tick: GpuTick, name: str) -> Any:
 
 
 def check_plausible(tick: GpuTick) -> None:
-    Decoder(topic="readings", record=GpuReading).decode(encode(tick.reading))
-    Decoder(topic="readings", record=GpuDetails).decode(encode(tick.details))
+    for record in (tick.reading, tick.details):
+        validate(record)
+        assert decoder_of("readings", type(record)).decode(encode(record)) == record
     for readings in CATALOGUE.values():
         for one in readings:
             field, value = one.name.rpartition(".")[2], value_of(tick, one.name)

@@ -1,8 +1,7 @@
 """From the kubelet's answer to allocations."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from agent.host.kubelet.assignments import (
     DeviceAssignment,

@@ -15,7 +15,7 @@ from agent.host.kubelet.client import KubeletError, SocketKubelet
 from agent.host.kubelet.messages import parse_answer
 from simulator.clock import ManualClock
 from simulator.kubelet.server import serve_kubelet
-from simulator.scenario import load_scenario
+from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
 
 QUICKSTART = Path(__file__).parents[5] / "scenarios" / "quickstart.yaml"

@@ -1,10 +1,10 @@
 """docs/attribution.md: its example is what the join books, its methods are those there are."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import pytest
+from msgspec.structs import replace
 
 from enricher.join.booking import books, energy, settlement, shares
 from enricher.join.booking.books import book_gpu

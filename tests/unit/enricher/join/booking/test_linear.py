@@ -13,7 +13,7 @@ from enricher.join.booking.instance_energy import drawn_by_rows
 from enricher.join.booking.instances import exclusive_readings
 from enricher.join.booking.settlement import settle_ends
 from enricher.join.pods.describe import describe_pods, identity_of
-from enricher.join.pods.holders import find_holders as find_named_holders
+from enricher.join.pods.describe import find_holders as find_named_holders
 from enricher.join.pods.incidents import describe_incident
 from enricher.join.pods.pods import PodCache
 from gpuledger.records import (

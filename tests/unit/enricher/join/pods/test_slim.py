@@ -7,10 +7,9 @@ from enricher.join.pods.slim import Interner
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import PodRecord
 from gpuledger.topics import PODS
-from gpuledger.twins import twin_of
 from tests.unit.enricher.join.ticks import pod
 
-DECODER = Decoder(topic=PODS.name, record=twin_of(PodRecord))
+DECODER = Decoder(topic=PODS.name, record=PodRecord)
 
 
 def decoded(record: PodRecord) -> PodRecord:

@@ -76,9 +76,9 @@ def offer(given: Given, tick: Forged, *, read_ms: int) -> int:
 
 
 def hand_over(given: Given) -> None:
-    marks = given.stage.drain_progress(3)
+    watermarks = given.stage.drain_progress(3)
     given.stage.forget(3)
-    given.read_marks(marks)
+    given.read_marks(watermarks)
 
 
 @settings(deadline=None)

@@ -5,7 +5,7 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from enricher.join.progress.passage import partition_watermark
-from enricher.join.progress.recent import WindowedMin
+from enricher.join.progress.skew import WindowedMin
 from gpuledger.topics import PODS
 from tests.unit.enricher.join.builders import T_NS, Given, value_of
 from tests.unit.enricher.join.ticks import SECOND_NS, pod, record, sample
@@ -47,7 +47,7 @@ def test_a_gap_shows_across_workers(given: Given) -> None:
     given.take(seq=1000)
     heir = Given()
     heir.stage.restore_progress(
-        [record(one.value, topic="marks") for one in given.stage.drain_progress(3)]
+        [record(one.value, topic="watermarks") for one in given.stage.drain_progress(3)]
     )
     assert heir.take(seq=4000).uncovered_seconds == 2.0
 
@@ -181,11 +181,11 @@ async def test_an_earlier_boot_cannot_run_ahead_either(given: Given) -> None:
     """Nor where another boot came between, nor by what the next worker reads of it."""
     given.take(boot_id="one", seq=1000)
     given.take(boot_id="two", seq=1000)
-    marks = given.stage.drain_progress(3)
-    given.read_marks(marks)
+    watermarks = given.stage.drain_progress(3)
+    given.read_marks(watermarks)
     assert given.offer(boot_id="one", seq=5 * DAY_MS) == []
     given.stage.forget(3)
-    given.read_marks(marks)
+    given.read_marks(watermarks)
     assert given.offer(boot_id="one", seq=5 * DAY_MS) == []
     assert given.offer(boot_id="two", seq=5 * DAY_MS) == []
     assert given.take(boot_id="one", seq=2000).seq == 2000

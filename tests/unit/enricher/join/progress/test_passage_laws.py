@@ -46,11 +46,11 @@ STEPS = st.lists(
 )
 
 
-def worker(marks: list[Record]) -> JoinStage:
+def worker(watermarks: list[Record]) -> JoinStage:
     """Return a worker that begins where these marks end."""
     office = DeadLetterQueue(consumer="test", producer=KeepingProducer(), partitions=1)
     stage = JoinStage(office=office, is_placed=anywhere, time_ns=lambda: T_NS)
-    stage.restore_progress(marks)
+    stage.restore_progress(watermarks)
     return stage
 
 
@@ -68,17 +68,17 @@ def ticks_of(steps: list[Step], *, clock_runs: int = 1) -> list[NodeSample]:
 def live_through(steps: list[Step], ticks: list[NodeSample]) -> list[GpuEvent]:
     """Return the events that all workers together wrote of the ticks."""
     log: list[Record] = []
-    marks: list[Record] = []
+    watermarks: list[Record] = []
     events: list[GpuEvent] = []
-    stage = worker(marks)
+    stage = worker(watermarks)
     for tick, step in zip(ticks, steps, strict=True):
         if not step.is_lost:
             log += [record(tick, offset=len(log) + copy) for copy in range(step.copies)]
             events += _book(stage, log[-step.copies :])
         if step.hands_over:
             told = stage.drain_progress(PARTITION)
-            marks += [record(one.value, topic=PROGRESS.name) for one in told]
-            stage = worker(marks)
+            watermarks += [record(one.value, topic=PROGRESS.name) for one in told]
+            stage = worker(watermarks)
         events += _book(stage, log[len(log) - step.reads_again :] if step.reads_again else [])
     return events
 

@@ -70,9 +70,9 @@ def test_no_honest_tick_is_refused(
         read_ms = max(read_ms, sent_ms + tick.waits_ms)
         assert offer(given, seq=seq, stamped_ms=stamped_ms, read_ms=read_ms) == 1
         if hand_over:
-            marks = given.stage.drain_progress(3)
+            watermarks = given.stage.drain_progress(3)
             given.stage.forget(3)
-            given.read_marks(marks)
+            given.read_marks(watermarks)
 
 
 forged_ticks = st.lists(

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from enricher.join.progress.watermarks import MAX_NODES, NodeMarks
+from enricher.join.progress.watermarks import MAX_NODES, NodeWatermarks
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
@@ -72,8 +72,8 @@ def test_a_mark_is_given_once_and_only_where_something_was_booked(stage: JoinSta
     """Neither a mark that was read, nor a duplicate, nor another partition has anything to tell."""
     stage.take_samples([record(USED)])
     assert stage.drain_progress(PARTITION + 1) == []
-    marks = stage.drain_progress(PARTITION)
-    stage.restore_progress(written(marks))
+    watermarks = stage.drain_progress(PARTITION)
+    stage.restore_progress(written(watermarks))
     stage.take_samples([record(USED, offset=1)])
     assert stage.drain_progress(PARTITION) == []
 
@@ -134,17 +134,17 @@ def test_a_tick_of_an_earlier_boot_that_comes_late_is_booked_once(stage: JoinSta
     (event,) = stage.take_samples([late])
     assert EVENT.decode(event.value).uncovered_seconds == 1.0
     assert stage.take_samples([late, *boots("one", "two")]) == []
-    (mark,) = stage.drain_progress(PARTITION)
-    assert MARK.decode(mark.value).boot_id == "two"
+    (watermark,) = stage.drain_progress(PARTITION)
+    assert MARK.decode(watermark.value).boot_id == "two"
 
 
 def test_of_the_boots_before_only_a_few_are_kept(stage: JoinStage) -> None:
     """Or a node that boots for ever would need ever more: the newest, and those booked longest."""
     stage.take_samples(boots(*(f"boot-{number}" for number in range(13))))
     (message,) = stage.drain_progress(PARTITION)
-    mark = MARK.decode(message.value)
-    assert mark.boot_id == "boot-12"
-    assert mark.boots_before == [
+    watermark = MARK.decode(message.value)
+    assert watermark.boot_id == "boot-12"
+    assert watermark.boots_before == [
         BootProgress(
             boot_id=f"boot-{number}",
             seq=2000,
@@ -160,12 +160,12 @@ def test_marks_that_are_read_twice_say_what_they_say_once(
     stage: JoinStage, office: DeadLetterQueue
 ) -> None:
     """As where reading is begun anew half-way, and the clock went back at each boot."""
-    marks: list[Record] = []
+    watermarks: list[Record] = []
     for tick in boots("one", "two", "three", clock_runs=-1):
         stage.take_samples([tick])
-        marks += written(stage.drain_progress(PARTITION))
+        watermarks += written(stage.drain_progress(PARTITION))
     heir = JoinStage(office=office, is_placed=anywhere)
-    for read in (marks[:5], marks):
+    for read in (watermarks[:5], watermarks):
         heir.restore_progress(read)
     assert heir.take_samples(boots("one", "two", "three")) == []
 
@@ -195,14 +195,14 @@ def test_a_mark_that_cannot_be_read_is_put_aside(stage: JoinStage, office: DeadL
 
 def test_more_nodes_than_a_partition_has_are_forgotten_the_longest_silent_first() -> None:
     """Names are anybody's; who ticks is there still, and what he has booked stays booked."""
-    marks = NodeMarks()
+    watermarks = NodeWatermarks()
     honest = sample(node="honest", seq=1000)
     for number in range(3 * MAX_NODES):
         made_up = sample(node=f"made-up-{number}")
-        marks.advance(made_up, offset=number, written_ms=0, now_ns=number)
+        watermarks.advance(made_up, offset=number, written_ms=0, now_ns=number)
         if number % 1000 == 0:
-            marks.advance(honest, offset=0, written_ms=0, now_ns=number)
-    assert len(marks) <= MAX_NODES
-    assert marks.of("honest") is not None
-    forgotten = [node for node, mark in marks.drain() if mark is None]
+            watermarks.advance(honest, offset=0, written_ms=0, now_ns=number)
+    assert len(watermarks) <= MAX_NODES
+    assert watermarks.of("honest") is not None
+    forgotten = [node for node, watermark in watermarks.drain() if watermark is None]
     assert len(forgotten) >= 2 * MAX_NODES

@@ -17,10 +17,9 @@ from gpuledger.decode_errors import shorten_middle
 from gpuledger.errors import UserError
 from simulator.device import describe_gpu, gpu_groups
 from simulator.faults import check_faults
-from simulator.kubelet_shape import PluginDevice
 from simulator.mig import Cut, cut_at
 from simulator.plan import PlannedProcess, plan_pods, plan_processes
-from simulator.scenario_shape import GpuGroup, Scenario
+from simulator.scenario.schema import GpuGroup, PluginDevice, Scenario
 
 __all__ = ["Scenario", "load_scenario", "parse_scenario"]
 

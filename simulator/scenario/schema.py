@@ -8,11 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from simulator.faults_shape import Fault
-from simulator.health_shape import HealthFault, KernelMix
-from simulator.incident_shape import EventSupport, GpuIncident
-from simulator.kubelet_shape import PluginDevice
-from simulator.mig_shape import MigLayout
+from simulator.scenario.fault_schema import EventSupport, Fault, GpuIncident, HealthFault, KernelMix
 
 Name = Annotated[
     str, Meta(min_length=1, max_length=253, pattern=r"^[a-z0-9]([a-z0-9.\-]*[a-z0-9])?$")
@@ -22,6 +18,42 @@ Seconds = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Bytes = Annotated[int, Meta(ge=0)]
+
+
+# What a scenario says of GPUs that are cut into instances. The shape alone, each field's unit.
+
+Profile = Annotated[str, Meta(pattern=r"^([1-7]c\.)?[1-7]g\.[1-9][0-9]*gb$")]
+"""A profile as the driver names it, such as `1g.10gb` or `1c.2g.20gb`."""
+
+
+class MigLayout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a GPU is cut from a time on."""
+
+    start_seconds: Annotated[float, Meta(ge=0)] = 0.0
+    """From when on, since the scenario's start; no process may live over a new cut."""
+    instances: Annotated[list[Profile | list[Profile]], Meta(max_length=7)]
+    """A profile for each instance; a list of profiles cuts one GPU instance into compute instances,
+    each of which counts as one."""
+
+
+# What a scenario says of devices that the kubelet gave away. The shape alone.
+
+
+class PluginDevice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A GPU, or a part of one, that a container was given."""
+
+    gpu: Annotated[int, Meta(ge=0)]
+    """The driver's index of the GPU."""
+    instance: Annotated[int, Meta(ge=0)] | None = None
+    """On a GPU that is cut: the position of the instance in the cut."""
+    replica: Annotated[int, Meta(ge=0)] | None = None
+    """Where several containers share the device: which of the shares."""
+    resource: Annotated[str, Meta(min_length=1)] | None = None
+    """The resource; absent: `nvidia.com/gpu`, or `nvidia.com/mig-` and the profile."""
+    ids: Literal["uuid", "old-mig", "gke", "hami", "gpu-mem"] = "uuid"
+    """Whose form the device's id has."""
+    claim: Name | None = None
+    """A resource claim of the pod's namespace that gave it, in place of a device plugin."""
 
 
 class GpuGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

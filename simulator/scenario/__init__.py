@@ -1,0 +1,1 @@
+"""Scenarios: what they may say, and how they are read."""

@@ -1,0 +1,75 @@
+"""One concept, one word: names hold to the glossary, docstrings open as Python's do."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("gpuledger", "agent", "enricher", "sinks", "reports", "simulator", "cli")
+GLOSSARY_ROW = re.compile(r"^\| (?P<words>[^|]+) \| [^|]+ \| (?P<refused>[^|]*) \|$", re.MULTILINE)
+OPENINGS = re.compile(r"(Give|Gives|Tell whether|Say whether|Take that|Make out)\b")
+# A word of the glossary that Python, asyncio, Prometheus or a format uses for something else.
+ELSEWHERE = {
+    "moment",  # of time, in what people write: `gpuledger replay --from`
+    "ledger",  # the package's own name
+    "answers",  # of HTTP
+}
+
+
+def refused_words() -> frozenset[str]:
+    """Return the words of the glossary's last column."""
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("## Glossary")[2]
+    rows = GLOSSARY_ROW.finditer(section.partition("\n## ")[0])
+    words = {word.strip() for row in rows for word in row["refused"].split(",")}
+    return frozenset(words - {"", "not"} - ELSEWHERE)
+
+
+@cache
+def modules() -> list[tuple[Path, ast.Module]]:
+    """Return every module of the product, parsed."""
+    files = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
+    return [(file.relative_to(ROOT), ast.parse(file.read_text())) for file in files]
+
+
+def names() -> Iterator[tuple[str, str]]:
+    """Yield where each module, class, function and parameter is named, and how."""
+    for file, module in modules():
+        yield str(file), file.stem
+        for node in ast.walk(module):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{file}:{node.lineno}", node.name
+            elif isinstance(node, ast.arg):
+                yield f"{file}:{node.lineno}", node.arg
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                yield f"{file}:{node.lineno}", node.target.id
+
+
+def words_of(name: str) -> str:
+    """Return a name's words in small letters, each between blanks: `MaxTicks` is ` max ticks `."""
+    parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    return f" {' '.join(filter(None, parted.lower().split('_')))} "
+
+
+def test_the_glossary_refuses_words() -> None:
+    assert {"glance", "crew", "bury", "parcel", "most"} <= refused_words()
+
+
+@pytest.mark.parametrize("word", sorted(refused_words()))
+def test_no_name_has_a_word_that_the_glossary_refuses(word: str) -> None:
+    found = [f"{where} {name}" for where, name in names() if f" {word} " in words_of(name)]
+    assert not found
+
+
+def test_no_docstring_opens_with_a_word_that_python_does_not_use() -> None:
+    found = [
+        f"{file}:{node.lineno}"
+        for file, module in modules()
+        for node in ast.walk(module)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        and OPENINGS.match(ast.get_docstring(node) or "")
+    ]
+    assert not found
