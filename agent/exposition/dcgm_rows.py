@@ -1,13 +1,13 @@
 """The rows of the part that dcgm-exporter's users know: a device, its labels written, its holders.
 
 Here the rules stand for whom a series is, so that no sum over a family counts a GPU twice that one
-container has: docs/adr/011-exposition-names.md says why. Values are `dcgm`'s business.
+container has: docs/adr/011-exposition-names.md says why. What a value is, `dcgm` decides.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from agent.exposition.dcgm_fields import Field
 from agent.exposition.device import ShownDevice
@@ -61,46 +61,32 @@ class RowWriter:
         """Write the rows of a tick."""
         shares = find_shares(now.sample, now.names) if self.pod_series else {}
         split = _find_split(now.devices)
-        rows = [
-            self._row(device, now, shares, is_split=_instance_of(device) in split)
-            for device in now.devices
-        ]
-        return Rows(rows, list(self._memories(rows, now, shares, split)))
-
-    def _memories(
-        self,
-        rows: Iterable[SeriesRow],
-        now: Snapshot,
-        shares: Mapping[str, list[Share]],
-        split: Mapping[tuple[str, int | None], list[ShownDevice]],
-    ) -> Iterator[SeriesRow]:
-        """Yield one row for each memory: those of one GPU instance read the same one."""
-        for row in rows:
-            siblings = split.get(_instance_of(row.device))
+        devices, memories = [], []
+        for device in now.devices:
+            reading = device.reading
+            siblings = split.get(_instance_of(device))
+            holder = exclusive_holder(reading, now.sample.allocations)
+            # Whoever has all of a device has its own series.
+            found = () if holder else shares.get(reading.uuid, ())
+            labels = self._identity(device)
+            if siblings:
+                # DCGM's labels do not tell the compute instances of one GPU instance apart.
+                labels = [*labels, ("GPU_C_ID", str(reading.compute_instance))]
+            row = self._row(device, labels, now, holder, found)
+            devices.append(row)
             if siblings is None:
-                yield row
-            elif row.device is siblings[0]:
-                found = chain.from_iterable(shares.get(one.reading.uuid, ()) for one in siblings)
-                held = _merge_memory(found)
-                yield self._written(row.device, self._identity(row.device), now, None, held)
+                memories.append(row)
+            elif device is siblings[0]:
+                # All of them read one memory: a row for each would count it several times.
+                held = _merge_memory(
+                    chain.from_iterable(
+                        shares.get(sibling.reading.uuid, ()) for sibling in siblings
+                    )
+                )
+                memories.append(self._row(device, self._identity(device), now, None, held))
+        return Rows(devices, memories)
 
     def _row(
-        self,
-        device: ShownDevice,
-        now: Snapshot,
-        shares: Mapping[str, list[Share]],
-        *,
-        is_split: bool,
-    ) -> SeriesRow:
-        reading = device.reading
-        identity = self._identity(device)
-        if is_split:
-            identity.append(("GPU_C_ID", str(reading.compute_instance)))
-        holder = exclusive_holder(reading, now.sample.allocations)
-        found = () if holder else shares.get(reading.uuid, ())
-        return self._written(device, identity, now, holder, found)
-
-    def _written(
         self,
         device: ShownDevice,
         identity: Labels,
@@ -110,22 +96,26 @@ class RowWriter:
     ) -> SeriesRow:
         if self.host_label != "none":
             identity = [*identity, (self.host_label, now.sample.node)]
-        old = [*identity, *self._read(device, "old")]
-        new = [*identity, *self._read(device, "new")]
+        values = [(field, field.read(device)) for field in self.label_fields]
+        known = [(field, str(value)) for field, value in values if value is not None]
+        old = [*identity, *((field.old, value) for field, value in known)]
+        new = [*identity, *((field.new, value) for field, value in known)]
         tail = _pod_labels(holder) if holder else ()
+        written = []
+        for share in shares:
+            # What has no name here gets no series: dcgm-exporter would show none either.
+            if share.holder.pod:
+                own = [
+                    *_pod_labels(share.holder),
+                    ("pod_uid", share.holder.pod_uid),
+                    (SHARE_LABEL, "pod"),
+                ]
+                written.append((share, write_labels([*old, *own]), write_labels([*new, *own])))
         return SeriesRow(
             device=device,
             old_labels=write_labels([*old, *tail]),
             new_labels=write_labels([*new, *tail]),
-            shares=[
-                (
-                    one,
-                    write_labels([*old, *_share_labels(one.holder)]),
-                    write_labels([*new, *_share_labels(one.holder)]),
-                )
-                for one in shares
-                if one.holder.pod
-            ],
+            shares=written,
         )
 
     def _identity(self, device: ShownDevice) -> list[tuple[str, str]]:
@@ -143,12 +133,6 @@ class RowWriter:
             labels.append(("GPU_I_ID", str(reading.gpu_instance)))
         return labels
 
-    def _read(self, device: ShownDevice, names: Literal["old", "new"]) -> Iterator[tuple[str, str]]:
-        for field in self.label_fields:
-            value = field.read(device)
-            if value is not None:
-                yield getattr(field, names), str(value)
-
 
 def _pod_labels(holder: NodeHolder) -> Labels:
     return [
@@ -158,17 +142,13 @@ def _pod_labels(holder: NodeHolder) -> Labels:
     ]
 
 
-def _share_labels(holder: NodeHolder) -> Labels:
-    return [*_pod_labels(holder), ("pod_uid", holder.pod_uid), (SHARE_LABEL, "pod")]
-
-
 def _merge_memory(shares: Iterable[Share]) -> Iterable[Share]:
     """Return what each container holds in all: it may have processes on several of them."""
     held: dict[NodeHolder, Share] = {}
-    for one in shares:
-        before = held.get(one.holder)
-        known = [x.memory_bytes for x in (before, one) if x and x.memory_bytes is not None]
-        held[one.holder] = Share(one.holder, None, sum(known) if known else None)
+    for share in shares:
+        parts = (held.get(share.holder), share)
+        known = [part.memory_bytes for part in parts if part and part.memory_bytes is not None]
+        held[share.holder] = Share(share.holder, None, sum(known) if known else None)
     return held.values()
 
 
@@ -179,7 +159,7 @@ def _instance_of(device: ShownDevice) -> tuple[str, int | None]:
 def _find_split(
     devices: Iterable[ShownDevice],
 ) -> Mapping[tuple[str, int | None], list[ShownDevice]]:
-    """Find the GPU instances with several compute instances, which DCGM's labels do not tell."""
+    """Return the GPU instances that are cut further, each with its compute instances."""
     found: dict[tuple[str, int | None], list[ShownDevice]] = {}
     for device in devices:
         if device.reading.parent_uuid is not None:

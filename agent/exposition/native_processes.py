@@ -51,33 +51,31 @@ class _Entry(NamedTuple):
     holder: NodeHolder
 
 
-def write_processes(now: Snapshot, *, most: int) -> Iterator[str]:
-    """Write the families of at most `most` processes line by line."""
-    entries = _entries(now, most)
+def write_processes(now: Snapshot, *, max_processes: int) -> Iterator[str]:
+    """Write the families of at most `max_processes` processes line by line."""
+    running = [process for process in now.sample.processes if not process.ended]
+    if len(running) > max_processes:
+        # Those that hold most memory, and the same ones each time among equals.
+        running.sort(key=lambda process: (-(process.memory_used_bytes or 0), process.pid))
+    holders = holders_of(now.sample, now.names)
+    entries = [
+        _Entry(
+            process,
+            now.commands.get(process.pid, ""),
+            NodeHolder() if process.container is None else holders[process.container],
+        )
+        for process in running[:max_processes]
+    ]
     yield from write_family(PID_POD.name, PID_POD.kind, PID_POD.help, _pid_pod(entries, now))
     for family, field in ((BUSY, "sm_utilization_ratio"), (MEMORY, "memory_used_bytes")):
         values = {
-            _labels(one, now): value
-            for one in entries
-            if (value := getattr(one.process, field)) is not None
+            _labels(entry, now): value
+            for entry in entries
+            # What the driver does not say is absent, never 0.
+            if (value := getattr(entry.process, field)) is not None
         }
         samples = (SampleLine(labels, value) for labels, value in values.items())
         yield from write_family(family.name, family.kind, family.help, samples)
-
-
-def _entries(now: Snapshot, most: int) -> list[_Entry]:
-    present = [one for one in now.sample.processes if not one.ended]
-    if len(present) > most:
-        present.sort(key=lambda one: (-(one.memory_used_bytes or 0), one.pid))
-    holders = holders_of(now.sample, now.names)
-    return [
-        _Entry(
-            one,
-            now.commands.get(one.pid, ""),
-            NodeHolder() if one.container is None else holders[one.container],
-        )
-        for one in present[:most]
-    ]
 
 
 def _pid_pod(entries: list[_Entry], now: Snapshot) -> Iterator[SampleLine]:

@@ -16,6 +16,7 @@ from typing import Final
 from agent.host.kubelet.messages import ContainerResources, PodResources
 from gpuledger.records import DeviceAllocation, GpuFacts, MigInstance
 
+CLAIM_DRIVER: Final = "gpu.nvidia.com"
 _OLD_MIG: Final = re.compile(r"MIG-(?P<gpu>GPU-[^/]+)/(?P<instance>\d+)/\d+")
 _GKE: Final = re.compile(r"nvidia(?P<minor>\d+)(/gi(?P<instance>\d+))?(/vgpu(?P<replica>\d+))?")
 _COUNTED: Final = re.compile(r"(?P<gpu>GPU-.+?)(-_)?-(?P<replica>\d+)")
@@ -40,8 +41,8 @@ class Unresolved(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DevicePlace:
-    """Where a device is."""
+class ResolvedDevice:
+    """The GPU, or the part of one, that a device is."""
 
     gpu_uuid: str
     """The GPU."""
@@ -78,18 +79,27 @@ class DeviceIndex:
         )
 
 
-def find_device(device_id: str, index: DeviceIndex) -> DevicePlace | Unresolved:
+def find_device(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unresolved:
     """Find the device that a device plugin calls so."""
     whole, _, replica = device_id.partition("::")
     if whole in index.uuids:
-        return DevicePlace(gpu_uuid=whole, replica=replica or None)
+        return ResolvedDevice(gpu_uuid=whole, replica=replica or None)
     if whole in index.instances:
         gpu_uuid, instance = index.instances[whole]
-        return DevicePlace(gpu_uuid=gpu_uuid, gpu_instance=instance, replica=replica or None)
+        return ResolvedDevice(gpu_uuid=gpu_uuid, gpu_instance=instance, replica=replica or None)
     if match := _OLD_MIG.fullmatch(whole):
-        return _place(match["gpu"], index, instance=int(match["instance"]), replica=replica or None)
+        return _resolve(
+            match["gpu"], index, instance=int(match["instance"]), replica=replica or None
+        )
     if match := _GKE.fullmatch(device_id):
-        return _find_gke(match, index)
+        # GKE's plugin goes by device files, with instance and share behind them.
+        return _resolve(
+            index.by_minor.get(int(match["minor"])),
+            index,
+            instance=int(match["instance"]) if match["instance"] else None,
+            replica=match["replica"],
+        )
+    # A MIG instance of a layout that is gone: no plugin would mean a GPU by it.
     if whole.startswith("MIG-"):
         return Unresolved.UNKNOWN_INSTANCE
     return _find_counted(whole, index)
@@ -97,10 +107,10 @@ def find_device(device_id: str, index: DeviceIndex) -> DevicePlace | Unresolved:
 
 def find_claimed(
     device_name: str, index: DeviceIndex, *, share_id: str | None
-) -> DevicePlace | Unresolved:
+) -> ResolvedDevice | Unresolved:
     """Find the device that NVIDIA's driver for resource claims calls so."""
     if match := _CLAIMED_GPU.fullmatch(device_name):
-        return _place(index.by_minor.get(int(match["minor"])), index, replica=share_id)
+        return _resolve(index.by_minor.get(int(match["minor"])), index, replica=share_id)
     match = _CLAIMED_MIG.fullmatch(device_name)
     if match is None:
         return Unresolved.UNKNOWN_FORM
@@ -110,31 +120,22 @@ def find_claimed(
     instance = _find_instance(match, index.layouts[gpu_uuid])
     if instance is None:
         return Unresolved.UNKNOWN_INSTANCE
-    return DevicePlace(gpu_uuid=gpu_uuid, gpu_instance=instance, replica=share_id)
+    return ResolvedDevice(gpu_uuid=gpu_uuid, gpu_instance=instance, replica=share_id)
 
 
-def _place(
+def _resolve(
     gpu_uuid: str | None,
     index: DeviceIndex,
     *,
     instance: int | None = None,
     replica: str | None = None,
-) -> DevicePlace | Unresolved:
+) -> ResolvedDevice | Unresolved:
     if gpu_uuid is None or gpu_uuid not in index.uuids:
         return Unresolved.UNKNOWN_GPU
-    return DevicePlace(gpu_uuid=gpu_uuid, gpu_instance=instance, replica=replica)
+    return ResolvedDevice(gpu_uuid=gpu_uuid, gpu_instance=instance, replica=replica)
 
 
-def _find_gke(match: re.Match[str], index: DeviceIndex) -> DevicePlace | Unresolved:
-    return _place(
-        index.by_minor.get(int(match["minor"])),
-        index,
-        instance=int(match["instance"]) if match["instance"] else None,
-        replica=match["replica"],
-    )
-
-
-def _find_counted(device_id: str, index: DeviceIndex) -> DevicePlace | Unresolved:
+def _find_counted(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unresolved:
     """Find a GPU of which a plugin made several, numbered behind the UUID.
 
     HAMi (`UUID-n`) and Alibaba's plugin for memory (`UUID-_-n`) take the kubelet's choice as a
@@ -147,7 +148,7 @@ def _find_counted(device_id: str, index: DeviceIndex) -> DevicePlace | Unresolve
         return Unresolved.UNKNOWN_GPU
     if len(index.uuids) > 1:
         return Unresolved.CHOSEN_ELSEWHERE
-    return DevicePlace(gpu_uuid=match["gpu"], replica=match["replica"])
+    return ResolvedDevice(gpu_uuid=match["gpu"], replica=match["replica"])
 
 
 def _find_instance(match: re.Match[str], layout: Sequence[MigInstance]) -> int | None:
@@ -158,13 +159,14 @@ def _find_instance(match: re.Match[str], layout: Sequence[MigInstance]) -> int |
     """
     is_newer = not match["profile"].isdigit()
     start = int(match["second"] if is_newer else match["first"])
-    if not is_newer and any(one.placement_start is None for one in layout):
+    # Where the driver does not say where an instance lies, the profile alone may tell it apart.
+    if not is_newer and any(instance.placement_start is None for instance in layout):
         return None
     fitting = {
-        one.gpu_instance
-        for one in layout
-        if one.placement_start in (start, None)
-        and (not is_newer or _as_in_names(one.profile) == match["profile"])
+        instance.gpu_instance
+        for instance in layout
+        if instance.placement_start in (start, None)
+        and (not is_newer or _as_in_names(instance.profile) == match["profile"])
     }
     return fitting.pop() if len(fitting) == 1 else None
 
@@ -172,9 +174,6 @@ def _find_instance(match: re.Match[str], layout: Sequence[MigInstance]) -> int |
 def _as_in_names(profile: str | None) -> str:
     """Write a profile as names of devices do: `1g.10gb+me` is `1g10gb-me`."""
     return re.sub(r"[^a-z0-9]", "-", (profile or "").lower().replace(".", "")).strip("-")
-
-
-CLAIM_DRIVER: Final = "gpu.nvidia.com"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,13 +217,13 @@ def allocate(
     unresolved: Counter[Unresolved] = Counter()
     for assignment in assignments:
         if assignment.claim is None:
-            place = find_device(assignment.device_id, index)
+            resolved = find_device(assignment.device_id, index)
         else:
-            place = find_claimed(assignment.device_id, index, share_id=assignment.share_id)
-        if isinstance(place, Unresolved):
-            unresolved[place] += 1
+            resolved = find_claimed(assignment.device_id, index, share_id=assignment.share_id)
+        if isinstance(resolved, Unresolved):
+            unresolved[resolved] += 1
         else:
-            allocations.append(_allocation(assignment, place))
+            allocations.append(_allocation(assignment, resolved))
     return allocations, unresolved
 
 
@@ -273,15 +272,15 @@ def _from_claims(pod: PodResources, container: ContainerResources) -> Iterator[D
                 )
 
 
-def _allocation(assignment: DeviceAssignment, place: DevicePlace) -> DeviceAllocation:
+def _allocation(assignment: DeviceAssignment, resolved: ResolvedDevice) -> DeviceAllocation:
     return DeviceAllocation(
-        gpu_uuid=place.gpu_uuid,
+        gpu_uuid=resolved.gpu_uuid,
         device_id=assignment.device_id,
         resource_name=assignment.resource_name,
         namespace=assignment.namespace,
         pod=assignment.pod,
         container=assignment.container,
-        gpu_instance=place.gpu_instance,
-        replica=place.replica,
+        gpu_instance=resolved.gpu_instance,
+        replica=resolved.replica,
         claim=assignment.claim,
     )

@@ -4,7 +4,7 @@ import pytest
 
 from agent.host.kubelet.assignments import (
     DeviceIndex,
-    DevicePlace,
+    ResolvedDevice,
     Unresolved,
     find_claimed,
     find_device,
@@ -60,16 +60,16 @@ UNPLACED = DeviceIndex.of(
 @pytest.mark.parametrize(
     ("device_id", "expected"),
     [
-        (WHOLE, DevicePlace(gpu_uuid=WHOLE)),
-        (f"{WHOLE}::3", DevicePlace(gpu_uuid=WHOLE, replica="3")),
-        (MIG, DevicePlace(gpu_uuid=CUT, gpu_instance=3)),
-        (f"{SHARED_MIG}::0", DevicePlace(gpu_uuid=CUT, gpu_instance=9, replica="0")),
-        (f"MIG-{CUT}/7/0", DevicePlace(gpu_uuid=CUT, gpu_instance=7)),
-        (f"MIG-{CUT}/7/0::1", DevicePlace(gpu_uuid=CUT, gpu_instance=7, replica="1")),
-        ("nvidia0", DevicePlace(gpu_uuid=WHOLE)),
-        ("nvidia0/vgpu1", DevicePlace(gpu_uuid=WHOLE, replica="1")),
-        ("nvidia1/gi3", DevicePlace(gpu_uuid=CUT, gpu_instance=3)),
-        ("nvidia1/gi3/vgpu0", DevicePlace(gpu_uuid=CUT, gpu_instance=3, replica="0")),
+        (WHOLE, ResolvedDevice(gpu_uuid=WHOLE)),
+        (f"{WHOLE}::3", ResolvedDevice(gpu_uuid=WHOLE, replica="3")),
+        (MIG, ResolvedDevice(gpu_uuid=CUT, gpu_instance=3)),
+        (f"{SHARED_MIG}::0", ResolvedDevice(gpu_uuid=CUT, gpu_instance=9, replica="0")),
+        (f"MIG-{CUT}/7/0", ResolvedDevice(gpu_uuid=CUT, gpu_instance=7)),
+        (f"MIG-{CUT}/7/0::1", ResolvedDevice(gpu_uuid=CUT, gpu_instance=7, replica="1")),
+        ("nvidia0", ResolvedDevice(gpu_uuid=WHOLE)),
+        ("nvidia0/vgpu1", ResolvedDevice(gpu_uuid=WHOLE, replica="1")),
+        ("nvidia1/gi3", ResolvedDevice(gpu_uuid=CUT, gpu_instance=3)),
+        ("nvidia1/gi3/vgpu0", ResolvedDevice(gpu_uuid=CUT, gpu_instance=3, replica="0")),
         (GONE, Unresolved.UNKNOWN_GPU),
         (f"{GONE}::3", Unresolved.UNKNOWN_GPU),
         (f"{GONE}-3", Unresolved.UNKNOWN_GPU),
@@ -86,25 +86,25 @@ UNPLACED = DeviceIndex.of(
     ],
 )
 def test_the_device_of_a_plugin_is_found_or_left_out_for_a_reason(
-    device_id: str, expected: DevicePlace | Unresolved
+    device_id: str, expected: ResolvedDevice | Unresolved
 ) -> None:
     assert find_device(device_id, NODE) == expected
 
 
 @pytest.mark.parametrize("device_id", [f"{WHOLE}-15", f"{WHOLE}-_-15"])
 def test_a_count_of_shares_names_the_gpu_where_there_is_but_one(device_id: str) -> None:
-    assert find_device(device_id, ONE) == DevicePlace(gpu_uuid=WHOLE, replica="15")
+    assert find_device(device_id, ONE) == ResolvedDevice(gpu_uuid=WHOLE, replica="15")
 
 
 @pytest.mark.parametrize(
     ("name", "share", "expected"),
     [
-        ("gpu-0", None, DevicePlace(gpu_uuid=WHOLE)),
-        ("gpu-0", "a1", DevicePlace(gpu_uuid=WHOLE, replica="a1")),
-        ("gpu-1-mig-9-0-4", None, DevicePlace(gpu_uuid=CUT, gpu_instance=3)),
-        ("gpu-1-mig-19-6-1", None, DevicePlace(gpu_uuid=CUT, gpu_instance=11)),
-        ("gpu-1-mig-1g10gb-19-4", None, DevicePlace(gpu_uuid=CUT, gpu_instance=9)),
-        ("gpu-1-mig-1g10gb-me-20-5", None, DevicePlace(gpu_uuid=CUT, gpu_instance=10)),
+        ("gpu-0", None, ResolvedDevice(gpu_uuid=WHOLE)),
+        ("gpu-0", "a1", ResolvedDevice(gpu_uuid=WHOLE, replica="a1")),
+        ("gpu-1-mig-9-0-4", None, ResolvedDevice(gpu_uuid=CUT, gpu_instance=3)),
+        ("gpu-1-mig-19-6-1", None, ResolvedDevice(gpu_uuid=CUT, gpu_instance=11)),
+        ("gpu-1-mig-1g10gb-19-4", None, ResolvedDevice(gpu_uuid=CUT, gpu_instance=9)),
+        ("gpu-1-mig-1g10gb-me-20-5", None, ResolvedDevice(gpu_uuid=CUT, gpu_instance=10)),
         ("gpu-1-mig-1g10gb-19-5", None, Unresolved.UNKNOWN_INSTANCE),
         ("gpu-1-mig-19-3-1", None, Unresolved.UNKNOWN_INSTANCE),
         ("gpu-2", None, Unresolved.UNKNOWN_GPU),
@@ -114,7 +114,7 @@ def test_a_count_of_shares_names_the_gpu_where_there_is_but_one(device_id: str) 
     ],
 )
 def test_the_device_of_a_claim_is_found_or_left_out_for_a_reason(
-    name: str, share: str | None, expected: DevicePlace | Unresolved
+    name: str, share: str | None, expected: ResolvedDevice | Unresolved
 ) -> None:
     assert find_claimed(name, NODE, share_id=share) == expected
 
@@ -122,13 +122,13 @@ def test_the_device_of_a_claim_is_found_or_left_out_for_a_reason(
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("gpu-1-mig-3g40gb-9-0", DevicePlace(gpu_uuid=CUT, gpu_instance=3)),
+        ("gpu-1-mig-3g40gb-9-0", ResolvedDevice(gpu_uuid=CUT, gpu_instance=3)),
         ("gpu-1-mig-1g10gb-19-4", Unresolved.UNKNOWN_INSTANCE),
         ("gpu-1-mig-9-0-4", Unresolved.UNKNOWN_INSTANCE),
     ],
 )
 def test_without_placements_only_a_profile_that_is_there_once_is_found(
-    name: str, expected: DevicePlace | Unresolved
+    name: str, expected: ResolvedDevice | Unresolved
 ) -> None:
     assert find_claimed(name, UNPLACED, share_id=None) == expected
 
