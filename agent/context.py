@@ -84,7 +84,7 @@ class AgentContext:
     async def run_node(self, outputs: Outputs) -> None:
         """Run everything that looks at the node; the driver is let go of at the end."""
         host, settings = self._host, self._settings
-        procfs_check = self._warning("procfs")
+        procfs_check = self._readiness.check("procfs", severity=CheckSeverity.WARNING)
         sampler = self._sampler(procfs_check)
         inventory = InventoryTracker(node=settings.node_name, boot_id=self._boot_id)
         allocations = self._allocations()
@@ -102,13 +102,15 @@ class AgentContext:
             processes_on=sampler.processes_on,
             allocations_on=allocations_on,
             open_kmsg=host.open_kmsg,
-            kmsg_check=self._warning("kmsg") if host.open_kmsg else None,
+            kmsg_check=self._readiness.check("kmsg", severity=CheckSeverity.WARNING)
+            if host.open_kmsg
+            else None,
         )
         driver = Driver(
             host.gpus,
             clock=host.clock,
             check=self._readiness.check("nvml"),
-            gpus_check=self._warning("gpus"),
+            gpus_check=self._readiness.check("gpus", severity=CheckSeverity.WARNING),
             deadline_seconds=settings.poll_timeout_seconds,
             backoff=Backoff(),
             health_seconds=settings.health_seconds,
@@ -150,7 +152,7 @@ class AgentContext:
         return SendQueue(
             queue=TickQueue(max_ticks=settings.queue_ticks),
             spool=spool if settings.spool.folder else None,
-            check=self._warning("spool"),
+            check=self._readiness.check("spool", severity=CheckSeverity.WARNING),
             spill_after_seconds=settings.spool.spill_after_seconds,
         )
 
@@ -160,7 +162,7 @@ class AgentContext:
             node=self._settings.node_name,
             bus=bus,
             send_queue=send_queue,
-            check=self._warning("kafka"),
+            check=self._readiness.check("kafka", severity=CheckSeverity.WARNING),
             backoff=Backoff(),
             catch_up_factor=self._settings.spool.catch_up_factor,
             now_ns=self._host.clock.time_ns,
@@ -188,14 +190,10 @@ class AgentContext:
         return Allocations(
             kubelet=host.kubelet,
             clock=host.clock,
-            check=self._warning("kubelet"),
+            check=self._readiness.check("kubelet", severity=CheckSeverity.WARNING),
             backoff=Backoff(),
             settings=settings,
         )
-
-    def _warning(self, name: str) -> Check:
-        """Return a check without which the agent is still ready."""
-        return self._readiness.check(name, severity=CheckSeverity.WARNING)
 
 
 async def _run_all(loops: Sequence[Coroutine[None, None, None]]) -> None:

@@ -18,7 +18,7 @@ from gpuledger.clock import Clock
 from gpuledger.runtime import Backoff, Check
 
 SOURCE: Final = "kmsg"
-_MARK: Final = b"NVRM: Xid"
+_DRIVER_PREFIX: Final = b"NVRM: Xid"
 _RECORD_BYTES: Final = 8192
 _LOOK_SECONDS: Final = 0.5
 _MAX_AT_ONCE: Final = 1000
@@ -140,7 +140,7 @@ class KmsgReader:
             except BrokenPipeError:
                 KMSG_OVERRUNS.inc()
                 continue
-            if _MARK in record:
+            if _DRIVER_PREFIX in record:
                 self._read_record(record)
         return True
 

@@ -123,9 +123,9 @@ class TickQueue:
         QUEUE_TICKS.inc()
         self._keep_within_bounds()
 
-    def take(self, *, at_most: int) -> list[QueuedMessage]:
+    def take(self, *, max_bundles: int) -> list[QueuedMessage]:
         """Take the oldest bundles, in their order."""
-        count = min(at_most, len(self._waiting))
+        count = min(max_bundles, len(self._waiting))
         taken = [self._waiting.popleft() for _ in range(count)]
         QUEUE_TICKS.dec(count)
         return taken

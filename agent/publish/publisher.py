@@ -131,7 +131,7 @@ class SamplePublisher:
         while True:
             if not self._times_ms:
                 # Kept over a lost connection: what is acknowledged is not sent again.
-                bundles = await self._send_queue.take(at_most=_BATCH_TICKS)
+                bundles = await self._send_queue.take(max_bundles=_BATCH_TICKS)
                 self._unsent = {}
                 for topic, message in chain.from_iterable(bundles):
                     self._unsent.setdefault(topic, []).append(message)
@@ -211,7 +211,7 @@ def _log_dropped(detail: str, count: int) -> None:
 async def shut_down(
     publisher: SamplePublisher, send_queue: SendQueue, *tasks: "asyncio.Task[None]", seconds: float
 ) -> None:
-    """Give the publisher `seconds` to send what is in memory, then end its tasks and the queue.
+    """Let the publisher send what is in memory for `seconds`, then end its tasks and the queue.
 
     What remains is brought to the disk; what cannot be is logged. Where the disk holds something
     already, its turn would come first, and it waits for the next start as well as the rest.

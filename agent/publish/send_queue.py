@@ -104,11 +104,11 @@ class SendQueue:
         if self._queue.is_half_full or waits_long or (self._is_open and self._writing.is_due):
             self._overdue.set()
 
-    async def take(self, *, at_most: int) -> list[MessageBundle]:
+    async def take(self, *, max_bundles: int) -> list[MessageBundle]:
         """Wait for bundles, and return the oldest ones, in flight now, in their order."""
         while True:
             async with self._lock:
-                if await self._take(at_most):
+                if await self._take(max_bundles):
                     return [waiting.bundle for waiting in self._in_flight]
                 self._filled.clear()
             # There is more once something is put, or once the disk is due to be read again.
@@ -164,28 +164,28 @@ class SendQueue:
         """Whether older ticks wait on the disk, be it that they cannot be read now."""
         return self._spool is not None and not self._spool.is_empty
 
-    async def _take(self, at_most: int) -> bool:
+    async def _take(self, max_bundles: int) -> bool:
         await self._open_spool()
         if self._waits_on_disk:
-            await self._take_from_disk(at_most)
+            await self._take_from_disk(max_bundles)
             # Looked at again: what was damaged or removed is dropped by the attempt to read it, and
             # where nothing is left by that it is memory's turn.
             if self._in_flight or self._waits_on_disk:
                 return bool(self._in_flight)
-        self._in_flight, self._position = self._queue.take(at_most=at_most), None
+        self._in_flight, self._position = self._queue.take(max_bundles=max_bundles), None
         if self._in_flight and not self._is_open:
             self._was_overtaken = True
         return bool(self._in_flight)
 
-    async def _take_from_disk(self, at_most: int) -> None:
+    async def _take_from_disk(self, max_bundles: int) -> None:
         """Put the oldest of the disk in flight, where it can be read now."""
         spool = self._spool
         if spool is None or not self._is_open or self._reading.wait_seconds:
             return
-        found = await self._on_disk(partial(spool.read, at_most=at_most), self._reading)
+        found = await self._on_disk(partial(spool.read, max_bundles=max_bundles), self._reading)
         if found:
             bundles, self._position = found
-            spool.mark_in_flight(self._position)
+            spool.set_in_flight(self._position)
             self._in_flight = [QueuedMessage(self._now_seconds(), bundle) for bundle in bundles]
 
     async def _spill(self) -> None:
@@ -198,8 +198,8 @@ class SendQueue:
             self._position = await self._append(spool, self._in_flight)
             if self._position is None:
                 return
-            spool.mark_in_flight(self._position)
-        while taken := self._queue.take(at_most=_FRAME_TICKS):
+            spool.set_in_flight(self._position)
+        while taken := self._queue.take(max_bundles=_FRAME_TICKS):
             kept = False
             try:
                 kept = await self._append(spool, taken) is not None

@@ -133,22 +133,22 @@ class Spool:
         self._set_gauges()
         return position
 
-    def mark_in_flight(self, position: SpoolPosition) -> None:
+    def set_in_flight(self, position: SpoolPosition) -> None:
         """Take note that somebody holds what stands before a place: it is not lost when dropped."""
         self._in_flight = position
 
-    def read(self, *, at_most: int) -> tuple[list[MessageBundle], SpoolPosition] | None:
+    def read(self, *, max_bundles: int) -> tuple[list[MessageBundle], SpoolPosition] | None:
         """Return the oldest bundles without forgetting them; `None` where there are none.
 
-        They are at most `at_most`, and not many bytes, or one frame. A frame that is damaged, and a
-        file that was removed, are left out, counted. Raises `OSError` where the oldest file cannot
-        be read: what is behind it waits, for a minute at most.
+        They are `max_bundles` or fewer, and not many bytes, or one frame. A frame that is damaged,
+        and a file that was removed, are left out, counted. Raises `OSError` where the oldest file
+        cannot be read: what is behind it waits, for a minute at most.
         """
         self.open()
         self._drop_old()
         found = None
         while self._segments and not found:
-            found = self._read_from(self._segments[0], at_most)
+            found = self._read_from(self._segments[0], max_bundles)
         self._set_gauges()
         return found
 
@@ -214,14 +214,14 @@ class Spool:
         return segment
 
     def _read_from(
-        self, segment: Segment, at_most: int
+        self, segment: Segment, max_bundles: int
     ) -> tuple[list[MessageBundle], SpoolPosition] | None:
         bundles: list[MessageBundle] = []
         end = segment.start
         try:
             for frame in segment.frames:
                 is_enough = sum(map(size_bytes, bundles)) > _READ_BYTES
-                if bundles and (is_enough or len(bundles) + frame.head.bundles > at_most):
+                if bundles and (is_enough or len(bundles) + frame.head.bundles > max_bundles):
                     break
                 bundles += segment.read(frame)
                 end = frame.end

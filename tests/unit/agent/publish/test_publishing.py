@@ -184,7 +184,7 @@ def test_a_full_queue_drops_the_oldest_tick_and_counts_it() -> None:
         queue.put(QueuedMessage(0.0, bundle(number)))
     assert len(queue) == 3
     assert QUEUE_TICKS._value.get() - waiting == 3
-    taken = queue.take(at_most=9)
+    taken = queue.take(max_bundles=9)
     assert [one.bundle[0][1].value for one in taken] == [b"2", b"3", b"4"]
     assert TICKS_DROPPED._value.get() - dropped == 2
     assert QUEUE_TICKS._value.get() == waiting

@@ -88,7 +88,7 @@ async def put(send_queue: SendQueue, clock: Hands, *numbers: int) -> None:
 async def take_all(send_queue: SendQueue, count: int) -> list[int]:
     taken: list[int] = []
     while len(taken) < count:
-        taken += map(number_of, await send_queue.take(at_most=2))
+        taken += map(number_of, await send_queue.take(max_bundles=2))
         await send_queue.ack()
     return taken
 
@@ -111,7 +111,7 @@ async def test_what_waits_longer_than_it_may_goes_to_the_disk_what_is_in_hand_fi
     send_queue = outbox_of(spool_in(tmp_path), clock=clock)
     spilling = asyncio.create_task(send_queue.run())
     await put(send_queue, clock, 0)
-    assert [number_of(one) for one in await send_queue.take(at_most=9)] == [0]
+    assert [number_of(one) for one in await send_queue.take(max_bundles=9)] == [0]
     await put(send_queue, clock, 1, 2, 3, 4)
     assert files_in(tmp_path) == []
     await put(send_queue, clock, 5)
@@ -332,7 +332,7 @@ async def test_without_a_spool_memory_is_all_there_is() -> None:
 async def test_at_the_end_what_is_not_sent_is_on_the_disk_in_its_order(tmp_path: Path) -> None:
     send_queue, clock = outbox_of(spool_in(tmp_path)), Hands()
     await put(send_queue, clock, 0, 1, 2)
-    assert len(await send_queue.take(at_most=2)) == 2
+    assert len(await send_queue.take(max_bundles=2)) == 2
     await send_queue.spill_all()
     send_queue.close()
     assert await take_all(outbox_of(spool_in(tmp_path)), 3) == [0, 1, 2]
@@ -345,7 +345,7 @@ async def test_a_disk_that_hangs_is_given_up_and_what_lies_there_counted(tmp_pat
     before = hung._value.get()
     send_queue = outbox_of(spool, clock=clock, check=check, disk=IoThread(hung_after_seconds=0.05))
     answer = threading.Event()
-    spool.read = lambda *, at_most: answer.wait(9) and None  # type: ignore[method-assign, assignment, return-value]  # it hangs
+    spool.read = lambda *, max_bundles: answer.wait(9) and None  # type: ignore[method-assign, assignment, return-value]  # it hangs
     await put(send_queue, clock, 1, 2)
     assert await take_all(send_queue, 2) == [1, 2]
     answer.set()

@@ -52,7 +52,7 @@ def fill(spool: Spool, *numbers: int, size_bytes: int = 0) -> None:
 def drain(spool: Spool) -> list[int]:
     """Read and forget everything, as a publisher does."""
     found: list[int] = []
-    while reading := spool.read(at_most=60):
+    while reading := spool.read(max_bundles=60):
         bundles, position = reading
         found += map(number_of, bundles)
         spool.ack(position)
@@ -99,10 +99,10 @@ def test_reading_gives_at_most_what_is_asked_for_or_one_frame(tmp_path: Path) ->
     spool = spool_in(tmp_path)
     spool.append([parcel_of(number) for number in range(5)])
     spool.append([parcel_of(number) for number in range(5, 9)])
-    found = spool.read(at_most=3)
+    found = spool.read(max_bundles=3)
     assert found
     assert [number_of(bundle) for bundle in found[0]] == [0, 1, 2, 3, 4]
-    found = spool.read(at_most=9)
+    found = spool.read(max_bundles=9)
     assert found
     assert len(found[0]) == 9
 
@@ -110,7 +110,7 @@ def test_reading_gives_at_most_what_is_asked_for_or_one_frame(tmp_path: Path) ->
 def test_large_ticks_are_read_a_few_at_a_time(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     fill(spool, *range(9), size_bytes=400_000)
-    found = spool.read(at_most=60)
+    found = spool.read(max_bundles=60)
     assert found
     assert [number_of(bundle) for bundle in found[0]] == [0, 1]
     assert drain(spool) == list(range(9))
@@ -119,13 +119,13 @@ def test_large_ticks_are_read_a_few_at_a_time(tmp_path: Path) -> None:
 def test_what_was_read_and_not_forgotten_is_read_again(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     fill(spool, 1, 2, 3)
-    assert spool.read(at_most=2) == spool.read(at_most=2)
+    assert spool.read(max_bundles=2) == spool.read(max_bundles=2)
 
 
 def test_the_next_process_goes_on_where_the_last_one_was_killed(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     fill(spool, *range(10))
-    found = spool.read(at_most=4)
+    found = spool.read(max_bundles=4)
     assert found
     spool.ack(found[1])
     again = reopened(spool, tmp_path)
@@ -207,11 +207,11 @@ def test_what_an_earlier_boot_left_is_at_least_as_old_as_this_one_and_no_older(
     # Whenever that was, and whatever the clock shows after the reboot.
     again = reopened(spool, tmp_path, up_seconds=clock, max_age_seconds=60)
     clock.seconds = 60
-    found = again.read(at_most=9)
+    found = again.read(max_bundles=9)
     assert found is not None
     assert list(map(number_of, found[0])) == [1]
     clock.seconds = 61
-    assert again.read(at_most=9) is None
+    assert again.read(max_bundles=9) is None
     assert dropped("age") - before == 1
 
 
@@ -232,7 +232,7 @@ def test_a_spool_of_the_first_form_is_taken_over_and_ages_from_when_it_was_found
     spool.open()
     fill(spool, 6)
     clock.seconds = 1060
-    found = spool.read(at_most=2)
+    found = spool.read(max_bundles=2)
     assert found is not None
     assert list(map(number_of, found[0])) == [1, 2]
     spool.ack(found[1])
@@ -244,9 +244,9 @@ def test_what_somebody_holds_is_not_counted_as_dropped(tmp_path: Path) -> None:
     before = dropped("bytes")
     spool = spool_in(tmp_path, max_bytes=2_000)
     fill(spool, 1)
-    found = spool.read(at_most=1)
+    found = spool.read(max_bundles=1)
     assert found
-    spool.mark_in_flight(found[1])
+    spool.set_in_flight(found[1])
     fill(spool, *range(2, 30))
     spool.ack(found[1])
     kept = drain(spool)
@@ -337,7 +337,7 @@ def test_a_file_that_cannot_be_read_for_a_moment_loses_nothing(tmp_path: Path, e
     before, spool = dropped("damaged"), spool_in(tmp_path)
     fill(spool, *range(50))
     with unreadable(files_in(tmp_path)[0], error), pytest.raises(OSError, match=r"Errno"):
-        spool.read(at_most=60)
+        spool.read(max_bundles=60)
     assert (spool.bundles, len(files_in(tmp_path))) == (50, 1)
     assert drain(spool) == list(range(50))
     assert dropped("damaged") == before
@@ -355,7 +355,7 @@ def test_a_file_that_cannot_be_read_for_a_minute_is_given_up_and_the_next_one_re
         for second in (1000, 1030, 1059):
             clock.seconds = second
             with pytest.raises(OSError, match="Input/output error"):
-                spool.read(at_most=60)
+                spool.read(max_bundles=60)
         clock.seconds = 1060
         assert drain(spool) == list(range(in_first, 30))
     assert dropped("damaged") - before == in_first
@@ -370,7 +370,7 @@ def test_a_minute_without_tries_gives_no_file_up(tmp_path: Path) -> None:
         for second in (1000, 1070, 1100, 1129):
             clock.seconds = second
             with pytest.raises(OSError, match="Too many open files"):
-                spool.read(at_most=60)
+                spool.read(max_bundles=60)
     assert drain(spool) == [1, 2]
 
 
@@ -429,9 +429,9 @@ def test_a_folder_that_somebody_removed_is_begun_anew(
 ) -> None:
     before, spool = dropped("damaged"), spool_in(tmp_path)
     fill(spool, 1, 2)
-    found = spool.read(at_most=1)
+    found = spool.read(max_bundles=1)
     assert found
-    spool.mark_in_flight(found[1])
+    spool.set_in_flight(found[1])
     shutil.rmtree(tmp_path / "node-1")
     if is_made_again:
         (tmp_path / "node-1").mkdir()
@@ -446,7 +446,7 @@ def test_a_folder_that_somebody_removed_is_begun_anew(
 def test_a_place_in_a_folder_that_was_removed_is_none_in_the_one_made_anew(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     fill(spool, 1)
-    _, position = spool.read(at_most=9) or pytest.fail("nothing is there")
+    _, position = spool.read(max_bundles=9) or pytest.fail("nothing is there")
     shutil.rmtree(files_in(tmp_path)[0].parent)
     fill(spool, 2)
 
@@ -469,9 +469,9 @@ def test_what_is_told_to_be_damaged_is_what_is_counted_as_lost(tmp_path: Path) -
     before, spool = dropped("damaged"), spool_in(tmp_path)
     spool.append([parcel_of(number) for number in range(5)])
     fill(spool, 5)
-    found = spool.read(at_most=5)
+    found = spool.read(max_bundles=5)
     assert found
-    spool.mark_in_flight(found[1])
+    spool.set_in_flight(found[1])
     files_in(tmp_path)[0].unlink()
     with capture_logs() as logs:
         fill(spool, 6)
