@@ -15,8 +15,7 @@ from agent.gpu.watchdog import Watchdog
 from agent.host.kubelet.allocations import Allocations
 from agent.host.kubelet.assignments import find_on
 from agent.host.procfs import check_procfs, read_boot_id
-from agent.inventory import InventoryTracker
-from agent.loop import Outputs, SampleLoop
+from agent.loop import InventoryTracker, Outputs, SampleLoop
 from agent.metrics import ATTRIBUTION
 from agent.monitor import IncidentMonitor
 from agent.node import Host

@@ -6,11 +6,12 @@ from typing import Final
 
 import structlog
 
+from agent.core.raw import NodeFacts
 from agent.core.tick import ClockReading, NodeTick
 from agent.exposition.node_state import NodeState
 from agent.gpu.driver import Driver
 from agent.host.kubelet.allocations import Allocations
-from agent.inventory import InventoryTracker
+from agent.host.kubelet.assignments import DeviceIndex
 from agent.metrics import TICK_SECONDS, TICKS_FAILED, TICKS_LATE
 from agent.monitor import IncidentMonitor
 from agent.publish.message_bundle import bundle_incident, bundle_inventory, bundle_tick
@@ -49,6 +50,27 @@ class Schedule:
         """Begin a new grid whose first tick is `first_ns` away; return the seconds until then."""
         self.due_ns = now_ns + first_ns
         return first_ns / 1e9
+
+
+class InventoryTracker:
+    """The GPUs of one node, as the driver said last: here ids of devices find theirs."""
+
+    def __init__(self, *, node: str, boot_id: str) -> None:
+        self._node = node
+        self._boot_id = boot_id
+        self.devices = DeviceIndex()
+        """The GPUs and instances to which ids may lead."""
+
+    def update(self, facts: NodeFacts, *, time_ns: int) -> Inventory:
+        """Record what the node is built of now; return the record that reports it."""
+        self.devices = DeviceIndex.of(facts.gpus)
+        return Inventory(
+            node=self._node,
+            boot_id=self._boot_id,
+            time_ns=time_ns,
+            gpus=list(facts.gpus),
+            **facts.versions,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +190,7 @@ class SampleLoop:
         # Before the tick: its allocations are found among these devices.
         if facts := self.driver.inventory():
             time_ns = self.clock.time_ns()
-            self.outputs.report_inventory(self.inventory.take(facts, time_ns=time_ns))
+            self.outputs.report_inventory(self.inventory.update(facts, time_ns=time_ns))
         tick = self.sampler.sample(
             raw,
             asked_boottime_ns=clocks[-1].boottime_ns,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
 
-from agent.exposition.gpu_events import GpuEvents, NvlinkRates, nvlink_link_bytes_totals
+from agent.exposition.gpu_events import GpuEventHistory, NvlinkRates, nvlink_link_bytes_totals
 from gpuledger.records import (
     GpuDetails,
     GpuFacts,
@@ -79,7 +79,7 @@ class ShownDevice:
     """What is built into the GPU, or into the GPU of which this is an instance."""
     node: Inventory | None = None
     """What the node is built of."""
-    events: GpuEvents | None = None
+    events: GpuEventHistory | None = None
     """What happened to the GPU; absent on an instance."""
     rates: NvlinkRates | None = None
     """How fast the counters of its NVLinks rise."""

@@ -36,7 +36,7 @@ _NO_INCIDENTS: Final = {
 }
 
 
-class GpuEvents:
+class GpuEventHistory:
     """The events of one GPU since the agent's start."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from agent.exposition.device import ShownDevice
-from agent.exposition.gpu_events import GpuEvents, NvlinkRates
+from agent.exposition.gpu_events import GpuEventHistory, NvlinkRates
 from agent.exposition.holders import ContainerLookup, NamedContainer
 from agent.metrics import PROCESS_SERIES_DROPPED
 from agent.settings import ExpositionSettings
@@ -110,7 +110,7 @@ class Snapshot:
     """Who knows the tick's containers."""
     commands: Mapping[int, str]
     """The kernel's name of each process, by pid."""
-    events: Mapping[str, tuple[str, GpuEvents]]
+    events: Mapping[str, tuple[str, GpuEventHistory]]
     """What happened to each GPU, with its index, by UUID: also of those that are silent."""
     since_ns: int
     """Where the window of recent events begins, by the clock that never goes back."""
@@ -138,7 +138,7 @@ class NodeState:
         self._sample: NodeSample | None = None
         self._shown_ns = 0
         self._device_states: dict[str, DeviceState] = {}
-        self._events: dict[str, GpuEvents] = {}
+        self._events: dict[str, GpuEventHistory] = {}
         self._commands: dict[int, str] = {}
         self._inventory: Inventory | None = None
         self._facts: dict[str, GpuFacts] = {}
@@ -269,10 +269,10 @@ class NodeState:
             )
         }
 
-    def _events_of(self, uuid: str) -> GpuEvents | None:
+    def _events_of(self, uuid: str) -> GpuEventHistory | None:
         # Bounded: incidents may name any GPU.
         if uuid not in self._events and len(self._events) < _MAX_GPUS:
-            self._events[uuid] = GpuEvents()
+            self._events[uuid] = GpuEventHistory()
         return self._events.get(uuid)
 
     def _device(self, state: DeviceState, now_ns: int) -> ShownDevice:

@@ -163,13 +163,13 @@ class CounterTracker:
         return value
 
 
-class Fields(NamedTuple):
+class ReadFields(NamedTuple):
     """What is read of one GPU in one tick."""
 
     reading: dict[str, Any]
-    """Fields of `GpuReading`."""
+    """ReadFields of `GpuReading`."""
     details: dict[str, Any]
-    """Fields of `GpuDetails`, its parts included."""
+    """ReadFields of `GpuDetails`, its parts included."""
 
 
 def read_fields(
@@ -178,7 +178,7 @@ def read_fields(
     interval_ns: int,
     counters: CounterTracker,
     validator: Validator,
-) -> Fields:
+) -> ReadFields:
     """Return what `agent.core.readings` names, each once; what is booked of profiling twice."""
     found: dict[str, dict[str, Any]] = {}
     for group, values in _values_by_group(raw, interval_ns).items():
@@ -195,7 +195,7 @@ def read_fields(
     measured = found.get("profiling", {})
     reading |= {name: measured[name] for name in _MEASURED & measured.keys()}
     details |= {part: _PARTS[part](**values) for part, values in found.items() if values}
-    return Fields(reading, details)
+    return ReadFields(reading, details)
 
 
 def _values_by_group(raw: RawGpuSample, interval_ns: int) -> Mapping[CallGroup, Mapping[str, Any]]:

@@ -16,7 +16,7 @@ from agent.exposition.dcgm_fields import (
     nearest_name,
 )
 from agent.exposition.device import DERIVED, ShownDevice
-from agent.exposition.gpu_events import GpuEvents
+from agent.exposition.gpu_events import GpuEventHistory
 from agent.exposition.native import INFO_FAMILIES, InfoFamily, NativeFamily, native_families
 from agent.settings import Profile
 
@@ -67,7 +67,7 @@ def test_a_path_of_the_table_leads_to_a_field_of_a_record(path: str) -> None:
     elif part == "multi_series":
         assert path in MULTI_SERIES
     elif part == "events":
-        assert hasattr(GpuEvents(), name)
+        assert hasattr(GpuEventHistory(), name)
     else:
         assert name in {one.name for one in structs.fields(parts()[part])}
 
