@@ -134,7 +134,7 @@ class DirectGpu:
             instance=InstanceIdentity(
                 uuid=instance.uuid,
                 parent_uuid=self.uuid,
-                place=instance.device_index,
+                index=instance.device_index,
                 gpu_instance=instance.gpu_instance,
                 compute_instance=instance.compute_instance,
                 profile=instance.profile,

@@ -88,7 +88,7 @@ class InstanceIdentity:
     """Its identity."""
     parent_uuid: str
     """The GPU's identity."""
-    place: int
+    index: int
     """The driver's index of it among the GPU's instances."""
     gpu_instance: int | None = None
     """The driver's id of its GPU instance."""

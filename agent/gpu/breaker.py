@@ -59,6 +59,7 @@ class Breaker:
         """Count a failure; return whether it opened by it."""
         self._failures += 1
         was_open = self.is_open
+        # Where it is open, it was a probe that failed: the next one comes later.
         if was_open or self._failures >= self._max_failures:
             self._wait(now_ns)
         return self.is_open and not was_open

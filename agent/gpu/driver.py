@@ -202,6 +202,7 @@ class Driver:
             self._worked_seconds = time.monotonic()
             self._fail(f"the driver was unbound: {error}")
             return
+        # Before any GPU has answered there is nothing that could have been lost.
         self._was_lost = bool(self._availability.known)
         self._closed = str(error)
         self._fail(self._closed)
@@ -220,6 +221,7 @@ class Driver:
         self._is_unbound = True
         self._lose_library("the driver was unbound")
         self._fail("the driver was unbound")
+        # Not opened again at once: the driver waits until nobody holds it.
         self._lifecycle.close()
         self._open_retry.wait(self._clock.monotonic_ns(), _UNBINDING_SECONDS)
 
@@ -263,6 +265,7 @@ class Driver:
 
     def _update_checks(self, answered: set[str]) -> None:
         silent, missing = self._pool.uuids - answered, self._missing()
+        # A node whose driver counts no GPU works too.
         if answered or not (silent or missing):
             self._worked_seconds = time.monotonic()
         DRIVER_UP.set(bool(answered))

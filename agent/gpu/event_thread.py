@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from agent.core.incidents.builder import Detection
-from agent.gpu.source import GpuEvents, GpuIdentity, GpuSource, UnsupportedError
+from agent.gpu.source import GpuEventSet, GpuIdentity, GpuSource, UnsupportedError
 from agent.metrics import EVENT_SET_FAILURES
 from gpuledger.clock import Clock
 from gpuledger.runtime import Backoff
@@ -72,7 +72,7 @@ class EventThread:
                 continue
             self._drain(events)
 
-    def _drain(self, events: GpuEvents) -> None:
+    def _drain(self, events: GpuEventSet) -> None:
         """Take events as fast as they come, until the end or an error."""
         try:
             while not self._ending.is_set():
@@ -90,7 +90,7 @@ class EventThread:
         finally:
             self._free(events)
 
-    def _free(self, events: GpuEvents) -> None:
+    def _free(self, events: GpuEventSet) -> None:
         if not self._is_abandoned:
             with suppress(Exception):
                 events.close()

@@ -112,6 +112,7 @@ class SourceLifecycle:
         try:
             return self._events.poll()
         except Exception:  # noqa: BLE001  # it must not end the agent, nor fail each tick
+            # It would come at each tick: no more is listened to until the next opening.
             _log.exception("library_events_failed")
             self._events.close()
             return DriverEvent.NOTHING
@@ -127,6 +128,7 @@ class SourceLifecycle:
             raise LibraryLostError(f"{type(error).__name__}: {error}") from error
 
     def _open(self) -> Sequence[Gpu]:
+        # What the opening before gave must not outlive it.
         self._close()
         NVML_STARTS.inc()
         gpus = self._source.open()

@@ -156,7 +156,7 @@ class PollCycle:
     async def wait(self) -> None:
         """Wait until each awaited group is there or late; what is late goes on by itself."""
         while self._requests and not self._all_there.done():
-            seconds = self._patience_seconds()
+            seconds = self._remaining_seconds()
             if seconds <= 0:
                 return
             await asyncio.wait((self._all_there,), timeout=seconds)
@@ -174,7 +174,7 @@ class PollCycle:
     def _seconds(self, group: CallGroup) -> float:
         return _SHARES[group] * self._deadline_seconds
 
-    def _patience_seconds(self) -> float:
+    def _remaining_seconds(self) -> float:
         """Return how long an answer can still come in time."""
         now = time.monotonic()
         waiting = [request for request in self._requests if not request.has_awaited]

@@ -65,12 +65,10 @@ class GpuAvailability:
         self._known[uuid] = None
         for name in (uuid, self._unnamed.pop(index, None)):
             if name in self._lost:
-                self._recover(name)
-
-    def _recover(self, uuid: str) -> None:
-        reason = self._lost.pop(uuid)
-        GPUS_LOST.set(len(self._lost))
-        self._report("gpu_recovered", uuid, f"it answers again; it was lost: {reason}")
+                reason = self._lost.pop(name)
+                GPUS_LOST.set(len(self._lost))
+                message = f"it answers again; it was lost: {reason}"
+                self._report("gpu_recovered", name, message)
 
     def report_all(self, kind: str, message: str) -> None:
         """Report what happened to the driver, so to each GPU that was not lost."""
@@ -131,6 +129,7 @@ class GpuPool:
     def begin(self, found: Sequence[Gpu], now_ns: int) -> None:
         """Begin with the GPUs of a newly opened source; one whose threads all hang is left out."""
         self.library_lost = None
+        # Health is the longest group: no tick shall have that of several GPUs.
         self._workers = [
             self._make_worker(gpu, now_ns + position * self._health_ns // len(found), now_ns)
             for position, gpu in enumerate(found)
@@ -166,6 +165,7 @@ class GpuPool:
         try:
             answer = worker.evaluate(cycle, now_ns)
         except GpuLostError as error:
+            # No probe can help: only a new opening gives another handle of it.
             self._availability.record_lost(uuid, str(error))
             worker.end()
             self._workers.remove(worker)
@@ -182,6 +182,7 @@ class GpuPool:
 
     def _record_silent_gpus(self) -> None:
         for worker in self._workers:
+            # With the library no GPU answers, which says nothing of any one of them.
             if worker.is_silent and not self.library_lost:
                 self._availability.record_lost(worker.gpu.uuid, worker.silence)
 

@@ -17,7 +17,7 @@ from agent.metrics import GLANCES_LATE
 from gpuledger.errors import UnavailableError
 
 _NOBODY: Final[Collection[int]] = ()
-_PATIENCE_SECONDS: Final = 0.05
+_MAX_WAIT_SECONDS: Final = 0.05
 _Running = Mapping[str, frozenset[int]]
 
 
@@ -42,7 +42,7 @@ class ProcessScanner:
         if self._scanning is None:
             self._worker = self._worker or Worker("glance")
             self._scanning = self._worker.start(partial(_running_on, list(gpus)))
-        await wait_for(self._scanning, _PATIENCE_SECONDS)
+        await wait_for(self._scanning, _MAX_WAIT_SECONDS)
         if not self._scanning.done():
             GLANCES_LATE.inc()
             return _NOBODY

@@ -126,7 +126,7 @@ class DriverEvents(Protocol):
         """Listen no more."""
 
 
-class GpuEvents(Protocol):
+class GpuEventSet(Protocol):
     """The faults that the driver reports of the GPUs of an open source; used from one thread."""
 
     def wait(self, timeout_ms: int) -> Detection | None:
@@ -159,7 +159,7 @@ class GpuSource(Protocol):
     def versions(self) -> Mapping[str, str | None]:
         """Return the driver's versions by the fields of `Inventory`; raises SourceLostError."""
 
-    def gpu_events(self, gpus: Sequence[GpuIdentity], *, clock: Clock) -> GpuEvents:
+    def gpu_events(self, gpus: Sequence[GpuIdentity], *, clock: Clock) -> GpuEventSet:
         """Begin to listen to the faults of these GPUs, of this opening; raises UnavailableError."""
 
     def pci_buses(self, gpus: Sequence[GpuIdentity]) -> Mapping[str, str]:

@@ -189,6 +189,7 @@ class GpuWorker:
         if core is Permit.SKIP:
             return None
         if core is Permit.PROBE:
+            # Nothing else: without the books the GPU would not be in the tick.
             return PollRequest.to(self.gpu, cursor, (), (CallGroup.BOOKS,))
         permits = {group: self._breakers[group].permit(now_ns) for group in self._due(now_ns)}
         awaited = [group for group, permit in permits.items() if permit is Permit.ASK]
@@ -224,7 +225,8 @@ class GpuWorker:
     def _free_thread(self, now_ns: int) -> bool:
         """Return whether there is a thread to query with, although one hangs."""
         group = self._request.current_group if self._request else None
-        if group is None:
+        # It waits for the GPU before it, or is just done: its thread is free soon.
+        if not self._request or group is None:
             return False
         breaker = self._breakers[group]
         if group is CallGroup.BOOKS:
@@ -236,10 +238,7 @@ class GpuWorker:
         elif breaker.trip(now_ns):
             # Not after some failures as else: each of them would cost the books of a tick.
             self._record_state(group, "hangs")
-        return self._replace()
-
-    def _replace(self) -> bool:
-        if not self._request or not self._leaked.add(self._request, self._worker):
+        if not self._leaked.add(self._request, self._worker):
             return False
         self._worker = Worker(f"gpu-{self.gpu.index}")
         return True

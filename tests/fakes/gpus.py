@@ -10,7 +10,7 @@ from agent.gpu.source import (
     DriverEvent,
     DriverEvents,
     Gpu,
-    GpuEvents,
+    GpuEventSet,
     GpuIdentity,
     SourceLostError,
     UnsupportedError,
@@ -93,7 +93,7 @@ class PlayedSource:
     def versions(self) -> Mapping[str, str | None]:
         return {"driver_version": "1.0"}
 
-    def gpu_events(self, gpus: Sequence[GpuIdentity], *, clock: Clock) -> GpuEvents:
+    def gpu_events(self, gpus: Sequence[GpuIdentity], *, clock: Clock) -> GpuEventSet:
         raise UnsupportedError("no test waits for these")
 
     def pci_buses(self, gpus: Sequence[GpuIdentity]) -> Mapping[str, str]:

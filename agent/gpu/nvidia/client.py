@@ -104,10 +104,11 @@ def call_by_name(library: object, name: str, *arguments: object, empty: object =
         try:
             answer: object = function(*arguments)
         except pynvml.NVMLLibraryMismatchError as error:
+            # The binding raises it where it is newer than the library, before it calls anything.
             raise UnsupportedError(f"{name}: {error}") from error
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
-                continue
+                continue  # the binding asked for the size, and then for a list that is longer
             if empty is not None and error.value in _EMPTY:
                 return empty
             raise _translate(name, error) from error
@@ -123,6 +124,7 @@ def _translate(name: str, error: pynvml.NVMLError) -> UnavailableError:
     message = f"{name}: {error}"
     if error.value == pynvml.NVML_ERROR_TIMEOUT and name.startswith(_WAITING):
         return NothingHappenedError(message)
+    # Of the first calls a refusal means that there is no driver to speak of.
     if error.value in _UNSUPPORTED and name not in _STARTING:
         return UnsupportedError(message)
     NVML_ERRORS.labels(call=name, error=type(error).__name__.removeprefix("NVMLError_")).inc()

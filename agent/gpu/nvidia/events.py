@@ -69,7 +69,11 @@ class NvmlDriverEvents:
         """Begin to listen, where the driver can be listened to."""
         try:
             self._set = self._call(NvmlLibrary.nvmlSystemEventSetCreate)
-            self._call(NvmlLibrary.nvmlSystemRegisterEvents, _events(), self._set)
+            # Read here, as an older binding has neither of them.
+            events = (
+                pynvml.nvmlSystemEventTypeGpuDriverUnbind | pynvml.nvmlSystemEventTypeGpuDriverBind
+            )
+            self._call(NvmlLibrary.nvmlSystemRegisterEvents, events, self._set)
             self._data = (pynvml.c_nvmlSystemEventData_v1_t * _MAX_EVENTS)()
             self._reason = None
         except UnavailableError as error:
@@ -116,12 +120,6 @@ class NvmlDriverEvents:
         """Call a function with the version of its struct; an older binding knows neither."""
         version: int | None = getattr(pynvml, _VERSIONS[function.__name__], None)
         return call_nvml(self._library, function, version, *arguments, **named)
-
-
-def _events() -> int:
-    unbind: int = pynvml.nvmlSystemEventTypeGpuDriverUnbind
-    bind: int = pynvml.nvmlSystemEventTypeGpuDriverBind
-    return unbind | bind
 
 
 SOURCE: Final = "nvml"

@@ -1,7 +1,13 @@
 """The chip's own counters (GPM, Hopper and newer): what lies between two samples of them.
 
-Two samples are taken in turn into two buffers; the metrics are of the time between. Whether a
-value can be true is judged elsewhere.
+Two samples are taken in turn into two buffers; the metrics are of the time between. So the first
+tick has none, and each one after it has those since the tick before, as long as the time between is
+one that NVML can measure.
+
+A MIG instance has a pair of samples of its own. A GPU instance that is one compute instance is
+sampled by the GPU's handle and its id; where it is cut further, each compute instance is sampled by
+its own handle, as the whole would be counted to each. Whether a value can be true is decided in
+`agent.core`.
 """
 
 from collections import Counter
@@ -31,20 +37,20 @@ class Gpm:
     def __init__(
         self,
         client: DeviceClient,
-        readings: Sequence[MetricSpec],
+        specs: Sequence[MetricSpec],
         *,
         monotonic_ns: Callable[[], int],
         gpu_instance: int | None = None,
         whole: DeviceClient | None = None,
     ) -> None:
-        """`client` asks the GPU itself, also where `gpu_instance` names an instance of it.
+        """`client` queries the GPU itself, also where `gpu_instance` names an instance of it.
 
-        An instance needs an client of its own, as it refuses metrics that the GPU does not. Where
-        `client` asks a compute instance, `whole` asks the GPU that has the counters.
+        An instance needs a client of its own, as it refuses metrics that the GPU does not. Where
+        `client` queries a compute instance, `whole` queries the GPU that has the counters.
         """
         self._client = client
         self._whole = whole or client
-        self._wanted = [_wanted(reading) for reading in readings]
+        self._wanted = [_wanted(spec) for spec in specs]
         self._monotonic_ns = monotonic_ns
         self._gpu_instance = gpu_instance
         self._buffers: list[object] = []
@@ -53,7 +59,7 @@ class Gpm:
         self._ids: list[int] = []
         self._slots: list[tuple[int, Any]] = []
         self._support_version = 0
-        self._is_asking = False
+        self._is_querying = False
 
     def query(self) -> dict[str, Any]:
         """Return `profiling`, by our names, and the time that it is of as `profiling_ns`.
@@ -62,20 +68,21 @@ class Gpm:
         this one, or one that is too old or too young. Raises SourceLostError.
         """
         now_ns = self._monotonic_ns()
+        # The sample before stays: the next tick measures from there.
         if self._taken_ns is not None and now_ns - self._taken_ns < MIN_NS:
             return {}
-        self._is_asking = True
+        self._is_querying = True
         try:
             return self._query(now_ns)
         except (UnsupportedError, FailedError):
             return {}
         finally:
-            self._is_asking = False
+            self._is_querying = False
 
     def close(self) -> None:
         """Free the buffers; the library must be open."""
         # A call that hangs in another thread may yet write into them: they are left to it.
-        if not self._is_asking:
+        if not self._is_querying:
             self._free()
 
     def _free(self) -> None:
@@ -84,7 +91,7 @@ class Gpm:
             try:
                 call_nvml(self._client.library, NvmlLibrary.nvmlGpmSampleFree, buffer)
             except (UnsupportedError, FailedError):
-                continue
+                continue  # a few hundred bytes, and nobody to give them back to
 
     def _query(self, now_ns: int) -> dict[str, Any]:
         self._prepare()
@@ -106,6 +113,7 @@ class Gpm:
             return
         if self._client.is_unsupported((_METRICS,)):
             raise UnsupportedError(_METRICS)
+        # Of the GPU, as an instance answers for it or not, by its driver.
         if not self._whole.query_or_raise(NvmlLibrary.nvmlGpmQueryDeviceSupport).isSupportedDevice:
             self._client.mark_unsupported((_METRICS,), "NotSupported")
             raise UnsupportedError(_METRICS)
@@ -184,13 +192,13 @@ class Gpm:
         return {name: value for name, value in named.items() if value is not None}
 
 
-def _wanted(reading: MetricSpec) -> tuple[str, range, bool]:
+def _wanted(spec: MetricSpec) -> tuple[str, range, bool]:
     """Return our name, the metrics' numbers, and whether they make a list."""
-    metric = reading.sources[0]
+    metric = spec.sources[0]
     if not isinstance(metric, GpmMetric):
-        raise TypeError(f"{reading.name} comes from {metric}, which is no metric")
+        raise TypeError(f"{spec.name} comes from {metric}, which is no metric")
     numbers = range(metric.number, metric.number + (metric.count or 1))
-    return reading.name, numbers, metric.count is not None
+    return spec.name, numbers, metric.count is not None
 
 
 class InstanceCounters:
@@ -199,14 +207,14 @@ class InstanceCounters:
     def __init__(
         self,
         client: DeviceClient,
-        readings: Sequence[MetricSpec],
+        specs: Sequence[MetricSpec],
         *,
         monotonic_ns: Callable[[], int],
     ) -> None:
         self._client = client
         # By NVML's own words the links' flows are the GPU's: told of each instance they would be
         # counted once for each.
-        self._readings = [one for one in readings if one.unit is not MEBIBYTES_PER_SECOND]
+        self._specs = [spec for spec in specs if spec.unit is not MEBIBYTES_PER_SECOND]
         self._monotonic_ns = monotonic_ns
         self._of: dict[tuple[str, bool], Gpm] = {}
 
@@ -240,7 +248,7 @@ class InstanceCounters:
             client = DeviceClient(library=self._client.library, handle=self._client.handle)
         return Gpm(
             client,
-            self._readings,
+            self._specs,
             monotonic_ns=self._monotonic_ns,
             gpu_instance=number,
             whole=self._client,

@@ -116,7 +116,7 @@ class MigLayout:
         except UnsupportedError:
             return None
         except FailedError:
-            return self.is_enabled
+            return self.is_enabled  # a call that failed once has changed nothing
         return bool(current)
 
     def _record(self, found: list[InstanceClient]) -> None:
@@ -129,7 +129,7 @@ class MigLayout:
     def _find(self, index: int) -> InstanceClient | None:
         """Return the instance at an index; one whose handle fails now is still there."""
         before = next(
-            (instance for instance in self.instances if instance.identity.place == index), None
+            (instance for instance in self.instances if instance.identity.index == index), None
         )
         try:
             function = NvmlLibrary.nvmlDeviceGetMigDeviceHandleByIndex
@@ -145,7 +145,7 @@ class MigLayout:
             return before
         known = self._known.get(uuid)
         # Known by its UUID, so what never changes of it is not queried at each tick.
-        if known is None or known.identity.place != index:
+        if known is None or known.identity.index != index:
             return InstanceClient(identity=self._identify(client, uuid, index), client=client)
         known.client.handle = handle
         return known
@@ -156,7 +156,7 @@ class MigLayout:
         return InstanceIdentity(
             uuid=uuid,
             parent_uuid=self.uuid,
-            place=index,
+            index=index,
             gpu_instance=gpu_instance,
             compute_instance=_small(client.query(NvmlLibrary.nvmlDeviceGetComputeInstanceId)),
             profile=_profile(client.query(NvmlLibrary.nvmlDeviceGetName), attributes),

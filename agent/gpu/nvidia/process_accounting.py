@@ -46,14 +46,15 @@ class AccountingReader:
         return self._known is not None
 
     def query(self, listed: Iterable[ListedProcess] | None) -> tuple[ProcessAccounting, ...] | None:
-        """Return the processes that are done with the GPU since some questions ago.
+        """Return the processes that are done with the GPU since some queries ago.
 
         `listed` are those that are on it now, `None` where that is not known. What had ended
-        before the first question is not told. Raises SourceLostError.
+        before the first query is not reported. Raises SourceLostError.
         """
         try:
             buffered = self._query_buffered_pids()
         except FailedError:
+            # Those that were given before are given again, as in any answer.
             return None if self._known is None else self._all_given()
         if buffered is None:
             # Accounting was turned off, or is not there: its buffer begins anew.
@@ -89,11 +90,12 @@ class AccountingReader:
         return tuple(account for accounts in self._given for account in accounts)
 
     def _find_candidates(self, buffered: set[int], listed: Iterable[ListedProcess] | None) -> None:
-        """Note who may have ended: who was listed, and who came between two questions."""
+        """Record who may have ended: who was listed, and who came between two queries."""
         now = self._listed if listed is None else {process.pid for process in listed}
         if self._known is not None:
             self._pending |= self._listed - now
             self._pending |= buffered - self._known
+        # One that is listed again goes on, and of one that has left the buffer nothing is known.
         self._pending = (self._pending - now) & buffered
         self._known, self._listed = buffered, now
 
@@ -102,7 +104,7 @@ class AccountingReader:
         for pid in sorted(self._pending)[:_MAX_AT_ONCE]:
             stats = self._stats(pid)
             if stats is not None and stats.isRunning:
-                continue
+                continue  # not listed any more, and not closed yet: again at the next tick
             self._pending.discard(pid)
             if stats is not None:
                 found.append(_account(pid, stats))
@@ -115,7 +117,7 @@ class AccountingReader:
         except FailedError:
             return None
         except UnsupportedError:
-            pass
+            pass  # an older driver has the first version alone
         try:
             return call_nvml(
                 self.client.library,

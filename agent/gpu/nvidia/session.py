@@ -162,12 +162,13 @@ class NvmlSession:
         """What the driver says of itself."""
 
     def open(self) -> list[NvidiaGpu]:
-        """Start the library and give the GPUs that answer; raises SourceLostError."""
+        """Start the library; return the GPUs that answer. Raises SourceLostError."""
         call_nvml(self.library, NvmlLibrary.nvmlInit)
+        # It has to be shut down from here on, whatever comes next.
         self._is_open = True
         count = call_nvml(self.library, NvmlLibrary.nvmlDeviceGetCount)
         found = self._find_all(count)
-        self._gpus = [self._make(place, found) for place in found]
+        self._gpus = [self._make(gpu, found) for gpu in found]
         indices = set(range(count)) - {gpu.index for gpu in found}
         self.unfound = {index: self._slots.get(index, f"INDEX:{index}") for index in indices}
         return self._gpus
@@ -207,8 +208,9 @@ class NvmlSession:
                 worker.end()
         finding = {index: self._finding[index] for index in range(count)}
         wait(finding.values(), timeout=self._find_seconds)
+        # The thread of one that is late goes on: the next opening waits for it, not for another.
         done = [index for index, future in finding.items() if future.done()]
-        return [place for index in done if (place := self._finding.pop(index).result())]
+        return [gpu for index in done if (gpu := self._finding.pop(index).result())]
 
     def _find(self, index: int) -> _Found | None:
         """Return the GPU at an index; one that is lost must not cost the others."""
@@ -224,7 +226,7 @@ class NvmlSession:
         return _Found(index=index, uuid=uuid, handle=handle)
 
     def _record_slot(self, index: int, handle: object) -> None:
-        """Record where a GPU is plugged in that does not tell who it is."""
+        """Record where a GPU is plugged in that does not give its UUID."""
         with contextlib.suppress(UnavailableError):
             slot = call_nvml(self.library, NvmlLibrary.nvmlDeviceGetPciInfo_v3, handle).busId
             if bus := read_bus(slot):

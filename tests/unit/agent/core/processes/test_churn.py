@@ -195,7 +195,7 @@ def ask(machine: Machine, meanwhile: list[Step]) -> tuple[list[RawGpuSample], se
             uuid=uuid,
             index=1,
             processes=lists[uuid],
-            instance=InstanceIdentity(uuid=uuid, parent_uuid="GPU-1", place=0),
+            instance=InstanceIdentity(uuid=uuid, parent_uuid="GPU-1", index=0),
         )
         for uuid in ("MIG-1", "MIG-2")
     )
