@@ -1,4 +1,4 @@
-"""`gpuledger-agent`: runs on every GPU node. Here the parts are wired, nothing else."""
+"""`gpuledger-agent`: its options, its source and its page; `context` puts the rest together."""
 
 import os
 import sys
@@ -7,12 +7,12 @@ from typing import Final
 
 import structlog
 
+from agent.context import run_agent
 from agent.dcgm_exporter import Swap, read_swap
-from agent.exposition.node_state import NodeState, make_view
+from agent.exposition.node_state import NodeState, make_node_state
 from agent.exposition.renderer import PageRenderer
-from agent.host import Host
-from agent.kubelet.container_logs import ContainerNames
-from agent.service import run_agent
+from agent.host.kubelet.container_logs import ContainerNames
+from agent.node import Host
 from agent.settings import AgentSettings, name_node
 from agent.source import find_source
 from gpuledger.bus.protocol import Bus
@@ -72,17 +72,17 @@ def main() -> int:
     settings = name_node(settings, os.environ)
     configure_logs(settings.log)
     _log_swap(swap, settings)
-    machine = find_source(settings)
-    view = make_view(
+    host = find_source(settings)
+    node_state = make_node_state(
         settings.exposition,
-        clock=machine.clock,
+        clock=host.clock,
         tick_seconds=settings.tick_seconds,
-        names=ContainerNames(list_names=machine.list_log_names, clock=machine.clock),
+        names=ContainerNames(list_names=host.list_log_names, clock=host.clock),
     )
     return run_service(
-        partial(_run, machine=machine, view=view),
+        partial(_run, host=host, node_state=node_state),
         settings=settings,
-        page=PageRenderer(view, settings=settings.exposition, clock=machine.clock),
+        page=PageRenderer(node_state, settings=settings.exposition, clock=host.clock),
         about={
             "node": settings.node_name,
             "source": settings.source,
@@ -100,20 +100,14 @@ def _log_swap(swap: Swap, settings: AgentSettings) -> None:
 
 
 async def _run(
-    settings: AgentSettings, readiness: Readiness, *, machine: Host, view: NodeState
+    settings: AgentSettings, readiness: Readiness, *, host: Host, node_state: NodeState
 ) -> None:
-    bus = None if settings.no_kafka else _kafka(settings, readiness)
+    bus: Bus | None = None
+    if not settings.no_kafka:
+        from gpuledger.bus.kafka import KafkaBus  # noqa: PLC0415  # 6 MiB that --no-kafka does without
+
+        bus = KafkaBus(settings.kafka, readiness=readiness)
     settle_collector(*_COLLECT_AFTER)
     await run_agent(
-        machine=machine,
-        bus=bus,
-        settings=settings,
-        readiness=readiness,
-        view=view,
+        host=host, bus=bus, settings=settings, readiness=readiness, node_state=node_state
     )
-
-
-def _kafka(settings: AgentSettings, readiness: Readiness) -> Bus:
-    from gpuledger.bus.kafka import KafkaBus  # noqa: PLC0415  # 6 MiB that --no-kafka does without
-
-    return KafkaBus(settings.kafka, readiness=readiness)

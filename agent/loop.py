@@ -1,23 +1,25 @@
-"""The loop that ticks: ask the GPUs, make the tick, tell it. Nothing here waits for a receiver."""
+"""The loop that ticks: query the GPUs, make the tick, hand it on; it waits for no receiver."""
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
-from agent.hardware import InventoryTracker
-from agent.incidents.monitor import IncidentMonitor
-from agent.kubelet.allocations import Allocations
+from agent.core.raw import NodeFacts
+from agent.core.tick import ClockReading, NodeTick
+from agent.exposition.node_state import NodeState
+from agent.gpu.driver import Driver
+from agent.host.kubelet.allocations import Allocations
+from agent.host.kubelet.assignments import DeviceIndex
 from agent.metrics import TICK_SECONDS, TICKS_FAILED, TICKS_LATE
-from agent.nvml.driver import Driver
-from agent.outputs import Outputs
-from agent.sampling import ClockReading, NodeTick, Sampler
-from agent.schedule import Schedule
+from agent.monitor import IncidentMonitor
+from agent.publish.message_bundle import bundle_incident, bundle_inventory, bundle_tick
+from agent.publish.send_queue import SendQueue
+from agent.sampling import Sampler
 from agent.settings import AgentSettings
 from gpuledger.clock import Clock
-from gpuledger.records import DeviceAllocation, NodeSample
+from gpuledger.records import Incident, Inventory, NodeSample
 from gpuledger.runtime import Check
 from gpuledger.runtime.logs import Repeats
 
@@ -26,26 +28,103 @@ _repeats: Final = Repeats()
 
 
 @dataclass(kw_only=True)
+class Schedule:
+    """A grid of ticks; one that was missed is left out, not made up for."""
+
+    tick_ns: int
+    """Length of a tick."""
+    due_ns: int
+    """When the next tick is due."""
+
+    def is_late(self, now_ns: int) -> bool:
+        """Return whether the tick that begins now begins more than half a tick after its time."""
+        return now_ns - self.due_ns > self.tick_ns // 2
+
+    def advance(self, now_ns: int) -> float:
+        """Go on to the first tick that is still to come; return the seconds until then."""
+        missed = max(0, now_ns - self.due_ns) // self.tick_ns
+        self.due_ns += (missed + 1) * self.tick_ns
+        return (self.due_ns - now_ns) / 1e9
+
+    def restart(self, now_ns: int, first_ns: int) -> float:
+        """Begin a new grid whose first tick is `first_ns` away; return the seconds until then."""
+        self.due_ns = now_ns + first_ns
+        return first_ns / 1e9
+
+
+class InventoryTracker:
+    """The GPUs of one node, as the driver said last: here ids of devices find theirs."""
+
+    def __init__(self, *, node: str, boot_id: str) -> None:
+        self._node = node
+        self._boot_id = boot_id
+        self.devices = DeviceIndex()
+        """The GPUs and instances to which ids may lead."""
+
+    def update(self, facts: NodeFacts, *, time_ns: int) -> Inventory:
+        """Record what the node is built of now; return the record that reports it."""
+        self.devices = DeviceIndex.of(facts.gpus)
+        return Inventory(
+            node=self._node,
+            boot_id=self._boot_id,
+            time_ns=time_ns,
+            gpus=list(facts.gpus),
+            **facts.versions,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """Where everything goes that the agent has to say, as far as it is there."""
+
+    send_queue: SendQueue | None
+    """What is to be published; `None` where nothing is."""
+    node_state: NodeState | None
+    """What `/metrics` shows; `None` where there is no page."""
+
+    def report_tick(self, tick: NodeTick) -> None:
+        """Report a tick."""
+        if self.send_queue:
+            self.send_queue.put(bundle_tick(tick))
+        if self.node_state:
+            self.node_state.update(tick.sample, tick.readings, processes=tick.processes)
+
+    def report_incident(self, incident: Incident) -> None:
+        """Report an incident."""
+        if self.send_queue:
+            self.send_queue.put(bundle_incident(incident))
+        if self.node_state:
+            self.node_state.record_incident(incident)
+
+    def report_inventory(self, inventory: Inventory) -> None:
+        """Report what the node is built of."""
+        if self.send_queue:
+            self.send_queue.put(bundle_inventory(inventory))
+        if self.node_state:
+            self.node_state.set_inventory(inventory)
+
+
+@dataclass(kw_only=True)
 class SampleLoop:
     """The ticks of one node."""
 
     driver: Driver
-    """Whom to ask."""
+    """Polls the GPUs."""
     sampler: Sampler
-    """Who makes ticks of the answers."""
-    hardware: InventoryTracker
+    """Makes ticks of the answers."""
+    inventory: InventoryTracker
     """What the node is built of."""
-    watch: IncidentMonitor
-    """Who looks at the health that was read."""
+    monitor: IncidentMonitor
+    """Watches the health that was read."""
     allocations: Allocations | None
-    """Who holds which GPU; `None` where nobody is asked."""
-    outlets: Outputs
+    """Who holds which GPU; `None` where the kubelet is not asked."""
+    outputs: Outputs
     """Where ticks go."""
     clock: Clock
     """Whose ticks they are."""
-    check: Check
+    procfs_check: Check
     """Whether `/proc` shows the processes."""
-    made: Check
+    ticks_check: Check
     """Whether ticks can be made of what was answered."""
     settings: AgentSettings
     """How often."""
@@ -56,102 +135,94 @@ class SampleLoop:
             tick_ns=round(self.settings.tick_seconds * 1e9), due_ns=self.clock.monotonic_ns()
         )
         first_ns = round(min(self.settings.first_tick_seconds, self.settings.tick_seconds) * 1e9)
-        while not await self._try_to_take():
+        # Until the driver answers there is no interval to begin.
+        while not await self._try_tick():
             await self.clock.sleep(first_ns / 1e9)
         wait_seconds = schedule.restart(self.clock.monotonic_ns(), first_ns)
         while True:
-            await self._rest(wait_seconds)
+            await self._wait(wait_seconds)
             late = schedule.is_late(self.clock.monotonic_ns())
             TICKS_LATE.inc(late)
-            await self._try_to_take(late=late)
+            await self._try_tick(late=late)
             wait_seconds = schedule.advance(self.clock.monotonic_ns())
 
-    async def _rest(self, seconds: float) -> None:
+    async def _wait(self, seconds: float) -> None:
         """Wait for the next tick; where the driver keeps accounts, look meanwhile who comes."""
-        end_ns, pause_seconds = (
-            self.clock.monotonic_ns() + seconds * 1e9,
-            self.settings.process_scan_seconds,
-        )
+        end_ns = self.clock.monotonic_ns() + seconds * 1e9
+        pause_seconds = self.settings.process_scan_seconds
         while (
-            self.driver.keeps_accounts and self.clock.monotonic_ns() + pause_seconds * 1e9 < end_ns
+            self.driver.has_process_accounting
+            and self.clock.monotonic_ns() + pause_seconds * 1e9 < end_ns
         ):
             await self.clock.sleep(pause_seconds)
             seen_ns = self.clock.boottime_ns()
-            self.sampler.see(await self.driver.glance(), seen_boottime_ns=seen_ns)
+            self.sampler.record_seen(await self.driver.scan_processes(), seen_boottime_ns=seen_ns)
         await self.clock.sleep(max(0.0, (end_ns - self.clock.monotonic_ns()) / 1e9))
 
-    async def _try_to_take(self, *, late: bool = False) -> bool:
-        """Take one tick; what goes wrong in it costs that tick, and is told once."""
+    async def _try_tick(self, *, late: bool = False) -> bool:
+        """Make one tick; what goes wrong in it costs that tick, and is logged once."""
         try:
-            has_answered = await self.take(late=late)
+            has_answered = await self.tick(late=late)
         except Exception as error:  # noqa: BLE001  # one tick is less than all that come after it
             TICKS_FAILED.inc()
             self.sampler.forget()
             detail = f"the last tick failed: {type(error).__name__}: {error}"
             if count := _repeats.count(type(error).__name__):
                 _log.exception("tick_failed", count=count)
-            self.made.failed(detail)
+            self.ticks_check.failed(detail)
             return False
         if has_answered:
-            self.made.ok(self._age(self.clock.monotonic_ns()))
+            made_ns, clock = self.clock.monotonic_ns(), self.clock
+            self.ticks_check.ok(
+                lambda: f"the last tick was {(clock.monotonic_ns() - made_ns) / 1e9:.1f} s ago"
+            )
         return has_answered
 
-    def _age(self, made_ns: int) -> Callable[[], str]:
-        """Return what says, whenever it is asked, how old the last tick is."""
-        return lambda: f"the last tick was {(self.clock.monotonic_ns() - made_ns) / 1e9:.1f} s ago"
-
-    async def take(self, *, late: bool = False) -> bool:
-        """Take one tick and tell it; tells whether the driver answered at all."""
+    async def tick(self, *, late: bool = False) -> bool:
+        """Make one tick and report it; return whether the driver answered at all."""
         began_seconds = time.perf_counter()
-        moments: list[ClockReading] = []
-        answers = await self.driver.ask(
-            self.sampler.last_seen(), asking=lambda: moments.append(ClockReading.read(self.clock))
+        clocks: list[ClockReading] = []
+        raw = await self.driver.poll(
+            self.sampler.last_seen(), on_poll=lambda: clocks.append(ClockReading.read(self.clock))
         )
-        if answers is None:
+        if raw is None:
             return False
-        self._take_stock()
+        # Before the tick: its allocations are found among these devices.
+        if facts := self.driver.inventory():
+            time_ns = self.clock.time_ns()
+            self.outputs.report_inventory(self.inventory.update(facts, time_ns=time_ns))
         tick = self.sampler.sample(
-            answers,
-            asked_boottime_ns=moments[-1].boottime_ns,
-            at=moments[-1],
-            allocations=self._allocated(),
+            raw,
+            asked_boottime_ns=clocks[-1].boottime_ns,
+            at=clocks[-1],
+            allocations=self.allocations.current(self.inventory.devices)
+            if self.allocations
+            else (),
             late=late,
         )
         if tick:
-            self._tell(tick)
+            self._report(tick)
         TICK_SECONDS.observe(time.perf_counter() - began_seconds)
         return True
 
-    def _take_stock(self) -> None:
-        """Report what the node is built of, where that is news."""
-        facts = self.driver.inventory()
-        if facts:
-            now_ns = self.clock.time_ns()
-            self.outlets.tell_inventory(self.hardware.take(facts, time_ns=now_ns))
-
-    def _allocated(self) -> Sequence[DeviceAllocation]:
-        return self.allocations.current(self.hardware.devices) if self.allocations else ()
-
-    def _tell(self, tick: NodeTick) -> None:
+    def _report(self, tick: NodeTick) -> None:
         if tick.processes and self.allocations:
-            self.allocations.ask_soon()
-        self.outlets.tell_tick(tick)
-        for uuid in tick.cut_anew:
-            self.watch.tell_of("mig_changed", uuid, _describe_cut(tick.sample, uuid))
+            # Who has come or gone may have been given a device, or have given one back.
+            self.allocations.refresh_soon()
+        self.outputs.report_tick(tick)
+        for uuid in tick.relayouted:
+            instances = (gpu for gpu in tick.sample.gpus if gpu.parent_uuid == uuid)
+            profiles = ", ".join(gpu.mig_profile or "?" for gpu in instances)
+            self.monitor.report("mig_changed", uuid, f"it has {profiles or 'no instances'} now")
         for gpu in tick.readings.gpus:
             if gpu.health:
-                self.watch.look_at(gpu.uuid, gpu.health, time_ns=tick.sample.time_ns)
+                self.monitor.evaluate_health(gpu.uuid, gpu.health, time_ns=tick.sample.time_ns)
         if self.sampler.reads_processes:
-            _check_processes(self.check, tick.sample)
-
-
-def _describe_cut(sample: NodeSample, gpu_uuid: str) -> str:
-    profiles = [gpu.mig_profile or "?" for gpu in sample.gpus if gpu.parent_uuid == gpu_uuid]
-    return f"it has {', '.join(profiles) or 'no instances'} now"
+            _check_processes(self.procfs_check, tick.sample)
 
 
 def _check_processes(check: Check, sample: NodeSample) -> None:
-    """Report so where /proc shows none of the driver's processes: it is another pid namespace's."""
+    """Fail where /proc shows none of the driver's processes: it is another pid namespace's."""
     running = [process for process in sample.processes if not process.ended]
     if running and all(process.started_boottime_ns is None for process in running):
         check.failed(f"/proc shows none of the {len(running)} processes on GPUs: is hostPID set?")

@@ -6,17 +6,17 @@ The only place in which the agent knows the simulator; it is imported where it i
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pynvml
 
-from agent.host import Host
-from agent.incidents.kmsg import DeviceKmsg
-from agent.kubelet.client import Kubelet, SocketKubelet
-from agent.kubelet.container_logs import list_folder
-from agent.nvml.library import NvmlSession
-from agent.nvml.worker import Worker
-from agent.processes.procfs import SystemProcfs
+from agent.gpu.nvidia.session import NvmlSession
+from agent.gpu.threads import Worker
+from agent.host.kmsg import DeviceKmsg
+from agent.host.kubelet.client import Kubelet, SocketKubelet
+from agent.host.kubelet.container_logs import list_folder
+from agent.host.procfs import SystemProcfs
+from agent.node import Host
 from agent.settings import AgentSettings, KubeletSettings
 from gpuledger.clock import SystemClock
 from gpuledger.errors import UnavailableError, UserError
@@ -47,7 +47,7 @@ def find_source(settings: AgentSettings) -> Host:
     if settings.source == "auto":
         probe(pynvml)
     return Host(
-        nvml=pynvml,
+        gpus=NvmlSession(pynvml),
         procfs=SystemProcfs(settings.procfs_root),
         clock=SystemClock(),
         kubelet=_system_kubelet(settings.kubelet),
@@ -62,7 +62,7 @@ def _system_kubelet(settings: KubeletSettings) -> Kubelet | None:
     return SocketKubelet(settings.socket, timeout_seconds=settings.timeout_seconds)
 
 
-def probe(library: Any, *, seconds: float = PROBE_SECONDS) -> None:  # noqa: ANN401  # pynvml is an untyped module
+def probe(library: object, *, seconds: float = PROBE_SECONDS) -> None:
     """Look whether NVML answers within `seconds`; raises UserError where it does not."""
     nvml = NvmlSession(library)
     worker = Worker("nvml-probe")
@@ -106,7 +106,7 @@ def _simulated(settings: AgentSettings) -> Host:
 def play(node: "SimulatedNode") -> Host:
     """Return a played node, without its kernel's log."""
     return Host(
-        nvml=node.nvml,
+        gpus=NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns),
         procfs=node.procfs,
         clock=node.clock,
         kubelet=node.kubelet,
@@ -115,8 +115,9 @@ def play(node: "SimulatedNode") -> Host:
 
 
 def _recorded(settings: AgentSettings) -> Host:
-    from agent.recording.opening import open_recording  # noqa: PLC0415  # as above
+    from agent.recording.replay import open_recording  # noqa: PLC0415  # as above
 
     clock, nvml, procfs = open_recording(Path(settings.source.removeprefix(_RECORDED)))
     # Pods' claims and names are not recorded, and this machine's kubelet knows others.
-    return Host(nvml=nvml, procfs=procfs, clock=clock, kubelet=None, list_log_names=tuple)
+    gpus = NvmlSession(nvml, monotonic_ns=clock.monotonic_ns)
+    return Host(gpus=gpus, procfs=procfs, clock=clock, kubelet=None, list_log_names=tuple)

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from msgspec.structs import fields
 
-from agent.exposition.node_state import NodeState, make_view
+from agent.exposition.node_state import NodeState, make_node_state
 from agent.exposition.renderer import PageRenderer
-from agent.exposition.settings import ExpositionSettings
-from agent.kubelet.container_logs import ContainerNames
+from agent.host.kubelet.container_logs import ContainerNames
+from agent.settings import ExpositionSettings
 from benchmarks.figure import Figure
 from benchmarks.ticks import GPUS, Fleet
 from gpuledger.clock import SystemClock
@@ -44,8 +44,8 @@ def _costs(name: str, settings: ExpositionSettings) -> Iterator[Figure]:
     fleet, clock = Fleet(nodes=1), SystemClock()
     samples = [fleet.tick(0, second) for second in range(_SCRAPES)]
     ticks = [(sample, _beside(sample)) for sample in samples]
-    view = make_view(settings, clock=clock, tick_seconds=1.0, names=_names(samples, clock))
-    view.equip(_inventory(samples[0]))
+    view = make_node_state(settings, clock=clock, tick_seconds=1.0, names=_names(samples, clock))
+    view.set_inventory(_inventory(samples[0]))
     page = PageRenderer(view, settings=settings, clock=clock)
     text = _text(view, page, ticks[0])
     series = sum(not line.startswith(b"#") for line in text.splitlines())
@@ -60,7 +60,7 @@ def _costs(name: str, settings: ExpositionSettings) -> Iterator[Figure]:
 
 
 def _text(view: NodeState, page: PageRenderer, tick: _Tick) -> bytes:
-    view.show(*tick)
+    view.update(*tick)
     return page()
 
 
@@ -79,7 +79,7 @@ def _compressing(text: bytes) -> float:
 def _seconds(view: NodeState, page: PageRenderer, ticks: list[_Tick]) -> float:
     began = time.process_time()
     for tick in ticks:
-        view.show(*tick)
+        view.update(*tick)
         page()
     return (time.process_time() - began) / len(ticks)
 

@@ -7,13 +7,14 @@ Kafka and sockets are not; `bench_agent` has them.
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.exposition.node_state import make_view
+from agent.core.tick import NodeTick
+from agent.exposition.node_state import make_node_state
 from agent.exposition.renderer import PageRenderer
-from agent.exposition.settings import ExpositionSettings
-from agent.nvml.library import NvmlSession
-from agent.outputs import Outputs
-from agent.publishing.message_bundle import pack, size_bytes
-from agent.sampling import NodeTick, Sampler
+from agent.gpu.nvidia.session import NvmlSession
+from agent.loop import Outputs
+from agent.publish.message_bundle import bundle_tick, size_bytes
+from agent.sampling import Sampler
+from agent.settings import ExpositionSettings
 from simulator.clock import ManualClock
 from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs
 from tests.ticks import tick_of
@@ -49,9 +50,9 @@ class Day:
     def __post_init__(self) -> None:
         """Put the agent's parts together."""
         settings = ExpositionSettings(process_series=True, dcgm_names="both")
-        view = make_view(settings, clock=self._clock, tick_seconds=1)
+        view = make_node_state(settings, clock=self._clock, tick_seconds=1)
         self._page = PageRenderer(view, settings=settings, clock=self._clock)
-        self._outlets = Outputs(outbox=None, view=view)
+        self._outlets = Outputs(send_queue=None, node_state=view)
         self._sampler = Sampler(node="node", procfs=self._procfs)
         nvml = NvmlSession(FakeNvml(*self._gpus), monotonic_ns=self._clock.monotonic_ns)
         self._asked = nvml.open()
@@ -97,7 +98,7 @@ class Day:
 
     def _tell(self, tick: NodeTick) -> None:
         self.ticks += 1
-        self.bytes_told += size_bytes(pack(tick))
-        self._outlets.tell_tick(tick)
+        self.bytes_told += size_bytes(bundle_tick(tick))
+        self._outlets.report_tick(tick)
         if self.second % _SCRAPE_SECONDS == 0:
             self.bytes_told += len(self._page())

@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from agent.processes.cgroup import Location, locate
+from agent.core.processes.table import Location
+from agent.host.cgroup import locate
 from gpuledger.errors import UserError
 
 

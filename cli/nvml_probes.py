@@ -49,7 +49,7 @@ class ProbeOutcome:
         return self.error or "supported"
 
 
-def ask(library: Any, name: str, *arguments: Any) -> ProbeOutcome:  # noqa: ANN401  # pynvml is untyped
+def ask(library: object, name: str, *arguments: object) -> ProbeOutcome:
     """Call a function, whatever it says."""
     try:
         return ProbeOutcome(value=getattr(library, name)(*arguments))
@@ -61,7 +61,7 @@ def ask(library: Any, name: str, *arguments: Any) -> ProbeOutcome:  # noqa: ANN4
         return ProbeOutcome(error=type(error).__name__.removeprefix("NVMLError_"))
 
 
-def probe_all(library: Any, *, say: Callable[[str], None]) -> list[str]:  # noqa: ANN401  # pynvml is untyped
+def probe_all(library: object, *, say: Callable[[str], None]) -> list[str]:
     """Ask everything, one GPU after the other; gives what was found, a sentence each."""
     started = ask(library, "nvmlInit")
     if started.error:
@@ -78,7 +78,7 @@ def probe_all(library: Any, *, say: Callable[[str], None]) -> list[str]:  # noqa
         ask(library, "nvmlShutdown")
 
 
-def _probe_system(library: Any) -> list[str]:  # noqa: ANN401  # as above
+def _probe_system(library: object) -> list[str]:
     version = getattr(pynvml, "nvmlSystemEventSetCreateRequest_v1", None)
     made = ask(library, "nvmlSystemEventSetCreate", version)
     if made.value is not None:
@@ -90,7 +90,7 @@ def _probe_system(library: Any) -> list[str]:  # noqa: ANN401  # as above
     return [*versions, f"system event sets (driver unbind): {made}"]
 
 
-def _probe_gpu(library: Any, handle: Any) -> list[str]:  # noqa: ANN401  # as above
+def _probe_gpu(library: object, handle: object) -> list[str]:
     plain = [f"{name}: {_short(ask(library, name, handle))}" for name in _PLAIN]
     return [
         *plain,
@@ -105,14 +105,14 @@ def _probe_gpu(library: Any, handle: Any) -> list[str]:  # noqa: ANN401  # as ab
     ]
 
 
-def _probe_accounting(library: Any, handle: Any) -> list[str]:  # noqa: ANN401  # as above
+def _probe_accounting(library: object, handle: object) -> list[str]:
     listed = ask(library, "nvmlDeviceGetComputeRunningProcesses_v3", handle).value or ()
     pid = listed[0].pid if listed else 1
     names = ("nvmlDeviceGetAccountingStats", "nvmlDeviceGetAccountingStats_v2")
     return [f"{name}({pid}): {ask(library, name, handle, pid)}" for name in names]
 
 
-def _probe_events(library: Any, handle: Any) -> list[str]:  # noqa: ANN401  # as above
+def _probe_events(library: object, handle: object) -> list[str]:
     made = ask(library, "nvmlEventSetCreate")
     if made.value is None:
         return [f"event set: {made}"]
@@ -128,7 +128,7 @@ def _probe_events(library: Any, handle: Any) -> list[str]:  # noqa: ANN401  # as
     ]
 
 
-def _wait_v3(library: Any, event_set: Any) -> ProbeOutcome:  # noqa: ANN401  # as above
+def _wait_v3(library: object, event_set: object) -> ProbeOutcome:
     shape = getattr(pynvml, "c_nvmlEventSetWait_v3_t", None)
     if shape is None:
         return ProbeOutcome(error="not in this nvidia-ml-py")
@@ -137,7 +137,7 @@ def _wait_v3(library: Any, event_set: Any) -> ProbeOutcome:  # noqa: ANN401  # a
     return ask(library, "nvmlEventSetWait_v3", event_set, parameters)
 
 
-def _probe_pcie(library: Any, handle: Any) -> list[str]:  # noqa: ANN401  # as above
+def _probe_pcie(library: object, handle: object) -> list[str]:
     """Read the byte counters twice: what they count in, and how wide they are, shows in time."""
     found = []
     for _ in range(2):
@@ -153,15 +153,15 @@ def _probe_pcie(library: Any, handle: Any) -> list[str]:  # noqa: ANN401  # as a
     ]
 
 
-def _probe_gpm(library: Any, handle: Any) -> str:  # noqa: ANN401  # as above
+def _probe_gpm(library: object, handle: object) -> str:
     support = ask(library, "nvmlGpmQueryDeviceSupport", handle)
     if support.error:
         return f"GPM: {support}"
     sample = ask(library, "nvmlGpmSampleAlloc").value
     whole = ask(library, "nvmlGpmSampleGet", handle, sample)
     outcomes = [f"whole GPU {whole}"]
-    for place in range(ask(library, "nvmlDeviceGetMaxMigDeviceCount", handle).value or 0):
-        instance = ask(library, "nvmlDeviceGetMigDeviceHandleByIndex", handle, place).value
+    for index in range(ask(library, "nvmlDeviceGetMaxMigDeviceCount", handle).value or 0):
+        instance = ask(library, "nvmlDeviceGetMigDeviceHandleByIndex", handle, index).value
         if instance is None:
             continue
         number = ask(library, "nvmlDeviceGetGpuInstanceId", instance).value
@@ -172,7 +172,7 @@ def _probe_gpm(library: Any, handle: Any) -> str:  # noqa: ANN401  # as above
     return f"GPM is {support.value.isSupportedDevice}: {', '.join(outcomes)}"
 
 
-def _probe_period(library: Any, handle: Any, name: str, more: tuple[int, ...]) -> str:  # noqa: ANN401  # as above
+def _probe_period(library: object, handle: object, name: str, more: tuple[int, ...]) -> str:
     """Read a buffer often: its time stamps show the driver's period, its errors how it is empty."""
     stamps: set[int] = set()
     errors: dict[str, int] = {}

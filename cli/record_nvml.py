@@ -8,25 +8,27 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final, cast
 
 import pynvml
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from agent.host import Host
-from agent.recording.format import RecordingHeader, Tape
-from agent.recording.recorder import Recorder, RecordingLibrary, RecordingProcfs
-from agent.recording.redaction import Redactor
-from agent.service import run_agent
+from agent.context import run_agent
+from agent.gpu.nvidia.client import call_nvml
+from agent.gpu.nvidia.library import NvmlLibrary
+from agent.gpu.nvidia.session import NvmlSession
+from agent.node import Host
+from agent.recording.format import RecordingFile, RecordingHeader
+from agent.recording.recorder import Recorder, RecordingLibrary, RecordingProcfs, Redactor
 from agent.settings import AgentSettings
 from agent.source import find_source
 from cli.nvml_probes import probe_all
-from gpuledger.errors import UserError
+from gpuledger.errors import UnavailableError, UserError
 from gpuledger.runtime import Readiness, configure_logs
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings import LogSettings
@@ -76,12 +78,19 @@ def record_nvml(
     configure_logs(LogSettings(level="error"))
     settings = _settings(source, interval, node)
     found = find_source(settings)
-    header = _header(found, settings, is_redacted=redact)
-    tape = Tape(out, header, redact=Redactor().write if redact else None)
+    if not isinstance(found.gpus, NvmlSession):
+        raise UserError(f"--source {source}: it has no NVML to record")
+    nvml = found.gpus.library
+    header = _header(found, nvml, settings, is_redacted=redact)
+    tape = RecordingFile(out, header, redact=Redactor().write if redact else None)
     try:
         recorder = Recorder(tape, found.clock, began_monotonic_ns=header.monotonic_ns)
-        library = RecordingLibrary(found.nvml, recorder)
-        recorded = replace(found, nvml=library, procfs=RecordingProcfs(found.procfs, recorder))
+        library = RecordingLibrary(nvml, recorder)
+        recorded = replace(
+            found,
+            gpus=NvmlSession(library, monotonic_ns=found.clock.monotonic_ns),
+            procfs=RecordingProcfs(found.procfs, recorder),
+        )
         asyncio.run(_run(recorded, settings, tape, seconds))
         if probes:
             tape.is_probing = True
@@ -102,14 +111,20 @@ def _settings(source: str, interval: float, node: str) -> AgentSettings:
     return settings
 
 
-def _header(source: Host, settings: AgentSettings, *, is_redacted: bool) -> RecordingHeader:
-    driver, library, gpus = _describe(source.nvml)
+def _header(
+    source: Host,
+    nvml: object,
+    settings: AgentSettings,
+    *,
+    is_redacted: bool,
+) -> RecordingHeader:
+    driver, library, gpus = _describe(nvml)
     return RecordingHeader(
         time_ns=source.clock.time_ns(),
         monotonic_ns=source.clock.monotonic_ns(),
         boottime_ns=source.clock.boottime_ns(),
         tick_seconds=settings.tick_seconds,
-        is_simulated=source.nvml is not pynvml,
+        is_simulated=nvml is not pynvml,
         is_redacted=is_redacted,
         driver_version=driver,
         nvml_version=library,
@@ -118,33 +133,41 @@ def _header(source: Host, settings: AgentSettings, *, is_redacted: bool) -> Reco
     )
 
 
-def _describe(nvml: Any) -> tuple[str | None, str | None, list[str]]:  # noqa: ANN401  # pynvml is an untyped module
+def _describe(nvml: object) -> tuple[str | None, str | None, list[str]]:
     """Return driver, library and products; raises UserError where NVML does not start."""
+    library = cast("NvmlLibrary", nvml)
     try:
-        nvml.nvmlInit()
+        library.nvmlInit()
     except pynvml.NVMLError as error:
         raise UserError(f"NVML does not start: {error}; is the NVIDIA driver loaded?") from error
     try:
-        count = nvml.nvmlDeviceGetCount()
-        names = [_try(nvml, "nvmlDeviceGetName", nvml, index) for index in range(count)]
-        driver = _try(nvml, "nvmlSystemGetDriverVersion")
-        return driver, _try(nvml, "nvmlSystemGetNVMLVersion"), [name or "?" for name in names]
+        names = [_product(nvml, index) or "?" for index in range(library.nvmlDeviceGetCount())]
+        driver = _version(nvml, NvmlLibrary.nvmlSystemGetDriverVersion)
+        return driver, _version(nvml, NvmlLibrary.nvmlSystemGetNVMLVersion), names
     finally:
-        nvml.nvmlShutdown()
+        library.nvmlShutdown()
 
 
-def _try(nvml: Any, name: str, *of: Any) -> str | None:  # noqa: ANN401  # as above
-    with contextlib.suppress(pynvml.NVMLError, AttributeError):
-        arguments = [nvml.nvmlDeviceGetHandleByIndex(of[1])] if of else []
-        return str(getattr(nvml, name)(*arguments))
+def _product(nvml: object, index: int) -> str | None:
+    """Return a GPU's product name, `None` where the driver does not give it."""
+    with contextlib.suppress(UnavailableError):
+        handle = call_nvml(nvml, NvmlLibrary.nvmlDeviceGetHandleByIndex, index)
+        return call_nvml(nvml, NvmlLibrary.nvmlDeviceGetName, handle)
     return None
 
 
-async def _run(source: Host, settings: AgentSettings, tape: Tape, seconds: float) -> None:
+def _version(nvml: object, function: Callable[[NvmlLibrary], str]) -> str | None:
+    """Return a version, `None` where the driver does not give it."""
+    with contextlib.suppress(UnavailableError):
+        return call_nvml(nvml, function)
+    return None
+
+
+async def _run(source: Host, settings: AgentSettings, tape: RecordingFile, seconds: float) -> None:
     """Run the agent for a while, and say how far it is."""
     agent = asyncio.create_task(
         run_agent(
-            machine=source,
+            host=source,
             bus=None,
             settings=settings,
             readiness=Readiness(),

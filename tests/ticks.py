@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from agent.nvml.gpu import Gpu
-from agent.nvml.library import NvmlSession
-from agent.nvml.raw import SampleCursor
-from agent.sampling import ClockReading, NodeTick, Sampler
+from agent.core.raw import SampleCursor
+from agent.core.tick import ClockReading, NodeTick
+from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
+from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
 from gpuledger.clock import Clock
 from gpuledger.records import GpuEvent, NodeSample
@@ -13,10 +13,10 @@ from simulator.clock import ManualClock
 from simulator.simulation import SimulatedNode
 
 
-def tick_of(sampler: Sampler, gpus: Sequence[Gpu], clock: Clock) -> NodeTick | None:
+def tick_of(sampler: Sampler, gpus: Sequence[NvidiaGpu], clock: Clock) -> NodeTick | None:
     """Ask the GPUs now and give the tick; none where it is the first, which only opens counters."""
     asked_ns, seen = clock.boottime_ns(), sampler.last_seen()
-    answers = [gpu.answer(seen.get(gpu.uuid, SampleCursor())) for gpu in gpus]
+    answers = [gpu.query_all(seen.get(gpu.uuid, SampleCursor())) for gpu in gpus]
     return sampler.sample(answers, asked_boottime_ns=asked_ns, at=ClockReading.read(clock))
 
 

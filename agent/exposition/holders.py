@@ -3,10 +3,10 @@
 Pure: the tick's records in, holders and their shares out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from gpuledger.records import ContainerRef, GpuProcess, NodeSample
+from gpuledger.records import GpuProcess, NodeSample
 
 
 class NamedContainer(Protocol):
@@ -70,29 +70,39 @@ def find_shares(sample: NodeSample, names: ContainerLookup) -> Mapping[str, list
             used.setdefault((process.gpu, process.container), []).append(process)
     shares: dict[str, list[Share]] = {}
     for (gpu, container), processes in used.items():
-        share = Share(holders[container], _busy_ratio(processes), _memory_bytes(processes))
+        ratios = [
+            process.sm_utilization_ratio
+            for process in processes
+            if process.sm_utilization_ratio is not None
+        ]
+        held = [
+            process.memory_used_bytes
+            for process in processes
+            if process.memory_used_bytes is not None
+        ]
+        share = Share(
+            holder=holders[container],
+            # Kernels of several processes may run at once: together they are no more than all.
+            busy_ratio=min(1.0, sum(ratios)) if ratios else None,
+            memory_bytes=sum(held) if held else None,
+        )
         shares.setdefault(sample.gpus[gpu].uuid, []).append(share)
     return shares
 
 
 def holders_of(sample: NodeSample, names: ContainerLookup) -> list[NodeHolder]:
     """Return the containers of a tick in its order."""
-    return [_holder_of(ref, names) for ref in sample.containers]
-
-
-def _holder_of(ref: ContainerRef, names: ContainerLookup) -> NodeHolder:
-    container_id = ref.container_id or ""
-    name = names.name_of(container_id) if container_id else None
-    if name is None:
-        return NodeHolder(pod_uid=ref.pod_uid or "", container_id=container_id)
-    return NodeHolder(name.namespace, name.pod, name.container, ref.pod_uid or "", container_id)
-
-
-def _busy_ratio(processes: Sequence[GpuProcess]) -> float | None:
-    ratios = [one.sm_utilization_ratio for one in processes if one.sm_utilization_ratio is not None]
-    return min(1.0, sum(ratios)) if ratios else None
-
-
-def _memory_bytes(processes: Sequence[GpuProcess]) -> int | None:
-    held = [one.memory_used_bytes for one in processes if one.memory_used_bytes is not None]
-    return sum(held) if held else None
+    holders = []
+    for ref in sample.containers:
+        container_id = ref.container_id or ""
+        name = names.name_of(container_id) if container_id else None
+        holders.append(
+            NodeHolder(
+                namespace=name.namespace if name else "",
+                pod=name.pod if name else "",
+                container=name.container if name else "",
+                pod_uid=ref.pod_uid or "",
+                container_id=container_id,
+            )
+        )
+    return holders

@@ -1,23 +1,22 @@
 """What the node knows now, for its page: each tick replaces it, and what is too old goes.
 
-Here readings age. Of a GPU that has been silent for some ticks no reading is shown any more, a slow
-reading is kept until its next one but not for ever, and an instance goes with its layout. What
-happened to a GPU outlives its readings: one that is in the inventory, or that the driver has lost,
-stays as a silent device.
+Here readings age, each part of a device by itself. Of a GPU that has been silent for some ticks no
+reading is shown any more, a slow reading is kept until its next one but not for ever, and an
+instance goes with its layout. What happened to a GPU outlives its readings: one that is in the
+inventory, or that the driver has lost, stays as a silent device.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from msgspec.structs import replace
 
-from agent.exposition.device_state import DeviceState, place
-from agent.exposition.devices import ShownDevice
-from agent.exposition.events import GpuEvents
+from agent.exposition.device import ShownDevice
+from agent.exposition.gpu_events import GpuEventHistory, NvlinkRates
 from agent.exposition.holders import ContainerLookup, NamedContainer
-from agent.exposition.settings import ExpositionSettings
 from agent.metrics import PROCESS_SERIES_DROPPED
+from agent.settings import ExpositionSettings
 from gpuledger.clock import Clock
 from gpuledger.records import (
     GpuDetails,
@@ -31,11 +30,49 @@ from gpuledger.records import (
     ProcessRecord,
 )
 
+_FAST_PARTS: Final = ("profiling", "traffic", "throttling")
+_SLOW_PARTS: Final = ("health", "limits")
 _MIN_TICKS: Final = 3
 _MAX_GPUS: Final = 256
 
 
-def make_view(
+@dataclass(slots=True)
+class DeviceState:
+    """One device, its parts by name, each with the time at which it was read."""
+
+    reading: GpuReading
+    details: GpuDetails | None
+    seen_ns: int
+    parts: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    rates: NvlinkRates = field(default_factory=NvlinkRates)
+
+    def update(self, reading: GpuReading, details: GpuDetails | None, now_ns: int) -> None:
+        """Record what a tick says; a part that it does not have stays as it was."""
+        self.reading, self.details, self.seen_ns = reading, details, now_ns
+        for name in (*_FAST_PARTS, *_SLOW_PARTS):
+            part = getattr(details, name, None)
+            if part is not None:
+                self.parts[name] = (now_ns, part)
+        if details:
+            self.rates.update(details.traffic, details.health, at_ns=now_ns)
+
+    def fresh_parts(self, *, fast_ns: int, slow_ns: int) -> dict[str, Any]:
+        """Return the parts that were read since `fast_ns`, or `slow_ns` where they are rare."""
+        return {
+            name: part
+            for name, (read_ns, part) in self.parts.items()
+            if read_ns >= (slow_ns if name in _SLOW_PARTS else fast_ns)
+        }
+
+
+def position(reading: GpuReading) -> tuple[int, int, int]:
+    """Return where a device stands: by the GPU's index, behind it its instances."""
+    if reading.parent_uuid is None:
+        return reading.index, -1, -1
+    return reading.index, reading.gpu_instance or 0, reading.compute_instance or 0
+
+
+def make_node_state(
     settings: ExpositionSettings,
     *,
     clock: Clock,
@@ -73,7 +110,7 @@ class Snapshot:
     """Who knows the tick's containers."""
     commands: Mapping[int, str]
     """The kernel's name of each process, by pid."""
-    events: Mapping[str, tuple[str, GpuEvents]]
+    events: Mapping[str, tuple[str, GpuEventHistory]]
     """What happened to each GPU, with its index, by UUID: also of those that are silent."""
     since_ns: int
     """Where the window of recent events begins, by the clock that never goes back."""
@@ -100,8 +137,8 @@ class NodeState:
         self._window_ns = round(event_window_seconds * 1e9)
         self._sample: NodeSample | None = None
         self._shown_ns = 0
-        self._kept: dict[str, DeviceState] = {}
-        self._events: dict[str, GpuEvents] = {}
+        self._device_states: dict[str, DeviceState] = {}
+        self._events: dict[str, GpuEventHistory] = {}
         self._commands: dict[int, str] = {}
         self._inventory: Inventory | None = None
         self._facts: dict[str, GpuFacts] = {}
@@ -110,7 +147,7 @@ class NodeState:
         self.version = 0
         """Rises with whatever is shown."""
 
-    def show(
+    def update(
         self,
         sample: NodeSample,
         readings: NodeReadings | None = None,
@@ -120,32 +157,37 @@ class NodeState:
         names: ContainerLookup | None = None,
         processes: Iterable[ProcessRecord] = (),
     ) -> None:
-        """Take a tick with what else is known then; `inventory` and `names` stay until new ones."""
+        """Record a tick with what else is known; `inventory` and `names` stay until new ones."""
         now_ns = self._clock.monotonic_ns()
         self.version += 1
         self._sample, self._shown_ns = sample, now_ns
         self._names = names or self._names
         if inventory is not None and inventory is not self._inventory:
-            self.equip(inventory)
-        details = {one.uuid: one for one in readings.gpus} if readings else {}
+            self.set_inventory(inventory)
+        details = {gpu.uuid: gpu for gpu in readings.gpus} if readings else {}
         for reading in sample.gpus:
-            self._take(reading, details.get(reading.uuid), now_ns)
+            self._update_device(reading, details.get(reading.uuid), now_ns)
         self._forget(sample, now_ns)
         for incident in incidents:
-            self.tell(incident)
+            self.record_incident(incident)
         for record in processes:
-            self._know(record)
-        self._count_left_out(sample)
+            if record.change is ProcessChange.ENDED:
+                self._commands.pop(record.pid, None)
+            elif record.command:
+                self._commands[record.pid] = record.command
+        if self._max_processes is not None:
+            running = sum(not process.ended for process in sample.processes)
+            PROCESS_SERIES_DROPPED.inc(max(0, running - self._max_processes))
 
-    def equip(self, inventory: Inventory) -> None:
-        """Take what the node is built of, until the next time."""
+    def set_inventory(self, inventory: Inventory) -> None:
+        """Record what the node is built of, until the next time."""
         self.version += 1
         self._inventory = inventory
         # The library does not list a lost GPU when it is opened again, so what it was is kept.
         lost = {uuid: self._facts[uuid] for uuid in self._lost if uuid in self._facts}
         self._facts = lost | {gpu.uuid: gpu for gpu in inventory.gpus}
 
-    def tell(self, incident: Incident) -> None:
+    def record_incident(self, incident: Incident) -> None:
         """Count an incident."""
         self.version += 1
         if incident.kind == "gpu_lost" and len(self._lost) < _MAX_GPUS:
@@ -154,99 +196,97 @@ class NodeState:
             self._lost.pop(incident.gpu_uuid, None)
         events = self._events_of(incident.gpu_uuid)
         if events:
-            events.note_incident(incident, at_ns=self._clock.monotonic_ns())
+            events.record_incident(incident, at_ns=self._clock.monotonic_ns())
 
     def snapshot(self) -> Snapshot | None:
         """Return what is not too old now; `None` before the first tick."""
         if self._sample is None:
             return None
         now_ns = self._clock.monotonic_ns()
-        kept = [one for one in self._kept.values() if one.seen_ns >= now_ns - self._stale_ns]
         sample = self._sample
         if self._shown_ns < now_ns - self._stale_ns:
             # Nobody knows who is on the GPUs by now.
             sample = replace(sample, containers=[], processes=[], allocations=[])
         return Snapshot(
             sample=sample,
-            devices=self._devices(kept, now_ns),
+            devices=self._devices(now_ns),
             names=self._names,
             commands=self._commands,
-            events={uuid: (self._index_of(uuid), one) for uuid, one in self._events.items()},
+            events={uuid: (self._index_of(uuid), events) for uuid, events in self._events.items()},
             since_ns=now_ns - self._window_ns,
         )
 
-    def _devices(self, kept: Iterable[DeviceState], now_ns: int) -> list[ShownDevice]:
+    def _devices(self, now_ns: int) -> list[ShownDevice]:
         """Return the devices that answer, and the GPUs that are known and do not, by index."""
-        answering = [self._device(one, now_ns) for one in kept]
+        answering = [
+            self._device(state, now_ns)
+            for state in self._device_states.values()
+            if state.seen_ns >= now_ns - self._stale_ns
+        ]
         uuids = {device.reading.uuid for device in answering}
-        silent = [self._silent(gpu) for gpu in self._facts.values() if gpu.uuid not in uuids]
-        return sorted([*answering, *silent], key=lambda device: place(device.reading))
-
-    def _silent(self, facts: GpuFacts) -> ShownDevice:
-        return ShownDevice(
-            reading=GpuReading(uuid=facts.uuid, index=facts.index, model=facts.model),
-            facts=facts,
-            node=self._inventory,
-            events=self._events_of(facts.uuid),
-            is_silent=True,
-            is_lost=facts.uuid in self._lost,
-        )
+        silent = [
+            ShownDevice(
+                reading=GpuReading(uuid=facts.uuid, index=facts.index, model=facts.model),
+                facts=facts,
+                node=self._inventory,
+                events=self._events_of(facts.uuid),
+                is_silent=True,
+                is_lost=facts.uuid in self._lost,
+            )
+            for facts in self._facts.values()
+            if facts.uuid not in uuids
+        ]
+        return sorted([*answering, *silent], key=lambda device: position(device.reading))
 
     def _index_of(self, uuid: str) -> str:
         """Return the last known index of a GPU; empty where none is known."""
-        known = self._kept.get(uuid)
+        known = self._device_states.get(uuid)
         facts = known.reading if known else self._facts.get(uuid)
         return str(facts.index) if facts else ""
 
-    def _take(self, reading: GpuReading, details: GpuDetails | None, now_ns: int) -> None:
-        kept = self._kept.get(reading.uuid)
-        if kept is None:
-            kept = self._kept[reading.uuid] = DeviceState(reading, details, now_ns)
-        kept.take(reading, details, now_ns)
+    def _update_device(self, reading: GpuReading, details: GpuDetails | None, now_ns: int) -> None:
+        state = self._device_states.get(reading.uuid)
+        if state is None:
+            state = self._device_states[reading.uuid] = DeviceState(reading, details, now_ns)
+        state.update(reading, details, now_ns)
         throttling = details and details.throttling
         if throttling and throttling.reasons is not None:
             events = self._events_of(reading.uuid)
             if events:
-                events.note_reasons(throttling.reasons, at_ns=now_ns)
+                events.record_reasons(throttling.reasons, at_ns=now_ns)
 
     def _forget(self, sample: NodeSample, now_ns: int) -> None:
         """Drop what is silent for too long, and instances that their GPU has no more."""
         present = {reading.uuid for reading in sample.gpus}
-        self._kept = {
-            uuid: one
-            for uuid, one in self._kept.items()
+        self._device_states = {
+            uuid: state
+            for uuid, state in self._device_states.items()
             if uuid in present
-            or (one.reading.parent_uuid not in present and one.seen_ns >= now_ns - self._stale_ns)
+            # Its GPU answers, and no longer lists the instance.
+            or (
+                state.reading.parent_uuid not in present
+                and state.seen_ns >= now_ns - self._stale_ns
+            )
         }
 
-    def _events_of(self, uuid: str) -> GpuEvents | None:
+    def _events_of(self, uuid: str) -> GpuEventHistory | None:
+        # Bounded: incidents may name any GPU.
         if uuid not in self._events and len(self._events) < _MAX_GPUS:
-            self._events[uuid] = GpuEvents()
+            self._events[uuid] = GpuEventHistory()
         return self._events.get(uuid)
 
-    def _know(self, record: ProcessRecord) -> None:
-        if record.change is ProcessChange.ENDED:
-            self._commands.pop(record.pid, None)
-        elif record.command:
-            self._commands[record.pid] = record.command
-
-    def _count_left_out(self, sample: NodeSample) -> None:
-        if self._max_processes is not None:
-            running = sum(not process.ended for process in sample.processes)
-            PROCESS_SERIES_DROPPED.inc(max(0, running - self._max_processes))
-
-    def _device(self, kept: DeviceState, now_ns: int) -> ShownDevice:
-        reading = kept.reading
+    def _device(self, state: DeviceState, now_ns: int) -> ShownDevice:
+        reading = state.reading
         is_gpu = reading.parent_uuid is None
         return ShownDevice(
             reading=reading,
-            details=kept.details,
+            details=state.details,
             facts=self._facts.get(reading.parent_uuid or reading.uuid),
             node=self._inventory,
             events=self._events_of(reading.uuid) if is_gpu else None,
-            rates=kept.rates,
+            rates=state.rates,
             is_lost=reading.uuid in self._lost,
-            **kept.fresh_parts(
+            **state.fresh_parts(
                 fast_ns=now_ns - self._stale_ns, slow_ns=now_ns - self._slow_stale_ns
             ),
         )

@@ -9,13 +9,12 @@ from typing import Final
 
 import structlog
 
-from agent.exposition.counters import default_counters, read_counters
 from agent.exposition.dcgm import DcgmPage
-from agent.exposition.native import write_own
-from agent.exposition.native_info import write_facts
+from agent.exposition.dcgm_fields import default_counters, read_counters
+from agent.exposition.native import write_facts, write_native
+from agent.exposition.native_processes import write_processes
 from agent.exposition.node_state import NodeState, Snapshot
-from agent.exposition.processes import write_processes
-from agent.exposition.settings import ExpositionSettings
+from agent.settings import ExpositionSettings
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
 from gpuledger.runtime.file_watch import FileWatch
@@ -25,11 +24,13 @@ _KEEP_NS: Final = 1_000_000_000
 
 
 class PageRenderer:
-    """Writes what a view holds in the Prometheus text format."""
+    """Writes what the node knows in the Prometheus text format."""
 
-    def __init__(self, view: NodeState, *, settings: ExpositionSettings, clock: Clock) -> None:
+    def __init__(
+        self, node_state: NodeState, *, settings: ExpositionSettings, clock: Clock
+    ) -> None:
         """Read the list of counters; raises `UserError` where there is a mistake in it."""
-        self._view = view
+        self._node_state = node_state
         self._settings = settings
         self._clock = clock
         file = settings.counters_file
@@ -43,26 +44,23 @@ class PageRenderer:
     def __call__(self) -> bytes:
         """Return the page; empty before the first tick."""
         now_ns = self._clock.monotonic_ns()
+        # Without a new tick values still become too old to be shown.
         is_old = now_ns - self._written_ns > _KEEP_NS
-        if self._written_of != self._view.version or is_old:
+        if self._written_of != self._node_state.version or is_old:
             self._written = self._write()
-            self._written_of, self._written_ns = self._view.version, now_ns
+            self._written_of, self._written_ns = self._node_state.version, now_ns
         return self._written
 
-    def _look(self) -> None:
-        """Read the list of counters again where it changed; with a mistake in it the old stays."""
-        if not self._watch.has_changed():
-            return
-        try:
-            self._dcgm = _dcgm(self._settings)
-        except UserError as error:
-            _log.error("counters_refused", error=str(error))
-        else:
-            _log.info("counters_read", file=str(self._settings.counters_file))
-
     def _write(self) -> bytes:
-        self._look()
-        now = self._view.snapshot()
+        if self._watch.has_changed():
+            try:
+                self._dcgm = _dcgm(self._settings)
+            except UserError as error:
+                # With a mistake in the new list the old one stays.
+                _log.error("counters_refused", error=str(error))
+            else:
+                _log.info("counters_read", file=str(self._settings.counters_file))
+        now = self._node_state.snapshot()
         text = bytearray()
         for lines in self._parts(now) if now else ():
             for line in lines:
@@ -73,10 +71,10 @@ class PageRenderer:
         if self._dcgm:
             yield self._dcgm.write(now)
         if self._settings.native_metrics:
-            yield write_own(now, self._settings.profile)
+            yield write_native(now, self._settings.profile)
             yield write_facts(now, self._settings.profile)
         if self._settings.process_series:
-            yield write_processes(now, most=self._settings.max_process_series)
+            yield write_processes(now, max_processes=self._settings.max_process_series)
 
 
 def _dcgm(settings: ExpositionSettings) -> DcgmPage | None:

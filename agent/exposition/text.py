@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-Labels = Sequence[tuple[str, str]]
+Label = tuple[str, str]
+Labels = Sequence[Label]
 _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
@@ -23,10 +24,10 @@ def write_labels(labels: Labels) -> str:
 
 
 def write_family(
-    name: str, kind: str, meaning: str, samples: Iterable[SampleLine]
+    name: str, kind: str, help_text: str, samples: Iterable[SampleLine]
 ) -> Iterator[str]:
     """Write a family line by line; nothing at all where it has no series."""
-    head = f"# HELP {name} {meaning.translate(_HELP_ESCAPES)}\n# TYPE {name} {kind}\n"
+    head = f"# HELP {name} {help_text.translate(_HELP_ESCAPES)}\n# TYPE {name} {kind}\n"
     for labels, value in samples:
         yield f"{head}{name}{{{labels}}} {value!r}\n"
         head = ""

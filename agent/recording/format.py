@@ -77,7 +77,7 @@ class RecordingLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Whether it was asked for the record's sake and not by the agent."""
 
 
-class Tape:
+class RecordingFile:
     """A recording that is being made; safe to write to from several threads."""
 
     def __init__(
@@ -119,9 +119,18 @@ def write_line(line: RecordingLine) -> bytes:
     return orjson.dumps(msgspec.to_builtins(line))
 
 
-def read_tape(file: Path) -> tuple[RecordingHeader, list[RecordingLine]]:
+def read_recording(file: Path) -> tuple[RecordingHeader, list[RecordingLine]]:
     """Read a recording, the probes left out; raises UserError where it is none."""
-    lines = _read_lines(file)
+
+    def read_lines() -> Iterator[bytes]:
+        # Whatever the file is, gzip may say so at any line.
+        try:
+            with _open(file, "rb") as opened:
+                yield from opened
+        except (OSError, EOFError) as error:
+            raise UserError(f"cannot read the recording {file}: {error}") from error
+
+    lines = read_lines()
     header = _decode(next(lines, b""), RecordingHeader, f"{file}, line 1")
     if header.format != FORMAT or header.version > VERSION:
         raise UserError(
@@ -139,14 +148,6 @@ def _decode_line(text: bytes, where: str) -> RecordingLine:
         shown = shorten_middle(repr(unknown))
         raise UserError(f"{where}: {shown} is no struct of nvidia-ml-py; record-nvml makes them")
     return line
-
-
-def _read_lines(file: Path) -> Iterator[bytes]:
-    try:
-        with _open(file, "rb") as opened:
-            yield from opened
-    except (OSError, EOFError) as error:
-        raise UserError(f"cannot read the recording {file}: {error}") from error
 
 
 def _decode(text: bytes, shape: type[T], where: str) -> T:

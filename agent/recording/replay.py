@@ -11,15 +11,16 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import orjson
 import pynvml
 import structlog
 
-from agent.recording.format import RecordingHeader, RecordingLine
+from agent.recording.format import RecordingHeader, RecordingLine, read_recording
 from agent.recording.serialize import Handles, fill, from_json, to_json
-from gpuledger.clock import Clock
+from gpuledger.clock import Clock, SystemClock
 
 _DAY_US: Final = 86_400_000_000
 _TIMES: Final = frozenset(
@@ -76,21 +77,21 @@ class _Row:
     """The answers to one question, in their order."""
 
     lines: list[RecordingLine] = field(default_factory=list)
-    place: int = -1
+    index: int = -1
 
     def advance(self, now_ns: int, slack_ns: int) -> tuple[RecordingLine, int]:
-        """Return the answer of this time, and the place of the first one not seen before."""
-        first = self.place + 1
-        if self.place < 0:
-            self.place = 0
+        """Return the answer of this time, and the index of the first one not seen before."""
+        first = self.index + 1
+        if self.index < 0:
+            self.index = 0
         elif self._is_due(now_ns + slack_ns):
-            self.place += 1
+            self.index += 1
         while self._is_due(now_ns - slack_ns):
-            self.place += 1
-        return self.lines[self.place], first
+            self.index += 1
+        return self.lines[self.index], first
 
     def _is_due(self, now_ns: int) -> bool:
-        return self.place + 1 < len(self.lines) and self.lines[self.place + 1].at_ns <= now_ns
+        return self.index + 1 < len(self.lines) and self.lines[self.index + 1].at_ns <= now_ns
 
 
 class _Rows:
@@ -112,7 +113,7 @@ class _Rows:
             return []
         with self._lock:
             line, first = row.advance(self._clock.since_begin_ns(), self._slack_ns)
-            return [*row.lines[first : row.place], line]
+            return [*row.lines[first : row.index], line]
 
 
 class ReplayLibrary:
@@ -144,7 +145,10 @@ class ReplayLibrary:
 
     def _call(self, name: str, arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401  # as the library has it
         if self._clock.since_begin_ns() > self._end_ns:
-            self._say_end()
+            if not self._has_ended:
+                self._has_ended = True
+                seconds = round(self._end_ns / 1e9, 1)
+                _log.warning("recording_ended", recorded_seconds=seconds)
             raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         written = [to_json(one, self._handles) for one in arguments]
         lines = self._rows.next(_question(name, written, self._devices))
@@ -186,11 +190,6 @@ class ReplayLibrary:
         near = abs(value - self._header.time_ns // 1000) < _DAY_US
         return value + self._clock.moved_us if name in _TIMES and near else value
 
-    def _say_end(self) -> None:
-        if not self._has_ended:
-            self._has_ended = True
-            _log.warning("recording_ended", recorded_seconds=round(self._end_ns / 1e9, 1))
-
 
 class ReplayProcfs:
     """Has the files that were recorded."""
@@ -213,26 +212,28 @@ class ReplayProcfs:
 
 
 def _question(name: str, arguments: list[Any], devices: dict[int, Any]) -> Any:  # noqa: ANN401  # a key, whose parts are the library's
-    """Tell a question apart by what it asks, not by the buffers that are given along."""
+    """Return what tells a question apart: what it asks, not the buffers that are given along."""
     if name == _METRICS:
-        return name, devices.get(_sample_of(arguments[0]))
+        # Of whichever device its second sample is.
+        struct = arguments[0]
+        sample = struct.get("byref", struct)["fields"]["sample2"]
+        return name, devices.get(int(sample["handle"]))
     asked = list(arguments)
     if name in _BUFFERS:
         del asked[_BUFFERS[name]]
     if name in _SAMPLES:
         sample = asked.pop(_SAMPLES[name])
-        devices[sample["handle"]] = _key(asked)
-    return name, _key([one for one in asked if not _is_struct(one)])
+        devices[sample["handle"]] = orjson.dumps(asked)
+    plain = [
+        argument
+        for argument in asked
+        if not (isinstance(argument, dict) and ("byref" in argument or "struct" in argument))
+    ]
+    return name, orjson.dumps(plain)
 
 
-def _sample_of(struct: Any) -> int:  # noqa: ANN401  # as written
-    fields = struct.get("byref", struct)["fields"]
-    return int(fields["sample2"]["handle"])
-
-
-def _is_struct(argument: Any) -> bool:  # noqa: ANN401  # as written
-    return isinstance(argument, dict) and ("byref" in argument or "struct" in argument)
-
-
-def _key(arguments: list[Any]) -> bytes:
-    return orjson.dumps(arguments)
+def open_recording(file: Path) -> tuple[ReplayClock, ReplayLibrary, ReplayProcfs]:
+    """Read a recording and begin to play it; raises UserError."""
+    header, lines = read_recording(file)
+    clock = ReplayClock(header, SystemClock())
+    return clock, ReplayLibrary(header, lines, clock), ReplayProcfs(header, lines, clock)

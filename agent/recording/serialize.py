@@ -74,10 +74,10 @@ def to_json(value: Any, handles: Handles) -> Json:  # noqa: ANN401  # a line a k
         is_text = value.isascii() and value.decode("ascii").isprintable()
         return {"ascii": value.decode("ascii")} if is_text else {"bytes": value.hex()}
     if isinstance(value, list | tuple):
-        written = [to_json(each, handles) for each in value]
+        written = [to_json(item, handles) for item in value]
         return written if isinstance(value, list) else {"tuple": written}
     if isinstance(value, pynvml.nvmlFriendlyObject):
-        return {"object": {name: to_json(each, handles) for name, each in vars(value).items()}}
+        return {"object": {name: to_json(item, handles) for name, item in vars(value).items()}}
     return _ctypes_to_json(value, handles)
 
 
@@ -85,11 +85,15 @@ def _ctypes_to_json(value: Any, handles: Handles) -> Json:  # noqa: ANN401, PLR0
     if type(value).__name__ == "CArgObject":
         return {"byref": to_json(value._obj, handles)}  # noqa: SLF001  # ctypes has no other way
     if isinstance(value, ctypes.Structure):
-        return {"struct": type(value).__name__, "fields": _fields(value, handles)}
+        if type(value).__name__ == _METRICS:
+            fields = _metrics_fields(value, handles)
+        else:
+            fields = {name: to_json(getattr(value, name), handles) for name, *_ in value._fields_}
+        return {"struct": type(value).__name__, "fields": fields}
     if isinstance(value, ctypes.Union):
         return {"bits": int.from_bytes(bytes(value), "little")}
     if isinstance(value, ctypes.Array):
-        return {"array": [to_json(each, handles) for each in value]}
+        return {"array": [to_json(item, handles) for item in value]}
     if isinstance(value, ctypes._SimpleCData):  # noqa: SLF001  # the base of all of ctypes' numbers
         return to_json(value.value, handles)
     if _is_pointer(value):
@@ -98,26 +102,20 @@ def _ctypes_to_json(value: Any, handles: Handles) -> Json:  # noqa: ANN401, PLR0
     return {"handle": handles.number(value)}
 
 
-def _fields(struct: Any, handles: Handles) -> dict[str, Json]:  # noqa: ANN401  # as above
-    if type(struct).__name__ == _METRICS:
-        return _metrics_fields(struct, handles)
-    return {name: to_json(getattr(struct, name), handles) for name, *_ in struct._fields_}
-
-
 def _metrics_fields(struct: Any, handles: Handles) -> dict[str, Json]:  # noqa: ANN401  # as above
     """Write only the metrics that are asked for, without the addresses of their names."""
     metrics = [
-        {name: to_json(getattr(struct.metrics[place], name), handles) for name in _METRIC_FIELDS}
-        for place in range(struct.numMetrics)
+        {name: to_json(getattr(struct.metrics[index], name), handles) for name in _METRIC_FIELDS}
+        for index in range(struct.numMetrics)
     ]
     samples = {name: to_json(getattr(struct, name), handles) for name in ("sample1", "sample2")}
     return {"version": struct.version, "metrics": metrics, **samples}
 
 
 def from_json(value: Json, handles: Handles, move: Callable[[str, int], int]) -> Any:  # noqa: ANN401  # as written
-    """Read a value; `move` gives each named number of a struct as it is to be at this time."""
+    """Read a value; `move` gives item named number of a struct as it is to be at this time."""
     if isinstance(value, list):
-        return [from_json(each, handles, move) for each in value]
+        return [from_json(item, handles, move) for item in value]
     if not isinstance(value, dict):
         return value
     kind, *_ = value
@@ -166,7 +164,10 @@ def fill(
     for name in (name for name, *_ in struct._fields_ if name in fields):
         given = fields[name]
         if isinstance(given, dict) and "bits" in given:
-            _fill_union(getattr(struct, name), int(given["bits"]))
+            # Raises OverflowError where the bits are more than the union has.
+            union = getattr(struct, name)
+            size = ctypes.sizeof(union)
+            ctypes.memmove(ctypes.byref(union), int(given["bits"]).to_bytes(size, "little"), size)
         elif isinstance(given, dict) and "fields" in given:
             fill(getattr(struct, name), given["fields"], handles, move)
         elif isinstance(given, dict) and "array" in given:
@@ -175,17 +176,11 @@ def fill(
             setattr(struct, name, _named(name, given, handles, move))
 
 
-def _fill_union(union: Any, bits: int) -> None:  # noqa: ANN401  # as above
-    """Write a union's bits; raises OverflowError where they are more than it has."""
-    size = ctypes.sizeof(union)
-    ctypes.memmove(ctypes.byref(union), bits.to_bytes(size, "little"), size)
-
-
 def _fill_metrics(struct: Any, metrics: list[dict[str, Json]]) -> None:  # noqa: ANN401  # as above
     """Answer the metrics that are asked for; one that was not recorded is refused."""
     recorded = {metric["metricId"]: metric for metric in metrics}
-    for place in range(struct.numMetrics):
-        asked = struct.metrics[place]
+    for index in range(struct.numMetrics):
+        asked = struct.metrics[index]
         found = recorded.get(asked.metricId)
         asked.nvmlReturn = found["nvmlReturn"] if found else pynvml.NVML_ERROR_NOT_SUPPORTED
         value = found["value"] if found else 0.0
@@ -198,11 +193,11 @@ def _fill_array(
     handles: Handles,
     move: Callable[[str, int], int],
 ) -> None:
-    for place, each in enumerate(given):
-        if isinstance(each, dict) and "fields" in each:
-            fill(array[place], each["fields"], handles, move)
-        elif each is not None:
-            array[place] = from_json(each, handles, move)
+    for index, item in enumerate(given):
+        if isinstance(item, dict) and "fields" in item:
+            fill(array[index], item["fields"], handles, move)
+        elif item is not None:
+            array[index] = from_json(item, handles, move)
 
 
 def _named(name: str, value: Json, handles: Handles, move: Callable[[str, int], int]) -> Any:  # noqa: ANN401  # as above
@@ -219,7 +214,7 @@ _READERS: Final[dict[str, Callable[[Json, Handles, Callable[[str, int], int]], A
     "handle": lambda value, handles, _move: handles.handle(value["handle"], value.get("of")),
     "struct": _read_struct,
     "object": lambda value, handles, move: pynvml.nvmlFriendlyObject(
-        {name: _named(name, each, handles, move) for name, each in value["object"].items()}
+        {name: _named(name, item, handles, move) for name, item in value["object"].items()}
     ),
 }
 

@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final, Protocol
 
-import agent.host
-from agent.service import run_agent
+import agent.node
+from agent.context import run_agent
 from agent.settings import AgentSettings, SpoolSettings, name_node
 from agent.source import open_source, play
 from cli.demo.plan import DemoPlan
@@ -71,7 +71,7 @@ class SimulatedMachine:
             stages.start_agent(
                 f"the agent of {node.name}",
                 run_agent(
-                    machine=play(node),
+                    host=play(node),
                     bus=bus,
                     settings=AgentSettings(node_name=node.name, spool=_NO_SPOOL),
                     readiness=Readiness(),
@@ -95,7 +95,7 @@ class SimulatedMachine:
 class OwnMachine:
     """This machine and the GPUs in it."""
 
-    def __init__(self, machine: agent.host.Host) -> None:
+    def __init__(self, machine: agent.node.Host) -> None:
         self._machine = machine
         self._settings = name_node(AgentSettings(spool=_NO_SPOOL), os.environ)
         self.headline = f"the GPUs of {self._settings.node_name}"
@@ -107,7 +107,7 @@ class OwnMachine:
         stages.start_agent(
             "the agent",
             run_agent(
-                machine=self._machine,
+                host=self._machine,
                 bus=bus,
                 settings=self._settings,
                 readiness=Readiness(),

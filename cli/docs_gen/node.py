@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
-from agent.exposition import native_info, processes
-from agent.exposition.fields import Field, all_fields
-from agent.exposition.native import LABELS, own_families
-from agent.exposition.native_info import Constant
+from agent.exposition import native, native_processes
+from agent.exposition.dcgm_fields import Field, all_fields
+from agent.exposition.native import LABELS, InfoFamily, native_families
 from cli.docs_gen.markdown import code, table
 
 _HEAD: Final = """\
@@ -37,38 +36,39 @@ _PROCESSES: Final = """
 
 With `--process-series` alone, and for at maximum `exposition.max_process_series` processes.
 """
-_UNITS: Final = {"": "as it is", "text": "text", "several": "several series"}
-_COLUMNS: Final = ("metric", "type", "labels", "meaning")
-_OWN_COLUMNS: Final = ("metric", "type", "labels", "profile", "meaning")
+_UNITS: Final = {"": "as it is", "text": "text", "multi_series": "several series"}
+_COLUMNS: Final = ("metric", "type", "labels", "help")
+_OWN_COLUMNS: Final = ("metric", "type", "labels", "profile", "help")
 
 
 def page() -> str:
     """Return the page, in Markdown."""
     lines = [*_HEAD.splitlines(), "", *_fields(), *_OWN.splitlines(), "", *_own()]
-    lines += [*_PROCESSES.splitlines(), "", *table(_COLUMNS, map(_row, processes.CONSTANTS))]
+    lines += [
+        *_PROCESSES.splitlines(),
+        "",
+        *table(_COLUMNS, map(_row, native_processes.INFO_FAMILIES)),
+    ]
     return "\n".join([*lines, ""])
 
 
 def _own() -> Iterator[str]:
-    facts = [
-        (*_row(constant)[:3], constant.profile, constant.meaning)
-        for constant in native_info.CONSTANTS
-    ]
+    facts = [(*_row(family)[:3], family.profile, family.help) for family in native.INFO_FAMILIES]
     rows = [
         (
             code(family.name),
             family.kind,
             code(*LABELS, *family.label_names),
             family.profile,
-            family.meaning,
+            family.help,
         )
-        for family in own_families()
+        for family in native_families()
     ]
     yield from table(_OWN_COLUMNS, [*facts, *rows])
 
 
-def _row(constant: Constant) -> tuple[str, ...]:
-    return code(constant.name), constant.kind, code(*constant.label_names), constant.meaning
+def _row(family: InfoFamily) -> tuple[str, ...]:
+    return code(family.name), family.kind, code(*family.label_names), family.help
 
 
 def _fields() -> Iterator[str]:
@@ -82,7 +82,7 @@ def _field_row(field: Field) -> tuple[str, ...]:
         "=" if field.new == field.old else code(field.new),
         field.kind,
         "on" if field.is_default else "",
-        field.meaning,
+        field.help,
         code(field.path),
         _UNITS.get(field.unit, field.unit),
     )

@@ -4,9 +4,15 @@ from typing import Final
 
 import pynvml
 
-from agent.nvml.catalogue import CATALOGUE
-from agent.nvml.metric_specs import EACH_LINK, FieldValue, FunctionCall, MetricSpec, Source
-from agent.nvml.raw import CallGroup
+from agent.core.raw import CallGroup
+from agent.gpu.nvidia.catalogue import (
+    CATALOGUE,
+    EACH_LINK,
+    FieldValue,
+    FunctionCall,
+    MetricSpec,
+    Source,
+)
 from cli.docs_gen.markdown import code, put_between_marks, table
 
 _COLUMNS: Final = ("reading", "asked by", "driver's unit", "group", "since")
@@ -27,7 +33,7 @@ def page(standing: str) -> str:
 
 
 def _row(group: CallGroup, reading: MetricSpec) -> list[str]:
-    asked = ", else ".join(map(_describe, reading.asked))
+    asked = ", else ".join(map(_describe, reading.sources))
     return [code(reading.name), asked, reading.unit.name, group.value, reading.since]
 
 

@@ -2,16 +2,21 @@
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from typing_extensions import override
-
-from agent.nvml.calls import NvmlLostError
-from agent.nvml.gpu import Gpu
-from agent.nvml.library import NvmlSession
-from agent.nvml.raw import CallGroup, SampleCursor
-from gpuledger.records import GpuFacts
+from agent.core.raw import CallGroup, SampleCursor
+from agent.gpu.source import (
+    DriverEvent,
+    DriverEvents,
+    Gpu,
+    GpuEventSet,
+    GpuIdentity,
+    SourceLostError,
+    UnsupportedError,
+)
+from gpuledger.clock import Clock
+from gpuledger.records import Capability, GpuFacts
 
 ANSWERS: dict[CallGroup, dict[str, Any]] = {
     CallGroup.BOOKS: {"energy_millijoules": 1},
@@ -21,9 +26,14 @@ ANSWERS: dict[CallGroup, dict[str, Any]] = {
 }
 
 
-class PlayedGpu(Gpu):
+class PlayedGpu:
+    """A GPU of a source that knows no vendor."""
+
+    handle = None
+    has_process_accounting = False
+
     def __init__(self, uuid: str, index: int) -> None:
-        super().__init__(library=None, handle=None, uuid=uuid, index=index)
+        self.uuid, self.index = uuid, index
         self.errors: dict[CallGroup, Exception] = {}
         self.hangs: dict[CallGroup, threading.Event] = {}
         """Groups that block until the event is set."""
@@ -32,8 +42,7 @@ class PlayedGpu(Gpu):
         self.threads: set[int] = set()
         """The threads that asked."""
 
-    @override
-    def answers_of(self, group: CallGroup, last_seen: SampleCursor) -> dict[str, Any]:
+    def query(self, group: CallGroup, cursor: SampleCursor) -> dict[str, Any]:
         self.asked[group] += 1
         self.threads.add(threading.get_ident())
         if group in self.hangs:
@@ -49,26 +58,25 @@ class PlayedGpu(Gpu):
         self.hangs = dict.fromkeys(groups, released)
         return released
 
-    @override
-    def close(self) -> None:
-        pass
+    def running_pids(self) -> frozenset[int] | None:
+        return None
 
 
-class PlayedNvml(NvmlSession):
+class PlayedSource:
     """Opens the GPUs that are there, unless the test gives it an error."""
 
     def __init__(self, *gpus: PlayedGpu) -> None:
-        super().__init__(None)
+        self.driver_events: DriverEvents = SilentDriver()
+        self.unfound: Mapping[int, str] = {}
         self.gpus = list(gpus)
         self.gone: set[str] = set()
-        self.error: NvmlLostError | None = None
+        self.error: SourceLostError | None = None
         self.opens: threading.Event | None = None
         """An opening blocks until it is set."""
         self.tried = 0
         self.is_open = False
 
-    @override
-    def open(self) -> list[Gpu]:
+    def open(self) -> Sequence[Gpu]:
         self.tried += 1
         if self.opens:
             self.opens.wait()
@@ -79,10 +87,30 @@ class PlayedNvml(NvmlSession):
         self.unfound = {gpu.index: f"INDEX:{gpu.index}" for gpu in gone}
         return [gpu for gpu in self.gpus if gpu.uuid not in self.gone]
 
-    @override
     def close(self) -> None:
         self.is_open = False
 
-    @override
     def versions(self) -> Mapping[str, str | None]:
         return {"driver_version": "1.0"}
+
+    def gpu_events(self, gpus: Sequence[GpuIdentity], *, clock: Clock) -> GpuEventSet:
+        raise UnsupportedError("no test waits for these")
+
+    def pci_buses(self, gpus: Sequence[GpuIdentity]) -> Mapping[str, str]:
+        return {}
+
+
+class SilentDriver:
+    """Says nothing of itself."""
+
+    is_open = False
+    capability = Capability(call="events", supported=False, reason="not open yet")
+
+    def open(self) -> None:
+        pass
+
+    def poll(self) -> DriverEvent:
+        return DriverEvent.NOTHING
+
+    def close(self) -> None:
+        pass

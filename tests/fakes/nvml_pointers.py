@@ -11,7 +11,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.nvml.device import DeviceClient
+from agent.gpu.nvidia.client import DeviceClient
 
 Function = Callable[..., int]
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.exposition.counters import read_counters
+from agent.exposition.dcgm_fields import read_counters
 from agent.recording.format import FORMAT
-from agent.recording.opening import open_recording
+from agent.recording.replay import open_recording
 from agent.settings import AgentSettings
 from enricher.join.settings import JoinSettings
 from enricher.podwatch.settings import PodwatchSettings

@@ -10,12 +10,12 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent.incidents.detection import Detection
-from agent.incidents.kmsg import KmsgReader
-from agent.incidents.xid_parser import read_bus, read_xid_line
-from agent.kubelet.messages import parse_answer
-from agent.processes.cgroup import find_node_paths, locate
-from agent.publishing.frames import (
+from agent.core.incidents.builder import Detection
+from agent.core.incidents.xid_parser import read_bus, read_xid_line
+from agent.host.cgroup import find_node_paths, locate
+from agent.host.kmsg import KmsgReader
+from agent.host.kubelet.messages import parse_answer
+from agent.publish.spool_file import (
     HEAD_BYTES,
     DamagedError,
     head_of,
@@ -63,9 +63,9 @@ CONTAINER = field(1, b"main") + field(2, DEVICES) + field(5, CLAIM)
 ANSWERS = [field(1, field(1, b"pod") + field(2, b"ns") + field(3, CONTAINER)) * 3]
 
 
-def checked(body: bytes, *, parcels: int) -> bytes:
+def checked(body: bytes, *, bundles: int) -> bytes:
     """Return a frame with this body, whose length and checksum fit, so that it is looked at."""
-    behind = struct.pack("<Iqq", parcels, 5, 7)
+    behind = struct.pack("<Iqq", bundles, 5, 7)
     return struct.pack("<II", len(body), zlib.crc32(behind + body)) + behind + body
 
 
@@ -82,29 +82,29 @@ def test_a_frame_of_the_spool_is_whole_or_damaged(data: bytes) -> None:
     check_frame(data)
 
 
-def packed(*parcels: object) -> bytes:
-    return bytes(cramjam.zstd.compress(msgspec.msgpack.encode(parcels)))
+def packed(*bundles: object) -> bytes:
+    return bytes(cramjam.zstd.compress(msgspec.msgpack.encode(bundles)))
 
 
-@example(body=packed(), parcels=1)
-@example(body=packed(()), parcels=1)
-@example(body=packed(PARCEL), parcels=2)
-@given(body=bodies().filter(bool), parcels=st.sampled_from([1, 2, 20, 10_000]))
+@example(body=packed(), bundles=1)
+@example(body=packed(()), bundles=1)
+@example(body=packed(PARCEL), bundles=2)
+@given(body=bodies().filter(bool), bundles=st.sampled_from([1, 2, 20, 10_000]))
 def test_a_frame_that_was_written_as_it_is_holds_parcels_or_is_damaged(
-    body: bytes, parcels: int
+    body: bytes, bundles: int
 ) -> None:
-    frame = checked(body, parcels=parcels)
+    frame = checked(body, bundles=bundles)
     assert is_whole(frame)
     check_frame(frame)
 
 
 def check_frame(data: bytes) -> None:
     try:
-        parcels = unpack_frame(data)
+        bundles = unpack_frame(data)
     except DamagedError:
         return
-    assert len(parcels) == head_of(data).parcels
-    assert unpack_frame(pack_frame(parcels, spooled_ms=1)) == parcels
+    assert len(bundles) == head_of(data).bundles
+    assert unpack_frame(pack_frame(bundles, spooled_ms=1)) == bundles
 
 
 @given(changed_bytes(ANSWERS))
@@ -147,7 +147,7 @@ def test_every_record_of_the_kernels_log_is_an_xid_or_none(data: bytes) -> None:
         open_log=lambda: OneRecord(data),
         clock=SystemClock(),
         buses=lambda: {"00000000:3B:00.0": "GPU-1"},
-        take=found.append,
+        on_detection=found.append,
         check=Check(),
         backoff=Backoff(),
     )

@@ -14,12 +14,11 @@ from queue import SimpleQueue
 import pynvml
 import pytest
 
-from agent.incidents.detection import Detection
-from agent.incidents.event_set import DriverEvents
-from agent.incidents.event_thread import EventThread
-from agent.nvml.calls import NvmlLostError
-from agent.nvml.gpu import Gpu
-from agent.nvml.library import NvmlSession
+from agent.core.incidents.builder import Detection
+from agent.gpu.event_thread import EventThread
+from agent.gpu.nvidia.events import NvmlGpuEvents
+from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
+from agent.gpu.source import SourceLostError
 from gpuledger.clock import SystemClock
 from gpuledger.runtime import Backoff
 
@@ -28,28 +27,28 @@ APPLICATION_XIDS = {13, 31, 43, 45}
 
 
 @pytest.fixture(scope="module")
-def gpus() -> Iterator[Sequence[Gpu]]:
+def gpus() -> Iterator[Sequence[NvidiaGpu]]:
     nvml = NvmlSession(pynvml)
     try:
         found = nvml.open()
-    except NvmlLostError as error:
+    except SourceLostError as error:
         pytest.skip(f"no GPU to look at: {error}")
     yield found
     nvml.close()
 
 
 @pytest.fixture
-def events(gpus: Sequence[Gpu]) -> Iterator[DriverEvents]:
-    made = DriverEvents(pynvml, gpus, clock=SystemClock())
+def events(gpus: Sequence[NvidiaGpu]) -> Iterator[NvmlGpuEvents]:
+    made = NvmlGpuEvents(pynvml, gpus, clock=SystemClock())
     yield made
     made.close()
 
 
 def test_a_wait_ends_in_time_and_says_which_version_the_driver_has(
-    events: DriverEvents, record_property: Callable[[str, object], None]
+    events: NvmlGpuEvents, record_property: Callable[[str, object], None]
 ) -> None:
     began = time.monotonic()
-    seen = events.take(200)
+    seen = events.wait(200)
     waited_seconds = time.monotonic() - began
 
     record_property("has_nvmlEventSetWait_v3", events._has_v3)
@@ -58,13 +57,15 @@ def test_a_wait_ends_in_time_and_says_which_version_the_driver_has(
     assert events._has_v3 is not None
 
 
-def test_every_gpu_is_registered(events: DriverEvents, gpus: Sequence[Gpu]) -> None:
+def test_every_gpu_is_registered(events: NvmlGpuEvents, gpus: Sequence[NvidiaGpu]) -> None:
     assert set(events._uuids.values()) == {gpu.uuid for gpu in gpus}
 
 
-def test_the_thread_lets_go_of_the_driver_within_a_second(gpus: Sequence[Gpu]) -> None:
+def test_the_thread_lets_go_of_the_driver_within_a_second(gpus: Sequence[NvidiaGpu]) -> None:
     seen: SimpleQueue[Detection] = SimpleQueue()
-    thread = EventThread(pynvml, gpus, clock=SystemClock(), take=seen.put, backoff=Backoff())
+    thread = EventThread(
+        NvmlSession(pynvml), gpus, clock=SystemClock(), on_detection=seen.put, backoff=Backoff()
+    )
     time.sleep(0.5)
     assert thread.end(1.0)
 
@@ -73,7 +74,7 @@ def test_the_thread_lets_go_of_the_driver_within_a_second(gpus: Sequence[Gpu]) -
     os.environ.get("GPULEDGER_PROVOKE_XID") != "1", reason="GPULEDGER_PROVOKE_XID is not 1"
 )
 def test_a_memory_fault_comes_as_an_event_of_its_gpu_and_time(
-    events: DriverEvents, gpus: Sequence[Gpu], record_property: Callable[[str, object], None]
+    events: NvmlGpuEvents, gpus: Sequence[NvidiaGpu], record_property: Callable[[str, object], None]
 ) -> None:
     began_ns = time.time_ns()
     said = subprocess.run(
@@ -87,7 +88,7 @@ def test_a_memory_fault_comes_as_an_event_of_its_gpu_and_time(
     give_up = time.monotonic() + 10
     found = None
     while found is None and time.monotonic() < give_up:
-        found = events.take(500)
+        found = events.wait(500)
 
     assert "cuCtxSynchronize" in said
     assert found is not None

@@ -8,30 +8,29 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from agent.nvml.calls import NvmlLostError
-from agent.nvml.gpu import Gpu
-from agent.nvml.library import NvmlSession
-from agent.nvml.raw import CallGroup, RawGpuSample, SampleCursor
+from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
+from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
+from agent.gpu.source import SourceLostError
 
 
 @pytest.fixture(scope="module")
-def gpus() -> Iterator[list[Gpu]]:
+def gpus() -> Iterator[list[NvidiaGpu]]:
     nvml = NvmlSession(pynvml)
     try:
         yield list(nvml.open())
-    except NvmlLostError as error:
+    except SourceLostError as error:
         pytest.skip(f"no GPU to look at: {error}")
     finally:
         nvml.close()
 
 
-def booked(gpu: Gpu) -> RawGpuSample:
+def booked(gpu: NvidiaGpu) -> RawGpuSample:
     return RawGpuSample(
-        uuid=gpu.uuid, index=gpu.index, **gpu.answers_of(CallGroup.BOOKS, SampleCursor())
+        uuid=gpu.uuid, index=gpu.index, **gpu.query(CallGroup.BOOKS, SampleCursor())
     )
 
 
-def test_a_gpu_says_whether_it_is_cut_and_into_what(gpus: list[Gpu]) -> None:
+def test_a_gpu_says_whether_it_is_cut_and_into_what(gpus: list[NvidiaGpu]) -> None:
     for gpu in gpus:
         answer = booked(gpu)
         print(gpu.uuid, answer.mig_enabled, [one.instance for one in answer.instances])  # noqa: T201  # asked for
@@ -43,7 +42,7 @@ def test_a_gpu_says_whether_it_is_cut_and_into_what(gpus: list[Gpu]) -> None:
             assert one.instance.gpu_instance is not None
 
 
-def test_instances_have_no_more_memory_than_their_gpu(gpus: list[Gpu]) -> None:
+def test_instances_have_no_more_memory_than_their_gpu(gpus: list[NvidiaGpu]) -> None:
     for gpu in gpus:
         answer = booked(gpu)
         parts = {
@@ -54,7 +53,7 @@ def test_instances_have_no_more_memory_than_their_gpu(gpus: list[Gpu]) -> None:
         assert sum(parts.values()) <= (answer.memory_total_bytes or 0)
 
 
-def test_accounts_are_there_exactly_where_the_mode_is_on(gpus: list[Gpu]) -> None:
+def test_accounts_are_there_exactly_where_the_mode_is_on(gpus: list[NvidiaGpu]) -> None:
     for gpu in gpus:
         answer = booked(gpu)
         if answer.mig_enabled:
@@ -66,7 +65,7 @@ def test_accounts_are_there_exactly_where_the_mode_is_on(gpus: list[Gpu]) -> Non
         assert (answer.accounted is not None) == is_on
 
 
-def test_whether_the_driver_has_the_sums_of_accounts_is_told(gpus: list[Gpu]) -> None:
+def test_whether_the_driver_has_the_sums_of_accounts_is_told(gpus: list[NvidiaGpu]) -> None:
     """Any code but "no such function" says that the call is there."""
     for gpu in gpus:
         said = "it answers"

@@ -13,13 +13,11 @@ from itertools import pairwise
 import pynvml
 import pytest
 
-from agent.normalize.gpu import GpuState, GpuTick, read_gpu
-from agent.nvml.calls import NvmlLostError
-from agent.nvml.catalogue import CATALOGUE
-from agent.nvml.gpu import Gpu
-from agent.nvml.library import NvmlSession
-from agent.nvml.metric_specs import EACH_LINK, FieldValue
-from agent.nvml.raw import CallGroup, RawGpuSample, SampleCursor
+from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
+from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
+from agent.gpu.nvidia.catalogue import CATALOGUE, EACH_LINK, FieldValue
+from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
+from agent.gpu.source import SourceLostError
 from gpuledger.records import GpuFacts
 
 TICKS = 6
@@ -35,7 +33,7 @@ MAX_SECONDS = {
 class Watched:
     """One GPU, asked for some seconds."""
 
-    gpu: Gpu
+    gpu: NvidiaGpu
     answers: list[RawGpuSample] = field(default_factory=list)
     ticks: list[GpuTick] = field(default_factory=list)
     seconds: dict[CallGroup, list[float]] = field(
@@ -57,7 +55,7 @@ class Watched:
         given: dict[str, object] = {}
         for group in CallGroup:
             began = time.perf_counter()
-            given |= self.gpu.answers_of(group, seen)
+            given |= self.gpu.query(group, seen)
             self.seconds[group].append(time.perf_counter() - began)
         answers = RawGpuSample(uuid=self.gpu.uuid, index=self.gpu.index, **given)  # type: ignore[arg-type]  # the groups' fields
         tick = read_gpu(answers, self._state, interval_ns=interval_ns, now_ns=now_ns)
@@ -71,7 +69,7 @@ def watched() -> Iterator[list[Watched]]:
     nvml = NvmlSession(pynvml)
     try:
         found = [Watched(gpu) for gpu in nvml.open()]
-    except NvmlLostError as error:
+    except SourceLostError as error:
         pytest.skip(f"no GPU to look at: {error}")
     for _ in range(TICKS):
         for one in found:
@@ -128,12 +126,14 @@ def test_every_reading_is_given_or_refused(watched: list[Watched]) -> None:
             for group in (CallGroup.READINGS, CallGroup.PROFILING, CallGroup.HEALTH)
             for reading in CATALOGUE[group]
         ]
-        outcomes = one.gpu.asker.outcomes
+        outcomes = one.gpu.client.outcomes
         no_profiling = outcomes.get(("nvmlGpmMetricsGet",)) is not None
         for reading in asked:
-            if any(isinstance(one, FieldValue) and one.link == EACH_LINK for one in reading.asked):
+            if any(
+                isinstance(one, FieldValue) and one.link == EACH_LINK for one in reading.sources
+            ):
                 continue  # it has as many questions as there are links
-            refused = all(outcomes.get(question.key) for question in reading.asked)
+            refused = all(outcomes.get(question.key) for question in reading.sources)
             is_profiling = reading.name.startswith("profiling.")
             if reading.name in given or refused or (is_profiling and no_profiling):
                 continue

@@ -16,11 +16,12 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from agent.nvml.calls import NvmlLostError
-from agent.nvml.library import NvmlSession
-from agent.nvml.raw import SampleCursor
-from agent.processes.procfs import SystemProcfs
-from agent.sampling import ClockReading, NodeTick, Sampler
+from agent.core.raw import SampleCursor
+from agent.core.tick import ClockReading, NodeTick
+from agent.gpu.nvidia.session import NvmlSession
+from agent.gpu.source import SourceLostError
+from agent.host.procfs import SystemProcfs
+from agent.sampling import Sampler
 from gpuledger.clock import SystemClock
 from gpuledger.records import NodeSample
 from tests.ticks import tick_of
@@ -87,7 +88,7 @@ def loads() -> Iterator[list[Load]]:
         nvml = NvmlSession(pynvml)
         nvml.open()
         nvml.close()
-    except NvmlLostError as error:
+    except SourceLostError as error:
         pytest.skip(f"no GPU to look at: {error}")
     started: list[Load] = []
     try:
@@ -174,7 +175,7 @@ def test_ends_are_told_and_with_accounting_what_was_used(loads: list[Load]) -> N
             for load in loads:
                 load.process.terminate()
         asked_ns, seen = clock.boottime_ns(), sampler.last_seen()
-        answers = [gpu.answer(seen.get(gpu.uuid, SampleCursor())) for gpu in gpus]
+        answers = [gpu.query_all(seen.get(gpu.uuid, SampleCursor())) for gpu in gpus]
         is_accounted = answers[0].accounted is not None
         tick = sampler.sample(answers, asked_boottime_ns=asked_ns, at=ClockReading.read(clock))
         records += tick.processes if tick else []

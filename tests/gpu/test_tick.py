@@ -9,10 +9,11 @@ import time
 import pynvml
 import pytest
 
-from agent.nvml.calls import NvmlLostError
-from agent.nvml.library import NvmlSession
-from agent.processes.procfs import SystemProcfs
-from agent.sampling import NodeTick, Sampler
+from agent.core.tick import NodeTick
+from agent.gpu.nvidia.session import NvmlSession
+from agent.gpu.source import SourceLostError
+from agent.host.procfs import SystemProcfs
+from agent.sampling import Sampler
 from gpuledger.clock import SystemClock
 from tests.ticks import tick_of
 
@@ -22,9 +23,13 @@ def ticks() -> list[NodeTick]:
     nvml = NvmlSession(pynvml)
     try:
         gpus = nvml.open()
-    except NvmlLostError as error:
+    except SourceLostError as error:
         pytest.skip(f"no GPU to look at: {error}")
-    sampler, clock, made = Sampler(node="here", procfs=SystemProcfs()), SystemClock(), []
+    sampler, clock, made = (
+        Sampler(node="here", procfs=SystemProcfs()),
+        SystemClock(),
+        [],
+    )
     for _ in range(6):
         tick = tick_of(sampler, gpus, clock)
         made.extend([tick] if tick else [])

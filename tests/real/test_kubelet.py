@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from agent.kubelet.client import MAX_ANSWER_BYTES, SocketKubelet
-from agent.kubelet.errors import KubeletError
-from agent.kubelet.messages import ClaimedDevice, PodResources, parse_answer
+from agent.host.kubelet.client import MAX_ANSWER_BYTES, KubeletError, SocketKubelet
+from agent.host.kubelet.messages import ClaimedDevice, PodResources, parse_answer
 from tests.real.services.kubelet import KubeletServer
 
 GPU = "GPU-5a5a7118-e550-79a1-597e-7631e126c57a"

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from agent.host import Host
-from agent.service import run_agent
+from agent.context import run_agent
+from agent.gpu.nvidia.session import NvmlSession
+from agent.node import Host
 from agent.settings import AgentSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.runtime import Readiness
@@ -37,9 +38,13 @@ async def watch(scenario: object, settings: AgentSettings, *, seconds: float) ->
     clock, bus = RingingClock(rings_after_seconds=seconds), MemoryBus()
     simulation = Simulation(parse_scenario(scenario), epoch_ns=EPOCH_NS, clock=clock)
     (node,) = simulation.nodes.values()
-    machine = Host(nvml=node.nvml, procfs=node.procfs, clock=node.clock)
+    machine = Host(
+        gpus=NvmlSession(node.nvml, monotonic_ns=clock.monotonic_ns),
+        procfs=node.procfs,
+        clock=node.clock,
+    )
     agent = asyncio.create_task(
-        run_agent(machine=machine, bus=bus, settings=settings, readiness=Readiness())
+        run_agent(host=machine, bus=bus, settings=settings, readiness=Readiness())
     )
     await clock.rung.wait()
     agent.cancel()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.normalize.set_back import SetBack
+from agent.core.normalize.driver_clock import SetBack
 from gpuledger.records import NodeSample
 from simulator.clock import ManualClock, NodeClock, SetClock
 from simulator.scenario.load import load_scenario
@@ -107,5 +107,5 @@ def test_samples_of_both_times_are_expected_until_the_drivers_buffers_are_past_i
             back_ns = round(back_seconds * SECOND_NS) if second >= 100 else 0
             boottime_ns = second * SECOND_NS
             follows.follow(time_ns=EPOCH_NS + boottime_ns - back_ns, boottime_ns=boottime_ns)
-            shown[back_seconds] += follows.shows
+            shown[back_seconds] += follows.is_recent
     assert shown == {0.01: 0, 5: 7, 3600: 151}

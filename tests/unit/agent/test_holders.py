@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from agent.service import run_agent
+from agent.context import run_agent
 from agent.settings import AgentSettings, KubeletSettings
 from agent.source import play
 from gpuledger.bus.memory import MemoryBus
@@ -47,7 +47,7 @@ async def run_for(
     node, bus, readiness = simulate(clock, host_pid=host_pid), MemoryBus(), Readiness()
     agent = asyncio.create_task(
         run_agent(
-            machine=play(node),
+            host=play(node),
             bus=bus,
             settings=settings,
             readiness=readiness,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from agent.service import run_agent
+from agent.context import run_agent
 from agent.settings import AgentSettings
 from agent.source import play
 from gpuledger.bus.memory import MemoryBus
@@ -21,7 +21,7 @@ from gpuledger.topics import INCIDENTS, SAMPLES
 from simulator.clock import ManualClock
 from simulator.scenario.load import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
-from tests.unit.agent.incidents.builders import EPOCH_NS, SECOND_NS, SOON_SECONDS, pausing
+from tests.unit.agent.core.incidents.builders import EPOCH_NS, SECOND_NS, SOON_SECONDS, pausing
 
 FAULT_SECONDS = 20.0
 CONTENT: dict[str, Any] = {
@@ -121,7 +121,7 @@ async def running(node: SimulatedNode, clock: MovedClock) -> AsyncIterator[Agent
     node.nvml.events.pause = pausing(waits)
     running = asyncio.create_task(
         run_agent(
-            machine=replace(play(node), open_kmsg=node.open_kmsg),
+            host=replace(play(node), open_kmsg=node.open_kmsg),
             bus=bus,
             settings=AgentSettings(node_name="node-a"),
             readiness=Readiness(),

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from agent.nvml.library import NvmlSession
-from agent.nvml.raw import SampleCursor
-from agent.sampling import ClockReading, NodeTick, Sampler
+from agent.core.raw import SampleCursor
+from agent.core.tick import ClockReading, NodeTick
+from agent.gpu.nvidia.session import NvmlSession
+from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
 from gpuledger.records import Account, NodeSample, ProcessChange, ProcessRecord
 from simulator.clock import ManualClock
@@ -88,7 +89,7 @@ def test_a_new_cut_is_in_the_next_tick_and_ends_what_was_in_the_old_one(
 
 
 def test_the_tick_of_a_new_cut_says_so(cut: list[NodeTick]) -> None:
-    told = [(place, tick.cut_anew) for place, tick in enumerate(cut) if tick.cut_anew]
+    told = [(place, tick.relayouted) for place, tick in enumerate(cut) if tick.relayouted]
     first_new = next(
         place for place, tick in enumerate(cut) if tick.sample.gpus[1].mig_profile == "7g.80gb"
     )
@@ -104,7 +105,9 @@ def test_an_instance_that_vanishes_with_a_process_in_it_ends_that(clock: ManualC
     for seconds in (1.0, 1.0, 19.0, 1.0):
         clock.advance(seconds)
         at = ClockReading.read(node.clock)
-        tick = sampler.sample([gpu.answer(SampleCursor())], asked_boottime_ns=at.boottime_ns, at=at)
+        tick = sampler.sample(
+            [gpu.query_all(SampleCursor())], asked_boottime_ns=at.boottime_ns, at=at
+        )
         records += tick.processes if tick else []
     changes = [record.change for record in records]
     assert changes == [ProcessChange.SEEN] * 3 + [ProcessChange.ENDED] * 3

@@ -3,9 +3,10 @@
 import pytest
 from typing_extensions import override
 
-from agent.host import Host
-from agent.nvml.watchdog import NothingWorksError
-from agent.service import run_agent
+from agent.context import run_agent
+from agent.gpu.nvidia.session import NvmlSession
+from agent.gpu.watchdog import NothingWorksError
+from agent.node import Host
 from agent.settings import AgentSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
@@ -37,7 +38,7 @@ async def test_the_reason_for_the_end_is_published_before_it() -> None:
     clock = LosingClock(start_ns=10**18)
     with pytest.raises(NothingWorksError, match="1 GPUs do not answer"):
         await run_agent(
-            machine=Host(nvml=library, procfs=FakeProcfs(), clock=clock),
+            host=Host(gpus=NvmlSession(library), procfs=FakeProcfs(), clock=clock),
             bus=bus,
             # Shorter than a file of settings may say.
             settings=AgentSettings(node_name="node-a", watchdog_seconds=0.3),

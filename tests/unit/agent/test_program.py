@@ -63,14 +63,14 @@ def test_a_node_without_a_name_takes_the_hosts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tick_seconds", "deadline_seconds", "patience_seconds"),
+    ("tick_seconds", "deadline_seconds", "poll_timeout_seconds"),
     [(1.0, 0.8, 0.8), (0.25, 0.8, 0.2), (1.0, 5.0, 0.8), (10.0, 0.8, 0.8)],
 )
 def test_no_gpu_is_waited_for_beyond_the_next_tick(
-    tick_seconds: float, deadline_seconds: float, patience_seconds: float
+    tick_seconds: float, deadline_seconds: float, poll_timeout_seconds: float
 ) -> None:
     settings = AgentSettings(tick_seconds=tick_seconds, gpu_timeout_seconds=deadline_seconds)
-    assert settings.patience_seconds == pytest.approx(patience_seconds)
+    assert settings.poll_timeout_seconds == pytest.approx(poll_timeout_seconds)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,7 @@ def test_without_kafka_its_client_is_not_loaded() -> None:
 
 def test_the_scenario_that_is_played_without_a_file_has_one_node_whatever_it_is_called() -> None:
     machine = find_source(AgentSettings(source="simulated", node_name="anything"))
-    machine.nvml.nvmlInit()
-    assert machine.nvml.nvmlDeviceGetCount() == 4
+    assert len(machine.gpus.open()) == 4
 
 
 def test_the_end_does_not_wait_for_a_driver_that_does_not_answer(

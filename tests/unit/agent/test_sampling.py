@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from agent.core.raw import ListedProcess, RawGpuSample
+from agent.core.tick import ClockReading, NodeTick
 from agent.metrics import READINGS_DROPPED
-from agent.nvml.raw import ListedProcess, RawGpuSample
-from agent.sampling import ClockReading, NodeTick, Sampler
+from agent.sampling import Sampler
 from gpuledger.records import (
     ContainerRef,
     DeviceAllocation,

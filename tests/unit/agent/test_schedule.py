@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.schedule import Schedule
+from agent.loop import Schedule
 
 TICK_NS = 1_000_000_000
 

@@ -6,7 +6,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.sampling import ClockReading, Sampler
+from agent.core.tick import ClockReading
+from agent.sampling import Sampler
 from tests.fakes.nvml import FakeProcfs
 
 EPOCH_NS = 1_795_000_000_000_000_000

@@ -11,9 +11,10 @@ import pynvml
 import pytest
 from typing_extensions import override
 
-from agent.host import Host
+from agent.context import run_agent
+from agent.gpu.nvidia.session import NvmlSession
 from agent.metrics import TICKS_FAILED
-from agent.service import run_agent
+from agent.node import Host
 from agent.settings import AgentSettings
 from agent.source import find_source, probe
 from gpuledger.bus.memory import MemoryBus
@@ -67,7 +68,11 @@ async def running(simulation: Simulation, bus: MemoryBus) -> AsyncIterator[Readi
     agents = [
         asyncio.create_task(
             run_agent(
-                machine=Host(nvml=node.nvml, procfs=node.procfs, clock=node.clock),
+                host=Host(
+                    gpus=NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns),
+                    procfs=node.procfs,
+                    clock=node.clock,
+                ),
                 bus=bus,
                 settings=AgentSettings(node_name=node.name),
                 readiness=readiness,
@@ -129,8 +134,10 @@ async def test_processes_that_proc_does_not_show_are_told_and_leave_the_agent_re
     readiness = Readiness()
     agent = asyncio.create_task(
         run_agent(
-            machine=Host(
-                nvml=FakeNvml(FakeGpu("GPU-0", compute={7: 1})), procfs=FakeProcfs(), clock=clock
+            host=Host(
+                gpus=NvmlSession(FakeNvml(FakeGpu("GPU-0", compute={7: 1}))),
+                procfs=FakeProcfs(),
+                clock=clock,
             ),
             bus=MemoryBus(),
             settings=AgentSettings(node_name="node-1"),
@@ -150,7 +157,9 @@ async def test_a_lost_gpu_and_an_absent_kafka_leave_the_agent_ready() -> None:
     lost.lost = True
     agent = asyncio.create_task(
         run_agent(
-            machine=Host(nvml=FakeNvml(FakeGpu("GPU-0"), lost), procfs=FakeProcfs(), clock=clock),
+            host=Host(
+                gpus=NvmlSession(FakeNvml(FakeGpu("GPU-0"), lost)), procfs=FakeProcfs(), clock=clock
+            ),
             bus=bus,
             settings=AgentSettings(node_name="node-1", flush_seconds=0.01),
             readiness=readiness,
@@ -190,8 +199,10 @@ async def test_a_tick_that_fails_is_counted_and_the_next_one_is_taken() -> None:
     readiness, bus = Readiness(), MemoryBus()
     agent = asyncio.create_task(
         run_agent(
-            machine=Host(
-                nvml=FakeNvml(FakeGpu("GPU-0", compute={7: 1})), procfs=FickleProcfs(), clock=clock
+            host=Host(
+                gpus=NvmlSession(FakeNvml(FakeGpu("GPU-0", compute={7: 1}))),
+                procfs=FickleProcfs(),
+                clock=clock,
             ),
             bus=bus,
             settings=AgentSettings(node_name="node-1"),
@@ -212,7 +223,9 @@ async def test_a_node_without_proc_is_told_in_one_line() -> None:
     procfs.files.clear()
     with pytest.raises(UserError, match="cannot read /proc"):
         await run_agent(
-            machine=Host(nvml=FakeNvml(), procfs=procfs, clock=ManualClock(start_ns=EPOCH_NS)),
+            host=Host(
+                gpus=NvmlSession(FakeNvml()), procfs=procfs, clock=ManualClock(start_ns=EPOCH_NS)
+            ),
             bus=MemoryBus(),
             settings=AgentSettings(node_name="node-1"),
             readiness=Readiness(),
@@ -226,8 +239,7 @@ def test_a_scenario_is_a_source() -> None:
     )
     source = find_source(settings)
     assert source.procfs.read("/proc/sys/kernel/random/boot_id")
-    source.nvml.nvmlInit()
-    assert source.nvml.nvmlDeviceGetCount() == 2
+    assert len(source.gpus.open()) == 2
 
 
 def test_a_node_that_the_scenario_does_not_have_is_told_with_those_it_has() -> None:

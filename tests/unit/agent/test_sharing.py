@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.nvml.library import NvmlSession
-from agent.sampling import NodeTick, Sampler
+from agent.core.tick import NodeTick
+from agent.gpu.nvidia.session import NvmlSession
+from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
 from gpuledger.records import Account, Entry, ProcessKind
 from simulator.clock import ManualClock

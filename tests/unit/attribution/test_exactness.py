@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.nvml.library import NvmlSession
+from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
 from gpuledger.records import NodeSample
@@ -114,7 +114,10 @@ def play(pods: list[Life], phase_seconds: float, lengths: Iterator[float]) -> Ru
     clock = ManualClock(start_ns=EPOCH_NS)
     simulation = Simulation(parse_scenario(scenario(pods)), epoch_ns=EPOCH_NS, clock=clock)
     node = simulation.node("gpu-a")
-    sampler, gpus = Sampler(node=node.name, procfs=node.procfs), NvmlSession(node.nvml).open()
+    sampler, gpus = (
+        Sampler(node=node.name, procfs=node.procfs),
+        NvmlSession(node.nvml).open(),
+    )
     clock.advance(phase_seconds)
     made = []
     while clock.monotonic_ns() < RUN_SECONDS * SECOND_NS:

@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from agent.nvml.gpu import Gpu
-from agent.nvml.library import NvmlSession
+from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
 from enricher.join.booking.settlement import settle_ends
@@ -99,14 +98,14 @@ def play(seed: int, *, pods_a_gpu: int, accounting: str, glances: int = GLANCES)
         for place in range(glances + 1):
             if place:
                 there = _running(gpus)
-                sampler.see(there - known, seen_boottime_ns=node.clock.boottime_ns())
+                sampler.record_seen(there - known, seen_boottime_ns=node.clock.boottime_ns())
                 known = there
             clock.advance(1 / (glances + 1))
     return Run(made, simulation, node)
 
 
-def _running(gpus: Sequence[Gpu]) -> frozenset[int]:
-    running = [gpu.running_pids() or frozenset() for gpu in gpus if gpu.keeps_accounts]
+def _running(gpus: Sequence[NvidiaGpu]) -> frozenset[int]:
+    running = [gpu.running_pids() or frozenset() for gpu in gpus if gpu.has_process_accounting]
     return frozenset[int]().union(*running)
 
 

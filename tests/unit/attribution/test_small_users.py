@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from agent.nvml.library import NvmlSession
+from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
 from simulator.clock import ManualClock
@@ -57,7 +57,10 @@ def booked_over_true(small_ratio: float, kernel_seconds: float) -> float:
     load = scenario(small_ratio, kernel_seconds)
     simulation = Simulation(parse_scenario(load), epoch_ns=EPOCH_NS, clock=clock)
     node = simulation.node("gpu-a")
-    sampler, gpus = Sampler(node=node.name, procfs=node.procfs), NvmlSession(node.nvml).open()
+    sampler, gpus = (
+        Sampler(node=node.name, procfs=node.procfs),
+        NvmlSession(node.nvml).open(),
+    )
     samples = []
     for _ in range(RUN_SECONDS + 2):
         clock.advance(1.0)

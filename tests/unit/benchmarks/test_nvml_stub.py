@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import pynvml
 
-from agent.nvml.library import NvmlSession
-from agent.nvml.raw import SampleCursor
+from agent.core.raw import SampleCursor
+from agent.gpu.nvidia.session import NvmlSession
 from benchmarks.nvml_stub.functions import FUNCTIONS, as_bytes, as_header
 from benchmarks.nvml_stub.memory import Question, SharedMemory
 from simulator.clock import ManualClock
@@ -40,7 +40,7 @@ def called_by_the_agent() -> set[str]:
     for _ in range(3):
         clock.advance(1)
         for gpu in gpus:
-            gpu.answer(SampleCursor())
+            gpu.query_all(SampleCursor())
     nvml.close()
     return library.called
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from agent.recording.format import read_tape
+from agent.recording.format import read_recording
 from agent.settings import AgentSettings
 from agent.source import find_source
 from cli.__main__ import main
@@ -27,13 +27,12 @@ def test_what_it_writes_can_be_played(tmp_path: Path, capsys: pytest.CaptureFixt
     out = tmp_path / "node.jsonl.gz"
     assert record(out) == 0
     assert f"gpuledger-agent --source recorded:{out}" in capsys.readouterr().err
-    header, lines = read_tape(out)
+    header, lines = read_recording(out)
     assert header.is_simulated
     assert header.gpus == ["NVIDIA H100 80GB HBM3"] * 2
     assert sum(line.call == "nvmlDeviceGetPowerUsage" for line in lines) >= 4
     played = find_source(AgentSettings(source=f"recorded:{out}"))
-    played.nvml.nvmlInit()
-    assert played.nvml.nvmlDeviceGetCount() == 2
+    assert len(played.gpus.open()) == 2
 
 
 def test_a_redacted_file_holds_none_of_the_nodes_uuids(tmp_path: Path) -> None:

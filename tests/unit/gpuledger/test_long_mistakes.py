@@ -6,9 +6,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from agent.exposition.counters import read_counters
+from agent.exposition.dcgm_fields import read_counters
 from agent.recording.format import FORMAT
-from agent.recording.opening import open_recording
+from agent.recording.replay import open_recording
 from gpuledger.errors import UserError
 from gpuledger.runtime.http.auth import WebGuard
 from gpuledger.settings import load_settings

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from agent.kubelet.assignments import allocate, find_holdings
-from agent.kubelet.container_logs import ContainerName, ContainerNames, list_folder
-from agent.kubelet.devices import DeviceIndex
-from agent.kubelet.messages import parse_answer
-from agent.processes.pid_namespace import check_procfs
+from agent.host.kubelet.assignments import DeviceIndex, allocate, find_assignments
+from agent.host.kubelet.container_logs import ContainerName, ContainerNames, list_folder
+from agent.host.kubelet.messages import parse_answer
+from agent.host.procfs import check_procfs
 from agent.settings import KubeletSettings
 from gpuledger.errors import UserError
 from gpuledger.records import DeviceAllocation, GpuFacts, MigInstance
@@ -59,8 +58,8 @@ def facts(node: SimulatedNode) -> list[GpuFacts]:
 
 async def allocated(node: SimulatedNode) -> list[DeviceAllocation]:
     pods = parse_answer(await node.kubelet.list_pods())
-    holdings = find_holdings(pods, KubeletSettings().resource_names)
-    allocations, unresolved = allocate(holdings, DeviceIndex.of(facts(node)))
+    assignments = find_assignments(pods, KubeletSettings().resource_names)
+    allocations, unresolved = allocate(assignments, DeviceIndex.of(facts(node)))
     assert not unresolved
     return allocations
 

@@ -8,10 +8,10 @@ from msgspec.structs import fields
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.exposition.holders import NamedContainer
-from agent.exposition.node_state import NodeState, make_view
+from agent.exposition.node_state import NodeState, make_node_state
 from agent.exposition.renderer import PageRenderer
-from agent.exposition.settings import ExpositionSettings
-from agent.kubelet import container_logs
+from agent.host.kubelet import container_logs
+from agent.settings import ExpositionSettings
 from gpuledger.records import (
     ContainerRef,
     DeviceAllocation,
@@ -181,7 +181,7 @@ class Node:
 
     def show(self, told: Told, **more: Any) -> None:  # noqa: ANN401  # what else the view takes
         """Show a tick with what stands beside it."""
-        self.view.show(told.sample, told.readings, **more)
+        self.view.update(told.sample, told.readings, **more)
 
     def lines(self, name: str) -> list[str]:
         """Return the page's series of one name."""
@@ -203,5 +203,5 @@ class Node:
 
 def node(settings: ExpositionSettings | None = None, **known: str) -> Node:
     clock, settings = ManualClock(start_ns=START_NS), settings or ExpositionSettings()
-    view = make_view(settings, clock=clock, tick_seconds=1.0, names=FakeNames(known))
+    view = make_node_state(settings, clock=clock, tick_seconds=1.0, names=FakeNames(known))
     return Node(clock=clock, view=view, page=PageRenderer(view, settings=settings, clock=clock))

@@ -6,7 +6,7 @@ import pytest
 import structlog
 from prometheus_client import REGISTRY
 
-from agent.exposition.counters import default_counters, parse_counters, read_counters
+from agent.exposition.dcgm_fields import default_counters, parse_counters, read_counters
 from gpuledger.errors import UserError
 
 LIST = """\
@@ -27,7 +27,7 @@ def refuse(field: str) -> None:
 
 def test_a_list_says_field_kind_and_help() -> None:
     found = [
-        (one.field.old, one.kind, one.meaning)
+        (one.field.old, one.kind, one.help)
         for one in parse_counters(LIST.splitlines(), name="x", skip=refuse)
     ]
     assert found == [

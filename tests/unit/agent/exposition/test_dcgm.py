@@ -8,7 +8,7 @@ from hypothesis import given as generated
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.exposition.settings import ExpositionSettings
+from agent.settings import ExpositionSettings
 from gpuledger.records import (
     DeviceAllocation,
     GpuHealth,

@@ -6,20 +6,19 @@ from typing import get_args, get_type_hints
 import pytest
 from msgspec import structs
 
-from agent.exposition.devices import DERIVED, ShownDevice
-from agent.exposition.events import GpuEvents
-from agent.exposition.fields import (
+from agent.exposition.dcgm import MULTI_SERIES
+from agent.exposition.dcgm_fields import (
     Field,
     Kind,
     all_fields,
     find_field,
-    is_dcgms,
+    is_dcgm_name,
     nearest_name,
 )
-from agent.exposition.multi_series import SEVERAL
-from agent.exposition.native import OwnFamily, own_families
-from agent.exposition.native_info import CONSTANTS, Constant
-from agent.exposition.settings import Profile
+from agent.exposition.device import DERIVED, ShownDevice
+from agent.exposition.gpu_events import GpuEventHistory
+from agent.exposition.native import INFO_FAMILIES, InfoFamily, NativeFamily, native_families
+from agent.settings import Profile
 
 # etc/default-counters.csv and etc/dcp-metrics-included.csv of dcgm-exporter, the lines that are on.
 DEFAULTS = """
@@ -65,10 +64,10 @@ def test_a_path_of_the_table_leads_to_a_field_of_a_record(path: str) -> None:
     part, _, name = path.partition(".")
     if part == "derived":
         assert name in DERIVED
-    elif part == "several":
-        assert path in SEVERAL
+    elif part == "multi_series":
+        assert path in MULTI_SERIES
     elif part == "events":
-        assert hasattr(GpuEvents(), name)
+        assert hasattr(GpuEventHistory(), name)
     else:
         assert name in {one.name for one in structs.fields(parts()[part])}
 
@@ -94,7 +93,7 @@ def test_no_name_stands_for_two_fields() -> None:
 
 def test_every_field_has_a_kind_and_a_help_text() -> None:
     assert {field.kind for field in all_fields()} <= set(get_args(Kind))
-    assert all(field.meaning for field in all_fields())
+    assert all(field.help for field in all_fields())
     assert all(field.is_text == (field.kind == "label") for field in all_fields())
 
 
@@ -106,7 +105,7 @@ def test_a_field_is_found_by_its_old_and_its_new_name(name: str) -> None:
 
 
 def test_every_name_of_ours_is_one_of_dcgms() -> None:
-    assert all(is_dcgms(field.old) and is_dcgms(field.new) for field in all_fields())
+    assert all(is_dcgm_name(field.old) and is_dcgm_name(field.new) for field in all_fields())
 
 
 @pytest.mark.parametrize(
@@ -122,13 +121,13 @@ def test_every_name_of_ours_is_one_of_dcgms() -> None:
     ],
 )
 def test_dcgms_names_are_known_also_where_the_field_is_not_ours(name: str) -> None:
-    assert is_dcgms(name)
+    assert is_dcgm_name(name)
     assert find_field(name) is None
 
 
 def test_a_name_that_dcgm_does_not_have_is_not_known() -> None:
-    assert not is_dcgms("DCGM_FI_DEV_GPU_TEMPERATURE")
-    assert not is_dcgms("# Every name of a field of DCGM")
+    assert not is_dcgm_name("DCGM_FI_DEV_GPU_TEMPERATURE")
+    assert not is_dcgm_name("# Every name of a field of DCGM")
 
 
 def test_a_name_that_is_nearly_right_finds_its_neighbour() -> None:
@@ -137,12 +136,12 @@ def test_a_name_that_is_nearly_right_finds_its_neighbour() -> None:
 
 
 def test_own_names_say_their_unit_and_no_family_is_split() -> None:
-    names = [family.name for family in own_families()] + [one.name for one in CONSTANTS]
+    names = [family.name for family in native_families()] + [one.name for one in INFO_FAMILIES]
     assert len(names) == len(set(names))
-    families: list[OwnFamily | Constant] = [*own_families(), *CONSTANTS]
+    families: list[NativeFamily | InfoFamily] = [*native_families(), *INFO_FAMILIES]
     for family in families:
         assert family.name.startswith(("gpuledger_node_", "gpuledger_container_"))
         assert family.profile in get_args(Profile)
-        assert family.meaning
+        assert family.help
         assert (family.kind == "counter") == family.name.endswith("_total")
         assert not re.search(r"percent|mib|milli|mega|_ms\b|_mb\b|kilo", family.name)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from agent.exposition.settings import ExpositionSettings
+from agent.settings import ExpositionSettings
 from gpuledger.records import GpuHealth, GpuThrottling
 from tests.unit.agent.exposition.builders import Node, gpu, incident, inventory, node, sample
 
@@ -26,8 +26,8 @@ def lose(it: Node, *, with_xid: int | None = 79) -> None:
     well = {"health": GpuHealth(remapped_rows_failed=False), "power_watts": 100.0}
     it.show(sample(gpu(0, **well), gpu(1, **well)), inventory=inventory(0, 1))
     if with_xid:
-        it.view.tell(incident(0, with_xid))
-    it.view.tell(incident(0, kind="gpu_lost"))
+        it.view.record_incident(incident(0, with_xid))
+    it.view.record_incident(incident(0, kind="gpu_lost"))
     it.show(sample(gpu(1, **well)), inventory=inventory(1))
 
 
@@ -66,7 +66,7 @@ def test_a_gpu_fails_from_the_moment_it_is_lost_to_the_moment_it_is_back(tmp_pat
     lose(it)
     assert verdicts(it)["0", "ALL", "DCGM_FR_FALLEN_OFF_BUS"] == 20
     it.clock.advance(60)
-    it.view.tell(incident(0, kind="gpu_recovered"))
+    it.view.record_incident(incident(0, kind="gpu_recovered"))
     well = gpu(0, health=GpuHealth(remapped_rows_failed=False))
     it.show(sample(well, gpu(1)), inventory=inventory(0, 1))
     assert verdicts(it)["0", "ALL", "DCGM_FR_OK"] == 0

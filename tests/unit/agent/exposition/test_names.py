@@ -1,4 +1,4 @@
-"""One name, one meaning: on the page itself, and beside what the sinks send of the same GPUs."""
+"""One name, one help: on the page itself, and beside what the sinks send of the same GPUs."""
 
 from collections.abc import Iterator
 from types import ModuleType
@@ -7,16 +7,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import agent.metrics
-from agent.exposition import native_info, processes
-from agent.exposition.native import LABELS, own_families
-from agent.exposition.native_info import Constant
-from agent.exposition.settings import ExpositionSettings
+from agent.exposition import native, native_processes
+from agent.exposition.native import LABELS, InfoFamily, native_families
+from agent.settings import ExpositionSettings
 from cli.docs_gen.metrics import DEPLOYABLES, collectors_of, label_names_of
 from gpuledger.ledger.series import FAMILIES
 from tests.unit.agent.exposition.builders import GIB, allocation, gpu, node, process, sample
 
-CONSTANTS: tuple[Constant, ...] = (*native_info.CONSTANTS, *processes.CONSTANTS)
-PAGE = {family.name for family in own_families()} | {one.name for one in CONSTANTS}
+INFO_FAMILIES: tuple[InfoFamily, ...] = (*native.INFO_FAMILIES, *native_processes.INFO_FAMILIES)
+PAGE = {family.name for family in native_families()} | {one.name for one in INFO_FAMILIES}
 SENT = {metric.name for family in FAMILIES for metric in family.metrics}
 
 
@@ -40,10 +39,10 @@ def test_a_gpu_has_one_name_in_the_labels_of_all_metrics() -> None:
 def _all_labels() -> Iterator[tuple[str, tuple[str, ...]]]:
     for module in DEPLOYABLES.values():
         yield from _labels_of(module)
-    for family in own_families():
+    for family in native_families():
         yield family.name, (*LABELS, *family.label_names)
-    for constant in CONSTANTS:
-        yield constant.name, constant.label_names
+    for info in INFO_FAMILIES:
+        yield info.name, info.label_names
     for sent in FAMILIES:
         for metric in sent.metrics:
             yield metric.name, sent.labels

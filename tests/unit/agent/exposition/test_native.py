@@ -4,9 +4,9 @@ from itertools import product
 
 import pytest
 
-from agent.exposition.events import COUNTED_FROM_ZERO
-from agent.exposition.settings import ExpositionSettings
-from agent.incidents.builder import make_incident
+from agent.core.incidents.builder import make_incident
+from agent.exposition.gpu_events import COUNTED_FROM_ZERO
+from agent.settings import ExpositionSettings
 from gpuledger.records import GpuHealth, GpuLimits, GpuThrottling
 from tests.unit.agent.exposition.builders import (
     GIB,
@@ -129,7 +129,7 @@ def test_an_incident_comes_with_a_severity_that_was_there_at_zero(kind: str) -> 
     it = node()
     it.show(sample(gpu(0)), inventory=inventory(0))
     before = it.values(INCIDENTS, "kind", "severity")
-    it.view.tell(
+    it.view.record_incident(
         make_incident(
             kind=kind,
             node="node-1",
@@ -156,8 +156,8 @@ def test_incidents_of_a_gpu_outlive_its_readings() -> None:
     it.show(sample(gpu(0), gpu(1)), inventory=inventory(0, 1))
     it.clock.advance(10)
     it.show(sample(gpu(1)))
-    it.view.tell(incident(0, kind="gpu_lost"))
-    it.view.tell(incident(0, 79))
+    it.view.record_incident(incident(0, kind="gpu_lost"))
+    it.view.record_incident(incident(0, 79))
     assert it.values("gpuledger_node_gpu_up", "gpu_index") == {("0",): 0, ("1",): 1}
     labels = ("gpu_uuid", "gpu_index")
     assert it.values("gpuledger_node_gpu_xids_total", *labels, "xid") == {("GPU-0", "0", "79"): 1}

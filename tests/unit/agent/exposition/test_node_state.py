@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from agent.exposition.node_state import make_view
-from agent.exposition.settings import ExpositionSettings
+from agent.exposition.node_state import make_node_state
+from agent.settings import ExpositionSettings
 from gpuledger.records import GpuHealth, GpuProfiling, ProcessChange, ProcessRecord
 from simulator.clock import ManualClock
 from tests.unit.agent.exposition.builders import (
@@ -106,8 +106,8 @@ def test_an_instance_goes_at_once_with_its_layout() -> None:
 
 def test_slow_ticks_make_the_wait_longer() -> None:
     clock = ManualClock(start_ns=START_NS)
-    view = make_view(ExpositionSettings(), clock=clock, tick_seconds=10)
-    view.show(*sample(gpu(0)))
+    view = make_node_state(ExpositionSettings(), clock=clock, tick_seconds=10)
+    view.update(*sample(gpu(0)))
     clock.advance(29)
     snapshot = view.snapshot()
     assert snapshot is not None
@@ -121,8 +121,8 @@ def test_before_the_first_tick_the_page_is_empty() -> None:
 def test_incidents_of_gpus_without_end_take_no_memory_without_end() -> None:
     it = node()
     for number in range(5000):
-        it.view.tell(incident(number, number))
-        it.view.tell(incident(0, number))
+        it.view.record_incident(incident(number, number))
+        it.view.record_incident(incident(0, number))
     assert len(it.view._events) == 256
     assert len(it.view._events["GPU-0"].xids) == 100
     assert len(it.view._events["GPU-0"]._recent_xids) == 1000

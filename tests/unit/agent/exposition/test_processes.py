@@ -1,7 +1,7 @@
 """Single processes on the page: only where asked for, and never more than allowed."""
 
-from agent.exposition.settings import ExpositionSettings
 from agent.metrics import PROCESS_SERIES_DROPPED
+from agent.settings import ExpositionSettings
 from gpuledger.records import ProcessChange, ProcessRecord
 from tests.unit.agent.exposition.builders import GIB, Node, gpu, node, process, sample
 

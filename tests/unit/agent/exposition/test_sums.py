@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.exposition.counters import default_counters
-from agent.exposition.fields import all_fields
+from agent.exposition.dcgm_fields import all_fields, default_counters
 from gpuledger.records import GpuReading
 from tests.unit.agent.exposition.builders import (
     GIB,

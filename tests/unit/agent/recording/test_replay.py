@@ -13,13 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.nvml.library import NvmlSession
-from agent.processes.procfs import Procfs
-from agent.recording.format import RecordingHeader, Tape, read_tape
+from agent.core.tick import NodeTick
+from agent.gpu.nvidia.session import NvmlSession
+from agent.host.procfs import Procfs
+from agent.recording.format import RecordingFile, RecordingHeader, read_recording
 from agent.recording.recorder import Recorder, RecordingLibrary, RecordingProcfs
 from agent.recording.replay import ReplayClock, ReplayLibrary, ReplayProcfs
 from agent.recording.serialize import Handles, fill
-from agent.sampling import NodeTick, Sampler
+from agent.sampling import Sampler
 from gpuledger.clock import Clock
 from gpuledger.codec import encode
 from gpuledger.errors import UserError
@@ -71,7 +72,7 @@ def record(node: Node, file: Path, waits: list[float], *, tick_seconds: float) -
         is_simulated=True,
         is_redacted=False,
     )
-    tape = Tape(file, header)
+    tape = RecordingFile(file, header)
     recorder = Recorder(tape, node.clock, began_monotonic_ns=header.monotonic_ns)
     recording = Node(
         RecordingLibrary(node.nvml, recorder),
@@ -85,7 +86,7 @@ def record(node: Node, file: Path, waits: list[float], *, tick_seconds: float) -
 
 
 def played(file: Path) -> Node:
-    header, lines = read_tape(file)
+    header, lines = read_recording(file)
     hand = ManualClock(start_ns=LATER_NS)
     clock = ReplayClock(header, hand)
     library = ReplayLibrary(header, lines, clock)
@@ -125,7 +126,7 @@ def test_a_compressed_recording_is_read_like_any_other(tmp_path: Path) -> None:
     record(simulated("gpu-node-1"), packed, [1.0], tick_seconds=1)
     plain.write_bytes(gzip.decompress(packed.read_bytes()))
     assert packed.stat().st_size < plain.stat().st_size / 4
-    assert read_tape(packed) == read_tape(plain)
+    assert read_recording(packed) == read_recording(plain)
 
 
 def test_after_its_end_a_recording_has_no_driver_any_more(tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_a_recording_names_no_function_of_the_library_as_a_struct(
     record(simulated("gpu-node-1"), file, [1.0], tick_seconds=1)
     changed = rewritten(file, lambda line: line.update(result={"struct": name, "fields": {}}))
     with pytest.raises(UserError, match=r"line 2: .* is no struct"):
-        read_tape(changed)
+        read_recording(changed)
 
 
 @pytest.mark.parametrize("tick_seconds", [0, -1, 1e300])
@@ -167,7 +168,7 @@ def test_a_recording_whose_ticks_have_no_length_is_refused(
     record(simulated("gpu-node-1"), file, [1.0], tick_seconds=tick_seconds)
 
     with pytest.raises(UserError, match=r"line 1: .*tick_seconds"):
-        read_tape(file)
+        read_recording(file)
 
 
 def test_a_struct_is_filled_in_its_own_fields_alone() -> None:

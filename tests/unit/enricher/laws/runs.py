@@ -15,7 +15,7 @@ from typing import Any, Final
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from agent.nvml.library import NvmlSession
+from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode

@@ -1,0 +1,210 @@
+"""The one place in which the agent's parts are put together, for one node, and ended.
+
+Several nodes may run in one process. What each part does stands in its own module. `run_agent` runs
+them beside one another until one fails or all are cancelled.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Final
+
+from agent.exposition.node_state import NodeState
+from agent.gpu.driver import Driver
+from agent.gpu.threads import wait_for
+from agent.gpu.watchdog import Watchdog
+from agent.host.kubelet.allocations import Allocations
+from agent.host.kubelet.assignments import find_on
+from agent.host.procfs import check_procfs, read_boot_id
+from agent.loop import InventoryTracker, Outputs, SampleLoop
+from agent.metrics import ATTRIBUTION
+from agent.monitor import IncidentMonitor
+from agent.node import Host
+from agent.publish.message_bundle import TickQueue
+from agent.publish.publisher import SamplePublisher, shut_down
+from agent.publish.send_queue import SendQueue
+from agent.publish.spool import Spool
+from agent.sampling import Sampler
+from agent.settings import AgentSettings
+from gpuledger.bus.protocol import Bus
+from gpuledger.errors import UserError
+from gpuledger.records import DeviceAllocation
+from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
+from gpuledger.runtime.tasks import end_tasks
+
+_CLOSING_SECONDS: Final = 2.0
+
+
+async def run_agent(
+    *,
+    host: Host,
+    bus: Bus | None,
+    settings: AgentSettings,
+    readiness: Readiness,
+    node_state: NodeState | None = None,
+) -> None:
+    """Sample and publish one node until cancelled; what is queued then gets a last chance.
+
+    Without a bus nothing is published; `node_state` is updated each tick. Raises NothingWorksError
+    where only a fresh start can help.
+    """
+    context = AgentContext(host=host, settings=settings, readiness=readiness)
+    if bus is None:
+        await context.run_node(Outputs(send_queue=None, node_state=node_state))
+        return
+    send_queue = context.send_queue()
+    publisher = context.publisher(bus, send_queue)
+    publishing = asyncio.create_task(publisher.run(), name="publishing")
+    spilling = asyncio.create_task(send_queue.run(), name="spilling")
+    outputs = Outputs(send_queue=send_queue, node_state=node_state)
+    running = asyncio.create_task(context.run_node(outputs), name="node")
+    try:
+        await _first_to_fail(running, publishing, spilling)
+    finally:
+        # First what makes ticks, then what sends them.
+        await end_tasks(running)
+        await shut_down(publisher, send_queue, publishing, spilling, seconds=settings.flush_seconds)
+
+
+class AgentContext:
+    """Makes the parts of one node's agent."""
+
+    def __init__(self, *, host: Host, settings: AgentSettings, readiness: Readiness) -> None:
+        """Take the node; raises `UserError` where its `/proc` cannot be read."""
+        self._host = host
+        self._settings = settings
+        self._readiness = readiness
+        try:
+            self._boot_id = read_boot_id(host.procfs)
+        except OSError as error:
+            raise UserError(
+                f"cannot read /proc: {error}; the agent needs the node's /proc"
+            ) from error
+
+    async def run_node(self, outputs: Outputs) -> None:
+        """Run everything that looks at the node; the driver is let go of at the end."""
+        host, settings = self._host, self._settings
+        procfs_check = self._readiness.check("procfs", severity=CheckSeverity.WARNING)
+        sampler = self._sampler(procfs_check)
+        inventory = InventoryTracker(node=settings.node_name, boot_id=self._boot_id)
+        allocations = self._allocations()
+
+        def allocations_on(gpu_uuid: str, gpu_instance: int | None) -> Sequence[DeviceAllocation]:
+            held = allocations.current(inventory.devices) if allocations else ()
+            return find_on(held, gpu_uuid, gpu_instance)
+
+        monitor = IncidentMonitor(
+            node=settings.node_name,
+            boot_id=self._boot_id,
+            source=host.gpus,
+            clock=host.clock,
+            publish=outputs.report_incident,
+            processes_on=sampler.processes_on,
+            allocations_on=allocations_on,
+            open_kmsg=host.open_kmsg,
+            kmsg_check=self._readiness.check("kmsg", severity=CheckSeverity.WARNING)
+            if host.open_kmsg
+            else None,
+        )
+        driver = Driver(
+            host.gpus,
+            clock=host.clock,
+            check=self._readiness.check("nvml"),
+            gpus_check=self._readiness.check("gpus", severity=CheckSeverity.WARNING),
+            deadline_seconds=settings.poll_timeout_seconds,
+            backoff=Backoff(),
+            health_seconds=settings.health_seconds,
+            report=monitor.report,
+            listeners=(monitor,),
+        )
+        loop = SampleLoop(
+            driver=driver,
+            sampler=sampler,
+            inventory=inventory,
+            monitor=monitor,
+            allocations=allocations,
+            outputs=outputs,
+            clock=host.clock,
+            procfs_check=procfs_check,
+            ticks_check=self._readiness.check("ticks"),
+            settings=settings,
+        )
+        watchdog = Watchdog(driver, seconds=settings.watchdog_seconds, report=monitor.report)
+        loops = [loop.run(), monitor.run(), watchdog.run()]
+        if allocations:
+            loops.append(allocations.run())
+        try:
+            await _run_all(loops)
+        finally:
+            # A call that hangs in the driver is left to itself.
+            if closing := driver.close():
+                await wait_for(closing, _CLOSING_SECONDS)
+
+    def send_queue(self) -> SendQueue:
+        """Return the queue of what is to be published, with its spool where one is wanted."""
+        settings = self._settings
+        spool = Spool(
+            settings.spool,
+            node=settings.node_name,
+            boot_id=self._boot_id,
+            boottime_ns=self._host.clock.boottime_ns,
+        )
+        return SendQueue(
+            queue=TickQueue(max_ticks=settings.queue_ticks),
+            spool=spool if settings.spool.folder else None,
+            check=self._readiness.check("spool", severity=CheckSeverity.WARNING),
+            spill_after_seconds=settings.spool.spill_after_seconds,
+        )
+
+    def publisher(self, bus: Bus, send_queue: SendQueue) -> SamplePublisher:
+        """Return what brings the queue to the bus."""
+        return SamplePublisher(
+            node=self._settings.node_name,
+            bus=bus,
+            send_queue=send_queue,
+            check=self._readiness.check("kafka", severity=CheckSeverity.WARNING),
+            backoff=Backoff(),
+            catch_up_factor=self._settings.spool.catch_up_factor,
+            now_ns=self._host.clock.time_ns,
+        )
+
+    def _sampler(self, procfs_check: Check) -> Sampler:
+        host = self._host
+        access = check_procfs(host.procfs, wanted=self._settings.attribution)
+        ATTRIBUTION.set(access.is_on)
+        if access.is_wanted:
+            procfs_check.ok(access.detail)
+        else:
+            procfs_check.failed(access.detail)
+        return Sampler(
+            node=self._settings.node_name,
+            procfs=host.procfs,
+            reads_processes=access.is_on,
+        )
+
+    def _allocations(self) -> Allocations | None:
+        """Return what asks the kubelet; `None` where it is not to be asked."""
+        host, settings = self._host, self._settings.kubelet
+        if host.kubelet is None or settings.enabled is False:
+            return None
+        return Allocations(
+            kubelet=host.kubelet,
+            clock=host.clock,
+            check=self._readiness.check("kubelet", severity=CheckSeverity.WARNING),
+            backoff=Backoff(),
+            settings=settings,
+        )
+
+
+async def _run_all(loops: Sequence[Coroutine[None, None, None]]) -> None:
+    """Run loops that never end by themselves until one fails; end them all."""
+    tasks = [asyncio.create_task(loop) for loop in loops]
+    try:
+        await _first_to_fail(*tasks)
+    finally:
+        await end_tasks(*tasks)
+
+
+async def _first_to_fail(*tasks: "asyncio.Task[None]") -> None:
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()

@@ -1,0 +1,1 @@
+"""From raw answers to readings: plausible, in base units, over exactly the covered time."""

@@ -1,0 +1,319 @@
+"""From one GPU's answers to its reading and its processes' shares of the covered interval.
+
+Answers and the state of the tick before in, reading and next state out. Which interval of the
+driver's time a tick covers is decided in `driver_clock`; a share is the mean over exactly that.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from agent.core.normalize.driver_clock import Coverage, DriverClock, SampledWindow, without_former
+from agent.core.normalize.fields import CounterTotals, CounterTracker, read_fields
+from agent.core.normalize.shares import (
+    GoneProcess,
+    ProcessUsage,
+    SampleCoverage,
+    Shares,
+    apportion,
+    list_processes,
+)
+from agent.core.normalize.validation import MEMORY_BYTES, PERCENT, TIMESTAMP_US, Validator
+from agent.core.raw import ListedProcess, ProcessAccounting, RawGpuSample, SampleCursor
+from gpuledger.records import GpuDetails, GpuReading, GpuTotals, bounds
+
+_SILENCE_NS: Final = 5_000_000_000
+# A driver samples at least once a second; where the machine's clock was set back, this is enough.
+_SILENCE_BEHIND_NS: Final = 2_000_000_000
+_MILLI: Final = 1000
+_NS_PER_US: Final = 1000
+_NS_PER_SECOND: Final = 1_000_000_000
+# Longer, and it was no length of time.
+_LIFETIME_MS: Final = (0, bounds.MAX_SECONDS * _MILLI)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuState:
+    """What the next tick must know of this one."""
+
+    last_seen: SampleCursor = field(default_factory=SampleCursor)
+    """The newest samples of which nothing is needed any more."""
+    clock: DriverClock | None = None
+    """The driver's clock; `None` while no sample has shown it, or after it has been set back."""
+    gpu_window_us: float | None = None
+    """The driver's sampling window of the GPU, once it has shown."""
+    silent_ns: int = 0
+    """For how long the driver has shown no sample of the GPU."""
+    energy_millijoules: int | None = None
+    """The energy counter."""
+    window_us: int | None = None
+    """The driver's sampling window of processes, once it has shown."""
+    processes: Mapping[int, ListedProcess] = field(default_factory=dict)
+    """The processes that were there, by pid."""
+    gone: Mapping[int, GoneProcess] = field(default_factory=dict)
+    """The processes that ended and may have run in time that is not covered yet, by pid."""
+    totals: CounterTotals = field(default_factory=dict)
+    """The counters, by field name."""
+    newest_us: int = 0
+    """The newest stamp of the GPU's samples."""
+    was_set_back: bool = False
+    """Whether the driver's clock was set back of late, as its silence showed."""
+
+    def forget(self) -> "GpuState":
+        """Return what is left of it after a tick in which the GPU did not answer: its counters."""
+        return GpuState(totals=self.totals)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuTick:
+    """One GPU in one tick."""
+
+    reading: GpuReading
+    """Its readings from which ticks are booked."""
+    details: GpuDetails
+    """Its other readings."""
+    usages: list[ProcessUsage]
+    """Its processes, those that ended and may have run in the covered time included."""
+    state: GpuState
+    """For the next tick."""
+    dropped_readings: Counter[tuple[str, str]]
+    """Values that could not be true, by reading and reason."""
+    dropped_samples: Counter[str]
+    """Process samples left out, by reason."""
+    accounts: Sequence[tuple[int, GpuTotals]] | None = None
+    """What processes that are done with it used, by pid; `None` where the driver has no accounts.
+    One may come again in the next ticks."""
+
+
+def read_gpu(
+    raw: RawGpuSample,
+    before: GpuState | None,
+    *,
+    interval_ns: int,
+    now_ns: int,
+    behind_us: int | None = None,
+) -> GpuTick:
+    """Read one GPU over an interval that ends at `now_ns` of the monotonic clock.
+
+    `behind_us` is given while samples from before the machine's wall clock was set back may be
+    among the others: what that clock shows now. Most drivers stamp samples by it.
+
+    `before` is its state at the interval's start, or `None` where it did not answer then: its
+    readings of an instant are given, its samples as far as they lie within the interval, and
+    nothing that needs a difference.
+    """
+    was = before or GpuState()
+    if behind_us is None:
+        was = replace(was, was_set_back=False) if was.was_set_back else was
+    elif was.was_set_back:
+        raw = without_former(raw, now_us=behind_us)
+    validator = Validator()
+    counters = CounterTracker(before=was.totals, now_ns=now_ns)
+    coverage = Coverage.find(
+        raw,
+        clock=was.clock,
+        cursor=was.last_seen,
+        known_us=was.gpu_window_us,
+        interval_ns=interval_ns,
+        validator=validator,
+    )
+    ours = read_fields(raw, interval_ns=interval_ns, counters=counters, validator=validator)
+    reading = GpuReading(
+        uuid=raw.uuid,
+        index=raw.index,
+        model=raw.model,
+        **_identity(raw),
+        utilization_ratio=_utilization_ratio(raw, coverage, ours.details, validator),
+        memory_utilization_ratio=coverage.mean(
+            coverage.memory, raw.memory_percent, "memory_utilization_ratio", validator
+        ),
+        **ours.reading,
+        energy_joules=energy_delta_joules(was.energy_millijoules, raw, interval_ns, validator),
+    )
+    running = list_processes(
+        raw.processes,
+        was.processes,
+        memory_bytes=reading.memory_total_bytes,
+        validator=validator,
+    )
+    shares = apportion(
+        raw.process_samples,
+        running=running,
+        before={pid: gone.process for pid, gone in was.gone.items()} | dict(was.processes),
+        coverage=SampleCoverage(
+            interval=coverage.interval, windows=coverage.gpu, interval_us=interval_ns / 1000
+        ),
+        window_us=was.window_us,
+        gpu_ratio=reading.utilization_ratio,
+        # Two samples of two timelines are any time apart.
+        learns=behind_us is None,
+    )
+    state = GpuState(
+        last_seen=_next_cursor(was, coverage, shares),
+        clock=coverage.clock,
+        gpu_window_us=coverage.window_us,
+        energy_millijoules=raw.energy_millijoules,
+        window_us=shares.window_us,
+        processes=running,
+        gone=_gone(was, running, coverage.clock),
+        totals=counters.after,
+        was_set_back=was.was_set_back,
+    )
+    return GpuTick(
+        reading=reading,
+        details=GpuDetails(uuid=raw.uuid, **ours.details, resets=counters.fell or None),
+        usages=shares.usages,
+        state=_watch_silence(
+            state, was, raw, coverage=coverage, interval_ns=interval_ns, behind_us=behind_us
+        ),
+        dropped_readings=validator.dropped,
+        dropped_samples=shares.dropped,
+        accounts=process_totals(raw, validator),
+    )
+
+
+def _identity(raw: RawGpuSample) -> dict[str, Any]:
+    """Return the fields of `GpuReading` that say which instance a row is of, or if it is cut."""
+    instance = raw.instance
+    if instance is None:
+        return {"mig_enabled": raw.mig_enabled}
+    return {
+        "parent_uuid": instance.parent_uuid,
+        "gpu_instance": instance.gpu_instance,
+        "compute_instance": instance.compute_instance,
+        "mig_profile": instance.profile,
+    }
+
+
+def _utilization_ratio(
+    raw: RawGpuSample, coverage: Coverage, details: Mapping[str, Any], validator: Validator
+) -> float | None:
+    """Return the share of time in which the device was busy."""
+    ratio = coverage.mean(coverage.gpu, raw.percent, "utilization_ratio", validator)
+    if not raw.instance:
+        return ratio
+    # The driver's own utilization is of whole GPUs only; the chip's counters are of instances too.
+    profiling = details.get("profiling")
+    return profiling.graphics_engine_active_ratio if profiling else None
+
+
+def energy_delta_joules(
+    before_mj: int | None, raw: RawGpuSample, interval_ns: int, validator: Validator
+) -> float | None:
+    """Return the counter's difference; a counter that fell has started again and says nothing."""
+    now_mj = raw.energy_millijoules
+    if before_mj is None or now_mj is None or now_mj < before_mj:
+        return None
+    by_power_mj = bounds.MAX_WATTS * _MILLI * interval_ns // _NS_PER_SECOND
+    max_mj = min(by_power_mj, bounds.MAX_TICK_JOULES * _MILLI)
+    used_mj = validator.keep(now_mj - before_mj, (0, max_mj), reading="energy_joules")
+    return None if used_mj is None else used_mj / _MILLI
+
+
+def process_totals(raw: RawGpuSample, validator: Validator) -> list[tuple[int, GpuTotals]] | None:
+    """Return what processes that are done with the GPU used, by pid, as far as it can be true."""
+    if raw.accounted is None:
+        return None
+    return [(account.pid, _totals(raw.uuid, account, validator)) for account in raw.accounted]
+
+
+def _totals(gpu_uuid: str, account: ProcessAccounting, validator: Validator) -> GpuTotals:
+    lifetime_ms = validator.keep(account.lived_ms, _LIFETIME_MS, reading="accounted_time")
+    lifetime_seconds = None if lifetime_ms is None else lifetime_ms / _MILLI
+
+    def part(percent: float | None) -> float | None:
+        if lifetime_seconds is None or percent is None:
+            return None
+        lowest, highest = PERCENT
+        if not lowest <= percent <= highest:
+            validator.drop("accounted_utilization", "out_of_range")
+            return None
+        return lifetime_seconds * percent / 100
+
+    return GpuTotals(
+        gpu_uuid=gpu_uuid,
+        busy_seconds=part(account.gpu_percent),
+        memory_busy_seconds=part(account.memory_percent),
+        max_memory_bytes=validator.keep(
+            account.max_memory_bytes, MEMORY_BYTES, reading="accounted_memory"
+        ),
+        started_time_ns=account.started_us * _NS_PER_US
+        if 0 < account.started_us < TIMESTAMP_US[1] // _NS_PER_US
+        else None,
+        lifetime_seconds=lifetime_seconds,
+    )
+
+
+def _watch_silence(
+    state: GpuState,
+    was: GpuState,
+    raw: RawGpuSample,
+    *,
+    coverage: Coverage,
+    interval_ns: int,
+    behind_us: int | None,
+) -> GpuState:
+    """Return the state with its silence; a driver silent for long has had its clock set back.
+
+    Every driver samples at least once a second, so the last seen stamps must lie in its future.
+    """
+    newest_us = max((sample.timestamp_us for sample in raw.samples or ()), default=0)
+    shows = raw.samples is None or bool(coverage.gpu)
+    max_silence_ns = _SILENCE_NS
+    if behind_us is not None:
+        # What is not covered yet is answered again and again: only what is newer is a sign.
+        shows = raw.samples is None or newest_us > was.newest_us
+        max_silence_ns = _SILENCE_BEHIND_NS
+    silent_ns = 0 if shows else was.silent_ns + interval_ns
+    if silent_ns <= max_silence_ns:
+        return replace(state, silent_ns=silent_ns, newest_us=max(newest_us, was.newest_us))
+    cursor = SampleCursor()
+    if behind_us is not None:
+        # All that is stamped earlier may be of either timeline.
+        cursor = SampleCursor(gpu_us=behind_us, memory_us=behind_us, process_us=behind_us)
+    return replace(
+        state,
+        last_seen=cursor,
+        clock=None,
+        silent_ns=0,
+        gone={},
+        newest_us=0,
+        was_set_back=True,
+    )
+
+
+def _next_cursor(was: GpuState, coverage: Coverage, shares: Shares) -> SampleCursor:
+    """Return from where to ask: a window that the next tick covers in part is asked for again."""
+    newest_us = max(was.last_seen.process_us, shares.newest_us)
+    if coverage.clock is None:
+        return replace(was.last_seen, process_us=newest_us)
+    covered_us = int(coverage.clock.covered_us)
+
+    def last_end_us(windows: Sequence[SampledWindow], before_us: int) -> int:
+        ends = (window.end_us for window in windows if window.end_us <= covered_us)
+        return max(ends, default=before_us)
+
+    return SampleCursor(
+        gpu_us=last_end_us(coverage.gpu, was.last_seen.gpu_us),
+        memory_us=last_end_us(coverage.memory, was.last_seen.memory_us),
+        # Without windows, a sample is of all the time since the query before.
+        process_us=newest_us if shares.window_us is None else min(newest_us, covered_us),
+    )
+
+
+def _gone(
+    was: GpuState, running: Mapping[int, ListedProcess], clock: DriverClock | None
+) -> Mapping[int, GoneProcess]:
+    """Return the ended processes to list again: those that may have ended after the cover."""
+    if clock is None:
+        return {}
+    gone = {
+        pid: GoneProcess(process=process, until_us=clock.latest_us)
+        for pid, process in was.processes.items()
+    }
+    return {
+        pid: process
+        for pid, process in {**was.gone, **gone}.items()
+        if pid not in running and process.until_us > clock.covered_us
+    }

@@ -1,0 +1,213 @@
+"""What each process had of a GPU in an interval, from the driver's process samples.
+
+The driver gives whole percents of its own sampling windows, nothing for a window in which a process
+did not run, and nothing for the window in which it ended. On some drivers there is one sample for
+each window, on others one for the whole time since the last query: how far the samples of one
+process lie apart shows which.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Final
+
+from agent.core.normalize.driver_clock import Interval, SampledWindow, known_us, window_at
+from agent.core.normalize.validation import MEMORY_BYTES, PERCENT, PID, TIMESTAMP_US, Validator
+from agent.core.raw import ListedProcess, ProcessUtilizationSample
+from gpuledger.records import ProcessKind
+
+_MIN_WINDOW_US: Final = 10_000
+# A stamp further ahead of the GPU's newest would hide every later sample, were it believed.
+_AHEAD_US: Final = 60_000_000
+# Two periods that differ by less than this are the same one, measured twice.
+_SAME_PERIOD_RATIO: Final = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessUsage:
+    """One process on one GPU over the covered time."""
+
+    process: ListedProcess
+    """The process as it is listed, or was at the tick before."""
+    sm_ratio: float | None
+    """Share of the covered time in which its kernels ran; `None` where the driver does not say."""
+    ended: bool
+    """Whether it is gone, and may have run in the covered time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoneProcess:
+    """A process that ended and may have run in time that no tick has covered yet."""
+
+    process: ListedProcess
+    """The process as it was listed."""
+    until_us: float
+    """It ended no later than this, by the driver's clock."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleCoverage:
+    """What the tick covers."""
+
+    interval: Interval | None
+    """The covered interval of the driver's time; `None` where the GPU's samples do not show it."""
+    windows: Sequence[SampledWindow]
+    """The GPU's own windows, oldest first."""
+    interval_us: float
+    """Length of the tick's interval."""
+
+    def share(self, sample: ProcessUtilizationSample, window_us: int | None) -> float:
+        """Return which part of the covered time a sample stands for."""
+        if self.interval is None:
+            return 1.0 if window_us is None else min(1.0, window_us / self.interval_us)
+        if window_us is None:
+            # One sample for all the time since the last query.
+            return 1.0 if sample.timestamp_us > self.interval.start_us else 0.0
+        end_us = sample.timestamp_us
+        # The true width is that of the GPU's window, where both are of one grid.
+        window = self._by_end.get(end_us) or window_at(self.windows, end_us)
+        width_us = window.end_us - window.start_us if window else window_us
+        if abs(width_us - window_us) >= _SAME_PERIOD_RATIO * window_us:
+            width_us = window_us
+        overlap_us = self.interval.overlap_us(end_us - width_us, end_us)
+        return overlap_us / (self._known_us or self.interval.length_us or 1.0)
+
+    @cached_property
+    def _by_end(self) -> Mapping[int, SampledWindow]:
+        return {window.end_us: window for window in self.windows}
+
+    @cached_property
+    def _known_us(self) -> float:
+        return known_us(self.windows, self.interval) if self.interval else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """The processes of one GPU in one tick."""
+
+    usages: list[ProcessUsage]
+    """Those that run, then those that ended."""
+    newest_us: int
+    """The newest time stamp that can be true, 0 where there was none."""
+    window_us: int | None
+    """The driver's window, as far as it has shown."""
+    dropped: Counter[str]
+    """Samples left out, by reason."""
+
+
+def list_processes(
+    listed: Iterable[ListedProcess] | None,
+    before: Mapping[int, ListedProcess],
+    *,
+    memory_bytes: int | None,
+    validator: Validator,
+) -> Mapping[int, ListedProcess]:
+    """Merge the driver's lists by pid: a process in two of them holds its memory once.
+
+    Where a list failed, the processes of the tick before are taken to be there still.
+    """
+    if listed is None:
+        return before
+    limits = (0, memory_bytes or MEMORY_BYTES[1])
+    merged: dict[int, ListedProcess] = {}
+    for process in listed:
+        if validator.keep(process.pid, PID, reading="process_pid") is None:
+            continue
+        held = validator.keep(process.memory_bytes, limits, reading="process_memory_bytes")
+        kept = process if held == process.memory_bytes else replace(process, memory_bytes=held)
+        other = merged.get(process.pid)
+        if other:
+            sizes = [size for size in (other.memory_bytes, held) if size is not None]
+            kept = ListedProcess(
+                pid=process.pid,
+                # Whoever draws and computes is there to compute.
+                kind=other.kind if other.kind == process.kind else ProcessKind.COMPUTE,
+                memory_bytes=max(sizes, default=None),
+            )
+        merged[process.pid] = kept
+    return merged
+
+
+def apportion(
+    samples: Sequence[ProcessUtilizationSample] | None,
+    *,
+    running: Mapping[int, ListedProcess],
+    before: Mapping[int, ListedProcess],
+    coverage: SampleCoverage,
+    window_us: int | None,
+    gpu_ratio: float | None,
+    learns: bool = True,
+) -> Shares:
+    """Return each process's share of the covered time.
+
+    A process without samples had nothing of it, if samples are given. With `learns` off the samples
+    do not show the driver's window: it stays as it is known.
+    """
+    processes = {**before, **running}
+    newest_us = coverage.windows[-1].end_us if coverage.windows else 0
+    kept, dropped = _sort(samples or (), processes, newest_us)
+    if learns:
+        periods = (window_us, _shortest_gap_us(kept))
+        window_us = min((period for period in periods if period is not None), default=None)
+    covers_any = bool(coverage.interval and coverage.interval.length_us)
+    # Without new windows and samples nobody knows; with them, no sample means no kernel.
+    is_known = samples is not None and (covers_any or bool(kept))
+    # One sample, of a window whose length has not shown yet, may be of a short one.
+    max_ratio = 1.0 if window_us is not None or gpu_ratio is None else gpu_ratio
+    usages = []
+    for pid, process in processes.items():
+        percent = 0.0
+        for sample in kept.get(pid, ()):
+            percent += sample.sm_percent * coverage.share(sample, window_us)
+        sm_ratio = min(percent / 100, max_ratio) if is_known else None
+        usages.append(ProcessUsage(process=process, sm_ratio=sm_ratio, ended=pid not in running))
+    return Shares(
+        usages=sorted(usages, key=lambda usage: usage.ended),
+        newest_us=max((sample.timestamp_us for own in kept.values() for sample in own), default=0),
+        window_us=window_us,
+        dropped=dropped,
+    )
+
+
+def _sort(
+    samples: Iterable[ProcessUtilizationSample],
+    processes: Mapping[int, ListedProcess],
+    newest_us: int,
+) -> tuple[dict[int, list[ProcessUtilizationSample]], Counter[str]]:
+    """Return the samples of processes that are or were there, by pid; drivers do invent others."""
+    kept: dict[int, list[ProcessUtilizationSample]] = {}
+    dropped: Counter[str] = Counter()
+    latest_us = newest_us + _AHEAD_US if newest_us else TIMESTAMP_US[1]
+    for sample in samples:
+        reason = _reason_to_drop(sample, processes, latest_us)
+        if reason:
+            dropped[reason] += 1
+        else:
+            kept.setdefault(sample.pid, []).append(sample)
+    return kept, dropped
+
+
+def _reason_to_drop(
+    sample: ProcessUtilizationSample, processes: Mapping[int, ListedProcess], latest_us: int
+) -> str | None:
+    if sample.pid == 0:
+        return "pid_zero"
+    if sample.pid not in processes:
+        return "not_listed"
+    lowest, highest = PERCENT
+    if not (lowest <= sample.sm_percent <= highest and lowest <= sample.memory_percent <= highest):
+        return "implausible"
+    return None if 0 < sample.timestamp_us <= latest_us else "implausible"
+
+
+def _shortest_gap_us(kept: Mapping[int, Sequence[ProcessUtilizationSample]]) -> int | None:
+    """Return the shortest time between two samples of one process in one answer."""
+    gaps = [
+        later - earlier
+        for own in kept.values()
+        for earlier, later in pairwise(sorted(sample.timestamp_us for sample in own))
+        if later - earlier >= _MIN_WINDOW_US
+    ]
+    return min(gaps, default=None)

@@ -1,0 +1,1 @@
+"""Whose the processes on the GPUs are, from the first listing to the end of each."""

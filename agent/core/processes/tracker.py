@@ -1,0 +1,172 @@
+"""Who is on a node's GPUs, tick after tick, and what each tick says of it.
+
+Here the table of processes and the accounting of ended ones are put together for one node, and the
+table of a tick's containers is made. Of what the GPUs read only the time that was nobody's is used.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from agent.core.normalize.gpu import GpuTick
+from agent.core.normalize.shares import ProcessUsage
+from agent.core.processes.accounting import ExitAccounting
+from agent.core.processes.accounting.history import TickInterval
+from agent.core.processes.table import (
+    UNREADABLE,
+    Location,
+    ProcessLookup,
+    ProcessTable,
+    TableUpdate,
+)
+from gpuledger.records import (
+    ContainerRef,
+    GpuProcess,
+    IncidentProcess,
+    ProcessExit,
+    ProcessRecord,
+)
+
+
+class TickProcesses(NamedTuple):
+    """What a tick says of processes, by the fields of `NodeSample`."""
+
+    containers: list[ContainerRef]
+    processes: list[GpuProcess]
+    ended_processes: list[ProcessExit] | None
+
+
+@dataclass(kw_only=True)
+class ProcessCounts:
+    """What could not be said of processes since the last count."""
+
+    unreadable: int = 0
+    """Processes that the driver listed and `/proc` did not show."""
+    accounts_late: int = 0
+    """Accounts of the driver that came after the end of their process was published."""
+    exits_unreported: Counter[str] = field(default_factory=Counter)
+    """Ends that no tick reports, by reason."""
+
+
+@dataclass
+class ContainerTable:
+    """The tick's containers: each once, in the order of first mention."""
+
+    _indices: dict[tuple[str | None, str | None], int] = field(default_factory=dict)
+
+    def index_of(self, location: Location) -> int | None:
+        """Return the position of a container; `None` for the host."""
+        if not location.in_container:
+            return None
+        identity = (location.container_id, location.pod_uid)
+        return self._indices.setdefault(identity, len(self._indices))
+
+    def refs(self) -> list[ContainerRef]:
+        """Return the table."""
+        return [ContainerRef(container_id=id_, pod_uid=uid) for id_, uid in self._indices]
+
+
+class ProcessTracker:
+    """The processes of one node."""
+
+    def __init__(
+        self, *, node: str, boot_id: str, processes: ProcessLookup, reads_processes: bool
+    ) -> None:
+        """With `reads_processes` off, nobody is ever there."""
+        self.reads_processes = reads_processes
+        self._table = ProcessTable(processes=processes, node=node, boot_id=boot_id)
+        self._accounting = ExitAccounting(processes=processes, node=node, boot_id=boot_id)
+        self._records: list[ProcessRecord] = []
+        self._unreadable = 0
+
+    def record_seen(self, pids: Iterable[int], *, seen_boottime_ns: int) -> None:
+        """Look up who is new on the GPUs between two ticks: at the next one it may be gone."""
+        if self.reads_processes:
+            self._accounting.record_seen(pids, seen_boottime_ns=seen_boottime_ns)
+
+    def processes_on(self, gpus: Collection[str]) -> list[IncidentProcess]:
+        """Return the processes that the last update found on any of these GPUs."""
+        return self._table.processes_on(gpus)
+
+    def refresh(
+        self,
+        ticks: Sequence[GpuTick],
+        vanished: Collection[str],
+        *,
+        asked_boottime_ns: int,
+        time_ns: int,
+        boottime_ns: int,
+    ) -> TableUpdate:
+        """Find out whose processes they are, and who has ended; without attribution, nobody's."""
+        read = ticks if self.reads_processes else []
+        listed = {tick.reading.uuid: tick.state.processes.keys() for tick in read}
+        table_update = self._table.refresh(
+            {**dict.fromkeys(vanished, ()), **listed},
+            lingering={pid for tick in read for pid in tick.state.gone},
+            listed_boottime_ns=asked_boottime_ns,
+            time_ns=time_ns,
+        )
+        self._unreadable += table_update.unreadable
+        accounts = {tick.reading.uuid: tick.accounts for tick in read}
+        self._records += self._accounting.match(
+            table_update, accounts, time_ns=time_ns, boottime_ns=boottime_ns
+        )
+        return table_update
+
+    def describe(
+        self, ticks: Sequence[GpuTick], table_update: TableUpdate, covered: TickInterval
+    ) -> TickProcesses:
+        """Return what a tick says of the processes."""
+        containers = ContainerTable()
+        usages = [tick.usages for tick in ticks] if self.reads_processes else []
+        processes = [
+            process
+            for gpu, usages_of_gpu in enumerate(usages)
+            for usage in usages_of_gpu
+            for process in describe(gpu, usage, table_update, containers)
+        ]
+        exits = self._accounting.report(
+            covered,
+            gpus=[tick.reading for tick in ticks],
+            processes=processes,
+            container_index=containers.index_of,
+        )
+        return TickProcesses(containers.refs(), processes, exits)
+
+    def drain(self) -> list[ProcessRecord]:
+        """Return what happened to the processes since the last call."""
+        records, self._records = self._records, []
+        return records
+
+    def drain_counts(self) -> ProcessCounts:
+        """Return what is to be counted since the last call."""
+        unreadable, self._unreadable = self._unreadable, 0
+        accounts_late, exits_unreported = self._accounting.drain_counts()
+        return ProcessCounts(
+            unreadable=unreadable, accounts_late=accounts_late, exits_unreported=exits_unreported
+        )
+
+
+def describe(
+    gpu: int, usage: ProcessUsage, table_update: TableUpdate, containers: ContainerTable
+) -> Iterator[GpuProcess]:
+    """Yield the process's entry; two entries where its pid passed from one process to another.
+
+    The driver's samples of such a pid may be of either, so none of the two gets them.
+    """
+    pid = usage.process.pid
+    was_recycled = not usage.ended and table_update.was_recycled(pid)
+    for ended in (False, True) if was_recycled else (usage.ended,):
+        known = (table_update.before if ended else table_update.now).get(pid)
+        facts = known.certain_facts if known else UNREADABLE
+        yield GpuProcess(
+            gpu=gpu,
+            pid=pid,
+            started_boottime_ns=facts.started_boottime_ns,
+            container=containers.index_of(facts.location),
+            kind=usage.process.kind,
+            memory_used_bytes=None if ended else usage.process.memory_bytes,
+            sm_utilization_ratio=None if was_recycled else usage.sm_ratio,
+            ended=True if ended else None,
+        )

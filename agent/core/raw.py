@@ -1,0 +1,192 @@
+"""What one GPU answered at one instant, in the driver's own units: the raw material of a tick.
+
+Here live the value types between the seam to NVML and the pure core. Nothing is judged here.
+Those that are made hundreds of times a tick are structs, five times cheaper to make.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from gpuledger.records import GpuFacts, ProcessKind
+
+
+class CallGroup(Enum):
+    """Questions that are asked together, in the order of their weight; each has a deadline."""
+
+    BOOKS = "books"
+    """What is booked: samples, memory, energy, processes. Without it the GPU is not in the tick."""
+    READINGS = "readings"
+    """Clocks, temperatures, throttling, traffic: each tick."""
+    PROFILING = "profiling"
+    """The chip's own counters: each tick, on Hopper and newer."""
+    HEALTH = "health"
+    """Errors, wear and limits: rarely."""
+
+    # Each member is one object; the enumeration's own hash is a call in Python, some 250 a tick.
+    __hash__ = object.__hash__
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleCursor:
+    """The newest time stamp seen of each of the driver's ring buffers, 0 before the first."""
+
+    gpu_us: int = 0
+    """Of the GPU's utilization."""
+    memory_us: int = 0
+    """Of the memory controller's utilization."""
+    process_us: int = 0
+    """Of the processes' utilization."""
+
+
+class UtilizationSample(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One sample of a ring buffer."""
+
+    timestamp_us: int
+    """End of the driver's sampling window, by the driver's clock."""
+    percent: int
+    """Whole percents of the window."""
+
+
+class ProcessUtilizationSample(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One process in one of the driver's sampling windows."""
+
+    pid: int
+    """Process id in the node's pid namespace."""
+    timestamp_us: int
+    """End of the window, by the driver's clock."""
+    sm_percent: int
+    """Share of the window in which its kernels ran."""
+    memory_percent: int
+    """Share of the window in which its memory accesses kept the controller busy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedProcess:
+    """A process in one of the driver's lists."""
+
+    pid: int
+    """Process id in the node's pid namespace."""
+    kind: ProcessKind
+    """The list."""
+    memory_bytes: int | None
+    """Device memory it holds; `None` where the driver does not say."""
+    gpu_instance: int | None = None
+    """Id of the GPU instance in which it runs, where the driver says one."""
+    compute_instance: int | None = None
+    """Id of the compute instance in that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceIdentity:
+    """One MIG instance of a GPU and what it has of the GPU; `None` is not known."""
+
+    uuid: str
+    """Its identity."""
+    parent_uuid: str
+    """The GPU's identity."""
+    index: int
+    """The driver's index of it among the GPU's instances."""
+    gpu_instance: int | None = None
+    """The driver's id of its GPU instance."""
+    compute_instance: int | None = None
+    """The driver's id of it in the GPU instance."""
+    profile: str | None = None
+    """Its profile, such as `1g.10gb`."""
+    gpu_slices: int | None = None
+    """Compute slices of its GPU instance."""
+    compute_slices: int | None = None
+    """Those of them that it has."""
+    multiprocessors: int | None = None
+    """Its streaming multiprocessors."""
+    memory_bytes: int | None = None
+    """Memory of its GPU instance."""
+    placement_start: int | None = None
+    """Where its GPU instance begins on the GPU, in memory slices; told to privileged users."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessAccounting:
+    """The driver's account of a process that is done with a GPU; `None` is not known."""
+
+    pid: int
+    """Process id in the node's pid namespace."""
+    started_us: int
+    """When it opened the GPU, by the node's clock since the epoch."""
+    lived_ms: int
+    """For how long it held the GPU open."""
+    gpu_percent: float | None
+    """Share of that time in which its kernels ran."""
+    memory_percent: float | None
+    """Share of that time in which it kept the memory controller busy."""
+    max_memory_bytes: int | None
+    """The most memory it held."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawGpuSample:
+    """All answers of one GPU; `None` is a call that the driver does not support or that failed."""
+
+    uuid: str
+    """The GPU's identity."""
+    index: int
+    """The driver's index at this time."""
+    model: str | None = None
+    """Product name."""
+    samples: tuple[UtilizationSample, ...] | None = None
+    """Utilization samples newer than the last seen; empty where no window has closed since."""
+    memory_samples: tuple[UtilizationSample, ...] | None = None
+    """The same of the memory controller."""
+    percent: int | None = None
+    """Utilization in the driver's latest window; asked only where there are no samples."""
+    memory_percent: int | None = None
+    """The same of the memory controller."""
+    memory_total_bytes: int | None = None
+    """Size of the memory."""
+    memory_used_bytes: int | None = None
+    """Memory in use, without the driver's reserve."""
+    memory_reserved_bytes: int | None = None
+    """The driver's reserve."""
+    power_milliwatts: int | None = None
+    """Draw."""
+    energy_millijoules: int | None = None
+    """Counter since the driver was loaded."""
+    readings: Mapping[str, Any] = field(default_factory=dict)
+    """The driver's values of the readings group, by the names of the catalogue, those it gives."""
+    profiling: Mapping[str, Any] = field(default_factory=dict)
+    """The same of the profiling group; lists of several engines' values included."""
+    profiling_ns: int | None = None
+    """The time that they are of."""
+    health: Mapping[str, Any] = field(default_factory=dict)
+    """The same of the health group; empty where it was not asked."""
+    facts: GpuFacts | None = None
+    """What is built into the GPU or set on it; asked with its health."""
+    processes: tuple[ListedProcess, ...] | None = None
+    """The compute, graphics and MPS lists, one after the other; `None` where one of them failed,
+    as a process missing from half an answer has not ended."""
+    process_samples: tuple[ProcessUtilizationSample, ...] | None = None
+    """Process samples newer than the last seen; empty where no process used the GPU."""
+    accounted: tuple[ProcessAccounting, ...] | None = None
+    """Processes that are done with the GPU since some answers ago; the same one may come in
+    several answers. `None` where the driver keeps no accounts."""
+    mig_enabled: bool | None = None
+    """Whether MIG is on; `None` where the GPU has none."""
+    instances: tuple["RawGpuSample", ...] = ()
+    """The answers of its MIG instances."""
+    instance: InstanceIdentity | None = None
+    """Which instance it is, where these are an instance's answers."""
+    instance_profiling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What the chip's counters measured of each instance, by its UUID: fields of `RawGpuSample`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeFacts:
+    """What an inventory says of a node's driver and GPUs."""
+
+    versions: Mapping[str, str | None]
+    """The versions by the fields of `Inventory`."""
+    gpus: Sequence[GpuFacts]
+    """The GPUs in the driver's order, those included that are lost."""

@@ -1,0 +1,93 @@
+"""What a source of GPUs counts in, and which numbers can be true. Pure.
+
+The bounds are those of the records (`gpuledger.records.bounds`), so that what is kept can be sent.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gpuledger.records import bounds
+
+_MAX: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unit:
+    """What the driver counts in; ours is `value * times / over`."""
+
+    name: str
+    """The driver's unit, for people."""
+    low: float = 0
+    """The least that can be true, in the driver's unit."""
+    high: float = _MAX
+    """The most that can be true, in the driver's unit."""
+    times: int = 1
+    """What one of the driver's is in ours."""
+    over: int | None = None
+    """How many of the driver's make one of ours, where the reading is no whole number."""
+    cap: float | None = None
+    """The most that ours can be, where the driver's is beyond it by rounding."""
+    is_total: bool = False
+    """Whether it only rises, until it begins again."""
+    max_per_second: int | None = None
+    """Of a total: by how much it can rise."""
+    wraps: bool = False
+    """Of a total: whether a fall may also be the counter's end."""
+    choices: Mapping[int, Any] = field(default_factory=dict)
+    """Where it is no quantity: what each number means."""
+
+
+RATIO: Final = Unit(name="%", high=100, over=100)
+# Of the speed that the fans are meant to run at most; they may run faster.
+FAN_SPEED: Final = Unit(name="%", high=bounds.MAX_FAN_RATIO * 100, over=100)
+ACTIVITY: Final = Unit(name="%", high=100.5, over=100, cap=1.0)
+CELSIUS: Final = Unit(name="°C", low=bounds.MIN_CELSIUS, high=bounds.MAX_CELSIUS)
+MEGAHERTZ: Final = Unit(name="MHz", high=bounds.MAX_HERTZ // 1_000_000, times=1_000_000)
+MILLIWATTS: Final = Unit(name="mW", high=bounds.MAX_WATTS * 1000, over=1000)
+MILLIJOULES: Final = Unit(
+    name="mJ",
+    high=1 << 62,  # `bounds.MAX_JOULES`, as a whole number
+    over=1000,
+    is_total=True,
+    max_per_second=bounds.MAX_WATTS * 1000,
+)
+MEMORY_BYTES: Final = Unit(name="B", high=bounds.MAX_MEMORY_BYTES)
+BITS: Final = Unit(name="bits")
+NUMBER: Final = Unit(name="number", high=1 << 16)
+COUNT: Final = Unit(name="count")
+EVER: Final = Unit(name="count", is_total=True)
+NANOSECONDS: Final = Unit(
+    # Counters of all the GPU's units may be read an instant apart, so a second more than time.
+    name="ns",
+    high=bounds.MAX_SECONDS * 1_000_000_000,
+    over=1_000_000_000,
+    is_total=True,
+    max_per_second=2_000_000_000,
+)
+PCIE_BYTES: Final = Unit(name="B", high=1 << 62, is_total=True, max_per_second=1 << 38, wraps=True)
+KIBIBYTES: Final = Unit(name="KiB", high=1 << 52, times=1024, is_total=True, max_per_second=1 << 32)
+KIBIBYTES_OF_A_LINK: Final = Unit(
+    name="KiB", high=1 << 52, times=1024, is_total=True, max_per_second=1 << 28
+)
+MEBIBYTES_PER_SECOND: Final = Unit(
+    name="MiB/s", high=bounds.MAX_BYTES_PER_SECOND >> 20, times=1 << 20, over=1
+)
+FLAG: Final = Unit(name="0 or 1", choices={0: False, 1: True})
+PERFORMANCE_STATE: Final = Unit(name="P-state", high=bounds.MAX_PERFORMANCE_STATE)
+RECOVERY: Final = Unit(
+    name="action",
+    choices={
+        0: "none",
+        1: "reset",
+        2: "reboot",
+        3: "drain_p2p",
+        4: "drain_and_reset",
+        5: "recover_imex_domain",
+        6: "bus_reset",
+        7: "system_reboot",
+    },
+)
+FABRIC_STATE: Final = Unit(
+    name="state", choices={0: "not_supported", 1: "not_started", 2: "in_progress", 3: "completed"}
+)

@@ -1,0 +1,286 @@
+"""The GPUs of a node, polled from asyncio: opened, queried each tick, opened again where it helps.
+
+A driver's calls can block for seconds or for ever, and a blocked thread cannot be ended. So every
+call is made in a thread, and the event loop waits for none longer than the tick's deadline:
+
+    Driver ── SourceLifecycle   opens and closes the source, in one thread
+       │                        (`_opening` is the opening under way, `_closed` why it is needed)
+       ├───── GpuPool           the GPUs that the last opening found, one GpuWorker and thread each
+       ├───── ProcessScanner    who is on the GPUs between two ticks, in one thread
+       └───── GpuAvailability   which GPUs are lost, whatever the reason; it reports the changes
+
+A GPU that hangs costs its own readings, never the tick of the others. Opening the source again
+helps where no GPU answers, and may bring back a GPU that is lost; but it takes all of them out of
+the ticks meanwhile, and can hang itself. So it is tried at ever longer intervals, and for the sake
+of a lost GPU only while no call hangs.
+"""
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from concurrent.futures import Future
+from operator import attrgetter
+from typing import Final
+
+import structlog
+from msgspec.structs import replace
+
+from agent.core.raw import NodeFacts, RawGpuSample, SampleCursor
+from agent.gpu.lifecycle import Retry, SourceLifecycle, SourceListener
+from agent.gpu.pool import GpuAvailability, GpuPool, Report, report_nowhere
+from agent.gpu.process_scanner import ProcessScanner
+from agent.gpu.source import DriverEvent, DriverNotLoadedError, Gpu, GpuSource, SourceLostError
+from agent.gpu.threads import wait_for
+from agent.gpu.worker import slow_backoff
+from agent.metrics import DRIVER_UP
+from gpuledger.clock import Clock
+from gpuledger.runtime import Backoff, Check
+
+_log = structlog.get_logger(__name__)
+# How long an unbinding gets before the driver is asked for again.
+_UNBINDING_SECONDS: Final = 5.0
+
+
+class Driver:
+    """The GPUs of a node: opened, polled, and opened again when they were lost."""
+
+    def __init__(
+        self,
+        source: GpuSource,
+        *,
+        clock: Clock,
+        check: Check,
+        gpus_check: Check | None = None,
+        deadline_seconds: float,
+        backoff: Backoff,
+        lost_gpu_backoff: Backoff | None = None,
+        health_seconds: float = 10.0,
+        report: Report = report_nowhere,
+        listeners: Sequence[SourceListener] = (),
+    ) -> None:
+        """Take the parts; `check`: does any GPU answer, `gpus_check`: does each one."""
+        self._source = source
+        self._clock = clock
+        self._check = check
+        self._gpus_check = gpus_check or Check()
+        self._deadline_seconds = deadline_seconds
+        self._lifecycle = SourceLifecycle(source, listeners=listeners)
+        self._availability = GpuAvailability(report)
+        self._pool = GpuPool(
+            availability=self._availability,
+            deadline_seconds=deadline_seconds,
+            health_seconds=health_seconds,
+        )
+        self._scanner = ProcessScanner()
+        self._open_retry = Retry(backoff)
+        self._lost_gpu_retry = Retry(lost_gpu_backoff or slow_backoff())
+        self._opening: Future[Sequence[Gpu]] | None = None
+        self._closed: str | None = "not started yet"
+        self._was_lost = False
+        self._is_unbound = False
+        self._worked_seconds = time.monotonic()
+        self._reported: object = None
+        self._logged: object = None
+        self._pending_event = DriverEvent.NOTHING
+
+    @property
+    def idle_seconds(self) -> float:
+        """For how long nothing has worked: no GPU answered, though there should be one."""
+        return time.monotonic() - self._worked_seconds
+
+    @property
+    def detail(self) -> str:
+        """What is to be said of the driver now."""
+        return self._check.detail
+
+    @property
+    def known(self) -> Sequence[str]:
+        """The UUIDs of all GPUs that answered once."""
+        return self._availability.known
+
+    async def poll(
+        self, cursors: Mapping[str, SampleCursor], *, on_poll: Callable[[], object] = bool
+    ) -> list[RawGpuSample] | None:
+        """Return the answers of the GPUs that answered in time; `None` without a working library.
+
+        `on_poll` is called when the GPUs are queried: the answers are of then, and not of when the
+        last one came or did not come.
+        """
+        self._handle_driver_events()
+        if self._closed is not None and not await self._open():
+            DRIVER_UP.set(0)
+            return None
+        on_poll()
+        answers = await self._pool.poll(cursors, self._clock.monotonic_ns())
+        if self._pool.library_lost:
+            self._lose_library(self._pool.library_lost)
+        self._update_checks({answer.uuid for answer in answers})
+        self._restart_where_it_helps()
+        return answers
+
+    @property
+    def has_process_accounting(self) -> bool:
+        """Whether a GPU's driver keeps accounts of processes, so that a scan is worth its calls."""
+        return self._closed is None and bool(self._pool.accounting_gpus)
+
+    async def scan_processes(self) -> Collection[int]:
+        """Return the pids that are new since the last scan, on GPUs that keep accounts."""
+        return await self._scanner.scan(self._pool.accounting_gpus)
+
+    def inventory(self) -> NodeFacts | None:
+        """Return what the node is built of, where that is news."""
+        unbind = self._lifecycle.unbind_capability
+        state = (self._pool.facts_changes, self._lifecycle.versions, unbind)
+        if not self._pool.facts or state == self._reported:
+            return None
+        self._reported = state
+        return NodeFacts(
+            versions=self._lifecycle.versions,
+            gpus=sorted(
+                # No GPU is asked for it, as it is the driver's.
+                (
+                    replace(facts, capabilities=[*facts.capabilities, unbind])
+                    for facts in self._pool.facts.values()
+                ),
+                key=attrgetter("index"),
+            ),
+        )
+
+    def close(self) -> "Future[None] | None":
+        """Let go of the driver, unless a call hangs in it: then only the process's end helps."""
+        closing = None if self._pool.is_stuck else self._lifecycle.close()
+        self._pool.end()
+        self._lifecycle.end()
+        return closing
+
+    async def _open(self) -> bool:
+        """Open the source; return whether it is open now. An opening may outlive many ticks."""
+        if self._opening is None:
+            if not self._open_retry.is_due(self._clock.monotonic_ns()):
+                return False
+            self._opening = self._lifecycle.open()
+        await wait_for(self._opening, self._deadline_seconds)
+        if not self._opening.done():
+            self._fail("the library does not return from its start")
+            return False
+        opening, self._opening = self._opening, None
+        self._open_retry.record_attempt(self._clock.monotonic_ns())
+        try:
+            self._use(opening.result())
+        except SourceLostError as error:
+            self._record_failure(error)
+        return self._closed is None
+
+    def _use(self, found: Sequence[Gpu]) -> None:
+        """Begin to query the GPUs that an opening found."""
+        self._pool.begin(found, self._clock.monotonic_ns())
+        reason, self._closed = self._closed, None
+        was_lost, self._was_lost, self._is_unbound = self._was_lost, False, False
+        there = {gpu.uuid for gpu in found}
+        self._log_start(there, is_news=was_lost)
+        for uuid in self._availability.known:
+            if uuid not in there:
+                self._availability.record_lost(uuid, "not there when the library was started again")
+        self._availability.record_start(
+            {gpu.index: gpu.uuid for gpu in found}, self._source.unfound
+        )
+        if was_lost:
+            self._availability.report_all("driver_reloaded", f"before: {reason}")
+
+    def _log_start(self, there: AbstractSet[str], *, is_news: bool) -> None:
+        """Log an opening, unless it found what the one before did, as one for a lost GPU may."""
+        reason = self._lifecycle.unbind_capability.reason
+        found = (there, reason)
+        if is_news or found != self._logged:
+            _log.info("nvml_started", count=len(there), unbind_unheard=reason)
+        self._logged = found
+
+    def _record_failure(self, error: SourceLostError) -> None:
+        self._pending_event = DriverEvent.NOTHING
+        if self._is_unbound and isinstance(error, DriverNotLoadedError):
+            # As it should be while a driver is exchanged, so no reason to give up.
+            self._worked_seconds = time.monotonic()
+            self._fail(f"the driver was unbound: {error}")
+            return
+        # Before any GPU has answered there is nothing that could have been lost.
+        self._was_lost = bool(self._availability.known)
+        self._closed = str(error)
+        self._fail(self._closed)
+
+    def _handle_driver_events(self) -> None:
+        """Do what the driver's events ask for, now or as soon as the source is open again."""
+        event = self._lifecycle.poll_driver_events()
+        self._pending_event = self._pending_event if event is DriverEvent.NOTHING else event
+        if self._closed is not None or self._pending_event is DriverEvent.NOTHING:
+            return
+        event, self._pending_event = self._pending_event, DriverEvent.NOTHING
+        if event is DriverEvent.BIND:
+            self._restart("the driver was bound to a GPU")
+            return
+        self._availability.report_all("driver_unbound", "the agent has closed the library")
+        self._is_unbound = True
+        self._lose_library("the driver was unbound")
+        self._fail("the driver was unbound")
+        # Not opened again at once: the driver waits until nobody holds it.
+        self._lifecycle.close()
+        self._open_retry.wait(self._clock.monotonic_ns(), _UNBINDING_SECONDS)
+
+    def _lose_library(self, reason: str) -> None:
+        """Record that no GPU answers until the source is opened again."""
+        self._closed = reason
+        self._was_lost = True
+        self._pool.end()
+
+    def _restart(self, reason: str) -> None:
+        """Begin to open again now, so that with luck it is over before the next tick."""
+        self._closed = self._closed or reason
+        self._pool.end()
+        self._opening = self._lifecycle.open()
+
+    def _restart_where_it_helps(self) -> None:
+        now_ns, missing = self._clock.monotonic_ns(), self._missing()
+        is_stuck = self._pool.is_stuck or self._lifecycle.is_stuck or self._scanner.is_stuck
+        may_harm = is_stuck and bool(self._pool.uuids)
+        if not self._open_retry.is_due(now_ns):
+            return
+        if self._closed is not None:
+            # It was lost in this tick: no need to wait for the next one.
+            self._restart(self._closed)
+        elif self._pool.is_silent:
+            self._restart("no GPU answers")
+        elif missing and not may_harm and self._lost_gpu_retry.is_due(now_ns):
+            # Where a call hangs an opening may hang too, and cost the GPUs that answer.
+            self._lost_gpu_retry.record_attempt(now_ns)
+            self._restart(missing)
+        elif not missing:
+            self._open_retry.record_success(now_ns)
+            self._lost_gpu_retry.record_success(now_ns)
+
+    def _missing(self) -> str:
+        """Return which GPUs only a new opening could bring back; empty where there are none."""
+        lost = sorted(self._availability.lost.keys() - self._pool.uuids)
+        count = max(len(self._source.unfound), len(lost))
+        named = f": {', '.join(lost)}" if lost else ""
+        return f"{count} GPUs do not answer{named}" if count else ""
+
+    def _update_checks(self, answered: set[str]) -> None:
+        silent, missing = self._pool.uuids - answered, self._missing()
+        # A node whose driver counts no GPU works too.
+        if answered or not (silent or missing):
+            self._worked_seconds = time.monotonic()
+        DRIVER_UP.set(bool(answered))
+        trouble = f"no answer in time from {', '.join(sorted(silent))}" if silent else missing
+        if self._closed is not None or (trouble and not answered):
+            self._fail(self._closed or trouble)
+            return
+        count = f"{len(answered)} GPUs"
+        self._check.ok(count)
+        if trouble:
+            self._gpus_check.failed(trouble)
+        else:
+            self._gpus_check.ok(", without ".join([count, *self._pool.open_groups]))
+
+    def _fail(self, reason: str) -> None:
+        """Record that no GPU answers, so that the check of each one fails as well."""
+        self._check.failed(reason)
+        self._gpus_check.failed("no GPU answers, see nvml")

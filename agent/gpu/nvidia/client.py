@@ -1,0 +1,260 @@
+"""Calls of the library, and of one device of it.
+
+The library's error codes become the errors of the seam (`agent.gpu.source`), and its exceptions go
+no further than this module. A driver tells in three ways that it does not give something: the
+binding lacks the function, the driver's library lacks it, or the call is refused. All of them are
+`UnsupportedError`; a device is asked once, and what it does not support is remembered by the
+function's name and those arguments that never change. Opening the library again makes new clients,
+so everything is probed again. What failed is asked again at the next tick.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import Structure, byref
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
+
+import pynvml
+
+from agent.gpu.nvidia.library import NvmlLibrary
+from agent.gpu.source import (
+    DriverNotLoadedError,
+    FailedError,
+    GpuLostError,
+    LibraryLostError,
+    NothingHappenedError,
+    SourceLostError,
+    UnsupportedError,
+)
+from agent.metrics import NVML_ERRORS
+from gpuledger.errors import UnavailableError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_ATTEMPTS: Final = 3
+_UNSUPPORTED: Final = frozenset(
+    {
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_NO_PERMISSION,
+        # A struct that is newer than the driver.
+        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+    }
+)
+_STARTING: Final = ("nvmlInit", "nvmlDeviceGetCount")
+# Some drivers answer a single call with "unknown error" for ever. Only of a call that every GPU
+# can answer does it say that the GPU is lost.
+_TELLING: Final = (
+    "nvmlDeviceGetHandleByIndex",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetMemoryInfo",
+)
+_SAMPLES: Final = "nvmlDeviceGetSamples"
+_WAITING: Final = "nvmlEventSetWait"
+# nvidia-ml-py raises an "error" of value 0 where the size call of a list succeeds with nothing.
+_EMPTY: Final = frozenset({pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND})
+
+
+# After these only a new start of the library helps.
+_LOST: Final[Mapping[int, type[SourceLostError]]] = {
+    pynvml.NVML_ERROR_UNINITIALIZED: LibraryLostError,
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: DriverNotLoadedError,
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: LibraryLostError,
+    pynvml.NVML_ERROR_GPU_IS_LOST: GpuLostError,
+    pynvml.NVML_ERROR_RESET_REQUIRED: GpuLostError,
+    pynvml.NVML_ERROR_UNKNOWN: GpuLostError,
+}
+
+
+def none_where_absent(take: Callable[[], T]) -> T | None:
+    """Return what `take` gives, or `None` where the driver does not give it, now or ever."""
+    try:
+        return take()
+    except (UnsupportedError, FailedError):
+        return None
+
+
+def call_nvml(
+    library: object,
+    function: Callable[Concatenate[NvmlLibrary, P], T],
+    *arguments: P.args,
+    **named: P.kwargs,
+) -> T:
+    """Call the library's own function; raises SourceLostError, UnsupportedError, FailedError."""
+    return cast("T", call_by_name(library, function.__name__, *arguments, **named))
+
+
+def list_nvml(
+    library: object,
+    empty: T,
+    function: Callable[Concatenate[NvmlLibrary, P], T],
+    *arguments: P.args,
+    **named: P.kwargs,
+) -> T:
+    """As `call_nvml`; `empty` is the answer where the library has nothing to list."""
+    return cast("T", call_by_name(library, function.__name__, *arguments, empty=empty, **named))
+
+
+def call_by_name(library: object, name: str, *arguments: object, empty: object = None) -> object:
+    """Call a function; a list that grew between the library's two calls is asked for again."""
+    function = getattr(library, name, None)
+    if function is None:
+        raise UnsupportedError(f"{name}: this nvidia-ml-py does not have it")
+    for _ in range(_ATTEMPTS):
+        try:
+            answer: object = function(*arguments)
+        except pynvml.NVMLLibraryMismatchError as error:
+            # The binding raises it where it is newer than the library, before it calls anything.
+            raise UnsupportedError(f"{name}: {error}") from error
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+                continue  # the binding asked for the size, and then for a list that is longer
+            if empty is not None and error.value in _EMPTY:
+                return empty
+            raise _translate(name, error) from error
+        except UnicodeDecodeError as error:
+            NVML_ERRORS.labels(call=name, error="NotText").inc()
+            raise FailedError(f"{name}: what the driver wrote is no text") from error
+        return answer
+    NVML_ERRORS.labels(call=name, error="InsufficientSize").inc()
+    raise FailedError(f"{name}: its list grew {_ATTEMPTS} times while it was read")
+
+
+def _translate(name: str, error: pynvml.NVMLError) -> UnavailableError:
+    message = f"{name}: {error}"
+    if error.value == pynvml.NVML_ERROR_TIMEOUT and name.startswith(_WAITING):
+        return NothingHappenedError(message)
+    # Of the first calls a refusal means that there is no driver to speak of.
+    if error.value in _UNSUPPORTED and name not in _STARTING:
+        return UnsupportedError(message)
+    NVML_ERRORS.labels(call=name, error=type(error).__name__.removeprefix("NVMLError_")).inc()
+    if error.value == pynvml.NVML_ERROR_UNKNOWN and name not in (*_STARTING, *_TELLING):
+        return FailedError(message)
+    lost = _LOST.get(error.value)
+    if name in _STARTING:
+        return (DriverNotLoadedError if lost is DriverNotLoadedError else LibraryLostError)(message)
+    return (lost or FailedError)(message)
+
+
+Key = tuple[object, ...]
+"""A function's name and the arguments behind the handle that never change."""
+
+
+@dataclass(kw_only=True)
+class DeviceClient:
+    """Asks one device of an open library, a GPU or a MIG instance."""
+
+    library: object
+    """The library that gave the handle."""
+    handle: object
+    """The library's own handle."""
+    outcomes: dict[Key, str | None] = field(default_factory=dict)
+    """What was asked so far, with the driver's reason where it is not supported."""
+    support_version: int = 0
+    """Changes whenever what is unsupported does."""
+
+    def query(
+        self,
+        function: Callable[Concatenate[NvmlLibrary, object, P], T],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T | None:
+        """Return the answer, or `None` where there is none; raises SourceLostError."""
+        return cast("T | None", self.query_by_name(function.__name__, *arguments, **named))
+
+    def query_by_name(self, name: str, *arguments: object) -> object | None:
+        """As `query`, of a function that only its caller knows the type of."""
+        key = (name, *arguments)
+        if self.is_unsupported(key):
+            return None
+        try:
+            return self._call(key)
+        except (UnsupportedError, FailedError):
+            return None
+
+    def fill(self, name: str, struct: str) -> object | None:
+        """Return the struct that the function filled, or `None`; raises SourceLostError."""
+        if self.is_unsupported((name,)):
+            return None
+        filled: Structure = getattr(pynvml, struct)()
+        try:
+            self._call((name,), byref(filled))
+        except (UnsupportedError, FailedError):
+            return None
+        return filled
+
+    def query_or_raise(
+        self,
+        function: Callable[Concatenate[NvmlLibrary, object, P], T],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T:
+        """Return the answer; what is unsupported is so whatever the arguments are.
+
+        Raises UnsupportedError (at once where that is known), FailedError and SourceLostError.
+        """
+        return cast("T", self._call((function.__name__,), *arguments, **named))
+
+    def list_or_raise(
+        self,
+        empty: T,
+        function: Callable[Concatenate[NvmlLibrary, object, P], T],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T:
+        """As `query_or_raise`; `empty` is the answer where there is nothing to list."""
+        return cast("T", self._call((function.__name__,), *arguments, empty=empty, **named))
+
+    def samples_or_raise(self, kind: int, since_us: int) -> tuple[int | None, Sequence[object]]:
+        """Return the samples of a ring buffer and their type; one kind may be unsupported alone.
+
+        Raises as `query_or_raise` does.
+        """
+        answer = self._call((_SAMPLES, kind), since_us, empty=(None, ()))
+        return cast("tuple[int | None, Sequence[object]]", answer)
+
+    def _call(self, key: Key, *more: object, empty: object = None) -> object:
+        """Return the answer; `more` arguments are no part of what may be unsupported."""
+        reason = self.outcomes.get(key)
+        if reason is not None:
+            raise UnsupportedError(f"{key[0]}: {reason}")
+        name, *arguments = key
+        try:
+            answer = call_by_name(
+                self.library, str(name), self.handle, *arguments, *more, empty=empty
+            )
+        except UnsupportedError as error:
+            self.mark_unsupported(key, reason_of(error))
+            raise
+        self.outcomes[key] = None
+        return answer
+
+    def is_unsupported(self, key: Key) -> bool:
+        """Whether the device is known not to support it."""
+        return self.outcomes.get(key) is not None
+
+    def mark_unsupported(self, key: Key, reason: str) -> None:
+        """Remember that the device does not support it."""
+        self.support_version += 1
+        self.outcomes[key] = reason
+
+    def forget(self) -> None:
+        """Probe everything again: what is supported has changed, as it does with MIG."""
+        self.support_version += 1
+        self.outcomes.clear()
+
+
+def reason_of(error: UnavailableError) -> str:
+    """Return the driver's name of a refusal, such as `NotSupported`."""
+    cause = error.__cause__
+    if isinstance(cause, pynvml.NVMLError):
+        return type(cause).__name__.removeprefix("NVMLError_")
+    return "FunctionNotFound"
+
+
+raw_getattr: Final[Any] = object.__getattribute__
+"""`getattr` for members that are no text.
+
+The binding's own attribute access decodes text, and for a number costs more than the call of the
+driver that it came from.
+"""

@@ -1,0 +1,292 @@
+"""NVML's events, of two kinds: what the driver says of itself, and the faults of GPUs.
+
+The driver says that it will be unbound from a GPU, or was bound to one. A program that keeps the
+library open blocks the driver's unbinding, so it must learn of it and close the library. Where the
+driver or nvidia-ml-py do not know these events, the capability says so and none come.
+
+The faults of GPUs come by an event set in which every GPU is registered for what it supports. One
+GPU that refuses must not cost the others theirs, nor one bit of the mask the other bits. Threads
+and new attempts are `agent.core.incidents`'.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from ctypes import c_void_p, cast
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+import pynvml
+import structlog
+
+from agent.core.incidents.builder import Detection
+from agent.gpu.nvidia.client import call_nvml
+from agent.gpu.nvidia.library import EventData, NvmlLibrary
+from agent.gpu.source import (
+    DriverEvent,
+    FailedError,
+    GpuIdentity,
+    NothingHappenedError,
+    UnsupportedError,
+)
+from agent.metrics import EVENT_SET_FAILURES
+from gpuledger.clock import Clock
+from gpuledger.errors import UnavailableError
+from gpuledger.records import Capability
+
+P = ParamSpec("P")
+T = TypeVar("T")
+# The library is asked each tick, so it need not wait; what 0 means to it is not written anywhere.
+_WAIT_MILLISECONDS: Final = 1
+_MAX_EVENTS: Final = 16
+_VERSIONS: Final = {
+    "nvmlSystemEventSetCreate": "nvmlSystemEventSetCreateRequest_v1",
+    "nvmlSystemRegisterEvents": "nvmlSystemRegisterEventRequest_v1",
+    "nvmlSystemEventSetWait": "nvmlSystemEventSetWaitRequest_v1",
+    "nvmlSystemEventSetFree": "nvmlSystemEventSetFreeRequest_v1",
+}
+
+
+class NvmlDriverEvents:
+    """The driver's events that are not a GPU's; all calls in one thread."""
+
+    def __init__(self, library: object) -> None:
+        self._library = library
+        self._set: object = None
+        self._data: Any = None
+        self._reason: str | None = "not open yet"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is something to listen to."""
+        return self._set is not None
+
+    @property
+    def capability(self) -> Capability:
+        """Whether the driver tells of its unbinding, by the first function that takes."""
+        reason = self._reason
+        return Capability(call="nvmlSystemEventSetCreate", supported=reason is None, reason=reason)
+
+    def open(self) -> None:
+        """Begin to listen, where the driver can be listened to."""
+        try:
+            self._set = self._call(NvmlLibrary.nvmlSystemEventSetCreate)
+            # Read here, as an older binding has neither of them.
+            events = (
+                pynvml.nvmlSystemEventTypeGpuDriverUnbind | pynvml.nvmlSystemEventTypeGpuDriverBind
+            )
+            self._call(NvmlLibrary.nvmlSystemRegisterEvents, events, self._set)
+            self._data = (pynvml.c_nvmlSystemEventData_v1_t * _MAX_EVENTS)()
+            self._reason = None
+        except UnavailableError as error:
+            self.close()
+            self._reason = str(error)
+
+    def poll(self) -> DriverEvent:
+        """Return what has happened since the last call; an error ends the listening."""
+        if self._set is None:
+            return DriverEvent.NOTHING
+        try:
+            happened = self._call(
+                NvmlLibrary.nvmlSystemEventSetWait,
+                self._set,
+                _WAIT_MILLISECONDS,
+                self._data,
+                _MAX_EVENTS,
+            )
+        except UnavailableError as error:
+            self.close()
+            self._reason = str(error)
+            return DriverEvent.NOTHING
+        kinds = {event["eventType"] for event in happened}
+        if pynvml.nvmlSystemEventTypeGpuDriverUnbind in kinds:
+            return DriverEvent.UNBIND
+        return DriverEvent.BIND if kinds else DriverEvent.NOTHING
+
+    def close(self) -> None:
+        """Free the event set."""
+        held, self._set = self._set, None
+        if held is None:
+            return
+        try:
+            self._call(NvmlLibrary.nvmlSystemEventSetFree, held)
+        except UnavailableError as error:
+            self._reason = str(error)
+
+    def _call(
+        self,
+        function: Callable[Concatenate[NvmlLibrary, int | None, P], T],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T:
+        """Call a function with the version of its struct; an older binding knows neither."""
+        version: int | None = getattr(pynvml, _VERSIONS[function.__name__], None)
+        return call_nvml(self._library, function, version, *arguments, **named)
+
+
+SOURCE: Final = "nvml"
+KINDS: Final = {
+    pynvml.nvmlEventTypeXidCriticalError: "xid",
+    pynvml.nvmlEventTypeDoubleBitEccError: "ecc_uncorrected",
+    # Older bindings lack the names of what newer drivers tell, so these are by number.
+    0x200: "ecc_corrected_storm",
+    0x400: "page_retirement_pending",
+    0x800: "page_retirement_failed",
+    0x1000: "poison_nonfatal",
+    0x2000: "poison_fatal",
+    0x4000: "gpu_unavailable",
+    0x8000: "recovery_action",
+    0x100: "mig_changed",
+}
+WANTED: Final[int] = sum(KINDS)
+_NO_INSTANCE: Final = 0xFFFFFFFF
+_NS_PER_US: Final = 1_000
+# Nobody says by which clock a driver stamps; a stamp that is far from now is by another one.
+_BELIEVABLE_NS: Final = 3_600_000_000_000
+
+_log = structlog.get_logger(__name__)
+
+
+class NvmlGpuEvents:
+    """An event set in which every GPU is registered that can be."""
+
+    def __init__(self, library: object, gpus: Sequence[GpuIdentity], *, clock: Clock) -> None:
+        """Make the set; raises UnavailableError where the driver makes none."""
+        self._library = library
+        self._clock = clock
+        self._uuids: dict[object, str] = {}
+        self._has_v3: bool | None = None
+        self._set = call_nvml(library, NvmlLibrary.nvmlEventSetCreate)
+        for gpu in gpus:
+            if self._register(gpu):
+                self._uuids[_identity(gpu.handle)] = gpu.uuid
+
+    def close(self) -> None:
+        """Free the set; raises UnavailableError where the library is gone."""
+        call_nvml(self._library, NvmlLibrary.nvmlEventSetFree, self._set)
+
+    def wait(self, timeout_ms: int) -> Detection | None:
+        """Wait for the next event; `None` where there is none in time. Raises UnavailableError."""
+        if not self._uuids:
+            raise FailedError("no GPU can be registered for events")
+        try:
+            return self._wait_v3(timeout_ms) if self._has_v3 is not False else self._v2(timeout_ms)
+        except NothingHappenedError:
+            return None
+
+    def _wait_v3(self, timeout_ms: int) -> Detection | None:
+        try:
+            found = self._v3(timeout_ms)
+        except NothingHappenedError:
+            self._has_v3 = True
+            raise
+        except (UnsupportedError, FailedError):
+            if self._has_v3:
+                raise
+            self._has_v3 = False
+            return self._v2(timeout_ms)
+        self._has_v3 = True
+        return found
+
+    def _v3(self, timeout_ms: int) -> Detection | None:
+        make = getattr(pynvml, "c_nvmlEventSetWait_v3_t", None)
+        if make is None:
+            raise UnsupportedError("nvmlEventSetWait_v3: this nvidia-ml-py does not have it")
+        event = make()
+        event.timeoutMs = timeout_ms
+        call_nvml(self._library, NvmlLibrary.nvmlEventSetWait_v3, self._set, event)
+        if event.dataType != pynvml.NVML_EVENT_DATA_TYPE_NVML_EVENT:
+            return None
+        try:
+            uuid = event.uuid
+        except UnicodeDecodeError:
+            uuid = None
+        return self._make_detection(
+            event, uuid, self._believable_ns(event.timestampUsec * _NS_PER_US)
+        )
+
+    def _v2(self, timeout_ms: int) -> Detection | None:
+        event = call_nvml(self._library, NvmlLibrary.nvmlEventSetWait_v2, self._set, timeout_ms)
+        now_ns = self._clock.time_ns()
+        uuid = self._uuids.get(_identity(event.device)) or self._query_uuid(event.device)
+        return self._make_detection(event, uuid, now_ns)
+
+    def _query_uuid(self, handle: object) -> str | None:
+        with suppress(UnavailableError):
+            return str(call_nvml(self._library, NvmlLibrary.nvmlDeviceGetUUID, handle))
+        return None
+
+    def _believable_ns(self, stamp_ns: int) -> int:
+        now_ns = self._clock.time_ns()
+        return stamp_ns if abs(now_ns - stamp_ns) <= _BELIEVABLE_NS else now_ns
+
+    def _make_detection(self, event: EventData, uuid: str | None, time_ns: int) -> Detection | None:
+        kind = KINDS.get(event.eventType)
+        if kind is None:
+            return None
+        is_xid = kind == "xid"
+        return Detection(
+            kind=kind,
+            gpu_uuid=uuid or "unknown",
+            time_ns=time_ns,
+            source=SOURCE,
+            xid=event.eventData if is_xid else None,
+            gpu_instance=_instance(event.gpuInstanceId),
+            compute_instance=_instance(event.computeInstanceId),
+        )
+
+    def _register(self, gpu: GpuIdentity) -> bool:
+        """Register for what is wanted and supported; a GPU that refuses must not cost the rest."""
+        try:
+            supported = call_nvml(
+                self._library, NvmlLibrary.nvmlDeviceGetSupportedEventTypes, gpu.handle
+            )
+            if supported & WANTED:
+                self._register_bits(gpu, supported & WANTED)
+        except UnavailableError as error:
+            EVENT_SET_FAILURES.labels(reason="register").inc()
+            _log.warning("gpu_events_refused", gpu=gpu.uuid, error=str(error))
+            return False
+        return bool(supported & WANTED)
+
+    def _register_bits(self, gpu: GpuIdentity, bits: int) -> None:
+        """Register all bits at once, else one by one: one that is refused must not cost the rest.
+
+        Raises UnavailableError where none is taken.
+        """
+        try:
+            self._register_mask(gpu, bits)
+        except UnsupportedError:
+            taken = [bit for bit in KINDS if bit & bits and self._takes(gpu, bit)]
+            if not taken:
+                raise
+
+    def _takes(self, gpu: GpuIdentity, bit: int) -> bool:
+        try:
+            self._register_mask(gpu, bit)
+        except UnsupportedError:
+            return False
+        return True
+
+    def _register_mask(self, gpu: GpuIdentity, bits: int) -> None:
+        call_nvml(self._library, NvmlLibrary.nvmlDeviceRegisterEvents, gpu.handle, bits, self._set)
+
+
+def pci_buses_of(library: object, gpus: Sequence[GpuIdentity]) -> dict[str, str]:
+    """Return the GPUs' UUIDs by the PCI addresses at which they are plugged in."""
+    found = {}
+    for gpu in gpus:
+        with suppress(UnavailableError):
+            found[call_nvml(library, NvmlLibrary.nvmlDeviceGetPciInfo_v3, gpu.handle).busId] = (
+                gpu.uuid
+            )
+    return found
+
+
+def _identity(handle: object) -> object:
+    """Return what tells handles apart: the binding makes a new object each time."""
+    if isinstance(handle, pynvml.c_nvmlDevice_t):
+        return cast(handle, c_void_p).value
+    return handle
+
+
+def _instance(number: int) -> int | None:
+    return None if number == _NO_INSTANCE else number

@@ -1,0 +1,207 @@
+"""What is built into a GPU or set on it. What never changes is asked once.
+
+The layout of MIG instances is known elsewhere.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import pynvml as nvml
+
+from agent.core.units import MEMORY_BYTES
+from agent.gpu.nvidia.client import DeviceClient, Key, call_nvml, raw_getattr
+from agent.gpu.nvidia.core import query_memory
+from agent.gpu.nvidia.library import NvmlLibrary
+from agent.gpu.source import FailedError, UnsupportedError
+from gpuledger.records import Capability, GpuFacts
+
+
+def capabilities_of(outcomes: Mapping[Key, str | None]) -> list[Capability]:
+    """Return a record for each question that was answered or refused, in the order of their names.
+
+    An argument stands behind the name where one function was asked with several.
+    """
+    asked = Counter(key[0] for key in outcomes)
+    given = [
+        Capability(call=_label(key, alone=asked[key[0]] == 1), supported=not reason, reason=reason)
+        for key, reason in outcomes.items()
+    ]
+    return sorted(given, key=lambda one: one.call)
+
+
+def _label(key: Key, *, alone: bool) -> str:
+    name, *arguments = key
+    if alone or not arguments:
+        return str(name)
+    return f"{name}:{','.join(map(str, arguments))}"
+
+
+_BRANDS: Final = {
+    nvml.NVML_BRAND_QUADRO: "Quadro",
+    nvml.NVML_BRAND_TESLA: "Tesla",
+    nvml.NVML_BRAND_NVS: "NVS",
+    nvml.NVML_BRAND_GRID: "Grid",
+    nvml.NVML_BRAND_GEFORCE: "GeForce",
+    nvml.NVML_BRAND_TITAN: "Titan",
+    nvml.NVML_BRAND_NVIDIA_VAPPS: "NvidiaVApps",
+    nvml.NVML_BRAND_NVIDIA_VPC: "NvidiaVPC",
+    nvml.NVML_BRAND_NVIDIA_VCS: "NvidiaVCS",
+    nvml.NVML_BRAND_NVIDIA_VWS: "NvidiaVWS",
+    nvml.NVML_BRAND_NVIDIA_CLOUD_GAMING: "NvidiaCloudGaming",
+    nvml.NVML_BRAND_QUADRO_RTX: "QuadroRTX",
+    nvml.NVML_BRAND_NVIDIA_RTX: "NvidiaRTX",
+    nvml.NVML_BRAND_NVIDIA: "Nvidia",
+    nvml.NVML_BRAND_GEFORCE_RTX: "GeForceRTX",
+    nvml.NVML_BRAND_TITAN_RTX: "TitanRTX",
+}
+_ARCHITECTURES: Final = {
+    nvml.NVML_DEVICE_ARCH_KEPLER: "kepler",
+    nvml.NVML_DEVICE_ARCH_MAXWELL: "maxwell",
+    nvml.NVML_DEVICE_ARCH_PASCAL: "pascal",
+    nvml.NVML_DEVICE_ARCH_VOLTA: "volta",
+    nvml.NVML_DEVICE_ARCH_TURING: "turing",
+    nvml.NVML_DEVICE_ARCH_AMPERE: "ampere",
+    nvml.NVML_DEVICE_ARCH_ADA: "ada",
+    nvml.NVML_DEVICE_ARCH_HOPPER: "hopper",
+    nvml.NVML_DEVICE_ARCH_BLACKWELL: "blackwell",
+    nvml.NVML_DEVICE_ARCH_RUBIN: "rubin",
+}
+_COMPUTE_MODES: Final = {
+    nvml.NVML_COMPUTEMODE_DEFAULT: "default",
+    nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive_process",
+    nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
+}
+_PEER_STATUSES: Final = {
+    nvml.NVML_P2P_STATUS_OK: "ok",
+    nvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED: "chipset_not_supported",
+    nvml.NVML_P2P_STATUS_GPU_NOT_SUPPORTED: "gpu_not_supported",
+    nvml.NVML_P2P_STATUS_IOH_TOPOLOGY_NOT_SUPPORTED: "topology_not_supported",
+    nvml.NVML_P2P_STATUS_DISABLED_BY_REGKEY: "disabled_by_regkey",
+    nvml.NVML_P2P_STATUS_NOT_SUPPORTED: "not_supported",
+}
+_MAX: Final = 2**31 - 1
+T = TypeVar("T")
+
+
+class Facts:
+    """The facts of one GPU."""
+
+    def __init__(
+        self, client: DeviceClient, *, uuid: str, index: int, peers: Sequence[tuple[str, object]]
+    ) -> None:
+        """`peers` are the node's other GPUs as pairs of UUID and handle."""
+        self._client = client
+        self._uuid = uuid
+        self._index = index
+        self._peers = dict(peers)
+        self._built_in: dict[str, Any] = {}
+        self._peer_statuses: dict[str, str] = {}
+
+    def query(self) -> GpuFacts:
+        """Return the facts as they are now, without the MIG layout; raises SourceLostError."""
+        self._query_board()
+        self._query_peers()
+        return GpuFacts(
+            uuid=self._uuid,
+            index=self._index,
+            **self._built_in,
+            nvlink_peers=dict(self._peer_statuses) or None,
+            **_settings(self._client),
+            instances=[],
+            capabilities=capabilities_of(self._client.outcomes),
+        )
+
+    def _query_board(self) -> None:
+        """Ask for what is not known yet: not given, or not refused."""
+        if self._built_in.get("memory_total_bytes") is None:
+            total = query_memory(self._client).total
+            is_true = total is not None and 0 <= total <= MEMORY_BYTES.high
+            self._built_in["memory_total_bytes"] = total if is_true else None
+        for name, call, convert in _BUILT_IN:
+            if name not in self._built_in:
+                answer = self._client.query_by_name(*call)
+                if answer is not None:
+                    self._built_in[name] = convert(answer)
+                elif self._client.is_unsupported(call):
+                    self._built_in[name] = None
+
+    def _query_peers(self) -> None:
+        """Ask whom it reaches; a refusal is of the pair, so it is not remembered of the call."""
+        for uuid in list(self._peers):
+            arguments = self._peers[uuid], nvml.NVML_P2P_CAPS_INDEX_NVLINK
+            try:
+                status = call_nvml(
+                    self._client.library,
+                    NvmlLibrary.nvmlDeviceGetP2PStatus,
+                    self._client.handle,
+                    *arguments,
+                )
+                self._peer_statuses[uuid] = _PEER_STATUSES.get(status, "unknown")
+            except FailedError:
+                continue
+            except UnsupportedError:
+                pass
+            del self._peers[uuid]
+
+
+def _small(value: int) -> int | None:
+    return value if 0 <= value <= _MAX else None
+
+
+def _version(parts: tuple[int, int]) -> str:
+    return f"{parts[0]}.{parts[1]}"
+
+
+def _bus_id(pci: object) -> str:
+    return str(raw_getattr(pci, "busId").decode(errors="replace"))
+
+
+_BUILT_IN: Final[Sequence[tuple[str, tuple[str, *tuple[object, ...]], Callable[[Any], Any]]]] = (
+    ("minor_number", ("nvmlDeviceGetMinorNumber",), _small),
+    ("model", ("nvmlDeviceGetName",), str),
+    ("brand", ("nvmlDeviceGetBrand",), _BRANDS.get),
+    ("architecture", ("nvmlDeviceGetArchitecture",), _ARCHITECTURES.get),
+    ("compute_capability", ("nvmlDeviceGetCudaComputeCapability",), _version),
+    ("serial", ("nvmlDeviceGetSerial",), str),
+    ("pci_bus_id", ("nvmlDeviceGetPciInfo_v3",), _bus_id),
+    ("vbios_version", ("nvmlDeviceGetVbiosVersion",), str),
+    ("inforom_image_version", ("nvmlDeviceGetInforomImageVersion",), str),
+    ("inforom_oem_version", ("nvmlDeviceGetInforomVersion", nvml.NVML_INFOROM_OEM), str),
+    ("inforom_ecc_version", ("nvmlDeviceGetInforomVersion", nvml.NVML_INFOROM_ECC), str),
+    ("inforom_power_version", ("nvmlDeviceGetInforomVersion", nvml.NVML_INFOROM_POWER), str),
+    ("pcie_max_link_generation", ("nvmlDeviceGetMaxPcieLinkGeneration",), _small),
+    ("pcie_max_link_width", ("nvmlDeviceGetMaxPcieLinkWidth",), _small),
+)
+
+
+def _settings(client: DeviceClient) -> dict[str, Any]:
+    query = client.query
+    ecc = query(NvmlLibrary.nvmlDeviceGetEccMode)
+    return {
+        "ecc_enabled": ecc and _flag(ecc[0]),
+        "persistence_enabled": _flag(query(NvmlLibrary.nvmlDeviceGetPersistenceMode)),
+        "accounting_enabled": _flag(query(NvmlLibrary.nvmlDeviceGetAccountingMode)),
+        "compute_mode": _COMPUTE_MODES.get(query(NvmlLibrary.nvmlDeviceGetComputeMode)),
+    }
+
+
+def query_versions(library: object) -> Mapping[str, str | None]:
+    """Return the node's versions by the fields of `Inventory`; raises SourceLostError."""
+    cuda = _of_system(library, NvmlLibrary.nvmlSystemGetCudaDriverVersion_v2)
+    return {
+        "driver_version": _of_system(library, NvmlLibrary.nvmlSystemGetDriverVersion),
+        "nvml_version": _of_system(library, NvmlLibrary.nvmlSystemGetNVMLVersion),
+        "cuda_driver_version": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
+    }
+
+
+def _of_system(library: object, function: Callable[[NvmlLibrary], T]) -> T | None:
+    try:
+        return call_nvml(library, function)
+    except (UnsupportedError, FailedError):
+        return None
+
+
+def _flag(value: int | None) -> bool | None:
+    return bool(value) if value in (0, 1) else None

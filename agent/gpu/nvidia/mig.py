@@ -1,0 +1,261 @@
+"""The instances of a GPU that is cut by MIG: found anew in each tick, queried by their own handles.
+
+A handle of an instance is good until the GPU is cut again, so none is kept: at each tick each index
+is queried, and what is known of an instance is kept by its UUID. `version` counts the layouts, so
+that others see when what they keep by instance is out of date.
+
+Whose a process is: the parent's lists name the instance of each process where the driver lets us
+see them, in three calls for all instances. Whether it does is not told, and an empty list of the
+parent may mean either; so its lists are trusted once they have named every process that they hold,
+and until then the instances are queried one by one.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import structlog
+
+from agent.core.raw import InstanceIdentity, ListedProcess, RawGpuSample
+from agent.gpu.nvidia.client import DeviceClient
+from agent.gpu.nvidia.core import list_processes, query_memory
+from agent.gpu.nvidia.library import DeviceAttributes, NvmlLibrary
+from agent.gpu.source import FailedError, UnsupportedError
+from gpuledger.records import MigInstance
+
+_log = structlog.get_logger(__name__)
+_HOLE: Final = object()
+_MAX: Final = 2**31 - 1
+_BYTES_PER_MIB: Final = 1 << 20
+_PROFILE: Final = re.compile(r" MIG (\S+)$")
+# What NVML gives of a whole GPU only; a stray answer under MIG would be of nobody.
+_ABSENT: Final = {
+    "samples": None,
+    "memory_samples": None,
+    "percent": None,
+    "memory_percent": None,
+    "process_samples": None,
+}
+
+
+@dataclass(kw_only=True)
+class InstanceClient:
+    """One instance and its client."""
+
+    identity: InstanceIdentity
+    """Which one it is."""
+    client: DeviceClient
+    """Queries it."""
+
+
+@dataclass(kw_only=True)
+class MigLayout:
+    """Which instances one GPU has now."""
+
+    client: DeviceClient
+    """Queries the GPU."""
+    uuid: str
+    """The GPU's identity."""
+    index: int
+    """The driver's index of the GPU."""
+    instances: Sequence[InstanceClient] = ()
+    """The instances as they were at the last query."""
+    is_enabled: bool | None = None
+    """Whether MIG is on; `None` where the GPU has none."""
+    version: int = 0
+    """Counts the layouts."""
+    _max_instances: int = 0
+    _lists_all: bool = False
+    _known: dict[str, InstanceClient] = field(default_factory=dict)
+
+    def query(self, core: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what MIG changes in the answer to the first group; raises SourceLostError."""
+        before, self.is_enabled = self.is_enabled, self._query_mode()
+        if before is not None and before != self.is_enabled:
+            # What one mode does not support the other may.
+            self.client.forget()
+            self.version += 1
+        if not self.is_enabled:
+            self._record([])
+            return {"mig_enabled": self.is_enabled}
+        self._max_instances = (
+            self.client.query(NvmlLibrary.nvmlDeviceGetMaxMigDeviceCount) or self._max_instances
+        )
+        found = (self._find(index) for index in range(self._max_instances))
+        self._record([instance for instance in found if instance])
+        own, left = self._apportion(core["processes"])
+        instances = tuple(
+            self._answer(instance, core["model"], own[instance.identity.uuid])
+            for instance in self.instances
+        )
+        return {**_ABSENT, "mig_enabled": True, "instances": instances, "processes": left}
+
+    def describe(self) -> list[MigInstance]:
+        """Return the layout as it was at the last query."""
+        return [
+            MigInstance(
+                uuid=one.uuid,
+                gpu_instance=one.gpu_instance,
+                compute_instance=one.compute_instance,
+                profile=one.profile,
+                gpu_slices=one.gpu_slices,
+                compute_slices=one.compute_slices,
+                placement_start=one.placement_start,
+                multiprocessors=one.multiprocessors,
+                memory_total_bytes=one.memory_bytes,
+            )
+            for one in (instance.identity for instance in self.instances)
+            if one.gpu_instance is not None and one.compute_instance is not None
+        ]
+
+    def _query_mode(self) -> bool | None:
+        try:
+            current, _ = self.client.query_or_raise(NvmlLibrary.nvmlDeviceGetMigMode)
+        except UnsupportedError:
+            return None
+        except FailedError:
+            return self.is_enabled  # a call that failed once has changed nothing
+        return bool(current)
+
+    def _record(self, found: list[InstanceClient]) -> None:
+        known = {instance.identity.uuid: instance for instance in found}
+        if known.keys() != self._known.keys():
+            self.version += 1
+            _log.info("mig_layout_changed", gpu=self.uuid, instances=sorted(known))
+        self.instances, self._known = found, known
+
+    def _find(self, index: int) -> InstanceClient | None:
+        """Return the instance at an index; one whose handle fails now is still there."""
+        before = next(
+            (instance for instance in self.instances if instance.identity.index == index), None
+        )
+        try:
+            function = NvmlLibrary.nvmlDeviceGetMigDeviceHandleByIndex
+            handle = self.client.list_or_raise(_HOLE, function, index)
+            if handle is _HOLE:
+                return None
+            client = DeviceClient(library=self.client.library, handle=handle)
+            uuid = client.query_or_raise(NvmlLibrary.nvmlDeviceGetUUID)
+        except UnsupportedError:
+            return None
+        except FailedError:
+            # Its processes must not count as ended for a call that failed once.
+            return before
+        known = self._known.get(uuid)
+        # Known by its UUID, so what never changes of it is not queried at each tick.
+        if known is None or known.identity.index != index:
+            return InstanceClient(identity=self._identify(client, uuid, index), client=client)
+        known.client.handle = handle
+        return known
+
+    def _identify(self, client: DeviceClient, uuid: str, index: int) -> InstanceIdentity:
+        attributes = client.query(NvmlLibrary.nvmlDeviceGetAttributes_v2)
+        gpu_instance = _small(client.query(NvmlLibrary.nvmlDeviceGetGpuInstanceId))
+        return InstanceIdentity(
+            uuid=uuid,
+            parent_uuid=self.uuid,
+            index=index,
+            gpu_instance=gpu_instance,
+            compute_instance=_small(client.query(NvmlLibrary.nvmlDeviceGetComputeInstanceId)),
+            profile=_profile(client.query(NvmlLibrary.nvmlDeviceGetName), attributes),
+            gpu_slices=_small(attributes.gpuInstanceSliceCount) if attributes else None,
+            compute_slices=_small(attributes.computeInstanceSliceCount) if attributes else None,
+            multiprocessors=_small(attributes.multiprocessorCount) if attributes else None,
+            memory_bytes=_bytes(attributes.memorySizeMB) if attributes else None,
+            placement_start=self._start(gpu_instance),
+        )
+
+    def _start(self, gpu_instance: int | None) -> int | None:
+        if gpu_instance is None:
+            return None
+        handle = self.client.query(NvmlLibrary.nvmlDeviceGetGpuInstanceById, gpu_instance)
+        if handle is None:
+            return None
+        info = DeviceClient(library=self.client.library, handle=handle).query(
+            NvmlLibrary.nvmlGpuInstanceGetInfo
+        )
+        return int(info.placement.start) if info else None
+
+    def _apportion(
+        self, listed: tuple[ListedProcess, ...] | None
+    ) -> tuple[dict[str, tuple[ListedProcess, ...] | None], tuple[ListedProcess, ...] | None]:
+        """Return each instance its processes, and those that are in none of them."""
+        own, left = self._by_ids(listed or ())
+        if listed is not None and not left and (listed or self._lists_all):
+            # The parent's list is the whole list where it has shown that it is: three calls
+            # instead of three for each instance.
+            self._lists_all = True
+            return {uuid: tuple(found) for uuid, found in own.items()}, ()
+        asked: dict[str, tuple[ListedProcess, ...] | None] = {}
+        for instance in self.instances:
+            uuid = instance.identity.uuid
+            answer = list_processes(instance.client)
+            asked[uuid] = tuple(own[uuid]) or None if answer is None else answer
+        placed = {process.pid for answer in asked.values() for process in answer or ()}
+        rest = tuple(process for process in left if process.pid not in placed)
+        return asked, rest if listed is not None or asked else None
+
+    def _by_ids(
+        self, listed: Sequence[ListedProcess]
+    ) -> tuple[dict[str, list[ListedProcess]], list[ListedProcess]]:
+        ids = {
+            (
+                instance.identity.gpu_instance,
+                instance.identity.compute_instance,
+            ): instance.identity.uuid
+            for instance in self.instances
+        }
+        sizes = Counter(instance.identity.gpu_instance for instance in self.instances)
+        # Where a GPU instance is not cut further, its id alone says enough.
+        ids |= {(number, None): uuid for (number, _), uuid in ids.items() if sizes[number] == 1}
+        own: dict[str, list[ListedProcess]] = {
+            instance.identity.uuid: [] for instance in self.instances
+        }
+        left: list[ListedProcess] = []
+        for process in listed:
+            uuid = None
+            if process.gpu_instance is not None:
+                uuid = ids.get((process.gpu_instance, process.compute_instance))
+            (left if uuid is None else own[uuid]).append(process)
+        return own, left
+
+    def _answer(
+        self,
+        instance: InstanceClient,
+        model: str | None,
+        processes: tuple[ListedProcess, ...] | None,
+    ) -> RawGpuSample:
+        memory = query_memory(instance.client)
+        return RawGpuSample(
+            uuid=instance.identity.uuid,
+            index=self.index,
+            model=model,
+            instance=instance.identity,
+            memory_total_bytes=memory.total,
+            memory_used_bytes=memory.used,
+            memory_reserved_bytes=memory.reserved,
+            processes=processes,
+        )
+
+
+def _small(given: int | None) -> int | None:
+    """Return an id or a number of parts where it can be one; "none" is the greatest of all."""
+    return given if given is not None and 0 <= given <= _MAX else None
+
+
+def _bytes(mebibytes: int) -> int | None:
+    return mebibytes * _BYTES_PER_MIB if 0 < mebibytes <= _MAX else None
+
+
+def _profile(name: str | None, attributes: DeviceAttributes | None) -> str | None:
+    """Return the profile as the driver names it, else as its names are built."""
+    found = _PROFILE.search(name or "")
+    if found:
+        return found[1]
+    if not attributes:
+        return None
+    slices, own = attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount
+    gigabytes = round(attributes.memorySizeMB / 1024)
+    return f"{'' if own == slices else f'{own}c.'}{slices}g.{gigabytes}gb"

@@ -1,0 +1,247 @@
+"""A group of the catalogue queried of one device: its functions, and its numbered fields at once.
+
+A plan says which calls to make: each reading comes from the first of its sources that the device
+supports, and readings that are parts of one answer share the call. It is laid out again whenever
+what is unsupported changes, so a tick looks nothing up.
+
+Many numbered fields come by one call, each with a return code of its own. One number that an older
+driver does not know may fail the whole call; then each is queried alone, once. Before the fields of
+each link, the device is queried for how many links it has. Whether a value can be true is decided
+in `agent.core`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter, itemgetter
+from typing import Any, Final
+
+import pynvml
+
+from agent.gpu.nvidia.catalogue import EACH_LINK, FieldValue, FunctionCall, MetricSpec, Source
+from agent.gpu.nvidia.client import DeviceClient, call_nvml, raw_getattr, reason_of
+from agent.gpu.nvidia.library import LicensableFeatures, NvmlLibrary
+from agent.gpu.source import FailedError, GpuLostError, UnsupportedError
+from agent.metrics import NVML_ERRORS
+from gpuledger.errors import UnavailableError
+
+_Key = tuple[object, ...]
+Name = str | tuple[str, int]
+"""Ours of a field, with the link's number where it is of one link."""
+_CALL: Final = "nvmlDeviceGetFieldValues"
+_SUCCESS: Final = pynvml.NVML_SUCCESS
+_VALUE_NAMES: Final = {
+    pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+    pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+    pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
+}
+# A number that an older driver does not know is an invalid argument to it.
+_REFUSALS: Final = frozenset(
+    {
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_INVALID_ARGUMENT,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_NO_PERMISSION,
+        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+    }
+)
+_LOST: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
+
+
+def value_name(value_type: int | None) -> str:
+    """Return the member of the union that holds a value of this type."""
+    return _VALUE_NAMES.get(value_type, "uiVal")
+
+
+class FieldBatch:
+    """Fields that are queried together."""
+
+    def __init__(self, client: DeviceClient, wanted: Sequence[tuple[Name, FieldValue]]) -> None:
+        """`wanted` are fields by our names."""
+        self._client = client
+        self._wanted = [(name, field.key) for name, field in wanted]
+        self._numbers = [(field.number, field.scope) for _, field in wanted]
+
+    def query(self) -> dict[Name, Any]:
+        """Return those that the driver gives; raises SourceLostError."""
+        if not self._numbers or self._client.is_unsupported((_CALL,)):
+            return {}
+        try:
+            values = self._query(self._wanted, self._numbers)
+        except UnsupportedError as error:
+            self._client.mark_unsupported((_CALL,), reason_of(error))
+            return {}
+        except FailedError:
+            if all(key in self._client.outcomes for _, key in self._wanted):
+                return {}
+            # One number that is unknown to the driver may have cost all: each is tried alone, once.
+            return self.query_apart()
+        self._client.outcomes[_CALL,] = None
+        return values
+
+    def query_apart(self) -> dict[Name, Any]:
+        """Query each in a call of its own, so that a refusal is its own; raises SourceLostError."""
+        values: dict[Name, Any] = {}
+        for wanted, number in zip(self._wanted, self._numbers, strict=True):
+            try:
+                values |= self._query([wanted], [number])
+            except (UnsupportedError, FailedError) as error:
+                mark_if_unsupported(self._client, wanted[1], error)
+        return values
+
+    def _query(
+        self, wanted: Sequence[tuple[Name, _Key]], numbers: Sequence[tuple[int, int]]
+    ) -> dict[Name, Any]:
+        values: dict[Name, Any] = {}
+        function = NvmlLibrary.nvmlDeviceGetFieldValues
+        structs = call_nvml(self._client.library, function, self._client.handle, numbers)
+        for (name, key), struct in zip(wanted, structs, strict=False):
+            if check_code(self._client, key, raw_getattr(struct, "nvmlReturn")):
+                member = value_name(raw_getattr(struct, "valueType"))
+                values[name] = getattr(raw_getattr(struct, "value"), member)
+        return values
+
+
+def mark_if_unsupported(client: DeviceClient, key: _Key, error: UnavailableError) -> None:
+    """Mark one that was queried alone, where it was refused; what only failed may come yet."""
+    code = getattr(error.__cause__, "value", None)
+    if code in _REFUSALS:
+        client.mark_unsupported(key, reason_of(error))
+
+
+def check_code(client: DeviceClient, key: _Key, code: int) -> bool:
+    """Return whether a code inside a successful answer is success; raises SourceLostError."""
+    if code == _SUCCESS:
+        client.outcomes.setdefault(key, None)
+        return True
+    label = ":".join(map(str, key))
+    if code in _LOST:
+        raise GpuLostError(f"{label}: {_name_of(code)}")
+    if code in _REFUSALS:
+        client.mark_unsupported(key, _name_of(code))
+    else:
+        NVML_ERRORS.labels(call=label, error=_name_of(code)).inc()
+    return False
+
+
+def _name_of(code: int) -> str:
+    return type(pynvml.NVMLError(code)).__name__.removeprefix("NVMLError_")
+
+
+_COUNT: Final = FieldValue(pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT)
+
+
+class Links:
+    """The NVLinks of one GPU; their numbers begin at 0."""
+
+    def __init__(self, client: DeviceClient) -> None:
+        self._client = client
+        self._batch = FieldBatch(client, [("count", _COUNT)])
+        self._is_known = False
+        self.numbers = range(0)
+        """Those that it has, as far as is known."""
+
+    def update(self) -> bool:
+        """Query where it is not known; return whether it changed. Raises SourceLostError."""
+        is_asked = _COUNT.key in self._client.outcomes
+        if is_asked and (self._is_known or self._client.is_unsupported(_COUNT.key)):
+            return False
+        # Not as other fields are: a whole call that is refused would refuse all of them.
+        count, before = self._batch.query_apart().get("count"), self.numbers
+        if isinstance(count, int) and 0 <= count <= pynvml.NVML_NVLINK_MAX_LINKS:
+            self.numbers, self._is_known = range(count), True
+        return self.numbers != before
+
+
+_LICENSES: Final = "nvmlDeviceGetGridLicensableFeatures_v4"
+_Wanted = list[tuple[str, Callable[[Any], Any]]]
+
+
+class QueryPlan:
+    """The calls for one group of readings of one device."""
+
+    def __init__(self, client: DeviceClient, specs: Sequence[MetricSpec]) -> None:
+        self._client = client
+        self._specs = specs
+        has_links = any(
+            isinstance(source, FieldValue) and source.link == EACH_LINK
+            for spec in specs
+            for source in spec.sources
+        )
+        self._links = Links(client) if has_links else None
+        self._plan()
+
+    def query(self) -> dict[str, Any]:
+        """Return the driver's values by our names, those that it gives; raises SourceLostError."""
+        if self._links and self._links.update():
+            self._plan()
+        values: dict[str, Any] = {}
+        for call, wanted in self._calls:
+            if call.fills:
+                answer = self._client.fill(call.name, call.fills)
+            else:
+                answer = self._client.query_by_name(call.name, *call.arguments)
+            if answer is not None:
+                for name, extract in wanted:
+                    values[name] = extract(answer)
+        values |= _gather(self._fields.query())
+        if self._client.support_version != self._support_version:
+            self._plan()
+        return values
+
+    def _plan(self) -> None:
+        """Choose the sources that are not unsupported, and each call once."""
+        self._support_version = self._client.support_version
+        calls: dict[tuple[object, ...], tuple[FunctionCall, _Wanted]] = {}
+        fields: list[tuple[Name, FieldValue]] = []
+        for spec in self._specs:
+            source = self._source(spec)
+            if isinstance(source, FunctionCall):
+                calls.setdefault(source.key, (source, []))[1].append(
+                    (spec.name, _extractor(source))
+                )
+            elif isinstance(source, FieldValue):
+                fields += self._fields_of(spec.name, source)
+        self._calls = list(calls.values())
+        self._fields = FieldBatch(self._client, fields)
+
+    def _fields_of(self, name: str, field: FieldValue) -> Iterator[tuple[Name, FieldValue]]:
+        if field.link != EACH_LINK:
+            yield name, field
+            return
+        for link in self._links.numbers if self._links else ():
+            if not self._client.is_unsupported(field.of(link).key):
+                yield (name, link), field.of(link)
+
+    def _source(self, spec: MetricSpec) -> Source | None:
+        possible = (one for one in spec.sources if not self._client.is_unsupported(one.key))
+        return next(possible, None)
+
+
+def _gather(values: dict[Name, Any]) -> dict[str, Any]:
+    """Make mappings, by the link's number, of what was sources of each link."""
+    gathered: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(name, str):
+            gathered[name] = value
+        else:
+            gathered.setdefault(name[0], {})[name[1]] = value
+    return gathered
+
+
+def _extractor(call: FunctionCall) -> Callable[[Any], Any]:
+    if call.name == _LICENSES:
+        return _license_status
+    if isinstance(call.part, int):
+        return itemgetter(call.part)
+    return attrgetter(call.part) if call.part else lambda answer: answer
+
+
+def _license_status(features: LicensableFeatures) -> int | None:
+    """Return 1 where any licensed feature is licensed, `None` where none can be."""
+    if not features.isGridLicenseSupported:
+        return None
+    count = features.licensableFeaturesCount
+    return int(any(one.featureState for one in features.gridLicensableFeatures[:count]))

@@ -1,0 +1,243 @@
+"""NVML as a source of GPUs: the library from its start to its end, and each GPU that it finds.
+
+A session takes any object with functions of `pynvml`: the real module, the simulator's, a
+recording. Opening it finds the GPUs in a thread each, so that one that hangs at the start costs the
+others a bounded wait; it is found by a later opening, under the same index. A GPU's handle is good
+until the library is shut down, so each opening makes new GPUs, which remember nothing of what an
+earlier one did not support.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from agent.core.incidents.xid_parser import read_bus, write_bus
+from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
+from agent.gpu.nvidia.catalogue import CATALOGUE
+from agent.gpu.nvidia.client import DeviceClient, call_nvml
+from agent.gpu.nvidia.core import list_processes, query_core
+from agent.gpu.nvidia.events import NvmlDriverEvents, NvmlGpuEvents, pci_buses_of
+from agent.gpu.nvidia.gpm import Gpm, InstanceCounters
+from agent.gpu.nvidia.inventory import Facts, query_versions
+from agent.gpu.nvidia.library import NvmlLibrary
+from agent.gpu.nvidia.mig import MigLayout
+from agent.gpu.nvidia.process_accounting import AccountingReader
+from agent.gpu.nvidia.query import QueryPlan
+from agent.gpu.source import GpuIdentity
+from agent.gpu.threads import Worker
+from gpuledger.clock import Clock
+from gpuledger.errors import UnavailableError
+from gpuledger.records import GpuFacts
+
+
+@dataclass(kw_only=True)
+class NvidiaGpu:
+    """One GPU of an open library; what it does not support is called once."""
+
+    library: object
+    """The library that gave the handle."""
+    handle: object
+    """The library's own handle."""
+    uuid: str
+    """Its identity."""
+    index: int
+    """The driver's index."""
+    peers: Sequence[tuple[str, object]] = ()
+    """The node's other GPUs, as pairs of UUID and handle."""
+    monotonic_ns: Callable[[], int] = time.monotonic_ns
+    """The clock by which samples are far enough apart."""
+
+    def __post_init__(self) -> None:
+        client = self.client = DeviceClient(library=self.library, handle=self.handle)
+        # One of its own: it is used by another thread than the rest.
+        self._scan_client = DeviceClient(library=self.library, handle=self.handle)
+        self._readings = QueryPlan(client, CATALOGUE[CallGroup.READINGS])
+        self._gpm = Gpm(client, CATALOGUE[CallGroup.PROFILING], monotonic_ns=self.monotonic_ns)
+        self._health = QueryPlan(client, CATALOGUE[CallGroup.HEALTH])
+        self._mig = MigLayout(client=client, uuid=self.uuid, index=self.index)
+        self._known_facts: GpuFacts | None = None
+        self._layout_version = 0
+        self._accounting = AccountingReader(client=client)
+        self._counters = InstanceCounters(
+            client, CATALOGUE[CallGroup.PROFILING], monotonic_ns=self.monotonic_ns
+        )
+        self._facts = Facts(client, uuid=self.uuid, index=self.index, peers=self.peers)
+
+    def query(self, group: CallGroup, cursor: SampleCursor) -> dict[str, Any]:
+        """Return the answer to a group, by the fields of `RawGpuSample`; raises SourceLostError."""
+        if group is CallGroup.BOOKS:
+            return self._query_core(cursor)
+        if group is CallGroup.READINGS:
+            return {"readings": self._readings.query()}
+        if group is CallGroup.PROFILING:
+            of_instances = self._counters.query(self._mig.instances)
+            return {**self._gpm.query(), "instance_profiling": of_instances}
+        health = self._health.query()
+        # The facts come last, as their capabilities are those of all calls before.
+        self._known_facts = self._with_layout(self._facts.query())
+        return {"health": health, "facts": self._known_facts}
+
+    def query_all(self, cursor: SampleCursor) -> RawGpuSample:
+        """Return the answers to all groups; raises SourceLostError."""
+        given: dict[str, Any] = {}
+        for group in CallGroup:
+            given |= self.query(group, cursor)
+        return RawGpuSample(uuid=self.uuid, index=self.index, **given)
+
+    @property
+    def has_process_accounting(self) -> bool:
+        """Whether its driver keeps accounts of processes, by the last answer."""
+        return self._accounting.is_kept
+
+    def running_pids(self) -> frozenset[int] | None:
+        """Return who is on the GPU, from any thread; `None` where a list failed.
+
+        Raises SourceLostError.
+        """
+        listed = list_processes(self._scan_client)
+        return None if listed is None else frozenset(one.pid for one in listed)
+
+    def close(self) -> None:
+        """Let go of what the library holds for it; the library must be open."""
+        self._gpm.close()
+        self._counters.close()
+
+    def _query_core(self, cursor: SampleCursor) -> dict[str, Any]:
+        core = query_core(self.client, cursor)
+        core |= self._mig.query(core)
+        if not core["mig_enabled"]:
+            core["accounted"] = self._accounting.query(core["processes"])
+        if self._known_facts and self._layout_version != self._mig.version:
+            # At once, and not with the next health: kubelet's ids lead to instances by it.
+            self._known_facts = self._with_layout(self._known_facts)
+            core["facts"] = self._known_facts
+        return core
+
+    def _with_layout(self, facts: GpuFacts) -> GpuFacts:
+        self._layout_version = self._mig.version
+        is_enabled = self._mig.is_enabled
+        return replace(facts, instances=self._mig.describe(), mig_enabled=is_enabled)
+
+
+# A GPU that nobody uses may have to be woken up first, which takes seconds.
+_FIND_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """A GPU that answered."""
+
+    index: int
+    uuid: str
+    handle: object
+
+
+class NvmlSession:
+    """The library, as a `GpuSource`."""
+
+    def __init__(
+        self,
+        library: object,
+        *,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        find_seconds: float = _FIND_SECONDS,
+    ) -> None:
+        self.library = library
+        """The functions of `pynvml`, real or played."""
+        self._monotonic_ns = monotonic_ns
+        self._find_seconds = find_seconds
+        self._gpus: list[NvidiaGpu] = []
+        self._finding: dict[int, Future[_Found | None]] = {}
+        self._is_open = False
+        self._slots: dict[int, str] = {}
+        self.unfound: Mapping[int, str] = {}
+        """What names the GPUs that the driver counts and that did not answer at the start."""
+        self.driver_events = NvmlDriverEvents(library)
+        """What the driver says of itself."""
+
+    def open(self) -> list[NvidiaGpu]:
+        """Start the library; return the GPUs that answer. Raises SourceLostError."""
+        call_nvml(self.library, NvmlLibrary.nvmlInit)
+        # It has to be shut down from here on, whatever comes next.
+        self._is_open = True
+        count = call_nvml(self.library, NvmlLibrary.nvmlDeviceGetCount)
+        found = self._find_all(count)
+        self._gpus = [self._make(gpu, found) for gpu in found]
+        indices = set(range(count)) - {gpu.index for gpu in found}
+        self.unfound = {index: self._slots.get(index, f"INDEX:{index}") for index in indices}
+        return self._gpus
+
+    def versions(self) -> Mapping[str, str | None]:
+        """Return the versions by the fields of `Inventory`; raises SourceLostError."""
+        return query_versions(self.library)
+
+    def gpu_events(self, gpus: Sequence[GpuIdentity], *, clock: Clock) -> NvmlGpuEvents:
+        """Make an event set in which these GPUs are registered; raises UnavailableError."""
+        return NvmlGpuEvents(self.library, gpus, clock=clock)
+
+    def pci_buses(self, gpus: Sequence[GpuIdentity]) -> Mapping[str, str]:
+        """Return the GPUs' UUIDs by the PCI addresses at which they are plugged in."""
+        return pci_buses_of(self.library, gpus)
+
+    def close(self) -> None:
+        """Let go of the driver; a library that is lost has nothing to let go of."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        gpus, self._gpus = self._gpus, []
+        for gpu in gpus:
+            with contextlib.suppress(UnavailableError):
+                gpu.close()
+        # However the GPUs ended: a library that is not shut down is not started anew either.
+        with contextlib.suppress(UnavailableError):
+            call_nvml(self.library, NvmlLibrary.nvmlShutdown)
+
+    def _find_all(self, count: int) -> list[_Found]:
+        """Find the GPUs, each in a thread: one that hangs must not cost the others."""
+        for index in range(count):
+            # One that is done now was found too late, with a handle of the start before.
+            if index not in self._finding or self._finding[index].done():
+                worker = Worker(f"find-{index}")
+                self._finding[index] = worker.start(partial(self._find, index))
+                worker.end()
+        finding = {index: self._finding[index] for index in range(count)}
+        wait(finding.values(), timeout=self._find_seconds)
+        # The thread of one that is late goes on: the next opening waits for it, not for another.
+        done = [index for index, future in finding.items() if future.done()]
+        return [gpu for index in done if (gpu := self._finding.pop(index).result())]
+
+    def _find(self, index: int) -> _Found | None:
+        """Return the GPU at an index; one that is lost must not cost the others."""
+        try:
+            handle = call_nvml(self.library, NvmlLibrary.nvmlDeviceGetHandleByIndex, index)
+        except UnavailableError:
+            return None
+        try:
+            uuid = call_nvml(self.library, NvmlLibrary.nvmlDeviceGetUUID, handle)
+        except UnavailableError:
+            self._record_slot(index, handle)
+            return None
+        return _Found(index=index, uuid=uuid, handle=handle)
+
+    def _record_slot(self, index: int, handle: object) -> None:
+        """Record where a GPU is plugged in that does not give its UUID."""
+        with contextlib.suppress(UnavailableError):
+            slot = call_nvml(self.library, NvmlLibrary.nvmlDeviceGetPciInfo_v3, handle).busId
+            if bus := read_bus(slot):
+                self._slots[index] = write_bus(bus)
+
+    def _make(self, gpu: _Found, all_found: Sequence[_Found]) -> NvidiaGpu:
+        return NvidiaGpu(
+            library=self.library,
+            handle=gpu.handle,
+            uuid=gpu.uuid,
+            index=gpu.index,
+            peers=[(other.uuid, other.handle) for other in all_found if other is not gpu],
+            monotonic_ns=self._monotonic_ns,
+        )

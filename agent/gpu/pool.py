@@ -1,0 +1,197 @@
+"""The GPUs of an open source: polled together once a tick, and what became of each.
+
+How the source is opened, and when again, is decided elsewhere.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from agent.core.raw import RawGpuSample, SampleCursor
+from agent.gpu.breaker import BreakerLog
+from agent.gpu.poll import PollCycle
+from agent.gpu.source import Gpu, GpuLostError, SourceLostError
+from agent.gpu.worker import GpuWorker, HealthTimes, LeakedThreads, slow_backoff
+from agent.metrics import GPU_DEADLINES_MISSED, GPUS_LOST
+from gpuledger.records import GpuFacts
+
+Report = Callable[[str, str, str], None]
+"""Takes an incident's kind, the GPU's UUID and one sentence for people."""
+
+
+def report_nowhere(_kind: str, _gpu_uuid: str, _message: str) -> None:
+    """Report nothing."""
+
+
+class GpuAvailability:
+    """The GPUs of a node that answered once, and those of them that do not any more."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._known: dict[str, None] = {}
+        self._indices: dict[int, str] = {}
+        self._unnamed: dict[int, str] = {}
+        self._lost: dict[str, str] = {}
+
+    @property
+    def known(self) -> Sequence[str]:
+        """The UUIDs of all GPUs that answered once."""
+        return tuple(self._known)
+
+    @property
+    def lost(self) -> Mapping[str, str]:
+        """Why each lost GPU is lost, by UUID."""
+        return self._lost
+
+    def record_lost(self, uuid: str, reason: str) -> None:
+        """Record that a GPU does not answer any more; reported where that is news."""
+        if uuid in self._lost:
+            return
+        self._lost[uuid] = reason
+        GPUS_LOST.set(len(self._lost))
+        self._report("gpu_lost", uuid, reason)
+
+    def record_start(self, found: Mapping[int, str], unfound: Mapping[int, str]) -> None:
+        """Record an opening: by index, the UUIDs that it found and what names the others.
+
+        Those that an earlier one found are lost by their UUID, and not by another name.
+        """
+        self._indices |= found
+        for index, name in unfound.items():
+            if index not in self._indices and index not in self._unnamed:
+                self._unnamed[index] = name
+                self.record_lost(name, "it does not answer at the start of the library")
+
+    def record_answer(self, uuid: str, *, index: int) -> None:
+        """Record that a GPU answered; reported where it was lost, be it by another name."""
+        self._known[uuid] = None
+        for name in (uuid, self._unnamed.pop(index, None)):
+            if name in self._lost:
+                reason = self._lost.pop(name)
+                GPUS_LOST.set(len(self._lost))
+                message = f"it answers again; it was lost: {reason}"
+                self._report("gpu_recovered", name, message)
+
+    def report_all(self, kind: str, message: str) -> None:
+        """Report what happened to the driver, so to each GPU that was not lost."""
+        for uuid in self._known:
+            if uuid not in self._lost:
+                self._report(kind, uuid, message)
+
+
+class GpuPool:
+    """Queries all GPUs of an open source."""
+
+    def __init__(
+        self, *, availability: GpuAvailability, deadline_seconds: float, health_seconds: float
+    ) -> None:
+        self._availability = availability
+        self._deadline_seconds = deadline_seconds
+        self._health_ns = round(health_seconds * 1e9)
+        self._leaked = LeakedThreads()
+        self._breaker_log = BreakerLog()
+        self._workers: list[GpuWorker] = []
+        self._cycle: PollCycle | None = None
+        self.library_lost: str | None = None
+        """Why no GPU can answer any more, where the last answers said so."""
+        self.facts: dict[str, GpuFacts] = {}
+        """What is known of each GPU, by UUID."""
+        self.facts_changes = 0
+        """How often that was news."""
+
+    @property
+    def uuids(self) -> set[str]:
+        """The GPUs that are queried, be it by probes."""
+        return {worker.gpu.uuid for worker in self._workers}
+
+    @property
+    def accounting_gpus(self) -> list[Gpu]:
+        """The GPUs whose driver keeps accounts of processes."""
+        return [worker.gpu for worker in self._workers if worker.gpu.has_process_accounting]
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether there are GPUs, and none of them answers."""
+        return bool(self._workers) and all(worker.is_silent for worker in self._workers)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a call hangs, so that closing the source may hang too."""
+        return any(worker.is_stuck for worker in self._workers) or self._leaked.total() > 0
+
+    @property
+    def open_groups(self) -> list[str]:
+        """What is not queried of which GPU, for people."""
+        return [
+            f"{group.value} of {worker.gpu.uuid}"
+            for worker in self._workers
+            for group in worker.open_groups
+        ]
+
+    def begin(self, found: Sequence[Gpu], now_ns: int) -> None:
+        """Begin with the GPUs of a newly opened source; one whose threads all hang is left out."""
+        self.library_lost = None
+        # Health is the longest group: no tick shall have that of several GPUs.
+        self._workers = [
+            self._make_worker(gpu, now_ns + position * self._health_ns // len(found), now_ns)
+            for position, gpu in enumerate(found)
+            if not self._leaked.is_full(gpu.uuid)
+        ]
+
+    def end(self) -> None:
+        """Let the threads go; those that hang are leaked."""
+        for worker in self._workers:
+            worker.end()
+        self._workers = []
+
+    async def poll(self, cursors: Mapping[str, SampleCursor], now_ns: int) -> list[RawGpuSample]:
+        """Return the answers of the GPUs that answered in time."""
+        started = []
+        for worker in self._workers:
+            cursor = cursors.get(worker.gpu.uuid, SampleCursor())
+            request = worker.next_request(cursor, last=self._cycle, now_ns=now_ns)
+            if request:
+                started.append((worker, request))
+        self._cycle = PollCycle(deadline_seconds=self._deadline_seconds)
+        self._cycle.start([(request, worker.submit) for worker, request in started])
+        await self._cycle.wait()
+        evaluated = [self._evaluate(worker, self._cycle, now_ns) for worker, _ in started]
+        answers = [answer for answer in evaluated if answer]
+        GPU_DEADLINES_MISSED.inc(len(self._workers) - len(answers))
+        self._record_silent_gpus()
+        self._leaked.update_metric()
+        return answers
+
+    def _evaluate(self, worker: GpuWorker, cycle: PollCycle, now_ns: int) -> RawGpuSample | None:
+        uuid = worker.gpu.uuid
+        try:
+            answer = worker.evaluate(cycle, now_ns)
+        except GpuLostError as error:
+            # No probe can help: only a new opening gives another handle of it.
+            self._availability.record_lost(uuid, str(error))
+            worker.end()
+            self._workers.remove(worker)
+            return None
+        except SourceLostError as error:
+            self.library_lost = str(error)
+            return None
+        if answer:
+            self._availability.record_answer(uuid, index=answer.index)
+            if answer.facts and answer.facts != self.facts.get(uuid):
+                self.facts[uuid] = answer.facts
+                self.facts_changes += 1
+        return answer
+
+    def _record_silent_gpus(self) -> None:
+        for worker in self._workers:
+            # With the library no GPU answers, which says nothing of any one of them.
+            if worker.is_silent and not self.library_lost:
+                self._availability.record_lost(worker.gpu.uuid, worker.silence)
+
+    def _make_worker(self, gpu: Gpu, health_ns: int, now_ns: int) -> GpuWorker:
+        return GpuWorker(
+            gpu,
+            leaked=self._leaked,
+            breaker_log=self._breaker_log,
+            backoff=slow_backoff,
+            health=HealthTimes(origin_ns=health_ns, period_ns=self._health_ns),
+            now_ns=now_ns,
+        )

@@ -1,0 +1,261 @@
+"""One GPU with its thread and its breakers: what it is queried for in a tick, and what came of it.
+
+A call that hangs cannot be ended, so what is done about it is a matter of who would wait:
+
+- Each group has a breaker. It opens after some failures in a row, or at once where a thread hangs
+  in the group; then the group is probed, ever more rarely, and nothing waits for a probe.
+- Where the thread hangs in a group that is not booked, the GPU would be out of the tick without
+  any fault of its books. So the thread is leaked at once and a new one takes its place.
+- Where it hangs in the books, another thread would hang as well. So a new one is started only when
+  a probe is due, and nothing else is queried until one has answered.
+- At most `MAX_LEAKED` threads of a GPU hang at a time; beyond that it waits for one to return.
+
+When there is a tick, and when the source is opened again, is decided elsewhere.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import structlog
+
+from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
+from agent.gpu.breaker import Breaker, BreakerLog, Permit
+from agent.gpu.poll import PollCycle, PollRequest
+from agent.gpu.source import Gpu, SourceLostError
+from agent.gpu.threads import Worker
+from agent.metrics import BREAKER_OPEN, CALL_GROUPS_FAILED, THREADS_LEAKED
+from gpuledger.runtime import Backoff
+
+_log = structlog.get_logger(__name__)
+
+MAX_LEAKED: Final = 4
+"""Threads of one GPU that may hang beside the one that is used."""
+_EVERY_TICK: Final = (CallGroup.READINGS, CallGroup.PROFILING)
+
+
+def slow_backoff() -> Backoff:
+    """Return the waits between attempts that cost the other GPUs something."""
+    return Backoff(first_seconds=5, max_seconds=300)
+
+
+@dataclass
+class LeakedThreads:
+    """The threads that hang in the driver, by GPU; they outlive the source's being opened again."""
+
+    _requests: dict[str, list[PollRequest]] = field(default_factory=dict)
+
+    def add(self, request: PollRequest, worker: Worker) -> bool:
+        """Leak a thread where the bound allows it; it ends when its call returns."""
+        uuid = request.gpu.uuid
+        if self.is_full(uuid):
+            return False
+        worker.end()
+        self._requests[uuid].append(request)
+        group = request.current_group
+        _log.warning("thread_abandoned", gpu=uuid, call_group=group and group.value)
+        self.update_metric()
+        return True
+
+    def is_full(self, uuid: str) -> bool:
+        """Return whether no other thread of this GPU may be leaked."""
+        return len(self._hanging(uuid)) >= MAX_LEAKED
+
+    def hangs_in(self, uuid: str, group: CallGroup) -> bool:
+        """Return whether a thread hangs in this group of a GPU."""
+        return any(request.current_group is group for request in self._hanging(uuid))
+
+    def update_metric(self) -> None:
+        """Set the metric to what still hangs."""
+        THREADS_LEAKED.set(self.total())
+
+    def total(self) -> int:
+        """Return how many threads hang."""
+        return sum(len(self._hanging(uuid)) for uuid in list(self._requests))
+
+    def _hanging(self, uuid: str) -> list[PollRequest]:
+        hanging = [request for request in self._requests.get(uuid, ()) if not request.is_done]
+        self._requests[uuid] = hanging
+        return hanging
+
+
+@dataclass(frozen=True, kw_only=True)
+class HealthTimes:
+    """When a GPU's health is queried: at once, and then at times that differ from GPU to GPU."""
+
+    origin_ns: int
+    """One of these times."""
+    period_ns: int
+    """From one to the next."""
+
+    def after(self, now_ns: int) -> int:
+        """Return the first one after now."""
+        return now_ns + self.period_ns - (now_ns - self.origin_ns) % self.period_ns
+
+
+class GpuWorker:
+    """Queries one GPU; made anew each time the source is opened."""
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        *,
+        leaked: LeakedThreads,
+        breaker_log: BreakerLog,
+        backoff: Callable[[], Backoff],
+        health: HealthTimes,
+        now_ns: int,
+    ) -> None:
+        self.gpu = gpu
+        self._leaked = leaked
+        self._worker = Worker(f"gpu-{gpu.index}")
+        self._breakers = {group: Breaker(backoff=backoff()) for group in CallGroup}
+        self._request: PollRequest | None = None
+        self._core_error: str | None = None
+        self._health = health
+        self._next_health_ns = now_ns
+        self._open = {
+            group: BREAKER_OPEN.labels(gpu_uuid=gpu.uuid, group=group.value) for group in CallGroup
+        }
+        self._breaker_log = breaker_log
+        for group, breaker in self._breakers.items():
+            if leaked.hangs_in(gpu.uuid, group):
+                breaker.trip(now_ns)
+            self._record_state(group)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether its thread is not back yet."""
+        return self._request is not None and not self._request.is_done
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it is queried by probes only, as even what is booked did not come."""
+        return self._breakers[CallGroup.BOOKS].is_open
+
+    @property
+    def silence(self) -> str:
+        """Why, for people."""
+        return self._core_error or "its calls do not return in time"
+
+    @property
+    def open_groups(self) -> list[CallGroup]:
+        """The groups that are not queried at present."""
+        return [group for group, breaker in self._breakers.items() if breaker.is_open]
+
+    def submit(self, do: Callable[[], object]) -> None:
+        """Have something done in the thread."""
+        self._worker.submit(do)
+
+    def end(self) -> None:
+        """Let go of the thread; where it hangs it is leaked."""
+        if self._request and self.is_stuck:
+            self._leaked.add(self._request, self._worker)
+        self._worker.end()
+
+    def next_request(
+        self, cursor: SampleCursor, *, last: PollCycle | None, now_ns: int
+    ) -> PollRequest | None:
+        """Return what to query now, if anything; `last` is the cycle before."""
+        if self._request and last:
+            self._evaluate_probes(self._request, last, now_ns)
+        if self.is_stuck and not self._free_thread(now_ns):
+            return None
+        self._request = self._make_request(cursor, now_ns)
+        return self._request
+
+    def evaluate(self, cycle: PollCycle, now_ns: int) -> RawGpuSample | None:
+        """Return what came in time, `None` without the books.
+
+        Raises SourceLostError for a lost GPU.
+        """
+        request = self._request
+        if request is None or not request.awaited:
+            return None
+        given: dict[str, Any] = {}
+        for group in request.awaited:
+            given |= request.answers.get(group, {})
+            self._count(request, group, cycle, now_ns)
+        error = request.errors.get(CallGroup.BOOKS)
+        self._core_error = str(error) if error else None
+        if isinstance(error, SourceLostError):
+            raise error
+        if CallGroup.BOOKS not in request.answers:
+            return None
+        return RawGpuSample(uuid=self.gpu.uuid, index=self.gpu.index, **given)
+
+    def _make_request(self, cursor: SampleCursor, now_ns: int) -> PollRequest | None:
+        core = self._breakers[CallGroup.BOOKS].permit(now_ns)
+        if core is Permit.SKIP:
+            return None
+        if core is Permit.PROBE:
+            # Nothing else: without the books the GPU would not be in the tick.
+            return PollRequest.to(self.gpu, cursor, (), (CallGroup.BOOKS,))
+        permits = {group: self._breakers[group].permit(now_ns) for group in self._due(now_ns)}
+        awaited = [group for group, permit in permits.items() if permit is Permit.ASK]
+        probing = [group for group, permit in permits.items() if permit is Permit.PROBE]
+        probing = [group for group in probing if not self._leaked.hangs_in(self.gpu.uuid, group)]
+        return PollRequest.to(self.gpu, cursor, (CallGroup.BOOKS, *awaited), probing)
+
+    def _due(self, now_ns: int) -> tuple[CallGroup, ...]:
+        if now_ns < self._next_health_ns:
+            return _EVERY_TICK
+        self._next_health_ns = self._health.after(now_ns)
+        return (*_EVERY_TICK, CallGroup.HEALTH)
+
+    def _count(self, request: PollRequest, group: CallGroup, cycle: PollCycle, now_ns: int) -> None:
+        """Update the breaker; a group that has not had its time has neither failed nor not."""
+        if group in request.errors:
+            self._fail(group, "error", now_ns)
+        elif group in request.answers:
+            self._succeed(group)
+        elif group is CallGroup.BOOKS or (
+            request.current_group is group and cycle.is_late(request)
+        ):
+            self._fail(group, "deadline", now_ns)
+
+    def _evaluate_probes(self, request: PollRequest, cycle: PollCycle, now_ns: int) -> None:
+        for group in request.probing:
+            if cycle.is_in_time(request, group):
+                self._succeed(group)
+            elif group in request.took_seconds or request.current_group is group:
+                self._fail(group, "probe", now_ns)
+        request.probing = ()
+
+    def _free_thread(self, now_ns: int) -> bool:
+        """Return whether there is a thread to query with, although one hangs."""
+        group = self._request.current_group if self._request else None
+        # It waits for the GPU before it, or is just done: its thread is free soon.
+        if not self._request or group is None:
+            return False
+        breaker = self._breakers[group]
+        if group is CallGroup.BOOKS:
+            # A new thread would hang alike: one is spent only where a probe is due.
+            if not breaker.is_open:
+                self._fail(group, "hangs", now_ns)
+            if breaker.permit(now_ns) is not Permit.PROBE:
+                return False
+        elif breaker.trip(now_ns):
+            # Not after some failures as else: each of them would cost the books of a tick.
+            self._record_state(group, "hangs")
+        if not self._leaked.add(self._request, self._worker):
+            return False
+        self._worker = Worker(f"gpu-{self.gpu.index}")
+        return True
+
+    def _fail(self, group: CallGroup, reason: str, now_ns: int) -> None:
+        CALL_GROUPS_FAILED.labels(gpu_uuid=self.gpu.uuid, group=group.value, reason=reason).inc()
+        self._breakers[group].failed(now_ns)
+        self._record_state(group, reason)
+
+    def _succeed(self, group: CallGroup) -> None:
+        self._breakers[group].succeeded()
+        self._record_state(group)
+        # Here alone: the breakers of a new worker are closed before anything has answered.
+        self._breaker_log.closed(self.gpu.uuid, group)
+
+    def _record_state(self, group: CallGroup, reason: str | None = None) -> None:
+        is_open = self._breakers[group].is_open
+        self._open[group].set(is_open)
+        if is_open:
+            self._breaker_log.opened(self.gpu.uuid, group, reason=reason)

@@ -1,0 +1,123 @@
+"""What a cgroup path says: which container, which pod.
+
+Here lives the reading of the lines of `/proc/<pid>/cgroup`, as pure functions over text. Nothing
+here opens a file, and nothing here knows a pod by name.
+
+A path is cut into segments at `/` and at `:` (containerd writes `slice:cri-containerd:id` into one
+path element), and a segment means something only as a whole: `libpod-<64 hex>` holds the letters
+`pod`, a desktop's scope holds a UUID, and neither is a pod.
+
+Of several pods in a path the outermost counts: the kubelet made that one, and what lies below it
+may be of the pod's own making, with another pod's UID in its name. Where the node is itself a
+container in a pod (kind in a cluster), all paths begin with that pod; how a path of such a node
+begins is taken from the agent's own, and left out.
+"""
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from agent.core.processes.table import Location
+
+_HEX_ID: Final = "[0-9a-f]{64}"
+_UUID: Final = "[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}"
+# The 32 digits are the configuration hash that a kubelet gives a static pod in place of a UID.
+_POD: Final = re.compile(rf"(?:.*-)?pod({_UUID}|[0-9a-f]{{32}})(?:\.slice)?")
+# A closed list: `crio-conmon-<id>` is the container's monitor, `<id>.mount` its file system.
+_CONTAINER: Final = re.compile(
+    rf"(?:(?:cri-containerd|crio|docker|libpod|libpod-payload|nerdctl)-)?({_HEX_ID})(?:\.scope)?"
+)
+_PROC_LINE: Final = re.compile(r"\d+:([^:]*):(.*)", re.ASCII | re.DOTALL)
+# The kernel adds this to the path of a process that outlived its cgroup.
+_DELETED: Final = " (deleted)"
+_CONTROLLERS: Final = ("name=systemd", "", "memory", "pids", "devices", "cpu,cpuacct")
+
+
+class _CgroupLine(NamedTuple):
+    text: str
+    controllers: str
+    path: str
+
+
+NodePaths = Mapping[str, tuple[str, ...]]
+"""By controllers, the segments with which the paths of a node begin that is itself in a pod."""
+
+
+def locate(text: str, *, node_paths: NodePaths = MappingProxyType({})) -> Location:
+    """Return where the process of one `/proc/<pid>/cgroup`, or of one bare path, runs.
+
+    Of several lines one with a pod wins, then one with a container: in a hybrid hierarchy some
+    controllers may stop at an outer container.
+    """
+    parsed = _parse(text)
+    found = [
+        (_locate_path(line.path, node_paths.get(line.controllers, ())), line) for line in parsed
+    ]
+    if not found:
+        return Location()
+    (container_id, pod_uid), line = min(found, key=lambda located: _rank(*located))
+    if container_id is None and pod_uid is None:
+        line = parsed[0]
+    return Location(container_id=container_id, pod_uid=pod_uid, line=line.text)
+
+
+def find_node_paths(agents_text: str) -> NodePaths:
+    """Return how the node's paths begin where it is itself in a pod, from the agent's own cgroup.
+
+    The agent's innermost pod is the one that the node's kubelet made; what stands before it is the
+    node's. A node on its own machine has no pod there, and nothing is left out.
+    """
+    paths = {}
+    for line in _parse(agents_text):
+        segments = _cut(line.path)
+        pods = [index for index, segment in enumerate(segments) if _POD.fullmatch(segment)]
+        # With one pod alone the path is that of an agent on a node that is a machine.
+        if len(pods) > 1:
+            # The last pod or container before it: the node is in that, with all its slices.
+            last_of_node = max(
+                index
+                for index, segment in enumerate(segments[: pods[-1]])
+                if _POD.fullmatch(segment) or _CONTAINER.fullmatch(segment)
+            )
+            paths[line.controllers] = tuple(segments[: last_of_node + 1])
+    return paths
+
+
+def _parse(text: str) -> list[_CgroupLine]:
+    parsed = []
+    # The kernel ends lines with \n alone; any other separator can stand in a cgroup's name.
+    for line in text.split("\n"):
+        if line.strip():
+            matched = _PROC_LINE.fullmatch(line)
+            # A bare path, such as a person gives, is taken for the path of any hierarchy.
+            controllers, path = matched.groups() if matched else ("", line)
+            path = path.removesuffix(_DELETED)
+            parsed.append(_CgroupLine(text=line, controllers=controllers, path=path))
+    return parsed
+
+
+def _cut(path: str) -> list[str]:
+    return re.split("[/:]", path)
+
+
+def _rank(found: tuple[str | None, str | None], line: _CgroupLine) -> tuple[bool, bool, int]:
+    container_id, pod_uid = found
+    known = line.controllers in _CONTROLLERS
+    preference = _CONTROLLERS.index(line.controllers) if known else len(_CONTROLLERS)
+    return (pod_uid is None, container_id is None, preference)
+
+
+def _locate_path(path: str, node_path: tuple[str, ...]) -> tuple[str | None, str | None]:
+    """Return the container and the pod: the outermost pod, and the first container within it.
+
+    The first container, because Docker in a pod is still that pod's container.
+    """
+    segments = _cut(path)
+    if tuple(segments[: len(node_path)]) == node_path:
+        segments = segments[len(node_path) :]
+    pods = ((index, found) for index, found in enumerate(map(_POD.fullmatch, segments)) if found)
+    index, pod = next(pods, (-1, None))
+    containers = (_CONTAINER.fullmatch(segment) for segment in segments[index + 1 :])
+    container = next(filter(None, containers), None)
+    return (container and container[1], pod and pod[1].replace("_", "-"))

@@ -1,0 +1,175 @@
+"""The kubelet's answer to `v1.PodResourcesLister/List`: which pod's container holds which device.
+
+Here lives the part of it that concerns devices, by the field numbers of Kubernetes'
+`pkg/apis/podresources/v1/api.proto`; CPUs, memory and topology are passed over. Of the wire
+form of Protocol Buffers as much is read as one message needs: its fields, one by one. ADR 010 says
+why no generated code is used; the tests hold this to Protocol Buffers' own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+_VARINT: Final = 0
+_FIXED_BYTES: Final = {1: 8, 5: 4}
+_LENGTH: Final = 2
+_MAX_VARINT_BYTES: Final = 10
+_MORE: Final = 0x80
+
+
+def read_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield number and bytes of each field that has bytes; the others are passed over.
+
+    Raises ValueError where the bytes are no message.
+    """
+    position, end = 0, len(message)
+    while position < end:
+        tag, position = _read_varint(message, position)
+        number, kind = tag >> 3, tag & 7
+        if kind == _LENGTH:
+            size, position = _read_varint(message, position)
+            if position + size > end:
+                raise ValueError(f"field {number} ends {position + size - end} bytes too late")
+            yield number, message[position : position + size]
+            position += size
+        # A field without bytes of its own: nothing of the answer that concerns devices.
+        elif kind == _VARINT:
+            _, position = _read_varint(message, position)
+        elif kind in _FIXED_BYTES:
+            position += _FIXED_BYTES[kind]
+        else:
+            raise ValueError(f"no such kind of field: {kind}")
+    if position > end:
+        raise ValueError("the last field is cut off")
+
+
+def _read_varint(message: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    for byte in message[position : position + _MAX_VARINT_BYTES]:
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if not byte & _MORE:
+            return value, position
+        shift += 7
+    raise ValueError("a number is cut off")
+
+
+METHOD: Final = "/v1.PodResourcesLister/List"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContainerDevices:
+    """Devices that a device plugin gave to a container under one resource."""
+
+    resource_name: str
+    """The resource, such as `nvidia.com/gpu`."""
+    device_ids: list[str]
+    """The plugin's ids of the devices."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClaimedDevice:
+    """A device that a resource claim gave to a container."""
+
+    driver_name: str
+    """The driver, such as `gpu.nvidia.com`."""
+    pool_name: str
+    """The driver's pool, most often the node's name."""
+    device_name: str
+    """The driver's name of the device in the pool."""
+    share_id: str | None
+    """Where the claim holds a share of the device: the share."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResourceClaim:
+    """A resource claim of a container."""
+
+    name: str
+    """Its name."""
+    namespace: str
+    """Its namespace."""
+    devices: list[ClaimedDevice]
+    """What it gave."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContainerResources:
+    """A container of a pod."""
+
+    name: str
+    """Its name in the pod."""
+    devices: list[ContainerDevices]
+    """What device plugins gave it."""
+    claims: list[ResourceClaim]
+    """What resource claims gave it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodResources:
+    """A pod that the kubelet knows."""
+
+    name: str
+    """Its name."""
+    namespace: str
+    """Its namespace."""
+    containers: list[ContainerResources]
+    """Its containers."""
+
+
+def parse_answer(answer: bytes) -> list[PodResources]:
+    """Read a `ListPodResourcesResponse`; raises ValueError where the bytes are none."""
+    return [_pod(value) for number, value in read_fields(answer) if number == 1]
+
+
+def _pod(message: bytes) -> PodResources:
+    fields = _gather(message)
+    return PodResources(
+        name=_text(fields, 1),
+        namespace=_text(fields, 2),
+        containers=[_container(container) for container in fields.get(3, ())],
+    )
+
+
+def _container(message: bytes) -> ContainerResources:
+    fields = _gather(message)
+    return ContainerResources(
+        name=_text(fields, 1),
+        devices=[
+            ContainerDevices(
+                resource_name=_text(devices, 1),
+                device_ids=[device_id.decode() for device_id in devices.get(2, ())],
+            )
+            for devices in map(_gather, fields.get(2, ()))
+        ],
+        claims=[_claim(claim) for claim in fields.get(5, ())],
+    )
+
+
+def _claim(message: bytes) -> ResourceClaim:
+    fields = _gather(message)
+    return ResourceClaim(
+        name=_text(fields, 2),
+        namespace=_text(fields, 3),
+        devices=[
+            ClaimedDevice(
+                driver_name=_text(device, 2),
+                pool_name=_text(device, 3),
+                device_name=_text(device, 4),
+                share_id=_text(device, 5) or None,
+            )
+            for device in map(_gather, fields.get(4, ()))
+        ],
+    )
+
+
+def _gather(message: bytes) -> dict[int, list[bytes]]:
+    fields: dict[int, list[bytes]] = {}
+    for number, value in read_fields(message):
+        fields.setdefault(number, []).append(value)
+    return fields
+
+
+def _text(fields: dict[int, list[bytes]], number: int) -> str:
+    """Return a text; of one that comes twice the last counts, as the format demands."""
+    return fields[number][-1].decode() if number in fields else ""

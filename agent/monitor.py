@@ -1,0 +1,273 @@
+"""What goes wrong with a node's GPUs, reported at once: the sources put together.
+
+Detections come from the driver's events (in their own thread), from the kernel's log, from the
+readings and from the driver's own start and end. Here they become incidents, each once, with the
+processes on the GPU at that time and those to whom the kubelet has given it. The log has a line for
+each, and of a storm of equal ones a line a minute.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from agent.core.incidents.builder import Detection, make_incident
+from agent.core.incidents.dedupe import WINDOW_NS, Deduplicator, degradations, is_covered_by, merge
+from agent.gpu.event_thread import EventThread
+from agent.gpu.source import GpuIdentity, GpuSource
+from agent.host.kmsg import Kmsg, KmsgReader
+from agent.metrics import EVENT_SET_FAILURES, INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
+from gpuledger.clock import Clock
+from gpuledger.records import DeviceAllocation, GpuHealth, Incident, IncidentProcess, Severity
+from gpuledger.runtime import Backoff, Check
+from gpuledger.runtime.logs import Repeats
+
+_LEVELS: Final = {
+    Severity.INFO: logging.INFO,
+    Severity.WARNING: logging.WARNING,
+    Severity.CRITICAL: logging.ERROR,
+}
+_log = structlog.get_logger(__name__)
+
+
+SOURCE: Final = "agent"
+_MAX_WAITING: Final = 4096
+_AT_ONCE: Final = 100
+_PAUSE_SECONDS: Final = 0.05
+"""Between as many as are handled at once: who sends them on must be able to keep up."""
+_MAX_HANGING: Final = 4
+_MAX_RECENT: Final = 64
+_RECENT_NS: Final = 60_000_000_000
+# The driver reports a new layout at once, the agent sees it at a tick.
+_WINDOWS_NS: Final = {"xid": WINDOW_NS, "mig_changed": 10_000_000_000}
+
+
+class IncidentLog:
+    """The lines of one node."""
+
+    def __init__(self, repeats: Repeats | None = None) -> None:
+        self._repeats = repeats or Repeats()
+
+    def record(self, incident: Incident) -> None:
+        """Write a line, as loud as the incident; `count` is how many equal ones it stands for."""
+        count = self._repeats.count((incident.gpu_uuid, incident.kind, incident.xid))
+        if not count:
+            return
+        # Who held the GPU by name, as the kubelet said; else the UIDs of who was on it.
+        pods = {f"{held.namespace}/{held.pod}" for held in incident.allocations or ()} or {
+            process.pod_uid for process in incident.processes if process.pod_uid
+        }
+        facts = {
+            "kind": incident.kind,
+            "gpu": incident.gpu_uuid,
+            "gpu_index": incident.gpu_index,
+            "xid": incident.xid,
+            "action": incident.action,
+            "pods": sorted(pods) or None,
+            "source": incident.source,
+            "detail": incident.message,
+            "count": count,
+        }
+        known = {key: value for key, value in facts.items() if value is not None}
+        _log.log(_LEVELS[incident.severity], "incident_seen", **known)
+
+
+ProcessesOn = Callable[[str, int | None], Sequence[IncidentProcess]]
+"""Takes a GPU's UUID, and the driver's id of a GPU instance or `None` for the whole GPU."""
+AllocationsOn = Callable[[str, int | None], Sequence[DeviceAllocation]]
+"""Takes the same."""
+
+
+def _nobody(_gpu_uuid: str, _gpu_instance: int | None) -> tuple[()]:
+    return ()
+
+
+class IncidentMonitor:
+    """Watches one node's GPUs; a user of the library while it is open."""
+
+    closing_seconds = 1.0
+    """How long to wait for the events' thread at its end; what hangs longer is left to itself."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        boot_id: str,
+        source: GpuSource,
+        clock: Clock,
+        publish: Callable[[Incident], None],
+        processes_on: ProcessesOn = _nobody,
+        allocations_on: AllocationsOn = _nobody,
+        open_kmsg: Callable[[], Kmsg] | None = None,
+        kmsg_check: Check | None = None,
+    ) -> None:
+        """Take the parts; `processes_on` says who is there now, `allocations_on` who holds it."""
+        self._node = node
+        self._boot_id = boot_id
+        self._source = source
+        self._clock = clock
+        self._publish = publish
+        self._processes_on = processes_on
+        self._allocations_on = allocations_on
+        self._buses: Mapping[str, str] = {}
+        self._indices: Mapping[str, int] = {}
+        self._open_kmsg = open_kmsg
+        self._kmsg_check = kmsg_check or Check()
+        self._deduplicator = Deduplicator()
+        self._incident_log = IncidentLog()
+        self._health: dict[str, GpuHealth] = {}
+        self._recent: deque[Incident] = deque(maxlen=_MAX_RECENT)
+        self._waiting: deque[Detection] = deque()
+        self._filled = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._events: EventThread | None = None
+        self._hanging: list[EventThread] = []
+
+    def opened(self, gpus: Sequence[GpuIdentity]) -> None:
+        """Wait for these GPUs' events from now on; called in any thread."""
+        self.closing()
+        # At once: what the inventory says of them comes with a later tick. What a lost GPU had is
+        # kept, as the library does not list it when it is opened again.
+        self._indices = {**self._indices, **{gpu.uuid: gpu.index for gpu in gpus}}
+        if self._open_kmsg:
+            self._buses = {**self._buses, **self._source.pci_buses(gpus)}
+        self._hanging = [thread for thread in self._hanging if thread.is_alive]
+        if len(self._hanging) >= _MAX_HANGING:
+            EVENT_SET_FAILURES.labels(reason="hang").inc()
+            return
+        if not gpus:
+            return  # a set without a GPU cannot be waited for; the next start brings some
+        self._events = EventThread(
+            self._source,
+            gpus,
+            clock=self._clock,
+            on_detection=self._hand_over,
+            backoff=Backoff(first_seconds=1, max_seconds=300),
+        )
+
+    def closing(self) -> None:
+        """Let go of the driver's events within a second; called in any thread."""
+        events, self._events = self._events, None
+        if events and not events.end(self.closing_seconds):
+            self._hanging.append(events)
+            _log.warning("event_wait_hung", detail="the driver does not return from it")
+
+    async def run(self) -> None:
+        """Report what comes, for ever."""
+        self._loop = asyncio.get_running_loop()
+        if self._waiting:
+            self._filled.set()
+        if self._open_kmsg is None:
+            await self._handle_waiting()
+            return
+        reader = KmsgReader(
+            open_log=self._open_kmsg,
+            clock=self._clock,
+            buses=lambda: self._buses,
+            on_detection=self._hand_over,
+            check=self._kmsg_check,
+            backoff=Backoff(first_seconds=1, max_seconds=300),
+        )
+        async with asyncio.TaskGroup() as both:
+            both.create_task(reader.run(), name="kmsg")
+            both.create_task(self._handle_waiting(), name="incidents")
+
+    def report(self, kind: str, gpu_uuid: str, message: str) -> None:
+        """Report something that the agent itself found out just now; in the event loop."""
+        self.handle(
+            Detection(
+                kind=kind,
+                gpu_uuid=gpu_uuid,
+                time_ns=self._clock.time_ns(),
+                source=SOURCE,
+                detail=message,
+            )
+        )
+
+    def evaluate_health(self, gpu_uuid: str, health: GpuHealth, *, time_ns: int) -> None:
+        """Report what a reading of a GPU's health says and no event has said; in the event loop."""
+        before = self._health.get(gpu_uuid)
+        self._health[gpu_uuid] = merge(before, health)
+        for change in degradations(before, health):
+            # An event says more than a reading, and mostly comes before it.
+            if not any(
+                incident.gpu_uuid == gpu_uuid
+                and abs(time_ns - incident.time_ns) <= _RECENT_NS
+                and is_covered_by(
+                    change, kind=incident.kind, xid=incident.xid, action=incident.action
+                )
+                for incident in self._recent
+            ):
+                self.handle(
+                    Detection(
+                        kind=change.kind,
+                        gpu_uuid=gpu_uuid,
+                        time_ns=time_ns,
+                        source=SOURCE,
+                        action=change.action,
+                    )
+                )
+
+    def handle(self, detection: Detection) -> None:
+        """Publish what was detected, unless another source has done so; in the event loop."""
+        what = detection.kind if detection.xid is None else detection.xid
+        window_ns = _WINDOWS_NS.get(detection.kind)
+        # Only what more than one source can see may come twice.
+        if window_ns is not None and not self._deduplicator.is_new(
+            (detection.gpu_uuid, what),
+            source=detection.source,
+            time_ns=detection.time_ns,
+            window_ns=window_ns,
+        ):
+            INCIDENTS_DUPLICATE.labels(source=detection.source).inc()
+            return
+        processes = list(self._processes_on(detection.gpu_uuid, detection.gpu_instance))
+        if detection.pid is not None and all(process.pid != detection.pid for process in processes):
+            # The source names a process that is not on the GPU any more.
+            processes.append(IncidentProcess(pid=detection.pid, command=detection.command))
+        incident = make_incident(
+            kind=detection.kind,
+            node=self._node,
+            boot_id=self._boot_id,
+            gpu_uuid=detection.gpu_uuid,
+            time_ns=detection.time_ns,
+            source=detection.source,
+            xid=detection.xid,
+            gpu_index=self._indices.get(detection.gpu_uuid),
+            gpu_instance=detection.gpu_instance,
+            compute_instance=detection.compute_instance,
+            action=detection.action,
+            severity=detection.severity,
+            detail=detection.detail,
+            processes=processes,
+            allocations=self._allocations_on(detection.gpu_uuid, detection.gpu_instance),
+        )
+        self._recent.append(incident)
+        INCIDENTS.labels(kind=incident.kind, source=incident.source).inc()
+        self._incident_log.record(incident)
+        self._publish(incident)
+
+    def _hand_over(self, detection: Detection) -> None:
+        """Hand over what the events' thread saw; where the loop does not keep up, it is counted."""
+        if len(self._waiting) >= _MAX_WAITING:
+            INCIDENTS_DROPPED.inc()
+            return
+        self._waiting.append(detection)
+        # Before the loop runs it looks by itself; after its end nobody is there to be told.
+        with suppress(RuntimeError):
+            if self._loop:
+                self._loop.call_soon_threadsafe(self._filled.set)
+
+    async def _handle_waiting(self) -> None:
+        while True:
+            await self._filled.wait()
+            self._filled.clear()
+            while self._waiting:
+                for _ in range(min(_AT_ONCE, len(self._waiting))):
+                    self.handle(self._waiting.popleft())
+                if self._waiting:
+                    await self._clock.sleep(_PAUSE_SECONDS)

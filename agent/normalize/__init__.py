@@ -1,1 +1,0 @@
-"""From answers to readings: plausible, in base units, over exactly the covered time. Pure."""

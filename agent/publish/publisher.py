@@ -1,0 +1,232 @@
+"""From the send queue to the broker, in order, again and again until the broker has acknowledged.
+
+Here lives the loop that publishes. What is taken out of the queue is in flight until all of its
+topics are acknowledged, so nothing is lost and nothing overtakes. What no broker will ever take is
+left out, counted: what is too large, and what a clock stamped that ran ahead. The latter is left
+out only where the broker refuses it and this node's clock, as it is now, agrees: either clock alone
+may be the wrong one, and one that was set back must not cost the ticks made before.
+
+What has waited is sent faster than it was made, but not as fast as it can be (`pause_seconds`): a
+fleet that comes back must not flood the brokers.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import chain, pairwise
+from typing import Final
+
+import structlog
+
+from agent.metrics import (
+    INCIDENTS_PUBLISHED,
+    INVENTORIES_PUBLISHED,
+    MESSAGES_OF_THE_FUTURE,
+    MESSAGES_TOO_LARGE,
+    PROCESS_RECORDS_PUBLISHED,
+    PUBLISH_FAILURES,
+    READING_RECORDS_PUBLISHED,
+    TICKS_PUBLISHED,
+)
+from agent.publish.message_bundle import time_ms
+from agent.publish.send_queue import SendQueue
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
+from gpuledger.bus.protocol import Bus, Message, Producer
+from gpuledger.errors import BusError, MessageTooLargeError, TimestampRefusedError
+from gpuledger.runtime import Backoff, Check
+from gpuledger.runtime.logs import Repeats
+from gpuledger.topics import INCIDENTS, INVENTORY, PROCESSES, READINGS, SAMPLES, partition_of_node
+
+_LONGEST_GAP_MS: Final = 60_000  # the longest tick; a longer gap is no ticks to be spread
+
+
+def pause_seconds(times_ms: Sequence[int], *, factor: float, chance: float) -> float:
+    """Return how long to wait after sending what was made at `times_ms`, in their order.
+
+    At least their time divided by `factor`; at most twice that, by `chance` (0 to 1).
+    """
+    if len(times_ms) < 2:  # noqa: PLR2004  # a single one was not kept waiting by another
+        return 0.0
+    gaps_ms = [min(max(0, after - before), _LONGEST_GAP_MS) for before, after in pairwise(times_ms)]
+    made_seconds = sum(gaps_ms) / len(gaps_ms) * len(times_ms) / 1000
+    return made_seconds / factor * (1 + chance)
+
+
+_BATCH_TICKS: Final = 60
+_CLOSING_SECONDS: Final = 2.0
+_AHEAD_MS: Final = 60_000
+_NS_PER_MS: Final = 1_000_000
+_PUBLISHED: Final = {
+    SAMPLES.name: TICKS_PUBLISHED,
+    READINGS.name: READING_RECORDS_PUBLISHED,
+    PROCESSES.name: PROCESS_RECORDS_PUBLISHED,
+    INCIDENTS.name: INCIDENTS_PUBLISHED,
+    INVENTORY.name: INVENTORIES_PUBLISHED,
+}
+_log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
+
+
+class SamplePublisher:
+    """Publishes one node's ticks."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        bus: Bus,
+        send_queue: SendQueue,
+        check: Check,
+        backoff: Backoff,
+        catch_up_factor: float,
+        now_ns: Callable[[], int] = time.time_ns,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._node = node
+        self._bus = bus
+        self._send_queue = send_queue
+        self._check = check
+        self._backoff = backoff
+        self._catch_up_factor = catch_up_factor
+        self._now_ns = now_ns
+        self._chance = chance
+        self._times_ms: list[int] = []
+        self._unsent: dict[str, list[Message]] = {}
+        self._skip_pauses = asyncio.Event()
+
+    def skip_pauses(self) -> None:
+        """Send what is left without any pause."""
+        self._skip_pauses.set()
+
+    async def run(self) -> None:
+        """Publish for ever; a broker that does not answer is asked again, with a back-off."""
+        while True:
+            try:
+                async with self._bus.producer() as producer:
+                    await self._publish_from(producer)
+            except BusError as error:
+                # A missing topic or right is no reason to stop sampling: it may come in a moment.
+                PUBLISH_FAILURES.inc()
+                self._check.failed(self._describe_waiting(str(error)))
+                await asyncio.sleep(self._backoff.next_seconds())
+
+    def _describe_waiting(self, trouble: str = "") -> Callable[[], str]:
+        """Return what says, whenever it is asked, how much waits for the broker."""
+        begin = f"{trouble}; " if trouble else ""
+        send_queue = self._send_queue
+        return lambda: (
+            f"{begin}ticks wait: {send_queue.bundles_in_memory} in memory,"
+            f" {send_queue.bundles_on_disk} on the disk"
+        )
+
+    async def _publish_from(self, producer: Producer) -> None:
+        # All topics that are placed by node have the same number of partitions.
+        partitions = await self._bus.partitions(SAMPLES.name)
+        partition = partition_of_node(self._node, partitions=partitions)
+        # Brokers may answer this and take no record; only where none waits is it all there is.
+        if not self._times_ms and self._send_queue.is_empty:
+            self._check.ok(self._describe_waiting())
+        while True:
+            if not self._times_ms:
+                # Kept over a lost connection: what is acknowledged is not sent again.
+                bundles = await self._send_queue.take(max_bundles=_BATCH_TICKS)
+                self._unsent = {}
+                for topic, message in chain.from_iterable(bundles):
+                    self._unsent.setdefault(topic, []).append(message)
+                self._times_ms = [time_ms(bundle) for bundle in bundles]
+            for topic in tuple(self._unsent):
+                await self._publish(producer, topic, partition)
+            await self._send_queue.ack()
+            times_ms, self._times_ms = self._times_ms, []
+            self._backoff.reset()
+            self._check.ok(self._describe_waiting())
+            pause = pause_seconds(times_ms, factor=self._catch_up_factor, chance=self._chance())
+            if pause > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._skip_pauses.wait()
+
+    async def _publish(self, producer: Producer, topic: str, partition: int) -> None:
+        """Publish what is left of a topic; what was taken or dropped is out of it for good."""
+        messages = self._unsent[topic] = _without_oversized(self._unsent[topic])
+        try:
+            await producer.publish(topic, partition, messages)
+        except (MessageTooLargeError, TimestampRefusedError):
+            await self._publish_singly(producer, topic, partition)
+        else:
+            _count_published(topic, len(messages))
+        del self._unsent[topic]
+
+    async def _publish_singly(self, producer: Producer, topic: str, partition: int) -> None:
+        """Publish one by one, without what this broker does not take.
+
+        Raises `TimestampRefusedError` for what this node's clock does not call ahead: it is sent
+        again later, with what comes behind it and nothing that came before.
+        """
+        unsent = self._unsent[topic]
+        while unsent:
+            message = unsent[0]
+            try:
+                await producer.publish(topic, partition, [message])
+                _count_published(topic, 1)
+            except MessageTooLargeError as error:
+                MESSAGES_TOO_LARGE.inc()
+                _log_dropped(str(error), 1)
+            except TimestampRefusedError:
+                # Looked at with each attempt: the clock may have been set right since.
+                now_ms = self._now_ns() // _NS_PER_MS
+                if message.timestamp_ms <= now_ms + _AHEAD_MS:
+                    raise
+                MESSAGES_OF_THE_FUTURE.inc()
+                _log_dropped("from the future: look at the node's clock", 1)
+            del unsent[0]
+
+
+def _count_published(topic: str, count: int) -> None:
+    if counter := _PUBLISHED.get(topic):
+        counter.inc(count)
+
+
+def _without_oversized(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages without those that no broker takes: they would be refused for ever."""
+    small = [
+        message
+        for message in messages
+        if size_bytes(message.key, message.value) <= MAX_MESSAGE_BYTES
+    ]
+    if refused := len(messages) - len(small):
+        MESSAGES_TOO_LARGE.inc(refused)
+        _log_dropped(f"larger than {MAX_MESSAGE_BYTES} bytes", refused)
+    return small
+
+
+def _log_dropped(detail: str, count: int) -> None:
+    """Log once a minute what is left out, as it may be every message for hours."""
+    if logged := _repeats.count(detail, more=count):
+        _log.error("messages_dropped", detail=detail, count=logged)
+
+
+async def shut_down(
+    publisher: SamplePublisher, send_queue: SendQueue, *tasks: "asyncio.Task[None]", seconds: float
+) -> None:
+    """Let the publisher send what is in memory for `seconds`, then end its tasks and the queue.
+
+    What remains is brought to the disk; what cannot be is logged. Where the disk holds something
+    already, its turn would come first, and it waits for the next start as well as the rest.
+    """
+    publisher.skip_pauses()
+    draining = asyncio.create_task(send_queue.wait_drained())
+    if not send_queue.is_on_disk:
+        waited_for = {draining, *tasks}
+        await asyncio.wait(waited_for, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in (draining, *tasks):
+        task.cancel()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSING_SECONDS):
+            await send_queue.spill_all()
+    if send_queue.bundles_in_memory:
+        _log.error("ticks_lost", count=send_queue.bundles_in_memory)
+    send_queue.close()
+    await asyncio.wait((draining, *tasks), timeout=_CLOSING_SECONDS)

@@ -1,0 +1,40 @@
+"""What the agent believes of a driver, a record takes: both go by one table."""
+
+from typing import get_args, get_type_hints
+
+import msgspec
+import pytest
+
+from agent.core.normalize.validation import converter
+from agent.gpu.nvidia.catalogue import CATALOGUE, MetricSpec
+from gpuledger.records import GpuDetails, GpuReading
+
+ALL = [one for readings in CATALOGUE.values() for one in readings if not one.unit.choices]
+
+
+def field_type(name: str) -> object:
+    """Return the type of the field of a reading, which may lie in a part."""
+    *parts, field = name.split(".")
+    of: object = GpuReading if field in get_type_hints(GpuReading) and not parts else GpuDetails
+    for part in parts:
+        (of,) = (one for one in get_args(get_type_hints(of)[part]) if one is not type(None))
+    hints = get_type_hints(of, include_extras=True)
+    return hints[field]
+
+
+@pytest.mark.parametrize("asked", ALL, ids=lambda one: one.name)
+def test_the_least_and_the_most_that_is_believed_fits_in_its_field(asked: MetricSpec) -> None:
+    """Whole or in a list or by link, as the field has it."""
+    kind = field_type(asked.name)
+    for value in (asked.unit.low, asked.unit.high):
+        made = converter(asked.unit)(value)
+        assert any(is_taken(shape, kind) for shape in (made, [made], {"0": made})), made
+
+
+def is_taken(value: object, kind: object) -> bool:
+    """Return whether a field of this type takes a value."""
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True

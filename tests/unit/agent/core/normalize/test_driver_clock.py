@@ -1,0 +1,130 @@
+"""Which interval of the driver's time a tick covers, whatever the two clocks do."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.core.normalize.driver_clock import (
+    DriverClock,
+    Interval,
+    advance,
+    cut_windows,
+    learn_window_us,
+    mean_percent,
+    window_at,
+)
+from agent.core.raw import UtilizationSample
+
+WINDOW_US = 200_000
+
+
+def sampled(*stamps: int, percent: int = 50) -> list[UtilizationSample]:
+    return [UtilizationSample(timestamp_us=stamp, percent=percent) for stamp in stamps]
+
+
+def watch(moments_us: list[float]) -> tuple[list[Interval], list[int]]:
+    """Cover a driver's time whose windows close at multiples of their length."""
+    time: DriverClock | None = None
+    intervals, stamps, before_us = [], [], moments_us[0]
+    for now_us in moments_us:
+        stamps.append(int(now_us // WINDOW_US) * WINDOW_US)
+        time, interval = advance(
+            time, newest_us=stamps[-1], window_us=WINDOW_US, interval_us=now_us - before_us
+        )
+        intervals.append(interval)
+        before_us = now_us
+    return intervals, stamps
+
+
+@given(st.lists(st.floats(min_value=2e5, max_value=3e6), min_size=1, max_size=30))
+def test_stretches_meet_and_never_go_beyond_the_newest_window(lengths: list[float]) -> None:
+    moments = [5e6]
+    for length in lengths:
+        moments.append(moments[-1] + length)
+    intervals, stamps = watch(moments)
+    for before, after in pairwise(intervals):
+        assert after.start_us == before.end_us
+    for interval, stamp in zip(intervals, stamps, strict=True):
+        assert stamp - 2 * WINDOW_US <= interval.end_us <= stamp
+        assert interval.length_us >= 0
+
+
+def test_the_cover_comes_to_lag_by_one_and_a_half_windows_however_the_ticks_fall() -> None:
+    for phase in range(0, WINDOW_US, 10_000):
+        moments = [5e6 + phase + place * 1_030_000 for place in range(20)]
+        intervals, _ = watch(moments)
+        assert moments[-1] - intervals[-1].end_us == pytest.approx(1.5 * WINDOW_US, abs=25_000)
+        later = [interval.length_us for interval in intervals[8:]]
+        assert later == pytest.approx([1_030_000] * len(later), abs=15_000)
+
+
+@pytest.mark.parametrize("leap_us", [-700_000, 700_000, 3_600_000_000])
+def test_where_the_drivers_clock_leaps_the_cover_follows(leap_us: int) -> None:
+    intervals, stamps = watch([5e6, 6e6, 7e6, 8e6 + leap_us, 9e6 + leap_us])
+    assert stamps[-1] - 2 * WINDOW_US <= intervals[-1].end_us <= stamps[-1]
+    for before, after in pairwise(intervals):
+        assert after.start_us == before.end_us <= after.end_us
+
+
+def test_the_driver_that_stands_still_covers_nothing_twice() -> None:
+    time, first = advance(None, newest_us=10**6, window_us=WINDOW_US, interval_us=1e6)
+    covered = first.end_us
+    for _ in range(5):
+        time, interval = advance(time, newest_us=10**6, window_us=WINDOW_US, interval_us=1e6)
+        assert interval.start_us == covered
+        covered = interval.end_us
+    assert covered <= 10**6
+
+
+@pytest.mark.parametrize(
+    ("law", "stamps", "before_us", "known_us", "expected"),
+    [
+        ("nothing to learn from", [], 0, None, None),
+        ("one stamp alone says nothing", [900], 0, None, None),
+        ("one gap is better than nothing", [900], 700, None, 200),
+        ("a single gap may be one without samples", [900], 100, 200, 200),
+        ("three gaps are believed", [300, 400, 500], 200, 200, 100),
+    ],
+)
+def test_the_window_is_learnt_from_the_gaps(
+    law: str, stamps: list[int], before_us: int, known_us: float | None, expected: float | None
+) -> None:
+    found = learn_window_us(sampled(*stamps), before_us=before_us, known_us=known_us)
+    assert found == expected, law
+
+
+@pytest.mark.parametrize(
+    ("law", "stamps", "before_us", "expected"),
+    [
+        ("no samples", [], 0, []),
+        ("the first one of all has the usual length", [500, 600], 0, [(400, 500), (500, 600)]),
+        ("the one asked for again ends at its stamp", [500], 410, [(410, 500)]),
+        ("stamps that jitter still meet", [390, 510], 300, [(300, 390), (390, 510)]),
+        ("where the driver paused nothing is known", [900], 500, [(800, 900)]),
+        ("stamps out of order, and twice", [600, 500, 600], 400, [(400, 500), (500, 600)]),
+    ],
+)
+def test_a_window_reaches_back_to_the_one_before(
+    law: str, stamps: list[int], before_us: int, expected: list[tuple[int, int]]
+) -> None:
+    windows = cut_windows(sampled(*stamps), before_us=before_us, window_us=100)
+    assert [(window.start_us, window.end_us) for window in windows] == expected, law
+
+
+def test_a_mean_is_over_what_is_known_of_the_stretch() -> None:
+    windows = cut_windows(
+        [*sampled(200, percent=10), *sampled(300, percent=40)], before_us=100, window_us=100
+    )
+    assert mean_percent(windows, Interval(start_us=150, end_us=300)) == pytest.approx(30)
+    assert mean_percent(windows, Interval(start_us=50, end_us=150)) == pytest.approx(10)
+    assert mean_percent(windows, Interval(start_us=300, end_us=400)) is None
+    assert mean_percent(windows, Interval(start_us=150, end_us=150)) is None
+
+
+def test_an_instant_lies_in_one_window_or_next_to_one() -> None:
+    windows = cut_windows(sampled(200, 300), before_us=100, window_us=100)
+    ends = [window_at(windows, time_us) for time_us in (50, 200, 201, 300, 999)]
+    assert [window and window.end_us for window in ends] == [200, 200, 300, 300, 300]
+    assert window_at([], 100) is None

@@ -1,0 +1,239 @@
+"""From the driver's values to a reading's parts: base units, only what can be true."""
+# ruff: noqa: ANN401  # the driver's values are of any type
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
+from agent.core.raw import RawGpuSample
+from gpuledger.records import GpuProfiling
+from tests.unit.record_fields import present_in
+
+SECOND_NS = 1_000_000_000
+BLANK = RawGpuSample(uuid="GPU-0", index=0)
+
+
+def read(before: GpuState | None = None, second: int = 1, /, **given: Any) -> GpuTick:
+    return read_gpu(
+        replace(BLANK, **given),
+        before,
+        interval_ns=SECOND_NS,
+        now_ns=second * SECOND_NS,
+    )
+
+
+def value_of(tick: GpuTick, name: str) -> Any:
+    part, _, field = name.rpartition(".")
+    if part:
+        return getattr(getattr(tick.details, part), field, None)
+    return getattr(tick.reading if hasattr(tick.reading, field) else tick.details, field)
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "value", "ours"),
+    [
+        ("readings", "encoder_utilization_ratio", 25, 0.25),
+        ("readings", "memory_temperature_celsius", 61, 61),
+        ("readings", "sm_clock_hertz", 1980, 1_980_000_000),
+        ("readings", "power_instant_watts", 412_345, 412.345),
+        ("readings", "performance_state", 15, 15),
+        ("readings", "throttling.reasons", 0x1FF, 0x1FF),
+        ("readings", "throttling.power_seconds_total", 1_500_000_000, 1.5),
+        ("readings", "traffic.pcie_sent_bytes_total", 1000, 1000),
+        ("readings", "traffic.nvlink_sent_bytes_total", 3, 3072),
+        ("profiling", "profiling.sm_occupancy_ratio", 12.5, 0.125),
+        ("profiling", "profiling.sm_active_ratio", 100.000001, 1.0),
+        ("profiling", "profiling.pcie_sent_bytes_per_second", 1.5, 1_572_864.0),
+        ("profiling", "profiling.nvdec_active_ratios", [50.0, 0.0], [0.5, 0.0]),
+        ("health", "health.recovery_action", 4, "drain_and_reset"),
+        ("health", "health.remapped_rows_pending", 1, True),
+        ("health", "health.remapped_rows_failed", 0, False),
+        ("health", "health.ecc_corrected_volatile_total", 7, 7),
+        ("health", "health.fan_speed_ratio", 30, 0.3),
+        ("health", "health.fan_speed_ratio", 112, 1.12),
+        ("health", "limits.power_limit_min_watts", 200_000, 200.0),
+        ("health", "limits.temperature_slowdown_celsius", 89, 89),
+    ],
+)
+def test_a_value_becomes_ours_in_base_units(group: str, name: str, value: Any, ours: Any) -> None:
+    tick = read(None, **{group: {name: value}})
+    assert value_of(tick, name) == ours
+    assert type(value_of(tick, name)) is type(ours)
+    assert not tick.dropped_readings
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "value", "reason"),
+    [
+        ("readings", "encoder_utilization_ratio", 101, "out_of_range"),
+        ("readings", "performance_state", 32, "out_of_range"),
+        ("readings", "memory_temperature_celsius", 2**32 - 1, "out_of_range"),
+        ("readings", "power_instant_watts", -1, "out_of_range"),
+        ("readings", "throttling.power_seconds_total", 2**64 - 1, "out_of_range"),
+        ("readings", "traffic.nvlink_sent_bytes_total", 2**64 - 1, "out_of_range"),
+        ("profiling", "profiling.sm_active_ratio", 100.6, "out_of_range"),
+        ("profiling", "profiling.sm_active_ratio", math.inf, "not_a_number"),
+        ("profiling", "profiling.dram_active_ratio", math.nan, "not_a_number"),
+        ("profiling", "profiling.nvlink_sent_bytes_per_second", 1e300, "out_of_range"),
+        ("profiling", "profiling.nvdec_active_ratios", [101.0, 0.0], "out_of_range"),
+        ("health", "health.recovery_action", 99, "unknown"),
+        ("health", "health.sram_threshold_exceeded", 2, "unknown"),
+        ("health", "health.fabric_state", "completed", "not_a_number"),
+        ("health", "limits.power_limit_max_watts", 2**32 - 1, "out_of_range"),
+    ],
+)
+def test_what_cannot_be_true_is_absent_and_counted_by_reading_and_reason(
+    group: str, name: str, value: Any, reason: str
+) -> None:
+    tick = read(None, **{group: {name: value}})
+    assert value_of(tick, name) is None
+    assert dict(tick.dropped_readings) == {(name, reason): 1}
+
+
+def test_a_part_of_which_the_driver_gives_nothing_is_absent() -> None:
+    details = read(readings={"throttling.reasons": 0}).details
+    assert details.throttling
+    assert present_in(details.throttling) == {"reasons": 0}
+    parts = (details.profiling, details.traffic, details.health, details.limits)
+    assert parts == (None, None, None, None)
+
+
+def test_a_list_ends_before_the_first_engine_whose_value_cannot_be_true() -> None:
+    tick = read(profiling={"profiling.nvdec_active_ratios": [10.0, 101.0, 20.0]})
+    assert value_of(tick, "profiling.nvdec_active_ratios") == [0.1]
+    assert tick.dropped_readings.total() == 1
+
+
+def test_profiling_of_more_than_this_tick_is_left_out() -> None:
+    given = {"profiling.sm_active_ratio": 50.0}
+    assert read(profiling=given, profiling_ns=int(1.4 * SECOND_NS)).details.profiling
+    assert not read(profiling=given, profiling_ns=2 * SECOND_NS).details.profiling
+
+
+def test_what_is_booked_of_profiling_stands_in_both_records_and_nothing_else_does() -> None:
+    given = {"sm_active_ratio": 50.0, "tensor_active_ratio": 40.0, "fp16_active_ratio": 1.0}
+    tick = read(
+        profiling={f"profiling.{name}": value for name, value in given.items()},
+        readings={"performance_state": 0, "sm_clock_hertz": 1},
+    )
+    booked = {"sm_active_ratio": 0.5, "tensor_active_ratio": 0.4}
+    own = {"uuid": "GPU-0", "index": 0, "sm_clock_hertz": 1_000_000}
+    assert present_in(tick.reading) == own | booked
+    assert present_in(tick.details).keys() == {"uuid", "performance_state", "profiling"}
+    assert tick.details.profiling == GpuProfiling(
+        sm_active_ratio=0.5, tensor_active_ratio=0.4, fp16_active_ratio=0.01
+    )
+
+
+def test_profiling_of_more_than_this_tick_is_not_booked() -> None:
+    given = {"profiling.sm_active_ratio": 50.0}
+    assert read(profiling=given, profiling_ns=2 * SECOND_NS).reading.sm_active_ratio is None
+
+
+def test_a_gpu_outside_of_its_fabric_says_nothing_of_the_fabrics_health() -> None:
+    said = {"health.fabric_status": 0, "health.fabric_health_mask": 2}
+    joined = read(health={"health.fabric_state": 3, **said}).details.health
+    joining = read(health={"health.fabric_state": 2, **said}).details.health
+    assert joined
+    assert present_in(joined) == {
+        "fabric_state": "completed", "fabric_status": 0, "fabric_health_mask": 2
+    }  # fmt: skip
+    assert joining
+    assert present_in(joining) == {"fabric_state": "in_progress"}
+
+
+def test_a_counter_that_fell_is_named_also_where_ticks_without_it_lie_between() -> None:
+    name = "health.ecc_corrected_volatile_total"
+    first = read(health={name: 9}, energy_millijoules=5000)
+    between = read(first.state, 2, energy_millijoules=6000)
+    last = read(between.state, 3, health={name: 2}, energy_millijoules=100)
+    assert (first.details.resets, between.details.resets) == (None, None)
+    assert last.details.resets == ["energy_total_joules", "ecc_corrected_volatile_total"]
+
+
+SENT = "health.nvlink_link_sent_bytes_totals"
+
+
+def test_the_bytes_of_each_link_are_by_its_number() -> None:
+    tick = read(health={SENT: {0: 0, 3: 5, 17: 2**31}})
+    assert value_of(tick, SENT) == {"0": 0, "3": 5 << 10, "17": 2**41}
+    assert not tick.dropped_readings
+
+
+def test_a_link_whose_bytes_cannot_be_true_is_left_out_alone() -> None:
+    tick = read(health={SENT: {0: 2**64 - 1, 1: 7, 2: math.nan}})
+    assert value_of(tick, SENT) == {"1": 7 << 10}
+    assert dict(tick.dropped_readings) == {(SENT, "out_of_range"): 1, (SENT, "not_a_number"): 1}
+    assert value_of(read(health={SENT: {0: -1}}), SENT) is None
+
+
+def test_the_counter_of_a_link_that_fell_is_named_with_the_link() -> None:
+    first = read(health={SENT: {0: 10, 3: 10, 4: 10}})
+    last = read(first.state, 2, health={SENT: {0: 11, 3: 2, 4: 10}})
+    assert value_of(last, SENT) == {"0": 11 << 10, "3": 2 << 10, "4": 10 << 10}
+    assert last.details.resets == ["nvlink_link_sent_bytes_totals.3"]
+
+
+FULL_SPEED = {
+    ("health", SENT): 200 << 20,
+    ("readings", "traffic.pcie_sent_bytes_total"): 200 << 30,
+    ("readings", "traffic.nvlink_sent_bytes_total"): 3 << 30,
+    ("readings", "throttling.power_seconds_total"): 10**9,
+}
+"""Of counters that are bounded: by how much one may rise in a second, in the driver's unit."""
+
+
+def totals_at(seconds: int) -> dict[str, Any]:
+    """Return all of them after so many seconds at full speed."""
+    given: dict[str, dict[str, Any]] = {"health": {}, "readings": {}}
+    for (group, name), most in FULL_SPEED.items():
+        given[group][name] = {0: 5 + most * seconds} if name == SENT else 5 + most * seconds
+    return given | {"energy_millijoules": 5 + 1_000_000 * seconds}
+
+
+@pytest.mark.parametrize("silent", [0, 1, 9, 100])
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_fast_counter_is_believed_however_long_it_was_not_read(
+    silent: int,
+    answers: bool,  # noqa: FBT001  # a parameter of the test
+) -> None:
+    """Be it that the GPU did not answer, or that the driver did not give the counter alone."""
+    state = read(None, 0, **totals_at(0)).state
+    for second in range(1, silent + 1):
+        state = read(state, second).state if answers else state.forget()
+    tick = read(state, silent + 1, **totals_at(silent + 1))
+    assert not tick.dropped_readings
+    assert tick.details.resets is None
+    assert all(value_of(tick, name) for _, name in FULL_SPEED)
+    assert tick.reading.energy_total_joules
+
+
+def test_a_link_that_leapt_is_absent_alone_and_no_reset() -> None:
+    first = read(health={SENT: {0: 5, 1: 5}})
+    leapt = read(first.state, 2, health={SENT: {0: 2**50, 1: 6}})
+    back = read(leapt.state, 3, health={SENT: {0: 7, 1: 7}})
+    assert value_of(leapt, SENT) == {"1": 6 << 10}
+    assert dict(leapt.dropped_readings) == {(SENT, "leap"): 1}
+    assert value_of(back, SENT) == {"0": 7 << 10, "1": 7 << 10}
+    assert back.details.resets is None
+
+
+def test_counters_are_remembered_over_a_tick_in_which_the_gpu_did_not_answer() -> None:
+    first = read(energy_millijoules=5000)
+    after = read(first.state.forget(), 3, energy_millijoules=100)
+    assert after.details.resets == ["energy_total_joules"]
+    assert after.reading.energy_joules is None
+
+
+def test_a_counter_that_leapt_is_absent_counted_and_no_reset() -> None:
+    name = "throttling.power_seconds_total"
+    first = read(readings={name: 0})
+    leapt = read(first.state, 2, readings={name: 10**17})
+    back = read(leapt.state, 3, readings={name: 10**9})
+    assert value_of(leapt, name) is None
+    assert dict(leapt.dropped_readings) == {(name, "leap"): 1}
+    assert value_of(back, name) == 1.0
+    assert back.details.resets is None

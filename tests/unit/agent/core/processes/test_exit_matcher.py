@@ -1,0 +1,177 @@
+"""The end of a process with what it used; and those that no list ever showed."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from agent.core.processes.accounting.exit_matcher import Account, ExitMatcher
+from agent.core.processes.table import ProcessTable
+from agent.host.procfs import ProcessReader
+from gpuledger.records import GpuTotals, ProcessRecord
+from tests.fakes.nvml import FakeProcfs
+
+SECOND_NS = 1_000_000_000
+BOOT_NS = 1_700_000_000 * SECOND_NS
+ONE, TWO = "a" * 64, "b" * 64
+
+
+class Node:
+    """A node whose table and whose accounts a test moves on, a second a tick."""
+
+    def __init__(self) -> None:
+        self.procfs = FakeProcfs()
+        processes = ProcessReader(self.procfs)
+        self.table = ProcessTable(processes=processes, node="node-1", boot_id="boot-1")
+        self.matcher = ExitMatcher(processes=processes, node="node-1", boot_id="boot-1")
+        self.seconds = 100
+        self.set_by_seconds = 0
+
+    def start(self, pid: int, *, seconds: int, container: str = ONE) -> None:
+        self.procfs.start(pid, started_ticks=seconds * 100, cgroup=f"/docker/{container}")
+
+    def tick(
+        self,
+        listed: Mapping[str, Sequence[int]],
+        accounts: Mapping[str, Sequence[Account] | None],
+    ) -> list[ProcessRecord]:
+        self.seconds += 1
+        boottime_ns = self.seconds * SECOND_NS
+        update = self.table.refresh(listed, listed_boottime_ns=boottime_ns, time_ns=boottime_ns)
+        return self.matcher.match(
+            update,
+            accounts,
+            time_ns=BOOT_NS + self.set_by_seconds * SECOND_NS + boottime_ns,
+            boottime_ns=boottime_ns,
+        )
+
+
+def account(
+    pid: int, *, opened: float | None, gpu: str = "GPU-0", busy: float = 0.5, held: int = 7
+) -> Account:
+    started_ns = None if opened is None else BOOT_NS + round(opened * SECOND_NS)
+    return pid, GpuTotals(
+        gpu_uuid=gpu, busy_seconds=busy, max_memory_bytes=held, started_time_ns=started_ns
+    )
+
+
+def told(records: Sequence[ProcessRecord]) -> list[tuple[str, int, str | None, float | None]]:
+    return [(one.change, one.pid, one.container_id, one.busy_seconds) for one in records]
+
+
+@pytest.fixture
+def node() -> Node:
+    made = Node()
+    made.start(7, seconds=50)
+    return made
+
+
+def test_without_accounts_an_end_is_told_at_once(node: Node) -> None:
+    assert told(node.tick({"GPU-0": [7]}, {"GPU-0": None})) == [("seen", 7, ONE, None)]
+    assert told(node.tick({"GPU-0": []}, {"GPU-0": None})) == [("ended", 7, ONE, None)]
+
+
+def test_an_end_carries_what_the_process_used(node: Node) -> None:
+    node.tick({"GPU-0": [7]}, {"GPU-0": []})
+    (end,) = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=60, busy=12.5)]})
+    assert (end.change, end.busy_seconds, end.max_memory_bytes) == ("ended", 12.5, 7)
+    assert end.totals == [account(7, opened=60, busy=12.5)[1]]
+
+
+def test_an_end_waits_for_its_account_but_not_for_ever(node: Node) -> None:
+    node.tick({"GPU-0": [7]}, {"GPU-0": []})
+    assert node.tick({"GPU-0": []}, {"GPU-0": []}) == []
+    late = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=60)]})
+    assert told(late) == [("ended", 7, ONE, 0.5)]
+    assert late[0].time_ns == 102 * SECOND_NS
+    node.start(7, seconds=103)
+    node.tick({"GPU-0": [7]}, {"GPU-0": []})
+    waited = [told(node.tick({"GPU-0": []}, {"GPU-0": []})) for _ in range(8)]
+    assert [len(one) for one in waited] == [0, 0, 0, 0, 0, 1, 0, 0]
+    # What comes after that makes no second process of it.
+    assert node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=103.5)]}) == []
+
+
+def test_a_process_on_two_gpus_ends_once_with_both(node: Node) -> None:
+    both = {"GPU-0": [7], "GPU-1": [7]}
+    node.tick(both, {"GPU-0": [], "GPU-1": []})
+    gone: dict[str, list[int]] = {"GPU-0": [], "GPU-1": []}
+    assert node.tick(gone, {"GPU-0": [account(7, opened=60)], "GPU-1": []}) == []
+    other = account(7, opened=60, gpu="GPU-1", busy=2.0, held=9)
+    (end,) = node.tick(gone, {"GPU-0": [], "GPU-1": [other]})
+    assert (end.busy_seconds, end.max_memory_bytes) == (2.5, 9)
+    assert [one.gpu_uuid for one in end.totals or ()] == ["GPU-0", "GPU-1"]
+
+
+def test_what_a_process_used_of_a_gpu_that_it_left_waits_for_its_end(node: Node) -> None:
+    node.tick({"GPU-0": [7], "GPU-1": [7]}, {"GPU-0": [], "GPU-1": []})
+    left = node.tick({"GPU-0": [7], "GPU-1": []}, {"GPU-1": [account(7, opened=60, gpu="GPU-1")]})
+    assert told(left) == [("changed", 7, ONE, None)]
+    for _ in range(20):
+        assert node.tick({"GPU-0": [7], "GPU-1": []}, {"GPU-0": [], "GPU-1": []}) == []
+    (end,) = node.tick(
+        {"GPU-0": [], "GPU-1": []}, {"GPU-0": [account(7, opened=60, busy=1)], "GPU-1": []}
+    )
+    assert end.busy_seconds == 1.5
+
+
+def test_a_process_that_no_list_ever_showed_is_seen_and_ended(node: Node) -> None:
+    records = node.tick({"GPU-0": []}, {"GPU-0": [account(9, opened=100.2, busy=0.25)]})
+    assert told(records) == [("seen", 9, None, None), ("ended", 9, None, 0.25)]
+    assert {one.started_boottime_ns for one in records} == {None}
+
+
+def test_one_that_lives_on_without_the_gpu_is_known_by_its_files(node: Node) -> None:
+    records = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=100.2)]})
+    assert told(records) == [("seen", 7, ONE, None), ("ended", 7, ONE, 0.5)]
+
+
+def test_one_whose_pid_is_another_processs_by_now_is_in_no_container(node: Node) -> None:
+    node.start(9, seconds=101, container=TWO)
+    records = node.tick({"GPU-0": []}, {"GPU-0": [account(9, opened=100.2)]})
+    assert [one.container_id for one in records] == [None, None]
+
+
+def test_an_account_that_comes_again_is_told_once(node: Node) -> None:
+    given = {"GPU-0": [account(9, opened=100.2)]}
+    assert [len(node.tick({"GPU-0": []}, given)) for _ in range(3)] == [2, 0, 0]
+
+
+def test_an_account_that_began_after_the_last_list_is_another_processs(node: Node) -> None:
+    """The driver keeps the latest of a pid only: what the one before used is lost, not mixed up."""
+    node.tick({"GPU-0": [7]}, {"GPU-0": []})
+    first = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=101.5, busy=0.1)]})
+    assert [(one.change, one.busy_seconds) for one in first] == [("seen", None), ("ended", 0.1)]
+    rest = [one for _ in range(8) for one in node.tick({"GPU-0": []}, {"GPU-0": []})]
+    assert told(rest) == [("ended", 7, ONE, None)]
+
+
+def test_an_account_from_before_a_process_started_is_not_its_own(node: Node) -> None:
+    """A pid that was given again: the new process is still at work, its account runs."""
+    node.start(7, seconds=99, container=TWO)
+    node.tick({"GPU-0": [7]}, {"GPU-0": []})
+    records = node.tick({"GPU-0": [7]}, {"GPU-0": [account(7, opened=60)]})
+    assert [(one.change, one.container_id) for one in records] == [("seen", None), ("ended", None)]
+
+
+def test_a_clock_that_is_set_costs_no_process_its_account(node: Node) -> None:
+    """The driver stamped the start by the clock as it was."""
+    node.tick({"GPU-0": [7]}, {"GPU-0": []})
+    node.set_by_seconds = 3600
+    node.tick({"GPU-0": [7]}, {"GPU-0": []})
+    ends = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=60)]})
+    assert told(ends) == [("ended", 7, ONE, 0.5)]
+
+
+def test_an_account_without_a_start_goes_by_the_pid(node: Node) -> None:
+    node.tick({"GPU-0": [7]}, {"GPU-0": []})
+    assert told(node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=None)]})) == [
+        ("ended", 7, ONE, 0.5)
+    ]
+
+
+def test_memory_of_it_all_is_bounded(node: Node) -> None:
+    for number in range(2000):
+        node.tick({"GPU-0": []}, {"GPU-0": [account(number + 10, opened=node.seconds)]})
+    endings = node.matcher
+    assert len(endings._repeated) <= 10
+    assert len(endings._waiting) + len(endings._partial) + len(endings._recent) == 0

@@ -1,0 +1,182 @@
+"""Ends of processes as ticks tell them: whose, on which ticks, and what was not told yet."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from agent.core.processes.accounting.exit_matcher import ExitedProcess
+from agent.core.processes.accounting.exit_reporter import ExitReporter
+from agent.core.processes.accounting.history import TickInterval
+from agent.core.processes.table import UNREADABLE, Location, ProcessFacts
+from agent.core.processes.tracker import ContainerTable
+from gpuledger.records import (
+    ContainerRef,
+    GpuProcess,
+    GpuReading,
+    GpuTotals,
+    ProcessExit,
+    ProcessKind,
+)
+
+NS = 1_000_000_000
+EPOCH_NS = 1_795_000_000 * NS
+ONE = "a" * 64
+IN_ONE = ProcessFacts(started_boottime_ns=5 * NS, location=Location(container_id=ONE, pod_uid="u"))
+ON_HOST = ProcessFacts(started_boottime_ns=5 * NS)
+
+
+def closed(
+    opened: float | None,
+    lived: float | None,
+    busy: float | None = 0.3,
+    *,
+    pid: int = 7,
+    facts: ProcessFacts = IN_ONE,
+    gpu: str = "GPU-0",
+) -> ExitedProcess:
+    totals = GpuTotals(gpu_uuid=gpu, busy_seconds=busy, lifetime_seconds=lived)
+    return ExitedProcess(pid, facts, totals, None if opened is None else round(opened * NS))
+
+
+class Node:
+    """A node with one GPU; ticks are of a second, and the first covers second 10."""
+
+    def __init__(self) -> None:
+        self.reporter = ExitReporter()
+        self.second = 9
+        self.containers: list[ContainerRef] = []
+
+    def tick(
+        self,
+        *ended: ExitedProcess,
+        ratio: float = 0.5,
+        listed: Sequence[GpuProcess] = (),
+        reading: GpuReading | None = None,
+    ) -> list[ProcessExit]:
+        self.second += 1
+        begin_ns = self.second * NS
+        covered = TickInterval(
+            seq=self.second * 1000,
+            begin_ns=begin_ns,
+            end_ns=begin_ns + NS,
+            time_ns=EPOCH_NS + begin_ns + NS,
+        )
+        containers = ContainerTable()
+        self.reporter.add(ended)
+        ends = self.reporter.report(
+            covered,
+            gpus=[reading or GpuReading(uuid="GPU-0", index=0, utilization_ratio=ratio)],
+            processes=listed,
+            accounted={"GPU-0"},
+            container_index=containers.index_of,
+        )
+        self.containers = containers.refs()
+        return ends or []
+
+
+def listed(*, ended: bool | None = None) -> GpuProcess:
+    return GpuProcess(
+        gpu=0,
+        pid=7,
+        kind=ProcessKind.COMPUTE,
+        started_boottime_ns=5 * NS,
+        container=0,
+        ended=ended,
+    )
+
+
+@pytest.fixture
+def node() -> Node:
+    made = Node()
+    made.tick(ratio=0.0)
+    return made
+
+
+def test_an_end_is_told_by_the_tick_that_covers_it(node: Node) -> None:
+    node.tick(closed(11.5, 0.4), ratio=0.3)
+    # The driver's windows reach a little beyond the end: until 12.07.
+    (end,) = node.tick(ratio=0.0)
+    assert end == ProcessExit(
+        gpu=0,
+        pid=7,
+        started_boottime_ns=5 * NS,
+        container=0,
+        lifetime_seconds=0.4,
+        busy_seconds=0.3,
+        sampled_busy_seconds=0.0,
+        reserved_busy_seconds=0.3,
+        from_seq=11_000,
+        from_time_ns=EPOCH_NS + 11 * NS,
+        until_seq=12_000,
+        until_time_ns=EPOCH_NS + 13 * NS,
+    )
+    assert node.containers == [ContainerRef(container_id=ONE, pod_uid="u")]
+    assert node.tick() == []
+
+
+def test_a_process_of_the_host_has_no_container(node: Node) -> None:
+    (end,) = node.tick(closed(11.2, 0.4, facts=ON_HOST))
+    assert end.container is None
+    assert node.containers == []
+
+
+def test_what_ticks_said_of_it_is_said_beside_what_they_left(node: Node) -> None:
+    """Its samples count of the ticks that listed it, from the first of them on."""
+    node.tick(ratio=0.2)
+    node.tick(ratio=0.4, listed=[listed()])
+    (end,) = node.tick(closed(11.9, 1.5, 1.0), ratio=0.1, listed=[listed(ended=True)])
+    assert end.sampled_busy_seconds == pytest.approx(0.5)
+    # It was not listed in second 11 and had the GPU open for its last 0.1 s, or a window more.
+    assert end.reserved_busy_seconds == pytest.approx(0.2)
+    assert (end.from_seq, end.until_seq) == (11_000, 13_000)
+
+
+def test_ends_on_one_gpu_share_what_is_nobodys(node: Node) -> None:
+    ends = node.tick(closed(11.2, 0.4), closed(11.3, 0.4, pid=8), ratio=0.3)
+    assert [one.reserved_busy_seconds for one in ends] == pytest.approx([0.15, 0.15])
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (closed(11.2, 0.4, facts=UNREADABLE), "unidentified"),
+        (closed(None, 0.4), "undated"),
+        (closed(11.2, None), "undated"),
+        (closed(11.2, 0.4, None), "undated"),
+        # The agent's first tick began at 10.
+        (closed(9.9, 0.4), "older"),
+    ],
+)
+def test_what_cannot_be_told_rightly_is_counted(
+    node: Node, end: ExitedProcess, reason: str
+) -> None:
+    assert node.tick(end) == node.tick() == []
+    assert node.reporter.drain_unreported() == {reason: 1}
+
+
+def test_an_end_waits_for_a_tick_of_its_gpu_but_not_for_ever(node: Node) -> None:
+    other = GpuReading(uuid="GPU-1", index=1, utilization_ratio=0.5)
+    assert node.tick(closed(11.2, 0.4), reading=other) == []
+    assert [one.pid for one in node.tick()] == [7]
+
+    ends = [node.tick(closed(13.2, 0.4), reading=other)]
+    ends += [node.tick(reading=other) for _ in range(130)]
+    assert sum(map(len, ends)) == 0
+    assert node.reporter.drain_unreported() == {"gpu_gone": 1}
+
+
+def test_a_gpu_that_is_cut_leaves_nothing_to_anybody(node: Node) -> None:
+    whole = GpuReading(uuid="GPU-0", index=0, utilization_ratio=0.9, mig_enabled=True)
+    (end,) = node.tick(closed(11.2, 0.4), reading=whole)
+    assert end.reserved_busy_seconds == 0.0
+
+
+def test_without_accounts_nothing_is_remembered() -> None:
+    closing = ExitReporter()
+    covered = TickInterval(seq=1, begin_ns=0, end_ns=NS, time_ns=EPOCH_NS)
+    gpus = [GpuReading(uuid="GPU-0", index=0, utilization_ratio=0.5)]
+    told = closing.report(
+        covered, gpus=gpus, processes=[], accounted=set(), container_index=ContainerTable().index_of
+    )
+    assert told is None
+    assert closing._histories == {}

@@ -1,0 +1,146 @@
+"""What ticks said of processes, and what of a GPU's time they left to nobody."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.core.processes.accounting.history import GpuHistory, ProcessInterval, TickInterval
+from gpuledger.records import GpuProcess, GpuReading, ProcessKind
+
+NS = 1_000_000_000
+
+
+def covered(second: int) -> TickInterval:
+    """Return the tick that covers a second and begins with it."""
+    begin_ns = second * NS
+    return TickInterval(seq=second, begin_ns=begin_ns, end_ns=begin_ns + NS, time_ns=begin_ns + NS)
+
+
+def reading(ratio: float | None) -> GpuReading:
+    return GpuReading(uuid="GPU-0", index=0, utilization_ratio=ratio)
+
+
+def process(
+    pid: int, ratio: float | None = None, *, container: int | None = 0, is_read: bool = True
+) -> GpuProcess:
+    return GpuProcess(
+        gpu=0,
+        pid=pid,
+        kind=ProcessKind.COMPUTE,
+        started_boottime_ns=pid * NS if is_read else None,
+        container=container if is_read else None,
+        sm_utilization_ratio=ratio,
+    )
+
+
+def interval(begin: float, end: float, untold: float) -> ProcessInterval:
+    return ProcessInterval(round(begin * NS), round(end * NS), untold)
+
+
+def history_of(*ticks: tuple[float | None, Sequence[GpuProcess]]) -> GpuHistory:
+    made = GpuHistory()
+    for second, (ratio, processes) in enumerate(ticks):
+        made.record(covered(second), reading(ratio), processes)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("ratio", "processes", "said"),
+    [
+        # Alone: the device's time, whatever its own samples say.
+        (0.5, [process(1, 0.3)], 0.5),
+        (0.5, [process(1)], 0.5),
+        # Beside another one of its container: split by samples, or equally.
+        (0.6, [process(1, 0.1), process(2, 0.2)], 0.2),
+        (0.6, [process(1), process(2)], 0.3),
+        # Beside another container, the host or somebody who could not be read: its own samples.
+        (0.6, [process(1, 0.1), process(2, 0.2, container=1)], 0.1),
+        (0.6, [process(1, 0.1), process(2, 0.2, container=None)], 0.1),
+        (0.6, [process(1, 0.1), process(2, is_read=False)], 0.1),
+        # A device that says nothing: what the samples sum to.
+        (None, [process(1, 0.1)], 0.1),
+    ],
+)
+def test_a_tick_says_of_a_process_its_part_of_what_is_booked_on_its_container(
+    ratio: float | None, processes: list[GpuProcess], said: float
+) -> None:
+    seconds, first = history_of((ratio, processes)).pop_sampled((1, NS))
+    assert seconds == pytest.approx(said)
+    assert first == covered(0)
+
+
+def test_what_ticks_said_of_a_process_is_summed_until_it_is_told() -> None:
+    history = history_of((0.5, [process(1)]), (0.0, []), (0.25, [process(1)]))
+    assert history.pop_sampled((1, NS)) == (0.75, covered(0))
+    assert history.pop_sampled((1, NS)) == (0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("processes", "is_nobodys"),
+    [
+        ([], True),
+        ([process(1, is_read=False)], True),
+        ([process(1)], False),
+        ([process(1, container=None)], False),
+        ([process(1), process(2, is_read=False)], False),
+    ],
+)
+def test_busy_time_is_nobodys_where_nobody_was_seen(
+    processes: list[GpuProcess], *, is_nobodys: bool
+) -> None:
+    history = history_of((0.5, processes))
+    assert history.reserve([interval(0, 1, 9.0)]) == [0.5 if is_nobodys else 0.0]
+
+
+def test_a_tick_that_lacks_the_gpu_leaves_nothing_to_anybody() -> None:
+    history = GpuHistory()
+    history.record(covered(0), None, [])
+    assert history.reserve([interval(0, 1, 1.0)]) == [0.0]
+    assert history.ticks_of(interval(0, 1, 1.0)) == []
+
+
+@pytest.mark.parametrize(
+    ("intervals", "given_seconds"),
+    [
+        ([interval(0.5, 1.5, 0.4)], [0.4]),
+        # No more of a tick than it was there, and nothing of a tick in which it was not.
+        ([interval(0.9, 1.0, 0.4)], [0.1]),
+        ([interval(5.0, 6.0, 0.4)], [0.0]),
+        # What there is, in proportion to what is looked for.
+        ([interval(0.0, 1.0, 0.6), interval(0.0, 1.0, 0.3)], [0.4, 0.2]),
+        # Both have of the first tick what they can, and of the second what is left to find.
+        ([interval(0.0, 2.0, 1.0), interval(0.0, 1.0, 0.2)], [1.0, 0.1]),
+    ],
+)
+def test_what_is_nobodys_is_set_aside_for_those_who_were_there(
+    intervals: list[ProcessInterval], given_seconds: list[float]
+) -> None:
+    assert history_of((0.6, []), (0.6, [])).reserve(intervals) == pytest.approx(given_seconds)
+
+
+spans = st.tuples(
+    st.floats(0, 10, allow_nan=False), st.floats(0, 3, allow_nan=False), st.floats(0, 3)
+).map(lambda drawn: interval(drawn[0], drawn[0] + drawn[1], drawn[2]))
+
+
+@given(st.lists(st.floats(0, 1), max_size=10), st.lists(st.lists(spans, max_size=4), max_size=4))
+def test_never_more_is_set_aside_than_there_was_however_often_it_is_asked_for(
+    ratios: list[float], asked: list[list[ProcessInterval]]
+) -> None:
+    history = history_of(*((ratio, []) for ratio in ratios))
+    given_seconds = [history.reserve(intervals) for intervals in asked]
+    assert sum(map(sum, given_seconds)) <= sum(ratios) + 1e-9
+    for intervals, parts in zip(asked, given_seconds, strict=True):
+        for one, part in zip(intervals, parts, strict=True):
+            assert 0.0 <= part <= one.missing_seconds + 1e-9
+            assert part <= (one.end_ns - one.begin_ns) / NS + 1e-9
+
+
+def test_memory_of_it_is_bounded() -> None:
+    history = GpuHistory()
+    for second in range(1000):
+        history.record(covered(second), reading(0.5), [process(second + 1)])
+    assert len(history._unclaimed) == 121
+    assert len(history._sampled) == 17

@@ -1,0 +1,163 @@
+"""What the agent reads of each architecture: all that it has, and nothing that it has not."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
+from agent.core.raw import SampleCursor
+from agent.gpu.nvidia.session import NvmlSession
+from gpuledger.records import GpuProfiling
+from simulator.clock import ManualClock
+from simulator.scenario.load import parse_scenario
+from simulator.simulation import Simulation
+from tests.unit.record_fields import present_in
+
+EPOCH_NS = 1_790_000_000_000_000_000
+SECOND_NS = 1_000_000_000
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+class Machine:
+    """A machine with one GPU and one process, read once a second."""
+
+    def __init__(self, model: str, ailments: list[dict[str, Any]] | None = None) -> None:
+        process = {
+            "command": "train", "gpus": [0], "memory_bytes": 1 << 30,
+            "load": {"busy_ratio": 0.6, "mix": {"sm_ratio": 0.5, "nvlink_bytes_per_second": 1e9}},
+        }  # fmt: skip
+        content = {
+            "name": "one",
+            "nodes": [{"name": "n", "gpus": {"model": model, "ailments": ailments or []}}],
+            "host_processes": [{"node": "n", **process}],
+        }
+        self.clock = ManualClock(start_ns=EPOCH_NS)
+        run = Simulation(parse_scenario(content), epoch_ns=EPOCH_NS, clock=self.clock)
+        self.truth = run.node("n").gpus[0]
+        library = run.node("n").nvml
+        (self.gpu,) = NvmlSession(library, monotonic_ns=self.clock.monotonic_ns).open()
+        self._state: GpuState | None = None
+
+    def ticks(self, count: int) -> Iterator[GpuTick]:
+        for _ in range(count):
+            self.clock.advance(1)
+            answers = self.gpu.query_all(self._state.last_seen if self._state else SampleCursor())
+            tick = read_gpu(
+                answers,
+                self._state,
+                interval_ns=SECOND_NS,
+                now_ns=self.clock.monotonic_ns(),
+            )
+            self._state = tick.state
+            yield tick
+
+
+def last_tick(model: str) -> GpuTick:
+    return list(Machine(model).ticks(3))[-1]
+
+
+@pytest.mark.parametrize("model", [H100, "NVIDIA A100-SXM4-80GB", "NVIDIA L4", "Tesla T4"])
+def test_no_honest_reading_is_dropped_or_taken_for_a_reset(model: str) -> None:
+    for tick in Machine(model).ticks(5):
+        assert not tick.dropped_readings
+        assert tick.details.resets is None
+
+
+def test_a_hopper_has_every_part() -> None:
+    details = last_tick(H100).details
+    assert details.profiling
+    assert details.traffic
+    assert details.throttling
+    assert details.health
+    assert details.limits
+    assert set(GpuProfiling.__annotations__) - set(present_in(details.profiling)) == {
+        "c2c_sent_bytes_per_second", "c2c_received_bytes_per_second"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "absent"),
+    [
+        (
+            "NVIDIA A100-SXM4-80GB",
+            ["profiling", "traffic.pcie_sent_bytes_total", "health.retired_pages_pending",
+             "health.fabric_state"],
+        ),
+        (
+            "NVIDIA L4",
+            ["profiling", "traffic", "memory_temperature_celsius", "health.nvlink_replays_total",
+             "health.nvlink_link_sent_bytes_totals",
+             "limits.temperature_slowdown_celsius"],
+        ),
+        (
+            "Tesla T4",
+            ["profiling", "traffic", "power_instant_watts", "health.remapped_rows_pending",
+             "health.sram_corrected_total"],
+        ),
+    ],
+)  # fmt: skip
+def test_what_an_architecture_lacks_is_absent(model: str, absent: list[str]) -> None:
+    details = last_tick(model).details
+    for name in absent:
+        part, _, field = name.rpartition(".")
+        owner = getattr(details, part) if part else details
+        assert getattr(owner, field, None) is None, name
+    assert details.throttling
+    assert details.throttling.power_seconds_total == 0
+    assert details.limits
+    assert details.limits.power_limit_enforced_watts
+
+
+@pytest.mark.parametrize(("model", "links"), [(H100, 18), ("NVIDIA A100-SXM4-80GB", 12)])
+def test_the_bytes_of_each_link_add_up_to_those_of_all(model: str, links: int) -> None:
+    details = last_tick(model).details
+    assert details.traffic
+    assert details.health
+    for each, every in (
+        (details.health.nvlink_link_sent_bytes_totals, details.traffic.nvlink_sent_bytes_total),
+        (
+            details.health.nvlink_link_received_bytes_totals,
+            details.traffic.nvlink_received_bytes_total,
+        ),
+    ):
+        assert each
+        assert list(each) == [str(link) for link in range(links)]
+        assert sum(each.values()) == every
+
+
+def test_profiling_is_the_truth_of_the_time_between_two_ticks() -> None:
+    machine = Machine(H100)
+    for place, tick in enumerate(machine.ticks(4)):
+        profiling = tick.details.profiling
+        assert (profiling is None) == (place == 0)
+        if profiling:
+            busy_ns = machine.truth.device_busy_ns(place * SECOND_NS, (place + 1) * SECOND_NS)
+            busy = busy_ns / SECOND_NS
+            assert profiling.graphics_engine_active_ratio == pytest.approx(busy)
+            assert profiling.sm_active_ratio == pytest.approx(0.5 * busy)
+            assert profiling.nvlink_sent_bytes_per_second == pytest.approx(1e9 * busy)
+
+
+def test_an_ailment_is_seen_as_it_comes_and_goes() -> None:
+    ailment = {"start_seconds": 1.5, "end_seconds": 3.5, "throttle": "power", "recovery": "reset",
+               "ecc_uncorrected": 1}  # fmt: skip
+    seen = []
+    for tick in Machine(H100, [ailment]).ticks(4):
+        throttling, health = tick.details.throttling, tick.details.health
+        assert throttling
+        assert health
+        seen.append(
+            (
+                throttling.reasons,
+                throttling.power_seconds_total,
+                health.recovery_action,
+                health.ecc_uncorrected_volatile_total,
+            )
+        )
+    assert seen == [
+        (0, 0, "none", 0),
+        (4, 0.5, "reset", 1),
+        (4, 1.5, "reset", 1),
+        (0, 2, "none", 1),
+    ]

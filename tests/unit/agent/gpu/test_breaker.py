@@ -1,0 +1,55 @@
+"""A breaker opens after failures in a row, and then lets single probes through, ever rarer."""
+
+import pytest
+
+from agent.gpu.breaker import Breaker, Permit
+from gpuledger.runtime import Backoff
+
+SECOND_NS = 1_000_000_000
+
+
+@pytest.fixture
+def breaker() -> Breaker:
+    backoff = Backoff(first_seconds=4, max_seconds=16, jitter=lambda: 1.0)
+    return Breaker(backoff=backoff, max_failures=3)
+
+
+def turns(breaker: Breaker, *seconds: int) -> list[Permit]:
+    return [breaker.permit(second * SECOND_NS) for second in seconds]
+
+
+def test_failures_that_are_not_in_a_row_open_nothing(breaker: Breaker) -> None:
+    for _ in range(5):
+        assert not breaker.failed(0)
+        assert not breaker.failed(0)
+        breaker.succeeded()
+    assert breaker.permit(0) is Permit.ASK
+
+
+def test_the_third_failure_in_a_row_opens_it_and_says_so_once(breaker: Breaker) -> None:
+    assert [breaker.failed(0) for _ in range(4)] == [False, False, True, False]
+    assert breaker.is_open
+
+
+def test_an_open_breaker_waits_for_its_time_and_then_asks_for_a_probe(breaker: Breaker) -> None:
+    assert breaker.trip(0)
+    assert turns(breaker, 0, 3, 4, 5) == [Permit.SKIP, Permit.SKIP, Permit.PROBE, Permit.PROBE]
+
+
+def test_probes_that_fail_come_ever_rarer_up_to_a_bound(breaker: Breaker) -> None:
+    breaker.trip(0)
+    probed = []
+    for second in range(60):
+        if breaker.permit(second * SECOND_NS) is Permit.PROBE:
+            probed.append(second)
+            breaker.failed(second * SECOND_NS)
+    assert probed == [4, 12, 28, 44]
+
+
+def test_a_probe_that_succeeds_closes_it_and_its_waits_begin_anew(breaker: Breaker) -> None:
+    breaker.trip(0)
+    breaker.failed(4 * SECOND_NS)
+    breaker.succeeded()
+    assert breaker.permit(5 * SECOND_NS) is Permit.ASK
+    breaker.trip(5 * SECOND_NS)
+    assert turns(breaker, 8, 9) == [Permit.SKIP, Permit.PROBE]

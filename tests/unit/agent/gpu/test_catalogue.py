@@ -1,0 +1,100 @@
+"""The catalogue holds every reading that a record has, and asks nothing that is slow."""
+
+import pynvml
+import pytest
+
+from agent.core.raw import CallGroup
+from agent.core.readings import READINGS
+from agent.gpu.nvidia.catalogue import (
+    CATALOGUE,
+    EACH_LINK,
+    FieldValue,
+    FunctionCall,
+    GpmMetric,
+    MetricSpec,
+)
+from gpuledger.records import (
+    GpuDetails,
+    GpuHealth,
+    GpuLimits,
+    GpuProfiling,
+    GpuReading,
+    GpuThrottling,
+    GpuTraffic,
+)
+from gpuledger.records.base import BaseRecord
+
+ALL: list[tuple[CallGroup, MetricSpec]] = [
+    (group, reading) for group, readings in CATALOGUE.items() for reading in readings
+]
+NAMES = [reading.name for _, reading in ALL]
+PARTS: dict[str, type[BaseRecord]] = {
+    "profiling": GpuProfiling,
+    "traffic": GpuTraffic,
+    "throttling": GpuThrottling,
+    "health": GpuHealth,
+    "limits": GpuLimits,
+}
+# What says which device it is, what is worked out from others, the parts themselves, and what is
+# booked of them.
+NOT_ASKED = {
+    "uuid", "index", "model", "parent_uuid", "gpu_instance", "compute_instance", "mig_profile",
+    "mig_enabled", "energy_joules", "resets", *PARTS,
+    "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio",
+}  # fmt: skip
+
+
+def test_each_reading_of_the_seam_has_its_calls_in_the_same_group() -> None:
+    asked = {group: [one.name for one in readings] for group, readings in CATALOGUE.items()}
+    assert asked == {group: list(specs) for group, specs in READINGS.items()}
+
+
+@pytest.mark.parametrize(("group", "reading"), ALL, ids=NAMES)
+def test_a_reading_that_is_several_values_is_asked_for_as_such(
+    group: CallGroup, reading: MetricSpec
+) -> None:
+    spec = READINGS[group][reading.name]
+    for source in reading.sources:
+        is_list = isinstance(source, GpmMetric) and source.count is not None
+        is_by_link = isinstance(source, FieldValue) and source.link == EACH_LINK
+        assert (spec.is_list, spec.is_by_link) == (is_list, is_by_link)
+
+
+def test_every_field_of_a_reading_is_in_the_catalogue_once() -> None:
+    own = [*GpuReading.__struct_fields__, *GpuDetails.__struct_fields__]
+    parts = [f"{name}.{field}" for name, part in PARTS.items() for field in part.__struct_fields__]
+    assert sorted(NAMES) == sorted([*(name for name in own if name not in NOT_ASKED), *parts])
+
+
+@pytest.mark.parametrize(("group", "reading"), ALL, ids=NAMES)
+def test_a_question_is_one_that_the_binding_knows(group: CallGroup, reading: MetricSpec) -> None:
+    for question in reading.sources:
+        if isinstance(question, FunctionCall):
+            assert callable(getattr(pynvml, question.name))
+            assert question.fills is None or hasattr(pynvml, question.fills)
+        elif isinstance(question, FieldValue):
+            assert 0 < question.number < pynvml.NVML_FI_MAX
+        else:
+            assert 0 < question.number < pynvml.NVML_GPM_METRIC_MAX
+        assert isinstance(question, GpmMetric) == (group is CallGroup.PROFILING)
+
+
+@pytest.mark.parametrize("reading", [reading for _, reading in ALL], ids=NAMES)
+def test_a_total_is_named_so_and_a_ratio_and_a_flag_have_their_types(reading: MetricSpec) -> None:
+    field = reading.name.rpartition(".")[2]
+    assert reading.unit.is_total == ("_total" in field and "memory_total" not in field)
+    if field.endswith(("_ratio", "_ratios")):
+        assert reading.unit.over == 100
+        may_exceed_all = field == "fan_speed_ratio"
+        assert reading.unit.high == 100 or reading.unit.cap == 1 or may_exceed_all
+    if field.endswith(("_seconds_total", "_watts", "_joules")):
+        assert reading.unit.over
+    if field.endswith(("_hertz", "_bytes", "_bytes_total", "_celsius")):
+        assert reading.unit.over is None
+
+
+def test_the_call_that_sleeps_is_not_asked() -> None:
+    asked = {
+        one.name for _, reading in ALL for one in reading.sources if isinstance(one, FunctionCall)
+    }
+    assert "nvmlDeviceGetPcieThroughput" not in asked

@@ -1,0 +1,219 @@
+"""The thread that waits for the driver's events: it lets go, and it goes on where it can."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import pynvml
+import pytest
+from structlog.testing import capture_logs
+
+from agent.core.incidents.builder import Detection
+from agent.gpu.event_thread import EventThread
+from agent.gpu.nvidia.session import NvmlSession
+from agent.gpu.source import GpuIdentity
+from agent.monitor import IncidentMonitor
+from gpuledger.runtime import Backoff
+from simulator.clock import ManualClock
+from simulator.simulation import SimulatedNode
+from tests.unit.agent.core.incidents.builders import EPOCH_NS, failing_node, gpus_of
+
+SOON_SECONDS = 10.0
+
+
+class Driver:
+    """A played driver whose waits can be made to fail, or to hang."""
+
+    def __init__(self, node: SimulatedNode) -> None:
+        self.node = node
+        self.errors: SimpleQueue[Exception] = SimpleQueue()
+        self.hangs = threading.Event()
+        self.hangs.set()
+        self.waiting = threading.Event()
+        self.sets = 0
+        self.created: SimpleQueue[int] = SimpleQueue()
+        self.freed = 0
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # as the library has it
+        return getattr(self.node.nvml, name)
+
+    def nvmlEventSetCreate(self) -> Any:  # noqa: ANN401, N802  # NVML's own
+        self.sets += 1
+        self.created.put(self.sets)
+        return self.node.nvml.nvmlEventSetCreate()
+
+    def nvmlEventSetFree(self, events: Any) -> None:  # noqa: ANN401, N802  # NVML's own
+        self.freed += 1
+        self.node.nvml.nvmlEventSetFree(events)
+
+    def nvmlEventSetWait_v3(self, events: Any, params: Any) -> None:  # noqa: ANN401, N802  # NVML's own
+        self.waiting.set()
+        self.hangs.wait()
+        try:
+            error = self.errors.get_nowait()
+        except Empty:
+            self.node.nvml.nvmlEventSetWait_v3(events, params)
+        else:
+            raise error
+
+
+@contextmanager
+def watching(
+    driver: Driver, gpus: Sequence[GpuIdentity], clock: ManualClock
+) -> Iterator[tuple[EventThread, SimpleQueue[Detection]]]:
+    seen: SimpleQueue[Detection] = SimpleQueue()
+    thread = EventThread(
+        NvmlSession(driver),
+        gpus,
+        clock=clock,
+        on_detection=seen.put,
+        backoff=Backoff(first_seconds=0.001, max_seconds=0.002),
+    )
+    try:
+        yield thread, seen
+    finally:
+        driver.hangs.set()
+        assert thread.end(SOON_SECONDS)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(start_ns=EPOCH_NS)
+
+
+def bursting(clock: ManualClock, times: int = 1) -> Driver:
+    return Driver(failing_node({"at_seconds": 1, "xid": 31, "times": times}, clock=clock))
+
+
+def test_an_event_is_taken_while_the_library_is_open(clock: ManualClock) -> None:
+    driver = bursting(clock)
+    with watching(driver, gpus_of(driver.node), clock) as (_, seen):
+        assert driver.waiting.wait(SOON_SECONDS)
+        clock.advance(2)
+        assert seen.get(timeout=SOON_SECONDS).xid == 31
+
+
+def test_a_burst_is_drained_at_full_speed(clock: ManualClock) -> None:
+    driver = bursting(clock, times=2000)
+    with watching(driver, gpus_of(driver.node), clock) as (_, seen):
+        assert driver.waiting.wait(SOON_SECONDS)
+        clock.advance(5)
+        times = [seen.get(timeout=SOON_SECONDS).time_ns for _ in range(2000)]
+    assert times == sorted(set(times))
+
+
+def test_its_end_frees_the_set_within_a_second(clock: ManualClock) -> None:
+    driver = bursting(clock)
+    with watching(driver, gpus_of(driver.node), clock) as (thread, _):
+        assert driver.waiting.wait(SOON_SECONDS)
+        assert thread.end(1.0)
+        assert (driver.sets, driver.freed) == (1, 1)
+
+
+def test_a_thread_that_hangs_is_left_to_itself_and_frees_nothing_of_a_closed_library(
+    clock: ManualClock,
+) -> None:
+    driver = bursting(clock)
+    driver.hangs.clear()
+    with watching(driver, gpus_of(driver.node), clock) as (thread, _):
+        assert driver.waiting.wait(SOON_SECONDS)
+        assert not thread.end(0.01)
+        driver.hangs.set()
+        thread._thread.join(SOON_SECONDS)
+        assert driver.freed == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST),
+        pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN),
+        TypeError("what no binding should raise"),
+    ],
+)
+def test_after_an_error_a_new_set_holds_what_is_left(clock: ManualClock, error: Exception) -> None:
+    driver = bursting(clock)
+    driver.errors.put(pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT))
+    driver.errors.put(error)
+    with watching(driver, gpus_of(driver.node), clock) as (_, seen):
+        assert [driver.created.get(timeout=SOON_SECONDS) for _ in range(2)] == [1, 2]
+        driver.waiting.clear()
+        assert driver.waiting.wait(SOON_SECONDS)
+        clock.advance(2)
+        assert seen.get(timeout=SOON_SECONDS).xid == 31
+        assert driver.freed == 1
+
+
+def test_waits_that_end_early_are_not_begun_again_and_again(clock: ManualClock) -> None:
+    driver = bursting(clock)
+    for _ in range(50):
+        driver.errors.put(pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT))
+    with watching(driver, gpus_of(driver.node), clock) as (thread, _):
+        assert driver.waiting.wait(SOON_SECONDS)
+        assert thread.end(1.0)
+        assert driver.errors.qsize() > 40
+
+
+def test_a_driver_without_events_is_asked_once(clock: ManualClock) -> None:
+    driver = Driver(failing_node(clock=clock, events={"version": "none"}))
+    with watching(driver, gpus_of(driver.node), clock) as (thread, _):
+        thread._thread.join(SOON_SECONDS)
+        assert (thread._thread.is_alive(), driver.sets) == (False, 1)
+
+
+def test_a_closed_library_ends_no_thread_before_its_time(clock: ManualClock) -> None:
+    driver = bursting(clock)
+    gpus = gpus_of(driver.node)
+    driver.node.nvml.nvmlShutdown()
+    with watching(driver, gpus, clock) as (thread, _):
+        thread._thread.join(0.01)
+        assert thread._thread.is_alive()
+
+
+def test_threads_that_hang_are_bounded_in_number(clock: ManualClock) -> None:
+    driver = bursting(clock)
+    driver.hangs.clear()
+    gpus = gpus_of(driver.node)
+    watch = IncidentMonitor(
+        node="node-a",
+        boot_id="boot-1",
+        source=NvmlSession(driver),
+        clock=clock,
+        publish=lambda _one: None,
+    )
+    watch.closing_seconds = 0.001
+    for _ in range(6):
+        watch.opened(gpus)
+    watch.closing()
+    hanging = watch._hanging
+    driver.hangs.set()
+    for thread in hanging:
+        assert thread.end(SOON_SECONDS)
+
+    assert len(hanging) == 4
+    watch.opened(gpus)
+    assert watch._hanging == []
+    watch.closing()
+
+
+def test_where_no_gpu_answers_no_event_is_waited_for_and_no_failure_is_told(
+    clock: ManualClock,
+) -> None:
+    driver = bursting(clock)
+    watch = IncidentMonitor(
+        node="node-a",
+        boot_id="boot-1",
+        source=NvmlSession(driver),
+        clock=clock,
+        publish=lambda _one: None,
+    )
+    with capture_logs() as logs:
+        watch.opened([])
+        # Closing joins the thread: what it would have done is done.
+        watch.closing()
+    assert (driver.sets, logs) == (0, [])
+    watch.opened(gpus_of(driver.node))
+    assert driver.created.get(timeout=SOON_SECONDS) == 1
+    watch.closing()

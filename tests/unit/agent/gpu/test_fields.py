@@ -1,0 +1,108 @@
+"""Numbered fields come many in one call, and each is checked by its own return code."""
+
+from collections.abc import Sequence
+
+import pynvml
+import pytest
+
+from agent.gpu.nvidia.catalogue import FieldValue
+from agent.gpu.nvidia.client import DeviceClient
+from agent.gpu.nvidia.query import FieldBatch
+from agent.gpu.source import GpuLostError
+from tests.fakes.nvml_pointers import FieldsFunction, play
+
+CALL = "nvmlDeviceGetFieldValues"
+UINT = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
+DEGREES = (UINT, "uiVal", 61)
+
+
+def batch(client: DeviceClient, numbers: Sequence[int]) -> FieldBatch:
+    return FieldBatch(client, [(f"field_{number}", FieldValue(number)) for number in numbers])
+
+
+@pytest.mark.parametrize(
+    ("kind", "member", "value"),
+    [
+        (pynvml.NVML_VALUE_TYPE_DOUBLE, "dVal", 0.5),
+        (pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, "uiVal", 2**32 - 1),
+        (pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG, "ulVal", 2**63),
+        (pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, "ullVal", 2**64 - 1),
+        (pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG, "sllVal", -1),
+        (pynvml.NVML_VALUE_TYPE_SIGNED_INT, "siVal", -40),
+        (pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT, "usVal", 65535),
+    ],
+)
+def test_a_value_is_read_as_the_type_that_it_says(
+    monkeypatch: pytest.MonkeyPatch, kind: int, member: str, value: float
+) -> None:
+    client = play(monkeypatch, {CALL: FieldsFunction({82: (kind, member, value)})})
+    assert batch(client, [82]).query() == {"field_82": value}
+
+
+def test_all_fields_are_asked_in_one_call_and_a_refused_one_never_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fields = FieldsFunction({82: DEGREES, 186: pynvml.NVML_ERROR_NOT_SUPPORTED})
+    client = play(monkeypatch, {CALL: fields})
+    assert batch(client, [82, 186, 9999]).query() == {"field_82": 61}
+    assert fields.asked == [[82, 186, 9999]]
+    assert client.outcomes == {
+        (CALL,): None,
+        (CALL, 82): None,
+        (CALL, 186): "NotSupported",
+        (CALL, 9999): "InvalidArgument",
+    }
+
+
+def test_a_field_that_fails_now_is_absent_now_and_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fields = FieldsFunction({82: pynvml.NVML_ERROR_TIMEOUT, 83: DEGREES})
+    asked = batch(play(monkeypatch, {CALL: fields}), [82, 83])
+    assert asked.query() == {"field_83": 61}
+    fields.known[82] = DEGREES
+    assert asked.query() == {"field_82": 61, "field_83": 61}
+
+
+def test_a_field_whose_code_says_that_the_gpu_is_lost_loses_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fields = FieldsFunction({82: pynvml.NVML_ERROR_GPU_IS_LOST})
+    with pytest.raises(GpuLostError, match="nvmlDeviceGetFieldValues:82"):
+        batch(play(monkeypatch, {CALL: fields}), [82]).query()
+
+
+def test_where_an_unknown_number_costs_the_whole_call_each_is_tried_alone_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fields = FieldsFunction({82: DEGREES, 186: DEGREES}, strict=True)
+    client = play(monkeypatch, {CALL: fields})
+    assert batch(client, [82, 9999, 186]).query() == {"field_82": 61, "field_186": 61}
+    assert client.outcomes[CALL, 9999] == "InvalidArgument"
+    known = [number for number in (82, 9999, 186) if not client.is_unsupported((CALL, number))]
+    assert batch(client, known).query() == {"field_82": 61, "field_186": 61}
+    assert fields.asked == [[82, 9999, 186], [82], [9999], [186], [82, 186]]
+
+
+def test_a_library_without_the_call_gives_no_field_and_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = play(monkeypatch, {})
+    asked = batch(client, [82])
+    assert [asked.query(), asked.query()] == [{}, {}]
+    assert client.outcomes == {(CALL,): "FunctionNotFound"}
+    assert client.support_version == 1
+
+
+def test_a_call_that_fails_after_it_worked_is_not_taken_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fields = FieldsFunction({82: DEGREES, 83: DEGREES})
+    client = play(monkeypatch, {CALL: fields})
+    asked = batch(client, [82, 83])
+    asked.query()
+    monkeypatch.setattr(
+        pynvml, "_nvmlGetFunctionPointer", lambda _name: lambda *_: pynvml.NVML_ERROR_TIMEOUT
+    )
+    assert asked.query() == {}
+    assert client.outcomes == {(CALL,): None, (CALL, 82): None, (CALL, 83): None}

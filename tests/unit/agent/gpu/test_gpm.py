@@ -1,0 +1,195 @@
+"""The chip's own counters: what lies between two samples, and only what the driver stands for."""
+
+import math
+
+import pynvml
+import pytest
+
+from agent.core.units import RATIO
+from agent.gpu.nvidia.catalogue import GpmMetric, MetricSpec
+from agent.gpu.nvidia.client import DeviceClient
+from agent.gpu.nvidia.gpm import Gpm
+from tests.fakes.nvml_pointers import GpmFunctions, play
+
+SECOND_NS = 1_000_000_000
+METRICS = "nvmlGpmMetricsGet"
+
+
+def reading(name: str, number: int, count: int | None = None) -> MetricSpec:
+    return MetricSpec(name=name, unit=RATIO, sources=(GpmMetric(number, count),))
+
+
+READINGS = [reading("busy", 1), reading("occupied", 3), reading("decoders", 30, count=3)]
+
+
+class Bench:
+    """Counters over a library of functions, and a hand on the clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, gpu_instance: int | None = None) -> None:
+        self.chip = GpmFunctions()
+        self.chip.values = {1: 50.0, 3: 25.0}
+        self.now_ns = 0
+        self.client: DeviceClient = play(monkeypatch, self.chip.functions())
+        self.gpm = Gpm(
+            self.client, READINGS, monotonic_ns=lambda: self.now_ns, gpu_instance=gpu_instance
+        )
+
+    def query(self, after_seconds: float = 1.0) -> dict[str, object]:
+        self.now_ns += round(after_seconds * SECOND_NS)
+        return self.gpm.query()
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(monkeypatch)
+
+
+def test_the_first_sample_tells_nothing_and_each_other_of_the_time_since_the_one_before(
+    bench: Bench,
+) -> None:
+    assert bench.query() == {}
+    busy = {"profiling": {"busy": 50.0, "occupied": 25.0}}
+    assert bench.query(1.0) == {**busy, "profiling_ns": SECOND_NS}
+    assert bench.query(0.25) == {**busy, "profiling_ns": SECOND_NS // 4}
+
+
+def test_two_buffers_and_one_struct_are_used_in_turn(bench: Bench) -> None:
+    for _ in range(5):
+        bench.query()
+    assert bench.chip.pairs == [(1, 2), (2, 3), (3, 4), (4, 5)]
+    assert len(bench.chip.holds) == 2
+    assert len(bench.chip.structs) == 1
+
+
+def test_samples_less_than_a_tenth_of_a_second_apart_are_not_compared(bench: Bench) -> None:
+    bench.query()
+    assert bench.query(0.099) == {}
+    assert bench.chip.samples == 1
+    assert bench.query(0.001)["profiling_ns"] == SECOND_NS // 10
+
+
+def test_after_a_long_gap_the_counters_start_anew(bench: Bench) -> None:
+    bench.query()
+    assert bench.query(601) == {}
+    assert bench.query()["profiling_ns"] == SECOND_NS
+    assert bench.chip.pairs == [(2, 3)]
+
+
+def test_a_metric_counts_only_where_its_own_code_is_success(bench: Bench) -> None:
+    bench.chip.values = {1: 50.0}
+    bench.chip.codes = {3: pynvml.NVML_ERROR_NOT_SUPPORTED}
+    bench.query()
+    assert bench.query()["profiling"] == {"busy": 50.0}
+    assert bench.client.outcomes[METRICS, 3] == "NotSupported"
+    assert bench.client.outcomes[METRICS, 1] is None
+
+
+def test_a_metric_counts_only_where_the_whole_call_is_success(bench: Bench) -> None:
+    bench.query()
+    bench.query()
+    bench.chip.error = pynvml.NVML_ERROR_TIMEOUT
+    assert bench.query() == {}
+    bench.chip.error = 0
+    assert bench.query()["profiling_ns"] == SECOND_NS
+
+
+def test_not_a_number_is_no_data_and_no_refusal(bench: Bench) -> None:
+    bench.chip.values = {1: math.nan, 3: 25.0}
+    bench.query()
+    assert bench.query()["profiling"] == {"occupied": 25.0}
+    bench.chip.values = {1: 0.0, 3: 25.0}
+    assert bench.query()["profiling"] == {"busy": 0.0, "occupied": 25.0}
+
+
+def test_a_list_has_a_value_for_each_engine_up_to_the_first_that_is_missing(bench: Bench) -> None:
+    bench.chip.values = {1: 50.0, 30: 1.0, 31: 2.0}
+    bench.query()
+    assert bench.query()["profiling"] == {"busy": 50.0, "decoders": [1.0, 2.0]}
+    bench.chip.values = {1: 50.0, 31: 2.0}
+    assert bench.query()["profiling"] == {"busy": 50.0}
+
+
+def test_where_an_unknown_metric_costs_the_whole_call_each_is_tried_alone_once(
+    bench: Bench,
+) -> None:
+    bench.chip.unknown = [30, 31, 32]
+    bench.query()
+    assert bench.query()["profiling"] == {"busy": 50.0, "occupied": 25.0}
+    tried = len(bench.chip.pairs)
+    assert bench.query()["profiling"] == {"busy": 50.0, "occupied": 25.0}
+    assert len(bench.chip.pairs) == tried + 1
+
+
+@pytest.mark.parametrize("functions", ["old library", "old chip"])
+def test_where_there_are_no_counters_they_are_asked_for_once(
+    monkeypatch: pytest.MonkeyPatch, functions: str
+) -> None:
+    bench = Bench(monkeypatch)
+    bench.chip.supported = 0
+    if functions == "old library":
+        play(monkeypatch, {})
+    assert [bench.query() for _ in range(3)] == [{}, {}, {}]
+    assert bench.client.support_version == 1
+    assert bench.chip.holds == {}
+
+
+def test_a_sample_that_failed_costs_its_tick_and_is_said_so(bench: Bench) -> None:
+    bench.query()
+    bench.chip.sample_error = pynvml.NVML_ERROR_TIMEOUT
+    assert bench.query() == {}
+    bench.chip.sample_error = 0
+    assert bench.query()["profiling_ns"] == 2 * SECOND_NS
+
+
+def test_an_instance_is_sampled_through_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, gpu_instance=3)
+    bench.query()
+    assert bench.query()["profiling"] == {"busy": 50.0, "occupied": 25.0}
+    assert bench.chip.instances == [3, 3]
+
+
+def test_the_buffers_are_freed_at_the_end_and_made_anew_after_it(bench: Bench) -> None:
+    bench.query()
+    bench.gpm.close()
+    bench.gpm.close()
+    assert sorted(bench.chip.freed) == sorted(bench.chip.holds)
+    assert bench.query() == {}
+    assert bench.query()["profiling_ns"] == SECOND_NS
+
+
+def test_a_refused_metric_is_asked_again_once_everything_is_probed_anew(bench: Bench) -> None:
+    bench.chip.values = {1: 50.0}
+    bench.query()
+    bench.query()
+    bench.chip.values = {1: 50.0, 3: 25.0}
+    assert bench.query()["profiling"] == {"busy": 50.0}
+    bench.client.forget()
+    assert bench.query()["profiling"] == {"busy": 50.0, "occupied": 25.0}
+
+
+def test_buffers_into_which_a_hanging_call_may_yet_write_are_not_freed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(monkeypatch)
+    bench.query()
+
+    def close_meanwhile(_device: object, _sample: object) -> int:
+        bench.gpm.close()
+        return 0
+
+    play(monkeypatch, {**bench.chip.functions(), "nvmlGpmSampleGet": close_meanwhile})
+    bench.query()
+    assert bench.chip.freed == []
+
+
+def test_where_the_library_lacks_the_metrics_its_buffers_are_freed_and_it_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(monkeypatch)
+    functions = bench.chip.functions()
+    del functions["nvmlGpmMetricsGet"]
+    play(monkeypatch, functions)
+    assert [bench.query() for _ in range(4)] == [{}] * 4
+    assert bench.client.outcomes[METRICS,] == "FunctionNotFound"
+    assert len(bench.chip.freed) == 2
+    assert bench.chip.samples == 2

@@ -1,0 +1,179 @@
+"""What is built into a GPU is asked once, what is set on it each time, and refusals are told."""
+# ruff: noqa: ANN401  # the binding's structs have no types
+
+from collections import Counter
+from typing import Any
+
+import pynvml
+import pytest
+
+from agent.core.raw import CallGroup, SampleCursor
+from agent.gpu.nvidia.client import Key
+from agent.gpu.nvidia.inventory import Facts, capabilities_of
+from agent.gpu.nvidia.session import NvmlSession
+from gpuledger.records import Capability, GpuFacts
+from simulator.clock import ManualClock
+from simulator.nvml import SimulatedNvml
+from simulator.scenario.load import parse_scenario
+from simulator.simulation import Simulation
+from tests.fakes.altered import Altered
+from tests.fakes.nvml_pointers import play
+
+EPOCH_NS = 1_790_000_000_000_000_000
+
+
+def machine(*groups: dict[str, Any]) -> SimulatedNvml:
+    scenario = parse_scenario({"name": "one", "nodes": [{"name": "n", "gpus": list(groups)}]})
+    simulation = Simulation(scenario, epoch_ns=EPOCH_NS, clock=ManualClock(start_ns=EPOCH_NS))
+    return simulation.node("n").nvml
+
+
+class Counted:
+    """A library that counts its calls."""
+
+    def __init__(self, library: SimulatedNvml) -> None:
+        self._library = library
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls[name] += 1
+        return getattr(self._library, name)
+
+
+def facts(library: Any) -> list[GpuFacts]:
+    return [
+        gpu.query(CallGroup.HEALTH, SampleCursor())["facts"] for gpu in NvmlSession(library).open()
+    ]
+
+
+def test_a_gpu_tells_what_it_is_and_whom_it_reaches() -> None:
+    first, second, third = facts(
+        machine({"model": "NVIDIA H100 80GB HBM3", "count": 2}, {"model": "NVIDIA L4"})
+    )
+    assert (first.architecture, first.compute_capability, first.brand) == (
+        "hopper",
+        "9.0",
+        "Nvidia",
+    )
+    assert (first.minor_number, first.pci_bus_id) == (0, "00000000:1B:00.0")
+    assert (first.pcie_max_link_generation, first.pcie_max_link_width) == (5, 16)
+    assert (first.ecc_enabled, first.persistence_enabled) == (True, True)
+    assert first.compute_mode == "default"
+    assert first.inforom_power_version is None
+    assert first.serial != second.serial
+    assert first.nvlink_peers == {second.uuid: "ok", third.uuid: "not_supported"}
+    assert third.nvlink_peers == {first.uuid: "not_supported", second.uuid: "not_supported"}
+
+
+def test_what_never_changes_is_asked_once() -> None:
+    library = Counted(machine({"model": "NVIDIA L4"}))
+    (gpu,) = NvmlSession(library).open()
+    asked = [gpu.query(CallGroup.HEALTH, SampleCursor())["facts"] for _ in range(3)]
+    assert asked[1] == asked[2]
+    assert library.calls["nvmlDeviceGetSerial"] == 1
+    assert library.calls["nvmlDeviceGetEccMode"] == 3
+
+
+def test_the_versions_are_the_nodes() -> None:
+    nvml = NvmlSession(machine({"model": "NVIDIA L4"}))
+    nvml.open()
+    assert nvml.versions() == {
+        "driver_version": "580.95.05",
+        "nvml_version": "13.580.95.05",
+        "cuda_driver_version": "13.0",
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "call", "supported", "reason"),
+    [
+        ("NVIDIA H100 80GB HBM3", "nvmlGpmQueryDeviceSupport", True, None),
+        ("NVIDIA H100 80GB HBM3", "nvmlDeviceGetFieldValues:82", True, None),
+        ("NVIDIA H100 80GB HBM3", "nvmlDeviceGetFieldValues:29", False, "NotSupported"),
+        ("NVIDIA L4", "nvmlGpmMetricsGet", False, "NotSupported"),
+        ("NVIDIA L4", "nvmlDeviceGetFieldValues:82", False, "NotSupported"),
+        ("NVIDIA L4", "nvmlDeviceGetTemperatureThreshold:1", False, "NotSupported"),
+        ("Tesla T4", "nvmlDeviceGetRemappedRows", False, "NotSupported"),
+        ("Tesla T4", "nvmlDeviceGetFieldValues:29", True, None),
+        ("Tesla T4", "nvmlDeviceGetGpuFabricInfoV", False, "NotSupported"),
+    ],
+)
+def test_each_call_is_told_with_the_drivers_reason_where_it_is_refused(
+    model: str,
+    call: str,
+    supported: bool,  # noqa: FBT001  # a table
+    reason: str | None,
+) -> None:
+    (gpu,) = NvmlSession(machine({"model": model})).open()
+    found = gpu.query_all(SampleCursor()).facts
+    assert found
+    told = {one.call: one for one in found.capabilities}
+    assert told[call] == Capability(call=call, supported=supported, reason=reason)
+
+
+def test_a_call_that_was_asked_with_one_argument_only_is_told_without_it() -> None:
+    outcomes: dict[Key, str | None] = {
+        ("a", 1): None,
+        ("b", 1): None,
+        ("b", 2): "NotSupported",
+        ("c",): "NoPermission",
+    }
+    assert [(one.call, one.supported, one.reason) for one in capabilities_of(outcomes)] == [
+        ("a", True, None),
+        ("b:1", True, None),
+        ("b:2", False, "NotSupported"),
+        ("c", False, "NoPermission"),
+    ]
+
+
+def test_a_new_start_of_the_library_probes_everything_anew() -> None:
+    library = Counted(machine({"model": "NVIDIA L4"}))
+    nvml = NvmlSession(library)
+    for _ in range(2):
+        (gpu,) = nvml.open()
+        for _ in range(2):
+            gpu.query(CallGroup.PROFILING, SampleCursor())
+        nvml.close()
+    assert library.calls["nvmlGpmQueryDeviceSupport"] == 2
+
+
+def test_a_fact_that_failed_once_is_asked_again_until_it_is_known() -> None:
+    library = Altered(machine({"model": "NVIDIA L4"}, {"model": "NVIDIA L4"}))
+    library.refuse("nvmlDeviceGetSerial", pynvml.NVML_ERROR_TIMEOUT)
+    library.refuse("nvmlDeviceGetVbiosVersion", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    library.refuse("nvmlDeviceGetP2PStatus", pynvml.NVML_ERROR_TIMEOUT)
+    gpu = NvmlSession(library).open()[0]
+    first = gpu.query_all(SampleCursor()).facts
+    library.functions.clear()
+    second = gpu.query_all(SampleCursor()).facts
+    assert first
+    assert second
+    assert (first.serial, first.vbios_version, first.nvlink_peers) == (None, None, None)
+    assert second.serial
+    assert second.nvlink_peers
+    assert second.vbios_version is None
+
+
+def test_a_fact_that_cannot_be_true_is_absent() -> None:
+    library = Altered(machine({"model": "NVIDIA L4"}))
+    library.functions["nvmlDeviceGetMinorNumber"] = lambda _gpu: 2**32 - 1
+    library.functions["nvmlDeviceGetArchitecture"] = lambda _gpu: 2**32 - 1
+    library.functions["nvmlDeviceGetEccMode"] = lambda _gpu: [7, 7]
+    (found,) = facts(library)
+    assert (found.minor_number, found.architecture, found.ecc_enabled) == (None, None, None)
+
+
+def test_what_is_no_text_costs_its_own_fact_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(text: bytes) -> Any:
+        def fill(_gpu: object, buffer: Any, _size: object) -> int:
+            buffer.value = text
+            return 0
+
+        return fill
+
+    client = play(
+        monkeypatch,
+        {"nvmlDeviceGetSerial": write(b"\xff\xfe"), "nvmlDeviceGetName": write(b"NVIDIA L4")},
+    )
+    found = Facts(client, uuid="GPU-0", index=0, peers=()).query()
+    assert (found.model, found.serial) == ("NVIDIA L4", None)

@@ -1,0 +1,244 @@
+"""The seam to NVML: its errors end here, and what it does not give is absent."""
+# ruff: noqa: ANN401  # the structs of nvidia-ml-py have no types
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+from typing_extensions import override
+
+from agent.core.raw import ListedProcess, ProcessUtilizationSample, SampleCursor, UtilizationSample
+from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
+from agent.gpu.source import SourceLostError
+from gpuledger.records import ProcessKind
+from tests.fakes.nvml import FakeGpu, FakeNvml
+
+UTILIZATION = "nvmlDeviceGetProcessUtilization"
+COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
+
+
+def a_gpu(**known: Any) -> tuple[FakeNvml, NvidiaGpu]:
+    library = FakeNvml(FakeGpu("GPU-0", **known))
+    return library, NvmlSession(library).open()[0]
+
+
+def test_everything_that_the_driver_says_is_asked_for_in_its_own_units() -> None:
+    _, gpu = a_gpu(
+        samples=[(1, 10), (2, 20), (3, 30)],
+        compute={7: 100},
+        process_samples=[(7, 2, 9), (7, 3, 8)],
+    )
+    answer = gpu.query_all(SampleCursor(gpu_us=1, memory_us=2, process_us=2))
+    assert answer.uuid == "GPU-0"
+    assert answer.samples == (
+        UtilizationSample(timestamp_us=2, percent=20),
+        UtilizationSample(timestamp_us=3, percent=30),
+    )
+    assert answer.memory_samples == (UtilizationSample(timestamp_us=3, percent=30),)
+    assert (answer.memory_total_bytes, answer.memory_used_bytes) == (80_000, 30_000)
+    assert (answer.power_milliwatts, answer.energy_millijoules) == (250_500, 1000)
+    assert answer.readings["sm_clock_hertz"] == 1980
+    assert answer.readings["memory_clock_hertz"] == 2619
+    assert answer.processes == (ListedProcess(pid=7, kind=ProcessKind.COMPUTE, memory_bytes=100),)
+    assert answer.process_samples == (
+        ProcessUtilizationSample(pid=7, timestamp_us=3, sm_percent=8, memory_percent=4),
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_NO_PERMISSION,
+        pynvml.NVMLLibraryMismatchError("no such symbol"),
+    ],
+)
+def test_what_the_driver_does_not_support_is_absent_and_asked_once(error: Any) -> None:
+    library, gpu = a_gpu()
+    library.errors["nvmlDeviceGetPowerUsage"] = error
+    assert [gpu.query_all(SampleCursor()).power_milliwatts for _ in range(3)] == [None] * 3
+    assert library.calls["nvmlDeviceGetPowerUsage"] == 1
+
+
+def test_what_fails_now_is_absent_now_and_asked_again() -> None:
+    library, gpu = a_gpu()
+    library.errors["nvmlDeviceGetPowerUsage"] = [pynvml.NVML_ERROR_TIMEOUT]
+    assert gpu.query_all(SampleCursor()).power_milliwatts is None
+    assert gpu.query_all(SampleCursor()).power_milliwatts == 250_500
+
+
+@pytest.mark.parametrize(
+    ("failures", "expected"),
+    [
+        (2, (ProcessUtilizationSample(pid=7, timestamp_us=3, sm_percent=8, memory_percent=4),)),
+        (3, None),
+    ],
+)
+def test_a_list_that_grew_while_it_was_read_is_asked_for_three_times(
+    failures: int, expected: object
+) -> None:
+    library, gpu = a_gpu(process_samples=[(7, 3, 8)])
+    library.errors[UTILIZATION] = [pynvml.NVML_ERROR_INSUFFICIENT_SIZE] * failures
+    assert gpu.query_all(SampleCursor()).process_samples == expected
+    assert gpu.query_all(SampleCursor()).process_samples is not None
+
+
+@pytest.mark.parametrize("error", [pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND])
+def test_no_sample_is_an_empty_list_and_not_an_error(error: int) -> None:
+    library, gpu = a_gpu()
+    library.errors[UTILIZATION] = error
+    assert gpu.query_all(SampleCursor()).process_samples == ()
+    assert gpu.query_all(SampleCursor()).process_samples == ()
+
+
+def test_a_list_that_failed_leaves_the_processes_unknown() -> None:
+    library, gpu = a_gpu(compute={7: 1}, graphics={8: 1})
+    library.errors[COMPUTE] = pynvml.NVML_ERROR_TIMEOUT
+    assert gpu.query_all(SampleCursor()).processes is None
+
+
+def test_a_list_that_is_not_supported_is_an_empty_one_beside_others() -> None:
+    library, gpu = a_gpu(graphics={8: None})
+    library.errors[COMPUTE] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert gpu.query_all(SampleCursor()).processes == (
+        ListedProcess(pid=8, kind=ProcessKind.GRAPHICS, memory_bytes=None),
+    )
+
+
+def test_the_latest_rates_are_asked_only_where_samples_are_missing() -> None:
+    library, gpu = a_gpu(samples=[(1, 10)])
+    assert gpu.query_all(SampleCursor()).percent is None
+    library.errors["nvmlDeviceGetSamples"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    answer = gpu.query_all(SampleCursor())
+    assert (answer.samples, answer.percent, answer.memory_percent) == (None, 50, 25)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pynvml.NVML_ERROR_GPU_IS_LOST,
+        pynvml.NVML_ERROR_RESET_REQUIRED,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+        pynvml.NVML_ERROR_UNKNOWN,
+        pynvml.NVML_ERROR_UNINITIALIZED,
+    ],
+)
+def test_a_lost_gpu_asks_for_a_new_start(code: int) -> None:
+    library, gpu = a_gpu()
+    library.errors["nvmlDeviceGetMemoryInfo"] = code
+    with pytest.raises(SourceLostError, match="nvmlDeviceGetMemoryInfo"):
+        gpu.query_all(SampleCursor())
+
+
+def test_one_call_that_ends_in_an_unknown_error_is_no_lost_gpu() -> None:
+    library, gpu = a_gpu()
+    library.errors["nvmlDeviceGetPowerUsage"] = pynvml.NVML_ERROR_UNKNOWN
+    answer = gpu.query_all(SampleCursor())
+    assert (answer.power_milliwatts, answer.energy_millijoules) == (None, 1000)
+
+
+def test_a_gpu_that_is_lost_at_the_start_does_not_cost_the_others() -> None:
+    library = FakeNvml(FakeGpu("GPU-0", lost=True), FakeGpu("GPU-1"))
+    nvml = NvmlSession(library)
+    assert [(gpu.uuid, gpu.index) for gpu in nvml.open()] == [("GPU-1", 1)]
+    assert len(nvml.unfound) == 1
+
+
+def test_a_gpu_that_does_not_tell_who_it_is_is_named_by_its_slot() -> None:
+    class Slotted(FakeNvml):
+        @override
+        def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+        def nvmlDeviceGetPciInfo_v3(self, gpu: FakeGpu) -> Any:  # noqa: N802  # NVML's own name
+            return SimpleNamespace(busId="00000000:1B:00.0")
+
+    nvml = NvmlSession(Slotted(FakeGpu("GPU-0")))
+    nvml.open()
+    assert nvml.unfound == {0: "PCI:0000:1b:00"}
+
+
+def test_a_gpu_that_hangs_at_the_start_does_not_cost_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agent.gpu.nvidia.session._FIND_SECONDS", 0.3)
+    released, asked = threading.Event(), []
+
+    class Hanging(FakeNvml):
+        @override
+        def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:
+            asked.append(gpu.uuid)
+            if gpu.uuid == "GPU-0":
+                released.wait()
+            return gpu.uuid
+
+    nvml = NvmlSession(Hanging(FakeGpu("GPU-0"), FakeGpu("GPU-1")))
+    for _ in range(2):
+        assert [gpu.uuid for gpu in nvml.open()] == ["GPU-1"]
+    assert len(nvml.unfound) == 1
+    assert sorted(asked) == ["GPU-0", "GPU-1", "GPU-1"], "no second thread hangs"
+    released.set()
+    monkeypatch.setattr("agent.gpu.nvidia.session._FIND_SECONDS", 30)
+    while len(nvml.open()) < 2:
+        pass
+
+
+def test_a_missing_library_is_told_by_its_error() -> None:
+    library = FakeNvml()
+    library.errors["nvmlInit"] = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+    with pytest.raises(SourceLostError, match="nvmlInit: NVML Shared Library Not Found"):
+        NvmlSession(library).open()
+
+
+# The true functions of nvidia-ml-py, over a library that is nothing but function pointers.
+
+
+def true_gpu(
+    monkeypatch: pytest.MonkeyPatch, functions: dict[str, Callable[..., int]]
+) -> NvidiaGpu:
+    def pointer(name: str) -> Callable[..., int]:
+        if name not in functions:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        return functions[name]
+
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", pointer)
+    return NvidiaGpu(library=pynvml, handle=pynvml.c_nvmlDevice_t(), uuid="GPU-0", index=0)
+
+
+def test_the_true_wrapper_over_a_library_without_functions_gives_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answer = true_gpu(monkeypatch, {}).query_all(SampleCursor())
+    assert (answer.samples, answer.memory_total_bytes, answer.processes) == (None, None, None)
+
+
+def test_the_true_wrapper_takes_success_with_nothing_for_an_error_and_we_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    functions = {UTILIZATION: lambda *_: pynvml.NVML_SUCCESS}
+    assert true_gpu(monkeypatch, functions).query_all(SampleCursor()).process_samples == ()
+
+
+def test_the_true_wrapper_is_asked_again_where_processes_came_in_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grown: int = pynvml.NVML_ERROR_INSUFFICIENT_SIZE
+    answers = iter([grown, grown, grown, 0])
+
+    def list_processes(handle: Any, count: Any, processes: Any) -> int:
+        count._obj.value = 1
+        if processes is not None:
+            processes[0].pid = 7
+            processes[0].usedGpuMemory = 2**64 - 1
+            processes[0].gpuInstanceId = processes[0].computeInstanceId = 2**32 - 1
+        return next(answers)
+
+    gpu = true_gpu(monkeypatch, {COMPUTE: list_processes})
+    assert gpu.query_all(SampleCursor()).processes == (
+        ListedProcess(pid=7, kind=ProcessKind.COMPUTE, memory_bytes=None),
+    )

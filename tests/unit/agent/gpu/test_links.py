@@ -1,0 +1,135 @@
+"""Each NVLink that a GPU has is asked by itself, and no other one."""
+# ruff: noqa: ANN401  # ctypes' structs have no types
+
+from typing import Any
+
+import pynvml
+import pytest
+
+from agent.core.units import CELSIUS, KIBIBYTES
+from agent.gpu.nvidia.catalogue import ALL_LINKS, EACH_LINK, FieldValue, MetricSpec
+from agent.gpu.nvidia.client import DeviceClient
+from agent.gpu.nvidia.query import QueryPlan
+from agent.gpu.source import GpuLostError
+from tests.fakes.nvml_pointers import FieldsFunction, play
+
+CALL = "nvmlDeviceGetFieldValues"
+UINT = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
+LONG = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
+COUNT: int = pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT
+SENT: int = pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
+READINGS = [
+    MetricSpec(name="memory", unit=CELSIUS, sources=(FieldValue(82),)),
+    MetricSpec(name="all", unit=KIBIBYTES, sources=(FieldValue(SENT, ALL_LINKS),)),
+    MetricSpec(name="each", unit=KIBIBYTES, sources=(FieldValue(SENT, EACH_LINK),)),
+]
+
+
+def links(*given: int, known: int = 3) -> dict[int | tuple[int, int], Any]:
+    """Return the fields of a GPU with 3 links; a negative number is a code."""
+    count = (UINT, "uiVal", known) if known >= 0 else -known
+    each: dict[int | tuple[int, int], Any] = {
+        (SENT, link): -value if value < 0 else (LONG, "ullVal", value)
+        for link, value in enumerate(given)
+    }
+    return {82: (UINT, "uiVal", 61), COUNT: count, (SENT, ALL_LINKS): (LONG, "ullVal", 6), **each}
+
+
+def inquiry(client: DeviceClient) -> QueryPlan:
+    return QueryPlan(client, READINGS)
+
+
+def test_the_links_are_counted_once_and_asked_in_one_call_with_all_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fields = FieldsFunction(links(1, 2, 3))
+    asked = inquiry(play(monkeypatch, {CALL: fields}))
+    for _ in range(2):
+        assert asked.query() == {"memory": 61, "all": 6, "each": {0: 1, 1: 2, 2: 3}}
+    together = [82, SENT, SENT, SENT, SENT]
+    assert fields.asked == [[COUNT], together, together]
+    assert fields.scopes[1] == [0, ALL_LINKS, 0, 1, 2]
+
+
+def test_a_link_that_is_refused_is_absent_and_never_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fields = FieldsFunction(links(1, -pynvml.NVML_ERROR_NOT_SUPPORTED, 3))
+    client = play(monkeypatch, {CALL: fields})
+    asked = inquiry(client)
+    assert [asked.query()["each"] for _ in range(2)] == [{0: 1, 2: 3}] * 2
+    assert fields.scopes == [[0], [0, ALL_LINKS, 0, 1, 2], [0, ALL_LINKS, 0, 2]]
+    assert client.outcomes[CALL, SENT, 1] == "NotSupported"
+    assert client.outcomes[CALL, SENT] is None
+
+
+def test_a_link_that_fails_now_is_absent_now_and_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fields = FieldsFunction(links(-pynvml.NVML_ERROR_TIMEOUT, 2, 3))
+    asked = inquiry(play(monkeypatch, {CALL: fields}))
+    assert asked.query()["each"] == {1: 2, 2: 3}
+    fields.known |= links(9, 2, 3)
+    assert asked.query()["each"] == {0: 9, 1: 2, 2: 3}
+
+
+@pytest.mark.parametrize("known", [0, -pynvml.NVML_ERROR_NOT_SUPPORTED])
+def test_a_gpu_without_links_is_asked_for_their_number_once_and_for_none_of_them(
+    monkeypatch: pytest.MonkeyPatch, known: int
+) -> None:
+    fields = FieldsFunction(links(1, 2, 3, known=known))
+    asked = inquiry(play(monkeypatch, {CALL: fields}))
+    assert ["each" in asked.query() for _ in range(3)] == [False] * 3
+    assert fields.asked == [[COUNT], *[[82, SENT]] * 3]
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_TIMEOUT])
+def test_a_call_for_the_number_of_links_that_fails_costs_no_other_field(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    fields = FieldsFunction(links(1, 2, 3))
+
+    def refuse(handle: Any, count: Any, values: Any) -> int:
+        return code if count.value == 1 else fields(handle, count, values)
+
+    asked = inquiry(play(monkeypatch, {CALL: refuse}))
+    assert [asked.query() for _ in range(2)] == [{"memory": 61, "all": 6}] * 2
+
+
+@pytest.mark.parametrize("known", [-pynvml.NVML_ERROR_TIMEOUT, 2**32 - 1, 37])
+def test_a_number_of_links_that_failed_or_cannot_be_true_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, known: int
+) -> None:
+    fields = FieldsFunction(links(1, 2, 3, known=known))
+    asked = inquiry(play(monkeypatch, {CALL: fields}))
+    assert "each" not in asked.query()
+    fields.known |= links(1, 2, 3)
+    assert asked.query()["each"] == {0: 1, 1: 2, 2: 3}
+
+
+def test_where_one_unknown_link_costs_the_whole_call_the_others_are_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fields = FieldsFunction(links(1, 2), strict=True)
+    asked = inquiry(play(monkeypatch, {CALL: fields}))
+    for _ in range(2):
+        assert asked.query() == {"memory": 61, "all": 6, "each": {0: 1, 1: 2}}
+    assert fields.scopes[-1] == [0, ALL_LINKS, 0, 1]
+
+
+def test_the_links_are_looked_at_anew_once_everything_is_probed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fields = FieldsFunction(links(1, 2, 3, known=0))
+    client = play(monkeypatch, {CALL: fields})
+    asked = inquiry(client)
+    asked.query()
+    fields.known |= links(1, 2, 3)
+    client.forget()
+    assert asked.query()["each"] == {0: 1, 1: 2, 2: 3}
+
+
+def test_a_lost_gpu_is_no_link_that_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = FieldsFunction(links(1, -pynvml.NVML_ERROR_GPU_IS_LOST, 3))
+    with pytest.raises(GpuLostError, match="nvmlDeviceGetFieldValues:138:1"):
+        inquiry(play(monkeypatch, {CALL: fields})).query()

@@ -1,0 +1,112 @@
+"""The memory of a GPU, also of a driver that does not tell its own part of it apart."""
+# ruff: noqa: ANN401  # ctypes' structs have no types
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pynvml
+import pytest
+
+from agent.core.normalize.gpu import read_gpu
+from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
+from agent.gpu.nvidia.client import DeviceClient
+from agent.gpu.nvidia.core import Memory, query_memory
+from agent.gpu.nvidia.inventory import Facts
+from agent.gpu.nvidia.session import NvidiaGpu
+from tests.fakes.nvml_pointers import Function, play
+
+V1, V2 = "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"
+NEWER, OLDER = Memory(1000, 300, 50), Memory(1000, 350, None)
+REFUSALS = [
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+]
+
+
+class Driver:
+    """A GPU of 1000 bytes, 50 of them the driver's own and 300 in use; counts what it is asked."""
+
+    def __init__(self, *, newer: int = 0, older: int = 0) -> None:
+        self.codes = {V1: older, V2: newer}
+        self.calls: Counter[str] = Counter()
+
+    def functions(self) -> Mapping[str, Function]:
+        return {V1: self._older, V2: self._newer}
+
+    def _older(self, _device: Any, reference: Any) -> int:
+        self.calls[V1] += 1
+        memory = reference._obj
+        memory.total, memory.used, memory.free = 1000, 350, 650
+        return self.codes[V1]
+
+    def _newer(self, _device: Any, reference: Any) -> int:
+        self.calls[V2] += 1
+        memory = reference._obj
+        memory.total, memory.reserved, memory.used, memory.free = 1000, 50, 300, 650
+        return self.codes[V2]
+
+
+def test_the_drivers_own_part_is_told_apart_where_the_driver_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver()
+    client = play(monkeypatch, driver.functions())
+    assert [query_memory(client) for _ in range(2)] == [NEWER] * 2
+    assert driver.calls == {V2: 2}
+
+
+@pytest.mark.parametrize("code", REFUSALS)
+def test_an_older_driver_is_asked_in_the_older_way_and_once_in_the_newer(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    driver = Driver(newer=code)
+    client = play(monkeypatch, driver.functions())
+    assert [query_memory(client) for _ in range(3)] == [OLDER] * 3
+    assert driver.calls == {V2: 1, V1: 3}
+
+
+def test_a_library_without_the_newer_function_is_asked_in_the_older_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = play(monkeypatch, {V1: Driver().functions()[V1]})
+    assert query_memory(client) == OLDER
+    assert client.outcomes == {(V1, pynvml.nvmlMemory_v2): "FunctionNotFound", (V1,): None}
+
+
+def test_used_does_not_change_its_meaning_for_one_call_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver(newer=pynvml.NVML_ERROR_TIMEOUT)
+    client = play(monkeypatch, driver.functions())
+    assert query_memory(client) == Memory()
+    driver.codes[V2] = 0
+    assert query_memory(client) == NEWER
+    assert driver.calls == {V2: 2}
+
+
+def test_where_neither_way_is_known_nothing_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver(newer=REFUSALS[0], older=REFUSALS[1])
+    client = play(monkeypatch, driver.functions())
+    assert [query_memory(client) for _ in range(3)] == [Memory()] * 3
+    assert driver.calls == {V2: 1, V1: 1}
+
+
+def test_a_reading_of_an_older_driver_has_no_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = play(monkeypatch, {V1: Driver().functions()[V1]})
+    gpu = NvidiaGpu(library=pynvml, handle=client.handle, uuid="GPU-0", index=0)
+    answers = RawGpuSample(uuid="GPU-0", index=0, **gpu.query(CallGroup.BOOKS, SampleCursor()))
+    reading = read_gpu(answers, None, interval_ns=10**9, now_ns=0).reading
+    assert (reading.memory_total_bytes, reading.memory_used_bytes) == (1000, 350)
+    assert reading.memory_reserved_bytes is None
+
+
+@pytest.mark.parametrize("code", [0, *REFUSALS])
+def test_the_size_in_the_inventory_is_any_drivers(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    client: DeviceClient = play(monkeypatch, Driver(newer=code).functions())
+    assert Facts(client, uuid="GPU-0", index=0, peers=()).query().memory_total_bytes == 1000

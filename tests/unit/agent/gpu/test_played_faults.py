@@ -1,0 +1,219 @@
+"""The driver's room against a played node: what a scenario's faults cost, and what they do not."""
+# ruff: noqa: ANN401, N802  # faults have many forms; NVML's own names
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from agent.core.raw import RawGpuSample, SampleCursor
+from agent.gpu.driver import Driver
+from agent.gpu.nvidia.session import NvmlSession
+from gpuledger.runtime import Backoff, Check
+from simulator.clock import ManualClock
+from simulator.scenario.load import parse_scenario
+from simulator.simulation import Simulation
+
+EPOCH_NS = 1_790_000_000_000_000_000
+GIB = 1 << 30
+PROCESS = {"command": "train", "memory_bytes": GIB, "load": {"busy_ratio": 0.9}}
+
+
+class LongLooks:
+    """A library whose look for the driver's own events lasts until the tick is over.
+
+    So it is where no GPU answers: the look takes a millisecond, and such a tick less.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._tick_is_over = threading.Event()
+        self._returned = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+    def nvmlSystemEventSetWait(self, *arguments: Any) -> Any:
+        self._tick_is_over.wait()
+        happened = self._library.nvmlSystemEventSetWait(*arguments)
+        self._returned.set()
+        return happened
+
+    def begin_tick(self) -> None:
+        self._tick_is_over.clear()
+        self._returned.clear()
+
+    def end_tick(self) -> None:
+        """Let a look return; where none is under way, none is waited for long."""
+        self._tick_is_over.set()
+        self._returned.wait(0.05)
+
+
+class Node:
+    """A driver over a played node, asked once a second of the scenario."""
+
+    def __init__(self, *faults: Mapping[str, Any], count: int = 2, seconds: float = 20) -> None:
+        content: dict[str, Any] = {
+            "name": "faulty",
+            "nodes": [
+                {"name": "node-a", "gpus": {"model": "NVIDIA H100 80GB HBM3", "count": count}}
+            ],
+            "host_processes": [{"node": "node-a", "gpus": [*range(count)], **PROCESS}],
+            "faults": [{"node": "node-a", **fault} for fault in faults],
+        }
+        self.clock = ManualClock(start_ns=EPOCH_NS)
+        played = Simulation(parse_scenario(content), epoch_ns=EPOCH_NS, clock=self.clock).node(
+            "node-a"
+        )
+        self.uuids = [gpu.facts.uuid for gpu in played.gpus]
+        self.check = Check()
+        self.told: list[tuple[str, int]] = []
+        self.looks = LongLooks(played.nvml)
+        self.driver = Driver(
+            NvmlSession(
+                self.looks,
+                monotonic_ns=played.clock.monotonic_ns,
+                find_seconds=seconds,
+            ),
+            clock=self.clock,
+            check=self.check,
+            deadline_seconds=seconds,
+            backoff=Backoff(first_seconds=1, max_seconds=2, jitter=lambda: 1.0),
+            lost_gpu_backoff=Backoff(first_seconds=2, max_seconds=4, jitter=lambda: 1.0),
+            report=lambda kind, name, _: self.told.append((kind, self.index_of(name))),
+        )
+
+    def index_of(self, name: str) -> int:
+        """Return the index of a GPU by its UUID, or by what names it where that is not known."""
+        if name in self.uuids:
+            return self.uuids.index(name)
+        return int(name.removeprefix("INDEX:"))
+
+    async def tick(
+        self, last_seen: Mapping[str, SampleCursor] | None = None
+    ) -> dict[int, RawGpuSample]:
+        self.looks.begin_tick()
+        answers = await self.driver.poll(last_seen or {})
+        self.looks.end_tick()
+        self.clock.advance(1)
+        return {answer.index: answer for answer in answers or ()}
+
+    async def ticks(self, count: int) -> list[dict[int, RawGpuSample]]:
+        return [await self.tick() for _ in range(count)]
+
+
+@pytest.fixture
+def node_with() -> Iterator[Callable[..., Node]]:
+    made: list[Node] = []
+
+    def make(*faults: Mapping[str, Any], count: int = 2, seconds: float = 20, **fault: Any) -> Node:
+        made.append(Node(*faults, *([fault] if fault else []), count=count, seconds=seconds))
+        return made[-1]
+
+    yield make
+    for node in made:
+        node.looks.end_tick()
+        node.driver.close()
+
+
+async def test_a_lost_gpu_is_out_while_it_is_lost_and_the_other_never(
+    node_with: Callable[..., Node],
+) -> None:
+    node = node_with(kind="lost", gpus=[0], start_seconds=5, end_seconds=15)
+    ticks = await node.ticks(15)
+    async with asyncio.timeout(20):
+        while len(node.told) < 2:  # it is opened again in a thread, however busy the machine is
+            ticks.append(await node.tick())
+    ticks += await node.ticks(5)
+    assert all(1 in tick for tick in ticks)
+    there = [0 in tick for tick in ticks]
+    assert there[:5] == [True] * 5
+    assert not any(there[5:15])
+    assert there[-5:] == [True] * 5
+    assert node.told == [("gpu_lost", 0), ("gpu_recovered", 0)]
+    assert node.check.is_ok
+
+
+@pytest.mark.parametrize(
+    ("count", "faults"),
+    [
+        pytest.param(1, [{"kind": "lost", "start_seconds": 5, "end_seconds": 15}], id="the only"),
+        pytest.param(2, [{"kind": "lost", "start_seconds": 5, "end_seconds": 15}], id="at once"),
+        pytest.param(
+            2,
+            [
+                {"kind": "lost", "gpus": [0], "start_seconds": 5, "end_seconds": 15},
+                {"kind": "lost", "gpus": [1], "start_seconds": 8, "end_seconds": 20},
+            ],
+            id="one after the other",
+        ),
+        pytest.param(2, [{"kind": "lost", "end_seconds": 15}], id="from the start"),
+        pytest.param(2, [{"kind": "hang", "start_seconds": 5, "end_seconds": 40}], id="hanging"),
+    ],
+)
+async def test_a_node_that_lost_all_its_gpus_sees_them_again(
+    node_with: Callable[..., Node], count: int, faults: list[dict[str, Any]]
+) -> None:
+    node = node_with(*faults, count=count, seconds=0.2 if faults[0]["kind"] == "hang" else 20)
+    ticks = await node.ticks(120)
+    assert not all(ticks), "for a while none answers"
+    assert sorted(ticks[-1]) == [*range(count)]
+    recovered = [gpu for kind, gpu in node.told if kind == "gpu_recovered"]
+    assert sorted(recovered) == sorted(gpu for kind, gpu in node.told if kind == "gpu_lost")
+    assert node.check.is_ok
+
+
+async def test_a_reloaded_driver_comes_back_with_counters_from_zero(
+    node_with: Callable[..., Node],
+) -> None:
+    node = node_with(kind="driver_reload", start_seconds=5, end_seconds=10)
+    ticks = await node.ticks(20)
+    there = [bool(tick) for tick in ticks]
+    assert there[:10] == [True] * 5 + [False] * 5
+    assert all(there[-7:])
+    before, after = ticks[4][0].energy_millijoules, ticks[-1][0].energy_millijoules
+    assert before
+    assert after
+    assert after < before
+    assert node.told == [("driver_reloaded", 0), ("driver_reloaded", 1)]
+
+
+async def test_an_unbinding_is_let_through_and_the_node_comes_back(
+    node_with: Callable[..., Node],
+) -> None:
+    node = node_with(kind="unbind", start_seconds=5, end_seconds=30)
+    ticks = await node.ticks(5)
+    assert all(ticks)
+    for _ in range(200):
+        # The look for it is made in the library's thread, between two ticks.
+        node.driver._lifecycle._worker.start(lambda: None).result(timeout=5)
+        ticks.append(await node.tick())
+        if len(node.told) == 4:
+            break
+    silent = sum(not tick for tick in ticks)
+    assert 23 <= silent <= 27
+    assert node.told[:2] == [("driver_unbound", 0), ("driver_unbound", 1)]
+    assert node.told[2:] == [("driver_reloaded", 0), ("driver_reloaded", 1)]
+
+
+@pytest.mark.parametrize("calls", [["nvmlDeviceGetPowerUsage"], []])
+async def test_calls_that_grow_or_vanish_cost_their_own_values_only(
+    node_with: Callable[..., Node], calls: list[str]
+) -> None:
+    node = node_with(kind="not_supported", gpus=[0], calls=calls, start_seconds=2)
+    ticks = await node.ticks(6)
+    assert all(len(tick) == 2 for tick in ticks)
+    assert ticks[-1][0].power_milliwatts is None
+    assert ticks[-1][1].power_milliwatts is not None
+    assert bool(ticks[-1][0].processes) == bool(calls)
+    assert not node.told
+
+
+async def test_lists_that_grow_between_two_calls_are_read_all_the_same(
+    node_with: Callable[..., Node],
+) -> None:
+    node = node_with(kind="growing_list", failures=2)
+    ticks = await node.ticks(3)
+    assert all(len(tick[0].processes or ()) == 1 for tick in ticks)

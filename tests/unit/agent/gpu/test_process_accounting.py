@@ -1,0 +1,273 @@
+"""The driver's accounts: asked once for each process, when it is done with the GPU."""
+# ruff: noqa: ANN401  # the structs of nvidia-ml-py have no types
+
+from ctypes import c_uint
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from agent.core.raw import ListedProcess, ProcessAccounting
+from agent.gpu.nvidia.client import DeviceClient
+from agent.gpu.nvidia.process_accounting import AccountingReader
+from gpuledger.records import ProcessKind
+
+MODE = "nvmlDeviceGetAccountingMode"
+PIDS = "nvmlDeviceGetAccountingPids"
+STATS = "nvmlDeviceGetAccountingStats"
+STATS_V2 = "nvmlDeviceGetAccountingStats_v2"
+
+
+class Buffer:
+    """A driver's ring buffer of accounts."""
+
+    def __init__(self, *, has_v2: bool = True) -> None:
+        self.mode: int = pynvml.NVML_FEATURE_ENABLED
+        self.accounts: dict[int, SimpleNamespace] = {}
+        self.asked: list[int] = []
+        self.has_v2 = has_v2
+        self.errors: dict[str, int] = {}
+
+    def add(self, pid: int, *, running: bool = False, **values: Any) -> None:
+        usual = {
+            "gpuUtilization": 40,
+            "memoryUtilization": 20,
+            "maxMemoryUsage": 5,
+            "time": 0 if running else 1500,
+            "startTime": 1_000_000,
+            "isRunning": int(running),
+        }
+        if self.has_v2:
+            usual |= {"sampleCount": 8, "sumGpuUtil": 33_320, "sumFbUtil": 800}
+        self.accounts[pid] = SimpleNamespace(**(usual | values))
+
+    def nvmlDeviceGetAccountingMode(self, _: Any) -> int:  # noqa: N802  # NVML's name
+        self._fail(MODE)
+        return self.mode
+
+    def nvmlDeviceGetAccountingPids(self, _: Any) -> list[int]:  # noqa: N802  # NVML's name
+        self._fail(PIDS)
+        return list(self.accounts)
+
+    def nvmlDeviceGetAccountingStats_v2(self, _: Any, pid: int) -> Any:  # noqa: N802  # NVML's name
+        if not self.has_v2:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        return self._give(pid)
+
+    def nvmlDeviceGetAccountingStats(self, _: Any, pid: int) -> Any:  # noqa: N802  # NVML's name
+        return self._give(pid)
+
+    def _give(self, pid: int) -> Any:
+        self.asked.append(pid)
+        if pid not in self.accounts:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return self.accounts[pid]
+
+    def _fail(self, name: str) -> None:
+        if name in self.errors:
+            raise pynvml.NVMLError(self.errors[name])
+
+
+def on(buffer: Buffer) -> AccountingReader:
+    return AccountingReader(client=DeviceClient(library=buffer, handle="gpu"))
+
+
+def ask(accounting: AccountingReader, *listed: int) -> tuple[ProcessAccounting, ...] | None:
+    return accounting.query(
+        [ListedProcess(pid=pid, kind=ProcessKind.COMPUTE, memory_bytes=1) for pid in listed]
+    )
+
+
+def pids(answer: tuple[ProcessAccounting, ...] | None) -> list[int]:
+    assert answer is not None
+    return [account.pid for account in answer]
+
+
+def test_what_ended_before_the_first_question_is_not_told() -> None:
+    buffer = Buffer()
+    buffer.add(1)
+    assert ask(on(buffer)) == ()
+    assert buffer.asked == []
+
+
+def test_a_process_is_asked_for_when_it_has_ended_and_not_before() -> None:
+    buffer = Buffer()
+    buffer.add(1, running=True)
+    accounting = on(buffer)
+    assert [pids(ask(accounting, 1)) for _ in range(3)] == [[], [], []]
+    assert buffer.asked == []
+    buffer.add(1)
+    assert pids(ask(accounting)) == [1]
+    assert buffer.asked == [1]
+
+
+def test_a_process_that_no_list_ever_showed_is_asked_for() -> None:
+    buffer = Buffer()
+    accounting = on(buffer)
+    ask(accounting)
+    buffer.add(7)
+    assert pids(ask(accounting)) == [7]
+
+
+def test_a_process_that_still_runs_is_asked_for_until_it_does_not() -> None:
+    """Its context was made after the lists were read, or is not torn down yet."""
+    buffer = Buffer()
+    accounting = on(buffer)
+    ask(accounting)
+    buffer.add(7, running=True)
+    assert pids(ask(accounting)) == []
+    buffer.add(7)
+    assert pids(ask(accounting)) == [7]
+
+
+def test_an_account_comes_in_some_answers_as_one_of_them_may_come_too_late() -> None:
+    buffer = Buffer()
+    accounting = on(buffer)
+    ask(accounting)
+    buffer.add(7)
+    assert [pids(ask(accounting)) for _ in range(5)] == [[7], [7], [7], [], []]
+    assert buffer.asked == [7]
+
+
+def test_the_sums_of_the_newer_call_are_exact() -> None:
+    buffer = Buffer()
+    accounting = on(buffer)
+    ask(accounting)
+    buffer.add(7)
+    assert ask(accounting) == (
+        ProcessAccounting(
+            pid=7,
+            started_us=1_000_000,
+            lived_ms=1500,
+            gpu_percent=41.65,
+            memory_percent=1.0,
+            max_memory_bytes=5,
+        ),
+    )
+
+
+@pytest.mark.parametrize("changes", [{}, {"sampleCount": 0, "sumGpuUtil": 0, "sumFbUtil": 0}])
+def test_without_sums_the_whole_percents_are_taken(changes: dict[str, Any]) -> None:
+    buffer = Buffer(has_v2=bool(changes))
+    accounting = on(buffer)
+    ask(accounting)
+    buffer.add(7, **changes)
+    (account,) = ask(accounting) or ()
+    assert (account.gpu_percent, account.memory_percent) == (40, 20)
+
+
+def test_what_the_driver_does_not_tell_is_not_known() -> None:
+    buffer = Buffer(has_v2=False)
+    accounting = on(buffer)
+    ask(accounting)
+    buffer.add(7, gpuUtilization=2**32 - 1, memoryUtilization=2**32 - 1, maxMemoryUsage=2**64 - 1)
+    (account,) = ask(accounting) or ()
+    assert account.gpu_percent is account.memory_percent is account.max_memory_bytes is None
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [
+        {MODE: pynvml.NVML_ERROR_NOT_SUPPORTED},
+        {MODE: pynvml.NVML_ERROR_FUNCTION_NOT_FOUND},
+        {PIDS: pynvml.NVML_ERROR_NOT_SUPPORTED},
+    ],
+)
+def test_a_driver_that_keeps_no_accounts_gives_none(errors: dict[str, int]) -> None:
+    buffer = Buffer()
+    buffer.errors = errors
+    assert ask(on(buffer)) is None
+
+
+def test_accounts_that_are_switched_on_later_begin_then() -> None:
+    buffer = Buffer()
+    buffer.mode = pynvml.NVML_FEATURE_DISABLED
+    accounting = on(buffer)
+    buffer.add(1)
+    assert ask(accounting) is None
+    buffer.mode = pynvml.NVML_FEATURE_ENABLED
+    assert ask(accounting) == ()
+    buffer.add(2)
+    assert pids(ask(accounting)) == [2]
+
+
+def test_a_list_that_failed_ends_nobody() -> None:
+    buffer = Buffer()
+    buffer.add(1, running=True)
+    accounting = on(buffer)
+    ask(accounting, 1)
+    assert accounting.query(None) == ()
+    assert buffer.asked == []
+
+
+def test_a_burst_is_asked_for_in_parts() -> None:
+    buffer = Buffer()
+    accounting = on(buffer)
+    ask(accounting)
+    for pid in range(1, 101):
+        buffer.add(pid)
+    told = set(pids(ask(accounting)))
+    assert len(told) == len(buffer.asked) == 64
+    told |= set(pids(ask(accounting)))
+    assert told == set(range(1, 101))
+    assert len(buffer.asked) == 100
+
+
+def test_an_account_that_the_ring_buffer_has_lost_is_not_asked_for() -> None:
+    buffer = Buffer()
+    buffer.add(1, running=True)
+    accounting = on(buffer)
+    ask(accounting, 1)
+    del buffer.accounts[1]
+    assert ask(accounting) == ()
+    assert buffer.asked == []
+
+
+# The true functions of nvidia-ml-py, over a library that is nothing but function pointers.
+
+
+def test_the_true_wrapper_breaks_where_the_memory_is_not_told_and_we_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It writes None into a field of a C struct, which is a TypeError."""
+    remembered: list[int] = []
+
+    def mode(_: Any, enabled: Any) -> int:
+        enabled._obj.value = pynvml.NVML_FEATURE_ENABLED
+        return 0
+
+    def size(_: Any, count: Any) -> int:
+        count._obj.value = 4000
+        return 0
+
+    def list_pids(_: Any, count: Any, found: Any) -> int:
+        count._obj.value = len(remembered)
+        for place, pid in enumerate(remembered):
+            found[place] = pid
+        return 0
+
+    def stats(_: Any, pid: c_uint, filled: Any) -> int:
+        filled._obj.time = 10
+        filled._obj.maxMemoryUsage = 2**64 - 1 if pid.value == 7 else 3
+        return 0
+
+    functions = {
+        MODE: mode,
+        "nvmlDeviceGetAccountingBufferSize": size,
+        PIDS: list_pids,
+        STATS: stats,
+    }
+
+    def pointer(name: str) -> Any:
+        if name not in functions:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        return functions[name]
+
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", pointer)
+    accounting = AccountingReader(
+        client=DeviceClient(library=pynvml, handle=pynvml.c_nvmlDevice_t())
+    )
+    assert ask(accounting) == ()
+    remembered += [7, 8]
+    assert pids(ask(accounting)) == [8]

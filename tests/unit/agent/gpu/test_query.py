@@ -1,0 +1,148 @@
+"""A group of the catalogue is put to a device with as few calls as it has questions."""
+# ruff: noqa: ANN401  # the binding's structs have no types
+
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from agent.core.units import CELSIUS, COUNT, NUMBER
+from agent.gpu.nvidia.catalogue import FieldValue, FunctionCall, MetricSpec, Source
+from agent.gpu.nvidia.client import DeviceClient
+from agent.gpu.nvidia.query import QueryPlan
+from agent.gpu.source import SourceLostError
+from tests.fakes.nvml_pointers import FieldsFunction, play
+
+
+def reading(name: str, *asked: Source) -> MetricSpec:
+    return MetricSpec(name=name, unit=CELSIUS, sources=asked)
+
+
+class Library:
+    """A library whose functions are counted; a code among them is raised."""
+
+    def __init__(self, **functions: Any) -> None:
+        self.functions = functions
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.functions:
+            raise AttributeError(name)
+
+        def call(_handle: object, *arguments: Any) -> Any:
+            self.calls.append((name, *arguments))
+            given = self.functions[name]
+            if isinstance(given, pynvml.NVMLError):
+                raise given
+            return given
+
+        return call
+
+
+def inquiry(library: Library, *readings: MetricSpec) -> QueryPlan:
+    return QueryPlan(DeviceClient(library=library, handle="gpu"), readings)
+
+
+def test_readings_of_one_call_are_taken_from_one_answer() -> None:
+    library = Library(nvmlRows=(1, 2, 3), nvmlMemory=SimpleNamespace(used=7))
+    asked = inquiry(
+        library,
+        reading("first", FunctionCall("nvmlRows", (), 0)),
+        reading("last", FunctionCall("nvmlRows", (), 2)),
+        reading("used", FunctionCall("nvmlMemory", (5,), "used")),
+    )
+    assert asked.query() == {"first": 1, "last": 3, "used": 7}
+    assert library.calls == [("nvmlRows",), ("nvmlMemory", 5)]
+
+
+def test_the_second_question_is_put_once_the_first_is_refused() -> None:
+    refusal = pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    library = Library(nvmlNew=refusal, nvmlOld=4)
+    asked = inquiry(library, reading("one", FunctionCall("nvmlNew"), FunctionCall("nvmlOld")))
+    assert [asked.query(), asked.query(), asked.query()] == [{}, {"one": 4}, {"one": 4}]
+    assert library.calls == [("nvmlNew",), ("nvmlOld",), ("nvmlOld",)]
+
+
+def test_what_all_refuse_is_not_asked_again() -> None:
+    refusal = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    library = Library(nvmlNew=refusal)
+    asked = inquiry(library, reading("one", FunctionCall("nvmlNew"), FunctionCall("nvmlMissing")))
+    assert [asked.query() for _ in range(4)] == [{}] * 4
+    assert library.calls == [("nvmlNew",)]
+
+
+def test_calls_and_fields_are_asked_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    def temperature(_handle: Any, _sensor: Any, given: Any) -> int:
+        given._obj.value = 55
+        return 0
+
+    fields = FieldsFunction({82: (pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, "uiVal", 61)})
+    asked = QueryPlan(
+        play(
+            monkeypatch,
+            {"nvmlDeviceGetFieldValues": fields, "nvmlDeviceGetTemperature": temperature},
+        ),
+        [
+            reading("die", FunctionCall("nvmlDeviceGetTemperature", (0,))),
+            reading("memory", FieldValue(82)),
+            reading("other", FieldValue(186)),
+        ],
+    )
+    assert [asked.query() for _ in range(2)] == [{"die": 55, "memory": 61}] * 2
+    assert fields.asked == [[82, 186], [82]]
+
+
+def test_a_struct_that_the_driver_fills_is_given_by_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fill(_handle: Any, reference: Any) -> int:
+        assert reference._obj.version == pynvml.nvmlEccSramErrorStatus_v1
+        reference._obj.aggregateCor = 5
+        reference._obj.bThresholdExceeded = 1
+        return 0
+
+    call = "nvmlDeviceGetSramEccErrorStatus", (), "aggregateCor", "c_nvmlEccSramErrorStatus_v1_t"
+    client = play(monkeypatch, {"nvmlDeviceGetSramEccErrorStatus": fill})
+    assert QueryPlan(client, [reading("corrected", FunctionCall(*call))]).query() == {
+        "corrected": 5
+    }
+
+
+@pytest.mark.parametrize(
+    ("supported", "states", "status"), [(1, [0, 1], 1), (1, [0, 0], 0), (0, [], None)]
+)
+def test_one_licensed_feature_is_a_license(
+    monkeypatch: pytest.MonkeyPatch, supported: int, states: list[int], status: int | None
+) -> None:
+    def features(_handle: Any, reference: Any) -> int:
+        reference._obj.isGridLicenseSupported = supported
+        reference._obj.licensableFeaturesCount = len(states)
+        for place, state in enumerate(states):
+            reference._obj.gridLicensableFeatures[place].featureState = state
+        return 0
+
+    name = "nvmlDeviceGetGridLicensableFeatures_v4"
+    row = MetricSpec(name="license", unit=COUNT, sources=(FunctionCall(name),))
+    given = QueryPlan(play(monkeypatch, {name: features}), [row]).query()
+    assert given["license"] == status
+
+
+def test_a_lost_gpu_is_not_taken_for_a_missing_answer() -> None:
+    library = Library(nvmlNew=pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
+    with pytest.raises(SourceLostError):
+        inquiry(
+            library, MetricSpec(name="one", unit=NUMBER, sources=(FunctionCall("nvmlNew"),))
+        ).query()
+
+
+def test_what_was_refused_is_asked_again_once_everything_is_probed_anew() -> None:
+    library = Library(nvmlNew=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
+    client = DeviceClient(library=library, handle="gpu")
+    asked = QueryPlan(client, [reading("one", FunctionCall("nvmlNew"))])
+    asked.query()
+    library.functions["nvmlNew"] = 5
+    assert asked.query() == {}
+    client.forget()
+    asked.query()
+    assert asked.query() == {"one": 5}

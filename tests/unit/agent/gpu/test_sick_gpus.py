@@ -1,0 +1,465 @@
+"""Hangs, losses and a driver that goes: each costs what it must, and is told once."""
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from structlog.testing import capture_logs
+from typing_extensions import override
+
+from agent.core.raw import CallGroup, RawGpuSample
+from agent.gpu.driver import Driver
+from agent.gpu.source import (
+    DriverNotLoadedError,
+    FailedError,
+    Gpu,
+    GpuLostError,
+    LibraryLostError,
+    SourceLostError,
+)
+from agent.gpu.worker import MAX_LEAKED
+from gpuledger.records import GpuFacts
+from gpuledger.runtime import Backoff, Check
+from simulator.clock import ManualClock
+from tests.fakes.gpus import ANSWERS, PlayedGpu, PlayedSource
+
+BOOKS, READINGS, PROFILING, HEALTH = CallGroup
+PATIENT_SECONDS = 30.0
+IMPATIENT_SECONDS = 0.3
+LOST = GpuLostError("nvmlDeviceGetMemoryInfo: GPU is lost")
+UNLOADED = DriverNotLoadedError("nvmlDeviceGetMemoryInfo: Driver Not Loaded")
+
+
+class Bench:
+    """A driver over three played GPUs, of which number 0 is the sick one."""
+
+    def __init__(self) -> None:
+        self.gpus = [PlayedGpu(f"GPU-{number}", number) for number in range(3)]
+        self.sick = self.gpus[0]
+        self.nvml = PlayedSource(*self.gpus)
+        self.clock = ManualClock(start_ns=0)
+        self.check, self.gpus_check = Check(), Check()
+        self.told: list[tuple[str, str]] = []
+        self.driver = Driver(
+            self.nvml,
+            clock=self.clock,
+            check=self.check,
+            gpus_check=self.gpus_check,
+            deadline_seconds=PATIENT_SECONDS,
+            backoff=Backoff(first_seconds=1, max_seconds=8, jitter=lambda: 1.0),
+            lost_gpu_backoff=Backoff(first_seconds=10, max_seconds=80, jitter=lambda: 1.0),
+            report=lambda kind, uuid, _: self.told.append((kind, uuid)),
+        )
+        self.hanging: list[threading.Event] = []
+
+    def hang(self, *groups: CallGroup) -> threading.Event:
+        self.hanging.append(self.sick.hang(*groups))
+        self.be_patient(IMPATIENT_SECONDS)
+        return self.hanging[-1]
+
+    def be_patient(self, seconds: float = PATIENT_SECONDS) -> None:
+        self.driver._pool._deadline_seconds = seconds
+
+    def release(self, released: threading.Event) -> None:
+        """Let the calls return, and wait until the GPU's thread is back."""
+        self.sick.hangs = {}
+        released.set()
+        threads = [one for one in self.driver._pool._workers if one.gpu is self.sick]
+        backs = [threading.Event() for _ in threads]
+        for thread, back in zip(threads, backs, strict=True):
+            thread.submit(back.set)
+        assert all(back.wait(5) for back in backs)
+
+    async def answers(self) -> dict[str, RawGpuSample] | None:
+        answers = await self.driver.poll({})
+        self.clock.advance(1)
+        return None if answers is None else {answer.uuid: answer for answer in answers}
+
+    async def ask(self) -> list[str] | None:
+        answers = await self.answers()
+        return None if answers is None else sorted(uuid[-1] for uuid in answers)
+
+    def seen(self) -> dict[str, int]:
+        """Return how often each GPU was asked."""
+        return {gpu.uuid: gpu.asked[BOOKS] for gpu in self.gpus}
+
+    async def ask_until(self, expected: list[str] | None, *, most: int = 400) -> int:
+        """Ask until the answer is as expected; gives how often it was not."""
+        for asked in range(most):
+            if await self.ask() == expected:
+                return asked
+        raise AssertionError(f"never {expected}")
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    for hanging in made.hanging:
+        hanging.set()
+    made.driver.close()
+
+
+async def test_all_groups_are_asked_at_first_and_health_only_at_its_times(bench: Bench) -> None:
+    answers = await bench.answers()
+    assert answers
+    merged = {field for group in ANSWERS.values() for field in group}
+    assert all(getattr(answers["GPU-0"], field) for field in merged)
+    for _ in range(30):
+        await bench.ask()
+    assert [gpu.asked[HEALTH] for gpu in bench.gpus] == [4, 4, 4]
+    assert [gpu.asked[PROFILING] for gpu in bench.gpus] == [31, 31, 31]
+
+
+async def test_health_is_asked_of_each_gpu_at_another_time(bench: Bench) -> None:
+    await bench.ask()
+    asked_at: dict[str, int] = {}
+    for second in range(10):
+        await bench.ask()
+        for gpu in bench.gpus:
+            if gpu.asked[HEALTH] == 2:
+                asked_at.setdefault(gpu.uuid, second)
+    assert len(set(asked_at.values())) == len(bench.gpus)
+
+
+@pytest.mark.parametrize("group", [READINGS, PROFILING])
+async def test_a_later_group_that_hangs_costs_itself_only(bench: Bench, group: CallGroup) -> None:
+    await bench.ask()
+    bench.hang(group)
+    for _ in range(5):
+        answers = await bench.answers()
+        assert answers
+        assert sorted(answers) == ["GPU-0", "GPU-1", "GPU-2"]
+        assert answers["GPU-0"].energy_millijoules == 1
+        assert bool(answers["GPU-0"].readings) == (group is not READINGS)
+        assert answers["GPU-1"].profiling
+    assert bench.sick.asked[group] == 2, "it is not asked again while its thread hangs"
+    assert bench.gpus_check.is_ok
+    assert f"{group.value} of GPU-0" in bench.gpus_check.detail
+    assert not bench.told
+
+
+async def test_a_group_that_hung_is_asked_again_once_its_call_has_returned(bench: Bench) -> None:
+    await bench.ask()
+    released = bench.hang(READINGS)
+    await bench.ask()
+    await bench.ask()
+    bench.release(released)
+    bench.be_patient()
+    for _ in range(20):
+        await bench.ask()
+    answers = await bench.answers()
+    assert answers
+    assert answers["GPU-0"].readings
+
+
+@pytest.mark.parametrize("error", [ValueError("a mistake of ours"), LOST])
+async def test_an_error_of_a_later_group_costs_itself_only(bench: Bench, error: Exception) -> None:
+    bench.sick.errors[PROFILING] = error
+    for _ in range(5):
+        answers = await bench.answers()
+        assert answers
+        assert (answers["GPU-0"].readings, answers["GPU-0"].profiling) == ({"clock": 2}, {})
+    assert bench.sick.asked[PROFILING] == 3, "the breaker is open"
+    assert bench.nvml.tried == 1
+
+
+async def test_a_gpu_whose_books_hang_is_waited_for_once_and_told_lost_once(bench: Bench) -> None:
+    await bench.ask()
+    bench.hang(BOOKS)
+    loop = asyncio.get_running_loop()
+    assert await bench.ask() == ["1", "2"]
+    bench.be_patient()
+    began = loop.time()
+    for _ in range(4):
+        assert await bench.ask() == ["1", "2"]
+    assert loop.time() - began < PATIENT_SECONDS
+    assert bench.sick.asked[BOOKS] == 2
+    assert bench.told == [("gpu_lost", "GPU-0")]
+    assert bench.nvml.tried == 1, "the others are not disturbed by a new start"
+
+
+async def test_a_gpu_that_hung_is_back_by_a_probe_for_which_nothing_waits(bench: Bench) -> None:
+    await bench.ask()
+    released = bench.hang(BOOKS)
+    for _ in range(4):
+        await bench.ask()
+    bench.release(released)
+    bench.be_patient()
+    await bench.ask_until(["0", "1", "2"])
+    assert bench.told == [("gpu_lost", "GPU-0"), ("gpu_recovered", "GPU-0")]
+    assert bench.check.is_ok
+
+
+async def test_however_long_it_hangs_few_threads_are_abandoned(bench: Bench) -> None:
+    await bench.ask()
+    bench.hang(BOOKS)
+    await bench.ask()
+    bench.be_patient()
+    for _ in range(5_000):
+        assert await bench.ask() == ["1", "2"]
+    assert len(bench.sick.threads) == MAX_LEAKED + 1
+    assert len(bench.gpus[1].threads) == 1
+
+
+async def test_a_lost_gpu_costs_the_others_no_tick_while_the_library_starts_anew(
+    bench: Bench,
+) -> None:
+    await bench.ask()
+    bench.sick.errors[BOOKS] = LOST
+    bench.nvml.gone = {"GPU-0"}
+    for _ in range(100):
+        assert await bench.ask() == ["1", "2"]
+    assert 3 <= bench.nvml.tried <= 6, "tried again, ever rarer"
+    bench.nvml.gone.clear()
+    bench.sick.errors.clear()
+    await bench.ask_until(["0", "1", "2"])
+    assert bench.told == [("gpu_lost", "GPU-0"), ("gpu_recovered", "GPU-0")]
+
+
+async def test_starts_for_a_lost_gpu_are_logged_where_they_find_other_gpus_than_before(
+    bench: Bench,
+) -> None:
+    with capture_logs() as logs:
+        await bench.ask()
+        bench.sick.errors[BOOKS] = LOST
+        bench.nvml.gone = {"GPU-0"}
+        for _ in range(100):
+            await bench.ask()
+        bench.nvml.gone.clear()
+        bench.sick.errors.clear()
+        await bench.ask_until(["0", "1", "2"])
+    assert bench.nvml.tried > 4
+    assert [line["count"] for line in logs if line["event"] == "nvml_started"] == [3, 2, 3]
+
+
+async def test_no_new_start_is_made_for_a_lost_gpu_while_another_one_hangs(bench: Bench) -> None:
+    await bench.ask()
+    released = bench.hang(READINGS)
+    await bench.ask()
+    bench.gpus[1].errors[BOOKS] = LOST
+    for _ in range(50):
+        assert await bench.ask() == ["0", "2"]
+    assert bench.nvml.tried == 1
+    bench.gpus[1].errors.clear()
+    bench.release(released)
+    bench.be_patient()
+    await bench.ask_until(["0", "1", "2"])
+
+
+async def test_a_gpu_that_is_not_there_after_a_new_start_is_lost(bench: Bench) -> None:
+    await bench.ask()
+    bench.nvml.gone = {"GPU-0"}
+    bench.gpus[1].errors[BOOKS] = LibraryLostError("nvmlDeviceGetSamples: Uninitialized")
+    await bench.ask()
+    bench.gpus[1].errors.clear()
+    await bench.ask_until(["1", "2"])
+    assert ("gpu_lost", "GPU-0") in bench.told
+
+
+async def test_a_driver_that_was_reloaded_is_told_for_each_gpu_once(bench: Bench) -> None:
+    await bench.ask()
+    bench.clock.advance(60)
+    for gpu in bench.gpus:
+        gpu.errors[BOOKS] = UNLOADED
+    bench.nvml.error = UNLOADED
+    assert await bench.ask() == []
+    for _ in range(10):
+        assert await bench.ask() is None
+    bench.nvml.error = None
+    for gpu in bench.gpus:
+        gpu.errors.clear()
+    await bench.ask_until(["0", "1", "2"])
+    assert bench.told == [("driver_reloaded", gpu.uuid) for gpu in bench.gpus]
+
+
+async def test_where_no_gpu_answers_the_library_is_started_anew(bench: Bench) -> None:
+    await bench.ask()
+    bench.clock.advance(60)
+    bench.be_patient(IMPATIENT_SECONDS)
+    released = threading.Event()
+    bench.hanging.append(released)
+    for gpu in bench.gpus:
+        gpu.hangs[BOOKS] = released
+    for _ in range(4):
+        await bench.ask()
+    assert bench.nvml.tried == 2
+
+
+async def test_a_gpu_that_is_lost_at_the_start_is_named_told_and_told_when_it_is_back(
+    bench: Bench,
+) -> None:
+    bench.nvml.gone = {"GPU-0"}
+    await bench.ask()
+    assert bench.gpus_check.detail == "1 GPUs do not answer: INDEX:0"
+    for _ in range(3):
+        bench.clock.advance(100)
+        await bench.ask()
+    assert bench.told == [("gpu_lost", "INDEX:0")]
+    bench.nvml.gone = set()
+    for _ in range(3):
+        bench.clock.advance(100)
+        await bench.ask()
+    assert bench.told == [("gpu_lost", "INDEX:0"), ("gpu_recovered", "INDEX:0")]
+    assert bench.gpus_check.is_ok
+    assert "INDEX:0" not in bench.driver.known
+
+
+async def test_a_gpu_that_answered_once_is_lost_by_its_uuid_alone(bench: Bench) -> None:
+    await bench.ask()
+    bench.sick.errors[BOOKS] = LOST
+    bench.nvml.gone = {"GPU-0"}
+    for _ in range(3):
+        bench.clock.advance(100)
+        await bench.ask()
+    assert bench.told == [("gpu_lost", "GPU-0")]
+
+
+async def test_a_breaker_is_logged_once_open_and_once_closed_through_new_starts(
+    bench: Bench,
+) -> None:
+    with capture_logs() as logs:
+        await bench.ask()
+        bench.clock.advance(60)
+        for gpu in bench.gpus:
+            gpu.errors[BOOKS] = FailedError("nvmlDeviceGetMemoryInfo: Timeout")
+        for _ in range(20):
+            bench.clock.advance(1)
+            await bench.ask()
+        assert bench.nvml.tried > 1
+        for gpu in bench.gpus:
+            gpu.errors = {}
+        for _ in range(20):
+            bench.clock.advance(100)
+            await bench.ask()
+    told = sorted((line["event"], line["gpu"]) for line in logs if "breaker" in line["event"])
+    names = ["GPU-0", "GPU-1", "GPU-2"]
+    assert told == [(event, gpu) for event in ("breaker_closed", "breaker_opened") for gpu in names]
+
+
+async def test_a_start_that_hangs_is_waited_for_by_no_tick_for_longer_than_its_deadline(
+    bench: Bench,
+) -> None:
+    bench.driver._deadline_seconds = 0.01
+    bench.nvml.opens = threading.Event()
+    for _ in range(5):
+        assert await bench.ask() is None
+    assert bench.nvml.tried == 1
+    assert bench.check.detail == "the library does not return from its start"
+    bench.nvml.opens.set()
+    bench.driver._deadline_seconds = PATIENT_SECONDS
+    assert await bench.ask() == ["0", "1", "2"]
+
+
+async def test_a_node_without_gpus_is_not_idle(bench: Bench) -> None:
+    bench.nvml.gpus.clear()
+    assert await bench.ask() == []
+    bench.driver._worked_seconds -= 1000
+    assert await bench.ask() == []
+    assert bench.driver.idle_seconds < 1000
+
+
+async def test_users_of_the_library_come_after_its_start_and_go_before_its_end() -> None:
+    log: list[str] = []
+
+    class Logging(PlayedSource):
+        @override
+        def open(self) -> Sequence[Gpu]:
+            log.append("open")
+            return super().open()
+
+        @override
+        def close(self) -> None:
+            log.append("close")
+
+    class User:
+        def opened(self, gpus: object) -> None:
+            log.append("opened")
+
+        def closing(self) -> None:
+            log.append("closing")
+            raise ValueError("a mistake that must not keep the library open")
+
+    driver = Driver(
+        Logging(PlayedGpu("GPU-0", 0)),
+        clock=ManualClock(start_ns=0),
+        check=Check(),
+        deadline_seconds=PATIENT_SECONDS,
+        backoff=Backoff(),
+        listeners=[User()],
+    )
+    await driver.poll({})
+    closing = driver.close()
+    assert closing
+    closing.result(timeout=5)
+    assert log == ["closing", "close", "open", "opened", "closing", "close"]
+
+
+async def test_what_a_node_is_built_of_is_handed_out_when_it_is_news(bench: Bench) -> None:
+    for gpu in bench.gpus:
+        gpu.facts = GpuFacts(uuid=gpu.uuid, index=gpu.index, instances=[], capabilities=[])
+    assert bench.driver.inventory() is None
+    await bench.ask()
+    first = bench.driver.inventory()
+    assert first
+    assert [gpu.uuid for gpu in first.gpus] == ["GPU-0", "GPU-1", "GPU-2"]
+    assert first.versions == {"driver_version": "1.0"}
+    assert not first.gpus[0].capabilities[-1].supported, "unbinding is not heard of here"
+    for _ in range(20):
+        await bench.ask()
+        assert bench.driver.inventory() is None
+    assert bench.sick.facts
+    bench.sick.facts = replace(bench.sick.facts, ecc_enabled=True)
+    news = []
+    for _ in range(20):
+        await bench.ask()
+        news.append(bench.driver.inventory())
+    (second,) = filter(None, news)
+    assert [gpu.ecc_enabled for gpu in second.gpus] == [True, None, None]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([None, LOST, UNLOADED]),
+            st.sets(st.sampled_from(["GPU-0", "GPU-1"])),
+            st.sampled_from([None, UNLOADED]),
+            st.integers(min_value=1, max_value=5),
+        ),
+        max_size=8,
+    )
+)
+@settings(max_examples=40, deadline=None)
+async def test_whatever_happens_losses_and_recoveries_come_in_turn_and_the_end_is_good(
+    happenings: list[tuple[SourceLostError | None, set[str], LibraryLostError | None, int]],
+) -> None:
+    bench = Bench()
+    try:
+        for error, gone, unloaded, ticks in happenings:
+            bench.sick.errors = {BOOKS: error} if error else {}
+            bench.nvml.gone, bench.nvml.error = gone, unloaded
+            for _ in range(ticks):
+                await bench.ask()
+        bench.sick.errors = {}
+        bench.nvml.gone, bench.nvml.error = set(), None
+        await bench.ask_until(["0", "1", "2"])
+    finally:
+        bench.driver.close()
+    for gpu in bench.gpus:
+        of_gpu = [kind for kind, uuid in bench.told if uuid == gpu.uuid]
+        turns = [kind for kind in of_gpu if kind in ("gpu_lost", "gpu_recovered")]
+        assert turns == ["gpu_lost", "gpu_recovered"] * (len(turns) // 2)
+
+
+async def test_the_time_of_a_tick_is_when_the_gpus_were_asked_however_long_it_waited(
+    bench: Bench,
+) -> None:
+    bench.hang(BOOKS)
+    asked: list[dict[str, int]] = []
+    await bench.driver.poll({}, on_poll=lambda: asked.append(bench.seen()))
+    assert asked == [{"GPU-0": 0, "GPU-1": 0, "GPU-2": 0}]
+    assert bench.seen()["GPU-1"] == 1

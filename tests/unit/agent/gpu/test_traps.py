@@ -1,0 +1,214 @@
+"""The traps of process lists and samples, on the true functions of nvidia-ml-py.
+
+The library under them is nothing but function pointers, whose codes and counts a test decides.
+"""
+# ruff: noqa: ANN401  # the functions of nvidia-ml-py have no types
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pynvml
+import pytest
+
+from agent.core.raw import CallGroup, ProcessUtilizationSample, RawGpuSample, SampleCursor
+from agent.gpu.nvidia.client import call_by_name
+from agent.gpu.nvidia.session import NvidiaGpu
+from agent.gpu.source import UnsupportedError
+from agent.metrics import NVML_ERRORS
+from gpuledger.records import ProcessKind
+
+SAMPLES = "nvmlDeviceGetProcessUtilization"
+COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
+GRAPHICS = "nvmlDeviceGetGraphicsRunningProcesses_v3"
+MPS = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
+OK: int = pynvml.NVML_SUCCESS
+GREW: int = pynvml.NVML_ERROR_INSUFFICIENT_SIZE
+NONE: int = pynvml.NVML_ERROR_NOT_FOUND
+TIMEOUT: int = pynvml.NVML_ERROR_TIMEOUT
+NO_ID, NO_BYTES = 2**32 - 1, 2**64 - 1
+
+Functions = dict[str, Callable[..., int]]
+Answer = Callable[[Functions], RawGpuSample]
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
+    """Return what a GPU answers over a library that has these functions and no other."""
+
+    def give(functions: Functions) -> RawGpuSample:
+        def pointer(name: str) -> Callable[..., int]:
+            if name not in functions:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+            return functions[name]
+
+        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", pointer)
+        gpu = NvidiaGpu(library=pynvml, handle=pynvml.c_nvmlDevice_t(), uuid="GPU-0", index=0)
+        return RawGpuSample(
+            uuid="GPU-0", index=0, **gpu.query(CallGroup.BOOKS, SampleCursor(process_us=5))
+        )
+
+    return give
+
+
+def samples_of(codes: Iterable[int], *, rows: int = 1) -> Functions:
+    """Return sample calls that end with these codes, one after the other, and fill `rows` rows."""
+    given = iter(codes)
+
+    def sample(_: Any, filled: Any, count: Any, last_seen: Any) -> int:
+        assert last_seen.value == 5
+        count._obj.value = rows
+        for place in range(rows if filled is not None else 0):
+            filled[place].pid, filled[place].timeStamp = 7 + place, 9
+            filled[place].smUtil, filled[place].memUtil = 40, 30
+        return next(given)
+
+    return {SAMPLES: sample}
+
+
+def list_of(codes: Iterable[int], rows: Iterable[tuple[int, int, int, int]] = ()) -> Any:
+    """Return a list call that ends with these codes and fills (pid, bytes, GI, CI) in."""
+    given, found = iter(codes), list(rows)
+
+    def fill(_: Any, count: Any, filled: Any) -> int:
+        count._obj.value = len(found)
+        for place, row in enumerate(found if filled is not None else ()):
+            process = filled[place]
+            process.pid, process.usedGpuMemory, process.gpuInstanceId, process.computeInstanceId = (
+                row
+            )
+        return next(given)
+
+    return fill
+
+
+SEEN = (ProcessUtilizationSample(pid=7, timestamp_us=9, sm_percent=40, memory_percent=30),)
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        pytest.param([OK], (), id="success with nothing is an error of value 0 to the wrapper"),
+        pytest.param([NONE], (), id="not found is nothing new"),
+        pytest.param([GREW, NONE], (), id="gone between the two calls"),
+        pytest.param([GREW, OK], SEEN, id="the usual way"),
+        pytest.param([GREW, GREW, GREW, OK], SEEN, id="grew once"),
+        pytest.param([GREW, GREW, GREW, GREW, GREW, OK], SEEN, id="grew twice"),
+        pytest.param([GREW] * 6, None, id="grew three times: not known"),
+        pytest.param([TIMEOUT], None, id="failed: not known"),
+        pytest.param([pynvml.NVML_ERROR_NOT_SUPPORTED], None, id="not supported: absent"),
+        pytest.param([pynvml.NVML_ERROR_NO_PERMISSION], None, id="not allowed: absent"),
+    ],
+)
+def test_process_samples_are_what_the_driver_meant(
+    answer: Answer, codes: list[int], expected: object
+) -> None:
+    assert answer(samples_of(codes)).process_samples == expected
+
+
+def test_a_list_that_never_stops_growing_is_counted(answer: Answer) -> None:
+    counter = NVML_ERRORS.labels(call=SAMPLES, error="InsufficientSize")
+    before = counter._value.get()
+    answer(samples_of([GREW] * 6))
+    assert counter._value.get() == before + 1
+
+
+def test_fewer_rows_than_the_driver_announced_are_no_processes_with_pid_0(answer: Answer) -> None:
+    """The data call may give less than the size call promised; the rest of the array is zeros."""
+    sizes = iter([3, 1])
+
+    def sample(_: Any, filled: Any, count: Any, __: Any) -> int:
+        count._obj.value = next(sizes)
+        if filled is None:
+            return GREW
+        filled[0].pid, filled[0].timeStamp, filled[0].smUtil, filled[0].memUtil = 7, 9, 40, 30
+        return OK
+
+    assert answer({SAMPLES: sample}).process_samples == SEEN
+
+
+@pytest.mark.parametrize(
+    ("codes", "pids"),
+    [
+        pytest.param([OK], [], id="success with nothing"),
+        pytest.param([NONE], [], id="not found"),
+        pytest.param([GREW, OK], [7], id="the usual way"),
+        pytest.param([GREW, GREW, GREW, OK], [7], id="grew once"),
+        pytest.param([GREW] * 6, None, id="grew three times"),
+        pytest.param([TIMEOUT], None, id="failed"),
+    ],
+)
+def test_processes_are_what_the_driver_meant(
+    answer: Answer, codes: list[int], pids: list[int] | None
+) -> None:
+    processes = answer({COMPUTE: list_of(codes, [(7, 1, NO_ID, NO_ID)])}).processes
+    assert (None if processes is None else [one.pid for one in processes]) == pids
+
+
+@pytest.mark.parametrize("broken", [COMPUTE, GRAPHICS, MPS])
+def test_one_list_that_failed_leaves_all_processes_unknown(answer: Answer, broken: str) -> None:
+    """Half a list would end those that stand in the other half."""
+    functions = {name: list_of([GREW, OK], [(7, 1, NO_ID, NO_ID)]) for name in (COMPUTE, MPS)}
+    assert answer({**functions, broken: list_of([TIMEOUT])}).processes is None
+
+
+def test_memory_and_instances_that_the_driver_does_not_tell_are_not_known(answer: Answer) -> None:
+    rows = [(7, NO_BYTES, NO_ID, NO_ID), (8, 5, 0, 0)]
+    (one, other) = answer({COMPUTE: list_of([GREW, OK], rows)}).processes or ()
+    assert (one.memory_bytes, one.gpu_instance, one.compute_instance) == (None, None, None)
+    assert (other.memory_bytes, other.gpu_instance, other.compute_instance) == (5, 0, 0)
+
+
+def test_each_list_is_known_by_its_kind(answer: Answer) -> None:
+    functions = {
+        name: list_of([GREW, OK], [(7 + place, 1, NO_ID, NO_ID)])
+        for place, name in enumerate((COMPUTE, GRAPHICS, MPS))
+    }
+    processes = answer(functions).processes or ()
+    assert {one.pid: one.kind for one in processes} == {
+        7: ProcessKind.COMPUTE,
+        8: ProcessKind.GRAPHICS,
+        9: ProcessKind.MPS,
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"]
+)
+def test_an_unversioned_function_that_mismatches_is_not_supported(
+    answer: Answer, name: str
+) -> None:
+    """Its error is no `NVMLError`, and would end the thread that asks."""
+    answer({})
+    with pytest.raises(UnsupportedError, match="Unversioned function"):
+        call_by_name(pynvml, name, pynvml.c_nvmlDevice_t())
+
+
+def test_holes_among_instances_are_skipped(answer: Answer) -> None:
+    asked: list[int] = []
+
+    def mode(_: Any, current: Any, pending: Any) -> int:
+        current._obj.value = pending._obj.value = 1
+        return OK
+
+    def most(_: Any, count: Any) -> int:
+        count._obj.value = 4
+        return OK
+
+    def handle(_: Any, index: Any, __: Any) -> int:
+        asked.append(index.value)
+        return OK if index.value == 2 else NONE
+
+    def uuid(_: Any, text: Any, __: Any) -> int:
+        text.value = b"MIG-2"
+        return OK
+
+    given = answer(
+        {
+            "nvmlDeviceGetMigMode": mode,
+            "nvmlDeviceGetMaxMigDeviceCount": most,
+            "nvmlDeviceGetMigDeviceHandleByIndex": handle,
+            "nvmlDeviceGetUUID": uuid,
+        }
+    )
+    assert asked == [0, 1, 2, 3]
+    assert [one.uuid for one in given.instances] == ["MIG-2"]

@@ -1,0 +1,193 @@
+"""A driver that will be unbound is let go, and asked for again until it is back."""
+# ruff: noqa: ANN401, N802  # NVML's own names, and its structs have no types
+
+from typing import Any
+
+import pynvml
+import pytest
+
+from agent.gpu.driver import Driver
+from agent.gpu.nvidia.events import NvmlDriverEvents
+from agent.gpu.source import DriverEvent, DriverNotLoadedError
+from gpuledger.runtime import Backoff, Check
+from simulator.clock import ManualClock
+from tests.fakes.gpus import PlayedGpu, PlayedSource
+
+UNBIND = pynvml.nvmlSystemEventTypeGpuDriverUnbind
+BIND = pynvml.nvmlSystemEventTypeGpuDriverBind
+CALLS = {
+    "create": "nvmlSystemEventSetCreate",
+    "register": "nvmlSystemRegisterEvents",
+    "wait": "nvmlSystemEventSetWait",
+    "free": "nvmlSystemEventSetFree",
+}
+
+
+class PlayedEvents:
+    """The system events of a driver, whose functions check what they are given."""
+
+    def __init__(self) -> None:
+        self.waiting: list[int] = []
+        self.sets = 0
+        self.error: int | None = None
+
+    def nvmlSystemEventSetCreate(self, version: int) -> str:
+        assert version == pynvml.nvmlSystemEventSetCreateRequest_v1
+        self._fail()
+        self.sets += 1
+        return "set"
+
+    def nvmlSystemEventSetFree(self, version: int, held: str) -> None:
+        assert (version, held) == (pynvml.nvmlSystemEventSetFreeRequest_v1, "set")
+        self.sets -= 1
+
+    def nvmlSystemRegisterEvents(self, version: int, events: int, held: str) -> None:
+        assert (version, held) == (pynvml.nvmlSystemRegisterEventRequest_v1, "set")
+        assert events == UNBIND | BIND
+
+    def nvmlSystemEventSetWait(
+        self, version: int, held: str, milliseconds: int, data: Any, size: int
+    ) -> list[dict[str, int]]:
+        assert version == pynvml.nvmlSystemEventSetWaitRequest_v1
+        assert size == len(data)
+        self._fail()
+        happened, self.waiting = self.waiting, []
+        return [{"eventType": kind, "gpuId": 0} for kind in happened]
+
+    def _fail(self) -> None:
+        if self.error is not None:
+            raise pynvml.NVMLError(self.error)
+
+
+@pytest.mark.parametrize(
+    ("happened", "event"),
+    [
+        ([], DriverEvent.NOTHING),
+        ([UNBIND], DriverEvent.UNBIND),
+        ([BIND], DriverEvent.BIND),
+        ([BIND, UNBIND], DriverEvent.UNBIND),
+    ],
+)
+def test_what_happened_to_the_driver_is_a_wish_once(
+    happened: list[int], event: DriverEvent
+) -> None:
+    library = PlayedEvents()
+    events = NvmlDriverEvents(library)
+    events.open()
+    library.waiting = happened
+    assert [events.poll(), events.poll()] == [event, DriverEvent.NOTHING]
+    events.close()
+    assert library.sets == 0
+
+
+def test_a_library_without_these_events_is_said_and_nothing_is_heard() -> None:
+    events = NvmlDriverEvents(object())
+    events.open()
+    assert not events.is_open
+    assert (
+        events.capability.reason == "nvmlSystemEventSetCreate: this nvidia-ml-py does not have it"
+    )
+    assert events.poll() is DriverEvent.NOTHING
+    events.close()
+
+
+@pytest.mark.parametrize(
+    "code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_TIMEOUT]
+)
+def test_an_error_ends_the_listening_and_leaves_no_set(code: int) -> None:
+    library = PlayedEvents()
+    events = NvmlDriverEvents(library)
+    events.open()
+    library.error = code
+    assert events.poll() is DriverEvent.NOTHING
+    assert not events.is_open
+    assert library.sets == 0
+    assert events.capability.reason
+
+
+def test_the_true_wrappers_are_called_as_they_want_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+
+    def pointer(name: str) -> Any:
+        def function(request: Any) -> int:
+            called.append(name)
+            if name == CALLS["create"]:
+                request._obj.set = pynvml.c_nvmlSystemEventSet_t(
+                    pynvml.struct_c_nvmlSystemEventSet_t()
+                )
+            if name == CALLS["wait"]:
+                assert (request._obj.timeoutms, request._obj.dataSize) == (1, 16)
+                request._obj.data[0].eventType = UNBIND
+                request._obj.numEvent = 1
+            return 0
+
+        return function
+
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", pointer)
+    events = NvmlDriverEvents(pynvml)
+    events.open()
+    assert events.capability.supported
+    assert events.poll() is DriverEvent.UNBIND
+    events.close()
+    assert called == list(CALLS.values())
+
+
+async def test_the_library_is_closed_on_unbinding_and_opened_when_the_driver_is_back() -> None:
+    clock, check, library = ManualClock(start_ns=0), Check(), PlayedEvents()
+    nvml = PlayedSource(PlayedGpu("GPU-0", 0))
+    nvml.driver_events = NvmlDriverEvents(library)
+    told = []
+    driver = Driver(
+        nvml,
+        clock=clock,
+        check=check,
+        deadline_seconds=30,
+        backoff=Backoff(first_seconds=1, max_seconds=8, jitter=lambda: 1.0),
+        report=lambda kind, uuid, _: told.append((kind, uuid)),
+    )
+
+    async def ask() -> bool:
+        answers = await driver.poll({})
+        # Looks are made in the library's thread, between two ticks.
+        driver._lifecycle._worker.start(lambda: None).result(timeout=5)
+        clock.advance(1)
+        return bool(answers)
+
+    assert await ask()
+    library.waiting = [UNBIND]
+    assert [await ask() for _ in range(3)] == [True, False, False]
+    assert not nvml.is_open
+    assert library.sets == 0
+    nvml.error = DriverNotLoadedError("nvmlInit: Driver Not Loaded")
+    for _ in range(30):
+        assert not await ask()
+    assert driver.idle_seconds < 30
+    assert check.detail == "the driver was unbound: nvmlInit: Driver Not Loaded"
+    nvml.error = None
+    while not await ask():
+        pass
+    assert told == [("driver_unbound", "GPU-0"), ("driver_reloaded", "GPU-0")]
+    assert library.sets == 1
+    driver.close()
+
+
+async def test_an_unbinding_that_is_heard_while_the_library_starts_is_heeded_after_it() -> None:
+    library = PlayedEvents()
+    gpus = [PlayedGpu("GPU-0", 0), PlayedGpu("GPU-1", 1)]
+    nvml = PlayedSource(*gpus)
+    nvml.driver_events = NvmlDriverEvents(library)
+    driver = Driver(
+        nvml, clock=ManualClock(start_ns=0), check=Check(), deadline_seconds=30, backoff=Backoff()
+    )
+    await driver.poll({})
+    driver._closed = "a new start is under way"
+    driver._opening = driver._lifecycle.open()
+    driver._lifecycle._worker.start(lambda: None).result(timeout=5)
+    library.waiting = [UNBIND]
+    driver._lifecycle.poll_driver_events()
+    driver._lifecycle._worker.start(lambda: None).result(timeout=5)
+    assert await driver.poll({}) is not None
+    assert await driver.poll({}) is None
+    driver._lifecycle._worker.start(lambda: None).result(timeout=5)
+    assert not nvml.is_open
+    driver.close()

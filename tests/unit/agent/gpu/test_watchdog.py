@@ -1,0 +1,85 @@
+"""The process is ended when nothing works any more, and never because one GPU is sick."""
+
+import threading
+
+import pytest
+
+from agent.gpu.watchdog import LoopWatch, NothingWorksError, Watchdog
+
+
+class PlayedDriver:
+    idle_seconds = 0.0
+    detail = "nvmlInit: Driver Not Loaded"
+    known = ("GPU-0", "GPU-1")
+
+
+@pytest.fixture
+def told() -> list[tuple[str, str, str]]:
+    return []
+
+
+def watchdog(driver: PlayedDriver, told: list[tuple[str, str, str]]) -> Watchdog:
+    return Watchdog(driver, seconds=300, report=lambda *told_: told.append(told_))
+
+
+def test_a_driver_that_works_now_and_then_is_left_alone(told: list[tuple[str, str, str]]) -> None:
+    driver = PlayedDriver()
+    for driver.idle_seconds in (0, 100, 299, 1):
+        watchdog(driver, told).look()
+    assert not told
+
+
+async def test_the_end_is_told_for_each_gpu_with_its_reason_before_it_comes(
+    told: list[tuple[str, str, str]],
+) -> None:
+    driver = PlayedDriver()
+    driver.idle_seconds = 301.0
+    with pytest.raises(NothingWorksError, match="Driver Not Loaded"):
+        await watchdog(driver, told).run()
+    reason = "no GPU answered for 301 s: nvmlInit: Driver Not Loaded"
+    assert told == [("agent_ended", "GPU-0", reason), ("agent_ended", "GPU-1", reason)]
+
+
+def test_a_process_that_was_stopped_gets_its_time_anew(told: list[tuple[str, str, str]]) -> None:
+    driver = PlayedDriver()
+    now_seconds = 1000.0
+    dog = Watchdog(
+        driver,
+        seconds=300,
+        report=lambda *told_: told.append(told_),
+        now_seconds=lambda: now_seconds,
+    )
+    dog.look()
+    now_seconds += 3600
+    driver.idle_seconds = 3600
+    dog.look()
+    for _ in range(59):
+        now_seconds, driver.idle_seconds = now_seconds + 5, driver.idle_seconds + 5
+        dog.look()
+    assert not told
+    now_seconds += 5
+    with pytest.raises(NothingWorksError, match="no GPU answered for 300 s"):
+        dog.look()
+
+
+def test_a_loop_that_beats_between_looks_is_left_alone() -> None:
+    watch = LoopWatch(max_missed=2, end_process=lambda: None, seconds=1)
+    for _ in range(10):
+        assert not watch.look()
+        assert not watch.look()
+        watch.beat()
+
+
+def test_a_loop_that_stands_still_ends_the_process_from_the_thread() -> None:
+    ended = threading.Event()
+    watch = LoopWatch(max_missed=2, end_process=ended.set, seconds=0.02)
+    watch.begin()
+    assert ended.wait(5)
+
+
+def test_a_watch_that_was_ended_ends_nothing() -> None:
+    ended = threading.Event()
+    watch = LoopWatch(max_missed=2, end_process=ended.set, seconds=0.001)
+    watch.end()
+    watch._run()
+    assert not ended.is_set()

@@ -1,0 +1,205 @@
+"""The questions to the kubelet, on time that a test moves."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+import pytest
+from typing_extensions import override
+
+from agent.host.kubelet.allocations import Allocations
+from agent.host.kubelet.assignments import DeviceIndex
+from agent.host.kubelet.client import KubeletError
+from agent.settings import KubeletSettings
+from gpuledger.records import GpuFacts
+from gpuledger.runtime import Backoff, Check
+from simulator.clock import ManualClock
+from tests.unit.agent.host.kubelet.oracle import ListPodResourcesResponse
+
+GPU, OTHER = "GPU-0", "GPU-1"
+
+
+def facts(uuid: str) -> GpuFacts:
+    return GpuFacts(uuid=uuid, index=0, instances=[], capabilities=[])
+
+
+BOTH = DeviceIndex.of([facts(GPU), facts(OTHER)])
+
+
+def answer(*device_ids: str) -> bytes:
+    devices = [{"resource_name": "nvidia.com/gpu", "device_ids": list(device_ids)}]
+    containers = [{"name": "server", "devices": devices}]
+    pods: list[dict[str, Any]] = [
+        {"name": "chat", "namespace": "serving", "containers": containers}
+    ]
+    written: bytes = ListPodResourcesResponse(pod_resources=pods).SerializeToString()
+    return written
+
+
+class WaitingClock(ManualClock):
+    """Time passes where a test says so, and sleepers wake then."""
+
+    def __init__(self) -> None:
+        super().__init__(start_ns=1_795_000_000_000_000_000)
+        self._wakings: list[tuple[int, asyncio.Event]] = []
+
+    @override
+    async def sleep(self, seconds: float) -> None:
+        waking = (self.monotonic_ns() + round(seconds * 1e9), asyncio.Event())
+        self._wakings.append(waking)
+        try:
+            await waking[1].wait()
+        finally:
+            self._wakings.remove(waking)
+
+    async def pass_by(self, seconds: float, *, step_seconds: float = 0.25) -> None:
+        """Move on in small steps, and let everybody do what is due."""
+        for _ in range(round(seconds / step_seconds)):
+            self.advance(step_seconds)
+            for due_ns, awake in self._wakings:
+                if due_ns <= self.monotonic_ns():
+                    awake.set()
+            await settle()
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+class FakeKubelet:
+    """Answers or fails as a test says, and counts."""
+
+    def __init__(self, given: bytes | str) -> None:
+        self.given = given
+        self.asked = 0
+
+    async def list_pods(self) -> bytes:
+        self.asked += 1
+        if isinstance(self.given, str):
+            raise KubeletError(self.given)
+        return self.given
+
+
+class Bench:
+    def __init__(self, given: bytes | str, *, enabled: bool | Literal["auto"] = "auto") -> None:
+        self.clock = WaitingClock()
+        self.kubelet = FakeKubelet(given)
+        self.check = Check()
+        self.allocations = Allocations(
+            kubelet=self.kubelet,
+            clock=self.clock,
+            check=self.check,
+            backoff=Backoff(jitter=lambda: 1.0),
+            settings=KubeletSettings(enabled=enabled, cache_ttl_seconds=60),
+        )
+
+    def held(self, devices: DeviceIndex = BOTH) -> list[str]:
+        return [one.device_id for one in self.allocations.current(devices)]
+
+    def is_ready(self) -> bool:
+        return self.check.is_ok
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.allocations.run())
+        await settle()
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+async def test_the_kubelet_is_asked_at_once_and_every_ten_seconds() -> None:
+    bench = Bench(answer(GPU))
+    assert bench.held() == []
+    async with bench.running():
+        assert (bench.kubelet.asked, bench.held()) == (1, [GPU])
+        await bench.clock.pass_by(100)
+    assert bench.kubelet.asked in (10, 11)
+
+
+async def test_a_change_has_it_asked_within_a_second_and_once_a_second_at_most() -> None:
+    bench = Bench(answer(GPU))
+    async with bench.running():
+        await bench.clock.pass_by(3)
+        bench.kubelet.given = answer(GPU, OTHER)
+        bench.allocations.refresh_soon()
+        await settle()
+        assert bench.held() == [GPU, OTHER]
+        asked = bench.kubelet.asked
+        for _ in range(40):
+            bench.allocations.refresh_soon()
+            await bench.clock.pass_by(0.25)
+    assert bench.kubelet.asked - asked <= 10
+
+
+async def test_changes_do_not_hurry_a_kubelet_that_fails() -> None:
+    bench = Bench("refused")
+    async with bench.running():
+        for _ in range(400):
+            bench.allocations.refresh_soon()
+            await bench.clock.pass_by(0.25)
+    assert bench.kubelet.asked < 12
+
+
+@pytest.mark.parametrize("reason", ["missing", "forbidden", "unimplemented", "refused"])
+async def test_a_node_without_a_kubelet_to_ask_is_ready_and_says_so(reason: str) -> None:
+    bench = Bench(reason)
+    async with bench.running():
+        await bench.clock.pass_by(200)
+        assert bench.check.is_ok
+        assert "ticks have no allocations" in bench.check.detail
+        assert bench.held() == []
+
+
+async def test_whoever_promised_a_kubelet_is_not_ready_without_one() -> None:
+    bench = Bench("missing", enabled=True)
+    async with bench.running():
+        assert not bench.check.is_ok
+
+
+async def test_the_last_answer_counts_through_a_restart_and_no_longer_than_it_may() -> None:
+    bench = Bench(answer(GPU))
+    async with bench.running():
+        bench.kubelet.given = "refused"
+        await bench.clock.pass_by(50)
+        assert bench.held() == [GPU]
+        assert bench.is_ready()
+        assert "the last answer still counts" in bench.check.detail
+        await bench.clock.pass_by(60)
+        assert bench.held() == []
+        assert not bench.is_ready()
+        bench.kubelet.given = answer(OTHER)
+        await bench.clock.pass_by(31)
+        assert bench.held() == [OTHER]
+        assert bench.is_ready()
+
+
+async def test_an_answer_that_is_none_is_a_failure_and_leaves_the_last_one() -> None:
+    bench = Bench(answer(GPU))
+    async with bench.running():
+        bench.kubelet.given = b"\x0a\x05ab"
+        await bench.clock.pass_by(15)
+        assert bench.held() == [GPU]
+        assert "no list of pods" in bench.check.detail
+
+
+async def test_a_gpu_that_comes_later_gets_its_allocations_without_a_new_answer() -> None:
+    bench = Bench(answer(GPU, OTHER))
+    async with bench.running():
+        assert bench.held(DeviceIndex.of([facts(GPU)])) == [GPU]
+        assert bench.held() == [GPU, OTHER]
+        assert bench.kubelet.asked == 1
+
+
+async def test_allocations_are_made_anew_only_when_something_changed() -> None:
+    bench = Bench(answer(GPU))
+    async with bench.running():
+        before = bench.allocations.current(BOTH)
+        await bench.clock.pass_by(30)
+        assert bench.allocations.current(DeviceIndex.of([facts(GPU), facts(OTHER)])) is before

@@ -1,0 +1,153 @@
+"""From the kubelet's answer to allocations."""
+
+import pytest
+from msgspec.structs import replace
+
+from agent.host.kubelet.assignments import (
+    DeviceAssignment,
+    DeviceIndex,
+    Unresolved,
+    allocate,
+    find_assignments,
+    find_on,
+)
+from agent.host.kubelet.messages import (
+    ClaimedDevice,
+    ContainerDevices,
+    ContainerResources,
+    PodResources,
+    ResourceClaim,
+)
+from agent.settings import KubeletSettings
+from gpuledger.records import DeviceAllocation, GpuFacts
+
+GPU = "GPU-5a5a7118-e550-79a1-597e-7631e126c57a"
+INDEX = DeviceIndex.of([GpuFacts(uuid=GPU, index=0, minor_number=0, instances=[], capabilities=[])])
+
+
+def pod(*devices: ContainerDevices, claims: tuple[ResourceClaim, ...] = ()) -> PodResources:
+    container = ContainerResources(name="server", devices=list(devices), claims=list(claims))
+    return PodResources(name="chat", namespace="serving", containers=[container])
+
+
+def given(resource: str, *ids: str) -> ContainerDevices:
+    return ContainerDevices(resource_name=resource, device_ids=list(ids))
+
+
+def claim(driver: str, device: str, share_id: str | None = None) -> ResourceClaim:
+    one = ClaimedDevice(
+        driver_name=driver, pool_name="node-1", device_name=device, share_id=share_id
+    )
+    return ResourceClaim(name="one-gpu", namespace="serving", devices=[one])
+
+
+@pytest.mark.parametrize(
+    ("resource", "is_gpu"),
+    [
+        ("nvidia.com/gpu", True),
+        ("nvidia.com/gpu.shared", True),
+        ("nvidia.com/gpu-tesla-t4", True),
+        ("nvidia.com/mig-1g.5gb", True),
+        ("nvidia.com/mig-1g.5gb.shared", True),
+        ("aliyun.com/gpu-mem", True),
+        ("volcano.sh/vgpu-number", True),
+        ("nvidia.com/gpumem", False),
+        ("nvidia.com/gpuX", False),
+        ("my.nvidia.com/gpu", False),
+        ("rdma/hca", False),
+        ("aliyun.com/gpu-core", False),
+    ],
+)
+def test_only_resources_that_are_gpus_are_looked_at(resource: str, *, is_gpu: bool) -> None:
+    names = KubeletSettings().resource_names
+
+    assert bool(find_assignments([pod(given(resource, GPU))], names)) == is_gpu
+
+
+def test_without_names_of_resources_only_claims_are_read() -> None:
+    one = pod(given("nvidia.com/gpu", GPU), claims=(claim("gpu.nvidia.com", "gpu-0"),))
+
+    assert [assignment.claim for assignment in find_assignments([one], [])] == ["serving/one-gpu"]
+
+
+def test_claims_of_other_drivers_are_not_gpus() -> None:
+    one = pod(
+        claims=(claim("compute-domain.nvidia.com", "channel-0"), claim("gpu.amd.com", "gpu-0"))
+    )
+
+    assert find_assignments([one], ["*"]) == []
+
+
+def test_an_allocation_says_who_holds_what_and_how_it_was_given() -> None:
+    one = pod(
+        given("nvidia.com/gpu", f"{GPU}::2"), claims=(claim("gpu.nvidia.com", "gpu-0", "a1"),)
+    )
+    allocations, unresolved = allocate(find_assignments([one], ["nvidia.com/gpu"]), INDEX)
+
+    plain = DeviceAllocation(
+        gpu_uuid=GPU,
+        device_id=f"{GPU}::2",
+        resource_name="nvidia.com/gpu",
+        namespace="serving",
+        pod="chat",
+        container="server",
+        replica="2",
+    )
+    claimed = replace(
+        plain,
+        device_id="gpu-0",
+        resource_name="gpu.nvidia.com",
+        replica="a1",
+        claim="serving/one-gpu",
+    )
+    assert allocations == [plain, claimed]
+    assert not unresolved
+
+
+HELD = [
+    DeviceAllocation(
+        gpu_uuid=gpu_uuid,
+        gpu_instance=gpu_instance,
+        device_id=device_id,
+        resource_name="nvidia.com/gpu",
+        namespace="serving",
+        pod="chat",
+        container="server",
+    )
+    for device_id, gpu_uuid, gpu_instance in [
+        ("whole", GPU, None),
+        ("first", GPU, 1),
+        ("second", GPU, 2),
+        ("other", "GPU-other", 1),
+    ]
+]
+
+
+@pytest.mark.parametrize(
+    ("gpu_uuid", "gpu_instance", "found"),
+    [
+        (GPU, None, ["whole", "first", "second"]),
+        (GPU, 1, ["whole", "first"]),
+        (GPU, 7, ["whole"]),
+        ("PCI:0000:1b:00", None, []),
+    ],
+)
+def test_who_holds_an_instance_holds_it_or_the_whole_gpu(
+    gpu_uuid: str, gpu_instance: int | None, found: list[str]
+) -> None:
+    assert [each.device_id for each in find_on(HELD, gpu_uuid, gpu_instance)] == found
+
+
+def test_a_device_that_leads_nowhere_is_counted_and_left_out() -> None:
+    one = pod(given("nvidia.com/gpu", "GPU-gone", "7", GPU))
+    allocations, unresolved = allocate(find_assignments([one], ["nvidia.com/gpu"]), INDEX)
+
+    assert [allocation.device_id for allocation in allocations] == [GPU]
+    assert unresolved == {Unresolved.UNKNOWN_GPU: 1, Unresolved.UNKNOWN_FORM: 1}
+
+
+def test_a_device_of_a_claim_is_looked_up_by_the_drivers_names_alone() -> None:
+    assignment = DeviceAssignment(
+        namespace="n", pod="p", container="c", resource_name="r", device_id=GPU, claim="n/c"
+    )
+    assert allocate([assignment], INDEX)[1] == {Unresolved.UNKNOWN_FORM: 1}

@@ -1,0 +1,91 @@
+"""The question itself, to sockets that are no kubelet, and to the played one."""
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path, PosixPath
+from tempfile import TemporaryDirectory
+
+import pytest
+from typing_extensions import override
+
+from agent.host.kubelet.client import KubeletError, SocketKubelet
+from agent.host.kubelet.messages import parse_answer
+from simulator.clock import ManualClock
+from simulator.kubelet.server import serve_kubelet
+from simulator.scenario.load import load_scenario
+from simulator.simulation import Simulation
+
+QUICKSTART = Path(__file__).parents[5] / "scenarios" / "quickstart.yaml"
+EPOCH_NS = 1_795_000_000_000_000_000
+
+
+@pytest.fixture
+def socket() -> Iterator[Path]:
+    # A socket's path may have 107 bytes, and pytest's folders are deep.
+    with TemporaryDirectory() as folder:
+        yield Path(folder) / "kubelet.sock"
+
+
+async def reason_of(socket: Path) -> str:
+    with pytest.raises(KubeletError) as caught:
+        await SocketKubelet(socket, timeout_seconds=0.5).list_pods()
+    return caught.value.reason
+
+
+@asynccontextmanager
+async def saying(socket: Path, words: bytes) -> AsyncIterator[None]:
+    """Listen, and say the same to everybody."""
+
+    class Speaker(asyncio.Protocol):
+        @override
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            transports.append(transport)
+            transport.write(words)
+
+    transports: list[asyncio.Transport] = []
+    async with await asyncio.get_running_loop().create_unix_server(Speaker, socket):
+        yield
+        for transport in transports:
+            transport.abort()
+
+
+async def test_the_played_kubelet_is_asked_as_the_real_one(socket: Path) -> None:
+    clock = ManualClock(start_ns=EPOCH_NS)
+    simulation = Simulation(load_scenario(QUICKSTART), epoch_ns=EPOCH_NS, clock=clock)
+    played = simulation.node("gpu-node-1").kubelet
+    async with serve_kubelet(played, socket):
+        answer = await SocketKubelet(socket, timeout_seconds=5).list_pods()
+    assert answer == await played.list_pods()
+    assert parse_answer(answer)
+
+
+async def test_no_socket_and_a_socket_without_a_listener_are_told_apart(socket: Path) -> None:
+    assert await reason_of(socket) == "missing"
+    async with saying(socket, b""):
+        pass
+    assert await reason_of(socket) == "refused"
+
+
+async def test_whoever_does_not_speak_grpc_is_given_up(socket: Path) -> None:
+    async with saying(socket, b"HTTP/1.1 200 OK\r\n\r\n" * 100):
+        assert await reason_of(socket) in ("broken", "deadline")
+    async with saying(socket, b""):
+        assert await reason_of(socket) == "deadline"
+
+
+class Locked(PosixPath):
+    """A path that is somebody else's, also where the tests run as root."""
+
+    @override
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+
+async def test_a_socket_that_is_somebody_elses_says_what_would_help(socket: Path) -> None:
+    with pytest.raises(KubeletError, match="run the agent as user 0") as caught:
+        await SocketKubelet(Locked(socket), timeout_seconds=0.5).list_pods()
+    assert caught.value.reason == "forbidden"

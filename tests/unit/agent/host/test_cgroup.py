@@ -1,0 +1,127 @@
+"""Which container and pod a cgroup path names: real paths of many runtimes, and the rules."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.core.processes.table import Location
+from agent.host.cgroup import find_node_paths, locate
+
+VECTORS = [
+    json.loads(line)
+    for line in (Path(__file__).parents[4] / "tests" / "data" / "cgroup-vectors.jsonl")
+    .read_text()
+    .splitlines()
+]
+UID = "9953f715-6c55-3eb2-99f1-cc88e6816fce"
+POD = f"kubepods-burstable-pod{UID.replace('-', '_')}.slice"
+OUTER, INNER = "a" * 64, "b" * 64
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=[vector["shape"] for vector in VECTORS])
+def test_every_known_shape_gives_its_container_and_pod(vector: dict[str, Any]) -> None:
+    found = locate(vector["line"])
+    assert (found.container_id, found.pod_uid) == (vector["container_id"], vector["pod_uid"])
+    assert found.line == vector["line"]
+
+
+def test_the_vectors_are_all_there() -> None:
+    assert len(VECTORS) == 44
+
+
+@pytest.mark.parametrize(
+    ("law", "path", "container_id", "pod_uid"),
+    [
+        ("docker in a pod is the pod's container", f"/{POD}/{OUTER}/docker/{INNER}", OUTER, UID),
+        ("a pod in a container is the inner pod", f"/docker/{OUTER}/{POD}/{INNER}", INNER, UID),
+        ("the outermost pod wins", f"/pod{'1' * 32}/{OUTER}/{POD}/{INNER}", OUTER, "1" * 32),
+        ("an outer container is not the pod's", f"/docker/{OUTER}/{POD}", None, UID),
+        ("the first of nested containers", f"/docker/{OUTER}/docker/{INNER}", OUTER, None),
+        ("nerdctl", f"/system.slice/nerdctl-{OUTER}.scope", OUTER, None),
+        ("a mount is no container", f"/system.slice/{OUTER}.mount", None, None),
+        ("a podman pod is no pod", f"/machine.slice/libpod_pod_{OUTER}.slice", None, None),
+        ("65 digits are no id", f"/docker/{OUTER}a", None, None),
+        ("capital digits are no id", f"/docker/{OUTER.upper()}", None, None),
+        ("a removed cgroup", f"/{POD}/cri-containerd-{OUTER}.scope (deleted)", OUTER, UID),
+        ("CRI-O in colon form", f"/system.slice/{POD}:crio:{OUTER}", OUTER, UID),
+    ],
+)
+def test_a_path_is_read_by_whole_segments(
+    law: str, path: str, container_id: str | None, pod_uid: str | None
+) -> None:
+    found = locate(f"0::{path}")
+    assert (found.container_id, found.pod_uid) == (container_id, pod_uid), law
+
+
+def test_in_a_hybrid_file_the_line_with_the_pod_wins() -> None:
+    pod = f"0::/docker/{OUTER}/kubelet.slice/{POD}/cri-containerd-{INNER}.scope"
+    found = locate(f"12:memory:/docker/{OUTER}\n1:name=systemd:/docker/{OUTER}\n{pod}\n")
+    assert found == Location(container_id=INNER, pod_uid=UID, line=pod)
+
+
+@pytest.mark.parametrize("separator", ["\r", "\v", "\f", "\x1c", "\x85", "\u2028"])
+def test_a_cgroups_name_cannot_begin_a_line(separator: str) -> None:
+    # A process may make cgroups below its own, with any name that has no slash and no newline.
+    forged = f"0::/{POD}/{INNER}"  # with a container it would win over a line that has none
+    assert locate(f"0::/pod{'1' * 32}/x{separator}{forged}\n").pod_uid == "1" * 32
+
+
+NODES_POD = f"/kubepods/besteffort/pod{'2' * 32}/{'c' * 64}"
+"""Where a node is a container of a pod, its own paths begin so."""
+
+
+@pytest.mark.parametrize(
+    ("law", "own", "path", "container_id", "pod_uid"),
+    [
+        ("its pod is found", "/kubelet", f"/kubelet/{POD}/{INNER}", INNER, UID),
+        ("in any slice", "/kubelet", f"/system.slice/{POD}/{INNER}", INNER, UID),
+        ("a pod in it", "", f"/{POD}/{INNER}/pod{'3' * 32}/{OUTER}", INNER, UID),
+        ("its own processes are the host's", "", "/system.slice/kubelet.service", None, None),
+    ],
+)
+def test_a_node_that_is_itself_in_a_pod_has_pods_of_its_own(
+    law: str, own: str, path: str, container_id: str | None, pod_uid: str | None
+) -> None:
+    agent = f"0::{NODES_POD}{own}/pod{'4' * 32}/{'d' * 64}\n"
+    found = locate(f"0::{NODES_POD}{path}\n", node_paths=find_node_paths(agent))
+    assert (found.container_id, found.pod_uid) == (container_id, pod_uid), law
+
+
+def test_what_is_beside_such_a_node_is_read_whole() -> None:
+    agent = f"0::{NODES_POD}/pod{'4' * 32}/{'d' * 64}\n"
+    found = locate(f"0::/{POD}/{INNER}\n", node_paths=find_node_paths(agent))
+    assert (found.container_id, found.pod_uid) == (INNER, UID)
+
+
+@pytest.mark.parametrize(
+    "agent", ["0::/\n", f"0::/{POD}/{OUTER}\n", f"0::/docker/{OUTER}/{POD}/{INNER}\n", ""]
+)
+def test_a_node_on_its_own_machine_has_no_path_to_leave_out(agent: str) -> None:
+    assert find_node_paths(agent) == {}
+
+
+def test_of_two_lines_with_the_pod_the_one_with_the_container_wins() -> None:
+    lines = f"1:name=systemd:/{POD}\n7:freezer:/{POD}/{INNER}\n"
+    assert locate(lines).container_id == INNER
+
+
+def test_of_equal_lines_the_usual_controllers_win() -> None:
+    lines = [f"9:blkio:/docker/{OUTER}", f"5:memory:/docker/{INNER}", f"6:pids:/docker/{OUTER}"]
+    assert locate("\n".join(lines)).line == lines[1]
+
+
+def test_a_host_process_is_told_by_its_first_line() -> None:
+    found = locate("3:cpu,cpuacct:/\n1:name=systemd:/user.slice\n")
+    assert found == Location(line="3:cpu,cpuacct:/")
+    assert not found.in_container
+
+
+def test_the_readers_own_container_shows_nothing_in_a_private_namespace() -> None:
+    assert locate("0::/\n") == Location(line="0::/")
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "   \n"])
+def test_no_line_is_no_place(text: str) -> None:
+    assert locate(text) == Location()

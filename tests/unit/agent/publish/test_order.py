@@ -1,0 +1,167 @@
+"""Whatever happens to broker, files and process: the order on the bus is the order in time.
+
+Outages, lost answers, crashes that cut a file at any byte, and restarts come in any interleaving.
+"""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.publish.message_bundle import TickQueue
+from agent.publish.publisher import SamplePublisher, shut_down
+from agent.publish.send_queue import SendQueue
+from agent.publish.spool import Spool
+from agent.publish.spool_file import Segment
+from gpuledger.runtime import Backoff, Check
+from gpuledger.topics import PROCESSES, SAMPLES
+from tests.unit.agent.publish.builders import (
+    NODE,
+    FickleBus,
+    ImmediateDisk,
+    files_in,
+    number_of,
+    parcel_of,
+    spool_in,
+)
+
+AFTER_SECONDS = 5.0
+# Small, so that a few ticks fill a file.
+MAX_BYTES = 8 * 400
+
+bus_step = st.tuples(st.sampled_from(["away", "away", "deaf", "back"]), st.just(0))
+step = st.one_of(
+    st.tuples(st.just("ticks"), st.integers(1, 9)),
+    bus_step,
+    st.tuples(st.just("ticks"), st.integers(1, 3)),
+    bus_step,
+    st.tuples(st.just("crash"), st.just(0)),
+    st.tuples(st.just("torn"), st.integers(1, 500)),
+    st.tuples(st.just("restart"), st.just(0)),
+)
+
+
+class Node:
+    """One node's agent, as far as it publishes; a crash leaves nothing of it but the files."""
+
+    def __init__(self, folder: Path, bus: FickleBus) -> None:
+        self.folder = folder
+        self.bus = bus
+        self.time_seconds = 0.0
+        self.made = 0
+        self.lost: set[int] = set()
+        self.start()
+
+    def start(self) -> None:
+        self.spool: Spool = spool_in(self.folder)
+        self.spool._segment_bytes = MAX_BYTES // 8
+        self.send_queue = SendQueue(
+            queue=TickQueue(max_ticks=10_000),
+            spool=self.spool,
+            check=Check(),
+            spill_after_seconds=AFTER_SECONDS,
+            disk=ImmediateDisk(),
+            now_seconds=lambda: self.time_seconds,
+        )
+        self.publisher = SamplePublisher(
+            node=NODE,
+            bus=self.bus,
+            send_queue=self.send_queue,
+            check=Check(),
+            backoff=Backoff(first_seconds=1e-6, max_seconds=1e-6),
+            catch_up_factor=1e12,
+        )
+        self.tasks = [
+            asyncio.create_task(self.publisher.run()),
+            asyncio.create_task(self.send_queue.run()),
+        ]
+
+    async def ticks(self, count: int) -> None:
+        for _ in range(count):
+            self.send_queue.put(parcel_of(self.made))
+            self.made += 1
+            self.time_seconds += 1
+            await settle()
+
+    async def crash(self, cut_bytes: int) -> None:
+        """Kill the process in mid-write: the last file may lack its end."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.wait(self.tasks)
+        # Memory may hold what is younger than this, and no longer what is older.
+        self.lost |= set(range(self.made - int(AFTER_SECONDS) - 1, self.made))
+        self.send_queue.close()
+        self.cut(cut_bytes)
+        self.start()
+
+    def cut(self, cut_bytes: int) -> None:
+        if files := files_in(self.folder):
+            length = max(0, files[-1].stat().st_size - cut_bytes)
+            segment = Segment.load(files[-1])
+            torn = [frame for frame in segment.frames if frame.end > length]
+            self.lost |= {number_of(one) for frame in torn for one in segment.read(frame)}
+            os.truncate(files[-1], length)
+
+    async def restart(self) -> None:
+        await shut_down(self.publisher, self.send_queue, *self.tasks, seconds=0)
+        assert not self.send_queue.bundles_in_memory
+        self.start()
+
+    async def end(self) -> None:
+        self.bus.is_away = self.bus.is_deaf = False
+        await settle()
+        async with asyncio.timeout(10):
+            await self.send_queue.wait_drained()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.wait(self.tasks)
+        self.send_queue.close()
+
+
+async def settle() -> None:
+    for _ in range(12):
+        await asyncio.sleep(0)
+
+
+async def live(node: Node, steps: Sequence[tuple[str, int]]) -> None:
+    for what, number in steps:
+        match what:
+            case "ticks":
+                await node.ticks(number)
+            case "crash" | "torn":
+                await node.crash(number)
+            case "restart":
+                await node.restart()
+            case _:
+                node.bus.is_away, node.bus.is_deaf = what == "away", what == "deaf"
+    await node.end()
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps=st.lists(step, min_size=3, max_size=30))
+def test_a_nodes_order_on_the_bus_is_its_order_in_time_and_nothing_whole_is_lost(
+    tmp_path_factory: pytest.TempPathFactory, steps: Sequence[tuple[str, int]]
+) -> None:
+    bus = FickleBus()
+
+    async def run() -> Node:
+        node = Node(tmp_path_factory.mktemp("spool"), bus)
+        await live(node, steps)
+        return node
+
+    node = asyncio.run(run())
+    samples, processes = bus.numbers(SAMPLES.name), bus.numbers(PROCESSES.name)
+    assert samples == sorted(samples)
+    assert processes == sorted(processes)
+    assert set(range(node.made)) - set(samples) <= node.lost
+    assert {number for number in range(node.made) if number % 3 == 0} - set(processes) <= node.lost
+    assert set(bus.published) <= {
+        (topic, message.value)
+        for number in range(node.made)
+        for topic, message in parcel_of(number)
+    }
+    assert files_in(node.folder) == []

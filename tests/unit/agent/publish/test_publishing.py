@@ -1,0 +1,426 @@
+"""The queue is bounded, the order is kept, and nothing is taken for sent before it is."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+from typing_extensions import override
+
+from agent.core.tick import NodeTick
+from agent.metrics import (
+    MESSAGES_OF_THE_FUTURE,
+    MESSAGES_TOO_LARGE,
+    QUEUE_TICKS,
+    READING_RECORDS_PUBLISHED,
+    TICKS_DROPPED,
+)
+from agent.publish.message_bundle import (
+    MessageBundle,
+    QueuedMessage,
+    TickQueue,
+    bundle_incident,
+    bundle_inventory,
+    bundle_tick,
+)
+from agent.publish.publisher import SamplePublisher, shut_down
+from agent.publish.send_queue import SendQueue
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES
+from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
+from gpuledger.codec import decoder_of
+from gpuledger.errors import (
+    BusUnavailableError,
+    MessageTooLargeError,
+    TimestampRefusedError,
+    TopicsError,
+)
+from gpuledger.records import (
+    GpuDetails,
+    GpuReading,
+    Incident,
+    Inventory,
+    NodeReadings,
+    NodeSample,
+    ProcessChange,
+    ProcessRecord,
+    Severity,
+)
+from gpuledger.records.bounds import MAX_WORD_LENGTH
+from gpuledger.runtime import Backoff, Check
+from gpuledger.topics import (
+    BY_NAME,
+    INCIDENTS,
+    INVENTORY,
+    PROCESSES,
+    READINGS,
+    SAMPLES,
+    partition_of_node,
+)
+
+NODE = "node-1"
+PARTITION = partition_of_node(NODE, partitions=12)
+
+
+class FakeBus:
+    """A bus that refuses as often as it is told to."""
+
+    def __init__(self) -> None:
+        self.refusals: list[Exception] = []
+        self.published: list[tuple[str, int, list[bytes | None]]] = []
+        self.refuse_after_asking: list[Exception] = []
+        self.producers = 0
+
+    async def partitions(self, topic: str) -> int:
+        self._refuse()
+        self.refusals, self.refuse_after_asking = self.refuse_after_asking, []
+        return 12
+
+    @asynccontextmanager
+    async def producer(self) -> AsyncIterator[Producer]:
+        self.producers += 1
+        yield self
+
+    def consumer(self, subscription: Subscription) -> AbstractAsyncContextManager[Consumer]:
+        raise NotImplementedError
+
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        if topic == PROCESSES.name or not self.published:
+            self._refuse()
+        self.published.append((topic, partition, [message.value for message in messages]))
+
+    def values(self, topic: str) -> list[bytes | None]:
+        return [value for name, _, values in self.published if name == topic for value in values]
+
+    def _refuse(self) -> None:
+        if self.refusals:
+            raise self.refusals.pop(0)
+
+
+def bundle(number: int, processes: int = 0) -> MessageBundle:
+    message = Message(key=NODE.encode(), value=b"%d" % number, timestamp_ms=number)
+    return ((SAMPLES.name, message), *(((PROCESSES.name, message),) * processes))
+
+
+def outbox_in_memory(max_ticks: int = 9) -> SendQueue:
+    return SendQueue(
+        queue=TickQueue(max_ticks=max_ticks), spool=None, check=Check(), spill_after_seconds=0
+    )
+
+
+def publisher_of(
+    bus: FakeBus, send_queue: SendQueue, check: Check | None = None, *, now_ms: int = 0
+) -> SamplePublisher:
+    return SamplePublisher(
+        node=NODE,
+        bus=bus,
+        send_queue=send_queue,
+        check=check or Check(),
+        backoff=Backoff(first_seconds=0.0001, max_seconds=0.0001),
+        catch_up_factor=50,
+        now_ns=lambda: now_ms * 1_000_000,
+    )
+
+
+async def publish_all(bus: FakeBus, send_queue: SendQueue, check: Check | None = None) -> None:
+    publisher = publisher_of(bus, send_queue, check)
+    publishing = asyncio.create_task(publisher.run())
+    await shut_down(publisher, send_queue, publishing, seconds=5)
+    assert not send_queue.bundles_in_memory
+
+
+def test_a_tick_is_packed_under_its_node_and_its_own_time() -> None:
+    sample = NodeSample(
+        node=NODE, boot_id="b", seq=1, time_ns=2_000_000_001, interval_ns=1, gpus=[],
+        containers=[], processes=[], allocations=[],
+    )  # fmt: skip
+    record = ProcessRecord(
+        node=NODE, boot_id="b", pid=7, time_ns=3_000_000_001, change=ProcessChange.SEEN,
+        gpu_uuids=["GPU-0"],
+    )  # fmt: skip
+    readings = NodeReadings(
+        node=NODE, boot_id="b", seq=1, time_ns=2_000_000_001, interval_ns=1,
+        gpus=[GpuDetails(uuid="GPU-0", performance_state=0)],
+    )  # fmt: skip
+    bundle = bundle_tick(NodeTick(sample=sample, readings=readings, processes=[record]))
+    assert [(topic, one.key, one.timestamp_ms) for topic, one in bundle] == [
+        (SAMPLES.name, b"node-1", 2000),
+        (READINGS.name, b"node-1", 2000),
+        (PROCESSES.name, b"node-1", 3000),
+    ]
+    told = (sample, readings, record)
+    for (topic, message), one in zip(bundle, told, strict=True):
+        assert decoder_of(topic, BY_NAME[topic].record).decode(message.value) == one
+
+
+def test_readings_that_say_nothing_are_not_packed() -> None:
+    identity: dict[str, Any] = {
+        "node": NODE, "boot_id": "b", "seq": 1, "time_ns": 1, "interval_ns": 1, "gpus": []
+    }  # fmt: skip
+    sample = NodeSample(**identity, containers=[], processes=[], allocations=[])
+    tick = NodeTick(sample=sample, readings=NodeReadings(**identity), processes=[])
+    assert [topic for topic, _ in bundle_tick(tick)] == [SAMPLES.name]
+
+
+def test_incidents_and_inventories_are_packed_under_their_node_and_their_own_time() -> None:
+    incident = Incident(
+        node=NODE, boot_id="b", gpu_uuid="GPU-0", time_ns=4_000_000_001, kind="xid", source="nvml",
+        severity=Severity.WARNING, message="m", processes=[],
+    )  # fmt: skip
+    inventory = Inventory(node=NODE, boot_id="b", time_ns=5_000_000_001, gpus=[])
+    ((topic, message),) = bundle_incident(incident)
+    assert (topic, message.key, message.timestamp_ms) == (INCIDENTS.name, b"node-1", 4000)
+    assert decoder_of(INCIDENTS.name, Incident).decode(message.value) == incident
+    ((topic, message),) = bundle_inventory(inventory)
+    assert (topic, message.key, message.timestamp_ms) == (INVENTORY.name, b"node-1", 5000)
+    assert decoder_of(INVENTORY.name, Inventory).decode(message.value) == inventory
+
+
+def test_a_full_queue_drops_the_oldest_tick_and_counts_it() -> None:
+    dropped, waiting = TICKS_DROPPED._value.get(), QUEUE_TICKS._value.get()
+    queue = TickQueue(max_ticks=3)
+    for number in range(5):
+        queue.put(QueuedMessage(0.0, bundle(number)))
+    assert len(queue) == 3
+    assert QUEUE_TICKS._value.get() - waiting == 3
+    taken = queue.take(max_bundles=9)
+    assert [one.bundle[0][1].value for one in taken] == [b"2", b"3", b"4"]
+    assert TICKS_DROPPED._value.get() - dropped == 2
+    assert QUEUE_TICKS._value.get() == waiting
+
+
+async def test_ticks_and_process_records_go_to_the_nodes_partition_in_their_order() -> None:
+    bus, send_queue = FakeBus(), outbox_in_memory(999)
+    for number in range(100):
+        send_queue.put(bundle(number, processes=number % 2))
+    await publish_all(bus, send_queue)
+    assert bus.values(SAMPLES.name) == [b"%d" % number for number in range(100)]
+    assert bus.values(PROCESSES.name) == [b"%d" % number for number in range(1, 100, 2)]
+    assert {partition for _, partition, _ in bus.published} == {PARTITION}
+    assert len(bus.published) == 4
+
+
+@pytest.mark.parametrize("error", [BusUnavailableError("away"), TopicsError("no topic")])
+@pytest.mark.parametrize("refusals", [1, 2, 7])
+async def test_a_bus_that_refuses_is_asked_again_and_nothing_is_lost_or_overtaken(
+    error: Exception, refusals: int
+) -> None:
+    bus, send_queue, check = FakeBus(), outbox_in_memory(), Check()
+    bus.refusals = [error] * refusals
+    for number in range(3):
+        send_queue.put(bundle(number, processes=1))
+    await publish_all(bus, send_queue, check)
+    assert bus.values(SAMPLES.name) == bus.values(PROCESSES.name) == [b"0", b"1", b"2"]
+    assert bus.producers == refusals + 1
+    assert check.is_ok
+
+
+async def test_brokers_that_answer_and_take_no_record_do_not_pass_the_check() -> None:
+    """As where too few replicas are in sync, or one of the topics is missing."""
+    bus, send_queue, shown = FakeBus(), outbox_in_memory(), list[bool]()
+    check = Check(on_change=lambda one: shown.append(one.is_ok))
+    truth, refused = bus.publish, [BusUnavailableError("too few replicas are in sync")] * 7
+
+    async def publish(topic: str, partition: int, messages: Sequence[Message]) -> None:
+        if topic == PROCESSES.name and refused:
+            raise refused.pop()
+        await truth(topic, partition, messages)
+
+    bus.publish = publish  # type: ignore[method-assign]  # it refuses one topic
+    send_queue.put(bundle(0, processes=1))
+    await publish_all(bus, send_queue, check)
+    assert bus.producers == 8
+    assert shown == [False, True]
+
+
+async def test_brokers_that_answer_pass_the_check_where_nothing_waits() -> None:
+    bus, send_queue, check = FakeBus(), outbox_in_memory(), Check()
+    bus.refusals = [BusUnavailableError("away")] * 3
+    publishing = asyncio.create_task(publisher_of(bus, send_queue, check).run())
+    async with asyncio.timeout(9):
+        while not check.is_ok:  # noqa: ASYNC110  # a few turns of the loop
+            await asyncio.sleep(0)
+    publishing.cancel()
+    assert (bus.producers, bus.published) == (4, [])
+
+
+async def test_what_is_acknowledged_is_not_sent_again_when_the_rest_fails() -> None:
+    bus, send_queue = FakeBus(), outbox_in_memory()
+    bus.published.append(("before", 0, []))  # so that only the process records are refused
+    bus.refuse_after_asking = [BusUnavailableError("away")]
+    send_queue.put(bundle(0, processes=1))
+    await publish_all(bus, send_queue)
+    assert bus.values(SAMPLES.name) == bus.values(PROCESSES.name) == [b"0"]
+    assert bus.producers == 2
+
+
+async def test_a_tick_is_acknowledged_before_its_readings_are_sent_and_not_sent_again() -> None:
+    """As where the readings' topic is missing after an upgrade."""
+    bus, send_queue, check = FakeBus(), outbox_in_memory(), Check()
+    truth, refused = bus.publish, [TopicsError(f"{READINGS.name} does not exist")] * 3
+
+    async def publish(topic: str, partition: int, messages: Sequence[Message]) -> None:
+        if topic == READINGS.name and refused:
+            raise refused.pop()
+        await truth(topic, partition, messages)
+
+    bus.publish = publish  # type: ignore[method-assign]  # without a topic at first
+    message = Message(key=NODE.encode(), value=b"0", timestamp_ms=0)
+    published = READING_RECORDS_PUBLISHED._value.get()
+    send_queue.put(tuple((topic.name, message) for topic in (SAMPLES, READINGS, PROCESSES)))
+    await publish_all(bus, send_queue, check)
+    assert [topic for topic, _, _ in bus.published] == [SAMPLES.name, READINGS.name, PROCESSES.name]
+    assert READING_RECORDS_PUBLISHED._value.get() == published + 1
+    assert bus.producers == 4
+    assert check.is_ok
+
+
+async def test_the_last_chance_is_bounded() -> None:
+    bus, send_queue, check = FakeBus(), outbox_in_memory(), Check()
+    bus.refusals = [BusUnavailableError("no broker at localhost:9092")] * 10**6
+    send_queue.put(bundle(0))
+    publisher = publisher_of(bus, send_queue, check)
+    publishing = asyncio.create_task(publisher.run())
+    await shut_down(publisher, send_queue, publishing, seconds=0.05)
+    assert publishing.cancelled()
+    assert send_queue.bundles_in_memory == 1
+    assert (check.is_ok, check.detail) == (
+        False,
+        "no broker at localhost:9092; ticks wait: 1 in memory, 0 on the disk",
+    )
+
+
+async def test_a_record_that_no_broker_takes_does_not_stop_those_behind_it() -> None:
+    refused = MESSAGES_TOO_LARGE._value.get()
+    bus, send_queue = FakeBus(), outbox_in_memory()
+    huge = Message(key=b"k", value=b"x" * MAX_MESSAGE_BYTES, timestamp_ms=0)
+    send_queue.put(((SAMPLES.name, huge), (PROCESSES.name, huge)))
+    send_queue.put(bundle(1))
+    await publish_all(bus, send_queue)
+    assert bus.values(SAMPLES.name) == [b"1"]
+    assert MESSAGES_TOO_LARGE._value.get() - refused == 2
+
+
+async def test_what_this_broker_alone_does_not_take_is_left_out_and_nothing_else() -> None:
+    refused = MESSAGES_TOO_LARGE._value.get()
+    bus, send_queue = FakeBus(), outbox_in_memory()
+    truth = bus.publish
+
+    async def publish(topic: str, partition: int, messages: Sequence[Message]) -> None:
+        if any(message.value == b"1" for message in messages):
+            raise MessageTooLargeError("larger than the topic's max.message.bytes")
+        await truth(topic, partition, messages)
+
+    bus.publish = publish  # type: ignore[method-assign]  # with a limit of its own
+    for number in range(3):
+        send_queue.put(bundle(number))
+    await publish_all(bus, send_queue)
+    assert bus.values(SAMPLES.name) == [b"0", b"2"]
+    assert MESSAGES_TOO_LARGE._value.get() - refused == 1
+
+
+DAY_MS = 86_400_000
+NOW_MS = 1_900_000_000_000
+
+
+class DatedBus(FakeBus):
+    """A bus that refuses, as brokers do, what is stamped more than a day ahead of its clock."""
+
+    now_ms = NOW_MS
+
+    @override
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        if any(message.timestamp_ms > self.now_ms + DAY_MS for message in messages):
+            raise TimestampRefusedError("refused a record as too far ahead of its own clock")
+        await super().publish(topic, partition, messages)
+
+
+def stamped(value: bytes, time_ms: int) -> MessageBundle:
+    return ((SAMPLES.name, Message(key=NODE.encode(), value=value, timestamp_ms=time_ms)),)
+
+
+@pytest.mark.parametrize(
+    ("what", "node_now_ms", "published", "left_out"),
+    [
+        ("the clock that ran ahead is right again", NOW_MS, [b"1", b"2"], 1),
+        # Both were wrong once, and neither costs what was stamped rightly.
+        ("the clock is in 1970 now", 1000, [b"1", b"2"], 1),
+        ("the clock is a day behind now", NOW_MS - DAY_MS, [b"1", b"2"], 1),
+    ],
+)
+async def test_of_a_clock_that_was_wrong_only_what_the_broker_refuses_is_left_out(
+    what: str, node_now_ms: int, published: list[bytes], left_out: int
+) -> None:
+    before = MESSAGES_OF_THE_FUTURE._value.get()
+    bus, send_queue = DatedBus(), outbox_in_memory()
+    send_queue.put(stamped(b"1", NOW_MS - 5000))
+    send_queue.put(stamped(b"ahead", NOW_MS + 7 * DAY_MS))
+    send_queue.put(stamped(b"2", NOW_MS))
+    publisher = publisher_of(bus, send_queue, now_ms=node_now_ms)
+    publishing = asyncio.create_task(publisher.run())
+    await shut_down(publisher, send_queue, publishing, seconds=5)
+    assert not send_queue.bundles_in_memory, what
+    assert bus.values(SAMPLES.name) == published
+    assert MESSAGES_OF_THE_FUTURE._value.get() - before == left_out
+
+
+async def test_what_one_refused_record_makes_wait_repeats_and_counts_nothing_before_it() -> None:
+    """However often it is tried, as for hours where the broker's clock is behind."""
+    refused = MESSAGES_TOO_LARGE._value.get()
+    bus, send_queue = DatedBus(), outbox_in_memory()
+    for number in (1, 2):
+        send_queue.put(stamped(b"%d" % number, NOW_MS))
+    send_queue.put(stamped(b"x" * MAX_MESSAGE_BYTES, NOW_MS))
+    send_queue.put(stamped(b"waits", NOW_MS + 2 * DAY_MS))
+    send_queue.put(stamped(b"behind it", NOW_MS))
+    publisher = publisher_of(bus, send_queue, now_ms=NOW_MS + 2 * DAY_MS)
+    publishing = asyncio.create_task(publisher.run())
+    while bus.producers < 9:  # noqa: ASYNC110  # a few turns of the loop
+        await asyncio.sleep(0)
+    assert bus.values(SAMPLES.name) == [b"1", b"2"]
+    bus.now_ms = NOW_MS + 2 * DAY_MS
+    await shut_down(publisher, send_queue, publishing, seconds=5)
+    assert bus.values(SAMPLES.name) == [b"1", b"2", b"waits", b"behind it"]
+    assert MESSAGES_TOO_LARGE._value.get() - refused == 1
+
+
+async def test_what_is_ahead_of_the_broker_alone_waits_for_the_clocks_to_agree() -> None:
+    before = MESSAGES_OF_THE_FUTURE._value.get()
+    bus, send_queue, check = DatedBus(), outbox_in_memory(), Check()
+    bus.now_ms = NOW_MS - 7 * DAY_MS
+    send_queue.put(stamped(b"1", NOW_MS))
+    publisher = publisher_of(bus, send_queue, check, now_ms=NOW_MS)
+    publishing = asyncio.create_task(publisher.run())
+    while "too far ahead" not in check.detail:  # noqa: ASYNC110  # a few turns of the loop
+        await asyncio.sleep(0)
+    bus.now_ms = NOW_MS
+    await shut_down(publisher, send_queue, publishing, seconds=5)
+    assert bus.values(SAMPLES.name) == [b"1"]
+    assert MESSAGES_OF_THE_FUTURE._value.get() == before
+
+
+async def test_a_topic_that_this_version_does_not_know_is_published_all_the_same() -> None:
+    bus, send_queue = FakeBus(), outbox_in_memory()
+    message = Message(key=b"k", value=b"of a newer agent's spool", timestamp_ms=0)
+    send_queue.put((("gpuledger.tomorrow.v1", message),))
+    await publish_all(bus, send_queue)
+    assert bus.values("gpuledger.tomorrow.v1") == [message.value]
+
+
+def test_what_is_longer_than_a_record_may_carry_is_cut_and_counted() -> None:
+    """A driver may answer with anything, and the join would refuse all of the tick."""
+    name = "gpuledger_agent_values_cut_total"
+    before = REGISTRY.get_sample_value(name, {"field": "GpuReading.model"}) or 0.0
+    identity: dict[str, Any] = {
+        "node": NODE, "boot_id": "b", "seq": 1, "time_ns": 1, "interval_ns": 1
+    }  # fmt: skip
+    gpus = [GpuReading(uuid="GPU-0", index=0, model="H" * 10_000)]
+    sample = NodeSample(**identity, gpus=gpus, containers=[], processes=[], allocations=[])
+    readings = NodeReadings(**identity, gpus=[])
+
+    ((_, message),) = bundle_tick(NodeTick(sample=sample, readings=readings, processes=[]))
+
+    sent = decoder_of(SAMPLES.name, NodeSample).decode(message.value)
+    assert sent.gpus[0].model == "H" * MAX_WORD_LENGTH
+    assert REGISTRY.get_sample_value(name, {"field": "GpuReading.model"}) == before + 1

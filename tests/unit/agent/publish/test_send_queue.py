@@ -1,0 +1,438 @@
+"""The disk is touched when it must be, and its troubles keep nobody from sending."""
+
+import asyncio
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from structlog.testing import capture_logs
+from typing_extensions import override
+
+from agent.metrics import SPOOL_DROPPED, SPOOL_FAILURES, SPOOL_USABLE, TICKS_DROPPED
+from agent.publish.message_bundle import TickQueue
+from agent.publish.send_queue import SendQueue
+from agent.publish.spool import Spool
+from agent.publish.spool_folder import IoThread
+from gpuledger.runtime import Backoff, Check
+from tests.unit.agent.publish.builders import (
+    ImmediateDisk,
+    Uptime,
+    files_in,
+    number_of,
+    parcel_of,
+    spool_in,
+    unreadable,
+)
+
+T = TypeVar("T")
+
+
+class Hands:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class FailingDisk(ImmediateDisk):
+    """Refuses all work while it is told to."""
+
+    error: OSError | None = None
+
+    @override
+    async def run(self, work: Callable[[], T]) -> T:
+        if self.error:
+            raise self.error
+        return work()
+
+
+def outbox_of(
+    spool: Spool | None,
+    *,
+    disk: IoThread | None = None,
+    clock: Hands | None = None,
+    check: Check | None = None,
+    max_ticks: int = 100,
+    wait_seconds: float = 1,
+) -> SendQueue:
+    return SendQueue(
+        queue=TickQueue(max_ticks=max_ticks),
+        spool=spool,
+        check=check or Check(),
+        spill_after_seconds=5,
+        disk=disk or ImmediateDisk(),
+        backoff=lambda **_: Backoff(
+            first_seconds=wait_seconds, max_seconds=wait_seconds, jitter=lambda: 1.0
+        ),
+        now_seconds=clock or Hands(),
+    )
+
+
+async def put(send_queue: SendQueue, clock: Hands, *numbers: int) -> None:
+    """Put a bundle a second."""
+    for number in numbers:
+        clock.seconds += 1
+        send_queue.put(parcel_of(number))
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+async def take_all(send_queue: SendQueue, count: int) -> list[int]:
+    taken: list[int] = []
+    while len(taken) < count:
+        taken += map(number_of, await send_queue.take(max_bundles=2))
+        await send_queue.ack()
+    return taken
+
+
+async def test_while_everything_is_sent_the_disk_is_not_touched(tmp_path: Path) -> None:
+    clock = Hands()
+    send_queue = outbox_of(spool_in(tmp_path), clock=clock)
+    spilling = asyncio.create_task(send_queue.run())
+    for number in range(20):
+        await put(send_queue, clock, number)
+        assert await take_all(send_queue, 1) == [number]
+    assert files_in(tmp_path) == []
+    spilling.cancel()
+
+
+async def test_what_waits_longer_than_it_may_goes_to_the_disk_what_is_in_hand_first(
+    tmp_path: Path,
+) -> None:
+    clock = Hands()
+    send_queue = outbox_of(spool_in(tmp_path), clock=clock)
+    spilling = asyncio.create_task(send_queue.run())
+    await put(send_queue, clock, 0)
+    assert [number_of(one) for one in await send_queue.take(max_bundles=9)] == [0]
+    await put(send_queue, clock, 1, 2, 3, 4)
+    assert files_in(tmp_path) == []
+    await put(send_queue, clock, 5)
+    assert (len(files_in(tmp_path)), send_queue.bundles_in_memory) == (1, 0)
+    await put(send_queue, clock, 6)
+    await send_queue.ack()
+    assert await take_all(send_queue, 6) == [1, 2, 3, 4, 5, 6]
+    assert files_in(tmp_path) == []
+    spilling.cancel()
+
+
+async def test_what_an_earlier_agent_left_is_sent_before_anything_new(tmp_path: Path) -> None:
+    before = spool_in(tmp_path)
+    before.append([parcel_of(1), parcel_of(2)])
+    before.close()
+    send_queue, clock = outbox_of(spool_in(tmp_path)), Hands()
+    await put(send_queue, clock, 3)
+    assert await take_all(send_queue, 3) == [1, 2, 3]
+
+
+async def test_a_disk_that_refuses_is_counted_and_told_and_memory_goes_on(tmp_path: Path) -> None:
+    clock, disk, check = Hands(), FailingDisk(), Check()
+    failures, dropped = SPOOL_FAILURES.labels(error="ENOSPC"), TICKS_DROPPED._value.get()
+    before = failures._value.get()
+    send_queue = outbox_of(spool_in(tmp_path), disk=disk, clock=clock, check=check, max_ticks=10)
+    spilling = asyncio.create_task(send_queue.run())
+    await asyncio.sleep(0)
+    disk.error = OSError(errno.ENOSPC, "No space left on device")
+    await put(send_queue, clock, *range(12))
+    assert failures._value.get() > before
+    assert (check.has_failed, SPOOL_USABLE._value.get()) == (True, 0)
+    assert check.detail == "in memory only: [Errno 28] No space left on device"
+    assert (send_queue.bundles_in_memory, TICKS_DROPPED._value.get() - dropped) == (10, 2)
+    disk.error = None
+    await put(send_queue, clock, 12)
+    assert (send_queue.bundles_in_memory, SPOOL_USABLE._value.get()) == (0, 1)
+    assert check.detail == "10 ticks on the disk"
+    assert await take_all(send_queue, 10) == list(range(3, 13))
+    spilling.cancel()
+
+
+async def test_what_is_on_the_disk_is_sent_first_also_while_the_disk_takes_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool, clock = spool_in(tmp_path), Hands()
+    send_queue = outbox_of(spool, clock=clock)
+    spilling = asyncio.create_task(send_queue.run())
+    await put(send_queue, clock, *range(6))
+    assert send_queue.is_on_disk
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(spool, "append", refuse)
+    await put(send_queue, clock, *range(6, 12))
+    assert await take_all(send_queue, 12) == list(range(12))
+    spilling.cancel()
+
+
+async def test_nothing_overtakes_what_lies_on_a_disk_that_cannot_be_read_for_a_while(
+    tmp_path: Path,
+) -> None:
+    spool, clock, check = spool_in(tmp_path), Hands(), Check()
+    send_queue = outbox_of(spool, clock=clock, check=check, wait_seconds=4)
+    spilling = asyncio.create_task(send_queue.run())
+    await put(send_queue, clock, *range(7))
+    taking = asyncio.create_task(take_all(send_queue, 30))
+    with unreadable(files_in(tmp_path)[0], errno.EMFILE) as attempts:
+        await put(send_queue, clock, *range(7, 20))
+        assert not taking.done()
+        # A read and a write of the same file, each every four seconds.
+        assert len(attempts) <= 2 * (1 + 13 // 4)
+        assert check.detail.endswith("Too many open files: " + repr(str(files_in(tmp_path)[0])))
+        assert (check.has_failed, SPOOL_USABLE._value.get()) == (True, 0)
+    await put(send_queue, clock, *range(20, 30))
+    assert await taking == list(range(30))
+    await put(send_queue, clock, 30)
+    assert await take_all(send_queue, 1) == [30]
+    assert (check.is_ok, SPOOL_USABLE._value.get()) == (True, 1)
+    spilling.cancel()
+
+
+async def test_while_one_file_cannot_be_read_what_is_newer_goes_to_the_disk(
+    tmp_path: Path,
+) -> None:
+    up, clock, check = Uptime(0), Hands(), Check()
+    spool = spool_in(tmp_path, up_seconds=up, max_bytes=4_000)
+    spool.append([parcel_of(number) for number in range(30)])
+    damaged = SPOOL_DROPPED.labels(reason="damaged")
+    before = damaged._value.get()
+    send_queue = outbox_of(spool, clock=clock, check=check)
+    spilling = asyncio.create_task(send_queue.run())
+    taking = asyncio.create_task(take_all(send_queue, 20))
+    spool.append([parcel_of(number, size_bytes=900) for number in range(30, 33)])
+    with unreadable(files_in(tmp_path)[0], errno.EIO):
+        await put(send_queue, clock, *range(33, 45))
+        assert not taking.done()
+        assert "cannot be read, newer ones wait" in check.detail
+        assert send_queue.bundles_in_memory <= 6
+        up.seconds = 30
+        await put(send_queue, clock, *range(45, 48))
+        up.seconds = 60
+        await put(send_queue, clock, *range(48, 50))
+        assert await taking == list(range(30, 50))
+    assert damaged._value.get() - before == 30
+    spilling.cancel()
+
+
+async def test_a_disk_that_refused_is_tried_again_though_nothing_waits(tmp_path: Path) -> None:
+    clock, disk, check = Hands(), FailingDisk(), Check()
+    send_queue = outbox_of(spool_in(tmp_path), disk=disk, clock=clock, check=check)
+    spilling = asyncio.create_task(send_queue.run())
+    await asyncio.sleep(0)
+    disk.error = OSError(errno.ENOSPC, "No space left on device")
+    await put(send_queue, clock, *range(6))
+    assert check.has_failed
+    assert await take_all(send_queue, 6) == list(range(6))
+    disk.error = None
+    await put(send_queue, clock, 6)
+    assert await take_all(send_queue, 1) == [6]
+    assert check.is_ok
+    spilling.cancel()
+
+
+async def test_a_folder_that_cannot_be_used_is_told_and_memory_goes_on(tmp_path: Path) -> None:
+    check, clock = Check(), Hands()
+    send_queue = outbox_of(spool_in(tmp_path / "absent"), check=check, clock=clock)
+    await put(send_queue, clock, 0)
+    assert await take_all(send_queue, 1) == [0]
+    assert check.has_failed
+    assert "no such folder" in check.detail
+
+
+@contextmanager
+def refusing(name: str, error: int) -> Iterator[None]:
+    """Let a function of the operating system fail."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(name, refuse)
+        yield
+
+
+CLOSED_FOLDERS = [
+    ("pathlib.Path.mkdir", errno.EROFS),
+    ("os.open", errno.EMFILE),
+    ("fcntl.flock", errno.EWOULDBLOCK),
+    ("fcntl.flock", errno.ENOLCK),
+    ("os.scandir", errno.EMFILE),
+]
+
+
+@pytest.mark.parametrize(("name", "error"), CLOSED_FOLDERS)
+async def test_nothing_overtakes_what_may_lie_in_a_folder_that_cannot_be_opened_at_the_start(
+    tmp_path: Path, name: str, error: int
+) -> None:
+    left_behind(tmp_path, 0, 1)
+    clock, check, up = Hands(), Check(), Uptime(1000)
+    send_queue = outbox_of(spool_in(tmp_path, up_seconds=up), clock=clock, check=check, max_ticks=5)
+    before = TICKS_DROPPED._value.get()
+    with refusing(name, error):
+        taking = asyncio.create_task(take_all(send_queue, 7))
+        for number in range(2, 9):
+            await put(send_queue, clock, number)
+            up.seconds += 1
+        assert not taking.done()
+        assert not send_queue.is_empty
+        assert "cannot be read, newer ones wait" in check.detail
+        assert TICKS_DROPPED._value.get() - before == 2
+    await put(send_queue, clock, 9)
+    assert await taking == [0, 1, 5, 6, 7, 8, 9]
+    assert check.is_ok
+
+
+async def test_a_folder_that_cannot_be_opened_for_a_minute_is_passed_over_and_then_counted(
+    tmp_path: Path,
+) -> None:
+    left_behind(tmp_path, 0, 1)
+    clock, check, up = Hands(), Check(), Uptime(1000)
+    send_queue = outbox_of(spool_in(tmp_path, up_seconds=up), clock=clock, check=check)
+    late = SPOOL_DROPPED.labels(reason="late")
+    before = late._value.get()
+    taking = asyncio.create_task(take_all(send_queue, 61))
+    with refusing("fcntl.flock", errno.EWOULDBLOCK), capture_logs() as logs:
+        for number in range(2, 62):
+            await put(send_queue, clock, number)
+            up.seconds += 1
+        assert not taking.done()
+        await put(send_queue, clock, 62)
+        assert await taking == list(range(2, 63))
+        assert check.detail.startswith("in memory only: ")
+        await put(send_queue, clock, 63)
+        assert await take_all(send_queue, 1) == [63]
+    assert [log["event"] for log in logs].count("spool_skipped") == 1
+    assert late._value.get() == before
+    await put(send_queue, clock, 64)
+    assert await take_all(send_queue, 1) == [64]
+    assert (late._value.get() - before, files_in(tmp_path), check.is_ok) == (2, [], True)
+
+
+def left_behind(folder: Path, *numbers: int) -> None:
+    """Leave bundles, as an earlier agent."""
+    before = spool_in(folder)
+    before.append([parcel_of(number) for number in numbers])
+    before.close()
+
+
+async def test_without_a_spool_memory_is_all_there_is() -> None:
+    check = Check()
+    send_queue, clock = outbox_of(None, check=check), Hands()
+    await put(send_queue, clock, *range(10))
+    await send_queue.spill_all()
+    assert (check.is_ok, check.detail, send_queue.bundles_in_memory) == (True, "off", 10)
+
+
+async def test_at_the_end_what_is_not_sent_is_on_the_disk_in_its_order(tmp_path: Path) -> None:
+    send_queue, clock = outbox_of(spool_in(tmp_path)), Hands()
+    await put(send_queue, clock, 0, 1, 2)
+    assert len(await send_queue.take(max_bundles=2)) == 2
+    await send_queue.spill_all()
+    send_queue.close()
+    assert await take_all(outbox_of(spool_in(tmp_path)), 3) == [0, 1, 2]
+
+
+async def test_a_disk_that_hangs_is_given_up_and_what_lies_there_counted(tmp_path: Path) -> None:
+    spool, clock, check = spool_in(tmp_path), Hands(), Check()
+    spool.append([parcel_of(0)])
+    hung = SPOOL_DROPPED.labels(reason="hung")
+    before = hung._value.get()
+    send_queue = outbox_of(spool, clock=clock, check=check, disk=IoThread(hung_after_seconds=0.05))
+    answer = threading.Event()
+    spool.read = lambda *, max_bundles: answer.wait(9) and None  # type: ignore[method-assign, assignment, return-value]  # it hangs
+    await put(send_queue, clock, 1, 2)
+    assert await take_all(send_queue, 2) == [1, 2]
+    answer.set()
+    assert hung._value.get() - before == 1
+    assert check.detail == "in memory only: [Errno 110] no answer within 0.05 s"
+    send_queue.close()
+
+
+async def test_a_disk_that_answers_with_a_timeout_is_tried_again(tmp_path: Path) -> None:
+    left_behind(tmp_path, 0)
+    clock, check = Hands(), Check()
+    send_queue = outbox_of(spool_in(tmp_path), clock=clock, check=check)
+    hung = SPOOL_DROPPED.labels(reason="hung")
+    before = hung._value.get()
+    taking = asyncio.create_task(take_all(send_queue, 3))
+    with unreadable(files_in(tmp_path)[0], errno.ETIMEDOUT):
+        await put(send_queue, clock, 1)
+    assert (check.has_failed, hung._value.get()) == (True, before)
+    assert not send_queue.is_empty
+    await put(send_queue, clock, 2)
+    assert await taking == [0, 1, 2]
+
+
+async def test_a_disk_that_answers_with_a_timeout_does_not_hang() -> None:
+    disk = IoThread()
+
+    def work() -> None:
+        raise OSError(errno.ETIMEDOUT, "Connection timed out")
+
+    with pytest.raises(TimeoutError, match="Connection timed out"):
+        await disk.run(work)
+    disk.close()
+
+
+async def test_the_event_loop_goes_on_while_the_disk_is_slow(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    written = threading.Event()
+    truth = spool.append
+
+    def write_slowly(*bundles: object) -> object:
+        assert written.wait(9)
+        return truth(*bundles)  # type: ignore[arg-type]  # passed on
+
+    spool.append = write_slowly  # type: ignore[method-assign, assignment]  # it waits for the loop
+    send_queue = outbox_of(spool, disk=IoThread())
+    send_queue.put(parcel_of(0))
+    keeping = asyncio.create_task(send_queue.spill_all())
+    await asyncio.sleep(0)
+    send_queue.put(parcel_of(1))
+    written.set()
+    await keeping
+    send_queue.close()
+    assert await take_all(outbox_of(spool_in(tmp_path)), 2) == [0, 1]
+
+
+async def test_a_burst_goes_to_the_disk_before_memory_is_full(tmp_path: Path) -> None:
+    send_queue = outbox_of(spool_in(tmp_path), max_ticks=20)
+    dropped = TICKS_DROPPED._value.get()
+    spilling = asyncio.create_task(send_queue.run())
+    for number in range(100):
+        send_queue.put(parcel_of(number))
+        if number % 5 == 0:
+            await asyncio.sleep(0)
+    assert TICKS_DROPPED._value.get() == dropped
+    assert await take_all(send_queue, 100) == list(range(100))
+    spilling.cancel()
+
+
+@pytest.mark.parametrize("fails_at", ["opening", "writing"])
+async def test_at_the_end_a_disk_that_has_refused_is_asked_once_more_without_a_wait(
+    tmp_path: Path, fails_at: str
+) -> None:
+    disk, clock = FailingDisk(), Hands()
+    send_queue = outbox_of(spool_in(tmp_path), disk=disk, clock=clock, wait_seconds=1000)
+    if fails_at == "opening":
+        disk.error = OSError(errno.EIO, "no disk")
+    spilling = asyncio.create_task(send_queue.run())
+    await asyncio.sleep(0)
+    disk.error = OSError(errno.EIO, "no disk")
+    await put(send_queue, clock, *range(9))
+    spilling.cancel()
+    disk.error = None
+
+    await send_queue.spill_all()
+    send_queue.close()
+
+    assert send_queue.bundles_in_memory == 0
+    left = spool_in(tmp_path)
+    left.open()
+    assert left.bundles == 9

@@ -1,0 +1,77 @@
+"""An incident is a line that names the XID, the GPU, the pod and what to do; a storm is a few."""
+
+from structlog.testing import capture_logs
+
+from agent.core.incidents.builder import make_incident
+from agent.monitor import IncidentLog
+from gpuledger.records import DeviceAllocation, Incident, IncidentProcess
+from gpuledger.runtime.logs import Repeats
+
+HELD = DeviceAllocation(
+    gpu_uuid="GPU-0",
+    device_id="GPU-0",
+    resource_name="nvidia.com/gpu",
+    namespace="research",
+    pod="train-0",
+    container="main",
+)
+
+
+def incident(kind: str = "xid", *, xid: int | None = None, held: bool = True) -> Incident:
+    return make_incident(
+        kind=kind,
+        node="node-1",
+        boot_id="b",
+        gpu_uuid="GPU-0",
+        gpu_index=3,
+        time_ns=1,
+        source="nvml",
+        xid=xid,
+        processes=[IncidentProcess(pid=7, pod_uid="uid-7"), IncidentProcess(pid=8)],
+        allocations=[HELD] if held else [],
+    )
+
+
+def test_an_xid_is_a_line_with_gpu_pod_and_action() -> None:
+    with capture_logs() as lines:
+        IncidentLog().record(incident(xid=79))
+
+    (line,) = lines
+    assert line.pop("detail").startswith("GPU has fallen off the bus")
+    assert line == {
+        "event": "incident_seen",
+        "log_level": "error",
+        "kind": "xid",
+        "xid": 79,
+        "gpu": "GPU-0",
+        "gpu_index": 3,
+        "pods": ["research/train-0"],
+        "action": "RESTART_BM",
+        "source": "nvml",
+        "count": 1,
+    }
+
+
+def test_without_the_kubelet_a_pod_is_named_by_its_uid() -> None:
+    with capture_logs() as lines:
+        IncidentLog().record(incident("gpu_recovered", held=False))
+
+    assert [(line["pods"], line["log_level"]) for line in lines] == [(["uid-7"], "info")]
+
+
+def test_a_storm_is_a_line_a_minute_that_counts() -> None:
+    now_seconds = 0.0
+    log = IncidentLog(Repeats(seconds=lambda: now_seconds))
+    with capture_logs() as lines:
+        for tenth in range(1201):
+            now_seconds = tenth / 10
+            log.record(incident(xid=31))
+            if tenth == 5:
+                log.record(incident(xid=79))
+
+    assert [(line["xid"], line["count"]) for line in lines] == [
+        (31, 1),
+        (79, 1),
+        (31, 600),
+        (31, 600),
+    ]

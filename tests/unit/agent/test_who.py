@@ -1,0 +1,53 @@
+"""Who is told to have been on a GPU, and on an instance of it."""
+
+import pytest
+
+from agent.core.raw import SampleCursor
+from agent.core.tick import ClockReading
+from agent.gpu.nvidia.session import NvmlSession
+from agent.sampling import Sampler
+from simulator.clock import ManualClock
+from tests.unit.simulator.mig_builders import EPOCH_NS, cut_simulation
+
+Seen = tuple[Sampler, str, dict[str | None, int]]
+"""The sampler, the GPU's UUID and the GPU instances by their profile."""
+
+
+@pytest.fixture
+def seen() -> Seen:
+    clock = ManualClock(start_ns=EPOCH_NS)
+    node = cut_simulation(clock).node("node-a")
+    sampler = Sampler(node=node.name, procfs=node.procfs)
+    (gpu,) = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
+    clock.advance(2)
+    answers, at = gpu.query_all(SampleCursor()), ClockReading.read(node.clock)
+    sampler.sample([answers], asked_boottime_ns=at.boottime_ns, at=at)
+    found = [one.instance for one in answers.instances if one.instance]
+    return sampler, gpu.uuid, {one.profile: one.gpu_instance or 0 for one in found}
+
+
+def on(seen: Seen, gpu_instance: int | None) -> list[str | None]:
+    sampler, uuid, _ = seen
+    return [process.command for process in sampler.processes_on(uuid, gpu_instance)]
+
+
+def test_all_that_are_on_any_instance_are_on_the_gpu(seen: Seen) -> None:
+    assert on(seen, None) == ["infer", "train", "notebook"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "command"),
+    [("1g.10gb", "infer"), ("3g.40gb", "train"), ("1c.2g.20gb", "notebook")],
+)
+def test_what_happens_to_an_instance_is_the_business_of_those_in_it(
+    seen: Seen, profile: str, command: str
+) -> None:
+    assert on(seen, seen[2][profile]) == [command]
+
+
+def test_where_the_instance_is_not_known_all_may_be_meant(seen: Seen) -> None:
+    assert len(on(seen, 99)) == 3
+
+
+def test_on_another_gpu_there_is_nobody(seen: Seen) -> None:
+    assert seen[0].processes_on("GPU-other", None) == []
