@@ -161,7 +161,7 @@ class Gpm:
         self._ids, self._support_version = ids, self._client.support_version
         self._struct.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         self._struct.numMetrics = len(ids)
-        self._slots = [(one, self._struct.metrics[place]) for place, one in enumerate(ids)]
+        self._slots = [(one, self._struct.metrics[position]) for position, one in enumerate(ids)]
         for number, slot in self._slots:
             slot.metricId = number
 
