@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from simulator import identities
-from simulator.scenario.schema import MigLayout
+from simulator.scenario.schema import ScenarioMigLayout
 
 MAX_INSTANCES: Final = 7
 _MEMORY_SLICES: Final = 8
@@ -60,7 +60,7 @@ class Cut:
     """In the scenario's order."""
 
 
-def plan_cuts(layouts: Sequence[MigLayout], *, gpu_uuid: str, room_bytes: int) -> list[Cut]:
+def plan_cuts(layouts: Sequence[ScenarioMigLayout], *, gpu_uuid: str, room_bytes: int) -> list[Cut]:
     """Lay out a GPU's cuts; `room_bytes` is its memory without the driver's reserve."""
     return [
         Cut(
@@ -77,7 +77,7 @@ def cut_at(cuts: Sequence[Cut], time_ns: int) -> Cut | None:
     return found[-1] if found else None
 
 
-def _instances(layout: MigLayout, what: str, room_bytes: int) -> tuple[SimulatedInstance, ...]:
+def _instances(layout: ScenarioMigLayout, what: str, room_bytes: int) -> tuple[SimulatedInstance, ...]:
     parts = [
         (gpu_instance, compute_instance, profile)
         for gpu_instance, given in enumerate(layout.instances, start=1)
@@ -98,7 +98,7 @@ def _instances(layout: MigLayout, what: str, room_bytes: int) -> tuple[Simulated
     )
 
 
-def _starts(layout: MigLayout, room_bytes: int) -> dict[int, int]:
+def _starts(layout: ScenarioMigLayout, room_bytes: int) -> dict[int, int]:
     """Return where each GPU instance begins: one behind the other."""
     starts: dict[int, int] = {}
     start = 0

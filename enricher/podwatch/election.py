@@ -18,7 +18,7 @@ import structlog
 from enricher.podwatch import metrics
 from enricher.podwatch.api import KubernetesError
 from enricher.podwatch.lease import Lease, LeaseClient, LeaseSpec
-from enricher.podwatch.settings import RETRY_MOST_FACTOR, LeaseSettings
+from enricher.podwatch.settings import RETRY_MAX_FACTOR, LeaseSettings
 from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError
 from gpuledger.runtime.readiness import Check
@@ -180,7 +180,7 @@ class Elector:
 
     def _pause_seconds(self) -> float:
         """Return the pause before the next attempt: random, and no longer than the Lease lasts."""
-        spread = RETRY_MOST_FACTOR - 1
+        spread = RETRY_MAX_FACTOR - 1
         pause = self._settings.retry_seconds * (1 - spread + 2 * spread * self._chance())
         left = self._free_in_seconds(self._seen) if self._seen else 0.0
         return left if 0 < left < pause else pause

@@ -22,7 +22,7 @@ from enricher.podwatch.watch_events import Deleted, Interrupted, Phase, Skipped,
 from gpuledger.clock import Clock
 from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
 
-_BURIAL_SECONDS: Final = 5.0
+_EXPIRY_SECONDS: Final = 5.0
 _log = structlog.get_logger(__name__)
 
 
@@ -100,7 +100,7 @@ class _Podwatch:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follower.follow(self._reflector()))
             tasks.create_task(publisher.forever())
-            tasks.create_task(_bury(table, publisher, self.clock))
+            tasks.create_task(_expire(table, publisher, self.clock))
 
     def _readable_check(self) -> Check:
         return self.readiness.check("readable", severity=CheckSeverity.WARNING)
@@ -194,9 +194,9 @@ class Follower:
         _log.info("pods_listed", count=len(self._table), gone_count=gone)
 
 
-async def _bury(table: PodTable, publisher: PodPublisher, clock: Clock) -> None:
+async def _expire(table: PodTable, publisher: PodPublisher, clock: Clock) -> None:
     """Let tombstones fall due, for ever."""
     while True:
-        await clock.sleep(_BURIAL_SECONDS)
+        await clock.sleep(_EXPIRY_SECONDS)
         metrics.EARLY_TOMBSTONES.inc(table.expire(time_ns=clock.time_ns()))
         publisher.wake()

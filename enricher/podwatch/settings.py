@@ -10,7 +10,7 @@ from gpuledger.settings.address import require_http_url
 from gpuledger.settings.groups import Seconds
 
 ALL_LABELS: Final = "*"
-RETRY_MOST_FACTOR: Final = 1.25
+RETRY_MAX_FACTOR: Final = 1.25
 """How many times as long as asked for the pause between two attempts may be, by chance."""
 Count = Annotated[int, Meta(ge=1)]
 
@@ -74,9 +74,9 @@ class LeaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Refuse times with which two could publish at once; raises `ValueError`."""
         if self.duration_seconds <= self.renew_deadline_seconds:
             raise ValueError("duration_seconds must be more than renew_deadline_seconds")
-        if self.renew_deadline_seconds <= RETRY_MOST_FACTOR * self.retry_seconds:
+        if self.renew_deadline_seconds <= RETRY_MAX_FACTOR * self.retry_seconds:
             raise ValueError(
-                f"renew_deadline_seconds must be more than {RETRY_MOST_FACTOR:g} retry_seconds"
+                f"renew_deadline_seconds must be more than {RETRY_MAX_FACTOR:g} retry_seconds"
             )
         if self.duration_seconds < 1:
             raise ValueError("duration_seconds must be at least 1: a Lease counts in seconds")

@@ -134,10 +134,10 @@ class PodTable:
             if uid not in self._unpublished:
                 yield uid
 
-    def batch(self, most: int) -> list[PendingMessage]:
+    def batch(self, maximum: int) -> list[PendingMessage]:
         """Return what is to be published, oldest first; it stays due until acknowledged."""
         return [
-            self._pending(uid, time_ns) for uid, time_ns in islice(self._unpublished.items(), most)
+            self._pending(uid, time_ns) for uid, time_ns in islice(self._unpublished.items(), maximum)
         ]
 
     def _pending(self, uid: str, time_ns: int) -> PendingMessage:

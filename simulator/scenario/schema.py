@@ -26,7 +26,7 @@ Profile = Annotated[str, Meta(pattern=r"^([1-7]c\.)?[1-7]g\.[1-9][0-9]*gb$")]
 """A profile as the driver names it, such as `1g.10gb` or `1c.2g.20gb`."""
 
 
-class MigLayout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScenarioMigLayout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a GPU is cut from a time on."""
 
     start_seconds: Annotated[float, Meta(ge=0)] = 0.0
@@ -69,7 +69,7 @@ class GpuGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Draw of the board while no kernel runs."""
     max_watts: Positive | None = None
     """Draw of the board while kernels run without a pause."""
-    mig: list[MigLayout] = []
+    mig: list[ScenarioMigLayout] = []
     """How it is cut into instances, one cut after the other; whole before the first."""
     ailments: list[HealthFault] = []
     """What befalls each of them."""
