@@ -77,7 +77,9 @@ def cut_at(cuts: Sequence[Cut], time_ns: int) -> Cut | None:
     return found[-1] if found else None
 
 
-def _instances(layout: ScenarioMigLayout, what: str, room_bytes: int) -> tuple[SimulatedInstance, ...]:
+def _instances(
+    layout: ScenarioMigLayout, what: str, room_bytes: int
+) -> tuple[SimulatedInstance, ...]:
     parts = [
         (gpu_instance, compute_instance, profile)
         for gpu_instance, given in enumerate(layout.instances, start=1)

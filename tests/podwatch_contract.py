@@ -42,14 +42,14 @@ class PodwatchContract:
             await found.until(lambda: Phase.WATCHING in found.steps)
             uid = await cluster.create_pod("web")
             fresh = await found.until_seen(uid)
-            await cluster.set_status("web", phase="Running", container_id="c1")
+            await cluster.set_status("web", phase="Running", container_id="c1" * 32)
             running = await found.until_seen(uid, phase="Running")
             await cluster.delete_pod("web")
             await found.until(lambda: any(isinstance(step, Deleted) for step in found.steps))
         assert (fresh.name, fresh.node, fresh.labels) == ("web", "node-a", {"app": "web"})
         assert fresh.gpus_requested == {"nvidia.com/gpu": 1}
         assert [one.container_id for one in fresh.containers] == [None]
-        assert [one.container_id for one in running.containers] == ["c1"]
+        assert [one.container_id for one in running.containers] == ["c1" * 32]
         assert int(running.resource_version) > int(fresh.resource_version)
         gone = [step.pod for step in found.steps if isinstance(step, Deleted)]
         assert [(pod.uid, pod.phase) for pod in gone] == [(uid, "Running")]

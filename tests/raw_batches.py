@@ -45,6 +45,12 @@ def body(records: Sequence[Raw], *, deltas: Sequence[int] | None = None) -> byte
     return b"".join(_record(delta, record) for delta, record in numbered)
 
 
+def empty_headers(count: int, *, at: int = 0) -> bytes:
+    """Return one record with so many headers that have neither a name nor content."""
+    inside = b"\0" + encoded(0) + encoded(at) + _bytes(b"k") + _bytes(b"{}") + encoded(count)
+    return encoded(len(inside) + 2 * count) + inside + bytes(2 * count)
+
+
 def batch(
     packed: bytes, *, count: int, codec: int = NONE, time_ms: int, base_offset: int = 0
 ) -> bytes:

@@ -108,8 +108,9 @@ SEQ_AHEAD_TOTAL: Final = Counter(
 )
 NODES_UNBOOKED: Final = Gauge(
     "gpuledger_join_nodes_unbooked",
-    "Nodes of whose new ticks none has been booked for a minute, as each counts as booked before: a"
-    " tick's `seq` ran ahead, and the log line `node_seq_leapt` says whose and by how much.",
+    "Nodes of whose new ticks none has been booked for a minute, as each counts as booked before,"
+    " or is refused as `seq_ahead`: a tick's `seq` ran ahead, or the node's boot was begun anew by"
+    " somebody else. The log line `node_seq_leapt` says whose and by how much.",
 )
 CLOCK_STEPS_TOTAL: Final = Counter(
     "gpuledger_join_clock_steps",

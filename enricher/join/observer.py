@@ -112,6 +112,13 @@ class JoinObserver:
         if count := self._ahead.count(node):
             _log.warning("node_seq_leapt", node=node, by_seconds=round(seconds, 3), count=count)
 
+    def see_refused(self, record: Record, sample: NodeSample, *, now_ns: int) -> None:
+        """Record that a tick was put aside, as its `seq` runs ahead by more than can be."""
+        written_ns = record.timestamp_ms * 1_000_000
+        self._unbooked.see_refused(
+            sample.node, partition=record.partition, written_ns=written_ns, now_ns=now_ns
+        )
+
     def see_duplicate(
         self, record: Record, sample: NodeSample, watermark: NodeWatermark | None, *, now_ns: int
     ) -> None:

@@ -191,6 +191,7 @@ class JoinStage:
         if ahead_seconds is not None:
             self._audit.see_seq_ahead(sample.node, ahead_seconds)
             if ahead_seconds * 1e9 > MAX_AHEAD_NS:
+                self._audit.see_refused(record, sample, now_ns=now_ns)
                 return self._refuse_seq(record, sample, ahead_seconds)
         said = self._descriptions.describe(sample)
         event = _book(sample, said, watermark, reached_ns=watermarks.reached_ns(now_ns))

@@ -1,5 +1,6 @@
 """What is read of one pod: its containers, the workload it belongs to, its annotations. Pure."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from sys import intern
 from typing import Final, cast
@@ -21,6 +22,7 @@ from gpuledger.records import PodContainer
 
 Nanoseconds = Callable[[str | None], int | None]
 _NO_STATE: Final = ContainerState()
+_CONTAINER_ID: Final = re.compile(r"(?:[a-z0-9.+-]+://)?([0-9a-f]{64})")
 
 
 def containers_of(spec: PodSpec, status: PodStatus, nanoseconds: Nanoseconds) -> list[PodContainer]:
@@ -40,7 +42,7 @@ def last_end_ns(containers: Sequence[PodContainer]) -> int | None:
     for one in containers:
         if one.ended_time_ns is not None:
             last = max(last or 0, one.ended_time_ns)
-        elif one.container_id:
+        elif one.container_id or one.started_time_ns is not None:
             return None
     return last
 
@@ -60,9 +62,9 @@ def _of_one_kind(
 def _container(name: str, status: ContainerStatus | None, nanoseconds: Nanoseconds) -> PodContainer:
     if status is None:
         return PodContainer(name=intern(name), restarts=0)
-    container_id = _without_scheme(status.container_id)
+    container_id = _id_of(status.container_id)
     last = (status.last_state or _NO_STATE).terminated
-    last_id = _without_scheme(last.container_id) if last else None
+    last_id = _id_of(last.container_id) if last else None
     life = _life(status.state or _NO_STATE, last if last_id == container_id else None)
     return PodContainer(
         name=intern(name),
@@ -83,9 +85,14 @@ def _life(state: ContainerState, last: Terminated | None) -> Running | Terminate
     return state.running or state.terminated or last
 
 
-def _without_scheme(container_id: str | None) -> str | None:
-    """Return the id alone: `containerd://4f…` becomes `4f…`; none where nothing was started."""
-    return container_id.rpartition("://")[2] or None if container_id else None
+def _id_of(container_id: str | None) -> str | None:
+    """Return the id alone: `containerd://4f…` becomes `4f…`; none where nothing was started.
+
+    A status is written by the pod's kubelet, which may write any text there. What is not of the
+    form that runtimes give their containers, and cgroups show, is none.
+    """
+    found = _CONTAINER_ID.fullmatch(container_id) if container_id else None
+    return found[1] if found else None
 
 
 # From who made a pod to the workload that people know it by. Pure; nothing is looked up.

@@ -137,7 +137,8 @@ class PodTable:
     def batch(self, maximum: int) -> list[PendingMessage]:
         """Return what is to be published, oldest first; it stays due until acknowledged."""
         return [
-            self._pending(uid, time_ns) for uid, time_ns in islice(self._unpublished.items(), maximum)
+            self._pending(uid, time_ns)
+            for uid, time_ns in islice(self._unpublished.items(), maximum)
         ]
 
     def _pending(self, uid: str, time_ns: int) -> PendingMessage:

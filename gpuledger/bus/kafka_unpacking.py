@@ -15,6 +15,9 @@ What is refused without being unpacked:
   bytes that anybody may have made. Ours write zstd, or nothing packed.
 - **More than `MAX_BATCH_RECORDS`**, by the batch's head: each would be a record to reject.
 - **More than `MAX_UNPACKED_BYTES`**, by what the frame says of itself or by what comes out of it.
+- **A record of more than `MAX_RECORD_HEADERS`**: two bytes make a header, which costs a hundred
+  times as much to read. What zstd has unpacked is looked through before the library reads it
+  (`record_headers`), where there is room for many; of the rest each record once it is read.
 
 What a record says of its own offset is believed within its batch alone. Brokers give a batch its
 offsets and look at those of its records where they pack it anew, not in one that is not packed: one
@@ -29,24 +32,36 @@ A batch whose checksum does not fit may have been spoiled on its way: it is give
 `_FETCHES` fetches of it by this process, whichever consumers they were of, all brought it so: then
 the broker's own copy must be.
 
+Turns. All of this runs on the event loop, on which health pages and heartbeats wait. Between two
+turns of it all consumers of the process together take up batches until `MAX_TURN_BYTES` have been
+fetched and unpacked, of whichever partitions; the batch that goes beyond is the last. What is left
+of an answer stays, for the next poll. So it is also what a poll brings at most.
+
 How it gets in. aiokafka's fetcher makes a `PartitionRecords` of what a broker answered for one
-partition; `read_any_batch` puts `PartitionBatches` in that place, for all consumers of the process,
-and the unpacking of zstd in place of aiokafka's. Held to the pinned minor version like
-`kafka_internals`.
+partition, and drains it through a `FetchResult`; `read_any_batch` puts `PartitionBatches` and
+`PartitionAnswer` in their places, for all consumers of the process, and the unpacking of zstd in
+place of aiokafka's. Held to the pinned minor version like `kafka_internals`.
 """
 
+import asyncio
 import threading
 from collections.abc import Generator, Iterable, Iterator
 from functools import cache
 from typing import Any, ClassVar, Final, Never
 
 from aiokafka.consumer import fetcher
-from aiokafka.consumer.fetcher import READ_COMMITTED, PartitionRecords
+from aiokafka.consumer.fetcher import READ_COMMITTED, FetchResult, PartitionRecords
 from typing_extensions import override
 
 from gpuledger.bus.kafka_internals import modules_of_records
-from gpuledger.bus.limits import MAX_BATCH_RECORDS, MAX_UNPACKED_BYTES
+from gpuledger.bus.limits import (
+    MAX_BATCH_RECORDS,
+    MAX_RECORD_HEADERS,
+    MAX_TURN_BYTES,
+    MAX_UNPACKED_BYTES,
+)
 from gpuledger.bus.protocol import Record, TopicPartition, Unreadable, UnreadableReason
+from gpuledger.bus.record_headers import max_headers
 from gpuledger.errors import GpuledgerError
 
 _CODECS: Final = {0: "none", 1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
@@ -54,6 +69,9 @@ _OUR_CODECS: Final = frozenset({0, 4})
 _FETCHES: Final = 3
 _CHUNK_BYTES: Final = 1 << 18
 _DETAIL_CHARACTERS: Final = 200
+_FEW_BYTES: Final = 16_384
+"""In so many there is no room for headers that take longer to read than 2 ms; most of our batches,
+those of one tick, have no more."""
 
 
 class UnreadableError(GpuledgerError):
@@ -68,9 +86,38 @@ class UnreadableError(GpuledgerError):
 def read_any_batch() -> None:
     """Have every consumer of this process read batches as this module says."""
     fetcher.PartitionRecords = PartitionBatches
-    PartitionBatches._unpacker = unpacker = ZstdUnpacker()  # noqa: SLF001  # one for both
+    fetcher.FetchResult = PartitionAnswer
+    PartitionBatches._turn = turn = Turn()  # noqa: SLF001  # one for both
+    unpacker = ZstdUnpacker(turn)
     for module in modules_of_records():
         vars(module)["zstd_decode"] = unpacker.unpack
+
+
+class Turn(threading.local):
+    """What may be unpacked until the event loop has gone round once more; each thread has its own.
+
+    Outside of a loop nobody waits, and nothing is bounded.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The loop that has not gone round since something was counted."""
+        self.used_bytes = 0
+        """What was; with more than `MAX_TURN_BYTES` no further batch is to be taken up."""
+
+    def count(self, size_bytes: int) -> None:
+        """Count bytes that were fetched, unpacked, or given up as too much."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        if loop is not self._loop:
+            self._loop, self.used_bytes = loop, 0
+            loop.call_soon(self._end)
+        self.used_bytes += size_bytes
+
+    def _end(self) -> None:
+        self._loop, self.used_bytes = None, 0
 
 
 class ZstdUnpacker(threading.local):
@@ -80,16 +127,21 @@ class ZstdUnpacker(threading.local):
     and agents send batches of one tick.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, turn: Turn) -> None:
         import zstandard  # noqa: PLC0415  # agents read nothing and have it not
 
         self._library = zstandard
         self._context = zstandard.ZstdDecompressor(max_window_size=MAX_UNPACKED_BYTES)
-        self.unpacked_bytes = 0
-        """All that this thread has unpacked, and given up as too much."""
+        self._turn = turn
 
     def unpack(self, payload: bytes) -> bytes:
         """Return the bytes that were packed; raises `UnreadableError` and `ZstdError`."""
+        unpacked = self._unpack(payload)
+        if len(unpacked) > _FEW_BYTES:
+            refuse_many_headers(max_headers(unpacked, max_records=MAX_BATCH_RECORDS))
+        return unpacked
+
+    def _unpack(self, payload: bytes) -> bytes:
         # Ours are one frame that says its size; -1 is one that does not, 0 one to be skipped.
         size_bytes = self._library.frame_content_size(payload)
         if size_bytes > MAX_UNPACKED_BYTES:
@@ -100,7 +152,7 @@ class ZstdUnpacker(threading.local):
             except self._library.ZstdError:
                 pass  # more follows the frame, or it is damaged
             else:
-                self.unpacked_bytes += size_bytes
+                self._turn.count(size_bytes)
                 return unpacked
         return self._unpack_frames(payload)
 
@@ -110,7 +162,7 @@ class ZstdUnpacker(threading.local):
         with self._context.stream_reader(payload, read_across_frames=True) as reader:
             while chunk := reader.read(_CHUNK_BYTES):
                 chunks.append(chunk)
-                self.unpacked_bytes += len(chunk)
+                self._turn.count(len(chunk))
                 left_bytes -= len(chunk)
                 if left_bytes < 0:
                     raise _too_large(f"more than {MAX_UNPACKED_BYTES}")
@@ -118,18 +170,12 @@ class ZstdUnpacker(threading.local):
 
 
 class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is untyped
-    """The records of one partition in one answer of a broker; iterated anew by each poll.
-
-    A poll unpacks `MAX_UNPACKED_BYTES` of it and one batch more at most, and what is left then is
-    fetched again. As many records as a poll may bring, of as many bytes as one may have, would be
-    too much memory; and a batch of 800 bytes that is 4 million empty headers takes half a second,
-    so that a poll of hundreds would keep the group waiting for its member.
-    """
+    """The records of one partition in one answer of a broker; iterated anew by each poll."""
 
     next_fetch_offset: int
-    _unpacker: ClassVar[ZstdUnpacker]
-    _unpacked_before = 0
-    """What had been unpacked when the poll began."""
+    _turn: ClassVar[Turn]
+    _is_counted = False
+    """Whether it has been counted as fetched: all at once, as a batch does not tell its size."""
     _spoiled: ClassVar[dict[TopicPartition, tuple[int, int]]] = {}
     """For each partition the batch whose checksum did not fit last, and how often in a row.
 
@@ -137,19 +183,31 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
 
     @override
     def __iter__(self) -> Iterator[Record]:
-        self._unpacked_before = self._unpacker.unpacked_bytes
-        records: Iterator[Record] = self._records_iterator
+        for record in self.in_turns():
+            if record is None:
+                return
+            yield record
+
+    def in_turns(self) -> Iterator[Record | None]:
+        """Yield the records; `None` between two batches where the rest is for another turn."""
+        if not self._is_counted and self._turn.used_bytes <= MAX_TURN_BYTES:
+            self._turn.count(self._records.size_in_bytes())
+            self._is_counted = True
+        records: Iterator[Record | None] = self._records_iterator
         return records
 
     @override
-    def _unpack_records(self) -> Generator[Record, None, None]:
-        """Yield the records of all batches; end early where the rest is to be fetched again.
+    def _unpack_records(self) -> Generator[Record | None, None, None]:
+        """Yield what `in_turns` does; end early where the rest is to be fetched again.
 
         One function, as agents send batches of one tick: a call for each costs as much as its tick.
         """
         topic, partition = self._tp
         make = tuple.__new__  # what a call of the class comes to, in half the time
+        turn = self._turn
         while self._records.has_next():
+            while turn.used_bytes > MAX_TURN_BYTES:
+                yield None
             batch = self._records.next_batch()
             try:
                 # Almost always none is spoiled, and none was.
@@ -166,6 +224,8 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
                     ):
                         _raise_other_offsets(batch, offset)
                     before = offset
+                    if len(record.headers) > MAX_RECORD_HEADERS:
+                        refuse_many_headers(len(record.headers))
                     if offset < self.next_fetch_offset:
                         continue  # read before: brokers answer with whole batches
                     self.next_fetch_offset = offset + 1
@@ -178,8 +238,6 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
                 yield from self._skip(batch, error)
             # Also where compaction has removed the last records of the batch.
             self.next_fetch_offset = max(self.next_fetch_offset, batch.next_offset)
-            if self._unpacker.unpacked_bytes - self._unpacked_before > MAX_UNPACKED_BYTES:
-                return
 
     def _may_be_spoiled(self, batch: Any) -> bool:  # noqa: ANN401  # untyped
         """Return whether to fetch a batch again; `UnreadableError` where that was done before."""
@@ -241,6 +299,40 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
             None,
             None,
             Unreadable(first_offset, reason, detail[:_DETAIL_CHARACTERS]),
+        )
+
+
+class PartitionAnswer(FetchResult):  # type: ignore[misc]  # aiokafka is untyped
+    """One partition's part of a broker's answer: what of it was not polled yet."""
+
+    _partition_records: PartitionBatches | None
+
+    @override
+    def getall(self, max_records: int | None = None) -> list[Record]:
+        """Return the next records; keep the rest where there are as many, or the turn is over."""
+        records: list[Record] = []
+        if not self.check_assignment(self._topic_partition) or self._partition_records is None:
+            return records
+        for record in self._partition_records.in_turns():
+            if record is None:
+                break
+            records.append(record)
+            if len(records) == max_records:
+                break
+        else:
+            self._update_position()
+            self._partition_records = None
+            return records
+        self._update_position()
+        return records
+
+
+def refuse_many_headers(count: int) -> None:
+    """Raise `UnreadableError` where a record has more headers than one may have."""
+    if count > MAX_RECORD_HEADERS:
+        raise UnreadableError(
+            f"a record has {count} headers, of {MAX_RECORD_HEADERS} allowed",
+            reason=UnreadableReason.TOO_MANY,
         )
 
 

@@ -24,7 +24,8 @@ RECORDS_UNREADABLE_TOTAL: Final = Counter(
     "gpuledger_records_unreadable",
     "Offsets that were skipped because their batch could not be unpacked, by reason: `codec` (it is"
     " packed as none of gpuledger's is), `too_large` (more bytes, unpacked, than a batch may have),"
-    " `too_many` (more records than that), `damaged`. The dead letters say of which topic.",
+    " `too_many` (more records, or headers of one), `damaged`. The dead letters say of which"
+    " topic.",
     ["reason"],
 )
 RECORDS_WITHHELD_SECONDS: Final = Gauge(

@@ -41,6 +41,10 @@ def _same(data: bytes) -> bytes:
     return data
 
 
+HEADERS = Hostile(
+    lambda _: raw_batches.pack(raw_batches.empty_headers(4_000_000), ZSTD), ZSTD, says=1
+)
+"""342 bytes, or a second of a consumer's time where all of it is read."""
 HOSTILE = {
     "a header's name that is not UTF-8": Hostile(_same, NONE, NAMELESS),
     "the same, packed": Hostile(lambda data: raw_batches.pack(data, ZSTD), ZSTD, NAMELESS),
@@ -55,6 +59,7 @@ HOSTILE = {
         ZSTD,
         says=MAX_AND_ONE,
     ),
+    "more headers than any of ours": HEADERS,
     "a bomb": Hostile(lambda _: raw_batches.bomb(GIBIBYTE), ZSTD, says=1),
     "a bomb that does not say so": Hostile(
         lambda _: raw_batches.bomb(GIBIBYTE, says_size=False), ZSTD, says=1

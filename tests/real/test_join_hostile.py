@@ -30,6 +30,7 @@ from gpuledger.topics import (
     EVENTS,
     INCIDENTS,
     PODS,
+    PROCESSES,
     PROGRESS,
     SAMPLES,
     TOPICS,
@@ -38,7 +39,15 @@ from gpuledger.topics import (
 )
 from tests.raw_batches import ZSTD, Raw, pack
 from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
-from tests.real.hostile_batches import HOSTILE, LEGAL, Hostile, committed, max_memory_bytes, write
+from tests.real.hostile_batches import (
+    HEADERS,
+    HOSTILE,
+    LEGAL,
+    Hostile,
+    committed,
+    max_memory_bytes,
+    write,
+)
 from tests.real.test_replay import replay
 
 if TYPE_CHECKING:
@@ -183,6 +192,40 @@ async def test_the_join_goes_on_behind_whatever_lies_on_its_topics(scene: Scene)
     assert f"compared {events} events" in again.stdout
     known = await read_known(bus=scene.bus, check=Check(), clock=SystemClock())
     assert known.undecodable == len(HOSTILE)
+
+
+async def test_batches_of_headers_in_all_partitions_keep_neither_pages_nor_the_end_waiting(
+    scene: Scene,
+) -> None:
+    """A poll of them took half a minute, in which nothing else ran: no probe, no signal."""
+    await scene.make_topics()
+    await scene.publish_ticks(BEFORE)
+    inputs = (SAMPLES, PROCESSES, INCIDENTS)
+    places = [TopicPartition(each.name, at) for each in inputs for at in range(each.partitions)]
+    for at in 2 * places:
+        await write(scene.kafka, at, HEADERS, [])
+    await scene.publish_ticks(AFTER)
+    worker = scene.worker
+    try:
+        worker.start()
+        skipped = 'gpuledger_records_unreadable_total{reason="too_many"} '
+        await until(
+            lambda: skipped in worker.metrics() and f"{skipped}0.0" not in worker.metrics(), worker
+        )
+        assert worker.stop() == 0
+        worker.start()
+        await scene.await_committed(
+            {place(SAMPLES.name, node): 12 for node in (NODE, OTHER)}
+            | {at: 2 for at in places if at.topic != SAMPLES.name}
+        )
+
+        assert scene.events() == sorted(
+            (node, number) for node in (NODE, OTHER) for number in (*BEFORE, *AFTER)
+        )
+        assert len(scene.letters()) == 2 * len(places)
+        assert max_memory_bytes(worker.pid) < 200 * 2**20
+    finally:
+        worker.kill()
 
 
 async def test_nobodys_open_transaction_on_its_inputs_stops_the_join(scene: Scene) -> None:

@@ -2,10 +2,13 @@
 
 Here lives the cache: by UID, by container id and by the hash of static pods. It is filled record
 by record and knows no bus. What an event says of a pod is made in `describe`.
+
+Each kind of name has a mapping of its own, since who writes one kind of name could else write one
+of another; and whichever of them has led to a pod, it is a node's where its record says so.
 """
 
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -17,6 +20,9 @@ from gpuledger.records import PodRecord
 MAX_FORMER_CONTAINERS: Final = 100
 MAX_PAST_VERSIONS: Final = 16
 _NONE: Final[dict[str, str]] = {}
+N = TypeVar("N", str, tuple[str, str])
+OnNode = tuple[str, str]
+"""A node, and what is a name on it alone."""
 
 
 class PodVersion(NamedTuple):
@@ -77,14 +83,60 @@ class NodePods:
         self.version = 0
 
 
+class Names(Generic[N]):
+    """Which pod has a name of one kind, and who else claims it.
+
+    A name that a pod has is not taken over by a younger one while the older one lives: who may
+    make pods could so put his name on another one's use. A static pod keeps its hash when its
+    object in the API server is made anew, and then the old object is gone. The order in which
+    records come changes nothing.
+    """
+
+    def __init__(self, pods: Mapping[str, KnownPod]) -> None:
+        self._pods = pods
+        self._uid_of: dict[N, str] = {}
+        self._rivals: dict[N, set[str]] = {}
+        """The pods that claim a name, where they are several: the one that has it is among them."""
+
+    def holder(self, name: N) -> KnownPod | None:
+        """Return the pod that has a name."""
+        return self._pods.get(self._uid_of.get(name, ""))
+
+    def claim(self, name: N, pod: PodRecord) -> None:
+        """Have a name lead to this pod, unless another one has it by right."""
+        holder = self.holder(name)
+        if holder is None:
+            self._uid_of[name] = pod.uid
+        elif holder.record.uid != pod.uid:
+            self._rivals.setdefault(name, {holder.record.uid}).add(pod.uid)
+            if _right_to_name(pod) < _right_to_name(holder.record):
+                self._uid_of[name] = pod.uid
+
+    def disclaim(self, name: N, uid: str) -> None:
+        """Take the name from a pod that is forgotten already; one that claims none is no error."""
+        rivals = self._rivals.get(name)
+        if rivals is None:
+            if self._uid_of.get(name) == uid:
+                del self._uid_of[name]
+        elif uid in rivals:
+            rivals.remove(uid)
+            if self._uid_of[name] == uid:
+                left = (self._pods[each].record for each in rivals)
+                self._uid_of[name] = min(left, key=_right_to_name).uid
+            if len(rivals) == 1:
+                del self._rivals[name]
+
+
 class PodCache:
     """The pods known to a worker; memory is bounded by the pods of its partitions."""
 
     def __init__(self) -> None:
         self._pods: dict[str, KnownPod] = {}
-        self._uid_of: dict[str, str] = {}
-        self._rivals: dict[str, set[str]] = {}
-        """The pods that claim a name, where they are several: the one that has it is among them."""
+        self._by_container: Names[str] = Names(self._pods)
+        """By the container's id, of pods of the node whose pod was the first to have it."""
+        self._by_container_on_node: Names[OnNode] = Names(self._pods)
+        """The same for pods of further nodes: a status is its kubelet's, and may name any id."""
+        self._by_hash: Names[OnNode] = Names(self._pods)
         self._nodes: dict[str, NodePods] = {}
         self._changes = 0
 
@@ -113,8 +165,7 @@ class PodCache:
         elif before:
             known = _after(before, known)
         self._pods[pod.uid] = known
-        for name in (*known.previous_containers, *_names_of(known.record)):
-            self._claim(name, known.record)
+        self._claim(known)
         node = self._nodes.setdefault(known.record.node, NodePods())
         node.uids.add(pod.uid)
         self._touch(node)
@@ -129,9 +180,7 @@ class PodCache:
         known = self._pods.pop(uid, None)
         if known is None:
             return
-        for name in (*known.previous_containers, *_names_of(known.record)):
-            for claimed in (name, _on_node(known.record.node, name)):
-                self._disclaim(claimed, uid)
+        self._disclaim(known)
         node = self._nodes[known.record.node]
         node.uids.discard(uid)
         self._touch(node)
@@ -150,17 +199,19 @@ class PodCache:
         UID of a cgroup path may also be a static pod's configuration hash, which is the node's own:
         nodes that take their manifests from one address call their pods by the same hash.
         """
+        found = (known for known in self._named(uid, container_id, node) if known is not None)
+        return next((known for known in found if known.record.node == node), None)
+
+    def _named(
+        self, uid: str | None, container_id: str | None, node: str
+    ) -> Iterator[KnownPod | None]:
+        """Yield the pods to which the names lead, of whichever nodes, the surest first."""
         if container_id is not None:
-            for name in (container_id, _on_node(node, container_id)):
-                known = self._pods.get(self._uid_of.get(name, ""))
-                if known is not None and known.record.node == node:
-                    return known
-        if uid is None:
-            return None
-        known = self._pods.get(uid)
-        if known is not None and known.record.node == node:
-            return known
-        return self._pods.get(self._uid_of.get(_on_node(node, uid), ""))
+            yield self._by_container.holder(container_id)
+            yield self._by_container_on_node.holder((node, container_id))
+        if uid is not None:
+            yield self._pods.get(uid)
+            yield self._by_hash.holder((node, uid))
 
     def find_pod_of_other_node(
         self, uid: str | None, container_id: str | None, *, node: str
@@ -172,9 +223,7 @@ class PodCache:
         """
         if self.find(uid, container_id, node=node) is not None:
             return None
-        known = self._pods.get(uid or "") or self._pods.get(
-            self._uid_of.get(container_id or "", "")
-        )
+        known = self._pods.get(uid or "") or self._by_container.holder(container_id or "")
         return known.record if known else None
 
     def named_on(self, node: str) -> dict[tuple[str, str], list[KnownPod]]:
@@ -185,38 +234,25 @@ class PodCache:
             named.setdefault((known.record.namespace, known.record.name), []).append(known)
         return named
 
-    def _claim(self, name: str, pod: PodRecord) -> None:
-        """Have a name lead to this pod, unless another one has it by right.
+    def _claim(self, known: KnownPod) -> None:
+        """Have a pod's names lead to it; one of one node takes none from one of another."""
+        pod = known.record
+        for name in _container_ids(known):
+            holder = self._by_container.holder(name)
+            if holder is None or holder.record.node == pod.node:
+                self._by_container.claim(name, pod)
+            else:
+                self._by_container_on_node.claim((pod.node, name), pod)
+        if pod.config_hash is not None:
+            self._by_hash.claim((pod.node, pod.config_hash), pod)
 
-        A name that a pod has is not taken over by a younger one while the older one lives: who may
-        make pods could so put his name on another one's use. A static pod keeps its hash when its
-        object in the API server is made anew, and then the old object is gone. The order in which
-        records come changes nothing. A pod of one node takes no name from one of another: a
-        status is written by the pod's node, which may name any container.
-        """
-        holder = self._pods.get(self._uid_of.get(name, ""))
-        if holder is not None and holder.record.node != pod.node:
-            name = _on_node(pod.node, name)
-            holder = self._pods.get(self._uid_of.get(name, ""))
-        if holder is None:
-            self._uid_of[name] = pod.uid
-        elif holder.record.uid != pod.uid:
-            self._rivals.setdefault(name, {holder.record.uid}).add(pod.uid)
-            if _right_to_name(pod) < _right_to_name(holder.record):
-                self._uid_of[name] = pod.uid
-
-    def _disclaim(self, name: str, uid: str) -> None:
-        rivals = self._rivals.get(name)
-        if rivals is None:
-            if self._uid_of.get(name) == uid:
-                del self._uid_of[name]
-        elif uid in rivals:
-            rivals.remove(uid)
-            if self._uid_of[name] == uid:
-                left = (self._pods[each].record for each in rivals)
-                self._uid_of[name] = min(left, key=_right_to_name).uid
-            if len(rivals) == 1:
-                del self._rivals[name]
+    def _disclaim(self, known: KnownPod) -> None:
+        pod = known.record
+        for name in _container_ids(known):
+            self._by_container.disclaim(name, pod.uid)
+            self._by_container_on_node.disclaim((pod.node, name), pod.uid)
+        if pod.config_hash is not None:
+            self._by_hash.disclaim((pod.node, pod.config_hash), pod.uid)
 
     def _touch(self, node: NodePods) -> None:
         self._changes += 1
@@ -239,10 +275,8 @@ def ids_of(pod: PodRecord) -> dict[str, str]:
     return names
 
 
-def _names_of(pod: PodRecord) -> list[str]:
-    """Return by what else than its UID the pod is found."""
-    names = list(ids_of(pod))
-    return names if pod.config_hash is None else [*names, _on_node(pod.node, pod.config_hash)]
+def _container_ids(known: KnownPod) -> list[str]:
+    return [*known.previous_containers, *ids_of(known.record)]
 
 
 def _right_to_name(pod: PodRecord) -> tuple[bool, int, str]:
@@ -250,10 +284,6 @@ def _right_to_name(pod: PodRecord) -> tuple[bool, int, str]:
     if pod.deleted_time_ns is None:
         return False, pod.created_time_ns, pod.uid
     return True, -pod.created_time_ns, pod.uid
-
-
-def _on_node(node: str, name: str) -> str:
-    return f"{node}/{name}"
 
 
 def _after(before: KnownPod, known: KnownPod) -> KnownPod:

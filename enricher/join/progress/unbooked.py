@@ -1,8 +1,10 @@
-"""The nodes of whose new ticks none is booked, as each counts as booked before.
+"""The nodes of whose new ticks none is booked: each counts as booked before, or runs ahead.
 
 A node's `seq` never falls within a boot, so what is sent twice is old. New ticks below the highest
-`seq` say that this one was never the node's: a tick has run ahead, and by how much is known. It is
-told by when a record was written and read, whatever the node says of its own time.
+`seq` say that this one was never the node's: a tick has run ahead, and by how much is known. Where
+all new ticks run ahead themselves, so far that they are refused, what was booked of the boot was
+never the node's. It is told by when a record was written and read, whatever the node says of its
+own time.
 """
 
 from dataclasses import dataclass
@@ -46,15 +48,28 @@ class UnbookedNodes:
 
         It is told once, until a tick is booked again.
         """
-        if abs(now_ns - written_ns) > NEW_NS:
+        found = self._see(node, partition=partition, written_ns=written_ns, now_ns=now_ns)
+        if found is None:
             return False
+        is_new, found.is_told = not found.is_told, found.is_unbooked
+        return is_new and found.is_told
+
+    def see_refused(self, node: str, *, partition: int, written_ns: int, now_ns: int) -> None:
+        """Record that a tick was put aside, as it runs ahead: that is told of each."""
+        self._see(node, partition=partition, written_ns=written_ns, now_ns=now_ns)
+
+    def _see(
+        self, node: str, *, partition: int, written_ns: int, now_ns: int
+    ) -> _NodeHistory | None:
+        """Record that a tick was not booked; `None` where it may be one that comes again."""
+        if abs(now_ns - written_ns) > NEW_NS:
+            return None
         found = self._nodes.get(node)
         if found is None or now_ns - found.last_ns > NEW_NS:
             found = _NodeHistory(partition=partition, first_ns=now_ns, last_ns=now_ns)
             self._nodes[node] = found
         found.last_ns = now_ns
-        is_new, found.is_told = not found.is_told, found.is_unbooked
-        return is_new and found.is_told
+        return found
 
     def see_booked(self, node: str) -> None:
         """Record that a tick of the node was booked."""

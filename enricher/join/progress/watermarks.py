@@ -83,12 +83,14 @@ class NodeWatermarks:
         self._left_of_sweep = len(self._watermarks)
 
     def _make_room(self) -> None:
-        """Forget the tenth of the nodes that were not heard of for longest.
+        """Forget the tenth of the nodes that have been booked for the shortest time.
 
-        Nodes tick every second or so: what goes is made up, long before a node that is there.
+        Names are anybody's, and thousands of them come in a second: whoever goes by when he was
+        heard last is the node that ticks every second. For how long a name has been booked, by our
+        own clock, nobody can make up: a node has a start over all that come after it.
         """
-        by_age = sorted(self._watermarks, key=lambda node: self._watermarks[node].heard_ns)
-        self._forget(by_age[: MAX_NODES // 10])
+        left = sorted(self._watermarks, key=lambda node: _known_for(self._watermarks[node]))
+        self._forget(left[: MAX_NODES // 10])
 
     def _forget(self, nodes: Iterable[str]) -> None:
         for node in nodes:
@@ -178,6 +180,15 @@ def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
     known.before = _kept(known, known.before, [_booked(tick)], now_ns=tick.heard_ns)
     known.heard_ns = tick.heard_ns
     return known
+
+
+def _known_for(watermark: NodeWatermark) -> tuple[int, int]:
+    """Rank a node by for how long it has been booked, all boots that are kept of it together.
+
+    Of those that were for as long, whoever was not heard of for longest comes first.
+    """
+    first_ns = min((one.first_ns for one in watermark.before), default=watermark.first_ns)
+    return watermark.heard_ns - min(first_ns, watermark.first_ns), watermark.heard_ns
 
 
 def _boots_of(watermark: NodeWatermark) -> Sequence[BootWatermark]:

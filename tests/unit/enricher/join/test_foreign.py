@@ -136,6 +136,49 @@ def test_a_status_that_names_another_nodes_container_takes_nobodys_name(
     assert (described.uid, described.name) == (UIDS[1], "train-1")
 
 
+CRAFTED = [
+    pytest.param(f"node-a/{HASH}", id="the node and the hash"),
+    pytest.param(HASH, id="the hash"),
+    pytest.param(f"node-a/{CONTAINER_IDS[1]}", id="the node and the container"),
+    pytest.param(CONTAINER_IDS[1], id="the container"),
+    pytest.param(UIDS[1], id="the UID"),
+]
+
+
+@pytest.mark.parametrize("is_former", [False, True])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0,)])
+@pytest.mark.parametrize("container_id", CRAFTED)
+def test_no_status_of_another_node_puts_its_pods_name_on_a_static_pods_use(
+    given: Given, container_id: str, order: Sequence[int], *, is_former: bool
+) -> None:
+    """Its kubelet may write any text for an id; the static pod's record may come late, or never."""
+    theirs = PodContainer(
+        name="theirs",
+        restarts=0,
+        container_id=None if is_former else container_id,
+        previous_container_id=container_id if is_former else None,
+    )
+    read = [
+        pod(0, node="node-b", containers=[theirs], created_time_ns=1),
+        pod(1, config_hash=HASH),
+    ]
+    for number in order:
+        given.read_pod(read[number])
+    expected = "train-1" if 1 in order else None
+    for named in (
+        ContainerRef(pod_uid=HASH),
+        ContainerRef(pod_uid=HASH, container_id=CONTAINER_IDS[1]),
+        ContainerRef(container_id=CONTAINER_IDS[1]),
+    ):
+        (described,) = given.take(containers=[named]).pods
+        assert described.name == expected
+        assert described.uid != UIDS[0]
+    given.read_tombstone(UIDS[0])
+    for named in (ContainerRef(pod_uid=HASH), ContainerRef(container_id=CONTAINER_IDS[1])):
+        (described,) = given.take(containers=[named]).pods
+        assert described.name == expected
+
+
 async def test_an_incident_of_another_nodes_pod_is_told_without_names(given: Given) -> None:
     """Its processes stand in it; that pod's owner is not alerted."""
     before = refused()
@@ -151,16 +194,29 @@ async def test_an_incident_of_another_nodes_pod_is_told_without_names(given: Giv
 
 
 NODES = ("node-a", "node-b")
+written_ids = st.sampled_from(
+    [*CONTAINER_IDS[:4], *UIDS[:4], HASH, *(f"{node}/{HASH}" for node in NODES)]
+)
 known_pods = st.lists(
     st.builds(
-        pod, st.integers(0, 3), node=st.sampled_from(NODES), deleted_time_ns=st.none() | st.just(1)
+        pod,
+        st.integers(0, 3),
+        node=st.sampled_from(NODES),
+        deleted_time_ns=st.none() | st.just(1),
+        config_hash=st.none() | st.just(HASH),
+        containers=st.lists(
+            st.builds(
+                PodContainer, name=st.just("main"), container_id=written_ids, restarts=st.just(0)
+            ),
+            max_size=2,
+        ),
     ),
     max_size=6,
 )
 named_containers = st.lists(
     st.builds(
         ContainerRef,
-        pod_uid=st.none() | st.sampled_from(UIDS[:4]),
+        pod_uid=st.none() | st.sampled_from([*UIDS[:4], HASH]),
         container_id=st.none() | st.sampled_from(CONTAINER_IDS[:4]),
     ),
     min_size=1,

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,16 @@ def pod(uid: str = "u1", *, node: str | None = "node-a", version: str = "7", **m
             "phase": "Running",
             "startTime": "2026-11-21T08:00:01Z",
             "containerStatuses": [
-                {"name": "main", "containerID": f"containerd://id-of-{uid}", "restartCount": 0}
+                {"name": "main", "containerID": f"containerd://{hex_id(uid)}", "restartCount": 0}
             ],
             **more.get("status", {}),
         },
     }
+
+
+def hex_id(name: str) -> str:
+    """Return the id of a container, of the form that runtimes give them."""
+    return sha256(name.encode()).hexdigest()
 
 
 def pod_record(uid: str = "u1", **changes: Any) -> PodRecord:  # noqa: ANN401  # any field of a record

@@ -10,7 +10,14 @@ from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
 from gpuledger.records import PodContainer, PodRecord
 from gpuledger.topics import PODS
-from tests.unit.enricher.podwatch.builders import CREATED_NS, Object, encoded, owned_by, pod
+from tests.unit.enricher.podwatch.builders import (
+    CREATED_NS,
+    Object,
+    encoded,
+    hex_id,
+    owned_by,
+    pod,
+)
 
 
 def read(item: Object, **options: Any) -> PodRecord:  # noqa: ANN401  # options of the reader
@@ -28,7 +35,7 @@ def test_a_pod_becomes_a_record_that_every_reader_of_the_topic_decodes() -> None
         name="pod-u1",
         node="node-a",
         labels={},
-        containers=[PodContainer(name="main", container_id="id-of-u1", restarts=0)],
+        containers=[PodContainer(name="main", container_id=hex_id("u1"), restarts=0)],
         gpus_requested={},
         phase="Running",
         created_time_ns=CREATED_NS,
@@ -93,25 +100,51 @@ def test_containers_of_all_kinds_are_named_also_before_they_start() -> None:
             },
             status={
                 "initContainerStatuses": [
-                    {"name": "fetch", "containerID": "docker://f1", "restartCount": 2}
+                    {"name": "fetch", "containerID": f"docker://{hex_id('f1')}", "restartCount": 2}
                 ],
                 "containerStatuses": [
                     {"name": "side", "containerID": "", "restartCount": 0},
-                    {"name": "main", "containerID": "cri-o://m1", "restartCount": 1},
+                    {"name": "main", "containerID": f"cri-o://{hex_id('m1')}", "restartCount": 1},
                 ],
-                "ephemeralContainerStatuses": [{"name": "debug", "containerID": "containerd://d1"}],
+                "ephemeralContainerStatuses": [
+                    {"name": "debug", "containerID": f"containerd://{hex_id('d1')}"}
+                ],
             },
         )
     )
     assert [(one.name, one.container_id, one.restarts) for one in found.containers] == [
-        ("fetch", "f1", 2),
-        ("main", "m1", 1),
+        ("fetch", hex_id("f1"), 2),
+        ("main", hex_id("m1"), 1),
         ("side", None, 0),
-        ("debug", "d1", 0),
+        ("debug", hex_id("d1"), 0),
     ]
 
 
 HASH = "6bfe5d2a8f1b4a33bd0c5e71f2a9c0de"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        f"containerd://victim-node/{HASH}",
+        f"containerd://{HASH}",
+        f"containerd://../{'a' * 64}",
+        f"containerd://{'a' * 64}\n",
+        f"containerd://{'A' * 64}",
+        "containerd://",
+        "://",
+        "a",
+    ],
+)
+def test_a_container_id_of_another_form_than_runtimes_give_is_none(written: str) -> None:
+    """The status is its kubelet's, which may write any text there."""
+    last = {"terminated": {"containerID": written, "exitCode": 0}}
+    status = {"name": "main", "containerID": written, "restartCount": 1, "lastState": last}
+    (found,) = read(pod(status={"containerStatuses": [status]})).containers
+
+    assert (found.container_id, found.previous_container_id) == (None, None)
+
+
 NODE = {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "n", "controller": True}
 
 

@@ -9,7 +9,7 @@ from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
 from gpuledger.records import PodRecord
 from gpuledger.topics import PODS
-from tests.unit.enricher.podwatch.builders import CREATED_NS, Object, encoded, pod
+from tests.unit.enricher.podwatch.builders import CREATED_NS, Object, encoded, hex_id, pod
 
 SECOND = 10**9
 
@@ -38,13 +38,16 @@ def ended(container_id: str, began: int, end: int) -> Object:
             "exitCode": 1,
             "startedAt": at(began),
             "finishedAt": at(end),
-            "containerID": f"containerd://{container_id}",
+            "containerID": f"containerd://{hex_id(container_id)}",
         }
     }
 
 
 def container(container_id: str, **more: object) -> Object:
-    found: Object = {"name": "main", "containerID": f"containerd://{container_id}"}
+    found: Object = {
+        "name": "main",
+        "containerID": container_id and f"containerd://{hex_id(container_id)}",
+    }
     return found | {"restartCount": 0} | more
 
 
@@ -100,7 +103,9 @@ def test_a_containers_life_is_that_of_its_newest_id(
 ) -> None:
     (found,) = read(pod(status={"containerStatuses": [status]})).containers
     life = found.container_id, found.started_time_ns, found.ended_time_ns
-    assert (*life, found.previous_container_id) == expected
+    newest, began_ns, ended_ns, previous = expected
+    ids = newest and hex_id(newest), previous and hex_id(previous)
+    assert (*life, found.previous_container_id) == (ids[0], began_ns, ended_ns, ids[1])
 
 
 RUNNING, SHORT, LONG = running(1), {"state": ended("a", 1, 9)}, {"state": ended("b", 1, 20)}

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import TYPE_CHECKING
+
 import pytest
 import zstandard
 from aiokafka.consumer.fetcher import READ_COMMITTED
+from aiokafka.consumer.subscription_state import Assignment
 from aiokafka.record.memory_records import MemoryRecords
 
-from gpuledger.bus.kafka_unpacking import PartitionBatches, read_any_batch
-from gpuledger.bus.limits import MAX_BATCH_RECORDS, MAX_UNPACKED_BYTES
+from gpuledger.bus.kafka_fetch import named
+from gpuledger.bus.kafka_unpacking import PartitionAnswer, PartitionBatches, read_any_batch
+from gpuledger.bus.limits import (
+    MAX_BATCH_RECORDS,
+    MAX_RECORD_HEADERS,
+    MAX_TURN_BYTES,
+    MAX_UNPACKED_BYTES,
+)
 from gpuledger.bus.protocol import Record, TopicPartition, UnreadableReason
 from tests import raw_batches
 from tests.raw_batches import GZIP, LZ4, NONE, SNAPPY, ZSTD, Raw
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 AT = TopicPartition("a.topic", 3)
 TIME_MS = 1_700_000_000_000
@@ -198,35 +211,110 @@ def test_a_batch_of_the_most_bytes_is_read() -> None:
         assert record.value == bytes(size)
 
 
-def test_a_poll_unpacks_so_many_bytes_and_the_rest_is_fetched_again() -> None:
-    big = [Raw(None, bytes(MAX_UNPACKED_BYTES // 4)) for _ in range(6)]
-    parts = [(at, batch(big[at : at + 2], at=at)) for at in (0, 2, 4)]
-
-    found = answer(b"".join(data for _, data in parts))
-    assert [record.offset for record in found] == [0, 1, 2, 3]
-    assert found.next_fetch_offset == 4
-    assert [record.offset for record in fetched(parts)] == [0, 1, 2, 3, 4, 5]
+BIG = Raw(None, bytes(MAX_TURN_BYTES // 2 + 1))
 
 
-def test_headers_count_as_much_though_nobody_gets_them() -> None:
+def drained(
+    *answers: PartitionBatches,
+) -> tuple[Callable[[int], list[list[int]]], Callable[[], list[int]]]:
+    """Return what polls the answers as aiokafka's fetcher does, and what tells positions."""
+    places = [named(TopicPartition("a.topic", number)) for number in range(len(answers))]
+    assignment = Assignment(places)
+    results = []
+    for place, each in zip(places, answers, strict=True):
+        assignment.state_value(place).seek(each.next_fetch_offset)
+        results.append(
+            PartitionAnswer(place, assignment=assignment, partition_records=each, backoff=0)
+        )
+
+    def poll(most: int) -> list[list[int]]:
+        return [
+            [record.offset for record in each.getall(most)] if each.has_more() else []
+            for each in results
+        ]
+
+    def positions() -> list[int]:
+        return [assignment.state_value(place).position for place in places]
+
+    return poll, positions
+
+
+async def test_a_turn_of_the_loop_takes_up_so_many_bytes_of_all_partitions_and_one_batch() -> None:
+    """Whatever waits on the loop gets its turn; what is left stays where it is."""
+    data = b"".join(batch([BIG], at=at) for at in range(3))
+    poll, positions = drained(answer(data), answer(data))
+
+    assert poll(500) == [[0, 1], []]
+    assert poll(500) == [[], []], "in the same turn"
+    await asyncio.sleep(0)
+    assert poll(500) == [[2], [0]]
+    await asyncio.sleep(0)
+    assert poll(500) == [[], [1, 2]]
+    assert positions() == [3, 3]
+
+
+async def test_what_is_not_packed_counts_as_much() -> None:
+    data = batch([BIG, BIG], at=0, codec=NONE)
+    poll, _ = drained(answer(data), answer(data))
+
+    assert poll(500) == [[], []]
+    await asyncio.sleep(0)
+    assert poll(500) == [[0, 1], []]
+    await asyncio.sleep(0)
+    assert poll(500) == [[], [0, 1]]
+
+
+async def test_headers_count_as_much_though_nobody_gets_them() -> None:
     headed = [Raw(None, b"", [(b"", bytes(1 << 20))] * 7)]
-    data = b"".join(batch(headed, at=at) for at in range(4))
+    poll, _ = drained(answer(b"".join(batch(headed, at=at) for at in range(3))))
 
-    assert [record.offset for record in answer(data)] == [0, 1]
+    assert poll(500) == [[0]]
 
 
-def test_a_bomb_that_has_to_be_unpacked_to_be_known_counts_as_much() -> None:
+async def test_a_bomb_that_has_to_be_unpacked_to_be_known_counts_as_much() -> None:
     bomb = raw_batches.bomb(MAX_UNPACKED_BYTES, says_size=False)
-    data = b"".join(of(bomb, at=at, count=1) for at in range(4))
+    poll, _ = drained(answer(b"".join(of(bomb, at=at, count=1) for at in range(3))))
 
-    assert shown(list(answer(data))) == [(0, 0, TOO_LARGE)]
+    assert poll(500) == [[0]]
 
 
-def test_a_bomb_that_says_what_it_is_costs_nothing() -> None:
+async def test_a_bomb_that_says_what_it_is_costs_nothing() -> None:
     bomb = raw_batches.bomb(MAX_UNPACKED_BYTES)
-    data = b"".join(of(bomb, at=at, count=1) for at in range(4))
+    poll, _ = drained(answer(b"".join(of(bomb, at=at, count=1) for at in range(4))))
 
-    assert shown(list(answer(data))) == [(at, at, TOO_LARGE) for at in range(4)]
+    assert poll(500) == [[0, 1, 2, 3]]
+
+
+async def test_polls_in_one_turn_get_all_of_a_batch_that_was_taken_up() -> None:
+    poll, positions = drained(answer(batch([BIG, BIG, BIG], at=0) + batch(values(3), at=3)))
+
+    assert [poll(1) for _ in range(4)] == [[[0]], [[1]], [[2]], [[]]]
+    assert positions() == [3]
+
+
+def headed(*counts: int, codec: int = ZSTD) -> bytes:
+    """Return a batch of records with so many headers, nothing in them."""
+    return batch([Raw(b"k", b"0", [(b"", b"")] * count) for count in counts], at=0, codec=codec)
+
+
+@pytest.mark.parametrize("codec", [NONE, ZSTD])
+def test_a_record_of_more_headers_than_one_may_have_is_skipped_with_the_rest_of_its_batch(
+    codec: int,
+) -> None:
+    most = MAX_RECORD_HEADERS
+
+    assert shown(list(answer(headed(most, most, most, codec=codec)))) == [0, 0, 0]
+    found = shown(list(answer(headed(0, most + 1, 0, codec=codec))))
+    assert found == [0, (1, 2, TOO_MANY)]
+
+
+def test_of_a_packed_batch_with_room_for_many_no_headers_are_read() -> None:
+    """A batch of 342 bytes with 4,000,000 of them kept the loop for a second."""
+    records = raw_batches.body(values(0, 1)) + raw_batches.empty_headers(10_000, at=1)
+    data = of(raw_batches.pack(records, ZSTD), at=0, count=2)
+    (record,) = list(answer(data + batch(values(2, 0), at=2)))
+
+    assert shown([record]) == [(0, 1, TOO_MANY)]
 
 
 def test_polls_that_take_a_few_records_each_get_all_of_them() -> None:

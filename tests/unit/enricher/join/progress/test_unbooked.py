@@ -91,3 +91,27 @@ def test_ticks_that_are_sent_or_read_again_are_no_sign(given: Given) -> None:
     assert node.tick(seq=HOUR_MS) == 1
     assert node.tick_for(300, late_seconds=90) == (0, [])
     assert value_of(UNBOOKED) == 0
+
+
+def test_a_node_whose_ticks_are_all_refused_as_running_ahead_counts_as_unbooked(
+    given: Given,
+) -> None:
+    """Its boot was begun anew with a small `seq` that it never had; a reboot ends that."""
+    node, uptime_ms = Node(given), 10 * 24 * HOUR_MS
+    assert node.tick(seq=1) == 1
+    for second in range(61):
+        given.wait(1)
+        assert node.tick(seq=uptime_ms + second * 1000) == 0
+        assert value_of(UNBOOKED) == (second == 60)
+    assert node.tick(seq=5, boot_id="the next") == 1
+    assert value_of(UNBOOKED) == 0
+
+
+def test_forged_ticks_that_are_refused_are_no_sign_while_the_nodes_own_are_booked(
+    given: Given,
+) -> None:
+    node = Node(given)
+    for _ in range(100):
+        assert node.tick_for(1)[0] == 1
+        assert node.tick(seq=100 * 24 * HOUR_MS) == 0
+    assert value_of(UNBOOKED) == 0

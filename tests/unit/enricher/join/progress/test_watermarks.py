@@ -193,16 +193,71 @@ def test_a_mark_that_cannot_be_read_is_put_aside(stage: JoinStage, office: DeadL
     assert office.buried == 1
 
 
-def test_more_nodes_than_a_partition_has_are_forgotten_the_longest_silent_first() -> None:
-    """Names are anybody's; who ticks is there still, and what he has booked stays booked."""
+def advance(watermarks: NodeWatermarks, node: str, *, at_seconds: float, boot: str = "b") -> None:
+    """Have a tick of the node booked at that time."""
+    now_ns = round(at_seconds * SECOND_NS)
+    tick = sample(node=node, boot_id=boot, seq=round(at_seconds * 1000))
+    watermarks.advance(tick, offset=0, written_ms=0, now_ns=now_ns)
+
+
+def make_up_nodes(
+    watermarks: NodeWatermarks, *, at_seconds: float, count: int = MAX_NODES + 1
+) -> None:
+    for number in range(count):
+        advance(watermarks, f"made-up-{at_seconds}-{number}", at_seconds=at_seconds)
+
+
+def test_names_that_are_made_up_push_out_no_node_that_was_booked_before_they_came() -> None:
+    """However many come at once, between two of its ticks: they are the ones that are forgotten."""
     watermarks = NodeWatermarks()
-    honest = sample(node="honest", seq=1000)
-    for number in range(3 * MAX_NODES):
-        made_up = sample(node=f"made-up-{number}")
-        watermarks.advance(made_up, offset=number, written_ms=0, now_ns=number)
-        if number % 1000 == 0:
-            watermarks.advance(honest, offset=0, written_ms=0, now_ns=number)
-    assert len(watermarks) <= MAX_NODES
-    assert watermarks.of("honest") is not None
+    for at_seconds in range(3):
+        advance(watermarks, "honest", at_seconds=at_seconds)
+    for flood_seconds in (2.5, 2.6, 9.9):
+        make_up_nodes(watermarks, at_seconds=flood_seconds)
+        assert len(watermarks) <= MAX_NODES
+        assert watermarks.of("honest") is not None
     forgotten = [node for node, watermark in watermarks.drain() if watermark is None]
     assert len(forgotten) >= 2 * MAX_NODES
+
+
+def test_names_that_are_made_up_again_and_again_push_out_no_node_that_is_older() -> None:
+    watermarks = NodeWatermarks()
+    advance(watermarks, "honest", at_seconds=0)
+    for at_seconds in (1, 60, 120):
+        advance(watermarks, "honest", at_seconds=at_seconds)
+        for number in range(MAX_NODES):
+            advance(watermarks, f"kept-alive-{number}", at_seconds=at_seconds + 0.5)
+    make_up_nodes(watermarks, at_seconds=121)
+    assert watermarks.of("honest") is not None
+
+
+def test_a_node_that_has_just_booted_has_been_there_for_as_long_as_before() -> None:
+    watermarks = NodeWatermarks()
+    advance(watermarks, "honest", at_seconds=0)
+    for number in range(MAX_NODES - 1):
+        advance(watermarks, f"younger-{number}", at_seconds=50)
+        advance(watermarks, f"younger-{number}", at_seconds=90)
+    advance(watermarks, "honest", at_seconds=100, boot="the next")
+    make_up_nodes(watermarks, at_seconds=100.5)
+    assert watermarks.of("honest") is not None
+
+
+def test_the_next_worker_knows_for_how_long_nodes_were_booked() -> None:
+    """So that neither a restart nor a take-over is the moment to push them out."""
+    first = NodeWatermarks()
+    for at_seconds in (10, 1000):
+        advance(first, "honest", at_seconds=at_seconds)
+    heir = NodeWatermarks()
+    for _, watermark in first.drain():
+        assert watermark is not None
+        heir.take(watermark, heard_ns=1000 * SECOND_NS)
+    make_up_nodes(heir, at_seconds=1000.5)
+    assert heir.of("honest") is not None
+
+
+def test_of_nodes_that_were_booked_once_those_heard_longest_ago_are_forgotten_first() -> None:
+    watermarks = NodeWatermarks()
+    for number in range(MAX_NODES + 1):
+        advance(watermarks, f"once-{number}", at_seconds=number)
+    assert watermarks.of("once-0") is None
+    assert watermarks.of(f"once-{MAX_NODES - 1}") is not None
