@@ -53,12 +53,14 @@ SERIES_FORGOTTEN_TOTAL: Final = Counter(
 DROP_REASONS: Final = {
     "remote_write": ("duplicate", "future", "invalid", "out_of_order", "rejected", "too_large"),
     "alerts": ("duplicate", "rejected", "superseded", "too_large", "too_many", "too_old"),
-    "store": ("duplicate", "invalid", "too_large"),
+    "store": ("duplicate", "future", "invalid", "too_large", "too_old"),
     "rows": ("duplicate", "future", "invalid", "too_large"),
     "otlp": ("duplicate", "future", "invalid", "too_large"),
 }
 """Why a sink may not hand on what it read, by its kind."""
-_NO_DEAD_LETTER: Final = {"duplicate", "superseded", "too_many", "too_old"}
+_NO_DEAD_LETTER: Final = {"duplicate", "superseded", "too_many"}
+_UNREAD_INCIDENTS: Final = {"too_old"}
+"""What in alerts has no dead letter: incidents that nobody needs to be told of any more."""
 
 
 def count_dropped(sink: str, reason: str, count: int = 1) -> None:
@@ -77,6 +79,8 @@ def count_sink_from_zero(sink: str) -> None:
     count_from_zero(DROPPED_TOTAL, sink=[sink], reason=DROP_REASONS[sink])
     read = (topics.EVENTS, topics.ATTRIBUTED_INCIDENTS) if sink == "alerts" else (topics.EVENTS,)
     put_aside = {"undecodable", "unreadable", *DROP_REASONS[sink]} - _NO_DEAD_LETTER
+    if sink == "alerts":
+        put_aside -= _UNREAD_INCIDENTS
     count_from_zero(
         dead_letter_queue.DEAD_LETTERS_TOTAL, topic=[topic.name for topic in read], reason=put_aside
     )

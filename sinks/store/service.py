@@ -23,6 +23,7 @@ from sinks.duplicates import SeenTicks
 from sinks.metrics import SENT_TOTAL, count_dropped
 from sinks.protocol import Batch, ConsumerConfig, Partitions, SinkContext
 from sinks.retrying import Retrying
+from sinks.store.admission import DayWindow
 from sinks.store.appending import Appending
 from sinks.store.buffer import RowBuffer
 from sinks.store.maintenance import Maintenance
@@ -112,6 +113,10 @@ class StoreSink:
         self._recording, self._resuming, self._appending = recording, resuming, appending
         self._maintenance = maintenance
         self._pending = RowBuffer()
+        self._window = DayWindow(
+            max_age_seconds=settings.max_age_seconds,
+            max_future_seconds=settings.max_future_seconds,
+        )
         self._seen = SeenTicks(clock=clock)
         self._lock = asyncio.Lock()
 
@@ -193,6 +198,10 @@ class StoreSink:
             rows = list(rows_of(event, record))
         except ValueError as error:
             desk.office.bury(record, reason="invalid", detail=str(error))
+            return
+        days = {row[0] for row in rows}
+        if refusal := self._window.refusal_of(days, now_ns=self._clock.time_ns()):
+            desk.office.bury(record, reason=refusal.reason, detail=refusal.detail)
         else:
             self._pending.add(rows, time_ns=event.time_ns)
 
