@@ -146,9 +146,7 @@ class StoreSink:
             self._maintenance.begin_if_due()
             if self._gaps_to_record(desk):
                 await self._flush(desk)
-                await self._retrying(
-                    lambda _: self._recording.record_once(self._gaps_to_record(desk))
-                )
+                await self._resuming.record(self._gaps_to_record(desk))
             settled = self._resuming.settled(desk.consumer)
             for batch in batches:
                 if batch.partition in settled and not self._resuming.is_needed(batch.partition):
@@ -219,7 +217,11 @@ class StoreSink:
         )
 
     async def _flush(self, desk: SinkContext) -> None:
-        await self._retrying(lambda _: self._flush_once(desk))
+        if self._pending.rows:
+            await self._retrying(lambda _: self._flush_once(desk))
+        else:
+            # The table is not asked, so this says nothing of whether it answers.
+            await self._flush_once(desk)
 
     async def _flush_once(self, desk: SinkContext) -> None:
         pending = self._pending
@@ -229,7 +231,8 @@ class StoreSink:
                 await desk.office.flush()
                 self._must_be_held(pending, desk)
                 await self._must_still_be_of_topic(desk)
-                await self._appending.append(pending)
+                with self._retrying.awaiting():
+                    await self._appending.append(pending)
         except StaleTableError as error:
             _log.warning("rows_withdrawn", error=str(error), count=len(pending.rows))
             self._resuming.need(desk.consumer.assignment())

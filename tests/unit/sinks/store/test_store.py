@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from datetime import UTC, datetime
@@ -103,9 +103,13 @@ def offsets(uri: Path) -> list[int]:
     return [row[0] for row in query(uri, "select kafka_offset from {entries} order by 1")]
 
 
-def holds_rows() -> bool:
-    """Return whether the sink has read events that it has not written."""
-    return (REGISTRY.get_sample_value("gpuledger_sink_lag_seconds", {"sink": "store"}) or 0) > 0
+def lag_seconds() -> float:
+    return REGISTRY.get_sample_value("gpuledger_sink_lag_seconds", {"sink": "store"}) or 0.0
+
+
+def holds_rows(readiness: Readiness) -> Callable[[], bool]:
+    """Return what tells whether a sink has loaded its table and holds what it has not written."""
+    return lambda: readiness.check("store.receiver").is_ok and lag_seconds() > 0
 
 
 def is_committed(on: MemoryBus, offset: int) -> Callable[[], bool]:
@@ -144,10 +148,8 @@ async def test_a_query_sums_what_was_settled_after_the_end_of_a_process(tmp_path
 async def test_what_is_held_is_written_when_the_sink_ends(tmp_path: Path) -> None:
     on = bus()
     await publish(on, event(0, entries=[entry()]), event(1, entries=[entry()]))
-    async with running(store(tmp_path, on, flush_seconds=3600.0)):
-        # Until it is there, the lag is that of the sink before this one.
-        await eventually((tmp_path / "entries").exists)
-        await eventually(holds_rows)
+    async with running(store(tmp_path, on, flush_seconds=3600.0, readiness=(at := Readiness()))):
+        await eventually(holds_rows(at))
 
     assert offsets(tmp_path) == [0, 1]
     assert committed(on, GROUP, AT) == 2
@@ -243,11 +245,12 @@ async def test_a_topic_made_anew_while_the_sink_holds_rows_leaves_none_of_them(
 ) -> None:
     on, clock = bus(), ManualClock(START_NS + 3600 * SECOND_NS)
     await publish(on, *map(event, range(5)))
-    sink = asyncio.ensure_future(store(tmp_path, on, clock=clock, flush_seconds=60.0))
+    at = Readiness()
+    sink = asyncio.ensure_future(store(tmp_path, on, clock=clock, flush_seconds=60.0, readiness=at))
     await eventually(lambda: clock.advance(61) and is_committed(on, 5)())
 
     await publish(on, event(5))
-    await eventually(holds_rows)
+    await eventually(holds_rows(at))
     on.recreate(EVENTS.name)
     await publish(on, *(event(tick) for tick in range(100, 109)))
 
@@ -261,8 +264,9 @@ async def test_a_topic_made_anew_before_anything_was_stored_is_simply_read(
 ) -> None:
     on, clock = bus(), ManualClock(START_NS + 3600 * SECOND_NS)
     await publish(on, *map(event, range(5)))
-    async with running(store(tmp_path, on, clock=clock, flush_seconds=60.0)):
-        await eventually(holds_rows)
+    at = Readiness()
+    async with running(store(tmp_path, on, clock=clock, flush_seconds=60.0, readiness=at)):
+        await eventually(holds_rows(at))
         on.recreate(EVENTS.name)
         await publish(on, *(event(tick) for tick in range(100, 103)))
         await eventually(lambda: clock.advance(61) and is_committed(on, 3)())
@@ -537,6 +541,57 @@ def test_a_storage_that_goes_away_while_the_table_is_loaded_is_unavailable_too(
         EntriesTable(store_uri=str(tmp_path)).load([STREAM])
 
 
+Load = Callable[[StreamTable, Iterable[str]], dict[str, int]]
+
+
+class HangingStorage:
+    """A storage that takes connections, and answers none of them until it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answers = threading.Event()
+        load: Load = StreamTable.load
+
+        def loading(table: StreamTable, streams: Iterable[str]) -> dict[str, int]:
+            self.answers.wait()
+            return load(table, streams)
+
+        monkeypatch.setattr(StreamTable, "load", loading)
+
+
+async def test_a_storage_that_never_answered_fails_the_check_and_the_lag_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sinks.retrying.ANSWER_SECONDS", 0.0)
+    storage, on, readiness = HangingStorage(monkeypatch), bus(), Readiness()
+    clock, check = ManualClock(START_NS + 7 * SECOND_NS), readiness.check("store.receiver")
+    await publish(on, event(0), event(1))
+    async with running(store(tmp_path, on, clock=clock, readiness=readiness)):
+        await eventually(lambda: check.has_failed)
+        assert f"{tmp_path}/entries: no answer for" in check.detail
+        assert lag_seconds() == 7
+        clock.advance(300)
+        assert lag_seconds() == 307
+
+        storage.answers.set()
+        await eventually(is_committed(on, 2))
+        assert check.is_ok
+        await eventually(lambda: lag_seconds() == 0)
+
+
+async def test_what_comes_while_a_storage_has_never_answered_is_lag_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, on, clock = HangingStorage(monkeypatch), bus(), ManualClock()
+    async with running(store(tmp_path, on, clock=clock)):
+        await eventually(lambda: on._groups and lag_seconds() == 0)
+        await publish(on, event(0))
+        await eventually(lambda: clock.advance(1) and lag_seconds() > 1)
+
+        storage.answers.set()
+        await eventually(is_committed(on, 1))
+        await eventually(lambda: lag_seconds() == 0)
+
+
 async def test_rows_wait_for_a_storage_that_goes_away_between_two_writes(tmp_path: Path) -> None:
     on, readiness = bus(), Readiness()
     check = readiness.check("store.receiver")
@@ -561,9 +616,10 @@ async def test_a_sink_ends_well_while_its_storage_is_away_and_the_next_one_goes_
     await eventually(is_committed(on, 1))
     sink.cancel()
     await asyncio.wait({sink})
-    sink = asyncio.ensure_future(store(tmp_path, on, flush_seconds=3600.0))
+    at = Readiness()
+    sink = asyncio.ensure_future(store(tmp_path, on, flush_seconds=3600.0, readiness=at))
     await publish(on, event(1, entries=[entry()]))
-    await eventually(holds_rows)
+    await eventually(holds_rows(at))
     undo = lose(tmp_path)
 
     sink.cancel()
@@ -655,9 +711,9 @@ async def test_what_could_not_be_written_when_a_partition_went_is_read_again_of_
     async with running(store(tmp_path, on)):
         await publish(on, event(0, node=stays, entries=[entry()]))
         await eventually(lambda: committed(on, GROUP, place_of(stays)) == 1)
-    async with running(store(tmp_path, on, flush_seconds=1.0)):
+    async with running(store(tmp_path, on, flush_seconds=1.0, readiness=(at := Readiness()))):
         await publish(on, event(1, node=stays, entries=[entry()]))
-        await eventually(holds_rows)
+        await eventually(holds_rows(at))
         undo = lose(tmp_path)
         with capture_logs() as logged:
             on.newest.gives_up.append(place_of(goes))
