@@ -12,7 +12,8 @@ from gpuledger.records.base import BaseRecord
 from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.rules import rules_of
 from sinks.alerts.settings import AlertsSettings
-from sinks.alerts.standing import ActiveAlert, Labels, Now, rfc3339
+from sinks.alerts.slots import Labels
+from sinks.alerts.standing import ActiveAlert, Now, rfc3339
 
 _MAX_ALERTS: Final = 200
 

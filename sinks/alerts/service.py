@@ -17,6 +17,7 @@ from gpuledger.codec import Decoder
 from gpuledger.records import AttributedIncident, GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.http.client import open_http
+from gpuledger.runtime.logs import Repeats
 from gpuledger.settings.address import shown_url
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
 from sinks.alerts.client import HEADERS, AlertmanagerClient
@@ -25,6 +26,7 @@ from sinks.alerts.owed import Owed
 from sinks.alerts.receivers import NAME, Checked, Receivers
 from sinks.alerts.rules import rules_of
 from sinks.alerts.settings import AlertsSettings
+from sinks.alerts.slots import AlertSlots
 from sinks.alerts.standing import Now
 from sinks.consuming import consume
 from sinks.credentials import watch_credentials
@@ -107,6 +109,8 @@ class AlertsSink:
         self._settings, self._clock = settings, clock
         self._rules = rules_of(settings)
         self._watches: dict[int, RuleEvaluator] = {}
+        self._slots = AlertSlots()
+        self._repeats = Repeats()
         self._held: Partitions = frozenset()
         self._owed = Owed()
         self._receivers = Receivers(
@@ -162,7 +166,7 @@ class AlertsSink:
         self._held -= partitions
         numbers = {partition.partition for partition in self._held}
         for number in [number for number in self._watches if number not in numbers]:
-            del self._watches[number]
+            self._watches.pop(number).alerts.drop_all()
         self._receivers.look_again()
 
     async def close(self) -> None:
@@ -179,6 +183,7 @@ class AlertsSink:
                     count_dropped(NAME, reason)
             else:
                 self._take_incident(watch, value, now)
+        self._count_left_out()
         self._owed.add(
             batch.partition,
             desk=desk,
@@ -190,7 +195,8 @@ class AlertsSink:
     def _watch(self, partition: TopicPartition) -> RuleEvaluator:
         # Equally numbered partitions of both topics come to the same consumer.
         if (watch := self._watches.get(partition.partition)) is None:
-            watch = self._watches[partition.partition] = RuleEvaluator(rules=self._rules)
+            watch = RuleEvaluator(rules=self._rules, slots=self._slots)
+            self._watches[partition.partition] = watch
         return watch
 
     def _take_incident(self, watch: RuleEvaluator, taken: AttributedIncident, now: Now) -> None:
@@ -204,8 +210,16 @@ class AlertsSink:
             count_dropped(NAME, "too_old")
             return
         hold_ns = round(self._settings.incident_hold_seconds * 1e9)
-        if watch.take_incident(taken, hold_ns=hold_ns, now=now):
-            count_dropped(NAME, "too_many")
+        watch.take_incident(taken, hold_ns=hold_ns, now=now)
+
+    def _count_left_out(self) -> None:
+        """Count and tell of alerts that do not stand, as too many do."""
+        left_out = self._slots.take_left_out()
+        if not left_out.number:
+            return
+        count_dropped(NAME, "too_many", left_out.number)
+        if count := self._repeats.count(NAME, more=left_out.number):
+            _log.warning("alerts_dropped", node=left_out.node, count=count)
 
     def _forget(self) -> None:
         silent_ns = round(self._settings.stale_after_seconds * 1e9)
