@@ -51,7 +51,7 @@ async def test_killed_in_the_middle_again_and_again_the_store_has_each_row_once(
         broker,
         store__uri=str(folder),
         store__flush_seconds="0.01",
-        store__poll_records="7",
+        store__max_poll_records="7",
     )
     for rows in (1, 60, 150):
         sink.wait_until(lambda least=rows: count_rows(str(folder)) >= least, deadline_seconds=30)  # type: ignore[misc]  # bound at once
