@@ -32,7 +32,7 @@ DEAD_LETTERS_TOTAL: Final = Counter(
     "gpuledger_dead_letters",
     "Records that could not be used and whose letters the dead-letter topic has, by topic and"
     " reason: `undecodable`, `unreadable` (a batch), `invalid`, `too_large`, `misplaced`,"
-    " `seq_ahead`, `future`, `out_of_order`, `rejected`.",
+    " `seq_ahead`, `future`, `too_old`, `out_of_order`, `rejected`.",
     ["topic", "reason"],
 )
 DETAIL_CHARACTERS: Final = 1000

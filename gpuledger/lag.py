@@ -16,8 +16,9 @@ class Lag:
 
     `seconds` is the age of the oldest record that was polled and is not done. Between two polls of
     which the last one brought something it is the age of the newest record that is done: more is
-    likely to wait on the bus. After a poll that brought nothing it is 0. It is never less than
-    the time for which the bus has withheld records that are there.
+    likely to wait on the bus. After a poll that brought nothing it is 0, or the time since
+    something came to a partition of which nothing can be polled. It is never less than the time
+    for which the bus has withheld records that are there.
     """
 
     def __init__(self, *, clock: Clock) -> None:
@@ -25,12 +26,18 @@ class Lag:
         self._withheld_seconds: Callable[[], float] = float
         self._open: dict[TopicPartition, deque[tuple[int, int]]] = {}
         """For each batch that is not done: the offset behind it, and its first record's time."""
+        self._ends: dict[TopicPartition, int] = {}
+        """Where partitions ended when it was looked at first since the last poll."""
+        self._arrived_ms: dict[TopicPartition, int] = {}
+        """When it was first seen that something came behind that."""
         self._newest_ms: int | None = None
         self._is_idle = True
 
     def polled(self, batch: Mapping[TopicPartition, Sequence[Record]]) -> None:
         """Record what a poll brought to work on, perhaps nothing."""
         self._is_idle = not any(batch.values())
+        self._ends.clear()
+        self._arrived_ms.clear()
         for partition, records in batch.items():
             if not records:
                 continue
@@ -38,6 +45,12 @@ class Lag:
             if batches and records[0].offset < batches[-1][0]:
                 batches.clear()  # it was gone back: what was polled comes again
             batches.append((records[-1].offset + 1, records[0].timestamp_ms))
+
+    def ends(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Record where partitions end by now, while nothing can be polled of them."""
+        for partition, end in offsets.items():
+            if end > self._ends.setdefault(partition, end):
+                self._arrived_ms.setdefault(partition, self._clock.time_ns() // 1_000_000)
 
     def done(
         self, partition: TopicPartition, next_offset: int, *, time_ms: int | None = None
@@ -49,14 +62,20 @@ class Lag:
         if time_ms is not None:
             self._newest_ms = max(time_ms, self._newest_ms or 0)
 
+    def forget(self, partitions: Collection[TopicPartition]) -> None:
+        """Forget what was polled of these partitions: it is polled again."""
+        for partition in partitions:
+            self._open.pop(partition, None)
+
     def drop(self, numbers: Collection[int]) -> None:
         """Forget the partitions of these numbers, in every topic."""
         self.keep([at for at in self._open if at.partition not in numbers])
 
     def keep(self, partitions: Collection[TopicPartition]) -> None:
         """Forget all partitions but these: the others are somebody else's now."""
-        for partition in [at for at in self._open if at not in partitions]:
-            del self._open[partition]
+        for known in (self._open, self._ends, self._arrived_ms):
+            for partition in [at for at in known if at not in partitions]:
+                del known[partition]
 
     def follow(self, withheld_seconds: Callable[[], float]) -> None:
         """Have asked for how long the consumer has been kept from records that are there.
@@ -71,7 +90,8 @@ class Lag:
 
     def seconds(self) -> float:
         """Return how far behind the consumer is now; never below 0."""
-        oldest_ms = min((each[0][1] for each in self._open.values() if each), default=None)
+        first_ms = [each[0][1] for each in self._open.values() if each]
+        oldest_ms = min([*first_ms, *self._arrived_ms.values()], default=None)
         if oldest_ms is None and not self._is_idle:
             oldest_ms = self._newest_ms
         withheld_seconds = self._withheld_seconds()

@@ -165,6 +165,8 @@ class _Session:
         self.has_polled = False
         self._is_member = False
         self._hands_out_nothing = False
+        self._is_newly_assigned = False
+        self._is_preparing = False
 
     async def run(self, bus: Bus) -> None:
         async with AsyncExitStack() as stack:
@@ -178,7 +180,7 @@ class _Session:
             self.consumer = await stack.enter_async_context(bus.consumer(self._subscription()))
             self._lag.follow(self.consumer.withheld_seconds)
             while True:
-                await self._handle(await self._poll(self._config.max_poll_records))
+                await self._handle(await self._poll_anew())
                 await self._settle()
 
     def _context(self) -> EpochContext:
@@ -206,7 +208,7 @@ class _Session:
         await self._sink.handle_gap(gap)
 
     async def _on_assigned(self, partitions: Partitions) -> None:
-        self._is_member = True
+        self._is_member = self._is_newly_assigned = True
         _log.info(
             "partitions_assigned",
             sink=self._sink.name,
@@ -254,6 +256,17 @@ class _Session:
         self._report_membership()
         return polled
 
+    async def _poll_anew(self) -> Polled:
+        """Poll; twice where partitions have come and the first brought nothing of them.
+
+        What waits there takes a moment to be fetched, and is lag from before the sink prepares.
+        """
+        polled = await self._poll(self._config.max_poll_records)
+        if self._is_newly_assigned and not polled:
+            polled = await self._poll(self._config.max_poll_records)
+        self._is_newly_assigned = False
+        return polled
+
     def _report_membership(self) -> None:
         """Pass the check once the group has answered, even with no partition for this member.
 
@@ -293,18 +306,28 @@ class _Session:
         ]
 
     async def _work(self, polled: Polled, context: EpochContext) -> None:
-        voided = await self._sink.prepare(context)
+        self._lag.polled(polled)
+        voided = await self._prepare(context)
         # A partition may also have been given up meanwhile, or given up and come back.
         kept = {
             at: records
             for at, records in polled.items()
             if at not in voided and context.is_current(at)
         }
-        self._lag.polled(kept)
         for record in chain.from_iterable(kept.values()):
             if record.unreadable is not None:
                 await self._sink.handle_gap(_gap_of(record))
         await self._sink.handle(self._decode(kept), context)
+
+    async def _prepare(self, context: EpochContext) -> Partitions:
+        """Have the sink do what must come before; what it set back is polled again."""
+        self._is_preparing = True
+        try:
+            voided = await self._sink.prepare(context)
+        finally:
+            self._is_preparing = False
+        self._lag.forget(voided)
+        return voided
 
     async def _handle(self, polled: Polled) -> None:
         """Let the sink work; where that takes long, keep the membership of the group alive."""
@@ -326,7 +349,18 @@ class _Session:
     async def _keep_membership(self, polled: Polled, context: EpochContext) -> None:
         await self._poll_paused()
         self._drop_late_letters(polled, context)
+        if self._is_preparing and not polled:
+            await self._look_at_ends()
         await self._settle()
+
+    async def _look_at_ends(self) -> None:
+        """Look whether anything has come: the sink takes nothing, so none of it is polled."""
+        try:
+            ends = await self.consumer.end_offsets(self.consumer.assignment())
+        except (BusError, NotAssignedError):
+            return  # polls say so
+        if self._is_preparing:
+            self._lag.ends(ends)
 
     async def _poll_paused(self) -> None:
         """Poll for the group's sake alone: nothing is handed out, nor of what comes in by this."""

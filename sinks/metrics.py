@@ -51,7 +51,9 @@ SERIES_FORGOTTEN_TOTAL: Final = Counter(
     "Nodes whose series were forgotten without an end, as those of all nodes took more memory than"
     " `remote_write.max_series_bytes`: a receiver lets them end by itself, after five minutes.",
 )
-_NO_DEAD_LETTER: Final = {"duplicate", "superseded", "too_many", "too_old"}
+_NO_DEAD_LETTER: Final = {"duplicate", "superseded", "too_many"}
+_UNREAD_INCIDENTS: Final = {"too_old"}
+"""What in alerts has no dead letter: incidents that nobody needs to be told of any more."""
 
 
 def count_dropped(sink: str, reason: str, count: int = 1) -> None:
@@ -69,5 +71,7 @@ def count_sink_from_zero(kind: SinkKind) -> None:
         count_from_zero(counter, sink=[kind.name])
     count_from_zero(DROPPED_TOTAL, sink=[kind.name], reason=kind.drop_reasons)
     put_aside = {"undecodable", "unreadable", *kind.drop_reasons} - _NO_DEAD_LETTER
+    if kind.name == "alerts":
+        put_aside -= _UNREAD_INCIDENTS
     topics = [topic.name for topic in kind.topics]
     count_from_zero(dead_letter_queue.DEAD_LETTERS_TOTAL, topic=topics, reason=put_aside)

@@ -58,7 +58,7 @@ STORE: Final = SinkKind(
     group="gpuledger-store",
     module="sinks.store.store_sink",
     summary="one row an entry, to the Delta Lake table `entries`",
-    drop_reasons=("duplicate", "invalid", "too_large"),
+    drop_reasons=("duplicate", "future", "invalid", "too_large", "too_old"),
 )
 ROWS: Final = SinkKind(
     name="rows",

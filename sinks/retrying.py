@@ -4,17 +4,22 @@ Here lives who is told of a failure. What an attempt is, and what counts as an a
 caller's business: `ReceiverUnavailableError` means later, everything else ends the loop.
 """
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from gpuledger.clock import Clock
 from gpuledger.runtime import Backoff, Check, until_done
 from sinks.errors import ReceiverUnavailableError
 from sinks.metrics import RETRIES_TOTAL
 
+ANSWER_SECONDS: Final = 30.0
+"""How long a call may take before the check says so, where it has no deadline of its own: a storage
+that takes connections and never answers keeps one for minutes."""
 T = TypeVar("T")
 
 
@@ -65,3 +70,18 @@ class Retrying:
         return await until_answered(
             attempt, sink=self.sink, check=self.check, clock=self.clock, receiver=self.receiver
         )
+
+    @contextmanager
+    def awaiting(self) -> Iterator[None]:
+        """Fail the check while what is asked of the receiver in here takes too long."""
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+
+        def detail() -> str:
+            return f"{self.receiver}: no answer for {loop.time() - asked_at:.0f} s"
+
+        late = loop.call_later(ANSWER_SECONDS, self.check.failed, detail)
+        try:
+            yield
+        finally:
+            late.cancel()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -153,6 +153,10 @@ class AlertsSettings(LoginSettings, frozen=True, kw_only=True, forbid_unknown_fi
         refuse_half_a_login(self, urls=self.urls)
 
 
+_LONGEST_SECONDS: Final = 10_000_000_000
+"""Three centuries: more than nanoseconds since 1970 go to."""
+
+
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the rows go and how often they are written."""
 
@@ -168,6 +172,13 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     flush_bytes: Count = 268_435_456
     """How many bytes the rows take in memory when they are written at the latest, about: the bound
     on memory. One event may be beyond it, by a few hundred megabytes where somebody makes it so."""
+    max_age_seconds: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_SECONDS)] = 2_678_400.0
+    """How far back the days of rows go: 31 days, a day more than a node's disk may keep ticks. An
+    event of an earlier day is put aside. Where older events are to be stored, as of a topic that is
+    kept for longer, raise it for as long as that takes."""
+    max_future_seconds: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_SECONDS)] = 86_400.0
+    """How far ahead of this machine's clock the days of rows go; an event of a later day is put
+    aside."""
     generation: str = ""
     """Part of the name under which offsets are kept; give a new one after a topic was made anew."""
     maintenance_interval_seconds: Pause = 86_400.0

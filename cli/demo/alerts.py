@@ -9,9 +9,10 @@ from typing import Final
 from gpuledger.clock import Clock
 from gpuledger.records import AttributedIncident, GpuEvent
 from gpuledger.records.base import BaseRecord
-from sinks.alerts.active_alerts import ActiveAlert, Labels, Now, rfc3339
+from sinks.alerts.active_alerts import ActiveAlert, Now, rfc3339
 from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.rules import rules_of
+from sinks.alerts.slots import Labels
 from sinks.settings import AlertsSettings
 
 _MAX_ALERTS: Final = 200

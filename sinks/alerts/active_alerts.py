@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from gpuledger.clock import Clock
+from sinks.alerts.slots import AlertSlots, Labels
 
 SECOND_NS: Final = 1_000_000_000
 _ENDS_AFTER_RESENDS: Final = 4
@@ -20,14 +21,9 @@ _TELL_END_NS: Final = 300 * SECOND_NS
 _REJECTED_NS: Final = 3600 * SECOND_NS
 """How long an alert that is refused and that nobody took is held anew each time it is offered."""
 
-MAX_HELD: Final = 10_000
-"""How many alerts of incidents a partition has at most: in each turn each is looked at."""
-MAX_HELD_OF_NODE: Final = 500
-"""How many of one node: more than its GPUs have incidents of different kinds."""
 MAX_CHARACTERS: Final = 2_000
 """Of each label and annotation; a record may bring a million."""
 
-Labels = tuple[tuple[str, str], ...]
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -129,11 +125,10 @@ def rfc3339(time_ns: int) -> str:
 class ActiveAlerts:
     """All alerts of one partition, by their labels."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, slots: AlertSlots | None = None) -> None:
+        """Take the slots that it shares with other partitions."""
         self._active: dict[Labels, ActiveAlert] = {}
-        self._held: dict[str, dict[Labels, None]] = {}
-        """By node the alerts that are held, which alone may become too many."""
-        self._held_count = 0
+        self._slots = slots or AlertSlots()
 
     def __iter__(self) -> Iterator[ActiveAlert]:
         """Return each of them."""
@@ -146,14 +141,32 @@ class ActiveAlerts:
         *,
         since_ns: int,
         now: Now,
-    ) -> Labels:
-        """Let an alert begin, or one that has ended begin again; return its identity."""
+    ) -> Labels | None:
+        """Let a rule's alert begin, or one that has ended begin again; return its identity.
+
+        Where too many stand it is left out, unless its node has fewer than another: of the one that
+        has the largest number the newest goes then.
+        """
         key = _identity(labels)
+        if key not in self._active:
+            node = _node_of(key)
+            if not self._slots.rules.has_room(node):
+                return None
+            if going := self._slots.rules.newest_to_go():
+                going.owner.drop(going.key)
+                self._slots.leave_out(_node_of(going.key))
+            self._slots.rules.take(key, node, self)
+        self._begin(key, annotations, since_ns=since_ns, now=now)
+        return key
+
+    def _begin(
+        self, key: Labels, annotations: Mapping[str, str], *, since_ns: int, now: Now
+    ) -> ActiveAlert:
         # An alert that began ahead of this clock could not be ended by it.
         starts_ns = min(since_ns, now.time_ns)
         words = {name: text[:MAX_CHARACTERS] for name, text in annotations.items()}
         known = self._active.get(key)
-        self._active[key] = ActiveAlert(
+        alert = self._active[key] = ActiveAlert(
             labels=key,
             annotations=words,
             starts_ns=starts_ns,
@@ -162,12 +175,13 @@ class ActiveAlerts:
             change=known.change + 1 if known else 1,
             changes=known.changes if known else Changes(),
         )
-        return key
+        return alert
 
-    def confirm(self, key: Labels, *, now: Now) -> None:
-        """Record that its condition still holds."""
+    def confirm(self, key: Labels, *, now: Now) -> bool:
+        """Record that its condition still holds; return whether it still stands."""
         if key in self._active:
             self._active[key].seen_ns = now.monotonic_ns
+        return key in self._active
 
     def end(self, key: Labels, *, at_ns: int, now: Now) -> None:
         """Let an alert end at `at_ns`, or now where that is still to come."""
@@ -194,42 +208,39 @@ class ActiveAlerts:
         at_ns: int,
         hold_ns: int,
         now: Now,
-    ) -> ActiveAlert | None:
+    ) -> bool:
         """Let an alert stand from `at_ns` for `hold_ns` from now on; one that stands goes on.
 
-        Where too many stand, the oldest is dropped and returned: of the same node where that has
-        too many. Where nobody has taken it yet, nobody ever hears of it: whoever asks counts it.
+        Where too many stand, an older one is dropped: of the same node where that has too many,
+        else of the node that has the largest number. Returns whether that was so: where nobody had
+        taken it yet, nobody ever hears of it.
         """
-        key, node = _identity(labels), labels.get("node", "")
-        dropped = None if key in self._active else self._make_room(node)
-        of_node = self._held.setdefault(node, {})
-        self._held_count += key not in of_node
-        of_node[key] = None
-        known = self._active.get(key)
-        alert = self._active[self.fire(labels, annotations, since_ns=at_ns, now=now)]
+        key = _identity(labels)
+        node, known = _node_of(key), self._active.get(key)
+        going = None if known else self._slots.incidents.oldest_to_go(node)
+        if going:
+            going.owner.drop(going.key)
+            self._slots.leave_out(_node_of(going.key))
+        self._slots.incidents.take(key, node, self)
+        alert = self._begin(key, annotations, since_ns=at_ns, now=now)
         alert.hold_ns = hold_ns
         alert.hold_until_taken(now)
         if known is not None and known.ends_ns is not None and known.over_ns > now.monotonic_ns:
             alert.starts_ns = min(alert.starts_ns, known.starts_ns)
-        return dropped
+        return going is not None
 
-    def _make_room(self, node: str) -> ActiveAlert | None:
-        if len(self._held.get(node, ())) >= MAX_HELD_OF_NODE:
-            return self._drop(next(iter(self._held[node])))
-        if self._held_count >= MAX_HELD:
-            return self._drop(next(iter(next(iter(self._held.values())))))
-        return None
-
-    def _drop(self, key: Labels) -> ActiveAlert:
+    def drop(self, key: Labels) -> ActiveAlert:
+        """Forget an alert that stands, whoever waits for it."""
         alert = self._active.pop(key)
         alert.changes.answered = alert.change  # nobody hears of it, nor waits for that
-        node = dict(key).get("node", "")
-        if key in (of_node := self._held.get(node, {})):
-            del of_node[key]
-            self._held_count -= 1
-            if not of_node:
-                del self._held[node]
+        for slots in (self._slots.incidents, self._slots.rules):
+            slots.give_back(key, _node_of(key))
         return alert
+
+    def drop_all(self) -> None:
+        """Forget all of them, as of a partition that is given up."""
+        for key in list(self._active):
+            self.drop(key)
 
     def not_awaited(self) -> list[ActiveAlert]:
         """Return what nobody has answered, and for whose answer nobody waits yet."""
@@ -246,8 +257,12 @@ class ActiveAlerts:
         """
         over = [alert for alert in self if _is_over(alert, now.monotonic_ns, silent_ns)]
         for alert in over:
-            self._drop(alert.labels)
+            self.drop(alert.labels)
         return over
+
+
+def _node_of(key: Labels) -> str:
+    return dict(key).get("node", "")
 
 
 def _identity(labels: Mapping[str, str]) -> Labels:

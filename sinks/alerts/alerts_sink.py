@@ -17,6 +17,7 @@ from gpuledger.clock import Clock
 from gpuledger.records import AttributedIncident
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.http.client import open_http
+from gpuledger.runtime.logs import Repeats
 from gpuledger.settings.address import shown_url
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
 from sinks.alerts.active_alerts import Now
@@ -24,6 +25,7 @@ from sinks.alerts.alertmanager import HEADERS, AlertmanagerClient
 from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.receivers import NAME, CheckedClient, Receivers
 from sinks.alerts.rules import rules_of
+from sinks.alerts.slots import AlertSlots
 from sinks.alerts.unacknowledged import Unacknowledged
 from sinks.credentials import watch_credentials
 from sinks.metrics import count_dropped
@@ -88,6 +90,8 @@ class AlertsSink(Sink):
         self._rules = rules_of(settings)
         self._evaluators: dict[int, RuleEvaluator] = {}
         self._held: Partitions = frozenset()
+        self._slots = AlertSlots()
+        self._repeats = Repeats()
         self._unacknowledged = Unacknowledged()
         self._receivers = Receivers(
             receivers,
@@ -113,6 +117,7 @@ class AlertsSink(Sink):
         unacknowledged_before = self._unacknowledged.count()
         for batch in batches:
             self._evaluate(batch, context)
+        self._count_left_out()
         self._forget_silent()
         if self._unacknowledged.count() > unacknowledged_before:
             with suppress(TimeoutError):
@@ -144,7 +149,7 @@ class AlertsSink(Sink):
         self._held -= partitions
         held = {partition.partition for partition in self._held}
         for partition in self._evaluators.keys() - held:
-            del self._evaluators[partition]
+            self._evaluators.pop(partition).alerts.drop_all()
         self._receivers.wake()
 
     async def close(self) -> None:
@@ -172,7 +177,8 @@ class AlertsSink(Sink):
     def _evaluator(self, partition: TopicPartition) -> RuleEvaluator:
         # Equally numbered partitions of both topics come to the same consumer.
         if (evaluator := self._evaluators.get(partition.partition)) is None:
-            evaluator = self._evaluators[partition.partition] = RuleEvaluator(rules=self._rules)
+            evaluator = RuleEvaluator(rules=self._rules, slots=self._slots)
+            self._evaluators[partition.partition] = evaluator
         return evaluator
 
     def _add_incident(
@@ -188,8 +194,16 @@ class AlertsSink(Sink):
             count_dropped(NAME, "too_old")
             return
         hold_ns = round(self._settings.incident_hold_seconds * 1e9)
-        if evaluator.add_incident(attributed, hold_ns=hold_ns, now=now):
-            count_dropped(NAME, "too_many")
+        evaluator.add_incident(attributed, hold_ns=hold_ns, now=now)
+
+    def _count_left_out(self) -> None:
+        """Count and report alerts that do not stand, as too many do."""
+        left_out = self._slots.take_left_out()
+        if not left_out.number:
+            return
+        count_dropped(NAME, "too_many", left_out.number)
+        if count := self._repeats.count(NAME, more=left_out.number):
+            _log.warning("alerts_dropped", node=left_out.node, count=count)
 
     def _forget_silent(self) -> None:
         """Drop alerts of GPUs of which nothing comes any more."""

@@ -13,13 +13,17 @@ from typing import Final
 
 from gpuledger.recent import Recent
 from gpuledger.records import AttributedIncident, GpuBooks, GpuEvent
-from sinks.alerts.active_alerts import ActiveAlerts, Labels, Now
+from sinks.alerts.active_alerts import ActiveAlerts, Now
 from sinks.alerts.incidents import annotations_of, labels_of
 from sinks.alerts.rules import Rule
+from sinks.alerts.slots import AlertSlots, Labels
 from sinks.timelines import TickOrder, Timelines
 
 _Key = tuple[str, str, str]
 _NS_PER_MS: Final = 1_000_000
+MAX_CONDITIONS: Final = 10_000
+"""Of how many GPUs a partition knows for how long a rule's condition has held, or twice as many:
+ten times what the largest fleet has of GPUs that all work for no pod."""
 _LONGEST_GAP_NS: Final = 60 * 10**9
 """What held before a longer time that no tick covers says nothing of what holds after it."""
 
@@ -34,6 +38,8 @@ class _Condition:
     """What ticks have covered of the time since the first tick in which it held."""
     alert: Labels | None = None
     """The identity of its alert, once it fires."""
+    is_left_out: bool = False
+    """Whether there was no room for its alert at some time."""
 
     def go_on(self, event: GpuEvent) -> bool:
         """Count what a tick covers; return false where it begins anew, after a reboot or a gap.
@@ -55,11 +61,13 @@ class RuleEvaluator:
     the new boot is believed by when its ticks arrive (`sinks.timelines`).
     """
 
-    def __init__(self, *, rules: Sequence[Rule]) -> None:
+    def __init__(self, *, rules: Sequence[Rule], slots: AlertSlots | None = None) -> None:
+        """Take the rules, and the slots for alerts that all partitions share."""
         self._rules = rules
+        self._slots = slots or AlertSlots()
         self._timelines = Timelines()
-        self._conditions: Recent[_Key, _Condition] = Recent()
-        self.alerts = ActiveAlerts()
+        self._conditions: Recent[_Key, _Condition] = Recent(maximum=MAX_CONDITIONS)
+        self.alerts = ActiveAlerts(slots=self._slots)
 
     def evaluate(self, event: GpuEvent, *, now: Now) -> TickOrder:
         """Hold the rules against a tick that is its node's newest; return where it stands."""
@@ -93,14 +101,13 @@ class RuleEvaluator:
         and one that a clock stamped that was ahead would stand until then. Returns whether an
         older one had to go for it.
         """
-        dropped = self.alerts.hold(
+        return self.alerts.hold(
             labels_of(attributed),
             annotations_of(attributed),
             at_ns=attributed.incident.time_ns,
             hold_ns=hold_ns,
             now=now,
         )
-        return dropped is not None
 
     def _holds(
         self,
@@ -117,16 +124,22 @@ class RuleEvaluator:
             condition = self._conditions[key] = _Condition(event.boot_id, event.seq)
         else:
             condition.go_on(event)
+        # One that stands is about both sides of a reboot or a gap.
         if condition.alert is not None:
-            # One that stands is about both sides of a reboot or a gap.
-            self.alerts.confirm(condition.alert, now=now)
-        elif condition.held_ns >= rule.for_ns:
-            condition.alert = self.alerts.fire(
-                _labels(rule, event, books),
-                _annotations(rule, event, books, measure),
-                since_ns=event.time_ns,
-                now=now,
-            )
+            if self.alerts.confirm(condition.alert, now=now):
+                return
+            condition.is_left_out = True  # it gave way, which is told
+        elif condition.held_ns < rule.for_ns:
+            return
+        condition.alert = self.alerts.fire(
+            _labels(rule, event, books),
+            _annotations(rule, event, books, measure),
+            since_ns=event.time_ns,
+            now=now,
+        )
+        if condition.alert is None and not condition.is_left_out:
+            condition.is_left_out = True
+            self._slots.leave_out(event.node)
 
     def _passes(self, key: _Key, event: GpuEvent) -> None:
         """Pass over what could not be measured: it neither begins nor ends anything."""

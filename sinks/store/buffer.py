@@ -12,9 +12,13 @@ from sinks.store.entry_rows import Row
 
 _NUMBERS_BYTES: Final = 1_000
 """Bytes of a row in memory, its texts left out: in Python, and again as columns."""
-MAX_DAYS: Final = 32
+MAX_DAYS: Final = 40
 """Days that a write may have rows of: each is a folder with a file of its own, which the writer
-holds open. Rows are of one or two days, where no clock is wrong."""
+holds open. More than `max_age_seconds` and `max_future_seconds` leave, by default: nobody can have
+it written for the days alone."""
+DAYS_A_WAIT: Final = 4
+"""So many files a `flush_seconds` are written at most where it is time alone that has them written:
+rows are of one day or two, and of a few more where nodes are late or clocks are wrong."""
 
 
 @dataclass
@@ -51,10 +55,15 @@ class RowBuffer:
         return self.size_bytes >= max_bytes or len(self.days) >= MAX_DAYS
 
     def is_due(self, *, now_ns: int, after_ns: int, max_rows: int) -> bool:
-        """Return whether it is time to write: too many rows, or the oldest waited too long."""
+        """Return whether it is time to write: too many rows, or the oldest waited too long.
+
+        Rows of many days wait for longer, in proportion: small files of many days are what makes a
+        table slow, and somebody may make up the days.
+        """
         if self.since_ns is None:
             return False
-        return len(self.rows) >= max_rows or now_ns - self.since_ns >= after_ns
+        waits = max(1.0, len(self.days) / DAYS_A_WAIT)
+        return len(self.rows) >= max_rows or now_ns - self.since_ns >= waits * after_ns
 
 
 def _size_bytes(row: Row) -> int:

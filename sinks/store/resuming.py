@@ -92,6 +92,15 @@ class Resuming:
         asking = Retrying(sink=self._retrying.sink, check=Check(), clock=self._retrying.clock)
         return await asking(lambda _: _ask_topic_id(consumer))
 
+    async def record(self, gaps: Sequence[Gap]) -> None:
+        """Write each gap its row, once the table answers."""
+
+        async def record_once() -> None:
+            with self._retrying.awaiting():
+                await self._recorder.record_once(gaps)
+
+        await self._retrying(lambda _: record_once())
+
     async def refuse_rows(
         self, partitions: Collection[TopicPartition], *, topic_id: str | None
     ) -> None:
@@ -107,10 +116,14 @@ class Resuming:
     async def _must_be_of_topic(self, wanted: Partitions) -> None:
         """Load what the table has of partitions; see that it is of the topic that there is now."""
         streams = self._stored.names_of(wanted)
-        numbers = await self._retrying(lambda _: in_daemon_thread(partial(self._load, streams)))
+        numbers = await self._retrying(lambda _: self._ask(streams))
         others = [at for at in sorted(wanted) if not self._stored.learn(at, numbers)]
         if others:
             await self._refuse_other_topic(others, topic_id=self._stored.topic_id)
+
+    async def _ask(self, streams: Sequence[str]) -> dict[str, int]:
+        with self._retrying.awaiting():
+            return await in_daemon_thread(partial(self._load, streams))
 
     def _load(self, streams: Sequence[str]) -> dict[str, int]:
         # A reader of `gaps` shall find it empty, not absent.
@@ -131,7 +144,7 @@ class Resuming:
             )
             for partition, last_offset in last_offsets.items()
         ]
-        await self._retrying(lambda _: self._recorder.record_once(gaps))
+        await self.record(gaps)
         first = partitions[0]
         raise other_topic(first, last_offset=last_offsets[first], topic_id=topic_id)
 

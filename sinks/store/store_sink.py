@@ -24,6 +24,7 @@ from sinks.protocol import Batch, Partitions, Sink, SinkContext
 from sinks.registry import STORE
 from sinks.retrying import Retrying
 from sinks.settings import StoreSettings
+from sinks.store.admission import DayWindow
 from sinks.store.appending import Appending
 from sinks.store.buffer import RowBuffer
 from sinks.store.entry_rows import rows_of
@@ -91,6 +92,10 @@ class StoreSink(Sink):
         self._recorder, self._resuming, self._appending = recorder, resuming, appending
         self._maintenance = maintenance
         self._pending = RowBuffer()
+        self._window = DayWindow(
+            max_age_seconds=settings.max_age_seconds,
+            max_future_seconds=settings.max_future_seconds,
+        )
         self._seen = SeenTicks(clock=clock)
         self._lock = asyncio.Lock()
 
@@ -125,9 +130,7 @@ class StoreSink(Sink):
             self._maintenance.begin_if_due()
             if self._gaps_to_record(context):
                 await self._flush(context)
-                await self._retrying(
-                    lambda _: self._recorder.record_once(self._gaps_to_record(context))
-                )
+                await self._resuming.record(self._gaps_to_record(context))
             settled = self._resuming.settled(context.consumer)
             for batch in batches:
                 if batch.partition in settled and not self._resuming.is_needed(batch.partition):
@@ -178,6 +181,10 @@ class StoreSink(Sink):
             rows = list(rows_of(event, record))
         except ValueError as error:
             context.dead_letters.reject(record, reason="invalid", detail=str(error))
+            return
+        days = {row[0] for row in rows}
+        if refusal := self._window.refusal_of(days, now_ns=self._clock.time_ns()):
+            context.dead_letters.reject(record, reason=refusal.reason, detail=refusal.detail)
         else:
             self._pending.add(rows, time_ns=event.time_ns)
 
@@ -195,7 +202,11 @@ class StoreSink(Sink):
         )
 
     async def _flush(self, context: SinkContext) -> None:
-        await self._retrying(lambda _: self._flush_once(context))
+        if self._pending.rows:
+            await self._retrying(lambda _: self._flush_once(context))
+        else:
+            # The table is not asked, so this says nothing of whether it answers.
+            await self._flush_once(context)
 
     async def _flush_once(self, context: SinkContext) -> None:
         pending = self._pending
@@ -205,7 +216,8 @@ class StoreSink(Sink):
                 await context.dead_letters.flush()
                 self._must_be_held(pending, context)
                 await self._must_still_be_of_topic(context)
-                await self._appending.append(pending)
+                with self._retrying.awaiting():
+                    await self._appending.append(pending)
         except StaleTableError as error:
             _log.warning("rows_withdrawn", error=str(error), count=len(pending.rows))
             self._resuming.require(context.consumer.assignment())

@@ -73,3 +73,28 @@ def test_records_that_the_bus_withholds_are_lag_though_none_was_polled() -> None
     assert lag.seconds() == 40.0
     lag.polled({AT: [record(0, age_seconds=90)]})
     assert lag.seconds() == 90.0
+
+
+def test_what_comes_while_nothing_is_polled_is_lag_from_when_it_was_seen() -> None:
+    clock = ManualClock()
+    lag = Lag(clock=clock)
+    lag.polled({})
+    lag.ends({AT: 7, OTHER: 3})
+    clock.advance(100)
+    assert lag.seconds() == 0
+    lag.ends({AT: 8, OTHER: 3})
+    clock.advance(100)
+    lag.ends({AT: 9, OTHER: 4})
+    clock.advance(10)
+    assert lag.seconds() == 110
+    lag.keep([OTHER])
+    assert lag.seconds() == 10
+    lag.polled({})
+    assert lag.seconds() == 0
+
+
+def test_what_is_polled_again_is_not_waited_for_meanwhile() -> None:
+    lag = Lag(clock=ManualClock())
+    lag.polled({AT: [record(7, age_seconds=9)], OTHER: [record(5, age_seconds=3, at=OTHER)]})
+    lag.forget([AT])
+    assert lag.seconds() == 3

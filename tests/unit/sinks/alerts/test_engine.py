@@ -15,10 +15,11 @@ from gpuledger.records import (
     PodDescription,
     Severity,
 )
-from sinks.alerts.active_alerts import ActiveAlert, Now, record_taken, rfc3339
+from sinks.alerts.active_alerts import ActiveAlert, ActiveAlerts, Now, record_taken, rfc3339
 from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.rules import busy_without_pod_ratio, rules_of
 from sinks.alerts.send_order import SendOrder
+from sinks.alerts.slots import MAX_HELD, AlertSlots
 from sinks.settings import AlertsSettings, BusyWithoutPodSettings
 from sinks.timelines import TickOrder
 from tests.unit.sinks.builders import GPU, NODE, SECOND_NS, START_NS, entry, event, pod
@@ -27,9 +28,9 @@ RESEND_NS = 60 * SECOND_NS
 AM = "http://am"
 
 
-def watch(*, for_seconds: float = 3.0) -> RuleEvaluator:
+def watch(*, for_seconds: float = 3.0, slots: AlertSlots | None = None) -> RuleEvaluator:
     busy = BusyWithoutPodSettings(for_seconds=for_seconds, threshold_ratio=0.1)
-    return RuleEvaluator(rules=rules_of(AlertsSettings(busy_without_pod=busy)))
+    return RuleEvaluator(rules=rules_of(AlertsSettings(busy_without_pod=busy)), slots=slots)
 
 
 def tick(number: int, *, host_seconds: float | None, node: str = NODE) -> GpuEvent:
@@ -379,3 +380,32 @@ def test_the_same_incident_again_prolongs_one_alert() -> None:
 def test_times_are_written_as_rfc_3339_in_utc() -> None:
     assert rfc3339(1_500_000_000_123_456_789) == "2017-07-14T02:40:00.123456+00:00"
     assert datetime.fromisoformat(rfc3339(0)).timestamp() == 0
+
+
+def test_an_alert_that_is_left_out_is_told_of_once_and_fires_when_there_is_room() -> None:
+    slots = AlertSlots()
+    of, others = watch(slots=slots), ActiveAlerts(slots=slots)
+    for number in range(MAX_HELD):
+        others.fire({"node": f"n{number}"}, {}, since_ns=START_NS, now=now_at(0))
+
+    evaluate(of, *[BUSY] * 6)
+    assert (list(of.alerts), slots.take_left_out()) == ([], (1, NODE))
+    evaluate(of, BUSY, first=6)
+    assert slots.take_left_out().number == 0
+    others.drop_all()
+    evaluate(of, BUSY, first=7)
+    assert len(list(of.alerts)) == 1
+
+
+def test_an_alert_that_gave_way_fires_again_when_there_is_room_and_ends_with_its_condition() -> (
+    None
+):
+    of = watch()
+    evaluate(of, *[BUSY] * 6)
+    (alert,) = of.alerts
+    of.alerts.drop(alert.labels)
+    evaluate(of, BUSY, first=6)
+    assert len(list(of.alerts)) == 1
+    evaluate(of, IDLE, first=7)
+    (alert,) = of.alerts
+    assert alert.ends_ns == at(7)

@@ -34,7 +34,8 @@ class Alertmanager:
 
     def fire(self, *names: str) -> None:
         for name in names:
-            self.alerts.fire({"alertname": name}, {}, since_ns=START_NS, now=at(self.now))
+            labels = {"alertname": name, "node": name}
+            self.alerts.fire(labels, {}, since_ns=START_NS, now=at(self.now))
 
     def post(self) -> list[str]:
         """Post what comes next; return the names."""

@@ -3,10 +3,11 @@
 import asyncio
 import base64
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -39,7 +40,7 @@ from sinks.errors import ReceiverUnavailableError
 from sinks.loop import run_sink
 from sinks.registry import STORE
 from sinks.settings import StoreSettings
-from sinks.store.buffer import MAX_DAYS
+from sinks.store.buffer import DAYS_A_WAIT, MAX_DAYS, RowBuffer
 from sinks.store.entry_rows import Row, rows_of
 from sinks.store.table import EntriesTable, StaleTableError, StreamTable
 from tests.unit.sinks.builders import (
@@ -72,7 +73,9 @@ def store(
     readiness: Readiness | None = None,
     **settings: float | str,
 ) -> Coroutine[Any, Any, None]:
-    values: dict[str, Any] = {"uri": str(uri), "flush_seconds": 0.0, **settings}
+    # The events here are of one time, and most tests run by this machine's clock.
+    any_day = {"max_age_seconds": 1e10, "max_future_seconds": 1e10}
+    values: dict[str, Any] = {"uri": str(uri), "flush_seconds": 0.0, **any_day, **settings}
     return run_sink(
         STORE,
         bus=on,
@@ -102,9 +105,13 @@ def offsets(uri: Path) -> list[int]:
     return [row[0] for row in query(uri, "select kafka_offset from {entries} order by 1")]
 
 
-def holds_rows() -> bool:
-    """Return whether the sink has read events that it has not written."""
-    return (REGISTRY.get_sample_value("gpuledger_sink_lag_seconds", {"sink": "store"}) or 0) > 0
+def lag_seconds() -> float:
+    return REGISTRY.get_sample_value("gpuledger_sink_lag_seconds", {"sink": "store"}) or 0.0
+
+
+def holds_rows(readiness: Readiness) -> Callable[[], bool]:
+    """Return what tells whether a sink has loaded its table and holds what it has not written."""
+    return lambda: readiness.check("store.receiver").is_ok and lag_seconds() > 0
 
 
 def is_committed(on: MemoryBus, offset: int) -> Callable[[], bool]:
@@ -143,10 +150,8 @@ async def test_a_query_sums_what_was_settled_after_the_end_of_a_process(tmp_path
 async def test_what_is_held_is_written_when_the_sink_ends(tmp_path: Path) -> None:
     on = bus()
     await publish(on, event(0, entries=[entry()]), event(1, entries=[entry()]))
-    async with running(store(tmp_path, on, flush_seconds=3600.0)):
-        # Until it is there, the lag is that of the sink before this one.
-        await eventually((tmp_path / "entries").exists)
-        await eventually(holds_rows)
+    async with running(store(tmp_path, on, flush_seconds=3600.0, readiness=(at := Readiness()))):
+        await eventually(holds_rows(at))
 
     assert offsets(tmp_path) == [0, 1]
     assert committed(on, STORE.group, AT) == 2
@@ -242,11 +247,12 @@ async def test_a_topic_made_anew_while_the_sink_holds_rows_leaves_none_of_them(
 ) -> None:
     on, clock = bus(), ManualClock(START_NS + 3600 * SECOND_NS)
     await publish(on, *map(event, range(5)))
-    sink = asyncio.ensure_future(store(tmp_path, on, clock=clock, flush_seconds=60.0))
+    at = Readiness()
+    sink = asyncio.ensure_future(store(tmp_path, on, clock=clock, flush_seconds=60.0, readiness=at))
     await eventually(lambda: clock.advance(61) and is_committed(on, 5)())
 
     await publish(on, event(5))
-    await eventually(holds_rows)
+    await eventually(holds_rows(at))
     on.recreate(EVENTS.name)
     await publish(on, *(event(tick) for tick in range(100, 109)))
 
@@ -260,8 +266,9 @@ async def test_a_topic_made_anew_before_anything_was_stored_is_simply_read(
 ) -> None:
     on, clock = bus(), ManualClock(START_NS + 3600 * SECOND_NS)
     await publish(on, *map(event, range(5)))
-    async with running(store(tmp_path, on, clock=clock, flush_seconds=60.0)):
-        await eventually(holds_rows)
+    at = Readiness()
+    async with running(store(tmp_path, on, clock=clock, flush_seconds=60.0, readiness=at)):
+        await eventually(holds_rows(at))
         on.recreate(EVENTS.name)
         await publish(on, *(event(tick) for tick in range(100, 103)))
         await eventually(lambda: clock.advance(61) and is_committed(on, 3)())
@@ -536,6 +543,57 @@ def test_a_storage_that_goes_away_while_the_table_is_loaded_is_unavailable_too(
         EntriesTable(store_uri=str(tmp_path)).load([STREAM])
 
 
+Load = Callable[[StreamTable, Iterable[str]], dict[str, int]]
+
+
+class HangingStorage:
+    """A storage that takes connections, and answers none of them until it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answers = threading.Event()
+        load: Load = StreamTable.load
+
+        def loading(table: StreamTable, streams: Iterable[str]) -> dict[str, int]:
+            self.answers.wait()
+            return load(table, streams)
+
+        monkeypatch.setattr(StreamTable, "load", loading)
+
+
+async def test_a_storage_that_never_answered_fails_the_check_and_the_lag_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sinks.retrying.ANSWER_SECONDS", 0.0)
+    storage, on, readiness = HangingStorage(monkeypatch), bus(), Readiness()
+    clock, check = ManualClock(START_NS + 7 * SECOND_NS), readiness.check("store.receiver")
+    await publish(on, event(0), event(1))
+    async with running(store(tmp_path, on, clock=clock, readiness=readiness)):
+        await eventually(lambda: check.has_failed)
+        assert f"{tmp_path}/entries: no answer for" in check.detail
+        assert lag_seconds() == 7
+        clock.advance(300)
+        assert lag_seconds() == 307
+
+        storage.answers.set()
+        await eventually(is_committed(on, 2))
+        assert check.is_ok
+        await eventually(lambda: lag_seconds() == 0)
+
+
+async def test_what_comes_while_a_storage_has_never_answered_is_lag_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, on, clock = HangingStorage(monkeypatch), bus(), ManualClock()
+    async with running(store(tmp_path, on, clock=clock)):
+        await eventually(lambda: on._groups and lag_seconds() == 0)
+        await publish(on, event(0))
+        await eventually(lambda: clock.advance(1) and lag_seconds() > 1)
+
+        storage.answers.set()
+        await eventually(is_committed(on, 1))
+        await eventually(lambda: lag_seconds() == 0)
+
+
 async def test_rows_wait_for_a_storage_that_goes_away_between_two_writes(tmp_path: Path) -> None:
     on, readiness = bus(), Readiness()
     check = readiness.check("store.receiver")
@@ -560,9 +618,10 @@ async def test_a_sink_ends_well_while_its_storage_is_away_and_the_next_one_goes_
     await eventually(is_committed(on, 1))
     sink.cancel()
     await asyncio.wait({sink})
-    sink = asyncio.ensure_future(store(tmp_path, on, flush_seconds=3600.0))
+    at = Readiness()
+    sink = asyncio.ensure_future(store(tmp_path, on, flush_seconds=3600.0, readiness=at))
     await publish(on, event(1, entries=[entry()]))
-    await eventually(holds_rows)
+    await eventually(holds_rows(at))
     undo = lose(tmp_path)
 
     sink.cancel()
@@ -654,9 +713,9 @@ async def test_what_could_not_be_written_when_a_partition_went_is_read_again_of_
     async with running(store(tmp_path, on)):
         await publish(on, event(0, node=stays, entries=[entry()]))
         await eventually(lambda: committed(on, STORE.group, place_of(stays)) == 1)
-    async with running(store(tmp_path, on, flush_seconds=1.0)):
+    async with running(store(tmp_path, on, flush_seconds=1.0, readiness=(at := Readiness()))):
         await publish(on, event(1, node=stays, entries=[entry()]))
-        await eventually(holds_rows)
+        await eventually(holds_rows(at))
         undo = lose(tmp_path)
         with capture_logs() as logged:
             on.newest.gives_up.append(place_of(goes))
@@ -731,6 +790,81 @@ async def test_one_write_has_rows_of_a_few_days_only(tmp_path: Path) -> None:
         await eventually(is_committed(on, 2 * MAX_DAYS))
 
     assert commits_of_rows(tmp_path) == [MAX_DAYS, MAX_DAYS, 1]
+
+
+DEFAULTS = StoreSettings()
+WINDOW: dict[str, Any] = {
+    "max_age_seconds": DEFAULTS.max_age_seconds,
+    "max_future_seconds": DEFAULTS.max_future_seconds,
+}
+
+
+async def test_days_that_are_made_up_are_put_aside_and_cost_no_file(tmp_path: Path) -> None:
+    on, days = bus(), [-20_000, -32, -31, -1, 0, 1, 2, 80_000]
+    await publish(on, *(event(seq=n + 1, time_ns=in_days(day)) for n, day in enumerate(days)))
+
+    async with running(store(tmp_path, on, clock=ManualClock(), **WINDOW)):
+        await eventually(is_committed(on, len(days)))
+
+    assert sorted(set(offsets(tmp_path))) == [2, 3, 4, 5]
+    assert [(letter.offset, letter.reason) for letter in await dead_letters(on)] == [
+        (0, "too_old"),
+        (1, "too_old"),
+        (6, "future"),
+        (7, "future"),
+    ]
+    assert [letter.detail for letter in await dead_letters(on)] == [
+        "time_ns is of 1971-12-19, too long ago: store.max_age_seconds is 2678400",
+        "time_ns is of 2026-08-20, too long ago: store.max_age_seconds is 2678400",
+        "time_ns is of 2026-09-23, too far ahead: store.max_future_seconds is 86400",
+        "time_ns is of 2245-10-03, too far ahead: store.max_future_seconds is 86400",
+    ]
+
+
+async def test_a_settlement_of_a_day_that_is_made_up_is_put_aside_too(tmp_path: Path) -> None:
+    on = bus()
+    await publish(on, event(settlements=[settlement(until_time_ns=in_days(-40))]), event(1))
+
+    async with running(store(tmp_path, on, clock=ManualClock(), **WINDOW)):
+        await eventually(is_committed(on, 2))
+
+    assert set(offsets(tmp_path)) == {1}
+
+
+async def test_older_days_are_stored_where_the_settings_reach_back_to_them(tmp_path: Path) -> None:
+    on = bus()
+    await publish(on, event(seq=1, time_ns=in_days(-400)), event(seq=2))
+    reach = {**WINDOW, "max_age_seconds": 401 * 86_400.0}
+
+    async with running(store(tmp_path, on, clock=ManualClock(), **reach)):
+        await eventually(is_committed(on, 2))
+
+    assert set(offsets(tmp_path)) == {0, 1}
+
+
+@pytest.mark.parametrize(("days", "waits"), [(1, 1), (DAYS_A_WAIT, 1), (5 * DAYS_A_WAIT, 5)])
+def test_rows_of_many_days_wait_for_longer_so_that_files_do_not_come_faster(
+    days: int, waits: int
+) -> None:
+    rows = RowBuffer()
+    for day in range(days):
+        rows.add([(day,)], time_ns=in_days(day))
+    rows.read_to(AT, days, now_ns=0)
+
+    due = partial(rows.is_due, after_ns=30 * SECOND_NS, max_rows=100)
+    assert not due(now_ns=30 * waits * SECOND_NS - 1)
+    assert due(now_ns=30 * waits * SECOND_NS)
+    assert due(now_ns=1, max_rows=days)
+
+
+def test_nobody_can_have_rows_written_for_their_days_alone() -> None:
+    """Beside the first and the last day there is the one that begins while rows wait."""
+    assert sum(WINDOW.values()) / 86_400 + 2 < MAX_DAYS
+    assert MAX_DAYS / DAYS_A_WAIT * DEFAULTS.flush_seconds <= 300  # what GpuledgerSinkLags allows
+
+
+def in_days(days: int) -> int:
+    return START_NS + days * 86_400 * SECOND_NS
 
 
 def commits_of_rows(uri: Path) -> list[int]:
