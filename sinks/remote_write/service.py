@@ -5,7 +5,6 @@ made elsewhere in this package; the consume loop is `sinks.consuming`'s.
 """
 
 import asyncio
-import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
@@ -26,7 +25,7 @@ from sinks.metrics import SENT_TOTAL, SERIES_FORGOTTEN_TOTAL, count_dropped
 from sinks.protocol import Batch, ConsumerConfig, Partitions, SinkContext
 from sinks.remote_write.active_series import ActiveSeries, EncodedTick, series_budget
 from sinks.remote_write.admission import FUTURE, admit
-from sinks.remote_write.client import RemoteWriteClient, open_client
+from sinks.remote_write.client import RemoteWriteClient, is_out_of_order, open_client
 from sinks.remote_write.requests import WriteRequest, WrittenTick, cut
 from sinks.remote_write.settings import RemoteWriteSettings
 from sinks.retrying import until_answered
@@ -36,10 +35,6 @@ from sinks.turns import LargeTurns
 GROUP: Final = "gpuledger-remote-write"
 NAME: Final = "remote_write"
 _RELEASE_SECONDS: Final = 3.0
-_OUT_OF_ORDER: Final = re.compile(
-    r"out[ -]of[ -](order|bounds)|duplicate[ -](sample|timestamp)|too[ -]old", re.IGNORECASE
-)
-"""How Prometheus, Mimir and Thanos say that a series is beyond a sample's time already."""
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
@@ -227,7 +222,7 @@ class RemoteWriteSink:
         )
 
     def _put_aside(self, tick: WrittenTick, message: str, desk: SinkContext) -> None:
-        is_order = bool(_OUT_OF_ORDER.search(message))
+        is_order = is_out_of_order(message)
         if not is_order:
             self._check.failed(f"rejected: {message}")
             if count := _repeats.count("samples", more=tick.encoded.samples):

@@ -204,7 +204,7 @@ async def test_an_answer_that_says_nothing_of_the_alerts_is_waited_for_and_said(
     assert readiness.check("alerts.receiver").is_ok
     failed = {line["check"]: line["detail"] for line in logs if line["event"] == "check_failed"}
     assert failed.keys() == {"alerts.receiver", f"alerts.alertmanager {receiver.url}"}
-    assert all(detail.startswith(str(answer.status)) for detail in failed.values())
+    assert all(f"{receiver.url}: {answer.status}" in detail for detail in failed.values())
 
 
 async def test_an_alertmanager_that_is_not_there_takes_nothing_in_place_of_another() -> None:
