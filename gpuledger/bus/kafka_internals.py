@@ -189,6 +189,15 @@ async def send_batch(
     return sent
 
 
+async def begin_transaction(client: AIOKafkaProducer) -> None:
+    """Begin one; where it fails by itself, as a right is taken, that is no unread failure.
+
+    The client keeps its failure in a future, and takes another one when it aborts.
+    """
+    await client.begin_transaction()
+    client._txn_manager._transaction_waiter.add_done_callback(_look_at_failure)
+
+
 def _look_at_failure(future: asyncio.Future[Any]) -> None:
     """Retrieve what a future failed with, as asyncio logs what nobody retrieved."""
     if future.done() and not future.cancelled():

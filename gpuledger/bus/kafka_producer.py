@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaProducer
 from gpuledger.bus.kafka_batches import KnownPartitions, open_client, send_all
 from gpuledger.bus.kafka_connection import KafkaConnection
 from gpuledger.bus.kafka_fetch import named
-from gpuledger.bus.kafka_internals import abandon_transaction, stop_producer
+from gpuledger.bus.kafka_internals import abandon_transaction, begin_transaction, stop_producer
 from gpuledger.bus.kafka_positions import commit_metadata
 from gpuledger.bus.limits import refuse_too_large
 from gpuledger.bus.protocol import Message, TopicPartition
@@ -176,7 +176,7 @@ class KafkaTransactions:
             await self._partitions.must_have(client, list(messages))
         doing = f"committing a transaction of {self._id!r}"
         async with self._connection.asking(doing, at_most_seconds=COMMIT_SECONDS):
-            await client.begin_transaction()
+            await begin_transaction(client)
             filling = send_all(client, messages, beside=self._offsets(client, offsets, group))
             try:
                 await self._partitions.send(client, list(messages), filling)
