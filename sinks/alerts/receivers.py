@@ -103,8 +103,8 @@ class Receivers:
             for one in receivers
         ]
         for one in receivers:
-            one.check.ok("nothing sent yet")
-        check.ok("nothing sent yet")
+            one.check.waits("not asked yet")
+        check.waits("not asked yet")
 
     def begin(self) -> None:
         """Begin to tell each what it is due; raises what a task of theirs has raised."""
@@ -167,6 +167,7 @@ class _Receiver:
         self.is_away = False
         """Whether the last attempt was not answered."""
         self._has_more = False
+        self._answered_ns: int | None = None
 
     def begin(self) -> None:
         """Begin to send what is due, unless that is under way; raises what has ended it."""
@@ -189,8 +190,14 @@ class _Receiver:
         return chain.from_iterable(self._standing())
 
     def _is_to_be_asked(self) -> bool:
-        """Return whether an answer alone is wanted: only that passes a check which has failed."""
+        """Return whether an answer alone is wanted, as nothing is due.
+
+        Only that passes a check which has failed, or was not asked yet; and an address or a login
+        that is wrong by now is to be known before the next alert.
+        """
         now_ns = self._clock.monotonic_ns()
+        if self._answered_ns is None or now_ns - self._answered_ns >= self._resend_ns:
+            return True
         return self._check.has_failed and not self._refusals.are_shown(now_ns=now_ns)
 
     async def _send(self) -> None:
@@ -208,7 +215,7 @@ class _Receiver:
 
     def _answered(self) -> None:
         self.is_away = False
-        now_ns = self._clock.monotonic_ns()
+        now_ns = self._answered_ns = self._clock.monotonic_ns()
         self._has_more = self._is_due()
         if self._turns.late_ns > self._resend_ns:
             late_seconds = self._turns.late_ns / 1e9
