@@ -8,7 +8,8 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from types import ModuleType
 from typing import Any, Final
@@ -196,6 +197,21 @@ async def begin_transaction(client: AIOKafkaProducer) -> None:
     """
     await client.begin_transaction()
     client._txn_manager._transaction_waiter.add_done_callback(_look_at_failure)
+
+
+@contextmanager
+def naming_what_failed(client: AIOKafkaProducer) -> Iterator[None]:
+    """Raise what the open transaction has failed with, in the place of what that leads to.
+
+    A client that was refused one batch takes no other: it asserts that there is a transaction.
+    """
+    try:
+        yield
+    except AssertionError as error:
+        ended = client._txn_manager._transaction_waiter
+        if ended is not None and ended.done() and not ended.cancelled() and ended.exception():
+            raise ended.exception() from error
+        raise
 
 
 def _look_at_failure(future: asyncio.Future[Any]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.protocol import Subscription, TopicPartition
+from gpuledger.bus.protocol import Message, Subscription, TopicPartition
 from gpuledger.errors import GpuledgerError, RefusedError, TopicsError
 from gpuledger.records import PodRecord
 from gpuledger.settings import KafkaSettings, Secret
@@ -110,3 +110,17 @@ async def test_nothing_unread_is_left_of_a_commit_without_the_right_to_write(
         await asyncio.sleep(0.1)
 
     assert unseen == []
+
+
+async def test_a_commit_of_many_batches_without_the_right_to_write_names_the_right(
+    kafka: AuthorizingKafka,
+) -> None:
+    """Its client takes no more of them once it was refused the first, and says nothing by that."""
+    place = TopicPartition(SEEN.name, 0)
+    large = [Message(key=b"k", value=bytes(900_000), timestamp_ms=0) for _ in range(6)]
+    async with KafkaBus(settings(kafka)).transactions(GROUP) as transactions:
+        error = await raised(transactions.commit({place: large}, offsets={}, group=GROUP))
+
+    assert isinstance(error, RefusedError)
+    assert SEEN.name in str(error)
+    assert "AssertionError" not in str(error)
