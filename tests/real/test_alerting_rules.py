@@ -13,7 +13,7 @@ RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "gpuledger.rules.y
 ALERTS = {"critical": "GpuledgerCriticalCheckFails", "warning": "GpuledgerCheckFails"}
 
 
-def annotations(alert: str, labels: dict[str, str]) -> dict[str, str]:
+def said_of(alert: str, labels: dict[str, str]) -> dict[str, str]:
     """Return what the rule says of a series with these labels."""
     groups = yaml.safe_load(RULES.read_text())["groups"]
     (rule,) = (rule for group in groups for rule in group["rules"] if rule["alert"] == alert)
@@ -30,7 +30,7 @@ def test_a_check_that_fails_is_one_alert_of_its_own_severity(
 ) -> None:
     labels = {"instance": "sink", "check": "kafka", "severity": severity}
     series = ",".join(f'{name}="{value}"' for name, value in labels.items())
-    fires = {"exp_labels": labels, "exp_annotations": annotations(ALERTS[severity], labels)}
+    fires = {"exp_labels": labels, "exp_annotations": said_of(ALERTS[severity], labels)}
     expected = {alert: [fires] if kind == severity else [] for kind, alert in ALERTS.items()}
     test = {
         "rule_files": [str(RULES)],
