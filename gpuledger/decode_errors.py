@@ -5,6 +5,7 @@ of the field again.
 """
 
 import re
+from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
@@ -14,6 +15,7 @@ import orjson
 _SHOWN_CHARACTERS: Final = 120
 _STEP: Final = re.compile(r"(?P<key>[^.\[\]]+)(?!\])|\[(?P<position>\d+)\]|\[\.\.\.\]")
 _MISSING: Final = re.compile(r"Object missing required field `(?P<field>\w+)`")
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<field>[^`]+)`")
 _NONE_OF_A_FEW: Final = "Invalid enum value "
 _OF_A_KEY: Final = "`key` in "
 _TOO_SHORT: Final = re.compile(r"Expected `array` of at least length \d+, got (?P<length>\d+)")
@@ -44,9 +46,14 @@ def name_fields(record: type, error: Exception) -> str:
 def explain_invalid(shape: Any, error: Exception) -> str:  # noqa: ANN401  # any type annotation
     """Return what msgspec says of a value that is not of this shape, with what it may be instead.
 
-    Of a value, or of a mapping's key, that is one of a few, these are named.
+    Of a value, or of a mapping's key, that is one of a few, these are named; of a field that there
+    is not, the one that was probably meant.
     """
     said = str(error)
+    if unknown := _UNKNOWN.match(said):
+        _, held = follow(shape, (_split_path(said)[1] or ""))
+        near = get_close_matches(unknown["field"], [name for name, _ in _fields_of(held)], n=1)
+        return f"{said}; did you mean `{near[0]}`?" if near else said
     if not said.startswith(_NONE_OF_A_FEW):
         return said
     path = said.rpartition(" - at ")[2]

@@ -198,8 +198,8 @@ class KafkaSink(Sink):
             if topic in BY_NAME:
                 raise
             raise TopicsError(
-                f"{self.name}.topic: there is no topic {topic} on these brokers, or this user may "
-                f"not see it; it is none of gpuledger's own, so make it with Kafka's tools "
+                f"{self.name}.topic: there is no topic {topic} on these brokers; it is none of "
+                f"gpuledger's own, so make it with Kafka's tools "
                 f"(kafka-topics.sh --create --topic {topic} …)"
             ) from error
 

@@ -113,7 +113,7 @@ def problem(line: SinkLine, *, events: int) -> str | None:
     said = (line.failing or "").removeprefix(f"{line.receiver}: ")
     why = f": {said}" if said else ""
     if has_failed(line, events=events):
-        return f"{line.sink}: nothing has reached {line.receiver} in {line.retries} tries{why}"
+        return f"{line.sink}: {_failure(line)}{why}"
     if line.failing:
         return f"{line.sink}: {line.receiver} is no longer reached{why}"
     if line.missing:
@@ -123,6 +123,14 @@ def problem(line: SinkLine, *, events: int) -> str | None:
     if line.rejected:
         return f"{line.sink}: {line.receiver} has refused {line.rejected}"
     return None
+
+
+def _failure(line: SinkLine) -> str:
+    if line.retries:
+        return f"nothing has reached {line.receiver} in {line.retries} tries"
+    if line.rejected:
+        return f"{line.receiver} has refused all {line.rejected} that it was sent"
+    return f"nothing had reached {line.receiver} at the end"
 
 
 def _count(counter: Collector, **labels: str) -> float:

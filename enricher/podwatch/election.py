@@ -100,12 +100,20 @@ class Elector:
         try:
             await self._acquire_or_renew()
         except KubernetesError as error:
-            remedy = _NO_PERMISSION if error.status == HTTPStatus.FORBIDDEN else ""
             metrics.LEASE_FAILURES.inc()
-            self._check.failed(f"{error.said}{remedy}")
+            self._check.failed(f"{error.said}{self._remedy(error.status)}")
         else:
             self._check.ok("leading" if self._holds() else self._standing_by())
         return self._holds()
+
+    def _remedy(self, status: int | None) -> str:
+        # In a namespace that is not its own an account has no right, whether there is one or not.
+        named = f"lease.namespace is {self._settings.namespace!r}" * bool(self._settings.namespace)
+        if status == HTTPStatus.FORBIDDEN:
+            return _NO_PERMISSION + (named and f"; {named}: is that the right one?")
+        if status == HTTPStatus.NOT_FOUND and named:
+            return f": {named}: is that the right one?"
+        return ""
 
     async def _acquire_or_renew(self) -> None:
         began_ns = self._clock.boottime_ns()

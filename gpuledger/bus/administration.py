@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from gpuledger.bus.kafka_admin import FoundTopic, KafkaAdmin, WantedTopic, open_admin
 from gpuledger.bus.kafka_connection import KafkaConnection
-from gpuledger.errors import TopicsError
+from gpuledger.errors import RefusedError, TopicsError
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import TOPICS, Topic
 
@@ -45,7 +45,13 @@ async def create_topics(
     """
     table = list(topics)
     async with open_admin(KafkaConnection(settings)) as admin:
-        before = await _check(admin, table)
+        try:
+            before = await _check(admin, table)
+        except RefusedError as error:
+            # Whether it has that right only making a topic would tell.
+            raise RefusedError(
+                f"{error}, and Create, by which those are made that are missing"
+            ) from error
         refuse_other_partitions(before)
         missing = {line.topic for line in before if line.status == "missing"}
         if not missing:

@@ -12,7 +12,7 @@ from gpuledger.bus.kafka_connection import ABSENT_ANSWERS, KafkaConnection, coun
 from gpuledger.bus.kafka_internals import pack_at_least_cost, send_batch, stop_producer
 from gpuledger.bus.limits import MAX_BATCH_BYTES, MAX_BATCH_RECORDS
 from gpuledger.bus.protocol import Message, TopicPartition
-from gpuledger.errors import TopicsError
+from gpuledger.errors import RefusedError, TopicsError
 from gpuledger.runtime.tasks import end_tasks
 
 _CHECK_SECONDS: Final = 2.0
@@ -46,9 +46,11 @@ class KnownPartitions:
         self._counts: dict[str, int] = {}
 
     async def must_have(self, client: AIOKafkaProducer, places: Sequence[TopicPartition]) -> None:
-        """Raise `TopicsError` where a topic or a partition does not exist."""
+        """Raise `TopicsError` where a topic or a partition does not exist, or `RefusedError`."""
         if unknown := {place.topic for place in places} - self._counts.keys():
-            self._counts |= await count_partitions(client.client, unknown, servers=self._servers)
+            self._counts |= await count_partitions(
+                client.client, unknown, servers=self._servers, rights="Write"
+            )
         for topic, partition in places:
             if not 0 <= partition < self._counts[topic]:
                 raise TopicsError(
@@ -63,6 +65,8 @@ class KnownPartitions:
         sending: Coroutine[Any, Any, None],
     ) -> None:
         """Send to these partitions; raise `TopicsError` where one is deleted meanwhile.
+
+        And `RefusedError` where it may not be seen any more.
 
         aiokafka tries again for ever, so that the brokers would be blamed for not answering.
         """
@@ -82,12 +86,12 @@ class KnownPartitions:
 
     async def _absence(
         self, client: AIOKafkaProducer, places: Sequence[TopicPartition]
-    ) -> TopicsError | None:
+    ) -> TopicsError | RefusedError | None:
         """Ask again; return what is missing, and nothing where the brokers do not answer."""
         self.forget()
         try:
             await self.must_have(client, places)
-        except TopicsError as error:
+        except (TopicsError, RefusedError) as error:
             return error
         except (KafkaError, OSError):
             pass  # what is sent fails with that, or does not

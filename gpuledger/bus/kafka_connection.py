@@ -5,6 +5,7 @@ Producing and consuming stand in modules of their own.
 
 import asyncio
 import math
+import random
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -12,6 +13,8 @@ from functools import cached_property
 from typing import Any, Final
 
 from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAuthorizationFailedError
+from aiokafka.protocol.metadata import MetadataRequest
 
 from gpuledger.bus import kafka_internals
 from gpuledger.bus.kafka_credentials import CurrentContext, CurrentPassword, KafkaCredentials
@@ -19,13 +22,15 @@ from gpuledger.bus.kafka_errors import FAILURES, name_refusals, translate
 from gpuledger.bus.kafka_logs import RefusedConnections, demote_logs, remembering
 from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
 from gpuledger.bus.protocol import TopicDescription
-from gpuledger.errors import BusUnavailableError, TopicsError
+from gpuledger.errors import BusUnavailableError, RefusedError, TopicsError
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.settings import KafkaSettings
 
 ABSENT_ANSWERS: Final = 2
 """So many answers in a row that a topic does not exist are believed; a broker that has just started
 may not have heard of it yet."""
+
+_NOT_TO_BE_SEEN: Final = TopicAuthorizationFailedError.errno
 
 
 class KafkaConnection:
@@ -123,15 +128,47 @@ def _check_of(readiness: Readiness) -> Check:
 
 
 async def count_partitions(
-    client: AIOKafkaClient, topics: Iterable[str], *, servers: str
+    client: AIOKafkaClient,
+    topics: Iterable[str],
+    *,
+    servers: str,
+    rights: str = "Read where it reads it, Write where it writes to it",
 ) -> dict[str, int]:
-    """Ask over an open client, so that an absent topic is known now and not after a time-out."""
-    cluster = await client.fetch_all_metadata()
-    counts = {topic: len(cluster.partitions_for_topic(topic) or ()) for topic in topics}
-    absent = sorted(topic for topic, count in counts.items() if count == 0)
+    """Ask over an open client, so that an absent topic is known now and not after a time-out.
+
+    `rights` are those that the user needs on the topics. Raises `RefusedError` where they may not
+    be seen, `TopicsError` where one is absent, and aiokafka's errors.
+    """
+    wanted = sorted(topics)
+    answer = await _ask_of_topics(client, wanted)
+    found = {name: (code, len(partitions)) for code, name, _, partitions in answer.topics}
+    hidden = [topic for topic, (code, _) in found.items() if code == _NOT_TO_BE_SEEN]
+    if hidden:
+        raise RefusedError(
+            f"looking up topics: {servers} does not allow this user the topic"
+            f" {', '.join(sorted(hidden))}; grant it {rights}"
+        )
+    counts = {topic: found[topic][1] if topic in found else 0 for topic in wanted}
+    absent = [topic for topic, count in counts.items() if count == 0]
     if absent:
         raise TopicsError(
-            f"there is no topic {', '.join(absent)} on {servers}, or this user may not see it; "
+            f"there is no topic {', '.join(absent)} on {servers}; "
             f"`gpuledger topics create` makes what is missing"
         )
     return counts
+
+
+async def _ask_of_topics(client: AIOKafkaClient, topics: list[str]) -> Any:  # noqa: ANN401  # aiokafka is untyped
+    """Return what the first broker that answers says of these topics.
+
+    By their names: of all topics the brokers list those that a user may see, so that one that is
+    hidden looks like one that is absent.
+    """
+    nodes = [broker.nodeId for broker in client.cluster.brokers()]
+    failure: Exception = KafkaConnectionError("no broker is known")
+    for node in random.sample(nodes, len(nodes)):
+        try:
+            return await client.send(node, MetadataRequest(topics, allow_auto_topic_creation=False))
+        except (KafkaError, OSError) as error:
+            failure = error
+    raise failure

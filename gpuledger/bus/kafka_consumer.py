@@ -217,7 +217,7 @@ class KafkaConsumer:
             return
         # A broker that has just started may not know of it yet: all are asked.
         async with self._connection.asking(self._doing("looking up topics")):
-            await count_partitions(inner, topics, servers=self._connection.servers)
+            await count_partitions(inner, topics, servers=self._connection.servers, rights="Read")
             await inner.force_metadata_update()
 
     async def _opened(self) -> AIOKafkaConsumer:
@@ -237,7 +237,7 @@ class KafkaConsumer:
                 topics = list(self._subscription.topics)
                 servers = self._connection.servers
                 inner = kafka_internals.inner_client(client)
-                await count_partitions(inner, topics, servers=servers)
+                await count_partitions(inner, topics, servers=servers, rights="Read")
                 # Not before `start`, which would wait for an assignment and so for other members.
                 client.subscribe(topics, listener=self._rebalances)
         except BaseException:

@@ -1,5 +1,6 @@
 """What aiokafka raises, told as what a caller can do about it. No connection is made here."""
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -26,6 +27,22 @@ FAILURES: Final = (
     AssertionError,
     OSError,
 )
+_SIGNS: Final = {
+    "SaslAuthenticationFailed": "kafka.sasl_username, kafka.sasl_password",
+    "UnsupportedSaslMechanism": "kafka.sasl_mechanism",
+    "IllegalSaslState": "kafka.security_protocol",
+    "doesn't match": "kafka.bootstrap_servers, kafka.ssl_check_hostname",
+    "is not valid for": "kafka.bootstrap_servers, kafka.ssl_check_hostname",
+    "CERTIFICATE_VERIFY_FAILED": "kafka.ssl_ca_file",
+    "CERTIFICATE_REQUIRED": "kafka.ssl_cert_file",
+    "UNKNOWN_CA": "kafka.ssl_cert_file",
+    # What a port for TLS or a login says to plain requests, and the other way round.
+    "bytes read on a total of": "kafka.security_protocol",
+    "ConnectionResetError": "kafka.security_protocol",
+    "WRONG_VERSION_NUMBER": "kafka.security_protocol",
+}
+"""What a connection that failed says, and the settings that it depends on; the first one counts."""
+_CLIENT: Final = re.compile(r": <AIOKafkaConnection [^>]*>")
 _MEANINGS: Final[dict[type[Exception], tuple[type[GpuledgerError], str]]] = {
     vendor.TopicAuthorizationFailedError: (
         RefusedError,
@@ -49,6 +66,10 @@ _MEANINGS: Final[dict[type[Exception], tuple[type[GpuledgerError], str]]] = {
     vendor.InvalidTransactionTimeout: (
         RefusedError,
         "has a transaction.max.timeout.ms that is shorter than our transactions may take",
+    ),
+    AssertionError: (
+        BusUnavailableError,
+        "failed, as its client here is in a state that it does not expect",
     ),
     vendor.IllegalStateError: (NotAssignedError, "gave the partition to another member"),
     vendor.ProducerFenced: (FencedError, "let another writer take over"),
@@ -84,7 +105,8 @@ def translate(
         return BusUnavailableError(f"no broker of {servers} can be used{name_refusals(refusals)}")
     kind, meaning = _MEANINGS.get(type(error), (BusUnavailableError, "failed"))
     refused = name_refusals(refusals) if kind is BusUnavailableError else ""
-    return kind(f"{doing}: {servers} {meaning} ({type(error).__name__}: {error}){refused}")
+    said = f"{type(error).__name__}: {error}".removesuffix(": ")
+    return kind(f"{doing}: {servers} {meaning} ({said}){refused}")
 
 
 def name_refusals(refusals: Sequence[str]) -> str:
@@ -93,5 +115,15 @@ def name_refusals(refusals: Sequence[str]) -> str:
         return ""
     return (
         ": it is unreachable, or refused the protocol, the certificate or the login "
-        f"({'; '.join(refusals)})"
+        f"({'; '.join(_CLIENT.sub('', each) for each in refusals)}){_settings_of(refusals)}"
     )
+
+
+def _settings_of(refusals: Sequence[str]) -> str:
+    """Return which settings to look at; empty where nothing of ours explains it."""
+    found = (
+        next((settings for sign, settings in _SIGNS.items() if sign in each), None)
+        for each in refusals
+    )
+    named = dict.fromkeys(settings for settings in found if settings)
+    return f"; where it stays so, look at {', '.join(named)}" if named else ""

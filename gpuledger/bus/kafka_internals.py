@@ -8,7 +8,8 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from types import ModuleType
 from typing import Any, Final
@@ -187,6 +188,30 @@ async def send_batch(
     queued = client._message_accumulator._batches[topic, partition][-1]
     queued.future.add_done_callback(_look_at_failure)
     return sent
+
+
+async def begin_transaction(client: AIOKafkaProducer) -> None:
+    """Begin one; where it fails by itself, as a right is taken, that is no unread failure.
+
+    The client keeps its failure in a future, and takes another one when it aborts.
+    """
+    await client.begin_transaction()
+    client._txn_manager._transaction_waiter.add_done_callback(_look_at_failure)
+
+
+@contextmanager
+def naming_what_failed(client: AIOKafkaProducer) -> Iterator[None]:
+    """Raise what the open transaction has failed with, in the place of what that leads to.
+
+    A client that was refused one batch takes no other: it asserts that there is a transaction.
+    """
+    try:
+        yield
+    except AssertionError as error:
+        ended = client._txn_manager._transaction_waiter
+        if ended is not None and ended.done() and not ended.cancelled() and ended.exception():
+            raise ended.exception() from error
+        raise
 
 
 def _look_at_failure(future: asyncio.Future[Any]) -> None:

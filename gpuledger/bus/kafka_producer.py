@@ -14,7 +14,12 @@ from aiokafka import AIOKafkaProducer
 from gpuledger.bus.kafka_batches import KnownPartitions, open_client, send_all
 from gpuledger.bus.kafka_connection import KafkaConnection
 from gpuledger.bus.kafka_fetch import named
-from gpuledger.bus.kafka_internals import abandon_transaction, stop_producer
+from gpuledger.bus.kafka_internals import (
+    abandon_transaction,
+    begin_transaction,
+    naming_what_failed,
+    stop_producer,
+)
 from gpuledger.bus.kafka_positions import commit_metadata
 from gpuledger.bus.limits import refuse_too_large
 from gpuledger.bus.protocol import Message, TopicPartition
@@ -176,13 +181,14 @@ class KafkaTransactions:
             await self._partitions.must_have(client, list(messages))
         doing = f"committing a transaction of {self._id!r}"
         async with self._connection.asking(doing, at_most_seconds=COMMIT_SECONDS):
-            await client.begin_transaction()
+            await begin_transaction(client)
             filling = send_all(client, messages, beside=self._offsets(client, offsets, group))
-            try:
-                await self._partitions.send(client, list(messages), filling)
-            except TopicsError as error:  # something was begun, which only closing ends
-                raise BusUnavailableError(str(error)) from error
-            await client.commit_transaction()
+            with naming_what_failed(client):
+                try:
+                    await self._partitions.send(client, list(messages), filling)
+                except TopicsError as error:  # something was begun, which only closing ends
+                    raise BusUnavailableError(str(error)) from error
+                await client.commit_transaction()
 
     def _offsets(
         self, client: AIOKafkaProducer, offsets: Mapping[TopicPartition, int], group: str

@@ -41,7 +41,7 @@ class KafkaReader:
         client = await self._opened()
         inner, servers = kafka_internals.inner_client(client), self._connection.servers
         async with self._connection.asking(f"looking up the offsets of {topic}"):
-            count = (await count_partitions(inner, [topic], servers=servers))[topic]
+            count = (await count_partitions(inner, [topic], servers=servers, rights="Read"))[topic]
             places = [TopicPartition(topic, number) for number in range(count)]
             first = await client.beginning_offsets([named(place) for place in places])
             end = await client.end_offsets([named(place) for place in places])

@@ -14,13 +14,14 @@ import orjson
 
 from gpuledger import __version__
 from gpuledger.runtime.http.client import HttpAnswer, HttpClient, NoAnswerError
+from sinks.answers import explain
 from sinks.credentials import CredentialsInForce, ReceiverCredentials
 from sinks.errors import ReceiverUnavailableError, RejectedError
 
 HEADERS: Final = {"Content-Type": "application/json", "User-Agent": f"gpuledger/{__version__}"}
 _REFUSES_ALERTS: Final = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
+_SETTING: Final = "alerts.urls"
 _JSON: Final = "application/json"
-_PAGES: Final = frozenset({"text/html", "application/xhtml+xml"})
 _NO_CREDENTIALS: Final = CredentialsInForce(headers={}, trust=True)
 
 
@@ -52,19 +53,15 @@ class AlertmanagerClient:
         except NoAnswerError as error:
             raise ReceiverUnavailableError(str(error)) from error
         if not answer.is_success:
-            raise _refusal(answer)
-        if answer.content_type in _PAGES:
+            raise _refusal(answer, url=self.url)
+        if answer.is_page:
             # Alertmanager answers 200 with nothing in it: this is a proxy's, as one to log in on.
-            raise ReceiverUnavailableError(
-                f"{answer.status} with a page ({answer.content_type}), which is not Alertmanager's:"
-                " the address leads elsewhere, or a proxy wants a login"
-            )
+            raise ReceiverUnavailableError(explain(answer, url=self.url, setting=_SETTING))
 
 
-def _refusal(answer: HttpAnswer) -> ReceiverUnavailableError | RejectedError:
-    message = f"{answer.status} {answer.text}"
+def _refusal(answer: HttpAnswer, *, url: str) -> ReceiverUnavailableError | RejectedError:
     refuses_alerts = answer.status in _REFUSES_ALERTS and answer.content_type == _JSON
     if refuses_alerts or answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-        return RejectedError(message)
+        return RejectedError(f"{answer.status} {answer.text}")
     # How long to wait is not left to one of several: the others would be told late for it.
-    return ReceiverUnavailableError(message)
+    return ReceiverUnavailableError(explain(answer, url=url, setting=_SETTING))

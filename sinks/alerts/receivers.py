@@ -103,8 +103,8 @@ class Receivers:
             for checked in receivers
         ]
         for checked in receivers:
-            checked.check.ok("nothing sent yet")
-        check.ok("nothing sent yet")
+            checked.check.waits("not asked yet")
+        check.waits("not asked yet")
 
     def begin(self) -> None:
         """Begin to send each what it is due; raises what a task of theirs has raised."""
@@ -167,16 +167,14 @@ class _Receiver:
         self.is_away = False
         """Whether the last attempt was not answered."""
         self._has_more = False
+        self._answered_ns: int | None = None
 
     def begin(self) -> None:
         """Begin to send what is due, unless that is under way; raises what has ended it."""
         if self._sending is not None and self._sending.done():
             self._sending.result()
             self._sending = None
-        # An answer alone is wanted where the check has failed: only that passes it again.
-        now_ns = self._clock.monotonic_ns()
-        wants_answer = self._check.has_failed and not self._rejected.are_shown(now_ns=now_ns)
-        if self._sending is None and (self._is_due() or wants_answer):
+        if self._sending is None and (self._is_due() or self._is_to_be_asked()):
             self._sending = asyncio.create_task(self._send())
             self._sending.add_done_callback(lambda _: self._all_receivers.wake())
 
@@ -190,6 +188,17 @@ class _Receiver:
 
     def _all(self) -> Iterable[ActiveAlert]:
         return chain.from_iterable(self._active())
+
+    def _is_to_be_asked(self) -> bool:
+        """Return whether an answer alone is wanted, as nothing is due.
+
+        Only that passes a check which has failed, or was not asked yet; and an address or a login
+        that is wrong by now is to be known before the next alert.
+        """
+        now_ns = self._clock.monotonic_ns()
+        if self._answered_ns is None or now_ns - self._answered_ns >= self._resend_ns:
+            return True
+        return self._check.has_failed and not self._rejected.are_shown(now_ns=now_ns)
 
     async def _send(self) -> None:
         """Send until nothing is due; what is sent is chosen anew for each request."""
@@ -206,7 +215,7 @@ class _Receiver:
 
     def _answered(self) -> None:
         self.is_away = False
-        now_ns = self._clock.monotonic_ns()
+        now_ns = self._answered_ns = self._clock.monotonic_ns()
         self._has_more = self._is_due()
         if self._send_order.late_ns > self._resend_ns:
             late_seconds = self._send_order.late_ns / 1e9

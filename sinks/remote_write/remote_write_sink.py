@@ -5,7 +5,6 @@ made elsewhere in this package; the consume loop is `sinks.loop`'s.
 """
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
@@ -27,7 +26,7 @@ from sinks.protocol import Batch, Partitions, Sink, SinkContext
 from sinks.registry import REMOTE_WRITE
 from sinks.remote_write.active_series import ActiveSeries, EncodedTick, series_budget
 from sinks.remote_write.admission import FUTURE, admit
-from sinks.remote_write.write_client import RemoteWriteClient, open_client
+from sinks.remote_write.write_client import RemoteWriteClient, is_out_of_order, open_client
 from sinks.remote_write.write_requests import WriteRequest, WrittenTick, split_into_requests
 from sinks.retrying import until_answered
 from sinks.settings import RemoteWriteSettings
@@ -35,10 +34,6 @@ from sinks.timelines import TickOrder, Timelines
 
 NAME: Final = REMOTE_WRITE.name
 _RELEASE_SECONDS: Final = 3.0
-_OUT_OF_ORDER: Final = re.compile(
-    r"out[ -]of[ -](order|bounds)|duplicate[ -](sample|timestamp)|too[ -]old", re.IGNORECASE
-)
-"""How Prometheus, Mimir and Thanos say that a series is beyond a sample's time already."""
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
@@ -220,7 +215,7 @@ class RemoteWriteSink(Sink):
         )
 
     def _put_aside(self, tick: WrittenTick, message: str, context: SinkContext) -> None:
-        is_order = bool(_OUT_OF_ORDER.search(message))
+        is_order = is_out_of_order(message)
         if not is_order:
             self._check.failed(f"rejected: {message}")
             if count := _repeats.count("samples", more=tick.encoded.samples):

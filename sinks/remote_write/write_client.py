@@ -1,9 +1,13 @@
 """The seam to a remote-write receiver: one method.
 
-Here live the headers and what the status of an answer means. The body of an answer is shown to
-people and never interpreted. The login, and whom to trust, are of `credentials`.
+Here live the headers and which answers are the receiver's word on the samples: to give events up
+for any other would empty the stream into the dead letters while an address or a login is wrong. So
+what looks like a refusal of samples counts as one only where the same receiver takes a request
+without samples: neither a status nor words tell a receiver from what stands in its place. The
+login, and whom to trust, are of `credentials`.
 """
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -14,6 +18,7 @@ import cramjam
 from gpuledger import __version__
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.http.client import HttpAnswer, HttpClient, NoAnswerError, open_http
+from sinks.answers import explain
 from sinks.credentials import ReceiverCredentials, watch_credentials
 from sinks.errors import ReceiverUnavailableError, RejectedError
 from sinks.settings import RemoteWriteSettings
@@ -24,11 +29,22 @@ _PROTOCOL_HEADERS: Final = {
     "User-Agent": f"gpuledger/{__version__}",
     "X-Prometheus-Remote-Write-Version": "0.1.0",
 }
-# These refuse the sender, not what it sends: once its token or its URL is right again the same
-# request is taken. To give the events up would empty the stream into the dead letters.
-_REFUSES_SENDER: Final = frozenset(
-    {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}
+# What Prometheus, Mimir, Thanos and VictoriaMetrics refuse samples with, and proxies a body as too
+# large. Any other answer is of the address, the login or the protocol, and may be another tomorrow.
+_MAY_REFUSE_SAMPLES: Final = frozenset(
+    {
+        HTTPStatus.BAD_REQUEST,
+        HTTPStatus.CONFLICT,
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+    }
 )
+_OUT_OF_ORDER: Final = re.compile(
+    r"out[ -]of[ -](order|bounds)|duplicate[ -](sample|timestamp)|too[ -]old", re.IGNORECASE
+)
+"""How Prometheus, Mimir and Thanos say it, and nothing that stands before them does."""
+_WITHOUT_SAMPLES: Final = b""
+"""A `WriteRequest` without series, which those four answer with 2xx."""
 
 
 class RemoteWriteClient:
@@ -40,24 +56,49 @@ class RemoteWriteClient:
     async def write(self, body: bytes, *, attempt: int) -> None:
         """Send a `WriteRequest`; return when the receiver has taken it.
 
-        Raises ReceiverUnavailableError where it is to be tried again (no answer, 5xx, 429, or the
-        sender is refused: 401, 403, 404), and RejectedError where it must not be (any other 4xx).
+        Raises RejectedError where the receiver refuses these samples, takes a request without any,
+        and refuses them again; and ReceiverUnavailableError where it is to be tried again: no
+        answer, 5xx, 429, or one that says nothing of the samples, as of a wrong address or login.
         """
+        refusal = await self._send(body, attempt=attempt)
+        if refusal is None:
+            return
+        if not is_out_of_order(refusal):
+            # What refused them may be gone by now, as may what took the request without samples.
+            if not _is_taken(answer := await self._post(_WITHOUT_SAMPLES)):
+                raise self._unavailable(answer)
+            if (refusal := await self._send(body, attempt=attempt)) is None:
+                return
+        raise RejectedError(refusal)
+
+    async def _send(self, body: bytes, *, attempt: int) -> str | None:
+        """Return with what words the samples may be refused; `None` where they are taken."""
+        answer = await self._post(body, attempt=attempt)
+        if _is_taken(answer):
+            return None
+        if _may_refuse_samples(answer):
+            return f"{answer.status} {answer.text}"
+        raise self._unavailable(answer)
+
+    async def _post(self, body: bytes, *, attempt: int = 0) -> HttpAnswer:
         # Receivers such as Mimir compute their Retry-After from the attempt.
         numbered = {"Retry-Attempt": str(attempt)} if attempt else {}
         credentials = self._credentials.current()
-        data = bytes(cramjam.snappy.compress_raw(body))
         try:
-            answer = await self._http.post(
+            return await self._http.post(
                 self._url,
-                data=data,
+                data=bytes(cramjam.snappy.compress_raw(body)),
                 headers={**numbered, **credentials.headers},
                 trust=credentials.trust,
             )
         except NoAnswerError as error:
             raise ReceiverUnavailableError(str(error)) from error
-        if not answer.is_success:
-            raise _refusal(answer)
+
+    def _unavailable(self, answer: HttpAnswer) -> ReceiverUnavailableError:
+        return ReceiverUnavailableError(
+            explain(answer, url=self._url, setting="remote_write.url"),
+            retry_after_seconds=answer.retry_after_seconds,
+        )
 
 
 @asynccontextmanager
@@ -77,10 +118,22 @@ async def open_client(
         yield RemoteWriteClient(http=http, url=settings.url, credentials=credentials)
 
 
-def _refusal(answer: HttpAnswer) -> ReceiverUnavailableError | RejectedError:
-    message = f"{answer.status} {answer.text}"
-    is_client_error = answer.status // 100 == HTTPStatus.BAD_REQUEST // 100
-    is_for_later = answer.status == HTTPStatus.TOO_MANY_REQUESTS or answer.status in _REFUSES_SENDER
-    if is_client_error and not is_for_later:
-        return RejectedError(message)
-    return ReceiverUnavailableError(message, retry_after_seconds=answer.retry_after_seconds)
+def is_out_of_order(message: str) -> bool:
+    """Return whether a receiver says that a series is beyond a sample's time already."""
+    return bool(_OUT_OF_ORDER.search(message))
+
+
+def _is_taken(answer: HttpAnswer) -> bool:
+    # A receiver's 2xx says nothing: a page is a proxy's, as one to log in on.
+    return answer.is_success and not answer.is_page
+
+
+def _may_refuse_samples(answer: HttpAnswer) -> bool:
+    """Return whether an answer can be a receiver's word on samples.
+
+    Receivers say what their words are. A page is a proxy's, and Go's server says nothing of what it
+    writes to who speaks plain HTTP at a port for TLS; but 413 is a bound, whoever has set it.
+    """
+    if answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return True
+    return answer.status in _MAY_REFUSE_SAMPLES and answer.has_type and not answer.is_page

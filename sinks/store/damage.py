@@ -10,6 +10,7 @@ line, the offsets of its last lines, and they are compared with those that the t
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,15 @@ _SIGNS: Final = (
     "Invalid Checkpoint",
 )
 """What deltalake 1.6 says of a log that it cannot read, as opposed to a storage that is away."""
+_CAUSE: Final = "\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}"
+"""How a line of an error begins that says why the line before is so."""
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+_NO_CREDENTIALS: Final = "loading credentials"
+_GIVE_CREDENTIALS: Final = (
+    "give the credentials of the object store in store.storage_options, in the environment"
+    " (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or by the machine's role"
+)
+_SHOWN_CHARACTERS: Final = 600
 ANNOUNCEMENT: Final = "gpuledger.offsets"
 """What of a commit's `commitInfo` names the streams that it moves, and their offsets, in JSON."""
 ANNOUNCED_COMMITS: Final = 10
@@ -34,10 +44,11 @@ _PARQUET: Final = b"PAR1"
 
 
 def explain(error: Exception, uri: str) -> str:
-    """Return the first line of the error, and what to do where the table's log is damaged."""
+    """Return the first line of the error with its causes, and what to do about those we know."""
     first = first_line_of(error)
     if not any(sign in first for sign in _SIGNS):
-        return first
+        said = ": ".join([first, *_causes_of(error)])[:_SHOWN_CHARACTERS]
+        return f"{said}; {_GIVE_CREDENTIALS}" if _NO_CREDENTIALS in said else said
     return f"{_damaged(uri)}; deltalake says: {first[:300]}"
 
 
@@ -89,6 +100,12 @@ def first_line_of(error: BaseException) -> str:
     """Return the first line of an error: what follows it is a backtrace of Rust's."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def _causes_of(error: BaseException) -> list[str]:
+    """Return the lines below the first that are causes, each of the one before."""
+    lines = (_COLOUR.sub("", line).strip() for line in str(error).strip().splitlines()[1:])
+    return [line.removeprefix(_CAUSE).strip() for line in lines if line.startswith(_CAUSE)]
 
 
 def damaged_files(uri: str) -> list[str]:

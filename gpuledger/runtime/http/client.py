@@ -31,6 +31,7 @@ BODY_SECONDS: Final = 5.0
 # aiohttp raises its own errors for most of what a server can do wrong; its parser lets a ValueError
 # through, and a connection that ends in the middle is a RuntimeError.
 _BROKEN: Final = (aiohttp.ClientError, OSError, ValueError, RuntimeError)
+_PAGES: Final = frozenset({"text/html", "application/xhtml+xml"})
 _UNPACKED: Final = frozenset({"gzip", "deflate"})
 _GZIP_OR_ZLIB: Final = 47  # the window's size that lets zlib see by itself which of the two it is
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -53,10 +54,18 @@ class HttpAnswer:
     retry_after_seconds: float
     """How long the server asks to be left alone; 0 where it does not."""
 
+    has_type: bool = True
+    """Whether the server said what the body is."""
+
     @property
     def is_success(self) -> bool:
         """Whether the status is 2xx."""
         return self.status // 100 == HTTPStatus.OK // 100
+
+    @property
+    def is_page(self) -> bool:
+        """Whether it is a page for people, as proxies give."""
+        return self.content_type in _PAGES
 
 
 class HttpClient:
@@ -108,6 +117,7 @@ async def read_answer(response: aiohttp.ClientResponse, *, sent: BasicCredential
     return HttpAnswer(
         status=response.status,
         content_type=response.content_type,
+        has_type="Content-Type" in response.headers,
         text=readable(sent.mask(text)),
         retry_after_seconds=retry_after_seconds(header, now=datetime.now(tz=UTC)),
     )

@@ -145,7 +145,7 @@ async def test_a_bus_closes_in_time_while_its_broker_is_away(
 async def test_a_poll_says_that_the_brokers_are_away_and_goes_on_when_they_are_back(
     start_kafka: Callable[[], Kafka], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuledger.bus.kafka_consumer.IDLE_TIMEOUT_SECONDS", 2.0)
+    monkeypatch.setattr("gpuledger.bus.kafka_consumer.SILENCE_SECONDS", 2.0)
     kafka = start_kafka()
     settings = settings_of(kafka.bootstrap_servers)
     await create_topics(settings, [TOPIC])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
+from msgspec.structs import replace
 
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
@@ -64,9 +65,15 @@ async def test_records_pass_over_tls_with_a_login(secure_kafka: SecureKafka) -> 
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        ({"sasl_password": Secret("wrong")}, "SaslAuthenticationFailed"),
-        ({"sasl_mechanism": "SCRAM-SHA-256"}, "UnsupportedSaslMechanism"),
-        ({"ssl_ca_file": None}, "CERTIFICATE_VERIFY_FAILED"),
+        ({"sasl_password": Secret("wrong")}, r"SaslAuthenticationFailed.*kafka\.sasl_password$"),
+        (
+            {"sasl_mechanism": "SCRAM-SHA-256"},
+            r"UnsupportedSaslMech\w+\); .*kafka\.sasl_mechanism$",
+        ),
+        ({"ssl_ca_file": None}, r"CERTIFICATE_VERIFY_FAILED.*look at kafka\.ssl_ca_file$"),
+        ({"security_protocol": "PLAINTEXT"}, r"look at kafka\.security_protocol$"),
+        ({"security_protocol": "SASL_PLAINTEXT"}, r"look at kafka\.security_protocol$"),
+        ({"security_protocol": "SSL"}, r"look at kafka\.security_protocol$"),
     ],
 )
 async def test_a_refused_login_or_certificate_says_why_and_shows_no_password(
@@ -79,6 +86,17 @@ async def test_a_refused_login_or_certificate_says_why_and_shows_no_password(
 
     assert "refused the protocol, the certificate or the login" in str(raised.value)
     assert "wrong" not in str(raised.value)
+
+
+@pytest.mark.parametrize("protocol", ["SSL", "SASL_SSL", "SASL_PLAINTEXT"])
+async def test_a_port_that_speaks_plain_requests_alone_leads_to_the_protocol(
+    secure_kafka: SecureKafka, protocol: str
+) -> None:
+    settings = secured(secure_kafka, security_protocol=protocol)
+    plaintext = replace(settings, bootstrap_servers=secure_kafka.plaintext_bootstrap_servers)
+
+    with pytest.raises(BusUnavailableError, match=r"look at kafka\.security_protocol$"):
+        await KafkaBus(plaintext).partitions("any")
 
 
 async def test_an_unreadable_certificate_names_its_setting(tmp_path: Path) -> None:

@@ -64,6 +64,9 @@ def test_the_missing_right_is_named_and_with_the_documented_ones_all_is_made(
     broker: AuthorizingKafka, kcat: Kcat, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rights = "grant it Describe and DescribeConfigs on these topics"
+    for command, tells_of_create in (("check", False), ("create", True)):
+        code, said = told(capsys, command, rights)
+        assert (code, rights in said, "and Create" in said) == (2, True, tells_of_create), said
     for granted in ("Create", "Describe"):
         broker.grant(*PREFIX, operations=[granted])
         for command in ("check", "create"):

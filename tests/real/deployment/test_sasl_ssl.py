@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 import pytest
+import yaml
 
 from agent.settings import AgentSettings
 from cli.topics import TopicsSettings
@@ -22,6 +23,7 @@ from gpuledger.topics import Topic
 from sinks.settings import SinkSettings
 from tests.real.deployment.installation import OVERLAY, copy_of_k8s, fill_in
 from tests.real.deployment.rendering import K8S, Rendering, Workload, render
+from tests.unit.deployment.deployables import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -52,6 +54,8 @@ WORKLOADS: Final = (
     "gpuledger-topics",
 )
 SECRET: Final = "/run/secrets/kafka"
+PAGE: Final = (ROOT / "docs" / "operations.md").read_text()
+HASH: Final = re.compile(r"-[bcdfghkmt2456789]{10}$")
 
 
 @pytest.fixture(autouse=True)
@@ -166,15 +170,82 @@ def test_brokers_without_a_login_need_one_line_and_no_secret(
     overlay = copy_of_k8s(tmp_path) / OVERLAY
     env = overlay / "installation" / "kafka.env"
     env.write_text("GPULEDGER_KAFKA__BOOTSTRAP_SERVERS=broker-1:9092\n")
-    for file in overlay.glob("*/kustomization.yaml"):
-        file.write_text(file.read_text().partition("secretGenerator:")[0])
+    leave_out_secrets(overlay, beginning="gpuledger-kafka-")
+    rendering = both(overlay)
     settings = {
-        each.name: kafka_settings(each, tmp_path / "files") for each in both(overlay).workloads()
+        each.name: kafka_settings(each, tmp_path / "files") for each in rendering.workloads()
     }
 
+    assert mounted_secrets(rendering) <= {
+        (made["metadata"]["namespace"], made["metadata"]["name"])
+        for made in rendering.of_kind("Secret")
+    }
     assert settings.keys() == set(WORKLOADS)
     for kafka in settings.values():
         assert (kafka.bootstrap_servers, kafka.security_protocol) == ("broker-1:9092", "PLAINTEXT")
+
+
+def test_secrets_that_something_else_makes_are_listed_with_namespace_and_keys(
+    kustomize: Kustomize, tmp_path: Path
+) -> None:
+    generated = {
+        (made["metadata"]["namespace"], HASH.sub("", made["metadata"]["name"])): set(made["data"])
+        for made in both(K8S / OVERLAY).of_kind("Secret")
+    }
+    overlay = copy_of_k8s(tmp_path) / OVERLAY
+    leave_out_secrets(overlay, beginning="")
+    rendering = both(overlay)
+
+    assert rendering.of_kind("Secret") == []
+    assert mounted_secrets(rendering) <= generated.keys()
+    listed = documented_secrets()
+    assert {place: listed.get(place) for place in generated} == generated
+    assert mounted_secrets(rendering, optional=True) <= listed.keys()
+
+
+def leave_out_secrets(overlay: Path, *, beginning: str) -> None:
+    """Take Secrets whose names begin so out of the generators, as the user of the overlay does."""
+    for file in overlay.rglob("kustomization.yaml"):
+        written = yaml.safe_load(file.read_text())
+        made = written.pop("secretGenerator", [])
+        if kept := [one for one in made if not one["name"].startswith(beginning)]:
+            written["secretGenerator"] = kept
+        file.write_text(yaml.safe_dump(written))
+
+
+def mounted_secrets(rendering: Rendering, *, optional: bool = False) -> set[tuple[str, str]]:
+    """Return namespace and name of the Secrets without which a pod does not start.
+
+    With `optional` those that it does without.
+    """
+    found: set[tuple[str, str]] = set()
+    for workload in rendering.workloads():
+        volumes = workload.pod.get("volumes", [])
+        projected = [
+            one for volume in volumes for one in volume.get("projected", {}).get("sources", [])
+        ]
+        for each in [*volumes, *projected]:
+            if (secret := each.get("secret")) and secret.get("optional", False) == optional:
+                found.add((workload.namespace, secret.get("secretName") or secret["name"]))
+    return found
+
+
+def documented_secrets() -> dict[tuple[str, str], set[str]]:
+    """Return the keys of each Secret of the table, by namespace and name, those needed."""
+    section = PAGE.partition("**Secrets that something else makes**")[2].partition(
+        "ConfigMaps and"
+    )[0]
+    found: dict[tuple[str, str], set[str]] = {}
+    for name, of_which, places, keys in re.findall(
+        r"^ *\| `([\w-]+)`([^|]*) \| ([^|]+) \| ([^|;]+)[^|]* \|[^|]+\|$", section, re.MULTILINE
+    ):
+        names = [name.replace("COMPONENT", one) for one in re.findall(r"`([\w-]+)`", of_which)]
+        namespaces = re.findall(r"`([\w-]+)`", places) or ["gpuledger", "gpuledger-agent"]
+        expected = set(re.findall(r"`([\w.]+)`", keys))
+        for each in names if "COMPONENT" in name else [name]:
+            found |= {(place, each): expected for place in namespaces}
+    same = found["gpuledger", "gpuledger-prometheus-credentials"]
+    return {place: keys or same for place, keys in found.items()}
 
 
 def test_passwords_lie_where_their_workloads_run_and_the_authority_in_both_namespaces(

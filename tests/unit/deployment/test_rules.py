@@ -14,6 +14,7 @@ from prometheus_client.samples import Sample
 
 from cli.docs_gen.metrics import DEPLOYABLES, collectors_of
 from gpuledger.records.incidents import INCIDENT_KINDS
+from gpuledger.runtime import CheckSeverity
 from sinks.registry import KINDS
 from tests.unit.deployment import watching
 from tests.unit.deployment.deployables import ROOT
@@ -22,6 +23,7 @@ from tests.unit.deployment.watching import Row, Selector
 ROWS: Final = watching.rows()
 RULES: Final = yaml.safe_load((ROOT / "deploy/prometheus/gpuledger.rules.yaml").read_text())
 OF_WHICH: Final = "{{ $labels.instance }}: "
+OF_WHICH_CHECK: Final = "{{ $labels.instance }}, check {{ $labels.check }}: "
 COUNTED: Final = sorted(
     {
         selector
@@ -140,13 +142,35 @@ def test_each_sink_says_why_it_drops() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.alert))
+def test_a_rule_that_selects_any_check_fires_with_the_checks_own_severity(row: Row) -> None:
+    """Its label takes the place of the metric's, which says whether a deployable does its work."""
+    for selector in watching.selectors(row.expression):
+        wanted = {(label, operator): value for label, operator, value in selector.matchers}
+        if selector.metric == "gpuledger_check_ok" and ("check", "=~") not in wanted:
+            assert wanted["severity", "="] == row.severity
+
+
+def test_each_severity_of_a_check_has_a_rule() -> None:
+    severities = {
+        value
+        for row in ROWS
+        for selector in watching.selectors(row.expression)
+        for label, _, value in selector.matchers
+        if selector.metric == "gpuledger_check_ok" and label == "severity"
+    }
+
+    assert severities == {severity.value for severity in CheckSeverity}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.alert))
 def test_a_row_is_a_rule(row: Row) -> None:
     rule = rule_of(row)
 
     assert rule["expr"] == row.expression
     assert rule.get("for", "") == row.lasts
     assert rule["labels"] == {"severity": row.severity}
-    assert rule["annotations"]["summary"].removeprefix(OF_WHICH) == watching.plain(row.meaning)
+    of_which = OF_WHICH_CHECK if "gpuledger_check_ok" in row.expression else OF_WHICH
+    assert rule["annotations"]["summary"].removeprefix(of_which) == watching.plain(row.meaning)
     assert rule["annotations"]["description"] == watching.plain(row.remedy)
 
 

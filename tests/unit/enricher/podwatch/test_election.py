@@ -315,7 +315,8 @@ async def test_a_role_that_is_missing_is_said_with_its_remedy(api: Api, shelf: L
     await soon(lambda: "403" in one.check.detail)
     assert not one.check.is_ok
     assert one.check.detail.endswith(
-        "grant its account get and update on this Lease and create on leases"
+        "grant its account get and update on this Lease and create on leases; "
+        "lease.namespace is 'ledger': is that the right one?"
     )
     await clock.step(2.0)
     await clock.step(2.0)

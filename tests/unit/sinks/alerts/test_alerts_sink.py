@@ -135,13 +135,55 @@ async def test_a_firing_alert_and_its_end_reach_every_alertmanager() -> None:
         assert receiver.received[0].headers["Content-Type"] == "application/json"
 
 
-async def test_nothing_is_sent_while_nothing_is_wrong() -> None:
+async def test_no_alert_is_sent_while_nothing_is_wrong() -> None:
     on = bus()
     async with receiving() as receiver, running(sink(on, receiver)):
         await publish(on, quiet(0), busy(1), quiet(2))
         await eventually(is_committed(on, 3))
 
-    assert receiver.received == []
+    assert alerts(receiver) == []
+
+
+@pytest.mark.parametrize("status", [401, 404])
+async def test_an_address_or_a_login_that_is_wrong_is_known_before_the_first_alert(
+    status: int,
+) -> None:
+    on, readiness, is_wrong = bus(), Readiness(), {True}
+    async with (
+        receiving(by_body=lambda _: Answer(status, "no") if is_wrong else Answer(200)) as receiver,
+        running(sink(on, receiver, readiness=readiness)),
+    ):
+        checks = [
+            readiness.check(name)
+            for name in ("alerts.receiver", f"alerts.alertmanager {receiver.url}")
+        ]
+        await eventually(lambda: all(check.has_failed for check in checks))
+        assert all(f"{receiver.url}: {status} no: look at" in check.detail for check in checks)
+        is_wrong.clear()
+        await eventually(lambda: all(check.is_ok for check in checks))
+
+    assert alerts(receiver) == []
+
+
+async def test_an_address_that_becomes_wrong_while_nothing_is_due_is_known_within_a_minute() -> (
+    None
+):
+    on, readiness, is_wrong = bus(), Readiness(), set[str]()
+    clock = PatientClock(START_NS + SECOND_NS)
+    async with (
+        receiving(by_body=lambda _: Answer(404) if is_wrong else Answer(200)) as receiver,
+        running(sink(on, receiver, readiness=readiness, clock=clock)),
+    ):
+        check = readiness.check("alerts.receiver")
+        await eventually(lambda: check.is_ok)
+        is_wrong.add("another server")
+        clock.now_ns += 59 * SECOND_NS
+        await asyncio.sleep(0)
+        assert len(receiver.received) == 1
+        clock.now_ns += SECOND_NS
+        await eventually(lambda: check.has_failed)
+
+    assert alerts(receiver) == []
 
 
 async def test_one_alertmanager_that_is_away_holds_nothing_up_and_is_told_later() -> None:
@@ -206,7 +248,7 @@ async def test_an_answer_that_says_nothing_of_the_alerts_is_waited_for_and_said(
     assert readiness.check("alerts.receiver").is_ok
     failed = {line["check"]: line["detail"] for line in logs if line["event"] == "check_failed"}
     assert failed.keys() == {"alerts.receiver", f"alerts.alertmanager {receiver.url}"}
-    assert all(detail.startswith(str(answer.status)) for detail in failed.values())
+    assert all(f"{receiver.url}: {answer.status}" in detail for detail in failed.values())
 
 
 async def test_an_alertmanager_that_is_not_there_takes_nothing_in_place_of_another() -> None:

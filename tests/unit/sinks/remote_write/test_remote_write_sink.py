@@ -135,13 +135,37 @@ async def test_nothing_is_committed_and_the_check_fails_while_the_receiver_is_aw
 async def test_a_refused_tick_is_put_aside_with_the_receivers_words_and_the_rest_goes_on() -> None:
     on = bus()
     await publish(on, event(0), event(1))
-    async with receiving(Answer(400, "no such tenant")) as receiver, running(sink(on, receiver)):
+    refused, without_samples = Answer(400, "no such tenant"), Answer(204)
+    async with (
+        receiving(refused, without_samples, refused) as receiver,
+        running(sink(on, receiver)),
+    ):
         await eventually(is_committed(on, 2))
 
-    assert times(receiver) == [[0], [1]]
+    assert times(receiver) == [[0], [], [0], [1]]
     (letter,) = await dead_letters(on)
     assert (letter.offset, letter.reason, letter.detail) == (0, "rejected", "400 no such tenant")
     assert letter.consumer == REMOTE_WRITE.group
+
+
+@pytest.mark.parametrize("status", [400, 401, 405, 426])
+async def test_a_receiver_that_becomes_another_server_gets_no_event_put_aside(status: int) -> None:
+    on, readiness, is_another = bus(), Readiness(), set[str]()
+    answer = Answer(status, "no such thing here")
+    async with (
+        receiving(by_body=lambda _: answer if is_another else Answer(204)) as receiver,
+        running(sink(on, receiver, readiness=readiness)),
+    ):
+        await publish(on, event(0))
+        await eventually(is_committed(on, 1))
+        is_another.add("server")
+        await publish(on, event(1), event(2))
+        await eventually(lambda: not readiness.check("remote_write.receiver").is_ok)
+        assert committed(on, REMOTE_WRITE.group, AT) == 1
+        is_another.clear()
+        await eventually(is_committed(on, 3))
+
+    assert await dead_letters(on) == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import cramjam
 import msgspec
 import pytest
 
@@ -10,15 +11,21 @@ from gpuledger.settings import Secret
 from sinks.errors import ReceiverUnavailableError, RejectedError
 from sinks.remote_write.write_client import open_client
 from sinks.settings import RemoteWriteSettings
+from tests.fakes.hostile_http import Raw, answering, page
 from tests.unit.sinks.receiver import Answer, Received, receiving
 from tests.unit.sinks.remote_write.oracle import WriteRequest
 
-EMPTY = WriteRequest().SerializeToString()
+ONE_SERIES = WriteRequest(timeseries=[{}]).SerializeToString()
+PAGE = {"Content-Type": "text/html"}
+
+
+def decompress(body: bytes) -> bytes:
+    return bytes(cramjam.snappy.decompress_raw(body))
 
 
 async def write(url: str, *, attempt: int = 0, **settings: Any) -> None:  # noqa: ANN401  # settings
     async with open_client(RemoteWriteSettings(url=f"{url}/api/v1/write", **settings)) as client:
-        await client.write(EMPTY, attempt=attempt)
+        await client.write(ONE_SERIES, attempt=attempt)
 
 
 async def received(**options: Any) -> Received:  # noqa: ANN401  # as write() takes them
@@ -81,7 +88,9 @@ async def test_any_2xx_is_taken_whatever_it_says(status: int) -> None:
         await write(receiver.url)
 
 
-@pytest.mark.parametrize("status", [429, 500, 503, 302, 401, 403, 404])
+@pytest.mark.parametrize(
+    "status", [429, 500, 503, 302, 401, 403, 404, 405, 407, 408, 410, 415, 421, 426, 451]
+)
 async def test_what_does_not_refuse_the_samples_themselves_is_to_be_tried_again(
     status: int,
 ) -> None:
@@ -92,13 +101,83 @@ async def test_what_does_not_refuse_the_samples_themselves_is_to_be_tried_again(
     assert caught.value.retry_after_seconds == 7
 
 
-@pytest.mark.parametrize("status", [400, 409, 415, 422])
-async def test_other_4xx_are_final_with_the_receivers_own_words(status: int) -> None:
-    async with receiving(Answer(status, "out of order sample\n")) as receiver:
+@pytest.mark.parametrize("status", [400, 409, 413, 422])
+async def test_samples_are_refused_where_the_receiver_takes_a_request_without_any(
+    status: int,
+) -> None:
+    refused = Answer(status, "invalid label\n")
+    async with receiving(refused, Answer(204), refused) as receiver:
         with pytest.raises(RejectedError) as caught:
             await write(receiver.url)
 
-    assert str(caught.value) == f"{status} out of order sample"
+    assert str(caught.value) == f"{status} invalid label"
+    sent = [decompress(request.body) for request in receiver.received]
+    assert sent == [ONE_SERIES, b"", ONE_SERIES]
+
+
+async def test_samples_that_another_server_refused_are_taken_once_it_is_gone() -> None:
+    async with receiving(Answer(400, "unsupported path requested")) as receiver:
+        await write(receiver.url)
+
+
+async def test_a_sample_that_is_said_to_be_out_of_order_is_refused_without_asking_again() -> None:
+    async with receiving(Answer(400, "out of order sample\n")) as receiver:
+        with pytest.raises(RejectedError, match="400 out of order sample"):
+            await write(receiver.url)
+
+    assert len(receiver.received) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(Answer(400, "unsupported path requested"), id="another server's word"),
+        pytest.param(Answer(413, "<html>", PAGE), id="a proxy that lets nothing through"),
+        pytest.param(Answer(401, "who are you?"), id="a login that is asked for"),
+        pytest.param(Answer(503, "away"), id="away"),
+    ],
+)
+async def test_where_a_request_without_samples_is_refused_as_well_no_sample_was(
+    answer: Answer,
+) -> None:
+    refused = Answer(400, "bad request")
+    async with receiving(refused, answer) as receiver:
+        with pytest.raises(ReceiverUnavailableError, match=f"{receiver.url}.*{answer.text}"):
+            await write(receiver.url)
+
+
+@pytest.mark.parametrize("status", [200, 400, 422])
+async def test_a_page_for_people_is_no_receivers_word(status: int) -> None:
+    async with receiving(Answer(status, "<html>Please log in</html>", PAGE)) as receiver:
+        with pytest.raises(ReceiverUnavailableError, match=r"remote_write\.url|a page"):
+            await write(receiver.url)
+
+
+async def test_an_answer_that_does_not_say_what_it_is_is_no_receivers_word() -> None:
+    """Go's servers answer so, and others not, who speaks plain HTTP at a port for TLS."""
+    said = "Client sent an HTTP request to an HTTPS server."
+    plain = Raw(begin=b"HTTP/1.0 400 Bad Request\r\n\r\n" + said.encode())
+    taken = page(b"", status=b"HTTP/1.1 204 No Content\r\n")
+    async with answering([plain, taken]) as receiver:
+        with pytest.raises(ReceiverUnavailableError, match=rf"{said}: look at remote_write\.url"):
+            await write(receiver.url)
+
+
+@pytest.mark.parametrize(
+    ("status", "remedy"),
+    [
+        (401, "look at the login (remote_write.username and .password, or .bearer_token)"),
+        (404, "look at remote_write.url: its scheme, host, port and path"),
+    ],
+)
+async def test_what_is_shown_of_a_refusal_names_the_address_and_the_setting(
+    status: int, remedy: str
+) -> None:
+    async with receiving(Answer(status, "no")) as receiver:
+        with pytest.raises(ReceiverUnavailableError) as caught:
+            await write(receiver.url)
+
+    assert str(caught.value) == f"{receiver.url}/api/v1/write: {status} no: {remedy}"
 
 
 async def test_a_receiver_that_does_not_answer_is_to_be_tried_again() -> None:

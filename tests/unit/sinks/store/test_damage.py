@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from gpuledger.bus.protocol import Record
 from gpuledger.store.query import entries_sql
 from sinks.errors import ReceiverUnavailableError
-from sinks.store.damage import announce, is_complete
+from sinks.store.damage import announce, explain, is_complete
 from sinks.store.entry_rows import rows_of
 from sinks.store.table import EntriesTable
 from tests.unit.sinks.builders import event
@@ -180,3 +180,22 @@ def test_a_storage_that_is_away_is_no_damage(tmp_path: Path) -> None:
     with pytest.raises(ReceiverUnavailableError) as raised:
         EntriesTable(store_uri=str(tmp_path)).load([])
     assert "damaged" not in str(raised.value)
+
+
+def test_an_error_is_told_with_its_causes_and_credentials_that_are_missing_by_their_remedy() -> (
+    None
+):
+    """What comes first says least; how deltalake writes it."""
+    said = """Kernel error -> Operation not supported
+          \x1b[31m\u21b3\x1b[0m an error occurred while loading credentials
+           \x1b[31m\u21b3\x1b[0m failed to load a token
+       at /rust/backtrace.rs:7
+"""
+
+    told = explain(OSError(said), "s3://ledger/gpuledger")
+
+    assert told.startswith(
+        "Kernel error -> Operation not supported: an error occurred while loading credentials:"
+        " failed to load a token; give the credentials of the object store in store.storage_options"
+    )
+    assert "backtrace" not in told

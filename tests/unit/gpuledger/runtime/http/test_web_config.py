@@ -135,6 +135,11 @@ async def _page(_: HttpRequest) -> Response:
         ),
         ("rate_limit: {interval: 1s}", "rate_limit: requests are not limited by rate"),
         ("tls_config: {}", "Object contains unknown field `tls_config`"),
+        (
+            "basic_auth_user: {}",
+            "unknown field `basic_auth_user`; did you mean `basic_auth_users`?",
+        ),
+        (TLS + "min_versoin: TLS12}", "`$.tls_server_config`; did you mean `min_version`?"),
         ("http_server_config: {headers: {Server: x}}", "Invalid enum value 'Server'"),
         (
             'http_server_config: {headers: {X-Frame-Options: "deny\\r\\nX: y"}}',

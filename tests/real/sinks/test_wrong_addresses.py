@@ -1,0 +1,67 @@
+"""What real receivers answer to who asks at a wrong place, and what is made of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sinks.errors import ReceiverUnavailableError, RejectedError
+from sinks.remote_write.write_client import open_client
+from sinks.settings import RemoteWriteSettings
+from tests.real.services.certificates import Authority
+from tests.real.services.prometheus import SecuredPrometheus
+from tests.unit.sinks.remote_write.oracle import WriteRequest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.real.services.prometheus import PrometheusApi
+    from tests.real.services.starter import Starter
+
+ONE_SAMPLE = WriteRequest(
+    timeseries=[{"labels": [{"name": "up", "value": "\n"}], "samples": [{"value": 1.0}]}]
+).SerializeToString()
+NO_REQUEST = b"\xff"
+
+
+async def write(url: str, body: bytes) -> None:
+    async with open_client(RemoteWriteSettings(url=url)) as client:
+        await client.write(body, attempt=0)
+
+
+@pytest.mark.parametrize("receiver", ["prometheus", "victoria_metrics"])
+async def test_a_receiver_takes_a_request_without_samples_and_refuses_what_it_cannot_use(
+    receiver: str, request: pytest.FixtureRequest
+) -> None:
+    api: PrometheusApi = request.getfixturevalue(receiver)
+    await write(api.remote_write_url, b"")
+    with pytest.raises(RejectedError):
+        await write(api.remote_write_url, NO_REQUEST)
+
+
+async def test_a_receiver_that_speaks_tls_refuses_no_sample_that_is_sent_in_plain_http(
+    starter: Starter, prometheus_binary: Path, tmp_path: Path
+) -> None:
+    authority = Authority(folder=tmp_path / "authority")
+    server = starter.start(
+        SecuredPrometheus(
+            binary=prometheus_binary,
+            folder=starter.new_folder("prometheus"),
+            authority=authority,
+            password="first",
+        )
+    )
+    plain = server.remote_write_url.replace("https://", "http://")
+    with pytest.raises(ReceiverUnavailableError, match=r"HTTPS server.*look at remote_write\.url"):
+        await write(plain, ONE_SAMPLE)
+
+
+@pytest.mark.parametrize("path", ["", "/", "/api/v1/wriet", "/api/v1"])
+@pytest.mark.parametrize("receiver", ["prometheus", "victoria_metrics"])
+async def test_another_path_of_a_receiver_refuses_no_sample(
+    receiver: str, path: str, request: pytest.FixtureRequest
+) -> None:
+    api: PrometheusApi = request.getfixturevalue(receiver)
+    with pytest.raises(ReceiverUnavailableError, match=r"look at remote_write\.url|a page"):
+        await write(api.url + path, ONE_SAMPLE)
