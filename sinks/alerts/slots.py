@@ -40,7 +40,7 @@ class Slots:
         self._count = 0
 
     def take(self, key: Labels, node: str, owner: Owner) -> None:
-        """Return an alert a slot; one that has it keeps it."""
+        """Assign an alert its slot; one that has it keeps it."""
         held = self._by_node.setdefault(node, {})
         if key not in held:
             held[key] = owner
