@@ -40,14 +40,14 @@ class Slots:
         self._count = 0
 
     def take(self, key: Labels, node: str, owner: Owner) -> None:
-        """Assign an alert its slot; one that has it keeps it."""
+        """Record that an alert has a slot; one that has it keeps it."""
         held = self._by_node.setdefault(node, {})
         if key not in held:
             held[key] = owner
             self._move(node, by=1)
 
     def give_back(self, key: Labels, node: str) -> None:
-        """Take an alert's slot, if it has one."""
+        """Free the slot of an alert, if it has one."""
         held = self._by_node.get(node, {})
         if key in held:
             del held[key]
