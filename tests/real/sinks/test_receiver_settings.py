@@ -77,7 +77,7 @@ async def test_a_prometheus_without_its_receiver_is_asked_again_until_it_is_swit
 
     answer = await send(prometheus, "node-a", time_ns=time.time_ns())
 
-    assert answer.startswith(f"ReceiverUnavailableError: 404 {NOT_ENABLED}")
+    assert f": 404 {NOT_ENABLED}" in answer
 
 
 @pytest.mark.parametrize(
