@@ -23,11 +23,14 @@ from agent.exposition.fields import (
 from agent.metrics import COUNTERS_SKIPPED
 from gpuledger.decode_errors import shorten, shorten_middle
 from gpuledger.errors import UserError
+from gpuledger.small_files import read_small_file
 
 _log = structlog.get_logger(__name__)
 _COLUMNS: Final = 3
 _KINDS: Final = get_args(Kind)
 _SHOWN_CHARACTERS: Final = 80
+_MAX_BYTES: Final = 1024 * 1024
+"""Of the file: DCGM's own list is 15 KiB."""
 
 
 class Counter(NamedTuple):
@@ -54,7 +57,7 @@ def read_counters(path: Path) -> tuple[Counter, ...]:
     Raises `UserError` naming file, line and reason.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_small_file(path, max_bytes=_MAX_BYTES).decode()
     except OSError as error:
         raise UserError(
             f"exposition.counters_file: cannot read {path}: {error.strerror}"

@@ -67,7 +67,7 @@ async def reading_a_fifo() -> None:
     fifo = Path(tempfile.mkdtemp()) / "fifo"
     os.mkfifo(fifo)
     say("working")
-    fifo.read_bytes()  # noqa: ASYNC240 - the mistake that is tested
+    fifo.read_bytes()
 
 
 async def logging_to_nobody() -> None:
