@@ -27,10 +27,14 @@ from enricher.podwatch.settings import KubernetesSettings
 from gpuledger import __version__
 from gpuledger.errors import UserError
 from gpuledger.runtime.file_watch import FileWatch
+from gpuledger.runtime.http.credentials import BasicCredentials
 from gpuledger.runtime.readiness import Check
+from gpuledger.settings.address import shown_url
 
 _TOKEN_LIFE_SECONDS: Final = 60.0
 _TLS_END_SECONDS: Final = 0.1
+_LOGIN: Final = "BearerToken"
+"""Under which name the library keeps what is sent as `Authorization`."""
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _log = structlog.get_logger(__name__)
 
@@ -188,9 +192,10 @@ class Client:
         login = await self._refreshed()
         try:
             async with login.reading() as client:
-                server = client.configuration.host or ""
                 request = self._request(client, path, method, patience, query=query, body=body)
-                async with answered(request, server=server, patience=patience) as answer:
+                server = shown_url(client.configuration.host or "")
+                sent = _sent_with(client.configuration)
+                async with answered(request, server=server, patience=patience, sent=sent) as answer:
                     yield answer
         except KubernetesError as error:
             # A refusal of credentials that were replaced meanwhile says nothing of the new ones.
@@ -208,17 +213,24 @@ class Client:
         query: Mapping[str, str],
         body: Mapping[str, object] | None,
     ) -> aiohttp.ClientResponse:
-        response: aiohttp.ClientResponse = await client.call_api(
-            path,
+        """Send a request over the library's session; not by its own call, as that is redirected."""
+        rest = client.rest_client
+        session: aiohttp.ClientSession = rest.pool_manager
+        headers = {"Accept": "application/json", **client.default_headers}
+        if login := client.configuration.api_key.get(_LOGIN):
+            headers["Authorization"] = login
+        return await session.request(
             method,
-            query_params=list(query.items()),
-            header_params={"Accept": "application/json"},
-            body=body,
-            auth_settings=["BearerToken"],
-            _preload_content=False,
-            _request_timeout=patience,
+            f"{client.configuration.host}{path}",
+            params=query,
+            json=body,
+            headers=headers,
+            timeout=patience,
+            allow_redirects=False,
+            proxy=rest.proxy,
+            proxy_headers=rest.proxy_headers,
+            server_hostname=rest.server_hostname,
         )
-        return response
 
     async def _refreshed(self) -> _Login:
         async with self._refreshing:
@@ -258,6 +270,14 @@ class Client:
 
     def _pass_check(self) -> None:
         self._check.ok(", ".join(map(str, self._watch.files)))
+
+
+def _sent_with(configuration: Configuration) -> BasicCredentials:
+    """Return what a request with this configuration tells its server, and a proxy in between."""
+    headers = {"Authorization": configuration.api_key.get(_LOGIN, "")}
+    to_server = BasicCredentials.sent(configuration.host or "", headers)
+    to_proxy = BasicCredentials.sent(configuration.proxy or "", configuration.proxy_headers or {})
+    return BasicCredentials((*to_server.secrets, *to_proxy.secrets))
 
 
 def _files_of(
