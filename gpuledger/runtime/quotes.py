@@ -217,7 +217,14 @@ def _of_backslash(found: re.Match[str]) -> str:
     return _OF_BACKSLASH.get(found["other"], found["other"])
 
 
+def _of_base64(found: re.Match[str]) -> str:
+    written = found[0].replace("-", "+").replace("_", "/")
+    whole = written[: len(written) - (len(written) % 4 == 1)]
+    return base64.b64decode(f"{whole}===").decode("latin-1")
+
+
 _ESCAPES: Final = (
+    _Escapes(re.compile(r"[A-Za-z0-9+/_-]{8,}"), _of_base64),
     _Escapes(re.compile(r"%[0-9A-Fa-f]{2}"), _of_percent),
     _Escapes(re.compile(r"%[0-9A-Fa-f]{2}|\+"), _of_percent),
     _Escapes(
@@ -234,7 +241,8 @@ _ESCAPES: Final = (
         lambda found: html.unescape(found[0]),
     ),
 )
-"""Of addresses, of forms, of JSON and programming languages, of HTML and XML."""
+"""Of logins, which are sent with a user before the password; of addresses, of forms, of JSON and
+programming languages, of HTML and XML."""
 
 
 def _undone(view: _View, *, depth: int = _DEPTH) -> Iterator[_View]:

@@ -78,6 +78,7 @@ WRITINGS: dict[str, Write] = {
     "base64 in lines": lambda text: base64.encodebytes(text.encode()).decode(),
     "base64 of addresses": lambda text: base64.urlsafe_b64encode(text.encode()).decode(),
     "base64 of Latin-1": lambda text: base64.b64encode(text.encode("latin-1", "replace")).decode(),
+    "a login in base64": lambda text: base64.b64encode(f"bob:{text}".encode()).decode(),
     "hexadecimal": lambda text: text.encode().hex(),
     "Latin-1": shown("latin-1"),
     "UTF-16": shown("utf-16-le"),
