@@ -34,7 +34,7 @@ from gpuledger.small_files import MAX_PEM_BYTES, read_small_file
 
 _TOKEN_LIFE_SECONDS: Final = 60.0
 _TLS_END_SECONDS: Final = 0.1
-PATIENCE_SECONDS: Final = 2.0
+REFRESH_TIMEOUT_SECONDS: Final = 2.0
 """How long requests wait for new credentials before they go on with the former: far less than the
 holder of a Lease has to renew it."""
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -114,11 +114,11 @@ class Client:
         watch: FileWatch,
         check: Check,
         monotonic: Callable[[], float] = time.monotonic,
-        patience_seconds: float = PATIENCE_SECONDS,
+        refresh_timeout_seconds: float = REFRESH_TIMEOUT_SECONDS,
     ) -> None:
         """Take what was read, and the watch of its files; raises `KubernetesError`."""
         self._settings = settings
-        self._monotonic, self._patience_seconds = monotonic, patience_seconds
+        self._monotonic, self._refresh_timeout_seconds = monotonic, refresh_timeout_seconds
         # Before they are read, so that no change in between is lost.
         watch.follow(_files_of(settings, configuration))
         self._login = _Login(configuration)
@@ -139,7 +139,7 @@ class Client:
         *,
         check: Check,
         monotonic: Callable[[], float] = time.monotonic,
-        patience_seconds: float = PATIENCE_SECONDS,
+        refresh_timeout_seconds: float = REFRESH_TIMEOUT_SECONDS,
     ) -> "Client":
         """Read the configuration and open a client with it; raises `KubernetesError`."""
         watch = FileWatch(_files_of(settings), monotonic=monotonic)
@@ -149,7 +149,7 @@ class Client:
             watch=watch,
             check=check,
             monotonic=monotonic,
-            patience_seconds=patience_seconds,
+            refresh_timeout_seconds=refresh_timeout_seconds,
         )
 
     @asynccontextmanager
@@ -253,18 +253,18 @@ class Client:
         if self._refreshing.done() and self._is_due():
             self._refreshing = asyncio.create_task(self._refresh())
             self._refreshing_since = self._monotonic()
-            await asyncio.wait({self._refreshing}, timeout=self._patience_seconds)
+            await asyncio.wait({self._refreshing}, timeout=self._refresh_timeout_seconds)
         elif not self._refreshing.done():
-            await asyncio.wait({self._refreshing}, timeout=self._patience_left())
+            await asyncio.wait({self._refreshing}, timeout=self._seconds_to_wait())
         if self._refreshing.done():
             self._refreshing.result()
         else:
             self._check.failed(self._late)
         return self._login
 
-    def _patience_left(self) -> float:
+    def _seconds_to_wait(self) -> float:
         passed_seconds = self._monotonic() - self._refreshing_since
-        return max(0.0, self._patience_seconds - passed_seconds)
+        return max(0.0, self._refresh_timeout_seconds - passed_seconds)
 
     def _late(self) -> str:
         passed_seconds = self._monotonic() - self._refreshing_since

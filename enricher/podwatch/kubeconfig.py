@@ -56,7 +56,7 @@ async def load_configuration(
     files: Sequence[Path],
     context: str,
     in_cluster: bool,
-    at_most_seconds: float = LOAD_SECONDS,
+    timeout_seconds: float = LOAD_SECONDS,
 ) -> Configuration:
     """Return what the pod's service account, or these kubeconfigs together, say.
 
@@ -65,7 +65,7 @@ async def load_configuration(
     configuration = Configuration()
     secrets: list[str] = []
     try:
-        async with asyncio.timeout(at_most_seconds):
+        async with asyncio.timeout(timeout_seconds):
             if in_cluster:
                 _load_service_account(configuration)
             else:
@@ -73,7 +73,7 @@ async def load_configuration(
         _require_server(configuration.host or "")
     except TimeoutError as error:
         raise KubernetesError(
-            f"the Kubernetes configuration is not read within {at_most_seconds:g} s:"
+            f"the Kubernetes configuration is not read within {timeout_seconds:g} s:"
             " a credential plug-in or an identity provider does not answer"
         ) from error
     except _UnusableError as error:

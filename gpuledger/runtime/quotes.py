@@ -41,14 +41,14 @@ def mask_quotes(text: str, secrets: Iterable[str]) -> str:
     whole = _View(text, range(len(text)), range(1, len(text) + 1))
     begun = _BEGUN.search(text)
     cut = whole.until(begun.start()) if begun else None
-    places = [
-        place
+    spans = [
+        span
         for view in chain(_undone(whole), _undone(cut) if cut else ())
-        for place in _places(view, wanted, end=len(text))
+        for span in _spans(view, wanted, end=len(text))
     ]
     kept_from = 0
     pieces: list[str] = []
-    for start, end in _merged(places):
+    for start, end in _merged(spans):
         pieces += (text[kept_from:start], MASK)
         kept_from = end
     return "".join((*pieces, text[kept_from:]))
@@ -106,11 +106,11 @@ def _writings(secret: str) -> Iterator[_Wanted]:
 
 def _as_visible(text: str, *, in_escapes: bool = True) -> _Wanted | None:
     """Return the visible characters of a text; nothing where that are too few of them."""
-    visible = [place for place, one in enumerate(text) if _is_visible(one)]
+    visible = [position for position, one in enumerate(text) if _is_visible(one)]
     if len(visible) < min(_MIN_ENCODED, len(text)):
         return None
     return _Wanted(
-        "".join(text[place] for place in visible).lower(),
+        "".join(text[position] for position in visible).lower(),
         is_visible=True,
         before=text[: visible[0]].lstrip(),
         behind=text[visible[-1] + 1 :].rstrip(),
@@ -122,36 +122,36 @@ def _as_is(text: str) -> _Wanted:
     return _Wanted(text, is_visible=False, before="", behind="", in_escapes=False)
 
 
-def _places(view: _View, wanted: Sequence[_Wanted], *, end: int) -> Iterator[tuple[int, int]]:
+def _spans(view: _View, wanted: Sequence[_Wanted], *, end: int) -> Iterator[tuple[int, int]]:
     """Yield where something wanted stands in the text that is viewed, which goes on to `end`."""
-    seen = [place for place, one in enumerate(view.characters) if _is_visible(one)]
-    visible = "".join([view.characters[place] for place in seen]).lower()
+    seen = [position for position, one in enumerate(view.characters) if _is_visible(one)]
+    visible = "".join([view.characters[position] for position in seen]).lower()
     is_raw = isinstance(view.starts, range)
     for each in wanted:
         if not is_raw and not each.in_escapes:
             continue
         text = visible if each.is_visible else view.characters
-        places = seen if each.is_visible else range(len(text))
+        positions = seen if each.is_visible else range(len(text))
         for start in _find_all(each.text, text):
-            first, last = places[start], places[start + len(each.text) - 1]
+            first, last = positions[start], positions[start + len(each.text) - 1]
             yield (
                 view.starts[_reach(view.characters, first, -1, over=each.before)],
                 view.ends[_reach(view.characters, last, 1, over=each.behind)],
             )
         if length := _length_of_cut(text, each.text):
-            yield view.starts[places[-length]], end
+            yield view.starts[positions[-length]], end
 
 
-def _reach(characters: str, place: int, step: int, *, over: str) -> int:
-    """Return the place up to which characters follow that may be those which are not visible."""
+def _reach(characters: str, position: int, step: int, *, over: str) -> int:
+    """Return the position up to which characters follow that may be those which are not visible."""
     for _ in range(_MAX_BYTES_OF_CHARACTER * len(over)):
-        beyond = place + step
+        beyond = position + step
         if not 0 <= beyond < len(characters) or _is_visible(characters[beyond]):
             break
         if characters[beyond] == " " and " " not in over:
             break
-        place = beyond
-    return place
+        position = beyond
+    return position
 
 
 def _length_of_cut(text: str, wanted: str) -> int:
@@ -173,9 +173,9 @@ def _find_all(wanted: str, text: str) -> Iterator[int]:
         start = text.find(wanted, start + len(wanted))
 
 
-def _merged(places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     merged: list[tuple[int, int]] = []
-    for start, end in sorted(places):
+    for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(end, merged[-1][1])
         else:

@@ -44,10 +44,10 @@ def named(file: Path) -> KubernetesSettings:
     return KubernetesSettings(kubeconfig=str(file))
 
 
-async def login_of(file: Path, *, at_most_seconds: float = DEADLINE_SECONDS) -> str:
+async def login_of(file: Path, *, timeout_seconds: float = DEADLINE_SECONDS) -> str:
     """Return what would be sent as `Authorization`."""
     configuration = await load_configuration(
-        files=[file], context="", in_cluster=False, at_most_seconds=at_most_seconds
+        files=[file], context="", in_cluster=False, timeout_seconds=timeout_seconds
     )
     return str(configuration.api_key.get(LOGIN, ""))
 
@@ -172,7 +172,9 @@ async def test_a_plugin_that_hangs_holds_up_no_request_and_ends_with_podwatch(
 ) -> None:
     clock, check, pid_file = Seconds(), Check(), file.with_name("pid")
     write(file, {"token": "first"}, url=server.url)
-    client = await Client.open(named(file), check=check, monotonic=clock, patience_seconds=0.1)
+    client = await Client.open(
+        named(file), check=check, monotonic=clock, refresh_timeout_seconds=0.1
+    )
     write(file, plugin(file, f"sleep 1000 & echo $! > {pid_file}; wait"), url=server.url)
     clock.advance(1.0)
     async with asyncio.timeout(DEADLINE_SECONDS):
@@ -191,7 +193,7 @@ async def test_a_plugin_that_hangs_is_given_up_with_its_children(file: Path) -> 
     pid_file = file.with_name("pid")
     write(file, plugin(file, f"sleep 1000 & echo $! > {pid_file}; wait"))
     with pytest.raises(KubernetesError, match=r"not read within 0\.5 s: a credential plug-in"):
-        await login_of(file, at_most_seconds=0.5)
+        await login_of(file, timeout_seconds=0.5)
     await soon(lambda: not is_alive(int(pid_file.read_text())))
 
 
