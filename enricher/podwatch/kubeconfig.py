@@ -9,10 +9,12 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -70,7 +72,7 @@ async def load_configuration(
                 _load_service_account(configuration)
             else:
                 await _load_kubeconfig(configuration, files, context=context, secrets=secrets)
-        _require_server(configuration.host or "")
+        _require_sendable(configuration)
     except TimeoutError as error:
         raise KubernetesError(
             f"the Kubernetes configuration is not read within {timeout_seconds:g} s:"
@@ -88,10 +90,14 @@ async def load_configuration(
     return configuration
 
 
-def _require_server(url: str) -> None:
+def _require_sendable(configuration: Configuration) -> None:
+    """Raise `ValueError` or `_UnusableError` where no request can be sent with it."""
+    url = configuration.host or ""
     require_http_url(url)
     if urlsplit(url).username is not None:
         raise _UnusableError("its server has a user in its address: name it among the users")
+    if _CONTROL.search(configuration.api_key.get(LOGIN, "")):
+        raise _UnusableError("its login has a line end or another control character in it")
 
 
 def has_login(configuration: Configuration) -> bool:
@@ -250,6 +256,19 @@ class _Loader(KubeConfigLoader):
         else:
             raise _UnusableError("the credential plug-in gives neither token nor certificate")
         return True
+
+    @override
+    async def load_gcp_token(self) -> str:
+        self._get_google_credentials = self._ask_google
+        return await super().load_gcp_token()
+
+    async def _ask_google(self) -> SimpleNamespace:
+        """Return what the program of Google's former provider says, which the library waits for."""
+        assert self._user  # noqa: S101  # the library has looked
+        config = self._user["auth-provider"]["config"]
+        arguments = [str(config["cmd-path"]), *shlex.split(str(config["cmd-args"]))]
+        answer = json.loads(await _run_plugin(arguments, os.environ))["credential"]
+        return SimpleNamespace(token=answer["access_token"], expiry=answer["token_expiry"])
 
     def _to_file(self, status: Mapping[str, Any], key: str) -> str | None:
         written = FileOrData(status, None, data_key_name=key, base64_file_content=False)

@@ -72,6 +72,14 @@ def plugin(file: Path, script: str, *, arguments: tuple[str, ...] = ()) -> dict[
     return {"exec": called}
 
 
+async def test_a_token_of_googles_former_provider_is_used(file: Path) -> None:
+    answer = {"credential": {"access_token": SECRET, "token_expiry": "2030-01-01T00:00:00Z"}}
+    plugin(file, saying(answer))
+    config = {"cmd-path": str(file.with_name("plugin")), "cmd-args": "config"}
+    write(file, {"auth-provider": {"name": "gcp", "config": config}})
+    assert await login_of(file) == f"Bearer {SECRET}"
+
+
 def saying(answer: object) -> str:
     return f"cat <<'END'\n{json.dumps(answer)}\nEND"
 
@@ -189,9 +197,13 @@ async def test_a_plugin_that_hangs_holds_up_no_request_and_ends_with_podwatch(
         await soon(lambda: not is_alive(int(pid_file.read_text())))
 
 
-async def test_a_plugin_that_hangs_is_given_up_with_its_children(file: Path) -> None:
+@pytest.mark.parametrize("kind", ["exec", "auth-provider"])
+async def test_a_plugin_that_hangs_is_given_up_with_its_children(file: Path, kind: str) -> None:
     pid_file = file.with_name("pid")
-    write(file, plugin(file, f"sleep 1000 & echo $! > {pid_file}; wait"))
+    user = plugin(file, f"sleep 1000 & echo $! > {pid_file}; wait")
+    program = str(file.with_name("plugin"))
+    google = {"name": "gcp", "config": {"cmd-path": program, "cmd-args": "--x"}}
+    write(file, user if kind == "exec" else {"auth-provider": google})
     with pytest.raises(KubernetesError, match=r"not read within 0\.5 s: a credential plug-in"):
         await login_of(file, timeout_seconds=0.5)
     await soon(lambda: not is_alive(int(pid_file.read_text())))
