@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from gpuledger.decode_errors import shorten_middle
 from gpuledger.errors import SettingsError
+from gpuledger.small_files import MAX_PEM_BYTES, read_small_file
 
 _CERTIFICATE: Final = b"CERTIFICATE-----"
 _KEY: Final = b"PRIVATE KEY-----"
@@ -136,7 +137,7 @@ def naming(setting: str, file: Path) -> Iterator[None]:
 
 def _require_pem(file: Path, kind: bytes, *, setting: str, what: str) -> None:
     with naming(setting, file):
-        content = file.read_bytes()
+        content = read_small_file(file, max_bytes=MAX_PEM_BYTES)
     if _BEGIN not in content:
         said = f"{setting}: {file} is no PEM file: expected {what} in it"
         raise SettingsError(shorten_middle(said))

@@ -18,14 +18,35 @@ def end_on_signals() -> None:
 
     For a deployable's first line: nothing has begun that would have to be cleaned up. As the first
     process of a container it would otherwise not even end, as Linux spares that from both.
+    Standard streams that are closed lead nowhere from then on.
     """
+    _replace_closed_streams()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0))
 
 
 def end_on_interrupt(code: int) -> None:
-    """Make SIGINT end the process with this exit code, until `raise_on_interrupt`."""
+    """Make SIGINT end the process with this exit code, until `raise_on_interrupt`.
+
+    Standard streams that are closed lead nowhere from then on.
+    """
+    _replace_closed_streams()
     signal.signal(signal.SIGINT, lambda *_: os._exit(code))
+
+
+def _replace_closed_streams() -> None:
+    """Open the null device in the place of each standard stream that the process has not got.
+
+    The next file or socket that is opened would get its number, and be written to as the log.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            os.set_inheritable(opened, True)  # noqa: FBT003  # the system's own name for it
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: SIM115, PTH123  # for good
 
 
 def raise_on_interrupt() -> None:

@@ -19,6 +19,7 @@ from agent.exposition.device import Read, read_at
 from agent.metrics import COUNTERS_SKIPPED
 from gpuledger.decode_errors import shorten, shorten_middle
 from gpuledger.errors import UserError
+from gpuledger.small_files import read_small_file
 
 Kind = Literal["gauge", "counter", "label"]
 _log = structlog.get_logger(__name__)
@@ -129,13 +130,17 @@ def default_counters() -> tuple[Counter, ...]:
     )
 
 
+_MAX_BYTES: Final = 1024 * 1024
+"""Of the file: DCGM's own list is 15 KiB."""
+
+
 def read_counters(path: Path) -> tuple[Counter, ...]:
     """Read a list, and warn of the lines that are skipped.
 
     Raises `UserError` naming file, line and reason.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_small_file(path, max_bytes=_MAX_BYTES).decode()
     except OSError as error:
         raise UserError(
             f"exposition.counters_file: cannot read {path}: {error.strerror}"

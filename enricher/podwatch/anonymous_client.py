@@ -3,7 +3,7 @@
 Without the Kubernetes client library, which takes seconds and a hundred megabytes to import.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import aiohttp
@@ -11,7 +11,9 @@ import aiohttp
 from enricher.podwatch.api import Answer, Api, Method, answered, limits
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger import __version__
+from gpuledger.runtime.http.credentials import BasicCredentials
 from gpuledger.runtime.readiness import Check
+from gpuledger.settings.address import shown_url
 
 
 @asynccontextmanager
@@ -43,8 +45,10 @@ class _Plain:
             idle_timeout_seconds=idle_timeout_seconds,
             total_seconds=total_seconds,
         )
-        request = self._session.get(server + path, params=query, timeout=patience)
-        return answered(request, server=server, patience=patience)
+        request = self._session.get(
+            server + path, params=query, timeout=patience, allow_redirects=False
+        )
+        return self._answered(request, server=server, patience=patience)
 
     def send(
         self, method: Method, path: str, *, body: Mapping[str, object], total_seconds: float
@@ -56,5 +60,17 @@ class _Plain:
             idle_timeout_seconds=total_seconds,
             total_seconds=total_seconds,
         )
-        request = self._session.request(method, server + path, json=body, timeout=patience)
-        return answered(request, server=server, patience=patience)
+        request = self._session.request(
+            method, server + path, json=body, timeout=patience, allow_redirects=False
+        )
+        return self._answered(request, server=server, patience=patience)
+
+    def _answered(
+        self,
+        request: Awaitable[aiohttp.ClientResponse],
+        *,
+        server: str,
+        patience: aiohttp.ClientTimeout,
+    ) -> AbstractAsyncContextManager[Answer]:
+        sent = BasicCredentials.sent(server, {})  # a user in the address is one all the same
+        return answered(request, server=shown_url(server), patience=patience, sent=sent)

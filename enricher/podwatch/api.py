@@ -21,7 +21,7 @@ from enricher.podwatch.objects import Status
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger.errors import UnavailableError
 from gpuledger.runtime.http.client import read_begin, translating
-from gpuledger.runtime.http.credentials import BasicCredentials
+from gpuledger.runtime.http.credentials import NO_CREDENTIALS, BasicCredentials
 from gpuledger.runtime.http.messages import readable, retry_after_seconds
 from gpuledger.runtime.readiness import Check
 from gpuledger.runtime.tasks import in_daemon_thread
@@ -53,6 +53,11 @@ class KubernetesError(UnavailableError):
         self.status = status
         self.reason = reason
         self.retry_after_seconds = retry_after_seconds
+
+    def mask(self, sent: BasicCredentials) -> None:
+        """Mask the credentials that were sent in what it says."""
+        self.said = sent.mask(self.said)
+        self.args = tuple(sent.mask(str(one)) for one in self.args)
 
     @property
     def expired(self) -> bool:
@@ -137,9 +142,30 @@ _decode_status: Final = msgspec.json.Decoder(Status).decode
 
 @asynccontextmanager
 async def answered(
-    request: Awaitable[aiohttp.ClientResponse], *, server: str, patience: aiohttp.ClientTimeout
+    request: Awaitable[aiohttp.ClientResponse],
+    *,
+    server: str,
+    patience: aiohttp.ClientTimeout,
+    sent: BasicCredentials = NO_CREDENTIALS,
 ) -> AsyncIterator[Answer]:
     """Send a request and give its answer; `KubernetesError` for all but 200 and 201.
+
+    Whatever the server says may quote the credentials that were `sent`: they are masked in each
+    error, also in one that whoever reads the answer makes of it.
+    """
+    try:
+        async with _answered(request, server=server, patience=patience) as answer:
+            yield answer
+    except KubernetesError as error:
+        error.mask(sent)
+        raise
+
+
+@asynccontextmanager
+async def _answered(
+    request: Awaitable[aiohttp.ClientResponse], *, server: str, patience: aiohttp.ClientTimeout
+) -> AsyncIterator[Answer]:
+    """Send a request and give its answer.
 
     The deadlines are kept here once more: aiohttp's own stand in the connection and go with it.
     """
@@ -207,8 +233,7 @@ class _HttpAnswer:
 async def _refusal(response: aiohttp.ClientResponse) -> KubernetesError:
     """Make the error of an answer that is not 200: the server's own words where it has any."""
     status = _status_of(await read_begin(response))
-    sent = BasicCredentials.sent("", response.request_info.headers)
-    message = readable(sent.mask(status.message or response.reason or ""))
+    message = readable(status.message or response.reason or "")
     header = response.headers.get("Retry-After", "")
     return KubernetesError(
         f"the API server answered {response.status}: {message}",

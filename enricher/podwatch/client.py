@@ -18,19 +18,25 @@ import aiohttp
 import structlog
 from kubernetes_asyncio.client.api_client import ApiClient
 from kubernetes_asyncio.client.configuration import Configuration
-from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
 from kubernetes_asyncio.config.incluster_config import SERVICE_TOKEN_FILENAME
 from kubernetes_asyncio.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
 
 from enricher.podwatch.api import Answer, Api, KubernetesError, Method, answered, limits
+from enricher.podwatch.kubeconfig import LOAD_SECONDS, LOGIN, has_login, load_configuration
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger import __version__
 from gpuledger.errors import UserError
 from gpuledger.runtime.file_watch import FileWatch
+from gpuledger.runtime.http.credentials import BasicCredentials
 from gpuledger.runtime.readiness import Check
+from gpuledger.settings.address import shown_url
+from gpuledger.small_files import MAX_PEM_BYTES, read_small_file
 
 _TOKEN_LIFE_SECONDS: Final = 60.0
 _TLS_END_SECONDS: Final = 0.1
+REFRESH_TIMEOUT_SECONDS: Final = 2.0
+"""How long requests wait for new credentials before they go on with the former: far less than the
+holder of a Lease has to renew it."""
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _log = structlog.get_logger(__name__)
 
@@ -61,6 +67,8 @@ class _Login:
     def __init__(self, configuration: Configuration) -> None:
         """Raise `KubernetesError` where a certificate or an authority cannot be used."""
         try:
+            for file in _files_named_by(configuration):
+                read_small_file(file, max_bytes=MAX_PEM_BYTES)
             self.client = ApiClient(configuration)
         except OSError as error:  # OpenSSL's own errors are such
             named = ", ".join(map(str, _files_named_by(configuration)))
@@ -106,18 +114,22 @@ class Client:
         watch: FileWatch,
         check: Check,
         monotonic: Callable[[], float] = time.monotonic,
+        refresh_timeout_seconds: float = REFRESH_TIMEOUT_SECONDS,
     ) -> None:
         """Take what was read, and the watch of its files; raises `KubernetesError`."""
         self._settings = settings
-        self._monotonic = monotonic
+        self._monotonic, self._refresh_timeout_seconds = monotonic, refresh_timeout_seconds
         # Before they are read, so that no change in between is lost.
         watch.follow(_files_of(settings, configuration))
         self._login = _Login(configuration)
-        self._refreshing = asyncio.Lock()
-        self._loaded_at = monotonic()
+        self._refreshing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """The last reading of the credentials, which may be under way."""
+        self._refreshing.set_result(None)
+        self._refreshing_since = self._loaded_at = monotonic()
         self._watch, self._check = watch, check
         self._is_outdated = False
         """Whether the files have changed, or the credentials were refused, since they were read."""
+        self._has_changed = False
         self._pass_check()
 
     @classmethod
@@ -127,6 +139,7 @@ class Client:
         *,
         check: Check,
         monotonic: Callable[[], float] = time.monotonic,
+        refresh_timeout_seconds: float = REFRESH_TIMEOUT_SECONDS,
     ) -> "Client":
         """Read the configuration and open a client with it; raises `KubernetesError`."""
         watch = FileWatch(_files_of(settings), monotonic=monotonic)
@@ -136,6 +149,7 @@ class Client:
             watch=watch,
             check=check,
             monotonic=monotonic,
+            refresh_timeout_seconds=refresh_timeout_seconds,
         )
 
     @asynccontextmanager
@@ -171,6 +185,8 @@ class Client:
 
     async def close(self) -> None:
         """Close all connections; TLS ends with a word to the other side, which takes a moment."""
+        self._refreshing.cancel()
+        await asyncio.wait({self._refreshing})
         await self._login.retire()
         await asyncio.sleep(_TLS_END_SECONDS)
 
@@ -188,9 +204,10 @@ class Client:
         login = await self._refreshed()
         try:
             async with login.reading() as client:
-                server = client.configuration.host or ""
                 request = self._request(client, path, method, patience, query=query, body=body)
-                async with answered(request, server=server, patience=patience) as answer:
+                server = shown_url(client.configuration.host or "")
+                sent = _sent_with(client.configuration)
+                async with answered(request, server=server, patience=patience, sent=sent) as answer:
                     yield answer
         except KubernetesError as error:
             # A refusal of credentials that were replaced meanwhile says nothing of the new ones.
@@ -208,35 +225,72 @@ class Client:
         query: Mapping[str, str],
         body: Mapping[str, object] | None,
     ) -> aiohttp.ClientResponse:
-        response: aiohttp.ClientResponse = await client.call_api(
-            path,
+        """Send a request over the library's session; not by its own call, as that is redirected."""
+        rest = client.rest_client
+        session: aiohttp.ClientSession = rest.pool_manager
+        headers = {"Accept": "application/json", **client.default_headers}
+        if login := client.configuration.api_key.get(LOGIN):
+            headers["Authorization"] = login
+        return await session.request(
             method,
-            query_params=list(query.items()),
-            header_params={"Accept": "application/json"},
-            body=body,
-            auth_settings=["BearerToken"],
-            _preload_content=False,
-            _request_timeout=patience,
+            f"{client.configuration.host}{path}",
+            params=query,
+            json=body,
+            headers=headers,
+            timeout=patience,
+            allow_redirects=False,
+            proxy=rest.proxy,
+            proxy_headers=rest.proxy_headers,
+            server_hostname=rest.server_hostname,
         )
-        return response
 
     async def _refreshed(self) -> _Login:
-        async with self._refreshing:
-            await self._refresh()
+        """Return the credentials, read again where that is due and does not take too long.
+
+        It is nothing that all requests may wait for: whoever asks while a plug-in hangs goes on
+        with the former ones.
+        """
+        if self._refreshing.done() and self._is_due():
+            self._refreshing = asyncio.create_task(self._refresh())
+            self._refreshing_since = self._monotonic()
+            await asyncio.wait({self._refreshing}, timeout=self._refresh_timeout_seconds)
+        elif not self._refreshing.done():
+            await asyncio.wait({self._refreshing}, timeout=self._seconds_to_wait())
+        if self._refreshing.done():
+            self._refreshing.result()
+        else:
+            self._check.failed(self._late)
         return self._login
 
-    async def _refresh(self) -> None:
-        """Read the credentials again when they are outdated, and every minute.
+    def _seconds_to_wait(self) -> float:
+        passed_seconds = self._monotonic() - self._refreshing_since
+        return max(0.0, self._refresh_timeout_seconds - passed_seconds)
 
-        Tokens of plug-ins, and of files that a kubeconfig names, change without notice. A changed
-        certificate needs a client of its own, because the TLS context holds it. What cannot be read
-        leaves the former credentials in force, and is read again with the next request.
+    def _late(self) -> str:
+        passed_seconds = self._monotonic() - self._refreshing_since
+        return (
+            f"the credentials are being read for {passed_seconds:.0f} s: a credential plug-in, an"
+            f" identity provider or a storage does not answer; it is given up after"
+            f" {LOAD_SECONDS:g} s, and the former credentials stay in force"
+        )
+
+    def _is_due(self) -> bool:
+        """Return whether to read the credentials again: when they are outdated, and every minute.
+
+        Tokens of plug-ins, and of files that a kubeconfig names, change without notice.
         """
-        has_changed = self._watch.has_changed()
-        self._is_outdated |= has_changed
+        self._has_changed = self._watch.has_changed()
+        self._is_outdated |= self._has_changed
         is_fresh = self._monotonic() - self._loaded_at < _TOKEN_LIFE_SECONDS
-        if is_fresh and not self._is_outdated:
-            return
+        return self._is_outdated or not is_fresh
+
+    async def _refresh(self) -> None:
+        """Read the credentials again.
+
+        A changed certificate needs a client of its own, because the TLS context holds it. What
+        cannot be read or used leaves the former credentials in force, and is read again with the
+        next request.
+        """
         try:
             await self._take(await _load(self._settings))
         except KubernetesError as error:
@@ -245,10 +299,15 @@ class Client:
             self._loaded_at = self._monotonic()
             self._is_outdated = False
             self._pass_check()
-            if has_changed:
+            if self._has_changed:
                 _log.info("kubernetes_credentials_read", files=list(map(str, self._watch.files)))
 
     async def _take(self, configuration: Configuration) -> None:
+        if has_login(self._login.client.configuration) and not has_login(configuration):
+            raise KubernetesError(
+                "the Kubernetes configuration has no login any more, neither a token nor a"
+                " certificate, which needs a restart"
+            )
         self._watch.follow(_files_of(self._settings, configuration))
         if not self._is_outdated:
             self._login.client.configuration.api_key = configuration.api_key
@@ -258,6 +317,14 @@ class Client:
 
     def _pass_check(self) -> None:
         self._check.ok(", ".join(map(str, self._watch.files)))
+
+
+def _sent_with(configuration: Configuration) -> BasicCredentials:
+    """Return what a request with this configuration tells its server, and a proxy in between."""
+    headers = {"Authorization": configuration.api_key.get(LOGIN, "")}
+    to_server = BasicCredentials.sent(configuration.host or "", headers)
+    to_proxy = BasicCredentials.sent(configuration.proxy or "", configuration.proxy_headers or {})
+    return BasicCredentials((*to_server.secrets, *to_proxy.secrets))
 
 
 def _files_of(
@@ -279,24 +346,9 @@ def _files_named_by(configuration: Configuration) -> list[Path]:
 
 
 async def _load(settings: KubernetesSettings) -> Configuration:
-    configuration = Configuration()
-    try:
-        if _in_cluster(settings):
-            load_incluster_config(configuration, try_refresh_token=False)  # type: ignore[no-untyped-call]  # the library types only some of its functions
-        else:
-            await load_kube_config(
-                config_file=settings.kubeconfig or os.environ.get("KUBECONFIG") or None,
-                context=settings.context or None,
-                client_configuration=configuration,
-                persist_config=False,
-            )
-    except ConfigException as error:
-        raise KubernetesError(f"no Kubernetes configuration: {error}") from error
-    except Exception as error:
-        # The loaders raise whatever a malformed file or a credential plug-in makes them raise.
-        what = f"{type(error).__name__} {error}".rstrip()
-        raise KubernetesError(f"the Kubernetes configuration cannot be read: {what}") from error
-    return configuration
+    return await load_configuration(
+        files=_files_of(settings), context=settings.context, in_cluster=_in_cluster(settings)
+    )
 
 
 def _in_cluster(settings: KubernetesSettings) -> bool:

@@ -45,7 +45,7 @@ class KafkaConnection:
         self.servers = settings.bootstrap_servers
         self.topic_ids: dict[str, Mapping[str, str | None]] = {}
         """For each group that is read here, the identities of its topics: what commits carry."""
-        self._refusals = RefusedConnections()
+        self._refusals = RefusedConnections(mask=self._mask)
         demote_logs()
         if readiness and settings.security_protocol != "PLAINTEXT":
             self._credentials = KafkaCredentials(settings, check=_check_of(readiness))
@@ -104,7 +104,19 @@ class KafkaConnection:
             yield
         except FAILURES as error:
             refusals = self._refusals.of_last(time.monotonic() - begin_seconds)
-            raise translate(error, doing=doing, servers=self.servers, refusals=refusals) from error
+            raise translate(
+                error,
+                doing=doing,
+                servers=self.servers,
+                refusals=refusals,
+                mask=self._mask,
+            ) from error
+
+    def _mask(self, said: str) -> str:
+        """Return what a broker says with the login that it was sent masked."""
+        if not self.settings.security_protocol.startswith("SASL"):
+            return said
+        return self._credentials.sent.mask(said)
 
     def refused_within(self, seconds: float) -> str:
         """Return why connections failed in so many seconds, as a message's end; empty for none."""

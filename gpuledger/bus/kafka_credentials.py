@@ -7,7 +7,7 @@ current certificate, authorities and password whenever a connection is opened.
 import ssl
 import time
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import structlog
 from typing_extensions import override
@@ -15,16 +15,20 @@ from typing_extensions import override
 from gpuledger.certificates import Validity, authorities_of, load_own, trusting
 from gpuledger.runtime import Check
 from gpuledger.runtime.file_watch import LOOK_SECONDS, FilesInForce, FileWatch
+from gpuledger.runtime.http.credentials import NO_CREDENTIALS, BasicCredentials
 from gpuledger.settings import KafkaSettings, Secret
 from gpuledger.settings.secret import MASK
 
 _log = structlog.get_logger(__name__)
+_MAX_RECENT: Final = 8
 
 
 class KafkaCredentials:
     """The certificates and passwords in force."""
 
     _context: ssl.SSLContext
+    sent: BasicCredentials = NO_CREDENTIALS
+    """The passwords, the former ones too: to be masked in what a broker says."""
 
     def __init__(
         self,
@@ -68,10 +72,14 @@ class KafkaCredentials:
 
     def _take(self) -> list[Validity]:
         password = _current("sasl_password", self._settings.sasl_password)
+        key_password = _current("ssl_key_password", self._settings.ssl_key_password)
         validities: list[Validity] = []
         if self._settings.security_protocol.endswith("SSL"):
             self._context, validities = tls_context(self._settings)
         self._password = password
+        # A connection that was opened with the former one may still be answered.
+        recent = dict.fromkeys((password, key_password, *self.sent.secrets))
+        self.sent = BasicCredentials(tuple(filter(None, recent))[:_MAX_RECENT])
         return validities
 
 

@@ -1,7 +1,7 @@
 """What aiokafka raises, told as what a caller can do about it. No connection is made here."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from aiokafka import errors as vendor
@@ -98,14 +98,22 @@ _MEANINGS: Final[dict[type[Exception], tuple[type[GpuledgerError], str]]] = {
 
 
 def translate(
-    error: Exception, *, doing: str, servers: str, refusals: Sequence[str] = ()
+    error: Exception,
+    *,
+    doing: str,
+    servers: str,
+    refusals: Sequence[str] = (),
+    mask: Callable[[str], str] = str,
 ) -> GpuledgerError:
-    """Return the error to raise instead, with what was being done."""
+    """Return the error to raise instead, with what was being done.
+
+    `mask` is what becomes of the brokers' own words, which may quote a password.
+    """
     if isinstance(error, vendor.KafkaConnectionError) and refusals:
         return BusUnavailableError(f"no broker of {servers} can be used{name_refusals(refusals)}")
     kind, meaning = _MEANINGS.get(type(error), (BusUnavailableError, "failed"))
     refused = name_refusals(refusals) if kind is BusUnavailableError else ""
-    said = f"{type(error).__name__}: {error}".removesuffix(": ")
+    said = f"{type(error).__name__}: {mask(str(error))}".removesuffix(": ")
     return kind(f"{doing}: {servers} {meaning} ({said}){refused}")
 
 

@@ -40,14 +40,20 @@ QUIET_SECONDS: Final = 3600.0
 class RefusedConnections:
     """Why each broker refused its last connection that failed, and when that was."""
 
-    def __init__(self, *, seconds: Callable[[], float] = time.monotonic) -> None:
-        self._seconds = seconds
+    def __init__(
+        self,
+        *,
+        seconds: Callable[[], float] = time.monotonic,
+        mask: Callable[[str], str] = str,
+    ) -> None:
+        """Take what becomes of the brokers' words, which may quote a password."""
+        self._seconds, self.mask = seconds, mask
         self._reasons: OrderedDict[str, tuple[float, str]] = OrderedDict()
 
     def note(self, broker: str, reason: str) -> None:
         """Record a connection that failed now."""
         self._reasons.pop(broker, None)
-        self._reasons[broker] = (self._seconds(), reason)
+        self._reasons[broker] = (self._seconds(), self.mask(reason))
         if len(self._reasons) > MAX_BROKERS:
             self._reasons.popitem(last=False)
 
@@ -86,12 +92,13 @@ class Demotion:
 
     def __call__(self, record: logging.LogRecord) -> bool:
         """Return whether a line passes; it may have become a debug line."""
-        if record.levelno < logging.WARNING:
-            return True
-        if _is_remembered(record):
-            return False
-        if not self._is_news(record.msg):
-            record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
+        if record.levelno >= logging.WARNING:
+            if _is_remembered(record):
+                return False
+            if not self._is_news(record.msg):
+                record.levelno = logging.DEBUG
+                record.levelname = logging.getLevelName(logging.DEBUG)
+        _mask(record)
         return True
 
     def _is_news(self, template: str) -> bool:
@@ -120,6 +127,13 @@ def _is_remembered(record: logging.LogRecord) -> bool:
     *broker, error = record.args
     refusals.note(name % tuple(broker), _reason_of(error))
     return True
+
+
+def _mask(record: logging.LogRecord) -> None:
+    """Mask the password in a line that is written of a connection, whatever the line is."""
+    refusals = _refusals.get()
+    if refusals:
+        record.msg, record.args = refusals.mask(record.getMessage()), None
 
 
 def _reason_of(error: object) -> str:

@@ -9,8 +9,10 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType
 from typing import Final
 
@@ -22,6 +24,7 @@ from gpuledger.settings.secret import mask_addresses
 _log = structlog.get_logger(__name__)
 _FAILED: Final = 1
 _USER_ERROR: Final = 2
+_TELLING_SECONDS: Final = 1.0
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -38,14 +41,14 @@ def run_until_signalled(
     `on_stop` is called in the event loop when the signal has come, before the work is cancelled.
     """
     deadline = _Deadline(stop_within_seconds)
-    signals = _EndingSignals()
+    signals = _EndingSignals(deadline)
     try:
         asyncio.run(_supervise(work, deadline, signals, on_stop))
     except BaseException as error:  # noqa: BLE001  # the last place where it can be told
         return _explain(error)
     finally:
-        deadline.lift()
         signals.give_back()
+        deadline.lift()
     return 0
 
 
@@ -71,10 +74,9 @@ async def _supervise(
     task = asyncio.ensure_future(work())
 
     def stop(name: str) -> None:
-        _log.info("signal_received", signal=name)
-        deadline.begin()
         on_stop()
         task.cancel()
+        _log.info("signal_received", signal=name)  # last, as nobody may be reading the log
 
     signals.take(stop)
     await asyncio.wait({task})
@@ -91,8 +93,9 @@ class _EndingSignals:
     the exit code then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: "_Deadline") -> None:
         self.have_come = False
+        self._deadline = deadline
         self._before = {number: signal.getsignal(number) for number in _ENDING}
 
     def take(self, stop: Callable[[str], None]) -> None:
@@ -100,6 +103,7 @@ class _EndingSignals:
         loop = asyncio.get_running_loop()
 
         def pass_on(number: int, _: FrameType | None) -> None:
+            self._deadline.begin()  # here, as the event loop may stand still
             self.have_come = True
             # Not SIG_IGN yet: Python reports a signal that came with this one and has no handler.
             for each in _ENDING:
@@ -121,27 +125,47 @@ def _do_nothing(_number: int, _frame: FrameType | None) -> None:
 
 
 class _Deadline:
-    """Ends the process when its time is over: from a thread, as the event loop itself may hang."""
+    """Ends the process when its time is over: from a thread, as the event loop itself may hang.
+
+    The thread is there from the start and is woken through a queue that may be written to in the
+    midst of anything: a signal's handler can neither start a thread nor take a lock, as the code
+    that it interrupts may be doing just that.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._timer = threading.Timer(seconds, self._end)
-        self._timer.daemon = True
+        self._begun: SimpleQueue[None] = SimpleQueue()
+        self._lifted = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="deadline", daemon=True)
+        self._thread.start()
 
     def begin(self) -> None:
-        if self._timer.ident is None:
-            self._timer.start()
+        """Let the time run from now on, unless it runs; also for a signal's handler."""
+        self._begun.put(None)
 
     def lift(self) -> None:
         """Let the process live on, unless a thread is left for which Python's exit would wait."""
-        others = set(threading.enumerate()) - {threading.main_thread(), self._timer}
+        others = set(threading.enumerate()) - {threading.main_thread(), self._thread}
         if all(thread.daemon for thread in others):
-            self._timer.cancel()
+            self._lifted.set()
+            self.begin()  # so that the thread ends
+
+    def _watch(self) -> None:
+        self._begun.get()
+        if not self._lifted.wait(self._seconds):
+            self._end()
 
     def _end(self) -> None:
-        _log.error("stop_deadline_missed", stop_within_seconds=self._seconds)
-        sys.stderr.flush()
+        # Whoever writes a line now may wait for a reader of standard error that does not read, or
+        # for the lock of somebody who does.
+        telling = threading.Thread(target=self._tell, name="deadline-missed", daemon=True)
+        with suppress(RuntimeError):  # no thread can be started
+            telling.start()
+            telling.join(_TELLING_SECONDS)
         os._exit(_FAILED)
+
+    def _tell(self) -> None:
+        _log.error("stop_deadline_missed", stop_within_seconds=self._seconds)
 
 
 def _explain(error: BaseException) -> int:

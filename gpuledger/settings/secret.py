@@ -12,6 +12,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from gpuledger.errors import SettingsError
+from gpuledger.small_files import read_small_file
 
 MASK: Final = "********"
 
@@ -132,7 +133,7 @@ class Secret:
         is_file = is_known or os.path.exists(file)  # noqa: PTH110  # false for what can be no name, too
         shown = mask_address(str(file)) if is_file else "the file that it names"
         try:
-            text = _secret_in(file.read_text(encoding="utf-8"))
+            text = _secret_in(read_small_file(file).decode())
         except UnicodeDecodeError as error:
             raise SettingsError(f"{name}: cannot read {shown}: not a text file") from error
         except OSError as error:

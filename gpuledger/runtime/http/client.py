@@ -21,11 +21,13 @@ import aiohttp
 
 from gpuledger.errors import UnavailableError
 from gpuledger.runtime.http.credentials import NO_CREDENTIALS, BasicCredentials
-from gpuledger.runtime.http.messages import readable, retry_after_seconds
+from gpuledger.runtime.http.messages import MAX_CHARACTERS, readable, retry_after_seconds
 from gpuledger.settings.address import shown_url
 
 MAX_BODY_BYTES: Final = 64 * 1024
 """How much is read of a body that is only shown."""
+_LOOKED_AT_BYTES: Final = 8 * MAX_CHARACTERS
+"""How much of it is looked at: enough to show, whatever is masked."""
 BODY_SECONDS: Final = 5.0
 """How long is waited for it once the status is known."""
 # aiohttp raises its own errors for most of what a server can do wrong; its parser lets a ValueError
@@ -112,13 +114,13 @@ async def read_answer(response: aiohttp.ClientResponse, *, sent: BasicCredential
     """Return what a response says, `sent` masked; of a success the body is left unread."""
     is_success = response.status // 100 == HTTPStatus.OK // 100
     body = b"" if is_success else await read_begin(response)
-    text = _unpack(body, response.headers.get("Content-Encoding", "")).decode(errors="replace")
+    body = _unpack(body, response.headers.get("Content-Encoding", ""))[:_LOOKED_AT_BYTES]
     header = response.headers.get("Retry-After", "")
     return HttpAnswer(
         status=response.status,
         content_type=response.content_type,
         has_type="Content-Type" in response.headers,
-        text=readable(sent.mask(text)),
+        text=readable(sent.mask(body.decode(errors="replace"))),
         retry_after_seconds=retry_after_seconds(header, now=datetime.now(tz=UTC)),
     )
 

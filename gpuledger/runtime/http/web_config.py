@@ -15,9 +15,12 @@ import yaml
 from gpuledger.decode_errors import explain_invalid, shorten_middle
 from gpuledger.errors import UserError
 from gpuledger.settings.sources import explain_yaml
+from gpuledger.small_files import read_small_file
 
 _HASH: Final = re.compile(r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}")
 _MAX_COST: Final = 16
+_MAX_BYTES: Final = 1024 * 1024
+"""Of the file: users are some 80 bytes each."""
 _HEADER_VALUE: Final = re.compile(r"([!-~]([ -~]*[!-~])?)?")
 _UNOFFERED: Final = {
     "tls_server_config.curve_preferences": "Python cannot choose curves; leave it out",
@@ -105,7 +108,7 @@ def read_web_config(file: Path) -> WebConfig:
     password may end by chance.
     """
     try:
-        loaded: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
+        loaded: Any = yaml.safe_load(read_small_file(file, max_bytes=_MAX_BYTES).decode())
     except OSError as error:
         raise UserError(f"http.web_config_file: cannot read {file}: {error.strerror}") from error
     except yaml.YAMLError as error:

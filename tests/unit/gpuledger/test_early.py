@@ -48,6 +48,22 @@ def test_a_signal_before_the_work_ends_a_deployable_with_zero(
     assert signalled(number, module=module, start=start, at=f"{module}.command") == (0, b"")
 
 
+@pytest.mark.parametrize("begin", ["end_on_signals()", "end_on_interrupt(130)"])
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_a_standard_stream_that_is_closed_leads_nowhere(closed: str, begin: str) -> None:
+    """And is not the next file that is opened."""
+    code = (
+        "import os, sys\n"
+        "from gpuledger.early import *\n"
+        f"{begin}\n"
+        "taken = os.open('/', os.O_RDONLY)\n"
+        "print('x', file=sys.stdout), print('x', file=sys.stderr)\n"
+        "end_process(7 if taken > 2 else 1)"
+    )
+    started = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code]
+    assert subprocess.run(started, check=False, timeout=60).returncode == 7
+
+
 @pytest.mark.parametrize("module", DEPLOYABLES)
 def test_a_deployable_ends_with_its_exit_code_whatever_its_threads_are_doing(module: str) -> None:
     """The end of the interpreter, told by `atexit`, would take it from under their calls."""

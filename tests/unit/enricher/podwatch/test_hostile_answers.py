@@ -1,12 +1,17 @@
 """Whatever answers in the API server's place, podwatch has an error of its own to go on from."""
 
-import aiohttp
+from contextlib import aclosing
+from pathlib import Path
+
 import pytest
 
-from enricher.podwatch.api import AnswerTooLargeError, KubernetesError, answered, limits, open_api
+from enricher.podwatch.api import AnswerTooLargeError, KubernetesError, open_api
+from enricher.podwatch.decode import PodReader
+from enricher.podwatch.events import WatchReader, split_lines
 from enricher.podwatch.reflector import MAX_PAGE_BYTES
 from enricher.podwatch.settings import KubernetesSettings
 from tests.fakes.hostile_http import HUGE_PAGES, MIB, NO_HTTP, ODD_PAGES, Raw, answering, page
+from tests.unit.enricher.podwatch.builders import write_kubeconfig
 
 NESTED = b'{"metadata":' + b"[" * 50_000
 
@@ -47,13 +52,78 @@ async def test_how_long_to_wait_is_bounded(header: bytes, seconds: float) -> Non
     assert caught.value.retry_after_seconds == seconds
 
 
+TOKEN = "tok-hunter2-0123"
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def expired(token: str) -> bytes:
+    """Return a line of a watch, as one chunk, that says so."""
+    line = b'{"type":"ERROR","object":{"code":401,"message":"token %s expired"}}\n' % token.encode()
+    return b"%x\r\n%s\r\n0\r\n\r\n" % (len(line), line)
+
+
+async def follow(settings: KubernetesSettings) -> None:
+    """Read one watch as podwatch does."""
+    reader = WatchReader(PodReader(labels=[], annotations=[], gpu_resource_prefixes=[]))
+    async with (
+        open_api(settings) as api,
+        api.get("/api", query={}, idle_timeout_seconds=9.0, total_seconds=9.0) as answer,
+        aclosing(split_lines(answer.chunks())) as lines,
+    ):
+        async for line in lines:
+            reader.read(line)
+
+
+QUOTES: dict[str, bytes] = {
+    "the status line": f"HTTP/1.1 you sent {TOKEN}\r\n\r\n".encode(),
+    "a header": OK + f"bad header Bearer {TOKEN}\r\n\r\n".encode(),
+    "the size of a chunk": CHUNKED + f"Bearer {TOKEN}\r\n".encode(),
+    "a line of a watch": CHUNKED + expired(TOKEN),
+    "a line of a watch, as Go's HTML": CHUNKED + expired(TOKEN.replace("-", "&#45;")),
+    "where it redirects to": f"HTTP/1.1 302 to {TOKEN}\r\nLocation: ftp://h/{TOKEN}\r\n"
+    "Content-Length: 0\r\n\r\n".encode(),
+    "the reason": f"HTTP/1.1 403 no {TOKEN}\r\nContent-Length: 0\r\n\r\n".encode(),
+}
+
+
+@pytest.mark.parametrize("where", QUOTES)
+@pytest.mark.parametrize("login", ["a token", "a user in the address"])
+async def test_nothing_that_is_quoted_shows_the_login_that_was_sent(
+    where: str, login: str, tmp_path: Path
+) -> None:
+    async with answering([Raw(begin=QUOTES[where])]) as server:
+        if login == "a token":
+            file = write_kubeconfig(tmp_path / "kubeconfig", url=server.url, token=TOKEN)
+            settings = KubernetesSettings(kubeconfig=str(file))
+        else:
+            settings = KubernetesSettings(url=server.url.replace("//", f"//me:{TOKEN}@"))
+        with pytest.raises(KubernetesError) as caught:
+            await follow(settings)
+    assert "hunter" not in str(caught.value)
+    assert "hunter" not in caught.value.said
+    assert str(caught.value)
+
+
+async def test_a_redirect_is_followed_nowhere(tmp_path: Path) -> None:
+    """Not to the same server either: it has no page of pods to send anybody away from."""
+    moved = Raw(begin=b"HTTP/1.1 302 x\r\nLocation: /other\r\nContent-Length: 0\r\n\r\n")
+    async with answering([moved, moved]) as server:
+        file = write_kubeconfig(tmp_path / "kubeconfig", url=server.url, token=TOKEN)
+        for settings in (
+            KubernetesSettings(kubeconfig=str(file)),
+            KubernetesSettings(url=server.url),
+        ):
+            with pytest.raises(KubernetesError, match="answered 302"):
+                await follow(settings)
+        assert len(server.heads) == 2
+
+
 @pytest.mark.parametrize("body", [b"who is Bearer tok-hunter2?", b'{"message":"no tok-hunter2"}'])
 async def test_a_refusal_does_not_show_the_token_that_was_sent(body: bytes) -> None:
     refusal = page(body, status=b"HTTP/1.1 401 Unauthorized\r\n")
-    async with answering([refusal]) as server, aiohttp.ClientSession() as session:
-        sent = session.get(server.url, headers={"Authorization": "Bearer tok-hunter2"})
-        patience = limits(connect_seconds=5, idle_timeout_seconds=5, total_seconds=5)
+    async with answering([refusal]) as server:
+        settings = KubernetesSettings(url=server.url.replace("//", "//me:tok-hunter2@"))
         with pytest.raises(KubernetesError, match=r"answered 401: (who is|no) ") as caught:
-            async with answered(sent, server=server.url, patience=patience):
-                pass
+            await follow(settings)
     assert "hunter2" not in str(caught.value)

@@ -4,11 +4,15 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
+import structlog
 
 from gpuledger.runtime import Readiness, configure_logs, run_service, run_until_signalled
 from gpuledger.settings import HttpSettings, LogSettings
@@ -56,6 +60,31 @@ async def blocking() -> None:
         await asyncio.sleep(FOR_EVER)
     finally:
         time.sleep(FOR_EVER)  # noqa: ASYNC251 - the mistake that is tested
+
+
+async def reading_a_fifo() -> None:
+    """Hold the event loop in a call of the system's that nobody ends."""
+    fifo = Path(tempfile.mkdtemp()) / "fifo"
+    os.mkfifo(fifo)
+    say("working")
+    fifo.read_bytes()
+
+
+async def logging_to_nobody() -> None:
+    """Have standard error be a pipe that is full and that nobody reads."""
+    os.set_blocking(sys.stderr.fileno(), False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(sys.stderr.fileno(), b"x")
+    os.set_blocking(sys.stderr.fileno(), True)
+    say("working")
+    await asyncio.sleep(FOR_EVER)
+
+
+async def logging_to_nobody_at_once() -> None:
+    """Write a line of the log, which takes for ever, before the signal comes."""
+    asyncio.get_running_loop().call_soon(structlog.get_logger().error, "stuck")
+    await logging_to_nobody()
 
 
 async def left_task() -> None:
@@ -135,6 +164,9 @@ CASES: dict[str, Callable[[], Awaitable[None]]] = {
     "slow": slow,
     "hanging": hanging,
     "blocking": blocking,
+    "reading-a-fifo": reading_a_fifo,
+    "logging-to-nobody": logging_to_nobody,
+    "logging-to-nobody-at-once": logging_to_nobody_at_once,
     "left-task": left_task,
     "left-thread": left_thread,
     "failing-cleanup": failing_cleanup,

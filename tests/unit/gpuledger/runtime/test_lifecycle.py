@@ -77,7 +77,9 @@ def test_a_signal_in_an_outage_does_not_say_that_the_outage_is_over() -> None:
     assert said == ["check_failed"]
 
 
-@pytest.mark.parametrize("case", ["hanging", "blocking", "left-task", "left-thread"])
+@pytest.mark.parametrize(
+    "case", ["hanging", "blocking", "reading-a-fifo", "left-task", "left-thread"]
+)
 def test_what_does_not_end_in_time_is_ended_with_a_log_line_and_exit_code_one(case: str) -> None:
     with running(case) as child:
         before = time.monotonic()
@@ -87,6 +89,16 @@ def test_what_does_not_end_in_time_is_ended_with_a_log_line_and_exit_code_one(ca
     assert child.returncode == 1
     assert logged(stderr)[-1] == "stop_deadline_missed"
     assert 0.3 <= time.monotonic() - before < PATIENCE_SECONDS
+
+
+@pytest.mark.parametrize("case", ["logging-to-nobody", "logging-to-nobody-at-once"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_log_that_nobody_reads_does_not_keep_a_process_from_its_end(
+    case: str, number: signal.Signals
+) -> None:
+    with running(case) as child:
+        child.send_signal(number)
+        assert child.wait(timeout=PATIENCE_SECONDS) == 1
 
 
 def test_a_second_signal_does_not_cut_the_cleanup_short() -> None:
