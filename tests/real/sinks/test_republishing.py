@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # As somebody else would have made it: with another number of partitions than the events have.
 OTLP_METRICS = Topic(name="otlp_metrics", record=GpuEvent, key="node", partitions=3)
 BUSY = "gpuledger.pod.gpu.busy"
-EAGER = {"rows__poll_records": "5", "rows__commit_interval_seconds": "0"}
+EAGER = {"rows__max_poll_records": "5", "rows__commit_interval_seconds": "0"}
 
 
 def rows(of: Kafka, by: Kcat) -> list[KcatMessage]:
