@@ -40,37 +40,37 @@ class _Plain:
     ) -> AbstractAsyncContextManager[Answer]:
         """Open the answer to a GET; `KubernetesError` for all but 200."""
         server = self._settings.url.rstrip("/")
-        timeout = limits(
+        time_limits = limits(
             connect_seconds=self._settings.connect_timeout_seconds,
             idle_timeout_seconds=idle_timeout_seconds,
             total_seconds=total_seconds,
         )
         request = self._session.get(
-            server + path, params=query, timeout=timeout, allow_redirects=False
+            server + path, params=query, timeout=time_limits, allow_redirects=False
         )
-        return self._answered(request, server=server, timeout=timeout)
+        return self._answered(request, server=server, time_limits=time_limits)
 
     def send(
         self, method: Method, path: str, *, body: Mapping[str, object], total_seconds: float
     ) -> AbstractAsyncContextManager[Answer]:
         """Send JSON and open the answer; `KubernetesError` for all but success."""
         server = self._settings.url.rstrip("/")
-        timeout = limits(
+        time_limits = limits(
             connect_seconds=self._settings.connect_timeout_seconds,
             idle_timeout_seconds=total_seconds,
             total_seconds=total_seconds,
         )
         request = self._session.request(
-            method, server + path, json=body, timeout=timeout, allow_redirects=False
+            method, server + path, json=body, timeout=time_limits, allow_redirects=False
         )
-        return self._answered(request, server=server, timeout=timeout)
+        return self._answered(request, server=server, time_limits=time_limits)
 
     def _answered(
         self,
         request: Awaitable[aiohttp.ClientResponse],
         *,
         server: str,
-        timeout: aiohttp.ClientTimeout,
+        time_limits: aiohttp.ClientTimeout,
     ) -> AbstractAsyncContextManager[Answer]:
         sent = BasicCredentials.sent(server, {})  # a user in the address is one all the same
-        return answered(request, server=shown_url(server), timeout=timeout, sent=sent)
+        return answered(request, server=shown_url(server), time_limits=time_limits, sent=sent)

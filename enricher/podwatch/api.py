@@ -145,7 +145,7 @@ async def answered(
     request: Awaitable[aiohttp.ClientResponse],
     *,
     server: str,
-    timeout: aiohttp.ClientTimeout,
+    time_limits: aiohttp.ClientTimeout,
     sent: BasicCredentials = NO_CREDENTIALS,
 ) -> AsyncIterator[Answer]:
     """Send a request and give its answer; `KubernetesError` for all but 200 and 201.
@@ -154,7 +154,7 @@ async def answered(
     error, also in one that whoever reads the answer makes of it.
     """
     try:
-        async with _answered(request, server=server, timeout=timeout) as answer:
+        async with _answered(request, server=server, time_limits=time_limits) as answer:
             yield answer
     except KubernetesError as error:
         error.mask(sent)
@@ -163,19 +163,19 @@ async def answered(
 
 @asynccontextmanager
 async def _answered(
-    request: Awaitable[aiohttp.ClientResponse], *, server: str, timeout: aiohttp.ClientTimeout
+    request: Awaitable[aiohttp.ClientResponse], *, server: str, time_limits: aiohttp.ClientTimeout
 ) -> AsyncIterator[Answer]:
     """Send a request and give its answer.
 
     The deadlines are kept here once more: aiohttp's own stand in the connection and go with it.
     """
     with translating(partial(_unreachable, server)):
-        async with asyncio.timeout(_seconds_to_answer(timeout)):
+        async with asyncio.timeout(_seconds_to_answer(time_limits)):
             response = await request
     async with response:
         if response.status not in _SUCCESS:
             raise await _refusal(response)
-        yield _HttpAnswer(response, server=server, idle_timeout_seconds=timeout.sock_read)
+        yield _HttpAnswer(response, server=server, idle_timeout_seconds=time_limits.sock_read)
 
 
 def limits(
@@ -263,7 +263,7 @@ def _unreadable(server: str, why: str) -> str:
     return f"the API server {server} cannot be read: {why}"
 
 
-def _seconds_to_answer(timeout: aiohttp.ClientTimeout) -> float:
+def _seconds_to_answer(time_limits: aiohttp.ClientTimeout) -> float:
     """Return how long a connection and the head of its answer may take together."""
-    parts = (timeout.sock_connect or 0.0) + (timeout.sock_read or 0.0)
-    return min(parts, timeout.total or parts)
+    parts = (time_limits.sock_connect or 0.0) + (time_limits.sock_read or 0.0)
+    return min(parts, time_limits.total or parts)

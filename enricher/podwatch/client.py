@@ -162,12 +162,12 @@ class Client:
         total_seconds: float,
     ) -> AsyncIterator[Answer]:
         """Open the answer to a GET; `KubernetesError` for all but 200."""
-        timeout = limits(
+        time_limits = limits(
             connect_seconds=self._settings.connect_timeout_seconds,
             idle_timeout_seconds=idle_timeout_seconds,
             total_seconds=total_seconds,
         )
-        async with self._answered(path, "GET", timeout, query=query) as answer:
+        async with self._answered(path, "GET", time_limits, query=query) as answer:
             yield answer
 
     @asynccontextmanager
@@ -175,12 +175,12 @@ class Client:
         self, method: Method, path: str, *, body: Mapping[str, object], total_seconds: float
     ) -> AsyncIterator[Answer]:
         """Send JSON and open the answer; `KubernetesError` for all but success."""
-        timeout = limits(
+        time_limits = limits(
             connect_seconds=self._settings.connect_timeout_seconds,
             idle_timeout_seconds=total_seconds,
             total_seconds=total_seconds,
         )
-        async with self._answered(path, method, timeout, body=body) as answer:
+        async with self._answered(path, method, time_limits, body=body) as answer:
             yield answer
 
     async def close(self) -> None:
@@ -195,7 +195,7 @@ class Client:
         self,
         path: str,
         method: str,
-        timeout: aiohttp.ClientTimeout,
+        time_limits: aiohttp.ClientTimeout,
         *,
         query: Mapping[str, str] = _NOTHING,
         body: Mapping[str, object] | None = None,
@@ -204,10 +204,12 @@ class Client:
         login = await self._refreshed()
         try:
             async with login.reading() as client:
-                request = self._request(client, path, method, timeout, query=query, body=body)
+                request = self._request(client, path, method, time_limits, query=query, body=body)
                 server = shown_url(client.configuration.host or "")
                 sent = _sent_with(client.configuration)
-                async with answered(request, server=server, timeout=timeout, sent=sent) as answer:
+                async with answered(
+                    request, server=server, time_limits=time_limits, sent=sent
+                ) as answer:
                     yield answer
         except KubernetesError as error:
             # A refusal of credentials that were replaced meanwhile says nothing of the new ones.
@@ -220,7 +222,7 @@ class Client:
         client: ApiClient,
         path: str,
         method: str,
-        timeout: aiohttp.ClientTimeout,
+        time_limits: aiohttp.ClientTimeout,
         *,
         query: Mapping[str, str],
         body: Mapping[str, object] | None,
@@ -237,7 +239,7 @@ class Client:
             params=query,
             json=body,
             headers=headers,
-            timeout=timeout,
+            timeout=time_limits,
             allow_redirects=False,
             proxy=rest.proxy,
             proxy_headers=rest.proxy_headers,

@@ -238,7 +238,7 @@ async def test_a_reader_whose_session_was_closed_is_told_after_the_longest_silen
     timeout = limits(connect_seconds=5.0, idle_timeout_seconds=0.2, total_seconds=60.0)
     async with asyncio.timeout(DEADLINE_SECONDS), aiohttp.ClientSession() as session:
         request = session.get(f"{server.url}/api/v1/pods?watch=true", timeout=timeout)
-        async with answered(request, server=server.url, timeout=timeout) as watch:
+        async with answered(request, server=server.url, time_limits=timeout) as watch:
             chunks = watch.chunks()
             await anext(chunks)
             waiting = asyncio.ensure_future(anext(chunks))
