@@ -16,7 +16,7 @@ MAX_HELD_OF_NODE: Final = 500
 Labels = tuple[tuple[str, str], ...]
 
 
-class Owner(Protocol):
+class SlotOwner(Protocol):
     """Where an alert stands."""
 
     def drop(self, key: Labels) -> object:
@@ -27,19 +27,19 @@ class Held(NamedTuple):
     """An alert that has a slot."""
 
     key: Labels
-    owner: Owner
+    owner: SlotOwner
 
 
 class Slots:
     """Who has the slots of one kind of alert, by node and in the order in which they were taken."""
 
     def __init__(self) -> None:
-        self._by_node: dict[str, dict[Labels, Owner]] = {}
+        self._by_node: dict[str, dict[Labels, SlotOwner]] = {}
         self._by_count: dict[int, dict[str, None]] = {}
         """The nodes, by how many slots they have."""
         self._count = 0
 
-    def take(self, key: Labels, node: str, owner: Owner) -> None:
+    def take(self, key: Labels, node: str, owner: SlotOwner) -> None:
         """Record that an alert has a slot; one that has it keeps it."""
         held = self._by_node.setdefault(node, {})
         if key not in held:
