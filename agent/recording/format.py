@@ -5,6 +5,7 @@ A name that ends in `.gz` means a compressed file.
 
 import gzip
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Annotated, Any, Final, TypeVar
@@ -129,7 +130,7 @@ def read_recording(file: Path) -> tuple[RecordingHeader, list[RecordingLine]]:
         try:
             with _open(file, "rb") as opened:
                 yield from opened
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise UserError(f"cannot read the recording {file}: {error}") from error
 
     lines = read_lines()

@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,26 @@ def test_a_compressed_recording_is_read_like_any_other(tmp_path: Path) -> None:
     plain.write_bytes(gzip.decompress(packed.read_bytes()))
     assert packed.stat().st_size < plain.stat().st_size / 4
     assert read_recording(packed) == read_recording(plain)
+
+
+@given(at=st.integers(min_value=0), flip=st.integers(min_value=1, max_value=255))
+@settings(deadline=None)
+def test_a_compressed_recording_with_any_byte_changed_is_read_or_its_mistake_is_said(
+    compressed: Path, at: int, flip: int
+) -> None:
+    data = bytearray(compressed.read_bytes())
+    data[at % len(data)] ^= flip
+    changed = compressed.with_name("changed.jsonl.gz")
+    changed.write_bytes(data)
+    with suppress(UserError):
+        read_recording(changed)
+
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("recording") / "recording.jsonl.gz"
+    record(simulated("gpu-node-1"), file, [1.0], tick_seconds=1)
+    return file
 
 
 def test_after_its_end_a_recording_has_no_driver_any_more(tmp_path: Path) -> None:
