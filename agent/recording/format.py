@@ -94,27 +94,52 @@ class RecordingFile:
         """Lines written, the header's not counted."""
         self.is_probing = False
         """Whether what is called now is no call of the agent."""
+        self.has_failed = False
+        """Whether the disk has refused a line; then no later one is kept."""
+        self._path = file
+        self._error: OSError | None = None
         self._lock = threading.Lock()
         self._write = redact or write_line
         try:
             self._file = _open(file, "wb")
         except OSError as error:
-            raise UserError(f"cannot write {file}: {error.strerror}") from error
-        self._file.write(orjson.dumps(msgspec.to_builtins(header)) + b"\n")
+            raise self._explain(error) from error
+        self._write_text(orjson.dumps(msgspec.to_builtins(header)))
 
     def put(self, line: RecordingLine) -> None:
-        """Write a line; one that comes after the end is too late to be kept."""
+        """Write a line; one that comes after the end is too late to be kept.
+
+        A disk that refuses it fails nobody's call of the library: `close` tells.
+        """
         if self.is_probing:
             line = msgspec.structs.replace(line, is_probe=True)
         with self._lock:
-            if not self._file.closed:
-                self._file.write(self._write(line) + b"\n")
+            if not (self.has_failed or self._file.closed):
+                self._write_text(self._write(line))
                 self.lines += 1
 
     def close(self) -> None:
-        """End the file."""
+        """End the file; raises UserError where it is not whole."""
         with self._lock:
-            self._file.close()
+            try:
+                self._file.close()
+            except OSError as error:
+                self._fail(error)
+        if self._error is not None:
+            raise self._explain(self._error) from self._error
+
+    def _write_text(self, text: bytes) -> None:
+        try:
+            self._file.write(text + b"\n")
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        self.has_failed = True
+        self._error = self._error or error
+
+    def _explain(self, error: OSError) -> UserError:
+        return UserError(f"cannot write {self._path}: {error.strerror}; give --out another place")
 
 
 def write_line(line: RecordingLine) -> bytes:
