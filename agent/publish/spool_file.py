@@ -50,14 +50,14 @@ class ScanStoppedError(GpuledgerError):
 
 _WORK_A_BYTE: Final = 16
 _WORK_A_FRAME: Final = 1024  # so that the smallest frames, of 80 bytes, take less than is allowed
-_LEAST_WORK: Final = 2**20
+_MIN_WORK: Final = 2**20
 
 
 class ScanWork:
     """How much more a file may be searched: made-up heads would have each byte checked for ever."""
 
     def __init__(self, length: int, *, is_stopped: Callable[[], bool]) -> None:
-        self._left = _LEAST_WORK + _WORK_A_BYTE * length
+        self._left = _MIN_WORK + _WORK_A_BYTE * length
         self._is_stopped = is_stopped
 
     def spend(self, checked_bytes: int = 0) -> None:
