@@ -219,6 +219,10 @@ SPOOL_TORN: Final = Counter(
     "gpuledger_agent_spool_truncated",
     "Files whose end was cut off at a start, as the write of it had not been finished.",
 )
+SPOOL_FILES_SET_ASIDE: Final = Counter(
+    "gpuledger_agent_spool_files_set_aside",
+    "Files that were set aside unread at a start, as the spool cannot have written them.",
+)
 SPOOL_FAILURES: Final = Counter(
     "gpuledger_agent_spool_failures",
     "Refusals of the disk, by error, such as ENOSPC; what it refused stays in memory.",

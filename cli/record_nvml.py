@@ -6,9 +6,10 @@ know of the hardware is asked afterwards; see `cli.nvml_probes`.
 
 import asyncio
 import contextlib
+import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -82,8 +83,11 @@ def record_nvml(
         raise UserError(f"--source {source}: it has no NVML to record")
     nvml = found.gpus.library
     header = _header(found, nvml, settings, is_redacted=redact)
-    tape = RecordingFile(out, header, redact=Redactor().write if redact else None)
-    try:
+    write = Redactor().write if redact else None
+    with (
+        _stopped_by_sigterm() as stop,
+        contextlib.closing(RecordingFile(out, header, redact=write)) as tape,
+    ):
         recorder = Recorder(tape, found.clock, began_monotonic_ns=header.monotonic_ns)
         library = RecordingLibrary(nvml, recorder)
         recorded = replace(
@@ -91,14 +95,51 @@ def record_nvml(
             gpus=NvmlSession(library, monotonic_ns=found.clock.monotonic_ns),
             procfs=RecordingProcfs(found.procfs, recorder),
         )
-        asyncio.run(_run(recorded, settings, tape, seconds))
-        if probes:
+        asyncio.run(_run(recorded, settings, tape, seconds, stop))
+        if probes and not tape.has_failed:
             tape.is_probing = True
-            _show_findings(probe_all(library, say=_say))
-    finally:
-        tape.close()
+            with contextlib.suppress(_StoppedError):
+                _show_findings(probe_all(_StoppableLibrary(library, stop), say=_say))
     _say(f"{out}: {tape.lines} calls, {out.stat().st_size} bytes; play it with:")
     _say(f"  gpuledger-agent --source recorded:{out}")
+
+
+class _StoppedError(Exception):
+    """The process was told to end."""
+
+
+class _Stop:
+    """Whether the process was told to end."""
+
+    has_come = False
+
+
+@contextlib.contextmanager
+def _stopped_by_sigterm() -> Iterator[_Stop]:
+    """Yield what tells whether SIGTERM has come, so that the file is ended between two lines."""
+    stop = _Stop()
+
+    def take(*_: object) -> None:
+        stop.has_come = True
+
+    before = signal.signal(signal.SIGTERM, take)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _StoppableLibrary:
+    """Has the functions of the library behind it, until the process is told to end."""
+
+    def __init__(self, library: object, stop: _Stop) -> None:
+        self._library = library
+        self._stop = stop
+
+    def __getattr__(self, name: str) -> object:
+        if self._stop.has_come:
+            raise _StoppedError
+        return getattr(self._library, name)
 
 
 def _settings(source: str, interval: float, node: str) -> AgentSettings:
@@ -163,7 +204,9 @@ def _version(nvml: object, function: Callable[[NvmlLibrary], str]) -> str | None
     return None
 
 
-async def _run(source: Host, settings: AgentSettings, tape: RecordingFile, seconds: float) -> None:
+async def _run(
+    source: Host, settings: AgentSettings, tape: RecordingFile, seconds: float, stop: _Stop
+) -> None:
     """Run the agent for a while, and say how far it is."""
     agent = asyncio.create_task(
         run_agent(
@@ -175,7 +218,9 @@ async def _run(source: Host, settings: AgentSettings, tape: RecordingFile, secon
     )
     end = time.monotonic() + seconds
     try:
-        while (left := end - time.monotonic()) > 0 and not agent.done():
+        while (left := end - time.monotonic()) > 0 and not (
+            agent.done() or stop.has_come or tape.has_failed
+        ):
             _say(f"recording: {left:.0f} s left, {tape.lines} calls", is_progress=True)
             await asyncio.wait([agent], timeout=min(left, 1.0))
         if agent.done():

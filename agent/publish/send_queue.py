@@ -143,6 +143,13 @@ class SendQueue:
             async with self._lock:
                 await self._spill()
 
+    async def stop_scan(self) -> None:
+        """At the end: leave what of the disk is not scanned yet to the next start."""
+        if self._spool is not None and not self._is_open:
+            self._spool.stop_scan()
+            async with self._lock:
+                await self._open_spool()
+
     async def spill_all(self) -> None:
         """At the end, when nobody sends any more: bring everything to the disk, or leave it."""
         async with self._lock:

@@ -26,13 +26,23 @@ from agent.metrics import (
     SPOOL_BYTES,
     SPOOL_DROPPED,
     SPOOL_FAILURES,
+    SPOOL_FILES_SET_ASIDE,
     SPOOL_OLDEST_SECONDS,
     SPOOL_TICKS,
     SPOOL_TORN,
     SPOOL_WRITTEN,
 )
 from agent.publish.message_bundle import MessageBundle, size_bytes
-from agent.publish.spool_file import START, DamagedError, Segment, pack_frame, same_boot
+from agent.publish.spool_file import (
+    MAX_FILE_BYTES,
+    START,
+    DamagedError,
+    ForeignFileError,
+    ScanStoppedError,
+    Segment,
+    pack_frame,
+    same_boot,
+)
 from agent.publish.spool_folder import NoFolderError, SpoolFolder, UnreadableFiles
 from agent.settings import SpoolSettings
 
@@ -40,6 +50,7 @@ _SEGMENT_BYTES: Final = 4 * 2**20
 _FEWEST_SEGMENTS: Final = 8  # so that dropping the oldest one drops an eighth at most
 _READ_BYTES: Final = 2**20
 _NS_PER_MS: Final = 1_000_000
+_SET_ASIDE: Final = ".foreign"
 _log = structlog.get_logger(__name__)
 
 
@@ -70,6 +81,8 @@ class Spool:
         self._segments: list[Segment] = []
         self._unreadable = UnreadableFiles(now_ms=self._now_ms)
         self._is_passed_over = False
+        self._is_scan_stopped = False
+        self._is_partly_scanned = False
         self._writing: Segment | None = None
         self._last_number = 0
         self._in_flight: SpoolPosition | None = None
@@ -77,7 +90,7 @@ class Spool:
     @property
     def is_empty(self) -> bool:
         """Whether nothing waits here, nor in a file or folder that cannot be read now."""
-        return not (self._segments or self._unreadable.are_awaited)
+        return not (self._segments or self._is_partly_scanned or self._unreadable.are_awaited)
 
     @property
     def bundles(self) -> int:
@@ -102,6 +115,14 @@ class Spool:
             raise
         self._set_gauges()
 
+    def stop_scan(self) -> None:
+        """Let `open` leave the rest of the files to the next process; safe from another thread.
+
+        Then nothing is read any more, as it may be younger than what was left; what is appended
+        stands behind all of it.
+        """
+        self._is_scan_stopped = True
+
     def close(self) -> None:
         """Let another process open it."""
         self._folder.unlock()
@@ -123,7 +144,7 @@ class Spool:
         frame = pack_frame(bundles, spooled_ms=self._now_ms())
         self._drop_old()
         max_bytes = self._settings.max_bytes - len(frame) - START
-        if max_bytes < 0:
+        if max_bytes < 0 or START + len(frame) > MAX_FILE_BYTES:
             path = str(self._folder.path)
             raise OSError(errno.EFBIG, "larger than the whole spool may be", path)
         while self._segments and self._bytes() > max_bytes:
@@ -145,6 +166,8 @@ class Spool:
         cannot be read: what is behind it waits, for a minute at most.
         """
         self.open()
+        if self._is_partly_scanned:
+            return None
         self._drop_old()
         found = None
         while self._segments and not found:
@@ -188,7 +211,7 @@ class Spool:
     def _load(self) -> None:
         paths = self._folder.files()
         self._unreadable.keep(paths)
-        loaded = [segment for path in paths if (segment := self._load_one(path)) is not None]
+        loaded = self._scan(paths)
         # Never lower than before: a number that was lent is no other file's.
         self._last_number = max([self._last_number, *(int(path.stem) for path in paths)])
         self._segments = loaded
@@ -198,20 +221,45 @@ class Spool:
         if not self.is_empty:
             _log.info("spool_found", count=self.bundles, folder=str(self._folder.path))
 
+    def _scan(self, paths: Sequence[Path]) -> list[Segment]:
+        self._is_partly_scanned = False
+        segments = []
+        try:
+            for path in paths:
+                segment = self._load_one(path)
+                if segment is not None:
+                    segments.append(segment)
+        except ScanStoppedError:
+            self._is_partly_scanned = True
+        return segments
+
     def _load_one(self, path: Path) -> Segment | None:
         """Return a file with its frames; `None` where it is given up, which is counted."""
         try:
-            segment = Segment.load(path)
+            segment = self._load_or_set_aside(path)
         except OSError as error:
             self._unreadable.raise_or_give_up(path, error)
             count_failure(error)
             _log.error("spool_damaged", file=path.name, count=0, error=str(error))
             return None
         self._unreadable.forget(path)
+        if segment is None:
+            return None
         if segment.torn_bytes:
             SPOOL_TORN.inc()
             _log.warning("spool_torn", file=path.name, cut_bytes=segment.torn_bytes)
         return segment
+
+    def _load_or_set_aside(self, path: Path) -> Segment | None:
+        """Return a file with its frames; `None` where the spool cannot have written it."""
+        try:
+            return Segment.load(path, is_stopped=lambda: self._is_scan_stopped)
+        except ForeignFileError as error:
+            # Kept for somebody to look at; not among the spool's files any more.
+            aside = path.rename(path.with_suffix(_SET_ASIDE))
+            SPOOL_FILES_SET_ASIDE.inc()
+            _log.error("spool_file_renamed", file=aside.name, error=str(error))  # said
+            return None
 
     def _read_from(
         self, segment: Segment, max_bundles: int

@@ -7,14 +7,16 @@ the position in its head.
 Whatever a crash leaves of a frame at the end is torn, and cut off when the file is opened. Anything
 else that is no whole frame is damage, and becomes a frame too, so that it is reported and counted
 when it is read; whole frames behind it are found again by the first bytes of what zstd writes. A
-file is scanned quickly by its frames' heads, thoroughly where these do not fit. Errors: `OSError`.
+file is scanned quickly by its frames' heads, thoroughly where these do not fit. Both have a bound,
+as anybody may have put the file there: on its length, and on the work in proportion to it. Errors:
+`OSError`.
 """
 
 import os
 import struct
 import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,12 +31,42 @@ _HEAD: Final = struct.Struct("<IIIqq")
 HEAD_BYTES: Final = _HEAD.size
 _CHECKED_FROM: Final = 8  # behind the length and the checksum itself
 _MAX_BUNDLES: Final = 10_000  # many times what is ever written as one
+MAX_FILE_BYTES: Final = 32 * 2**20  # many times what 60 ticks take, which may be a file alone
 _LEVEL: Final = 1  # the fastest; higher ones save little on ticks this much alike
 _DECODER: Final = msgspec.msgpack.Decoder(list[MessageBundle])
 
 
 class DamagedError(GpuledgerError):
     """A frame is not what was once written."""
+
+
+class ForeignFileError(GpuledgerError):
+    """A file is not what was ever written here."""
+
+
+class ScanStoppedError(GpuledgerError):
+    """Somebody has no time for the rest of the scan."""
+
+
+_WORK_A_BYTE: Final = 16
+_WORK_A_FRAME: Final = 1024  # so that the smallest frames, of 80 bytes, take less than is allowed
+_MIN_WORK: Final = 2**20
+
+
+class ScanWork:
+    """How much more a file may be searched: made-up heads would have each byte checked for ever."""
+
+    def __init__(self, length: int, *, is_stopped: Callable[[], bool]) -> None:
+        self._left = _MIN_WORK + _WORK_A_BYTE * length
+        self._is_stopped = is_stopped
+
+    def spend(self, checked_bytes: int = 0) -> None:
+        """Count one frame; raises ForeignFileError for one too many, and ScanStoppedError."""
+        if self._is_stopped():
+            raise ScanStoppedError("the scan was stopped")
+        self._left -= _WORK_A_FRAME + checked_bytes
+        if self._left < 0:
+            raise ForeignFileError("it has more beginnings of frames than a spool writes")
 
 
 class Head(NamedTuple):
@@ -111,28 +143,30 @@ class Frame(NamedTuple):
     head: Head
 
 
-def scan(file: int, start: int, length: int) -> list[Frame]:
+def scan(file: int, start: int, length: int, work: ScanWork) -> list[Frame]:
     """Return the frames of an open file of `length` bytes; what is behind the last one is torn."""
-    frames = list(_by_heads(file, start, length))
+    frames = list(_by_heads(file, start, length, work))
     end = frames[-1].end if frames else start
-    return frames if end == length else list(_by_checksums(os.pread(file, length, 0), start))
+    return frames if end == length else list(_by_checksums(os.pread(file, length, 0), start, work))
 
 
-def next_whole(data: bytes, start: int) -> Frame | None:
+def next_whole(data: bytes, start: int, work: ScanWork) -> Frame | None:
     """Return the first whole frame at `start` or behind it; `None` where there is none."""
     at = start
     while (body := data.find(_ZSTD, at + HEAD_BYTES)) >= 0:
         at = body - HEAD_BYTES
         frame = _frame_at(data, at)
+        work.spend(frame.end - at if frame else 0)
         if frame and is_whole(data[at : frame.end]):
             return frame
         at += 1
     return None
 
 
-def _by_heads(file: int, start: int, length: int) -> Iterator[Frame]:
+def _by_heads(file: int, start: int, length: int, work: ScanWork) -> Iterator[Frame]:
     """Yield the frames by their heads; their bodies are checked when they are read."""
     while head := read_head(os.pread(file, HEAD_BYTES, start)):
+        work.spend()
         end = start + HEAD_BYTES + head.body_bytes
         if end > length:
             return
@@ -140,10 +174,10 @@ def _by_heads(file: int, start: int, length: int) -> Iterator[Frame]:
         start = end
 
 
-def _by_checksums(data: bytes, start: int) -> Iterator[Frame]:
+def _by_checksums(data: bytes, start: int, work: ScanWork) -> Iterator[Frame]:
     """Yield whole frames, and what stands before one of them as a damaged frame."""
     while start < len(data):
-        said, whole = _frame_at(data, start), next_whole(data, start)
+        said, whole = _frame_at(data, start), next_whole(data, start, work)
         if whole and whole.start > start:
             # Its number of ticks is what its head says where that can be, else one at least.
             bundles = said.head.bundles if said else 1
@@ -216,18 +250,25 @@ class Segment:
         return cls(path, _boot_id(written))
 
     @classmethod
-    def load(cls, path: Path) -> "Segment":
-        """Return a file with its frames; a torn end is cut off."""
+    def load(cls, path: Path, *, is_stopped: Callable[[], bool] = lambda: False) -> "Segment":
+        """Return a file with its frames; a torn end is cut off.
+
+        Raises ForeignFileError where the spool cannot have written it, and ScanStoppedError once
+        `is_stopped`; then nothing is changed.
+        """
         with _opened(path, os.O_RDWR) as file:
             length = os.fstat(file).st_size
+            if length > MAX_FILE_BYTES:
+                raise ForeignFileError(f"it has {length} bytes, a spool's {MAX_FILE_BYTES} at most")
+            work = ScanWork(length, is_stopped=is_stopped)
             head = os.pread(file, START, 0)
             form = _form_of(head)
             if form is None:
                 # A broken head: whole frames behind it are good, wherever the first one begins.
-                first = next_whole(os.pread(file, length, 0), 0)
+                first = next_whole(os.pread(file, length, 0), 0, work)
                 form = None, first.start if first else 0
             boot_id, start = form
-            frames = scan(file, start, length)
+            frames = scan(file, start, length, work)
             end = frames[-1].end if frames else min(start, length)
             if end < length:
                 os.ftruncate(file, end)

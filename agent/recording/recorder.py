@@ -73,6 +73,9 @@ class RecordingLibrary:
         except pynvml.NVMLError as error:
             facts["error"] = error.value
             raise
+        except UnicodeDecodeError:
+            facts["failure"] = "not_text"
+            raise
         finally:
             after = self._written(arguments)
             filled = (

@@ -20,22 +20,14 @@ import structlog
 
 from agent.recording.format import RecordingHeader, RecordingLine, read_recording
 from agent.recording.serialize import Handles, fill, from_json, to_json
+from agent.recording.shapes import BUFFERS, METRICS, SAMPLES
 from gpuledger.clock import Clock, SystemClock
 
 _DAY_US: Final = 86_400_000_000
 _TIMES: Final = frozenset(
     {"timeStamp", "timestamp", "timestampUsec", "startTime", "lastSeenTimeStamp"}
 )
-_BUFFERS: Final = {
-    "nvmlDeviceGetSamples": 2,
-    "nvmlDeviceGetProcessUtilization": 1,
-    "nvmlDeviceGetProcessesUtilizationInfo": 1,
-}
-"""Functions that read the driver's buffers, with the place of the newest time stamp seen."""
 _ALLOCATION: Final = "nvmlGpmSampleAlloc"
-_METRICS: Final = "nvmlGpmMetricsGet"
-_SAMPLES: Final = {"nvmlGpmSampleGet": 1, "nvmlGpmMigSampleGet": 2}
-"""Functions that fill a sample of the chip's counters, with the sample's place."""
 _log = structlog.get_logger(__name__)
 
 
@@ -155,9 +147,9 @@ class ReplayLibrary:
         if not lines:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         if name == _ALLOCATION and lines[-1].error is None:
-            return self._handles.another(lines[-1].result["of"])
-        if name in _BUFFERS:
-            return self._buffered(name, lines, arguments[_BUFFERS[name]])
+            return self._handles.another(lines[-1].result.get("of"))
+        if name in BUFFERS:
+            return self._buffered(name, lines, arguments[BUFFERS[name]])
         return self._answer(lines[-1], arguments)
 
     def _answer(self, line: RecordingLine, arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401  # as above
@@ -166,7 +158,11 @@ class ReplayLibrary:
                 struct = filled.get("byref", filled)
                 if isinstance(struct, dict) and "fields" in struct:
                     target = getattr(given, "_obj", given)
+                    if type(target).__name__ != struct.get("struct"):
+                        raise pynvml.NVMLLibraryMismatchError(f"{line.call}: another struct")
                     fill(target, struct["fields"], self._handles, self._move)
+        if line.failure == "not_text":
+            raise UnicodeDecodeError("utf-8", b"", 0, 0, "as recorded")
         if line.failure:
             raise pynvml.NVMLLibraryMismatchError(f"{line.call}: as recorded")
         if line.error is not None:
@@ -213,16 +209,16 @@ class ReplayProcfs:
 
 def _question(name: str, arguments: list[Any], devices: dict[int, Any]) -> Any:  # noqa: ANN401  # a key, whose parts are the library's
     """Return what tells a question apart: what it asks, not the buffers that are given along."""
-    if name == _METRICS:
+    if name == METRICS:
         # Of whichever device its second sample is.
         struct = arguments[0]
         sample = struct.get("byref", struct)["fields"]["sample2"]
         return name, devices.get(int(sample["handle"]))
     asked = list(arguments)
-    if name in _BUFFERS:
-        del asked[_BUFFERS[name]]
-    if name in _SAMPLES:
-        sample = asked.pop(_SAMPLES[name])
+    if name in BUFFERS:
+        del asked[BUFFERS[name]]
+    if name in SAMPLES:
+        sample = asked.pop(SAMPLES[name])
         devices[sample["handle"]] = orjson.dumps(asked)
     plain = [
         argument

@@ -16,10 +16,30 @@ import pynvml
 Json = Any
 _PLAIN: Final = (bool, int, str, type(None))
 _POINTER: Final = "LP_"
-# Addresses that are never followed: a handle is only given back to whoever gave it.
+# Addresses that are never followed: a handle is only given back to whoever gave it. Only pointers
+# to what has no fields are made of them, as ctypes follows any other one that is read.
 _FIRST_ADDRESS: Final = 0x10000
 _FIRST_OTHER: Final = 1_000_000
+_MAX_HANDLE: Final = 2**31
+_OPAQUE: Final = frozenset(
+    {
+        "struct_c_nvmlComputeInstance_t",
+        "struct_c_nvmlDevice_t",
+        "struct_c_nvmlEventSet_t",
+        "struct_c_nvmlGpmSample_t",
+        "struct_c_nvmlGpuInstance_t",
+        "struct_c_nvmlSystemEventSet_t",
+    }
+)
+_MAX_DEPTH: Final = 16  # what the library answers has 6 levels at most
+_TAGS: Final = (
+    *((tag,) for tag in ("float", "ascii", "bytes", "tuple", "array", "object", "map")),
+    ("struct", "fields"),
+    ("handle",),
+    ("handle", "of"),
+)
 _METRICS: Final = "c_nvmlGpmMetricsGet_t"
+_ADDRESSES: Final = (ctypes.c_char_p, ctypes.c_void_p)  # of a pointer ctypes knows the kind itself
 _METRIC_FIELDS: Final = ("metricId", "nvmlReturn", "value")
 
 
@@ -42,11 +62,11 @@ class Handles:
     def handle(self, number: int, kind: str | None) -> Any:  # noqa: ANN401  # as above
         """Make the handle that stands for a recorded one."""
         with self._lock:
-            if (number, kind) not in self._made:
-                made = _make_handle(number, kind)
-                self._made[number, kind] = made
-                self._numbers[_address(made)] = number
-            return self._made[number, kind]
+            known = self._made.get((number, kind))
+            if known is None:
+                known = self._made[number, kind] = _make_handle(number, kind)
+                self._numbers[_address(known)] = number
+            return known
 
     def another(self, kind: str | None) -> Any:  # noqa: ANN401  # as above
         """Make a handle that stands for none of the recorded ones."""
@@ -64,7 +84,7 @@ class RecordedHandle:
         self.number = number
 
 
-def to_json(value: Any, handles: Handles) -> Json:  # noqa: ANN401  # a line a kind of value
+def to_json(value: Any, handles: Handles) -> Json:  # noqa: ANN401, PLR0911  # a line a kind of value
     """Write a value; nothing is lost but what a pointer points to."""
     if isinstance(value, _PLAIN):
         return value
@@ -76,6 +96,8 @@ def to_json(value: Any, handles: Handles) -> Json:  # noqa: ANN401  # a line a k
     if isinstance(value, list | tuple):
         written = [to_json(item, handles) for item in value]
         return written if isinstance(value, list) else {"tuple": written}
+    if isinstance(value, dict):
+        return {"map": {name: to_json(item, handles) for name, item in value.items()}}
     if isinstance(value, pynvml.nvmlFriendlyObject):
         return {"object": {name: to_json(item, handles) for name, item in vars(value).items()}}
     return _ctypes_to_json(value, handles)
@@ -118,22 +140,39 @@ def from_json(value: Json, handles: Handles, move: Callable[[str, int], int]) ->
         return [from_json(item, handles, move) for item in value]
     if not isinstance(value, dict):
         return value
+    if tuple(value) not in _TAGS:
+        raise ValueError(f"{{{', '.join(map(repr, value))}}} is no kind of value")
     kind, *_ = value
     return _READERS[kind](value, handles, move)
 
 
-def find_unknown(value: Json) -> str | None:
-    """Return what of a recorded value is no struct of the library; `None` where all is known.
+def build(value: Json) -> Any:  # noqa: ANN401  # as written
+    """Return what a recorded value stands for; raises ValueError where it stands for nothing.
 
-    A recording may come from anybody, and the library's other names are functions.
+    A recording may come from anybody: whatever is built here without an error is built so when it
+    is played.
     """
-    if isinstance(value, list):
-        return next(filter(None, map(find_unknown, value)), None)
-    if not isinstance(value, dict):
-        return None
-    if "struct" in value and _struct_of(value["struct"]) is None:
-        return str(value["struct"])
-    return find_unknown(list(value.values()))
+    _refuse_deep(value)
+    try:
+        return from_json(
+            value.get("byref", value) if isinstance(value, dict) else value, Handles(), _keep
+        )
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _keep(_name: str, value: int) -> int:
+    return value
+
+
+def _refuse_deep(value: Json, levels: int = _MAX_DEPTH) -> None:
+    """Raise ValueError where lists and objects stand in each other further than answers do."""
+    if not isinstance(value, dict | list):
+        return
+    if not levels:
+        raise ValueError(f"more than {_MAX_DEPTH} levels of lists and objects")
+    for item in value.values() if isinstance(value, dict) else value:
+        _refuse_deep(item, levels - 1)
 
 
 def _struct_of(name: object) -> type[ctypes.Structure] | None:
@@ -145,8 +184,14 @@ def _struct_of(name: object) -> type[ctypes.Structure] | None:
 def _read_struct(value: Json, handles: Handles, move: Callable[[str, int], int]) -> Any:  # noqa: ANN401  # as above
     struct = _struct_of(value["struct"])
     if struct is None:
-        raise ValueError(f"{value['struct']} is no struct of the library")
+        raise ValueError(f"{value['struct']} is no struct of nvidia-ml-py")
     made = struct()
+    if value["struct"] == _METRICS:
+        # It answers what is asked for.
+        metrics = value["fields"]["metrics"]
+        made.numMetrics = len(metrics)
+        for index, metric in enumerate(metrics):
+            made.metrics[index].metricId = metric["metricId"]
     fill(made, value["fields"], handles, move)
     return made
 
@@ -161,11 +206,13 @@ def fill(
     if type(struct).__name__ == _METRICS:
         _fill_metrics(struct, fields["metrics"])
         return
-    for name in (name for name, *_ in struct._fields_ if name in fields):
+    for name, kind in ((name, kind) for name, kind, *_ in struct._fields_ if name in fields):
         given = fields[name]
         if isinstance(given, dict) and "bits" in given:
             # Raises OverflowError where the bits are more than the union has.
             union = getattr(struct, name)
+            if not isinstance(union, ctypes.Union):
+                raise ValueError(f"{name} is no union")
             size = ctypes.sizeof(union)
             ctypes.memmove(ctypes.byref(union), int(given["bits"]).to_bytes(size, "little"), size)
         elif isinstance(given, dict) and "fields" in given:
@@ -173,6 +220,8 @@ def fill(
         elif isinstance(given, dict) and "array" in given:
             _fill_array(getattr(struct, name), given["array"], handles, move)
         elif given is not None:
+            if kind in _ADDRESSES:
+                raise ValueError(f"{name} is an address")
             setattr(struct, name, _named(name, given, handles, move))
 
 
@@ -213,6 +262,9 @@ _READERS: Final[dict[str, Callable[[Json, Handles, Callable[[str, int], int]], A
     "array": lambda value, handles, move: from_json(value["array"], handles, move),
     "handle": lambda value, handles, _move: handles.handle(value["handle"], value.get("of")),
     "struct": _read_struct,
+    "map": lambda value, handles, move: {
+        name: from_json(item, handles, move) for name, item in value["map"].items()
+    },
     "object": lambda value, handles, move: pynvml.nvmlFriendlyObject(
         {name: _named(name, item, handles, move) for name, item in value["object"].items()}
     ),
@@ -230,7 +282,15 @@ def _address(handle: Any) -> Any:  # noqa: ANN401  # a key for a dictionary
 
 
 def _make_handle(number: int, kind: str | None) -> Any:  # noqa: ANN401  # the library's own
-    struct = _struct_of(kind)
-    if struct is None:
+    if type(number) is not int or not 0 <= number < _MAX_HANDLE:
+        raise ValueError(f"{number!r} is no handle's number")
+    if kind is None:
         return RecordedHandle(number)
-    return ctypes.cast(_FIRST_ADDRESS + number, ctypes.POINTER(struct))
+    if kind not in _OPAQUE:
+        raise ValueError(f"{kind} is no handle of NVML")
+    return ctypes.cast(_FIRST_ADDRESS + number, ctypes.POINTER(getattr(pynvml, kind)))
+
+
+def is_handle(value: object) -> bool:
+    """Return whether a value stands for a handle."""
+    return isinstance(value, RecordedHandle) or _is_pointer(value)

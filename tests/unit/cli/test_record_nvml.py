@@ -1,5 +1,8 @@
 """The recording command: a file that the agent can play, or one line on what is missing."""
 
+import contextlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pynvml
@@ -42,6 +45,46 @@ def test_a_redacted_file_holds_none_of_the_nodes_uuids(tmp_path: Path) -> None:
     assert "GPU-00000000-0000-4000-8000-" in text
     assert '"is_redacted":true' in text
     assert "finetune" not in text
+
+
+@pytest.mark.parametrize("name", ["node.jsonl", "node.jsonl.gz"])
+def test_a_full_disk_gets_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    out = tmp_path / name
+    out.symlink_to("/dev/full")
+    assert record(out) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert [line for line in said if "recording: " not in line] == [
+        f"gpuledger: cannot write {out}: No space left on device; give --out another place"
+    ]
+
+
+@pytest.mark.parametrize("seconds", ["600", "1"], ids=["while it records", "while it probes"])
+def test_sigterm_ends_a_recording_that_can_be_played(tmp_path: Path, seconds: str) -> None:
+    out = tmp_path / "node.jsonl.gz"
+    recording = subprocess.Popen(
+        [
+            sys.executable, "-m", "cli", "record-nvml", "--source", f"simulated:{QUICKSTART}",
+            "--node", "gpu-node-1", "--seconds", seconds, "--interval", "0.25", "--out", str(out),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    with recording:
+        assert recording.stderr
+        said = iter(recording.stderr)
+        while not out.exists():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                recording.wait(0.05)
+            assert recording.returncode is None
+        if seconds == "1":
+            assert any(line.startswith("probing GPU 0") for line in said)
+        recording.terminate()
+        assert "play it with" in "".join(said)
+    assert recording.returncode == 0
+    header, _ = read_recording(out)
+    assert header.gpus
 
 
 def test_a_machine_without_nvml_gets_one_line(

@@ -64,7 +64,7 @@ MISTAKES: list[tuple[Read, str]] = [
     (load_scenario, f"{LONG}: 1\n"),
     (load_scenario, f"nodes: [{{name: a, gpus: [{{accounting: {LONG}}}]}}]\n"),
     (load_scenario, f"nodes: [{{name: {LONG}}}, {{name: {LONG}}}]\n"),
-    (open_recording, recording(at_ns=1, call="a", arguments=[{"struct": LONG, "fields": {}}])),
+    (open_recording, recording(at_ns=1, call="nvmlInit", result={"struct": LONG, "fields": {}})),
     (open_recording, LONG),
 ]
 

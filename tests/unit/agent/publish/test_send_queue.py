@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from structlog.testing import capture_logs
@@ -18,8 +18,11 @@ from agent.publish.message_bundle import TickQueue
 from agent.publish.send_queue import SendQueue
 from agent.publish.spool import Spool
 from agent.publish.spool_folder import IoThread
+from agent.settings import SpoolSettings
 from gpuledger.runtime import Backoff, Check
 from tests.unit.agent.publish.builders import (
+    BOOT,
+    NODE,
     ImmediateDisk,
     Uptime,
     files_in,
@@ -436,3 +439,39 @@ async def test_at_the_end_a_disk_that_has_refused_is_asked_once_more_without_a_w
     left = spool_in(tmp_path)
     left.open()
     assert left.bundles == 9
+
+
+class ScannedForEver(Spool):
+    """A folder whose scan ends only where it is stopped."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401  # passed on
+        super().__init__(*arguments, **named)
+        self.began, self._stopped = threading.Event(), threading.Event()
+
+    @override
+    def open(self) -> None:
+        self.began.set()
+        self._stopped.wait(60)
+        super().open()
+
+    @override
+    def stop_scan(self) -> None:
+        super().stop_scan()
+        self._stopped.set()
+
+
+async def test_at_the_end_a_scan_gives_way_to_what_is_in_memory(tmp_path: Path) -> None:
+    left_behind(tmp_path, 0, 1)
+    made = SpoolSettings(folder=str(tmp_path), min_free_bytes=0)
+    spool = ScannedForEver(made, node=NODE, boot_id=BOOT, boottime_ns=Uptime(0))
+    send_queue, clock = outbox_of(spool, disk=IoThread()), Hands()
+    running = asyncio.create_task(send_queue.run())
+    await asyncio.to_thread(spool.began.wait)
+    await put(send_queue, clock, 2, 3)
+    await send_queue.stop_scan()
+    assert send_queue.is_on_disk
+    running.cancel()
+    await send_queue.spill_all()
+    assert send_queue.bundles_in_memory == 0
+    send_queue.close()
+    assert await take_all(outbox_of(spool_in(tmp_path)), 4) == [0, 1, 2, 3]

@@ -6,6 +6,7 @@ import shutil
 import stat
 import struct
 import zlib
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from agent.metrics import (
     QUEUE_TICKS,
     SPOOL_BYTES,
     SPOOL_DROPPED,
+    SPOOL_FILES_SET_ASIDE,
     SPOOL_OLDEST_SECONDS,
     SPOOL_TICKS,
     SPOOL_TORN,
@@ -32,6 +34,7 @@ from gpuledger.bus.protocol import Message
 from gpuledger.topics import INCIDENTS
 from tests.unit.agent.publish.builders import (
     BOOT,
+    NODE,
     NOW_SECONDS,
     Uptime,
     files_in,
@@ -627,3 +630,43 @@ def test_what_counts_incidents_and_inventories_beside_ticks_says_so(tmp_path: Pa
 def written() -> float:
     (family,) = SPOOL_WRITTEN.collect()
     return next(one.value for one in family.samples if one.name.endswith("_total"))
+
+
+HEAD_OF_NO_FRAME = struct.pack("<IIIqqI", 3_000_000, 0, 5, 0, 0, 0xFD2FB528)
+FOREIGN = {
+    "larger than any": lambda file: os.truncate(file, 3 * 2**30),
+    "made-up heads": lambda file: file.write_bytes(
+        b"gpuledger spool\2" + bytes(72) + HEAD_OF_NO_FRAME * 125_000
+    ),
+    "made-up heads without a file's own": lambda file: file.write_bytes(HEAD_OF_NO_FRAME * 125_000),
+}
+
+
+@pytest.mark.parametrize("write", FOREIGN.values(), ids=FOREIGN)
+def test_a_file_that_no_spool_writes_is_set_aside_as_it_is_and_told(
+    tmp_path: Path, write: Callable[[Path], object]
+) -> None:
+    spool = spool_in(tmp_path)
+    fill(spool, 1)
+    foreign = tmp_path / NODE / "000000000000.spool"
+    foreign.touch()
+    write(foreign)
+    size_bytes, before = foreign.stat().st_size, SPOOL_FILES_SET_ASIDE._value.get()
+    with capture_logs() as logs:
+        again = reopened(spool, tmp_path)
+    assert foreign.with_suffix(".foreign").stat().st_size == size_bytes
+    assert SPOOL_FILES_SET_ASIDE._value.get() - before == 1
+    assert [log["event"] for log in logs if log["log_level"] == "error"] == ["spool_file_renamed"]
+    assert drain(again) == [1]
+
+
+def test_a_spool_whose_scan_is_stopped_keeps_all_for_the_next_process(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    fill(spool, 1, 2)
+    spool.close()
+    ending = spool_in(tmp_path)
+    ending.stop_scan()
+    fill(ending, 3)
+    assert not ending.is_empty
+    assert ending.read(max_bundles=60) is None
+    assert drain(reopened(ending, tmp_path)) == [1, 2, 3]

@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.core.tick import NodeTick
+from agent.gpu.nvidia.catalogue import CATALOGUE, FunctionCall
+from agent.gpu.nvidia.library import NvmlLibrary
 from agent.gpu.nvidia.session import NvmlSession
 from agent.host.procfs import Procfs
 from agent.recording.format import RecordingFile, RecordingHeader, read_recording
 from agent.recording.recorder import Recorder, RecordingLibrary, RecordingProcfs
 from agent.recording.replay import ReplayClock, ReplayLibrary, ReplayProcfs
-from agent.recording.serialize import Handles, fill
+from agent.recording.serialize import Handles, build, fill, to_json
+from agent.recording.shapes import is_played, refuse_result
 from agent.sampling import Sampler
 from gpuledger.clock import Clock
 from gpuledger.codec import encode
@@ -129,6 +133,26 @@ def test_a_compressed_recording_is_read_like_any_other(tmp_path: Path) -> None:
     assert read_recording(packed) == read_recording(plain)
 
 
+@given(at=st.integers(min_value=0), flip=st.integers(min_value=1, max_value=255))
+@settings(deadline=None)
+def test_a_compressed_recording_with_any_byte_changed_is_read_or_its_mistake_is_said(
+    compressed: Path, at: int, flip: int
+) -> None:
+    data = bytearray(compressed.read_bytes())
+    data[at % len(data)] ^= flip
+    changed = compressed.with_name("changed.jsonl.gz")
+    changed.write_bytes(data)
+    with suppress(UserError):
+        read_recording(changed)
+
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("recording") / "recording.jsonl.gz"
+    record(simulated("gpu-node-1"), file, [1.0], tick_seconds=1)
+    return file
+
+
 def test_after_its_end_a_recording_has_no_driver_any_more(tmp_path: Path) -> None:
     file = tmp_path / "recording.jsonl"
     record(simulated("gpu-node-1"), file, [1.0, 1.0], tick_seconds=1)
@@ -188,3 +212,125 @@ def test_a_union_takes_its_bits_and_no_more() -> None:
 
 def keep(_name: str, value: int) -> int:
     return value
+
+
+def answered(line: dict[str, Any], call: str, result: object) -> None:
+    """Let a call have given another result."""
+    if str(line.get("call", "")).startswith(call):
+        line.pop("error", None)
+        line["result"] = result
+
+
+DEEP: Any = []
+for _ in range(500):
+    DEEP = [DEEP]
+IMPOSSIBLE = {
+    "processes at an address": (
+        "nvmlDeviceGetComputeRunningProcesses",
+        {"handle": 1, "of": "c_nvmlProcessInfo_t"},
+    ),
+    "processes as a handle": (
+        "nvmlDeviceGetComputeRunningProcesses",
+        {"handle": 1, "of": "struct_c_nvmlDevice_t"},
+    ),
+    "fields at an address": (
+        "nvmlDeviceGetFieldValues",
+        {"handle": 1, "of": "c_nvmlFieldValue_t"},
+    ),
+    "samples at an address": (
+        "nvmlDeviceGetSamples",
+        {"tuple": [0, {"handle": 1, "of": "c_nvmlSample_t"}]},
+    ),
+    "an energy that is a handle": ("nvmlDeviceGetTotalEnergyConsumption", {"handle": 1}),
+    "a power of no kind": ("nvmlDeviceGetPowerUsage", {"evil": 1}),
+    "a power of two kinds": ("nvmlDeviceGetPowerUsage", {"handle": 1, "float": "1"}),
+    "an empty power": ("nvmlDeviceGetPowerUsage", {}),
+    "no power": ("nvmlDeviceGetPowerUsage", None),
+    "a power that is deep": ("nvmlDeviceGetPowerUsage", DEEP),
+    "a memory without end": ("nvmlDeviceGetMemoryInfo", {"bytes": "0g"}),
+    "a text in a number's place": (
+        "nvmlDeviceGetMemoryInfo",
+        {"struct": "c_nvmlMemory_t", "fields": {"total": "x"}},
+    ),
+    "bits in a number's place": (
+        "nvmlDeviceGetMemoryInfo",
+        {"struct": "c_nvmlMemory_t", "fields": {"total": {"bits": 1}}},
+    ),
+    "another struct": ("nvmlDeviceGetMemoryInfo", {"struct": "c_nvmlSample_t", "fields": {}}),
+    "a UUID that is a number": ("nvmlDeviceGetUUID", 5),
+    "a UUID without end": ("nvmlDeviceGetUUID", "x" * 5000),
+    "a handle below zero": ("nvmlDeviceGetHandleByIndex", {"handle": -1}),
+    "a handle that is a text": ("nvmlDeviceGetHandleByIndex", {"handle": "a"}),
+    "a handle that is a list": ("nvmlDeviceGetHandleByIndex", {"handle": [1]}),
+}
+
+
+@pytest.mark.parametrize(("call", "result"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_a_result_that_its_function_cannot_have_given_is_refused(
+    tmp_path: Path, call: str, result: object
+) -> None:
+    file = tmp_path / "recording.jsonl"
+    record(simulated("gpu-node-1"), file, [1.0], tick_seconds=1)
+    changed = rewritten(file, lambda line: answered(line, call, result))
+    with pytest.raises(UserError, match=r"changed\.jsonl, line \d+: .*record-nvml"):
+        read_recording(changed)
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments"),
+    [
+        ("nvmlGpmMetricsGet", []),
+        ("nvmlGpmMetricsGet", [5]),
+        ("nvmlGpmMetricsGet", [{"byref": {"struct": "c_nvmlGpmMetricsGet_t", "fields": {}}}]),
+        ("nvmlGpmSampleGet", [1]),
+        ("nvmlGpmSampleGet", [{"handle": 1}, 5]),
+        ("nvmlDeviceGetSamples", []),
+    ],
+)
+def test_arguments_that_a_call_cannot_have_had_are_refused(
+    tmp_path: Path, call: str, arguments: list[object]
+) -> None:
+    file = tmp_path / "recording.jsonl"
+    record(simulated("gpu-node-1"), file, [1.0], tick_seconds=1)
+    with file.open("a") as opened:
+        opened.write(json.dumps({"at_ns": 1, "call": call, "arguments": arguments, "error": 3}))
+    with pytest.raises(UserError, match=r"line \d+: .*record-nvml"):
+        read_recording(file)
+
+
+def test_every_function_that_the_agent_calls_can_be_played() -> None:
+    catalogued = {
+        source.name
+        for specs in CATALOGUE.values()
+        for spec in specs
+        for source in spec.sources
+        if isinstance(source, FunctionCall)
+    }
+    named = {name for name in vars(NvmlLibrary) if name.startswith("nvml")}
+    assert [name for name in sorted(catalogued | named) if not is_played(name)] == []
+
+
+def test_text_that_the_driver_garbles_is_garbled_again(tmp_path: Path) -> None:
+    node = simulated("gpu-node-1")
+    file = tmp_path / "recording.jsonl"
+    record(node, file, [1.0], tick_seconds=1)
+
+    def garble(line: dict[str, Any]) -> None:
+        if line.get("call") == "nvmlDeviceGetName":
+            del line["result"]
+            line["failure"] = "not_text"
+
+    ticks = played(rewritten(file, garble)).ticks([1.0])
+    assert {gpu.model for gpu in ticks[0].sample.gpus} == {None}
+
+
+def test_a_struct_takes_no_address() -> None:
+    with pytest.raises(ValueError, match="unit is an address"):
+        fill(pynvml.c_metricInfo_t(), {"unit": 4096}, Handles(), keep)
+
+
+def test_what_a_binding_gives_by_names_is_written_and_read() -> None:
+    events = [{"eventType": 2, "gpuId": 7}]
+    written = to_json(events, Handles())
+    assert build(written) == events
+    refuse_result("nvmlSystemEventSetWait", written)
