@@ -34,7 +34,7 @@ gpuledger's metrics, those that the remote-write sink sends among them. "lean" i
 _PROCESSES: Final = """
 ## Processes
 
-With `--process-series` alone, and for at maximum `exposition.max_process_series` processes.
+With `--process-series` alone, and for at most `exposition.max_process_series` processes.
 """
 _UNITS: Final = {"": "as it is", "text": "text", "multi_series": "several series"}
 _COLUMNS: Final = ("metric", "type", "labels", "help")

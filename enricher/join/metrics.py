@@ -97,7 +97,7 @@ LAG_SECONDS: Final = Gauge(
 MIN_AGE_SECONDS: Final = Gauge(
     "gpuledger_join_min_tick_age_seconds",
     "Age of the newest tick of the last ten minutes when it was taken up: what the way takes at"
-    " minimum, and by how much the clocks of its node and of this machine differ. Below zero, a"
+    " least, and by how much the clocks of its node and of this machine differ. Below zero, a"
     " node's clock is ahead of this machine's by at least that.",
 )
 SEQ_AHEAD_TOTAL: Final = Counter(
