@@ -77,8 +77,12 @@ class Process:
     def wait_until(self, probe: Callable[[], bool], *, deadline_seconds: float) -> None:
         """Wait until `probe` says yes; an OSError of it means not yet. Raises PartError."""
         end_seconds = time.monotonic() + deadline_seconds
-        while not _answers(probe):
-            if self.exit_status() is not None:
+        while True:
+            # Asked before the probe: one that waits for the end itself may see it just after.
+            has_ended = self.exit_status() is not None
+            if _answers(probe):
+                return
+            if has_ended:
                 raise PartError(f"{self.name} ended by itself: {self._story()}")
             if time.monotonic() > end_seconds:
                 raise PartError(
