@@ -101,6 +101,15 @@ class _EndingSignals:
     def take(self, stop: Callable[[str], None]) -> None:
         """Call `stop` in the running event loop, with the name of the first signal that comes."""
         loop = asyncio.get_running_loop()
+        passed_on = False
+
+        def stop_once(name: str) -> None:
+            # Decided in the event loop: a handler may be interrupted by another signal's at any
+            # instruction, so that both believe to be the first.
+            nonlocal passed_on
+            if not passed_on:
+                passed_on = True
+                stop(name)
 
         def pass_on(number: int, _: FrameType | None) -> None:
             self._deadline.begin()  # here, as the event loop may stand still
@@ -109,7 +118,7 @@ class _EndingSignals:
             for each in _ENDING:
                 signal.signal(each, _do_nothing)
             if not loop.is_closed():
-                loop.call_soon_threadsafe(stop, signal.Signals(number).name)
+                loop.call_soon_threadsafe(stop_once, signal.Signals(number).name)
 
         for each in _ENDING:
             signal.signal(each, pass_on)

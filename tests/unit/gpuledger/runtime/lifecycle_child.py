@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 import structlog
@@ -160,6 +161,19 @@ def signal_twice_at_once() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
 
 
+async def signalled_within_the_handler() -> None:
+    """Have the second signal come while the first one is being handled."""
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_name == "begin":
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGINT)
+
+    sys.setprofile(interrupt)
+    asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGTERM)
+    await slow()
+
+
 CASES: dict[str, Callable[[], Awaitable[None]]] = {
     "slow": slow,
     "hanging": hanging,
@@ -172,6 +186,7 @@ CASES: dict[str, Callable[[], Awaitable[None]]] = {
     "failing-cleanup": failing_cleanup,
     "signalled-late": signalled_late,
     "signalled-twice-at-once": signalled_twice_at_once,
+    "signalled-within-the-handler": signalled_within_the_handler,
 }
 
 

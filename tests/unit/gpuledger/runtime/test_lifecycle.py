@@ -110,8 +110,9 @@ def test_a_second_signal_does_not_cut_the_cleanup_short() -> None:
     assert (child.returncode, stdout) == (0, "cleaned up\n")
 
 
-def test_two_signals_at_the_same_instant_are_one() -> None:
-    with running("signalled-twice-at-once") as child:
+@pytest.mark.parametrize("case", ["signalled-twice-at-once", "signalled-within-the-handler"])
+def test_two_signals_at_the_same_instant_are_one(case: str) -> None:
+    with running(case) as child:
         stdout, stderr = child.communicate(timeout=PATIENCE_SECONDS)
 
     assert (child.returncode, stdout) == (0, "cleaned up\n")
