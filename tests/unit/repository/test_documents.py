@@ -25,6 +25,33 @@ def test_every_link_within_the_repository_leads_to_a_file(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def anchors_of(page: Path) -> set[str]:
+    """Return the anchors of a page's titles, by GitHub's rule."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_to_a_title_leads_to_one(page: Path) -> None:
+    links = re.findall(r"\]\((?!\w+:)([^)#\s]*)#([^)\s]+)\)", page.read_text())
+    pages = [(page.parent / target if target else page, anchor) for target, anchor in links]
+
+    assert [
+        f"{target.name}#{anchor}"
+        for target, anchor in pages
+        if target.suffix == ".md" and anchor not in anchors_of(target)
+    ] == []
+
+
+def test_every_module_that_the_architecture_page_names_exists() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    modules = {f"/{path.relative_to(ROOT)}" for path in ROOT.glob("[a-z]*/**/*.py")}
+    named = set(re.findall(r"`([\w/]+\.py)`", text))
+
+    assert len(named) > 20
+    assert [name for name in named if not any(path.endswith(f"/{name}") for path in modules)] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_file_of_the_repository_that_a_page_names_exists(page: Path) -> None:
     named = re.findall(r"`((?:k8s|deploy|docs|scenarios)/[^`\s]*)`", page.read_text())
