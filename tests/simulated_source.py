@@ -1,7 +1,7 @@
 """A second source of GPUs: the simulator's devices without NVML between them and the agent.
 
 It is as small as a vendor can be: no thread, deadline, breaker, retry or cache, as all of these
-lie on the agent's side of the seam (`agent.gpu.source`). It has neither profiling nor health.
+lie on the agent's side of the seam (`agent.gpu.protocol`). It has neither profiling nor health.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from agent.core.raw import (
     SampleCursor,
     UtilizationSample,
 )
-from agent.gpu.source import (
+from agent.gpu.protocol import (
     DriverEvent,
     FailedError,
     Gpu,

@@ -17,7 +17,6 @@ of a lost GPU only while no call hangs.
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from operator import attrgetter
 from typing import Final
@@ -27,9 +26,8 @@ from msgspec.structs import replace
 
 from agent.core.raw import NodeFacts, RawGpuSample, SampleCursor
 from agent.gpu.lifecycle import Retry, SourceLifecycle, SourceListener
-from agent.gpu.pool import GpuAvailability, GpuPool, Report, report_nowhere
-from agent.gpu.process_scanner import ProcessScanner
-from agent.gpu.source import DriverEvent, DriverNotLoadedError, Gpu, GpuSource, SourceLostError
+from agent.gpu.pool import GpuAvailability, GpuPool, ProcessScanner, Report, report_nowhere
+from agent.gpu.protocol import DriverEvent, DriverNotLoadedError, Gpu, GpuSource, SourceLostError
 from agent.gpu.threads import wait_for
 from agent.gpu.worker import slow_backoff
 from agent.metrics import DRIVER_UP
@@ -37,7 +35,7 @@ from gpuledger.clock import Clock
 from gpuledger.runtime import Backoff, Check
 
 _log = structlog.get_logger(__name__)
-# How long an unbinding gets before the driver is asked for again.
+# How long an unbinding has before the library is opened again.
 _UNBINDING_SECONDS: Final = 5.0
 
 
@@ -90,7 +88,7 @@ class Driver:
 
     @property
     def detail(self) -> str:
-        """What is to be said of the driver now."""
+        """What is known of the driver now, for people."""
         return self._check.detail
 
     @property
@@ -137,7 +135,7 @@ class Driver:
         return NodeFacts(
             versions=self._lifecycle.versions,
             gpus=sorted(
-                # No GPU is asked for it, as it is the driver's.
+                # It is the driver's, and stands with each GPU's own capabilities.
                 (
                     replace(facts, capabilities=[*facts.capabilities, unbind])
                     for facts in self._pool.facts.values()
@@ -168,7 +166,17 @@ class Driver:
         try:
             self._use(opening.result())
         except SourceLostError as error:
-            self._record_failure(error)
+            # Whatever the driver asked for before is out of date: it is not open.
+            self._pending_event = DriverEvent.NOTHING
+            if self._is_unbound and isinstance(error, DriverNotLoadedError):
+                # As it should be while a driver is exchanged, so no reason to give up.
+                self._worked_seconds = time.monotonic()
+                self._fail(f"the driver was unbound: {error}")
+            else:
+                # Before any GPU has answered there is nothing that could have been lost.
+                self._was_lost = bool(self._availability.known)
+                self._closed = str(error)
+                self._fail(self._closed)
         return self._closed is None
 
     def _use(self, found: Sequence[Gpu]) -> None:
@@ -177,7 +185,11 @@ class Driver:
         reason, self._closed = self._closed, None
         was_lost, self._was_lost, self._is_unbound = self._was_lost, False, False
         there = {gpu.uuid for gpu in found}
-        self._log_start(there, is_news=was_lost)
+        # An opening for a lost GPU may find what the one before did: that is no news.
+        unheard = self._lifecycle.unbind_capability.reason
+        if was_lost or (there, unheard) != self._logged:
+            _log.info("nvml_started", count=len(there), unbind_unheard=unheard)
+        self._logged = (there, unheard)
         for uuid in self._availability.known:
             if uuid not in there:
                 self._availability.record_lost(uuid, "not there when the library was started again")
@@ -187,26 +199,6 @@ class Driver:
         if was_lost:
             self._availability.report_all("driver_reloaded", f"before: {reason}")
 
-    def _log_start(self, there: AbstractSet[str], *, is_news: bool) -> None:
-        """Log an opening, unless it found what the one before did, as one for a lost GPU may."""
-        reason = self._lifecycle.unbind_capability.reason
-        found = (there, reason)
-        if is_news or found != self._logged:
-            _log.info("nvml_started", count=len(there), unbind_unheard=reason)
-        self._logged = found
-
-    def _record_failure(self, error: SourceLostError) -> None:
-        self._pending_event = DriverEvent.NOTHING
-        if self._is_unbound and isinstance(error, DriverNotLoadedError):
-            # As it should be while a driver is exchanged, so no reason to give up.
-            self._worked_seconds = time.monotonic()
-            self._fail(f"the driver was unbound: {error}")
-            return
-        # Before any GPU has answered there is nothing that could have been lost.
-        self._was_lost = bool(self._availability.known)
-        self._closed = str(error)
-        self._fail(self._closed)
-
     def _handle_driver_events(self) -> None:
         """Do what the driver's events ask for, now or as soon as the source is open again."""
         event = self._lifecycle.poll_driver_events()
@@ -215,8 +207,10 @@ class Driver:
             return
         event, self._pending_event = self._pending_event, DriverEvent.NOTHING
         if event is DriverEvent.BIND:
+            # Only a new opening counts the GPU that has come.
             self._restart("the driver was bound to a GPU")
             return
+        # An open library is a user of the driver: it blocks the unbinding until it is closed.
         self._availability.report_all("driver_unbound", "the agent has closed the library")
         self._is_unbound = True
         self._lose_library("the driver was unbound")

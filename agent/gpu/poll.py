@@ -23,7 +23,7 @@ from typing import Any, Final
 import structlog
 
 from agent.core.raw import CallGroup, SampleCursor
-from agent.gpu.source import Gpu
+from agent.gpu.protocol import Gpu
 from gpuledger.errors import UnavailableError
 
 _log = structlog.get_logger(__name__)
@@ -92,8 +92,14 @@ class PollRequest:
         It begins when it has the lock, or when the GPU before it takes too long.
         """
         has_lock = lock.acquire(timeout=_MAX_LOCK_SECONDS)
+        probing = self.probing
         try:
-            probing = self._query_awaited()
+            for group in self.awaited:
+                if not self._query(group) and group is CallGroup.BOOKS:
+                    # Without it the GPU is not in the tick, and the others would fail alike.
+                    probing = ()
+                    break
+            self.has_awaited = True
         finally:
             if has_lock:
                 lock.release()
@@ -108,17 +114,8 @@ class PollRequest:
         if self.awaited and not probing:
             done()
 
-    def _query_awaited(self) -> Sequence[CallGroup]:
-        """Query what the cycle waits for; return what is left to be probed."""
-        probing = self.probing
-        for group in self.awaited:
-            if not self._query(group) and group is CallGroup.BOOKS:
-                probing = ()  # without it the GPU is not in the tick, and others would fail alike
-                break
-        self.has_awaited = True
-        return probing
-
     def _query(self, group: CallGroup) -> bool:
+        # The time first: the event loop must not take the time of the group before for its own.
         self.since = time.monotonic()
         self.current_group = group
         try:
@@ -139,10 +136,9 @@ class PollCycle:
     """The requests of one tick."""
 
     def __init__(self, *, deadline_seconds: float) -> None:
-        self._deadline_seconds = deadline_seconds
+        self._seconds = {group: share * deadline_seconds for group, share in _SHARES.items()}
         self._end = time.monotonic() + deadline_seconds
         self._requests: list[PollRequest] = []
-        self._finished = count(1)
         self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
         self._all_there: asyncio.Future[None] = self._loop.create_future()
@@ -150,13 +146,25 @@ class PollCycle:
     def start(self, requests: Sequence[tuple[PollRequest, Submit]]) -> None:
         """Submit each request to the thread that stands beside it; call it once."""
         self._requests = [request for request, _ in requests if request.awaited]
+        finished = count(1)
+
+        def count_finished() -> None:
+            # In a GPU's thread. `next` is atomic under Python's lock: one thread alone is the last.
+            if next(finished) == len(self._requests):
+                with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                    self._loop.call_soon_threadsafe(self._all_there.set_result, None)
+
         for request, submit in requests:
-            submit(partial(request.run, self._count_finished, self._lock))
+            submit(partial(request.run, count_finished, self._lock))
 
     async def wait(self) -> None:
         """Wait until each awaited group is there or late; what is late goes on by itself."""
         while self._requests and not self._all_there.done():
-            seconds = self._remaining_seconds()
+            # How long an answer can still come in time: a group that begins late has its share.
+            now = time.monotonic()
+            waiting = [request for request in self._requests if not request.has_awaited]
+            ends = [min(self._end, self._group_end(request)) for request in waiting]
+            seconds = max(ends, default=now) - now
             if seconds <= 0:
                 return
             await asyncio.wait((self._all_there,), timeout=seconds)
@@ -164,33 +172,14 @@ class PollCycle:
     def is_late(self, request: PollRequest) -> bool:
         """Return whether the group that is being queried has had its time."""
         group = request.current_group
-        return group is not None and time.monotonic() >= request.since + self._seconds(group)
+        return group is not None and time.monotonic() >= request.since + self._seconds[group]
 
     def is_in_time(self, request: PollRequest, group: CallGroup) -> bool:
         """Return whether a group was answered, and within its time."""
         took_seconds = request.took_seconds.get(group)
-        return group in request.answers and (took_seconds or 0) <= self._seconds(group)
-
-    def _seconds(self, group: CallGroup) -> float:
-        return _SHARES[group] * self._deadline_seconds
-
-    def _remaining_seconds(self) -> float:
-        """Return how long an answer can still come in time."""
-        now = time.monotonic()
-        waiting = [request for request in self._requests if not request.has_awaited]
-        ends = [min(self._end, self._group_end(request)) for request in waiting]
-        return max(ends, default=now) - now
+        return group in request.answers and (took_seconds or 0) <= self._seconds[group]
 
     def _group_end(self, request: PollRequest) -> float:
+        # Read once: its thread goes on meanwhile, and may be done with the group.
         group = request.current_group
-        return self._end if group is None else request.since + self._seconds(group)
-
-    def _count_finished(self) -> None:
-        """Count an answer, in a GPU's thread; the last one wakes the event loop."""
-        if next(self._finished) == len(self._requests):
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                self._loop.call_soon_threadsafe(self._wake)
-
-    def _wake(self) -> None:
-        if not self._all_there.done():
-            self._all_there.set_result(None)
+        return self._end if group is None else request.since + self._seconds[group]

@@ -1,17 +1,27 @@
 """The GPUs of an open source: polled together once a tick, and what became of each.
 
-How the source is opened, and when again, is decided elsewhere.
+Between two ticks `ProcessScanner` finds the pids that are new on the GPUs whose driver keeps
+accounts: a process may open a GPU, use it and be gone before the next tick, and the driver's
+accounts do not say whose it was. Whose a pid is, is found out elsewhere; so is how the source is
+opened, and when again.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Final
 
 from agent.core.raw import RawGpuSample, SampleCursor
-from agent.gpu.breaker import BreakerLog
 from agent.gpu.poll import PollCycle
-from agent.gpu.source import Gpu, GpuLostError, SourceLostError
-from agent.gpu.worker import GpuWorker, HealthTimes, LeakedThreads, slow_backoff
-from agent.metrics import GPU_DEADLINES_MISSED, GPUS_LOST
+from agent.gpu.protocol import Gpu, GpuLostError, SourceLostError
+from agent.gpu.threads import Worker, wait_for
+from agent.gpu.worker import BreakerLog, GpuWorker, HealthTimes, LeakedThreads, slow_backoff
+from agent.metrics import GLANCES_LATE, GPU_DEADLINES_MISSED, GPUS_LOST
+from gpuledger.errors import UnavailableError
 from gpuledger.records import GpuFacts
+
+_MAX_WAIT_SECONDS: Final = 0.05
 
 Report = Callable[[str, str, str], None]
 """Takes an incident's kind, the GPU's UUID and one sentence for people."""
@@ -129,9 +139,19 @@ class GpuPool:
     def begin(self, found: Sequence[Gpu], now_ns: int) -> None:
         """Begin with the GPUs of a newly opened source; one whose threads all hang is left out."""
         self.library_lost = None
-        # Health is the longest group: no tick shall have that of several GPUs.
         self._workers = [
-            self._make_worker(gpu, now_ns + position * self._health_ns // len(found), now_ns)
+            GpuWorker(
+                gpu,
+                leaked=self._leaked,
+                breaker_log=self._breaker_log,
+                backoff=slow_backoff,
+                # Health is the longest group: no tick shall have that of several GPUs.
+                health=HealthTimes(
+                    origin_ns=now_ns + position * self._health_ns // len(found),
+                    period_ns=self._health_ns,
+                ),
+                now_ns=now_ns,
+            )
             for position, gpu in enumerate(found)
             if not self._leaked.is_full(gpu.uuid)
         ]
@@ -156,7 +176,10 @@ class GpuPool:
         evaluated = [self._evaluate(worker, self._cycle, now_ns) for worker, _ in started]
         answers = [answer for answer in evaluated if answer]
         GPU_DEADLINES_MISSED.inc(len(self._workers) - len(answers))
-        self._record_silent_gpus()
+        # With the library no GPU answers, which says nothing of any one of them.
+        for worker in () if self.library_lost else self._workers:
+            if worker.is_silent:
+                self._availability.record_lost(worker.gpu.uuid, worker.silence)
         self._leaked.update_metric()
         return answers
 
@@ -180,18 +203,51 @@ class GpuPool:
                 self.facts_changes += 1
         return answer
 
-    def _record_silent_gpus(self) -> None:
-        for worker in self._workers:
-            # With the library no GPU answers, which says nothing of any one of them.
-            if worker.is_silent and not self.library_lost:
-                self._availability.record_lost(worker.gpu.uuid, worker.silence)
 
-    def _make_worker(self, gpu: Gpu, health_ns: int, now_ns: int) -> GpuWorker:
-        return GpuWorker(
-            gpu,
-            leaked=self._leaked,
-            breaker_log=self._breaker_log,
-            backoff=slow_backoff,
-            health=HealthTimes(origin_ns=health_ns, period_ns=self._health_ns),
-            now_ns=now_ns,
-        )
+class ProcessScanner:
+    """Finds new processes; it remembers who was there at the last scan.
+
+    All GPUs are queried in one thread, so that a call that hangs costs no tick; while it hangs,
+    there is no scan.
+    """
+
+    def __init__(self) -> None:
+        self._worker: Worker | None = None  # started where there is something to scan
+        self._scanning: Future[Mapping[str, frozenset[int]]] | None = None
+        self._known: dict[str, frozenset[int]] = {}
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a call is not back yet."""
+        return self._scanning is not None and not self._scanning.done()
+
+    async def scan(self, gpus: Sequence[Gpu]) -> Collection[int]:
+        """Return the pids that are new since the last scan; none at the first scan of a GPU.
+
+        What does not come at once comes with a later scan.
+        """
+        if self._scanning is None:
+            self._worker = self._worker or Worker("glance")
+            # A copy, as the thread reads it while the GPUs may be opened again.
+            self._scanning = self._worker.start(partial(running_pids_of, list(gpus)))
+        await wait_for(self._scanning, _MAX_WAIT_SECONDS)
+        if not self._scanning.done():
+            GLANCES_LATE.inc()
+            return ()
+        found, self._scanning = self._scanning.result(), None
+        # All pids of a GPU's first scan are known to the ticks: only what comes later is news.
+        new = [pids - self._known[uuid] for uuid, pids in found.items() if uuid in self._known]
+        self._known.update(found)
+        return frozenset[int]().union(*new)
+
+
+def running_pids_of(gpus: Sequence[Gpu]) -> Mapping[str, frozenset[int]]:
+    """Return which processes are on each GPU, by UUID, without the GPUs that do not say it."""
+    found = {}
+    for gpu in gpus:
+        # The next tick finds out what is wrong with a GPU that does not answer.
+        with suppress(UnavailableError):
+            pids = gpu.running_pids()
+            if pids is not None:
+                found[gpu.uuid] = pids
+    return found

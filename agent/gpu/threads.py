@@ -1,4 +1,4 @@
-"""Threads that may hang: they are given work, and the process never waits for them.
+"""Threads that may hang: work is submitted to them, and the process never waits for them.
 
 A call that hangs in the driver cannot be ended, so neither can its thread: it is leaked, and ends
 by itself if the call ever returns. What the work is, is not known here.
@@ -33,7 +33,14 @@ class Worker:
     def start(self, do: Callable[[], T]) -> "Future[T]":
         """Have `do` done after what was submitted before; return the future of its result."""
         future: Future[T] = Future()
-        self.submit(lambda: _fill(future, do))
+
+        def run() -> None:
+            try:
+                future.set_result(do())
+            except BaseException as error:  # noqa: BLE001  # whoever waits for the result gets it
+                future.set_exception(error)
+
+        self.submit(run)
         return future
 
     def end(self) -> None:
@@ -45,16 +52,10 @@ class Worker:
             do()
 
 
-def _fill(future: "Future[T]", do: Callable[[], T]) -> None:
-    try:
-        future.set_result(do())
-    except BaseException as error:  # noqa: BLE001  # whoever waits for the result is told
-        future.set_exception(error)
-
-
 def start_thread(run: Callable[[], None], *, name: str) -> threading.Thread:
     """Start a thread with a small stack, for which the process's end does not wait."""
     thread = threading.Thread(target=run, name=name, daemon=True)
+    # The size is the process's, so nobody else may set it until the thread has started.
     with _stack_size:
         before = threading.stack_size(_STACK_BYTES)
         try:
@@ -67,11 +68,6 @@ def start_thread(run: Callable[[], None], *, name: str) -> threading.Thread:
 async def wait_for(future: "Future[Any]", seconds: float) -> None:
     """Wait until it is done, or for `seconds` of the host's time; what is late goes on."""
     waiting = asyncio.wrap_future(future)
-    waiting.add_done_callback(_retrieve_error)
+    # An error is retrieved here, as asyncio reports one of a call that nobody waits for any more.
+    waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
     await asyncio.wait((waiting,), timeout=seconds)
-
-
-def _retrieve_error(done: "asyncio.Future[Any]") -> None:
-    """Keep asyncio from reporting the error of a call that nobody waits for any more."""
-    if not done.cancelled():
-        done.exception()

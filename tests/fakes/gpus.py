@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent.core.raw import CallGroup, SampleCursor
-from agent.gpu.source import (
+from agent.gpu.protocol import (
     DriverEvent,
     DriverEvents,
     Gpu,

@@ -11,7 +11,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.gpu.nvidia.client import DeviceClient
+from agent.gpu.nvidia.device_client import DeviceClient
 
 Function = Callable[..., int]
 

@@ -9,7 +9,7 @@ import pytest
 
 from agent.core.incidents.builder import Detection
 from agent.gpu.nvidia.events import KINDS, WANTED, NvmlGpuEvents
-from agent.gpu.source import FailedError, GpuLostError, UnsupportedError
+from agent.gpu.protocol import FailedError, GpuLostError, UnsupportedError
 from agent.metrics import EVENT_SET_FAILURES
 from simulator.clock import ManualClock
 from tests.unit.agent.core.incidents.builders import (

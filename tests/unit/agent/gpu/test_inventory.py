@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from agent.core.raw import CallGroup, SampleCursor
-from agent.gpu.nvidia.client import Key
+from agent.gpu.nvidia.device_client import Key
 from agent.gpu.nvidia.inventory import Facts, capabilities_of
 from agent.gpu.nvidia.session import NvmlSession
 from gpuledger.records import Capability, GpuFacts

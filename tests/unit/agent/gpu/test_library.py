@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from agent.core.raw import ListedProcess, ProcessUtilizationSample, SampleCursor, UtilizationSample
 from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
-from agent.gpu.source import SourceLostError
+from agent.gpu.protocol import SourceLostError
 from gpuledger.records import ProcessKind
 from tests.fakes.nvml import FakeGpu, FakeNvml
 

@@ -7,7 +7,7 @@ import pytest
 
 from agent.gpu.lifecycle import SourceLifecycle
 from agent.gpu.nvidia.session import NvmlSession
-from agent.gpu.source import DriverEvent, LibraryLostError
+from agent.gpu.protocol import DriverEvent, LibraryLostError
 from tests.fakes.nvml import FakeGpu, FakeNvml
 
 PATIENCE_SECONDS = 5

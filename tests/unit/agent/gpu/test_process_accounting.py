@@ -9,8 +9,8 @@ import pynvml
 import pytest
 
 from agent.core.raw import ListedProcess, ProcessAccounting
-from agent.gpu.nvidia.client import DeviceClient
-from agent.gpu.nvidia.process_accounting import AccountingReader
+from agent.gpu.nvidia.core import AccountingReader
+from agent.gpu.nvidia.device_client import DeviceClient
 from gpuledger.records import ProcessKind
 
 MODE = "nvmlDeviceGetAccountingMode"

@@ -9,9 +9,9 @@ import pytest
 
 from agent.core.units import CELSIUS, COUNT, NUMBER
 from agent.gpu.nvidia.catalogue import FieldValue, FunctionCall, MetricSpec, Source
-from agent.gpu.nvidia.client import DeviceClient
+from agent.gpu.nvidia.device_client import DeviceClient
 from agent.gpu.nvidia.query import QueryPlan
-from agent.gpu.source import SourceLostError
+from agent.gpu.protocol import SourceLostError
 from tests.fakes.nvml_pointers import FieldsFunction, play
 
 

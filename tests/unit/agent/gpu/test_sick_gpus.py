@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from agent.core.raw import CallGroup, RawGpuSample
 from agent.gpu.driver import Driver
-from agent.gpu.source import (
+from agent.gpu.protocol import (
     DriverNotLoadedError,
     FailedError,
     Gpu,

@@ -11,9 +11,9 @@ import pynvml
 import pytest
 
 from agent.core.raw import CallGroup, ProcessUtilizationSample, RawGpuSample, SampleCursor
-from agent.gpu.nvidia.client import call_by_name
+from agent.gpu.nvidia.device_client import call_by_name
 from agent.gpu.nvidia.session import NvidiaGpu
-from agent.gpu.source import UnsupportedError
+from agent.gpu.protocol import UnsupportedError
 from agent.metrics import NVML_ERRORS
 from gpuledger.records import ProcessKind
 
