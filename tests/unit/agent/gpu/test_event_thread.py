@@ -18,15 +18,17 @@ from agent.monitor import IncidentMonitor
 from gpuledger.runtime import Backoff
 from simulator.clock import ManualClock
 from simulator.simulation import SimulatedNode
+from tests.fakes.nvml import Altered
 from tests.unit.agent.core.incidents.builders import EPOCH_NS, failing_node, gpus_of
 
 SOON_SECONDS = 10.0
 
 
-class Driver:
+class Driver(Altered):
     """A played driver whose waits can be made to fail, or to hang."""
 
     def __init__(self, node: SimulatedNode) -> None:
+        super().__init__(node.nvml)
         self.node = node
         self.errors: SimpleQueue[Exception] = SimpleQueue()
         self.hangs = threading.Event()
@@ -35,9 +37,6 @@ class Driver:
         self.sets = 0
         self.created: SimpleQueue[int] = SimpleQueue()
         self.freed = 0
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # as the library has it
-        return getattr(self.node.nvml, name)
 
     def nvmlEventSetCreate(self) -> Any:  # noqa: ANN401, N802  # NVML's own
         self.sets += 1
