@@ -99,9 +99,9 @@ class Driver:
     async def poll(
         self, cursors: Mapping[str, SampleCursor], *, on_poll: Callable[[], object] = bool
     ) -> list[RawGpuSample] | None:
-        """Return the answers of the GPUs that answered in time; `None` without a working library.
+        """Return the samples of the GPUs that answered in time; `None` without a working library.
 
-        `on_poll` is called when the GPUs are queried: the answers are of then, and not of when the
+        `on_poll` is called when the GPUs are queried: the samples are of then, and not of when the
         last one came or did not come.
         """
         self._handle_driver_events()
@@ -109,12 +109,12 @@ class Driver:
             DRIVER_UP.set(0)
             return None
         on_poll()
-        answers = await self._pool.poll(cursors, self._clock.monotonic_ns())
+        samples = await self._pool.poll(cursors, self._clock.monotonic_ns())
         if self._pool.library_lost:
             self._lose_library(self._pool.library_lost)
-        self._update_checks({answer.uuid for answer in answers})
+        self._update_checks({sample.uuid for sample in samples})
         self._restart_where_it_helps()
-        return answers
+        return samples
 
     @property
     def has_process_accounting(self) -> bool:

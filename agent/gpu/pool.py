@@ -13,9 +13,8 @@ from functools import partial
 from typing import Final
 
 from agent.core.raw import RawGpuSample, SampleCursor
-from agent.gpu.poll import PollCycle
 from agent.gpu.protocol import Gpu, GpuLostError, SourceLostError
-from agent.gpu.threads import Worker, wait_for
+from agent.gpu.threads import PollCycle, Worker, wait_for
 from agent.gpu.worker import BreakerLog, GpuWorker, HealthTimes, LeakedThreads, slow_backoff
 from agent.metrics import GLANCES_LATE, GPU_DEADLINES_MISSED, GPUS_LOST
 from gpuledger.errors import UnavailableError
@@ -163,7 +162,7 @@ class GpuPool:
         self._workers = []
 
     async def poll(self, cursors: Mapping[str, SampleCursor], now_ns: int) -> list[RawGpuSample]:
-        """Return the answers of the GPUs that answered in time."""
+        """Return the samples of the GPUs that answered in time."""
         started = []
         for worker in self._workers:
             cursor = cursors.get(worker.gpu.uuid, SampleCursor())
@@ -174,19 +173,19 @@ class GpuPool:
         self._cycle.start([(request, worker.submit) for worker, request in started])
         await self._cycle.wait()
         evaluated = [self._evaluate(worker, self._cycle, now_ns) for worker, _ in started]
-        answers = [answer for answer in evaluated if answer]
-        GPU_DEADLINES_MISSED.inc(len(self._workers) - len(answers))
+        samples = [sample for sample in evaluated if sample]
+        GPU_DEADLINES_MISSED.inc(len(self._workers) - len(samples))
         # With the library no GPU answers, which says nothing of any one of them.
         for worker in () if self.library_lost else self._workers:
             if worker.is_silent:
                 self._availability.record_lost(worker.gpu.uuid, worker.silence)
         self._leaked.update_metric()
-        return answers
+        return samples
 
     def _evaluate(self, worker: GpuWorker, cycle: PollCycle, now_ns: int) -> RawGpuSample | None:
         uuid = worker.gpu.uuid
         try:
-            answer = worker.evaluate(cycle, now_ns)
+            sample = worker.evaluate(cycle, now_ns)
         except GpuLostError as error:
             # No probe can help: only a new opening gives another handle of it.
             self._availability.record_lost(uuid, str(error))
@@ -196,12 +195,12 @@ class GpuPool:
         except SourceLostError as error:
             self.library_lost = str(error)
             return None
-        if answer:
-            self._availability.record_answer(uuid, index=answer.index)
-            if answer.facts and answer.facts != self.facts.get(uuid):
-                self.facts[uuid] = answer.facts
+        if sample:
+            self._availability.record_answer(uuid, index=sample.index)
+            if sample.facts and sample.facts != self.facts.get(uuid):
+                self.facts[uuid] = sample.facts
                 self.facts_changes += 1
-        return answer
+        return sample
 
 
 class ProcessScanner:

@@ -23,7 +23,7 @@ _log = structlog.get_logger(__name__)
 
 STALLED_EXIT_CODE: Final = 70
 _LOOKS: Final = 20
-"""Looks within the time that the process is given."""
+"""Looks within the time that the process has."""
 _LONGEST_PAUSE: Final = 0.25
 """Between two looks, as a part of that time; where it is longer the process was stopped."""
 

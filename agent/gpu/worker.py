@@ -24,9 +24,8 @@ from typing import Any, Final
 import structlog
 
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
-from agent.gpu.poll import PollCycle, PollRequest
 from agent.gpu.protocol import Gpu, SourceLostError
-from agent.gpu.threads import Worker
+from agent.gpu.threads import PollCycle, PollRequest, Worker
 from agent.metrics import BREAKER_OPEN, CALL_GROUPS_FAILED, THREADS_LEAKED
 from gpuledger.runtime import Backoff
 
