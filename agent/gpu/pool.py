@@ -93,11 +93,13 @@ class GpuPool:
         self, *, availability: GpuAvailability, deadline_seconds: float, health_seconds: float
     ) -> None:
         self._availability = availability
-        self._deadline_seconds = deadline_seconds
+        self.deadline_seconds = deadline_seconds
+        """How long a tick waits for the GPUs; it is read at each tick."""
         self._health_ns = round(health_seconds * 1e9)
         self._leaked = LeakedThreads()
         self._breaker_log = BreakerLog()
-        self._workers: list[GpuWorker] = []
+        self.workers: list[GpuWorker] = []
+        """One for each GPU of the open source that can be queried."""
         self._cycle: PollCycle | None = None
         self.library_lost: str | None = None
         """Why no GPU can answer any more, where the last answers said so."""
@@ -109,36 +111,36 @@ class GpuPool:
     @property
     def uuids(self) -> set[str]:
         """The GPUs that are queried, be it by probes."""
-        return {worker.gpu.uuid for worker in self._workers}
+        return {worker.gpu.uuid for worker in self.workers}
 
     @property
     def accounting_gpus(self) -> list[Gpu]:
         """The GPUs whose driver keeps accounts of processes."""
-        return [worker.gpu for worker in self._workers if worker.gpu.has_process_accounting]
+        return [worker.gpu for worker in self.workers if worker.gpu.has_process_accounting]
 
     @property
     def is_silent(self) -> bool:
         """Whether there are GPUs, and none of them answers."""
-        return bool(self._workers) and all(worker.is_silent for worker in self._workers)
+        return bool(self.workers) and all(worker.is_silent for worker in self.workers)
 
     @property
     def is_stuck(self) -> bool:
         """Whether a call hangs, so that closing the source may hang too."""
-        return any(worker.is_stuck for worker in self._workers) or self._leaked.total() > 0
+        return any(worker.is_stuck for worker in self.workers) or self._leaked.total() > 0
 
     @property
     def open_groups(self) -> list[str]:
         """What is not queried of which GPU, for people."""
         return [
             f"{group.value} of {worker.gpu.uuid}"
-            for worker in self._workers
+            for worker in self.workers
             for group in worker.open_groups
         ]
 
     def begin(self, found: Sequence[Gpu], now_ns: int) -> None:
         """Begin with the GPUs of a newly opened source; one whose threads all hang is left out."""
         self.library_lost = None
-        self._workers = [
+        self.workers = [
             GpuWorker(
                 gpu,
                 leaked=self._leaked,
@@ -157,26 +159,26 @@ class GpuPool:
 
     def end(self) -> None:
         """Let the threads go; those that hang are leaked."""
-        for worker in self._workers:
+        for worker in self.workers:
             worker.end()
-        self._workers = []
+        self.workers = []
 
     async def poll(self, cursors: Mapping[str, SampleCursor], now_ns: int) -> list[RawGpuSample]:
         """Return the samples of the GPUs that answered in time."""
         started = []
-        for worker in self._workers:
+        for worker in self.workers:
             cursor = cursors.get(worker.gpu.uuid, SampleCursor())
             request = worker.next_request(cursor, last=self._cycle, now_ns=now_ns)
             if request:
                 started.append((worker, request))
-        self._cycle = PollCycle(deadline_seconds=self._deadline_seconds)
+        self._cycle = PollCycle(deadline_seconds=self.deadline_seconds)
         self._cycle.start([(request, worker.submit) for worker, request in started])
         await self._cycle.wait()
         evaluated = [self._evaluate(worker, self._cycle, now_ns) for worker, _ in started]
         samples = [sample for sample in evaluated if sample]
-        GPU_DEADLINES_MISSED.inc(len(self._workers) - len(samples))
+        GPU_DEADLINES_MISSED.inc(len(self.workers) - len(samples))
         # With the library no GPU answers, which says nothing of any one of them.
-        for worker in () if self.library_lost else self._workers:
+        for worker in () if self.library_lost else self.workers:
             if worker.is_silent:
                 self._availability.record_lost(worker.gpu.uuid, worker.silence)
         self._leaked.update_metric()
@@ -190,7 +192,7 @@ class GpuPool:
             # No probe can help: only a new opening gives another handle of it.
             self._availability.record_lost(uuid, str(error))
             worker.end()
-            self._workers.remove(worker)
+            self.workers.remove(worker)
             return None
         except SourceLostError as error:
             self.library_lost = str(error)
