@@ -17,8 +17,8 @@ import structlog
 
 from agent.core.incidents.builder import Detection, make_incident
 from agent.core.incidents.dedupe import WINDOW_NS, Deduplicator, degradations, is_covered_by, merge
-from agent.gpu.event_thread import EventThread
-from agent.gpu.source import GpuIdentity, GpuSource
+from agent.gpu.lifecycle import EventThread
+from agent.gpu.protocol import GpuIdentity, GpuSource
 from agent.host.kmsg import Kmsg, KmsgReader
 from agent.metrics import EVENT_SET_FAILURES, INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
 from gpuledger.clock import Clock

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agent.gpu.source import GpuSource
+from agent.gpu.protocol import GpuSource
 from agent.host.kmsg import Kmsg
 from agent.host.kubelet.client import Kubelet
 from agent.host.kubelet.container_logs import ListNames

@@ -20,12 +20,18 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from agent.context import run_agent
-from agent.gpu.nvidia.client import call_nvml
+from agent.gpu.nvidia.device_client import call_nvml
 from agent.gpu.nvidia.library import NvmlLibrary
 from agent.gpu.nvidia.session import NvmlSession
 from agent.node import Host
-from agent.recording.format import RecordingFile, RecordingHeader
-from agent.recording.recorder import Recorder, RecordingLibrary, RecordingProcfs, Redactor
+from agent.recording.format import RecordingHeader
+from agent.recording.recorder import (
+    Recorder,
+    RecordingFile,
+    RecordingLibrary,
+    RecordingProcfs,
+    Redactor,
+)
 from agent.settings import AgentSettings
 from agent.source import find_source
 from cli.nvml_probes import probe_all

@@ -1,7 +1,7 @@
 """A second source of GPUs: the simulator's devices without NVML between them and the agent.
 
 It is as small as a vendor can be: no thread, deadline, breaker, retry or cache, as all of these
-lie on the agent's side of the seam (`agent.gpu.source`). It has neither profiling nor health.
+lie on the agent's side of the seam (`agent.gpu.protocol`). It has neither profiling nor health.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,7 @@ from agent.core.raw import (
     SampleCursor,
     UtilizationSample,
 )
-from agent.gpu.source import (
-    DriverEvent,
+from agent.gpu.protocol import (
     FailedError,
     Gpu,
     GpuIdentity,
@@ -28,12 +27,13 @@ from agent.gpu.source import (
     SourceLostError,
 )
 from gpuledger.clock import Clock
-from gpuledger.records import Capability, GpuFacts, MigInstance, ProcessKind
+from gpuledger.records import GpuFacts, MigInstance, ProcessKind
 from simulator.device import SimulatedGpu
 from simulator.mig import SimulatedInstance
 from simulator.plan import PlannedProcess
 from simulator.sampling_windows import SamplingWindows
 from simulator.simulation import SimulatedNode
+from tests.fakes.gpus import PlainSource, SilentDriver
 
 _MILLI = 1000
 _NS_PER_US = 1000
@@ -192,32 +192,14 @@ def _listed(
     )
 
 
-class SilentDriver:
-    """A driver that says nothing of itself."""
-
-    is_open = False
-    capability = Capability(call="driver_events", supported=False, reason="NotSupported")
-
-    def open(self) -> None:
-        pass
-
-    def poll(self) -> DriverEvent:
-        return DriverEvent.NOTHING
-
-    def close(self) -> None:
-        pass
-
-
-class DirectSource:
+class DirectSource(PlainSource):
     """The GPUs of a simulated node; a test puts their faults."""
 
     def __init__(
         self, node: SimulatedNode, *, epoch_ns: int, period_ns: int, uptime_ns: int
     ) -> None:
-        self.driver_events = SilentDriver()
-        self.unfound: Mapping[int, str] = {}
+        super().__init__(SilentDriver(call="driver_events", reason="NotSupported"))
         self.faults: SimpleQueue[Detection] = SimpleQueue()
-        self.is_open = False
         self.gpus = [
             DirectGpu(
                 truth=gpu,
@@ -235,9 +217,6 @@ class DirectSource:
         self.is_open = True
         return self.gpus
 
-    def close(self) -> None:
-        self.is_open = False
-
     def versions(self) -> Mapping[str, str | None]:
         if not self.is_open:
             raise LibraryLostError("not open")
@@ -247,9 +226,6 @@ class DirectSource:
         if not gpus:
             raise FailedError("there is no GPU to listen to")
         return DirectEvents(self.faults)
-
-    def pci_buses(self, gpus: Sequence[GpuIdentity]) -> Mapping[str, str]:
-        return {}
 
 
 @dataclass

@@ -1,1 +1,1 @@
-"""The GPUs of a node, asked each tick: threads, deadlines and breakers that know no vendor."""
+"""The GPUs of a node, queried each tick: threads, deadlines and breakers that know no vendor."""

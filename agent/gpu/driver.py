@@ -17,7 +17,6 @@ of a lost GPU only while no call hangs.
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from operator import attrgetter
 from typing import Final
@@ -27,9 +26,8 @@ from msgspec.structs import replace
 
 from agent.core.raw import NodeFacts, RawGpuSample, SampleCursor
 from agent.gpu.lifecycle import Retry, SourceLifecycle, SourceListener
-from agent.gpu.pool import GpuAvailability, GpuPool, Report, report_nowhere
-from agent.gpu.process_scanner import ProcessScanner
-from agent.gpu.source import DriverEvent, DriverNotLoadedError, Gpu, GpuSource, SourceLostError
+from agent.gpu.pool import GpuAvailability, GpuPool, ProcessScanner, Report, report_nowhere
+from agent.gpu.protocol import DriverEvent, DriverNotLoadedError, Gpu, GpuSource, SourceLostError
 from agent.gpu.threads import wait_for
 from agent.gpu.worker import slow_backoff
 from agent.metrics import DRIVER_UP
@@ -37,7 +35,7 @@ from gpuledger.clock import Clock
 from gpuledger.runtime import Backoff, Check
 
 _log = structlog.get_logger(__name__)
-# How long an unbinding gets before the driver is asked for again.
+# How long an unbinding has before the library is opened again.
 _UNBINDING_SECONDS: Final = 5.0
 
 
@@ -63,14 +61,16 @@ class Driver:
         self._clock = clock
         self._check = check
         self._gpus_check = gpus_check or Check()
-        self._deadline_seconds = deadline_seconds
+        self.deadline_seconds = deadline_seconds
+        """How long a tick waits for an opening; it is read at each tick."""
         self._lifecycle = SourceLifecycle(source, listeners=listeners)
         self._availability = GpuAvailability(report)
-        self._pool = GpuPool(
+        self.pool = GpuPool(
             availability=self._availability,
             deadline_seconds=deadline_seconds,
             health_seconds=health_seconds,
         )
+        """The GPUs that the last opening found."""
         self._scanner = ProcessScanner()
         self._open_retry = Retry(backoff)
         self._lost_gpu_retry = Retry(lost_gpu_backoff or slow_backoff())
@@ -90,7 +90,7 @@ class Driver:
 
     @property
     def detail(self) -> str:
-        """What is to be said of the driver now."""
+        """What is known of the driver now, for people."""
         return self._check.detail
 
     @property
@@ -101,9 +101,9 @@ class Driver:
     async def poll(
         self, cursors: Mapping[str, SampleCursor], *, on_poll: Callable[[], object] = bool
     ) -> list[RawGpuSample] | None:
-        """Return the answers of the GPUs that answered in time; `None` without a working library.
+        """Return the samples of the GPUs that answered in time; `None` without a working library.
 
-        `on_poll` is called when the GPUs are queried: the answers are of then, and not of when the
+        `on_poll` is called when the GPUs are queried: the samples are of then, and not of when the
         last one came or did not come.
         """
         self._handle_driver_events()
@@ -111,36 +111,36 @@ class Driver:
             DRIVER_UP.set(0)
             return None
         on_poll()
-        answers = await self._pool.poll(cursors, self._clock.monotonic_ns())
-        if self._pool.library_lost:
-            self._lose_library(self._pool.library_lost)
-        self._update_checks({answer.uuid for answer in answers})
+        samples = await self.pool.poll(cursors, self._clock.monotonic_ns())
+        if self.pool.library_lost:
+            self._lose_library(self.pool.library_lost)
+        self._update_checks({sample.uuid for sample in samples})
         self._restart_where_it_helps()
-        return answers
+        return samples
 
     @property
     def has_process_accounting(self) -> bool:
         """Whether a GPU's driver keeps accounts of processes, so that a scan is worth its calls."""
-        return self._closed is None and bool(self._pool.accounting_gpus)
+        return self._closed is None and bool(self.pool.accounting_gpus)
 
     async def scan_processes(self) -> Collection[int]:
         """Return the pids that are new since the last scan, on GPUs that keep accounts."""
-        return await self._scanner.scan(self._pool.accounting_gpus)
+        return await self._scanner.scan(self.pool.accounting_gpus)
 
     def inventory(self) -> NodeFacts | None:
         """Return what the node is built of, where that is news."""
         unbind = self._lifecycle.unbind_capability
-        state = (self._pool.facts_changes, self._lifecycle.versions, unbind)
-        if not self._pool.facts or state == self._reported:
+        state = (self.pool.facts_changes, self._lifecycle.versions, unbind)
+        if not self.pool.facts or state == self._reported:
             return None
         self._reported = state
         return NodeFacts(
             versions=self._lifecycle.versions,
             gpus=sorted(
-                # No GPU is asked for it, as it is the driver's.
+                # It is the driver's, and stands with each GPU's own capabilities.
                 (
                     replace(facts, capabilities=[*facts.capabilities, unbind])
-                    for facts in self._pool.facts.values()
+                    for facts in self.pool.facts.values()
                 ),
                 key=attrgetter("index"),
             ),
@@ -148,8 +148,8 @@ class Driver:
 
     def close(self) -> "Future[None] | None":
         """Let go of the driver, unless a call hangs in it: then only the process's end helps."""
-        closing = None if self._pool.is_stuck else self._lifecycle.close()
-        self._pool.end()
+        closing = None if self.pool.is_stuck else self._lifecycle.close()
+        self.pool.end()
         self._lifecycle.end()
         return closing
 
@@ -159,7 +159,7 @@ class Driver:
             if not self._open_retry.is_due(self._clock.monotonic_ns()):
                 return False
             self._opening = self._lifecycle.open()
-        await wait_for(self._opening, self._deadline_seconds)
+        await wait_for(self._opening, self.deadline_seconds)
         if not self._opening.done():
             self._fail("the library does not return from its start")
             return False
@@ -168,16 +168,30 @@ class Driver:
         try:
             self._use(opening.result())
         except SourceLostError as error:
-            self._record_failure(error)
+            # Whatever the driver asked for before is out of date: it is not open.
+            self._pending_event = DriverEvent.NOTHING
+            if self._is_unbound and isinstance(error, DriverNotLoadedError):
+                # As it should be while a driver is exchanged, so no reason to give up.
+                self._worked_seconds = time.monotonic()
+                self._fail(f"the driver was unbound: {error}")
+            else:
+                # Before any GPU has answered there is nothing that could have been lost.
+                self._was_lost = bool(self._availability.known)
+                self._closed = str(error)
+                self._fail(self._closed)
         return self._closed is None
 
     def _use(self, found: Sequence[Gpu]) -> None:
         """Begin to query the GPUs that an opening found."""
-        self._pool.begin(found, self._clock.monotonic_ns())
+        self.pool.begin(found, self._clock.monotonic_ns())
         reason, self._closed = self._closed, None
         was_lost, self._was_lost, self._is_unbound = self._was_lost, False, False
         there = {gpu.uuid for gpu in found}
-        self._log_start(there, is_news=was_lost)
+        # An opening for a lost GPU may find what the one before did: that is no news.
+        unheard = self._lifecycle.unbind_capability.reason
+        if was_lost or (there, unheard) != self._logged:
+            _log.info("nvml_started", count=len(there), unbind_unheard=unheard)
+        self._logged = (there, unheard)
         for uuid in self._availability.known:
             if uuid not in there:
                 self._availability.record_lost(uuid, "not there when the library was started again")
@@ -187,26 +201,6 @@ class Driver:
         if was_lost:
             self._availability.report_all("driver_reloaded", f"before: {reason}")
 
-    def _log_start(self, there: AbstractSet[str], *, is_news: bool) -> None:
-        """Log an opening, unless it found what the one before did, as one for a lost GPU may."""
-        reason = self._lifecycle.unbind_capability.reason
-        found = (there, reason)
-        if is_news or found != self._logged:
-            _log.info("nvml_started", count=len(there), unbind_unheard=reason)
-        self._logged = found
-
-    def _record_failure(self, error: SourceLostError) -> None:
-        self._pending_event = DriverEvent.NOTHING
-        if self._is_unbound and isinstance(error, DriverNotLoadedError):
-            # As it should be while a driver is exchanged, so no reason to give up.
-            self._worked_seconds = time.monotonic()
-            self._fail(f"the driver was unbound: {error}")
-            return
-        # Before any GPU has answered there is nothing that could have been lost.
-        self._was_lost = bool(self._availability.known)
-        self._closed = str(error)
-        self._fail(self._closed)
-
     def _handle_driver_events(self) -> None:
         """Do what the driver's events ask for, now or as soon as the source is open again."""
         event = self._lifecycle.poll_driver_events()
@@ -215,8 +209,10 @@ class Driver:
             return
         event, self._pending_event = self._pending_event, DriverEvent.NOTHING
         if event is DriverEvent.BIND:
+            # Only a new opening counts the GPU that has come.
             self._restart("the driver was bound to a GPU")
             return
+        # An open library is a user of the driver: it blocks the unbinding until it is closed.
         self._availability.report_all("driver_unbound", "the agent has closed the library")
         self._is_unbound = True
         self._lose_library("the driver was unbound")
@@ -229,24 +225,24 @@ class Driver:
         """Record that no GPU answers until the source is opened again."""
         self._closed = reason
         self._was_lost = True
-        self._pool.end()
+        self.pool.end()
 
     def _restart(self, reason: str) -> None:
         """Begin to open again now, so that with luck it is over before the next tick."""
         self._closed = self._closed or reason
-        self._pool.end()
+        self.pool.end()
         self._opening = self._lifecycle.open()
 
     def _restart_where_it_helps(self) -> None:
         now_ns, missing = self._clock.monotonic_ns(), self._missing()
-        is_stuck = self._pool.is_stuck or self._lifecycle.is_stuck or self._scanner.is_stuck
-        may_harm = is_stuck and bool(self._pool.uuids)
+        is_stuck = self.pool.is_stuck or self._lifecycle.is_stuck or self._scanner.is_stuck
+        may_harm = is_stuck and bool(self.pool.uuids)
         if not self._open_retry.is_due(now_ns):
             return
         if self._closed is not None:
             # It was lost in this tick: no need to wait for the next one.
             self._restart(self._closed)
-        elif self._pool.is_silent:
+        elif self.pool.is_silent:
             self._restart("no GPU answers")
         elif missing and not may_harm and self._lost_gpu_retry.is_due(now_ns):
             # Where a call hangs an opening may hang too, and cost the GPUs that answer.
@@ -258,13 +254,13 @@ class Driver:
 
     def _missing(self) -> str:
         """Return which GPUs only a new opening could bring back; empty where there are none."""
-        lost = sorted(self._availability.lost.keys() - self._pool.uuids)
+        lost = sorted(self._availability.lost.keys() - self.pool.uuids)
         count = max(len(self._source.unfound), len(lost))
         named = f": {', '.join(lost)}" if lost else ""
         return f"{count} GPUs do not answer{named}" if count else ""
 
     def _update_checks(self, answered: set[str]) -> None:
-        silent, missing = self._pool.uuids - answered, self._missing()
+        silent, missing = self.pool.uuids - answered, self._missing()
         # A node whose driver counts no GPU works too.
         if answered or not (silent or missing):
             self._worked_seconds = time.monotonic()
@@ -278,7 +274,7 @@ class Driver:
         if trouble:
             self._gpus_check.failed(trouble)
         else:
-            self._gpus_check.ok(", without ".join([count, *self._pool.open_groups]))
+            self._gpus_check.ok(", without ".join([count, *self.pool.open_groups]))
 
     def _fail(self, reason: str) -> None:
         """Record that no GPU answers, so that the check of each one fails as well."""

@@ -1,22 +1,42 @@
-"""Openings of the source, the first one and those after a loss, in a thread of its own.
+"""The source from its opening to its closing, and the thread that listens to it meanwhile.
 
-An opening can take seconds, or hang. When one is wanted is decided in `driver`.
+An opening can take seconds, or hang, so it is done in a thread of its own: the first one and those
+after a loss. When one is wanted is decided in `driver`. Who else uses the open source is a
+`SourceListener`, which begins after each opening and stops before each closing; the faults of GPUs
+are waited for in an `EventThread`, which such a listener starts and ends.
 """
 
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol
 
 import structlog
 
-from agent.gpu.source import DriverEvent, Gpu, GpuSource, LibraryLostError, SourceLostError
+from agent.core.incidents.builder import Detection
+from agent.gpu.protocol import (
+    DriverEvent,
+    Gpu,
+    GpuEventSet,
+    GpuIdentity,
+    GpuSource,
+    LibraryLostError,
+    SourceLostError,
+    UnsupportedError,
+)
 from agent.gpu.threads import Worker
-from agent.metrics import NVML_STARTS
+from agent.metrics import EVENT_SET_FAILURES, NVML_STARTS
+from gpuledger.clock import Clock
 from gpuledger.records import Capability
 from gpuledger.runtime import Backoff
 
 _log = structlog.get_logger(__name__)
+_WAIT_SECONDS: Final = 0.5
+_WAIT_MS: Final = round(_WAIT_SECONDS * 1000)
+# So long a source has to stay open, until its next loss counts as the first one.
 _CALM_NS: Final = 60_000_000_000
 
 
@@ -61,7 +81,7 @@ class Retry:
 
 
 class SourceLifecycle:
-    """Opens and closes the source, and asks what the driver says of itself."""
+    """Opens and closes the source, and polls what the driver says of itself."""
 
     def __init__(self, source: GpuSource, *, listeners: Sequence[SourceListener]) -> None:
         self._source = source
@@ -83,12 +103,12 @@ class SourceLifecycle:
 
     @property
     def unbind_capability(self) -> Capability:
-        """Whether the driver tells of its unbinding, and why not."""
+        """Whether the driver reports its unbinding, and why not."""
         return self._events.capability
 
     def open(self) -> "Future[Sequence[Gpu]]":
         """Begin to open; the result is the GPUs that answer, or SourceLostError."""
-        return self._worker.start(self._try_to_open)
+        return self._worker.start(self._open)
 
     def close(self) -> "Future[None]":
         """Begin to let go of the driver."""
@@ -104,6 +124,7 @@ class SourceLifecycle:
         self._is_late = self._polling is not None and not self._polling.done()
         if self._polling and not self._is_late:
             event, self._polling = self._polling.result(), None
+        # At most one at a time: a poll that hangs must not fill the thread's queue.
         if self._polling is None and self._events.is_open:
             self._polling = self._worker.start(self._poll)
         return event
@@ -117,25 +138,22 @@ class SourceLifecycle:
             self._events.close()
             return DriverEvent.NOTHING
 
-    def _try_to_open(self) -> Sequence[Gpu]:
-        """Open; whatever else goes wrong is an opening that failed, and tried again like others."""
+    def _open(self) -> Sequence[Gpu]:
         try:
-            return self._open()
+            # What the opening before gave must not outlive it.
+            self._close()
+            NVML_STARTS.inc()
+            gpus = self._source.open()
+            self.versions = self._source.versions()
+            self._events.open()
+            for listener in self._listeners:
+                _call(partial(listener.opened, gpus))
         except SourceLostError:
             raise
         except Exception as error:
+            # Whatever else goes wrong is an opening that failed, and tried again like others.
             _log.exception("library_start_failed")
             raise LibraryLostError(f"{type(error).__name__}: {error}") from error
-
-    def _open(self) -> Sequence[Gpu]:
-        # What the opening before gave must not outlive it.
-        self._close()
-        NVML_STARTS.inc()
-        gpus = self._source.open()
-        self.versions = self._source.versions()
-        self._events.open()
-        for listener in self._listeners:
-            _call(partial(listener.opened, gpus))
         return gpus
 
     def _close(self) -> None:
@@ -146,9 +164,100 @@ class SourceLifecycle:
         self._source.close()
 
 
-def _call(listener: Callable[[], None]) -> None:
+def _call(call: Callable[[], None]) -> None:
     """Call a listener; its mistakes must not keep the source from being opened or closed."""
     try:
-        listener()
+        call()
     except Exception:  # noqa: BLE001  # said in the docstring
         _log.exception("library_user_failed")
+
+
+class EventThread:
+    """Waits for the faults of the GPUs of one open source, in a thread, until it is ended.
+
+    Each wait is short, so that the thread ends and lets go of the driver within a second. A thread
+    that hangs in the driver is left to itself, and frees nothing any more: what it holds belongs to
+    a library that is closed.
+    """
+
+    def __init__(
+        self,
+        source: GpuSource,
+        gpus: Sequence[GpuIdentity],
+        *,
+        clock: Clock,
+        on_detection: Callable[[Detection], None],
+        backoff: Backoff,
+    ) -> None:
+        self._source = source
+        self._gpus = gpus
+        self._clock = clock
+        self._on_detection = on_detection
+        self._backoff = backoff
+        self._ending = threading.Event()
+        self._is_abandoned = False
+        self._failed_at_seconds: float | None = None
+        self._thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended yet, be it by itself or by `end`."""
+        return self._thread.is_alive()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for its own end, for `seconds` at most; return whether it has ended."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def end(self, seconds: float) -> bool:
+        """Have it let go of the driver; return whether it has. Waits for `seconds` at most."""
+        self._ending.set()
+        self._is_abandoned = not self.join(seconds)
+        return not self._is_abandoned
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            try:
+                events = self._source.gpu_events(self._gpus, clock=self._clock)
+            except UnsupportedError as error:
+                # It would be refused again: the kernel's log is left as the only source.
+                EVENT_SET_FAILURES.labels(reason="create").inc()
+                _log.warning("event_set_refused", error=str(error))
+                return
+            except Exception as error:  # noqa: BLE001  # whatever it is, others may come again
+                self._fail("create", error)
+                continue
+            try:
+                self._drain(events)
+            except Exception as error:  # noqa: BLE001  # as above
+                # With one GPU lost the whole set fails; a new one holds those that are left.
+                self._fail("wait", error)
+            finally:
+                if not self._is_abandoned:
+                    with suppress(Exception):
+                        events.close()
+
+    def _drain(self, events: GpuEventSet) -> None:
+        """Handle events as fast as they come, until the end or an error."""
+        while not self._ending.is_set():
+            began = time.monotonic()
+            detection = events.wait(_WAIT_MS)
+            self._backoff.reset()
+            if self._failed_at_seconds is not None:
+                failed_seconds = round(time.monotonic() - self._failed_at_seconds, 3)
+                self._failed_at_seconds = None
+                _log.warning("event_set_recovered", failed_seconds=failed_seconds)
+            if detection:
+                self._on_detection(detection)
+            else:
+                # NVML's wait may end early, and must not be begun again and again then.
+                self._ending.wait(began + _WAIT_SECONDS - time.monotonic())
+
+    def _fail(self, reason: str, error: Exception) -> None:
+        EVENT_SET_FAILURES.labels(reason=reason).inc()
+        # One line when it begins and one when it is over, however often it is tried meanwhile.
+        if self._failed_at_seconds is None:
+            self._failed_at_seconds = time.monotonic()
+            _log.warning("event_set_failed", reason=reason, error=repr(error))
+        self._ending.wait(self._backoff.next_seconds())

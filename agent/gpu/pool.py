@@ -1,17 +1,26 @@
 """The GPUs of an open source: polled together once a tick, and what became of each.
 
-How the source is opened, and when again, is decided elsewhere.
+Between two ticks `ProcessScanner` finds the pids that are new on the GPUs whose driver keeps
+accounts: a process may open a GPU, use it and be gone before the next tick, and the driver's
+accounts do not say whose it was. Whose a pid is, is found out elsewhere; so is how the source is
+opened, and when again.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Final
 
 from agent.core.raw import RawGpuSample, SampleCursor
-from agent.gpu.breaker import BreakerLog
-from agent.gpu.poll import PollCycle
-from agent.gpu.source import Gpu, GpuLostError, SourceLostError
-from agent.gpu.worker import GpuWorker, HealthTimes, LeakedThreads, slow_backoff
-from agent.metrics import GPU_DEADLINES_MISSED, GPUS_LOST
+from agent.gpu.protocol import Gpu, GpuLostError, SourceLostError
+from agent.gpu.threads import PollCycle, Worker, wait_for
+from agent.gpu.worker import BreakerLog, GpuWorker, HealthTimes, LeakedThreads, slow_backoff
+from agent.metrics import GLANCES_LATE, GPU_DEADLINES_MISSED, GPUS_LOST
+from gpuledger.errors import UnavailableError
 from gpuledger.records import GpuFacts
+
+_MAX_WAIT_SECONDS: Final = 0.05
 
 Report = Callable[[str, str, str], None]
 """Takes an incident's kind, the GPU's UUID and one sentence for people."""
@@ -84,11 +93,13 @@ class GpuPool:
         self, *, availability: GpuAvailability, deadline_seconds: float, health_seconds: float
     ) -> None:
         self._availability = availability
-        self._deadline_seconds = deadline_seconds
+        self.deadline_seconds = deadline_seconds
+        """How long a tick waits for the GPUs; it is read at each tick."""
         self._health_ns = round(health_seconds * 1e9)
         self._leaked = LeakedThreads()
         self._breaker_log = BreakerLog()
-        self._workers: list[GpuWorker] = []
+        self.workers: list[GpuWorker] = []
+        """One for each GPU of the open source that can be queried."""
         self._cycle: PollCycle | None = None
         self.library_lost: str | None = None
         """Why no GPU can answer any more, where the last answers said so."""
@@ -100,98 +111,144 @@ class GpuPool:
     @property
     def uuids(self) -> set[str]:
         """The GPUs that are queried, be it by probes."""
-        return {worker.gpu.uuid for worker in self._workers}
+        return {worker.gpu.uuid for worker in self.workers}
 
     @property
     def accounting_gpus(self) -> list[Gpu]:
         """The GPUs whose driver keeps accounts of processes."""
-        return [worker.gpu for worker in self._workers if worker.gpu.has_process_accounting]
+        return [worker.gpu for worker in self.workers if worker.gpu.has_process_accounting]
 
     @property
     def is_silent(self) -> bool:
         """Whether there are GPUs, and none of them answers."""
-        return bool(self._workers) and all(worker.is_silent for worker in self._workers)
+        return bool(self.workers) and all(worker.is_silent for worker in self.workers)
 
     @property
     def is_stuck(self) -> bool:
         """Whether a call hangs, so that closing the source may hang too."""
-        return any(worker.is_stuck for worker in self._workers) or self._leaked.total() > 0
+        return any(worker.is_stuck for worker in self.workers) or self._leaked.total() > 0
 
     @property
     def open_groups(self) -> list[str]:
         """What is not queried of which GPU, for people."""
         return [
             f"{group.value} of {worker.gpu.uuid}"
-            for worker in self._workers
+            for worker in self.workers
             for group in worker.open_groups
         ]
 
     def begin(self, found: Sequence[Gpu], now_ns: int) -> None:
         """Begin with the GPUs of a newly opened source; one whose threads all hang is left out."""
         self.library_lost = None
-        # Health is the longest group: no tick shall have that of several GPUs.
-        self._workers = [
-            self._make_worker(gpu, now_ns + position * self._health_ns // len(found), now_ns)
+        self.workers = [
+            GpuWorker(
+                gpu,
+                leaked=self._leaked,
+                breaker_log=self._breaker_log,
+                backoff=slow_backoff,
+                # Health is the longest group: no tick shall have that of several GPUs.
+                health=HealthTimes(
+                    origin_ns=now_ns + position * self._health_ns // len(found),
+                    period_ns=self._health_ns,
+                ),
+                now_ns=now_ns,
+            )
             for position, gpu in enumerate(found)
             if not self._leaked.is_full(gpu.uuid)
         ]
 
     def end(self) -> None:
         """Let the threads go; those that hang are leaked."""
-        for worker in self._workers:
+        for worker in self.workers:
             worker.end()
-        self._workers = []
+        self.workers = []
 
     async def poll(self, cursors: Mapping[str, SampleCursor], now_ns: int) -> list[RawGpuSample]:
-        """Return the answers of the GPUs that answered in time."""
+        """Return the samples of the GPUs that answered in time."""
         started = []
-        for worker in self._workers:
+        for worker in self.workers:
             cursor = cursors.get(worker.gpu.uuid, SampleCursor())
             request = worker.next_request(cursor, last=self._cycle, now_ns=now_ns)
             if request:
                 started.append((worker, request))
-        self._cycle = PollCycle(deadline_seconds=self._deadline_seconds)
+        self._cycle = PollCycle(deadline_seconds=self.deadline_seconds)
         self._cycle.start([(request, worker.submit) for worker, request in started])
         await self._cycle.wait()
         evaluated = [self._evaluate(worker, self._cycle, now_ns) for worker, _ in started]
-        answers = [answer for answer in evaluated if answer]
-        GPU_DEADLINES_MISSED.inc(len(self._workers) - len(answers))
-        self._record_silent_gpus()
+        samples = [sample for sample in evaluated if sample]
+        GPU_DEADLINES_MISSED.inc(len(self.workers) - len(samples))
+        # With the library no GPU answers, which says nothing of any one of them.
+        for worker in () if self.library_lost else self.workers:
+            if worker.is_silent:
+                self._availability.record_lost(worker.gpu.uuid, worker.silence)
         self._leaked.update_metric()
-        return answers
+        return samples
 
     def _evaluate(self, worker: GpuWorker, cycle: PollCycle, now_ns: int) -> RawGpuSample | None:
         uuid = worker.gpu.uuid
         try:
-            answer = worker.evaluate(cycle, now_ns)
+            sample = worker.evaluate(cycle, now_ns)
         except GpuLostError as error:
             # No probe can help: only a new opening gives another handle of it.
             self._availability.record_lost(uuid, str(error))
             worker.end()
-            self._workers.remove(worker)
+            self.workers.remove(worker)
             return None
         except SourceLostError as error:
             self.library_lost = str(error)
             return None
-        if answer:
-            self._availability.record_answer(uuid, index=answer.index)
-            if answer.facts and answer.facts != self.facts.get(uuid):
-                self.facts[uuid] = answer.facts
+        if sample:
+            self._availability.record_answer(uuid, index=sample.index)
+            if sample.facts and sample.facts != self.facts.get(uuid):
+                self.facts[uuid] = sample.facts
                 self.facts_changes += 1
-        return answer
+        return sample
 
-    def _record_silent_gpus(self) -> None:
-        for worker in self._workers:
-            # With the library no GPU answers, which says nothing of any one of them.
-            if worker.is_silent and not self.library_lost:
-                self._availability.record_lost(worker.gpu.uuid, worker.silence)
 
-    def _make_worker(self, gpu: Gpu, health_ns: int, now_ns: int) -> GpuWorker:
-        return GpuWorker(
-            gpu,
-            leaked=self._leaked,
-            breaker_log=self._breaker_log,
-            backoff=slow_backoff,
-            health=HealthTimes(origin_ns=health_ns, period_ns=self._health_ns),
-            now_ns=now_ns,
-        )
+class ProcessScanner:
+    """Finds new processes; it remembers who was there at the last scan.
+
+    All GPUs are queried in one thread, so that a call that hangs costs no tick; while it hangs,
+    there is no scan.
+    """
+
+    def __init__(self) -> None:
+        self._worker: Worker | None = None  # started where there is something to scan
+        self._scanning: Future[Mapping[str, frozenset[int]]] | None = None
+        self._known: dict[str, frozenset[int]] = {}
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a call is not back yet."""
+        return self._scanning is not None and not self._scanning.done()
+
+    async def scan(self, gpus: Sequence[Gpu]) -> Collection[int]:
+        """Return the pids that are new since the last scan; none at the first scan of a GPU.
+
+        What does not come at once comes with a later scan.
+        """
+        if self._scanning is None:
+            self._worker = self._worker or Worker("glance")
+            # A copy, as the thread reads it while the GPUs may be opened again.
+            self._scanning = self._worker.start(partial(running_pids_of, list(gpus)))
+        await wait_for(self._scanning, _MAX_WAIT_SECONDS)
+        if not self._scanning.done():
+            GLANCES_LATE.inc()
+            return ()
+        found, self._scanning = self._scanning.result(), None
+        # All pids of a GPU's first scan are known to the ticks: only what comes later is news.
+        new = [pids - self._known[uuid] for uuid, pids in found.items() if uuid in self._known]
+        self._known.update(found)
+        return frozenset[int]().union(*new)
+
+
+def running_pids_of(gpus: Sequence[Gpu]) -> Mapping[str, frozenset[int]]:
+    """Return which processes are on each GPU, by UUID, without the GPUs that do not say it."""
+    found = {}
+    for gpu in gpus:
+        # The next tick finds out what is wrong with a GPU that does not answer.
+        with suppress(UnavailableError):
+            pids = gpu.running_pids()
+            if pids is not None:
+                found[gpu.uuid] = pids
+    return found

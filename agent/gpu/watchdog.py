@@ -23,7 +23,7 @@ _log = structlog.get_logger(__name__)
 
 STALLED_EXIT_CODE: Final = 70
 _LOOKS: Final = 20
-"""Looks within the time that the process is given."""
+"""Looks within the time that the process has."""
 _LONGEST_PAUSE: Final = 0.25
 """Between two looks, as a part of that time; where it is longer the process was stopped."""
 
@@ -41,7 +41,7 @@ class Watched(Protocol):
 
     @property
     def detail(self) -> str:
-        """What is to be said of it now."""
+        """What is known of it now, for people."""
 
     @property
     def known(self) -> Sequence[str]:
@@ -71,7 +71,7 @@ class Watchdog:
         )
 
     async def run(self) -> None:
-        """Look for ever; raises NothingWorksError when it is time to end."""
+        """Look for ever; raise NothingWorksError when it is time to end."""
         self._loop_watch.begin()
         try:
             while True:
@@ -82,21 +82,19 @@ class Watchdog:
             self._loop_watch.end()
 
     def look(self) -> None:
-        """Look once; tells of the end and raises NothingWorksError when it is time."""
-        idle_seconds = min(self._driver.idle_seconds, self._awake_seconds())
+        """Look once; report the end and raise NothingWorksError when it is time."""
+        before, self._looked_seconds = self._looked_seconds, self._now_seconds()
+        # A process that was stopped, or a machine that slept, could not have worked meanwhile.
+        if self._looked_seconds - before > _LONGEST_PAUSE * self._seconds:
+            self._awake_since_seconds = self._looked_seconds
+        awake_seconds = self._looked_seconds - self._awake_since_seconds
+        idle_seconds = min(self._driver.idle_seconds, awake_seconds)
         if idle_seconds < self._seconds:
             return
         reason = f"no GPU answered for {idle_seconds:.0f} s: {self._driver.detail}"
         for uuid in self._driver.known:
             self._report("agent_ended", uuid, reason)
         raise NothingWorksError(f"{reason}; the agent ends to be started afresh")
-
-    def _awake_seconds(self) -> float:
-        """Return for how long the process has not been stopped: so long it could have worked."""
-        before, self._looked_seconds = self._looked_seconds, self._now_seconds()
-        if self._looked_seconds - before > _LONGEST_PAUSE * self._seconds:
-            self._awake_since_seconds = self._looked_seconds
-        return self._looked_seconds - self._awake_since_seconds
 
 
 class LoopWatch:
@@ -114,7 +112,7 @@ class LoopWatch:
 
     def begin(self) -> None:
         """Begin to look, in a thread."""
-        start_thread(self._run, name="watchdog")
+        start_thread(self.run, name="watchdog")
 
     def end(self) -> None:
         """Look no more."""
@@ -125,11 +123,12 @@ class LoopWatch:
         self._missed = 0
 
     def look(self) -> bool:
-        """Look once, from the thread; tells whether the loop has stood still for too long."""
+        """Look once, from the thread; return whether the loop has stood still for too long."""
         self._missed += 1
         return self._missed > self._max_missed
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Look until it is ended, or has ended the process."""
         while not self._ended.wait(self._seconds / self._max_missed):
             if self.look():
                 _log.critical("event_loop_stalled", stalled_seconds=self._seconds)
@@ -138,5 +137,6 @@ class LoopWatch:
 
 
 def _end_process() -> None:
+    # Not by an exception: the event loop stands still, so nobody would handle it.
     sys.stderr.flush()
     os._exit(STALLED_EXIT_CODE)

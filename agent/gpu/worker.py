@@ -10,33 +10,159 @@ A call that hangs cannot be ended, so what is done about it is a matter of who w
   a probe is due, and nothing else is queried until one has answered.
 - At most `MAX_LEAKED` threads of a GPU hang at a time; beyond that it waits for one to return.
 
-When there is a tick, and when the source is opened again, is decided elsewhere.
+`Breaker` is pure: what happened and what time it is are its arguments. `GroupBreaker` is one of a
+group of a GPU, with its metric and its log lines. When there is a tick, and when the source is
+opened again, is decided elsewhere.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Final
 
 import structlog
 
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
-from agent.gpu.breaker import Breaker, BreakerLog, Permit
-from agent.gpu.poll import PollCycle, PollRequest
-from agent.gpu.source import Gpu, SourceLostError
-from agent.gpu.threads import Worker
+from agent.gpu.protocol import Gpu, SourceLostError
+from agent.gpu.threads import PollCycle, PollRequest, Worker
 from agent.metrics import BREAKER_OPEN, CALL_GROUPS_FAILED, THREADS_LEAKED
 from gpuledger.runtime import Backoff
 
 _log = structlog.get_logger(__name__)
 
+MAX_FAILURES: Final = 3
+"""Failures one after the other after which a breaker opens."""
 MAX_LEAKED: Final = 4
 """Threads of one GPU that may hang beside the one that is used."""
-_EVERY_TICK: Final = (CallGroup.READINGS, CallGroup.PROFILING)
 
 
 def slow_backoff() -> Backoff:
     """Return the waits between attempts that cost the other GPUs something."""
     return Backoff(first_seconds=5, max_seconds=300)
+
+
+class Permit(Enum):
+    """What may be done now."""
+
+    ASK = "ask"
+    """Query, and wait for the answer."""
+    PROBE = "probe"
+    """Query once, and let nothing wait for the answer."""
+    SKIP = "skip"
+    """Do not query."""
+
+
+class Breaker:
+    """Opens where something fails again and again; then lets single probes through, ever rarer."""
+
+    def __init__(self, *, backoff: Backoff, max_failures: int = MAX_FAILURES) -> None:
+        self._backoff = backoff
+        self._max_failures = max_failures
+        self._failures = 0
+        self._retry_ns: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are probes only."""
+        return self._retry_ns is not None
+
+    def permit(self, now_ns: int) -> Permit:
+        """Return what may be done now; a probe has to be followed by `succeeded` or `failed`."""
+        if self._retry_ns is None:
+            return Permit.ASK
+        return Permit.SKIP if now_ns < self._retry_ns else Permit.PROBE
+
+    def succeeded(self) -> None:
+        """Close: it answered in its time."""
+        self._failures = 0
+        self._retry_ns = None
+        self._backoff.reset()
+
+    def failed(self, now_ns: int) -> bool:
+        """Count a failure; return whether it opened by it."""
+        self._failures += 1
+        # Where it is open, it was a probe that failed: the next one comes later.
+        return (self.is_open or self._failures >= self._max_failures) and self.trip(now_ns)
+
+    def trip(self, now_ns: int) -> bool:
+        """Open at once: another failure would cost too much; return whether it opened by it."""
+        was_open = self.is_open
+        self._retry_ns = now_ns + round(self._backoff.next_seconds() * 1e9)
+        return not was_open
+
+
+class BreakerLog:
+    """The breakers that were logged as open.
+
+    It outlives the workers that have them, so that an opening and its closing are each logged
+    once, however often the source is opened again.
+    """
+
+    def __init__(self) -> None:
+        self._since_seconds: dict[tuple[str, CallGroup], float] = {}
+
+    def opened(self, gpu_uuid: str, group: CallGroup, *, reason: str | None) -> None:
+        """Record that a breaker is open."""
+        if (gpu_uuid, group) not in self._since_seconds:
+            self._since_seconds[gpu_uuid, group] = time.monotonic()
+            _log.warning("breaker_opened", gpu=gpu_uuid, call_group=group.value, reason=reason)
+
+    def closed(self, gpu_uuid: str, group: CallGroup) -> None:
+        """Record that a group was answered in its time."""
+        since_seconds = self._since_seconds.pop((gpu_uuid, group), None)
+        if since_seconds is not None:
+            open_seconds = round(time.monotonic() - since_seconds, 3)
+            _log.warning(
+                "breaker_closed",
+                gpu=gpu_uuid,
+                call_group=group.value,
+                open_seconds=open_seconds,
+            )
+
+
+class GroupBreaker:
+    """The breaker of one group of one GPU; its state is a metric, and each change a log line."""
+
+    def __init__(
+        self, gpu_uuid: str, group: CallGroup, *, log: BreakerLog, backoff: Backoff
+    ) -> None:
+        self._gpu_uuid = gpu_uuid
+        self._group = group
+        self._log = log
+        self._breaker = Breaker(backoff=backoff)
+        self._metric = BREAKER_OPEN.labels(gpu_uuid=gpu_uuid, group=group.value)
+        self._metric.set(0)
+        self.permit = self._breaker.permit
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are probes only."""
+        return self._breaker.is_open
+
+    def trip(self, now_ns: int, *, reason: str | None = None) -> None:
+        """Open at once."""
+        self._breaker.trip(now_ns)
+        self._record_open(reason)
+
+    def failed(self, now_ns: int, *, reason: str) -> None:
+        """Count a failure."""
+        labels = {"gpu_uuid": self._gpu_uuid, "group": self._group.value, "reason": reason}
+        CALL_GROUPS_FAILED.labels(**labels).inc()
+        self._breaker.failed(now_ns)
+        if self.is_open:
+            self._record_open(reason)
+
+    def succeeded(self) -> None:
+        """Close: it answered in its time."""
+        self._breaker.succeeded()
+        self._metric.set(0)
+        # Here alone: the breakers of a new worker are closed before anything has answered.
+        self._log.closed(self._gpu_uuid, self._group)
+
+    def _record_open(self, reason: str | None) -> None:
+        self._metric.set(1)
+        self._log.opened(self._gpu_uuid, self._group, reason=reason)
 
 
 @dataclass
@@ -74,6 +200,7 @@ class LeakedThreads:
         return sum(len(self._hanging(uuid)) for uuid in list(self._requests))
 
     def _hanging(self, uuid: str) -> list[PollRequest]:
+        # A call may return after minutes: its thread has ended by then, and makes room for another.
         hanging = [request for request in self._requests.get(uuid, ()) if not request.is_done]
         self._requests[uuid] = hanging
         return hanging
@@ -109,19 +236,18 @@ class GpuWorker:
         self.gpu = gpu
         self._leaked = leaked
         self._worker = Worker(f"gpu-{gpu.index}")
-        self._breakers = {group: Breaker(backoff=backoff()) for group in CallGroup}
         self._request: PollRequest | None = None
         self._core_error: str | None = None
         self._health = health
         self._next_health_ns = now_ns
-        self._open = {
-            group: BREAKER_OPEN.labels(gpu_uuid=gpu.uuid, group=group.value) for group in CallGroup
+        self._breakers = {
+            group: GroupBreaker(gpu.uuid, group, log=breaker_log, backoff=backoff())
+            for group in CallGroup
         }
-        self._breaker_log = breaker_log
         for group, breaker in self._breakers.items():
+            # A new handle of the GPU does not help a call that hangs: the next would hang alike.
             if leaked.hangs_in(gpu.uuid, group):
                 breaker.trip(now_ns)
-            self._record_state(group)
 
     @property
     def is_stuck(self) -> bool:
@@ -161,7 +287,26 @@ class GpuWorker:
             self._evaluate_probes(self._request, last, now_ns)
         if self.is_stuck and not self._free_thread(now_ns):
             return None
-        self._request = self._make_request(cursor, now_ns)
+        self._request = None
+        core = self._breakers[CallGroup.BOOKS].permit(now_ns)
+        if core is Permit.PROBE:
+            # Nothing else: without the books the GPU would not be in the tick.
+            self._request = PollRequest.to(self.gpu, cursor, (), (CallGroup.BOOKS,))
+        elif core is Permit.ASK:
+            due = [CallGroup.READINGS, CallGroup.PROFILING]
+            if now_ns >= self._next_health_ns:
+                self._next_health_ns = self._health.after(now_ns)
+                due.append(CallGroup.HEALTH)
+            permits = {group: self._breakers[group].permit(now_ns) for group in due}
+            awaited = [group for group, permit in permits.items() if permit is Permit.ASK]
+            # A group in which a thread hangs already would cost one more for each probe.
+            probing = [
+                group
+                for group, permit in permits.items()
+                if permit is Permit.PROBE and not self._leaked.hangs_in(self.gpu.uuid, group)
+            ]
+            groups = (CallGroup.BOOKS, *awaited)
+            self._request = PollRequest.to(self.gpu, cursor, groups, probing)
         return self._request
 
     def evaluate(self, cycle: PollCycle, now_ns: int) -> RawGpuSample | None:
@@ -172,54 +317,33 @@ class GpuWorker:
         request = self._request
         if request is None or not request.awaited:
             return None
-        given: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for group in request.awaited:
-            given |= request.answers.get(group, {})
-            self._count(request, group, cycle, now_ns)
+            values |= request.answers.get(group, {})
+            # A group that has not had its time, as one before it was late, has not failed.
+            is_late = request.current_group is group and cycle.is_late(request)
+            if group in request.errors:
+                self._breakers[group].failed(now_ns, reason="error")
+            elif group in request.answers:
+                self._breakers[group].succeeded()
+            elif group is CallGroup.BOOKS or is_late:
+                self._breakers[group].failed(now_ns, reason="deadline")
         error = request.errors.get(CallGroup.BOOKS)
         self._core_error = str(error) if error else None
         if isinstance(error, SourceLostError):
             raise error
         if CallGroup.BOOKS not in request.answers:
             return None
-        return RawGpuSample(uuid=self.gpu.uuid, index=self.gpu.index, **given)
-
-    def _make_request(self, cursor: SampleCursor, now_ns: int) -> PollRequest | None:
-        core = self._breakers[CallGroup.BOOKS].permit(now_ns)
-        if core is Permit.SKIP:
-            return None
-        if core is Permit.PROBE:
-            # Nothing else: without the books the GPU would not be in the tick.
-            return PollRequest.to(self.gpu, cursor, (), (CallGroup.BOOKS,))
-        permits = {group: self._breakers[group].permit(now_ns) for group in self._due(now_ns)}
-        awaited = [group for group, permit in permits.items() if permit is Permit.ASK]
-        probing = [group for group, permit in permits.items() if permit is Permit.PROBE]
-        probing = [group for group in probing if not self._leaked.hangs_in(self.gpu.uuid, group)]
-        return PollRequest.to(self.gpu, cursor, (CallGroup.BOOKS, *awaited), probing)
-
-    def _due(self, now_ns: int) -> tuple[CallGroup, ...]:
-        if now_ns < self._next_health_ns:
-            return _EVERY_TICK
-        self._next_health_ns = self._health.after(now_ns)
-        return (*_EVERY_TICK, CallGroup.HEALTH)
-
-    def _count(self, request: PollRequest, group: CallGroup, cycle: PollCycle, now_ns: int) -> None:
-        """Update the breaker; a group that has not had its time has neither failed nor not."""
-        if group in request.errors:
-            self._fail(group, "error", now_ns)
-        elif group in request.answers:
-            self._succeed(group)
-        elif group is CallGroup.BOOKS or (
-            request.current_group is group and cycle.is_late(request)
-        ):
-            self._fail(group, "deadline", now_ns)
+        return RawGpuSample(uuid=self.gpu.uuid, index=self.gpu.index, **values)
 
     def _evaluate_probes(self, request: PollRequest, cycle: PollCycle, now_ns: int) -> None:
+        """Count what became of the probes of the cycle before, for which nothing waited."""
         for group in request.probing:
             if cycle.is_in_time(request, group):
-                self._succeed(group)
+                self._breakers[group].succeeded()
+            # One whose turn has not come, as another hangs before it, has neither failed nor not.
             elif group in request.took_seconds or request.current_group is group:
-                self._fail(group, "probe", now_ns)
+                self._breakers[group].failed(now_ns, reason="probe")
         request.probing = ()
 
     def _free_thread(self, now_ns: int) -> bool:
@@ -232,30 +356,13 @@ class GpuWorker:
         if group is CallGroup.BOOKS:
             # A new thread would hang alike: one is spent only where a probe is due.
             if not breaker.is_open:
-                self._fail(group, "hangs", now_ns)
+                breaker.failed(now_ns, reason="hangs")
             if breaker.permit(now_ns) is not Permit.PROBE:
                 return False
-        elif breaker.trip(now_ns):
+        else:
             # Not after some failures as else: each of them would cost the books of a tick.
-            self._record_state(group, "hangs")
+            breaker.trip(now_ns, reason="hangs")
         if not self._leaked.add(self._request, self._worker):
             return False
         self._worker = Worker(f"gpu-{self.gpu.index}")
         return True
-
-    def _fail(self, group: CallGroup, reason: str, now_ns: int) -> None:
-        CALL_GROUPS_FAILED.labels(gpu_uuid=self.gpu.uuid, group=group.value, reason=reason).inc()
-        self._breakers[group].failed(now_ns)
-        self._record_state(group, reason)
-
-    def _succeed(self, group: CallGroup) -> None:
-        self._breakers[group].succeeded()
-        self._record_state(group)
-        # Here alone: the breakers of a new worker are closed before anything has answered.
-        self._breaker_log.closed(self.gpu.uuid, group)
-
-    def _record_state(self, group: CallGroup, reason: str | None = None) -> None:
-        is_open = self._breakers[group].is_open
-        self._open[group].set(is_open)
-        if is_open:
-            self._breaker_log.opened(self.gpu.uuid, group, reason=reason)

@@ -1,20 +1,28 @@
 """The file of a recording: a header, then one line a call, in the order in which calls began.
 
 A name that ends in `.gz` means a compressed file.
+
+A recording may come from anybody, and what is played goes where the driver's own answers go: an
+answer of another kind would end a GPU's thread there, or be followed as an address. So reading
+refuses every line whose arguments, or whose answer, its function of NVML cannot have had; `_SHAPES`
+says which answers these are.
 """
 
+import ctypes
 import gzip
-import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Annotated, Any, Final, TypeVar
 
 import msgspec
 import orjson
+import pynvml
 
-from agent.recording.serialize import build
-from agent.recording.shapes import is_played, refuse_arguments, refuse_result
+from agent.recording.serialize import Json, build, is_handle
 from gpuledger.decode_errors import shorten_middle
 from gpuledger.errors import UserError
 
@@ -22,6 +30,20 @@ T = TypeVar("T")
 
 FORMAT: Final = "gpuledger-nvml-recording"
 VERSION: Final = 1
+METRICS: Final = "nvmlGpmMetricsGet"
+SAMPLES: Final[Mapping[str, int]] = MappingProxyType(
+    {"nvmlGpmSampleGet": 1, "nvmlGpmMigSampleGet": 2}
+)
+"""Functions that fill a sample of the chip's counters, with the index of the sample's argument."""
+BUFFERS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "nvmlDeviceGetSamples": 2,
+        "nvmlDeviceGetProcessUtilization": 1,
+        "nvmlDeviceGetProcessesUtilizationInfo": 1,
+    }
+)
+"""Functions that read the driver's buffers, with the index of the newest time stamp seen."""
+_MAX_TEXT_CHARACTERS: Final = 1024  # NVML's own longest text has 256 bytes
 _MAX_TICK_SECONDS: Final = 3600
 _MAX_ERROR: Final = 9999  # NVML's and the operating system's numbers have three digits
 
@@ -80,80 +102,13 @@ class RecordingLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Whether it was asked for the record's sake and not by the agent."""
 
 
-class RecordingFile:
-    """A recording that is being made; safe to write to from several threads."""
-
-    def __init__(
-        self,
-        file: Path,
-        header: RecordingHeader,
-        *,
-        redact: Callable[[RecordingLine], bytes] | None = None,
-    ) -> None:
-        self.lines = 0
-        """Lines written, the header's not counted."""
-        self.is_probing = False
-        """Whether what is called now is no call of the agent."""
-        self.has_failed = False
-        """Whether the disk has refused a line; then no later one is kept."""
-        self._path = file
-        self._error: OSError | None = None
-        self._lock = threading.Lock()
-        self._write = redact or write_line
-        try:
-            self._file = _open(file, "wb")
-        except OSError as error:
-            raise self._explain(error) from error
-        self._write_text(orjson.dumps(msgspec.to_builtins(header)))
-
-    def put(self, line: RecordingLine) -> None:
-        """Write a line; one that comes after the end is too late to be kept.
-
-        A disk that refuses it fails nobody's call of the library: `close` tells.
-        """
-        if self.is_probing:
-            line = msgspec.structs.replace(line, is_probe=True)
-        with self._lock:
-            if not (self.has_failed or self._file.closed):
-                self._write_text(self._write(line))
-                self.lines += 1
-
-    def close(self) -> None:
-        """End the file; raises UserError where it is not whole."""
-        with self._lock:
-            try:
-                self._file.close()
-            except OSError as error:
-                self._fail(error)
-        if self._error is not None:
-            raise self._explain(self._error) from self._error
-
-    def _write_text(self, text: bytes) -> None:
-        try:
-            self._file.write(text + b"\n")
-        except OSError as error:
-            self._fail(error)
-
-    def _fail(self, error: OSError) -> None:
-        self.has_failed = True
-        self._error = self._error or error
-
-    def _explain(self, error: OSError) -> UserError:
-        return UserError(f"cannot write {self._path}: {error.strerror}; give --out another place")
-
-
-def write_line(line: RecordingLine) -> bytes:
-    """Return a line as it stands in the file."""
-    return orjson.dumps(msgspec.to_builtins(line))
-
-
 def read_recording(file: Path) -> tuple[RecordingHeader, list[RecordingLine]]:
-    """Read a recording, the probes left out; raises UserError where it is none."""
+    """Return a recording, the probes left out; raise UserError where the file is none."""
 
     def read_lines() -> Iterator[bytes]:
         # Whatever the file is, gzip may say so at any line.
         try:
-            with _open(file, "rb") as opened:
+            with open_file(file, "rb") as opened:
                 yield from opened
         except (OSError, EOFError, zlib.error) as error:
             raise UserError(f"cannot read the recording {file}: {error}") from error
@@ -165,44 +120,28 @@ def read_recording(file: Path) -> tuple[RecordingHeader, list[RecordingLine]]:
             f"{file}: expected format {FORMAT} up to version {VERSION}, got {header.format[:80]}"
             f" version {header.version}"
         )
-    read = [_decode_line(line, f"{file}, line {at}") for at, line in enumerate(lines, start=2)]
-    return header, [line for line in read if _is_played(line)]
-
-
-def _is_played(line: RecordingLine) -> bool:
-    return not line.is_probe and (line.call is None or is_played(line.call))
-
-
-def _decode_line(text: bytes, where: str) -> RecordingLine:
-    line = _decode(text, RecordingLine, where)
-    if _is_played(line):
+    played = []
+    for number, text in enumerate(lines, start=2):
+        where = f"{file}, line {number}"
+        line = _decode(text, RecordingLine, where)
+        # A probe, and what the agent does not call, is never played, so it may hold anything.
+        if line.is_probe or not (line.call is None or is_played(line.call)):
+            continue
         try:
             _refuse_impossible(line)
         except ValueError as error:
             raise UserError(
                 f"{where}: {shorten_middle(str(error))}; record the machine again with record-nvml"
             ) from error
-    return line
+        played.append(line)
+    return header, played
 
 
-def _refuse_impossible(line: RecordingLine) -> None:
-    """Raise ValueError where a line holds what no library and no file can have given."""
-    has_answer = line.error is None and line.failure is None
-    if line.read is not None and has_answer:
-        _refuse_text(line.result)
-    if line.call is None:
-        return
-    refuse_arguments(line.call, line.arguments)
-    for filled in line.filled or ():
-        build(filled)
-    if has_answer:
-        refuse_result(line.call, line.result)
-
-
-def _refuse_text(result: object) -> None:
-    """Raise ValueError where this is no file's content, a character a byte."""
-    if not isinstance(result, str) or any(character > "\xff" for character in result):
-        raise ValueError("a file's text is written a character a byte")
+def open_file(file: Path, mode: str) -> IO[bytes]:
+    """Open a recording, compressed where its name says so; raise OSError."""
+    if file.suffix == ".gz":
+        return gzip.GzipFile(file, mode)  # type: ignore[return-value]  # it reads and writes bytes
+    return file.open(mode)
 
 
 def _decode(text: bytes, shape: type[T], where: str) -> T:
@@ -214,7 +153,253 @@ def _decode(text: bytes, shape: type[T], where: str) -> T:
         ) from error
 
 
-def _open(file: Path, mode: str) -> IO[bytes]:
-    if file.suffix == ".gz":
-        return gzip.GzipFile(file, mode)  # type: ignore[return-value]  # it reads and writes bytes
-    return file.open(mode)
+def _refuse_impossible(line: RecordingLine) -> None:
+    """Raise ValueError where a line holds what no library and no file can have given."""
+    has_answer = line.error is None and line.failure is None
+    if line.read is not None and has_answer:
+        text = line.result
+        if not isinstance(text, str) or any(character > "\xff" for character in text):
+            raise ValueError("a file's text is written a character a byte")
+    if line.call is None:
+        return
+    refuse_arguments(line.call, line.arguments)
+    for filled in line.filled or ():
+        build(filled)
+    if has_answer:
+        refuse_result(line.call, line.result)
+
+
+def is_played(function: str) -> bool:
+    """Return whether the agent calls a function."""
+    return function in _SHAPES
+
+
+def refuse_arguments(function: str, arguments: list[Json]) -> None:
+    """Raise ValueError where a call cannot have had these arguments."""
+    built = [build(argument) for argument in arguments]
+    index = BUFFERS.get(function, SAMPLES.get(function, 0 if function == METRICS else -1))
+    if index >= len(arguments):
+        raise ValueError(f"{function} is recorded with {len(arguments)} arguments")
+    if function in SAMPLES and not is_handle(built[index]):
+        raise ValueError(f"{function} is recorded without the handle of its sample")
+    if function == METRICS:
+        # As written: of a struct of metrics nothing else is filled when it is read.
+        struct = arguments[0].get("byref", arguments[0]) if isinstance(arguments[0], dict) else {}
+        fields = struct.get("fields", {})
+        if not all(is_handle(build(fields.get(name))) for name in ("sample1", "sample2")):
+            raise ValueError(f"{function} is recorded without its samples")
+
+
+def refuse_result(function: str, result: Json) -> None:
+    """Raise ValueError where a function cannot have returned this."""
+    if not _fits(build(result), _SHAPES[function]):
+        raise ValueError(f"{function} cannot have given this result")
+
+
+class Plain(Enum):
+    """The shapes of single values."""
+
+    WHOLE = "whole"
+    TEXT = "text"
+    HANDLE = "handle"
+
+
+@dataclass(frozen=True)
+class Struct:
+    """The shape of one of ctypes' structs, by the names that nvidia-ml-py has for it."""
+
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, *names: str) -> "Struct":
+        """Return the shape of a struct that has one of these names."""
+        return cls(names)
+
+
+@dataclass(frozen=True)
+class FriendlyObject:
+    """The shape of an object that nvidia-ml-py made of a struct, with these parts at least."""
+
+    parts: Mapping[str, "Shape"]
+
+
+@dataclass(frozen=True)
+class OrNone:
+    """A shape that may be missing."""
+
+    shape: "Shape"
+
+
+Shape = Plain | Struct | FriendlyObject | OrNone | list[Any] | tuple[Any, ...] | Mapping[str, Any]
+"""`[shape]` is a list of any length, `(shape, shape)` one of just these, and `{name: shape}` a
+mapping with just these names."""
+
+
+def _fits(value: Any, shape: Shape) -> bool:  # noqa: ANN401  # whatever was built of a recording
+    """Return whether a value has a shape."""
+    fits = False
+    match shape:
+        case Plain.WHOLE:
+            fits = type(value) is int  # which a bool is not
+        case Plain.TEXT:
+            fits = isinstance(value, str) and len(value) <= _MAX_TEXT_CHARACTERS
+        case Plain.HANDLE:
+            fits = is_handle(value)
+        case Struct(names):
+            fits = isinstance(value, ctypes.Structure) and type(value).__name__ in names
+        case FriendlyObject(parts):
+            fits = isinstance(value, pynvml.nvmlFriendlyObject) and all(
+                name in vars(value) and _fits(getattr(value, name), part)
+                for name, part in parts.items()
+            )
+        case OrNone(inner):
+            fits = value is None or _fits(value, inner)
+        case list():
+            fits = isinstance(value, list | tuple) and all(_fits(item, shape[0]) for item in value)
+        case tuple(items):
+            fits = (
+                isinstance(value, list | tuple)
+                and len(value) == len(items)
+                and all(map(_fits, value, items))
+            )
+        case Mapping():
+            fits = (
+                isinstance(value, dict)
+                and value.keys() == shape.keys()
+                and all(_fits(value[name], part) for name, part in shape.items())
+            )
+    return fits
+
+
+_WHOLE: Final = Plain.WHOLE
+_WHOLE_OR_NONE: Final = OrNone(_WHOLE)
+_PROCESSES: Final = [
+    FriendlyObject(
+        {
+            "pid": _WHOLE,
+            "usedGpuMemory": _WHOLE_OR_NONE,
+            "gpuInstanceId": _WHOLE_OR_NONE,
+            "computeInstanceId": _WHOLE_OR_NONE,
+        }
+    )
+]
+_SHAPES: Final[Mapping[str, Shape]] = {
+    **dict.fromkeys(
+        (
+            "nvmlDeviceGetGpuInstanceById",
+            "nvmlDeviceGetHandleByIndex",
+            "nvmlDeviceGetMigDeviceHandleByIndex",
+            "nvmlEventSetCreate",
+            "nvmlGpmMigSampleGet",
+            "nvmlGpmSampleAlloc",
+            "nvmlGpmSampleGet",
+            "nvmlSystemEventSetCreate",
+        ),
+        Plain.HANDLE,
+    ),
+    # What they return is not looked at: it is the driver's code, or nothing.
+    **dict.fromkeys(
+        (
+            "nvmlDeviceGetGpuFabricInfoV",
+            "nvmlDeviceGetSramEccErrorStatus",
+            "nvmlDeviceRegisterEvents",
+            "nvmlEventSetFree",
+            "nvmlEventSetWait_v3",
+            "nvmlGpmSampleFree",
+            "nvmlInit",
+            "nvmlShutdown",
+            "nvmlSystemEventSetFree",
+            "nvmlSystemRegisterEvents",
+        ),
+        _WHOLE_OR_NONE,
+    ),
+    **dict.fromkeys(
+        (
+            "nvmlDeviceGetInforomImageVersion",
+            "nvmlDeviceGetInforomVersion",
+            "nvmlDeviceGetName",
+            "nvmlDeviceGetSerial",
+            "nvmlDeviceGetUUID",
+            "nvmlDeviceGetVbiosVersion",
+            "nvmlSystemGetDriverVersion",
+            "nvmlSystemGetNVMLVersion",
+        ),
+        Plain.TEXT,
+    ),
+    **dict.fromkeys(
+        (
+            "nvmlDeviceGetAccountingMode",
+            "nvmlDeviceGetArchitecture",
+            "nvmlDeviceGetBrand",
+            "nvmlDeviceGetClockInfo",
+            "nvmlDeviceGetComputeInstanceId",
+            "nvmlDeviceGetComputeMode",
+            "nvmlDeviceGetCount",
+            "nvmlDeviceGetCurrPcieLinkGeneration",
+            "nvmlDeviceGetCurrPcieLinkWidth",
+            "nvmlDeviceGetCurrentClocksEventReasons",
+            "nvmlDeviceGetCurrentClocksThrottleReasons",
+            "nvmlDeviceGetEnforcedPowerLimit",
+            "nvmlDeviceGetFanSpeed",
+            "nvmlDeviceGetGpuInstanceId",
+            "nvmlDeviceGetMaxMigDeviceCount",
+            "nvmlDeviceGetMaxPcieLinkGeneration",
+            "nvmlDeviceGetMaxPcieLinkWidth",
+            "nvmlDeviceGetMinorNumber",
+            "nvmlDeviceGetP2PStatus",
+            "nvmlDeviceGetPcieReplayCounter",
+            "nvmlDeviceGetPcieThroughput",
+            "nvmlDeviceGetPerformanceState",
+            "nvmlDeviceGetPersistenceMode",
+            "nvmlDeviceGetPowerManagementDefaultLimit",
+            "nvmlDeviceGetPowerManagementLimit",
+            "nvmlDeviceGetPowerUsage",
+            "nvmlDeviceGetSupportedEventTypes",
+            "nvmlDeviceGetTemperature",
+            "nvmlDeviceGetTemperatureThreshold",
+            "nvmlDeviceGetTemperatureV",
+            "nvmlDeviceGetTotalEccErrors",
+            "nvmlDeviceGetTotalEnergyConsumption",
+            "nvmlSystemGetCudaDriverVersion_v2",
+        ),
+        _WHOLE,
+    ),
+    **dict.fromkeys(
+        (
+            "nvmlDeviceGetCudaComputeCapability",
+            "nvmlDeviceGetDecoderUtilization",
+            "nvmlDeviceGetEccMode",
+            "nvmlDeviceGetEncoderUtilization",
+            "nvmlDeviceGetMigMode",
+            "nvmlDeviceGetPowerManagementLimitConstraints",
+        ),
+        (_WHOLE, _WHOLE),
+    ),
+    **dict.fromkeys(
+        (
+            "nvmlDeviceGetComputeRunningProcesses_v3",
+            "nvmlDeviceGetGraphicsRunningProcesses_v3",
+            "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+        ),
+        _PROCESSES,
+    ),
+    "nvmlDeviceGetAccountingPids": [_WHOLE],
+    "nvmlDeviceGetAccountingStats": Struct.of("c_nvmlAccountingStats_t"),
+    "nvmlDeviceGetAccountingStats_v2": Struct.of("c_nvmlAccountingStats_v2_t"),
+    "nvmlDeviceGetAttributes_v2": Struct.of("c_nvmlDeviceAttributes"),
+    "nvmlDeviceGetBAR1MemoryInfo": Struct.of("c_nvmlBAR1Memory_t"),
+    "nvmlDeviceGetFieldValues": [Struct.of("c_nvmlFieldValue_t")],
+    "nvmlDeviceGetGridLicensableFeatures_v4": Struct.of("c_nvmlGridLicensableFeatures_v4_t"),
+    "nvmlDeviceGetMemoryInfo": Struct.of("c_nvmlMemory_t", "c_nvmlMemory_v2_t"),
+    "nvmlDeviceGetPciInfo_v3": Struct.of("nvmlPciInfo_t"),
+    "nvmlDeviceGetProcessUtilization": [Struct.of("c_nvmlProcessUtilizationSample_t")],
+    "nvmlDeviceGetRemappedRows": (_WHOLE,) * 4,
+    "nvmlDeviceGetRowRemapperHistogram": Struct.of("c_nvmlRowRemapperHistogramValues"),
+    "nvmlDeviceGetSamples": (_WHOLE_OR_NONE, [Struct.of("c_nvmlSample_t")]),
+    "nvmlDeviceGetUtilizationRates": Struct.of("c_nvmlUtilization_t"),
+    "nvmlEventSetWait_v2": Struct.of("c_nvmlEventData_t"),
+    "nvmlGpmMetricsGet": Struct.of("c_nvmlGpmMetricsGet_t"),
+    "nvmlGpmQueryDeviceSupport": Struct.of("c_nvmlGpmSupport_t"),
+    "nvmlGpuInstanceGetInfo": Struct.of("c_nvmlGpuInstanceInfo_t"),
+    "nvmlSystemEventSetWait": [{"eventType": _WHOLE, "gpuId": _WHOLE}],
+}

@@ -1,21 +1,92 @@
-"""Stands between the agent and a library or `/proc`, and writes down what is said.
+"""Stands between the agent and a library or `/proc`, and writes down what is answered.
 
-Answers and errors pass through as they are. Where it is asked for, what names a machine, a program
-or a pod is replaced by a pseudonym, the same one for the same name; models, versions and every
-number that is measured stay as they are.
+Answers and errors pass through as they are. Where a `Redactor` writes the lines, what names a
+machine, a program or a pod is replaced by a pseudonym, the same one for the same name; models,
+versions and every number that is measured stay as they are.
 """
 
 import re
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import orjson
 import pynvml
 
 from agent.host.procfs import Procfs
-from agent.recording.format import RecordingFile, RecordingLine, write_line
+from agent.recording.format import RecordingHeader, RecordingLine, open_file
 from agent.recording.serialize import Handles, to_json
 from gpuledger.clock import Clock
+from gpuledger.errors import UserError
+
+
+def write_line(line: RecordingLine) -> bytes:
+    """Return a line as it stands in the file."""
+    return orjson.dumps(msgspec.to_builtins(line))
+
+
+class RecordingFile:
+    """A recording that is being made; safe to write to from several threads."""
+
+    def __init__(
+        self,
+        file: Path,
+        header: RecordingHeader,
+        *,
+        redact: Callable[[RecordingLine], bytes] | None = None,
+    ) -> None:
+        self.lines = 0
+        """Lines written, the header's not counted."""
+        self.is_probing = False
+        """Whether what is called now is no call of the agent."""
+        self._path = file
+        self._error: OSError | None = None
+        self._lock = threading.Lock()
+        self._write = redact or write_line
+        try:
+            self._file = open_file(file, "wb")
+        except OSError as error:
+            raise self._explain(error) from error
+        self._write_text(orjson.dumps(msgspec.to_builtins(header)))
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the disk has refused a line; then no later one is kept."""
+        return self._error is not None
+
+    def put(self, line: RecordingLine) -> None:
+        """Write a line; one that comes after the end is too late to be kept.
+
+        A disk that refuses it fails nobody's call of the library: `close` raises it.
+        """
+        if self.is_probing:
+            line = msgspec.structs.replace(line, is_probe=True)
+        with self._lock:
+            if not (self.has_failed or self._file.closed):
+                self._write_text(self._write(line))
+                self.lines += 1
+
+    def close(self) -> None:
+        """End the file; raise UserError where it is not whole."""
+        with self._lock:
+            try:
+                # What compression and buffers still hold is written here, and may be refused.
+                self._file.close()
+            except OSError as error:
+                self._error = self._error or error
+        if self._error is not None:
+            raise self._explain(self._error) from self._error
+
+    def _write_text(self, text: bytes) -> None:
+        try:
+            self._file.write(text + b"\n")
+        except OSError as error:
+            self._error = self._error or error
+
+    def _explain(self, error: OSError) -> UserError:
+        return UserError(f"cannot write {self._path}: {error.strerror}; give --out another place")
 
 
 class Recorder:
@@ -47,22 +118,23 @@ class RecordingLibrary:
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # as the library has it
         """Return a function that records its calls, raises AttributeError as the library does."""
         if name not in self._functions:
-            self._functions[name] = self._wrap(name)
+            try:
+                found = getattr(self._library, name)
+            except AttributeError:
+                # That a binding lacks a function is an answer too.
+                self._recorder.put(self._recorder.now_ns(), call=name, failure="missing")
+                raise
+            self._functions[name] = (
+                (lambda *arguments, **named: self._call(name, found, [*arguments, *named.values()]))
+                if callable(found)
+                else found
+            )
         return self._functions[name]
-
-    def _wrap(self, name: str) -> Any:  # noqa: ANN401  # as above
-        try:
-            found = getattr(self._library, name)
-        except AttributeError:
-            self._recorder.put(self._recorder.now_ns(), call=name, failure="missing")
-            raise
-        if not callable(found):
-            return found
-        return lambda *arguments, **named: self._call(name, found, [*arguments, *named.values()])
 
     def _call(self, name: str, function: Callable[..., Any], arguments: list[Any]) -> Any:  # noqa: ANN401  # as above
         at_ns = self._recorder.now_ns()
-        before = self._written(arguments)
+        # Before the call, as the function may write into them.
+        before = [to_json(argument, self._handles) for argument in arguments]
         facts: dict[str, Any] = {}
         try:
             result = function(*arguments)
@@ -77,17 +149,13 @@ class RecordingLibrary:
             facts["failure"] = "not_text"
             raise
         finally:
-            after = self._written(arguments)
-            filled = (
-                after
-                if any(isinstance(one, dict) and "handle" not in one for one in after)
-                else None
+            after = [to_json(argument, self._handles) for argument in arguments]
+            # A handle is written as a mapping as well, but nothing is written into it.
+            has_struct = any(isinstance(item, dict) and "handle" not in item for item in after)
+            self._recorder.put(
+                at_ns, call=name, arguments=before, filled=after if has_struct else None, **facts
             )
-            self._recorder.put(at_ns, call=name, arguments=before, filled=filled, **facts)
         return result
-
-    def _written(self, arguments: list[Any]) -> list[Any]:
-        return [to_json(one, self._handles) for one in arguments]
 
 
 class RecordingProcfs:
@@ -131,9 +199,24 @@ class Redactor:
     def write(self, line: RecordingLine) -> bytes:
         """Return a line as it stands in the file."""
         text = write_line(self._without_names(line))
-        text = _UUID.sub(self._replace("uuid", _uuid), text)
-        text = _CONTAINER.sub(self._replace("container", lambda n, _: f"{n:064x}".encode()), text)
-        text = _BUS_ID.sub(self._replace("bus", _bus_id), text)
+
+        def number(kind: str, found: re.Match[bytes]) -> int:
+            # Cgroups and the driver write the same identity in different ways.
+            return self._number(kind, found[0].lower().replace(b"_", b"-"))
+
+        def uuid(found: re.Match[bytes]) -> bytes:
+            pseudonym = f"00000000-0000-4000-8000-{number('uuid', found):012d}"
+            return pseudonym.encode().replace(b"-", found[1])
+
+        def bus_id(found: re.Match[bytes]) -> bytes:
+            # The domain has as many digits as before: 4 in /proc, 8 in NVML.
+            digits = len(found[0].partition(b":")[0])
+            return f"{0:0{digits}x}:{number('bus', found) % 256:02x}:00.0".encode()
+
+        text = _UUID.sub(uuid, text)
+        text = _CONTAINER.sub(lambda found: f"{number('container', found):064x}".encode(), text)
+        text = _BUS_ID.sub(bus_id, text)
+        # The same address stands beside it in numbers.
         if b"busId" in text:
             text = _BUS_NUMBERS.sub(rb'"\1":0', text)
         return _CLUSTER.sub(_NOBODY, text)
@@ -145,31 +228,14 @@ class Redactor:
         if line.call in _SECRET_CALLS:
             result = f"name-{self._number(line.call or '', result.encode())}"
         elif line.read and line.read.endswith("/stat"):
-            # The name in parentheses is a program's.
-            result = _COMMAND.sub(lambda found: f"({self._program(found[0][1:-1])})", result)
+            # The name in parentheses is a program's, and may hold parentheses itself.
+            result = _COMMAND.sub(
+                lambda found: f"(program-{self._number('program', found[0][1:-1].encode())})",
+                result,
+            )
         elif line.read and line.read.endswith(_PROGRAM_FILES):
-            result = f"{self._program(result.strip())}\n"
+            result = f"program-{self._number('program', result.strip().encode())}\n"
         return msgspec.structs.replace(line, result=result)
-
-    def _program(self, name: str) -> str:
-        return f"program-{self._number('program', name.encode())}"
-
-    def _replace(
-        self, kind: str, name: Callable[[int, bytes], bytes]
-    ) -> "Callable[[re.Match[bytes]], bytes]":
-        # Cgroups and the driver write one identity in different ways.
-        return lambda found: name(
-            self._number(kind, found[0].lower().replace(b"_", b"-")), found[0]
-        )
 
     def _number(self, kind: str, identity: bytes) -> int:
         return self._known.setdefault((kind, identity), len(self._known) + 1)
-
-
-def _uuid(number: int, found: bytes) -> bytes:
-    return f"00000000-0000-4000-8000-{number:012d}".encode().replace(b"-", found[8:9])
-
-
-def _bus_id(number: int, found: bytes) -> bytes:
-    domain = len(found.partition(b":")[0])
-    return f"{0:0{domain}x}:{number % 256:02x}:00.0".encode()

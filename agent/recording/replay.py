@@ -1,9 +1,13 @@
-"""Plays a recording: the same functions and files, with the answers that were given at that time.
+"""Plays a recording: the same functions and files, with the answers that they had at that time.
 
-Each question has its own row of answers. They are given one after the other, none before its time
-and none that a later one has overtaken; between two of them the last one holds. The driver's
-buffers are the exception: whatever they held and the agent has not seen yet is given. After the
-last line nothing is known any more, so the driver is gone: no tick shows what nobody measured.
+Each question (a function with its arguments, or a file) has its own row of answers. They are
+returned one after the other, none before its time and none that a later one has overtaken; between
+two of them the last one holds. The driver's buffers are the exception: whatever they held and the
+agent has not seen yet is returned. After the last line nothing is known any more, so the driver is
+gone: no tick shows what nobody measured.
+
+The agent's ticks do not fall on the recorded ones, so an answer counts as due half a tick before
+its time.
 """
 
 import errno
@@ -18,9 +22,15 @@ import orjson
 import pynvml
 import structlog
 
-from agent.recording.format import RecordingHeader, RecordingLine, read_recording
+from agent.recording.format import (
+    BUFFERS,
+    METRICS,
+    SAMPLES,
+    RecordingHeader,
+    RecordingLine,
+    read_recording,
+)
 from agent.recording.serialize import Handles, fill, from_json, to_json
-from agent.recording.shapes import BUFFERS, METRICS, SAMPLES
 from gpuledger.clock import Clock, SystemClock
 
 _DAY_US: Final = 86_400_000_000
@@ -73,6 +83,7 @@ class _Row:
 
     def advance(self, now_ns: int, slack_ns: int) -> tuple[RecordingLine, int]:
         """Return the answer of this time, and the index of the first one not seen before."""
+        # At most one ahead of its time, and all that are late by more than the slack.
         first = self.index + 1
         if self.index < 0:
             self.index = 0
@@ -87,7 +98,7 @@ class _Row:
 
 
 class _Rows:
-    """All rows, by question; safe to ask from several threads."""
+    """All rows, by question; safe to use from several threads."""
 
     def __init__(self, clock: ReplayClock, *, slack_ns: int) -> None:
         self._clock = clock
@@ -142,10 +153,12 @@ class ReplayLibrary:
                 seconds = round(self._end_ns / 1e9, 1)
                 _log.warning("recording_ended", recorded_seconds=seconds)
             raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-        written = [to_json(one, self._handles) for one in arguments]
+        written = [to_json(argument, self._handles) for argument in arguments]
         lines = self._rows.next(_question(name, written, self._devices))
         if not lines:
+            # It was never called, so nothing is known of it.
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        # The agent may open the library more often than the recorder did, and allocate again.
         if name == _ALLOCATION and lines[-1].error is None:
             return self._handles.another(lines[-1].result.get("of"))
         if name in BUFFERS:
@@ -153,11 +166,12 @@ class ReplayLibrary:
         return self._answer(lines[-1], arguments)
 
     def _answer(self, line: RecordingLine, arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401  # as above
-        for given, filled in zip(arguments, line.filled or (), strict=False):
+        for argument, filled in zip(arguments, line.filled or (), strict=False):
             if isinstance(filled, dict):
                 struct = filled.get("byref", filled)
                 if isinstance(struct, dict) and "fields" in struct:
-                    target = getattr(given, "_obj", given)
+                    target = getattr(argument, "_obj", argument)
+                    # The player's binding may have another version of the struct.
                     if type(target).__name__ != struct.get("struct"):
                         raise pynvml.NVMLLibraryMismatchError(f"{line.call}: another struct")
                     fill(target, struct["fields"], self._handles, self._move)
@@ -171,18 +185,21 @@ class ReplayLibrary:
 
     def _buffered(self, name: str, lines: list[RecordingLine], last_seen_us: int) -> Any:  # noqa: ANN401  # as above
         """Return all that came into a buffer since it was last read."""
-        given = [self._answer(line, ()) for line in lines if line.error is None]
-        if not given:
+        answers = [self._answer(line, ()) for line in lines if line.error is None]
+        if not answers:
             return self._answer(lines[-1], ())
+        # This one returns the values' type before them.
         is_typed = name == "nvmlDeviceGetSamples"
-        items = [item for one in given for item in (one[1] if is_typed else one)]
+        items = [item for answer in answers for item in (answer[1] if is_typed else answer)]
         newer = [item for item in items if item.timeStamp > last_seen_us]
+        # As the driver does where its buffer holds nothing that is new.
         if items and not newer:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return (given[-1][0], newer) if is_typed else newer
+        return (answers[-1][0], newer) if is_typed else newer
 
     def _move(self, name: str, value: int) -> int:
         """Return a time of the recording as it is now."""
+        # What is stamped by the host's clock; a time since boot is a small number beside it.
         near = abs(value - self._header.time_ns // 1000) < _DAY_US
         return value + self._clock.moved_us if name in _TIMES and near else value
 
@@ -208,21 +225,22 @@ class ReplayProcfs:
 
 
 def _question(name: str, arguments: list[Any], devices: dict[int, Any]) -> Any:  # noqa: ANN401  # a key, whose parts are the library's
-    """Return what tells a question apart: what it asks, not the buffers that are given along."""
+    """Return what distinguishes a question: its arguments without the buffers to be filled."""
     if name == METRICS:
         # Of whichever device its second sample is.
         struct = arguments[0]
         sample = struct.get("byref", struct)["fields"]["sample2"]
         return name, devices.get(int(sample["handle"]))
-    asked = list(arguments)
+    others = list(arguments)
     if name in BUFFERS:
-        del asked[BUFFERS[name]]
+        # The newest time stamp seen is the player's own, and seldom the recorder's.
+        del others[BUFFERS[name]]
     if name in SAMPLES:
-        sample = asked.pop(SAMPLES[name])
-        devices[sample["handle"]] = orjson.dumps(asked)
+        sample = others.pop(SAMPLES[name])
+        devices[sample["handle"]] = orjson.dumps(others)
     plain = [
         argument
-        for argument in asked
+        for argument in others
         if not (isinstance(argument, dict) and ("byref" in argument or "struct" in argument))
     ]
     return name, orjson.dumps(plain)

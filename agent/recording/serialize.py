@@ -125,7 +125,7 @@ def _ctypes_to_json(value: Any, handles: Handles) -> Json:  # noqa: ANN401, PLR0
 
 
 def _metrics_fields(struct: Any, handles: Handles) -> dict[str, Json]:  # noqa: ANN401  # as above
-    """Write only the metrics that are asked for, without the addresses of their names."""
+    """Write only the metrics that are wanted, without the addresses of their names."""
     metrics = [
         {name: to_json(getattr(struct.metrics[index], name), handles) for name in _METRIC_FIELDS}
         for index in range(struct.numMetrics)
@@ -135,7 +135,7 @@ def _metrics_fields(struct: Any, handles: Handles) -> dict[str, Json]:  # noqa: 
 
 
 def from_json(value: Json, handles: Handles, move: Callable[[str, int], int]) -> Any:  # noqa: ANN401  # as written
-    """Read a value; `move` gives item named number of a struct as it is to be at this time."""
+    """Return a value; `move` makes of a struct's number, by its name, what it is to be now."""
     if isinstance(value, list):
         return [from_json(item, handles, move) for item in value]
     if not isinstance(value, dict):
@@ -153,16 +153,12 @@ def build(value: Json) -> Any:  # noqa: ANN401  # as written
     is played.
     """
     _refuse_deep(value)
+    # What a function wrote into is written as a reference to it.
+    written = value.get("byref", value) if isinstance(value, dict) else value
     try:
-        return from_json(
-            value.get("byref", value) if isinstance(value, dict) else value, Handles(), _keep
-        )
+        return from_json(written, Handles(), lambda _name, number: number)
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
-
-
-def _keep(_name: str, value: int) -> int:
-    return value
 
 
 def _refuse_deep(value: Json, levels: int = _MAX_DEPTH) -> None:
@@ -175,19 +171,16 @@ def _refuse_deep(value: Json, levels: int = _MAX_DEPTH) -> None:
         _refuse_deep(item, levels - 1)
 
 
-def _struct_of(name: object) -> type[ctypes.Structure] | None:
-    found = getattr(pynvml, name, None) if isinstance(name, str) else None
-    is_struct = isinstance(found, type) and issubclass(found, ctypes.Structure)
-    return found if is_struct else None
-
-
 def _read_struct(value: Json, handles: Handles, move: Callable[[str, int], int]) -> Any:  # noqa: ANN401  # as above
-    struct = _struct_of(value["struct"])
-    if struct is None:
-        raise ValueError(f"{value['struct']} is no struct of nvidia-ml-py")
+    name = value["struct"]
+    struct: Any = getattr(pynvml, name, None) if isinstance(name, str) else None
+    # The name is a stranger's: nothing else of the module may be called.
+    is_struct = isinstance(struct, type) and issubclass(struct, ctypes.Structure)
+    if not is_struct:
+        raise ValueError(f"{name} is no struct of nvidia-ml-py")
     made = struct()
-    if value["struct"] == _METRICS:
-        # It answers what is asked for.
+    if name == _METRICS:
+        # The struct of a call says itself which metrics it wants; this one wants all recorded.
         metrics = value["fields"]["metrics"]
         made.numMetrics = len(metrics)
         for index, metric in enumerate(metrics):
@@ -207,42 +200,44 @@ def fill(
         _fill_metrics(struct, fields["metrics"])
         return
     for name, kind in ((name, kind) for name, kind, *_ in struct._fields_ if name in fields):
-        given = fields[name]
-        if isinstance(given, dict) and "bits" in given:
-            # Raises OverflowError where the bits are more than the union has.
+        written = fields[name]
+        if isinstance(written, dict) and "bits" in written:
+            # All members at once. Raises OverflowError where it has more bits than the union.
             union = getattr(struct, name)
             if not isinstance(union, ctypes.Union):
                 raise ValueError(f"{name} is no union")
             size = ctypes.sizeof(union)
-            ctypes.memmove(ctypes.byref(union), int(given["bits"]).to_bytes(size, "little"), size)
-        elif isinstance(given, dict) and "fields" in given:
-            fill(getattr(struct, name), given["fields"], handles, move)
-        elif isinstance(given, dict) and "array" in given:
-            _fill_array(getattr(struct, name), given["array"], handles, move)
-        elif given is not None:
+            ctypes.memmove(ctypes.byref(union), int(written["bits"]).to_bytes(size, "little"), size)
+        elif isinstance(written, dict) and "fields" in written:
+            fill(getattr(struct, name), written["fields"], handles, move)
+        elif isinstance(written, dict) and "array" in written:
+            _fill_array(getattr(struct, name), written["array"], handles, move)
+        elif written is not None:
+            # ctypes would follow it.
             if kind in _ADDRESSES:
                 raise ValueError(f"{name} is an address")
-            setattr(struct, name, _named(name, given, handles, move))
+            setattr(struct, name, _named(name, written, handles, move))
 
 
 def _fill_metrics(struct: Any, metrics: list[dict[str, Json]]) -> None:  # noqa: ANN401  # as above
-    """Answer the metrics that are asked for; one that was not recorded is refused."""
+    """Fill the metrics that are wanted; one that was not recorded is refused."""
     recorded = {metric["metricId"]: metric for metric in metrics}
     for index in range(struct.numMetrics):
-        asked = struct.metrics[index]
-        found = recorded.get(asked.metricId)
-        asked.nvmlReturn = found["nvmlReturn"] if found else pynvml.NVML_ERROR_NOT_SUPPORTED
+        slot = struct.metrics[index]
+        found = recorded.get(slot.metricId)
+        slot.nvmlReturn = found["nvmlReturn"] if found else pynvml.NVML_ERROR_NOT_SUPPORTED
         value = found["value"] if found else 0.0
-        asked.value = float(value["float"]) if isinstance(value, dict) else value
+        # NaN, which is no number of JSON, is written as a text.
+        slot.value = float(value["float"]) if isinstance(value, dict) else value
 
 
 def _fill_array(
     array: Any,  # noqa: ANN401  # as above
-    given: list[Json],
+    items: list[Json],
     handles: Handles,
     move: Callable[[str, int], int],
 ) -> None:
-    for index, item in enumerate(given):
+    for index, item in enumerate(items):
         if isinstance(item, dict) and "fields" in item:
             fill(array[index], item["fields"], handles, move)
         elif item is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent.core.raw import CallGroup, SampleCursor
-from agent.gpu.source import (
+from agent.gpu.protocol import (
     DriverEvent,
     DriverEvents,
     Gpu,
@@ -62,19 +62,50 @@ class PlayedGpu:
         return None
 
 
-class PlayedSource:
+class SilentDriver:
+    """A driver that says nothing of itself."""
+
+    is_open = False
+
+    def __init__(self, *, call: str = "events", reason: str = "not open yet") -> None:
+        self.capability = Capability(call=call, supported=False, reason=reason)
+
+    def open(self) -> None:
+        pass
+
+    def poll(self) -> DriverEvent:
+        return DriverEvent.NOTHING
+
+    def close(self) -> None:
+        pass
+
+
+class PlainSource:
+    """What sources without a vendor share: a driver that says nothing, and GPUs without a slot."""
+
+    def __init__(self, driver_events: DriverEvents) -> None:
+        self.driver_events = driver_events
+        self.unfound: Mapping[int, str] = {}
+        self.is_open = False
+
+    def close(self) -> None:
+        self.is_open = False
+
+    def pci_buses(self, gpus: Sequence[GpuIdentity]) -> Mapping[str, str]:
+        return {}
+
+
+class PlayedSource(PlainSource):
     """Opens the GPUs that are there, unless the test gives it an error."""
 
     def __init__(self, *gpus: PlayedGpu) -> None:
-        self.driver_events: DriverEvents = SilentDriver()
-        self.unfound: Mapping[int, str] = {}
+        super().__init__(SilentDriver())
         self.gpus = list(gpus)
         self.gone: set[str] = set()
         self.error: SourceLostError | None = None
         self.opens: threading.Event | None = None
         """An opening blocks until it is set."""
         self.tried = 0
-        self.is_open = False
 
     def open(self) -> Sequence[Gpu]:
         self.tried += 1
@@ -87,30 +118,8 @@ class PlayedSource:
         self.unfound = {gpu.index: f"INDEX:{gpu.index}" for gpu in gone}
         return [gpu for gpu in self.gpus if gpu.uuid not in self.gone]
 
-    def close(self) -> None:
-        self.is_open = False
-
     def versions(self) -> Mapping[str, str | None]:
         return {"driver_version": "1.0"}
 
     def gpu_events(self, gpus: Sequence[GpuIdentity], *, clock: Clock) -> GpuEventSet:
         raise UnsupportedError("no test waits for these")
-
-    def pci_buses(self, gpus: Sequence[GpuIdentity]) -> Mapping[str, str]:
-        return {}
-
-
-class SilentDriver:
-    """Says nothing of itself."""
-
-    is_open = False
-    capability = Capability(call="events", supported=False, reason="not open yet")
-
-    def open(self) -> None:
-        pass
-
-    def poll(self) -> DriverEvent:
-        return DriverEvent.NOTHING
-
-    def close(self) -> None:
-        pass

@@ -1,8 +1,13 @@
-"""A driver whose every answer, and every error, a test decides."""
+"""Stand-ins for `pynvml` and `/proc`: what they answer, and which errors, a test decides.
+
+`FakeNvml` is a small driver of its own; `Altered` is another library's functions, but for those
+that a test puts in their place, or no functions at all but these.
+"""
 # ruff: noqa: N802, ANN401  # NVML's own names, and its structs have no types
 
 import threading
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -148,6 +153,53 @@ def _listed(processes: dict[int, int | None]) -> list[Any]:
         )
         for pid, memory in processes.items()
     ]
+
+
+class Altered:
+    """Plays `pynvml` by another object's functions, but for those in `functions`; counts calls.
+
+    Without another object it is a library that has no functions but these.
+    """
+
+    def __init__(self, library: Any = None, **functions: Callable[..., Any]) -> None:
+        self._library = library
+        self.functions = functions
+        self.calls: Counter[str] = Counter()
+        self.asked: list[tuple[Any, ...]] = []
+        """Each call with its arguments behind the handle."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.functions and not hasattr(self._library, name):
+            raise AttributeError(name)
+
+        def call(*arguments: Any) -> Any:
+            self.calls[name] += 1
+            self.asked.append((name, *arguments[1:]))
+            return (self.functions.get(name) or getattr(self._library, name))(*arguments)
+
+        return call
+
+    def refuse(self, name: str, code: int) -> None:
+        """Let a function raise an error from now on."""
+        self.answer(name, pynvml.NVMLError(code))
+
+    def answer(self, name: str, answer: Any) -> None:
+        """Let a function return this from now on, or raise it where it is an error."""
+
+        def call(*_: Any) -> Any:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        self.functions[name] = call
+
+
+def answering(**answers: Any) -> Altered:
+    """Return a library that has these functions alone, each with one answer or error."""
+    library = Altered()
+    for name, answer in answers.items():
+        library.answer(name, answer)
+    return library
 
 
 class FakeProcfs:

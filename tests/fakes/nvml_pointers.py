@@ -11,21 +11,39 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.gpu.nvidia.client import DeviceClient
+from agent.gpu.nvidia.device_client import DeviceClient
+from agent.gpu.nvidia.session import NvidiaGpu
 
 Function = Callable[..., int]
 
 
-def play(monkeypatch: pytest.MonkeyPatch, functions: Mapping[str, Function]) -> DeviceClient:
-    """Put the functions in the place of the library; a missing one is missing there too."""
+class CLibrary:
+    """The library below nvidia-ml-py: it has these functions, and the others are missing."""
 
-    def pointer(name: str) -> Function:
-        if name not in functions:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, functions: Mapping[str, Function] | None = None
+    ) -> None:
+        self.functions = dict(functions or {})
+        self.calls: list[str] = []
+        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", self._find)
+
+    def _find(self, name: str) -> Function:
+        self.calls.append(name)
+        if name not in self.functions:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        return functions[name]
+        return self.functions[name]
 
-    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", pointer)
+
+def play(monkeypatch: pytest.MonkeyPatch, functions: Mapping[str, Function]) -> DeviceClient:
+    """Return a device of the true binding over a library that has these functions alone."""
+    CLibrary(monkeypatch, functions)
     return DeviceClient(library=pynvml, handle=pynvml.c_nvmlDevice_t())
+
+
+def play_gpu(monkeypatch: pytest.MonkeyPatch, functions: Mapping[str, Function]) -> NvidiaGpu:
+    """Return a GPU of the true binding over a library that has these functions alone."""
+    CLibrary(monkeypatch, functions)
+    return NvidiaGpu(library=pynvml, handle=pynvml.c_nvmlDevice_t(), uuid="GPU-0", index=0)
 
 
 class FieldsFunction:

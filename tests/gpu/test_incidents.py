@@ -15,10 +15,10 @@ import pynvml
 import pytest
 
 from agent.core.incidents.builder import Detection
-from agent.gpu.event_thread import EventThread
+from agent.gpu.lifecycle import EventThread
 from agent.gpu.nvidia.events import NvmlGpuEvents
 from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
-from agent.gpu.source import SourceLostError
+from agent.gpu.protocol import SourceLostError
 from gpuledger.clock import SystemClock
 from gpuledger.runtime import Backoff
 

@@ -10,7 +10,7 @@ import pytest
 
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
 from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
-from agent.gpu.source import SourceLostError
+from agent.gpu.protocol import SourceLostError
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
 from agent.gpu.nvidia.catalogue import CATALOGUE, EACH_LINK, FieldValue
 from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
-from agent.gpu.source import SourceLostError
+from agent.gpu.protocol import SourceLostError
 from gpuledger.records import GpuFacts
 
 TICKS = 6

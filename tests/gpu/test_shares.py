@@ -19,7 +19,7 @@ import pytest
 from agent.core.raw import SampleCursor
 from agent.core.tick import ClockReading, NodeTick
 from agent.gpu.nvidia.session import NvmlSession
-from agent.gpu.source import SourceLostError
+from agent.gpu.protocol import SourceLostError
 from agent.host.procfs import SystemProcfs
 from agent.sampling import Sampler
 from gpuledger.clock import SystemClock

@@ -11,7 +11,7 @@ import pytest
 
 from agent.core.tick import NodeTick
 from agent.gpu.nvidia.session import NvmlSession
-from agent.gpu.source import SourceLostError
+from agent.gpu.protocol import SourceLostError
 from agent.host.procfs import SystemProcfs
 from agent.sampling import Sampler
 from gpuledger.clock import SystemClock

@@ -1,1 +1,1 @@
-"""The driver: the seam to NVML and the threads that ask it. What an answer means is not known."""
+"""NVIDIA's GPUs, by NVML: a source as `agent.gpu.protocol` has it. Nothing else knows NVML."""

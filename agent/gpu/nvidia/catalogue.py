@@ -3,8 +3,8 @@
 What a reading is (its unit, and what can be true of it) stands in `agent.core.readings`; a line
 there and one here, and it is queried, validated and published. The readings that are booked are
 queried in `core` and stand here for the documentation.
-`nvmlDeviceGetPcieThroughput` is not sources at all: it sleeps 20 ms for each direction, and the
-counters (fields 197 and 198) and the chip's own metrics tell the same without.
+`nvmlDeviceGetPcieThroughput` is no source of any: it sleeps 20 ms for each direction, and the
+counters (fields 197 and 198) and the chip's own metrics say the same without.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,11 +35,11 @@ class FunctionCall:
     part: str | int | None = None
     """The member, or the position, of the answer that is meant; `None` is all of it."""
     fills: str | None = None
-    """The struct to give behind the arguments, where the answer is written into one."""
+    """The struct to pass behind the arguments, where the answer is written into one."""
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells it from other questions."""
+        """What distinguishes it from other sources."""
         return (self.name, *self.arguments)
 
 
@@ -55,12 +55,12 @@ class FieldValue:
 
     @property
     def scope(self) -> int:
-        """What the driver takes for the link."""
+        """What is passed to the driver for the link."""
         return self.link or 0
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells it from other questions."""
+        """What distinguishes it from other sources."""
         known = ("nvmlDeviceGetFieldValues", self.number)
         return known if self.link in _NO_SINGLE_LINK else (*known, self.link)
 
@@ -80,7 +80,7 @@ class GpmMetric:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells it from other questions."""
+        """What distinguishes it from other sources."""
         return ("nvmlGpmMetricsGet", self.number)
 
 
@@ -109,9 +109,11 @@ def _row(name: str, *sources: Source, since: str = "") -> MetricSpec:
     return MetricSpec(name=name, unit=_UNITS[name], sources=sources, since=since)
 
 
+# The first version counts the driver's own memory as used; drivers before 510 have no other.
 _V1: Final = ("nvmlDeviceGetMemoryInfo", ())
 _V2: Final = ("nvmlDeviceGetMemoryInfo", (nvml.nvmlMemory_v2,))
 _BOOKS: Final = (
+    # All samples of the ring buffer first: the rates are of one sample period of at most a second.
     _row(
         "utilization_ratio",
         FunctionCall("nvmlDeviceGetSamples", (nvml.NVML_GPU_UTILIZATION_SAMPLES,)),
@@ -141,21 +143,19 @@ _BOOKS: Final = (
     ),
 )
 
-
-def _clock(name: str, kind: int) -> MetricSpec:
-    return _row(name, FunctionCall("nvmlDeviceGetClockInfo", (kind,)))
-
-
 _INSTANT: Final = (
+    # Newer drivers have a versioned call as well.
     _row(
         "temperature_celsius",
         FunctionCall("nvmlDeviceGetTemperature", (nvml.NVML_TEMPERATURE_GPU,)),
         FunctionCall("nvmlDeviceGetTemperatureV", (nvml.NVML_TEMPERATURE_GPU,)),
     ),
     _row("memory_temperature_celsius", FieldValue(82), since="HBM"),
-    _clock("sm_clock_hertz", nvml.NVML_CLOCK_SM),
-    _clock("memory_clock_hertz", nvml.NVML_CLOCK_MEM),
+    _row("sm_clock_hertz", FunctionCall("nvmlDeviceGetClockInfo", (nvml.NVML_CLOCK_SM,))),
+    _row("memory_clock_hertz", FunctionCall("nvmlDeviceGetClockInfo", (nvml.NVML_CLOCK_MEM,))),
+    # `nvmlDeviceGetPowerUsage` is the mean of a second on most GPUs since Ampere; this is not.
     _row("power_instant_watts", FieldValue(186), since="Ampere"),
+    # Position 1 of these answers is the sampling period.
     _row(
         "encoder_utilization_ratio",
         FunctionCall("nvmlDeviceGetEncoderUtilization", (), 0),
@@ -167,179 +167,166 @@ _INSTANT: Final = (
     _row("performance_state", FunctionCall("nvmlDeviceGetPerformanceState")),
 )
 
-
-def _throttled(name: str, field: int, since: str = "") -> MetricSpec:
-    return _row(f"throttling.{name}_seconds_total", FieldValue(field), since=since)
-
-
 _THROTTLING: Final = (
+    # NVIDIA renamed the function; older drivers have the second name alone.
     _row(
         "throttling.reasons",
         FunctionCall("nvmlDeviceGetCurrentClocksEventReasons"),
         FunctionCall("nvmlDeviceGetCurrentClocksThrottleReasons"),
     ),
-    _throttled("power", 74),
-    _throttled("thermal", 75),
-    _throttled("sync_boost", 76),
-    _throttled("board_limit", 77),
-    _throttled("low_utilization", 78),
-    _throttled("reliability", 79),
-    _throttled("software_thermal", 269),
-    _throttled("hardware_thermal", 270),
-    _throttled("power_brake", 271),
+    *(
+        _row(f"throttling.{name}_seconds_total", FieldValue(number))
+        for name, number in {
+            "power": 74,
+            "thermal": 75,
+            "sync_boost": 76,
+            "board_limit": 77,
+            "low_utilization": 78,
+            "reliability": 79,
+            # The last three as since driver 580.82: NVIDIA has renumbered them twice.
+            "software_thermal": 269,
+            "hardware_thermal": 270,
+            "power_brake": 271,
+        }.items()
+    ),
 )
-
-
-def _nvlinks(name: str, field: int) -> MetricSpec:
-    name, row = f"traffic.nvlink_{name}_bytes_total", FieldValue(field, ALL_LINKS)
-    return _row(name, row, since="Ampere")
-
 
 _TRAFFIC: Final = (
     _row("traffic.pcie_sent_bytes_total", FieldValue(197), since="Hopper"),
     _row("traffic.pcie_received_bytes_total", FieldValue(198), since="Hopper"),
-    _nvlinks("sent", 138),
-    _nvlinks("received", 139),
+    _row("traffic.nvlink_sent_bytes_total", FieldValue(138, ALL_LINKS), since="Ampere"),
+    _row("traffic.nvlink_received_bytes_total", FieldValue(139, ALL_LINKS), since="Ampere"),
 )
 
-
-def _active(name: str, metric: int) -> MetricSpec:
-    row = GpmMetric(metric)
-    return _row(f"profiling.{name}_active_ratio", row, since="Hopper")
-
-
-def _engines(name: str, metric: int, count: int) -> MetricSpec:
-    row = GpmMetric(metric, count)
-    return _row(f"profiling.{name}_active_ratios", row, since="Hopper")
-
-
-def _flow(name: str, metric: int) -> MetricSpec:
-    name = f"profiling.{name}_bytes_per_second"
-    return _row(name, GpmMetric(metric), since="Hopper")
-
-
-_PROFILING: Final = (
-    _active("graphics_engine", nvml.NVML_GPM_METRIC_GRAPHICS_UTIL),
-    _active("sm", nvml.NVML_GPM_METRIC_SM_UTIL),
-    _row(
-        "profiling.sm_occupancy_ratio",
-        GpmMetric(nvml.NVML_GPM_METRIC_SM_OCCUPANCY),
-        since="Hopper",
-    ),
-    _active("tensor", nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL),
-    _active("tensor_dfma", nvml.NVML_GPM_METRIC_DFMA_TENSOR_UTIL),
-    _active("tensor_hmma", nvml.NVML_GPM_METRIC_HMMA_TENSOR_UTIL),
-    _active("tensor_imma", nvml.NVML_GPM_METRIC_IMMA_TENSOR_UTIL),
-    _active("dram", nvml.NVML_GPM_METRIC_DRAM_BW_UTIL),
-    _active("fp64", nvml.NVML_GPM_METRIC_FP64_UTIL),
-    _active("fp32", nvml.NVML_GPM_METRIC_FP32_UTIL),
-    _active("fp16", nvml.NVML_GPM_METRIC_FP16_UTIL),
-    _active("integer", nvml.NVML_GPM_METRIC_INTEGER_UTIL),
-    _flow("pcie_sent", nvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC),
-    _flow("pcie_received", nvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC),
-    _flow("nvlink_sent", nvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC),
-    _flow("nvlink_received", nvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC),
-    _flow("c2c_sent", nvml.NVML_GPM_METRIC_C2C_TOTAL_TX_PER_SEC),
-    _flow("c2c_received", nvml.NVML_GPM_METRIC_C2C_TOTAL_RX_PER_SEC),
-    _engines("nvdec", nvml.NVML_GPM_METRIC_NVDEC_0_UTIL, 8),
-    _engines("nvjpg", nvml.NVML_GPM_METRIC_NVJPG_0_UTIL, 8),
-    _engines("nvofa", nvml.NVML_GPM_METRIC_NVOFA_0_UTIL, 2),
-)
-
-
-def _health(name: str, *sources: Source, since: str = "") -> MetricSpec:
-    return _row(f"health.{name}", *sources, since=since)
-
-
-def _ecc(kind: int, since: int) -> FunctionCall:
-    return FunctionCall("nvmlDeviceGetTotalEccErrors", (kind, since))
-
-
-def _sram(name: str, part: str) -> MetricSpec:
-    call = FunctionCall(
-        "nvmlDeviceGetSramEccErrorStatus", (), part, "c_nvmlEccSramErrorStatus_v1_t"
+_PROFILING: Final = tuple(
+    _row(f"profiling.{name}", GpmMetric(number, count), since="Hopper")
+    for name, number, count in (
+        ("graphics_engine_active_ratio", nvml.NVML_GPM_METRIC_GRAPHICS_UTIL, None),
+        ("sm_active_ratio", nvml.NVML_GPM_METRIC_SM_UTIL, None),
+        ("sm_occupancy_ratio", nvml.NVML_GPM_METRIC_SM_OCCUPANCY, None),
+        ("tensor_active_ratio", nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL, None),
+        ("tensor_dfma_active_ratio", nvml.NVML_GPM_METRIC_DFMA_TENSOR_UTIL, None),
+        ("tensor_hmma_active_ratio", nvml.NVML_GPM_METRIC_HMMA_TENSOR_UTIL, None),
+        ("tensor_imma_active_ratio", nvml.NVML_GPM_METRIC_IMMA_TENSOR_UTIL, None),
+        ("dram_active_ratio", nvml.NVML_GPM_METRIC_DRAM_BW_UTIL, None),
+        ("fp64_active_ratio", nvml.NVML_GPM_METRIC_FP64_UTIL, None),
+        ("fp32_active_ratio", nvml.NVML_GPM_METRIC_FP32_UTIL, None),
+        ("fp16_active_ratio", nvml.NVML_GPM_METRIC_FP16_UTIL, None),
+        ("integer_active_ratio", nvml.NVML_GPM_METRIC_INTEGER_UTIL, None),
+        ("pcie_sent_bytes_per_second", nvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC, None),
+        ("pcie_received_bytes_per_second", nvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC, None),
+        ("nvlink_sent_bytes_per_second", nvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC, None),
+        ("nvlink_received_bytes_per_second", nvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC, None),
+        ("c2c_sent_bytes_per_second", nvml.NVML_GPM_METRIC_C2C_TOTAL_TX_PER_SEC, None),
+        ("c2c_received_bytes_per_second", nvml.NVML_GPM_METRIC_C2C_TOTAL_RX_PER_SEC, None),
+        # The engines of a kind have ids in a row, the first one's being 0.
+        ("nvdec_active_ratios", nvml.NVML_GPM_METRIC_NVDEC_0_UTIL, 8),
+        ("nvjpg_active_ratios", nvml.NVML_GPM_METRIC_NVJPG_0_UTIL, 8),
+        ("nvofa_active_ratios", nvml.NVML_GPM_METRIC_NVOFA_0_UTIL, 2),
     )
-    return _health(f"sram_{name}", call, since="Ampere")
+)
 
-
-def _rows(name: str, part: int) -> MetricSpec:
-    call = FunctionCall("nvmlDeviceGetRemappedRows", (), part)
-    return _health(f"remapped_rows_{name}", call, since="Ampere")
-
-
-def _banks(part: str) -> MetricSpec:
-    call = FunctionCall("nvmlDeviceGetRowRemapperHistogram", (), part)
-    return _health(f"remap_banks_{part}", call, since="Ampere")
-
-
-def _links(name: str, field: int) -> MetricSpec:
-    name, row = f"nvlink_link_{name}_bytes_totals", FieldValue(field, EACH_LINK)
-    return _health(name, row, since="Ampere")
-
-
-def _fabric(name: str, part: str) -> MetricSpec:
-    call = FunctionCall("nvmlDeviceGetGpuFabricInfoV", (), part, "c_nvmlGpuFabricInfo_v2_t")
-    return _health(f"fabric_{name}", call, since="Hopper")
-
+_CORRECTED: Final = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
+_UNCORRECTED: Final = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+_SRAM: Final = ("nvmlDeviceGetSramEccErrorStatus", ())
+_SRAM_STRUCT: Final = "c_nvmlEccSramErrorStatus_v1_t"
+_FABRIC_STRUCT: Final = "c_nvmlGpuFabricInfo_v2_t"
 
 _HEALTH: Final = (
-    _health("recovery_action", FieldValue(230)),
-    _health("ecc_corrected_volatile_total", _ecc(0, nvml.NVML_VOLATILE_ECC)),
-    _health("ecc_uncorrected_volatile_total", _ecc(1, nvml.NVML_VOLATILE_ECC)),
-    _health("ecc_corrected_aggregate_total", _ecc(0, nvml.NVML_AGGREGATE_ECC)),
-    _health("ecc_uncorrected_aggregate_total", _ecc(1, nvml.NVML_AGGREGATE_ECC)),
-    _sram("corrected_total", "aggregateCor"),
-    _sram("uncorrected_parity_total", "aggregateUncParity"),
-    _sram("uncorrected_secded_total", "aggregateUncSecDed"),
-    _sram("threshold_exceeded", "bThresholdExceeded"),
-    _health("retired_pages_single_bit", FieldValue(29), since="until Volta"),
-    _health("retired_pages_double_bit", FieldValue(30), since="until Volta"),
-    _health("retired_pages_pending", FieldValue(31), since="until Volta"),
-    _rows("correctable", 0),
-    _rows("uncorrectable", 1),
-    _rows("pending", 2),
-    _rows("failed", 3),
-    *(_banks(part) for part in ("max", "high", "partial", "low", "none")),
-    _health("pcie_replays_total", FunctionCall("nvmlDeviceGetPcieReplayCounter")),
-    _health("nvlink_crc_flit_errors_total", FieldValue(38)),
-    _health("nvlink_crc_data_errors_total", FieldValue(45)),
-    _health("nvlink_replays_total", FieldValue(52)),
-    _health("nvlink_recoveries_total", FieldValue(59)),
-    _links("sent", 138),
-    _links("received", 139),
-    _fabric("state", "state"),
-    _fabric("status", "status"),
-    _fabric("health_mask", "healthMask"),
-    _health("pcie_link_generation", FunctionCall("nvmlDeviceGetCurrPcieLinkGeneration")),
-    _health("pcie_link_width", FunctionCall("nvmlDeviceGetCurrPcieLinkWidth")),
-    _health(
-        "bar1_used_bytes",
-        FunctionCall("nvmlDeviceGetBAR1MemoryInfo", (), "bar1Used"),
+    _row("health.recovery_action", FieldValue(230)),
+    # Volatile counts begin anew at each load of the driver; aggregate ones are of the board's life.
+    *(
+        _row(f"health.ecc_{name}_total", FunctionCall("nvmlDeviceGetTotalEccErrors", kinds))
+        for name, kinds in {
+            "corrected_volatile": (_CORRECTED, nvml.NVML_VOLATILE_ECC),
+            "uncorrected_volatile": (_UNCORRECTED, nvml.NVML_VOLATILE_ECC),
+            "corrected_aggregate": (_CORRECTED, nvml.NVML_AGGREGATE_ECC),
+            "uncorrected_aggregate": (_UNCORRECTED, nvml.NVML_AGGREGATE_ECC),
+        }.items()
     ),
-    _health("fan_speed_ratio", FunctionCall("nvmlDeviceGetFanSpeed")),
-    _health("vgpu_license_status", FunctionCall("nvmlDeviceGetGridLicensableFeatures_v4")),
-    _health("c2c_links", FieldValue(170), since="Hopper"),
+    *(
+        _row(f"health.sram_{name}", FunctionCall(*_SRAM, part, _SRAM_STRUCT), since="Ampere")
+        for name, part in {
+            "corrected_total": "aggregateCor",
+            "uncorrected_parity_total": "aggregateUncParity",
+            "uncorrected_secded_total": "aggregateUncSecDed",
+            "threshold_exceeded": "bThresholdExceeded",
+        }.items()
+    ),
+    # Ampere replaced the retirement of pages by the remapping of rows.
+    _row("health.retired_pages_single_bit", FieldValue(29), since="until Volta"),
+    _row("health.retired_pages_double_bit", FieldValue(30), since="until Volta"),
+    _row("health.retired_pages_pending", FieldValue(31), since="until Volta"),
+    *(
+        _row(
+            f"health.remapped_rows_{name}",
+            FunctionCall("nvmlDeviceGetRemappedRows", (), position),
+            since="Ampere",
+        )
+        for position, name in enumerate(("correctable", "uncorrectable", "pending", "failed"))
+    ),
+    *(
+        _row(
+            f"health.remap_banks_{part}",
+            FunctionCall("nvmlDeviceGetRowRemapperHistogram", (), part),
+            since="Ampere",
+        )
+        for part in ("max", "high", "partial", "low", "none")
+    ),
+    _row("health.pcie_replays_total", FunctionCall("nvmlDeviceGetPcieReplayCounter")),
+    # Newer GPUs refuse these: they count a link's errors by other fields.
+    _row("health.nvlink_crc_flit_errors_total", FieldValue(38)),
+    _row("health.nvlink_crc_data_errors_total", FieldValue(45)),
+    _row("health.nvlink_replays_total", FieldValue(52)),
+    _row("health.nvlink_recoveries_total", FieldValue(59)),
+    # With the health, and not at each tick: it is a field for each link.
+    _row("health.nvlink_link_sent_bytes_totals", FieldValue(138, EACH_LINK), since="Ampere"),
+    _row("health.nvlink_link_received_bytes_totals", FieldValue(139, EACH_LINK), since="Ampere"),
+    *(
+        _row(
+            f"health.fabric_{name}",
+            FunctionCall("nvmlDeviceGetGpuFabricInfoV", (), part, _FABRIC_STRUCT),
+            since="Hopper",
+        )
+        for name, part in {
+            "state": "state",
+            "status": "status",
+            "health_mask": "healthMask",
+        }.items()
+    ),
+    _row("health.pcie_link_generation", FunctionCall("nvmlDeviceGetCurrPcieLinkGeneration")),
+    _row("health.pcie_link_width", FunctionCall("nvmlDeviceGetCurrPcieLinkWidth")),
+    _row("health.bar1_used_bytes", FunctionCall("nvmlDeviceGetBAR1MemoryInfo", (), "bar1Used")),
+    _row("health.fan_speed_ratio", FunctionCall("nvmlDeviceGetFanSpeed")),
+    _row(
+        "health.vgpu_license_status",
+        FunctionCall("nvmlDeviceGetGridLicensableFeatures_v4"),
+    ),
+    _row("health.c2c_links", FieldValue(170), since="Hopper"),
 )
 
-
-def _power(name: str, call: str, part: int | None = None) -> MetricSpec:
-    name = f"limits.power_limit_{name}_watts"
-    return _row(name, FunctionCall(f"nvmlDeviceGet{call}", (), part))
-
-
-def _heat(name: str, threshold: int) -> MetricSpec:
-    call = FunctionCall("nvmlDeviceGetTemperatureThreshold", (threshold,))
-    return _row(f"limits.temperature_{name}_celsius", call, since="until Hopper")
-
-
 _LIMITS: Final = (
-    _power("enforced", "EnforcedPowerLimit"),
-    _power("requested", "PowerManagementLimit"),
-    _power("default", "PowerManagementDefaultLimit"),
-    _power("min", "PowerManagementLimitConstraints", 0),
-    _power("max", "PowerManagementLimitConstraints", 1),
-    _heat("slowdown", nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
-    _heat("shutdown", nvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN),
+    *(
+        _row(f"limits.power_limit_{name}_watts", FunctionCall(f"nvmlDeviceGet{call}", (), part))
+        for name, call, part in (
+            ("enforced", "EnforcedPowerLimit", None),
+            ("requested", "PowerManagementLimit", None),
+            ("default", "PowerManagementDefaultLimit", None),
+            ("min", "PowerManagementLimitConstraints", 0),
+            ("max", "PowerManagementLimitConstraints", 1),
+        )
+    ),
+    *(
+        _row(
+            f"limits.temperature_{name}_celsius",
+            FunctionCall("nvmlDeviceGetTemperatureThreshold", (threshold,)),
+            since="until Hopper",
+        )
+        for name, threshold in {
+            "slowdown": nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,
+            "shutdown": nvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN,
+        }.items()
+    ),
 )
 
 CATALOGUE: Final[Mapping[CallGroup, Sequence[MetricSpec]]] = {
@@ -348,4 +335,4 @@ CATALOGUE: Final[Mapping[CallGroup, Sequence[MetricSpec]]] = {
     CallGroup.PROFILING: _PROFILING,
     CallGroup.HEALTH: (*_HEALTH, *_LIMITS),
 }
-"""The readings by the group in which they are sources."""
+"""The readings by the group in which they are queried."""

@@ -1,21 +1,47 @@
-"""The questions whose answers are booked: samples, memory, power, energy, processes.
+"""What is booked: samples, memory, power, energy, processes, and the driver's accounts of them.
 
-Nothing slow may be asked here. Whether a value can be true is judged elsewhere.
+Nothing slow may be called here. Whether a value can be true is decided in `agent.core`.
+
+The driver's accounts are there where accounting mode is on, and outlive the process: so one that is
+shorter than a tick is still known by what it used. `AccountingReader` queries each process once,
+when it is done with the GPU: only pids that are new or gone. The driver's ring buffer holds the
+latest process of a pid; to which process an account belongs is decided by its start, in
+`agent.core.processes.accounting`.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import pynvml
 
-from agent.core.raw import ListedProcess, ProcessUtilizationSample, SampleCursor, UtilizationSample
-from agent.gpu.nvidia.client import DeviceClient, none_where_absent, raw_getattr
-from agent.gpu.nvidia.library import NvmlLibrary, ProcessInfo
+from agent.core.raw import (
+    ListedProcess,
+    ProcessAccounting,
+    ProcessUtilizationSample,
+    SampleCursor,
+    UtilizationSample,
+)
+from agent.gpu.nvidia.device_client import (
+    DeviceClient,
+    call_nvml,
+    instance_id,
+    list_nvml,
+    raw_getattr,
+)
+from agent.gpu.nvidia.library import AccountingStats, NvmlLibrary
 from agent.gpu.nvidia.query import value_name
-from agent.gpu.source import FailedError, UnsupportedError
+from agent.gpu.protocol import FailedError, UnsupportedError
+from agent.metrics import NVML_ERRORS
 from gpuledger.records import ProcessKind
 
-_CALL: Final = "nvmlDeviceGetMemoryInfo"
+_MEMORY: Final = "nvmlDeviceGetMemoryInfo"
+_LISTS: Final = {
+    ProcessKind.COMPUTE: NvmlLibrary.nvmlDeviceGetComputeRunningProcesses_v3,
+    ProcessKind.GRAPHICS: NvmlLibrary.nvmlDeviceGetGraphicsRunningProcesses_v3,
+    ProcessKind.MPS: NvmlLibrary.nvmlDeviceGetMPSComputeRunningProcesses_v3,
+}
 
 
 class Memory(NamedTuple):
@@ -30,29 +56,23 @@ class Memory(NamedTuple):
 
 
 def query_memory(client: DeviceClient) -> Memory:
-    """Ask for the memory; raises SourceLostError."""
+    """Return the memory of a device; raises SourceLostError."""
     newer = client.query(NvmlLibrary.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
     if newer is not None:
         return Memory(newer.total, newer.used, newer.reserved)
-    # What only failed is not asked in the older way: its `used` means something else.
-    if not client.is_unsupported((_CALL, pynvml.nvmlMemory_v2)):
+    # What only failed is not queried in the older way: its `used` means something else.
+    if not client.is_unsupported((_MEMORY, pynvml.nvmlMemory_v2)):
         return Memory()
     older = client.query(NvmlLibrary.nvmlDeviceGetMemoryInfo)
     return Memory() if older is None else Memory(older.total, older.used)
 
 
-_NO_INSTANCE: Final = 0xFFFFFFFF
-_LISTS: Final = {
-    ProcessKind.COMPUTE: NvmlLibrary.nvmlDeviceGetComputeRunningProcesses_v3,
-    ProcessKind.GRAPHICS: NvmlLibrary.nvmlDeviceGetGraphicsRunningProcesses_v3,
-    ProcessKind.MPS: NvmlLibrary.nvmlDeviceGetMPSComputeRunningProcesses_v3,
-}
-
-
 def query_core(client: DeviceClient, last_seen: SampleCursor) -> dict[str, Any]:
-    """Ask one GPU, by the fields of `GpuAnswers`; raises SourceLostError."""
+    """Return a GPU's answers, by the fields of `RawGpuSample`; raises SourceLostError."""
     samples = _samples(client, pynvml.NVML_GPU_UTILIZATION_SAMPLES, last_seen.gpu_us)
     memory_samples = _samples(client, pynvml.NVML_MEMORY_UTILIZATION_SAMPLES, last_seen.memory_us)
+    # The rates are of the last sample period, so at most a second of the tick: only where one of
+    # the ring buffers gives nothing.
     rates = (
         None
         if samples and memory_samples
@@ -85,58 +105,186 @@ def list_processes(client: DeviceClient) -> tuple[ListedProcess, ...] | None:
         except UnsupportedError:
             continue
         except FailedError:
+            # Two lists of three would show the processes of the third one as ended.
             return None
-        listed = [*(listed or ()), *_listed(processes, kind)]
+        listed = [
+            *(listed or ()),
+            *(
+                ListedProcess(
+                    pid=process.pid,
+                    kind=kind,
+                    # `None` where the driver answers 2^64-1: the binding makes it that.
+                    memory_bytes=process.usedGpuMemory,
+                    gpu_instance=instance_id(process.gpuInstanceId),
+                    compute_instance=instance_id(process.computeInstanceId),
+                )
+                for process in processes
+            ),
+        ]
     return None if listed is None else tuple(listed)
-
-
-def _listed(processes: Sequence[ProcessInfo], kind: ProcessKind) -> list[ListedProcess]:
-    return [
-        ListedProcess(
-            pid=one.pid,
-            kind=kind,
-            memory_bytes=one.usedGpuMemory,
-            gpu_instance=_id(one.gpuInstanceId),
-            compute_instance=_id(one.computeInstanceId),
-        )
-        for one in processes
-    ]
-
-
-def _id(given: int) -> int | None:
-    return None if given == _NO_INSTANCE else given
 
 
 def _samples(
     client: DeviceClient, kind: int, last_seen_us: int
 ) -> tuple[UtilizationSample, ...] | None:
-    def take() -> tuple[UtilizationSample, ...]:
+    try:
         value_type, samples = client.samples_or_raise(kind, last_seen_us)
-        name = value_name(value_type)
-        return tuple(
-            UtilizationSample(
-                timestamp_us=raw_getattr(one, "timeStamp"),
-                percent=getattr(raw_getattr(one, "sampleValue"), name),
-            )
-            for one in samples
+    except (UnsupportedError, FailedError):
+        return None
+    name = value_name(value_type)
+    return tuple(
+        UtilizationSample(
+            timestamp_us=raw_getattr(sample, "timeStamp"),
+            percent=getattr(raw_getattr(sample, "sampleValue"), name),
         )
-
-    return none_where_absent(take)
+        for sample in samples
+    )
 
 
 def _process_samples(
     client: DeviceClient, last_seen_us: int
 ) -> tuple[ProcessUtilizationSample, ...] | None:
-    def take() -> tuple[ProcessUtilizationSample, ...]:
-        function = NvmlLibrary.nvmlDeviceGetProcessUtilization
-        return tuple(
-            ProcessUtilizationSample(
-                pid=raw_getattr(one, "pid"),
-                timestamp_us=raw_getattr(one, "timeStamp"),
-                sm_percent=raw_getattr(one, "smUtil"),
-                memory_percent=raw_getattr(one, "memUtil"),
-            )
-            for one in client.list_or_raise((), function, last_seen_us)
+    try:
+        # With 0 the driver answers from its whole buffer, so also processes that are long gone.
+        samples = client.list_or_raise(
+            (), NvmlLibrary.nvmlDeviceGetProcessUtilization, last_seen_us
         )
+    except (UnsupportedError, FailedError):
+        return None
+    return tuple(
+        ProcessUtilizationSample(
+            pid=raw_getattr(sample, "pid"),
+            timestamp_us=raw_getattr(sample, "timeStamp"),
+            sm_percent=raw_getattr(sample, "smUtil"),
+            memory_percent=raw_getattr(sample, "memUtil"),
+        )
+        for sample in samples
+    )
 
-    return none_where_absent(take)
+
+_STATS: Final = "nvmlDeviceGetAccountingStats"
+# An answer that comes too late is thrown away, so each account is in some answers.
+_ANSWERS_EACH: Final = 3
+_MAX_AT_ONCE: Final = 64
+_NO_PERCENT: Final = 0xFFFFFFFF
+_NO_BYTES: Final = (1 << 64) - 1
+_PER_PERCENT: Final = 100
+
+
+@dataclass(kw_only=True)
+class AccountingReader:
+    """The driver's accounts of the processes of one GPU."""
+
+    client: DeviceClient
+    """Queries the GPU."""
+    _known: set[int] | None = None
+    _listed: set[int] = field(default_factory=set)
+    _pending: set[int] = field(default_factory=set)
+    _latest: deque[list[ProcessAccounting]] = field(
+        default_factory=lambda: deque(maxlen=_ANSWERS_EACH)
+    )
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the driver keeps accounts, by the last answer; safe to read from any thread."""
+        return self._known is not None
+
+    def query(self, listed: Iterable[ListedProcess] | None) -> tuple[ProcessAccounting, ...] | None:
+        """Return the processes that are done with the GPU since some queries ago.
+
+        `listed` are those that are on it now, `None` where that is not known. What had ended
+        before the first query is not reported. Raises SourceLostError.
+        """
+        try:
+            buffered = self._query_buffered_pids()
+        except FailedError:
+            # Those of the answers before come again, as in any answer.
+            if self._known is None:
+                return None
+        else:
+            if buffered is None:
+                # Accounting was turned off, or is not there: its buffer begins anew.
+                self._known = None
+                self._latest.clear()
+                self._pending.clear()
+                return None
+            self._find_candidates(buffered, listed)
+            self._latest.append(self._query_candidates())
+        return tuple(account for accounts in self._latest for account in accounts)
+
+    def _query_buffered_pids(self) -> set[int] | None:
+        """Return the pids in the ring buffer, `None` where there is none; raises FailedError."""
+        client = self.client
+        try:
+            mode = client.query_or_raise(NvmlLibrary.nvmlDeviceGetAccountingMode)
+            if mode != pynvml.NVML_FEATURE_ENABLED:
+                return None
+            # Not through the client: it is refused while the mode is off, and may be there later.
+            function = NvmlLibrary.nvmlDeviceGetAccountingPids
+            return set(list_nvml(client.library, (), function, client.handle))
+        except UnsupportedError:
+            return None
+
+    def _find_candidates(self, buffered: set[int], listed: Iterable[ListedProcess] | None) -> None:
+        """Record who may have ended: who was listed, and who came between two queries."""
+        now = self._listed if listed is None else {process.pid for process in listed}
+        if self._known is not None:
+            self._pending |= self._listed - now
+            self._pending |= buffered - self._known
+        # One that is listed again goes on, and of one that has left the buffer nothing is known.
+        self._pending = (self._pending - now) & buffered
+        self._known, self._listed = buffered, now
+
+    def _query_candidates(self) -> list[ProcessAccounting]:
+        found = []
+        for pid in sorted(self._pending)[:_MAX_AT_ONCE]:
+            stats = self._query_stats(pid)
+            if stats is not None and stats.isRunning:
+                continue  # not listed any more, and not closed yet: again at the next tick
+            self._pending.discard(pid)
+            if stats is not None:
+                found.append(_account(pid, stats))
+        return found
+
+    def _query_stats(self, pid: int) -> AccountingStats | None:
+        """Return the account of a pid, `None` where there is none; raises SourceLostError."""
+        client = self.client
+        try:
+            return client.query_or_raise(NvmlLibrary.nvmlDeviceGetAccountingStats_v2, pid)
+        except FailedError:
+            return None
+        except UnsupportedError:
+            pass  # an older driver has the first version alone
+        try:
+            function = NvmlLibrary.nvmlDeviceGetAccountingStats
+            return call_nvml(client.library, function, client.handle, pid)
+        except (FailedError, UnsupportedError):
+            return None
+        except TypeError:
+            # nvidia-ml-py writes None into a number where the driver does not know the memory.
+            NVML_ERRORS.labels(call=_STATS, error="TypeError").inc()
+            return None
+
+
+def _account(pid: int, stats: AccountingStats) -> ProcessAccounting:
+    # The second version sums hundredths of a percent, which gives the exact mean; the first one
+    # has whole percents.
+    count = getattr(stats, "sampleCount", 0)
+    gpu_percent: float | None
+    memory_percent: float | None
+    if count:
+        gpu_percent = stats.sumGpuUtil / count / _PER_PERCENT
+        memory_percent = stats.sumFbUtil / count / _PER_PERCENT
+    else:
+        gpu_percent, memory_percent = (
+            None if percent == _NO_PERCENT else float(percent)
+            for percent in (stats.gpuUtilization, stats.memoryUtilization)
+        )
+    return ProcessAccounting(
+        pid=pid,
+        started_us=stats.startTime,
+        lived_ms=stats.time,
+        gpu_percent=gpu_percent,
+        memory_percent=memory_percent,
+        max_memory_bytes=None if stats.maxMemoryUsage == _NO_BYTES else stats.maxMemoryUsage,
+    )

@@ -5,8 +5,8 @@ library open blocks the driver's unbinding, so it must learn of it and close the
 driver or nvidia-ml-py do not know these events, the capability says so and none come.
 
 The faults of GPUs come by an event set in which every GPU is registered for what it supports. One
-GPU that refuses must not cost the others theirs, nor one bit of the mask the other bits. Threads
-and new attempts are `agent.core.incidents`'.
+GPU that refuses must not cost the others theirs, nor one bit of the mask the other bits. The
+thread that waits, and new attempts, are in `agent.gpu.lifecycle`.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,9 +18,9 @@ import pynvml
 import structlog
 
 from agent.core.incidents.builder import Detection
-from agent.gpu.nvidia.client import call_nvml
+from agent.gpu.nvidia.device_client import call_nvml, instance_id
 from agent.gpu.nvidia.library import EventData, NvmlLibrary
-from agent.gpu.source import (
+from agent.gpu.protocol import (
     DriverEvent,
     FailedError,
     GpuIdentity,
@@ -34,7 +34,7 @@ from gpuledger.records import Capability
 
 P = ParamSpec("P")
 T = TypeVar("T")
-# The library is asked each tick, so it need not wait; what 0 means to it is not written anywhere.
+# It is called at each tick, so it need not wait; what 0 means to it is not written anywhere.
 _WAIT_MILLISECONDS: Final = 1
 _MAX_EVENTS: Final = 16
 _VERSIONS: Final = {
@@ -61,7 +61,7 @@ class NvmlDriverEvents:
 
     @property
     def capability(self) -> Capability:
-        """Whether the driver tells of its unbinding, by the first function that takes."""
+        """Whether the driver reports its unbinding, by the first function that this takes."""
         reason = self._reason
         return Capability(call="nvmlSystemEventSetCreate", supported=reason is None, reason=reason)
 
@@ -97,6 +97,7 @@ class NvmlDriverEvents:
             self._reason = str(error)
             return DriverEvent.NOTHING
         kinds = {event["eventType"] for event in happened}
+        # Where both came it is the unbinding that somebody waits for.
         if pynvml.nvmlSystemEventTypeGpuDriverUnbind in kinds:
             return DriverEvent.UNBIND
         return DriverEvent.BIND if kinds else DriverEvent.NOTHING
@@ -126,7 +127,7 @@ SOURCE: Final = "nvml"
 KINDS: Final = {
     pynvml.nvmlEventTypeXidCriticalError: "xid",
     pynvml.nvmlEventTypeDoubleBitEccError: "ecc_uncorrected",
-    # Older bindings lack the names of what newer drivers tell, so these are by number.
+    # Older bindings lack the names of what newer drivers report, so these are by number.
     0x200: "ecc_corrected_storm",
     0x400: "page_retirement_pending",
     0x800: "page_retirement_failed",
@@ -137,7 +138,6 @@ KINDS: Final = {
     0x100: "mig_changed",
 }
 WANTED: Final[int] = sum(KINDS)
-_NO_INSTANCE: Final = 0xFFFFFFFF
 _NS_PER_US: Final = 1_000
 # Nobody says by which clock a driver stamps; a stamp that is far from now is by another one.
 _BELIEVABLE_NS: Final = 3_600_000_000_000
@@ -168,106 +168,95 @@ class NvmlGpuEvents:
         if not self._uuids:
             raise FailedError("no GPU can be registered for events")
         try:
-            return self._wait_v3(timeout_ms) if self._has_v3 is not False else self._v2(timeout_ms)
+            return self._wait_v2(timeout_ms) if self._has_v3 is False else self._wait_v3(timeout_ms)
         except NothingHappenedError:
             return None
 
     def _wait_v3(self, timeout_ms: int) -> Detection | None:
+        """Wait by the newest function, which says when and to which GPU it happened."""
+        make = getattr(pynvml, "c_nvmlEventSetWait_v3_t", None)
+        if make is None:
+            self._has_v3 = False  # an older nvidia-ml-py
+            return self._wait_v2(timeout_ms)
+        event = make()
+        event.timeoutMs = timeout_ms
         try:
-            found = self._v3(timeout_ms)
+            call_nvml(self._library, NvmlLibrary.nvmlEventSetWait_v3, self._set, event)
         except NothingHappenedError:
             self._has_v3 = True
             raise
         except (UnsupportedError, FailedError):
+            # A driver that lacks it shows it at the first call; later it is a failure like others.
             if self._has_v3:
                 raise
             self._has_v3 = False
-            return self._v2(timeout_ms)
+            return self._wait_v2(timeout_ms)
         self._has_v3 = True
-        return found
-
-    def _v3(self, timeout_ms: int) -> Detection | None:
-        make = getattr(pynvml, "c_nvmlEventSetWait_v3_t", None)
-        if make is None:
-            raise UnsupportedError("nvmlEventSetWait_v3: this nvidia-ml-py does not have it")
-        event = make()
-        event.timeoutMs = timeout_ms
-        call_nvml(self._library, NvmlLibrary.nvmlEventSetWait_v3, self._set, event)
+        # The members below are of this kind of data alone.
         if event.dataType != pynvml.NVML_EVENT_DATA_TYPE_NVML_EVENT:
             return None
         try:
             uuid = event.uuid
         except UnicodeDecodeError:
             uuid = None
-        return self._make_detection(
-            event, uuid, self._believable_ns(event.timestampUsec * _NS_PER_US)
-        )
+        now_ns, stamp_ns = self._clock.time_ns(), event.timestampUsec * _NS_PER_US
+        is_believable = abs(now_ns - stamp_ns) <= _BELIEVABLE_NS
+        return _make_detection(event, uuid, stamp_ns if is_believable else now_ns)
 
-    def _v2(self, timeout_ms: int) -> Detection | None:
+    def _wait_v2(self, timeout_ms: int) -> Detection | None:
         event = call_nvml(self._library, NvmlLibrary.nvmlEventSetWait_v2, self._set, timeout_ms)
+        # These events have no time stamp, so it is taken before anything else is called.
         now_ns = self._clock.time_ns()
-        uuid = self._uuids.get(_identity(event.device)) or self._query_uuid(event.device)
-        return self._make_detection(event, uuid, now_ns)
-
-    def _query_uuid(self, handle: object) -> str | None:
-        with suppress(UnavailableError):
-            return str(call_nvml(self._library, NvmlLibrary.nvmlDeviceGetUUID, handle))
-        return None
-
-    def _believable_ns(self, stamp_ns: int) -> int:
-        now_ns = self._clock.time_ns()
-        return stamp_ns if abs(now_ns - stamp_ns) <= _BELIEVABLE_NS else now_ns
-
-    def _make_detection(self, event: EventData, uuid: str | None, time_ns: int) -> Detection | None:
-        kind = KINDS.get(event.eventType)
-        if kind is None:
-            return None
-        is_xid = kind == "xid"
-        return Detection(
-            kind=kind,
-            gpu_uuid=uuid or "unknown",
-            time_ns=time_ns,
-            source=SOURCE,
-            xid=event.eventData if is_xid else None,
-            gpu_instance=_instance(event.gpuInstanceId),
-            compute_instance=_instance(event.computeInstanceId),
-        )
+        uuid = self._uuids.get(_identity(event.device))
+        if uuid is None:
+            with suppress(UnavailableError):
+                uuid = str(call_nvml(self._library, NvmlLibrary.nvmlDeviceGetUUID, event.device))
+        return _make_detection(event, uuid, now_ns)
 
     def _register(self, gpu: GpuIdentity) -> bool:
-        """Register for what is wanted and supported; a GPU that refuses must not cost the rest."""
+        """Register for what is wanted and supported; return whether that is anything.
+
+        All bits at once, else one by one: a bit that is refused must not cost the others, nor a
+        GPU that refuses the other GPUs.
+        """
+        library, register = self._library, NvmlLibrary.nvmlDeviceRegisterEvents
+        supported_types = NvmlLibrary.nvmlDeviceGetSupportedEventTypes
         try:
-            supported = call_nvml(
-                self._library, NvmlLibrary.nvmlDeviceGetSupportedEventTypes, gpu.handle
-            )
-            if supported & WANTED:
-                self._register_bits(gpu, supported & WANTED)
+            bits = call_nvml(library, supported_types, gpu.handle) & WANTED
+            if not bits:
+                return False
+            try:
+                call_nvml(library, register, gpu.handle, bits, self._set)
+            except UnsupportedError:
+                registered = 0
+                for bit in (kind for kind in KINDS if kind & bits):
+                    with suppress(UnsupportedError):
+                        call_nvml(library, register, gpu.handle, bit, self._set)
+                        registered |= bit
+                if not registered:
+                    raise
         except UnavailableError as error:
             EVENT_SET_FAILURES.labels(reason="register").inc()
             _log.warning("gpu_events_refused", gpu=gpu.uuid, error=str(error))
             return False
-        return bool(supported & WANTED)
-
-    def _register_bits(self, gpu: GpuIdentity, bits: int) -> None:
-        """Register all bits at once, else one by one: one that is refused must not cost the rest.
-
-        Raises UnavailableError where none is taken.
-        """
-        try:
-            self._register_mask(gpu, bits)
-        except UnsupportedError:
-            taken = [bit for bit in KINDS if bit & bits and self._takes(gpu, bit)]
-            if not taken:
-                raise
-
-    def _takes(self, gpu: GpuIdentity, bit: int) -> bool:
-        try:
-            self._register_mask(gpu, bit)
-        except UnsupportedError:
-            return False
         return True
 
-    def _register_mask(self, gpu: GpuIdentity, bits: int) -> None:
-        call_nvml(self._library, NvmlLibrary.nvmlDeviceRegisterEvents, gpu.handle, bits, self._set)
+
+def _make_detection(event: EventData, uuid: str | None, time_ns: int) -> Detection | None:
+    kind = KINDS.get(event.eventType)
+    # Not registered for, so not understood either.
+    if kind is None:
+        return None
+    return Detection(
+        kind=kind,
+        gpu_uuid=uuid or "unknown",
+        time_ns=time_ns,
+        source=SOURCE,
+        # NVML fills the data for XIDs alone.
+        xid=event.eventData if kind == "xid" else None,
+        gpu_instance=instance_id(event.gpuInstanceId),
+        compute_instance=instance_id(event.computeInstanceId),
+    )
 
 
 def pci_buses_of(library: object, gpus: Sequence[GpuIdentity]) -> dict[str, str]:
@@ -286,7 +275,3 @@ def _identity(handle: object) -> object:
     if isinstance(handle, pynvml.c_nvmlDevice_t):
         return cast(handle, c_void_p).value
     return handle
-
-
-def _instance(number: int) -> int | None:
-    return None if number == _NO_INSTANCE else number

@@ -19,16 +19,105 @@ import pynvml
 
 from agent.core.units import MEBIBYTES_PER_SECOND
 from agent.gpu.nvidia.catalogue import GpmMetric, MetricSpec
-from agent.gpu.nvidia.client import DeviceClient, call_nvml, raw_getattr, reason_of
+from agent.gpu.nvidia.device_client import DeviceClient, call_nvml, raw_getattr, reason_of
 from agent.gpu.nvidia.library import NvmlLibrary
 from agent.gpu.nvidia.mig import InstanceClient
 from agent.gpu.nvidia.query import check_code, mark_if_unsupported
-from agent.gpu.source import FailedError, UnsupportedError
+from agent.gpu.protocol import FailedError, UnsupportedError
 
 MIN_NS: Final = 100_000_000
 """NVML's least time between two samples."""
 _MAX_NS: Final = 600_000_000_000
 _METRICS: Final = "nvmlGpmMetricsGet"
+
+
+class GpmQuery:
+    """The metrics of one device, and the struct in which NVML is asked for them.
+
+    The struct has room for every metric that there is (19 KB), so it is made once, and what is
+    wanted stays in it from call to call.
+    """
+
+    def __init__(self, client: DeviceClient, specs: Sequence[MetricSpec]) -> None:
+        self._client = client
+        self._wanted: list[tuple[str, range, bool]] = []
+        for spec in specs:
+            metric = spec.sources[0]
+            if not isinstance(metric, GpmMetric):
+                raise TypeError(f"{spec.name} comes from {metric}, which is no metric")
+            numbers = range(metric.number, metric.number + (metric.count or 1))
+            self._wanted.append((spec.name, numbers, metric.count is not None))
+        self._struct: Any = None
+        self._ids: list[int] = []
+        self._slots: list[tuple[int, Any]] = []
+        self._support_version: int | None = None
+
+    def query(self, older: object, newer: object) -> dict[str, Any]:
+        """Return by our names what lies between two samples.
+
+        Raises UnsupportedError where the device has no metrics, FailedError and SourceLostError.
+        """
+        if self._struct is None:
+            self._struct = pynvml.c_nvmlGpmMetricsGet_t()
+        if self._support_version != self._client.support_version:
+            self._lay_out()
+        self._struct.sample1, self._struct.sample2 = older, newer
+        try:
+            values = self._call()
+        except UnsupportedError as error:
+            self._client.mark_unsupported((_METRICS,), reason_of(error))
+            raise
+        except FailedError:
+            # Each was queried alone before, so no single one of them is the reason.
+            if all((_METRICS, number) in self._client.outcomes for number in self._ids):
+                raise
+            values = self._query_apart()
+        named: dict[str, Any] = {}
+        for name, numbers, is_list in self._wanted:
+            if is_list:
+                # An index in the list is an engine's number: it ends at the first missing one.
+                found = takewhile(lambda value: value is not None, map(values.get, numbers))
+                named[name] = list(found) or None
+            else:
+                named[name] = values.get(numbers[0])
+        return {name: value for name, value in named.items() if value is not None}
+
+    def _query_apart(self) -> dict[int, float]:
+        """Try each metric alone, once: one that an older driver lacks may have cost all."""
+        values: dict[int, float] = {}
+        for number in self._ids:
+            self._lay_out([number])
+            try:
+                values |= self._call()
+            except (UnsupportedError, FailedError) as error:
+                mark_if_unsupported(self._client, (_METRICS, number), error)
+        self._lay_out()
+        return values
+
+    def _lay_out(self, ids: Sequence[int] | None = None) -> None:
+        """Write into the struct which metrics are wanted: those that are not refused, or `ids`."""
+        if ids is None:
+            numbers = (number for _, numbers, _ in self._wanted for number in numbers)
+            ids = self._ids = [
+                number for number in numbers if not self._client.is_unsupported((_METRICS, number))
+            ]
+        self._support_version = self._client.support_version
+        self._struct.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        self._struct.numMetrics = len(ids)
+        self._slots = [(number, self._struct.metrics[index]) for index, number in enumerate(ids)]
+        for number, slot in self._slots:
+            slot.metricId = number
+
+    def _call(self) -> dict[int, float]:
+        client, values = self._client, {}
+        call_nvml(client.library, NvmlLibrary.nvmlGpmMetricsGet, self._struct)
+        for number, slot in self._slots:
+            # The call may succeed and each metric still be refused: both have a code.
+            if check_code(client, (_METRICS, number), raw_getattr(slot, "nvmlReturn")):
+                value = raw_getattr(slot, "value")
+                if value == value:  # noqa: PLR0124  # not so of NaN, which is no data
+                    values[number] = value
+        return values
 
 
 class Gpm:
@@ -50,21 +139,17 @@ class Gpm:
         """
         self._client = client
         self._whole = whole or client
-        self._wanted = [_wanted(spec) for spec in specs]
+        self._metrics = GpmQuery(client, specs)
         self._monotonic_ns = monotonic_ns
         self._gpu_instance = gpu_instance
         self._buffers: list[object] = []
         self._taken_ns: int | None = None
-        self._struct: Any = None
-        self._ids: list[int] = []
-        self._slots: list[tuple[int, Any]] = []
-        self._support_version = 0
         self._is_querying = False
 
     def query(self) -> dict[str, Any]:
         """Return `profiling`, by our names, and the time that it is of as `profiling_ns`.
 
-        Empty where there is nothing to tell: the GPU has no such counters, or no sample before
+        Empty where there is nothing to report: the GPU has no such counters, or no sample before
         this one, or one that is too old or too young. Raises SourceLostError.
         """
         now_ns = self._monotonic_ns()
@@ -94,21 +179,27 @@ class Gpm:
                 continue  # a few hundred bytes, and nobody to give them back to
 
     def _query(self, now_ns: int) -> dict[str, Any]:
-        self._prepare()
+        self._allocate()
         older, newer = self._buffers
-        self._sample_into(newer)
+        if self._gpu_instance is None:
+            self._client.query_or_raise(NvmlLibrary.nvmlGpmSampleGet, newer)
+        else:
+            self._client.query_or_raise(NvmlLibrary.nvmlGpmMigSampleGet, self._gpu_instance, newer)
         before_ns, self._taken_ns = self._taken_ns, now_ns
         # The newer one is the older one of the next time, whatever comes of this one.
         self._buffers = [newer, older]
+        # After so long a gap it begins anew: the chip's counters may have wrapped meanwhile.
         if before_ns is None or now_ns - before_ns > _MAX_NS:
             return {}
-        return {
-            "profiling": self._by_name(self._metrics(older, newer)),
-            "profiling_ns": now_ns - before_ns,
-        }
+        try:
+            profiling = self._metrics.query(older, newer)
+        except UnsupportedError:
+            self._free()
+            raise
+        return {"profiling": profiling, "profiling_ns": now_ns - before_ns}
 
-    def _prepare(self) -> None:
-        """Allocate everything, once; raises UnsupportedError where the GPU has no such counters."""
+    def _allocate(self) -> None:
+        """Allocate the buffers, once; raise UnsupportedError where the GPU has no such counters."""
         if self._buffers:
             return
         if self._client.is_unsupported((_METRICS,)):
@@ -119,86 +210,6 @@ class Gpm:
             raise UnsupportedError(_METRICS)
         library = self._client.library
         self._buffers = [call_nvml(library, NvmlLibrary.nvmlGpmSampleAlloc) for _ in range(2)]
-        self._struct = pynvml.c_nvmlGpmMetricsGet_t()
-        self._lay_out(self._possible())
-
-    def _sample_into(self, buffer: object) -> None:
-        if self._gpu_instance is None:
-            self._client.query_or_raise(NvmlLibrary.nvmlGpmSampleGet, buffer)
-        else:
-            self._client.query_or_raise(NvmlLibrary.nvmlGpmMigSampleGet, self._gpu_instance, buffer)
-
-    def _metrics(self, older: object, newer: object) -> dict[int, float]:
-        struct = self._struct
-        struct.sample1, struct.sample2 = older, newer
-        if self._client.support_version != self._support_version:
-            self._lay_out(self._possible())
-        try:
-            return self._query_metrics()
-        except UnsupportedError as error:
-            self._client.mark_unsupported((_METRICS,), reason_of(error))
-            self._free()
-            raise
-        except FailedError:
-            if all((_METRICS, one) in self._client.outcomes for one in self._ids):
-                raise
-        return self._query_apart()
-
-    def _query_apart(self) -> dict[int, float]:
-        """Try each metric alone, once: one that an older driver lacks may have cost all."""
-        given: dict[int, float] = {}
-        for one in self._ids:
-            self._lay_out([one])
-            try:
-                given |= self._query_metrics()
-            except (UnsupportedError, FailedError) as error:
-                mark_if_unsupported(self._client, (_METRICS, one), error)
-        self._lay_out(self._possible())
-        return given
-
-    def _lay_out(self, ids: list[int]) -> None:
-        """Write into the struct what is asked; it stays there from call to call."""
-        self._ids, self._support_version = ids, self._client.support_version
-        self._struct.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        self._struct.numMetrics = len(ids)
-        self._slots = [(one, self._struct.metrics[position]) for position, one in enumerate(ids)]
-        for number, slot in self._slots:
-            slot.metricId = number
-
-    def _query_metrics(self) -> dict[int, float]:
-        client, given = self._client, {}
-        call_nvml(client.library, NvmlLibrary.nvmlGpmMetricsGet, self._struct)
-        for number, slot in self._slots:
-            if check_code(client, (_METRICS, number), raw_getattr(slot, "nvmlReturn")):
-                value = raw_getattr(slot, "value")
-                if value == value:  # noqa: PLR0124  # not so of NaN, which is no data
-                    given[number] = value
-        return given
-
-    def _possible(self) -> list[int]:
-        """Return the metrics that are not refused."""
-        numbers = (number for _, numbers, _ in self._wanted for number in numbers)
-        return [one for one in numbers if not self._client.is_unsupported((_METRICS, one))]
-
-    def _by_name(self, given: dict[int, float]) -> dict[str, Any]:
-        named: dict[str, Any] = {}
-        for name, numbers, is_list in self._wanted:
-            if is_list:
-                # A place in the list is an engine's number: it ends at the first that is missing.
-                values = list(takewhile(lambda value: value is not None, map(given.get, numbers)))
-                named[name] = values or None
-            else:
-                named[name] = given.get(numbers[0])
-        return {name: value for name, value in named.items() if value is not None}
-
-
-def _wanted(spec: MetricSpec) -> tuple[str, range, bool]:
-    """Return our name, the metrics' numbers, and whether they make a list."""
-    metric = spec.sources[0]
-    if not isinstance(metric, GpmMetric):
-        raise TypeError(f"{spec.name} comes from {metric}, which is no metric")
-    numbers = range(metric.number, metric.number + (metric.count or 1))
-    return spec.name, numbers, metric.count is not None
 
 
 class InstanceCounters:
@@ -212,44 +223,42 @@ class InstanceCounters:
         monotonic_ns: Callable[[], int],
     ) -> None:
         self._client = client
-        # By NVML's own words the links' flows are the GPU's: told of each instance they would be
-        # counted once for each.
+        # By NVML's own words the links' flows are the GPU's: reported of each instance they would
+        # be counted once for each.
         self._specs = [spec for spec in specs if spec.unit is not MEBIBYTES_PER_SECOND]
         self._monotonic_ns = monotonic_ns
         self._of: dict[tuple[str, bool], Gpm] = {}
 
     def query(self, instances: Sequence[InstanceClient]) -> Mapping[str, Mapping[str, Any]]:
-        """Return what `Gpm.query` gives, by the instance's UUID; raises SourceLostError."""
+        """Return what `Gpm.query` returns, by the instance's UUID; raises SourceLostError."""
         if not instances and not self._of:
             return {}
         sizes = Counter(instance.identity.gpu_instance for instance in instances)
+        # An instance that is alone no more is sampled in another way, so from the beginning.
         wanted = {
-            (one.identity.uuid, sizes[one.identity.gpu_instance] == 1): one for one in instances
+            (instance.identity.uuid, sizes[instance.identity.gpu_instance] == 1): instance
+            for instance in instances
         }
         for key in self._of.keys() - wanted.keys():
             self._of.pop(key).close()
-        return {key[0]: self._gpm(key, instance).query() for key, instance in wanted.items()}
+        for uuid, is_alone in wanted.keys() - self._of.keys():
+            instance = wanted[uuid, is_alone]
+            number = instance.identity.gpu_instance if is_alone else None
+            client = instance.client
+            if number is not None:
+                # The GPU's handle with a client of its own: it refuses what the GPU does not.
+                client = DeviceClient(library=self._client.library, handle=self._client.handle)
+            self._of[uuid, is_alone] = Gpm(
+                client,
+                self._specs,
+                monotonic_ns=self._monotonic_ns,
+                gpu_instance=number,
+                whole=self._client,
+            )
+        return {key[0]: self._of[key].query() for key in wanted}
 
     def close(self) -> None:
         """Free the buffers; the library must be open."""
         for gpm in self._of.values():
             gpm.close()
         self._of.clear()
-
-    def _gpm(self, key: tuple[str, bool], instance: InstanceClient) -> Gpm:
-        if key not in self._of:
-            self._of[key] = self._open(instance, is_alone=key[1])
-        return self._of[key]
-
-    def _open(self, instance: InstanceClient, *, is_alone: bool) -> Gpm:
-        number = instance.identity.gpu_instance if is_alone else None
-        client = instance.client
-        if number is not None:
-            client = DeviceClient(library=self._client.library, handle=self._client.handle)
-        return Gpm(
-            client,
-            self._specs,
-            monotonic_ns=self._monotonic_ns,
-            gpu_instance=number,
-            whole=self._client,
-        )

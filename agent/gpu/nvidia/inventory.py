@@ -1,40 +1,42 @@
-"""What is built into a GPU or set on it. What never changes is asked once.
+"""What is built into a GPU or set on it. What never changes is queried once.
 
 The layout of MIG instances is known elsewhere.
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from operator import attrgetter
+from typing import Any, Final
 
 import pynvml as nvml
 
 from agent.core.units import MEMORY_BYTES
-from agent.gpu.nvidia.client import DeviceClient, Key, call_nvml, raw_getattr
 from agent.gpu.nvidia.core import query_memory
+from agent.gpu.nvidia.device_client import (
+    DeviceClient,
+    Key,
+    call_nvml,
+    none_where_absent,
+    raw_getattr,
+    small_number,
+)
 from agent.gpu.nvidia.library import NvmlLibrary
-from agent.gpu.source import FailedError, UnsupportedError
+from agent.gpu.protocol import FailedError, UnsupportedError
 from gpuledger.records import Capability, GpuFacts
 
 
 def capabilities_of(outcomes: Mapping[Key, str | None]) -> list[Capability]:
-    """Return a record for each question that was answered or refused, in the order of their names.
+    """Return a record for each call that was answered or refused, in the order of their names.
 
-    An argument stands behind the name where one function was asked with several.
+    An argument stands behind the name where one function was called with several.
     """
-    asked = Counter(key[0] for key in outcomes)
-    given = [
-        Capability(call=_label(key, alone=asked[key[0]] == 1), supported=not reason, reason=reason)
-        for key, reason in outcomes.items()
-    ]
-    return sorted(given, key=lambda one: one.call)
-
-
-def _label(key: Key, *, alone: bool) -> str:
-    name, *arguments = key
-    if alone or not arguments:
-        return str(name)
-    return f"{name}:{','.join(map(str, arguments))}"
+    times = Counter(name for name, *_ in outcomes)
+    capabilities = []
+    for (name, *arguments), reason in outcomes.items():
+        is_alone = times[name] == 1 or not arguments
+        call = str(name) if is_alone else f"{name}:{','.join(map(str, arguments))}"
+        capabilities.append(Capability(call=call, supported=not reason, reason=reason))
+    return sorted(capabilities, key=attrgetter("call"))
 
 
 _BRANDS: Final = {
@@ -80,8 +82,6 @@ _PEER_STATUSES: Final = {
     nvml.NVML_P2P_STATUS_DISABLED_BY_REGKEY: "disabled_by_regkey",
     nvml.NVML_P2P_STATUS_NOT_SUPPORTED: "not_supported",
 }
-_MAX: Final = 2**31 - 1
-T = TypeVar("T")
 
 
 class Facts:
@@ -102,18 +102,25 @@ class Facts:
         """Return the facts as they are now, without the MIG layout; raises SourceLostError."""
         self._query_board()
         self._query_peers()
+        query = self._client.query
+        ecc = query(NvmlLibrary.nvmlDeviceGetEccMode)
         return GpuFacts(
             uuid=self._uuid,
             index=self._index,
             **self._built_in,
             nvlink_peers=dict(self._peer_statuses) or None,
-            **_settings(self._client),
+            # The first is the mode now, the second the one after the next reset.
+            ecc_enabled=_flag(ecc[0]) if ecc else None,
+            persistence_enabled=_flag(query(NvmlLibrary.nvmlDeviceGetPersistenceMode)),
+            accounting_enabled=_flag(query(NvmlLibrary.nvmlDeviceGetAccountingMode)),
+            compute_mode=_COMPUTE_MODES.get(query(NvmlLibrary.nvmlDeviceGetComputeMode)),
             instances=[],
+            # Last, as the calls above are among them.
             capabilities=capabilities_of(self._client.outcomes),
         )
 
     def _query_board(self) -> None:
-        """Ask for what is not known yet: not given, or not refused."""
+        """Query what is not known yet: what was neither given nor refused."""
         if self._built_in.get("memory_total_bytes") is None:
             total = query_memory(self._client).total
             is_true = total is not None and 0 <= total <= MEMORY_BYTES.high
@@ -127,7 +134,7 @@ class Facts:
                     self._built_in[name] = None
 
     def _query_peers(self) -> None:
-        """Ask whom it reaches; a refusal is of the pair, so it is not remembered of the call."""
+        """Query whom it reaches; a refusal is of the pair, so it is not remembered of the call."""
         for uuid in list(self._peers):
             arguments = self._peers[uuid], nvml.NVML_P2P_CAPS_INDEX_NVLINK
             try:
@@ -139,30 +146,23 @@ class Facts:
                 )
                 self._peer_statuses[uuid] = _PEER_STATUSES.get(status, "unknown")
             except FailedError:
-                continue
+                continue  # again with the next facts
             except UnsupportedError:
                 pass
             del self._peers[uuid]
 
 
-def _small(value: int) -> int | None:
-    return value if 0 <= value <= _MAX else None
-
-
-def _version(parts: tuple[int, int]) -> str:
-    return f"{parts[0]}.{parts[1]}"
-
-
 def _bus_id(pci: object) -> str:
+    # Not as the binding decodes it: bytes that are no text must not cost the other facts.
     return str(raw_getattr(pci, "busId").decode(errors="replace"))
 
 
 _BUILT_IN: Final[Sequence[tuple[str, tuple[str, *tuple[object, ...]], Callable[[Any], Any]]]] = (
-    ("minor_number", ("nvmlDeviceGetMinorNumber",), _small),
+    ("minor_number", ("nvmlDeviceGetMinorNumber",), small_number),
     ("model", ("nvmlDeviceGetName",), str),
     ("brand", ("nvmlDeviceGetBrand",), _BRANDS.get),
     ("architecture", ("nvmlDeviceGetArchitecture",), _ARCHITECTURES.get),
-    ("compute_capability", ("nvmlDeviceGetCudaComputeCapability",), _version),
+    ("compute_capability", ("nvmlDeviceGetCudaComputeCapability",), "{0[0]}.{0[1]}".format),
     ("serial", ("nvmlDeviceGetSerial",), str),
     ("pci_bus_id", ("nvmlDeviceGetPciInfo_v3",), _bus_id),
     ("vbios_version", ("nvmlDeviceGetVbiosVersion",), str),
@@ -170,37 +170,26 @@ _BUILT_IN: Final[Sequence[tuple[str, tuple[str, *tuple[object, ...]], Callable[[
     ("inforom_oem_version", ("nvmlDeviceGetInforomVersion", nvml.NVML_INFOROM_OEM), str),
     ("inforom_ecc_version", ("nvmlDeviceGetInforomVersion", nvml.NVML_INFOROM_ECC), str),
     ("inforom_power_version", ("nvmlDeviceGetInforomVersion", nvml.NVML_INFOROM_POWER), str),
-    ("pcie_max_link_generation", ("nvmlDeviceGetMaxPcieLinkGeneration",), _small),
-    ("pcie_max_link_width", ("nvmlDeviceGetMaxPcieLinkWidth",), _small),
+    ("pcie_max_link_generation", ("nvmlDeviceGetMaxPcieLinkGeneration",), small_number),
+    ("pcie_max_link_width", ("nvmlDeviceGetMaxPcieLinkWidth",), small_number),
 )
-
-
-def _settings(client: DeviceClient) -> dict[str, Any]:
-    query = client.query
-    ecc = query(NvmlLibrary.nvmlDeviceGetEccMode)
-    return {
-        "ecc_enabled": ecc and _flag(ecc[0]),
-        "persistence_enabled": _flag(query(NvmlLibrary.nvmlDeviceGetPersistenceMode)),
-        "accounting_enabled": _flag(query(NvmlLibrary.nvmlDeviceGetAccountingMode)),
-        "compute_mode": _COMPUTE_MODES.get(query(NvmlLibrary.nvmlDeviceGetComputeMode)),
-    }
 
 
 def query_versions(library: object) -> Mapping[str, str | None]:
     """Return the node's versions by the fields of `Inventory`; raises SourceLostError."""
-    cuda = _of_system(library, NvmlLibrary.nvmlSystemGetCudaDriverVersion_v2)
+    cuda = none_where_absent(
+        lambda: call_nvml(library, NvmlLibrary.nvmlSystemGetCudaDriverVersion_v2)
+    )
     return {
-        "driver_version": _of_system(library, NvmlLibrary.nvmlSystemGetDriverVersion),
-        "nvml_version": _of_system(library, NvmlLibrary.nvmlSystemGetNVMLVersion),
+        "driver_version": none_where_absent(
+            lambda: call_nvml(library, NvmlLibrary.nvmlSystemGetDriverVersion)
+        ),
+        "nvml_version": none_where_absent(
+            lambda: call_nvml(library, NvmlLibrary.nvmlSystemGetNVMLVersion)
+        ),
+        # 12040 is 12.4.
         "cuda_driver_version": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
     }
-
-
-def _of_system(library: object, function: Callable[[NvmlLibrary], T]) -> T | None:
-    try:
-        return call_nvml(library, function)
-    except (UnsupportedError, FailedError):
-        return None
 
 
 def _flag(value: int | None) -> bool | None:

@@ -5,7 +5,7 @@ is queried, and what is known of an instance is kept by its UUID. `version` coun
 that others see when what they keep by instance is out of date.
 
 Whose a process is: the parent's lists name the instance of each process where the driver lets us
-see them, in three calls for all instances. Whether it does is not told, and an empty list of the
+see them, in three calls for all instances. Whether it does is not said, and an empty list of the
 parent may mean either; so its lists are trusted once they have named every process that they hold,
 and until then the instances are queried one by one.
 """
@@ -19,15 +19,14 @@ from typing import Any, Final
 import structlog
 
 from agent.core.raw import InstanceIdentity, ListedProcess, RawGpuSample
-from agent.gpu.nvidia.client import DeviceClient
 from agent.gpu.nvidia.core import list_processes, query_memory
+from agent.gpu.nvidia.device_client import DeviceClient, small_number
 from agent.gpu.nvidia.library import DeviceAttributes, NvmlLibrary
-from agent.gpu.source import FailedError, UnsupportedError
+from agent.gpu.protocol import FailedError, UnsupportedError
 from gpuledger.records import MigInstance
 
 _log = structlog.get_logger(__name__)
 _HOLE: Final = object()
-_MAX: Final = 2**31 - 1
 _BYTES_PER_MIB: Final = 1 << 20
 _PROFILE: Final = re.compile(r" MIG (\S+)$")
 # What NVML gives of a whole GPU only; a stray answer under MIG would be of nobody.
@@ -86,28 +85,40 @@ class MigLayout:
         found = (self._find(index) for index in range(self._max_instances))
         self._record([instance for instance in found if instance])
         own, left = self._apportion(core["processes"])
-        instances = tuple(
-            self._answer(instance, core["model"], own[instance.identity.uuid])
-            for instance in self.instances
-        )
-        return {**_ABSENT, "mig_enabled": True, "instances": instances, "processes": left}
+        samples = []
+        for instance in self.instances:
+            memory = query_memory(instance.client)
+            samples.append(
+                RawGpuSample(
+                    uuid=instance.identity.uuid,
+                    index=self.index,
+                    model=core["model"],
+                    instance=instance.identity,
+                    memory_total_bytes=memory.total,
+                    memory_used_bytes=memory.used,
+                    memory_reserved_bytes=memory.reserved,
+                    processes=own[instance.identity.uuid],
+                )
+            )
+        return {**_ABSENT, "mig_enabled": True, "instances": tuple(samples), "processes": left}
 
     def describe(self) -> list[MigInstance]:
         """Return the layout as it was at the last query."""
         return [
             MigInstance(
-                uuid=one.uuid,
-                gpu_instance=one.gpu_instance,
-                compute_instance=one.compute_instance,
-                profile=one.profile,
-                gpu_slices=one.gpu_slices,
-                compute_slices=one.compute_slices,
-                placement_start=one.placement_start,
-                multiprocessors=one.multiprocessors,
-                memory_total_bytes=one.memory_bytes,
+                uuid=identity.uuid,
+                gpu_instance=identity.gpu_instance,
+                compute_instance=identity.compute_instance,
+                profile=identity.profile,
+                gpu_slices=identity.gpu_slices,
+                compute_slices=identity.compute_slices,
+                placement_start=identity.placement_start,
+                multiprocessors=identity.multiprocessors,
+                memory_total_bytes=identity.memory_bytes,
             )
-            for one in (instance.identity for instance in self.instances)
-            if one.gpu_instance is not None and one.compute_instance is not None
+            for identity in (instance.identity for instance in self.instances)
+            # The record has both ids, and without them nothing leads to the instance.
+            if identity.gpu_instance is not None and identity.compute_instance is not None
         ]
 
     def _query_mode(self) -> bool | None:
@@ -133,6 +144,7 @@ class MigLayout:
         )
         try:
             function = NvmlLibrary.nvmlDeviceGetMigDeviceHandleByIndex
+            # NOT_FOUND is an index that no instance has; there may be more behind it.
             handle = self.client.list_or_raise(_HOLE, function, index)
             if handle is _HOLE:
                 return None
@@ -152,31 +164,30 @@ class MigLayout:
 
     def _identify(self, client: DeviceClient, uuid: str, index: int) -> InstanceIdentity:
         attributes = client.query(NvmlLibrary.nvmlDeviceGetAttributes_v2)
-        gpu_instance = _small(client.query(NvmlLibrary.nvmlDeviceGetGpuInstanceId))
+        gpu_instance = small_number(client.query(NvmlLibrary.nvmlDeviceGetGpuInstanceId))
+        info = None
+        if gpu_instance is not None:
+            # Where it begins is known of the GPU instance alone, which has a handle of its own.
+            handle = self.client.query(NvmlLibrary.nvmlDeviceGetGpuInstanceById, gpu_instance)
+            if handle is not None:
+                parent = DeviceClient(library=self.client.library, handle=handle)
+                info = parent.query(NvmlLibrary.nvmlGpuInstanceGetInfo)
+        mebibytes = small_number(attributes.memorySizeMB) if attributes else None
         return InstanceIdentity(
             uuid=uuid,
             parent_uuid=self.uuid,
             index=index,
             gpu_instance=gpu_instance,
-            compute_instance=_small(client.query(NvmlLibrary.nvmlDeviceGetComputeInstanceId)),
+            compute_instance=small_number(client.query(NvmlLibrary.nvmlDeviceGetComputeInstanceId)),
             profile=_profile(client.query(NvmlLibrary.nvmlDeviceGetName), attributes),
-            gpu_slices=_small(attributes.gpuInstanceSliceCount) if attributes else None,
-            compute_slices=_small(attributes.computeInstanceSliceCount) if attributes else None,
-            multiprocessors=_small(attributes.multiprocessorCount) if attributes else None,
-            memory_bytes=_bytes(attributes.memorySizeMB) if attributes else None,
-            placement_start=self._start(gpu_instance),
+            gpu_slices=small_number(attributes.gpuInstanceSliceCount) if attributes else None,
+            compute_slices=(
+                small_number(attributes.computeInstanceSliceCount) if attributes else None
+            ),
+            multiprocessors=small_number(attributes.multiprocessorCount) if attributes else None,
+            memory_bytes=mebibytes * _BYTES_PER_MIB if mebibytes else None,
+            placement_start=int(info.placement.start) if info else None,
         )
-
-    def _start(self, gpu_instance: int | None) -> int | None:
-        if gpu_instance is None:
-            return None
-        handle = self.client.query(NvmlLibrary.nvmlDeviceGetGpuInstanceById, gpu_instance)
-        if handle is None:
-            return None
-        info = DeviceClient(library=self.client.library, handle=handle).query(
-            NvmlLibrary.nvmlGpuInstanceGetInfo
-        )
-        return int(info.placement.start) if info else None
 
     def _apportion(
         self, listed: tuple[ListedProcess, ...] | None
@@ -188,14 +199,15 @@ class MigLayout:
             # instead of three for each instance.
             self._lists_all = True
             return {uuid: tuple(found) for uuid, found in own.items()}, ()
-        asked: dict[str, tuple[ListedProcess, ...] | None] = {}
+        lists: dict[str, tuple[ListedProcess, ...] | None] = {}
         for instance in self.instances:
             uuid = instance.identity.uuid
-            answer = list_processes(instance.client)
-            asked[uuid] = tuple(own[uuid]) or None if answer is None else answer
-        placed = {process.pid for answer in asked.values() for process in answer or ()}
-        rest = tuple(process for process in left if process.pid not in placed)
-        return asked, rest if listed is not None or asked else None
+            found = list_processes(instance.client)
+            # Where its own list failed, what the parent said of it is better than nothing.
+            lists[uuid] = tuple(own[uuid]) or None if found is None else found
+        pids = {process.pid for processes in lists.values() for process in processes or ()}
+        rest = tuple(process for process in left if process.pid not in pids)
+        return lists, rest if listed is not None or lists else None
 
     def _by_ids(
         self, listed: Sequence[ListedProcess]
@@ -220,33 +232,6 @@ class MigLayout:
                 uuid = ids.get((process.gpu_instance, process.compute_instance))
             (left if uuid is None else own[uuid]).append(process)
         return own, left
-
-    def _answer(
-        self,
-        instance: InstanceClient,
-        model: str | None,
-        processes: tuple[ListedProcess, ...] | None,
-    ) -> RawGpuSample:
-        memory = query_memory(instance.client)
-        return RawGpuSample(
-            uuid=instance.identity.uuid,
-            index=self.index,
-            model=model,
-            instance=instance.identity,
-            memory_total_bytes=memory.total,
-            memory_used_bytes=memory.used,
-            memory_reserved_bytes=memory.reserved,
-            processes=processes,
-        )
-
-
-def _small(given: int | None) -> int | None:
-    """Return an id or a number of parts where it can be one; "none" is the greatest of all."""
-    return given if given is not None and 0 <= given <= _MAX else None
-
-
-def _bytes(mebibytes: int) -> int | None:
-    return mebibytes * _BYTES_PER_MIB if 0 < mebibytes <= _MAX else None
 
 
 def _profile(name: str | None, attributes: DeviceAttributes | None) -> str | None:

@@ -10,16 +10,22 @@ each link, the device is queried for how many links it has. Whether a value can 
 in `agent.core`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 import pynvml
 
-from agent.gpu.nvidia.catalogue import EACH_LINK, FieldValue, FunctionCall, MetricSpec, Source
-from agent.gpu.nvidia.client import DeviceClient, call_nvml, raw_getattr, reason_of
+from agent.gpu.nvidia.catalogue import EACH_LINK, FieldValue, FunctionCall, MetricSpec
+from agent.gpu.nvidia.device_client import (
+    DeviceClient,
+    call_nvml,
+    error_name,
+    raw_getattr,
+    reason_of,
+)
 from agent.gpu.nvidia.library import LicensableFeatures, NvmlLibrary
-from agent.gpu.source import FailedError, GpuLostError, UnsupportedError
+from agent.gpu.protocol import FailedError, GpuLostError, UnsupportedError
 from agent.metrics import NVML_ERRORS
 from gpuledger.errors import UnavailableError
 
@@ -116,18 +122,15 @@ def check_code(client: DeviceClient, key: _Key, code: int) -> bool:
     if code == _SUCCESS:
         client.outcomes.setdefault(key, None)
         return True
-    label = ":".join(map(str, key))
+    label, name = ":".join(map(str, key)), error_name(pynvml.NVMLError(code))
     if code in _LOST:
-        raise GpuLostError(f"{label}: {_name_of(code)}")
+        raise GpuLostError(f"{label}: {name}")
     if code in _REFUSALS:
-        client.mark_unsupported(key, _name_of(code))
+        client.mark_unsupported(key, name)
     else:
-        NVML_ERRORS.labels(call=label, error=_name_of(code)).inc()
+        # It may be there at the next tick, so it is no refusal.
+        NVML_ERRORS.labels(call=label, error=name).inc()
     return False
-
-
-def _name_of(code: int) -> str:
-    return type(pynvml.NVMLError(code)).__name__.removeprefix("NVMLError_")
 
 
 _COUNT: Final = FieldValue(pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT)
@@ -145,8 +148,9 @@ class Links:
 
     def update(self) -> bool:
         """Query where it is not known; return whether it changed. Raises SourceLostError."""
-        is_asked = _COUNT.key in self._client.outcomes
-        if is_asked and (self._is_known or self._client.is_unsupported(_COUNT.key)):
+        was_queried = _COUNT.key in self._client.outcomes
+        # Again after MIG was turned on or off: the client has forgotten what was queried.
+        if was_queried and (self._is_known or self._client.is_unsupported(_COUNT.key)):
             return False
         # Not as other fields are: a whole call that is refused would refuse all of them.
         count, before = self._batch.query_apart().get("count"), self.numbers
@@ -155,7 +159,6 @@ class Links:
         return self.numbers != before
 
 
-_LICENSES: Final = "nvmlDeviceGetGridLicensableFeatures_v4"
 _Wanted = list[tuple[str, Callable[[Any], Any]]]
 
 
@@ -186,7 +189,13 @@ class QueryPlan:
             if answer is not None:
                 for name, extract in wanted:
                     values[name] = extract(answer)
-        values |= _gather(self._fields.query())
+        for field, value in self._fields.query().items():
+            # What comes of each link becomes one mapping by the link's number.
+            if isinstance(field, str):
+                values[field] = value
+            else:
+                values.setdefault(field[0], {})[field[1]] = value
+        # Something was refused in this tick: from the next one on its second source is queried.
         if self._client.support_version != self._support_version:
             self._plan()
         return values
@@ -194,45 +203,31 @@ class QueryPlan:
     def _plan(self) -> None:
         """Choose the sources that are not unsupported, and each call once."""
         self._support_version = self._client.support_version
+        is_unsupported = self._client.is_unsupported
         calls: dict[tuple[object, ...], tuple[FunctionCall, _Wanted]] = {}
         fields: list[tuple[Name, FieldValue]] = []
         for spec in self._specs:
-            source = self._source(spec)
+            possible = (source for source in spec.sources if not is_unsupported(source.key))
+            source = next(possible, None)
             if isinstance(source, FunctionCall):
-                calls.setdefault(source.key, (source, []))[1].append(
-                    (spec.name, _extractor(source))
-                )
+                wanted = (spec.name, _extractor(source))
+                calls.setdefault(source.key, (source, []))[1].append(wanted)
+            elif isinstance(source, FieldValue) and source.link != EACH_LINK:
+                fields.append((spec.name, source))
             elif isinstance(source, FieldValue):
-                fields += self._fields_of(spec.name, source)
+                links = self._links.numbers if self._links else ()
+                # One link may refuse what the others answer, as one that is not in use.
+                fields += [
+                    ((spec.name, link), source.of(link))
+                    for link in links
+                    if not is_unsupported(source.of(link).key)
+                ]
         self._calls = list(calls.values())
         self._fields = FieldBatch(self._client, fields)
 
-    def _fields_of(self, name: str, field: FieldValue) -> Iterator[tuple[Name, FieldValue]]:
-        if field.link != EACH_LINK:
-            yield name, field
-            return
-        for link in self._links.numbers if self._links else ():
-            if not self._client.is_unsupported(field.of(link).key):
-                yield (name, link), field.of(link)
-
-    def _source(self, spec: MetricSpec) -> Source | None:
-        possible = (one for one in spec.sources if not self._client.is_unsupported(one.key))
-        return next(possible, None)
-
-
-def _gather(values: dict[Name, Any]) -> dict[str, Any]:
-    """Make mappings, by the link's number, of what was sources of each link."""
-    gathered: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(name, str):
-            gathered[name] = value
-        else:
-            gathered.setdefault(name[0], {})[name[1]] = value
-    return gathered
-
 
 def _extractor(call: FunctionCall) -> Callable[[Any], Any]:
-    if call.name == _LICENSES:
+    if call.name == "nvmlDeviceGetGridLicensableFeatures_v4":
         return _license_status
     if isinstance(call.part, int):
         return itemgetter(call.part)
@@ -243,5 +238,6 @@ def _license_status(features: LicensableFeatures) -> int | None:
     """Return 1 where any licensed feature is licensed, `None` where none can be."""
     if not features.isGridLicenseSupported:
         return None
+    # The array has room for more features than there are.
     count = features.licensableFeaturesCount
-    return int(any(one.featureState for one in features.gridLicensableFeatures[:count]))
+    return int(any(feature.featureState for feature in features.gridLicensableFeatures[:count]))

@@ -20,16 +20,15 @@ from msgspec.structs import replace
 from agent.core.incidents.xid_parser import read_bus, write_bus
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
 from agent.gpu.nvidia.catalogue import CATALOGUE
-from agent.gpu.nvidia.client import DeviceClient, call_nvml
-from agent.gpu.nvidia.core import list_processes, query_core
+from agent.gpu.nvidia.core import AccountingReader, list_processes, query_core
+from agent.gpu.nvidia.device_client import DeviceClient, call_nvml
 from agent.gpu.nvidia.events import NvmlDriverEvents, NvmlGpuEvents, pci_buses_of
 from agent.gpu.nvidia.gpm import Gpm, InstanceCounters
 from agent.gpu.nvidia.inventory import Facts, query_versions
 from agent.gpu.nvidia.library import NvmlLibrary
 from agent.gpu.nvidia.mig import MigLayout
-from agent.gpu.nvidia.process_accounting import AccountingReader
 from agent.gpu.nvidia.query import QueryPlan
-from agent.gpu.source import GpuIdentity
+from agent.gpu.protocol import GpuIdentity
 from agent.gpu.threads import Worker
 from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError
@@ -85,10 +84,10 @@ class NvidiaGpu:
 
     def query_all(self, cursor: SampleCursor) -> RawGpuSample:
         """Return the answers to all groups; raises SourceLostError."""
-        given: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for group in CallGroup:
-            given |= self.query(group, cursor)
-        return RawGpuSample(uuid=self.uuid, index=self.index, **given)
+            values |= self.query(group, cursor)
+        return RawGpuSample(uuid=self.uuid, index=self.index, **values)
 
     @property
     def has_process_accounting(self) -> bool:
@@ -101,7 +100,7 @@ class NvidiaGpu:
         Raises SourceLostError.
         """
         listed = list_processes(self._scan_client)
-        return None if listed is None else frozenset(one.pid for one in listed)
+        return None if listed is None else frozenset(process.pid for process in listed)
 
     def close(self) -> None:
         """Let go of what the library holds for it; the library must be open."""
@@ -111,6 +110,7 @@ class NvidiaGpu:
     def _query_core(self, cursor: SampleCursor) -> dict[str, Any]:
         core = query_core(self.client, cursor)
         core |= self._mig.query(core)
+        # Not under MIG: what the driver accounts for there is not documented.
         if not core["mig_enabled"]:
             core["accounted"] = self._accounting.query(core["processes"])
         if self._known_facts and self._layout_version != self._mig.version:
@@ -168,7 +168,17 @@ class NvmlSession:
         self._is_open = True
         count = call_nvml(self.library, NvmlLibrary.nvmlDeviceGetCount)
         found = self._find_all(count)
-        self._gpus = [self._make(gpu, found) for gpu in found]
+        self._gpus = [
+            NvidiaGpu(
+                library=self.library,
+                handle=gpu.handle,
+                uuid=gpu.uuid,
+                index=gpu.index,
+                peers=[(other.uuid, other.handle) for other in found if other is not gpu],
+                monotonic_ns=self._monotonic_ns,
+            )
+            for gpu in found
+        ]
         indices = set(range(count)) - {gpu.index for gpu in found}
         self.unfound = {index: self._slots.get(index, f"INDEX:{index}") for index in indices}
         return self._gpus
@@ -221,23 +231,10 @@ class NvmlSession:
         try:
             uuid = call_nvml(self.library, NvmlLibrary.nvmlDeviceGetUUID, handle)
         except UnavailableError:
-            self._record_slot(index, handle)
+            # A GPU that does not say who it is may still say where it is plugged in.
+            with contextlib.suppress(UnavailableError):
+                slot = call_nvml(self.library, NvmlLibrary.nvmlDeviceGetPciInfo_v3, handle).busId
+                if bus := read_bus(slot):
+                    self._slots[index] = write_bus(bus)
             return None
         return _Found(index=index, uuid=uuid, handle=handle)
-
-    def _record_slot(self, index: int, handle: object) -> None:
-        """Record where a GPU is plugged in that does not give its UUID."""
-        with contextlib.suppress(UnavailableError):
-            slot = call_nvml(self.library, NvmlLibrary.nvmlDeviceGetPciInfo_v3, handle).busId
-            if bus := read_bus(slot):
-                self._slots[index] = write_bus(bus)
-
-    def _make(self, gpu: _Found, all_found: Sequence[_Found]) -> NvidiaGpu:
-        return NvidiaGpu(
-            library=self.library,
-            handle=gpu.handle,
-            uuid=gpu.uuid,
-            index=gpu.index,
-            peers=[(other.uuid, other.handle) for other in all_found if other is not gpu],
-            monotonic_ns=self._monotonic_ns,
-        )

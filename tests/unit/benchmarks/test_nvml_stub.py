@@ -1,7 +1,7 @@
 """The library that plays NVML for the benchmark has what the agent asks for."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pynvml
 
@@ -12,29 +12,17 @@ from benchmarks.nvml_stub.memory import Question, SharedMemory
 from simulator.clock import ManualClock
 from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
+from tests.fakes.nvml import Altered
 
 QUICKSTART: Final = Path(__file__).parents[3] / "scenarios" / "quickstart.yaml"
 SOURCE: Final = Path(__file__).parents[3] / "benchmarks" / "nvml_stub" / "stub.c"
 EPOCH_NS: Final = 1_795_000_000_000_000_000
 
 
-class Noting:
-    """Notes which functions are called."""
-
-    def __init__(self, library: Any) -> None:  # noqa: ANN401  # any library
-        self._library = library
-        self.called: set[str] = set()
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # as the library has it
-        found = getattr(self._library, name)
-        self.called.add(name)
-        return found
-
-
 def called_by_the_agent() -> set[str]:
     clock = ManualClock(start_ns=EPOCH_NS)
     simulation = Simulation(load_scenario(QUICKSTART), epoch_ns=EPOCH_NS, clock=clock)
-    library = Noting(simulation.node("gpu-node-1").nvml)
+    library = Altered(simulation.node("gpu-node-1").nvml)
     nvml = NvmlSession(library, monotonic_ns=clock.monotonic_ns)
     gpus = nvml.open()
     for _ in range(3):
@@ -42,7 +30,7 @@ def called_by_the_agent() -> set[str]:
         for gpu in gpus:
             gpu.query_all(SampleCursor())
     nvml.close()
-    return library.called
+    return set(library.calls)
 
 
 def test_the_stub_has_every_function_that_the_agent_calls() -> None:

@@ -36,7 +36,7 @@ class Bench:
 
     def thread_is_back(self, uuid: str) -> None:
         """Wait until a GPU's thread has done what it was handed."""
-        (thread,) = [one for one in self.driver._pool._workers if one.gpu.uuid == uuid]
+        (thread,) = [one for one in self.driver.pool.workers if one.gpu.uuid == uuid]
         back = threading.Event()
         thread.submit(back.set)
         assert back.wait(5)
@@ -58,7 +58,7 @@ async def test_all_gpus_answer(bench: Bench) -> None:
 
 async def test_a_gpu_that_hangs_costs_its_own_readings_only(bench: Bench) -> None:
     await bench.ask()
-    bench.driver._pool._deadline_seconds = 0.05
+    bench.driver.pool.deadline_seconds = 0.05
     bench.gpus[0].hangs = threading.Event()
     assert await bench.ask() == ["GPU-1"]
     assert (bench.check.is_ok, bench.check.detail) == (True, "1 GPUs")
@@ -69,7 +69,7 @@ async def test_a_gpu_that_hangs_costs_its_own_readings_only(bench: Bench) -> Non
     hanging, bench.gpus[0].hangs = bench.gpus[0].hangs, None
     hanging.set()
     bench.thread_is_back("GPU-0")
-    bench.driver._pool._deadline_seconds = 5
+    bench.driver.pool.deadline_seconds = 5
     assert await bench.ask() == ["GPU-0", "GPU-1"]
     assert bench.gpus_check.is_ok
 

@@ -9,15 +9,15 @@ import pytest
 
 from agent.core.incidents.builder import Detection
 from agent.gpu.nvidia.events import KINDS, WANTED, NvmlGpuEvents
-from agent.gpu.source import FailedError, GpuLostError, UnsupportedError
+from agent.gpu.protocol import FailedError, GpuLostError, UnsupportedError
 from agent.metrics import EVENT_SET_FAILURES
 from simulator.clock import ManualClock
+from tests.fakes.nvml_pointers import CLibrary
 from tests.unit.agent.core.incidents.builders import (
     EPOCH_NS,
     SECOND_NS,
     SUCCESS,
     Device,
-    Functions,
     device,
     fails,
     supports,
@@ -29,9 +29,9 @@ ALL = 0xFFFF
 
 
 @pytest.fixture
-def functions(monkeypatch: pytest.MonkeyPatch) -> Functions:
-    made = Functions(monkeypatch)
-    made.given |= {
+def functions(monkeypatch: pytest.MonkeyPatch) -> CLibrary:
+    made = CLibrary(monkeypatch)
+    made.functions |= {
         "nvmlEventSetCreate": lambda _set: SUCCESS,
         "nvmlEventSetFree": lambda _set: SUCCESS,
         "nvmlDeviceGetSupportedEventTypes": supports(ALL),
@@ -49,9 +49,9 @@ def opened(*devices: Device, clock: ManualClock) -> NvmlGpuEvents:
     return NvmlGpuEvents(pynvml, devices, clock=clock)
 
 
-def test_version_3_gives_the_drivers_own_time(functions: Functions, clock: ManualClock) -> None:
+def test_version_3_gives_the_drivers_own_time(functions: CLibrary, clock: ManualClock) -> None:
     stamp_us = (EPOCH_NS - SECOND_NS) // 1000
-    functions.given["nvmlEventSetWait_v3"] = v3(
+    functions.functions["nvmlEventSetWait_v3"] = v3(
         "GPU-1", 0x8, eventData=79, timestampUsec=stamp_us, gpuInstanceId=9, computeInstanceId=0
     )
 
@@ -68,9 +68,9 @@ def test_version_3_gives_the_drivers_own_time(functions: Functions, clock: Manua
 
 @pytest.mark.parametrize("stamp_us", [0, 18_000_000_000, 2**63])
 def test_a_stamp_of_another_clock_gives_way_to_the_time_of_receipt(
-    functions: Functions, clock: ManualClock, stamp_us: int
+    functions: CLibrary, clock: ManualClock, stamp_us: int
 ) -> None:
-    functions.given["nvmlEventSetWait_v3"] = v3("GPU-1", 0x8, timestampUsec=stamp_us)
+    functions.functions["nvmlEventSetWait_v3"] = v3("GPU-1", 0x8, timestampUsec=stamp_us)
 
     seen = opened(device("GPU-1"), clock=clock).wait(0)
 
@@ -82,11 +82,11 @@ def test_a_stamp_of_another_clock_gives_way_to_the_time_of_receipt(
     "refusal", [pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT]
 )
 def test_without_version_3_events_have_the_time_of_receipt_and_it_is_asked_for_once(
-    functions: Functions, clock: ManualClock, refusal: int
+    functions: CLibrary, clock: ManualClock, refusal: int
 ) -> None:
     one, other = device("GPU-1"), device("GPU-22")
-    functions.given["nvmlEventSetWait_v3"] = fails(refusal)
-    functions.given["nvmlEventSetWait_v2"] = v2(other.handle, 0x8, 31)
+    functions.functions["nvmlEventSetWait_v3"] = fails(refusal)
+    functions.functions["nvmlEventSetWait_v2"] = v2(other.handle, 0x8, 31)
     events = opened(one, other, clock=clock)
 
     assert events.wait(0) == Detection(
@@ -97,15 +97,15 @@ def test_without_version_3_events_have_the_time_of_receipt_and_it_is_asked_for_o
 
 
 def test_a_handle_that_was_not_registered_is_asked_whose_it_is(
-    functions: Functions, clock: ManualClock
+    functions: CLibrary, clock: ManualClock
 ) -> None:
     def name(_handle: Any, text: Any, _size: Any) -> int:
         text.value = b"GPU-333"
         return SUCCESS
 
-    functions.given["nvmlEventSetWait_v2"] = v2(device("GPU-333").handle, 0x8, 31)
+    functions.functions["nvmlEventSetWait_v2"] = v2(device("GPU-333").handle, 0x8, 31)
     unknown = opened(device("GPU-1"), clock=clock).wait(0)
-    functions.given["nvmlDeviceGetUUID"] = name
+    functions.functions["nvmlDeviceGetUUID"] = name
     asked = opened(device("GPU-1"), clock=clock).wait(0)
 
     assert unknown is not None
@@ -115,9 +115,9 @@ def test_a_handle_that_was_not_registered_is_asked_whose_it_is(
 
 @pytest.mark.parametrize(("bit", "kind"), KINDS.items())
 def test_every_event_that_is_wanted_has_a_kind(
-    functions: Functions, clock: ManualClock, bit: int, kind: str
+    functions: CLibrary, clock: ManualClock, bit: int, kind: str
 ) -> None:
-    functions.given["nvmlEventSetWait_v3"] = v3("GPU-1", bit, eventData=7)
+    functions.functions["nvmlEventSetWait_v3"] = v3("GPU-1", bit, eventData=7)
 
     seen = opened(device("GPU-1"), clock=clock).wait(0)
 
@@ -127,20 +127,20 @@ def test_every_event_that_is_wanted_has_a_kind(
 
 @pytest.mark.parametrize("version", ["nvmlEventSetWait_v3", "nvmlEventSetWait_v2"])
 def test_a_wait_without_an_event_gives_nothing_and_counts_no_error(
-    functions: Functions, clock: ManualClock, version: str
+    functions: CLibrary, clock: ManualClock, version: str
 ) -> None:
-    functions.given[version] = fails(pynvml.NVML_ERROR_TIMEOUT)
+    functions.functions[version] = fails(pynvml.NVML_ERROR_TIMEOUT)
 
     assert opened(device("GPU-1"), clock=clock).wait(0) is None
 
 
 def test_a_failure_of_a_version_3_that_worked_is_told(
-    functions: Functions, clock: ManualClock
+    functions: CLibrary, clock: ManualClock
 ) -> None:
-    functions.given["nvmlEventSetWait_v3"] = fails(pynvml.NVML_ERROR_TIMEOUT)
+    functions.functions["nvmlEventSetWait_v3"] = fails(pynvml.NVML_ERROR_TIMEOUT)
     events = opened(device("GPU-1"), clock=clock)
     events.wait(0)
-    functions.given["nvmlEventSetWait_v3"] = fails(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    functions.functions["nvmlEventSetWait_v3"] = fails(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
     with pytest.raises(FailedError):
         events.wait(0)
@@ -148,23 +148,23 @@ def test_a_failure_of_a_version_3_that_worked_is_told(
 
 @pytest.mark.parametrize("version", ["nvmlEventSetWait_v3", "nvmlEventSetWait_v2"])
 def test_a_lost_gpu_is_told_by_the_wait(
-    functions: Functions, clock: ManualClock, version: str
+    functions: CLibrary, clock: ManualClock, version: str
 ) -> None:
-    functions.given[version] = fails(pynvml.NVML_ERROR_GPU_IS_LOST)
+    functions.functions[version] = fails(pynvml.NVML_ERROR_GPU_IS_LOST)
 
     with pytest.raises(GpuLostError):
         opened(device("GPU-1"), clock=clock).wait(0)
 
 
-def test_only_what_a_gpu_supports_is_registered(functions: Functions, clock: ManualClock) -> None:
+def test_only_what_a_gpu_supports_is_registered(functions: CLibrary, clock: ManualClock) -> None:
     registered = []
 
     def register(_handle: Any, bits: Any, _set: Any) -> int:
         registered.append(bits.value)
         return SUCCESS
 
-    functions.given["nvmlDeviceGetSupportedEventTypes"] = supports(0x1F | 0x8000)
-    functions.given["nvmlDeviceRegisterEvents"] = register
+    functions.functions["nvmlDeviceGetSupportedEventTypes"] = supports(0x1F | 0x8000)
+    functions.functions["nvmlDeviceRegisterEvents"] = register
     opened(device("GPU-1"), clock=clock)
 
     assert registered == [0x8 | 0x2 | 0x8000]
@@ -172,7 +172,7 @@ def test_only_what_a_gpu_supports_is_registered(functions: Functions, clock: Man
 
 
 def test_a_bit_that_is_refused_does_not_cost_the_others(
-    functions: Functions, clock: ManualClock
+    functions: CLibrary, clock: ManualClock
 ) -> None:
     registered = []
 
@@ -182,8 +182,8 @@ def test_a_bit_that_is_refused_does_not_cost_the_others(
         registered.append(bits.value)
         return SUCCESS
 
-    functions.given["nvmlDeviceRegisterEvents"] = register
-    functions.given["nvmlEventSetWait_v3"] = v3("GPU-1", 0x8)
+    functions.functions["nvmlDeviceRegisterEvents"] = register
+    functions.functions["nvmlEventSetWait_v3"] = v3("GPU-1", 0x8)
     events = opened(device("GPU-1"), clock=clock)
 
     assert sum(registered) == WANTED & ~0x8000
@@ -194,7 +194,7 @@ def test_a_bit_that_is_refused_does_not_cost_the_others(
     "code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_GPU_IS_LOST, 999]
 )
 def test_a_gpu_that_cannot_be_registered_does_not_cost_the_others(
-    functions: Functions, clock: ManualClock, code: int
+    functions: CLibrary, clock: ManualClock, code: int
 ) -> None:
     lost, well = device("GPU-1"), device("GPU-22")
     before = EVENT_SET_FAILURES.labels(reason="register")._value.get()
@@ -202,8 +202,8 @@ def test_a_gpu_that_cannot_be_registered_does_not_cost_the_others(
     def register(handle: Any, _bits: Any, _set: Any) -> int:
         return code if cast(handle, POINTER(c_int)).contents.value == len(lost.uuid) else SUCCESS
 
-    functions.given["nvmlDeviceRegisterEvents"] = register
-    functions.given["nvmlEventSetWait_v2"] = v2(well.handle, 0x8, 31)
+    functions.functions["nvmlDeviceRegisterEvents"] = register
+    functions.functions["nvmlEventSetWait_v2"] = v2(well.handle, 0x8, 31)
     seen = opened(lost, well, clock=clock).wait(0)
 
     assert seen is not None
@@ -212,16 +212,16 @@ def test_a_gpu_that_cannot_be_registered_does_not_cost_the_others(
 
 
 def test_a_set_that_no_gpu_is_in_is_a_failure_and_is_not_waited_for(
-    functions: Functions, clock: ManualClock
+    functions: CLibrary, clock: ManualClock
 ) -> None:
-    functions.given["nvmlDeviceGetSupportedEventTypes"] = supports(0)
+    functions.functions["nvmlDeviceGetSupportedEventTypes"] = supports(0)
 
     with pytest.raises(FailedError, match="no GPU"):
         opened(device("GPU-1"), clock=clock).wait(0)
 
 
-def test_a_driver_without_events_is_unsupported(functions: Functions, clock: ManualClock) -> None:
-    functions.given["nvmlEventSetCreate"] = fails(pynvml.NVML_ERROR_NOT_SUPPORTED)
+def test_a_driver_without_events_is_unsupported(functions: CLibrary, clock: ManualClock) -> None:
+    functions.functions["nvmlEventSetCreate"] = fails(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     with pytest.raises(UnsupportedError):
         opened(device("GPU-1"), clock=clock)

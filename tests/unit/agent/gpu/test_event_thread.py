@@ -11,22 +11,24 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.core.incidents.builder import Detection
-from agent.gpu.event_thread import EventThread
+from agent.gpu.lifecycle import EventThread
 from agent.gpu.nvidia.session import NvmlSession
-from agent.gpu.source import GpuIdentity
+from agent.gpu.protocol import GpuIdentity
 from agent.monitor import IncidentMonitor
 from gpuledger.runtime import Backoff
 from simulator.clock import ManualClock
 from simulator.simulation import SimulatedNode
+from tests.fakes.nvml import Altered
 from tests.unit.agent.core.incidents.builders import EPOCH_NS, failing_node, gpus_of
 
 SOON_SECONDS = 10.0
 
 
-class Driver:
+class Driver(Altered):
     """A played driver whose waits can be made to fail, or to hang."""
 
     def __init__(self, node: SimulatedNode) -> None:
+        super().__init__(node.nvml)
         self.node = node
         self.errors: SimpleQueue[Exception] = SimpleQueue()
         self.hangs = threading.Event()
@@ -35,9 +37,6 @@ class Driver:
         self.sets = 0
         self.created: SimpleQueue[int] = SimpleQueue()
         self.freed = 0
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # as the library has it
-        return getattr(self.node.nvml, name)
 
     def nvmlEventSetCreate(self) -> Any:  # noqa: ANN401, N802  # NVML's own
         self.sets += 1
@@ -121,7 +120,7 @@ def test_a_thread_that_hangs_is_left_to_itself_and_frees_nothing_of_a_closed_lib
         assert driver.waiting.wait(SOON_SECONDS)
         assert not thread.end(0.01)
         driver.hangs.set()
-        thread._thread.join(SOON_SECONDS)
+        assert thread.join(SOON_SECONDS)
         assert driver.freed == 0
 
 
@@ -159,8 +158,8 @@ def test_waits_that_end_early_are_not_begun_again_and_again(clock: ManualClock) 
 def test_a_driver_without_events_is_asked_once(clock: ManualClock) -> None:
     driver = Driver(failing_node(clock=clock, events={"version": "none"}))
     with watching(driver, gpus_of(driver.node), clock) as (thread, _):
-        thread._thread.join(SOON_SECONDS)
-        assert (thread._thread.is_alive(), driver.sets) == (False, 1)
+        assert thread.join(SOON_SECONDS)
+        assert driver.sets == 1
 
 
 def test_a_closed_library_ends_no_thread_before_its_time(clock: ManualClock) -> None:
@@ -168,8 +167,7 @@ def test_a_closed_library_ends_no_thread_before_its_time(clock: ManualClock) -> 
     gpus = gpus_of(driver.node)
     driver.node.nvml.nvmlShutdown()
     with watching(driver, gpus, clock) as (thread, _):
-        thread._thread.join(0.01)
-        assert thread._thread.is_alive()
+        assert not thread.join(0.01)
 
 
 def test_threads_that_hang_are_bounded_in_number(clock: ManualClock) -> None:

@@ -6,9 +6,9 @@ import pynvml
 import pytest
 
 from agent.gpu.nvidia.catalogue import FieldValue
-from agent.gpu.nvidia.client import DeviceClient
+from agent.gpu.nvidia.device_client import DeviceClient
 from agent.gpu.nvidia.query import FieldBatch
-from agent.gpu.source import GpuLostError
+from agent.gpu.protocol import GpuLostError
 from tests.fakes.nvml_pointers import FieldsFunction, play
 
 CALL = "nvmlDeviceGetFieldValues"

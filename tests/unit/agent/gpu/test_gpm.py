@@ -7,7 +7,7 @@ import pytest
 
 from agent.core.units import RATIO
 from agent.gpu.nvidia.catalogue import GpmMetric, MetricSpec
-from agent.gpu.nvidia.client import DeviceClient
+from agent.gpu.nvidia.device_client import DeviceClient
 from agent.gpu.nvidia.gpm import Gpm
 from tests.fakes.nvml_pointers import GpmFunctions, play
 

@@ -1,14 +1,13 @@
 """What is built into a GPU is asked once, what is set on it each time, and refusals are told."""
 # ruff: noqa: ANN401  # the binding's structs have no types
 
-from collections import Counter
 from typing import Any
 
 import pynvml
 import pytest
 
 from agent.core.raw import CallGroup, SampleCursor
-from agent.gpu.nvidia.client import Key
+from agent.gpu.nvidia.device_client import Key
 from agent.gpu.nvidia.inventory import Facts, capabilities_of
 from agent.gpu.nvidia.session import NvmlSession
 from gpuledger.records import Capability, GpuFacts
@@ -16,7 +15,7 @@ from simulator.clock import ManualClock
 from simulator.nvml import SimulatedNvml
 from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
-from tests.fakes.altered import Altered
+from tests.fakes.nvml import Altered
 from tests.fakes.nvml_pointers import play
 
 EPOCH_NS = 1_790_000_000_000_000_000
@@ -26,18 +25,6 @@ def machine(*groups: dict[str, Any]) -> SimulatedNvml:
     scenario = parse_scenario({"name": "one", "nodes": [{"name": "n", "gpus": list(groups)}]})
     simulation = Simulation(scenario, epoch_ns=EPOCH_NS, clock=ManualClock(start_ns=EPOCH_NS))
     return simulation.node("n").nvml
-
-
-class Counted:
-    """A library that counts its calls."""
-
-    def __init__(self, library: SimulatedNvml) -> None:
-        self._library = library
-        self.calls: Counter[str] = Counter()
-
-    def __getattr__(self, name: str) -> Any:
-        self.calls[name] += 1
-        return getattr(self._library, name)
 
 
 def facts(library: Any) -> list[GpuFacts]:
@@ -66,7 +53,7 @@ def test_a_gpu_tells_what_it_is_and_whom_it_reaches() -> None:
 
 
 def test_what_never_changes_is_asked_once() -> None:
-    library = Counted(machine({"model": "NVIDIA L4"}))
+    library = Altered(machine({"model": "NVIDIA L4"}))
     (gpu,) = NvmlSession(library).open()
     asked = [gpu.query(CallGroup.HEALTH, SampleCursor())["facts"] for _ in range(3)]
     assert asked[1] == asked[2]
@@ -127,7 +114,7 @@ def test_a_call_that_was_asked_with_one_argument_only_is_told_without_it() -> No
 
 
 def test_a_new_start_of_the_library_probes_everything_anew() -> None:
-    library = Counted(machine({"model": "NVIDIA L4"}))
+    library = Altered(machine({"model": "NVIDIA L4"}))
     nvml = NvmlSession(library)
     for _ in range(2):
         (gpu,) = nvml.open()

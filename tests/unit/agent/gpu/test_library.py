@@ -2,7 +2,6 @@
 # ruff: noqa: ANN401  # the structs of nvidia-ml-py have no types
 
 import threading
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +11,10 @@ from typing_extensions import override
 
 from agent.core.raw import ListedProcess, ProcessUtilizationSample, SampleCursor, UtilizationSample
 from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
-from agent.gpu.source import SourceLostError
+from agent.gpu.protocol import SourceLostError
 from gpuledger.records import ProcessKind
 from tests.fakes.nvml import FakeGpu, FakeNvml
+from tests.fakes.nvml_pointers import play_gpu
 
 UTILIZATION = "nvmlDeviceGetProcessUtilization"
 COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
@@ -198,22 +198,10 @@ def test_a_missing_library_is_told_by_its_error() -> None:
 # The true functions of nvidia-ml-py, over a library that is nothing but function pointers.
 
 
-def true_gpu(
-    monkeypatch: pytest.MonkeyPatch, functions: dict[str, Callable[..., int]]
-) -> NvidiaGpu:
-    def pointer(name: str) -> Callable[..., int]:
-        if name not in functions:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        return functions[name]
-
-    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", pointer)
-    return NvidiaGpu(library=pynvml, handle=pynvml.c_nvmlDevice_t(), uuid="GPU-0", index=0)
-
-
 def test_the_true_wrapper_over_a_library_without_functions_gives_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answer = true_gpu(monkeypatch, {}).query_all(SampleCursor())
+    answer = play_gpu(monkeypatch, {}).query_all(SampleCursor())
     assert (answer.samples, answer.memory_total_bytes, answer.processes) == (None, None, None)
 
 
@@ -221,7 +209,7 @@ def test_the_true_wrapper_takes_success_with_nothing_for_an_error_and_we_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     functions = {UTILIZATION: lambda *_: pynvml.NVML_SUCCESS}
-    assert true_gpu(monkeypatch, functions).query_all(SampleCursor()).process_samples == ()
+    assert play_gpu(monkeypatch, functions).query_all(SampleCursor()).process_samples == ()
 
 
 def test_the_true_wrapper_is_asked_again_where_processes_came_in_between(
@@ -238,7 +226,7 @@ def test_the_true_wrapper_is_asked_again_where_processes_came_in_between(
             processes[0].gpuInstanceId = processes[0].computeInstanceId = 2**32 - 1
         return next(answers)
 
-    gpu = true_gpu(monkeypatch, {COMPUTE: list_processes})
+    gpu = play_gpu(monkeypatch, {COMPUTE: list_processes})
     assert gpu.query_all(SampleCursor()).processes == (
         ListedProcess(pid=7, kind=ProcessKind.COMPUTE, memory_bytes=None),
     )

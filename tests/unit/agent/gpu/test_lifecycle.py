@@ -7,7 +7,7 @@ import pytest
 
 from agent.gpu.lifecycle import SourceLifecycle
 from agent.gpu.nvidia.session import NvmlSession
-from agent.gpu.source import DriverEvent, LibraryLostError
+from agent.gpu.protocol import DriverEvent, LibraryLostError
 from tests.fakes.nvml import FakeGpu, FakeNvml
 
 PATIENCE_SECONDS = 5
@@ -42,6 +42,7 @@ def test_events_that_nobody_can_read_are_listened_to_no_more() -> None:
     assert lifecycle.poll_driver_events() is DriverEvent.NOTHING
     lifecycle.open().result(PATIENCE_SECONDS)
     assert lifecycle.poll_driver_events() is DriverEvent.NOTHING
+    lifecycle.close().result(PATIENCE_SECONDS)
     lifecycle.end()
 
 

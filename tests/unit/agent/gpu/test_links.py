@@ -8,9 +8,9 @@ import pytest
 
 from agent.core.units import CELSIUS, KIBIBYTES
 from agent.gpu.nvidia.catalogue import ALL_LINKS, EACH_LINK, FieldValue, MetricSpec
-from agent.gpu.nvidia.client import DeviceClient
+from agent.gpu.nvidia.device_client import DeviceClient
 from agent.gpu.nvidia.query import QueryPlan
-from agent.gpu.source import GpuLostError
+from agent.gpu.protocol import GpuLostError
 from tests.fakes.nvml_pointers import FieldsFunction, play
 
 CALL = "nvmlDeviceGetFieldValues"

@@ -10,8 +10,8 @@ import pytest
 
 from agent.core.normalize.gpu import read_gpu
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
-from agent.gpu.nvidia.client import DeviceClient
 from agent.gpu.nvidia.core import Memory, query_memory
+from agent.gpu.nvidia.device_client import DeviceClient
 from agent.gpu.nvidia.inventory import Facts
 from agent.gpu.nvidia.session import NvidiaGpu
 from tests.fakes.nvml_pointers import Function, play

@@ -12,7 +12,7 @@ from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
 from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from gpuledger.records import MigInstance
 from simulator.clock import ManualClock
-from tests.fakes.altered import Altered
+from tests.fakes.nvml import Altered
 from tests.unit.simulator.mig_builders import EPOCH_NS, GIB, cut_simulation
 
 COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"

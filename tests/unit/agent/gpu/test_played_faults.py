@@ -15,25 +15,23 @@ from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
 from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
+from tests.fakes.nvml import Altered
 
 EPOCH_NS = 1_790_000_000_000_000_000
 GIB = 1 << 30
 PROCESS = {"command": "train", "memory_bytes": GIB, "load": {"busy_ratio": 0.9}}
 
 
-class LongLooks:
+class LongLooks(Altered):
     """A library whose look for the driver's own events lasts until the tick is over.
 
     So it is where no GPU answers: the look takes a millisecond, and such a tick less.
     """
 
     def __init__(self, library: Any) -> None:
-        self._library = library
+        super().__init__(library)
         self._tick_is_over = threading.Event()
         self._returned = threading.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._library, name)
 
     def nvmlSystemEventSetWait(self, *arguments: Any) -> Any:
         self._tick_is_over.wait()

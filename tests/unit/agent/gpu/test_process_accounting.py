@@ -9,9 +9,10 @@ import pynvml
 import pytest
 
 from agent.core.raw import ListedProcess, ProcessAccounting
-from agent.gpu.nvidia.client import DeviceClient
-from agent.gpu.nvidia.process_accounting import AccountingReader
+from agent.gpu.nvidia.core import AccountingReader
+from agent.gpu.nvidia.device_client import DeviceClient
 from gpuledger.records import ProcessKind
+from tests.fakes.nvml_pointers import Function, play
 
 MODE = "nvmlDeviceGetAccountingMode"
 PIDS = "nvmlDeviceGetAccountingPids"
@@ -252,22 +253,14 @@ def test_the_true_wrapper_breaks_where_the_memory_is_not_told_and_we_do_not(
         filled._obj.maxMemoryUsage = 2**64 - 1 if pid.value == 7 else 3
         return 0
 
-    functions = {
+    functions: dict[str, Function] = {
         MODE: mode,
         "nvmlDeviceGetAccountingBufferSize": size,
         PIDS: list_pids,
         STATS: stats,
     }
 
-    def pointer(name: str) -> Any:
-        if name not in functions:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        return functions[name]
-
-    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", pointer)
-    accounting = AccountingReader(
-        client=DeviceClient(library=pynvml, handle=pynvml.c_nvmlDevice_t())
-    )
+    accounting = AccountingReader(client=play(monkeypatch, functions))
     assert ask(accounting) == ()
     remembered += [7, 8]
     assert pids(ask(accounting)) == [8]

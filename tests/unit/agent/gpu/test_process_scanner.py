@@ -5,8 +5,8 @@ from collections.abc import Collection
 
 from typing_extensions import override
 
-from agent.gpu.process_scanner import ProcessScanner
-from agent.gpu.source import FailedError
+from agent.gpu.pool import ProcessScanner
+from agent.gpu.protocol import FailedError
 from tests.fakes.gpus import PlayedGpu
 
 

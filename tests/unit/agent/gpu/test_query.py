@@ -9,9 +9,10 @@ import pytest
 
 from agent.core.units import CELSIUS, COUNT, NUMBER
 from agent.gpu.nvidia.catalogue import FieldValue, FunctionCall, MetricSpec, Source
-from agent.gpu.nvidia.client import DeviceClient
+from agent.gpu.nvidia.device_client import DeviceClient
 from agent.gpu.nvidia.query import QueryPlan
-from agent.gpu.source import SourceLostError
+from agent.gpu.protocol import SourceLostError
+from tests.fakes.nvml import Altered, answering
 from tests.fakes.nvml_pointers import FieldsFunction, play
 
 
@@ -19,33 +20,12 @@ def reading(name: str, *asked: Source) -> MetricSpec:
     return MetricSpec(name=name, unit=CELSIUS, sources=asked)
 
 
-class Library:
-    """A library whose functions are counted; a code among them is raised."""
-
-    def __init__(self, **functions: Any) -> None:
-        self.functions = functions
-        self.calls: list[tuple[Any, ...]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in self.functions:
-            raise AttributeError(name)
-
-        def call(_handle: object, *arguments: Any) -> Any:
-            self.calls.append((name, *arguments))
-            given = self.functions[name]
-            if isinstance(given, pynvml.NVMLError):
-                raise given
-            return given
-
-        return call
-
-
-def inquiry(library: Library, *readings: MetricSpec) -> QueryPlan:
+def inquiry(library: Altered, *readings: MetricSpec) -> QueryPlan:
     return QueryPlan(DeviceClient(library=library, handle="gpu"), readings)
 
 
 def test_readings_of_one_call_are_taken_from_one_answer() -> None:
-    library = Library(nvmlRows=(1, 2, 3), nvmlMemory=SimpleNamespace(used=7))
+    library = answering(nvmlRows=(1, 2, 3), nvmlMemory=SimpleNamespace(used=7))
     asked = inquiry(
         library,
         reading("first", FunctionCall("nvmlRows", (), 0)),
@@ -53,23 +33,23 @@ def test_readings_of_one_call_are_taken_from_one_answer() -> None:
         reading("used", FunctionCall("nvmlMemory", (5,), "used")),
     )
     assert asked.query() == {"first": 1, "last": 3, "used": 7}
-    assert library.calls == [("nvmlRows",), ("nvmlMemory", 5)]
+    assert library.asked == [("nvmlRows",), ("nvmlMemory", 5)]
 
 
 def test_the_second_question_is_put_once_the_first_is_refused() -> None:
     refusal = pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-    library = Library(nvmlNew=refusal, nvmlOld=4)
+    library = answering(nvmlNew=refusal, nvmlOld=4)
     asked = inquiry(library, reading("one", FunctionCall("nvmlNew"), FunctionCall("nvmlOld")))
     assert [asked.query(), asked.query(), asked.query()] == [{}, {"one": 4}, {"one": 4}]
-    assert library.calls == [("nvmlNew",), ("nvmlOld",), ("nvmlOld",)]
+    assert library.asked == [("nvmlNew",), ("nvmlOld",), ("nvmlOld",)]
 
 
 def test_what_all_refuse_is_not_asked_again() -> None:
     refusal = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    library = Library(nvmlNew=refusal)
+    library = answering(nvmlNew=refusal)
     asked = inquiry(library, reading("one", FunctionCall("nvmlNew"), FunctionCall("nvmlMissing")))
     assert [asked.query() for _ in range(4)] == [{}] * 4
-    assert library.calls == [("nvmlNew",)]
+    assert library.asked == [("nvmlNew",)]
 
 
 def test_calls_and_fields_are_asked_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +109,7 @@ def test_one_licensed_feature_is_a_license(
 
 
 def test_a_lost_gpu_is_not_taken_for_a_missing_answer() -> None:
-    library = Library(nvmlNew=pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
+    library = answering(nvmlNew=pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
     with pytest.raises(SourceLostError):
         inquiry(
             library, MetricSpec(name="one", unit=NUMBER, sources=(FunctionCall("nvmlNew"),))
@@ -137,11 +117,11 @@ def test_a_lost_gpu_is_not_taken_for_a_missing_answer() -> None:
 
 
 def test_what_was_refused_is_asked_again_once_everything_is_probed_anew() -> None:
-    library = Library(nvmlNew=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
+    library = answering(nvmlNew=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
     client = DeviceClient(library=library, handle="gpu")
     asked = QueryPlan(client, [reading("one", FunctionCall("nvmlNew"))])
     asked.query()
-    library.functions["nvmlNew"] = 5
+    library.answer("nvmlNew", 5)
     assert asked.query() == {}
     client.forget()
     asked.query()

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from agent.core.raw import CallGroup, RawGpuSample
 from agent.gpu.driver import Driver
-from agent.gpu.source import (
+from agent.gpu.protocol import (
     DriverNotLoadedError,
     FailedError,
     Gpu,
@@ -62,13 +62,13 @@ class Bench:
         return self.hanging[-1]
 
     def be_patient(self, seconds: float = PATIENT_SECONDS) -> None:
-        self.driver._pool._deadline_seconds = seconds
+        self.driver.pool.deadline_seconds = seconds
 
     def release(self, released: threading.Event) -> None:
         """Let the calls return, and wait until the GPU's thread is back."""
         self.sick.hangs = {}
         released.set()
-        threads = [one for one in self.driver._pool._workers if one.gpu is self.sick]
+        threads = [one for one in self.driver.pool.workers if one.gpu is self.sick]
         backs = [threading.Event() for _ in threads]
         for thread, back in zip(threads, backs, strict=True):
             thread.submit(back.set)
@@ -344,14 +344,14 @@ async def test_a_breaker_is_logged_once_open_and_once_closed_through_new_starts(
 async def test_a_start_that_hangs_is_waited_for_by_no_tick_for_longer_than_its_deadline(
     bench: Bench,
 ) -> None:
-    bench.driver._deadline_seconds = 0.01
+    bench.driver.deadline_seconds = 0.01
     bench.nvml.opens = threading.Event()
     for _ in range(5):
         assert await bench.ask() is None
     assert bench.nvml.tried == 1
     assert bench.check.detail == "the library does not return from its start"
     bench.nvml.opens.set()
-    bench.driver._deadline_seconds = PATIENT_SECONDS
+    bench.driver.deadline_seconds = PATIENT_SECONDS
     assert await bench.ask() == ["0", "1", "2"]
 
 

@@ -11,11 +11,11 @@ import pynvml
 import pytest
 
 from agent.core.raw import CallGroup, ProcessUtilizationSample, RawGpuSample, SampleCursor
-from agent.gpu.nvidia.client import call_by_name
-from agent.gpu.nvidia.session import NvidiaGpu
-from agent.gpu.source import UnsupportedError
+from agent.gpu.nvidia.device_client import call_by_name
+from agent.gpu.protocol import UnsupportedError
 from agent.metrics import NVML_ERRORS
 from gpuledger.records import ProcessKind
+from tests.fakes.nvml_pointers import play_gpu
 
 SAMPLES = "nvmlDeviceGetProcessUtilization"
 COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
@@ -36,13 +36,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
     """Return what a GPU answers over a library that has these functions and no other."""
 
     def give(functions: Functions) -> RawGpuSample:
-        def pointer(name: str) -> Callable[..., int]:
-            if name not in functions:
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-            return functions[name]
-
-        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", pointer)
-        gpu = NvidiaGpu(library=pynvml, handle=pynvml.c_nvmlDevice_t(), uuid="GPU-0", index=0)
+        gpu = play_gpu(monkeypatch, functions)
         return RawGpuSample(
             uuid="GPU-0", index=0, **gpu.query(CallGroup.BOOKS, SampleCursor(process_us=5))
         )

@@ -8,7 +8,7 @@ import pytest
 
 from agent.gpu.driver import Driver
 from agent.gpu.nvidia.events import NvmlDriverEvents
-from agent.gpu.source import DriverEvent, DriverNotLoadedError
+from agent.gpu.protocol import DriverEvent, DriverNotLoadedError
 from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
 from tests.fakes.gpus import PlayedGpu, PlayedSource

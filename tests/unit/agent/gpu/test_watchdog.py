@@ -81,5 +81,5 @@ def test_a_watch_that_was_ended_ends_nothing() -> None:
     ended = threading.Event()
     watch = LoopWatch(max_missed=2, end_process=ended.set, seconds=0.001)
     watch.end()
-    watch._run()
+    watch.run()
     assert not ended.is_set()

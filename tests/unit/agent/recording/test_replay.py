@@ -19,11 +19,15 @@ from agent.gpu.nvidia.catalogue import CATALOGUE, FunctionCall
 from agent.gpu.nvidia.library import NvmlLibrary
 from agent.gpu.nvidia.session import NvmlSession
 from agent.host.procfs import Procfs
-from agent.recording.format import RecordingFile, RecordingHeader, read_recording
-from agent.recording.recorder import Recorder, RecordingLibrary, RecordingProcfs
+from agent.recording.format import (
+    RecordingHeader,
+    is_played,
+    read_recording,
+    refuse_result,
+)
+from agent.recording.recorder import Recorder, RecordingFile, RecordingLibrary, RecordingProcfs
 from agent.recording.replay import ReplayClock, ReplayLibrary, ReplayProcfs
 from agent.recording.serialize import Handles, build, fill, to_json
-from agent.recording.shapes import is_played, refuse_result
 from agent.sampling import Sampler
 from gpuledger.clock import Clock
 from gpuledger.codec import encode

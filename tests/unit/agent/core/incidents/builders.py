@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pynvml
-import pytest
 from typing_extensions import override
 
 from agent.gpu.nvidia.session import NvmlSession
@@ -18,11 +17,11 @@ from gpuledger.records import Incident
 from simulator.clock import ManualClock
 from simulator.scenario.load import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
+from tests.fakes.nvml import NO_INSTANCE
 
 EPOCH_NS = 1_790_000_000_000_000_000
 SECOND_NS = 1_000_000_000
 SOON_SECONDS = 10.0
-NO_INSTANCE = 0xFFFFFFFF
 SUCCESS: int = pynvml.NVML_SUCCESS
 MODEL = "NVIDIA H100 80GB HBM3"
 
@@ -47,21 +46,6 @@ def failing_node(
 def gpus_of(node: SimulatedNode) -> Any:
     """Open the node's library and give its GPUs."""
     return NvmlSession(node.nvml).open()
-
-
-class Functions:
-    """The library's functions in C, as far as a test gives them; the others are missing."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.given: dict[str, Callable[..., int]] = {}
-        self.calls: list[str] = []
-        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", self._find)
-
-    def _find(self, name: str) -> Callable[..., int]:
-        self.calls.append(name)
-        if name not in self.given:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        return self.given[name]
 
 
 @dataclass

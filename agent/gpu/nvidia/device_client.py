@@ -1,11 +1,11 @@
 """Calls of the library, and of one device of it.
 
-The library's error codes become the errors of the seam (`agent.gpu.source`), and its exceptions go
-no further than this module. A driver tells in three ways that it does not give something: the
+The library's error codes become the errors of the seam (`agent.gpu.protocol`), and its exceptions
+go no further than this module. A driver says in three ways that it does not give something: the
 binding lacks the function, the driver's library lacks it, or the call is refused. All of them are
-`UnsupportedError`; a device is asked once, and what it does not support is remembered by the
+`UnsupportedError`; a device is queried once, and what it does not support is remembered by the
 function's name and those arguments that never change. Opening the library again makes new clients,
-so everything is probed again. What failed is asked again at the next tick.
+so everything is probed again. What failed is queried again at the next tick.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 import pynvml
 
 from agent.gpu.nvidia.library import NvmlLibrary
-from agent.gpu.source import (
+from agent.gpu.protocol import (
     DriverNotLoadedError,
     FailedError,
     GpuLostError,
@@ -44,7 +44,7 @@ _UNSUPPORTED: Final = frozenset(
 _STARTING: Final = ("nvmlInit", "nvmlDeviceGetCount")
 # Some drivers answer a single call with "unknown error" for ever. Only of a call that every GPU
 # can answer does it say that the GPU is lost.
-_TELLING: Final = (
+_ESSENTIAL: Final = (
     "nvmlDeviceGetHandleByIndex",
     "nvmlDeviceGetUUID",
     "nvmlDeviceGetMemoryInfo",
@@ -53,7 +53,9 @@ _SAMPLES: Final = "nvmlDeviceGetSamples"
 _WAITING: Final = "nvmlEventSetWait"
 # nvidia-ml-py raises an "error" of value 0 where the size call of a list succeeds with nothing.
 _EMPTY: Final = frozenset({pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND})
-
+# What stands in place of an id where MIG is off.
+_NO_INSTANCE: Final = 0xFFFFFFFF
+_MAX_INT: Final = 2**31 - 1
 
 # After these only a new start of the library helps.
 _LOST: Final[Mapping[int, type[SourceLostError]]] = {
@@ -66,10 +68,10 @@ _LOST: Final[Mapping[int, type[SourceLostError]]] = {
 }
 
 
-def none_where_absent(take: Callable[[], T]) -> T | None:
-    """Return what `take` gives, or `None` where the driver does not give it, now or ever."""
+def none_where_absent(query: Callable[[], T]) -> T | None:
+    """Return what a query returns, or `None` where the driver does not give it, now or ever."""
     try:
-        return take()
+        return query()
     except (UnsupportedError, FailedError):
         return None
 
@@ -96,7 +98,8 @@ def list_nvml(
 
 
 def call_by_name(library: object, name: str, *arguments: object, empty: object = None) -> object:
-    """Call a function; a list that grew between the library's two calls is asked for again."""
+    """Call a function; a list that grew between the library's two calls is queried again."""
+    # Looked up at each call: which functions there are depends on the binding, not on the driver.
     function = getattr(library, name, None)
     if function is None:
         raise UnsupportedError(f"{name}: this nvidia-ml-py does not have it")
@@ -127,10 +130,11 @@ def _translate(name: str, error: pynvml.NVMLError) -> UnavailableError:
     # Of the first calls a refusal means that there is no driver to speak of.
     if error.value in _UNSUPPORTED and name not in _STARTING:
         return UnsupportedError(message)
-    NVML_ERRORS.labels(call=name, error=type(error).__name__.removeprefix("NVMLError_")).inc()
-    if error.value == pynvml.NVML_ERROR_UNKNOWN and name not in (*_STARTING, *_TELLING):
+    NVML_ERRORS.labels(call=name, error=error_name(error)).inc()
+    if error.value == pynvml.NVML_ERROR_UNKNOWN and name not in (*_STARTING, *_ESSENTIAL):
         return FailedError(message)
     lost = _LOST.get(error.value)
+    # Without a start there are no GPUs, so whatever it says it cannot be of one of them.
     if name in _STARTING:
         return (DriverNotLoadedError if lost is DriverNotLoadedError else LibraryLostError)(message)
     return (lost or FailedError)(message)
@@ -142,14 +146,14 @@ Key = tuple[object, ...]
 
 @dataclass(kw_only=True)
 class DeviceClient:
-    """Asks one device of an open library, a GPU or a MIG instance."""
+    """Queries one device of an open library, a GPU or a MIG instance."""
 
     library: object
     """The library that gave the handle."""
     handle: object
     """The library's own handle."""
     outcomes: dict[Key, str | None] = field(default_factory=dict)
-    """What was asked so far, with the driver's reason where it is not supported."""
+    """What was queried so far, with the driver's reason where it is not supported."""
     support_version: int = 0
     """Changes whenever what is unsupported does."""
 
@@ -230,7 +234,7 @@ class DeviceClient:
         return answer
 
     def is_unsupported(self, key: Key) -> bool:
-        """Whether the device is known not to support it."""
+        """Return whether the device is known not to support it."""
         return self.outcomes.get(key) is not None
 
     def mark_unsupported(self, key: Key, reason: str) -> None:
@@ -247,9 +251,23 @@ class DeviceClient:
 def reason_of(error: UnavailableError) -> str:
     """Return the driver's name of a refusal, such as `NotSupported`."""
     cause = error.__cause__
-    if isinstance(cause, pynvml.NVMLError):
-        return type(cause).__name__.removeprefix("NVMLError_")
-    return "FunctionNotFound"
+    # Without a cause, or with the binding's own, it is the function that is missing.
+    return error_name(cause) if isinstance(cause, pynvml.NVMLError) else "FunctionNotFound"
+
+
+def error_name(error: pynvml.NVMLError) -> str:
+    """Return NVML's name of an error, such as `NotSupported`."""
+    return type(error).__name__.removeprefix("NVMLError_")
+
+
+def instance_id(number: int) -> int | None:
+    """Return an id of a GPU or compute instance, `None` for NVML's number of none."""
+    return None if number == _NO_INSTANCE else number
+
+
+def small_number(number: int | None) -> int | None:
+    """Return an id or a count where it can be one; what NVML does not know is its greatest one."""
+    return number if number is not None and 0 <= number <= _MAX_INT else None
 
 
 raw_getattr: Final[Any] = object.__getattribute__

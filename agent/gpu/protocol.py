@@ -1,4 +1,4 @@
-"""The seam to a vendor: what the agent asks of a source of GPUs, and which errors it may raise.
+"""The seam to a vendor: what the agent needs of a source of GPUs, and which errors it may raise.
 
 A source is opened, gives the GPUs that answer, and is closed. Each tick every GPU is queried in
 its own thread, one group after the other; a group's answer are fields of `RawGpuSample`, in the
@@ -71,7 +71,7 @@ class GpuIdentity(Protocol):
 
     @property
     def handle(self) -> object:
-        """What its source knows it by; nobody else reads it."""
+        """What its source knows it by; opaque to everybody else."""
 
 
 class Gpu(GpuIdentity, Protocol):
@@ -114,7 +114,7 @@ class DriverEvents(Protocol):
 
     @property
     def capability(self) -> Capability:
-        """Whether the driver tells of its unbinding, and why not."""
+        """Whether the driver reports its unbinding, and why not."""
 
     def open(self) -> None:
         """Begin to listen, where the driver can be listened to."""
@@ -143,7 +143,7 @@ class GpuSource(Protocol):
     def unfound(self) -> Mapping[int, str]:
         """What names the GPUs that did not answer when it was opened, by the driver's index.
 
-        `PCI:0000:1b:00` where the driver tells the slot, else `INDEX:1`.
+        `PCI:0000:1b:00` where the driver knows the slot, else `INDEX:1`.
         """
 
     @property
