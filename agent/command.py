@@ -7,14 +7,13 @@ from typing import Final
 
 import structlog
 
-from agent.context import run_agent
+from agent.context import Host, run_agent
 from agent.dcgm_exporter import Swap, read_swap
 from agent.exposition.node_state import NodeState, make_node_state
 from agent.exposition.renderer import PageRenderer
 from agent.host.kubelet.container_logs import ContainerNames
-from agent.node import Host
 from agent.settings import AgentSettings, name_node
-from agent.source import find_source
+from agent.source_selection import find_source
 from gpuledger.bus.protocol import Bus
 from gpuledger.collector import settle_collector
 from gpuledger.runtime import Readiness, configure_logs, explain_user_errors, run_service

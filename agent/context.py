@@ -5,20 +5,23 @@ them beside one another until one fails or all are cancelled.
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from agent.exposition.node_state import NodeState
 from agent.gpu.driver import Driver
+from agent.gpu.source import GpuSource
 from agent.gpu.threads import wait_for
 from agent.gpu.watchdog import Watchdog
-from agent.host.kubelet.allocations import Allocations
+from agent.host.kmsg import Kmsg
+from agent.host.kubelet.allocations import Allocations, Kubelet
 from agent.host.kubelet.assignments import find_on
-from agent.host.procfs import check_procfs, read_boot_id
+from agent.host.kubelet.container_logs import ListNames
+from agent.host.procfs import Procfs, check_procfs, read_boot_id
 from agent.loop import InventoryTracker, Outputs, SampleLoop
 from agent.metrics import ATTRIBUTION
 from agent.monitor import IncidentMonitor
-from agent.node import Host
 from agent.publish.message_bundle import TickQueue
 from agent.publish.publisher import SamplePublisher, shut_down
 from agent.publish.send_queue import SendQueue
@@ -26,12 +29,31 @@ from agent.publish.spool import Spool
 from agent.sampling import Sampler
 from agent.settings import AgentSettings
 from gpuledger.bus.protocol import Bus
+from gpuledger.clock import Clock
 from gpuledger.errors import UserError
 from gpuledger.records import DeviceAllocation
 from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
 from gpuledger.runtime.tasks import end_tasks
 
 _CLOSING_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A node to be read."""
+
+    gpus: GpuSource
+    """Its GPUs."""
+    procfs: Procfs
+    """The files of `/proc`."""
+    clock: Clock
+    """The clocks."""
+    kubelet: Kubelet | None = None
+    """Who says which container holds which device; `None` where nobody is to be asked."""
+    list_log_names: ListNames = tuple
+    """Gives the names of the containers' logs."""
+    open_kmsg: Callable[[], Kmsg] | None = None
+    """Opens the kernel's log at its end; `None` where it is not to be read."""
 
 
 async def run_agent(

@@ -15,8 +15,15 @@ from typing import Final
 
 import structlog
 
-from agent.core.incidents.builder import Detection, make_incident
-from agent.core.incidents.dedupe import WINDOW_NS, Deduplicator, degradations, is_covered_by, merge
+from agent.core.incidents import (
+    WINDOW_NS,
+    Deduplicator,
+    Detection,
+    degradations,
+    is_covered_by,
+    make_incident,
+    merge,
+)
 from agent.gpu.event_thread import EventThread
 from agent.gpu.source import GpuIdentity, GpuSource
 from agent.host.kmsg import Kmsg, KmsgReader

@@ -12,7 +12,13 @@ import structlog
 
 from agent.core.normalize.driver_clock import LAG_WINDOWS, SetBack
 from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
-from agent.core.normalize.layout import (
+from agent.core.processes.accounting.exit_reporter import TickInterval
+from agent.core.processes.table import TableUpdate
+from agent.core.processes.tracker import ProcessTracker
+from agent.core.raw import RawGpuSample, SampleCursor
+from agent.core.tick import (
+    ClockReading,
+    NodeTick,
     find_relayouted,
     find_vanished,
     flatten,
@@ -20,11 +26,6 @@ from agent.core.normalize.layout import (
     layout_of,
     read_details,
 )
-from agent.core.processes.accounting.history import TickInterval
-from agent.core.processes.table import TableUpdate
-from agent.core.processes.tracker import ProcessTracker
-from agent.core.raw import RawGpuSample, SampleCursor
-from agent.core.tick import ClockReading, NodeTick
 from agent.host.procfs import ProcessReader, Procfs, read_boot_id
 from agent.metrics import (
     ACCOUNTS_LATE,

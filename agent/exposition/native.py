@@ -10,8 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agent.exposition.device import Read, ShownDevice, read_at
-from agent.exposition.gpu_events import nvlink_link_bytes_totals
+from agent.exposition.device import Read, ShownDevice, nvlink_link_bytes_totals, read_at
 from agent.exposition.holders import Share, find_shares
 from agent.exposition.node_state import Snapshot
 from agent.exposition.text import Label, Labels, SampleLine, write_family, write_labels

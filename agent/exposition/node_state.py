@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from agent.exposition.device import ShownDevice
-from agent.exposition.gpu_events import GpuEventHistory, NvlinkRates
+from agent.exposition.device import GpuEventHistory, NvlinkRates, ShownDevice
 from agent.exposition.holders import ContainerLookup, NamedContainer
 from agent.metrics import PROCESS_SERIES_DROPPED
 from agent.settings import ExpositionSettings

@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from agent.core.incidents.builder import Detection
+from agent.core.incidents import Detection
 from agent.gpu.source import GpuEventSet, GpuIdentity, GpuSource, UnsupportedError
 from agent.metrics import EVENT_SET_FAILURES
 from gpuledger.clock import Clock

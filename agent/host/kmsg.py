@@ -1,7 +1,7 @@
 """The kernel's log as a second source of XIDs: some never reach the driver's events.
 
 Here lives the reading, from the log's end on, and the time of a record. The driver's lines are read
-by `agent.core.incidents.xid_parser`, and what is new is decided in `dedupe` beside it.
+by `agent.core.incidents`, and what is new is decided in `dedupe` beside it.
 """
 
 import os
@@ -11,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-from agent.core.incidents.builder import Detection
-from agent.core.incidents.xid_parser import XidLine, read_bus, read_xid_line, write_bus
+from agent.core.incidents import Detection, XidLine, read_bus, read_xid_line, write_bus
 from agent.metrics import KMSG_FAILURES, KMSG_OVERRUNS
 from gpuledger.clock import Clock
 from gpuledger.runtime import Backoff, Check

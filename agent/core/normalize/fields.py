@@ -16,10 +16,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec.structs import fields
 
-from agent.core.normalize.validation import Validator, converter
 from agent.core.raw import CallGroup, RawGpuSample
 from agent.core.readings import READINGS, ReadingSpec
-from agent.core.units import Unit
+from agent.core.units import Unit, Validator, converter
 from gpuledger.records import (
     GpuHealth,
     GpuLimits,

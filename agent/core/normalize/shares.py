@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Final
 
 from agent.core.normalize.driver_clock import Interval, SampledWindow, known_us, window_at
-from agent.core.normalize.validation import MEMORY_BYTES, PERCENT, PID, TIMESTAMP_US, Validator
 from agent.core.raw import ListedProcess, ProcessUtilizationSample
+from agent.core.units import MEMORY_LIMITS, PERCENT, PID, TIMESTAMP_US, Validator
 from gpuledger.records import ProcessKind
 
 _MIN_WINDOW_US: Final = 10_000
@@ -110,7 +110,7 @@ def list_processes(
     """
     if listed is None:
         return before
-    limits = (0, memory_bytes or MEMORY_BYTES[1])
+    limits = (0, memory_bytes or MEMORY_LIMITS[1])
     merged: dict[int, ListedProcess] = {}
     for process in listed:
         if validator.keep(process.pid, PID, reading="process_pid") is None:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from typing_extensions import override
 
-from agent.core.incidents.builder import Detection
+from agent.core.incidents import Detection
 from agent.core.processes.table import ProcessTable
 from agent.gpu.nvidia.session import NvmlSession
 from agent.host.kmsg import Kmsg

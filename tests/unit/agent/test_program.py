@@ -10,7 +10,7 @@ import pytest
 
 from agent.command import OPTIONS
 from agent.settings import AgentSettings, name_node
-from agent.source import find_source, open_source
+from agent.source_selection import find_source, open_source
 from gpuledger.errors import SettingsError
 from gpuledger.settings import load_settings
 

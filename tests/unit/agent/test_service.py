@@ -11,12 +11,11 @@ import pynvml
 import pytest
 from typing_extensions import override
 
-from agent.context import run_agent
+from agent.context import Host, run_agent
 from agent.gpu.nvidia.session import NvmlSession
 from agent.metrics import TICKS_FAILED
-from agent.node import Host
 from agent.settings import AgentSettings
-from agent.source import find_source, probe
+from agent.source_selection import find_source, probe
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.codec import decoder_of

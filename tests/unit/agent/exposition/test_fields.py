@@ -15,8 +15,7 @@ from agent.exposition.dcgm_fields import (
     is_dcgm_name,
     nearest_name,
 )
-from agent.exposition.device import DERIVED, ShownDevice
-from agent.exposition.gpu_events import GpuEventHistory
+from agent.exposition.device import DERIVED, GpuEventHistory, ShownDevice
 from agent.exposition.native import INFO_FAMILIES, InfoFamily, NativeFamily, native_families
 from agent.settings import Profile
 

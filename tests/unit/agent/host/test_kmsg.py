@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.incidents.builder import Detection
+from agent.core.incidents import Detection
 from agent.host.kmsg import DeviceKmsg, Kmsg, KmsgReader, RecordTime
 from agent.metrics import KMSG_FAILURES, KMSG_OVERRUNS
 from gpuledger.runtime import Backoff, Check

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 import pynvml
 
+from agent.context import Host
 from agent.gpu.nvidia.session import NvmlSession
 from agent.gpu.threads import Worker
 from agent.host.kmsg import DeviceKmsg
-from agent.host.kubelet.client import Kubelet, SocketKubelet
+from agent.host.kubelet.allocations import Kubelet, SocketKubelet
 from agent.host.kubelet.container_logs import list_folder
 from agent.host.procfs import SystemProcfs
-from agent.node import Host
 from agent.settings import AgentSettings, KubeletSettings
 from gpuledger.clock import SystemClock
 from gpuledger.errors import UnavailableError, UserError
