@@ -9,8 +9,8 @@ import structlog
 
 from agent.context import Host, run_agent
 from agent.dcgm_exporter import Swap, read_swap
+from agent.exposition import PageRenderer
 from agent.exposition.node_state import NodeState, make_node_state
-from agent.exposition.renderer import PageRenderer
 from agent.host.kubelet.container_logs import ContainerNames
 from agent.settings import AgentSettings, name_node
 from agent.source_selection import find_source

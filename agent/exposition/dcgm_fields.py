@@ -15,10 +15,12 @@ from typing import Final, Literal, NamedTuple, get_args
 
 import structlog
 
-from agent.exposition.device import Read, read_at
+from agent.exposition.device import Read, ShownDevice, read_at
+from agent.exposition.families import Labels
 from agent.metrics import COUNTERS_SKIPPED
 from gpuledger.decode_errors import shorten, shorten_middle
 from gpuledger.errors import UserError
+from gpuledger.records import GpuHealth
 from gpuledger.small_files import read_small_file
 
 Kind = Literal["gauge", "counter", "label"]
@@ -209,3 +211,129 @@ def _parse(line: str) -> Counter | str:
 def _shorten(cell: str) -> str:
     """Return as much of a cell as a message quotes: a quote that is never closed takes lines in."""
     return shorten(cell, _SHOWN_CHARACTERS)
+
+
+class EventWindow(NamedTuple):
+    """Over which time events are recent."""
+
+    since_ns: int
+    """When it begins, by the clock that never goes back."""
+    label: str
+    """Its length in milliseconds, as dcgm-exporter writes it."""
+
+
+Series = Iterator[tuple[Labels, float]]
+Verdict = tuple[int, str]
+"""How bad it is, and DCGM's name of the error."""
+_PASS: Final = 0
+_WARN: Final = 10
+_FAIL: Final = 20
+_FINE: Final = (_PASS, "DCGM_FR_OK")
+_ALL: Final = "ALL"
+# 79, and none: the XIDs that came before the agent's start are not known.
+_OFF_THE_BUS: Final = (0, 79)
+_THERMAL_REASONS: Final = 0x20 | 0x40
+_POWER_BRAKE_REASON: Final = 0x80
+_LINKS: Final = (
+    ("ok", "OK"),
+    ("chipset_not_supported", "ChipsetNotSupported"),
+    ("gpu_not_supported", "GPUNotSupported"),
+    ("topology_not_supported", "TopologyNotSupported"),
+    ("disabled_by_regkey", "DisabledByRegKey"),
+    ("not_supported", "NotSupported"),
+)
+_LINK_CODES: Final = {name: (code, words) for code, (name, words) in enumerate(_LINKS)}
+_UNKNOWN_LINK: Final = (len(_LINKS), "Unknown")
+
+
+def _xids(device: ShownDevice, window: EventWindow) -> Series:
+    if device.events:
+        yield from _counted("xid", device.events.recent_xids(window.since_ns), window)
+
+
+def _clock_events(device: ShownDevice, window: EventWindow) -> Series:
+    # Of a GPU that does not answer nobody knows why its clocks are down.
+    if device.events and not device.is_silent:
+        found = device.events.recent_clock_events(window.since_ns)
+        yield from _counted("clock_event", found, window)
+
+
+def _counted(label: str, found: dict[str, int], window: EventWindow) -> Series:
+    """Yield a series for each kind, or one zero without a kind, as dcgm-exporter does."""
+    head = ("window_size_in_ms", window.label)
+    if not found:
+        yield [head], 0
+    for what, count in found.items():
+        yield [head, (label, what)], count
+
+
+def _peers(device: ShownDevice, _: EventWindow) -> Series:
+    if device.facts is None or device.node is None or device.events is None or device.is_silent:
+        return
+    indices = {gpu.uuid: gpu.index for gpu in device.node.gpus}
+    for uuid, status in (device.facts.nvlink_peers or {}).items():
+        if uuid in indices:
+            code, words = _LINK_CODES.get(status, _UNKNOWN_LINK)
+            yield [("peer_gpu", str(indices[uuid])), ("link_status", words)], code
+
+
+def _health(device: ShownDevice, _: EventWindow) -> Series:
+    health, throttling = device.health, device.throttling
+    reasons = throttling.reasons if throttling else None
+    watches: list[tuple[str, Verdict | None]] = [
+        ("MEM", _memory_verdict(health) if health else None),
+        ("NVLINK", _nvlink_verdict(health) if health else None),
+    ]
+    if reasons is not None:
+        hot = (_WARN, "DCGM_FR_CLOCK_THROTTLE_THERMAL")
+        braked = (_WARN, "DCGM_FR_CLOCK_THROTTLE_POWER")
+        watches.append(("THERMAL", hot if reasons & _THERMAL_REASONS else _FINE))
+        watches.append(("POWER", braked if reasons & _POWER_BRAKE_REASON else _FINE))
+    verdicts = [(watch, verdict) for watch, verdict in watches if verdict]
+    if device.is_lost:
+        # DCGM goes by the XID that came with the loss; the readings of before say nothing now.
+        xid = device.events.last_xid if device.events else 0
+        error = "DCGM_FR_FALLEN_OFF_BUS" if xid in _OFF_THE_BUS else "DCGM_FR_XID_ERROR"
+        verdicts = [(_ALL, (_FAIL, error))]
+    elif verdicts:
+        verdicts.append((_ALL, max(verdict for _, verdict in verdicts)))
+    for watch, (code, error) in verdicts:
+        yield [("health_watch", watch), ("health_error_code", error)], code
+
+
+def _memory_verdict(health: GpuHealth) -> Verdict | None:
+    # A GPU that counts no errors has no verdict, rather than a good one.
+    if health.ecc_uncorrected_volatile_total is None and health.remapped_rows_failed is None:
+        return None
+    # The worst comes first.
+    if health.remapped_rows_failed:
+        return _FAIL, "DCGM_FR_ROW_REMAP_FAILURE"
+    if health.ecc_uncorrected_volatile_total:
+        return _FAIL, "DCGM_FR_VOLATILE_DBE_DETECTED"
+    if health.remapped_rows_pending:
+        return _WARN, "DCGM_FR_PENDING_ROW_REMAP"
+    if health.retired_pages_pending:
+        return _WARN, "DCGM_FR_PENDING_PAGE_RETIREMENTS"
+    return _FINE
+
+
+def _nvlink_verdict(health: GpuHealth) -> Verdict | None:
+    if health.nvlink_recoveries_total is None:
+        return None
+    if health.nvlink_recoveries_total:
+        return _FAIL, "DCGM_FR_NVLINK_ERROR_CRITICAL"
+    errors = (
+        health.nvlink_replays_total,
+        health.nvlink_crc_data_errors_total,
+        health.nvlink_crc_flit_errors_total,
+    )
+    return (_WARN, "DCGM_FR_NVLINK_ERROR_THRESHOLD") if any(errors) else _FINE
+
+
+MULTI_SERIES: Final[dict[str, Callable[[ShownDevice, EventWindow], Series]]] = {
+    "multi_series.xids": _xids,
+    "multi_series.clock_events": _clock_events,
+    "multi_series.peers": _peers,
+    "multi_series.health": _health,
+}
+"""What gives the series, by the path in the table."""

@@ -182,7 +182,6 @@ def split_busy_seconds(
             yield process, busy_seconds / len(processes)
 
 
-_NS: Final = 1_000_000_000
 # The driver reports whole sampling windows, so a process shows in ticks up to a window around it.
 _WINDOW_NS: Final = 166_667_000
 
