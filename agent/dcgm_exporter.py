@@ -112,7 +112,7 @@ class Swap:
         """
         if not self.is_asked_for:
             return self.layer
-        implied = {("http", "listen"): _LISTEN}
+        implied: dict[tuple[str, ...], str] = {("http", "listen"): _LISTEN}
         if ("kafka", "bootstrap_servers") not in given:
             implied["no_kafka",] = "true"
         return {

@@ -278,6 +278,12 @@ def read_xid_line(text: str) -> XidLine | None:
         return None
     pid, command, words = _split(found["rest"] or "")
     xid = int(found["xid"])
+    action = severity = None
+    if xid == RECOVERY_ACTION_CHANGED and (asked := _NEW_ACTION.search(words)):
+        action = recovery_action(int(asked[1], 16))
+    # Of NVLink 5's errors the code is the same for what was contained and what was not.
+    if xid in _NVLINK_5 and _FATAL.search(words):
+        severity = Severity.CRITICAL
     return XidLine(
         bus=bus,
         xid=xid,
@@ -286,8 +292,8 @@ def read_xid_line(text: str) -> XidLine | None:
         pid=pid,
         command=command,
         words=words,
-        action=_action(xid, words),
-        severity=_severity(xid, words),
+        action=action,
+        severity=severity,
     )
 
 
@@ -322,12 +328,3 @@ def _split(rest: str) -> tuple[int | None, str | None, str]:
 
 def _number(text: str | None) -> int | None:
     return int(text) if text and text.isdigit() else None
-
-
-def _action(xid: int, words: str) -> str | None:
-    found = _NEW_ACTION.search(words) if xid == RECOVERY_ACTION_CHANGED else None
-    return recovery_action(int(found[1], 16)) if found else None
-
-
-def _severity(xid: int, words: str) -> Severity | None:
-    return Severity.CRITICAL if xid in _NVLINK_5 and _FATAL.search(words) else None

@@ -124,18 +124,17 @@ class Validator:
         """Return whether a value can be true by its unit alone; an absent one is not counted."""
         if value is None:
             return False
-        reason = _reason_against(value, unit)
-        if reason:
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            self.drop(reading, "not_a_number")
+            return False
+        if unit.choices:
+            # A newer driver may have a number for something that nobody here knows.
+            reason, is_true = "unknown", value in unit.choices
+        else:
+            reason, is_true = "out_of_range", unit.low <= value <= unit.high
+        if not is_true:
             self.drop(reading, reason)
-        return reason is None
-
-
-def _reason_against(value: Any, unit: Unit) -> str | None:  # noqa: ANN401  # whatever the driver says
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        return "not_a_number"
-    if unit.choices:
-        return None if value in unit.choices else "unknown"
-    return None if unit.low <= value <= unit.high else "out_of_range"
+        return is_true
 
 
 def converter(unit: Unit) -> Callable[[Any], Any]:

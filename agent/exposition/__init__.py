@@ -5,6 +5,7 @@ newer tick or its values are too old.
 """
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Final
 
 import structlog
@@ -18,7 +19,7 @@ from agent.exposition.native import (
     write_native,
     write_processes,
 )
-from agent.exposition.node_state import NodeState, Snapshot
+from agent.exposition.node_state import NodeState
 from agent.settings import ExpositionSettings
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
@@ -66,22 +67,23 @@ class PageRenderer:
             else:
                 _log.info("counters_read", file=str(self._settings.counters_file))
         now = self._node_state.snapshot()
-        text = bytearray()
-        for lines in self._parts(now) if now else ():
-            for line in lines:
-                text += line.encode()
-        return bytes(text)
-
-    def _parts(self, now: Snapshot) -> Iterator[Iterator[str]]:
-        if self._dcgm:
-            yield self._dcgm.write(now)
+        if now is None:
+            return b""
+        parts: list[Iterator[str]] = [self._dcgm.write(now)] if self._dcgm else []
         if self._settings.native_metrics:
-            yield write_native(now, self._settings.profile)
-            yield write_facts(now, self._settings.profile)
-            yield write_events(now)
-            yield write_containers(now)
+            parts += [
+                write_native(now, self._settings.profile),
+                write_facts(now, self._settings.profile),
+                write_events(now),
+                write_containers(now),
+            ]
         if self._settings.process_series:
-            yield write_processes(now, max_processes=self._settings.max_process_series)
+            parts.append(write_processes(now, max_processes=self._settings.max_process_series))
+        # Line by line into bytes, so that the page is held once.
+        text = bytearray()
+        for line in chain.from_iterable(parts):
+            text += line.encode()
+        return bytes(text)
 
 
 def _dcgm(settings: ExpositionSettings) -> DcgmPage | None:

@@ -74,7 +74,7 @@ class RowWriter:
         devices, memories = [], []
         for device in now.devices:
             reading = device.reading
-            siblings = split.get(_instance_of(device))
+            siblings = split.get(device.gpu_instance)
             container = exclusive_holder(reading, now.sample.allocations)
             holder = NodeHolder(*container) if container else None
             # Whoever has all of a device has its own series.
@@ -111,13 +111,13 @@ class RowWriter:
         known = [(field, str(value)) for field, value in values if value is not None]
         old = [*identity, *((field.old, value) for field, value in known)]
         new = [*identity, *((field.new, value) for field, value in known)]
-        tail = _pod_labels(holder) if holder else ()
+        tail = holder.pod_labels if holder else ()
         written = []
         for share in shares:
             # What has no name here gets no series: dcgm-exporter would show none either.
             if share.holder.pod:
                 own = [
-                    *_pod_labels(share.holder),
+                    *share.holder.pod_labels,
                     ("pod_uid", share.holder.pod_uid),
                     (SHARE_LABEL, "pod"),
                 ]
@@ -145,14 +145,6 @@ class RowWriter:
         return labels
 
 
-def _pod_labels(holder: NodeHolder) -> Labels:
-    return [
-        ("container", holder.container),
-        ("namespace", holder.namespace),
-        ("pod", holder.pod),
-    ]
-
-
 def _merge_memory(shares: Iterable[Share]) -> Iterable[Share]:
     """Return what each container holds in all: it may have processes on several of them."""
     held: dict[NodeHolder, Share] = {}
@@ -163,10 +155,6 @@ def _merge_memory(shares: Iterable[Share]) -> Iterable[Share]:
     return held.values()
 
 
-def _instance_of(device: ShownDevice) -> tuple[str, int | None]:
-    return device.gpu_uuid, device.reading.gpu_instance
-
-
 def _find_split(
     devices: Iterable[ShownDevice],
 ) -> Mapping[tuple[str, int | None], list[ShownDevice]]:
@@ -174,7 +162,7 @@ def _find_split(
     found: dict[tuple[str, int | None], list[ShownDevice]] = {}
     for device in devices:
         if device.reading.parent_uuid is not None:
-            found.setdefault(_instance_of(device), []).append(device)
+            found.setdefault(device.gpu_instance, []).append(device)
     return {key: siblings for key, siblings in found.items() if len(siblings) > 1}
 
 

@@ -232,6 +232,11 @@ class ShownDevice:
         """The UUID of the GPU that this is, or of which this is an instance."""
         return self.reading.parent_uuid or self.reading.uuid
 
+    @property
+    def gpu_instance(self) -> tuple[str, int | None]:
+        """The GPU instance that this is or is in; a whole GPU has no number."""
+        return self.gpu_uuid, self.reading.gpu_instance
+
 
 Read = Callable[[ShownDevice], Converted]
 

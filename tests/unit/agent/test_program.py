@@ -120,7 +120,7 @@ def test_the_end_does_not_wait_for_a_driver_that_does_not_answer(
         begun.set()
         goes_on.wait(10)
 
-    monkeypatch.setattr("agent.source.probe", hang)
+    monkeypatch.setattr("agent.source_selection.probe", hang)
 
     async def begin_and_end() -> None:
         opening = asyncio.create_task(open_source(AgentSettings()))

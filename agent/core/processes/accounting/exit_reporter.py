@@ -26,6 +26,8 @@ from gpuledger.records.bounds import MAX_ENDED_PROCESSES
 WINDOW_SECONDS: Final = 120
 """For how long it is known what of a GPU's busy time was nobody's."""
 _NS: Final = 1_000_000_000
+# The driver reports whole sampling windows, so a process shows in ticks up to a window around it.
+_WINDOW_NS: Final = 166_667_000
 # Longer than an account is waited for after the process was listed last.
 _MAX_TICKS_ABSENT: Final = 16
 
@@ -62,6 +64,15 @@ class ProcessInterval(NamedTuple):
     """Where it ends, since boot."""
     missing_seconds: float
     """Busy time that is looked for."""
+
+    @classmethod
+    def of(cls, process: ExitedProcess) -> "ProcessInterval | None":
+        """Return the time on the GPU, a sampling window around it included; `None` if undated."""
+        totals, opened_ns = process.totals, process.opened_boottime_ns
+        if opened_ns is None or totals.lifetime_seconds is None or totals.busy_seconds is None:
+            return None
+        closed_ns = opened_ns + round(totals.lifetime_seconds * _NS)
+        return cls(opened_ns - _WINDOW_NS, closed_ns + _WINDOW_NS, totals.busy_seconds)
 
     def overlap_seconds(self, covered: TickInterval) -> float:
         """Return how much of it a tick covers."""
@@ -117,7 +128,14 @@ class GpuHistory:
             # Whoever is named, the reader of the tick gives them all of it.
             is_named = any(process.started_boottime_ns is not None for process in processes)
             self._unclaimed.append(_UnclaimedTime(covered, 0.0 if is_named else busy_seconds))
-        self._forget_older(covered)
+        oldest_ns = covered.end_ns - WINDOW_SECONDS * _NS
+        while self._unclaimed and self._unclaimed[0].covered.end_ns < oldest_ns:
+            self._unclaimed.popleft()
+        self._sampled = {
+            key: sampled
+            for key, sampled in self._sampled.items()
+            if sampled.ticks_absent <= _MAX_TICKS_ABSENT
+        }
 
     def pop_sampled(self, key: ProcessKey) -> tuple[float, TickInterval | None]:
         """Return what ticks said of a process, and the first that named it; both are forgotten."""
@@ -149,16 +167,6 @@ class GpuHistory:
             tick.left_seconds = max(0.0, tick.left_seconds - total * scale)
         return reserved
 
-    def _forget_older(self, covered: TickInterval) -> None:
-        oldest_ns = covered.end_ns - WINDOW_SECONDS * _NS
-        while self._unclaimed and self._unclaimed[0].covered.end_ns < oldest_ns:
-            self._unclaimed.popleft()
-        self._sampled = {
-            key: sampled
-            for key, sampled in self._sampled.items()
-            if sampled.ticks_absent <= _MAX_TICKS_ABSENT
-        }
-
 
 def split_busy_seconds(
     busy_seconds: float, processes: Sequence[GpuProcess], seconds: float
@@ -180,10 +188,6 @@ def split_busy_seconds(
             yield process, busy_seconds * ratio / total
         else:
             yield process, busy_seconds / len(processes)
-
-
-# The driver reports whole sampling windows, so a process shows in ticks up to a window around it.
-_WINDOW_NS: Final = 166_667_000
 
 
 class _PendingExit(NamedTuple):
@@ -210,12 +214,18 @@ class ExitReporter:
     def add(self, exited: Iterable[ExitedProcess]) -> None:
         """Add who is done with a GPU; those that cannot be reported are counted."""
         for process in exited:
-            interval = _interval_of(process)
-            reason = self._reason_to_drop(process, interval)
-            if reason is None and interval is not None:
+            interval = ProcessInterval.of(process)
+            if process.facts.started_boottime_ns is None:
+                self._unreported["unidentified"] += 1
+            elif interval is None:
+                self._unreported["undated"] += 1
+            elif self._begin_ns is None or interval.begin_ns + _WINDOW_NS < self._begin_ns:
+                # What ticks of an earlier agent said of it nobody knows any more.
+                self._unreported["older"] += 1
+            elif len(self._waiting) >= MAX_ENDED_PROCESSES:
+                self._unreported["too_many"] += 1
+            else:
                 self._waiting.append(_PendingExit(process, interval))
-            elif reason:
-                self._unreported[reason] += 1
 
     def drain_unreported(self) -> Counter[str]:
         """Return how many exits were left out since the last call, by reason."""
@@ -289,17 +299,6 @@ class ExitReporter:
                 self._unreported["gpu_gone"] += 1
         return due
 
-    def _reason_to_drop(
-        self, process: ExitedProcess, interval: ProcessInterval | None
-    ) -> str | None:
-        if process.facts.started_boottime_ns is None:
-            return "unidentified"
-        if interval is None:
-            return "undated"
-        if self._begin_ns is None or interval.begin_ns + _WINDOW_NS < self._begin_ns:
-            return "older"
-        return "too_many" if len(self._waiting) >= MAX_ENDED_PROCESSES else None
-
 
 def _exits_on(
     gpu: int,
@@ -334,12 +333,3 @@ def _exits_on(
             until_seq=ticks[-1].seq,
             until_time_ns=ticks[-1].time_ns,
         )
-
-
-def _interval_of(process: ExitedProcess) -> ProcessInterval | None:
-    """Return the time on the GPU, a sampling window around it included."""
-    totals, opened_ns = process.totals, process.opened_boottime_ns
-    if opened_ns is None or totals.lifetime_seconds is None or totals.busy_seconds is None:
-        return None
-    closed_ns = opened_ns + round(totals.lifetime_seconds * _NS)
-    return ProcessInterval(opened_ns - _WINDOW_NS, closed_ns + _WINDOW_NS, totals.busy_seconds)
