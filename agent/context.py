@@ -106,9 +106,9 @@ class AgentContext:
         """Run everything that looks at the node; the driver is let go of at the end."""
         host, settings = self._host, self._settings
         procfs_check = self._readiness.check("procfs", severity=CheckSeverity.WARNING)
-        sampler = self._sampler(procfs_check)
+        sampler = self.sampler(procfs_check)
         inventory = InventoryTracker(node=settings.node_name, boot_id=self._boot_id)
-        allocations = self._allocations()
+        allocations = self.allocations()
 
         def allocations_on(gpu_uuid: str, gpu_instance: int | None) -> Sequence[DeviceAllocation]:
             held = allocations.current(inventory.devices) if allocations else ()
@@ -189,7 +189,8 @@ class AgentContext:
             now_ns=self._host.clock.time_ns,
         )
 
-    def _sampler(self, procfs_check: Check) -> Sampler:
+    def sampler(self, procfs_check: Check) -> Sampler:
+        """Return what makes the ticks, without processes where `/proc` cannot name them."""
         host = self._host
         access = check_procfs(host.procfs, wanted=self._settings.attribution)
         ATTRIBUTION.set(access.is_on)
@@ -203,7 +204,7 @@ class AgentContext:
             reads_processes=access.is_on,
         )
 
-    def _allocations(self) -> Allocations | None:
+    def allocations(self) -> Allocations | None:
         """Return what asks the kubelet; `None` where it is not to be asked."""
         host, settings = self._host, self._settings.kubelet
         if host.kubelet is None or settings.enabled is False:

@@ -149,13 +149,13 @@ async def test_a_log_that_cannot_be_read_does_not_cost_the_events(
     node, check = failing_node(clock=clock), Check()
     watch = watch_of(node, told, open_kmsg=refuse, check=check)
     async with running(watch):
-        watch._hand_over(xid())
+        watch.hand_over(xid())
         assert (await told.next()).xid == 79
     assert "cannot read the kernel's log" in check.detail
 
 
 async def test_what_came_before_the_loop_ran_is_told(idle: IncidentMonitor, told: Told) -> None:
-    idle._hand_over(xid())
+    idle.hand_over(xid())
     async with running(idle):
         assert (await told.next()).xid == 79
 
@@ -165,7 +165,7 @@ async def test_what_nobody_takes_in_time_is_counted_and_the_oldest_is_kept(
 ) -> None:
     before = INCIDENTS_DROPPED._value.get()
     for number in range(5000):
-        idle._hand_over(xid(31, at=number))
+        idle.hand_over(xid(31, at=number))
 
     async with running(idle):
         first = await told.next()
@@ -190,7 +190,7 @@ async def test_a_burst_is_told_no_faster_than_a_disk_can_take_it(told: Told) -> 
     clock = SleepingClock(start_ns=EPOCH_NS)
     watch = watch_of(failing_node(clock=clock), told)
     for number in range(2000):
-        watch._hand_over(xid(31, at=number))
+        watch.hand_over(xid(31, at=number))
     async with running(watch):
         while len(told.incidents) < 2000:
             await told.next()
