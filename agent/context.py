@@ -70,6 +70,7 @@ async def run_agent(
     where only a fresh start can help.
     """
     context = AgentContext(host=host, settings=settings, readiness=readiness)
+    # Without a bus there is no queue either: nobody would ever empty it.
     if bus is None:
         await context.run_node(Outputs(send_queue=None, node_state=node_state))
         return
@@ -207,6 +208,7 @@ class AgentContext:
     def allocations(self) -> Allocations | None:
         """Return what asks the kubelet; `None` where it is not to be asked."""
         host, settings = self._host, self._settings.kubelet
+        # `auto` asks wherever there is a seam; whether its socket is there shows at each question.
         if host.kubelet is None or settings.enabled is False:
             return None
         return Allocations(

@@ -144,6 +144,7 @@ class SampleLoop:
             late = schedule.is_late(self.clock.monotonic_ns())
             TICKS_LATE.inc(late)
             await self._try_tick(late=late)
+            # By the time after the tick: one that took longer than a tick leaves ticks out.
             wait_seconds = schedule.advance(self.clock.monotonic_ns())
 
     async def _wait(self, seconds: float) -> None:
@@ -185,6 +186,7 @@ class SampleLoop:
         raw = await self.driver.poll(
             self.sampler.last_seen(), on_poll=lambda: clocks.append(ClockReading.read(self.clock))
         )
+        # Without an answer of any GPU there is nothing to book, and the interval stays open.
         if raw is None:
             return False
         # Before the tick: its allocations are found among these devices.

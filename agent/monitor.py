@@ -259,7 +259,7 @@ class IncidentMonitor:
         self._publish(incident)
 
     def hand_over(self, detection: Detection) -> None:
-        """Hand over what was seen, in any thread; what the loop does not keep up with is counted."""
+        """Hand over what was seen, in any thread; what is too much for the loop is counted."""
         if len(self._waiting) >= _MAX_WAITING:
             INCIDENTS_DROPPED.inc()
             return

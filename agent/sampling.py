@@ -121,6 +121,7 @@ class Sampler:
             )
             for gpu in flatten(raw)
         ]
+        # Before the layout is replaced: both compare what was with what is.
         vanished = find_vanished(self._layout, raw)
         self._relayouted += find_relayouted(self._layout, raw)
         self._layout = {**self._layout, **layout_of(raw)}
@@ -133,6 +134,7 @@ class Sampler:
             time_ns=at.time_ns,
             boottime_ns=at.boottime_ns,
         )
+        # The table of processes was brought up to date in any case: the next tick needs it.
         tick = None
         if before:
             tick = self._tick(

@@ -63,6 +63,7 @@ def find_source(settings: AgentSettings) -> Host:
 def probe(library: object, *, seconds: float = PROBE_SECONDS) -> None:
     """Look whether NVML answers within `seconds`; raises UserError where it does not."""
     nvml = NvmlSession(library)
+    # In a thread, as a driver that hangs would keep the agent from ever saying so.
     worker = Worker("nvml-probe")
     try:
         worker.start(nvml.open).result(timeout=seconds)

@@ -161,6 +161,7 @@ def severities_of(kind: str) -> tuple[Severity, ...]:
 
 T = TypeVar("T")
 WINDOW_NS: Final = 2_000_000_000
+# Of some hundred XIDs on 8 GPUs; a line in the log may name any GPU and any code.
 _MAX_KEYS: Final = 256
 _MAX_UNPAIRED: Final = 512
 _NONE: Final = "none"
@@ -205,6 +206,7 @@ class HealthChange(NamedTuple):
 
 def degradations(before: GpuHealth | None, now: GpuHealth) -> list[HealthChange]:
     """Return what has come up between two readings; the first reading says nothing of changes."""
+    # What was so before the agent's start is no news; the page shows it as a state.
     if before is None:
         return []
     found = []

@@ -92,6 +92,7 @@ def gpu_instances_of(raw: Iterable[RawGpuSample]) -> dict[str, int]:
 
 def find_vanished(before: Layout, raw: Iterable[RawGpuSample]) -> set[str]:
     """Return the instances that are gone from GPUs that answered: nothing runs in them any more."""
+    # Only of those that answered: of a silent GPU nobody knows whether it was cut anew.
     now = layout_of(raw)
     return {uuid for gpu, found in now.items() for uuid in before.get(gpu, frozenset()) - found}
 

@@ -95,6 +95,7 @@ class GpuEventHistory:
 
 
 def _count(counts: Counter[K], key: K) -> None:
+    # Each kind is a series for ever: a driver that makes up codes cannot make the page grow.
     if key in counts or len(counts) < _MAX_KINDS:
         counts[key] += 1
 

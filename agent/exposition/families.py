@@ -41,6 +41,7 @@ def write_family(
 ) -> Iterator[str]:
     """Write a family line by line; nothing at all where it has no series."""
     head = f"# HELP {name} {help_text.translate(_HELP_ESCAPES)}\n# TYPE {name} {kind}\n"
+    # The head goes out with the first series: a family without any must not stand on the page.
     for labels, value in samples:
         yield f"{head}{name}{{{labels}}} {value!r}\n"
         head = ""

@@ -50,6 +50,7 @@ class DeviceState:
         self.reading, self.details, self.seen_ns = reading, details, now_ns
         for name in (*_FAST_PARTS, *_SLOW_PARTS):
             part = getattr(details, name, None)
+            # Health is read every few seconds: a tick without it says nothing against it.
             if part is not None:
                 self.parts[name] = (now_ns, part)
         if details:
@@ -166,6 +167,7 @@ class NodeState:
         details = {gpu.uuid: gpu for gpu in readings.gpus} if readings else {}
         for reading in sample.gpus:
             self._update_device(reading, details.get(reading.uuid), now_ns)
+        # After what this tick has: an instance is gone only where its GPU answered without it.
         self._forget(sample, now_ns)
         for incident in incidents:
             self.record_incident(incident)

@@ -69,6 +69,7 @@ def locate(text: str, *, node_paths: NodePaths = MappingProxyType({})) -> Locati
         return (pod_uid is None, container_id is None, preference)
 
     (container_id, pod_uid), line = min(found, key=rank)
+    # A host's process is shown by its first line, as a person would name it.
     if container_id is None and pod_uid is None:
         line = parsed[0]
     return Location(container_id=container_id, pod_uid=pod_uid, line=line.text)

@@ -20,6 +20,7 @@ SOURCE: Final = "kmsg"
 _DRIVER_PREFIX: Final = b"NVRM: Xid"
 _RECORD_BYTES: Final = 8192
 _LOOK_SECONDS: Final = 0.5
+# A log in a storm is never read to its end: the ticks' turn comes first.
 _MAX_AT_ONCE: Final = 1000
 _NS_PER_US: Final = 1_000
 _HEAD: Final = re.compile(r"(\d{1,9}),\d+,(\d{1,19})(?!\d)", re.ASCII)
@@ -134,9 +135,11 @@ class KmsgReader:
                 self._backoff.reset()
                 self._record_time.nothing_new()
                 return False
+            # The kernel says so once, and goes on with the oldest record that is left.
             except BrokenPipeError:
                 KMSG_OVERRUNS.inc()
                 continue
+            # Nearly all records are of others; bytes are compared before anything is decoded.
             if _DRIVER_PREFIX in record:
                 self._read_record(record)
         return True

@@ -138,7 +138,7 @@ class SamplePublisher:
                 for topic, message in chain.from_iterable(bundles):
                     self._unsent.setdefault(topic, []).append(message)
                 self._times_ms = [time_ms(bundle) for bundle in bundles]
-            # Samples first: what is booked is sent before what only describes it.
+            # In the order of their first messages: a tick's sample stands before what describes it.
             for topic in tuple(self._unsent):
                 await self._publish(producer, topic, partition)
             await self._send_queue.ack()
@@ -157,7 +157,7 @@ class SamplePublisher:
         try:
             await producer.publish(topic, partition, messages)
         except (MessageTooLargeError, TimestampRefusedError):
-            # The broker names no record of the batch: each is tried by itself.
+            # Which record of the batch it was the client does not say: each is tried by itself.
             await self._publish_singly(producer, topic, partition)
         else:
             _count_published(topic, len(messages))

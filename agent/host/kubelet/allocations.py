@@ -148,6 +148,7 @@ class Allocations:
     async def run(self) -> None:
         """Ask until cancelled."""
         while True:
+            # Before the question: what changes while it is asked may not be in the answer.
             self._wanted.clear()
             try:
                 self._ingest(await self._kubelet.list_pods())
@@ -157,6 +158,7 @@ class Allocations:
                 await self._clock.sleep(max(MIN_SECONDS, self._backoff.next_seconds()))
             else:
                 self._backoff.reset()
+                # Not even a storm of new processes asks more often; the rest of the wait can be cut.
                 await self._clock.sleep(MIN_SECONDS)
                 await self._wait(self._settings.refresh_seconds - MIN_SECONDS)
 
@@ -174,6 +176,7 @@ class Allocations:
             await end_tasks(*waits)
 
     def _ingest(self, answer: bytes) -> None:
+        # Most answers are as the one before, byte for byte, and need not be read.
         if self._answered_ns is None or answer != self._answer:
             try:
                 pods = parse_answer(answer)

@@ -84,9 +84,11 @@ def find_device(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unresolv
     whole, _, replica = device_id.partition("::")
     if whole in index.uuids:
         return ResolvedDevice(gpu_uuid=whole, replica=replica or None)
+    # A device of the plugin's `mixed` and `single` strategies is an instance by its own UUID.
     if whole in index.instances:
         gpu_uuid, instance = index.instances[whole]
         return ResolvedDevice(gpu_uuid=gpu_uuid, gpu_instance=instance, replica=replica or None)
+    # Before driver R470 an instance's UUID was its GPU's, with the instance's numbers behind it.
     if match := _OLD_MIG.fullmatch(whole):
         return _resolve(
             match["gpu"], index, instance=int(match["instance"]), replica=replica or None

@@ -94,6 +94,7 @@ class ContainerNames:
                 found[container_id] = self._names.get(container_id) or ContainerName(
                     namespace=match["namespace"], pod=match["pod"], container=match["container"]
                 )
+            # Whoever can write into the folder cannot make the agent's memory grow.
             if len(found) >= MAX_NAMES:
                 break
         self._names = found

@@ -80,4 +80,5 @@ async def ask(socket: Path, *, timeout_seconds: float, max_bytes: int) -> bytes:
         # A peer that does not speak HTTP/2 brings forth any of the library's and h2's errors.
         raise KubeletError("broken", readable(f"{type(error).__name__}: {error}")) from error
     finally:
+        # Also where the wait was cancelled: a deadline leaves no connection behind.
         channel.close()
