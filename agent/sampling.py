@@ -29,7 +29,7 @@ from agent.core.tick import (
 from agent.host.procfs import ProcessReader, Procfs, read_boot_id
 from agent.metrics import (
     ACCOUNTS_LATE,
-    ENDS_UNTOLD,
+    EXITS_UNREPORTED,
     PROCESS_SAMPLES_DROPPED,
     PROCESSES_UNREADABLE,
     READINGS_DROPPED,
@@ -102,12 +102,12 @@ class Sampler:
     ) -> NodeTick | None:
         """Make the tick that ends `at`; the first call only opens the first interval.
 
-        So does one behind an interval that is too long to be told. `late` says that it began more
-        than half a tick after its time. `asked_boottime_ns` is when the GPUs were asked: a process
-        that started later cannot be the one that they listed under its pid.
+        So does one behind an interval that is too long to be reported. `late` says that it began
+        more than half a tick after its time. `asked_boottime_ns` is when the GPUs were queried: a
+        process that started later cannot be the one that they listed under its pid.
         """
         before, self._before = self._interval_start(at), at
-        raw = self._with_health(raw, is_told=before is not None)
+        raw = self._with_health(raw, is_reported=before is not None)
         interval_ns = max(1, at.monotonic_ns - before.monotonic_ns) if before else 1
         self._set_back.follow(time_ns=at.time_ns, boottime_ns=at.boottime_ns)
         behind_us = at.time_ns // _NS_PER_US if self._set_back.is_recent else None
@@ -147,7 +147,7 @@ class Sampler:
     def _interval_start(self, at: ClockReading) -> ClockReading | None:
         """Return where the interval begins that ends now; `None` where a first one opens.
 
-        One that is longer than a record may say is given up: what the GPUs did in it is not told.
+        One that is longer than a record may say is given up, and what the GPUs did in it with it.
         """
         before = self._before
         if before is None or at.monotonic_ns - before.monotonic_ns <= MAX_INTERVAL_NS:
@@ -158,10 +158,12 @@ class Sampler:
         self.forget()
         return None
 
-    def _with_health(self, raw: Sequence[RawGpuSample], *, is_told: bool) -> Sequence[RawGpuSample]:
+    def _with_health(
+        self, raw: Sequence[RawGpuSample], *, is_reported: bool
+    ) -> Sequence[RawGpuSample]:
         """Bring the health of answers that make no tick into the next tick: it is asked rarely."""
         kept, self._health_before = self._health_before, {}
-        if not is_told:
+        if not is_reported:
             self._health_before = {gpu.uuid: gpu.health for gpu in raw}
         if not kept:
             return raw
@@ -236,4 +238,4 @@ class Sampler:
         PROCESSES_UNREADABLE.inc(counts.unreadable)
         ACCOUNTS_LATE.inc(counts.accounts_late)
         for reason, count in counts.exits_unreported.items():
-            ENDS_UNTOLD.labels(reason=reason).inc(count)
+            EXITS_UNREPORTED.labels(reason=reason).inc(count)

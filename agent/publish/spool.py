@@ -55,7 +55,7 @@ _log = structlog.get_logger(__name__)
 
 
 class SpoolPosition(NamedTuple):
-    """A place in the spool: all that stands before it is meant."""
+    """A position in the spool: all that stands before it is meant."""
 
     segment: int
     position: int
@@ -140,9 +140,9 @@ class Spool:
         self._set_gauges()
 
     def append(self, bundles: Sequence[MessageBundle]) -> SpoolPosition:
-        """Write bundles behind all others, whole or not at all; return the place behind them."""
+        """Write bundles behind all others, whole or not at all; return the position behind them."""
         self.open()
-        # Whoever cleans up by hand makes room: it is counted, and no place in such a file is kept.
+        # Somebody may have made room by hand: what was lost by that is counted.
         there = set(self._folder.files())
         removed = [segment for segment in self._segments if segment.path not in there]
         self._lose(removed, "the file was removed")
@@ -162,7 +162,7 @@ class Spool:
         return position
 
     def set_in_flight(self, position: SpoolPosition) -> None:
-        """Take note that somebody holds what stands before a place: it is not lost when dropped."""
+        """Record that somebody holds what stands before a position: dropped, it is not lost."""
         self._in_flight = position
 
     def read(self, *, max_bundles: int) -> tuple[list[MessageBundle], SpoolPosition] | None:
@@ -183,7 +183,7 @@ class Spool:
         return found
 
     def ack(self, position: SpoolPosition) -> None:
-        """Take everything before a place for sent."""
+        """Take everything before a position for sent."""
         self._in_flight = None
         while self._segments and self._segments[0].number <= position.segment:
             segment = self._segments[0]
@@ -233,7 +233,7 @@ class Spool:
         self._segments = loaded
         self._found_ms = self._now_ms()
         # All of it was sent, and the process ended before it could remove the file.
-        for segment in [loaded_one for loaded_one in loaded if not loaded_one.frames]:
+        for segment in [loaded_segment for loaded_segment in loaded if not loaded_segment.frames]:
             self._remove(segment)
         if not self.is_empty:
             _log.info("spool_found", count=self.bundles, folder=str(self._folder.path))

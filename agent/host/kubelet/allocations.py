@@ -77,10 +77,10 @@ class SocketKubelet:
         try:
             self._socket.stat()
             # Many a node has no kubelet to ask, and there the library would only take memory.
-            from agent.host.kubelet.grpc import ask  # noqa: PLC0415  # see above
+            from agent.host.kubelet.grpc import list_pods  # noqa: PLC0415  # see above
 
             async with asyncio.timeout(self._timeout_seconds):
-                return await ask(
+                return await list_pods(
                     self._socket,
                     timeout_seconds=self._timeout_seconds,
                     max_bytes=MAX_ANSWER_BYTES,
@@ -158,7 +158,7 @@ class Allocations:
                 await self._clock.sleep(max(MIN_SECONDS, self._backoff.next_seconds()))
             else:
                 self._backoff.reset()
-                # Not even a storm of new processes asks more often; the rest of the wait can be cut.
+                # Not even a storm of new processes asks more often.
                 await self._clock.sleep(MIN_SECONDS)
                 await self._wait(self._settings.refresh_seconds - MIN_SECONDS)
 

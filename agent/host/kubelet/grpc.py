@@ -60,8 +60,8 @@ class _BoundedChannel(Channel):
         return protocol
 
 
-async def ask(socket: Path, *, timeout_seconds: float, max_bytes: int) -> bytes:
-    """Ask the kubelet for its list; raises KubeletError, OSError, TimeoutError."""
+async def list_pods(socket: Path, *, timeout_seconds: float, max_bytes: int) -> bytes:
+    """Return the kubelet's answer to `List`; raises KubeletError, OSError, TimeoutError."""
     channel = _BoundedChannel(socket, max_bytes=max_bytes)
     try:
         call = UnaryUnaryMethod(channel, METHOD, bytes, bytes)
