@@ -17,6 +17,7 @@ from agent.settings import SpoolSettings
 from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
 from gpuledger.errors import BusUnavailableError
 from gpuledger.topics import PROCESSES, SAMPLES
+from tests.metric_values import value_of
 
 T = TypeVar("T")
 NODE = "node-1"
@@ -104,7 +105,7 @@ def reopened(
 
 
 def dropped(reason: str) -> float:
-    return float(SPOOL_DROPPED.labels(reason=reason)._value.get())
+    return float(value_of(SPOOL_DROPPED.labels(reason=reason)))
 
 
 def change_byte(path: Path, at: int, flip: int) -> None:

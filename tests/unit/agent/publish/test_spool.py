@@ -12,6 +12,7 @@ from agent.metrics import (
 )
 from gpuledger.bus.protocol import Message
 from gpuledger.topics import INCIDENTS
+from tests.metric_values import value_of
 from tests.unit.agent.publish.builders import (
     NOW_SECONDS,
     drain,
@@ -77,7 +78,7 @@ def test_a_full_spool_drops_its_oldest_and_counts_it(tmp_path: Path) -> None:
     for number in range(200):
         spool.append([parcel_of(number, size_bytes=64)])
         assert sum(file.stat().st_size for file in files_in(tmp_path)) <= 16_000
-    assert SPOOL_BYTES._value.get() > 12_000
+    assert value_of(SPOOL_BYTES) > 12_000
     kept = drain(spool)
     assert kept == list(range(200 - len(kept), 200))
     assert dropped("bytes") - before == 200 - len(kept)

@@ -8,6 +8,7 @@ from agent.metrics import (
     SPOOL_OLDEST_SECONDS,
 )
 from agent.publish.spool_file import pack_frame
+from tests.metric_values import value_of
 from tests.unit.agent.publish.builders import (
     EARLIER_BOOT,
     NOW_SECONDS,
@@ -26,9 +27,9 @@ def test_the_oldest_that_waits_is_the_oldest_parcel_of_the_oldest_frame(tmp_path
     spool = spool_in(tmp_path)
     spool.append([parcel_of(number) for number in (3, 4, 5)])
     spool.append([parcel_of(6)])
-    assert SPOOL_OLDEST_SECONDS._value.get() == NOW_SECONDS + 3
+    assert value_of(SPOOL_OLDEST_SECONDS) == NOW_SECONDS + 3
     reopened(spool, tmp_path)
-    assert SPOOL_OLDEST_SECONDS._value.get() == NOW_SECONDS + 3
+    assert value_of(SPOOL_OLDEST_SECONDS) == NOW_SECONDS + 3
 
 
 def test_what_has_lain_there_for_too_long_is_dropped_and_counted(tmp_path: Path) -> None:

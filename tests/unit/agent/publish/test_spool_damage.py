@@ -18,6 +18,7 @@ from agent.metrics import (
     SPOOL_TORN,
 )
 from agent.publish.spool_file import START, DamagedError, pack_frame, unpack_frame
+from tests.metric_values import value_of
 from tests.unit.agent.publish.builders import (
     NODE,
     change_byte,
@@ -55,11 +56,11 @@ def test_a_file_cut_anywhere_gives_the_frames_before_the_cut(
     (file,) = files_in(folder)
     ends = [frame.end for frame in spool._segments[0].frames]
     cut %= ends[-1] + 1
-    torn = SPOOL_TORN._value.get()
+    torn = value_of(SPOOL_TORN)
     os.truncate(file, cut)
     again = reopened(spool, folder)
     whole = [number for number, end in enumerate(ends) if end <= cut]
-    assert SPOOL_TORN._value.get() - torn == (cut not in (0, START, *ends))
+    assert value_of(SPOOL_TORN) - torn == (cut not in (0, START, *ends))
     fill(again, 10)
     assert drain(again) == [*whole, 10]
 
@@ -94,7 +95,7 @@ def test_a_frame_with_a_broken_byte_is_lost_alone(tmp_path: Path) -> None:
 def test_of_a_file_with_any_byte_changed_the_other_frames_are_sent_and_the_loss_is_told(
     tmp_path_factory: pytest.TempPathFactory, frame: int, at: int, flip: int
 ) -> None:
-    before, torn = dropped("damaged"), SPOOL_TORN._value.get()
+    before, torn = dropped("damaged"), value_of(SPOOL_TORN)
     folder = tmp_path_factory.mktemp("spool")
     spool = spool_in(folder)
     for number in range(14):
@@ -106,7 +107,7 @@ def test_of_a_file_with_any_byte_changed_the_other_frames_are_sent_and_the_loss_
     whole = [number for number in range(14) if number != frame]
     assert found == [10 * number + second for number in whole for second in (0, 1)]
     assert dropped("damaged") - before >= 1
-    assert SPOOL_TORN._value.get() == torn
+    assert value_of(SPOOL_TORN) == torn
     assert [log["event"] for log in logs if log["log_level"] == "error"] == ["spool_damaged"]
 
 
@@ -201,11 +202,11 @@ def test_a_file_that_no_spool_writes_is_set_aside_as_it_is_and_told(
     foreign = tmp_path / NODE / "000000000000.spool"
     foreign.touch()
     write(foreign)
-    size_bytes, before = foreign.stat().st_size, SPOOL_FILES_SET_ASIDE._value.get()
+    size_bytes, before = foreign.stat().st_size, value_of(SPOOL_FILES_SET_ASIDE)
     with capture_logs() as logs:
         again = reopened(spool, tmp_path)
     assert foreign.with_suffix(".foreign").stat().st_size == size_bytes
-    assert SPOOL_FILES_SET_ASIDE._value.get() - before == 1
+    assert value_of(SPOOL_FILES_SET_ASIDE) - before == 1
     assert [log["event"] for log in logs if log["log_level"] == "error"] == ["spool_file_renamed"]
     assert drain(again) == [1]
 

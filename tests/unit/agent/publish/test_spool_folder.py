@@ -13,6 +13,7 @@ from agent.metrics import (
     SPOOL_TICKS,
 )
 from agent.publish.spool import Spool
+from tests.metric_values import value_of
 from tests.unit.agent.publish.builders import (
     Uptime,
     drain,
@@ -116,7 +117,7 @@ def test_files_that_somebody_removed_are_counted_and_what_comes_later_is_kept(
     for path in files_in(tmp_path):
         path.unlink()
     fill(spool, 30)
-    assert (spool.bundles, SPOOL_TICKS._value.get()) == (1, 1)
+    assert (spool.bundles, value_of(SPOOL_TICKS)) == (1, 1)
     assert dropped("damaged") - before == 30
     fill(spool, 31)
     files_in(tmp_path)[0].unlink()
