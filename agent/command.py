@@ -7,14 +7,13 @@ from typing import Final
 
 import structlog
 
-from agent.context import run_agent
-from agent.dcgm_exporter import Swap, read_swap
+from agent.context import Host, run_agent
+from agent.dcgm_exporter import read_swap
+from agent.exposition import PageRenderer
 from agent.exposition.node_state import NodeState, make_node_state
-from agent.exposition.renderer import PageRenderer
 from agent.host.kubelet.container_logs import ContainerNames
-from agent.node import Host
 from agent.settings import AgentSettings, name_node
-from agent.source import find_source
+from agent.source_selection import find_source
 from gpuledger.bus.protocol import Bus
 from gpuledger.collector import settle_collector
 from gpuledger.runtime import Readiness, configure_logs, explain_user_errors, run_service
@@ -71,7 +70,11 @@ def main() -> int:
     )
     settings = name_node(settings, os.environ)
     configure_logs(settings.log)
-    _log_swap(swap, settings)
+    if swap.is_asked_for:
+        publishes = not settings.no_kafka
+        _log.info("dcgm_exporter_replaced", http=settings.http.listen, publishes=publishes)
+    if swap.without_effect:
+        _log.warning("dcgm_settings_ignored", settings=swap.without_effect)
     host = find_source(settings)
     node_state = make_node_state(
         settings.exposition,
@@ -89,14 +92,6 @@ def main() -> int:
             "brokers": None if settings.no_kafka else settings.kafka.bootstrap_servers,
         },
     )
-
-
-def _log_swap(swap: Swap, settings: AgentSettings) -> None:
-    if swap.is_asked_for:
-        publishes = not settings.no_kafka
-        _log.info("dcgm_exporter_replaced", http=settings.http.listen, publishes=publishes)
-    if swap.without_effect:
-        _log.warning("dcgm_settings_ignored", settings=swap.without_effect)
 
 
 async def _run(

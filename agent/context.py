@@ -5,20 +5,23 @@ them beside one another until one fails or all are cancelled.
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from agent.exposition.node_state import NodeState
 from agent.gpu.driver import Driver
+from agent.gpu.protocol import GpuSource
 from agent.gpu.threads import wait_for
 from agent.gpu.watchdog import Watchdog
-from agent.host.kubelet.allocations import Allocations
+from agent.host.kmsg import Kmsg
+from agent.host.kubelet.allocations import Allocations, Kubelet
 from agent.host.kubelet.assignments import find_on
-from agent.host.procfs import check_procfs, read_boot_id
+from agent.host.kubelet.container_logs import ListNames
+from agent.host.procfs import Procfs, check_procfs, read_boot_id
 from agent.loop import InventoryTracker, Outputs, SampleLoop
 from agent.metrics import ATTRIBUTION
 from agent.monitor import IncidentMonitor
-from agent.node import Host
 from agent.publish.message_bundle import TickQueue
 from agent.publish.publisher import SamplePublisher, shut_down
 from agent.publish.send_queue import SendQueue
@@ -26,12 +29,31 @@ from agent.publish.spool import Spool
 from agent.sampling import Sampler
 from agent.settings import AgentSettings
 from gpuledger.bus.protocol import Bus
+from gpuledger.clock import Clock
 from gpuledger.errors import UserError
 from gpuledger.records import DeviceAllocation
 from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
 from gpuledger.runtime.tasks import end_tasks
 
 _CLOSING_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A node to be read."""
+
+    gpus: GpuSource
+    """Its GPUs."""
+    procfs: Procfs
+    """The files of `/proc`."""
+    clock: Clock
+    """The clocks."""
+    kubelet: Kubelet | None = None
+    """Who says which container holds which device; `None` where nobody is to be asked."""
+    list_log_names: ListNames = tuple
+    """Gives the names of the containers' logs."""
+    open_kmsg: Callable[[], Kmsg] | None = None
+    """Opens the kernel's log at its end; `None` where it is not to be read."""
 
 
 async def run_agent(
@@ -48,6 +70,7 @@ async def run_agent(
     where only a fresh start can help.
     """
     context = AgentContext(host=host, settings=settings, readiness=readiness)
+    # Without a bus there is no queue either: nobody would ever empty it.
     if bus is None:
         await context.run_node(Outputs(send_queue=None, node_state=node_state))
         return
@@ -84,9 +107,9 @@ class AgentContext:
         """Run everything that looks at the node; the driver is let go of at the end."""
         host, settings = self._host, self._settings
         procfs_check = self._readiness.check("procfs", severity=CheckSeverity.WARNING)
-        sampler = self._sampler(procfs_check)
+        sampler = self.sampler(procfs_check)
         inventory = InventoryTracker(node=settings.node_name, boot_id=self._boot_id)
-        allocations = self._allocations()
+        allocations = self.allocations()
 
         def allocations_on(gpu_uuid: str, gpu_instance: int | None) -> Sequence[DeviceAllocation]:
             held = allocations.current(inventory.devices) if allocations else ()
@@ -167,7 +190,8 @@ class AgentContext:
             now_ns=self._host.clock.time_ns,
         )
 
-    def _sampler(self, procfs_check: Check) -> Sampler:
+    def sampler(self, procfs_check: Check) -> Sampler:
+        """Return what makes the ticks, without processes where `/proc` cannot name them."""
         host = self._host
         access = check_procfs(host.procfs, wanted=self._settings.attribution)
         ATTRIBUTION.set(access.is_on)
@@ -181,9 +205,10 @@ class AgentContext:
             reads_processes=access.is_on,
         )
 
-    def _allocations(self) -> Allocations | None:
+    def allocations(self) -> Allocations | None:
         """Return what asks the kubelet; `None` where it is not to be asked."""
         host, settings = self._host, self._settings.kubelet
+        # `auto` asks wherever there is a seam; whether its socket is there shows at each question.
         if host.kubelet is None or settings.enabled is False:
             return None
         return Allocations(

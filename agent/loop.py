@@ -19,7 +19,7 @@ from agent.publish.send_queue import SendQueue
 from agent.sampling import Sampler
 from agent.settings import AgentSettings
 from gpuledger.clock import Clock
-from gpuledger.records import Incident, Inventory, NodeSample
+from gpuledger.records import Incident, Inventory
 from gpuledger.runtime import Check
 from gpuledger.runtime.logs import Repeats
 
@@ -144,6 +144,7 @@ class SampleLoop:
             late = schedule.is_late(self.clock.monotonic_ns())
             TICKS_LATE.inc(late)
             await self._try_tick(late=late)
+            # By the time after the tick: one that took longer than a tick leaves ticks out.
             wait_seconds = schedule.advance(self.clock.monotonic_ns())
 
     async def _wait(self, seconds: float) -> None:
@@ -185,6 +186,7 @@ class SampleLoop:
         raw = await self.driver.poll(
             self.sampler.last_seen(), on_poll=lambda: clocks.append(ClockReading.read(self.clock))
         )
+        # Without an answer of any GPU there is nothing to book, and the interval stays open.
         if raw is None:
             return False
         # Before the tick: its allocations are found among these devices.
@@ -217,14 +219,13 @@ class SampleLoop:
         for gpu in tick.readings.gpus:
             if gpu.health:
                 self.monitor.evaluate_health(gpu.uuid, gpu.health, time_ns=tick.sample.time_ns)
-        if self.sampler.reads_processes:
-            _check_processes(self.procfs_check, tick.sample)
-
-
-def _check_processes(check: Check, sample: NodeSample) -> None:
-    """Fail where /proc shows none of the driver's processes: it is another pid namespace's."""
-    running = [process for process in sample.processes if not process.ended]
-    if running and all(process.started_boottime_ns is None for process in running):
-        check.failed(f"/proc shows none of the {len(running)} processes on GPUs: is hostPID set?")
-    else:
-        check.ok(f"{len(running)} processes on GPUs")
+        if not self.sampler.reads_processes:
+            return
+        running = [process for process in tick.sample.processes if not process.ended]
+        if running and all(process.started_boottime_ns is None for process in running):
+            # One that has just ended cannot be read either, but hardly all of them in one tick.
+            self.procfs_check.failed(
+                f"/proc shows none of the {len(running)} processes on GPUs: is hostPID set?"
+            )
+        else:
+            self.procfs_check.ok(f"{len(running)} processes on GPUs")

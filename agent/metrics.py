@@ -64,7 +64,7 @@ ACCOUNTS_LATE: Final = Counter(
     "gpuledger_agent_accounts_late",
     "The driver's accounts of processes that came when the process's end had been told without.",
 )
-ENDS_UNTOLD: Final = Counter(
+EXITS_UNREPORTED: Final = Counter(
     "gpuledger_agent_process_exits_unreported",
     "The driver's accounts of processes that no tick tells of, so that nothing is settled by them,"
     " by reason: `unidentified` (gone before anybody saw whose it was), `undated` (no start, length"
@@ -72,7 +72,9 @@ ENDS_UNTOLD: Final = Counter(
     " `too_many` (wait to be told).",
     ["reason"],
 )
-count_from_zero(ENDS_UNTOLD, reason=("unidentified", "undated", "older", "gpu_gone", "too_many"))
+count_from_zero(
+    EXITS_UNREPORTED, reason=("unidentified", "undated", "older", "gpu_gone", "too_many")
+)
 GLANCES_LATE: Final = Counter(
     "gpuledger_agent_process_scans_late",
     "Looks at who is on the GPUs, between two ticks, that were not answered at once.",

@@ -15,8 +15,15 @@ from typing import Final
 
 import structlog
 
-from agent.core.incidents.builder import Detection, make_incident
-from agent.core.incidents.dedupe import WINDOW_NS, Deduplicator, degradations, is_covered_by, merge
+from agent.core.incidents import (
+    WINDOW_NS,
+    Deduplicator,
+    Detection,
+    degradations,
+    is_covered_by,
+    make_incident,
+    merge,
+)
 from agent.gpu.lifecycle import EventThread
 from agent.gpu.protocol import GpuIdentity, GpuSource
 from agent.host.kmsg import Kmsg, KmsgReader
@@ -35,10 +42,12 @@ _log = structlog.get_logger(__name__)
 
 
 SOURCE: Final = "agent"
+# A GPU that is falling apart writes XIDs by the thousand, and each is an incident with its pods.
 _MAX_WAITING: Final = 4096
 _AT_ONCE: Final = 100
 _PAUSE_SECONDS: Final = 0.05
 """Between as many as are handled at once: who sends them on must be able to keep up."""
+# Each hanging wait keeps a thread and a handle of the driver, until the process ends.
 _MAX_HANGING: Final = 4
 _MAX_RECENT: Final = 64
 _RECENT_NS: Final = 60_000_000_000
@@ -82,10 +91,6 @@ AllocationsOn = Callable[[str, int | None], Sequence[DeviceAllocation]]
 """Takes the same."""
 
 
-def _nobody(_gpu_uuid: str, _gpu_instance: int | None) -> tuple[()]:
-    return ()
-
-
 class IncidentMonitor:
     """Watches one node's GPUs; a user of the library while it is open."""
 
@@ -100,8 +105,8 @@ class IncidentMonitor:
         source: GpuSource,
         clock: Clock,
         publish: Callable[[Incident], None],
-        processes_on: ProcessesOn = _nobody,
-        allocations_on: AllocationsOn = _nobody,
+        processes_on: ProcessesOn = lambda *_: (),
+        allocations_on: AllocationsOn = lambda *_: (),
         open_kmsg: Callable[[], Kmsg] | None = None,
         kmsg_check: Check | None = None,
     ) -> None:
@@ -129,6 +134,7 @@ class IncidentMonitor:
 
     def opened(self, gpus: Sequence[GpuIdentity]) -> None:
         """Wait for these GPUs' events from now on; called in any thread."""
+        # The driver may have been loaded anew without anybody saying that it was let go of.
         self.closing()
         # At once: what the inventory says of them comes with a later tick. What a lost GPU had is
         # kept, as the library does not list it when it is opened again.
@@ -145,7 +151,7 @@ class IncidentMonitor:
             self._source,
             gpus,
             clock=self._clock,
-            on_detection=self._hand_over,
+            on_detection=self.hand_over,
             backoff=Backoff(first_seconds=1, max_seconds=300),
         )
 
@@ -159,6 +165,7 @@ class IncidentMonitor:
     async def run(self) -> None:
         """Report what comes, for ever."""
         self._loop = asyncio.get_running_loop()
+        # Events' threads start before the loop: what they saw meanwhile is reported now.
         if self._waiting:
             self._filled.set()
         if self._open_kmsg is None:
@@ -168,7 +175,7 @@ class IncidentMonitor:
             open_log=self._open_kmsg,
             clock=self._clock,
             buses=lambda: self._buses,
-            on_detection=self._hand_over,
+            on_detection=self.hand_over,
             check=self._kmsg_check,
             backoff=Backoff(first_seconds=1, max_seconds=300),
         )
@@ -251,8 +258,8 @@ class IncidentMonitor:
         self._incident_log.record(incident)
         self._publish(incident)
 
-    def _hand_over(self, detection: Detection) -> None:
-        """Hand over what the events' thread saw; where the loop does not keep up, it is counted."""
+    def hand_over(self, detection: Detection) -> None:
+        """Hand over what was seen, in any thread; what is too much for the loop is counted."""
         if len(self._waiting) >= _MAX_WAITING:
             INCIDENTS_DROPPED.inc()
             return
@@ -269,5 +276,6 @@ class IncidentMonitor:
             while self._waiting:
                 for _ in range(min(_AT_ONCE, len(self._waiting))):
                     self.handle(self._waiting.popleft())
+                # A storm must not keep ticks from being made, nor fill the send queue at once.
                 if self._waiting:
                     await self._clock.sleep(_PAUSE_SECONDS)

@@ -12,7 +12,13 @@ import structlog
 
 from agent.core.normalize.driver_clock import LAG_WINDOWS, SetBack
 from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
-from agent.core.normalize.layout import (
+from agent.core.processes.accounting.exit_reporter import TickInterval
+from agent.core.processes.table import TableUpdate
+from agent.core.processes.tracker import ProcessTracker
+from agent.core.raw import RawGpuSample, SampleCursor
+from agent.core.tick import (
+    ClockReading,
+    NodeTick,
     find_relayouted,
     find_vanished,
     flatten,
@@ -20,15 +26,10 @@ from agent.core.normalize.layout import (
     layout_of,
     read_details,
 )
-from agent.core.processes.accounting.history import TickInterval
-from agent.core.processes.table import TableUpdate
-from agent.core.processes.tracker import ProcessTracker
-from agent.core.raw import RawGpuSample, SampleCursor
-from agent.core.tick import ClockReading, NodeTick
 from agent.host.procfs import ProcessReader, Procfs, read_boot_id
 from agent.metrics import (
     ACCOUNTS_LATE,
-    ENDS_UNTOLD,
+    EXITS_UNREPORTED,
     PROCESS_SAMPLES_DROPPED,
     PROCESSES_UNREADABLE,
     READINGS_DROPPED,
@@ -101,12 +102,12 @@ class Sampler:
     ) -> NodeTick | None:
         """Make the tick that ends `at`; the first call only opens the first interval.
 
-        So does one behind an interval that is too long to be told. `late` says that it began more
-        than half a tick after its time. `asked_boottime_ns` is when the GPUs were asked: a process
-        that started later cannot be the one that they listed under its pid.
+        So does one behind an interval that is too long to be reported. `late` says that it began
+        more than half a tick after its time. `asked_boottime_ns` is when the GPUs were queried: a
+        process that started later cannot be the one that they listed under its pid.
         """
         before, self._before = self._interval_start(at), at
-        raw = self._with_health(raw, is_told=before is not None)
+        raw = self._with_health(raw, is_reported=before is not None)
         interval_ns = max(1, at.monotonic_ns - before.monotonic_ns) if before else 1
         self._set_back.follow(time_ns=at.time_ns, boottime_ns=at.boottime_ns)
         behind_us = at.time_ns // _NS_PER_US if self._set_back.is_recent else None
@@ -120,6 +121,7 @@ class Sampler:
             )
             for gpu in flatten(raw)
         ]
+        # Before the layout is replaced: both compare what was with what is.
         vanished = find_vanished(self._layout, raw)
         self._relayouted += find_relayouted(self._layout, raw)
         self._layout = {**self._layout, **layout_of(raw)}
@@ -132,6 +134,7 @@ class Sampler:
             time_ns=at.time_ns,
             boottime_ns=at.boottime_ns,
         )
+        # The table of processes was brought up to date in any case: the next tick needs it.
         tick = None
         if before:
             tick = self._tick(
@@ -144,7 +147,7 @@ class Sampler:
     def _interval_start(self, at: ClockReading) -> ClockReading | None:
         """Return where the interval begins that ends now; `None` where a first one opens.
 
-        One that is longer than a record may say is given up: what the GPUs did in it is not told.
+        One that is longer than a record may say is given up, and what the GPUs did in it with it.
         """
         before = self._before
         if before is None or at.monotonic_ns - before.monotonic_ns <= MAX_INTERVAL_NS:
@@ -155,10 +158,12 @@ class Sampler:
         self.forget()
         return None
 
-    def _with_health(self, raw: Sequence[RawGpuSample], *, is_told: bool) -> Sequence[RawGpuSample]:
+    def _with_health(
+        self, raw: Sequence[RawGpuSample], *, is_reported: bool
+    ) -> Sequence[RawGpuSample]:
         """Bring the health of answers that make no tick into the next tick: it is asked rarely."""
         kept, self._health_before = self._health_before, {}
-        if not is_told:
+        if not is_reported:
             self._health_before = {gpu.uuid: gpu.health for gpu in raw}
         if not kept:
             return raw
@@ -233,4 +238,4 @@ class Sampler:
         PROCESSES_UNREADABLE.inc(counts.unreadable)
         ACCOUNTS_LATE.inc(counts.accounts_late)
         for reason, count in counts.exits_unreported.items():
-            ENDS_UNTOLD.labels(reason=reason).inc(count)
+            EXITS_UNREPORTED.labels(reason=reason).inc(count)

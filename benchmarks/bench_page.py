@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from msgspec.structs import fields
 
+from agent.exposition import PageRenderer
 from agent.exposition.node_state import NodeState, make_node_state
-from agent.exposition.renderer import PageRenderer
 from agent.host.kubelet.container_logs import ContainerNames
 from agent.settings import ExpositionSettings
 from benchmarks.figure import Figure

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from agent.core.tick import NodeTick
+from agent.exposition import PageRenderer
 from agent.exposition.node_state import make_node_state
-from agent.exposition.renderer import PageRenderer
 from agent.gpu.nvidia.session import NvmlSession
 from agent.loop import Outputs
 from agent.publish.message_bundle import bundle_tick, size_bytes

@@ -19,11 +19,10 @@ import pynvml
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from agent.context import run_agent
+from agent.context import Host, run_agent
 from agent.gpu.nvidia.device_client import call_nvml
 from agent.gpu.nvidia.library import NvmlLibrary
 from agent.gpu.nvidia.session import NvmlSession
-from agent.node import Host
 from agent.recording.format import RecordingHeader
 from agent.recording.recorder import (
     Recorder,
@@ -33,7 +32,7 @@ from agent.recording.recorder import (
     Redactor,
 )
 from agent.settings import AgentSettings
-from agent.source import find_source
+from agent.source_selection import find_source
 from cli.nvml_probes import probe_all
 from gpuledger.errors import UnavailableError, UserError
 from gpuledger.runtime import Readiness, configure_logs

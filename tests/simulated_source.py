@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from agent.core.incidents.builder import Detection
+from agent.core.incidents import Detection
 from agent.core.raw import (
     CallGroup,
     InstanceIdentity,

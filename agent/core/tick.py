@@ -1,10 +1,15 @@
-"""What a node says of one tick, and the clocks by which it is made."""
+"""A tick: its rows (each GPU, and behind it its MIG instances), its clocks, and what it says.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+Beside a tick stands the record of what was read and is not booked, in the same order.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from gpuledger.records import NodeReadings, NodeSample, ProcessRecord
+from agent.core.normalize.gpu import GpuTick
+from agent.core.raw import RawGpuSample
+from gpuledger.records import GpuDetails, NodeReadings, NodeSample, ProcessRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,3 +58,59 @@ class ClockReading:
             monotonic_ns=clock.monotonic_ns(),
             boottime_ns=clock.boottime_ns(),
         )
+
+
+Layout = Mapping[str, frozenset[str]]
+"""The UUIDs of each GPU's instances."""
+
+
+def flatten(raw: Iterable[RawGpuSample]) -> list[RawGpuSample]:
+    """Return the answers in the order of the tick's rows."""
+    rows: list[RawGpuSample] = []
+    for gpu in sorted(raw, key=lambda gpu: gpu.index):
+        rows.append(gpu)
+        # What the chip's counters measured of an instance came with the GPU's own.
+        measured = gpu.instance_profiling
+        rows += (replace(instance, **measured.get(instance.uuid, {})) for instance in gpu.instances)
+    return rows
+
+
+def layout_of(raw: Iterable[RawGpuSample]) -> Layout:
+    """Return which instances there are."""
+    return {gpu.uuid: frozenset(instance.uuid for instance in gpu.instances) for gpu in raw}
+
+
+def gpu_instances_of(raw: Iterable[RawGpuSample]) -> dict[str, int]:
+    """Return the driver's id of the GPU instance in which each instance is, where it is known."""
+    return {
+        instance.uuid: instance.instance.gpu_instance
+        for gpu in raw
+        for instance in gpu.instances
+        if instance.instance and instance.instance.gpu_instance is not None
+    }
+
+
+def find_vanished(before: Layout, raw: Iterable[RawGpuSample]) -> set[str]:
+    """Return the instances that are gone from GPUs that answered: nothing runs in them any more."""
+    # Only of those that answered: of a silent GPU nobody knows whether it was cut anew.
+    now = layout_of(raw)
+    return {uuid for gpu, found in now.items() for uuid in before.get(gpu, frozenset()) - found}
+
+
+def find_relayouted(before: Layout, raw: Iterable[RawGpuSample]) -> list[str]:
+    """Return the GPUs whose instances are not those that they were."""
+    now = layout_of(raw)
+    return [gpu for gpu, found in now.items() if before.get(gpu, found) != found]
+
+
+def read_details(sample: NodeSample, ticks: Sequence[GpuTick]) -> NodeReadings:
+    """Return the other readings under the identity of the sample; a GPU without any is left out."""
+    details = [tick.details for tick in ticks]
+    return NodeReadings(
+        node=sample.node,
+        boot_id=sample.boot_id,
+        seq=sample.seq,
+        time_ns=sample.time_ns,
+        interval_ns=sample.interval_ns,
+        gpus=[gpu for gpu in details if gpu != GpuDetails(uuid=gpu.uuid)],
+    )

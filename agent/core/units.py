@@ -1,9 +1,13 @@
-"""What a source of GPUs counts in, and which numbers can be true. Pure.
+"""The driver's units: which values can be true, and how one becomes a number in ours.
 
 The bounds are those of the records (`gpuledger.records.bounds`), so that what is kept can be sent.
+Drivers do answer with utilization 4294967295 or memory 2^64-1; no such number may reach the books:
+what cannot be true is left out, counted and named.
 """
 
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -91,3 +95,56 @@ RECOVERY: Final = Unit(
 FABRIC_STATE: Final = Unit(
     name="state", choices={0: "not_supported", 1: "not_started", 2: "in_progress", 3: "completed"}
 )
+
+
+PERCENT: Final = (0, 100)
+MEMORY_LIMITS: Final = (0, bounds.MAX_MEMORY_BYTES)
+PID: Final = (1, bounds.MAX_PID)
+TIMESTAMP_US: Final = (0, 1 << 62)
+
+
+class Validator:
+    """Keeps what can be true and counts, by reading and reason, what cannot."""
+
+    def __init__(self) -> None:
+        self.dropped: Counter[tuple[str, str]] = Counter()
+
+    def drop(self, reading: str, reason: str) -> None:
+        """Count a value that is left out."""
+        self.dropped[reading, reason] += 1
+
+    def keep(self, value: int | None, limits: tuple[int, int], *, reading: str) -> int | None:
+        """Return the value, or `None` where it was absent or lies outside the limits."""
+        if value is None or limits[0] <= value <= limits[1]:
+            return value
+        self.drop(reading, "out_of_range")
+        return None
+
+    def is_plausible(self, value: Any, unit: Unit, *, reading: str) -> bool:  # noqa: ANN401  # whatever the driver says
+        """Return whether a value can be true by its unit alone; an absent one is not counted."""
+        if value is None:
+            return False
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            self.drop(reading, "not_a_number")
+            return False
+        if unit.choices:
+            # A newer driver may have a number for something that nobody here knows.
+            reason, is_true = "unknown", value in unit.choices
+        else:
+            reason, is_true = "out_of_range", unit.low <= value <= unit.high
+        if not is_true:
+            self.drop(reading, reason)
+        return is_true
+
+
+def converter(unit: Unit) -> Callable[[Any], Any]:
+    """Return what brings values that can be true into our unit, and the type of their field."""
+    times, over, cap = unit.times, unit.over or 1, unit.cap
+    # One function for each kind of unit: each is called for some hundred values a tick.
+    if unit.choices:
+        return unit.choices.__getitem__
+    if cap is not None:
+        return lambda value: min(cap, value * times / over)
+    if unit.over is not None:
+        return lambda value: value * times / over
+    return lambda value: int(value) * times

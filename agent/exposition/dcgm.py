@@ -1,148 +1,169 @@
 """The page's part that dcgm-exporter's users know: its names, types, help texts and labels.
 
-Here lives which values a family has. Whose a series is, `dcgm_rows` decides. dcgm-exporter's own
-fields (`DCGM_EXP_…`) have several series of a device, told apart by labels of their own: events of
-a window, peers, health. Health is no word of DCGM's: it is evaluated from the readings, as far as
-they show it.
+First the rows: a device with its labels written, and its holders. Here the rules stand for whom a
+series is, so that no sum over a family counts a GPU twice that one container has:
+docs/adr/011-exposition-names.md says why. Then the page, which values a family has. Which fields
+there are, and those with several series of a device, stands in `dcgm_fields`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Final, Literal, NamedTuple
 
-from agent.exposition.dcgm_fields import MULTI_SERIES_UNIT, Counter, Field
-from agent.exposition.dcgm_rows import RowWriter, SeriesRow
+from agent.exposition.dcgm_fields import (
+    MULTI_SERIES,
+    MULTI_SERIES_UNIT,
+    Counter,
+    EventWindow,
+    Field,
+)
 from agent.exposition.device import ShownDevice, unit_of
-from agent.exposition.holders import Share
+from agent.exposition.families import Labels, SampleLine, write_family, write_labels
+from agent.exposition.holders import NodeHolder, Share, find_shares
 from agent.exposition.node_state import Snapshot
-from agent.exposition.text import Labels, SampleLine, write_family, write_labels
-from gpuledger.records import GpuHealth
+from gpuledger.ledger.holders import exclusive_holder
 from gpuledger.xids import find_xid
 
-
-class EventWindow(NamedTuple):
-    """Over which time events are recent."""
-
-    since_ns: int
-    """When it begins, by the clock that never goes back."""
-    label: str
-    """Its length in milliseconds, as dcgm-exporter writes it."""
+SHARE_LABEL: Final = "gpuledger_share"
 
 
-Series = Iterator[tuple[Labels, float]]
-Verdict = tuple[int, str]
-"""How bad it is, and DCGM's name of the error."""
-_PASS: Final = 0
-_WARN: Final = 10
-_FAIL: Final = 20
-_FINE: Final = (_PASS, "DCGM_FR_OK")
-_ALL: Final = "ALL"
-# 79, and none: the XIDs that came before the agent's start are not known.
-_OFF_THE_BUS: Final = (0, 79)
-_THERMAL_REASONS: Final = 0x20 | 0x40
-_POWER_BRAKE_REASON: Final = 0x80
-_LINKS: Final = (
-    ("ok", "OK"),
-    ("chipset_not_supported", "ChipsetNotSupported"),
-    ("gpu_not_supported", "GPUNotSupported"),
-    ("topology_not_supported", "TopologyNotSupported"),
-    ("disabled_by_regkey", "DisabledByRegKey"),
-    ("not_supported", "NotSupported"),
-)
-_LINK_CODES: Final = {name: (code, words) for code, (name, words) in enumerate(_LINKS)}
-_UNKNOWN_LINK: Final = (len(_LINKS), "Unknown")
+class SeriesRow(NamedTuple):
+    """One device with its labels written, by the old names and by the new."""
+
+    device: ShownDevice
+    """The device whose values are shown."""
+    old_labels: str
+    """Its labels, fields among them by their old names."""
+    new_labels: str
+    """The same by the new names."""
+    shares: Sequence[tuple[Share, str, str]]
+    """What containers use of a device that none has alone, with labels by old and new names."""
 
 
-def _xids(device: ShownDevice, window: EventWindow) -> Series:
-    if device.events:
-        yield from _counted("xid", device.events.recent_xids(window.since_ns), window)
+class Rows(NamedTuple):
+    """The devices of a tick, told apart in the two ways that families need."""
+
+    devices: Sequence[SeriesRow]
+    """A row for each GPU, each MIG instance and each compute instance."""
+    memories: Sequence[SeriesRow]
+    """The same, with one row for all compute instances that have one memory."""
+
+    def of(self, field: Field) -> Sequence[SeriesRow]:
+        """Return the rows of a field's family."""
+        return self.memories if field.is_of_memory else self.devices
 
 
-def _clock_events(device: ShownDevice, window: EventWindow) -> Series:
-    # Of a GPU that does not answer nobody knows why its clocks are down.
-    if device.events and not device.is_silent:
-        found = device.events.recent_clock_events(window.since_ns)
-        yield from _counted("clock_event", found, window)
+@dataclass(frozen=True, kw_only=True)
+class RowWriter:
+    """Writes what is the same in all families of a tick."""
+
+    label_fields: Sequence[Field]
+    """The fields that stand as labels on every series."""
+    host_label: str
+    """The label with the node's name, or `none`."""
+    pod_series: bool
+    """Whether containers that share a device get series."""
+    dashes_in_model_name: bool = False
+    """Whether `modelName` has dashes in place of its blanks."""
+
+    def write(self, now: Snapshot) -> Rows:
+        """Write the rows of a tick."""
+        shares = find_shares(now.sample, now.names) if self.pod_series else {}
+        split = _find_split(now.devices)
+        devices, memories = [], []
+        for device in now.devices:
+            reading = device.reading
+            siblings = split.get(device.gpu_instance)
+            container = exclusive_holder(reading, now.sample.allocations)
+            holder = NodeHolder(*container) if container else None
+            # Whoever has all of a device has its own series.
+            found = () if holder else shares.get(reading.uuid, ())
+            labels = self._identity(device)
+            if siblings:
+                # DCGM's labels do not tell the compute instances of one GPU instance apart.
+                labels = [*labels, ("GPU_C_ID", str(reading.compute_instance))]
+            row = self._row(device, labels, now, holder, found)
+            devices.append(row)
+            if siblings is None:
+                memories.append(row)
+            elif device is siblings[0]:
+                # All of them read one memory: a row for each would count it several times.
+                held = _merge_memory(
+                    chain.from_iterable(
+                        shares.get(sibling.reading.uuid, ()) for sibling in siblings
+                    )
+                )
+                memories.append(self._row(device, self._identity(device), now, None, held))
+        return Rows(devices, memories)
+
+    def _row(
+        self,
+        device: ShownDevice,
+        identity: Labels,
+        now: Snapshot,
+        holder: NodeHolder | None,
+        shares: Iterable[Share],
+    ) -> SeriesRow:
+        if self.host_label != "none":
+            identity = [*identity, (self.host_label, now.sample.node)]
+        values = [(field, field.read(device)) for field in self.label_fields]
+        known = [(field, str(value)) for field, value in values if value is not None]
+        old = [*identity, *((field.old, value) for field, value in known)]
+        new = [*identity, *((field.new, value) for field, value in known)]
+        tail = holder.pod_labels if holder else ()
+        written = []
+        for share in shares:
+            # What has no name here gets no series: dcgm-exporter would show none either.
+            if share.holder.pod:
+                own = [
+                    *share.holder.pod_labels,
+                    ("pod_uid", share.holder.pod_uid),
+                    (SHARE_LABEL, "pod"),
+                ]
+                written.append((share, write_labels([*old, *own]), write_labels([*new, *own])))
+        return SeriesRow(
+            device=device,
+            old_labels=write_labels([*old, *tail]),
+            new_labels=write_labels([*new, *tail]),
+            shares=written,
+        )
+
+    def _identity(self, device: ShownDevice) -> list[tuple[str, str]]:
+        reading, facts = device.reading, device.facts
+        model = (facts and facts.model) or reading.model or ""
+        labels = [
+            ("gpu", str(reading.index)),
+            ("UUID", device.gpu_uuid),
+            ("pci_bus_id", (facts and facts.pci_bus_id) or ""),
+            ("device", f"nvidia{reading.index}"),
+            ("modelName", model.replace(" ", "-") if self.dashes_in_model_name else model),
+        ]
+        if reading.parent_uuid is not None:
+            labels.append(("GPU_I_PROFILE", reading.mig_profile or ""))
+            labels.append(("GPU_I_ID", str(reading.gpu_instance)))
+        return labels
 
 
-def _counted(label: str, found: dict[str, int], window: EventWindow) -> Series:
-    """Yield a series for each kind, or one zero without a kind, as dcgm-exporter does."""
-    head = ("window_size_in_ms", window.label)
-    if not found:
-        yield [head], 0
-    for what, count in found.items():
-        yield [head, (label, what)], count
+def _merge_memory(shares: Iterable[Share]) -> Iterable[Share]:
+    """Return what each container holds in all: it may have processes on several of them."""
+    held: dict[NodeHolder, Share] = {}
+    for share in shares:
+        parts = (held.get(share.holder), share)
+        known = [part.memory_bytes for part in parts if part and part.memory_bytes is not None]
+        held[share.holder] = Share(share.holder, None, sum(known) if known else None)
+    return held.values()
 
 
-def _peers(device: ShownDevice, _: EventWindow) -> Series:
-    if device.facts is None or device.node is None or device.events is None or device.is_silent:
-        return
-    indices = {gpu.uuid: gpu.index for gpu in device.node.gpus}
-    for uuid, status in (device.facts.nvlink_peers or {}).items():
-        if uuid in indices:
-            code, words = _LINK_CODES.get(status, _UNKNOWN_LINK)
-            yield [("peer_gpu", str(indices[uuid])), ("link_status", words)], code
-
-
-def _health(device: ShownDevice, _: EventWindow) -> Series:
-    health, throttling = device.health, device.throttling
-    reasons = throttling.reasons if throttling else None
-    watches: list[tuple[str, Verdict | None]] = [
-        ("MEM", _memory_verdict(health) if health else None),
-        ("NVLINK", _nvlink_verdict(health) if health else None),
-    ]
-    if reasons is not None:
-        hot = (_WARN, "DCGM_FR_CLOCK_THROTTLE_THERMAL")
-        braked = (_WARN, "DCGM_FR_CLOCK_THROTTLE_POWER")
-        watches.append(("THERMAL", hot if reasons & _THERMAL_REASONS else _FINE))
-        watches.append(("POWER", braked if reasons & _POWER_BRAKE_REASON else _FINE))
-    verdicts = [(watch, verdict) for watch, verdict in watches if verdict]
-    if device.is_lost:
-        # DCGM goes by the XID that came with the loss; the readings of before say nothing now.
-        xid = device.events.last_xid if device.events else 0
-        error = "DCGM_FR_FALLEN_OFF_BUS" if xid in _OFF_THE_BUS else "DCGM_FR_XID_ERROR"
-        verdicts = [(_ALL, (_FAIL, error))]
-    elif verdicts:
-        verdicts.append((_ALL, max(verdict for _, verdict in verdicts)))
-    for watch, (code, error) in verdicts:
-        yield [("health_watch", watch), ("health_error_code", error)], code
-
-
-def _memory_verdict(health: GpuHealth) -> Verdict | None:
-    # A GPU that counts no errors has no verdict, rather than a good one.
-    if health.ecc_uncorrected_volatile_total is None and health.remapped_rows_failed is None:
-        return None
-    # The worst comes first.
-    if health.remapped_rows_failed:
-        return _FAIL, "DCGM_FR_ROW_REMAP_FAILURE"
-    if health.ecc_uncorrected_volatile_total:
-        return _FAIL, "DCGM_FR_VOLATILE_DBE_DETECTED"
-    if health.remapped_rows_pending:
-        return _WARN, "DCGM_FR_PENDING_ROW_REMAP"
-    if health.retired_pages_pending:
-        return _WARN, "DCGM_FR_PENDING_PAGE_RETIREMENTS"
-    return _FINE
-
-
-def _nvlink_verdict(health: GpuHealth) -> Verdict | None:
-    if health.nvlink_recoveries_total is None:
-        return None
-    if health.nvlink_recoveries_total:
-        return _FAIL, "DCGM_FR_NVLINK_ERROR_CRITICAL"
-    errors = (
-        health.nvlink_replays_total,
-        health.nvlink_crc_data_errors_total,
-        health.nvlink_crc_flit_errors_total,
-    )
-    return (_WARN, "DCGM_FR_NVLINK_ERROR_THRESHOLD") if any(errors) else _FINE
-
-
-MULTI_SERIES: Final[dict[str, Callable[[ShownDevice, EventWindow], Series]]] = {
-    "multi_series.xids": _xids,
-    "multi_series.clock_events": _clock_events,
-    "multi_series.peers": _peers,
-    "multi_series.health": _health,
-}
-"""What gives the series, by the path in the table."""
+def _find_split(
+    devices: Iterable[ShownDevice],
+) -> Mapping[tuple[str, int | None], list[ShownDevice]]:
+    """Return the GPU instances that are cut further, each with its compute instances."""
+    found: dict[tuple[str, int | None], list[ShownDevice]] = {}
+    for device in devices:
+        if device.reading.parent_uuid is not None:
+            found.setdefault(device.gpu_instance, []).append(device)
+    return {key: siblings for key, siblings in found.items() if len(siblings) > 1}
 
 
 Names = Literal["old", "new", "both"]

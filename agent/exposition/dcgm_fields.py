@@ -1,5 +1,9 @@
 """The table of DCGM's fields that this node can answer, and the list that chooses among them.
 
+dcgm-exporter's own fields (`DCGM_EXP_…`) have several series of a device, told apart by labels of
+their own: events of a window, peers, health. Health is no word of DCGM's: it is evaluated from the
+readings, as far as they show it.
+
 `dcgm_fields.csv` beside this module is the table; it is searched by either of a field's names. The
 list is in dcgm-exporter's format: `FIELD, gauge|counter|label, help`. Every mistake in it is named
 by file, line and reason. A field that DCGM has and this agent has not is no mistake: it is skipped,
@@ -8,17 +12,19 @@ said and counted.
 
 import csv
 import difflib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, get_args
 
 import structlog
 
-from agent.exposition.device import Read, read_at
+from agent.exposition.device import Read, ShownDevice, read_at
+from agent.exposition.families import Labels
 from agent.metrics import COUNTERS_SKIPPED
 from gpuledger.decode_errors import shorten, shorten_middle
 from gpuledger.errors import UserError
+from gpuledger.records import GpuHealth
 from gpuledger.small_files import read_small_file
 
 Kind = Literal["gauge", "counter", "label"]
@@ -98,15 +104,15 @@ def find_field(name: str) -> Field | None:
 
 def is_dcgm_name(name: str) -> bool:
     """Return whether DCGM, or dcgm-exporter, has a field of this name, be it ours or not."""
-    return name in _read_names()
+    return name in dcgm_names()
 
 
 def nearest_name(name: str) -> str | None:
     """Return the name of DCGM's most like `name`; `None` if none is like it."""
-    return next(iter(difflib.get_close_matches(name, sorted(_read_names()), n=1)), None)
+    return next(iter(difflib.get_close_matches(name, sorted(dcgm_names()), n=1)), None)
 
 
-def _read_names() -> frozenset[str]:
+def dcgm_names() -> frozenset[str]:
     """Read all of DCGM's names; not kept, as only a list with a name that is not ours asks."""
     lines = NAMES_FILE.read_text(encoding="ascii").splitlines()
     return frozenset(line for line in lines if not line.startswith("#"))
@@ -188,9 +194,12 @@ def _parse(line: str) -> Counter | str:
             " a help text with commas needs double quotes"
         )
     name, kind, help_text = cells
+    # A quote that is never closed takes lines in, so that a cell may be the rest of the file.
+    shown = shorten(name, _SHOWN_CHARACTERS)
     if kind not in _KINDS:
         raise ValueError(
-            f"{_shorten(name)}: expected one of {', '.join(_KINDS)}, got {_shorten(kind)!r}"
+            f"{shown}: expected one of {', '.join(_KINDS)},"
+            f" got {shorten(kind, _SHOWN_CHARACTERS)!r}"
         )
     field = find_field(name)
     if field is None and is_dcgm_name(name):
@@ -198,7 +207,7 @@ def _parse(line: str) -> Counter | str:
     if field is None:
         nearest = nearest_name(name)
         hint = f"; the nearest is {nearest}" if nearest else ""
-        raise ValueError(f"DCGM has no field {_shorten(name)!r}{hint}")
+        raise ValueError(f"DCGM has no field {shown!r}{hint}")
     if field.is_text and kind != "label":
         raise ValueError(f"{name} is a text: its type can only be label, got {kind!r}")
     if field.unit == MULTI_SERIES_UNIT and kind == "label":
@@ -206,6 +215,139 @@ def _parse(line: str) -> Counter | str:
     return Counter(field, kind, help_text)
 
 
-def _shorten(cell: str) -> str:
-    """Return as much of a cell as a message quotes: a quote that is never closed takes lines in."""
-    return shorten(cell, _SHOWN_CHARACTERS)
+class EventWindow(NamedTuple):
+    """Over which time events are recent."""
+
+    since_ns: int
+    """When it begins, by the clock that never goes back."""
+    label: str
+    """Its length in milliseconds, as dcgm-exporter writes it."""
+
+
+Series = Iterator[tuple[Labels, float]]
+Verdict = tuple[int, str]
+"""How bad it is, and DCGM's name of the error."""
+_PASS: Final = 0
+_WARN: Final = 10
+_FAIL: Final = 20
+_FINE: Final = (_PASS, "DCGM_FR_OK")
+_ALL: Final = "ALL"
+# 79, and none: the XIDs that came before the agent's start are not known.
+_OFF_THE_BUS: Final = (0, 79)
+_THERMAL_REASONS: Final = 0x20 | 0x40
+_POWER_BRAKE_REASON: Final = 0x80
+_LINKS: Final = (
+    ("ok", "OK"),
+    ("chipset_not_supported", "ChipsetNotSupported"),
+    ("gpu_not_supported", "GPUNotSupported"),
+    ("topology_not_supported", "TopologyNotSupported"),
+    ("disabled_by_regkey", "DisabledByRegKey"),
+    ("not_supported", "NotSupported"),
+)
+_LINK_CODES: Final = {name: (code, words) for code, (name, words) in enumerate(_LINKS)}
+_UNKNOWN_LINK: Final = (len(_LINKS), "Unknown")
+
+
+class MultiSeries:
+    """The fields of which a device has several series: further labels, and the value."""
+
+    @staticmethod
+    def xids(device: ShownDevice, window: EventWindow) -> Series:
+        """Yield how often each XID came in the window."""
+        if device.events:
+            yield from count_kinds("xid", device.events.recent_xids(window.since_ns), window)
+
+    @staticmethod
+    def clock_events(device: ShownDevice, window: EventWindow) -> Series:
+        """Yield how often each reason of throttling began in the window."""
+        # Of a GPU that does not answer nobody knows why its clocks are down.
+        if device.events and not device.is_silent:
+            found = device.events.recent_clock_events(window.since_ns)
+            yield from count_kinds("clock_event", found, window)
+
+    @staticmethod
+    def peers(device: ShownDevice, _: EventWindow) -> Series:
+        """Yield the state of the links to each other GPU of the node."""
+        if device.facts is None or device.node is None or device.is_silent:
+            return
+        # An instance, which has no events, has its GPU's facts: its links are shown once.
+        if device.events is None:
+            return
+        indices = {gpu.uuid: gpu.index for gpu in device.node.gpus}
+        for uuid, status in (device.facts.nvlink_peers or {}).items():
+            if uuid in indices:
+                code, words = _LINK_CODES.get(status, _UNKNOWN_LINK)
+                yield [("peer_gpu", str(indices[uuid])), ("link_status", words)], code
+
+    @staticmethod
+    def health(device: ShownDevice, _: EventWindow) -> Series:
+        """Yield a verdict for each watch that the readings allow, and one over all of them."""
+        health, throttling = device.health, device.throttling
+        reasons = throttling.reasons if throttling else None
+        watches: list[tuple[str, Verdict | None]] = [
+            ("MEM", memory_verdict(health) if health else None),
+            ("NVLINK", nvlink_verdict(health) if health else None),
+        ]
+        if reasons is not None:
+            hot = (_WARN, "DCGM_FR_CLOCK_THROTTLE_THERMAL")
+            braked = (_WARN, "DCGM_FR_CLOCK_THROTTLE_POWER")
+            watches.append(("THERMAL", hot if reasons & _THERMAL_REASONS else _FINE))
+            watches.append(("POWER", braked if reasons & _POWER_BRAKE_REASON else _FINE))
+        verdicts = [(watch, verdict) for watch, verdict in watches if verdict]
+        if device.is_lost:
+            # DCGM goes by the XID that came with the loss; the readings of before say nothing now.
+            xid = device.events.last_xid if device.events else 0
+            error = "DCGM_FR_FALLEN_OFF_BUS" if xid in _OFF_THE_BUS else "DCGM_FR_XID_ERROR"
+            verdicts = [(_ALL, (_FAIL, error))]
+        elif verdicts:
+            verdicts.append((_ALL, max(verdict for _, verdict in verdicts)))
+        for watch, (code, error) in verdicts:
+            yield [("health_watch", watch), ("health_error_code", error)], code
+
+
+def count_kinds(label: str, found: Mapping[str, int], window: EventWindow) -> Series:
+    """Yield a series for each kind, or one zero without a kind, as dcgm-exporter does."""
+    head = ("window_size_in_ms", window.label)
+    if not found:
+        yield [head], 0
+    for what, count in found.items():
+        yield [head, (label, what)], count
+
+
+def memory_verdict(health: GpuHealth) -> Verdict | None:
+    """Return how bad a GPU's memory is; `None` where it counts no errors, rather than good."""
+    if health.ecc_uncorrected_volatile_total is None and health.remapped_rows_failed is None:
+        return None
+    # The worst comes first.
+    if health.remapped_rows_failed:
+        return _FAIL, "DCGM_FR_ROW_REMAP_FAILURE"
+    if health.ecc_uncorrected_volatile_total:
+        return _FAIL, "DCGM_FR_VOLATILE_DBE_DETECTED"
+    if health.remapped_rows_pending:
+        return _WARN, "DCGM_FR_PENDING_ROW_REMAP"
+    if health.retired_pages_pending:
+        return _WARN, "DCGM_FR_PENDING_PAGE_RETIREMENTS"
+    return _FINE
+
+
+def nvlink_verdict(health: GpuHealth) -> Verdict | None:
+    """Return how bad a GPU's links are; `None` where it has none that count errors."""
+    if health.nvlink_recoveries_total is None:
+        return None
+    if health.nvlink_recoveries_total:
+        return _FAIL, "DCGM_FR_NVLINK_ERROR_CRITICAL"
+    errors = (
+        health.nvlink_replays_total,
+        health.nvlink_crc_data_errors_total,
+        health.nvlink_crc_flit_errors_total,
+    )
+    return (_WARN, "DCGM_FR_NVLINK_ERROR_THRESHOLD") if any(errors) else _FINE
+
+
+MULTI_SERIES: Final[dict[str, Callable[[ShownDevice, EventWindow], Series]]] = {
+    "multi_series.xids": MultiSeries.xids,
+    "multi_series.clock_events": MultiSeries.clock_events,
+    "multi_series.peers": MultiSeries.peers,
+    "multi_series.health": MultiSeries.health,
+}
+"""What gives the series, by the path in the table."""

@@ -46,6 +46,15 @@ class NodeHolder(NamedTuple):
     container_id: str = ""
     """The runtime's id of the container."""
 
+    @property
+    def pod_labels(self) -> list[tuple[str, str]]:
+        """The labels by which dcgm-exporter names who has a device."""
+        return [
+            ("container", self.container),
+            ("namespace", self.namespace),
+            ("pod", self.pod),
+        ]
+
 
 class Share(NamedTuple):
     """What the processes of one container use of one device."""

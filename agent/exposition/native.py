@@ -1,64 +1,46 @@
-"""The page's part under our own names, in base units: readings, facts, containers, events.
+"""The page's parts under our own names: readings, facts, events, containers, single processes.
 
-`native_metrics.csv` beside this module is the table of the readings of devices; what is no reading
-of a device is an `InfoFamily`.
+Which families there are stands in `families`. Single processes are off unless asked for, and
+bounded, as every new process is a new series: those that hold most memory are shown.
 """
 
-import csv
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from agent.exposition.device import Read, ShownDevice, read_at
-from agent.exposition.gpu_events import nvlink_link_bytes_totals
-from agent.exposition.holders import Share, find_shares
+from agent.exposition.device import ShownDevice, nvlink_link_bytes_totals
+from agent.exposition.families import (
+    ALLOCATION,
+    CONTAINER_BUSY,
+    CONTAINER_LABELS,
+    CONTAINER_MEMORY,
+    FABRIC,
+    GPU_INFO,
+    INCIDENTS,
+    LABELS,
+    NODE_INFO,
+    NVLINK_BYTES,
+    PID_POD,
+    PROCESS_BUSY,
+    PROCESS_LABELS,
+    PROCESS_MEMORY,
+    RECOVERY,
+    TICK_TIME,
+    UP,
+    XIDS,
+    InfoFamily,
+    Label,
+    Labels,
+    SampleLine,
+    native_families,
+    write_family,
+    write_labels,
+)
+from agent.exposition.holders import NodeHolder, Share, find_shares, holders_of
 from agent.exposition.node_state import Snapshot
-from agent.exposition.text import Label, Labels, SampleLine, write_family, write_labels
 from agent.settings import Profile
-from gpuledger.records import DeviceAllocation
+from gpuledger.records import GpuProcess
 
-FILE: Final = Path(__file__).with_name("native_metrics.csv")
-LABELS: Final = ("gpu_uuid", "gpu_index", "model")
-
-
-class NativeFamily(NamedTuple):
-    """A family of readings of devices."""
-
-    name: str
-    """Its name."""
-    kind: str
-    """`gauge` or `counter`."""
-    help: str
-    """Its help text."""
-    members: Sequence[tuple[str, Read]]
-    """Further labels, written, with what reads the value."""
-    label_names: tuple[str, ...]
-    """Names of the further labels."""
-    profile: Profile
-    """The least profile that shows it."""
-
-    def is_in(self, profile: Profile) -> bool:
-        """Return whether a profile shows the family."""
-        return profile in ("full", self.profile)
-
-
-@cache
-def native_families() -> tuple[NativeFamily, ...]:
-    """Return the families of devices in their order."""
-    found: dict[str, NativeFamily] = {}
-    with FILE.open(newline="") as lines:
-        for name, kind, help_text, path, further, profile in csv.reader(
-            line for line in lines if not line.startswith("#")
-        ):
-            labels = [tuple(pair.split("=", 1)) for pair in further.split(",") if pair]
-            family = found.setdefault(
-                name,
-                NativeFamily(name, kind, help_text, [], tuple(pair[0] for pair in labels), profile),  # type: ignore[arg-type]  # a test holds the file to the profiles
-            )
-            written = write_labels([(pair[0], pair[1]) for pair in labels])
-            family.members.append(("," + written if written else "", read_at(path)))  # type: ignore[attr-defined]  # a list while it is built
-    return tuple(found.values())
+_MIB: Final = 1 << 20
 
 
 def write_native(now: Snapshot, profile: Profile) -> Iterator[str]:
@@ -87,174 +69,49 @@ def device_labels(device: ShownDevice, node: str) -> list[tuple[str, str]]:
     return [("node", node), *zip(LABELS, values, strict=True)]
 
 
-class InfoFamily(NamedTuple):
-    """A family that is not a reading of a device."""
-
-    name: str
-    """Its name."""
-    kind: str
-    """`gauge` or `counter`."""
-    help: str
-    """Its help text."""
-    label_names: tuple[str, ...]
-    """Names of its labels beside `node`."""
-    profile: Profile = "lean"
-    """The least profile that shows it."""
-
-
-_GPU: Final = ("gpu_uuid", "gpu_index")
-_CONTAINER: Final = (*_GPU, "namespace", "pod", "container", "pod_uid", "container_id")
-NODE_INFO: Final = InfoFamily(
-    "gpuledger_node_info",
-    "gauge",
-    "What the node's GPUs are driven by.",
-    ("boot_id", "driver_version", "nvml_version", "cuda_driver_version"),
-)
-TICK_TIME: Final = InfoFamily(
-    "gpuledger_node_tick_timestamp_seconds",
-    "gauge",
-    "End of the interval that the newest tick covers, since the epoch.",
-    (),
-)
-GPU_INFO: Final = InfoFamily(
-    "gpuledger_node_gpu_info",
-    "gauge",
-    "What a GPU or a MIG instance is.",
-    (
-        *_GPU,
-        "model",
-        "pci_bus_id",
-        "serial",
-        "vbios_version",
-        "architecture",
-        "parent_uuid",
-        "gpu_instance",
-        "compute_instance",
-        "mig_profile",
-    ),
-)
-UP: Final = InfoFamily(
-    "gpuledger_node_gpu_up",
-    "gauge",
-    "1 while the GPU answers; 0 where it is known and does not, or is lost.",
-    _GPU,
-)
-RECOVERY: Final = InfoFamily(
-    "gpuledger_node_gpu_recovery_action_info",
-    "gauge",
-    "What the driver asks for so that the GPU works again.",
-    (*_GPU, "action"),
-)
-FABRIC: Final = InfoFamily(
-    "gpuledger_node_gpu_fabric_info",
-    "gauge",
-    "How far the GPU's registration with the NVLink fabric is.",
-    (*_GPU, "state"),
-    profile="full",
-)
-NVLINK_BYTES: Final = InfoFamily(
-    "gpuledger_node_gpu_nvlink_bytes_total",
-    "counter",
-    "Bytes over one NVLink, both ways, data alone; read every few seconds.",
-    (*_GPU, "nvlink"),
-    profile="full",
-)
-ALLOCATION: Final = InfoFamily(
-    "gpuledger_node_gpu_allocation_info",
-    "gauge",
-    "A device, or a share of one, that the kubelet has given to a container.",
-    (*_GPU[:1], "device_id", "resource", "namespace", "pod", "container", "replica", "claim"),
-)
-CONTAINER_BUSY: Final = InfoFamily(
-    "gpuledger_container_gpu_busy_ratio",
-    "gauge",
-    "Share of the tick in which the container's kernels ran on the GPU.",
-    _CONTAINER,
-)
-CONTAINER_MEMORY: Final = InfoFamily(
-    "gpuledger_container_gpu_memory_bytes",
-    "gauge",
-    "Device memory that the container's processes hold.",
-    _CONTAINER,
-)
-XIDS: Final = InfoFamily(
-    "gpuledger_node_gpu_xids_total", "counter", "XIDs since the agent's start.", (*_GPU, "xid")
-)
-INCIDENTS: Final = InfoFamily(
-    "gpuledger_node_gpu_incidents_total",
-    "counter",
-    "Incidents since the agent's start.",
-    (*_GPU, "kind", "severity"),
-)
-INFO_FAMILIES: Final = (
-    NODE_INFO,
-    TICK_TIME,
-    GPU_INFO,
-    UP,
-    ALLOCATION,
-    RECOVERY,
-    FABRIC,
-    NVLINK_BYTES,
-    XIDS,
-    INCIDENTS,
-    CONTAINER_BUSY,
-    CONTAINER_MEMORY,
-)
-
-
-def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
-    """Yield the lines of the families that a profile shows."""
-    node = ("node", now.sample.node)
-    inventory = next((device.node for device in now.devices if device.node), None)
-    versions = [(name, getattr(inventory, name, None) or "") for name in NODE_INFO.label_names[1:]]
-    yield from _write(NODE_INFO, [([node, ("boot_id", now.sample.boot_id), *versions], 1)])
-    yield from _write(TICK_TIME, [([node], now.sample.time_ns / 1e9)])
-    yield from _write(GPU_INFO, ((_gpu_info(device, node), 1) for device in now.devices))
-    # Several resources may name one device the same: a series stands on the page once.
-    allocations = dict.fromkeys(_allocation_labels(one, node) for one in now.sample.allocations)
-    yield from _write(ALLOCATION, ((labels, 1) for labels in allocations))
-    for family, values_of in _BY_DEVICE:
-        if profile in ("full", family.profile):
-            rows = (
-                ([node, *_gpu_labels(device), *further], value)
-                for device in now.devices
-                for further, value in values_of(device)
-            )
-            yield from _write(family, rows)
-    yield from _write_events(now, node)
-    yield from _write_containers(now, node)
-
-
-def _write(family: InfoFamily, rows: Iterable[tuple[Labels, float]]) -> Iterator[str]:
-    samples = (SampleLine(write_labels(labels), value) for labels, value in rows)
-    return write_family(family.name, family.kind, family.help, samples)
-
-
-def _gpu_labels(device: ShownDevice) -> Labels:
+def gpu_labels(device: ShownDevice) -> list[Label]:
+    """Return what tells a device from others, without words for people."""
     return [("gpu_uuid", device.reading.uuid), ("gpu_index", str(device.reading.index))]
 
 
-def _gpu_info(device: ShownDevice, node: Label) -> Labels:
-    facts = ("pci_bus_id", "serial", "vbios_version", "architecture")
-    instance = ("parent_uuid", "gpu_instance", "compute_instance", "mig_profile")
-    found = [(name, getattr(device.facts, name, None)) for name in facts]
-    found += [(name, getattr(device.reading, name)) for name in instance]
-    labels = [(name, "" if value is None else str(value)) for name, value in found]
-    return [*device_labels(device, node[1]), *labels]
-
-
-def _allocation_labels(allocation: DeviceAllocation, node: Label) -> tuple[Label, ...]:
-    return (
-        node,
-        ("gpu_uuid", allocation.gpu_uuid),
-        ("device_id", allocation.device_id),
-        ("resource", allocation.resource_name),
-        ("namespace", allocation.namespace),
-        ("pod", allocation.pod),
-        ("container", allocation.container),
-        ("replica", allocation.replica or ""),
-        ("claim", allocation.claim or ""),
+def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
+    """Yield the lines of what the node, its devices and who holds them are."""
+    node = ("node", now.sample.node)
+    inventory = next((device.node for device in now.devices if device.node), None)
+    versions = [(name, getattr(inventory, name, None) or "") for name in NODE_INFO.label_names[1:]]
+    yield from NODE_INFO.write([([node, ("boot_id", now.sample.boot_id), *versions], 1)])
+    yield from TICK_TIME.write([([node], now.sample.time_ns / 1e9)])
+    gpus: list[Labels] = []
+    for device in now.devices:
+        # The first of these are of the GPU's facts, which a silent or lost GPU may lack.
+        facts = [(name, getattr(device.facts, name, None)) for name in GPU_INFO.label_names[3:7]]
+        own = [(name, getattr(device.reading, name)) for name in GPU_INFO.label_names[7:]]
+        known = [(name, "" if value is None else str(value)) for name, value in facts + own]
+        gpus.append([*device_labels(device, now.sample.node), *known])
+    yield from GPU_INFO.write((labels, 1) for labels in gpus)
+    # Several resources may name one device the same: a series stands on the page once.
+    allocations = dict.fromkeys(
+        (
+            node,
+            ("gpu_uuid", held.gpu_uuid),
+            ("device_id", held.device_id),
+            ("resource", held.resource_name),
+            ("namespace", held.namespace),
+            ("pod", held.pod),
+            ("container", held.container),
+            ("replica", held.replica or ""),
+            ("claim", held.claim or ""),
+        )
+        for held in now.sample.allocations
     )
+    yield from ALLOCATION.write((labels, 1) for labels in allocations)
+    for family, values_of in _BY_DEVICE:
+        if profile in ("full", family.profile):
+            yield from family.write(
+                ([node, *gpu_labels(device), *further], value)
+                for device in now.devices
+                for further, value in values_of(device)
+            )
 
 
 class _ByDevice:
@@ -291,34 +148,88 @@ _BY_DEVICE: Final[
 )
 
 
-def _write_events(now: Snapshot, node: Label) -> Iterator[str]:
-    """Yield what happened to each GPU, also to those that are silent."""
+def write_events(now: Snapshot) -> Iterator[str]:
+    """Yield the lines of what happened to each GPU, also to those that are silent."""
     xids: list[tuple[Labels, float]] = []
     incidents: list[tuple[Labels, float]] = []
     for uuid, (index, events) in now.events.items():
-        gpu = [node, ("gpu_uuid", uuid), ("gpu_index", index)]
+        gpu = [("node", now.sample.node), ("gpu_uuid", uuid), ("gpu_index", index)]
         xids += [([*gpu, ("xid", str(xid))], count) for xid, count in events.xids.items()]
         incidents += [
             ([*gpu, ("kind", kind), ("severity", severity)], count)
             for (kind, severity), count in events.incidents.items()
         ]
-    yield from _write(XIDS, xids)
-    yield from _write(INCIDENTS, incidents)
+    yield from XIDS.write(xids)
+    yield from INCIDENTS.write(incidents)
 
 
-def _write_containers(now: Snapshot, node: Label) -> Iterator[str]:
+def write_containers(now: Snapshot) -> Iterator[str]:
+    """Yield the lines of what each container uses of each device."""
     shares = find_shares(now.sample, now.names)
+    node = ("node", now.sample.node)
     rows: list[tuple[Labels, Share]] = [
-        (
-            [node, *_gpu_labels(device), *zip(_CONTAINER[2:], share.holder, strict=True)],
-            share,
-        )
+        ([node, *gpu_labels(device), *zip(CONTAINER_LABELS[2:], share.holder, strict=True)], share)
         for device in now.devices
         for share in shares.get(device.reading.uuid, ())
     ]
-    busy = ((labels, share.busy_ratio) for labels, share in rows if share.busy_ratio is not None)
-    yield from _write(CONTAINER_BUSY, busy)
-    held = (
+    # What the driver does not say is absent, never 0.
+    yield from CONTAINER_BUSY.write(
+        (labels, share.busy_ratio) for labels, share in rows if share.busy_ratio is not None
+    )
+    yield from CONTAINER_MEMORY.write(
         (labels, share.memory_bytes) for labels, share in rows if share.memory_bytes is not None
     )
-    yield from _write(CONTAINER_MEMORY, held)
+
+
+class _Entry(NamedTuple):
+    process: GpuProcess
+    name: str
+    holder: NodeHolder
+
+
+def write_processes(now: Snapshot, *, max_processes: int) -> Iterator[str]:
+    """Yield the lines of the families of at most `max_processes` processes."""
+    running = [process for process in now.sample.processes if not process.ended]
+    if len(running) > max_processes:
+        # Those that hold most memory, and the same ones each time among equals.
+        running.sort(key=lambda process: (-(process.memory_used_bytes or 0), process.pid))
+    holders = holders_of(now.sample, now.names)
+    entries = [
+        _Entry(
+            process,
+            now.commands.get(process.pid, ""),
+            NodeHolder() if process.container is None else holders[process.container],
+        )
+        for process in running[:max_processes]
+    ]
+    yield from _write_pid_pod(entries, now)
+    for family, field in (
+        (PROCESS_BUSY, "sm_utilization_ratio"),
+        (PROCESS_MEMORY, "memory_used_bytes"),
+    ):
+        # By labels: a process in two lists of the driver stands on the page once.
+        values: dict[Labels, float] = {}
+        for process, name, holder in entries:
+            gpu = now.sample.gpus[process.gpu]
+            own = (gpu.uuid, str(gpu.index), str(process.pid), name, *holder)
+            # What the driver does not say is absent, never 0.
+            if (value := getattr(process, field)) is not None:
+                labels = zip(PROCESS_LABELS, own, strict=True)
+                values[(("node", now.sample.node), *labels)] = value
+        yield from family.write(values.items())
+
+
+def _write_pid_pod(entries: Sequence[_Entry], now: Snapshot) -> Iterator[str]:
+    """Sum what a process holds on all GPUs: the labels name none."""
+    held: dict[Labels, int] = {}
+    for process, name, holder in entries:
+        if holder.pod and process.memory_used_bytes is not None:
+            labels = (
+                ("pid", str(process.pid)),
+                ("process_name", name),
+                ("pod_name", holder.pod),
+                ("namespace", holder.namespace),
+                ("node_name", now.sample.node),
+            )
+            held[labels] = held.get(labels, 0) + process.memory_used_bytes
+    return PID_POD.write((labels, memory_bytes // _MIB) for labels, memory_bytes in held.items())

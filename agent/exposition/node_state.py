@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from agent.exposition.device import ShownDevice
-from agent.exposition.gpu_events import GpuEventHistory, NvlinkRates
+from agent.exposition.device import GpuEventHistory, NvlinkRates, ShownDevice
 from agent.exposition.holders import ContainerLookup, NamedContainer
 from agent.metrics import PROCESS_SERIES_DROPPED
 from agent.settings import ExpositionSettings
@@ -51,6 +50,7 @@ class DeviceState:
         self.reading, self.details, self.seen_ns = reading, details, now_ns
         for name in (*_FAST_PARTS, *_SLOW_PARTS):
             part = getattr(details, name, None)
+            # Health is read every few seconds: a tick without it says nothing against it.
             if part is not None:
                 self.parts[name] = (now_ns, part)
         if details:
@@ -167,6 +167,7 @@ class NodeState:
         details = {gpu.uuid: gpu for gpu in readings.gpus} if readings else {}
         for reading in sample.gpus:
             self._update_device(reading, details.get(reading.uuid), now_ns)
+        # After what this tick has: an instance is gone only where its GPU answered without it.
         self._forget(sample, now_ns)
         for incident in incidents:
             self.record_incident(incident)
@@ -207,21 +208,39 @@ class NodeState:
         if self._shown_ns < now_ns - self._stale_ns:
             # Nobody knows who is on the GPUs by now.
             sample = replace(sample, containers=[], processes=[], allocations=[])
+        known = {uuid: gpu.index for uuid, gpu in self._facts.items()}
+        known |= {uuid: state.reading.index for uuid, state in self._device_states.items()}
         return Snapshot(
             sample=sample,
             devices=self._devices(now_ns),
             names=self._names,
             commands=self._commands,
-            events={uuid: (self._index_of(uuid), events) for uuid, events in self._events.items()},
+            # Of a GPU that nobody has seen or listed, the index is empty.
+            events={
+                uuid: (str(known.get(uuid, "")), events) for uuid, events in self._events.items()
+            },
             since_ns=now_ns - self._window_ns,
         )
 
     def _devices(self, now_ns: int) -> list[ShownDevice]:
         """Return the devices that answer, and the GPUs that are known and do not, by index."""
+        fast_ns, slow_ns = now_ns - self._stale_ns, now_ns - self._slow_stale_ns
         answering = [
-            self._device(state, now_ns)
+            ShownDevice(
+                reading=state.reading,
+                details=state.details,
+                facts=self._facts.get(state.reading.parent_uuid or state.reading.uuid),
+                node=self._inventory,
+                # An instance has none of its own: its GPU's device shows them.
+                events=self._events_of(state.reading.uuid)
+                if state.reading.parent_uuid is None
+                else None,
+                rates=state.rates,
+                is_lost=state.reading.uuid in self._lost,
+                **state.fresh_parts(fast_ns=fast_ns, slow_ns=slow_ns),
+            )
             for state in self._device_states.values()
-            if state.seen_ns >= now_ns - self._stale_ns
+            if state.seen_ns >= fast_ns
         ]
         uuids = {device.reading.uuid for device in answering}
         silent = [
@@ -237,12 +256,6 @@ class NodeState:
             if facts.uuid not in uuids
         ]
         return sorted([*answering, *silent], key=lambda device: position(device.reading))
-
-    def _index_of(self, uuid: str) -> str:
-        """Return the last known index of a GPU; empty where none is known."""
-        known = self._device_states.get(uuid)
-        facts = known.reading if known else self._facts.get(uuid)
-        return str(facts.index) if facts else ""
 
     def _update_device(self, reading: GpuReading, details: GpuDetails | None, now_ns: int) -> None:
         state = self._device_states.get(reading.uuid)
@@ -274,19 +287,3 @@ class NodeState:
         if uuid not in self._events and len(self._events) < _MAX_GPUS:
             self._events[uuid] = GpuEventHistory()
         return self._events.get(uuid)
-
-    def _device(self, state: DeviceState, now_ns: int) -> ShownDevice:
-        reading = state.reading
-        is_gpu = reading.parent_uuid is None
-        return ShownDevice(
-            reading=reading,
-            details=state.details,
-            facts=self._facts.get(reading.parent_uuid or reading.uuid),
-            node=self._inventory,
-            events=self._events_of(reading.uuid) if is_gpu else None,
-            rates=state.rates,
-            is_lost=reading.uuid in self._lost,
-            **state.fresh_parts(
-                fast_ns=now_ns - self._stale_ns, slow_ns=now_ns - self._slow_stale_ns
-            ),
-        )

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from agent.core.incidents.builder import Detection
+from agent.core.incidents import Detection
 from agent.gpu.protocol import (
     DriverEvent,
     Gpu,

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
-from agent.core.incidents.builder import Detection
+from agent.core.incidents import Detection
 from agent.core.raw import CallGroup, SampleCursor
 from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError

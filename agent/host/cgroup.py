@@ -14,7 +14,7 @@ begins is taken from the agent's own, and left out.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -39,6 +39,11 @@ class _CgroupLine(NamedTuple):
     controllers: str
     path: str
 
+    @property
+    def segments(self) -> list[str]:
+        """The parts of the path that mean something as a whole."""
+        return re.split("[/:]", self.path)
+
 
 NodePaths = Mapping[str, tuple[str, ...]]
 """By controllers, the segments with which the paths of a node begin that is itself in a pod."""
@@ -52,11 +57,19 @@ def locate(text: str, *, node_paths: NodePaths = MappingProxyType({})) -> Locati
     """
     parsed = _parse(text)
     found = [
-        (_locate_path(line.path, node_paths.get(line.controllers, ())), line) for line in parsed
+        (_locate_path(line.segments, node_paths.get(line.controllers, ())), line) for line in parsed
     ]
     if not found:
         return Location()
-    (container_id, pod_uid), line = min(found, key=lambda located: _rank(*located))
+
+    def rank(located: tuple[tuple[str | None, str | None], _CgroupLine]) -> tuple[bool, bool, int]:
+        (container_id, pod_uid), line = located
+        known = line.controllers in _CONTROLLERS
+        preference = _CONTROLLERS.index(line.controllers) if known else len(_CONTROLLERS)
+        return (pod_uid is None, container_id is None, preference)
+
+    (container_id, pod_uid), line = min(found, key=rank)
+    # A host's process is shown by its first line, as a person would name it.
     if container_id is None and pod_uid is None:
         line = parsed[0]
     return Location(container_id=container_id, pod_uid=pod_uid, line=line.text)
@@ -70,7 +83,7 @@ def find_node_paths(agents_text: str) -> NodePaths:
     """
     paths = {}
     for line in _parse(agents_text):
-        segments = _cut(line.path)
+        segments = line.segments
         pods = [index for index, segment in enumerate(segments) if _POD.fullmatch(segment)]
         # With one pod alone the path is that of an agent on a node that is a machine.
         if len(pods) > 1:
@@ -97,23 +110,13 @@ def _parse(text: str) -> list[_CgroupLine]:
     return parsed
 
 
-def _cut(path: str) -> list[str]:
-    return re.split("[/:]", path)
-
-
-def _rank(found: tuple[str | None, str | None], line: _CgroupLine) -> tuple[bool, bool, int]:
-    container_id, pod_uid = found
-    known = line.controllers in _CONTROLLERS
-    preference = _CONTROLLERS.index(line.controllers) if known else len(_CONTROLLERS)
-    return (pod_uid is None, container_id is None, preference)
-
-
-def _locate_path(path: str, node_path: tuple[str, ...]) -> tuple[str | None, str | None]:
+def _locate_path(
+    segments: Sequence[str], node_path: tuple[str, ...]
+) -> tuple[str | None, str | None]:
     """Return the container and the pod: the outermost pod, and the first container within it.
 
     The first container, because Docker in a pod is still that pod's container.
     """
-    segments = _cut(path)
     if tuple(segments[: len(node_path)]) == node_path:
         segments = segments[len(node_path) :]
     pods = ((index, found) for index, found in enumerate(map(_POD.fullmatch, segments)) if found)

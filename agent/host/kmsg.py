@@ -1,7 +1,7 @@
 """The kernel's log as a second source of XIDs: some never reach the driver's events.
 
 Here lives the reading, from the log's end on, and the time of a record. The driver's lines are read
-by `agent.core.incidents.xid_parser`, and what is new is decided in `dedupe` beside it.
+by `agent.core.incidents`, and what is new is decided there.
 """
 
 import os
@@ -11,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-from agent.core.incidents.builder import Detection
-from agent.core.incidents.xid_parser import XidLine, read_bus, read_xid_line, write_bus
+from agent.core.incidents import Detection, read_bus, read_xid_line, write_bus
 from agent.metrics import KMSG_FAILURES, KMSG_OVERRUNS
 from gpuledger.clock import Clock
 from gpuledger.runtime import Backoff, Check
@@ -21,6 +20,7 @@ SOURCE: Final = "kmsg"
 _DRIVER_PREFIX: Final = b"NVRM: Xid"
 _RECORD_BYTES: Final = 8192
 _LOOK_SECONDS: Final = 0.5
+# A log in a storm is never read to its end: the ticks' turn comes first.
 _MAX_AT_ONCE: Final = 1000
 _NS_PER_US: Final = 1_000
 _HEAD: Final = re.compile(r"(\d{1,9}),\d+,(\d{1,19})(?!\d)", re.ASCII)
@@ -111,22 +111,20 @@ class KmsgReader:
         """Follow the log for ever; one that cannot be read is tried again, with a back-off."""
         while True:
             try:
-                await self._follow(self._open_log())
+                log = self._open_log()
+                self._check.ok()
+                self._record_time.nothing_new()
+                try:
+                    while True:
+                        # Where more is left, the others get their turn and the log is read on.
+                        is_more = self.read(log)
+                        await self._clock.sleep(0 if is_more else _LOOK_SECONDS)
+                finally:
+                    log.close()
             except OSError as error:
                 KMSG_FAILURES.inc()
                 self._check.failed(f"cannot read the kernel's log: {error}")
                 await self._clock.sleep(self._backoff.next_seconds())
-
-    async def _follow(self, log: Kmsg) -> None:
-        self._check.ok()
-        self._record_time.nothing_new()
-        try:
-            while True:
-                # Where more is left, the others get their turn and the log is read on.
-                is_more = self.read(log)
-                await self._clock.sleep(0 if is_more else _LOOK_SECONDS)
-        finally:
-            log.close()
 
     def read(self, log: Kmsg) -> bool:
         """Read what there is, at most a thousand records; tells whether there may be more."""
@@ -137,46 +135,39 @@ class KmsgReader:
                 self._backoff.reset()
                 self._record_time.nothing_new()
                 return False
+            # The kernel says so once, and goes on with the oldest record that is left.
             except BrokenPipeError:
                 KMSG_OVERRUNS.inc()
                 continue
+            # Nearly all records are of others; bytes are compared before anything is decoded.
             if _DRIVER_PREFIX in record:
                 self._read_record(record)
         return True
 
     def _read_record(self, record: bytes) -> None:
         # The kernel ends lines with \n alone; any other separator is of the message.
-        for line in record.decode(errors="replace").split("\n"):
-            head, _, text = line.partition(";")
-            stamp_us, found = _kernels_stamp_us(head), read_xid_line(text)
-            if found and stamp_us is not None:
-                self._on_detection(self._detection(found, self._record_time.time_ns(stamp_us)))
-
-    def _detection(self, line: XidLine, time_ns: int) -> Detection:
-        return Detection(
-            kind="xid",
-            gpu_uuid=self._uuid(line),
-            time_ns=time_ns,
-            source=SOURCE,
-            xid=line.xid,
-            gpu_instance=line.gpu_instance,
-            compute_instance=line.compute_instance,
-            action=line.action,
-            severity=line.severity,
-            detail=line.words or None,
-            pid=line.pid,
-            command=line.command,
-        )
-
-    def _uuid(self, line: XidLine) -> str:
-        for address, uuid in self._buses().items():
-            if read_bus(address) == line.bus:
-                return uuid
-        # A GPU that never answered is known by its place alone; better than not told.
-        return write_bus(line.bus)
-
-
-def _kernels_stamp_us(head: str) -> int | None:
-    """Return a record's stamp where the kernel itself wrote it: programs can write there too."""
-    found = _HEAD.match(head)
-    return int(found[2]) if found and int(found[1]) < _FIRST_OF_PROGRAMS else None
+        for text in record.decode(errors="replace").split("\n"):
+            head, _, words = text.partition(";")
+            stamp, line = _HEAD.match(head), read_xid_line(words)
+            # Programs can write there too: only what the kernel itself wrote counts.
+            if stamp and line and int(stamp[1]) < _FIRST_OF_PROGRAMS:
+                uuids = (
+                    uuid for address, uuid in self._buses().items() if read_bus(address) == line.bus
+                )
+                self._on_detection(
+                    Detection(
+                        kind="xid",
+                        # A GPU that never answered is known by its bus alone; better than nothing.
+                        gpu_uuid=next(uuids, write_bus(line.bus)),
+                        time_ns=self._record_time.time_ns(int(stamp[2])),
+                        source=SOURCE,
+                        xid=line.xid,
+                        gpu_instance=line.gpu_instance,
+                        compute_instance=line.compute_instance,
+                        action=line.action,
+                        severity=line.severity,
+                        detail=line.words or None,
+                        pid=line.pid,
+                        command=line.command,
+                    )
+                )

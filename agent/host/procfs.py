@@ -109,6 +109,7 @@ def read_boot_id(procfs: Procfs) -> str:
 
 def _parse_stat(stat: bytes) -> tuple[str, int]:
     """Return name and start time; the name may itself hold spaces and parentheses."""
+    # By the last parenthesis: a program may call itself `a) R 1 (b`.
     head, _, rest = stat.rpartition(b")")
     ticks = int(rest.split()[_START_FIELD])
     command = head.partition(b"(")[2].decode("utf-8", "replace")

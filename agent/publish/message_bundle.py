@@ -120,6 +120,7 @@ class TickQueue:
     def put(self, waiting: QueuedMessage) -> None:
         """Add the newest bundle; where there is no room the oldest one is dropped and counted."""
         self._waiting.append(waiting)
+        # Counted up and down rather than set: several nodes may run in one process.
         QUEUE_TICKS.inc()
         self._keep_within_bounds()
 
@@ -133,6 +134,7 @@ class TickQueue:
     def put_back(self, taken: Iterable[QueuedMessage]) -> None:
         """Put what was taken in front of all others again."""
         before = len(self._waiting)
+        # In front, as they are the oldest, and in their own order: a deque extends leftwards.
         self._waiting.extendleft(reversed(list(taken)))
         QUEUE_TICKS.inc(len(self._waiting) - before)
         self._keep_within_bounds()

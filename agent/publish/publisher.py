@@ -54,8 +54,10 @@ def pause_seconds(times_ms: Sequence[int], *, factor: float, chance: float) -> f
     return made_seconds / factor * (1 + chance)
 
 
+# As many as a frame of the spool: what is read from there is sent as it was written.
 _BATCH_TICKS: Final = 60
 _CLOSING_SECONDS: Final = 2.0
+# A broker's and a node's clock differ by less than this where both are synchronised.
 _AHEAD_MS: Final = 60_000
 _NS_PER_MS: Final = 1_000_000
 _PUBLISHED: Final = {
@@ -136,6 +138,7 @@ class SamplePublisher:
                 for topic, message in chain.from_iterable(bundles):
                     self._unsent.setdefault(topic, []).append(message)
                 self._times_ms = [time_ms(bundle) for bundle in bundles]
+            # In the order of their first messages: a tick's sample stands before what describes it.
             for topic in tuple(self._unsent):
                 await self._publish(producer, topic, partition)
             await self._send_queue.ack()
@@ -154,6 +157,7 @@ class SamplePublisher:
         try:
             await producer.publish(topic, partition, messages)
         except (MessageTooLargeError, TimestampRefusedError):
+            # Which record of the batch it was the client does not say: each is tried by itself.
             await self._publish_singly(producer, topic, partition)
         else:
             _count_published(topic, len(messages))
@@ -226,6 +230,7 @@ async def shut_down(
         await asyncio.wait(waited_for, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in (draining, *tasks):
         task.cancel()
+    # Not before they are told to end: they would take out what is being spilled.
     with suppress(TimeoutError):
         async with asyncio.timeout(_CLOSING_SECONDS):
             await send_queue.spill_all()

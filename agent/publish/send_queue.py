@@ -21,6 +21,7 @@ from agent.publish.spool_folder import Attempts, DiskHungError, IoThread
 from gpuledger.runtime import Backoff, Check
 
 T = TypeVar("T")
+# A frame is what is lost together when a byte of it breaks; a minute of ticks packs well.
 _FRAME_TICKS: Final = 60
 _READ_WITHIN_SECONDS: Final = 10.0  # as newer ticks wait meanwhile
 _WRITE_WITHIN_SECONDS: Final = 60.0
@@ -61,6 +62,7 @@ class SendQueue:
         self._was_overtaken = False
         """Whether newer ticks were sent while the disk could not be opened."""
         self._bundles_on_disk = 0
+        # One at a time decides what is in flight; the disk works in its thread meanwhile.
         self._lock = asyncio.Lock()
         self._filled = asyncio.Event()
         self._overdue = asyncio.Event()
@@ -156,12 +158,13 @@ class SendQueue:
             if self._position is None:
                 self._queue.put_back(self._in_flight)
                 self._in_flight = []
+            # There is no later try: a wait that is not over would lose the ticks.
             self._opening.skip_wait()
             self._writing.skip_wait()
             await self._spill()
 
     def close(self) -> None:
-        """Let go of the disk."""
+        """Let go of the disk; what is on it is the next process's."""
         if self._spool is not None:
             self._spool.close()
         self._disk.close()
@@ -180,6 +183,7 @@ class SendQueue:
             if self._in_flight or self._waits_on_disk:
                 return bool(self._in_flight)
         self._in_flight, self._position = self._queue.take(max_bundles=max_bundles), None
+        # What the disk may turn out to hold is older than this, and will be too late then.
         if self._in_flight and not self._is_open:
             self._was_overtaken = True
         return bool(self._in_flight)
@@ -210,6 +214,7 @@ class SendQueue:
             kept = False
             try:
                 kept = await self._append(spool, taken) is not None
+            # Also where the task is cancelled at the end: the last chance spills them once more.
             finally:
                 if not kept:
                     self._queue.put_back(taken)
@@ -245,7 +250,12 @@ class SendQueue:
             done = await self._disk.run(work)
             attempts.worked()
         except DiskHungError as error:
-            self._abandon_disk(error)
+            # On without it until the next start: its thread never comes back. What the spool says
+            # now may not be asked, as that thread may be at work on it.
+            SPOOL_DROPPED.labels(reason="hung").inc(self._bundles_on_disk)
+            count_failure(error)
+            self._writing.failed(error)
+            self._spool, self._position = None, None
         except OSError as error:
             count_failure(error)
             attempts.failed(error)
@@ -266,11 +276,3 @@ class SendQueue:
             self._check.failed(f"the ticks on the disk cannot be read, newer ones wait: {error}")
         else:
             self._check.ok(lambda: f"{self._bundles_on_disk} ticks on the disk")
-
-    def _abandon_disk(self, error: OSError) -> None:
-        """Go on without a disk that hangs, until the next start: its thread never comes back."""
-        # What the spool says now may not be asked: its thread may be at work on it.
-        SPOOL_DROPPED.labels(reason="hung").inc(self._bundles_on_disk)
-        count_failure(error)
-        self._writing.failed(error)
-        self._spool, self._position = None, None

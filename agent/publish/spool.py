@@ -55,7 +55,7 @@ _log = structlog.get_logger(__name__)
 
 
 class SpoolPosition(NamedTuple):
-    """A place in the spool: all that stands before it is meant."""
+    """A position in the spool: all that stands before it is meant."""
 
     segment: int
     position: int
@@ -97,6 +97,11 @@ class Spool:
         """How many bundles wait here."""
         return sum(segment.bundles for segment in self._segments)
 
+    @property
+    def size_bytes(self) -> int:
+        """How much room its files take."""
+        return sum(segment.size_bytes for segment in self._segments)
+
     def open(self) -> None:
         """Find what an earlier agent left; once it has succeeded, calling again does nothing.
 
@@ -135,19 +140,21 @@ class Spool:
         self._set_gauges()
 
     def append(self, bundles: Sequence[MessageBundle]) -> SpoolPosition:
-        """Write bundles behind all others, whole or not at all; return the place behind them."""
+        """Write bundles behind all others, whole or not at all; return the position behind them."""
         self.open()
+        # Somebody may have made room by hand: what was lost by that is counted.
         there = set(self._folder.files())
         removed = [segment for segment in self._segments if segment.path not in there]
         self._lose(removed, "the file was removed")
         self._folder.refuse_below(self._settings.min_free_bytes)
         frame = pack_frame(bundles, spooled_ms=self._now_ms())
+        # What is too old goes first, so that it makes room before anything younger has to.
         self._drop_old()
         max_bytes = self._settings.max_bytes - len(frame) - START
         if max_bytes < 0 or START + len(frame) > MAX_FILE_BYTES:
             path = str(self._folder.path)
             raise OSError(errno.EFBIG, "larger than the whole spool may be", path)
-        while self._segments and self._bytes() > max_bytes:
+        while self._segments and self.size_bytes > max_bytes:
             self._drop(self._segments[0], reason="bytes")
         position = self._append(frame)
         SPOOL_WRITTEN.inc(len(bundles))
@@ -155,7 +162,7 @@ class Spool:
         return position
 
     def set_in_flight(self, position: SpoolPosition) -> None:
-        """Take note that somebody holds what stands before a place: it is not lost when dropped."""
+        """Record that somebody holds what stands before a position: dropped, it is not lost."""
         self._in_flight = position
 
     def read(self, *, max_bundles: int) -> tuple[list[MessageBundle], SpoolPosition] | None:
@@ -176,7 +183,7 @@ class Spool:
         return found
 
     def ack(self, position: SpoolPosition) -> None:
-        """Take everything before a place for sent."""
+        """Take everything before a position for sent."""
         self._in_flight = None
         while self._segments and self._segments[0].number <= position.segment:
             segment = self._segments[0]
@@ -211,55 +218,48 @@ class Spool:
     def _load(self) -> None:
         paths = self._folder.files()
         self._unreadable.keep(paths)
-        loaded = self._scan(paths)
-        # Never lower than before: a number that was lent is no other file's.
-        self._last_number = max([self._last_number, *(int(path.stem) for path in paths)])
-        self._segments = loaded
-        self._found_ms = self._now_ms()
-        for segment in [one for one in loaded if not one.frames]:
-            self._remove(segment)
-        if not self.is_empty:
-            _log.info("spool_found", count=self.bundles, folder=str(self._folder.path))
-
-    def _scan(self, paths: Sequence[Path]) -> list[Segment]:
         self._is_partly_scanned = False
-        segments = []
+        loaded = []
         try:
             for path in paths:
                 segment = self._load_one(path)
                 if segment is not None:
-                    segments.append(segment)
+                    loaded.append(segment)
         except ScanStoppedError:
+            # What is not scanned may be older than what is written now: nothing is read before it.
             self._is_partly_scanned = True
-        return segments
+        # Never lower than before: a number that was lent is no other file's.
+        self._last_number = max([self._last_number, *(int(path.stem) for path in paths)])
+        self._segments = loaded
+        self._found_ms = self._now_ms()
+        # All of it was sent, and the process ended before it could remove the file.
+        for segment in [loaded_segment for loaded_segment in loaded if not loaded_segment.frames]:
+            self._remove(segment)
+        if not self.is_empty:
+            _log.info("spool_found", count=self.bundles, folder=str(self._folder.path))
 
     def _load_one(self, path: Path) -> Segment | None:
         """Return a file with its frames; `None` where it is given up, which is counted."""
+        segment = None
         try:
-            segment = self._load_or_set_aside(path)
+            try:
+                segment = Segment.load(path, is_stopped=lambda: self._is_scan_stopped)
+            except ForeignFileError as error:
+                # Kept for somebody to look at; not among the spool's files any more.
+                aside = path.rename(path.with_suffix(_SET_ASIDE))
+                SPOOL_FILES_SET_ASIDE.inc()
+                _log.error("spool_file_renamed", file=aside.name, error=str(error))
         except OSError as error:
+            # Also where the file cannot be renamed: it is tried again as a whole.
             self._unreadable.raise_or_give_up(path, error)
             count_failure(error)
             _log.error("spool_damaged", file=path.name, count=0, error=str(error))
             return None
         self._unreadable.forget(path)
-        if segment is None:
-            return None
-        if segment.torn_bytes:
+        if segment and segment.torn_bytes:
             SPOOL_TORN.inc()
             _log.warning("spool_torn", file=path.name, cut_bytes=segment.torn_bytes)
         return segment
-
-    def _load_or_set_aside(self, path: Path) -> Segment | None:
-        """Return a file with its frames; `None` where the spool cannot have written it."""
-        try:
-            return Segment.load(path, is_stopped=lambda: self._is_scan_stopped)
-        except ForeignFileError as error:
-            # Kept for somebody to look at; not among the spool's files any more.
-            aside = path.rename(path.with_suffix(_SET_ASIDE))
-            SPOOL_FILES_SET_ASIDE.inc()
-            _log.error("spool_file_renamed", file=aside.name, error=str(error))  # said
-            return None
 
     def _read_from(
         self, segment: Segment, max_bundles: int
@@ -318,9 +318,8 @@ class Spool:
             self._drop_first_frame(segment, reason="age")
 
     def _drop_first_frame(self, segment: Segment, *, reason: str) -> None:
-        frame = segment.frames.popleft()
-        if not self._is_in_flight(segment, frame.end):
-            SPOOL_DROPPED.labels(reason=reason).inc(frame.head.bundles)
+        SPOOL_DROPPED.labels(reason=reason).inc(self._count_not_in_flight(segment, first_frames=1))
+        segment.frames.popleft()
         if not segment.frames:
             self._remove(segment)
 
@@ -333,13 +332,13 @@ class Spool:
 
     def _count_not_in_flight(self, segment: Segment, *, first_frames: int | None = None) -> int:
         """Return how many bundles are lost with a file, or its first frames: nobody has them."""
-        frames = islice(segment.frames, first_frames)
+        held = self._in_flight
         return sum(
-            frame.head.bundles for frame in frames if not self._is_in_flight(segment, frame.end)
+            frame.head.bundles
+            for frame in islice(segment.frames, first_frames)
+            # What is in flight will be sent, or brought to the disk again by whoever has it.
+            if held is None or SpoolPosition(segment.number, frame.end) > held
         )
-
-    def _is_in_flight(self, segment: Segment, end: int) -> bool:
-        return self._in_flight is not None and SpoolPosition(segment.number, end) <= self._in_flight
 
     def _append(self, frame: bytes) -> SpoolPosition:
         segment = self._writing
@@ -369,9 +368,6 @@ class Spool:
         if segment is self._writing:
             self._writing = None
 
-    def _bytes(self) -> int:
-        return sum(segment.size_bytes for segment in self._segments)
-
     def _tolerate(self, action: Callable[[], None]) -> None:
         """Do what is only for a later start: where it fails, that one sends something twice."""
         try:
@@ -380,7 +376,7 @@ class Spool:
             count_failure(error)
 
     def _set_gauges(self) -> None:
-        SPOOL_BYTES.set(self._bytes())
+        SPOOL_BYTES.set(self.size_bytes)
         SPOOL_TICKS.set(self.bundles)
         oldest_ms = self._segments[0].frames[0].head.oldest_ms if self._segments else 0
         SPOOL_OLDEST_SECONDS.set(oldest_ms / 1000)

@@ -87,8 +87,10 @@ def pack_frame(bundles: Sequence[MessageBundle], *, spooled_ms: int) -> bytes:
     """Return a frame of at least one bundle, written `spooled_ms` after the node's boot."""
     import cramjam  # noqa: PLC0415  # aiokafka brings it; an agent without Kafka carries neither
 
+    # Alike from tick to tick, so several at once are a fraction of each by itself.
     body = bytes(cramjam.zstd.compress(msgspec.msgpack.encode(bundles), _LEVEL))
     head = Head(len(body), 0, len(bundles), min(map(time_ms, bundles)), spooled_ms)
+    # Over what the head says as well: a wrong number of ticks would be counted as lost.
     checksum = zlib.crc32(body, zlib.crc32(_HEAD.pack(*head)[_CHECKED_FROM:]))
     return _HEAD.pack(*head._replace(checksum=checksum)) + body
 
@@ -142,9 +144,17 @@ class Frame(NamedTuple):
     end: int
     head: Head
 
+    @classmethod
+    def at(cls, data: bytes, start: int) -> "Frame | None":
+        """Return what the head at a position says; `None` where no frame can be so."""
+        head = read_head(data[start : start + HEAD_BYTES])
+        end = start + HEAD_BYTES + (head.body_bytes if head else 0)
+        return cls(start, end, head) if head and end <= len(data) else None
+
 
 def scan(file: int, start: int, length: int, work: ScanWork) -> list[Frame]:
     """Return the frames of an open file of `length` bytes; what is behind the last one is torn."""
+    # By heads a file costs one read of 28 bytes a frame; its bodies are read when they are sent.
     frames = list(_by_heads(file, start, length, work))
     end = frames[-1].end if frames else start
     return frames if end == length else list(_by_checksums(os.pread(file, length, 0), start, work))
@@ -155,7 +165,7 @@ def next_whole(data: bytes, start: int, work: ScanWork) -> Frame | None:
     at = start
     while (body := data.find(_ZSTD, at + HEAD_BYTES)) >= 0:
         at = body - HEAD_BYTES
-        frame = _frame_at(data, at)
+        frame = Frame.at(data, at)
         work.spend(frame.end - at if frame else 0)
         if frame and is_whole(data[at : frame.end]):
             return frame
@@ -177,7 +187,7 @@ def _by_heads(file: int, start: int, length: int, work: ScanWork) -> Iterator[Fr
 def _by_checksums(data: bytes, start: int, work: ScanWork) -> Iterator[Frame]:
     """Yield whole frames, and what stands before one of them as a damaged frame."""
     while start < len(data):
-        said, whole = _frame_at(data, start), next_whole(data, start, work)
+        said, whole = Frame.at(data, start), next_whole(data, start, work)
         if whole and whole.start > start:
             # Its number of ticks is what its head says where that can be, else one at least.
             bundles = said.head.bundles if said else 1
@@ -187,13 +197,6 @@ def _by_checksums(data: bytes, start: int, work: ScanWork) -> Iterator[Frame]:
             return
         yield frame
         start = frame.end
-
-
-def _frame_at(data: bytes, start: int) -> Frame | None:
-    """Return what the head at a place says; `None` where no frame can be so."""
-    head = read_head(data[start : start + HEAD_BYTES])
-    end = start + HEAD_BYTES + (head.body_bytes if head else 0)
-    return Frame(start, end, head) if head and end <= len(data) else None
 
 
 _MAGIC: Final = b"gpuledger spool\2"
@@ -270,6 +273,7 @@ class Segment:
             boot_id, start = form
             frames = scan(file, start, length, work)
             end = frames[-1].end if frames else min(start, length)
+            # What is appended later must stand right behind a whole frame.
             if end < length:
                 os.ftruncate(file, end)
         return cls(
@@ -355,6 +359,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 def _write(file: int, data: bytes, *, at: int) -> None:
     left = memoryview(data)
+    # A disk that is nearly full may take a part, and refuse the rest by the next call.
     while left:
         written = os.pwrite(file, left, at)
         at += written

@@ -78,16 +78,17 @@ class IoThread:
 
         Work that was given up, or whose waiting was cancelled, goes on; what comes next waits.
         """
+        # Nothing to spool, no thread: most agents never need it.
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
         done = asyncio.get_running_loop().run_in_executor(self._thread, work)
-        patience = asyncio.timeout(self._hung_after_seconds)
+        deadline = asyncio.timeout(self._hung_after_seconds)
         try:
-            async with patience:
+            async with deadline:
                 return await done
         except TimeoutError as error:
             # What the work itself raises may be one as well: its errno is ETIMEDOUT.
-            if not patience.expired():
+            if not deadline.expired():
                 raise
             reason = f"no answer within {self._hung_after_seconds:g} s"
             raise DiskHungError(errno.ETIMEDOUT, reason) from error
@@ -95,6 +96,7 @@ class IoThread:
     def close(self) -> None:
         """Take no more work."""
         if self._thread is not None:
+            # A disk that hangs would keep the process from its end.
             self._thread.shutdown(wait=False)
 
 
@@ -111,7 +113,9 @@ class SpoolFolder:
 
     def __init__(self, folder: Path, *, node: str) -> None:
         # A folder for each node: what another node's agent left is not sent in this one's name.
-        self.path: Final = folder / _file_name(node)
+        name = quote(node, safe="")
+        # `.` and `..` are names that quoting leaves alone and that lead elsewhere.
+        self.path: Final = folder / (name if name.strip(".") else f"%{name}")
         self._lock: int | None = None
 
     @property
@@ -124,12 +128,26 @@ class SpoolFolder:
 
         The folder around it is never made: where it is missing this raises `NoFolderError`.
         """
-        self._refuse_without_parent()
+        parent = self.path.parent
+        try:
+            is_folder = stat.S_ISDIR(parent.stat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            is_folder = False
+        if not is_folder:
+            raise NoFolderError(errno.ENOENT, "no such folder", str(parent))
         self.path.mkdir(mode=_OURS_ALONE, exist_ok=True)
+        # A link in place of the folder would have this agent write wherever somebody likes.
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
         lock = os.open(self.path, flags)
         try:
-            self._lock_or_refuse(lock)
+            # The kernel frees it with the process, however that ends.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.access(self.path, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, "not writable", str(self.path))
+        except BlockingIOError as error:
+            os.close(lock)
+            reason = "another agent uses it"
+            raise BlockingIOError(errno.EWOULDBLOCK, reason, str(self.path)) from error
         except OSError:
             os.close(lock)
             raise
@@ -163,6 +181,7 @@ class SpoolFolder:
 
     def refuse_below(self, min_free_bytes: int) -> None:
         """Raise `OSError` (ENOSPC) where the file system has less free space than that."""
+        # What is free for a process without rights: root's reserve is not the spool's.
         disk = os.statvfs(self.path)
         free_bytes = disk.f_bavail * disk.f_frsize
         if free_bytes < min_free_bytes:
@@ -172,29 +191,6 @@ class SpoolFolder:
                 f" {min_free_bytes} to others",
                 str(self.path),
             )
-
-    def _refuse_without_parent(self) -> None:
-        parent = self.path.parent
-        try:
-            is_folder = stat.S_ISDIR(parent.stat().st_mode)
-        except (FileNotFoundError, NotADirectoryError):
-            is_folder = False
-        if not is_folder:
-            raise NoFolderError(errno.ENOENT, "no such folder", str(parent))
-
-    def _lock_or_refuse(self, lock: int) -> None:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            reason = "another agent uses it"
-            raise BlockingIOError(errno.EWOULDBLOCK, reason, str(self.path)) from error
-        if not os.access(self.path, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, "not writable", str(self.path))
-
-
-def _file_name(node: str) -> str:
-    quoted = quote(node, safe="")
-    return quoted if quoted.strip(".") else f"%{quoted}"
 
 
 GIVEN_UP_AFTER_MS: Final = 60_000
@@ -218,6 +214,7 @@ class UnreadableFiles:
     def raise_or_give_up(self, path: Path, error: OSError) -> None:
         """Raise the error of a file that is to be tried again; return once it is given up."""
         now_ms = self._now_ms()
+        # Nobody tried for long: that the file was unreadable all that time is not known.
         if now_ms - self._tried_ms.get(path, now_ms) > _LONGEST_BETWEEN_TRIES_MS:
             self.forget(path)
         self._tried_ms[path] = now_ms

@@ -10,10 +10,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final, Protocol
 
-import agent.node
-from agent.context import run_agent
+from agent.context import Host, run_agent
 from agent.settings import AgentSettings, SpoolSettings, name_node
-from agent.source import open_source, play
+from agent.source_selection import open_source, play
 from cli.demo.plan import DemoPlan
 from cli.demo.stage_tasks import Stages
 from cli.demo.totals import Tally
@@ -95,7 +94,7 @@ class SimulatedMachine:
 class OwnMachine:
     """This machine and the GPUs in it."""
 
-    def __init__(self, machine: agent.node.Host) -> None:
+    def __init__(self, machine: Host) -> None:
         self._machine = machine
         self._settings = name_node(AgentSettings(spool=_NO_SPOOL), os.environ)
         self.headline = f"the GPUs of {self._settings.node_name}"

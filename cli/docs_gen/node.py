@@ -3,9 +3,14 @@
 from collections.abc import Iterator
 from typing import Final
 
-from agent.exposition import native, native_processes
 from agent.exposition.dcgm_fields import Field, all_fields
-from agent.exposition.native import LABELS, InfoFamily, native_families
+from agent.exposition.families import (
+    INFO_FAMILIES,
+    LABELS,
+    PROCESS_FAMILIES,
+    InfoFamily,
+    native_families,
+)
 from cli.docs_gen.markdown import code, table
 
 _HEAD: Final = """\
@@ -47,13 +52,13 @@ def page() -> str:
     lines += [
         *_PROCESSES.splitlines(),
         "",
-        *table(_COLUMNS, map(_row, native_processes.INFO_FAMILIES)),
+        *table(_COLUMNS, map(_row, PROCESS_FAMILIES)),
     ]
     return "\n".join([*lines, ""])
 
 
 def _own() -> Iterator[str]:
-    facts = [(*_row(family)[:3], family.profile, family.help) for family in native.INFO_FAMILIES]
+    facts = [(*_row(family)[:3], family.profile, family.help) for family in INFO_FAMILIES]
     rows = [
         (
             code(family.name),

@@ -10,8 +10,7 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent.core.incidents.builder import Detection
-from agent.core.incidents.xid_parser import read_bus, read_xid_line
+from agent.core.incidents import Detection, read_bus, read_xid_line
 from agent.host.cgroup import find_node_paths, locate
 from agent.host.kmsg import KmsgReader
 from agent.host.kubelet.messages import parse_answer

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 import pynvml
 import pytest
 
-from agent.core.incidents.builder import Detection
+from agent.core.incidents import Detection
 from agent.gpu.lifecycle import EventThread
 from agent.gpu.nvidia.events import NvmlGpuEvents
 from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession

@@ -34,7 +34,7 @@ BROUGHT = {"gcc": "gcc", "libc6-dev": "/usr/include/stdio.h"}
 OF_IMAGES_ONLY = {"UV_NO_CACHE", "UV_LINK_MODE", "PATH"}
 LEFT_OUT = ("GPULEDGER_", "PYTHON", "VIRTUAL_ENV", "KUBECONFIG", "KAFKA_")
 NEEDED = {
-    "agent": ["agent.context", "agent.source", "simulator.simulation"],
+    "agent": ["agent.context", "agent.source_selection", "simulator.simulation"],
     "podwatch": ["enricher.podwatch.service"],
     "join": ["enricher.join.service"],
     "sinks": [

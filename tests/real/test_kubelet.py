@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.host.kubelet.client import MAX_ANSWER_BYTES, KubeletError, SocketKubelet
+from agent.host.kubelet.allocations import MAX_ANSWER_BYTES, KubeletError, SocketKubelet
 from agent.host.kubelet.messages import ClaimedDevice, PodResources, parse_answer
 from tests.real.services.kubelet import KubeletServer
 

@@ -23,13 +23,13 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from agent.core.normalize.validation import PERCENT, TIMESTAMP_US, Validator
 from agent.core.raw import (
     ProcessUtilizationSample,
     RawGpuSample,
     SampleCursor,
     UtilizationSample,
 )
+from agent.core.units import PERCENT, TIMESTAMP_US, Validator
 
 LAG_WINDOWS: Final = 1.5
 """How far behind the driver's clock a tick's cover ends. Between one and two windows are closed

@@ -16,10 +16,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec.structs import fields
 
-from agent.core.normalize.validation import Validator, converter
 from agent.core.raw import CallGroup, RawGpuSample
 from agent.core.readings import READINGS, ReadingSpec
-from agent.core.units import Unit
+from agent.core.units import Unit, Validator, converter
 from gpuledger.records import (
     GpuHealth,
     GpuLimits,
@@ -62,27 +61,28 @@ class _Field(NamedTuple):
     is_list: bool
     is_by_link: bool
 
-
-def _prepare(dotted: str, spec: ReadingSpec) -> _Field:
-    part, _, name = dotted.rpartition(".")
-    unit = spec.unit
-    # A number that stands for something is looked up by the validator, so nothing is in bounds.
-    low, high = (math.inf, -math.inf) if unit.choices else (unit.low, unit.high)
-    return _Field(
-        name=dotted,
-        part=part or ("reading" if name in _BOOKED else "details"),
-        field=name,
-        unit=unit,
-        low=low,
-        high=high,
-        convert=converter(unit),
-        is_list=spec.is_list,
-        is_by_link=spec.is_by_link,
-    )
+    @classmethod
+    def of(cls, dotted: str, spec: ReadingSpec) -> "_Field":
+        """Return the field of a name such as `traffic.pcie_sent_bytes_total`."""
+        part, _, name = dotted.rpartition(".")
+        unit = spec.unit
+        # A number that stands for something is looked up by the validator: nothing is in bounds.
+        low, high = (math.inf, -math.inf) if unit.choices else (unit.low, unit.high)
+        return cls(
+            name=dotted,
+            part=part or ("reading" if name in _BOOKED else "details"),
+            field=name,
+            unit=unit,
+            low=low,
+            high=high,
+            convert=converter(unit),
+            is_list=spec.is_list,
+            is_by_link=spec.is_by_link,
+        )
 
 
 _FIELDS: Final = {
-    group: {name: _prepare(name, spec) for name, spec in specs.items()}
+    group: {name: _Field.of(name, spec) for name, spec in specs.items()}
     for group, specs in READINGS.items()
 }
 
@@ -130,19 +130,16 @@ class CounterTracker:
             return value
         if value < was.value:
             return self._fall(name, value, was, unit)
-        if value != was.value and not self._goes_on(was, value, unit):
+        # What was not believed before counts too: a leap from which it goes on was a true one.
+        known = (was, was.suspect) if was.suspect else (was,)
+        if value != was.value and not any(
+            self._can_rise(value - since.value, since, unit) for since in known
+        ):
             suspect = CounterTotal(value, self.now_ns)
             self.after[name] = msgspec.structs.replace(was, suspect=suspect)
             return None
         self.after[name] = CounterTotal(value, self.now_ns, was.wrapped)
         return value + was.wrapped
-
-    def _goes_on(self, was: CounterTotal, value: int, unit: Unit) -> bool:
-        """Return whether it rose by no more than it can, even from what was not believed before."""
-        if self._can_rise(value - was.value, was, unit):
-            return True
-        suspect = was.suspect
-        return suspect is not None and self._can_rise(value - suspect.value, suspect, unit)
 
     def _can_rise(self, risen: int, since: CounterTotal, unit: Unit) -> bool:
         if unit.max_per_second is None:

@@ -19,8 +19,8 @@ from agent.core.normalize.shares import (
     apportion,
     list_processes,
 )
-from agent.core.normalize.validation import MEMORY_BYTES, PERCENT, TIMESTAMP_US, Validator
 from agent.core.raw import ListedProcess, ProcessAccounting, RawGpuSample, SampleCursor
+from agent.core.units import MEMORY_LIMITS, PERCENT, TIMESTAMP_US, Validator
 from gpuledger.records import GpuDetails, GpuReading, GpuTotals, bounds
 
 _SILENCE_NS: Final = 5_000_000_000
@@ -236,7 +236,7 @@ def _totals(gpu_uuid: str, account: ProcessAccounting, validator: Validator) -> 
         busy_seconds=part(account.gpu_percent),
         memory_busy_seconds=part(account.memory_percent),
         max_memory_bytes=validator.keep(
-            account.max_memory_bytes, MEMORY_BYTES, reading="accounted_memory"
+            account.max_memory_bytes, MEMORY_LIMITS, reading="accounted_memory"
         ),
         started_time_ns=account.started_us * _NS_PER_US
         if 0 < account.started_us < TIMESTAMP_US[1] // _NS_PER_US

@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Final
 
 from agent.core.normalize.driver_clock import Interval, SampledWindow, known_us, window_at
-from agent.core.normalize.validation import MEMORY_BYTES, PERCENT, PID, TIMESTAMP_US, Validator
 from agent.core.raw import ListedProcess, ProcessUtilizationSample
+from agent.core.units import MEMORY_LIMITS, PERCENT, PID, TIMESTAMP_US, Validator
 from gpuledger.records import ProcessKind
 
 _MIN_WINDOW_US: Final = 10_000
@@ -110,7 +110,7 @@ def list_processes(
     """
     if listed is None:
         return before
-    limits = (0, memory_bytes or MEMORY_BYTES[1])
+    limits = (0, memory_bytes or MEMORY_LIMITS[1])
     merged: dict[int, ListedProcess] = {}
     for process in listed:
         if validator.keep(process.pid, PID, reading="process_pid") is None:
@@ -180,26 +180,22 @@ def _sort(
     kept: dict[int, list[ProcessUtilizationSample]] = {}
     dropped: Counter[str] = Counter()
     latest_us = newest_us + _AHEAD_US if newest_us else TIMESTAMP_US[1]
+    lowest, highest = PERCENT
     for sample in samples:
-        reason = _reason_to_drop(sample, processes, latest_us)
-        if reason:
-            dropped[reason] += 1
+        if sample.pid == 0:
+            # Drivers fill up their answers with empty samples.
+            dropped["pid_zero"] += 1
+        elif sample.pid not in processes:
+            dropped["not_listed"] += 1
+        elif not (
+            lowest <= sample.sm_percent <= highest
+            and lowest <= sample.memory_percent <= highest
+            and 0 < sample.timestamp_us <= latest_us
+        ):
+            dropped["implausible"] += 1
         else:
             kept.setdefault(sample.pid, []).append(sample)
     return kept, dropped
-
-
-def _reason_to_drop(
-    sample: ProcessUtilizationSample, processes: Mapping[int, ListedProcess], latest_us: int
-) -> str | None:
-    if sample.pid == 0:
-        return "pid_zero"
-    if sample.pid not in processes:
-        return "not_listed"
-    lowest, highest = PERCENT
-    if not (lowest <= sample.sm_percent <= highest and lowest <= sample.memory_percent <= highest):
-        return "implausible"
-    return None if 0 < sample.timestamp_us <= latest_us else "implausible"
 
 
 def _shortest_gap_us(kept: Mapping[int, Sequence[ProcessUtilizationSample]]) -> int | None:

@@ -132,7 +132,15 @@ class ProcessTable:
             now=self._known,
             before={**self._lingering, **before},
             records=[
-                self._record(change, known, time_ns)
+                make_record(
+                    known.facts,
+                    node=self.node,
+                    boot_id=self.boot_id,
+                    pid=pid,
+                    time_ns=time_ns,
+                    change=change,
+                    gpu_uuids=known.gpus,
+                )
                 for pid in sorted({*before, *self._known})
                 for change, known in _changes(self._known.get(pid), before.get(pid))
             ],
@@ -173,17 +181,6 @@ class ProcessTable:
             if cached and not is_confirmed
             else listed_boottime_ns,
             is_confirmed=is_confirmed,
-        )
-
-    def _record(self, change: ProcessChange, known: KnownProcess, time_ns: int) -> ProcessRecord:
-        return make_record(
-            known.facts,
-            node=self.node,
-            boot_id=self.boot_id,
-            pid=known.pid,
-            time_ns=time_ns,
-            change=change,
-            gpu_uuids=known.gpus,
         )
 
 

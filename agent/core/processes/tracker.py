@@ -12,7 +12,7 @@ from typing import NamedTuple
 from agent.core.normalize.gpu import GpuTick
 from agent.core.normalize.shares import ProcessUsage
 from agent.core.processes.accounting import ExitAccounting
-from agent.core.processes.accounting.history import TickInterval
+from agent.core.processes.accounting.exit_reporter import TickInterval
 from agent.core.processes.table import (
     UNREADABLE,
     Location,

@@ -17,7 +17,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 import pynvml
 import structlog
 
-from agent.core.incidents.builder import Detection
+from agent.core.incidents import Detection
 from agent.gpu.nvidia.device_client import call_nvml, instance_id
 from agent.gpu.nvidia.library import EventData, NvmlLibrary
 from agent.gpu.protocol import (

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from agent.core.incidents.xid_parser import read_bus, write_bus
+from agent.core.incidents import read_bus, write_bus
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
 from agent.gpu.nvidia.catalogue import CATALOGUE
 from agent.gpu.nvidia.core import AccountingReader, list_processes, query_core

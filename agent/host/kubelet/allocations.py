@@ -1,11 +1,14 @@
 """What the kubelet has given to whom, kept fresh: asked again and again, and at once on demand.
 
-Nothing here knows gRPC or the forms of device ids.
+Here is the seam to the kubelet (`Kubelet`) and the loop over it. Nothing here knows the wire form
+or the forms of device ids; gRPC is imported by the first question.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Final
+import errno
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, Protocol
 
 import structlog
 
@@ -16,14 +19,79 @@ from agent.host.kubelet.assignments import (
     allocate,
     find_assignments,
 )
-from agent.host.kubelet.client import Kubelet, KubeletError
 from agent.host.kubelet.messages import parse_answer
 from agent.metrics import ALLOCATIONS, ALLOCATIONS_UNRESOLVED, KUBELET_ANSWERS, KUBELET_ERRORS
 from agent.settings import KubeletSettings
 from gpuledger.clock import Clock
+from gpuledger.errors import UnavailableError
 from gpuledger.records import DeviceAllocation
 from gpuledger.runtime import Backoff, Check
 from gpuledger.runtime.tasks import end_tasks
+
+_EXPLAINED: Final[Mapping[str, str]] = {
+    "missing": "there is no socket",
+    "refused": "nobody listens",
+    "forbidden": "the socket is root's: run the agent as user 0, without capabilities",
+    "unimplemented": "the kubelet does not know pod-resources v1: Kubernetes 1.20 brought it",
+}
+
+
+class KubeletError(UnavailableError):
+    """The kubelet did not say which container holds what; `reason` is a word for a metric."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(_EXPLAINED.get(reason) or detail or reason)
+        self.reason = reason
+
+
+MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
+"""Some ten times what the kubelet of a node with 250 pods answers, and gRPC's own default."""
+
+_REASONS: Final[Mapping[int, str]] = {
+    errno.ENOENT: "missing",
+    errno.ECONNREFUSED: "refused",
+    errno.EACCES: "forbidden",
+    errno.EPERM: "forbidden",
+}
+
+
+class Kubelet(Protocol):
+    """Who says which container holds which device."""
+
+    async def list_pods(self) -> bytes:
+        """Return a `v1.ListPodResourcesResponse`; raises KubeletError."""
+
+
+class SocketKubelet:
+    """The kubelet behind its Unix socket."""
+
+    def __init__(self, socket: Path, *, timeout_seconds: float) -> None:
+        self._socket = socket
+        self._timeout_seconds = timeout_seconds
+
+    async def list_pods(self) -> bytes:
+        """Ask, on a connection for this one question: a kubelet that restarts leaves none behind.
+
+        Raises KubeletError.
+        """
+        try:
+            self._socket.stat()
+            # Many a node has no kubelet to ask, and there the library would only take memory.
+            from agent.host.kubelet.grpc import list_pods  # noqa: PLC0415  # see above
+
+            async with asyncio.timeout(self._timeout_seconds):
+                return await list_pods(
+                    self._socket,
+                    timeout_seconds=self._timeout_seconds,
+                    max_bytes=MAX_ANSWER_BYTES,
+                )
+        except TimeoutError as error:
+            detail = f"no answer within {self._timeout_seconds:g} s"
+            raise KubeletError("deadline", detail) from error
+        except OSError as error:
+            reason = _REASONS.get(error.errno or 0, "broken")
+            raise KubeletError(reason, str(error)) from error
+
 
 MIN_SECONDS: Final = 1.0
 """Between two questions, however many reasons there are to ask."""
@@ -80,6 +148,7 @@ class Allocations:
     async def run(self) -> None:
         """Ask until cancelled."""
         while True:
+            # Before the question: what changes while it is asked may not be in the answer.
             self._wanted.clear()
             try:
                 self._ingest(await self._kubelet.list_pods())
@@ -89,6 +158,7 @@ class Allocations:
                 await self._clock.sleep(max(MIN_SECONDS, self._backoff.next_seconds()))
             else:
                 self._backoff.reset()
+                # Not even a storm of new processes asks more often.
                 await self._clock.sleep(MIN_SECONDS)
                 await self._wait(self._settings.refresh_seconds - MIN_SECONDS)
 
@@ -106,6 +176,7 @@ class Allocations:
             await end_tasks(*waits)
 
     def _ingest(self, answer: bytes) -> None:
+        # Most answers are as the one before, byte for byte, and need not be read.
         if self._answered_ns is None or answer != self._answer:
             try:
                 pods = parse_answer(answer)

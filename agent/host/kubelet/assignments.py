@@ -84,9 +84,11 @@ def find_device(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unresolv
     whole, _, replica = device_id.partition("::")
     if whole in index.uuids:
         return ResolvedDevice(gpu_uuid=whole, replica=replica or None)
+    # A device of the plugin's `mixed` and `single` strategies is an instance by its own UUID.
     if whole in index.instances:
         gpu_uuid, instance = index.instances[whole]
         return ResolvedDevice(gpu_uuid=gpu_uuid, gpu_instance=instance, replica=replica or None)
+    # Before driver R470 an instance's UUID was its GPU's, with the instance's numbers behind it.
     if match := _OLD_MIG.fullmatch(whole):
         return _resolve(
             match["gpu"], index, instance=int(match["instance"]), replica=replica or None
@@ -200,13 +202,43 @@ def find_assignments(
     pods: Iterable[PodResources], resource_names: Sequence[str]
 ) -> list[DeviceAssignment]:
     """Pick the GPU devices out of an answer; a name of a resource may hold `*` and `?`."""
+    # Without any name nothing fits, where an empty pattern would fit everything.
     is_gpu = re.compile("|".join(map(translate, resource_names)) or r"(?!)")
     return [
         assignment
         for pod in pods
         for container in pod.containers
-        for assignment in (*_from_plugins(pod, container, is_gpu), *_from_claims(pod, container))
+        for assignment in assignments_of(pod, container, is_gpu)
     ]
+
+
+def assignments_of(
+    pod: PodResources, container: ContainerResources, is_gpu: re.Pattern[str]
+) -> Iterator[DeviceAssignment]:
+    """Yield the GPU devices of one container: those of device plugins, then those of claims."""
+    for devices in container.devices:
+        if is_gpu.match(devices.resource_name):
+            for device_id in devices.device_ids:
+                yield DeviceAssignment(
+                    namespace=pod.namespace,
+                    pod=pod.name,
+                    container=container.name,
+                    resource_name=devices.resource_name,
+                    device_id=device_id,
+                )
+    for claim in container.claims:
+        for device in claim.devices:
+            # A claim may hold devices of other drivers, such as network cards, as well.
+            if device.driver_name == CLAIM_DRIVER:
+                yield DeviceAssignment(
+                    namespace=pod.namespace,
+                    pod=pod.name,
+                    container=container.name,
+                    resource_name=device.driver_name,
+                    device_id=device.device_name,
+                    claim=f"{claim.namespace}/{claim.name}",
+                    share_id=device.share_id,
+                )
 
 
 def allocate(
@@ -223,7 +255,19 @@ def allocate(
         if isinstance(resolved, Unresolved):
             unresolved[resolved] += 1
         else:
-            allocations.append(_allocation(assignment, resolved))
+            allocations.append(
+                DeviceAllocation(
+                    gpu_uuid=resolved.gpu_uuid,
+                    device_id=assignment.device_id,
+                    resource_name=assignment.resource_name,
+                    namespace=assignment.namespace,
+                    pod=assignment.pod,
+                    container=assignment.container,
+                    gpu_instance=resolved.gpu_instance,
+                    replica=resolved.replica,
+                    claim=assignment.claim,
+                )
+            )
     return allocations, unresolved
 
 
@@ -240,47 +284,3 @@ def find_on(
         if allocation.gpu_uuid == gpu_uuid
         and (gpu_instance is None or allocation.gpu_instance in (None, gpu_instance))
     ]
-
-
-def _from_plugins(
-    pod: PodResources, container: ContainerResources, is_gpu: re.Pattern[str]
-) -> Iterator[DeviceAssignment]:
-    for devices in container.devices:
-        if is_gpu.match(devices.resource_name):
-            for device_id in devices.device_ids:
-                yield DeviceAssignment(
-                    namespace=pod.namespace,
-                    pod=pod.name,
-                    container=container.name,
-                    resource_name=devices.resource_name,
-                    device_id=device_id,
-                )
-
-
-def _from_claims(pod: PodResources, container: ContainerResources) -> Iterator[DeviceAssignment]:
-    for claim in container.claims:
-        for device in claim.devices:
-            if device.driver_name == CLAIM_DRIVER:
-                yield DeviceAssignment(
-                    namespace=pod.namespace,
-                    pod=pod.name,
-                    container=container.name,
-                    resource_name=device.driver_name,
-                    device_id=device.device_name,
-                    claim=f"{claim.namespace}/{claim.name}",
-                    share_id=device.share_id,
-                )
-
-
-def _allocation(assignment: DeviceAssignment, resolved: ResolvedDevice) -> DeviceAllocation:
-    return DeviceAllocation(
-        gpu_uuid=resolved.gpu_uuid,
-        device_id=assignment.device_id,
-        resource_name=assignment.resource_name,
-        namespace=assignment.namespace,
-        pod=assignment.pod,
-        container=assignment.container,
-        gpu_instance=resolved.gpu_instance,
-        replica=resolved.replica,
-        claim=assignment.claim,
-    )

@@ -65,19 +65,24 @@ class ContainerNames:
 
     def name_of(self, container_id: str) -> ContainerName | None:
         """Return the name of a container; `None` where it is no pod's, or has no log yet."""
-        known = self._names.get(container_id)
-        if known is None and self._may_look(container_id):
-            self._look()
-            known = self._names.get(container_id)
-            self._record_look(container_id, is_known=known is not None)
-        return known
-
-    def _may_look(self, container_id: str) -> bool:
-        """Look at most once a second for all, and ever more seldom for one that is never found."""
+        if known := self._names.get(container_id):
+            return known
+        # At most once a second for all, and ever more seldom for one that is never found.
         now_ns = self._clock.monotonic_ns()
-        due_ns, _ = self._missing.get(container_id, (0, 0))
+        due_ns, wait_ns = self._missing.get(container_id, (0, 0))
         is_rested = self._looked_ns is None or now_ns - self._looked_ns >= _FIRST_WAIT_NS
-        return is_rested and now_ns >= due_ns
+        if not is_rested or now_ns < due_ns:
+            return None
+        self._look()
+        self._missing.pop(container_id, None)
+        known = self._names.get(container_id)
+        if known is None:
+            if len(self._missing) >= MAX_NAMES:
+                # Bounded, whatever ids are asked for; each is looked for once more then.
+                self._missing.clear()
+            wait_ns = min(2 * wait_ns, _MAX_WAIT_NS) or _FIRST_WAIT_NS
+            self._missing[container_id] = (self._clock.monotonic_ns() + wait_ns, wait_ns)
+        return known
 
     def _look(self) -> None:
         self._looked_ns = self._clock.monotonic_ns()
@@ -89,16 +94,7 @@ class ContainerNames:
                 found[container_id] = self._names.get(container_id) or ContainerName(
                     namespace=match["namespace"], pod=match["pod"], container=match["container"]
                 )
+            # Whoever can write into the folder cannot make the agent's memory grow.
             if len(found) >= MAX_NAMES:
                 break
         self._names = found
-
-    def _record_look(self, container_id: str, *, is_known: bool) -> None:
-        _, wait_ns = self._missing.pop(container_id, (0, 0))
-        if is_known:
-            return
-        if len(self._missing) >= MAX_NAMES:
-            # Bounded, whatever ids are asked for; each is looked for once more then.
-            self._missing.clear()
-        wait_ns = min(2 * wait_ns, _MAX_WAIT_NS) or _FIRST_WAIT_NS
-        self._missing[container_id] = (self._clock.monotonic_ns() + wait_ns, wait_ns)

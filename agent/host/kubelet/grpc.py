@@ -10,7 +10,7 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 from grpclib.protocol import H2Protocol
 from typing_extensions import override
 
-from agent.host.kubelet.client import KubeletError
+from agent.host.kubelet.allocations import KubeletError
 from agent.host.kubelet.messages import METHOD
 from gpuledger.runtime.http.messages import readable
 
@@ -60,8 +60,8 @@ class _BoundedChannel(Channel):
         return protocol
 
 
-async def ask(socket: Path, *, timeout_seconds: float, max_bytes: int) -> bytes:
-    """Ask the kubelet for its list; raises KubeletError, OSError, TimeoutError."""
+async def list_pods(socket: Path, *, timeout_seconds: float, max_bytes: int) -> bytes:
+    """Return the kubelet's answer to `List`; raises KubeletError, OSError, TimeoutError."""
     channel = _BoundedChannel(socket, max_bytes=max_bytes)
     try:
         call = UnaryUnaryMethod(channel, METHOD, bytes, bytes)
@@ -80,4 +80,5 @@ async def ask(socket: Path, *, timeout_seconds: float, max_bytes: int) -> bytes:
         # A peer that does not speak HTTP/2 brings forth any of the library's and h2's errors.
         raise KubeletError("broken", readable(f"{type(error).__name__}: {error}")) from error
     finally:
+        # Also where the wait was cancelled: a deadline leaves no connection behind.
         channel.close()

@@ -117,59 +117,61 @@ class PodResources:
     """Its containers."""
 
 
+class Fields:
+    """The fields of one message that have bytes, by number."""
+
+    def __init__(self, message: bytes) -> None:
+        """Read a message; raises ValueError where the bytes are none."""
+        self._values: dict[int, list[bytes]] = {}
+        for number, value in read_fields(message):
+            self._values.setdefault(number, []).append(value)
+
+    def text(self, number: int) -> str:
+        """Return a text; of one that comes twice the last counts, as the format demands."""
+        return self._values[number][-1].decode() if number in self._values else ""
+
+    def texts(self, number: int) -> list[str]:
+        """Return all texts of a field that may come again."""
+        return [value.decode() for value in self._values.get(number, ())]
+
+    def messages(self, number: int) -> "list[Fields]":
+        """Return all messages of a field that may come again."""
+        return [Fields(value) for value in self._values.get(number, ())]
+
+
 def parse_answer(answer: bytes) -> list[PodResources]:
     """Read a `ListPodResourcesResponse`; raises ValueError where the bytes are none."""
-    return [_pod(value) for number, value in read_fields(answer) if number == 1]
+    return [
+        PodResources(
+            name=pod.text(1),
+            namespace=pod.text(2),
+            containers=[_container(container) for container in pod.messages(3)],
+        )
+        for pod in Fields(answer).messages(1)
+    ]
 
 
-def _pod(message: bytes) -> PodResources:
-    fields = _gather(message)
-    return PodResources(
-        name=_text(fields, 1),
-        namespace=_text(fields, 2),
-        containers=[_container(container) for container in fields.get(3, ())],
-    )
-
-
-def _container(message: bytes) -> ContainerResources:
-    fields = _gather(message)
+def _container(container: Fields) -> ContainerResources:
     return ContainerResources(
-        name=_text(fields, 1),
+        name=container.text(1),
         devices=[
-            ContainerDevices(
-                resource_name=_text(devices, 1),
-                device_ids=[device_id.decode() for device_id in devices.get(2, ())],
-            )
-            for devices in map(_gather, fields.get(2, ()))
+            ContainerDevices(resource_name=devices.text(1), device_ids=devices.texts(2))
+            for devices in container.messages(2)
         ],
-        claims=[_claim(claim) for claim in fields.get(5, ())],
-    )
-
-
-def _claim(message: bytes) -> ResourceClaim:
-    fields = _gather(message)
-    return ResourceClaim(
-        name=_text(fields, 2),
-        namespace=_text(fields, 3),
-        devices=[
-            ClaimedDevice(
-                driver_name=_text(device, 2),
-                pool_name=_text(device, 3),
-                device_name=_text(device, 4),
-                share_id=_text(device, 5) or None,
+        claims=[
+            ResourceClaim(
+                name=claim.text(2),
+                namespace=claim.text(3),
+                devices=[
+                    ClaimedDevice(
+                        driver_name=device.text(2),
+                        pool_name=device.text(3),
+                        device_name=device.text(4),
+                        share_id=device.text(5) or None,
+                    )
+                    for device in claim.messages(4)
+                ],
             )
-            for device in map(_gather, fields.get(4, ()))
+            for claim in container.messages(5)
         ],
     )
-
-
-def _gather(message: bytes) -> dict[int, list[bytes]]:
-    fields: dict[int, list[bytes]] = {}
-    for number, value in read_fields(message):
-        fields.setdefault(number, []).append(value)
-    return fields
-
-
-def _text(fields: dict[int, list[bytes]], number: int) -> str:
-    """Return a text; of one that comes twice the last counts, as the format demands."""
-    return fields[number][-1].decode() if number in fields else ""

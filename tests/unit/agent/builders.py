@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from agent.context import run_agent
+from agent.context import Host, run_agent
 from agent.gpu.nvidia.session import NvmlSession
-from agent.node import Host
 from agent.settings import AgentSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.runtime import Readiness

@@ -5,7 +5,7 @@ from typing import Any
 
 from agent.context import run_agent
 from agent.settings import AgentSettings, KubeletSettings
-from agent.source import play
+from agent.source_selection import play
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.records import NodeSample, ProcessRecord
 from gpuledger.runtime import Readiness

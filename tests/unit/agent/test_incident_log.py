@@ -2,7 +2,7 @@
 
 from structlog.testing import capture_logs
 
-from agent.core.incidents.builder import make_incident
+from agent.core.incidents import make_incident
 from agent.monitor import IncidentLog
 from gpuledger.records import DeviceAllocation, Incident, IncidentProcess
 from gpuledger.runtime.logs import Repeats

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from agent.context import run_agent
 from agent.settings import AgentSettings
-from agent.source import play
+from agent.source_selection import play
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Subscription
 from gpuledger.codec import decoder_of

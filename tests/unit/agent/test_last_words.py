@@ -3,10 +3,9 @@
 import pytest
 from typing_extensions import override
 
-from agent.context import run_agent
+from agent.context import Host, run_agent
 from agent.gpu.nvidia.session import NvmlSession
 from agent.gpu.watchdog import NothingWorksError
-from agent.node import Host
 from agent.settings import AgentSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from typing_extensions import override
 
-from agent.core.incidents.builder import Detection
+from agent.core.incidents import Detection
 from agent.core.processes.table import ProcessTable
 from agent.gpu.nvidia.session import NvmlSession
 from agent.host.kmsg import Kmsg
@@ -18,6 +18,7 @@ from gpuledger.records import GpuHealth, IncidentProcess, Severity
 from gpuledger.runtime import Check
 from simulator.simulation import SimulatedNode
 from tests.fakes.nvml import FakeProcfs
+from tests.metric_values import value_of
 from tests.unit.agent.core.incidents.builders import (
     EPOCH_NS,
     SECOND_NS,
@@ -129,7 +130,7 @@ async def test_what_both_sources_see_is_told_once_and_counted(
     node = failing_node({"at_seconds": 1, "xid": 79, "told_by": "kmsg"}, clock=clock)
     watch = watch_of(node, told, open_kmsg=node.open_kmsg)
     watch.opened(gpus_of(node))
-    before = INCIDENTS_DUPLICATE.labels(source="nvml")._value.get()
+    before = value_of(INCIDENTS_DUPLICATE.labels(source="nvml"))
     async with running(watch):
         clock.advance(2)
         first = await told.next()
@@ -137,7 +138,7 @@ async def test_what_both_sources_see_is_told_once_and_counted(
 
     assert (first.source, first.gpu_uuid) == ("kmsg", node.gpus[0].facts.uuid)
     assert told.incidents == [first]
-    assert INCIDENTS_DUPLICATE.labels(source="nvml")._value.get() == before + 1
+    assert value_of(INCIDENTS_DUPLICATE.labels(source="nvml")) == before + 1
 
 
 async def test_a_log_that_cannot_be_read_does_not_cost_the_events(
@@ -149,13 +150,13 @@ async def test_a_log_that_cannot_be_read_does_not_cost_the_events(
     node, check = failing_node(clock=clock), Check()
     watch = watch_of(node, told, open_kmsg=refuse, check=check)
     async with running(watch):
-        watch._hand_over(xid())
+        watch.hand_over(xid())
         assert (await told.next()).xid == 79
     assert "cannot read the kernel's log" in check.detail
 
 
 async def test_what_came_before_the_loop_ran_is_told(idle: IncidentMonitor, told: Told) -> None:
-    idle._hand_over(xid())
+    idle.hand_over(xid())
     async with running(idle):
         assert (await told.next()).xid == 79
 
@@ -163,15 +164,15 @@ async def test_what_came_before_the_loop_ran_is_told(idle: IncidentMonitor, told
 async def test_what_nobody_takes_in_time_is_counted_and_the_oldest_is_kept(
     idle: IncidentMonitor, told: Told
 ) -> None:
-    before = INCIDENTS_DROPPED._value.get()
+    before = value_of(INCIDENTS_DROPPED)
     for number in range(5000):
-        idle._hand_over(xid(31, at=number))
+        idle.hand_over(xid(31, at=number))
 
     async with running(idle):
         first = await told.next()
         while len(told.incidents) < 4096:
             await told.next()
-    assert INCIDENTS_DROPPED._value.get() == before + 5000 - 4096
+    assert value_of(INCIDENTS_DROPPED) == before + 5000 - 4096
     assert first.time_ns == EPOCH_NS
 
 
@@ -190,7 +191,7 @@ async def test_a_burst_is_told_no_faster_than_a_disk_can_take_it(told: Told) -> 
     clock = SleepingClock(start_ns=EPOCH_NS)
     watch = watch_of(failing_node(clock=clock), told)
     for number in range(2000):
-        watch._hand_over(xid(31, at=number))
+        watch.hand_over(xid(31, at=number))
     async with running(watch):
         while len(told.incidents) < 2000:
             await told.next()
@@ -211,7 +212,7 @@ def test_the_process_that_the_kernel_names_is_told_even_where_it_is_gone(
 
 
 def test_what_the_agent_finds_out_is_told_with_its_words(idle: IncidentMonitor, told: Told) -> None:
-    before = INCIDENTS.labels(kind="gpu_lost", source="agent")._value.get()
+    before = value_of(INCIDENTS.labels(kind="gpu_lost", source="agent"))
     idle.report("gpu_lost", GPU, "nvmlDeviceGetName: GPU is lost")
     idle.report("gpu_lost", GPU, "nvmlDeviceGetName: GPU is lost")
 
@@ -220,7 +221,7 @@ def test_what_the_agent_finds_out_is_told_with_its_words(idle: IncidentMonitor, 
     assert first.severity is Severity.CRITICAL
     assert first.message.endswith("for this GPU: nvmlDeviceGetName: GPU is lost")
     assert (first.node, first.boot_id, first.time_ns) == ("node-a", "boot-1", EPOCH_NS)
-    assert INCIDENTS.labels(kind="gpu_lost", source="agent")._value.get() == before + 2
+    assert value_of(INCIDENTS.labels(kind="gpu_lost", source="agent")) == before + 2
 
 
 def test_a_new_cut_that_an_event_and_a_later_tick_saw_is_told_once(

@@ -10,7 +10,7 @@ import pytest
 
 from agent.command import OPTIONS
 from agent.settings import AgentSettings, name_node
-from agent.source import find_source, open_source
+from agent.source_selection import find_source, open_source
 from gpuledger.errors import SettingsError
 from gpuledger.settings import load_settings
 
@@ -120,7 +120,7 @@ def test_the_end_does_not_wait_for_a_driver_that_does_not_answer(
         begun.set()
         goes_on.wait(10)
 
-    monkeypatch.setattr("agent.source.probe", hang)
+    monkeypatch.setattr("agent.source_selection.probe", hang)
 
     async def begin_and_end() -> None:
         opening = asyncio.create_task(open_source(AgentSettings()))

@@ -26,6 +26,7 @@ from simulator.clock import ManualClock
 from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
 from tests.fakes.nvml import FakeProcfs
+from tests.metric_values import value_of
 from tests.ticks import play
 
 QUICKSTART = Path(__file__).parents[3] / "scenarios" / "quickstart.yaml"
@@ -247,9 +248,9 @@ def test_a_tick_carries_the_allocations_that_it_is_given(sampler: Sampler) -> No
 
 def test_a_reading_that_cannot_be_true_is_counted_by_reading_and_reason(sampler: Sampler) -> None:
     counter = READINGS_DROPPED.labels(reading="power_watts", reason="out_of_range")
-    before = counter._value.get()
+    before = value_of(counter)
     sample(sampler, [replace(answers(), power_milliwatts=2**32 - 1)], 1)
-    assert counter._value.get() == before + 1
+    assert value_of(counter) == before + 1
 
 
 def test_the_other_readings_stand_beside_the_tick_under_its_identity(sampler: Sampler) -> None:

@@ -11,12 +11,11 @@ import pynvml
 import pytest
 from typing_extensions import override
 
-from agent.context import run_agent
+from agent.context import Host, run_agent
 from agent.gpu.nvidia.session import NvmlSession
 from agent.metrics import TICKS_FAILED
-from agent.node import Host
 from agent.settings import AgentSettings
-from agent.source import find_source, probe
+from agent.source_selection import find_source, probe
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.codec import decoder_of
@@ -28,6 +27,7 @@ from simulator.clock import ManualClock
 from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
 from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs
+from tests.metric_values import value_of
 
 QUICKSTART = Path(__file__).parents[3] / "scenarios" / "quickstart.yaml"
 EPOCH_NS = 1_795_000_000_000_000_000
@@ -195,7 +195,7 @@ class FickleProcfs(FakeProcfs):
 
 async def test_a_tick_that_fails_is_counted_and_the_next_one_is_taken() -> None:
     clock = SleepersClock(sleepers=1, rings_after_seconds=5)
-    failed = TICKS_FAILED._value.get()
+    failed = value_of(TICKS_FAILED)
     readiness, bus = Readiness(), MemoryBus()
     agent = asyncio.create_task(
         run_agent(
@@ -214,7 +214,7 @@ async def test_a_tick_that_fails_is_counted_and_the_next_one_is_taken() -> None:
     await asyncio.gather(agent, return_exceptions=True)
     samples, _ = await read_all(bus)
     assert len(samples) >= 3
-    assert TICKS_FAILED._value.get() - failed == 1
+    assert value_of(TICKS_FAILED) - failed == 1
     assert readiness.check("ticks").is_ok
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from agent.recording.format import read_recording
 from agent.settings import AgentSettings
-from agent.source import find_source
+from agent.source_selection import find_source
 from cli.__main__ import main
 from gpuledger.errors import UserError
 

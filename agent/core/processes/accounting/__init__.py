@@ -18,11 +18,11 @@ How an account becomes an exit, in the order of the modules:
    some, so an end waits for the accounts of its GPUs (`_MAX_WAIT_TICKS`) and repeated accounts are
    known by GPU, pid and start. A process that no tick ever listed is known if it was seen between
    ticks (`SeenPids`); if not, its account belongs to nobody who can be named, and is reported so.
-2. `history` keeps, for each GPU, what the last ticks said: how much busy time each process was
-   given, and how much was left to nobody (`GpuHistory`).
-3. `exit_reporter` compares the two when ticks cover the end: what the account says, less what ticks
-   said of that process, is looked for in the time that was nobody's, and reserved there. A second
-   of a GPU is reserved once, so the books never hold more than the device had.
+2. `exit_reporter` keeps, for each GPU, what the last ticks said: how much busy time each process
+   was given, and how much was left to nobody (`GpuHistory`).
+3. It compares the two when ticks cover the end (`ExitReporter`): what the account says, less what
+   ticks said of that process, is looked for in the time that was nobody's, and reserved there. A
+   second of a GPU is reserved once, so the books never hold more than the device had.
 
 What cannot be reported rightly is left out and counted by reason: a process that nobody saw
 (`unidentified`), an account without times (`undated`), one from before the agent's start (`older`),
@@ -33,8 +33,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from agent.core.processes.accounting.exit_matcher import Accounts, ExitMatcher
-from agent.core.processes.accounting.exit_reporter import ExitReporter
-from agent.core.processes.accounting.history import TickInterval
+from agent.core.processes.accounting.exit_reporter import ExitReporter, TickInterval
 from agent.core.processes.table import Location, ProcessLookup, TableUpdate
 from gpuledger.records import GpuProcess, GpuReading, ProcessExit, ProcessRecord
 

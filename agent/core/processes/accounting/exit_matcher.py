@@ -124,6 +124,26 @@ class SeenPids:
         return facts if lifetime and is_dated and lifetime.fits(account, boots) else None
 
 
+class RepeatFilter:
+    """Which accounts are new: the driver repeats each for some ticks."""
+
+    def __init__(self) -> None:
+        self.ticks_left: dict[tuple[str, int, int | None], int] = {}
+        """For how many ticks one that was handled may come again, by GPU, pid and start."""
+
+    def new(self, accounts: Accounts) -> Iterator[Account]:
+        """Yield the accounts that no earlier tick had; called once a tick."""
+        self.ticks_left = {key: left - 1 for key, left in self.ticks_left.items() if left > 1}
+        for uuid, given in accounts.items():
+            for pid, totals in given or ():
+                key = (uuid, pid, totals.started_time_ns)
+                is_new = key not in self.ticks_left
+                # Each repetition may be followed by another one.
+                self.ticks_left[key] = _REPEATED_TICKS
+                if is_new:
+                    yield pid, totals
+
+
 @dataclass(kw_only=True)
 class _UnmatchedExit:
     """An end that waits for its accounts."""
@@ -150,8 +170,7 @@ class ExitMatcher:
     """Of processes whose end is published: accounts that come now are too late."""
     _partial: dict[ProcessLifetime, list[GpuTotals]] = field(default_factory=dict)
     """Accounts of processes that are done with one GPU and still at work on another."""
-    _repeated: dict[tuple[str, int, int | None], int] = field(default_factory=dict)
-    """For how many ticks an account that was handled may come again, by GPU, pid and start."""
+    _repeats: RepeatFilter = field(default_factory=RepeatFilter)
     _boots: list[int] = field(default_factory=list)
     """When the node booted, by the wall clock as it was and, last, as it is."""
     _exited: list[ExitedProcess] = field(default_factory=list)
@@ -160,6 +179,12 @@ class ExitMatcher:
     def __post_init__(self) -> None:
         self.seen_pids = SeenPids(processes=self.processes)
         """Who was seen between the ticks."""
+
+    @property
+    def remembered(self) -> int:
+        """How many ends and accounts it remembers."""
+        ends = len(self._waiting) + len(self._recent)
+        return ends + len(self._partial) + len(self._repeats.ticks_left)
 
     def drain(self) -> list[ExitedProcess]:
         """Return who is done with a GPU since the last call, as far as there are accounts of it."""
@@ -191,7 +216,13 @@ class ExitMatcher:
             else:
                 records.append(record)
         unknown = self._assign_all(accounts, table_update)
-        records += self._release()
+        # Whole is an end whose accounts are there, or have been waited for long enough.
+        whole = [exit_ for exit_ in self._waiting if not exit_.missing or not exit_.ticks_left]
+        self._waiting = [exit_ for exit_ in self._waiting if exit_.missing and exit_.ticks_left]
+        for waiting in self._waiting:
+            waiting.ticks_left -= 1
+        self._recent = [*self._recent, *(exit_.lifetime for exit_ in whole)][-_RECENT_EXITS:]
+        records += [with_totals(exit_.record, exit_.totals) for exit_ in whole]
         return records + self._report_unknown(unknown, time_ns)
 
     def _wait(self, record: ProcessRecord, lifetime: ProcessLifetime, missing: set[str]) -> None:
@@ -212,7 +243,7 @@ class ExitMatcher:
     ) -> dict[int, list[GpuTotals]]:
         """Put each new account to its process; return those of processes that nobody has seen."""
         unknown: dict[int, list[GpuTotals]] = {}
-        for account in self._new(accounts):
+        for account in self._repeats.new(accounts):
             pid, totals = account
             now = table_update.now.get(pid)
             if self._assign(account):
@@ -233,17 +264,6 @@ class ExitMatcher:
         }
         return unknown
 
-    def _new(self, accounts: Accounts) -> Iterator[Account]:
-        """Yield the accounts that no earlier tick had; the driver repeats each for some ticks."""
-        self._repeated = {key: left - 1 for key, left in self._repeated.items() if left > 1}
-        for uuid, given in accounts.items():
-            for pid, totals in given or ():
-                key = (uuid, pid, totals.started_time_ns)
-                is_new = key not in self._repeated
-                self._repeated[key] = _REPEATED_TICKS
-                if is_new:
-                    yield pid, totals
-
     def _assign(self, account: Account) -> bool:
         """Put an account to the end that waits for it; return whether there is one."""
         totals = account[1]
@@ -259,15 +279,6 @@ class ExitMatcher:
                 self._exit(account, facts, waiting.lifetime)
                 return True
         return False
-
-    def _release(self) -> list[ProcessRecord]:
-        """Return the ends whose accounts are there, or have been waited for long enough."""
-        whole = [exit_ for exit_ in self._waiting if not exit_.missing or not exit_.ticks_left]
-        self._waiting = [exit_ for exit_ in self._waiting if exit_.missing and exit_.ticks_left]
-        for waiting in self._waiting:
-            waiting.ticks_left -= 1
-        self._recent = [*self._recent, *(exit_.lifetime for exit_ in whole)][-_RECENT_EXITS:]
-        return [with_totals(exit_.record, exit_.totals) for exit_ in whole]
 
     def _report_unknown(
         self, unknown: Mapping[int, list[GpuTotals]], time_ns: int

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from msgspec.structs import fields
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent.exposition import PageRenderer
 from agent.exposition.holders import NamedContainer
 from agent.exposition.node_state import NodeState, make_node_state
-from agent.exposition.renderer import PageRenderer
 from agent.host.kubelet import container_logs
 from agent.settings import ExpositionSettings
 from gpuledger.records import (

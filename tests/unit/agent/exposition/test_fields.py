@@ -6,8 +6,8 @@ from typing import get_args, get_type_hints
 import pytest
 from msgspec import structs
 
-from agent.exposition.dcgm import MULTI_SERIES
 from agent.exposition.dcgm_fields import (
+    MULTI_SERIES,
     Field,
     Kind,
     all_fields,
@@ -15,9 +15,8 @@ from agent.exposition.dcgm_fields import (
     is_dcgm_name,
     nearest_name,
 )
-from agent.exposition.device import DERIVED, ShownDevice
-from agent.exposition.gpu_events import GpuEventHistory
-from agent.exposition.native import INFO_FAMILIES, InfoFamily, NativeFamily, native_families
+from agent.exposition.device import DERIVED, GpuEventHistory, ShownDevice
+from agent.exposition.families import INFO_FAMILIES, InfoFamily, NativeFamily, native_families
 from agent.settings import Profile
 
 # etc/default-counters.csv and etc/dcp-metrics-included.csv of dcgm-exporter, the lines that are on.

@@ -7,14 +7,21 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import agent.metrics
-from agent.exposition import native, native_processes
-from agent.exposition.native import LABELS, InfoFamily, native_families
+from agent.exposition.families import (
+    INFO_FAMILIES as FACTS,
+)
+from agent.exposition.families import (
+    LABELS,
+    PROCESS_FAMILIES,
+    InfoFamily,
+    native_families,
+)
 from agent.settings import ExpositionSettings
 from cli.docs_gen.metrics import DEPLOYABLES, collectors_of, label_names_of
 from gpuledger.ledger.series import FAMILIES
 from tests.unit.agent.exposition.builders import GIB, allocation, gpu, node, process, sample
 
-INFO_FAMILIES: tuple[InfoFamily, ...] = (*native.INFO_FAMILIES, *native_processes.INFO_FAMILIES)
+INFO_FAMILIES: tuple[InfoFamily, ...] = (*FACTS, *PROCESS_FAMILIES)
 PAGE = {family.name for family in native_families()} | {one.name for one in INFO_FAMILIES}
 SENT = {metric.name for family in FAMILIES for metric in family.metrics}
 

@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 
-from agent.core.incidents.builder import make_incident
-from agent.exposition.gpu_events import COUNTED_FROM_ZERO
+from agent.core.incidents import make_incident
+from agent.exposition.device import COUNTED_FROM_ZERO
 from agent.settings import ExpositionSettings
 from gpuledger.records import GpuHealth, GpuLimits, GpuThrottling
 from tests.unit.agent.exposition.builders import (

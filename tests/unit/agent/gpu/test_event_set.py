@@ -7,7 +7,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.core.incidents.builder import Detection
+from agent.core.incidents import Detection
 from agent.gpu.nvidia.events import KINDS, WANTED, NvmlGpuEvents
 from agent.gpu.protocol import FailedError, GpuLostError, UnsupportedError
 from agent.metrics import EVENT_SET_FAILURES

@@ -10,7 +10,7 @@ import pynvml
 import pytest
 from structlog.testing import capture_logs
 
-from agent.core.incidents.builder import Detection
+from agent.core.incidents import Detection
 from agent.gpu.lifecycle import EventThread
 from agent.gpu.nvidia.session import NvmlSession
 from agent.gpu.protocol import GpuIdentity

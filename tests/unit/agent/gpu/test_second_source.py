@@ -7,11 +7,10 @@ from typing import TypeVar
 
 import pytest
 
-from agent.context import run_agent
-from agent.core.incidents.builder import Detection
+from agent.context import Host, run_agent
+from agent.core.incidents import Detection
 from agent.gpu.nvidia.session import NvmlSession
 from agent.gpu.protocol import GpuLostError, GpuSource
-from agent.node import Host
 from agent.settings import AgentSettings
 from enricher.join.booking.books import book_tick
 from gpuledger.bus.memory import MemoryBus

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.incidents.builder import Detection
+from agent.core.incidents import Detection
 from agent.host.kmsg import DeviceKmsg, Kmsg, KmsgReader, RecordTime
 from agent.metrics import KMSG_FAILURES, KMSG_OVERRUNS
 from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
 from simulator.procfs import SimulatedKmsg
+from tests.metric_values import value_of
 from tests.unit.agent.core.incidents.builders import EPOCH_NS, SECOND_NS, failing_node
 
 UUID = "GPU-1"
@@ -125,9 +126,9 @@ def test_a_record_with_its_dictionary_is_one_sighting() -> None:
 
 
 def test_records_that_were_overwritten_are_counted_and_the_rest_is_read() -> None:
-    before = KMSG_OVERRUNS._value.get()
+    before = value_of(KMSG_OVERRUNS)
     assert len(read(record(LINE), BrokenPipeError(), record(LINE))) == 2
-    assert KMSG_OVERRUNS._value.get() == before + 1
+    assert value_of(KMSG_OVERRUNS) == before + 1
 
 
 def test_a_log_that_runs_over_gives_the_others_their_turn() -> None:
@@ -140,7 +141,7 @@ def test_a_log_that_runs_over_gives_the_others_their_turn() -> None:
 async def test_a_log_that_is_lost_is_opened_again_after_a_while_and_counted() -> None:
     first, second = Log([record(LINE), OSError("gone")]), Log([record(LINE), OSError("gone")])
     reading = Reading(first, PermissionError("refused"), second)
-    before = KMSG_FAILURES._value.get()
+    before = value_of(KMSG_FAILURES)
 
     with pytest.raises(EndOfTestError):
         await reading.reader.run()
@@ -148,7 +149,7 @@ async def test_a_log_that_is_lost_is_opened_again_after_a_while_and_counted() ->
     assert len(reading.seen) == 2
     assert first.closed
     assert second.closed
-    assert KMSG_FAILURES._value.get() == before + 3
+    assert value_of(KMSG_FAILURES) == before + 3
     assert not reading.check.is_ok
     assert reading.clock.monotonic_ns() == (1 + 2 + 4) * SECOND_NS
 

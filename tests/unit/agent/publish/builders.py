@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pytest
 from typing_extensions import override
 
+from agent.metrics import SPOOL_DROPPED
 from agent.publish.message_bundle import MessageBundle
 from agent.publish.spool import Spool
 from agent.publish.spool_folder import IoThread
@@ -16,6 +17,7 @@ from agent.settings import SpoolSettings
 from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
 from gpuledger.errors import BusUnavailableError
 from gpuledger.topics import PROCESSES, SAMPLES
+from tests.metric_values import value_of
 
 T = TypeVar("T")
 NODE = "node-1"
@@ -34,6 +36,7 @@ def number_of(bundle: MessageBundle) -> int:
     return int((bundle[0][1].value or b"").split()[0])
 
 
+EARLIER_BOOT = "0c1de0c8-9d0f-4f7a-8ad8-0f0c55f5a6b1"
 BOOT = "6f0b5f7c-2f0e-4b62-9a3d-0d5f6f1f4d11"
 
 
@@ -74,6 +77,41 @@ def unreadable(path: Path, error: int) -> Iterator[list[int]]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "open", refuse)
         yield attempts
+
+
+def fill(spool: Spool, *numbers: int, size_bytes: int = 0) -> None:
+    for number in numbers:
+        spool.append([parcel_of(number, size_bytes=size_bytes)])
+
+
+def drain(spool: Spool) -> list[int]:
+    """Read and forget everything, as a publisher does."""
+    found: list[int] = []
+    while reading := spool.read(max_bundles=60):
+        bundles, position = reading
+        found += map(number_of, bundles)
+        spool.ack(position)
+    return found
+
+
+def reopened(
+    spool: Spool, folder: Path, *, up_seconds: "float | Uptime" = 0, **settings: float
+) -> Spool:
+    """Return what the next process finds; the lock goes with the one before."""
+    spool.close()
+    other = spool_in(folder, up_seconds=up_seconds, boot_id=BOOT, **settings)
+    other.open()
+    return other
+
+
+def dropped(reason: str) -> float:
+    return float(value_of(SPOOL_DROPPED.labels(reason=reason)))
+
+
+def change_byte(path: Path, at: int, flip: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= flip
+    path.write_bytes(data)
 
 
 class ImmediateDisk(IoThread):

@@ -20,6 +20,7 @@ from agent.publish.spool import Spool
 from agent.publish.spool_folder import IoThread
 from agent.settings import SpoolSettings
 from gpuledger.runtime import Backoff, Check
+from tests.metric_values import value_of
 from tests.unit.agent.publish.builders import (
     BOOT,
     NODE,
@@ -137,20 +138,20 @@ async def test_what_an_earlier_agent_left_is_sent_before_anything_new(tmp_path: 
 
 async def test_a_disk_that_refuses_is_counted_and_told_and_memory_goes_on(tmp_path: Path) -> None:
     clock, disk, check = Hands(), FailingDisk(), Check()
-    failures, dropped = SPOOL_FAILURES.labels(error="ENOSPC"), TICKS_DROPPED._value.get()
-    before = failures._value.get()
+    failures, dropped = SPOOL_FAILURES.labels(error="ENOSPC"), value_of(TICKS_DROPPED)
+    before = value_of(failures)
     send_queue = outbox_of(spool_in(tmp_path), disk=disk, clock=clock, check=check, max_ticks=10)
     spilling = asyncio.create_task(send_queue.run())
     await asyncio.sleep(0)
     disk.error = OSError(errno.ENOSPC, "No space left on device")
     await put(send_queue, clock, *range(12))
-    assert failures._value.get() > before
-    assert (check.has_failed, SPOOL_USABLE._value.get()) == (True, 0)
+    assert value_of(failures) > before
+    assert (check.has_failed, value_of(SPOOL_USABLE)) == (True, 0)
     assert check.detail == "in memory only: [Errno 28] No space left on device"
-    assert (send_queue.bundles_in_memory, TICKS_DROPPED._value.get() - dropped) == (10, 2)
+    assert (send_queue.bundles_in_memory, value_of(TICKS_DROPPED) - dropped) == (10, 2)
     disk.error = None
     await put(send_queue, clock, 12)
-    assert (send_queue.bundles_in_memory, SPOOL_USABLE._value.get()) == (0, 1)
+    assert (send_queue.bundles_in_memory, value_of(SPOOL_USABLE)) == (0, 1)
     assert check.detail == "10 ticks on the disk"
     assert await take_all(send_queue, 10) == list(range(3, 13))
     spilling.cancel()
@@ -188,12 +189,12 @@ async def test_nothing_overtakes_what_lies_on_a_disk_that_cannot_be_read_for_a_w
         # A read and a write of the same file, each every four seconds.
         assert len(attempts) <= 2 * (1 + 13 // 4)
         assert check.detail.endswith("Too many open files: " + repr(str(files_in(tmp_path)[0])))
-        assert (check.has_failed, SPOOL_USABLE._value.get()) == (True, 0)
+        assert (check.has_failed, value_of(SPOOL_USABLE)) == (True, 0)
     await put(send_queue, clock, *range(20, 30))
     assert await taking == list(range(30))
     await put(send_queue, clock, 30)
     assert await take_all(send_queue, 1) == [30]
-    assert (check.is_ok, SPOOL_USABLE._value.get()) == (True, 1)
+    assert (check.is_ok, value_of(SPOOL_USABLE)) == (True, 1)
     spilling.cancel()
 
 
@@ -204,7 +205,7 @@ async def test_while_one_file_cannot_be_read_what_is_newer_goes_to_the_disk(
     spool = spool_in(tmp_path, up_seconds=up, max_bytes=4_000)
     spool.append([parcel_of(number) for number in range(30)])
     damaged = SPOOL_DROPPED.labels(reason="damaged")
-    before = damaged._value.get()
+    before = value_of(damaged)
     send_queue = outbox_of(spool, clock=clock, check=check)
     spilling = asyncio.create_task(send_queue.run())
     taking = asyncio.create_task(take_all(send_queue, 20))
@@ -219,7 +220,7 @@ async def test_while_one_file_cannot_be_read_what_is_newer_goes_to_the_disk(
         up.seconds = 60
         await put(send_queue, clock, *range(48, 50))
         assert await taking == list(range(30, 50))
-    assert damaged._value.get() - before == 30
+    assert value_of(damaged) - before == 30
     spilling.cancel()
 
 
@@ -276,7 +277,7 @@ async def test_nothing_overtakes_what_may_lie_in_a_folder_that_cannot_be_opened_
     left_behind(tmp_path, 0, 1)
     clock, check, up = Hands(), Check(), Uptime(1000)
     send_queue = outbox_of(spool_in(tmp_path, up_seconds=up), clock=clock, check=check, max_ticks=5)
-    before = TICKS_DROPPED._value.get()
+    before = value_of(TICKS_DROPPED)
     with refusing(name, error):
         taking = asyncio.create_task(take_all(send_queue, 7))
         for number in range(2, 9):
@@ -285,7 +286,7 @@ async def test_nothing_overtakes_what_may_lie_in_a_folder_that_cannot_be_opened_
         assert not taking.done()
         assert not send_queue.is_empty
         assert "cannot be read, newer ones wait" in check.detail
-        assert TICKS_DROPPED._value.get() - before == 2
+        assert value_of(TICKS_DROPPED) - before == 2
     await put(send_queue, clock, 9)
     assert await taking == [0, 1, 5, 6, 7, 8, 9]
     assert check.is_ok
@@ -298,7 +299,7 @@ async def test_a_folder_that_cannot_be_opened_for_a_minute_is_passed_over_and_th
     clock, check, up = Hands(), Check(), Uptime(1000)
     send_queue = outbox_of(spool_in(tmp_path, up_seconds=up), clock=clock, check=check)
     late = SPOOL_DROPPED.labels(reason="late")
-    before = late._value.get()
+    before = value_of(late)
     taking = asyncio.create_task(take_all(send_queue, 61))
     with refusing("fcntl.flock", errno.EWOULDBLOCK), capture_logs() as logs:
         for number in range(2, 62):
@@ -311,10 +312,10 @@ async def test_a_folder_that_cannot_be_opened_for_a_minute_is_passed_over_and_th
         await put(send_queue, clock, 63)
         assert await take_all(send_queue, 1) == [63]
     assert [log["event"] for log in logs].count("spool_skipped") == 1
-    assert late._value.get() == before
+    assert value_of(late) == before
     await put(send_queue, clock, 64)
     assert await take_all(send_queue, 1) == [64]
-    assert (late._value.get() - before, files_in(tmp_path), check.is_ok) == (2, [], True)
+    assert (value_of(late) - before, files_in(tmp_path), check.is_ok) == (2, [], True)
 
 
 def left_behind(folder: Path, *numbers: int) -> None:
@@ -345,14 +346,14 @@ async def test_a_disk_that_hangs_is_given_up_and_what_lies_there_counted(tmp_pat
     spool, clock, check = spool_in(tmp_path), Hands(), Check()
     spool.append([parcel_of(0)])
     hung = SPOOL_DROPPED.labels(reason="hung")
-    before = hung._value.get()
+    before = value_of(hung)
     send_queue = outbox_of(spool, clock=clock, check=check, disk=IoThread(hung_after_seconds=0.05))
     answer = threading.Event()
     spool.read = lambda *, max_bundles: answer.wait(9) and None  # type: ignore[method-assign, assignment, return-value]  # it hangs
     await put(send_queue, clock, 1, 2)
     assert await take_all(send_queue, 2) == [1, 2]
     answer.set()
-    assert hung._value.get() - before == 1
+    assert value_of(hung) - before == 1
     assert check.detail == "in memory only: [Errno 110] no answer within 0.05 s"
     send_queue.close()
 
@@ -362,11 +363,11 @@ async def test_a_disk_that_answers_with_a_timeout_is_tried_again(tmp_path: Path)
     clock, check = Hands(), Check()
     send_queue = outbox_of(spool_in(tmp_path), clock=clock, check=check)
     hung = SPOOL_DROPPED.labels(reason="hung")
-    before = hung._value.get()
+    before = value_of(hung)
     taking = asyncio.create_task(take_all(send_queue, 3))
     with unreadable(files_in(tmp_path)[0], errno.ETIMEDOUT):
         await put(send_queue, clock, 1)
-    assert (check.has_failed, hung._value.get()) == (True, before)
+    assert (check.has_failed, value_of(hung)) == (True, before)
     assert not send_queue.is_empty
     await put(send_queue, clock, 2)
     assert await taking == [0, 1, 2]
@@ -406,13 +407,13 @@ async def test_the_event_loop_goes_on_while_the_disk_is_slow(tmp_path: Path) -> 
 
 async def test_a_burst_goes_to_the_disk_before_memory_is_full(tmp_path: Path) -> None:
     send_queue = outbox_of(spool_in(tmp_path), max_ticks=20)
-    dropped = TICKS_DROPPED._value.get()
+    dropped = value_of(TICKS_DROPPED)
     spilling = asyncio.create_task(send_queue.run())
     for number in range(100):
         send_queue.put(parcel_of(number))
         if number % 5 == 0:
             await asyncio.sleep(0)
-    assert TICKS_DROPPED._value.get() == dropped
+    assert value_of(TICKS_DROPPED) == dropped
     assert await take_all(send_queue, 100) == list(range(100))
     spilling.cancel()
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent.core.incidents.builder import KINDS, make_incident
+from agent.core.incidents import KINDS, make_incident
 from gpuledger.records import Incident, IncidentProcess, Severity
 from gpuledger.records.incidents import INCIDENT_KINDS
 

@@ -6,7 +6,7 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.incidents.dedupe import WINDOW_NS, Deduplicator
+from agent.core.incidents import WINDOW_NS, Deduplicator
 
 KEY = ("GPU-1", 79)
 SECOND_NS = 1_000_000_000

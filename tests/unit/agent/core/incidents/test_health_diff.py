@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.core.incidents.dedupe import HealthChange, degradations, is_covered_by, merge
+from agent.core.incidents import HealthChange, degradations, is_covered_by, merge
 from gpuledger.records import GpuHealth
 
 WELL = GpuHealth(recovery_action="none", remapped_rows_pending=False, remapped_rows_failed=False)

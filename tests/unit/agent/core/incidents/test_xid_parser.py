@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.core.incidents.xid_parser import read_bus, read_xid_line, write_bus
+from agent.core.incidents import read_bus, read_xid_line, write_bus
 from gpuledger.records import Severity
 
 BUS = (0, 0x1B, 0)

@@ -172,6 +172,4 @@ def test_an_account_without_a_start_goes_by_the_pid(node: Node) -> None:
 def test_memory_of_it_all_is_bounded(node: Node) -> None:
     for number in range(2000):
         node.tick({"GPU-0": []}, {"GPU-0": [account(number + 10, opened=node.seconds)]})
-    endings = node.matcher
-    assert len(endings._repeated) <= 10
-    assert len(endings._waiting) + len(endings._partial) + len(endings._recent) == 0
+    assert node.matcher.remembered <= 10

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.processes.accounting.history import GpuHistory, ProcessInterval, TickInterval
+from agent.core.processes.accounting.exit_reporter import GpuHistory, ProcessInterval, TickInterval
 from gpuledger.records import GpuProcess, GpuReading, ProcessKind
 
 NS = 1_000_000_000

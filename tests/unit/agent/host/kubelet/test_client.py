@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from typing_extensions import override
 
-from agent.host.kubelet.client import KubeletError, SocketKubelet
+from agent.host.kubelet.allocations import KubeletError, SocketKubelet
 from agent.host.kubelet.messages import parse_answer
 from simulator.clock import ManualClock
 from simulator.kubelet.server import serve_kubelet

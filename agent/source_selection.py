@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Final
 
 import pynvml
 
+from agent.context import Host
 from agent.gpu.nvidia.session import NvmlSession
 from agent.gpu.threads import Worker
 from agent.host.kmsg import DeviceKmsg
-from agent.host.kubelet.client import Kubelet, SocketKubelet
+from agent.host.kubelet.allocations import SocketKubelet
 from agent.host.kubelet.container_logs import list_folder
 from agent.host.procfs import SystemProcfs
-from agent.node import Host
-from agent.settings import AgentSettings, KubeletSettings
+from agent.settings import AgentSettings
 from gpuledger.clock import SystemClock
 from gpuledger.errors import UnavailableError, UserError
 from gpuledger.runtime.tasks import in_daemon_thread
@@ -50,21 +50,20 @@ def find_source(settings: AgentSettings) -> Host:
         gpus=NvmlSession(pynvml),
         procfs=SystemProcfs(settings.procfs_root),
         clock=SystemClock(),
-        kubelet=_system_kubelet(settings.kubelet),
+        kubelet=None
+        if settings.kubelet.enabled is False
+        else SocketKubelet(
+            settings.kubelet.socket, timeout_seconds=settings.kubelet.timeout_seconds
+        ),
         list_log_names=list_folder(settings.kubelet.container_log_dir),
         open_kmsg=partial(DeviceKmsg, settings.incidents.kmsg) if settings.incidents.kmsg else None,
     )
 
 
-def _system_kubelet(settings: KubeletSettings) -> Kubelet | None:
-    if settings.enabled is False:
-        return None
-    return SocketKubelet(settings.socket, timeout_seconds=settings.timeout_seconds)
-
-
 def probe(library: object, *, seconds: float = PROBE_SECONDS) -> None:
     """Look whether NVML answers within `seconds`; raises UserError where it does not."""
     nvml = NvmlSession(library)
+    # In a thread, as a driver that hangs would keep the agent from ever saying so.
     worker = Worker("nvml-probe")
     try:
         worker.start(nvml.open).result(timeout=seconds)

@@ -1,0 +1,236 @@
+"""The page's families: the text format in which all are written, and our own with their labels.
+
+`native_metrics.csv` beside this module is the table of the readings of devices, under our own names
+and in base units; what is no reading of a device is an `InfoFamily`. What the values are is decided
+in `native` and `dcgm`.
+"""
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from agent.exposition.device import Read, read_at
+from agent.settings import Profile
+
+FILE: Final = Path(__file__).with_name("native_metrics.csv")
+LABELS: Final = ("gpu_uuid", "gpu_index", "model")
+Label = tuple[str, str]
+Labels = Sequence[Label]
+_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+_HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
+
+
+class SampleLine(NamedTuple):
+    """One series with its value now."""
+
+    labels: str
+    """Its labels, written."""
+    value: float
+    """Its value."""
+
+
+def write_labels(labels: Labels) -> str:
+    """Write labels without their braces; one without a value is left out, as it says the same."""
+    return ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels if value)
+
+
+def write_family(
+    name: str, kind: str, help_text: str, samples: Iterable[SampleLine]
+) -> Iterator[str]:
+    """Write a family line by line; nothing at all where it has no series."""
+    head = f"# HELP {name} {help_text.translate(_HELP_ESCAPES)}\n# TYPE {name} {kind}\n"
+    # The head goes out with the first series: a family without any must not stand on the page.
+    for labels, value in samples:
+        yield f"{head}{name}{{{labels}}} {value!r}\n"
+        head = ""
+
+
+class NativeFamily(NamedTuple):
+    """A family of readings of devices."""
+
+    name: str
+    """Its name."""
+    kind: str
+    """`gauge` or `counter`."""
+    help: str
+    """Its help text."""
+    members: Sequence[tuple[str, Read]]
+    """Further labels, written, with what reads the value."""
+    label_names: tuple[str, ...]
+    """Names of the further labels."""
+    profile: Profile
+    """The least profile that shows it."""
+
+    def is_in(self, profile: Profile) -> bool:
+        """Return whether a profile shows the family."""
+        return profile in ("full", self.profile)
+
+
+@cache
+def native_families() -> tuple[NativeFamily, ...]:
+    """Return the families of devices in their order."""
+    found: dict[str, NativeFamily] = {}
+    with FILE.open(newline="") as lines:
+        for name, kind, help_text, path, further, profile in csv.reader(
+            line for line in lines if not line.startswith("#")
+        ):
+            labels = [tuple(pair.split("=", 1)) for pair in further.split(",") if pair]
+            family = found.setdefault(
+                name,
+                NativeFamily(name, kind, help_text, [], tuple(pair[0] for pair in labels), profile),  # type: ignore[arg-type]  # a test holds the file to the profiles
+            )
+            written = write_labels([(pair[0], pair[1]) for pair in labels])
+            family.members.append(("," + written if written else "", read_at(path)))  # type: ignore[attr-defined]  # a list while it is built
+    return tuple(found.values())
+
+
+class InfoFamily(NamedTuple):
+    """A family that is not a reading of a device."""
+
+    name: str
+    """Its name."""
+    kind: str
+    """`gauge` or `counter`."""
+    help: str
+    """Its help text."""
+    label_names: tuple[str, ...]
+    """Names of its labels beside `node`."""
+    profile: Profile = "lean"
+    """The least profile that shows it."""
+
+    def write(self, rows: Iterable[tuple[Labels, float]]) -> Iterator[str]:
+        """Write the series of these labels and values line by line."""
+        samples = (SampleLine(write_labels(labels), value) for labels, value in rows)
+        return write_family(self.name, self.kind, self.help, samples)
+
+
+_GPU: Final = ("gpu_uuid", "gpu_index")
+CONTAINER_LABELS: Final = (*_GPU, "namespace", "pod", "container", "pod_uid", "container_id")
+NODE_INFO: Final = InfoFamily(
+    "gpuledger_node_info",
+    "gauge",
+    "What the node's GPUs are driven by.",
+    ("boot_id", "driver_version", "nvml_version", "cuda_driver_version"),
+)
+TICK_TIME: Final = InfoFamily(
+    "gpuledger_node_tick_timestamp_seconds",
+    "gauge",
+    "End of the interval that the newest tick covers, since the epoch.",
+    (),
+)
+GPU_INFO: Final = InfoFamily(
+    "gpuledger_node_gpu_info",
+    "gauge",
+    "What a GPU or a MIG instance is.",
+    (
+        *_GPU,
+        "model",
+        "pci_bus_id",
+        "serial",
+        "vbios_version",
+        "architecture",
+        "parent_uuid",
+        "gpu_instance",
+        "compute_instance",
+        "mig_profile",
+    ),
+)
+UP: Final = InfoFamily(
+    "gpuledger_node_gpu_up",
+    "gauge",
+    "1 while the GPU answers; 0 where it is known and does not, or is lost.",
+    _GPU,
+)
+RECOVERY: Final = InfoFamily(
+    "gpuledger_node_gpu_recovery_action_info",
+    "gauge",
+    "What the driver asks for so that the GPU works again.",
+    (*_GPU, "action"),
+)
+FABRIC: Final = InfoFamily(
+    "gpuledger_node_gpu_fabric_info",
+    "gauge",
+    "How far the GPU's registration with the NVLink fabric is.",
+    (*_GPU, "state"),
+    profile="full",
+)
+NVLINK_BYTES: Final = InfoFamily(
+    "gpuledger_node_gpu_nvlink_bytes_total",
+    "counter",
+    "Bytes over one NVLink, both ways, data alone; read every few seconds.",
+    (*_GPU, "nvlink"),
+    profile="full",
+)
+ALLOCATION: Final = InfoFamily(
+    "gpuledger_node_gpu_allocation_info",
+    "gauge",
+    "A device, or a share of one, that the kubelet has given to a container.",
+    (*_GPU[:1], "device_id", "resource", "namespace", "pod", "container", "replica", "claim"),
+)
+CONTAINER_BUSY: Final = InfoFamily(
+    "gpuledger_container_gpu_busy_ratio",
+    "gauge",
+    "Share of the tick in which the container's kernels ran on the GPU.",
+    CONTAINER_LABELS,
+)
+CONTAINER_MEMORY: Final = InfoFamily(
+    "gpuledger_container_gpu_memory_bytes",
+    "gauge",
+    "Device memory that the container's processes hold.",
+    CONTAINER_LABELS,
+)
+XIDS: Final = InfoFamily(
+    "gpuledger_node_gpu_xids_total", "counter", "XIDs since the agent's start.", (*_GPU, "xid")
+)
+INCIDENTS: Final = InfoFamily(
+    "gpuledger_node_gpu_incidents_total",
+    "counter",
+    "Incidents since the agent's start.",
+    (*_GPU, "kind", "severity"),
+)
+PROCESS_LABELS: Final = (
+    *_GPU,
+    "pid",
+    "process_name",
+    "namespace",
+    "pod",
+    "container",
+    "pod_uid",
+    "container_id",
+)
+PID_POD: Final = InfoFamily(
+    "nvidia_pid_pod",
+    "gauge",
+    "The GPU memory of each pid in a pod (in MiB).",
+    ("pid", "process_name", "pod_name", "namespace", "node_name"),
+)
+PROCESS_BUSY: Final = InfoFamily(
+    "gpuledger_process_gpu_busy_ratio",
+    "gauge",
+    "Share of the tick in which the process's kernels ran on the GPU.",
+    PROCESS_LABELS,
+)
+PROCESS_MEMORY: Final = InfoFamily(
+    "gpuledger_process_gpu_memory_bytes",
+    "gauge",
+    "Device memory that the process holds.",
+    PROCESS_LABELS,
+)
+INFO_FAMILIES: Final = (
+    NODE_INFO,
+    TICK_TIME,
+    GPU_INFO,
+    UP,
+    ALLOCATION,
+    RECOVERY,
+    FABRIC,
+    NVLINK_BYTES,
+    XIDS,
+    INCIDENTS,
+    CONTAINER_BUSY,
+    CONTAINER_MEMORY,
+)
+PROCESS_FAMILIES: Final = (PID_POD, PROCESS_BUSY, PROCESS_MEMORY)
+"""Those of single processes, off unless asked for."""

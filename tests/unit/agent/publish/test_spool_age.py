@@ -1,0 +1,121 @@
+"""How old what waits on the disk is: by the time since boot, whatever the wall clock shows."""
+
+from pathlib import Path
+
+import pytest
+
+from agent.metrics import (
+    SPOOL_OLDEST_SECONDS,
+)
+from agent.publish.spool_file import pack_frame
+from tests.metric_values import value_of
+from tests.unit.agent.publish.builders import (
+    EARLIER_BOOT,
+    NOW_SECONDS,
+    Uptime,
+    drain,
+    dropped,
+    fill,
+    number_of,
+    parcel_of,
+    reopened,
+    spool_in,
+)
+
+
+def test_the_oldest_that_waits_is_the_oldest_parcel_of_the_oldest_frame(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    spool.append([parcel_of(number) for number in (3, 4, 5)])
+    spool.append([parcel_of(6)])
+    assert value_of(SPOOL_OLDEST_SECONDS) == NOW_SECONDS + 3
+    reopened(spool, tmp_path)
+    assert value_of(SPOOL_OLDEST_SECONDS) == NOW_SECONDS + 3
+
+
+def test_what_has_lain_there_for_too_long_is_dropped_and_counted(tmp_path: Path) -> None:
+    before, clock = dropped("age"), Uptime(1000)
+    spool = spool_in(tmp_path, up_seconds=clock, max_age_seconds=10)
+    for number, second in enumerate((1000, 1009, 1010, 1019)):
+        clock.seconds = second
+        fill(spool, number)
+    clock.seconds = 1020
+    assert drain(spool) == [2, 3]
+    assert dropped("age") - before == 2
+
+
+@pytest.mark.parametrize("leap_seconds", [240, 3600, 365 * 86_400, -3600, -NOW_SECONDS])
+def test_whatever_time_ticks_are_stamped_with_they_age_by_the_time_since_boot(
+    tmp_path: Path, leap_seconds: int
+) -> None:
+    before, clock = dropped("age"), Uptime(1000)
+    spool = spool_in(tmp_path, up_seconds=clock, max_age_seconds=3600)
+    for second in range(200):
+        clock.seconds = 1000 + second
+        leapt = leap_seconds if 195 <= second < 200 else 0
+        fill(spool, second + leapt)
+    found = drain(spool)
+    assert [one for one in found if 0 <= one < 195] == list(range(195))
+    assert len(found) == 200
+    assert dropped("age") == before
+
+
+def test_the_next_process_of_a_boot_counts_the_age_on(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path, up_seconds=1000)
+    fill(spool, 1)
+    spool.close()
+    spool = spool_in(tmp_path, up_seconds=1900)
+    fill(spool, 2)
+    assert drain(reopened(spool, tmp_path, up_seconds=1905, max_age_seconds=900)) == [2]
+
+
+def test_what_an_earlier_boot_left_is_at_least_as_old_as_this_one_and_no_older(
+    tmp_path: Path,
+) -> None:
+    before, clock = dropped("age"), Uptime(0)
+    spool = spool_in(tmp_path, boot_id=EARLIER_BOOT, up_seconds=86_400)
+    fill(spool, 1)
+    # Whenever that was, and whatever the clock shows after the reboot.
+    again = reopened(spool, tmp_path, up_seconds=clock, max_age_seconds=60)
+    clock.seconds = 60
+    found = again.read(max_bundles=9)
+    assert found is not None
+    assert list(map(number_of, found[0])) == [1]
+    clock.seconds = 61
+    assert again.read(max_bundles=9) is None
+    assert dropped("age") - before == 1
+
+
+def test_a_spool_of_the_first_form_is_taken_over_and_ages_from_when_it_was_found(
+    tmp_path: Path,
+) -> None:
+    clock = Uptime(1000)
+    folder = tmp_path / "node-1"
+    folder.mkdir()
+    frames = [
+        pack_frame([parcel_of(number)], spooled_ms=1000 * (NOW_SECONDS + number))
+        for number in range(6)
+    ]
+    position = 24 + len(frames[0])
+    head = b"gpuledger spool\1" + position.to_bytes(8, "little")
+    (folder / "000000000003.spool").write_bytes(head + b"".join(frames) + b"torn")
+    spool = spool_in(tmp_path, up_seconds=clock, max_age_seconds=60)
+    spool.open()
+    fill(spool, 6)
+    clock.seconds = 1060
+    found = spool.read(max_bundles=2)
+    assert found is not None
+    assert list(map(number_of, found[0])) == [1, 2]
+    spool.ack(found[1])
+    again = reopened(spool, tmp_path, up_seconds=clock, max_age_seconds=60)
+    assert drain(again) == [3, 4, 5, 6]
+
+
+def test_what_is_too_old_is_dropped_also_while_nobody_reads(tmp_path: Path) -> None:
+    up = Uptime(0)
+    spool = spool_in(tmp_path, up_seconds=up, max_age_seconds=3600)
+    fill(spool, 1)
+    up.seconds = 3601
+    fill(spool, 2)
+
+    assert spool.bundles == 1
+    assert drain(spool) == [2]

@@ -1,0 +1,223 @@
+"""Whatever a crash or somebody else left: whole frames are sent, and what is lost is counted."""
+
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import cramjam
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from agent.metrics import (
+    SPOOL_FILES_SET_ASIDE,
+    SPOOL_TORN,
+)
+from agent.publish.spool_file import START, DamagedError, pack_frame, unpack_frame
+from tests.metric_values import value_of
+from tests.unit.agent.publish.builders import (
+    NODE,
+    change_byte,
+    drain,
+    dropped,
+    files_in,
+    fill,
+    parcel_of,
+    reopened,
+    spool_in,
+)
+
+
+def test_a_frame_gives_back_what_was_put_in() -> None:
+    bundles = [parcel_of(number) for number in range(5)]
+    assert unpack_frame(pack_frame(bundles, spooled_ms=7)) == bundles
+
+
+@given(at=st.integers(min_value=0), flip=st.integers(min_value=1, max_value=255))
+def test_a_frame_with_any_byte_changed_is_refused(at: int, flip: int) -> None:
+    frame = bytearray(pack_frame([parcel_of(1), parcel_of(2)], spooled_ms=7))
+    frame[at % len(frame)] ^= flip
+    if at % len(frame) >= 4:  # the length is the file's business
+        with pytest.raises(DamagedError):
+            unpack_frame(bytes(frame))
+
+
+@given(cut=st.integers(min_value=0))
+def test_a_file_cut_anywhere_gives_the_frames_before_the_cut(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
+    folder = tmp_path_factory.mktemp("spool")
+    spool = spool_in(folder)
+    fill(spool, *range(10))
+    (file,) = files_in(folder)
+    ends = [frame.end for frame in spool._segments[0].frames]
+    cut %= ends[-1] + 1
+    torn = value_of(SPOOL_TORN)
+    os.truncate(file, cut)
+    again = reopened(spool, folder)
+    whole = [number for number, end in enumerate(ends) if end <= cut]
+    assert value_of(SPOOL_TORN) - torn == (cut not in (0, START, *ends))
+    fill(again, 10)
+    assert drain(again) == [*whole, 10]
+
+
+def test_a_file_that_a_power_cut_left_full_of_zeros_ends_there(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    fill(spool, 1, 2)
+    with files_in(tmp_path)[0].open("ab") as file:
+        file.write(bytes(4096))
+    again = reopened(spool, tmp_path)
+    assert drain(again) == [1, 2]
+
+
+def test_a_frame_with_a_broken_byte_is_lost_alone(tmp_path: Path) -> None:
+    before = dropped("damaged")
+    spool = spool_in(tmp_path, max_bytes=20_000)
+    fill(spool, *range(30), size_bytes=64)
+    first, second, *_ = spool._segments
+    in_first = first.bundles
+    with files_in(tmp_path)[1].open("r+b") as file:
+        file.seek(second.frames[2].start + 30)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 0xFF]))
+    again = reopened(spool, tmp_path, max_bytes=20_000)
+    lost = in_first + 2
+    assert drain(again) == [number for number in range(30) if number != lost]
+    assert dropped("damaged") - before == 1
+
+
+@given(frame=st.integers(0, 12), at=st.integers(min_value=0), flip=st.integers(1, 255))
+def test_of_a_file_with_any_byte_changed_the_other_frames_are_sent_and_the_loss_is_told(
+    tmp_path_factory: pytest.TempPathFactory, frame: int, at: int, flip: int
+) -> None:
+    before, torn = dropped("damaged"), value_of(SPOOL_TORN)
+    folder = tmp_path_factory.mktemp("spool")
+    spool = spool_in(folder)
+    for number in range(14):
+        spool.append([parcel_of(10 * number), parcel_of(10 * number + 1)])
+    hit = spool._segments[0].frames[frame]
+    change_byte(files_in(folder)[0], hit.start + at % (hit.end - hit.start), flip)
+    with capture_logs() as logs:
+        found = drain(reopened(spool, folder))
+    whole = [number for number in range(14) if number != frame]
+    assert found == [10 * number + second for number in whole for second in (0, 1)]
+    assert dropped("damaged") - before >= 1
+    assert value_of(SPOOL_TORN) == torn
+    assert [log["event"] for log in logs if log["log_level"] == "error"] == ["spool_damaged"]
+
+
+@pytest.mark.parametrize("at", range(16))
+def test_a_file_whose_own_head_is_broken_gives_its_frames(tmp_path: Path, at: int) -> None:
+    spool = spool_in(tmp_path)
+    fill(spool, *range(5))
+    change_byte(files_in(tmp_path)[0], at, 255)
+    assert drain(reopened(spool, tmp_path)) == list(range(5))
+
+
+def test_what_is_told_to_be_damaged_is_what_is_counted_as_lost(tmp_path: Path) -> None:
+    before, spool = dropped("damaged"), spool_in(tmp_path)
+    spool.append([parcel_of(number) for number in range(5)])
+    fill(spool, 5)
+    found = spool.read(max_bundles=5)
+    assert found
+    spool.set_in_flight(found[1])
+    files_in(tmp_path)[0].unlink()
+    with capture_logs() as logs:
+        fill(spool, 6)
+    assert dropped("damaged") - before == 1
+    assert [log["count"] for log in logs if log["event"] == "spool_damaged"] == [1]
+
+
+# Each has a checksum that fits: another version may have written it, or a user who may write here.
+UNREADABLE = [
+    msgspec.msgpack.encode([[["topic", [b"key", b"value", 7]]]]).replace(b"topic", b"\xff" * 5),
+    b"\x91" * 10_000,
+    b"\xdd\xff\xff\xff\xff",
+    b"",
+    msgspec.msgpack.encode({"other": 1}),
+]
+
+
+@pytest.mark.parametrize("body", UNREADABLE, ids=range(len(UNREADABLE)))
+def test_a_frame_that_holds_no_parcels_is_lost_alone(tmp_path: Path, body: bytes) -> None:
+    before = dropped("damaged")
+    spool = spool_in(tmp_path)
+    fill(spool, 1)
+    with files_in(tmp_path)[0].open("ab") as file:
+        file.write(framed(body))
+    again = reopened(spool, tmp_path)
+    fill(again, 2)
+    assert drain(again) == [1, 2]
+    assert dropped("damaged") - before == 1
+
+
+def framed(body: bytes) -> bytes:
+    """Return a frame of one bundle with this body, compressed, and the checksum that it needs."""
+    packed = bytes(cramjam.zstd.compress(body))
+    rest = struct.pack("<Iqq", 1, 0, 0) + packed
+    return struct.pack("<II", len(packed), zlib.crc32(rest)) + rest
+
+
+def test_a_file_of_something_else_is_put_away(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    spool.open()
+    (tmp_path / "node-1" / "000000000007.spool").write_bytes(b"something else" * 10)
+    again = reopened(spool, tmp_path)
+    fill(again, 1)
+    assert drain(again) == [1]
+
+
+def test_a_position_that_is_no_border_is_not_believed(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    fill(spool, 1, 2)
+    with files_in(tmp_path)[0].open("r+b") as file:
+        file.seek(16)
+        file.write((START + 5).to_bytes(8, "little"))
+    assert drain(reopened(spool, tmp_path)) == [1, 2]
+
+
+HEAD_OF_NO_FRAME = struct.pack("<IIIqqI", 3_000_000, 0, 5, 0, 0, 0xFD2FB528)
+
+
+FOREIGN = {
+    "larger than any": lambda file: os.truncate(file, 3 * 2**30),
+    "made-up heads": lambda file: file.write_bytes(
+        b"gpuledger spool\2" + bytes(72) + HEAD_OF_NO_FRAME * 125_000
+    ),
+    "made-up heads without a file's own": lambda file: file.write_bytes(HEAD_OF_NO_FRAME * 125_000),
+}
+
+
+@pytest.mark.parametrize("write", FOREIGN.values(), ids=FOREIGN)
+def test_a_file_that_no_spool_writes_is_set_aside_as_it_is_and_told(
+    tmp_path: Path, write: Callable[[Path], object]
+) -> None:
+    spool = spool_in(tmp_path)
+    fill(spool, 1)
+    foreign = tmp_path / NODE / "000000000000.spool"
+    foreign.touch()
+    write(foreign)
+    size_bytes, before = foreign.stat().st_size, value_of(SPOOL_FILES_SET_ASIDE)
+    with capture_logs() as logs:
+        again = reopened(spool, tmp_path)
+    assert foreign.with_suffix(".foreign").stat().st_size == size_bytes
+    assert value_of(SPOOL_FILES_SET_ASIDE) - before == 1
+    assert [log["event"] for log in logs if log["log_level"] == "error"] == ["spool_file_renamed"]
+    assert drain(again) == [1]
+
+
+def test_a_spool_whose_scan_is_stopped_keeps_all_for_the_next_process(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    fill(spool, 1, 2)
+    spool.close()
+    ending = spool_in(tmp_path)
+    ending.stop_scan()
+    fill(ending, 3)
+    assert not ending.is_empty
+    assert ending.read(max_bundles=60) is None
+    assert drain(reopened(ending, tmp_path)) == [1, 2, 3]
