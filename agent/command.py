@@ -16,7 +16,7 @@ from agent.node import Host
 from agent.settings import AgentSettings, name_node
 from agent.source import find_source
 from gpuledger.bus.protocol import Bus
-from gpuledger.collector import settle_collector
+from gpuledger.early import settle_collector
 from gpuledger.runtime import Readiness, configure_logs, explain_user_errors, run_service
 from gpuledger.settings import Option, load_settings
 

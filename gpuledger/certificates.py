@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from gpuledger.decode_errors import shorten_middle
 from gpuledger.errors import SettingsError
 from gpuledger.small_files import MAX_PEM_BYTES, read_small_file
+from gpuledger.texts import shorten_middle
 
 _CERTIFICATE: Final = b"CERTIFICATE-----"
 _KEY: Final = b"PRIVATE KEY-----"

@@ -19,10 +19,10 @@ from gpuledger.bus import metrics
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Producer, Record, TopicPartition, Unreadable
 from gpuledger.codec import Decoder, encode, validate
-from gpuledger.decode_errors import shorten
 from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import DeadLetter
 from gpuledger.runtime.logs import Repeats
+from gpuledger.texts import shorten
 from gpuledger.topics import DEAD_LETTERS
 
 T = TypeVar("T")

@@ -12,8 +12,7 @@ from typing import Any, Final, get_args, get_type_hints
 import msgspec
 import orjson
 
-from gpuledger.codegen import generate
-from gpuledger.docstrings import class_docstring, field_docstrings
+from gpuledger.codegen import class_docstring, field_docstrings, generate
 from gpuledger.errors import UserError
 from gpuledger.records.base import ArrayRecord, BaseRecord
 from gpuledger.topics import TOPICS, Topic

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings, Secret
-from gpuledger.settings.address import require_http_url
+from gpuledger.settings.groups import require_http_url
 from gpuledger.topics import ROWS
 from sinks.otlp.naming import OF_RESOURCES
 from sinks.registry import KINDS

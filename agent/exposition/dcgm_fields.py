@@ -17,9 +17,9 @@ import structlog
 
 from agent.exposition.device import Read, read_at
 from agent.metrics import COUNTERS_SKIPPED
-from gpuledger.decode_errors import shorten, shorten_middle
 from gpuledger.errors import UserError
 from gpuledger.small_files import read_small_file
+from gpuledger.texts import shorten, shorten_middle
 
 Kind = Literal["gauge", "counter", "label"]
 _log = structlog.get_logger(__name__)

@@ -15,8 +15,8 @@ import orjson
 
 from agent.recording.serialize import build
 from agent.recording.shapes import is_played, refuse_arguments, refuse_result
-from gpuledger.decode_errors import shorten_middle
 from gpuledger.errors import UserError
+from gpuledger.texts import shorten_middle
 
 T = TypeVar("T")
 

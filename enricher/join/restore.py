@@ -29,7 +29,7 @@ from enricher.join.stage import JoinStage
 from enricher.join.steps import step_through
 from gpuledger.bus.log_reader import History
 from gpuledger.bus.protocol import Consumer, Polled, TopicPartition
-from gpuledger.collector import settle_collector
+from gpuledger.early import settle_collector
 from gpuledger.errors import BusError, GpuledgerError, NotAssignedError
 from gpuledger.runtime import Backoff, Check
 from gpuledger.runtime.tasks import end_tasks

@@ -12,19 +12,21 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 import msgspec
 import yaml
 
-from gpuledger.decode_errors import shorten_middle
 from gpuledger.errors import SettingsError
-from gpuledger.settings.fields import (
+from gpuledger.settings.secret import MASK, Secret, mask_texts, mask_value
+from gpuledger.settings.sources import (
     REQUIRED,
+    Given,
+    Layer,
     Path,
     Setting,
     alternatives,
     dotted,
+    explain_yaml,
     is_group,
     settings_of,
 )
-from gpuledger.settings.secret import MASK, Secret, mask_texts, mask_value
-from gpuledger.settings.sources import Given, Layer, explain_yaml
+from gpuledger.texts import shorten_middle
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -19,9 +19,16 @@ from typing_extensions import override
 from gpuledger import __version__
 from gpuledger.errors import SettingsError
 from gpuledger.settings.build import build
-from gpuledger.settings.fields import REQUIRED, Setting, settings_of
 from gpuledger.settings.secret import MASK, Secret, mask_address, mask_texts, mask_value
-from gpuledger.settings.sources import Given, Layer, read_environment, read_yaml
+from gpuledger.settings.sources import (
+    REQUIRED,
+    Given,
+    Layer,
+    Setting,
+    read_environment,
+    read_yaml,
+    settings_of,
+)
 
 S = TypeVar("S", bound=msgspec.Struct)
 _WIDTH: Final = 100

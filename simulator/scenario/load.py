@@ -13,8 +13,8 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 import msgspec
 import yaml
 
-from gpuledger.decode_errors import shorten_middle
 from gpuledger.errors import UserError
+from gpuledger.texts import shorten_middle
 from simulator.device import describe_gpu, gpu_groups
 from simulator.faults import check_faults
 from simulator.mig import Cut, cut_at

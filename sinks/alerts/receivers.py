@@ -16,7 +16,7 @@ from gpuledger.clock import Clock
 from gpuledger.runtime import Check
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.tasks import end_tasks
-from gpuledger.settings.address import shown_url
+from gpuledger.settings.secret import shown_url
 from sinks.alerts.active_alerts import (
     SECOND_NS,
     ActiveAlert,

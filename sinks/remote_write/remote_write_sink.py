@@ -18,7 +18,7 @@ from gpuledger.errors import BusError, NotAssignedError
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.logs import Repeats
-from gpuledger.settings.address import shown_url
+from gpuledger.settings.secret import shown_url
 from sinks.concurrency import LargeTurns
 from sinks.errors import RejectedError
 from sinks.metrics import SENT_TOTAL, SERIES_FORGOTTEN_TOTAL, count_dropped

@@ -17,7 +17,7 @@ from gpuledger.bus.protocol import Bus, Gap, Record, TopicPartition
 from gpuledger.clock import Clock
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import CheckSeverity, Readiness
-from gpuledger.settings.address import shown_url
+from gpuledger.settings.secret import shown_url
 from sinks.duplicates import SeenTicks
 from sinks.metrics import SENT_TOTAL, count_dropped
 from sinks.protocol import Batch, Partitions, Sink, SinkContext

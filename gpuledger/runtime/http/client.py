@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Final
@@ -21,8 +22,8 @@ import aiohttp
 
 from gpuledger.errors import UnavailableError
 from gpuledger.runtime.http.credentials import NO_CREDENTIALS, BasicCredentials
-from gpuledger.runtime.http.messages import MAX_CHARACTERS, readable, retry_after_seconds
-from gpuledger.settings.address import shown_url
+from gpuledger.settings.secret import shown_url
+from gpuledger.texts import MAX_CHARACTERS, readable
 
 MAX_BODY_BYTES: Final = 64 * 1024
 """How much is read of a body that is only shown."""
@@ -181,3 +182,25 @@ def _explain(error: BaseException, *, sent: BasicCredentials) -> str:
         case _:
             text = str(error)
     return readable(sent.mask(text)) or type(error).__name__
+
+
+# `Retry-After`: how long a server asks to be left alone. Pure.
+
+MAX_SECONDS: Final = 600.0
+"""The longest wait that is granted: a server that is back must not go unnoticed for hours."""
+# What the standard library raises of dates that are none, are in no calendar or in no time zone.
+_NO_DATE: Final = (ValueError, TypeError, OverflowError, IndexError)
+
+
+def retry_after_seconds(header: str, *, now: datetime) -> float:
+    """Return the seconds to wait, of 0 to `MAX_SECONDS`, from a header in seconds or as a date.
+
+    It is 0 where the header says nothing that can be read, or a time that has passed.
+    """
+    seconds = 0.0
+    try:
+        seconds = float(header)
+    except ValueError:
+        with suppress(*_NO_DATE):
+            seconds = (parsedate_to_datetime(header) - now).total_seconds()
+    return min(seconds, MAX_SECONDS) if seconds > 0 else 0.0  # not a number is not above 0 either

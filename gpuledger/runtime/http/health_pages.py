@@ -13,10 +13,10 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encode
 
 from gpuledger.errors import UserError
 from gpuledger.runtime.http.auth import OPEN_PAGES, WebGuard
-from gpuledger.runtime.http.messages import Handler, HttpRequest, Response
+from gpuledger.runtime.http.exchange import Handler, HttpRequest, Response
 from gpuledger.runtime.http.server import serve_pages
 from gpuledger.runtime.readiness import Readiness
-from gpuledger.settings.address import parse_listen
+from gpuledger.settings.groups import parse_listen
 
 Page = Callable[[], bytes]
 """Gives metrics in the Prometheus text format."""

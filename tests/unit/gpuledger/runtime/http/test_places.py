@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from gpuledger.runtime.http.places import Places, client_of
+from gpuledger.runtime.http.server import Places, client_of
 
 
 def places(*holders: tuple[str, str]) -> Places[str]:
