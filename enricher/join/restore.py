@@ -23,7 +23,6 @@ import structlog
 
 from enricher.join import metrics
 from enricher.join.delivery import Delivery
-from enricher.join.retry import UntilDone
 from enricher.join.settings import JoinTuning
 from enricher.join.stage import JoinStage
 from enricher.join.steps import step_through
@@ -31,7 +30,7 @@ from gpuledger.bus.log_reader import History
 from gpuledger.bus.protocol import Consumer, Polled, TopicPartition
 from gpuledger.early import settle_collector
 from gpuledger.errors import BusError, GpuledgerError, NotAssignedError
-from gpuledger.runtime import Backoff, Check
+from gpuledger.runtime import Backoff, Check, Retry
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.topics import INCIDENTS, PODS, PROCESSES, PROGRESS, SAMPLES
 
@@ -52,7 +51,7 @@ class StalledError(GpuledgerError):
 
 
 async def poll(
-    consumer: Consumer, *, insist: UntilDone, tuning: JoinTuning, maximum: float
+    consumer: Consumer, *, insist: Retry[BusError], tuning: JoinTuning, maximum: float
 ) -> Polled:
     """Poll for at most so many seconds, however often the bus must be asked."""
     seconds = min(maximum, tuning.poll_timeout_seconds)
@@ -69,7 +68,7 @@ class StateRestorer:
         *,
         stage: JoinStage,
         delivery: Delivery,
-        insist: UntilDone,
+        insist: Retry[BusError],
         tuning: JoinTuning,
         check: Check,
         backoff: Backoff,

@@ -3,7 +3,7 @@
 from gpuledger.runtime.http.health_pages import serve_health
 from gpuledger.runtime.logs import configure_logs
 from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
-from gpuledger.runtime.retry import Backoff, until_done
+from gpuledger.runtime.retry import Backoff, Retry
 from gpuledger.runtime.service import (
     ServiceSettings,
     explain_user_errors,
@@ -17,6 +17,7 @@ __all__ = [
     "Check",
     "CheckSeverity",
     "Readiness",
+    "Retry",
     "ServiceSettings",
     "configure_logs",
     "end_where_stalled",
@@ -24,5 +25,4 @@ __all__ = [
     "run_service",
     "run_until_signalled",
     "serve_health",
-    "until_done",
 ]
