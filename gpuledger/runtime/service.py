@@ -25,7 +25,7 @@ from gpuledger.runtime.http.auth import WebGuard
 from gpuledger.runtime.http.health_pages import Page, serve_health
 from gpuledger.runtime.logs import configure_logs
 from gpuledger.runtime.readiness import CheckSeverity, Readiness
-from gpuledger.runtime.tasks import end_tasks
+from gpuledger.runtime.tasks import run_tasks
 from gpuledger.settings.groups import HttpSettings, LogSettings
 from gpuledger.settings.secret import mask_addresses
 
@@ -251,11 +251,10 @@ def run_service(
             listen=settings.http.listen, readiness=readiness, page=page, guard=guard
         ) as address:
             _log.info("service_started", version=__version__, http=address, **(about or {}))
-            looking = asyncio.create_task(readiness.keep_looking())
             try:
-                await main(settings, readiness)
+                async with run_tasks(readiness.keep_looking()):
+                    await main(settings, readiness)
             finally:
-                await end_tasks(looking)
                 _log.info("service_ended")
 
     return run_until_signalled(work, on_stop=readiness.end)
