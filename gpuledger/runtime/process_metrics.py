@@ -56,3 +56,8 @@ def count_from_zero(counter: MetricWrapperBase, **values: Iterable[str]) -> None
     """
     for combination in product(*values.values()):
         counter.labels(**dict(zip(values, combination, strict=True)))
+
+
+def count_dropped(why: Dropped) -> None:
+    """Count a connection to the health pages that was ended."""
+    CONNECTIONS_DROPPED_TOTAL.labels(reason=why.value).inc()

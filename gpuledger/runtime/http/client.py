@@ -115,13 +115,16 @@ async def read_answer(response: aiohttp.ClientResponse, *, sent: BasicCredential
     """Return what a response says, `sent` masked; of a success the body is left unread."""
     is_success = response.status // 100 == HTTPStatus.OK // 100
     body = b"" if is_success else await read_begin(response)
-    body = _unpack(body, response.headers.get("Content-Encoding", ""))[:_LOOKED_AT_BYTES]
+    if response.headers.get("Content-Encoding", "").lower() in _UNPACKED:
+        # In bounds, as a few bytes may unpack to gigabytes; what is not packed so stays as it is.
+        with suppress(zlib.error):
+            body = zlib.decompressobj(_GZIP_OR_ZLIB).decompress(body, MAX_BODY_BYTES)
     header = response.headers.get("Retry-After", "")
     return HttpAnswer(
         status=response.status,
         content_type=response.content_type,
         has_type="Content-Type" in response.headers,
-        text=readable(sent.mask(body.decode(errors="replace"))),
+        text=readable(sent.mask(body[:_LOOKED_AT_BYTES].decode(errors="replace"))),
         retry_after_seconds=retry_after_seconds(header, now=datetime.now(tz=UTC)),
     )
 
@@ -140,14 +143,6 @@ async def read_begin(
             while len(body) < max_bytes and (piece := await response.content.readany()):
                 body += piece
     return bytes(body[:max_bytes])
-
-
-def _unpack(body: bytes, encoding: str) -> bytes:
-    """Return the begin of what was packed, in bounds; the body itself where it is not packed so."""
-    if encoding.lower() in _UNPACKED:
-        with suppress(zlib.error):
-            return zlib.decompressobj(_GZIP_OR_ZLIB).decompress(body, MAX_BODY_BYTES)
-    return body
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from gpuledger.runtime.http.exchange import (
     refusal,
 )
 from gpuledger.runtime.logs import Repeats
-from gpuledger.runtime.process_metrics import CONNECTIONS_DROPPED_TOTAL, Dropped
+from gpuledger.runtime.process_metrics import Dropped, count_dropped
 from gpuledger.runtime.tasks import end_tasks
 
 H = TypeVar("H")
@@ -190,7 +190,7 @@ class _Connections:
             else Channel(reader, writer)
         )
         if not _make_room(self._places, address):
-            _drop(Dropped.NO_PLACE)
+            count_dropped(Dropped.NO_PLACE)
             channel.abort()
             return
         self._places.enter(channel, address)
@@ -205,25 +205,21 @@ class _Connections:
     async def _serve(self, channel: Channel, address: str) -> None:
         """Answer one request after the other until either side ends."""
         try:
-            if await self._open(channel):
-                await self._answer_all(channel, address)
+            try:
+                async with asyncio.timeout(HANDSHAKE_SECONDS):
+                    await channel.open()
+            except (TimeoutError, ssl.SSLError):
+                count_dropped(Dropped.HANDSHAKE)
+                return
+            await self._answer_all(channel, address)
         except TimeoutError:
-            _drop(Dropped.LATE)
+            count_dropped(Dropped.LATE)
             channel.abort()
         except OSError:
             pass  # the client is gone
         finally:
             channel.close()
             self._places.leave(channel)
-
-    async def _open(self, channel: Channel) -> bool:
-        try:
-            async with asyncio.timeout(HANDSHAKE_SECONDS):
-                await channel.open()
-        except (TimeoutError, ssl.SSLError):
-            _drop(Dropped.HANDSHAKE)
-            return False
-        return True
 
     async def _answer_all(self, channel: Channel, address: str) -> None:
         exchange, wait_seconds, stays = Exchange(), HEAD_SECONDS, True
@@ -234,7 +230,9 @@ class _Connections:
                     return
                 response = await self._answer(request, channel)
             except BadRequestError as error:
-                response = refusal(error.status, **_allowed(error.status))
+                is_method = error.status == HTTPStatus.METHOD_NOT_ALLOWED
+                allowed = {"Allow": "GET, HEAD"} if is_method else {}  # RFC 9110 wants it there
+                response = refusal(error.status, **allowed)
             await self._send(exchange.answer(response), channel, address)
             wait_seconds, stays = IDLE_SECONDS, exchange.stays()
             # Requests that came together need no waiting for, and would be answered in one go.
@@ -275,7 +273,7 @@ def _make_room(places: Places[Channel], address: str) -> bool:
         return False
     if displaced is not None:
         places.leave(displaced)
-        _drop(Dropped.DISPLACED)
+        count_dropped(Dropped.DISPLACED)
         displaced.abort()
     return True
 
@@ -300,11 +298,3 @@ async def _read(channel: Channel, exchange: Exchange, *, wait_seconds: float) ->
                 return request
             data = await channel.read()
     return None
-
-
-def _allowed(status: HTTPStatus) -> dict[str, str]:
-    return {"Allow": "GET, HEAD"} if status == HTTPStatus.METHOD_NOT_ALLOWED else {}
-
-
-def _drop(why: Dropped) -> None:
-    CONNECTIONS_DROPPED_TOTAL.labels(reason=why.value).inc()
