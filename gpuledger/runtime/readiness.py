@@ -79,7 +79,7 @@ class CheckLog:
         self._began_seconds = self._seconds()
         self._is_flapping = self._began_seconds - self._ended_seconds < CALM_SECONDS
         self._told_seconds = self._began_seconds
-        self._reasons = {_reason_of(detail)}
+        self._reasons = {_NUMBER.sub("0", detail)}
         _log.warning("check_failed", **self._facts, detail=detail)
 
     def still_fails(self, detail: Callable[[], str]) -> None:
@@ -91,9 +91,10 @@ class CheckLog:
         if now_seconds - self._told_seconds < CALM_SECONDS or len(self._reasons) >= MAX_REASONS:
             return
         said = detail()
-        if _reason_of(said) not in self._reasons:
+        reason = _NUMBER.sub("0", said)
+        if reason not in self._reasons:
             self._told_seconds = now_seconds
-            self._reasons.add(_reason_of(said))
+            self._reasons.add(reason)
             _log.warning("check_reason_changed", **self._facts, detail=said)
 
     def recovered(self) -> None:
@@ -120,10 +121,6 @@ class CheckLog:
         )
         self._due = self._began_seconds = None
         self._failures = 0
-
-
-def _reason_of(detail: str) -> str:
-    return _NUMBER.sub("0", detail)
 
 
 def _call_later(seconds: float, call: Callable[[], None]) -> Cancellable | None:
@@ -243,10 +240,18 @@ class Readiness:
         """Return the check of that name; the first call makes it, with its severity."""
         if name not in self._checks:
             log = CheckLog(check=name, severity=severity.value)
+
+            def report(check: Check) -> None:
+                CHECK_OK.labels(check=check.name, severity=check.severity).set(check.is_ok)
+                if check.has_failed:
+                    log.failed(check.detail)
+                elif check.is_ok:
+                    log.recovered()
+
             self._checks[name] = Check(
                 name=name,
                 severity=severity,
-                on_change=lambda check: _report_change(check, log),
+                on_change=report,
                 on_still_failing=lambda check: log.still_fails(lambda: check.detail),
             )
             CHECK_OK.labels(check=name, severity=severity).set(0)
@@ -269,11 +274,3 @@ class Readiness:
             for name, check in self._checks.items()
         }
         return {"ready": self.is_ready(), "checks": checks}
-
-
-def _report_change(check: Check, log: CheckLog) -> None:
-    CHECK_OK.labels(check=check.name, severity=check.severity).set(check.is_ok)
-    if check.has_failed:
-        log.failed(check.detail)
-    elif check.is_ok:
-        log.recovered()

@@ -124,7 +124,7 @@ class _EndingSignals:
             self.have_come = True
             # Not SIG_IGN yet: Python reports a signal that came with this one and has no handler.
             for each in _ENDING:
-                signal.signal(each, _do_nothing)
+                signal.signal(each, lambda *_: None)
             if not loop.is_closed():
                 loop.call_soon_threadsafe(stop_once, signal.Signals(number).name)
 
@@ -135,10 +135,6 @@ class _EndingSignals:
         """Return the signals to who had them before, or to nobody as the process ends by one."""
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_IGN if self.have_come else handler)
-
-
-def _do_nothing(_number: int, _frame: FrameType | None) -> None:
-    """Handle a signal that comes after the first one."""
 
 
 class _Deadline:
@@ -169,38 +165,34 @@ class _Deadline:
 
     def _watch(self) -> None:
         self._begun.get()
-        if not self._lifted.wait(self._seconds):
-            self._end()
+        if self._lifted.wait(self._seconds):
+            return
 
-    def _end(self) -> None:
         # Whoever writes a line now may wait for a reader of standard error that does not read, or
         # for the lock of somebody who does.
-        telling = threading.Thread(target=self._tell, name="deadline-missed", daemon=True)
+        def log() -> None:
+            _log.error("stop_deadline_missed", stop_within_seconds=self._seconds)
+
+        telling = threading.Thread(target=log, name="deadline-missed", daemon=True)
         with suppress(RuntimeError):  # no thread can be started
             telling.start()
             telling.join(_TELLING_SECONDS)
         os._exit(_FAILED)
 
-    def _tell(self) -> None:
-        _log.error("stop_deadline_missed", stop_within_seconds=self._seconds)
-
 
 def _explain(error: BaseException) -> int:
     if mistake := _foreseen(error, UserError):
         said = mask_addresses(" ".join(str(mistake).split()))
-        sys.stderr.write(f"{_program()}: {said}\n")
+        # The name under which this was started, also by `python -m`.
+        started = Path(sys.argv[0])
+        program = started.parent.name if started.name == "__main__.py" else started.name
+        sys.stderr.write(f"{program}: {said}\n")
         return _USER_ERROR
     if end := _foreseen(error, FreshStartError):
         _log.critical("service_failed", error=str(end))
     else:
         _log.error("service_failed", exc_info=error)
     return _FAILED
-
-
-def _program() -> str:
-    """Return the name under which this was started, also by `python -m`."""
-    started = Path(sys.argv[0])
-    return started.parent.name if started.name == "__main__.py" else started.name
 
 
 def _foreseen(error: BaseException, kind: type[GpuledgerError]) -> GpuledgerError | None:
@@ -243,8 +235,10 @@ def run_service(
     """
     configure_logs(settings.log)
     readiness = Readiness()
-    file = settings.http.web_config_file
-    guard = _guard(file, readiness) if file else None
+    guard = None
+    if file := settings.http.web_config_file:
+        guard = WebGuard(file, check=readiness.check("web_config", severity=CheckSeverity.WARNING))
+        readiness.look_each_second(guard.look)
 
     async def work() -> None:
         async with serve_health(
@@ -258,9 +252,3 @@ def run_service(
                 _log.info("service_ended")
 
     return run_until_signalled(work, on_stop=readiness.end)
-
-
-def _guard(file: Path, readiness: Readiness) -> WebGuard:
-    guard = WebGuard(file, check=readiness.check("web_config", severity=CheckSeverity.WARNING))
-    readiness.look_each_second(guard.look)
-    return guard

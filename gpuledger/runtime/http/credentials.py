@@ -16,7 +16,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
@@ -39,34 +38,23 @@ def mask_quotes(text: str, secrets: Iterable[str]) -> str:
     not count where it is no visible one: the line ends of base64, the zeros of UTF-16, which are
     shown as replaced. Of a secret with others than ASCII's, those are between.
     """
-    wanted = _wanted(secrets)
-    if not wanted:
+    found = {each for secret in secrets if secret.strip() for each in _Wanted.all_of(secret)}
+    if not found:
         return text
+    wanted = sorted(found, key=lambda each: -len(each.text))
     whole = _View(text, range(len(text)), range(1, len(text) + 1))
-    begun = _BEGUN.search(text)
-    cut = whole.until(begun.start()) if begun else None
-    spans = [
-        span
-        for view in chain(_undone(whole), _undone(cut) if cut else ())
-        for span in _spans(view, wanted, end=len(text))
-    ]
+    views = list(whole.undone())
+    if begun := _BEGUN.search(text):
+        # What stands before an escape that is cut off may be the begin of a secret.
+        end = begun.start()
+        views += _View(text[:end], whole.starts[:end], whole.ends[:end]).undone()
     kept_from = 0
     pieces: list[str] = []
-    for start, end in _merged(spans):
-        pieces += (text[kept_from:start], MASK)
-        kept_from = end
+    for start, end in sorted(span for view in views for span in view.find(wanted, end=len(text))):
+        if start > kept_from or not pieces:
+            pieces += (text[kept_from:start], MASK)
+        kept_from = max(kept_from, end)  # spans overlap where several secrets, or views, do
     return "".join((*pieces, text[kept_from:]))
-
-
-class _View(NamedTuple):
-    """A text with escapes undone, and for each of its characters where it stood."""
-
-    characters: str
-    starts: Sequence[int]
-    ends: Sequence[int]
-
-    def until(self, end: int) -> "_View":
-        return _View(self.characters[:end], self.starts[:end], self.ends[:end])
 
 
 class _Wanted(NamedTuple):
@@ -75,116 +63,53 @@ class _Wanted(NamedTuple):
     text: str
     """Its visible characters, in small letters; as it is where it has hardly any."""
     is_visible: bool
-    before: str
+    before: str = ""
     """What is not visible before that, and behind it."""
-    behind: str
-    in_escapes: bool
+    behind: str = ""
+    in_escapes: bool = False
     """Whether it is looked for where escapes were undone."""
 
+    @classmethod
+    def all_of(cls, secret: str) -> "Iterator[_Wanted]":
+        """Yield what a secret is looked for as: itself, and those writings that are no escapes."""
+        if len(secret) < _MIN_ENCODED:
+            visible = cls.visible_part(secret, in_escapes=False)
+            yield visible or cls(secret, is_visible=False)
+            return
+        if visible := cls.visible_part(secret):
+            yield visible
+        else:
+            # Hardly anything of it is visible, so it is looked for as each of its usual writings.
+            escaped = json.dumps(secret)[1:-1]
+            references = secret.encode("ascii", "xmlcharrefreplace").decode()
+            quoted = (quote(secret, safe=""), quote_plus(secret), html.escape(secret))
+            for text in (secret, *quoted, escaped, references):
+                yield cls(text, is_visible=False)
+        for encoding in _ENCODINGS:
+            data = secret.encode(encoding, errors="replace")
+            plain, of_urls = base64.b64encode(data), base64.urlsafe_b64encode(data)
+            in_base64 = (plain.decode().rstrip("="), of_urls.decode().rstrip("="))
+            for text in (*in_base64, data.hex(), data.decode(errors="replace")):
+                if found := cls.visible_part(text):
+                    yield found
 
-def _wanted(secrets: Iterable[str]) -> list[_Wanted]:
-    found = {each for secret in secrets if secret.strip() for each in _writings(secret)}
-    return sorted(found, key=lambda each: -len(each.text))
-
-
-def _writings(secret: str) -> Iterator[_Wanted]:
-    """Yield what a secret is looked for as: itself, and those writings that are no escapes."""
-    if len(secret) < _MIN_ENCODED:
-        yield _as_visible(secret, in_escapes=False) or _as_is(secret)
-        return
-    if visible := _as_visible(secret):
-        yield visible
-    else:
-        escaped = json.dumps(secret)[1:-1]
-        references = secret.encode("ascii", "xmlcharrefreplace").decode()
-        yield from map(_as_is, (secret, quote(secret, safe=""), quote_plus(secret), escaped))
-        yield from map(_as_is, (html.escape(secret), references))
-    for encoding in _ENCODINGS:
-        data = secret.encode(encoding, errors="replace")
-        plain, of_urls = base64.b64encode(data).decode(), base64.urlsafe_b64encode(data).decode()
-        shown = data.decode(errors="replace")
-        for text in (plain.rstrip("="), of_urls.rstrip("="), data.hex(), shown):
-            if found := _as_visible(text):
-                yield found
-
-
-def _as_visible(text: str, *, in_escapes: bool = True) -> _Wanted | None:
-    """Return the visible characters of a text; nothing where that are too few of them."""
-    visible = [position for position, one in enumerate(text) if _is_visible(one)]
-    if len(visible) < min(_MIN_ENCODED, len(text)):
-        return None
-    return _Wanted(
-        "".join(text[position] for position in visible).lower(),
-        is_visible=True,
-        before=text[: visible[0]].lstrip(),
-        behind=text[visible[-1] + 1 :].rstrip(),
-        in_escapes=in_escapes,
-    )
-
-
-def _as_is(text: str) -> _Wanted:
-    return _Wanted(text, is_visible=False, before="", behind="", in_escapes=False)
-
-
-def _spans(view: _View, wanted: Sequence[_Wanted], *, end: int) -> Iterator[tuple[int, int]]:
-    """Yield where something wanted stands in the text that is viewed, which goes on to `end`."""
-    seen = [position for position, one in enumerate(view.characters) if _is_visible(one)]
-    visible = "".join([view.characters[position] for position in seen]).lower()
-    is_raw = isinstance(view.starts, range)
-    for each in wanted:
-        if not is_raw and not each.in_escapes:
-            continue
-        text = visible if each.is_visible else view.characters
-        positions = seen if each.is_visible else range(len(text))
-        for start in _find_all(each.text, text):
-            first, last = positions[start], positions[start + len(each.text) - 1]
-            yield (
-                view.starts[_reach(view.characters, first, -1, over=each.before)],
-                view.ends[_reach(view.characters, last, 1, over=each.behind)],
-            )
-        if length := _length_of_cut(text, each.text):
-            yield view.starts[positions[-length]], end
-
-
-def _reach(characters: str, position: int, step: int, *, over: str) -> int:
-    """Return the position up to which characters follow that may be those which are not visible."""
-    for _ in range(_MAX_BYTES_OF_CHARACTER * len(over)):
-        beyond = position + step
-        if not 0 <= beyond < len(characters) or _is_visible(characters[beyond]):
-            break
-        if characters[beyond] == " " and " " not in over:
-            break
-        position = beyond
-    return position
-
-
-def _length_of_cut(text: str, wanted: str) -> int:
-    """Return with how many characters of what is wanted the text breaks off; 0 for too few."""
-    for length in range(min(len(wanted) - 1, len(text)), _MIN_CUT - 1, -1):
-        if text[-1] == wanted[length - 1] and text.endswith(wanted[:length]):
-            return length
-    return 0
+    @classmethod
+    def visible_part(cls, text: str, *, in_escapes: bool = True) -> "_Wanted | None":
+        """Return the visible characters of a text; `None` where that are too few of them."""
+        visible = [position for position, character in enumerate(text) if _is_visible(character)]
+        if len(visible) < min(_MIN_ENCODED, len(text)):
+            return None
+        return cls(
+            "".join(text[position] for position in visible).lower(),
+            is_visible=True,
+            before=text[: visible[0]].lstrip(),
+            behind=text[visible[-1] + 1 :].rstrip(),
+            in_escapes=in_escapes,
+        )
 
 
 def _is_visible(character: str) -> bool:
     return "!" <= character <= "~"
-
-
-def _find_all(wanted: str, text: str) -> Iterator[int]:
-    start = text.find(wanted)
-    while start >= 0:
-        yield start
-        start = text.find(wanted, start + len(wanted))
-
-
-def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for start, end in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        else:
-            merged.append((start, end))
-    return merged
 
 
 # Escapes, undone.
@@ -249,37 +174,85 @@ _ESCAPES: Final = (
 programming languages, of HTML and XML."""
 
 
-def _undone(view: _View, *, depth: int = _DEPTH) -> Iterator[_View]:
-    """Yield the view, and those of it in which escapes of one kind are undone, and so on."""
-    yield view
-    if not depth:
-        return
-    for escapes in _ESCAPES:
-        undone = _undo(view, escapes)
-        if undone.characters != view.characters:
-            yield from _undone(undone, depth=depth - 1)
+class _View(NamedTuple):
+    """A text with escapes undone, and for each of its characters where it stood."""
+
+    characters: str
+    starts: Sequence[int]
+    ends: Sequence[int]
+
+    def undone(self, *, depth: int = _DEPTH) -> "Iterator[_View]":
+        """Yield the view, and those of it in which escapes of one kind are undone, and so on."""
+        yield self
+        if not depth:
+            return
+        for escapes in _ESCAPES:
+            undone = self.undo(escapes)
+            if undone.characters != self.characters:
+                yield from undone.undone(depth=depth - 1)
+
+    def undo(self, escapes: _Escapes) -> "_View":
+        """Return the view with the escapes of one kind undone."""
+        characters: list[str] = []
+        starts: list[int] = []
+        ends: list[int] = []
+        kept_from = 0
+        for found in escapes.pattern.finditer(self.characters):
+            first, behind = found.span()
+            undone = escapes.undo(found)
+            characters += (self.characters[kept_from:first], undone)
+            starts += self.starts[kept_from:first]
+            # Each character of what an escape stands for is where all of the escape stood.
+            starts += [self.starts[first]] * len(undone)
+            ends += self.ends[kept_from:first]
+            ends += [self.ends[behind - 1]] * len(undone)
+            kept_from = behind
+        if not kept_from:
+            return self
+        characters.append(self.characters[kept_from:])
+        starts += self.starts[kept_from:]
+        ends += self.ends[kept_from:]
+        return _View("".join(characters), starts, ends)
+
+    def find(self, wanted: Sequence[_Wanted], *, end: int) -> Iterator[tuple[int, int]]:
+        """Yield where something wanted stands in the original text, which goes on to `end`."""
+        seen = [at for at, character in enumerate(self.characters) if _is_visible(character)]
+        visible = "".join([self.characters[position] for position in seen]).lower()
+        is_raw = isinstance(self.starts, range)
+        for each in wanted:
+            if not is_raw and not each.in_escapes:
+                continue
+            text = visible if each.is_visible else self.characters
+            positions = seen if each.is_visible else range(len(text))
+            for found in re.finditer(re.escape(each.text), text):
+                first, last = positions[found.start()], positions[found.end() - 1]
+                yield (
+                    self.starts[self.reach(first, -1, over=each.before)],
+                    self.ends[self.reach(last, 1, over=each.behind)],
+                )
+            if length := _length_of_cut(text, each.text):
+                yield self.starts[positions[-length]], end
+
+    def reach(self, position: int, step: int, *, over: str) -> int:
+        """Return the position up to which characters follow that may be those not visible."""
+        # A server may show each byte of a character as one that is replaced.
+        for _ in range(_MAX_BYTES_OF_CHARACTER * len(over)):
+            beyond = position + step
+            if not 0 <= beyond < len(self.characters) or _is_visible(self.characters[beyond]):
+                break
+            if self.characters[beyond] == " " and " " not in over:
+                break
+            position = beyond
+        return position
 
 
-def _undo(view: _View, escapes: _Escapes) -> _View:
-    characters: list[str] = []
-    starts: list[int] = []
-    ends: list[int] = []
-    kept_from = 0
-    for found in escapes.pattern.finditer(view.characters):
-        first, behind = found.span()
-        undone = escapes.undo(found)
-        characters += (view.characters[kept_from:first], undone)
-        starts += view.starts[kept_from:first]
-        starts += [view.starts[first]] * len(undone)
-        ends += view.ends[kept_from:first]
-        ends += [view.ends[behind - 1]] * len(undone)
-        kept_from = behind
-    if not kept_from:
-        return view
-    characters.append(view.characters[kept_from:])
-    starts += view.starts[kept_from:]
-    ends += view.ends[kept_from:]
-    return _View("".join(characters), starts, ends)
+def _length_of_cut(text: str, wanted: str) -> int:
+    """Return with how many characters of what is wanted the text breaks off; 0 for too few."""
+    for length in range(min(len(wanted) - 1, len(text)), _MIN_CUT - 1, -1):
+        # The last character first: texts are long, and most lengths are none.
+        if text[-1] == wanted[length - 1] and text.endswith(wanted[:length]):
+            return length
+    return 0
 
 
 # The credentials of one request.
@@ -321,7 +294,8 @@ def _of_headers(headers: Mapping[str, str]) -> Iterator[str]:
             continue
         yield token.strip()
         if scheme.lower() == "basic":
-            yield from _of_pair(_decoded(token))
+            with suppress(ValueError):  # a token that is no base64 is masked as it is
+                yield from _of_pair(base64.b64decode(token).decode(errors="replace"))
 
 
 def _of_address(url: str) -> Iterator[str]:
@@ -338,17 +312,7 @@ def _of_address(url: str) -> Iterator[str]:
 def _of_pair(pair: str) -> Iterator[str]:
     """Yield the secrets of `user:password`: a user alone is none, its name may be any word."""
     yield pair.partition(":")[2]
-    yield from _in_base64(pair.encode(errors="replace"))
-    yield from _in_base64(pair.encode("latin-1", errors="replace"))  # aiohttp's, of an address
-
-
-def _decoded(text: str) -> str:
-    try:
-        return base64.b64decode(text).decode(errors="replace")
-    except ValueError:
-        return ""
-
-
-def _in_base64(data: bytes) -> Iterator[str]:
-    yield base64.b64encode(data).decode().rstrip("=")
-    yield base64.urlsafe_b64encode(data).decode().rstrip("=")
+    for encoding in ("utf-8", "latin-1"):  # the latter is aiohttp's, of an address
+        data = pair.encode(encoding, errors="replace")
+        yield base64.b64encode(data).decode().rstrip("=")
+        yield base64.urlsafe_b64encode(data).decode().rstrip("=")
