@@ -85,11 +85,17 @@ def explain(record: type, topic: str, value: bytes | None, error: Exception) -> 
         return f"{topic}: no value (a tombstone), but this topic has none"
     what, path = _split_path(str(error))
     what = shorten(what, _SHOWN_CHARACTERS)  # it may quote the value, all of it
+    stands_there = value if path is None else _value_at(value, path)
+    shown = shorten(repr(stands_there), _SHOWN_CHARACTERS)
     if path is None:
-        return f"{topic}: not JSON of this topic's record: {what}; value {_shorten(value)}"
-    shown = _shorten(_value_at(value, path))
+        return f"{topic}: not JSON of this topic's record: {what}; value {shown}"
     named, held = follow(record, path)
-    if missing := _missing_field(what, held):
+    missing = None
+    if found := _MISSING.fullmatch(what):
+        missing = found["field"]
+    elif found := _TOO_SHORT.fullmatch(what):  # a record that is an array ends before this field
+        missing = _fields_of(held)[int(found["length"])][0]
+    if missing:
         where = ".".join(filter(None, [named, missing]))
         return f"{topic}: field {where}: missing; value {shown}"
     return f"{topic}: field {named or '(the record)'}: {what}; value {shown}"
@@ -141,7 +147,8 @@ def follow(record: Any, path: str) -> tuple[str, Any]:  # noqa: ANN401  # any ty
         elif fields and step["key"] is not None:
             name, held = step["key"], dict(fields).get(step["key"])
         else:
-            name, held = step[0], _inside(held)
+            # Of a list or a mapping: the type of what it holds is the last that it names.
+            name, held = step[0], next(reversed(get_args(_plain(held))), None)
         named += name if name.startswith("[") else f".{name}"
     return named.lstrip("."), held
 
@@ -154,11 +161,6 @@ def _fields_of(hint: Any) -> list[tuple[str, Any]]:  # noqa: ANN401  # any type 
     return []
 
 
-def _inside(hint: Any) -> Any:  # noqa: ANN401  # any type annotation
-    """Return the type of what a list or a mapping holds."""
-    return next(reversed(get_args(_plain(hint))), None)
-
-
 def _plain(hint: Any) -> Any:  # noqa: ANN401  # any type annotation
     """Return a type without its limits, and without that it may be absent."""
     if get_origin(hint) is Annotated:
@@ -167,15 +169,6 @@ def _plain(hint: Any) -> Any:  # noqa: ANN401  # any type annotation
     if get_origin(hint) in (Union, UnionType) and len(present) == 1:
         return _plain(present[0])
     return hint
-
-
-def _missing_field(what: str, held: Any) -> str | None:  # noqa: ANN401  # any type annotation
-    """Return the name of the field that a record lacks, where that is what is wrong."""
-    if missing := _MISSING.fullmatch(what):
-        return missing["field"]
-    if short := _TOO_SHORT.fullmatch(what):
-        return _fields_of(held)[int(short["length"])][0]
-    return None
 
 
 def _value_at(value: bytes, path: str) -> Any:  # noqa: ANN401  # any JSON value
@@ -195,7 +188,3 @@ def _value_at(value: bytes, path: str) -> Any:  # noqa: ANN401  # any JSON value
     except (orjson.JSONDecodeError, KeyError, IndexError, TypeError):
         return value
     return found
-
-
-def _shorten(value: object) -> str:
-    return shorten(repr(value), _SHOWN_CHARACTERS)

@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import orjson
 import structlog
@@ -56,7 +56,13 @@ def configure_logs(settings: LogSettings) -> None:
         rendering = [structlog.processors.format_exc_info, to_json]
     remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=_SHARED, processors=[remove_meta, *rendering, _mask]
+        foreign_pre_chain=_SHARED,
+        processors=[
+            remove_meta,
+            *rendering,
+            # Last, as a password may stand anywhere: in a traceback, in a library's line.
+            lambda _logger, _method, line: mask_addresses(cast("str", line)),
+        ],
     )
     handler.setFormatter(formatter)
     if settings.level != "debug":
@@ -77,11 +83,6 @@ def _is_worth_a_line(record: logging.LogRecord) -> bool:
     if isinstance(record.msg, dict):
         return True
     return record.levelno >= logging.WARNING and record.msg not in _SAID_OTHERWISE
-
-
-def _mask(_logger: object, _method: str, line: Any) -> str:  # noqa: ANN401  # structlog's own form
-    """Mask the passwords in addresses, wherever they stand: in a traceback, in a library's line."""
-    return mask_addresses(line)
 
 
 def _to_json(event: dict[str, Any], **_: Any) -> str:  # noqa: ANN401  # structlog's own options

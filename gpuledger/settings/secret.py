@@ -215,16 +215,13 @@ def shown_url(url: str) -> str:
             return f"{scheme}{_SCHEME_SIGN}{MASK}"
     except ValueError:  # no port, or no host, that anything could be sent to
         return f"{scheme}{_SCHEME_SIGN}{MASK}"
-    host = _host(parts)
+    host = parts.netloc.rpartition("@")[2]
     if not _PLAIN_HOST.fullmatch(host) or not (host or _NO_HOST.match(parts.path)):
         return f"{scheme}{_SCHEME_SIGN}{MASK}"
-    return mask_address(f"{scheme}{_SCHEME_SIGN}{host}{_shown_path(parts.path)}")
-
-
-def _shown_path(path: str) -> str:
-    """Return the path up to what looks like a name and its value: a query that lacks its sign."""
-    plain, has_value, _ = path.partition(";")[0].partition("=")
-    return plain.rpartition("/")[0] if has_value else plain
+    # The path up to what looks like a name and its value: a query that lacks its sign.
+    path, has_value, _ = parts.path.partition(";")[0].partition("=")
+    shown_path = path.rpartition("/")[0] if has_value else path
+    return mask_address(f"{scheme}{_SCHEME_SIGN}{host}{shown_path}")
 
 
 def _shown_bare(text: str) -> str:
@@ -235,10 +232,6 @@ def _shown_bare(text: str) -> str:
     if may_part_a_login(query):
         return MASK
     return mask_address(address)
-
-
-def _host(parts: SplitResult) -> str:
-    return parts.netloc.rpartition("@")[2]
 
 
 def shown_brokers(servers: str) -> str:

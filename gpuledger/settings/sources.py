@@ -14,7 +14,6 @@ from typing import Any, Final, Union, get_args, get_origin
 
 import msgspec
 import yaml
-from msgspec.structs import FieldInfo
 from typing_extensions import override
 
 from gpuledger.codegen import field_docstrings
@@ -110,21 +109,19 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def _walk(model: type[msgspec.Struct], path: Path, instance: Any) -> Iterator[Setting]:  # noqa: ANN401  # a group's default
     meanings = field_docstrings(model)
     for field in msgspec.structs.fields(model):
-        default = _default(field) if instance is None else getattr(instance, field.name)
+        default: Any = REQUIRED
+        if instance is not None:  # a group's own default decides what its fields have by default
+            default = getattr(instance, field.name)
+        elif field.default is not msgspec.NODEFAULT:
+            default = field.default
+        elif field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
         here = (*path, field.name)
         if is_group(field.type):
             yield from _walk(field.type, here, None if default is REQUIRED else default)
         else:
             meaning = meanings.get(field.name, "")
             yield Setting(path=here, type=field.type, default=default, meaning=meaning)
-
-
-def _default(field: FieldInfo) -> Any:  # noqa: ANN401  # whatever the class says
-    if field.default is not msgspec.NODEFAULT:
-        return field.default
-    if field.default_factory is not msgspec.NODEFAULT:
-        return field.default_factory()
-    return REQUIRED
 
 
 # The sources.
@@ -153,11 +150,19 @@ _SERVICE_LINK: Final = re.compile(
 
 def read_yaml(path: FilePath, settings: Sequence[Setting]) -> Layer:
     """Read a settings file; `SettingsError` where it is unreadable or has an unknown key."""
-    given = {
-        at: Given(value=value, origin=f"{_shown(at)} in {path}", is_text=False)
-        for at, value in _flatten(_load(path), (), _groups(settings), str(path))
-    }
-    _refuse_unknown(given, settings)
+    groups = frozenset(
+        setting.path[:depth] for setting in settings for depth in range(1, len(setting.path))
+    )
+    known = _known(settings)
+    given: dict[Path, Given] = {}
+    for at, value in _flatten(_load(path), (), groups, str(path)):
+        # The name may be one that there is not, and hold anything.
+        shown = shorten_middle(dotted(tuple(map(mask_address, at))))
+        given[at] = Given(value=value, origin=f"{shown} in {path}", is_text=False)
+    for at, named in given.items():
+        if at not in known:
+            meant = nearest(dotted(at), map(dotted, (*known, *sorted(groups))))
+            raise SettingsError(f"unknown setting {named.origin}: {meant}")
     return _with_secrets(given, settings)
 
 
@@ -180,11 +185,6 @@ def read_environment(environ: Mapping[str, str], settings: Sequence[Setting]) ->
     return _with_secrets(given, settings)
 
 
-def _shown(path: Path) -> str:
-    """Return the name of a setting, which may be one that does not exist, and hold anything."""
-    return shorten_middle(dotted(tuple(map(mask_address, path))))
-
-
 def _is_service_link(name: str, value: str) -> bool:
     if not _SERVICE_LINK.fullmatch(name):
         return False
@@ -194,21 +194,6 @@ def _is_service_link(name: str, value: str) -> bool:
 def _known(settings: Sequence[Setting]) -> list[Path]:
     files = [setting.file_path for setting in settings if setting.is_secret]
     return [*(setting.path for setting in settings), *files]
-
-
-def _groups(settings: Sequence[Setting]) -> frozenset[Path]:
-    return frozenset(
-        setting.path[:depth] for setting in settings for depth in range(1, len(setting.path))
-    )
-
-
-def _refuse_unknown(given: Layer, settings: Sequence[Setting]) -> None:
-    known = _known(settings)
-    names = [dotted(path) for path in (*known, *sorted(_groups(settings)))]
-    for path, value in given.items():
-        if path not in known:
-            meant = nearest(dotted(path), names)
-            raise SettingsError(f"unknown setting {value.origin}: {meant}")
 
 
 def _with_secrets(given: dict[Path, Given], settings: Sequence[Setting]) -> Layer:

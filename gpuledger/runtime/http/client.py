@@ -160,23 +160,18 @@ def translating(
     try:
         yield
     except of as error:
-        raise error_of(_explain(error, sent=sent)) from error
-
-
-def _explain(error: BaseException, *, sent: BasicCredentials) -> str:
-    """Return what went wrong with a request, `sent` masked, and without its URL."""
-    match error:
-        case aiohttp.ServerTimeoutError():
-            text = "silent for too long"
-        case aiohttp.ClientResponseError():
-            text = f"no valid HTTP: {error.message}"
-        case aiohttp.InvalidURL():
-            text = "an address that nothing can be sent to"
-        case TimeoutError():
-            text = "not done in time"
-        case _:
-            text = str(error)
-    return readable(sent.mask(text)) or type(error).__name__
+        match error:  # without the URL, which aiohttp's own texts may quote with its password
+            case aiohttp.ServerTimeoutError():
+                text = "silent for too long"
+            case aiohttp.ClientResponseError():
+                text = f"no valid HTTP: {error.message}"
+            case aiohttp.InvalidURL():
+                text = "an address that nothing can be sent to"
+            case TimeoutError():
+                text = "not done in time"
+            case _:
+                text = str(error)
+        raise error_of(readable(sent.mask(text)) or type(error).__name__) from error
 
 
 # `Retry-After`: how long a server asks to be left alone. Pure.

@@ -3,7 +3,6 @@
 import gzip
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -99,17 +98,13 @@ class HealthPages:
         # A further page is in the text format whatever is asked for: OpenMetrics has no counters
         # without _total. A client takes that too, as the content type says what it is.
         text = encode(REGISTRY) + (self._page() if self._page else b"")
-        return _compressed(Response(body=text, content_type=content_type), request)
-
-
-def _compressed(response: Response, request: HttpRequest) -> Response:
-    """Return the response in gzip where the client takes it, as every Prometheus does."""
-    headers = {**response.headers, "Vary": "Accept-Encoding"}
-    accepted = request.headers.get("accept-encoding", "").replace(" ", "").split(",")
-    choices = (choice.partition(";q=") for choice in accepted)
-    weights = {coding.lower(): weight for coding, _, weight in choices}
-    weight = weights.get("gzip", weights.get("*", "0"))
-    if weight and not weight.strip("0."):  # `q=0` refuses it; no weight is the highest
-        return replace(response, headers=headers)
-    body = gzip.compress(response.body, compresslevel=_GZIP_LEVEL, mtime=0)
-    return replace(response, body=body, headers={**headers, "Content-Encoding": "gzip"})
+        headers = {"Vary": "Accept-Encoding"}
+        accepted = request.headers.get("accept-encoding", "").replace(" ", "").split(",")
+        choices = (choice.partition(";q=") for choice in accepted)
+        weights = {coding.lower(): weight for coding, _, weight in choices}
+        weight = weights.get("gzip", weights.get("*", "0"))
+        # `q=0` refuses it, and no weight is the highest. Every Prometheus takes it.
+        if not weight or weight.strip("0."):
+            text = gzip.compress(text, compresslevel=_GZIP_LEVEL, mtime=0)
+            headers["Content-Encoding"] = "gzip"
+        return Response(body=text, content_type=content_type, headers=headers)
