@@ -114,7 +114,8 @@ def load_own(
     with suppress(ssl.SSLError, OSError):
         chain.load_verify_locations(cafile=cert_file)
     found = (
-        Validity.of(each, setting=certificate, file=cert_file) for each in chain.get_ca_certs()
+        Validity.of(decoded, setting=certificate, file=cert_file)
+        for decoded in chain.get_ca_certs()
     )
     return [own, *filter(None, found)]
 

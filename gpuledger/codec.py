@@ -124,7 +124,7 @@ def explain_invalid(shape: Any, error: Exception) -> str:  # noqa: ANN401  # any
     _, held = follow(shape, path.removeprefix(_OF_A_KEY).strip("`").removeprefix("$").lstrip("."))
     if path.startswith(_OF_A_KEY):
         held = next(iter(get_args(_plain(held))), None)
-    allowed = ", ".join(str(one) for one in get_args(_plain(held)) if one != "")
+    allowed = ", ".join(str(value) for value in get_args(_plain(held)) if value != "")
     return f"{said}; expected one of {allowed}" if allowed else said
 
 
@@ -157,7 +157,7 @@ def _fields_of(hint: Any) -> list[tuple[str, Any]]:  # noqa: ANN401  # any type 
     """Return the names and types of a record's fields in their order; none of another type."""
     plain = _plain(hint)
     if isinstance(plain, type) and issubclass(plain, msgspec.Struct):
-        return [(each.name, each.type) for each in msgspec.structs.fields(plain)]
+        return [(field.name, field.type) for field in msgspec.structs.fields(plain)]
     return []
 
 

@@ -190,9 +190,11 @@ class DeadLetterQueue:
 
     def drain(self, partition: int) -> Drained:
         """Take out the letters of one partition's records, to be published where they belong."""
-        letters = [each for each in self._waiting if each.content.partition == partition]
+        letters = [letter for letter in self._waiting if letter.content.partition == partition]
         if letters:
-            self._waiting = [each for each in self._waiting if each.content.partition != partition]
+            self._waiting = [
+                letter for letter in self._waiting if letter.content.partition != partition
+            ]
         placed = self._placed(letters)
         messages = {at: [letter.message() for letter in placed[at]] for at in placed}
         return Drained(letters=letters, messages=messages)
@@ -212,9 +214,9 @@ class DeadLetterQueue:
             content = letter.content
             return content.partition != partition or topic not in {None, content.topic}
 
-        self._waiting = [each for each in self._waiting if stays(each)]
-        for place, letters in self._publishing.items():
-            self._publishing[place] = [each for each in letters if stays(each)]
+        self._waiting = [letter for letter in self._waiting if stays(letter)]
+        for at, letters in self._publishing.items():
+            self._publishing[at] = [letter for letter in letters if stays(letter)]
 
     def _acknowledge(self, letters: Sequence[_Letter]) -> None:
         """Count letters, and log a line a minute for each topic and reason.
@@ -243,9 +245,10 @@ class DeadLetterQueue:
     def _placed(self, letters: Iterable[_Letter]) -> dict[TopicPartition, list[_Letter]]:
         placed: dict[TopicPartition, list[_Letter]] = {}
         for letter in letters:
-            number = letter.content.partition % self._partitions
-            place = TopicPartition(DEAD_LETTERS.name, number)
-            placed.setdefault(place, []).append(letter)
+            # Beside the record that it stands for, where there are as many partitions.
+            partition = letter.content.partition % self._partitions
+            at = TopicPartition(DEAD_LETTERS.name, partition)
+            placed.setdefault(at, []).append(letter)
         return placed
 
 

@@ -19,7 +19,10 @@ def readable(text: bytes | str, *, max_characters: int = MAX_CHARACTERS) -> str:
     encoded = text if isinstance(text, bytes) else text.encode(errors="replace")
     # A character takes up to four bytes.
     shown = encoded[: 4 * max_characters].decode(errors="replace").strip()[:max_characters]
-    return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in shown)
+    return "".join(
+        character if character.isprintable() or character in "\n\t" else "\ufffd"
+        for character in shown
+    )
 
 
 def shorten_middle(text: str, characters: int = 600) -> str:

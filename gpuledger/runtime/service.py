@@ -123,13 +123,13 @@ class _EndingSignals:
             self._deadline.begin()  # here, as the event loop may stand still
             self.have_come = True
             # Not SIG_IGN yet: Python reports a signal that came with this one and has no handler.
-            for each in _ENDING:
-                signal.signal(each, lambda *_: None)
+            for ending in _ENDING:
+                signal.signal(ending, lambda *_: None)
             if not loop.is_closed():
                 loop.call_soon_threadsafe(stop_once, signal.Signals(number).name)
 
-        for each in _ENDING:
-            signal.signal(each, pass_on)
+        for ending in _ENDING:
+            signal.signal(ending, pass_on)
 
     def give_back(self) -> None:
         """Return the signals to who had them before, or to nobody as the process ends by one."""
@@ -198,7 +198,7 @@ def _explain(error: BaseException) -> int:
 def _foreseen(error: BaseException, kind: type[GpuledgerError]) -> GpuledgerError | None:
     """Return an error of a kind and nothing else; a task group wraps what its tasks raise."""
     if isinstance(error, BaseExceptionGroup):
-        inner = [_foreseen(one, kind) for one in error.exceptions]
+        inner = [_foreseen(part, kind) for part in error.exceptions]
         return inner[0] if all(inner) else None
     return error if isinstance(error, kind) else None
 

@@ -2,11 +2,11 @@
 
 Here lives how long a client is waited for, and how many of them at once. Each of these bounds keeps
 a bad client from costing others their answer: a connection that waits on its client can be
-displaced by the next one, so that whatever is open, a probe has a place.
+displaced by the next one, so that whatever is open, a probe has a slot.
 
-A place is held by a connection that is being answered, which must be left to it, or by one that
+A slot is held by a connection that is being answered, which must be left to it, or by one that
 waits on its client: to send, or to take what it asked for. None that waits is worth more than the
-next one, which may be a probe. One address may hold so many and no more; where all places are
+next one, which may be a probe. One address may hold so many and no more; where all slots are
 taken, one of the address that holds the most is given up, so that a flood displaces itself first.
 """
 
@@ -40,8 +40,8 @@ H = TypeVar("H")
 _IPV6_NETWORK_BYTES: Final = 8
 
 
-class Places(Generic[H]):
-    """The places of one kind, and their holders."""
+class Slots(Generic[H]):
+    """The slots of one kind, and their holders."""
 
     def __init__(self, *, max_total: int, max_per_address: int) -> None:
         self._max_total = max_total
@@ -55,7 +55,7 @@ class Places(Generic[H]):
         return len(self._addresses)
 
     def find_displaced(self, address: str) -> H | None:
-        """Return who has to go so that a newcomer from there has a place; nobody where one is free.
+        """Return who has to go so that a newcomer has a slot; `None` where one is free.
 
         Raises LookupError where all of those who could go are at work.
         """
@@ -71,24 +71,24 @@ class Places(Generic[H]):
         return longest
 
     def enter(self, holder: H, address: str) -> None:
-        """Return it a place, where it waits from now on."""
+        """Record that a holder has a slot, where it waits from now on."""
         self._addresses[holder] = address
         self._held[address] += 1
         self.wait(holder)
 
     def wait(self, holder: H) -> None:
-        """Record that it waits on its client from now on, where it has a place still."""
+        """Record that it waits on its client from now on, where it has a slot still."""
         if (address := self._addresses.get(holder)) is not None:
             self._stop_waiting(holder, address)
             self._waiting.setdefault(address, {})[holder] = None
 
     def work(self, holder: H) -> None:
-        """Record that it works and is to be left to it, where it has a place still."""
+        """Record that it works and is to be left to it, where it has a slot still."""
         if (address := self._addresses.get(holder)) is not None:
             self._stop_waiting(holder, address)
 
     def leave(self, holder: H) -> None:
-        """Free its place, where it has one."""
+        """Free its slot, where it has one."""
         if (address := self._addresses.pop(holder, None)) is not None:
             self._stop_waiting(holder, address)
             self._held[address] -= 1
@@ -124,7 +124,7 @@ MAX_CONNECTIONS: Final = 100
 MAX_CONNECTIONS_PER_ADDRESS: Final = 32
 """Far more than a scraper or a proxy beside the deployable needs."""
 MAX_PAGES: Final = 16
-"""How many pages may be made at once; all other places are kept for probes, which are no pages."""
+"""How many pages may be made at once; all other slots are kept for probes, which are no pages."""
 MAX_ANSWERS: Final = 8
 """How many large answers may wait for their clients: each is held in memory until it is taken."""
 MAX_ANSWERS_PER_ADDRESS: Final = 4
@@ -172,16 +172,16 @@ class _Connections:
         self._context = context
         self._probes = probes
         self._tasks: set[asyncio.Task[None]] = set()
-        self._places: Places[Channel] = Places(
+        self._slots: Slots[Channel] = Slots(
             max_total=MAX_CONNECTIONS, max_per_address=MAX_CONNECTIONS_PER_ADDRESS
         )
-        self._answers: Places[Channel] = Places(
+        self._answers: Slots[Channel] = Slots(
             max_total=MAX_ANSWERS, max_per_address=MAX_ANSWERS_PER_ADDRESS
         )
         self._pages = 0
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Return a new connection a place, before anything is read of it."""
+        """Serve a new connection if there is a slot for it, before anything is read of it."""
         peer = writer.get_extra_info("peername") or ("",)
         address = client_of(peer[0])
         channel = (
@@ -189,11 +189,11 @@ class _Connections:
             if self._context
             else Channel(reader, writer)
         )
-        if not _make_room(self._places, address):
+        if not _make_room(self._slots, address):
             count_dropped(Dropped.NO_PLACE)
             channel.abort()
             return
-        self._places.enter(channel, address)
+        self._slots.enter(channel, address)
         task = asyncio.create_task(self._serve(channel, address))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -219,7 +219,7 @@ class _Connections:
             pass  # the client is gone
         finally:
             channel.close()
-            self._places.leave(channel)
+            self._slots.leave(channel)
 
     async def _answer_all(self, channel: Channel, address: str) -> None:
         exchange, wait_seconds, stays = Exchange(), HEAD_SECONDS, True
@@ -243,7 +243,7 @@ class _Connections:
         if is_page and self._pages >= MAX_PAGES:
             return refusal(HTTPStatus.SERVICE_UNAVAILABLE, **{"Retry-After": "1"})
         self._pages += is_page
-        self._places.work(channel)
+        self._slots.work(channel)
         try:
             return await self._handler(request)
         except Exception:  # noqa: BLE001  # a page's mistake is the page's alone
@@ -252,7 +252,7 @@ class _Connections:
             return refusal(HTTPStatus.INTERNAL_SERVER_ERROR)
         finally:
             self._pages -= is_page
-            self._places.wait(channel)
+            self._slots.wait(channel)
 
     async def _send(self, answer: bytes, channel: Channel, address: str) -> None:
         if len(answer) > _LARGE_BYTES:
@@ -265,14 +265,14 @@ class _Connections:
             self._answers.leave(channel)
 
 
-def _make_room(places: Places[Channel], address: str) -> bool:
-    """Displace who waits longest where there is no place; return whether there is one now."""
+def _make_room(slots: Slots[Channel], address: str) -> bool:
+    """Displace who waits longest where there is no slot; return whether there is one now."""
     try:
-        displaced = places.find_displaced(address)
+        displaced = slots.find_displaced(address)
     except LookupError:
         return False
     if displaced is not None:
-        places.leave(displaced)
+        slots.leave(displaced)
         count_dropped(Dropped.DISPLACED)
         displaced.abort()
     return True
