@@ -6,7 +6,7 @@ of the second what the loop around it decides.
 
 from gpuledger.clock import Clock
 from gpuledger.errors import GpuledgerError, UnavailableError
-from gpuledger.runtime import Check, Retry
+from gpuledger.runtime import Check, RetryingCaller
 from sinks.metrics import RETRIES_TOTAL
 
 
@@ -25,9 +25,9 @@ class RejectedError(GpuledgerError):
 
 def retry_receiver(
     *, sink: str, check: Check, clock: Clock, receiver: str = "", passes_check: bool = True
-) -> Retry[ReceiverUnavailableError]:
+) -> RetryingCaller[ReceiverUnavailableError]:
     """Return the loop for all that a sink asks of one receiver; `check` shows `receiver`."""
-    return Retry(
+    return RetryingCaller(
         on=ReceiverUnavailableError,
         check=check,
         receiver=receiver,

@@ -16,7 +16,7 @@ from gpuledger.bus.protocol import Consumer, Message, Producer, Record, TopicPar
 from gpuledger.bus.transactional_writers import TransactionalWriters, pause_seconds_after
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import BusError, BusUnavailableError, FencedError, NotAssignedError
-from gpuledger.runtime import Backoff, Check, Retry
+from gpuledger.runtime import Backoff, Check, RetryingCaller
 from gpuledger.topics import EVENTS, PROGRESS, SAMPLES
 
 _NOBODY: Final[frozenset[int]] = frozenset()
@@ -126,7 +126,12 @@ class AtLeastOnce:
     """
 
     def __init__(
-        self, *, producer: Producer, office: DeadLetterQueue, insist: Retry[BusError], check: Check
+        self,
+        *,
+        producer: Producer,
+        office: DeadLetterQueue,
+        insist: RetryingCaller[BusError],
+        check: Check,
     ) -> None:
         """Take what publishes; `insist` fails the check, and only a commit passes it."""
         self._producer = producer

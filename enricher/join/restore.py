@@ -30,7 +30,7 @@ from gpuledger.bus.log_reader import History
 from gpuledger.bus.protocol import Consumer, Polled, TopicPartition
 from gpuledger.early import settle_collector
 from gpuledger.errors import BusError, GpuledgerError, NotAssignedError
-from gpuledger.runtime import Backoff, Check, Retry
+from gpuledger.runtime import Backoff, Check, RetryingCaller
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.topics import INCIDENTS, PODS, PROCESSES, PROGRESS, SAMPLES
 
@@ -51,7 +51,7 @@ class StalledError(GpuledgerError):
 
 
 async def poll(
-    consumer: Consumer, *, insist: Retry[BusError], tuning: JoinTuning, maximum: float
+    consumer: Consumer, *, insist: RetryingCaller[BusError], tuning: JoinTuning, maximum: float
 ) -> Polled:
     """Poll for at most so many seconds, however often the bus must be asked."""
     seconds = min(maximum, tuning.poll_timeout_seconds)
@@ -68,7 +68,7 @@ class StateRestorer:
         *,
         stage: JoinStage,
         delivery: Delivery,
-        insist: Retry[BusError],
+        insist: RetryingCaller[BusError],
         tuning: JoinTuning,
         check: Check,
         backoff: Backoff,

@@ -38,7 +38,14 @@ from gpuledger.clock import SystemClock
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import BusError, NotAssignedError, TopicsError
 from gpuledger.lag import Lag
-from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness, Retry, end_where_stalled
+from gpuledger.runtime import (
+    Backoff,
+    Check,
+    CheckSeverity,
+    Readiness,
+    RetryingCaller,
+    end_where_stalled,
+)
 from gpuledger.topics import (
     ATTRIBUTED_INCIDENTS,
     DEAD_LETTERS,
@@ -118,9 +125,9 @@ def _backoff() -> Backoff:
     return Backoff(first_seconds=0.2, max_seconds=10.0)
 
 
-def _retry(check: Check, *, passes_check: bool = True) -> Retry[BusError]:
+def _retry(check: Check, *, passes_check: bool = True) -> RetryingCaller[BusError]:
     """Return how the join tries again whatever it asks of the bus."""
-    return Retry(
+    return RetryingCaller(
         on=BusError,
         check=check,
         passes_check=passes_check,
@@ -178,7 +185,7 @@ class JoinWorker:
         office: DeadLetterQueue,
         delivery: Delivery,
         restorer: StateRestorer,
-        insist: Retry[BusError],
+        insist: RetryingCaller[BusError],
         tuning: JoinTuning,
         gaps: GapCheck,
     ) -> None:

@@ -21,7 +21,7 @@ from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import PodRecord
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.readiness import Check
-from gpuledger.runtime.retry import Retry
+from gpuledger.runtime.retry import RetryingCaller
 from gpuledger.topics import PODS
 
 _decode: Final = Decoder(topic=PODS.name, record=PodRecord).decode
@@ -96,7 +96,7 @@ class KnownPods:
 
 async def read_known(*, bus: PodBus, check: Check, clock: Clock) -> KnownPods:
     """Read the topic to its end, as often as it takes; a missing topic or right is waited for."""
-    retry = Retry(
+    retry = RetryingCaller(
         on=BusError,
         check=check,
         passes_check=False,

@@ -1,9 +1,9 @@
 """Try again: the one loop that repeats a call until it succeeds.
 
-`Retry` is that loop, for everything that is asked of one other side: it waits between the attempts,
-fails a check while they fail and counts them. `Backoff` is its waits alone, for a loop that does
-other things between its attempts (polls, reads on, waits for what is due), and for code without
-asyncio; such a loop says at its `Backoff` why it is no `Retry`.
+`RetryingCaller` is that loop, for everything that is asked of one other side: it waits between the
+attempts, fails a check while they fail and counts them. `Backoff` is its waits alone, for a loop
+that does other things between its attempts (polls, reads on, waits for what is due), and for code
+without asyncio; such a loop says at its `Backoff` why it is no `RetryingCaller`.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Backoff:
         self._ceiling_seconds = self._first_seconds
 
 
-class Retry(Generic[ErrorT]):
+class RetryingCaller(Generic[ErrorT]):
     """Calls again, with growing waits, while a call raises one kind of error.
 
     Several calls may be under way at once: each has waits of its own.

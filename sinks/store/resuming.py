@@ -9,7 +9,7 @@ from functools import partial
 
 from gpuledger.bus.protocol import Consumer, Gap, GapReason, TopicPartition
 from gpuledger.errors import BusUnavailableError
-from gpuledger.runtime import Retry
+from gpuledger.runtime import RetryingCaller
 from gpuledger.runtime.tasks import in_daemon_thread
 from gpuledger.topics import EVENTS
 from sinks.errors import ReceiverUnavailableError
@@ -29,8 +29,8 @@ class Resuming:
         gaps: GapsTable,
         recorder: GapRecorder,
         stored: Stored,
-        retrying: Retry[ReceiverUnavailableError],
-        asking_brokers: Retry[ReceiverUnavailableError],
+        retrying: RetryingCaller[ReceiverUnavailableError],
+        asking_brokers: RetryingCaller[ReceiverUnavailableError],
     ) -> None:
         self._table, self._gaps_table = table, gaps
         self._recorder, self._stored, self._retrying = recorder, stored, retrying

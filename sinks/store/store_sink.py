@@ -16,7 +16,7 @@ from typing_extensions import override
 from gpuledger.bus.protocol import Bus, Gap, Record, TopicPartition
 from gpuledger.clock import Clock
 from gpuledger.records import GpuEvent
-from gpuledger.runtime import Check, CheckSeverity, Readiness, Retry
+from gpuledger.runtime import Check, CheckSeverity, Readiness, RetryingCaller
 from gpuledger.settings.secret import shown_url
 from sinks.duplicates import SeenTicks
 from sinks.errors import ReceiverUnavailableError, retry_receiver
@@ -86,7 +86,7 @@ class StoreSink(Sink):
         *,
         settings: StoreSettings,
         clock: Clock,
-        retrying: Retry[ReceiverUnavailableError],
+        retrying: RetryingCaller[ReceiverUnavailableError],
         recorder: GapRecorder,
         resuming: Resuming,
         appending: Appending,

@@ -40,7 +40,7 @@ H = TypeVar("H")
 _IPV6_NETWORK_BYTES: Final = 8
 
 
-class Slots(Generic[H]):
+class ConnectionSlots(Generic[H]):
     """The slots of one kind, and their holders."""
 
     def __init__(self, *, max_total: int, max_per_address: int) -> None:
@@ -172,10 +172,10 @@ class _Connections:
         self._context = context
         self._probes = probes
         self._tasks: set[asyncio.Task[None]] = set()
-        self._slots: Slots[Channel] = Slots(
+        self._slots: ConnectionSlots[Channel] = ConnectionSlots(
             max_total=MAX_CONNECTIONS, max_per_address=MAX_CONNECTIONS_PER_ADDRESS
         )
-        self._answers: Slots[Channel] = Slots(
+        self._answers: ConnectionSlots[Channel] = ConnectionSlots(
             max_total=MAX_ANSWERS, max_per_address=MAX_ANSWERS_PER_ADDRESS
         )
         self._pages = 0
@@ -265,7 +265,7 @@ class _Connections:
             self._answers.leave(channel)
 
 
-def _make_room(slots: Slots[Channel], address: str) -> bool:
+def _make_room(slots: ConnectionSlots[Channel], address: str) -> bool:
     """Displace who waits longest where there is no slot; return whether there is one now."""
     try:
         displaced = slots.find_displaced(address)

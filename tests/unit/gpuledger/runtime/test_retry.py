@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from gpuledger.errors import BusUnavailableError
-from gpuledger.runtime import Backoff, Check, Retry
+from gpuledger.runtime import Backoff, Check, RetryingCaller
 
 
 class Waits:
@@ -50,7 +50,7 @@ class Told:
 async def test_each_failure_fails_the_check_and_is_then_waited_out_with_growing_pauses() -> None:
     clock = Waits()
     told = Told(clock)
-    retry = Retry(
+    retry = RetryingCaller(
         on=BusUnavailableError, check=told.check, receiver="bus", clock=clock, backoff=backoff
     )
 
@@ -63,7 +63,7 @@ async def test_each_failure_fails_the_check_and_is_then_waited_out_with_growing_
 
 async def test_each_call_begins_with_the_first_wait() -> None:
     clock = Waits()
-    retry = Retry(on=BusUnavailableError, check=Check(), clock=clock, backoff=backoff)
+    retry = RetryingCaller(on=BusUnavailableError, check=Check(), clock=clock, backoff=backoff)
 
     for _ in range(2):
         await retry(failing(BusUnavailableError("a"), BusUnavailableError("b")))
@@ -73,7 +73,7 @@ async def test_each_call_begins_with_the_first_wait() -> None:
 
 async def test_a_receiver_that_wants_to_be_left_alone_for_longer_is() -> None:
     clock = Waits()
-    retry = Retry(
+    retry = RetryingCaller(
         on=BusUnavailableError,
         check=Check(),
         clock=clock,
@@ -88,7 +88,7 @@ async def test_a_receiver_that_wants_to_be_left_alone_for_longer_is() -> None:
 
 async def test_an_error_that_was_not_foreseen_ends_it() -> None:
     clock, check = Waits(), Check()
-    retry = Retry(on=BusUnavailableError, check=check, clock=clock, backoff=backoff)
+    retry = RetryingCaller(on=BusUnavailableError, check=check, clock=clock, backoff=backoff)
 
     with pytest.raises(ZeroDivisionError):
         await retry(failing(BusUnavailableError("a"), ZeroDivisionError()))
@@ -100,7 +100,7 @@ async def test_an_error_that_was_not_foreseen_ends_it() -> None:
 
 async def test_failures_are_counted_and_a_success_is_not() -> None:
     counter = Counter("attempts_failed", "Failures.", registry=(registry := CollectorRegistry()))
-    retry = Retry(
+    retry = RetryingCaller(
         on=BusUnavailableError,
         check=Check(),
         counter=counter,
@@ -115,7 +115,7 @@ async def test_failures_are_counted_and_a_success_is_not() -> None:
 
 async def test_where_more_must_succeed_the_check_is_left_as_it_is() -> None:
     check = Check()
-    retry = Retry(
+    retry = RetryingCaller(
         on=BusUnavailableError,
         check=check,
         passes_check=False,

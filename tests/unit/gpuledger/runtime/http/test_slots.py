@@ -4,11 +4,11 @@ import pickle
 
 import pytest
 
-from gpuledger.runtime.http.server import Slots, client_of
+from gpuledger.runtime.http.server import ConnectionSlots, client_of
 
 
-def slots(*holders: tuple[str, str]) -> Slots[str]:
-    found: Slots[str] = Slots(max_total=4, max_per_address=3)
+def slots(*holders: tuple[str, str]) -> ConnectionSlots[str]:
+    found: ConnectionSlots[str] = ConnectionSlots(max_total=4, max_per_address=3)
     for holder, address in holders:
         found.enter(holder, address)
     return found
