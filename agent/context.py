@@ -29,7 +29,7 @@ from gpuledger.bus.protocol import Bus
 from gpuledger.errors import UserError
 from gpuledger.records import DeviceAllocation
 from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
-from gpuledger.runtime.tasks import end_tasks
+from gpuledger.runtime.tasks import end_tasks, run_tasks
 
 _CLOSING_SECONDS: Final = 2.0
 
@@ -197,11 +197,8 @@ class AgentContext:
 
 async def _run_all(loops: Sequence[Coroutine[None, None, None]]) -> None:
     """Run loops that never end by themselves until one fails; end them all."""
-    tasks = [asyncio.create_task(loop) for loop in loops]
-    try:
+    async with run_tasks(*loops) as tasks:
         await _first_to_fail(*tasks)
-    finally:
-        await end_tasks(*tasks)
 
 
 async def _first_to_fail(*tasks: "asyncio.Task[None]") -> None:

@@ -7,7 +7,6 @@ said and counted.
 """
 
 import csv
-import difflib
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,7 @@ from agent.exposition.device import Read, read_at
 from agent.metrics import COUNTERS_SKIPPED
 from gpuledger.errors import UserError
 from gpuledger.small_files import read_small_file
-from gpuledger.texts import shorten, shorten_middle
+from gpuledger.texts import find_near, shorten, shorten_middle
 
 Kind = Literal["gauge", "counter", "label"]
 _log = structlog.get_logger(__name__)
@@ -103,7 +102,7 @@ def is_dcgm_name(name: str) -> bool:
 
 def nearest_name(name: str) -> str | None:
     """Return the name of DCGM's most like `name`; `None` if none is like it."""
-    return next(iter(difflib.get_close_matches(name, sorted(_read_names()), n=1)), None)
+    return find_near(name, sorted(_read_names()))
 
 
 def _read_names() -> frozenset[str]:
