@@ -86,8 +86,8 @@ class Allocations:
             except KubeletError as error:
                 KUBELET_ERRORS.labels(reason=error.reason).inc()
                 self._evaluate_failure(f"the kubelet at {self._settings.socket}: {error}")
-                # Not a `RetryingCaller`: a success is followed by a wait as well, and what a failure
-                # means depends on how long ago the last success was.
+                # Not a `RetryingCaller`: a success is followed by a wait as well, and what a
+                # failure means depends on how long ago the last success was.
                 await self._clock.sleep(max(MIN_SECONDS, self._backoff.next_seconds()))
             else:
                 self._backoff.reset()
