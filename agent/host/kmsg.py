@@ -115,6 +115,8 @@ class KmsgReader:
             except OSError as error:
                 KMSG_FAILURES.inc()
                 self._check.failed(f"cannot read the kernel's log: {error}")
+                # Not a `RetryingCaller`: what is repeated has no end, so that the first record that
+                # is read resets the waits.
                 await self._clock.sleep(self._backoff.next_seconds())
 
     async def _follow(self, log: Kmsg) -> None:
