@@ -210,6 +210,7 @@ class ExactlyOnce:
         self._office = office
         self._check = check
         self._fenced_seconds = fenced_seconds
+        # Not a `RetryingCaller`: what was undone is polled again, not sent again.
         self._backoff = Backoff(first_seconds=0.1, max_seconds=10.0)
         self._undelivered: set[int] = set()
 

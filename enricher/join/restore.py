@@ -136,6 +136,7 @@ class StateRestorer:
         except BusError as error:
             metrics.RETRIES_TOTAL.inc()
             self._check.failed(f"{_READING}: {error}")
+            # Not a `RetryingCaller`: the group takes the partitions of a member that does not poll.
             await self._poll_for(consumer, self._backoff.next_seconds())
             return False
         if changes != self._changes:
