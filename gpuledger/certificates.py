@@ -1,8 +1,8 @@
 """Certificates and keys in PEM files: loaded, with each mistake named by its setting and file.
 
 Here it is also read from when until when a certificate is valid. That it is not says nothing of
-whether it is used: the other side decides that, by its own clock. What is done about it, and who is
-told, is the caller's business.
+whether it is used: the other side decides that, by its own clock. What is done about it is
+the caller's business.
 """
 
 import ssl

@@ -19,7 +19,7 @@ from gpuledger.errors import UserError
 
 
 def generate(write: Callable[[Path], None], *, into: str) -> int:
-    """Write into the directory that the first argument names, else `into`; gives the exit code.
+    """Write into the directory that the first argument names, else `into`; return the exit code.
 
     It is 2, with one line, for what the user can put right.
     """

@@ -84,7 +84,7 @@ class DeadLetterQueue:
     Collected letters are published by `flush`, which a consumer calls before it commits the
     offsets of the records they stand for; or they are handed out by `drain`, to be published along
     with those offsets, and `acknowledge` says that they were. What was read is read again where
-    neither succeeds, so a letter is counted and told once the topic has it, and not before.
+    neither succeeds, so a letter is counted and logged once the topic has it, and not before.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class DeadLetterQueue:
         repeats: Repeats = _repeats,
         count: Callable[[str, int], None] = count_nowhere_else,
     ) -> None:
-        """Take what publishes; `count` is told the reason and number of letters on the topic."""
+        """Take what publishes; `count` gets the reason and the number of letters on the topic."""
         self._repeats = repeats
         self._consumer = consumer
         self._producer = producer
@@ -136,7 +136,7 @@ class DeadLetterQueue:
 
         The letter fits in a message whatever the record and the detail hold: a long detail is cut,
         and bytes that do not fit are left out, the key alone where it is long. Where they lie, and
-        under which key, is told all the same.
+        under which key, is said all the same.
         """
         self.buried += 1
         shown = shorten(detail, DETAIL_CHARACTERS)

@@ -36,7 +36,7 @@ class Recent(Generic[K, V]):
     Where more than `maximum` are used in a day, or the budget is spent, another day begins there
     so that twice as many are remembered at most: what is used again and again stays, and names that
     come once go. `size_bytes` says what a value counts against the budget; where that changes while
-    it is remembered, `grow` is told by how much.
+    it is remembered, `grow` counts by how much.
 
     It costs a lookup nothing: what was used since the day began is in one mapping, what was last
     used the day before in another, and that one is dropped when the next day begins.

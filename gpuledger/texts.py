@@ -28,7 +28,7 @@ def readable(text: bytes | str, *, max_characters: int = MAX_CHARACTERS) -> str:
 def shorten_middle(text: str, characters: int = 600) -> str:
     """Return a text of about so many characters: its begin, which says where, and its end, the why.
 
-    Nothing may be looked for in what is left that is told by its two ends, such as an address.
+    What is recognized by its two ends, such as an address, can no longer be looked for in it.
     """
     half = characters // 2
     return text if len(text) <= characters else f"{text[:half]}…{text[-half:]}"

@@ -38,7 +38,7 @@ _SHARED: Final[list[Processor]] = [
     structlog.stdlib.add_log_level,
     _begin_line,
 ]
-# Of libraries, what whoever wrote to a connection is told anyway, as an exception.
+# Of libraries: what the writer to a connection gets anyway, as an exception.
 _SAID_OTHERWISE: Final = frozenset({"socket.send() raised exception."})
 
 
@@ -143,7 +143,7 @@ class Repeats:
         return count
 
     def _next(self, line: _Line, now_seconds: float, *, more: int) -> tuple[_Line, int]:
-        """Return what becomes of a line, and how many it tells of now: 0 where it is quiet."""
+        """Return what becomes of a line, and how many it counts now: 0 where it is quiet."""
         if now_seconds - line.written_seconds < self._quiet_seconds:
             return _Line(line.written_seconds, line.left_out + more), 0
         return _Line(now_seconds, 0), line.left_out + more

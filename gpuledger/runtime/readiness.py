@@ -25,7 +25,7 @@ from gpuledger.settings.secret import mask_addresses
 CALM_SECONDS: Final = 60.0
 """How long a check must have held before a further failure is news of its own."""
 MAX_REASONS: Final = 10
-"""So many reasons are told of one failure."""
+"""So many reasons are logged of one failure."""
 _NUMBER: Final = re.compile(r"[0-9]+")
 _log = structlog.get_logger(__name__)
 
@@ -44,8 +44,8 @@ Later = Callable[[float, Callable[[], None]], Cancellable | None]
 class CheckLog:
     """The log lines of one check.
 
-    The first failure and its end are told at once. A check that fails again within `CALM_SECONDS`
-    is flapping: its next end is told only after it has held for so long, with the number of
+    The first failure and its end are logged at once. A check that fails again within `CALM_SECONDS`
+    is flapping: its next end is logged only after it has held for so long, with the number of
     failures in between.
     """
 
@@ -65,7 +65,7 @@ class CheckLog:
         self._is_flapping = False
         self._failures = 0
         self._reasons: set[str] = set()
-        self._told_seconds = -math.inf
+        self._logged_seconds = -math.inf
         self._due: Cancellable | None = None
 
     def failed(self, detail: str) -> None:
@@ -78,22 +78,22 @@ class CheckLog:
             return
         self._began_seconds = self._seconds()
         self._is_flapping = self._began_seconds - self._ended_seconds < CALM_SECONDS
-        self._told_seconds = self._began_seconds
+        self._logged_seconds = self._began_seconds
         self._reasons = {_NUMBER.sub("0", detail)}
         _log.warning("check_failed", **self._facts, detail=detail)
 
     def still_fails(self, detail: Callable[[], str]) -> None:
-        """Record that it fails yet: a reason that was not told is, once a minute at most.
+        """Record that it fails yet: a reason that was not logged is, once a minute at most.
 
         Details that differ in numbers alone, as in how much waits, have the same reason.
         """
         now_seconds = self._seconds()
-        if now_seconds - self._told_seconds < CALM_SECONDS or len(self._reasons) >= MAX_REASONS:
+        if now_seconds - self._logged_seconds < CALM_SECONDS or len(self._reasons) >= MAX_REASONS:
             return
         said = detail()
         reason = _NUMBER.sub("0", said)
         if reason not in self._reasons:
-            self._told_seconds = now_seconds
+            self._logged_seconds = now_seconds
             self._reasons.add(reason)
             _log.warning("check_reason_changed", **self._facts, detail=said)
 
@@ -106,11 +106,11 @@ class CheckLog:
             return
         self._ended_seconds = self._seconds()
         if self._is_flapping:
-            self._due = self._later(CALM_SECONDS, self._tell_end)
+            self._due = self._later(CALM_SECONDS, self._log_end)
         if self._due is None:
-            self._tell_end()
+            self._log_end()
 
-    def _tell_end(self) -> None:
+    def _log_end(self) -> None:
         """Write the end at the level of the begin, so that who reads one reads both."""
         failed_seconds = self._ended_seconds - (self._began_seconds or 0.0)
         _log.warning(
@@ -137,7 +137,7 @@ _repeats: Final = Repeats()
 
 
 class CheckSeverity(StrEnum):
-    """What a failed check means for who asks whether the deployable is ready."""
+    """What a failed check means for whether the deployable is ready."""
 
     CRITICAL = "critical"
     """It does not do its work: not ready."""
@@ -146,7 +146,7 @@ class CheckSeverity(StrEnum):
 
 
 Detail = str | Callable[[], str]
-"""What is said beside a check: a text, or what gives the text of the moment it is asked for."""
+"""What is shown beside a check: a text, or what returns the text of the moment."""
 
 
 class Check:

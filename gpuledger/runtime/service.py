@@ -32,7 +32,7 @@ from gpuledger.settings.secret import mask_addresses
 _log = structlog.get_logger(__name__)
 _FAILED: Final = 1
 _USER_ERROR: Final = 2
-_TELLING_SECONDS: Final = 1.0
+_LOGGING_SECONDS: Final = 1.0
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -52,16 +52,16 @@ def run_until_signalled(
     signals = _EndingSignals(deadline)
     try:
         asyncio.run(_supervise(work, deadline, signals, on_stop))
-    except BaseException as error:  # noqa: BLE001  # the last place where it can be told
+    except BaseException as error:  # noqa: BLE001  # the last place where it can be logged
         return _explain(error)
     finally:
-        signals.give_back()
+        signals.restore()
         deadline.lift()
     return 0
 
 
 def explain_user_errors(main: Callable[[], int]) -> Callable[[], int]:
-    """Make a `main` that says a `UserError` in one line on standard error and gives 2."""
+    """Make a `main` that writes a `UserError` as one line on standard error and returns 2."""
 
     @wraps(main)
     def explaining() -> int:
@@ -97,7 +97,7 @@ class _EndingSignals:
     """SIGTERM and SIGINT: the first one counts, and those after it never do.
 
     A wrapper may pass the same signal on twice. The later one may come while the interpreter shuts
-    down, which gives every handler back to the system: only what the system itself ignores is not
+    down, which returns every handler to the system: only what the system itself ignores is not
     the exit code then.
     """
 
@@ -131,8 +131,8 @@ class _EndingSignals:
         for ending in _ENDING:
             signal.signal(ending, pass_on)
 
-    def give_back(self) -> None:
-        """Return the signals to who had them before, or to nobody as the process ends by one."""
+    def restore(self) -> None:
+        """Restore the handlers from before, or ignore the signals as the process ends by one."""
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_IGN if self.have_come else handler)
 
@@ -173,10 +173,10 @@ class _Deadline:
         def log() -> None:
             _log.error("stop_deadline_missed", stop_within_seconds=self._seconds)
 
-        telling = threading.Thread(target=log, name="deadline-missed", daemon=True)
+        logging = threading.Thread(target=log, name="deadline-missed", daemon=True)
         with suppress(RuntimeError):  # no thread can be started
-            telling.start()
-            telling.join(_TELLING_SECONDS)
+            logging.start()
+            logging.join(_LOGGING_SECONDS)
         os._exit(_FAILED)
 
 

@@ -41,7 +41,7 @@ class Option:
     name: str
     """`--source` for an option, `kind` for a positional argument, which may be left out."""
     setting: str
-    """The setting that it gives, groups separated by dots."""
+    """The setting whose value it is, groups separated by dots."""
     help: str
     """One sentence for `--help`."""
     choices: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ def load_settings(
 ) -> S:
     """Return the settings: defaults < YAML file < environment < options.
 
-    `complete` is told what was given, and returns what stands between that and the defaults.
+    `complete` gets what was given, and returns what stands between that and the defaults.
     `--help`, `--version` and `--print-config` print and raise `SystemExit(0)`. Raises
     `SettingsError` naming the setting, the value and the remedy.
     """

@@ -52,7 +52,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def heartbeat_seconds(self) -> float:
-        """How often a member tells its group that it lives, and how long news of the group takes.
+        """How often a member sends its group a heartbeat, and how long news of the group takes.
 
         A third of the session, as Kafka's own clients have it, so that two may be lost on the way.
         """

@@ -56,7 +56,7 @@ class BasicAuth:
             ) from error
         self._matches = bcrypt.checkpw
         self._users = users
-        # A name that is unknown must cost what a known one does, or the time tells which exist.
+        # A name that is unknown must cost what a known one does, or the time shows which exist.
         self._nobodys_hash = next(iter(users.values()))
         self._key = secrets.token_bytes(32)
         self._known: OrderedDict[bytes, bool] = OrderedDict()
@@ -129,7 +129,7 @@ class WebGuard:
     ) -> None:
         """Read the file and what it names; raises `UserError` naming file and field.
 
-        The check, `web_config` where none is given, tells of mistakes in what changes.
+        The check, `web_config` where none is given, shows mistakes in what changes.
         """
         self._file = file
         self._watch = FileWatch([file], look_seconds=look_seconds, monotonic=monotonic)

@@ -54,7 +54,7 @@ Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 
 class BadRequestError(Exception):
-    """The client is told this status, and the connection is closed."""
+    """The client gets this status, and the connection is closed."""
 
     def __init__(self, status: HTTPStatus) -> None:
         super().__init__(status.phrase)

@@ -19,7 +19,7 @@ from gpuledger.runtime.readiness import Readiness
 from gpuledger.settings.groups import parse_listen
 
 Page = Callable[[], bytes]
-"""Gives metrics in the Prometheus text format."""
+"""Returns metrics in the Prometheus text format."""
 # A page of metrics repeats itself so much that a higher level costs more than it saves.
 _GZIP_LEVEL: Final = 1
 _NOT_FOUND: Final = Response(status=404, body=b"there are /livez, /readyz and /metrics\n")
@@ -33,7 +33,7 @@ async def serve_health(
     page: Page | None = None,
     guard: WebGuard | None = None,
 ) -> AsyncIterator[str]:
-    """Serve the pages while the context is open; gives the bound `host:port`.
+    """Serve the pages while the context is open; yields the bound `host:port`.
 
     `page` is written behind the process's own metrics, `guard` knows TLS and users. Raises
     `UserError` where the address cannot be listened on.

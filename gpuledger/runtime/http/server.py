@@ -142,7 +142,7 @@ async def serve_pages(
     context: Callable[[], ssl.SSLContext] | None = None,
     probes: Collection[str] = (),
 ) -> AsyncIterator[tuple[str, int]]:
-    """Serve while the context is open; gives the bound host and port.
+    """Serve while the context is open; yields the bound host and port.
 
     `context` is asked for each connection, so that a new one counts from the next connection on;
     `probes` are paths that are answered however many other pages are being made. Raises OSError
