@@ -21,7 +21,8 @@ MASK: Final = "********"
 
 # Addresses are not recognized by their shape, as people mistype them, and such a one ends in an
 # error message: whatever stands where an address may have its secrets is masked, too much rather
-# than too little. The secrets are user and password, before the last `@`, and a token behind `?`, `#`, `;`.
+# than too little. The secrets are user and password, before the last `@`, and a token behind `?`,
+# `#`, `;`.
 _AT: Final = re.compile(r"@|%40|[\uff20\ufe6b]|\\+u(?:0040|[fF]{2}20|[fF][eE]6[bB])")
 """What parts user and password from the host, also as keyboards, addresses and JSON write it."""
 _TELLING: Final = re.compile(rf"[?#;]|{_AT.pattern}")
