@@ -10,9 +10,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, Generic, TypeVar
-
-from prometheus_client import Counter
+from typing import Final, Generic, Protocol, TypeVar
 
 from gpuledger.clock import Sleeper, SystemClock
 from gpuledger.runtime.readiness import Check
@@ -57,6 +55,13 @@ class Backoff:
         self._ceiling_seconds = self._first_seconds
 
 
+class FailureCounter(Protocol):
+    """A counter of the metrics, which are made elsewhere."""
+
+    def inc(self) -> None:
+        """Count one more."""
+
+
 class RetryingCaller(Generic[ErrorT]):
     """Calls again, with growing waits, while a call raises one kind of error.
 
@@ -70,7 +75,7 @@ class RetryingCaller(Generic[ErrorT]):
         check: Check,
         receiver: str = "",
         passes_check: bool = True,
-        counter: Counter | None = None,
+        counter: FailureCounter | None = None,
         clock: Sleeper | None = None,
         backoff: Callable[[], Backoff] = Backoff,
         min_seconds: Callable[[ErrorT], float] | None = None,
