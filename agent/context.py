@@ -33,7 +33,7 @@ from gpuledger.clock import Clock
 from gpuledger.errors import UserError
 from gpuledger.records import DeviceAllocation
 from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
-from gpuledger.runtime.tasks import end_tasks
+from gpuledger.runtime.tasks import end_tasks, run_tasks
 
 _CLOSING_SECONDS: Final = 2.0
 
@@ -222,11 +222,8 @@ class AgentContext:
 
 async def _run_all(loops: Sequence[Coroutine[None, None, None]]) -> None:
     """Run loops that never end by themselves until one fails; end them all."""
-    tasks = [asyncio.create_task(loop) for loop in loops]
-    try:
+    async with run_tasks(*loops) as tasks:
         await _first_to_fail(*tasks)
-    finally:
-        await end_tasks(*tasks)
 
 
 async def _first_to_fail(*tasks: "asyncio.Task[None]") -> None:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from agent.settings import KubeletSettings
 from gpuledger.errors import SettingsError
-from gpuledger.settings.address import parse_listen
+from gpuledger.settings.groups import parse_listen
 from gpuledger.settings.sources import Given, Layer
 
 _LISTEN: Final = "0.0.0.0:9400"  # where dcgm-exporter listens without a setting

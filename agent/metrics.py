@@ -4,8 +4,8 @@ from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from gpuledger.counters import count_from_zero
 from gpuledger.records.incidents import INCIDENT_KINDS
+from gpuledger.runtime.process_metrics import count_from_zero
 
 TICKS: Final = Counter("gpuledger_agent_ticks", "Ticks sampled.")
 TICKS_LATE: Final = Counter(

@@ -1,21 +1,21 @@
 """Certificates and keys in PEM files: loaded, with each mistake named by its setting and file.
 
 Here it is also read from when until when a certificate is valid. That it is not says nothing of
-whether it is used: the other side decides that, by its own clock. What is done about it, and who is
-told, is the caller's business.
+whether it is used: the other side decides that, by its own clock. What is done about it is
+the caller's business.
 """
 
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from gpuledger.decode_errors import shorten_middle
 from gpuledger.errors import SettingsError
 from gpuledger.small_files import MAX_PEM_BYTES, read_small_file
+from gpuledger.texts import shorten_middle
 
 _CERTIFICATE: Final = b"CERTIFICATE-----"
 _KEY: Final = b"PRIVATE KEY-----"
@@ -42,12 +42,33 @@ class Validity:
     def mistake_at(self, now_seconds: float) -> str:
         """Return what is wrong with it at that time; empty while it is valid."""
         certificate = f"{self.setting}: the certificate of {self.subject!r} in {self.file}"
+        begin, end = (
+            f"{datetime.fromtimestamp(seconds, tz=UTC):%Y-%m-%d %H:%M:%S} UTC"
+            for seconds in (self.begin_seconds, self.end_seconds)
+        )
         if now_seconds > self.end_seconds:
-            return f"{certificate} expired on {_date(self.end_seconds)}; put a new one there"
+            return f"{certificate} expired on {end}; put a new one there"
         if now_seconds < self.begin_seconds:
-            begin = _date(self.begin_seconds)
             return f"{certificate} is not valid before {begin}; is this machine's clock right?"
         return ""
+
+    @classmethod
+    def of(cls, decoded: Mapping[str, Any], *, setting: str, file: Path) -> "Validity | None":
+        """Return that of a certificate as `ssl` decodes it; `None` where its dates are none.
+
+        One without a common name, as authorities may be, is named by all that its subject says.
+        """
+        pairs = [pair for part in decoded.get("subject", ()) for pair in part]
+        names = [value for name, value in pairs if name == "commonName"]
+        with suppress(ValueError, KeyError):
+            return cls(
+                setting=setting,
+                file=file,
+                subject=names[-1] if names else ", ".join(value for _, value in pairs),
+                begin_seconds=ssl.cert_time_to_seconds(decoded["notBefore"]),
+                end_seconds=ssl.cert_time_to_seconds(decoded["notAfter"]),
+            )
+        return None
 
 
 def load_own(
@@ -71,14 +92,14 @@ def load_own(
         own = _decode(cert_file, setting=certificate)
     was_asked = False
 
-    def give_password() -> str:
-        # Without one OpenSSL would ask on the terminal.
+    def answer_password() -> str:
+        # Without this function OpenSSL would ask on the terminal, and wait there.
         nonlocal was_asked
         was_asked = True
         return password or ""
 
     try:
-        context.load_cert_chain(cert_file, key_file, give_password)
+        context.load_cert_chain(cert_file, key_file, answer_password)
     except (OSError, ValueError) as error:
         if getattr(error, "reason", None) == _UNMATCHED:
             said = f"{key}: {key_file} is not the key of the certificate in {cert_file}"
@@ -87,7 +108,16 @@ def load_own(
         else:
             said = f"{key}: {key_file} with {cert_file} cannot be used: damaged ({error})"
         raise SettingsError(shorten_middle(said)) from error
-    return [own, *_intermediates(cert_file, setting=certificate)]
+    # The authorities that follow in the file. They are loaded with the certificate already; what
+    # cannot be loaded here is of no use to a client either, and has no validity to look after.
+    chain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    with suppress(ssl.SSLError, OSError):
+        chain.load_verify_locations(cafile=cert_file)
+    found = (
+        Validity.of(decoded, setting=certificate, file=cert_file)
+        for decoded in chain.get_ca_certs()
+    )
+    return [own, *filter(None, found)]
 
 
 def trusting(*, setting: str, file: Path) -> ssl.SSLContext:
@@ -114,7 +144,7 @@ def authorities_of(context: ssl.SSLContext, *, setting: str, file: Path) -> list
     found = [
         validity
         for decoded in context.get_ca_certs()
-        if (validity := _validity(decoded, setting=setting, file=file))
+        if (validity := Validity.of(decoded, setting=setting, file=file))
     ]
     if not found:
         with suppress(ssl.SSLError, SettingsError, OSError):
@@ -154,41 +184,10 @@ def _explain_password(key_file: Path, *, prefix: str, password: str | None) -> s
     return f"{prefix}key_password: the key in {key_file} has a password, and {wrong}"
 
 
-def _intermediates(file: Path, *, setting: str) -> list[Validity]:
-    """Return the validity of the authorities that follow in the file of an own certificate."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    with suppress(ssl.SSLError, OSError):  # loaded once; what follows may be of no use, and is not
-        context.load_verify_locations(cafile=file)
-    decoded = context.get_ca_certs()
-    found = (_validity(each, setting=setting, file=file) for each in decoded)
-    return [validity for validity in found if validity]
-
-
 def _decode(file: Path, *, setting: str) -> Validity:
     """Return the validity of the first certificate in a file; raises ssl.SSLError."""
     decoded: Mapping[str, Any] = ssl._ssl._test_decode_cert(file)  # type: ignore[attr-defined]  # see above
-    validity = _validity(decoded, setting=setting, file=file)
+    validity = Validity.of(decoded, setting=setting, file=file)
     if validity is None:
         raise SettingsError(f"{setting}: the certificate in {file} has dates that are none")
     return validity
-
-
-def _validity(decoded: Mapping[str, Any], *, setting: str, file: Path) -> Validity | None:
-    with suppress(ValueError, KeyError):
-        return Validity(
-            setting=setting,
-            file=file,
-            subject=_name_of(decoded.get("subject", ())),
-            begin_seconds=ssl.cert_time_to_seconds(decoded["notBefore"]),
-            end_seconds=ssl.cert_time_to_seconds(decoded["notAfter"]),
-        )
-    return None
-
-
-def _name_of(subject: Sequence[Sequence[tuple[str, str]]]) -> str:
-    names = [value for part in subject for name, value in part if name == "commonName"]
-    return names[-1] if names else ", ".join(value for part in subject for _, value in part)
-
-
-def _date(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, tz=UTC):%Y-%m-%d %H:%M:%S} UTC"

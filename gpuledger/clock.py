@@ -8,7 +8,14 @@ import time
 from typing import Protocol
 
 
-class Clock(Protocol):
+class Sleeper(Protocol):
+    """What can wait."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for `seconds` of this clock's time."""
+
+
+class Clock(Sleeper, Protocol):
     """Three readings of time and one way to wait."""
 
     def time_ns(self) -> int:
@@ -19,9 +26,6 @@ class Clock(Protocol):
 
     def boottime_ns(self) -> int:
         """Nanoseconds since boot, suspended time included."""
-
-    async def sleep(self, seconds: float) -> None:
-        """Wait for `seconds` of this clock's time."""
 
 
 class SystemClock:

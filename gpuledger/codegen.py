@@ -1,14 +1,25 @@
-"""The command that writes what is generated from the code into a directory, or says why not."""
+"""What generated pages are made of: the docstrings of fields, and the command that writes them.
 
+Python throws away the string under a field, so help texts and JSON Schemas read it from the source,
+once for each class; a class that is made at run time has them as an attribute. Nothing here knows
+settings or records.
+"""
+
+import ast
+import inspect
 import sys
+import textwrap
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
 from gpuledger.errors import UserError
 
 
 def generate(write: Callable[[Path], None], *, into: str) -> int:
-    """Write into the directory that the first argument names, else `into`; gives the exit code.
+    """Write into the directory that the first argument names, else `into`; return the exit code.
 
     It is 2, with one line, for what the user can put right.
     """
@@ -18,3 +29,44 @@ def generate(write: Callable[[Path], None], *, into: str) -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     return 0
+
+
+# Docstrings of classes and their fields.
+
+FIELD_DOCSTRINGS: Final = "__field_docstrings__"
+"""The attribute of a class without source that has the docstring of each field, by its name."""
+
+
+@cache
+def field_docstrings(cls: type) -> MappingProxyType[str, str]:
+    """Return the docstring of each field that has one, base classes included, as one line each."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        found |= _own_docstrings(base)
+    return MappingProxyType(found)
+
+
+def class_docstring(cls: type) -> str:
+    """Return the docstring of the class as one line; empty where it has none of its own."""
+    return " ".join((cls.__dict__.get("__doc__") or "").split())
+
+
+def _own_docstrings(cls: type) -> dict[str, str]:
+    if FIELD_DOCSTRINGS in cls.__dict__:
+        return dict(cls.__dict__[FIELD_DOCSTRINGS])
+    try:
+        source = textwrap.dedent(inspect.getsource(cls))
+    except (OSError, TypeError):  # built in, or installed without its source
+        return {}
+    defined = ast.parse(source).body[0]
+    if not isinstance(defined, ast.ClassDef):
+        return {}
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in zip(defined.body, defined.body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }

@@ -19,10 +19,10 @@ from gpuledger.bus import metrics
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Producer, Record, TopicPartition, Unreadable
 from gpuledger.codec import Decoder, encode, validate
-from gpuledger.decode_errors import shorten
 from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import DeadLetter
 from gpuledger.runtime.logs import Repeats
+from gpuledger.texts import shorten
 from gpuledger.topics import DEAD_LETTERS
 
 T = TypeVar("T")
@@ -58,6 +58,12 @@ class _Letter(NamedTuple):
     unreadable: Record | None
     """The record itself, which has no bytes, where it stands for what cannot be unpacked."""
 
+    def message(self) -> Message:
+        """Return what is published of it."""
+        validate(self.content)
+        key, timestamp_ms = self.content.topic.encode(), self.content.time_ns // 1_000_000
+        return Message(key=key, value=encode(self.content), timestamp_ms=timestamp_ms)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Drained:
@@ -78,7 +84,7 @@ class DeadLetterQueue:
     Collected letters are published by `flush`, which a consumer calls before it commits the
     offsets of the records they stand for; or they are handed out by `drain`, to be published along
     with those offsets, and `acknowledge` says that they were. What was read is read again where
-    neither succeeds, so a letter is counted and told once the topic has it, and not before.
+    neither succeeds, so a letter is counted and logged once the topic has it, and not before.
     """
 
     def __init__(
@@ -91,7 +97,7 @@ class DeadLetterQueue:
         repeats: Repeats = _repeats,
         count: Callable[[str, int], None] = count_nowhere_else,
     ) -> None:
-        """Take what publishes; `count` is told the reason and number of letters on the topic."""
+        """Take what publishes; `count` gets the reason and the number of letters on the topic."""
         self._repeats = repeats
         self._consumer = consumer
         self._producer = producer
@@ -130,11 +136,17 @@ class DeadLetterQueue:
 
         The letter fits in a message whatever the record and the detail hold: a long detail is cut,
         and bytes that do not fit are left out, the key alone where it is long. Where they lie, and
-        under which key, is told all the same.
+        under which key, is said all the same.
         """
         self.buried += 1
         shown = shorten(detail, DETAIL_CHARACTERS)
         has_room = size_bytes(record.key, record.value) <= _BASE64_BYTES
+        key, value = record.key, record.value
+        if not has_room:
+            said = "too large for a dead letter: read it there"
+            shown = f"{shown} (the record of {show_key(key)} is {said})"
+            key = key if key is not None and len(key) <= _SMALL_KEY_BYTES else None
+            value = None
         content = DeadLetter(
             topic=record.topic,
             partition=record.partition,
@@ -142,10 +154,10 @@ class DeadLetterQueue:
             last_offset=record.offset if record.unreadable else None,
             consumer=self._consumer,
             reason=reason,
-            detail=shown if has_room else f"{shown}{_too_large(record.key)}",
+            detail=shown,
             time_ns=self._time_ns(),
-            key_base64=_base64(record.key) if has_room or _is_small(record.key) else None,
-            value_base64=_base64(record.value) if has_room else None,
+            key_base64=_base64(key),
+            value_base64=_base64(value),
         )
         self._waiting.append(_Letter(content, record if record.unreadable else None))
 
@@ -156,23 +168,21 @@ class DeadLetterQueue:
         """
         # Whoever flushes meanwhile waits: what another one has in hand is not on the topic yet.
         async with self._flushing:
-            await self._flush()
-
-    async def _flush(self) -> None:
-        # Others may put records aside while this waits for the bus; those are for the next call.
-        # Or they may drop letters, which are neither tried again nor waited for.
-        self._publishing, self._waiting = self._placed(self._waiting), []
-        try:
-            for place in list(self._publishing):
-                if letters := tuple(self._publishing[place]):
-                    await self._producer.publish(*place, [_message(each) for each in letters])
-                    self._acknowledge(letters)
-                del self._publishing[place]
-        except BusError as error:
-            raise _explain(error, waiting=sum(map(len, self._publishing.values()))) from error
-        finally:
-            self._waiting = [*chain.from_iterable(self._publishing.values()), *self._waiting]
-            self._publishing = {}
+            # Others may put records aside while this waits for the bus; those are for the next
+            # call. Or they may drop letters, which are neither tried again nor waited for.
+            self._publishing, self._waiting = self._placed(self._waiting), []
+            try:
+                for at in list(self._publishing):
+                    if letters := tuple(self._publishing[at]):
+                        await self._producer.publish(*at, [letter.message() for letter in letters])
+                        self._acknowledge(letters)
+                    del self._publishing[at]
+            except BusError as error:
+                waiting = sum(map(len, self._publishing.values()))
+                raise _explain(error, waiting=waiting) from error
+            finally:
+                self._waiting = [*chain.from_iterable(self._publishing.values()), *self._waiting]
+                self._publishing = {}
 
     def waiting(self) -> set[int]:
         """Return the partitions whose records were put aside, with no letter published yet."""
@@ -180,11 +190,13 @@ class DeadLetterQueue:
 
     def drain(self, partition: int) -> Drained:
         """Take out the letters of one partition's records, to be published where they belong."""
-        letters = [each for each in self._waiting if each.content.partition == partition]
+        letters = [letter for letter in self._waiting if letter.content.partition == partition]
         if letters:
-            self._waiting = [each for each in self._waiting if each.content.partition != partition]
+            self._waiting = [
+                letter for letter in self._waiting if letter.content.partition != partition
+            ]
         placed = self._placed(letters)
-        messages = {place: [_message(each) for each in placed[place]] for place in placed}
+        messages = {at: [letter.message() for letter in placed[at]] for at in placed}
         return Drained(letters=letters, messages=messages)
 
     def acknowledge(self, drained: Drained) -> None:
@@ -202,9 +214,9 @@ class DeadLetterQueue:
             content = letter.content
             return content.partition != partition or topic not in {None, content.topic}
 
-        self._waiting = [each for each in self._waiting if stays(each)]
-        for place, letters in self._publishing.items():
-            self._publishing[place] = [each for each in letters if stays(each)]
+        self._waiting = [letter for letter in self._waiting if stays(letter)]
+        for at, letters in self._publishing.items():
+            self._publishing[at] = [letter for letter in letters if stays(letter)]
 
     def _acknowledge(self, letters: Sequence[_Letter]) -> None:
         """Count letters, and log a line a minute for each topic and reason.
@@ -233,9 +245,10 @@ class DeadLetterQueue:
     def _placed(self, letters: Iterable[_Letter]) -> dict[TopicPartition, list[_Letter]]:
         placed: dict[TopicPartition, list[_Letter]] = {}
         for letter in letters:
-            number = letter.content.partition % self._partitions
-            place = TopicPartition(DEAD_LETTERS.name, number)
-            placed.setdefault(place, []).append(letter)
+            # Beside the record that it stands for, where there are as many partitions.
+            partition = letter.content.partition % self._partitions
+            at = TopicPartition(DEAD_LETTERS.name, partition)
+            placed.setdefault(at, []).append(letter)
         return placed
 
 
@@ -269,21 +282,6 @@ def show_key(key: bytes | None) -> str:
         if key is None
         else shorten(repr(key.decode(errors="replace")), _SHOWN_KEY_CHARACTERS)
     )
-
-
-def _is_small(key: bytes | None) -> bool:
-    return key is not None and len(key) <= _SMALL_KEY_BYTES
-
-
-def _too_large(key: bytes | None) -> str:
-    return f" (the record of {show_key(key)} is too large for a dead letter: read it there)"
-
-
-def _message(letter: _Letter) -> Message:
-    content = letter.content
-    validate(content)
-    key, timestamp_ms = content.topic.encode(), content.time_ns // 1_000_000
-    return Message(key=key, value=encode(content), timestamp_ms=timestamp_ms)
 
 
 def _base64(data: bytes | None) -> str | None:

@@ -1,7 +1,8 @@
 """How a program begins and ends: signals count from its first instruction on, and its end is short.
 
-Nothing here may import what takes time. The interpreter's own start, before the first line of any
-module of ours, cannot be covered from Python.
+In between, once what stays is there, the garbage collector is told to leave it alone. Nothing here
+may import what takes time. The interpreter's own start, before the first line of any module of
+ours, cannot be covered from Python.
 """
 
 import os
@@ -67,3 +68,17 @@ def end_process(code: int) -> "NoReturn":
         with suppress(OSError, ValueError):  # whoever read it has gone, or it was closed
             stream.flush()
     os._exit(code)
+
+
+def settle_collector(*thresholds: int) -> None:
+    """Have the collector leave alone what there is by now, and search the rest less often.
+
+    To be called once what stays is there: a cache that was read, a machine that was opened. What
+    is garbage by then is collected first, as what is left alone would never be. The thresholds are
+    those of `gc.set_threshold`. Blocks for as long as one full search takes.
+    """
+    import gc  # noqa: PLC0415  # not before signals are heeded
+
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*thresholds)

@@ -67,9 +67,9 @@ class Lag:
         for partition in partitions:
             self._open.pop(partition, None)
 
-    def drop(self, numbers: Collection[int]) -> None:
-        """Forget the partitions of these numbers, in every topic."""
-        self.keep([at for at in self._open if at.partition not in numbers])
+    def drop(self, partitions: Collection[int]) -> None:
+        """Forget partitions by their number, in every topic."""
+        self.keep([at for at in self._open if at.partition not in partitions])
 
     def keep(self, partitions: Collection[TopicPartition]) -> None:
         """Forget all partitions but these: the others are somebody else's now."""
@@ -90,7 +90,7 @@ class Lag:
 
     def seconds(self) -> float:
         """Return how far behind the consumer is now; never below 0."""
-        first_ms = [each[0][1] for each in self._open.values() if each]
+        first_ms = [batches[0][1] for batches in self._open.values() if batches]
         oldest_ms = min([*first_ms, *self._arrived_ms.values()], default=None)
         if oldest_ms is None and not self._is_idle:
             oldest_ms = self._newest_ms

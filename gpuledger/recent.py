@@ -36,7 +36,7 @@ class Recent(Generic[K, V]):
     Where more than `maximum` are used in a day, or the budget is spent, another day begins there
     so that twice as many are remembered at most: what is used again and again stays, and names that
     come once go. `size_bytes` says what a value counts against the budget; where that changes while
-    it is remembered, `grow` is told by how much.
+    it is remembered, `grow` counts by how much.
 
     It costs a lookup nothing: what was used since the day began is in one mapping, what was last
     used the day before in another, and that one is dropped when the next day begins.
@@ -95,7 +95,8 @@ class Recent(Generic[K, V]):
         self._today_bytes += more_bytes
         if self._budget is not None:
             self._budget.held_bytes += more_bytes
-            self._make_room(self._budget)
+            if self._budget.held_bytes > self._budget.max_bytes:
+                self._turn_early()
 
     def clear(self) -> None:
         """Forget all, and return its bytes back to the budget."""
@@ -104,16 +105,12 @@ class Recent(Generic[K, V]):
 
     def _remember(self, key: K, value: V) -> None:
         if len(self._today) >= self._maximum:
-            self._tell_turn()
+            self._turn_early()
         self._today[key] = value
         if self._budget is not None:
             self._today_bytes += self._count(value)
-            self._make_room(self._budget)
-
-    def _make_room(self, budget: Budget) -> None:
-        """Begin another day where the budget is spent: what was not used in this one goes."""
-        if budget.held_bytes > budget.max_bytes:
-            self._tell_turn()
+            if self._budget.held_bytes > self._budget.max_bytes:
+                self._turn_early()
 
     def _count(self, value: V, sign: int = 1) -> int:
         """Count a value against the budget, or off it; return its size."""
@@ -123,7 +120,8 @@ class Recent(Generic[K, V]):
         self._budget.held_bytes += sign * size
         return size
 
-    def _tell_turn(self) -> None:
+    def _turn_early(self) -> None:
+        """Begin another day for want of room: what was not used in this one goes early."""
         self.forgotten += len(self._eve)
         self._turn()
 

@@ -5,15 +5,14 @@ The files are for readers in other languages; this project itself validates whil
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
 import orjson
 
-from gpuledger.codegen import generate
-from gpuledger.docstrings import class_docstring, field_docstrings
+from gpuledger.codegen import class_docstring, field_docstrings, generate
 from gpuledger.errors import UserError
 from gpuledger.records.base import ArrayRecord, BaseRecord
 from gpuledger.topics import TOPICS, Topic
@@ -61,32 +60,27 @@ def _described(made: Mapping[str, Any], classes: Mapping[str, type]) -> dict[str
         if not issubclass(cls, BaseRecord):
             continue
         definitions[name]["description"] = titled["description"]  # msgspec's own has line breaks
+        meanings = field_docstrings(cls)
         if issubclass(cls, ArrayRecord):
-            definitions[name]["prefixItems"] = _positions(cls, definition["prefixItems"])
-        else:
-            definitions[name]["properties"] = _properties(cls, definition["properties"])
+            # A position has no name of its own: the field's is its title.
+            positions = zip(meanings.items(), definition["prefixItems"], strict=True)
+            definitions[name]["prefixItems"] = [
+                {"title": field, "description": meaning}
+                | {key: value for key, value in schema.items() if key != "default"}
+                for (field, meaning), schema in positions
+            ]
+            continue
+        required = {field.name for field in msgspec.structs.fields(cls) if field.required}
+        properties = definition["properties"]
+        definitions[name]["properties"] = {
+            field: (properties[field] if field in required else _without_null(properties[field]))
+            | {"description": meaning}
+            for field, meaning in meanings.items()
+        }
     return definitions
 
 
-def _positions(record: type, made: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the positions of an array record, each with its field's name as its title."""
-    named = zip(field_docstrings(record).items(), made, strict=True)
-    return [
-        {"title": name, "description": meaning}
-        | {k: v for k, v in schema.items() if k != "default"}
-        for (name, meaning), schema in named
-    ]
-
-
-def _properties(record: type[BaseRecord], made: Mapping[str, Any]) -> dict[str, Any]:
-    optional = {field.name for field in msgspec.structs.fields(record) if not field.required}
-    return {
-        name: (_present(made[name]) if name in optional else made[name]) | {"description": meaning}
-        for name, meaning in field_docstrings(record).items()
-    }
-
-
-def _present(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of an optional field where it is present; what is not known is absent."""
     (present,) = [choice for choice in schema["anyOf"] if choice != {"type": "null"}]
     return dict(present)

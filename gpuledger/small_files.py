@@ -82,7 +82,7 @@ class _Call(Generic[T]):
     def _run(self) -> None:
         try:
             self._outcome = (self._call(),)
-        except BaseException as error:  # noqa: BLE001  # whoever waits is told
+        except BaseException as error:  # noqa: BLE001  # raised where the outcome is read
             self._outcome = error
 
 

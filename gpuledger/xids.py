@@ -71,22 +71,16 @@ def recovery_action(named: int | str) -> str:
 def _catalogue() -> dict[int, Xid]:
     # Read at the first XID: most nodes never see one.
     _, *lines = _FILE.read_text(encoding="utf-8").splitlines()
-    found = [_parse(line) for line in lines]
-    return {xid.code: xid for xid in found}
-
-
-def _parse(line: str) -> Xid:
-    code, mnemonic, meaning, immediate, investigatory, category, severity = line.split("\t")
-    return Xid(
-        code=int(code),
-        mnemonic=mnemonic,
-        meaning=meaning,
-        immediate=_or_none(immediate),
-        investigatory=_or_none(investigatory),
-        category=category,
-        severity=Severity(severity),
-    )
-
-
-def _or_none(value: str) -> str | None:
-    return None if value == _ABSENT else value
+    rows = [line.split("\t") for line in lines]
+    return {
+        int(code): Xid(
+            code=int(code),
+            mnemonic=mnemonic,
+            meaning=meaning,
+            immediate=None if immediate == _ABSENT else immediate,
+            investigatory=None if investigatory == _ABSENT else investigatory,
+            category=category,
+            severity=Severity(severity),
+        )
+        for code, mnemonic, meaning, immediate, investigatory, category, severity in rows
+    }

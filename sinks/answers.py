@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Final
 
 from gpuledger.runtime.http.client import HttpAnswer
-from gpuledger.settings.address import shown_url
+from gpuledger.settings.secret import shown_url
 
 _LOGINS: Final = frozenset(
     {

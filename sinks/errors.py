@@ -1,10 +1,13 @@
-"""What a receiver can answer other than yes.
+"""What a receiver can answer other than yes, and how it is tried again.
 
-Here live the two errors that a client of a receiver raises. What is done about them is decided by
-the loops around it.
+Here live the two errors that a client of a receiver raises: of the first one comes another attempt,
+of the second what the loop around it decides.
 """
 
+from gpuledger.clock import Clock
 from gpuledger.errors import GpuledgerError, UnavailableError
+from gpuledger.runtime import Check, RetryingCaller
+from sinks.metrics import RETRIES_TOTAL
 
 
 class ReceiverUnavailableError(UnavailableError):
@@ -18,3 +21,18 @@ class ReceiverUnavailableError(UnavailableError):
 
 class RejectedError(GpuledgerError):
     """The receiver refused for good; the message is the receiver's own, unchanged."""
+
+
+def retry_receiver(
+    *, sink: str, check: Check, clock: Clock, receiver: str = "", passes_check: bool = True
+) -> RetryingCaller[ReceiverUnavailableError]:
+    """Return the loop for all that a sink asks of one receiver; `check` shows `receiver`."""
+    return RetryingCaller(
+        on=ReceiverUnavailableError,
+        check=check,
+        receiver=receiver,
+        passes_check=passes_check,
+        counter=RETRIES_TOTAL.labels(sink=sink),
+        clock=clock,
+        min_seconds=lambda error: error.retry_after_seconds,
+    )

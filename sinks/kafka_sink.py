@@ -116,6 +116,7 @@ class KafkaSink(Sink):
         self._unopened: set[TopicPartition] = set()
         self._seen = SeenTicks(clock=clock)
         self._turns = LargeTurns()
+        # Not a `RetryingCaller`: what was undone is polled again, not sent again.
         self._backoff = Backoff()
         self._partitions = 0
         self._undelivered: dict[TopicPartition, int] = {}

@@ -108,6 +108,8 @@ async def consume(
     LAG_SECONDS.labels(sink=sink.name).set_function(lag.seconds)
     ACKNOWLEDGED_TIMESTAMP_SECONDS.labels(sink=sink.name).set_function(lag.newest_seconds)
     gap_check = GapCheck(gaps or Check())
+    # Not a `RetryingCaller`: a session has no end, so that the first poll that succeeds resets the
+    # waits; within it, streaks of failures decide when the group is joined anew.
     backoff = Backoff()
     while True:
         session = _Session(

@@ -8,7 +8,7 @@ from typing import Final
 from prometheus_client import Counter, Gauge
 
 from gpuledger import dead_letter_queue
-from gpuledger.counters import count_from_zero
+from gpuledger.runtime.process_metrics import count_from_zero
 from sinks.registry import KINDS, SinkKind
 
 LAG_SECONDS: Final = Gauge(

@@ -1,14 +1,14 @@
 """The settings of `gpuledger-sink`: what all kinds have, and a section for each kind."""
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings, Secret
-from gpuledger.settings.address import require_http_url
+from gpuledger.settings.groups import require_http_url
+from gpuledger.texts import find_near
 from gpuledger.topics import ROWS
 from sinks.otlp.naming import OF_RESOURCES
 from sinks.registry import KINDS
@@ -262,5 +262,5 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             return
         if not self.kind:
             raise ValueError(f"kind: say which sink to run: gpuledger-sink {'|'.join(KINDS)}")
-        nearest = get_close_matches(self.kind, KINDS, n=1, cutoff=0.0)[0]
+        nearest = find_near(self.kind, KINDS, cutoff=0.0)  # there always is one
         raise ValueError(f"kind: there is no sink {self.kind!r}; did you mean {nearest!r}?")

@@ -11,7 +11,6 @@ said and counted.
 """
 
 import csv
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -22,10 +21,10 @@ import structlog
 from agent.exposition.device import Read, ShownDevice, read_at
 from agent.exposition.families import Labels
 from agent.metrics import COUNTERS_SKIPPED
-from gpuledger.decode_errors import shorten, shorten_middle
 from gpuledger.errors import UserError
 from gpuledger.records import GpuHealth
 from gpuledger.small_files import read_small_file
+from gpuledger.texts import find_near, shorten, shorten_middle
 
 Kind = Literal["gauge", "counter", "label"]
 _log = structlog.get_logger(__name__)
@@ -109,7 +108,7 @@ def is_dcgm_name(name: str) -> bool:
 
 def nearest_name(name: str) -> str | None:
     """Return the name of DCGM's most like `name`; `None` if none is like it."""
-    return next(iter(difflib.get_close_matches(name, sorted(dcgm_names()), n=1)), None)
+    return find_near(name, sorted(dcgm_names()))
 
 
 def dcgm_names() -> frozenset[str]:

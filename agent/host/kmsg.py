@@ -124,6 +124,8 @@ class KmsgReader:
             except OSError as error:
                 KMSG_FAILURES.inc()
                 self._check.failed(f"cannot read the kernel's log: {error}")
+                # Not a `RetryingCaller`: what is repeated has no end, so that the first record that
+                # is read resets the waits.
                 await self._clock.sleep(self._backoff.next_seconds())
 
     def read(self, log: Kmsg) -> bool:

@@ -112,6 +112,8 @@ class SamplePublisher:
                 # A missing topic or right is no reason to stop sampling: it may come in a moment.
                 PUBLISH_FAILURES.inc()
                 self._check.failed(self._describe_waiting(str(error)))
+                # Not a `RetryingCaller`: what is repeated goes on for as long as the brokers take
+                # records, so that an acknowledgement resets the waits, and not its end.
                 await asyncio.sleep(self._backoff.next_seconds())
 
     def _describe_waiting(self, trouble: str = "") -> Callable[[], str]:

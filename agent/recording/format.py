@@ -23,8 +23,8 @@ import orjson
 import pynvml
 
 from agent.recording.serialize import Json, build, is_handle
-from gpuledger.decode_errors import shorten_middle
 from gpuledger.errors import UserError
+from gpuledger.texts import shorten_middle
 
 T = TypeVar("T")
 

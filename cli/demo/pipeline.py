@@ -25,7 +25,7 @@ from enricher.join.settings import GROUP as JOIN_GROUP
 from enricher.join.settings import JoinSettings, JoinTuning
 from gpuledger.errors import BusError, TopicsError
 from gpuledger.runtime import Readiness
-from gpuledger.settings.address import shown_url
+from gpuledger.settings.secret import shown_url
 from gpuledger.topics import TOPICS
 from sinks.loop import run_sink
 from sinks.registry import ALERTS, REMOTE_WRITE, STORE, SinkKind

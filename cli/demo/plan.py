@@ -8,8 +8,8 @@ from typing import Final, Literal
 
 from gpuledger.errors import UserError
 from gpuledger.settings import KafkaSettings
-from gpuledger.settings.address import require_brokers, require_http_url, shown_brokers
-from gpuledger.settings.secret import mask_address, may_part_a_login
+from gpuledger.settings.groups import require_brokers, require_http_url
+from gpuledger.settings.secret import mask_address, may_part_a_login, shown_brokers
 
 Source = Literal["auto", "nvml", "simulated"]
 DEMO_SCENARIO: Final = Path(__file__).with_name("demo.yaml")

@@ -12,12 +12,11 @@ from typing import Final, Protocol
 import structlog
 
 from enricher.join import metrics
-from enricher.join.retry import UntilDone
 from gpuledger.bus.protocol import Consumer, Message, Producer, Record, TopicPartition
 from gpuledger.bus.transactional_writers import TransactionalWriters, pause_seconds_after
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import BusError, BusUnavailableError, FencedError, NotAssignedError
-from gpuledger.runtime import Backoff, Check
+from gpuledger.runtime import Backoff, Check, RetryingCaller
 from gpuledger.topics import EVENTS, PROGRESS, SAMPLES
 
 _NOBODY: Final[frozenset[int]] = frozenset()
@@ -127,7 +126,12 @@ class AtLeastOnce:
     """
 
     def __init__(
-        self, *, producer: Producer, office: DeadLetterQueue, insist: UntilDone, check: Check
+        self,
+        *,
+        producer: Producer,
+        office: DeadLetterQueue,
+        insist: RetryingCaller[BusError],
+        check: Check,
     ) -> None:
         """Take what publishes; `insist` fails the check, and only a commit passes it."""
         self._producer = producer
@@ -206,6 +210,7 @@ class ExactlyOnce:
         self._office = office
         self._check = check
         self._fenced_seconds = fenced_seconds
+        # Not a `RetryingCaller`: what was undone is polled again, not sent again.
         self._backoff = Backoff(first_seconds=0.1, max_seconds=10.0)
         self._undelivered: set[int] = set()
 

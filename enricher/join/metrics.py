@@ -5,9 +5,9 @@ from typing import Final
 from prometheus_client import Counter, Gauge, Histogram
 
 from gpuledger import dead_letter_queue, topics
-from gpuledger.counters import count_from_zero
 from gpuledger.records import ProcessChange
 from gpuledger.records.incidents import INCIDENT_KINDS
+from gpuledger.runtime.process_metrics import count_from_zero
 
 TICKS_TOTAL: Final = Counter("gpuledger_join_ticks", "Ticks read, duplicates included.")
 DUPLICATES_TOTAL: Final = Counter(

@@ -17,10 +17,10 @@ from enricher.join.progress.passage import NodeWatermark
 from enricher.join.progress.skew import ClockSkew, WindowedMax
 from enricher.join.progress.unbooked import UnbookedNodes
 from gpuledger.bus.protocol import Record
-from gpuledger.decode_errors import shorten
 from gpuledger.ledger.conservation import conservation_error
 from gpuledger.records import GpuEvent, NodeSample, PodRecord
 from gpuledger.runtime.logs import Repeats
+from gpuledger.texts import shorten
 
 # Checking costs about as much as booking: this is less than a hundredth of the work.
 TICKS_PER_CHECK: Final = 200

@@ -23,15 +23,14 @@ import structlog
 
 from enricher.join import metrics
 from enricher.join.delivery import Delivery
-from enricher.join.retry import UntilDone
 from enricher.join.settings import JoinTuning
 from enricher.join.stage import JoinStage
 from enricher.join.steps import step_through
 from gpuledger.bus.log_reader import History
 from gpuledger.bus.protocol import Consumer, Polled, TopicPartition
-from gpuledger.collector import settle_collector
+from gpuledger.early import settle_collector
 from gpuledger.errors import BusError, GpuledgerError, NotAssignedError
-from gpuledger.runtime import Backoff, Check
+from gpuledger.runtime import Backoff, Check, RetryingCaller
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.topics import INCIDENTS, PODS, PROCESSES, PROGRESS, SAMPLES
 
@@ -52,7 +51,7 @@ class StalledError(GpuledgerError):
 
 
 async def poll(
-    consumer: Consumer, *, insist: UntilDone, tuning: JoinTuning, maximum: float
+    consumer: Consumer, *, insist: RetryingCaller[BusError], tuning: JoinTuning, maximum: float
 ) -> Polled:
     """Poll for at most so many seconds, however often the bus must be asked."""
     seconds = min(maximum, tuning.poll_timeout_seconds)
@@ -69,7 +68,7 @@ class StateRestorer:
         *,
         stage: JoinStage,
         delivery: Delivery,
-        insist: UntilDone,
+        insist: RetryingCaller[BusError],
         tuning: JoinTuning,
         check: Check,
         backoff: Backoff,
@@ -137,6 +136,7 @@ class StateRestorer:
         except BusError as error:
             metrics.RETRIES_TOTAL.inc()
             self._check.failed(f"{_READING}: {error}")
+            # Not a `RetryingCaller`: the group takes the partitions of a member that does not poll.
             await self._poll_for(consumer, self._backoff.next_seconds())
             return False
         if changes != self._changes:

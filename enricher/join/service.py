@@ -15,7 +15,6 @@ import structlog
 from enricher.join import metrics
 from enricher.join.delivery import AtLeastOnce, CommitBatch, CommitBatches, Delivery, ExactlyOnce
 from enricher.join.restore import INPUTS, STATE, StalledError, StateRestorer, poll
-from enricher.join.retry import UntilDone
 from enricher.join.settings import JoinSettings, JoinTuning
 from enricher.join.stage import JoinStage
 from enricher.join.steps import step_through
@@ -37,9 +36,16 @@ from gpuledger.bus.protocol import (
 from gpuledger.bus.transactional_writers import TransactionalWriters
 from gpuledger.clock import SystemClock
 from gpuledger.dead_letter_queue import DeadLetterQueue
-from gpuledger.errors import NotAssignedError, TopicsError
+from gpuledger.errors import BusError, NotAssignedError, TopicsError
 from gpuledger.lag import Lag
-from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness, end_where_stalled
+from gpuledger.runtime import (
+    Backoff,
+    Check,
+    CheckSeverity,
+    Readiness,
+    RetryingCaller,
+    end_where_stalled,
+)
 from gpuledger.topics import (
     ATTRIBUTED_INCIDENTS,
     DEAD_LETTERS,
@@ -63,9 +69,9 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
     `delivery`, ok while what is made can be published.
     """
     stage_check, delivery_check = readiness.check("pods"), readiness.check("delivery")
-    insist = UntilDone(check=readiness.check("bus"), backoff=_backoff())
+    insist = _retry(readiness.check("bus"))
     # What was published and cannot be committed is not delivered: the delivery passes the check.
-    publishing = UntilDone(check=delivery_check, backoff=_backoff(), passes_check=False)
+    publishing = _retry(delivery_check, passes_check=False)
 
     def rounds() -> int:
         return insist.attempts + publishing.attempts
@@ -119,6 +125,17 @@ def _backoff() -> Backoff:
     return Backoff(first_seconds=0.2, max_seconds=10.0)
 
 
+def _retry(check: Check, *, passes_check: bool = True) -> RetryingCaller[BusError]:
+    """Return how the join tries again whatever it asks of the bus."""
+    return RetryingCaller(
+        on=BusError,
+        check=check,
+        passes_check=passes_check,
+        counter=metrics.RETRIES_TOTAL,
+        backoff=_backoff,
+    )
+
+
 @asynccontextmanager
 async def _open_delivery(
     at_least_once: AtLeastOnce,
@@ -168,7 +185,7 @@ class JoinWorker:
         office: DeadLetterQueue,
         delivery: Delivery,
         restorer: StateRestorer,
-        insist: UntilDone,
+        insist: RetryingCaller[BusError],
         tuning: JoinTuning,
         gaps: GapCheck,
     ) -> None:

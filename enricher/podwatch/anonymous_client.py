@@ -13,7 +13,7 @@ from enricher.podwatch.settings import KubernetesSettings
 from gpuledger import __version__
 from gpuledger.runtime.http.credentials import BasicCredentials
 from gpuledger.runtime.readiness import Check
-from gpuledger.settings.address import shown_url
+from gpuledger.settings.secret import shown_url
 
 
 @asynccontextmanager

@@ -20,11 +20,11 @@ from enricher.podwatch.decode import decode_cut
 from enricher.podwatch.objects import Status
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger.errors import UnavailableError
-from gpuledger.runtime.http.client import read_begin, translating
+from gpuledger.runtime.http.client import read_begin, retry_after_seconds, translating
 from gpuledger.runtime.http.credentials import NO_CREDENTIALS, BasicCredentials
-from gpuledger.runtime.http.messages import readable, retry_after_seconds
 from gpuledger.runtime.readiness import Check
 from gpuledger.runtime.tasks import in_daemon_thread
+from gpuledger.texts import readable
 
 Method = Literal["POST", "PUT"]
 _NO_CREDENTIALS: Final = ": its credentials were refused; check the service account's token"

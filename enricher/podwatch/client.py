@@ -29,7 +29,7 @@ from gpuledger.errors import UserError
 from gpuledger.runtime.file_watch import FileWatch
 from gpuledger.runtime.http.credentials import BasicCredentials
 from gpuledger.runtime.readiness import Check
-from gpuledger.settings.address import shown_url
+from gpuledger.settings.secret import shown_url
 from gpuledger.small_files import MAX_PEM_BYTES, read_small_file
 
 _TOKEN_LIFE_SECONDS: Final = 60.0

@@ -7,7 +7,7 @@ from gpuledger.bus.kafka import KafkaBus
 from gpuledger.clock import SystemClock
 from gpuledger.runtime import CheckSeverity, Readiness, explain_user_errors, run_service
 from gpuledger.settings import load_settings
-from gpuledger.settings.address import shown_url
+from gpuledger.settings.secret import shown_url
 
 
 @explain_user_errors

@@ -22,7 +22,7 @@ from enricher.podwatch.settings import RETRY_MAX_FACTOR, LeaseSettings
 from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError
 from gpuledger.runtime.readiness import Check
-from gpuledger.runtime.tasks import end_tasks
+from gpuledger.runtime.tasks import run_tasks
 
 _NS: Final = 1_000_000_000
 _RELEASE_SECONDS: Final = 2.0
@@ -75,12 +75,11 @@ class Elector:
 
         Raises what the work raises.
         """
-        working, keeping = asyncio.create_task(work), asyncio.create_task(self._keep())
         try:
-            await asyncio.wait({working, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            async with run_tasks(work, self._keep()) as (working, keeping):
+                await asyncio.wait({working, keeping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             # The work has ended before the Lease is another one's.
-            await end_tasks(working, keeping)
             metrics.LEADING.set(0)
             await self._release()
         for task in (working, keeping):

@@ -31,7 +31,7 @@ from typing_extensions import override
 
 from enricher.podwatch.api import KubernetesError
 from gpuledger.runtime.http.credentials import BasicCredentials
-from gpuledger.settings.address import require_http_url
+from gpuledger.settings.groups import require_http_url
 from gpuledger.settings.sources import explain_yaml
 from gpuledger.small_files import MAX_PEM_BYTES, read_small_file
 

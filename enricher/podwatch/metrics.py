@@ -4,7 +4,7 @@ from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from gpuledger.counters import count_from_zero
+from gpuledger.runtime.process_metrics import count_from_zero
 
 PODS: Final = Gauge("gpuledger_podwatch_pods", "Pods with a node, as the API server has them.")
 EVENTS: Final = Counter(

@@ -65,6 +65,8 @@ class PodPublisher:
         self._topic_id = topic_id
         self._look_seconds = look_seconds
         self._looked_at_ns = 0
+        # Not a `RetryingCaller`: the table changes between two attempts, so each sends what is due
+        # then, and parts of a batch succeed by themselves.
         self._backoff = Backoff()
         self._changed = asyncio.Event()
 

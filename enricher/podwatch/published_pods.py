@@ -21,7 +21,7 @@ from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import PodRecord
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.readiness import Check
-from gpuledger.runtime.retry import Backoff, until_done
+from gpuledger.runtime.retry import RetryingCaller
 from gpuledger.topics import PODS
 
 _decode: Final = Decoder(topic=PODS.name, record=PodRecord).decode
@@ -96,19 +96,16 @@ class KnownPods:
 
 async def read_known(*, bus: PodBus, check: Check, clock: Clock) -> KnownPods:
     """Read the topic to its end, as often as it takes; a missing topic or right is waited for."""
-
-    def failed(error: BusError) -> None:
-        metrics.READ_FAILURES.inc()
-        check.failed(f"reading which pods are known: {error}")
-
-    check.waits("reading which pods are known")
-    known = await until_done(
-        lambda: _read_once(bus),
-        error=BusError,
-        failed=failed,
-        backoff=Backoff(),
-        sleep=clock.sleep,
+    retry = RetryingCaller(
+        on=BusError,
+        check=check,
+        passes_check=False,
+        counter=metrics.READ_FAILURES,
+        clock=clock,
+        describe=lambda error: f"reading which pods are known: {error}",
     )
+    check.waits("reading which pods are known")
+    known = await retry(lambda: _read_once(bus))
     _tell(known, check)
     return known
 

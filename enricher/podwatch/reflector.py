@@ -63,6 +63,7 @@ class Reflector:
         self._settings = settings
         self._clock = clock
         self._chance = chance
+        # Not a `RetryingCaller`: a watch that ends is opened again too, and is no failure.
         self._backoff = Backoff(
             first_seconds=settings.backoff_first_seconds,
             max_seconds=settings.backoff_max_seconds,

@@ -6,8 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
-from gpuledger.settings.address import require_http_url
-from gpuledger.settings.groups import Seconds
+from gpuledger.settings.groups import Seconds, require_http_url
 
 ALL_LABELS: Final = "*"
 RETRY_MAX_FACTOR: Final = 1.25

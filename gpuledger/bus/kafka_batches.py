@@ -13,7 +13,7 @@ from gpuledger.bus.kafka_internals import pack_at_least_cost, send_batch, stop_p
 from gpuledger.bus.limits import MAX_BATCH_BYTES, MAX_BATCH_RECORDS
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.errors import RefusedError, TopicsError
-from gpuledger.runtime.tasks import end_tasks
+from gpuledger.runtime.tasks import run_tasks
 
 _CHECK_SECONDS: Final = 2.0
 """How often it is asked whether topics are still there, while what was sent is not acknowledged."""
@@ -70,9 +70,8 @@ class KnownPartitions:
 
         aiokafka tries again for ever, so that the brokers would be blamed for not answering.
         """
-        task = asyncio.create_task(sending)
         absent_checks = 0
-        try:
+        async with run_tasks(sending) as (task,):
             while True:
                 await asyncio.wait({task}, timeout=_CHECK_SECONDS)
                 if task.done():
@@ -81,8 +80,6 @@ class KnownPartitions:
                 absent_checks = absent_checks + 1 if absence else 0
                 if absence and absent_checks >= ABSENT_ANSWERS:
                     raise absence
-        finally:
-            await end_tasks(task)
 
     async def _absence(
         self, client: AIOKafkaProducer, places: Sequence[TopicPartition]

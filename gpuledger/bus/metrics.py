@@ -5,7 +5,7 @@ from typing import Final
 from prometheus_client import Counter, Gauge
 
 from gpuledger.bus.protocol import UnreadableReason
-from gpuledger.counters import count_from_zero
+from gpuledger.runtime.process_metrics import count_from_zero
 
 RECORDS_MISSED_TOTAL: Final = Counter(
     "gpuledger_records_missed",

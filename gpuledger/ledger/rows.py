@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gpuledger.docstrings import FIELD_DOCSTRINGS
+from gpuledger.codegen import FIELD_DOCSTRINGS
 from gpuledger.ledger.entries import BookedEntry
 from gpuledger.ledger.quantities import APPORTIONED, BOOKED, Quantity
 from gpuledger.records.base import BaseRecord, BootId, Natural, NodeName, Seq, SmallNatural

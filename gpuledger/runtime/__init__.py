@@ -1,11 +1,15 @@
 """The life of a deployable: logs, health pages, signals, back-off."""
 
 from gpuledger.runtime.http.health_pages import serve_health
-from gpuledger.runtime.lifecycle import explain_user_errors, run_until_signalled
 from gpuledger.runtime.logs import configure_logs
 from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
-from gpuledger.runtime.retry import Backoff, until_done
-from gpuledger.runtime.service import ServiceSettings, run_service
+from gpuledger.runtime.retry import Backoff, RetryingCaller
+from gpuledger.runtime.service import (
+    ServiceSettings,
+    explain_user_errors,
+    run_service,
+    run_until_signalled,
+)
 from gpuledger.runtime.tasks import end_where_stalled
 
 __all__ = [
@@ -13,6 +17,7 @@ __all__ = [
     "Check",
     "CheckSeverity",
     "Readiness",
+    "RetryingCaller",
     "ServiceSettings",
     "configure_logs",
     "end_where_stalled",
@@ -20,5 +25,4 @@ __all__ = [
     "run_service",
     "run_until_signalled",
     "serve_health",
-    "until_done",
 ]

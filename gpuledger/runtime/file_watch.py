@@ -1,9 +1,9 @@
 """Whether files have changed since they were read: what credentials are read again by.
 
-A file is told by what its folder says of it, never by its content, and is looked at when somebody
-asks, at most once in a while. Its stamp is taken before it is read, so that a change in between is
-seen at the next look. Reading is the caller's business, and so is what becomes of a mistake in it:
-each change is told once.
+A file is known by its entry in its folder, never by its content, and is looked at on request, at
+most once in a while. Its stamp is taken before it is read, so that a change in between is seen at
+the next look. Reading is the caller's business, and so is what becomes of a mistake in it: each
+change is reported once.
 """
 
 import time
@@ -22,7 +22,7 @@ LOOK_SECONDS: Final = 1.0
 
 
 class Stamp(NamedTuple):
-    """What tells one state of a file from another."""
+    """What differs between two states of a file."""
 
     device: int
     inode: int
@@ -82,7 +82,7 @@ def stamp_of(file: Path) -> Stamp | None:
 # What was read of some files and counts: read again once they have changed, and said of.
 #
 # Here lives what credentials and the web configuration have in common: with a mistake in the files
-# what was read before stays in force, which a check tells until they are mended. It tells likewise
+# what was read before stays in force, which a check shows until they are mended. It shows likewise
 # of certificates that have expired, or are not valid yet, while they are in force.
 
 
@@ -102,7 +102,7 @@ class FilesInForce:
         """Record what was read, whose certificates have these validities.
 
         `read_again` reads the files and puts them in force, or raises `UserError` and changes
-        nothing; `on_read` is told the files when it has.
+        nothing; `on_read` is called with the files when it has.
         """
         self._read_again, self._watch, self._check = read_again, watch, check
         self._on_read, self._time_seconds = on_read, time_seconds

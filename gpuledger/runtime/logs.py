@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import orjson
 import structlog
@@ -22,15 +22,13 @@ from gpuledger.settings.secret import mask_addresses
 _FIRST_KEYS: Final = ("timestamp", "level", "logger", "event")
 
 
-def _add_timestamp(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Add the time, in UTC: milliseconds, as nobody compares lines more closely than that."""
-    time = datetime.now(tz=UTC).isoformat(timespec="milliseconds")
-    event["timestamp"] = time.replace("+00:00", "Z")
-    return event
+def _begin_line(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Return the event with its time, and with the keys first that every line has.
 
-
-def _order_keys(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Return the event with the keys first that every line has, in the same order everywhere."""
+    The time is in UTC, to the millisecond, as nobody compares lines more closely than that.
+    """
+    now = datetime.now(tz=UTC).isoformat(timespec="milliseconds")
+    event["timestamp"] = now.replace("+00:00", "Z")
     return {**{key: event.pop(key) for key in _FIRST_KEYS if key in event}, **event}
 
 
@@ -38,10 +36,9 @@ _SHARED: Final[list[Processor]] = [
     structlog.contextvars.merge_contextvars,
     structlog.stdlib.add_logger_name,
     structlog.stdlib.add_log_level,
-    _add_timestamp,
-    _order_keys,
+    _begin_line,
 ]
-# Of libraries, what whoever wrote to a connection is told anyway, as an exception.
+# Of libraries: what the writer to a connection gets anyway, as an exception.
 _SAID_OTHERWISE: Final = frozenset({"socket.send() raised exception."})
 
 
@@ -53,7 +50,21 @@ def configure_logs(settings: LogSettings) -> None:
     """Send the logs of structlog and of all libraries to standard error."""
     level = getattr(logging, settings.level.upper())
     handler = _Handler(sys.stderr)
-    handler.setFormatter(_formatter(settings))
+    rendering: list[Processor] = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    if settings.format == "json":
+        to_json = structlog.processors.JSONRenderer(_to_json)
+        rendering = [structlog.processors.format_exc_info, to_json]
+    remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=_SHARED,
+        processors=[
+            remove_meta,
+            *rendering,
+            # Last, as a password may stand anywhere: in a traceback, in a library's line.
+            lambda _logger, _method, line: mask_addresses(cast("str", line)),
+        ],
+    )
+    handler.setFormatter(formatter)
     if settings.level != "debug":
         handler.addFilter(_is_worth_a_line)
     root = logging.getLogger()
@@ -72,23 +83,6 @@ def _is_worth_a_line(record: logging.LogRecord) -> bool:
     if isinstance(record.msg, dict):
         return True
     return record.levelno >= logging.WARNING and record.msg not in _SAID_OTHERWISE
-
-
-def _formatter(settings: LogSettings) -> logging.Formatter:
-    remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
-    rendering: list[Processor] = (
-        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_to_json)]
-        if settings.format == "json"
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
-    )
-    return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=_SHARED, processors=[remove_meta, *rendering, _mask]
-    )
-
-
-def _mask(_logger: object, _method: str, line: Any) -> str:  # noqa: ANN401  # structlog's own form
-    """Mask the passwords in addresses, wherever they stand: in a traceback, in a library's line."""
-    return mask_addresses(line)
 
 
 def _to_json(event: dict[str, Any], **_: Any) -> str:  # noqa: ANN401  # structlog's own options
@@ -133,9 +127,15 @@ class Repeats:
     def count(self, key: Hashable, *, more: int = 1) -> int:
         """Return how many there were since the last line, `more` included; 0 means be quiet."""
         now_seconds = self._seconds()
-        if key not in self._lines and not self._make_room(now_seconds):
-            self._others, count = self._next(self._others, now_seconds, more=more)
-            return count
+        if key not in self._lines and len(self._lines) >= _MAX_KEYS:
+            # There is room where the key that was written longest ago has been quiet since.
+            eldest, line = next(iter(self._lines.items()))
+            if now_seconds - line.written_seconds < self._quiet_seconds:
+                self._others, count = self._next(self._others, now_seconds, more=more)
+                return count
+            del self._lines[eldest]
+            left_out = self._others.left_out + line.left_out
+            self._others = self._others._replace(left_out=left_out)
         line = self._lines.get(key, _Line(-math.inf, 0))
         self._lines[key], count = self._next(line, now_seconds, more=more)
         if count:
@@ -143,18 +143,7 @@ class Repeats:
         return count
 
     def _next(self, line: _Line, now_seconds: float, *, more: int) -> tuple[_Line, int]:
-        """Return what becomes of a line, and how many it tells of now: 0 where it is quiet."""
+        """Return what becomes of a line, and how many it counts now: 0 where it is quiet."""
         if now_seconds - line.written_seconds < self._quiet_seconds:
             return _Line(line.written_seconds, line.left_out + more), 0
         return _Line(now_seconds, 0), line.left_out + more
-
-    def _make_room(self, now_seconds: float) -> bool:
-        """Return whether another key may have a line; one that has been quiet gives up its own."""
-        if len(self._lines) < _MAX_KEYS:
-            return True
-        eldest, line = next(iter(self._lines.items()))
-        if now_seconds - line.written_seconds < self._quiet_seconds:
-            return False
-        del self._lines[eldest]
-        self._others = self._others._replace(left_out=self._others.left_out + line.left_out)
-        return True

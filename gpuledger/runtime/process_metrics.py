@@ -1,9 +1,12 @@
-"""What every deployable tells of its checks and of its health pages."""
+"""The metrics that every deployable has of its checks and health pages, and how counters start."""
 
+from collections.abc import Iterable
 from enum import StrEnum
+from itertools import product
 from typing import Final
 
 from prometheus_client import Counter, Gauge
+from prometheus_client.metrics import MetricWrapperBase
 
 CHECK_OK: Final = Gauge(
     "gpuledger_check_ok",
@@ -40,3 +43,21 @@ CONNECTIONS_DROPPED_TOTAL: Final = Counter(
 )
 for _reason in Dropped:
     CONNECTIONS_DROPPED_TOTAL.labels(reason=_reason.value)
+
+
+# Counters that are there before there is anything to count.
+
+
+def count_from_zero(counter: MetricWrapperBase, **values: Iterable[str]) -> None:
+    """Make a series at 0 for each combination of the known values of a counter's labels.
+
+    Done at a process's start: Prometheus sees no increase where a series first appears at 1, so a
+    rule over it would miss the first time. Raises `ValueError` where the labels are not all named.
+    """
+    for combination in product(*values.values()):
+        counter.labels(**dict(zip(values, combination, strict=True)))
+
+
+def count_dropped(why: Dropped) -> None:
+    """Count a connection to the health pages that was ended."""
+    CONNECTIONS_DROPPED_TOTAL.labels(reason=why.value).inc()

@@ -1,29 +1,143 @@
 """Whether a deployable can do its work now, as named checks. Nothing here serves them.
 
 A check is the one place where a lasting state is reported: `gpuledger_check_ok` follows it,
-`/readyz` shows it, and the log says when it began to fail and when that ended. A loop that tries
-again therefore only says `failed` and `ok`; it logs nothing of the outage itself.
+`/readyz` shows it, and the log has one line when it begins to fail and one when that has ended. A
+loop that tries again therefore only calls `failed` and `ok`; it logs nothing of the outage itself.
+
+A failure whose reason turns out to be another one, as where a broker that was restarted refuses the
+login, has a further line. A check that fails and recovers without end does not write without end.
 """
 
 import asyncio
+import math
+import re
+import time
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
-from gpuledger.runtime.check_log import CheckLog
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.process_metrics import CHECK_OK
 from gpuledger.settings.secret import mask_addresses
 
-LOOK_SECONDS: Final = 1.0
+CALM_SECONDS: Final = 60.0
+"""How long a check must have held before a further failure is news of its own."""
+MAX_REASONS: Final = 10
+"""So many reasons are logged of one failure."""
+_NUMBER: Final = re.compile(r"[0-9]+")
 _log = structlog.get_logger(__name__)
+
+
+class Cancellable(Protocol):
+    """A call that is due later."""
+
+    def cancel(self) -> None:
+        """Leave it out."""
+
+
+Later = Callable[[float, Callable[[], None]], Cancellable | None]
+"""Takes seconds and a call; returns `None` where there is nobody to make it later."""
+
+
+class CheckLog:
+    """The log lines of one check.
+
+    The first failure and its end are logged at once. A check that fails again within `CALM_SECONDS`
+    is flapping: its next end is logged only after it has held for so long, with the number of
+    failures in between.
+    """
+
+    def __init__(
+        self,
+        *,
+        check: str,
+        severity: str,
+        seconds: Callable[[], float] | None = None,
+        later: Later | None = None,
+    ) -> None:
+        self._facts = {"check": check, "severity": severity}
+        self._seconds = seconds or time.monotonic
+        self._later = later or _call_later
+        self._began_seconds: float | None = None
+        self._ended_seconds = -math.inf
+        self._is_flapping = False
+        self._failures = 0
+        self._reasons: set[str] = set()
+        self._logged_seconds = -math.inf
+        self._due: Cancellable | None = None
+
+    def failed(self, detail: str) -> None:
+        """Record that the check began to fail."""
+        self._failures += 1
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        if self._began_seconds is not None:
+            return
+        self._began_seconds = self._seconds()
+        self._is_flapping = self._began_seconds - self._ended_seconds < CALM_SECONDS
+        self._logged_seconds = self._began_seconds
+        self._reasons = {_NUMBER.sub("0", detail)}
+        _log.warning("check_failed", **self._facts, detail=detail)
+
+    def still_fails(self, detail: Callable[[], str]) -> None:
+        """Record that it fails yet: a reason that was not logged is, once a minute at most.
+
+        Details that differ in numbers alone, as in how much waits, have the same reason.
+        """
+        now_seconds = self._seconds()
+        if now_seconds - self._logged_seconds < CALM_SECONDS or len(self._reasons) >= MAX_REASONS:
+            return
+        said = detail()
+        reason = _NUMBER.sub("0", said)
+        if reason not in self._reasons:
+            self._logged_seconds = now_seconds
+            self._reasons.add(reason)
+            _log.warning("check_reason_changed", **self._facts, detail=said)
+
+    def recovered(self) -> None:
+        """Record that the check holds; without a failure before it that is no news.
+
+        Nor is it while the end is due already: a check that only waited meanwhile did not fail.
+        """
+        if self._began_seconds is None or self._due is not None:
+            return
+        self._ended_seconds = self._seconds()
+        if self._is_flapping:
+            self._due = self._later(CALM_SECONDS, self._log_end)
+        if self._due is None:
+            self._log_end()
+
+    def _log_end(self) -> None:
+        """Write the end at the level of the begin, so that who reads one reads both."""
+        failed_seconds = self._ended_seconds - (self._began_seconds or 0.0)
+        _log.warning(
+            "check_recovered",
+            **self._facts,
+            failed_seconds=round(failed_seconds, 3),
+            count=self._failures,
+        )
+        self._due = self._began_seconds = None
+        self._failures = 0
+
+
+def _call_later(seconds: float, call: Callable[[], None]) -> Cancellable | None:
+    try:
+        return asyncio.get_running_loop().call_later(seconds, call)
+    except RuntimeError:
+        return None
+
+
+# The checks themselves.
+
+LOOK_SECONDS: Final = 1.0
 _repeats: Final = Repeats()
 
 
 class CheckSeverity(StrEnum):
-    """What a failed check means for who asks whether the deployable is ready."""
+    """What a failed check means for whether the deployable is ready."""
 
     CRITICAL = "critical"
     """It does not do its work: not ready."""
@@ -32,7 +146,7 @@ class CheckSeverity(StrEnum):
 
 
 Detail = str | Callable[[], str]
-"""What is said beside a check: a text, or what gives the text of the moment it is asked for."""
+"""What is shown beside a check: a text, or what returns the text of the moment."""
 
 
 class Check:
@@ -126,10 +240,18 @@ class Readiness:
         """Return the check of that name; the first call makes it, with its severity."""
         if name not in self._checks:
             log = CheckLog(check=name, severity=severity.value)
+
+            def report(check: Check) -> None:
+                CHECK_OK.labels(check=check.name, severity=check.severity).set(check.is_ok)
+                if check.has_failed:
+                    log.failed(check.detail)
+                elif check.is_ok:
+                    log.recovered()
+
             self._checks[name] = Check(
                 name=name,
                 severity=severity,
-                on_change=lambda check: _report_change(check, log),
+                on_change=report,
                 on_still_failing=lambda check: log.still_fails(lambda: check.detail),
             )
             CHECK_OK.labels(check=name, severity=severity).set(0)
@@ -152,11 +274,3 @@ class Readiness:
             for name, check in self._checks.items()
         }
         return {"ready": self.is_ready(), "checks": checks}
-
-
-def _report_change(check: Check, log: CheckLog) -> None:
-    CHECK_OK.labels(check=check.name, severity=check.severity).set(check.is_ok)
-    if check.has_failed:
-        log.failed(check.detail)
-    elif check.is_ok:
-        log.recovered()

@@ -1,25 +1,33 @@
-"""Call until it is done: the one loop that tries a call again and again.
+"""Try again: the one loop that repeats a call until it succeeds.
 
-Here live waiting and trying again. What a failure means, and who is told of it, is the caller's
-business. A loop that does other things between its attempts (polls, reads on, waits for what is
-due) has a `Backoff` of its own and does not belong here.
+`RetryingCaller` is that loop, for everything that is asked of one other side: it waits between the
+attempts, fails a check while they fail and counts them. `Backoff` is its waits alone, for a loop
+that does other things between its attempts (polls, reads on, waits for what is due), and for code
+without asyncio; such a loop says at its `Backoff` why it is no `RetryingCaller`.
 """
 
+import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Generic, Protocol, TypeVar
+
+from gpuledger.clock import Sleeper, SystemClock
+from gpuledger.runtime.readiness import Check
 
 T = TypeVar("T")
 ErrorT = TypeVar("ErrorT", bound=Exception)
 
-
-# How long to wait before the next attempt. Pure: it counts attempts, it does not wait.
+SLOW_SECONDS: Final = 30.0
+"""How long a call may take before its check fails, where the call has no timeout of its own: a
+storage that takes connections and never answers keeps one for minutes."""
 
 
 class Backoff:
     """Waits that double from attempt to attempt, each by chance between half and the whole of it.
 
-    The chance keeps clients that failed together from coming back together.
+    The chance keeps clients that failed together from coming back together. Pure: it counts
+    attempts, it does not wait.
     """
 
     def __init__(
@@ -47,30 +55,79 @@ class Backoff:
         self._ceiling_seconds = self._first_seconds
 
 
-def _no_wish(_: Exception) -> float:
-    return 0.0
+class FailureCounter(Protocol):
+    """A counter of the metrics, which are made elsewhere."""
+
+    def inc(self) -> None:
+        """Count one more."""
 
 
-async def until_done(
-    call: Callable[[], Awaitable[T]],
-    *,
-    error: type[ErrorT],
-    failed: Callable[[ErrorT], None],
-    backoff: Backoff,
-    sleep: Callable[[float], Awaitable[object]],
-    min_seconds: Callable[[ErrorT], float] = _no_wish,
-) -> T:
-    """Return what the call returns, once it does not raise this kind of error.
+class RetryingCaller(Generic[ErrorT]):
+    """Calls again, with growing waits, while a call raises one kind of error.
 
-    `failed` is told of each failure, before the wait; `min_seconds` says how long the one that
-    was called wants to be left alone. Raises every other error.
+    Several calls may be under way at once: each has waits of its own.
     """
-    while True:
+
+    def __init__(
+        self,
+        *,
+        on: type[ErrorT],
+        check: Check,
+        receiver: str = "",
+        passes_check: bool = True,
+        counter: FailureCounter | None = None,
+        clock: Sleeper | None = None,
+        backoff: Callable[[], Backoff] = Backoff,
+        min_seconds: Callable[[ErrorT], float] | None = None,
+        describe: Callable[[ErrorT], str] = str,
+    ) -> None:
+        """Take what is done about errors of the kind `on`; every other error goes on to the caller.
+
+        `check` fails with what `describe` says of an error. A success passes it, with `receiver`
+        as its detail, unless `passes_check` is false: then more must succeed for that than the
+        call. `counter` counts the failures. `min_seconds` returns how long the other side wants to
+        be left alone.
+        """
+        self.attempts = 0
+        """How many calls have ended, well or not: it grows for as long as the caller goes round."""
+        self._on, self._check, self._receiver = on, check, receiver
+        self._passes_check, self._counter = passes_check, counter
+        self._clock, self._backoff = clock or SystemClock(), backoff
+        self._min_seconds, self._describe = min_seconds, describe
+
+    async def __call__(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Return what the call returns, once it succeeds."""
+        backoff: Backoff | None = None
+        while True:
+            try:
+                done = await call()
+            except self._on as error:
+                if self._counter is not None:
+                    self._counter.inc()
+                self._check.failed(self._describe(error))
+                asked_seconds = self._min_seconds(error) if self._min_seconds else 0.0
+            else:
+                if self._passes_check:
+                    self._check.ok(self._receiver)
+                return done
+            finally:
+                self.attempts += 1
+            # Most calls succeed at once, and need none. Outside of `except`, as what ends the wait,
+            # such as a cancellation, is no consequence of the failure.
+            backoff = backoff or self._backoff()
+            await self._clock.sleep(max(asked_seconds, backoff.next_seconds()))
+
+    @contextmanager
+    def awaiting(self) -> Iterator[None]:
+        """Fail the check while what is asked of the receiver in here takes too long."""
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        late = loop.call_later(
+            SLOW_SECONDS,
+            self._check.failed,
+            lambda: f"{self._receiver}: no answer for {loop.time() - asked_at:.0f} s",
+        )
         try:
-            done = await call()
-        except error as failure:
-            failed(failure)
-            await sleep(max(min_seconds(failure), backoff.next_seconds()))
-        else:
-            backoff.reset()
-            return done
+            yield
+        finally:
+            late.cancel()

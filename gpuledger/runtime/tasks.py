@@ -1,13 +1,19 @@
-"""Tasks and threads: how they are ended, and calls that block without holding up the end."""
+"""Tasks and threads: how they are run and ended, and calls that block without holding up the end.
+
+`run_tasks` is for what goes on beside something else and has no end of its own, `end_tasks` for
+tasks that somebody keeps. For tasks that end by themselves, and that must all be done,
+`asyncio.TaskGroup` is there.
+"""
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from functools import partial
-from typing import Any, Final, NoReturn, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 from gpuledger.errors import FreshStartError
+
+T = TypeVar("T")
 
 
 async def end_tasks(*tasks: "asyncio.Task[Any] | None", seconds: float | None = None) -> None:
@@ -27,6 +33,22 @@ async def end_tasks(*tasks: "asyncio.Task[Any] | None", seconds: float | None = 
             task.exception()
 
 
+@asynccontextmanager
+async def run_tasks(
+    *works: Coroutine[Any, Any, T], end_seconds: float | None = None
+) -> AsyncIterator[tuple[asyncio.Task[T], ...]]:
+    """Run works as tasks while the context is open, then end them as `end_tasks` does.
+
+    An `asyncio.TaskGroup` would wait for their own end, without a deadline, and cancel the context
+    where one fails. Here the context has the tasks, and it alone decides what their end means.
+    """
+    tasks = tuple(asyncio.create_task(work) for work in works)
+    try:
+        yield tasks
+    finally:
+        await end_tasks(*tasks, seconds=end_seconds)
+
+
 # Calls that block, in threads for which the end of the process does not wait.
 #
 # A storage that is slow or away may keep a call for minutes, an import on a busy node for seconds,
@@ -34,36 +56,33 @@ async def end_tasks(*tasks: "asyncio.Task[Any] | None", seconds: float | None = 
 # that was told to end would be killed. What is called must be done as a whole or not at all, as the
 # process may end in the midst of it.
 
-T = TypeVar("T")
-
 
 async def in_daemon_thread(call: Callable[[], T]) -> T:
     """Return what `call` returns, or raise what it raises; where cancelled, it goes on unseen."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
 
+    def settle(result: T | None, error: BaseException | None) -> None:
+        # In the event loop, where nobody can stop waiting in between.
+        if outcome.done():
+            return
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(cast("T", result))
+
     def run() -> None:
+        result, failure = None, None
         try:
             result = call()
-        except BaseException as error:  # noqa: BLE001  # whoever waits is told
-            _tell(loop, outcome, partial(outcome.set_exception, error))
-        else:
-            _tell(loop, outcome, partial(outcome.set_result, result))
+        except BaseException as error:  # noqa: BLE001  # who waits for the outcome gets it
+            failure = error
+        # The loop may have been closed meanwhile: then nobody waits.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, result, failure)
 
     threading.Thread(target=run, name="call", daemon=True).start()
     return await outcome
-
-
-def _tell(
-    loop: asyncio.AbstractEventLoop, outcome: "asyncio.Future[T]", settle: Callable[[], None]
-) -> None:
-    def settle_if_awaited() -> None:
-        if not outcome.done():
-            settle()
-
-    # The loop may have been closed meanwhile: then nobody waits.
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(settle_if_awaited)
 
 
 # Ends a process whose work has stopped going round, as one that is started afresh may go on.

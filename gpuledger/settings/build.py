@@ -12,19 +12,21 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 import msgspec
 import yaml
 
-from gpuledger.decode_errors import shorten_middle
 from gpuledger.errors import SettingsError
-from gpuledger.settings.fields import (
+from gpuledger.settings.secret import MASK, Secret, mask_texts, mask_value
+from gpuledger.settings.sources import (
     REQUIRED,
+    Given,
+    Layer,
     Path,
     Setting,
     alternatives,
     dotted,
+    explain_yaml,
     is_group,
     settings_of,
 )
-from gpuledger.settings.secret import MASK, Secret, mask_texts, mask_value
-from gpuledger.settings.sources import Given, Layer, explain_yaml
+from gpuledger.texts import shorten, shorten_middle
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -45,27 +47,32 @@ def build(model: type[S], layers: Sequence[Layer]) -> S:
     given: dict[Path, Given] = {}
     for layer in layers:
         given |= layer
-    values = {setting.path: _value_of(setting, given) for setting in settings_of(model)}
+    values: dict[Path, Any] = {}
+    for setting in settings_of(model):
+        if setting.path in given:
+            values[setting.path] = _convert(setting, given[setting.path])
+        elif setting.default is not REQUIRED:
+            values[setting.path] = setting.default
+        else:
+            raise SettingsError(
+                f"{setting.name} is missing: set {setting.variable} or {setting.name} in the file"
+            )
     return _construct(model, (), values)
-
-
-def _value_of(setting: Setting, given: Mapping[Path, Given]) -> Any:  # noqa: ANN401  # any setting
-    if setting.path in given:
-        return _convert(setting, given[setting.path])
-    if setting.default is REQUIRED:
-        raise SettingsError(
-            f"{setting.name} is missing: set {setting.variable} or {setting.name} in the file"
-        )
-    return setting.default
 
 
 def _convert(setting: Setting, given: Given) -> Any:  # noqa: ANN401  # any setting
     if setting.is_secret and given.value in (MASK, Secret(MASK)):
         raise SettingsError(f"{given.origin}: this is the mask of --print-config, not the secret")
     try:
-        return _read_text(setting.type, given.value) if given.is_text else _take(setting, given)
+        if given.is_text:
+            return _read_text(setting.type, given.value)
+        return msgspec.convert(given.value, setting.type, dec_hook=_from_text)
     except (msgspec.ValidationError, ValueError, yaml.YAMLError, RecursionError) as error:
-        shown = MASK if setting.may_hold_secrets else _shorten(repr(mask_value(given.value)))
+        shown = (
+            MASK
+            if setting.may_hold_secrets
+            else shorten(repr(mask_value(given.value)), _SHOWN_CHARACTERS)
+        )
         expected = describe(setting.type)
         said = explain_yaml(error) if isinstance(error, yaml.YAMLError) else str(error)
         if setting.is_mapping and "`$[" not in said:  # the value itself, not one in it
@@ -73,14 +80,6 @@ def _convert(setting: Setting, given: Given) -> Any:  # noqa: ANN401  # any sett
         said = shorten_middle(mask_texts(said, _texts_in(given.value)))
         problem = f"expected {expected}, got {shown}" if expected else f"{said}; got {shown}"
         raise SettingsError(f"{given.origin}: {problem}") from error
-
-
-def _shorten(shown: str) -> str:
-    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}…"
-
-
-def _take(setting: Setting, given: Given) -> Any:  # noqa: ANN401  # any setting
-    return msgspec.convert(given.value, setting.type, dec_hook=_from_text)
 
 
 def _read_text(hint: Any, text: str) -> Any:  # noqa: ANN401  # any setting
@@ -121,17 +120,19 @@ def describe(hint: Any) -> str | None:  # noqa: ANN401  # any type annotation
 def _describe_one(hint: Any) -> str | None:  # noqa: ANN401  # any type annotation
     if get_origin(hint) is Annotated:
         base, *notes = get_args(hint)
-        return " ".join(filter(None, [describe(base), *map(_bounds, notes)])) or None
+        # Of a note that is no msgspec.Meta there are no bounds.
+        bounds = (
+            f"{sign} {bound:g}"
+            for note in notes
+            for name, sign in _BOUNDS.items()
+            if (bound := getattr(note, name, None)) is not None
+        )
+        return " ".join(filter(None, [describe(base), " and ".join(bounds)])) or None
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(str, get_args(hint)))
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return "one of " + ", ".join(str(member.value) for member in hint)
     return _NAMES.get(hint)
-
-
-def _bounds(note: Any) -> str:  # noqa: ANN401  # a msgspec.Meta, or a note that means nothing here
-    bounds = ((sign, getattr(note, name, None)) for name, sign in _BOUNDS.items())
-    return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
 
 
 def _construct(model: type[S], path: Path, values: Mapping[Path, Any]) -> S:
@@ -145,12 +146,9 @@ def _construct(model: type[S], path: Path, values: Mapping[Path, Any]) -> S:
         return model(**arguments)
     except ValueError as error:  # raised by a group's own __post_init__
         prefix = f"{dotted(path)}: " if path else ""
-        raise SettingsError(f"{prefix}{_mask_in(str(error), arguments)}") from error
-
-
-def _mask_in(said: str, arguments: Mapping[str, Any]) -> str:
-    """Return what a group says of its values, with the secrets of addresses among them masked."""
-    return shorten_middle(mask_texts(said, _texts_in(list(arguments.values()))))
+        # What a group says may quote its values, with the secrets of addresses among them.
+        said = shorten_middle(mask_texts(str(error), _texts_in(list(arguments.values()))))
+        raise SettingsError(f"{prefix}{said}") from error
 
 
 def _texts_in(value: Any) -> Iterator[str]:  # noqa: ANN401  # any built-in value

@@ -19,9 +19,16 @@ from typing_extensions import override
 from gpuledger import __version__
 from gpuledger.errors import SettingsError
 from gpuledger.settings.build import build
-from gpuledger.settings.fields import REQUIRED, Setting, settings_of
 from gpuledger.settings.secret import MASK, Secret, mask_address, mask_texts, mask_value
-from gpuledger.settings.sources import Given, Layer, read_environment, read_yaml
+from gpuledger.settings.sources import (
+    REQUIRED,
+    Given,
+    Layer,
+    Setting,
+    read_environment,
+    read_yaml,
+    settings_of,
+)
 
 S = TypeVar("S", bound=msgspec.Struct)
 _WIDTH: Final = 100
@@ -34,13 +41,18 @@ class Option:
     name: str
     """`--source` for an option, `kind` for a positional argument, which may be left out."""
     setting: str
-    """The setting that it gives, groups separated by dots."""
+    """The setting whose value it is, groups separated by dots."""
     help: str
     """One sentence for `--help`."""
     choices: tuple[str, ...] = ()
     """The values that `--help` names; the setting's type decides what is accepted."""
     is_flag: bool = False
     """Whether it takes no value and makes its setting true."""
+
+    @property
+    def attribute(self) -> str:
+        """The name under which argparse has its value."""
+        return self.name.lstrip("-").replace("-", "_")
 
 
 def load_settings(
@@ -55,7 +67,7 @@ def load_settings(
 ) -> S:
     """Return the settings: defaults < YAML file < environment < options.
 
-    `complete` is told what was given, and returns what stands between that and the defaults.
+    `complete` gets what was given, and returns what stands between that and the defaults.
     `--help`, `--version` and `--print-config` print and raise `SystemExit(0)`. Raises
     `SettingsError` naming the setting, the value and the remedy.
     """
@@ -64,7 +76,11 @@ def load_settings(
     layers = [
         *([read_yaml(parsed.config, settings)] if parsed.config else []),
         read_environment(os.environ if environ is None else environ, settings),
-        _from_options(parsed, options),
+        {
+            tuple(option.setting.split(".")): Given(value=value, origin=option.name, is_text=True)
+            for option in options
+            if (value := getattr(parsed, option.attribute)) is not None
+        },
     ]
     if complete:
         layers = [complete({path: one for layer in layers for path, one in layer.items()}), *layers]
@@ -126,8 +142,6 @@ def _parser(
             details = {"help": option.help, "action": "store_const", "const": "true"}
         if not option.name.startswith("-"):
             details["nargs"] = "?"
-        else:
-            details["dest"] = _destination(option)
         parser.add_argument(option.name, **details)
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings file (YAML)")
     parser.add_argument(
@@ -137,34 +151,23 @@ def _parser(
     return parser
 
 
-def _destination(option: Option) -> str:
-    return option.name.lstrip("-").replace("-", "_")
-
-
-def _from_options(parsed: argparse.Namespace, options: Sequence[Option]) -> Layer:
-    values = ((option, getattr(parsed, _destination(option))) for option in options)
-    return {
-        tuple(option.setting.split(".")): Given(value=value, origin=option.name, is_text=True)
-        for option, value in values
-        if value is not None
-    }
-
-
 def _table(settings: Sequence[Setting]) -> str:
+    """Return what `--help` says of each setting."""
     head = (
         "Settings, by name in the file, with their default and environment variable. A variable\n"
         "wins over the file, an option over both. A secret may also stand in a file that\n"
         "NAME_file or VARIABLE_FILE names.\n"
     )
-    return "\n".join([head, *map(_row, settings)])
-
-
-def _row(setting: Setting) -> str:
-    default = "required" if setting.default is REQUIRED else f"default {_shown(setting.default)}"
-    meaning = textwrap.fill(
-        setting.meaning, width=_WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
-    )
-    return f"  {setting.name} ({default})\n      {setting.variable}\n{meaning}\n"
+    rows = [head]
+    for setting in settings:
+        is_required = setting.default is REQUIRED
+        default = "required" if is_required else f"default {_shown(setting.default)}"
+        indent = " " * 6
+        meaning = textwrap.fill(
+            setting.meaning, width=_WIDTH, initial_indent=indent, subsequent_indent=indent
+        )
+        rows.append(f"  {setting.name} ({default})\n      {setting.variable}\n{meaning}\n")
+    return "\n".join(rows)
 
 
 def _shown(default: Any) -> str:  # noqa: ANN401  # any setting

@@ -1,12 +1,16 @@
-"""The groups of settings that several deployables have. A deployable's own stand beside it."""
+"""The groups of settings that several deployables have, and what their addresses must look like.
 
+A deployable's own settings stand beside it. No socket is opened here.
+"""
+
+import re
 from pathlib import Path
 from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
-from gpuledger.settings.address import parse_listen, require_brokers
-from gpuledger.settings.secret import Secret
+from gpuledger.settings.secret import Secret, may_part_a_login, shown_brokers, shown_mistake
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 _LONGEST_HEARTBEAT_SECONDS: Final = 3.0
@@ -48,7 +52,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def heartbeat_seconds(self) -> float:
-        """How often a member tells its group that it lives, and how long news of the group takes.
+        """How often a member sends its group a heartbeat, and how long news of the group takes.
 
         A third of the session, as Kafka's own clients have it, so that two may be lost on the way.
         """
@@ -90,3 +94,62 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The least level that is written; libraries speak from `warning` up unless it is `debug`."""
     format: Literal["json", "text"] = "json"
     """One JSON object a line for machines, or text for people."""
+
+
+# What is an address: one to listen on, and those of brokers and receivers.
+
+_ADDRESS: Final = re.compile(
+    r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[^\s:\[\]/]*)):(?P<port>\d{1,5})"
+)
+_BROKER: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):(?P<port>\d{1,5})", re.ASCII)
+_MAX_PORT: Final = 65535
+
+
+def parse_listen(listen: str) -> tuple[str, int]:
+    """Take `host:port` or `[ipv6]:port` apart; no host means all interfaces, 0 any free port.
+
+    Raises `ValueError` naming the value where it is neither.
+    """
+    found = _ADDRESS.fullmatch(listen)
+    if not found or int(found["port"]) > _MAX_PORT:
+        raise ValueError(f"expected host:port such as 0.0.0.0:9820, got {listen!r}")
+    return found["six"] or found["host"] or "0.0.0.0", int(found["port"])  # noqa: S104  # that is what an empty host asks for
+
+
+def require_brokers(servers: str) -> None:
+    """Raise `ValueError` naming the value where it is not `host:port[,host:port…]`.
+
+    An IPv6 address stands in brackets; blanks around a broker are allowed, the client strips them.
+    """
+    for server in servers.split(","):
+        found = _BROKER.fullmatch(server.strip())
+        if found and 0 < int(found["port"]) <= _MAX_PORT:
+            continue
+        remedy = "expected host:port[,host:port…]"
+        if may_part_a_login(servers):
+            remedy += "; user and password are kafka.sasl_username and kafka.sasl_password"
+        elif "://" in servers:
+            remedy += " without a scheme; TLS and login are kafka.security_protocol"
+        raise ValueError(f"bootstrap_servers {shown_brokers(servers)!r}: {remedy}")
+
+
+def require_http_url(url: str) -> None:
+    """Raise `ValueError` naming the value where no request can be sent to it.
+
+    Of the value only what cannot be secret is named, and the parser's own words are left out.
+    """
+    shown = repr(shown_mistake(url))
+    if not url.lower().startswith(("http://", "https://")):
+        raise ValueError(f"{shown} must begin with http:// or https://")
+    try:
+        parts = urlsplit(url)
+        has_host, _ = bool(parts.hostname), parts.port
+    except ValueError:
+        raise ValueError(
+            f"{shown} has a port or host that is none; in a user or password write"
+            " / as %2F, # as %23, ? as %3F, @ as %40, and in a list , as %2C"
+        ) from None
+    if not has_host or re.search(r"[\s\x00-\x1f]", parts.netloc):
+        raise ValueError(
+            f"{shown} names no host, or has a blank in it: expected one such as http://host:9090/path"
+        )

@@ -1,6 +1,8 @@
 """A text that must not be seen, and addresses, which may hold one. The only place that masks.
 
-Where secrets come from is the loader's business.
+`Secret` is the text, `mask_addresses` masks whatever looks like an address in a longer text, and
+`shown_url` and `shown_brokers` show what is known to be one. Where secrets come from is the
+loader's business.
 """
 
 import os
@@ -8,6 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import SplitResult, urlsplit
 
 from typing_extensions import override
 
@@ -16,9 +19,10 @@ from gpuledger.small_files import read_small_file
 
 MASK: Final = "********"
 
-# Addresses are not told by their shape, as people mistype them, and such a one ends in an error
-# message: whatever stands where an address may have its secrets is masked, too much rather than too
-# little. The secrets are user and password, before the last `@`, and a token behind `?`, `#`, `;`.
+# Addresses are not recognized by their shape, as people mistype them, and such a one ends in an
+# error message: whatever stands where an address may have its secrets is masked, too much rather
+# than too little. The secrets are user and password, before the last `@`, and a token behind `?`,
+# `#`, `;`.
 _AT: Final = re.compile(r"@|%40|[\uff20\ufe6b]|\\+u(?:0040|[fF]{2}20|[fF][eE]6[bB])")
 """What parts user and password from the host, also as keyboards, addresses and JSON write it."""
 _TELLING: Final = re.compile(rf"[?#;]|{_AT.pattern}")
@@ -185,3 +189,81 @@ def _secret_in(content: str) -> str:
     if "\n" in text or "\r" in text:
         raise ValueError("it has more than one line, expected the secret alone")
     return text
+
+
+# How addresses are shown to people: without user, password or query, where tokens may stand.
+#
+# Here it is known that they are addresses; above, whatever looks like one in a text is masked.
+
+_PLAIN_HOST: Final = re.compile(r"(?:[\w.-]*|\[[0-9A-Fa-f:.]+\])(?::\d*)?(?:;.*)?", re.ASCII)
+_NO_HOST: Final = re.compile(r"/[^/]")
+"""What follows the scheme of a folder of this machine, `file:///var`."""
+_PLAIN_BROKER: Final = re.compile(r"\s*(?:[\w.-]*|\[[0-9A-Fa-f:.]+\])(?::\d*)?\s*", re.ASCII)
+_PLAIN_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+
+
+def shown_url(url: str) -> str:
+    """Return the URL, or the path, with nothing in it that may be a secret.
+
+    Where a password that is not encoded makes it unclear what the host is, only the scheme is left.
+    """
+    scheme, found, _ = url.partition(_SCHEME_SIGN)
+    if not found or not _PLAIN_SCHEME.fullmatch(scheme):
+        return _shown_bare(url)
+    try:
+        parts = urlsplit(url)
+        if _may_hide_a_password(parts):
+            return f"{scheme}{_SCHEME_SIGN}{MASK}"
+    except ValueError:  # no port, or no host, that anything could be sent to
+        return f"{scheme}{_SCHEME_SIGN}{MASK}"
+    host = parts.netloc.rpartition("@")[2]
+    if not _PLAIN_HOST.fullmatch(host) or not (host or _NO_HOST.match(parts.path)):
+        return f"{scheme}{_SCHEME_SIGN}{MASK}"
+    # The path up to what looks like a name and its value: a query that lacks its sign.
+    path, has_value, _ = parts.path.partition(";")[0].partition("=")
+    shown_path = path.rpartition("/")[0] if has_value else path
+    return mask_address(f"{scheme}{_SCHEME_SIGN}{host}{shown_path}")
+
+
+def _shown_bare(text: str) -> str:
+    """Return a path as it is, and what lacks its scheme without what would be the user."""
+    if text.startswith("/") and not text.startswith("//"):
+        return mask_address(text)
+    address, query = (*re.split(r"[?;#]", text, maxsplit=1), "")[:2]
+    if may_part_a_login(query):
+        return MASK
+    return mask_address(address)
+
+
+def shown_brokers(servers: str) -> str:
+    """Return Kafka's addresses, `host:port[,host:port…]`, with nothing in it that may be a secret.
+
+    Where one of them is more or less than a host and a port, none is shown.
+    """
+    before, found, after = servers.rpartition(_SCHEME_SIGN)
+    scheme, brokers = f"{before}{found}", after
+    if found and not _PLAIN_SCHEME.fullmatch(before):
+        return MASK
+    is_plain = all(map(_PLAIN_BROKER.fullmatch, brokers.split(",")))
+    return servers if is_plain else f"{scheme}{MASK}"
+
+
+def shown_mistake(url: str) -> str:
+    """Return what is wrong as the address of a receiver, as `shown_url` does.
+
+    What has no scheme may be a part of a longer one, and is shown only where it has a port.
+    """
+    if _SCHEME_SIGN in url or not url:
+        return shown_url(url)
+    return url if _PLAIN_BROKER.fullmatch(url) and ":" in url else MASK
+
+
+def _may_hide_a_password(parts: SplitResult) -> bool:
+    """Return whether `/`, `?` or `#` may have cut user and password off from the host.
+
+    They may stand in the password, or a slash too many before the user; or the password is a part
+    of a query. Raises ValueError where the port is none.
+    """
+    has_port = parts.port is not None  # asked of every address, as it raises
+    behind = f"{parts.path}{parts.query}{parts.fragment}"
+    return may_part_a_login(behind) or (has_port and not parts.hostname)

@@ -1,22 +1,130 @@
-"""Where settings come from: a YAML file, the environment. Each source gives a flat layer of values.
+"""What can be set, and where values come from: a YAML file, the environment.
 
-Here unknown names are refused and secrets are read from their files. Types are checked elsewhere
-(`gpuledger.settings.build`).
+A settings class is walked as a flat table of settings, nested groups included; each source is a
+flat layer of values for it. Unknown names are refused here, and secrets are read from their files.
+Types are checked in `gpuledger.settings.build`.
 """
 
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
-from typing import Any, Final
+from types import UnionType
+from typing import Any, Final, Union, get_args, get_origin
 
+import msgspec
 import yaml
 from typing_extensions import override
 
-from gpuledger.decode_errors import shorten_middle
+from gpuledger.codegen import field_docstrings
 from gpuledger.errors import SettingsError
-from gpuledger.settings.fields import PREFIX, Path, Setting, dotted, nearest, variable_of
 from gpuledger.settings.secret import MASK, Secret, mask_address, mask_value
+from gpuledger.texts import find_near, shorten_middle
+
+PREFIX: Final = "GPULEDGER_"
+FILE_SUFFIX: Final = "_file"
+REQUIRED: Final = object()
+
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One setting of a settings class."""
+
+    path: Path
+    """Names of the groups and of the field."""
+    type: Any
+    """The annotation, which decides what values are accepted."""
+    default: Any
+    """The default, or `REQUIRED`."""
+    meaning: str
+    """The docstring under the field."""
+
+    @property
+    def name(self) -> str:
+        """The name in the YAML file, groups separated by dots."""
+        return dotted(self.path)
+
+    @property
+    def variable(self) -> str:
+        """The name in the environment."""
+        return variable_of(self.path)
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether it may also come from a file named by `<name>_file`."""
+        return Secret in alternatives(self.type)
+
+    @property
+    def is_mapping(self) -> bool:
+        """Whether it is a free mapping, such as headers."""
+        return any(get_origin(part) is dict for part in alternatives(self.type))
+
+    @property
+    def may_hold_secrets(self) -> bool:
+        """Whether its values are not to be shown: people put passwords into headers, too."""
+        return self.is_secret or self.is_mapping
+
+    @property
+    def file_path(self) -> Path:
+        """Of a secret: the path of the setting that names its file."""
+        return (*self.path[:-1], self.path[-1] + FILE_SUFFIX)
+
+
+def settings_of(model: type[msgspec.Struct]) -> tuple[Setting, ...]:
+    """Return all settings of a settings class, those of its groups in place."""
+    return tuple(_walk(model, (), None))
+
+
+def dotted(path: Path) -> str:
+    """Write a path as people write it."""
+    return ".".join(path)
+
+
+def variable_of(path: Path) -> str:
+    """Return the environment variable of a path: `GPULEDGER_KAFKA__CLIENT_ID`."""
+    return PREFIX + "__".join(path).upper()
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:  # noqa: ANN401  # any type annotation
+    """Return the members of a union, or the type alone."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def is_group(hint: Any) -> bool:  # noqa: ANN401  # any type annotation
+    """Return whether a field holds a group of settings rather than one."""
+    return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return which known name was probably meant, as the end of an error message."""
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    # A name without its group is as likely meant as one that is mistyped.
+    tails = (full for lower, full in by_lower.items() if lower.endswith("." + name.lower()))
+    found = next(tails, None) or find_near(name, by_lower.values())
+    return f"did you mean {found}?" if found else "--help lists all settings"
+
+
+def _walk(model: type[msgspec.Struct], path: Path, instance: Any) -> Iterator[Setting]:  # noqa: ANN401  # a group's default
+    meanings = field_docstrings(model)
+    for field in msgspec.structs.fields(model):
+        default: Any = REQUIRED
+        if instance is not None:  # a group's own default decides what its fields have by default
+            default = getattr(instance, field.name)
+        elif field.default is not msgspec.NODEFAULT:
+            default = field.default
+        elif field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        here = (*path, field.name)
+        if is_group(field.type):
+            yield from _walk(field.type, here, None if default is REQUIRED else default)
+        else:
+            meaning = meanings.get(field.name, "")
+            yield Setting(path=here, type=field.type, default=default, meaning=meaning)
+
+
+# The sources.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +150,19 @@ _SERVICE_LINK: Final = re.compile(
 
 def read_yaml(path: FilePath, settings: Sequence[Setting]) -> Layer:
     """Read a settings file; `SettingsError` where it is unreadable or has an unknown key."""
-    given = {
-        at: Given(value=value, origin=f"{_shown(at)} in {path}", is_text=False)
-        for at, value in _flatten(_load(path), (), _groups(settings), str(path))
-    }
-    _refuse_unknown(given, settings)
+    groups = frozenset(
+        setting.path[:depth] for setting in settings for depth in range(1, len(setting.path))
+    )
+    known = _known(settings)
+    given: dict[Path, Given] = {}
+    for at, value in _flatten(_load(path), (), groups, str(path)):
+        # The name may be one that there is not, and hold anything.
+        shown = shorten_middle(dotted(tuple(map(mask_address, at))))
+        given[at] = Given(value=value, origin=f"{shown} in {path}", is_text=False)
+    for at, named in given.items():
+        if at not in known:
+            meant = nearest(dotted(at), map(dotted, (*known, *sorted(groups))))
+            raise SettingsError(f"unknown setting {named.origin}: {meant}")
     return _with_secrets(given, settings)
 
 
@@ -69,11 +185,6 @@ def read_environment(environ: Mapping[str, str], settings: Sequence[Setting]) ->
     return _with_secrets(given, settings)
 
 
-def _shown(path: Path) -> str:
-    """Return the name of a setting, which may be one that does not exist, and hold anything."""
-    return shorten_middle(dotted(tuple(map(mask_address, path))))
-
-
 def _is_service_link(name: str, value: str) -> bool:
     if not _SERVICE_LINK.fullmatch(name):
         return False
@@ -83,21 +194,6 @@ def _is_service_link(name: str, value: str) -> bool:
 def _known(settings: Sequence[Setting]) -> list[Path]:
     files = [setting.file_path for setting in settings if setting.is_secret]
     return [*(setting.path for setting in settings), *files]
-
-
-def _groups(settings: Sequence[Setting]) -> frozenset[Path]:
-    return frozenset(
-        setting.path[:depth] for setting in settings for depth in range(1, len(setting.path))
-    )
-
-
-def _refuse_unknown(given: Layer, settings: Sequence[Setting]) -> None:
-    known = _known(settings)
-    names = [dotted(path) for path in (*known, *sorted(_groups(settings)))]
-    for path, value in given.items():
-        if path not in known:
-            meant = nearest(dotted(path), names)
-            raise SettingsError(f"unknown setting {value.origin}: {meant}")
 
 
 def _with_secrets(given: dict[Path, Given], settings: Sequence[Setting]) -> Layer:

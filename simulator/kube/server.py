@@ -13,7 +13,7 @@ from aiohttp import web
 
 from gpuledger.errors import UserError
 from gpuledger.runtime.tasks import end_tasks
-from gpuledger.settings.address import parse_listen
+from gpuledger.settings.groups import parse_listen
 from simulator.kube.failures import ApiError
 from simulator.kube.objects import node_object, owner_objects
 from simulator.kube.pod_driver import Player

@@ -3,7 +3,6 @@
 Here live the file and the checks of one part against another. Its shape is `scenario_shape`'s.
 """
 
-import difflib
 import re
 import types
 from collections.abc import Iterable
@@ -13,8 +12,8 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 import msgspec
 import yaml
 
-from gpuledger.decode_errors import shorten_middle
 from gpuledger.errors import UserError
+from gpuledger.texts import find_near, shorten_middle
 from simulator.device import describe_gpu, gpu_groups
 from simulator.faults import check_faults
 from simulator.mig import Cut, cut_at
@@ -95,8 +94,8 @@ def _structs_in(hint: Any) -> list[Any]:  # noqa: ANN401  # any type annotation
 def _nearest(wrong: str, known: Iterable[str]) -> str:
     """Return what was probably meant, else what there is."""
     names = list(known)
-    near = difflib.get_close_matches(wrong, names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there is {', '.join(names) or 'none'}"
+    near = find_near(wrong, names)
+    return f"did you mean {near!r}?" if near else f"there is {', '.join(names) or 'none'}"
 
 
 def _check_names(scenario: Scenario) -> None:

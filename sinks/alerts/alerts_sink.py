@@ -18,7 +18,7 @@ from gpuledger.records import AttributedIncident
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.http.client import open_http
 from gpuledger.runtime.logs import Repeats
-from gpuledger.settings.address import shown_url
+from gpuledger.settings.secret import shown_url
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
 from sinks.alerts.active_alerts import Now
 from sinks.alerts.alertmanager import HEADERS, AlertmanagerClient

@@ -16,7 +16,7 @@ from gpuledger.clock import Clock
 from gpuledger.runtime import Check
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.tasks import end_tasks
-from gpuledger.settings.address import shown_url
+from gpuledger.settings.secret import shown_url
 from sinks.alerts.active_alerts import (
     SECOND_NS,
     ActiveAlert,
@@ -28,9 +28,8 @@ from sinks.alerts.active_alerts import (
 )
 from sinks.alerts.alertmanager import AlertmanagerClient
 from sinks.alerts.send_order import SendOrder
-from sinks.errors import ReceiverUnavailableError, RejectedError
+from sinks.errors import ReceiverUnavailableError, RejectedError, retry_receiver
 from sinks.metrics import SENT_TOTAL, count_dropped
-from sinks.retrying import until_answered
 
 NAME: Final = "alerts"
 _REFUSAL_SHOWN_NS: Final = 600 * SECOND_NS
@@ -162,6 +161,10 @@ class _Receiver:
         self._rejected = RejectedAlerts(checked.check, receiver=self._url)
         self._all_receivers, self._active = all_receivers, active
         self._clock, self._resend_ns = clock, resend_ns
+        # An answer alone says nothing of alerts that wait for too long, so it passes no check.
+        self._retry = retry_receiver(
+            sink=NAME, check=checked.check, clock=clock, passes_check=False
+        )
         self._send_order = SendOrder(checked.client.url, resend_ns=resend_ns)
         self._sending: asyncio.Task[None] | None = None
         self.is_away = False
@@ -203,13 +206,8 @@ class _Receiver:
     async def _send(self) -> None:
         """Send until nothing is due; what is sent is chosen anew for each request."""
         while True:
-            await until_answered(
-                lambda _: self._attempt(),
-                sink=NAME,
-                check=self._check,
-                clock=self._clock,
-                on_answer=self._answered,
-            )
+            await self._retry(self._attempt)
+            self._answered()
             if not self._has_more:
                 return
 

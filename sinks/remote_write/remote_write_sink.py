@@ -7,6 +7,7 @@ made elsewhere in this package; the consume loop is `sinks.loop`'s.
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import count
 from typing import Final
 
 import structlog
@@ -18,9 +19,9 @@ from gpuledger.errors import BusError, NotAssignedError
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.logs import Repeats
-from gpuledger.settings.address import shown_url
+from gpuledger.settings.secret import shown_url
 from sinks.concurrency import LargeTurns
-from sinks.errors import RejectedError
+from sinks.errors import RejectedError, retry_receiver
 from sinks.metrics import SENT_TOTAL, SERIES_FORGOTTEN_TOTAL, count_dropped
 from sinks.protocol import Batch, Partitions, Sink, SinkContext
 from sinks.registry import REMOTE_WRITE
@@ -28,7 +29,6 @@ from sinks.remote_write.active_series import ActiveSeries, EncodedTick, series_b
 from sinks.remote_write.admission import FUTURE, admit
 from sinks.remote_write.write_client import RemoteWriteClient, is_out_of_order, open_client
 from sinks.remote_write.write_requests import WriteRequest, WrittenTick, split_into_requests
-from sinks.retrying import until_answered
 from sinks.settings import RemoteWriteSettings
 from sinks.timelines import TickOrder, Timelines
 
@@ -69,6 +69,7 @@ class RemoteWriteSink(Sink):
     ) -> None:
         self._client, self._settings, self._clock, self._check = client, settings, clock, check
         self.receiver = shown_url(settings.url)
+        self._retry = retry_receiver(sink=NAME, check=check, clock=clock, receiver=self.receiver)
         self._budget = series_budget(settings.max_series_bytes)
         self._series: dict[TopicPartition, ActiveSeries] = {}
         self._timelines: dict[TopicPartition, Timelines] = {}
@@ -206,13 +207,8 @@ class RemoteWriteSink(Sink):
             SENT_TOTAL.labels(sink=NAME).inc(request.samples)
 
     async def _write(self, body: bytes) -> None:
-        await until_answered(
-            lambda attempt: self._client.write(body, attempt=attempt),
-            sink=NAME,
-            check=self._check,
-            clock=self._clock,
-            receiver=self.receiver,
-        )
+        attempts = count()
+        await self._retry(lambda: self._client.write(body, attempt=next(attempts)))
 
     def _put_aside(self, tick: WrittenTick, message: str, context: SinkContext) -> None:
         is_order = is_out_of_order(message)

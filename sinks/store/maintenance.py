@@ -11,7 +11,7 @@ import structlog
 
 from gpuledger.clock import Clock
 from gpuledger.runtime.tasks import in_daemon_thread
-from gpuledger.settings.address import shown_url
+from gpuledger.settings.secret import shown_url
 from sinks.errors import ReceiverUnavailableError
 from sinks.metrics import ORPHANS_REMOVED_TOTAL
 from sinks.settings import StoreSettings

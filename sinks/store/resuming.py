@@ -9,12 +9,11 @@ from functools import partial
 
 from gpuledger.bus.protocol import Consumer, Gap, GapReason, TopicPartition
 from gpuledger.errors import BusUnavailableError
-from gpuledger.runtime import Check
+from gpuledger.runtime import RetryingCaller
 from gpuledger.runtime.tasks import in_daemon_thread
 from gpuledger.topics import EVENTS
 from sinks.errors import ReceiverUnavailableError
 from sinks.protocol import Partitions
-from sinks.retrying import Retrying
 from sinks.store.gaps import GapRecorder
 from sinks.store.stored import Stored, other_topic, refuse_shorter_topic
 from sinks.store.table import EntriesTable, GapsTable, StaleTableError
@@ -30,10 +29,12 @@ class Resuming:
         gaps: GapsTable,
         recorder: GapRecorder,
         stored: Stored,
-        retrying: Retrying,
+        retrying: RetryingCaller[ReceiverUnavailableError],
+        asking_brokers: RetryingCaller[ReceiverUnavailableError],
     ) -> None:
         self._table, self._gaps_table = table, gaps
         self._recorder, self._stored, self._retrying = recorder, stored, retrying
+        self._asking_brokers = asking_brokers
         self._unsought: set[TopicPartition] = set()
 
     @property
@@ -89,8 +90,7 @@ class Resuming:
         if self._stored.topic_id is None:
             return None
         # Brokers that do not answer are no failure of the table. Polls go on meanwhile, and say so.
-        asking = Retrying(sink=self._retrying.sink, check=Check(), clock=self._retrying.clock)
-        return await asking(lambda _: _ask_topic_id(consumer))
+        return await self._asking_brokers(lambda: _ask_topic_id(consumer))
 
     async def record(self, gaps: Sequence[Gap]) -> None:
         """Write each gap its row, once the table answers."""
@@ -99,7 +99,7 @@ class Resuming:
             with self._retrying.awaiting():
                 await self._recorder.record_once(gaps)
 
-        await self._retrying(lambda _: record_once())
+        await self._retrying(record_once)
 
     async def refuse_rows(
         self, partitions: Collection[TopicPartition], *, topic_id: str | None
@@ -116,7 +116,7 @@ class Resuming:
     async def _must_be_of_topic(self, wanted: Partitions) -> None:
         """Load what the table has of partitions; see that it is of the topic that there is now."""
         streams = self._stored.names_of(wanted)
-        numbers = await self._retrying(lambda _: self._ask(streams))
+        numbers = await self._retrying(lambda: self._ask(streams))
         others = [at for at in sorted(wanted) if not self._stored.learn(at, numbers)]
         if others:
             await self._refuse_other_topic(others, topic_id=self._stored.topic_id)

@@ -16,13 +16,13 @@ from typing_extensions import override
 from gpuledger.bus.protocol import Bus, Gap, Record, TopicPartition
 from gpuledger.clock import Clock
 from gpuledger.records import GpuEvent
-from gpuledger.runtime import CheckSeverity, Readiness
-from gpuledger.settings.address import shown_url
+from gpuledger.runtime import Check, CheckSeverity, Readiness, RetryingCaller
+from gpuledger.settings.secret import shown_url
 from sinks.duplicates import SeenTicks
+from sinks.errors import ReceiverUnavailableError, retry_receiver
 from sinks.metrics import SENT_TOTAL, count_dropped
 from sinks.protocol import Batch, Partitions, Sink, SinkContext
 from sinks.registry import STORE
-from sinks.retrying import Retrying
 from sinks.settings import StoreSettings
 from sinks.store.admission import DayWindow
 from sinks.store.appending import Appending
@@ -54,7 +54,7 @@ async def open_sink(
     check = readiness.check("store.receiver", severity=CheckSeverity.WARNING)
     where: dict[str, Any] = {"store_uri": settings.uri, "storage_options": settings.storage_options}
     table, gaps = EntriesTable(**where), GapsTable(**where)
-    retrying = Retrying(sink=NAME, check=check, clock=clock, receiver=shown_url(table.uri))
+    retrying = retry_receiver(sink=NAME, check=check, clock=clock, receiver=shown_url(table.uri))
     # Whatever group reads: the table has one sequence of offsets.
     stored = Stored(streams=Streams(group=STORE.group, generation=settings.generation))
     recorder = GapRecorder(gaps=gaps, entries=table, stored=stored, clock=clock)
@@ -64,7 +64,12 @@ async def open_sink(
         retrying=retrying,
         recorder=recorder,
         resuming=Resuming(
-            table=table, gaps=gaps, recorder=recorder, stored=stored, retrying=retrying
+            table=table,
+            gaps=gaps,
+            recorder=recorder,
+            stored=stored,
+            retrying=retrying,
+            asking_brokers=retry_receiver(sink=NAME, check=Check(), clock=clock),
         ),
         appending=Appending(table=table, stored=stored, clock=clock),
         maintenance=Maintenance(tables=[table, gaps], settings=settings, clock=clock),
@@ -81,7 +86,7 @@ class StoreSink(Sink):
         *,
         settings: StoreSettings,
         clock: Clock,
-        retrying: Retrying,
+        retrying: RetryingCaller[ReceiverUnavailableError],
         recorder: GapRecorder,
         resuming: Resuming,
         appending: Appending,
@@ -203,7 +208,7 @@ class StoreSink(Sink):
 
     async def _flush(self, context: SinkContext) -> None:
         if self._pending.rows:
-            await self._retrying(lambda _: self._flush_once(context))
+            await self._retrying(lambda: self._flush_once(context))
         else:
             # The table is not asked, so this says nothing of whether it answers.
             await self._flush_once(context)

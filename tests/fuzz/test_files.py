@@ -18,7 +18,7 @@ from enricher.podwatch.settings import PodwatchSettings
 from gpuledger.errors import UserError
 from gpuledger.runtime.http.web_config import read_web_config
 from gpuledger.settings import load_settings
-from gpuledger.settings.fields import settings_of
+from gpuledger.settings.sources import settings_of
 from simulator.scenario.load import load_scenario
 from sinks.settings import SinkSettings
 from tests.fuzz.mutations import changed_bytes, changed_json

@@ -14,7 +14,7 @@ from enricher.podwatch.events import WatchReader
 from enricher.podwatch.watch_events import Deleted, Upserted
 from gpuledger.codec import decoder_of, encode
 from gpuledger.records import PodRecord
-from gpuledger.runtime.http.messages import HttpRequest, Response
+from gpuledger.runtime.http.exchange import HttpRequest, Response
 from gpuledger.runtime.http.server import serve_pages
 from gpuledger.topics import PODS
 from tests.fuzz.mutations import changed_bytes, changed_json

@@ -26,7 +26,7 @@ from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError
 from gpuledger.records import DeviceAllocation
 from gpuledger.runtime import Backoff, Check
-from gpuledger.runtime.tasks import end_tasks
+from gpuledger.runtime.tasks import run_tasks
 
 _EXPLAINED: Final[Mapping[str, str]] = {
     "missing": "there is no socket",
@@ -155,6 +155,8 @@ class Allocations:
             except KubeletError as error:
                 KUBELET_ERRORS.labels(reason=error.reason).inc()
                 self._evaluate_failure(f"the kubelet at {self._settings.socket}: {error}")
+                # Not a `RetryingCaller`: a success is followed by a wait as well, and what a
+                # failure means depends on how long ago the last success was.
                 await self._clock.sleep(max(MIN_SECONDS, self._backoff.next_seconds()))
             else:
                 self._backoff.reset()
@@ -166,14 +168,8 @@ class Allocations:
         """Wait until it is time, or until somebody wants to know."""
         if seconds <= 0 or self._wanted.is_set():
             return
-        waits = [
-            asyncio.ensure_future(self._clock.sleep(seconds)),
-            asyncio.ensure_future(self._wanted.wait()),
-        ]
-        try:
+        async with run_tasks(self._clock.sleep(seconds), self._wanted.wait()) as waits:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await end_tasks(*waits)
 
     def _ingest(self, answer: bytes) -> None:
         # Most answers are as the one before, byte for byte, and need not be read.

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from agent.host.kubelet.allocations import KubeletError
 from agent.host.kubelet.messages import METHOD
-from gpuledger.runtime.http.messages import readable
+from gpuledger.texts import readable
 
 _REASONS: Final = {
     Status.UNIMPLEMENTED: "unimplemented",

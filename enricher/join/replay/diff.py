@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from gpuledger.decode_errors import follow
+from gpuledger.codec import follow
 from gpuledger.records import GpuEvent, PodState
 
 _DESCRIPTION: Final = "pods"

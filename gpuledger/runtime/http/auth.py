@@ -1,34 +1,116 @@
 """What stands between a client and the pages where there is a web configuration file.
 
-Here the file and the certificates it names are read again when they change, and requests are
-refused or let through. `/livez`, `/readyz` and `/health` are open, as a kubelet has neither
-password nor certificate for its probes; over TLS they are still TLS.
+`BasicAuth` knows who is a user, by name and password. `WebGuard` refuses requests or lets them
+through, and reads the file and the certificates that it names again when they change. `/livez`,
+`/readyz` and `/health` are open, as a kubelet has neither password nor certificate for its probes;
+over TLS they are still TLS.
+
+bcrypt is slow on purpose. So a password that was right is remembered, as a keyed digest, and at
+most one is tried at a time, off the event loop; a client that would wait too long gets a 503.
 """
 
+import asyncio
+import base64
+import hashlib
+import hmac
+import secrets
 import ssl
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
-from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
 from gpuledger.certificates import Validity
 from gpuledger.errors import UnavailableError, UserError
 from gpuledger.runtime.file_watch import LOOK_SECONDS, FilesInForce, FileWatch
-from gpuledger.runtime.http.basic_auth import BasicAuth
-from gpuledger.runtime.http.messages import Handler, HttpRequest, Response
-from gpuledger.runtime.http.tls import make_context
+from gpuledger.runtime.http.exchange import Handler, HttpRequest, Response
 from gpuledger.runtime.http.web_config import (
-    TlsServerConfig,
     WebConfig,
+    make_context,
     read_web_config,
     refuse_loss,
 )
 from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
+
+_MAX_WAITING: Final = 8
+_MAX_REMEMBERED: Final = 100
+_MAX_PASSWORD_BYTES: Final = 72
+"""What bcrypt looks at; newer versions refuse more than that."""
+_SCHEME: Final = "basic "
+
+
+class BasicAuth:
+    """The users of a web configuration."""
+
+    def __init__(self, users: Mapping[str, str]) -> None:
+        """Take at least one name with its hash; raises `UserError` where there is no bcrypt."""
+        try:
+            import bcrypt  # noqa: PLC0415  # only who asks for passwords carries it in memory
+        except ImportError as error:
+            raise UserError(
+                "basic_auth_users needs the package bcrypt, which is not installed"
+            ) from error
+        self._matches = bcrypt.checkpw
+        self._users = users
+        # A name that is unknown must cost what a known one does, or the time shows which exist.
+        self._nobodys_hash = next(iter(users.values()))
+        self._key = secrets.token_bytes(32)
+        self._known: OrderedDict[bytes, bool] = OrderedDict()
+        self._one_at_a_time = asyncio.Lock()
+        self._waiting = 0
+
+    async def allows(self, header: str | None) -> bool:
+        """Return whether an `Authorization` header is of a user.
+
+        Raises `UnavailableError` where too many passwords wait to be tried.
+        """
+        credentials = _parse(header)
+        if credentials is None:
+            return False
+        name, password = credentials
+        hashed = self._users.get(name, self._nobodys_hash)
+        digest = hmac.digest(self._key, b"\0".join((hashed.encode(), password)), hashlib.sha256)
+        if digest not in self._known:
+            await self._try(hashed, password, digest)
+        return self._known.get(digest, False) and name in self._users
+
+    async def _try(self, hashed: str, password: bytes, digest: bytes) -> None:
+        """Try a password, and remember whether it was right."""
+        if self._waiting >= _MAX_WAITING:
+            raise UnavailableError("too many passwords wait to be tried")
+        self._waiting += 1
+        try:
+            async with self._one_at_a_time:
+                if digest in self._known:  # who waited before this one had the same password
+                    return
+                shown = password[:_MAX_PASSWORD_BYTES]
+                is_right = await asyncio.to_thread(self._matches, shown, hashed.encode())
+        finally:
+            self._waiting -= 1
+        if not is_right:
+            # A flood of wrong passwords pushes out wrong ones alone, never one that is right.
+            wrong = [known for known, right in self._known.items() if not right]
+            if len(wrong) >= _MAX_REMEMBERED:
+                del self._known[wrong[0]]
+        self._known[digest] = is_right
+
+
+def _parse(header: str | None) -> tuple[str, bytes] | None:
+    if header is None or not header.lower().startswith(_SCHEME):
+        return None
+    try:
+        decoded = base64.b64decode(header[len(_SCHEME) :], validate=True)
+        name, colon, password = decoded.partition(b":")
+        return (name.decode(), password) if colon else None
+    except ValueError:  # no base64, or not in ASCII, or a name that is not in UTF-8
+        return None
+
+
+# The web configuration in force.
 
 _log = structlog.get_logger(__name__)
 OPEN_PAGES: Final = frozenset({"/livez", "/readyz", "/health"})
@@ -47,7 +129,7 @@ class WebGuard:
     ) -> None:
         """Read the file and what it names; raises `UserError` naming file and field.
 
-        The check, `web_config` where none is given, tells of mistakes in what changes.
+        The check, `web_config` where none is given, shows mistakes in what changes.
         """
         self._file = file
         self._watch = FileWatch([file], look_seconds=look_seconds, monotonic=monotonic)
@@ -84,7 +166,7 @@ class WebGuard:
 
     async def _refusal(self, request: HttpRequest) -> Response | None:
         tls = self._config.tls_server_config
-        if tls and (forbidden := _find_forbidden(request.certificate, tls)):
+        if tls and (forbidden := tls.find_forbidden(request.certificate)):
             # The connection may be from before a change, when no certificate was asked for.
             body, ended = f"{forbidden}\n".encode(), {"Connection": "close"}
             return Response(status=403, body=body, headers=ended)
@@ -122,22 +204,3 @@ class WebGuard:
         self._users = BasicAuth(config.basic_auth_users) if config.basic_auth_users else None
         self._config, self._context = config, context
         return validities
-
-
-def _find_forbidden(shown: Mapping[str, Any], tls: TlsServerConfig) -> str | None:
-    """Return why a client may not see a page; nothing where it may, by its certificate."""
-    if not shown:
-        return "a client certificate is needed" if tls.requires_clients else None
-    # A name counts wherever a certificate is shown, also where none would be needed.
-    names = {_written(kind, name) for kind, name in shown.get("subjectAltName", ())}
-    allowed = {_written("", name) for name in tls.client_allowed_sans}
-    is_allowed = not allowed or bool(names & allowed)
-    return None if is_allowed else "the client certificate has none of the allowed names"
-
-
-def _written(kind: str, name: str) -> str:
-    """Return a name as it is compared: OpenSSL writes an IPv6 address out, people do not."""
-    if kind in ("IP Address", ""):
-        with suppress(ValueError):
-            return str(ip_address(name.strip()))
-    return name

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Final
@@ -21,8 +22,8 @@ import aiohttp
 
 from gpuledger.errors import UnavailableError
 from gpuledger.runtime.http.credentials import NO_CREDENTIALS, BasicCredentials
-from gpuledger.runtime.http.messages import MAX_CHARACTERS, readable, retry_after_seconds
-from gpuledger.settings.address import shown_url
+from gpuledger.settings.secret import shown_url
+from gpuledger.texts import MAX_CHARACTERS, readable
 
 MAX_BODY_BYTES: Final = 64 * 1024
 """How much is read of a body that is only shown."""
@@ -114,13 +115,16 @@ async def read_answer(response: aiohttp.ClientResponse, *, sent: BasicCredential
     """Return what a response says, `sent` masked; of a success the body is left unread."""
     is_success = response.status // 100 == HTTPStatus.OK // 100
     body = b"" if is_success else await read_begin(response)
-    body = _unpack(body, response.headers.get("Content-Encoding", ""))[:_LOOKED_AT_BYTES]
+    if response.headers.get("Content-Encoding", "").lower() in _UNPACKED:
+        # In bounds, as a few bytes may unpack to gigabytes; what is not packed so stays as it is.
+        with suppress(zlib.error):
+            body = zlib.decompressobj(_GZIP_OR_ZLIB).decompress(body, MAX_BODY_BYTES)
     header = response.headers.get("Retry-After", "")
     return HttpAnswer(
         status=response.status,
         content_type=response.content_type,
         has_type="Content-Type" in response.headers,
-        text=readable(sent.mask(body.decode(errors="replace"))),
+        text=readable(sent.mask(body[:_LOOKED_AT_BYTES].decode(errors="replace"))),
         retry_after_seconds=retry_after_seconds(header, now=datetime.now(tz=UTC)),
     )
 
@@ -141,14 +145,6 @@ async def read_begin(
     return bytes(body[:max_bytes])
 
 
-def _unpack(body: bytes, encoding: str) -> bytes:
-    """Return the begin of what was packed, in bounds; the body itself where it is not packed so."""
-    if encoding.lower() in _UNPACKED:
-        with suppress(zlib.error):
-            return zlib.decompressobj(_GZIP_OR_ZLIB).decompress(body, MAX_BODY_BYTES)
-    return body
-
-
 @contextmanager
 def translating(
     error_of: Callable[[str], Exception],
@@ -164,20 +160,37 @@ def translating(
     try:
         yield
     except of as error:
-        raise error_of(_explain(error, sent=sent)) from error
+        match error:  # without the URL, which aiohttp's own texts may quote with its password
+            case aiohttp.ServerTimeoutError():
+                text = "silent for too long"
+            case aiohttp.ClientResponseError():
+                text = f"no valid HTTP: {error.message}"
+            case aiohttp.InvalidURL():
+                text = "an address that nothing can be sent to"
+            case TimeoutError():
+                text = "not done in time"
+            case _:
+                text = str(error)
+        raise error_of(readable(sent.mask(text)) or type(error).__name__) from error
 
 
-def _explain(error: BaseException, *, sent: BasicCredentials) -> str:
-    """Return what went wrong with a request, `sent` masked, and without its URL."""
-    match error:
-        case aiohttp.ServerTimeoutError():
-            text = "silent for too long"
-        case aiohttp.ClientResponseError():
-            text = f"no valid HTTP: {error.message}"
-        case aiohttp.InvalidURL():
-            text = "an address that nothing can be sent to"
-        case TimeoutError():
-            text = "not done in time"
-        case _:
-            text = str(error)
-    return readable(sent.mask(text)) or type(error).__name__
+# `Retry-After`: how long a server asks to be left alone. Pure.
+
+MAX_SECONDS: Final = 600.0
+"""The longest wait that is granted: a server that is back must not go unnoticed for hours."""
+# What the standard library raises of dates that are none, are in no calendar or in no time zone.
+_NO_DATE: Final = (ValueError, TypeError, OverflowError, IndexError)
+
+
+def retry_after_seconds(header: str, *, now: datetime) -> float:
+    """Return the seconds to wait, of 0 to `MAX_SECONDS`, from a header in seconds or as a date.
+
+    It is 0 where the header says nothing that can be read, or a time that has passed.
+    """
+    seconds = 0.0
+    try:
+        seconds = float(header)
+    except ValueError:
+        with suppress(*_NO_DATE):
+            seconds = (parsedate_to_datetime(header) - now).total_seconds()
+    return min(seconds, MAX_SECONDS) if seconds > 0 else 0.0  # not a number is not above 0 either

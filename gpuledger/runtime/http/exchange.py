@@ -10,15 +10,61 @@ is why each byte of it may be held to what a head may look like.
 import asyncio
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 
 import h11
 from typing_extensions import override
 
-from gpuledger.runtime.http.messages import BadRequestError, HttpRequest, Response
+_TEXT: Final = "text/plain; charset=utf-8"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpRequest:
+    """What a client asks for."""
+
+    method: str
+    """GET or HEAD."""
+    path: str
+    """The page, without what follows a question mark."""
+    headers: Mapping[str, str]
+    """Its headers, their names in small letters; of two of one name the first."""
+    certificate: Mapping[str, Any] = field(default_factory=dict)
+    """The client's certificate; empty where it has shown none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Response:
+    """What it is answered."""
+
+    body: bytes
+    """The page."""
+    status: int = 200
+    """HTTP's code."""
+    content_type: str = _TEXT
+    """What the page is."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Further headers."""
+
+
+Handler = Callable[[HttpRequest], Awaitable[Response]]
+
+
+class BadRequestError(Exception):
+    """The client gets this status, and the connection is closed."""
+
+    def __init__(self, status: HTTPStatus) -> None:
+        super().__init__(status.phrase)
+        self.status = status
+
+
+def refusal(status: HTTPStatus, **headers: str) -> Response:
+    """Return the answer to what is not done."""
+    return Response(status=status, body=f"{status.phrase}\n".encode(), headers=headers)
+
 
 MAX_HEAD_BYTES: Final = 16_384
 MAX_HEADERS: Final = 64
@@ -65,7 +111,15 @@ class Exchange:
         if wrong := _find_wrong(event, bytes(head)):
             raise self._refuse(wrong)
         self._h11.next_event()  # its end, as it has no body
-        return _make_request(event, certificate)
+        headers: dict[str, str] = {}
+        for name, value in event.headers:
+            headers.setdefault(name.decode(), value.decode("latin-1"))
+        return HttpRequest(
+            method=event.method.decode(),
+            path=event.target.decode().partition("?")[0],
+            headers=headers,
+            certificate=certificate,
+        )
 
     def answer(self, response: Response) -> bytes:
         """Return the bytes that answer the last request, or what was none."""
@@ -113,18 +167,6 @@ def _find_wrong(event: h11.Request, head: bytes) -> HTTPStatus | None:
     if event.method not in _METHODS:
         return HTTPStatus.METHOD_NOT_ALLOWED
     return HTTPStatus.REQUEST_ENTITY_TOO_LARGE if has_coding or length.strip(b"0") else None
-
-
-def _make_request(event: h11.Request, certificate: Mapping[str, Any]) -> HttpRequest:
-    headers: dict[str, str] = {}
-    for name, value in event.headers:
-        headers.setdefault(name.decode(), value.decode("latin-1"))
-    return HttpRequest(
-        method=event.method.decode(),
-        path=event.target.decode().partition("?")[0],
-        headers=headers,
-        certificate=certificate,
-    )
 
 
 # A connection's bytes, in the clear or within TLS. How long to wait for them is the caller's.
@@ -195,7 +237,15 @@ class TlsChannel(Channel):
         # Of a client that says nothing OpenSSL need not know.
         await self._receive()
         self._tls = self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        while not await self._has_agreed(self._tls):
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+            else:
+                return
+            finally:
+                await self._flush()  # of a handshake that failed too: that says to the client why
             await self._receive()
 
     @override
@@ -225,16 +275,6 @@ class TlsChannel(Channel):
                 self._tls.unwrap()
             self._writer.write(self._outgoing.read())
         super().close()
-
-    async def _has_agreed(self, tls: ssl.SSLObject) -> bool:
-        try:
-            tls.do_handshake()
-        except ssl.SSLWantReadError:
-            return False
-        else:
-            return True
-        finally:
-            await self._flush()  # of a handshake that failed too: that says to the client why
 
     async def _receive(self) -> bool:
         """Take what has come; return whether anything has. Raises OSError during the handshake."""

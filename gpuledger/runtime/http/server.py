@@ -2,24 +2,118 @@
 
 Here lives how long a client is waited for, and how many of them at once. Each of these bounds keeps
 a bad client from costing others their answer: a connection that waits on its client can be
-displaced by the next one, so that whatever is open, a probe has a place.
+displaced by the next one, so that whatever is open, a probe has a slot.
+
+A slot is held by a connection that is being answered, which must be left to it, or by one that
+waits on its client: to send, or to take what it asked for. None that waits is worth more than the
+next one, which may be a probe. One address may hold so many and no more; where all slots are
+taken, one of the address that holds the most is given up, so that a flood displaces itself first.
 """
 
 import asyncio
+import socket
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import structlog
 
-from gpuledger.runtime.http.exchange import READ_BYTES, Channel, Exchange, TlsChannel
-from gpuledger.runtime.http.messages import BadRequestError, Handler, HttpRequest, Response, refusal
-from gpuledger.runtime.http.places import Places, client_of
+from gpuledger.runtime.http.exchange import (
+    READ_BYTES,
+    BadRequestError,
+    Channel,
+    Exchange,
+    Handler,
+    HttpRequest,
+    Response,
+    TlsChannel,
+    refusal,
+)
 from gpuledger.runtime.logs import Repeats
-from gpuledger.runtime.process_metrics import CONNECTIONS_DROPPED_TOTAL, Dropped
+from gpuledger.runtime.process_metrics import Dropped, count_dropped
 from gpuledger.runtime.tasks import end_tasks
+
+H = TypeVar("H")
+_IPV6_NETWORK_BYTES: Final = 8
+
+
+class ConnectionSlots(Generic[H]):
+    """The slots of one kind, and their holders."""
+
+    def __init__(self, *, max_total: int, max_per_address: int) -> None:
+        self._max_total = max_total
+        self._max_per_address = max_per_address
+        self._addresses: dict[H, str] = {}
+        self._held: Counter[str] = Counter()
+        self._waiting: dict[str, dict[H, None]] = {}
+
+    def __len__(self) -> int:
+        """Return how many are held."""
+        return len(self._addresses)
+
+    def find_displaced(self, address: str) -> H | None:
+        """Return who has to go so that a newcomer has a slot; `None` where one is free.
+
+        Raises LookupError where all of those who could go are at work.
+        """
+        if self._held[address] >= self._max_per_address:
+            busiest = address
+        elif len(self._addresses) >= self._max_total:
+            busiest = max(self._waiting, key=self._held.__getitem__, default=address)
+        else:
+            return None
+        longest = next(iter(self._waiting.get(busiest, ())), None)
+        if longest is None:
+            raise LookupError("nobody waits")
+        return longest
+
+    def enter(self, holder: H, address: str) -> None:
+        """Record that a holder has a slot, where it waits from now on."""
+        self._addresses[holder] = address
+        self._held[address] += 1
+        self.wait(holder)
+
+    def wait(self, holder: H) -> None:
+        """Record that it waits on its client from now on, where it has a slot still."""
+        if (address := self._addresses.get(holder)) is not None:
+            self._stop_waiting(holder, address)
+            self._waiting.setdefault(address, {})[holder] = None
+
+    def work(self, holder: H) -> None:
+        """Record that it works and is to be left to it, where it has a slot still."""
+        if (address := self._addresses.get(holder)) is not None:
+            self._stop_waiting(holder, address)
+
+    def leave(self, holder: H) -> None:
+        """Free its slot, where it has one."""
+        if (address := self._addresses.pop(holder, None)) is not None:
+            self._stop_waiting(holder, address)
+            self._held[address] -= 1
+            if not self._held[address]:
+                del self._held[address]
+
+    def _stop_waiting(self, holder: H, address: str) -> None:
+        waiting = self._waiting.get(address, {})
+        waiting.pop(holder, None)
+        if not waiting:
+            self._waiting.pop(address, None)
+
+
+def client_of(host: str) -> str:
+    """Return what counts as one address: a network of 64 bits of IPv6, an address of IPv4.
+
+    Whoever has one address of such a network has all of them.
+    """
+    if ":" not in host:
+        return host
+    bare, _, _ = host.partition("%")
+    return socket.inet_pton(socket.AF_INET6, bare)[:_IPV6_NETWORK_BYTES].hex()
+
+
+# The server.
 
 HANDSHAKE_SECONDS: Final = 2.0
 HEAD_SECONDS: Final = 10.0
@@ -30,7 +124,7 @@ MAX_CONNECTIONS: Final = 100
 MAX_CONNECTIONS_PER_ADDRESS: Final = 32
 """Far more than a scraper or a proxy beside the deployable needs."""
 MAX_PAGES: Final = 16
-"""How many pages may be made at once; all other places are kept for probes, which are no pages."""
+"""How many pages may be made at once; all other slots are kept for probes, which are no pages."""
 MAX_ANSWERS: Final = 8
 """How many large answers may wait for their clients: each is held in memory until it is taken."""
 MAX_ANSWERS_PER_ADDRESS: Final = 4
@@ -48,7 +142,7 @@ async def serve_pages(
     context: Callable[[], ssl.SSLContext] | None = None,
     probes: Collection[str] = (),
 ) -> AsyncIterator[tuple[str, int]]:
-    """Serve while the context is open; gives the bound host and port.
+    """Serve while the context is open; yields the bound host and port.
 
     `context` is asked for each connection, so that a new one counts from the next connection on;
     `probes` are paths that are answered however many other pages are being made. Raises OSError
@@ -78,16 +172,16 @@ class _Connections:
         self._context = context
         self._probes = probes
         self._tasks: set[asyncio.Task[None]] = set()
-        self._places: Places[Channel] = Places(
+        self._slots: ConnectionSlots[Channel] = ConnectionSlots(
             max_total=MAX_CONNECTIONS, max_per_address=MAX_CONNECTIONS_PER_ADDRESS
         )
-        self._answers: Places[Channel] = Places(
+        self._answers: ConnectionSlots[Channel] = ConnectionSlots(
             max_total=MAX_ANSWERS, max_per_address=MAX_ANSWERS_PER_ADDRESS
         )
         self._pages = 0
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Return a new connection a place, before anything is read of it."""
+        """Serve a new connection if there is a slot for it, before anything is read of it."""
         peer = writer.get_extra_info("peername") or ("",)
         address = client_of(peer[0])
         channel = (
@@ -95,11 +189,11 @@ class _Connections:
             if self._context
             else Channel(reader, writer)
         )
-        if not _make_room(self._places, address):
-            _drop(Dropped.NO_PLACE)
+        if not _make_room(self._slots, address):
+            count_dropped(Dropped.NO_PLACE)
             channel.abort()
             return
-        self._places.enter(channel, address)
+        self._slots.enter(channel, address)
         task = asyncio.create_task(self._serve(channel, address))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -111,25 +205,21 @@ class _Connections:
     async def _serve(self, channel: Channel, address: str) -> None:
         """Answer one request after the other until either side ends."""
         try:
-            if await self._open(channel):
-                await self._answer_all(channel, address)
+            try:
+                async with asyncio.timeout(HANDSHAKE_SECONDS):
+                    await channel.open()
+            except (TimeoutError, ssl.SSLError):
+                count_dropped(Dropped.HANDSHAKE)
+                return
+            await self._answer_all(channel, address)
         except TimeoutError:
-            _drop(Dropped.LATE)
+            count_dropped(Dropped.LATE)
             channel.abort()
         except OSError:
             pass  # the client is gone
         finally:
             channel.close()
-            self._places.leave(channel)
-
-    async def _open(self, channel: Channel) -> bool:
-        try:
-            async with asyncio.timeout(HANDSHAKE_SECONDS):
-                await channel.open()
-        except (TimeoutError, ssl.SSLError):
-            _drop(Dropped.HANDSHAKE)
-            return False
-        return True
+            self._slots.leave(channel)
 
     async def _answer_all(self, channel: Channel, address: str) -> None:
         exchange, wait_seconds, stays = Exchange(), HEAD_SECONDS, True
@@ -140,7 +230,9 @@ class _Connections:
                     return
                 response = await self._answer(request, channel)
             except BadRequestError as error:
-                response = refusal(error.status, **_allowed(error.status))
+                is_method = error.status == HTTPStatus.METHOD_NOT_ALLOWED
+                allowed = {"Allow": "GET, HEAD"} if is_method else {}  # RFC 9110 wants it there
+                response = refusal(error.status, **allowed)
             await self._send(exchange.answer(response), channel, address)
             wait_seconds, stays = IDLE_SECONDS, exchange.stays()
             # Requests that came together need no waiting for, and would be answered in one go.
@@ -151,7 +243,7 @@ class _Connections:
         if is_page and self._pages >= MAX_PAGES:
             return refusal(HTTPStatus.SERVICE_UNAVAILABLE, **{"Retry-After": "1"})
         self._pages += is_page
-        self._places.work(channel)
+        self._slots.work(channel)
         try:
             return await self._handler(request)
         except Exception:  # noqa: BLE001  # a page's mistake is the page's alone
@@ -160,7 +252,7 @@ class _Connections:
             return refusal(HTTPStatus.INTERNAL_SERVER_ERROR)
         finally:
             self._pages -= is_page
-            self._places.wait(channel)
+            self._slots.wait(channel)
 
     async def _send(self, answer: bytes, channel: Channel, address: str) -> None:
         if len(answer) > _LARGE_BYTES:
@@ -173,15 +265,15 @@ class _Connections:
             self._answers.leave(channel)
 
 
-def _make_room(places: Places[Channel], address: str) -> bool:
-    """Displace who waits longest where there is no place; return whether there is one now."""
+def _make_room(slots: ConnectionSlots[Channel], address: str) -> bool:
+    """Displace who waits longest where there is no slot; return whether there is one now."""
     try:
-        displaced = places.find_displaced(address)
+        displaced = slots.find_displaced(address)
     except LookupError:
         return False
     if displaced is not None:
-        places.leave(displaced)
-        _drop(Dropped.DISPLACED)
+        slots.leave(displaced)
+        count_dropped(Dropped.DISPLACED)
         displaced.abort()
     return True
 
@@ -206,11 +298,3 @@ async def _read(channel: Channel, exchange: Exchange, *, wait_seconds: float) ->
                 return request
             data = await channel.read()
     return None
-
-
-def _allowed(status: HTTPStatus) -> dict[str, str]:
-    return {"Allow": "GET, HEAD"} if status == HTTPStatus.METHOD_NOT_ALLOWED else {}
-
-
-def _drop(why: Dropped) -> None:
-    CONNECTIONS_DROPPED_TOTAL.labels(reason=why.value).inc()

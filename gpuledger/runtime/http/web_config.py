@@ -1,21 +1,32 @@
 """The web configuration file, in the format of Prometheus' exporter-toolkit: TLS, users, headers.
 
-Here the file is read and every mistake in it named by file and field. What it asks for is done by
-`tls` and `basic_auth`.
+Here the file is read, every mistake in it named by file and field, and TLS set up as it says. Who
+may see which page is decided in `auth`.
 """
 
 import re
-from collections.abc import Iterator
+import ssl
+from collections.abc import Mapping
+from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import yaml
 
-from gpuledger.decode_errors import explain_invalid, shorten_middle
+from gpuledger.certificates import (
+    Validity,
+    authorities_of,
+    load_own,
+    naming,
+    require_authorities,
+)
+from gpuledger.codec import explain_invalid
 from gpuledger.errors import UserError
 from gpuledger.settings.sources import explain_yaml
 from gpuledger.small_files import read_small_file
+from gpuledger.texts import shorten_middle
 
 _HASH: Final = re.compile(r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}")
 _MAX_COST: Final = 16
@@ -74,6 +85,35 @@ class TlsServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         """Whether a client without a certificate is refused."""
         return self.client_auth_type == "RequireAndVerifyClientCert"
 
+    def check(self) -> None:
+        """Raise `ValueError` naming the field where fields contradict each other."""
+        if self.asks_clients and not self.client_ca_file:
+            raise ValueError(
+                f"tls_server_config.client_auth_type {self.client_auth_type} needs client_ca_file"
+            )
+        if self.client_ca_file and not self.asks_clients:
+            raise ValueError(
+                "tls_server_config.client_ca_file is without effect: client_auth_type"
+                " RequireAndVerifyClientCert asks clients for a certificate"
+            )
+        if self.client_allowed_sans and not self.asks_clients:
+            raise ValueError(
+                "tls_server_config.client_allowed_sans is without effect: client_auth_type"
+                " RequireAndVerifyClientCert asks clients for a certificate"
+            )
+        if self.min_version > self.max_version:
+            raise ValueError("tls_server_config.min_version is newer than max_version")
+
+    def find_forbidden(self, certificate: Mapping[str, Any]) -> str | None:
+        """Return why a client may not see a page; `None` where it may, by its certificate."""
+        if not certificate:
+            return "a client certificate is needed" if self.requires_clients else None
+        # A name counts wherever a certificate is shown, also where none would be needed.
+        names = {_comparable(kind, name) for kind, name in certificate.get("subjectAltName", ())}
+        allowed = {_comparable("", name) for name in self.client_allowed_sans}
+        is_allowed = not allowed or bool(names & allowed)
+        return None if is_allowed else "the client certificate has none of the allowed names"
+
 
 class HttpServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How HTTP is spoken."""
@@ -100,6 +140,19 @@ class WebConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         tls = self.tls_server_config
         return bool(self.basic_auth_users) or (tls is not None and tls.requires_clients)
 
+    def with_whole_paths(self, folder: Path) -> "WebConfig":
+        """Return the configuration with the paths of files that are relative to a folder."""
+        tls = self.tls_server_config
+        if tls is None:
+            return self
+        whole = {
+            name: str(folder / getattr(tls, name)) if getattr(tls, name) else ""
+            for name in ("cert_file", "key_file", "client_ca_file")
+        }
+        return msgspec.structs.replace(
+            self, tls_server_config=msgspec.structs.replace(tls, **whole)
+        )
+
 
 def read_web_config(file: Path) -> WebConfig:
     """Return what the file says; raises `UserError` naming file and field.
@@ -119,26 +172,21 @@ def read_web_config(file: Path) -> WebConfig:
     except RecursionError as error:
         raise UserError(f"http.web_config_file: {file} is nested too deep") from error
     raw = {} if loaded is None else loaded
-    for field in _fields_of(raw):
-        if field in _UNOFFERED:
-            raise UserError(f"{file}: {field}: {_UNOFFERED[field]}")
+    for section, value in raw.items() if isinstance(raw, dict) else ():
+        inner = value if isinstance(value, dict) else ()
+        for field in (str(section), *(f"{section}.{name}" for name in inner)):
+            # Said before msgspec does, which knows a field that it has not got as unknown alone.
+            if field in _UNOFFERED:
+                raise UserError(f"{file}: {field}: {_UNOFFERED[field]}")
     try:
         config = msgspec.convert(raw, WebConfig)
         _check(config)
-        _refuse_open(config)
     except msgspec.ValidationError as error:
         said = shorten_middle(explain_invalid(WebConfig, error))
         raise UserError(f"{file}: {said}") from error
     except ValueError as error:
         raise UserError(f"{file}: {shorten_middle(str(error))}") from error
-    return _with_whole_paths(config, file.parent)
-
-
-def _fields_of(raw: Any) -> Iterator[str]:  # noqa: ANN401  # any YAML
-    for name, value in raw.items() if isinstance(raw, dict) else ():
-        yield str(name)
-        if isinstance(value, dict):
-            yield from (f"{name}.{inner}" for inner in value)
+    return config.with_whole_paths(file.parent)
 
 
 def refuse_loss(before: WebConfig, after: WebConfig) -> None:
@@ -154,6 +202,7 @@ def refuse_loss(before: WebConfig, after: WebConfig) -> None:
 
 
 def _check(config: WebConfig) -> None:
+    """Raise `ValueError` naming the field where one has no effect, or does not do what it seems."""
     for name, hashed in config.basic_auth_users.items():
         found = _HASH.fullmatch(hashed)
         if not found:
@@ -166,32 +215,14 @@ def _check(config: WebConfig) -> None:
                 f"basic_auth_users.{name}: cost {found[1]} would take minutes at each log-in;"
                 f" the most is {_MAX_COST}"
             )
-    tls = config.tls_server_config
-    if tls and tls.asks_clients and not tls.client_ca_file:
-        raise ValueError(
-            f"tls_server_config.client_auth_type {tls.client_auth_type} needs client_ca_file"
-        )
-    if tls and tls.client_ca_file and not tls.asks_clients:
-        raise ValueError(
-            "tls_server_config.client_ca_file is without effect: client_auth_type"
-            " RequireAndVerifyClientCert asks clients for a certificate"
-        )
-    if tls and tls.client_allowed_sans and not tls.asks_clients:
-        raise ValueError(
-            "tls_server_config.client_allowed_sans is without effect: client_auth_type"
-            " RequireAndVerifyClientCert asks clients for a certificate"
-        )
+    if config.tls_server_config:
+        config.tls_server_config.check()
     for name, value in config.http_server_config.headers.items():
         if not _HEADER_VALUE.fullmatch(value):
             raise ValueError(
                 f"http_server_config.headers.{name}: {value!r} holds what no header may;"
                 " leave out line ends, control characters and what is not ASCII"
             )
-    if tls and tls.min_version > tls.max_version:
-        raise ValueError("tls_server_config.min_version is newer than max_version")
-
-
-def _refuse_open(config: WebConfig) -> None:
     if config.tls_server_config is None and not config.basic_auth_users:
         raise ValueError(
             "it protects nothing, as it has neither tls_server_config nor basic_auth_users; take"
@@ -199,12 +230,68 @@ def _refuse_open(config: WebConfig) -> None:
         )
 
 
-def _with_whole_paths(config: WebConfig, folder: Path) -> WebConfig:
-    tls = config.tls_server_config
-    if tls is None:
-        return config
-    whole = {
-        name: str(folder / getattr(tls, name)) if getattr(tls, name) else ""
-        for name in ("cert_file", "key_file", "client_ca_file")
-    }
-    return msgspec.structs.replace(config, tls_server_config=msgspec.structs.replace(tls, **whole))
+def _comparable(kind: str, name: str) -> str:
+    """Return a name as it is compared: OpenSSL writes an IPv6 address out, people do not."""
+    if kind in ("IP Address", ""):
+        with suppress(ValueError):
+            return str(ip_address(name.strip()))
+    return name
+
+
+# TLS as it is configured.
+
+_VERSIONS: Final = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
+_SUITE: Final = re.compile(r"TLS_(?:(ECDHE|DHE)_)?(RSA|ECDSA)_WITH_(\w+)")
+
+
+def make_context(config: TlsServerConfig) -> tuple[ssl.SSLContext, list[Validity]]:
+    """Return a server's context, and how long its certificates are valid.
+
+    Raises `UserError` naming the field whose file cannot be used.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = _VERSIONS[config.min_version]
+    context.maximum_version = _VERSIONS[config.max_version]
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    if not config.prefer_server_cipher_suites:
+        context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
+    if config.cipher_suites:
+        # Those of TLS 1.2; the suites of 1.3 are always on, as in Go.
+        suites = filter(None, map(_openssl_name, config.cipher_suites))
+        try:
+            context.set_ciphers(":".join(suites) or "ECDHE")
+        except ssl.SSLError as error:
+            shown = shorten_middle(", ".join(config.cipher_suites))
+            said = f"tls_server_config.cipher_suites: OpenSSL has none of {shown}"
+            raise UserError(said) from error
+    validities = load_own(
+        context,
+        prefix="tls_server_config.",
+        cert_file=Path(config.cert_file),
+        key_file=Path(config.key_file),
+    )
+    if config.asks_clients:
+        # A client without one is refused page by page: the kubelet has none to show for its probes.
+        context.verify_mode = ssl.CERT_OPTIONAL
+        setting, file = "tls_server_config.client_ca_file", Path(config.client_ca_file)
+        require_authorities(setting=setting, file=file)
+        with naming(setting, file):
+            context.load_verify_locations(file)
+        validities += authorities_of(context, setting=setting, file=file)
+    return context, validities
+
+
+def _openssl_name(name: str) -> str | None:
+    """Return OpenSSL's name of a suite; `None` for one of TLS 1.3."""
+    found = _SUITE.fullmatch(name)
+    if found is None:
+        if name.startswith("TLS_"):
+            return None
+        raise UserError(
+            f"tls_server_config.cipher_suites: there is no suite {shorten_middle(repr(name))}"
+        )
+    exchange, signature, rest = found.groups()
+    cipher = rest.replace("AES_", "AES").replace("_CBC", "").replace("_", "-")
+    cipher = cipher.removesuffix("-SHA256") if "POLY1305" in cipher else cipher
+    key = f"{exchange}-{signature}-" if exchange else ""
+    return f"{key}{cipher}"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
-from gpuledger.settings.fields import variable_of
+from gpuledger.settings.sources import variable_of
 from tests.real.services import web
 from tests.real.services.kafka import Kafka, KafkaDistribution, count_brokers
 from tests.real.services.ports import free_ports

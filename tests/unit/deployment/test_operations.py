@@ -17,7 +17,7 @@ import sinks.metrics
 from agent.settings import AgentSettings
 from enricher.join.settings import JoinSettings
 from enricher.podwatch.settings import PodwatchSettings
-from gpuledger.settings.fields import settings_of, variable_of
+from gpuledger.settings.sources import settings_of, variable_of
 from gpuledger.topics import BY_NAME
 from sinks.settings import SinkSettings
 from tests.unit.deployment import deployables

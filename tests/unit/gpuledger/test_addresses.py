@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuledger.settings.address import shown_url
+from gpuledger.settings.secret import shown_url
 
 
 @pytest.mark.parametrize(

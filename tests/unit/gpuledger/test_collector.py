@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuledger.collector import settle_collector
+from gpuledger.early import settle_collector
 
 
 class Cycle:

@@ -18,7 +18,7 @@ from gpuledger.bus.protocol import (
     UnreadableReason,
 )
 from gpuledger.codec import Decoder
-from gpuledger.dead_letter_queue import DEAD_LETTERS_TOTAL, DeadLetterQueue
+from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import BusUnavailableError, TopicsError
 from gpuledger.records import DeadLetter, GpuReading
 from gpuledger.runtime.logs import Repeats
@@ -46,7 +46,8 @@ def letters(producer: KeepingProducer) -> list[DeadLetter]:
 
 
 def counted(reason: str) -> float:
-    return float(DEAD_LETTERS_TOTAL.labels(topic="a.topic", reason=reason)._value.get())
+    labels = {"topic": "a.topic", "reason": reason}
+    return REGISTRY.get_sample_value("gpuledger_dead_letters_total", labels) or 0.0
 
 
 def test_what_decodes_comes_through_in_order_and_the_rest_is_left_out() -> None:

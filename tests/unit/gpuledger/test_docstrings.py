@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from gpuledger.docstrings import class_docstring, field_docstrings
+from gpuledger.codegen import class_docstring, field_docstrings
 
 
 @dataclasses.dataclass

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from gpuledger import records
-from gpuledger.docstrings import class_docstring, field_docstrings
+from gpuledger.codegen import class_docstring, field_docstrings
 from gpuledger.records import ContainerRef, GpuReading
 from gpuledger.records.base import BaseRecord
 from tests.unit.record_fields import present_in

@@ -11,6 +11,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any, cast
 
 import pytest
@@ -38,10 +39,9 @@ from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.topics import DEAD_LETTERS, EVENTS, Topic
 from sinks.context import Progress
-from sinks.errors import ReceiverUnavailableError, RejectedError
+from sinks.errors import ReceiverUnavailableError, RejectedError, retry_receiver
 from sinks.loop import consume
 from sinks.protocol import Batch, ConsumerConfig, Partitions, Sink, SinkContext
-from sinks.retrying import until_answered
 from tests.unit.sinks.builders import (
     BUS_TOPICS,
     NODE,
@@ -445,14 +445,14 @@ async def test_what_was_removed_unread_stays_in_the_check_of_gaps_and_the_sink_r
 
 
 async def test_an_outage_of_the_receiver_is_logged_where_it_begins_and_where_it_ends() -> None:
-    check = Readiness().check("t.receiver")
+    check, attempts = Readiness().check("t.receiver"), count()
 
-    async def attempt(number: int) -> None:
-        if number < 20:
+    async def attempt() -> None:
+        if next(attempts) < 20:
             raise ReceiverUnavailableError("connection refused")
 
     with capture_logs() as logged:
-        await until_answered(attempt, sink="t", check=check, clock=ManualClock(), receiver="there")
+        await retry_receiver(sink="t", check=check, clock=ManualClock(), receiver="there")(attempt)
 
     assert [line["event"] for line in logged] == ["check_failed", "check_recovered"]
     assert check.detail == "there"
@@ -479,42 +479,25 @@ def test_progress_gives_what_is_done_beyond_what_was_committed() -> None:
     assert progress.uncommitted() == {other: 1}
 
 
-@pytest.mark.parametrize("failures", [0, 1, 4])
-async def test_an_attempt_is_repeated_with_growing_pauses_until_it_is_answered(
-    failures: int,
-) -> None:
-    clock, check = ManualClock(), Check()
-
-    async def attempt(number: int) -> int:
-        if number < failures:
-            assert number == 0 or not check.is_ok
-            raise ReceiverUnavailableError("later")
-        return number
-
-    assert await until_answered(attempt, sink="t", check=check, clock=clock) == failures
-    assert check.is_ok
-    assert clock.slept == sorted(clock.slept)
-    assert len(clock.slept) == failures
-
-
 async def test_a_receiver_that_names_a_time_is_left_alone_until_then() -> None:
-    clock = ManualClock()
+    clock, check, attempts = ManualClock(), Check(), count()
 
-    async def attempt(number: int) -> None:
-        if number == 0:
+    async def attempt() -> None:
+        if next(attempts) == 0:
             raise ReceiverUnavailableError("later", retry_after_seconds=42)
 
-    await until_answered(attempt, sink="t", check=Check(), clock=clock)
+    await retry_receiver(sink="t", check=check, clock=clock)(attempt)
 
     assert clock.slept == [42]
+    assert check.is_ok
 
 
 async def test_a_final_answer_is_not_tried_again() -> None:
-    async def attempt(number: int) -> None:
+    async def attempt() -> None:
         raise RejectedError("400 no")
 
     with pytest.raises(RejectedError, match="400 no"):
-        await until_answered(attempt, sink="t", check=Check(), clock=ManualClock())
+        await retry_receiver(sink="t", check=Check(), clock=ManualClock())(attempt)
 
 
 def test_the_tests_topics_have_the_partitions_that_they_say() -> None:

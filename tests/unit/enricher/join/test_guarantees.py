@@ -11,7 +11,6 @@ from structlog.testing import capture_logs
 from typing_extensions import override
 
 from enricher.join.delivery import AtLeastOnce, CommitBatch, ExactlyOnce
-from enricher.join.retry import UntilDone
 from enricher.join.settings import JoinSettings, JoinTuning
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import (
@@ -25,9 +24,9 @@ from gpuledger.bus.protocol import (
 from gpuledger.bus.transactional_writers import TransactionalWriters
 from gpuledger.codec import Decoder, encode
 from gpuledger.dead_letter_queue import DeadLetterQueue
-from gpuledger.errors import BusUnavailableError
+from gpuledger.errors import BusError, BusUnavailableError
 from gpuledger.records import NodeProgress
-from gpuledger.runtime import Backoff, Check
+from gpuledger.runtime import Check, RetryingCaller
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import DEAD_LETTERS, EVENTS, PROGRESS, SAMPLES
 from tests.unit.enricher.join.test_service import (
@@ -371,7 +370,7 @@ async def test_at_least_once_passes_its_check_once_what_it_could_not_commit_is_g
     async with bus.producer() as producer, bus.consumer(subscription) as consumer:
         await consumer.poll(timeout_seconds=0, max_records=1)
         office = DeadLetterQueue(consumer=GROUP, producer=producer, partitions=1)
-        insist = UntilDone(check=check, backoff=Backoff(), passes_check=False)
+        insist = RetryingCaller(on=BusError, check=check, passes_check=False)
         delivery = AtLeastOnce(producer=producer, office=office, insist=insist, check=check)
         offsets = {TopicPartition(SAMPLES.name, PLACE): 1}
         await delivery.deliver(consumer, [CommitBatch(number=PLACE, begun_at=0.0, offsets=offsets)])
@@ -406,7 +405,7 @@ async def test_at_least_once_commits_nothing_of_a_partition_that_is_not_held() -
     async with bus.producer() as producer, bus.consumer(subscription) as consumer:
         await consumer.poll(timeout_seconds=0, max_records=1)
         office = DeadLetterQueue(consumer=GROUP, producer=producer, partitions=1)
-        insist = UntilDone(check=check, backoff=Backoff(), passes_check=False)
+        insist = RetryingCaller(on=BusError, check=check, passes_check=False)
         delivery = AtLeastOnce(producer=producer, office=office, insist=insist, check=check)
         held, other = (TopicPartition(SAMPLES.name, at) for at in (PLACE, SAMPLES.partitions))
         made = CommitBatch(number=PLACE, begun_at=0.0, offsets={held: 1, other: 1})

@@ -10,12 +10,11 @@ from typing_extensions import override
 
 from enricher.join.delivery import Delivery
 from enricher.join.restore import StalledError, StateRestorer
-from enricher.join.retry import UntilDone
 from enricher.join.settings import JoinTuning
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Polled, Record, TopicPartition
-from gpuledger.errors import BusUnavailableError
-from gpuledger.runtime import Backoff, Check
+from gpuledger.errors import BusError, BusUnavailableError
+from gpuledger.runtime import Backoff, Check, RetryingCaller
 from gpuledger.topics import PODS, SAMPLES
 from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.ticks import pod, record
@@ -71,7 +70,7 @@ async def test_a_take_over_that_fails_just_before_a_rebalance_leaves_nothing_for
     consumer.restorer = StateRestorer(
         stage=Given().stage,
         delivery=cast("Delivery", delivery),
-        insist=UntilDone(check=check, backoff=backoff),
+        insist=RetryingCaller(on=BusError, check=check, backoff=lambda: backoff),
         tuning=JoinTuning(poll_timeout_seconds=0.01),
         check=check,
         backoff=backoff,
@@ -151,7 +150,7 @@ def restorer(
     made = StateRestorer(
         stage=Given().stage,
         delivery=cast("Delivery", delivery or ReadyDelivery()),
-        insist=UntilDone(check=Check(), backoff=Backoff()),
+        insist=RetryingCaller(on=BusError, check=Check()),
         tuning=JoinTuning(poll_timeout_seconds=0.01),
         check=check,
         backoff=Backoff(first_seconds=0.001, max_seconds=0.001),
@@ -285,7 +284,7 @@ class Reading:
         self.restorer = StateRestorer(
             stage=self.given.stage,
             delivery=cast("Delivery", delivery or ReadyDelivery()),
-            insist=UntilDone(check=Check(), backoff=Backoff()),
+            insist=RetryingCaller(on=BusError, check=Check()),
             tuning=JoinTuning(poll_timeout_seconds=0.01),
             check=self.check,
             backoff=Backoff(first_seconds=10, max_seconds=10, jitter=lambda: 1.0),

@@ -7,13 +7,13 @@ from typing import cast
 
 from enricher.join.delivery import CommitBatch, Delivery
 from enricher.join.restore import StateRestorer
-from enricher.join.retry import UntilDone
 from enricher.join.service import JoinWorker
 from enricher.join.settings import JoinTuning
 from gpuledger.bus.gaps import GapCheck
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Bus, Consumer, Polled, Subscription, TopicPartition
-from gpuledger.runtime import Backoff, Check
+from gpuledger.errors import BusError
+from gpuledger.runtime import Backoff, Check, RetryingCaller
 from gpuledger.topics import SAMPLES
 from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.ticks import record
@@ -93,7 +93,7 @@ class Member:
 async def letters_after(*steps: str) -> int:
     """Run a worker through the steps; return how many letters it has to publish."""
     given, member = Given(), Member(*steps)
-    insist = UntilDone(check=Check(), backoff=Backoff())
+    insist = RetryingCaller(on=BusError, check=Check())
     tuning = JoinTuning(poll_timeout_seconds=0.01, commit_interval_seconds=60)
     delivery = cast("Delivery", Undelivered())
     worker = JoinWorker(

@@ -7,7 +7,7 @@ from functools import partial
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from gpuledger.runtime.check_log import CALM_SECONDS, MAX_REASONS, CheckLog
+from gpuledger.runtime.readiness import CALM_SECONDS, MAX_REASONS, CheckLog
 
 
 class Later:

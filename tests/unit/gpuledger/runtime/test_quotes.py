@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from gpuledger.runtime.quotes import mask_quotes
+from gpuledger.runtime.http.credentials import mask_quotes
 from gpuledger.settings.secret import MASK
 
 Write = Callable[[str], str]

@@ -7,7 +7,7 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from gpuledger.runtime import Check, CheckSeverity, Readiness
-from gpuledger.runtime.check_log import CALM_SECONDS, CheckLog
+from gpuledger.runtime.readiness import CALM_SECONDS, CheckLog
 from gpuledger.runtime.tasks import end_tasks
 
 

@@ -3,9 +3,20 @@
 from collections.abc import Awaitable, Callable
 
 import pytest
+from prometheus_client import CollectorRegistry, Counter
 
 from gpuledger.errors import BusUnavailableError
-from gpuledger.runtime import Backoff, until_done
+from gpuledger.runtime import Backoff, Check, RetryingCaller
+
+
+class Waits:
+    """A clock that waits for nothing and remembers for how long it should have."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
 
 
 def failing(*failures: Exception) -> Callable[[], Awaitable[str]]:
@@ -20,61 +31,99 @@ def failing(*failures: Exception) -> Callable[[], Awaitable[str]]:
     return call
 
 
-class Told:
-    """What was told and waited, in its order."""
-
-    def __init__(self) -> None:
-        self.all: list[str | float] = []
-
-    def failed(self, error: Exception) -> None:
-        self.all.append(str(error))
-
-    async def sleep(self, seconds: float) -> None:
-        self.all.append(seconds)
-
-
 def backoff() -> Backoff:
     return Backoff(first_seconds=1, max_seconds=4, jitter=lambda: 1.0)
 
 
-async def test_each_failure_is_told_and_then_waited_out_with_growing_pauses() -> None:
-    told, waits = Told(), backoff()
-    calls = failing(*(BusUnavailableError(each) for each in "abcd"))
+class Told:
+    """A check that records what it was told, and how long was waited by then."""
 
-    done = await until_done(
-        calls, error=BusUnavailableError, failed=told.failed, backoff=waits, sleep=told.sleep
+    def __init__(self, clock: Waits) -> None:
+        self.all: list[str] = []
+        self.check = Check(on_change=self._record, on_still_failing=self._record)
+        self._clock = clock
+
+    def _record(self, check: Check) -> None:
+        self.all.append(f"{check.detail} at {sum(self._clock.slept):g}")
+
+
+async def test_each_failure_fails_the_check_and_is_then_waited_out_with_growing_pauses() -> None:
+    clock = Waits()
+    told = Told(clock)
+    retry = RetryingCaller(
+        on=BusUnavailableError, check=told.check, receiver="bus", clock=clock, backoff=backoff
     )
 
-    assert done == "done"
-    assert told.all == ["a", 1, "b", 2, "c", 4, "d", 4]
-    assert waits.next_seconds() == 1, "a success begins the waits anew"
+    assert await retry(failing(*map(BusUnavailableError, "abcd"))) == "done"
+
+    assert told.all == ["a at 0", "b at 1", "c at 3", "d at 7", "bus at 11"]
+    assert told.check.is_ok
+    assert retry.attempts == 5
 
 
-async def test_who_wants_to_be_left_alone_for_longer_is() -> None:
-    told = Told()
+async def test_each_call_begins_with_the_first_wait() -> None:
+    clock = Waits()
+    retry = RetryingCaller(on=BusUnavailableError, check=Check(), clock=clock, backoff=backoff)
 
-    await until_done(
-        failing(BusUnavailableError("9"), BusUnavailableError("0")),
-        error=BusUnavailableError,
-        failed=told.failed,
-        backoff=backoff(),
-        sleep=told.sleep,
+    for _ in range(2):
+        await retry(failing(BusUnavailableError("a"), BusUnavailableError("b")))
+
+    assert clock.slept == [1, 2, 1, 2]
+
+
+async def test_a_receiver_that_wants_to_be_left_alone_for_longer_is() -> None:
+    clock = Waits()
+    retry = RetryingCaller(
+        on=BusUnavailableError,
+        check=Check(),
+        clock=clock,
+        backoff=backoff,
         min_seconds=lambda error: float(str(error)),
     )
 
-    assert told.all == ["9", 9.0, "0", 2]
+    await retry(failing(BusUnavailableError("9"), BusUnavailableError("0")))
+
+    assert clock.slept == [9, 2]
 
 
 async def test_an_error_that_was_not_foreseen_ends_it() -> None:
-    told = Told()
+    clock, check = Waits(), Check()
+    retry = RetryingCaller(on=BusUnavailableError, check=check, clock=clock, backoff=backoff)
 
     with pytest.raises(ZeroDivisionError):
-        await until_done(
-            failing(BusUnavailableError("a"), ZeroDivisionError()),
-            error=BusUnavailableError,
-            failed=told.failed,
-            backoff=backoff(),
-            sleep=told.sleep,
-        )
+        await retry(failing(BusUnavailableError("a"), ZeroDivisionError()))
 
-    assert told.all == ["a", 1]
+    assert clock.slept == [1]
+    assert check.has_failed
+    assert retry.attempts == 2
+
+
+async def test_failures_are_counted_and_a_success_is_not() -> None:
+    counter = Counter("attempts_failed", "Failures.", registry=(registry := CollectorRegistry()))
+    retry = RetryingCaller(
+        on=BusUnavailableError,
+        check=Check(),
+        counter=counter,
+        clock=Waits(),
+        describe=lambda error: f"reading: {error}",
+    )
+
+    await retry(failing(BusUnavailableError("a"), BusUnavailableError("b")))
+
+    assert registry.get_sample_value("attempts_failed_total") == 2
+
+
+async def test_where_more_must_succeed_the_check_is_left_as_it_is() -> None:
+    check = Check()
+    retry = RetryingCaller(
+        on=BusUnavailableError,
+        check=check,
+        passes_check=False,
+        clock=Waits(),
+        describe=lambda error: f"reading: {error}",
+    )
+
+    await retry(failing(BusUnavailableError("a")))
+
+    assert check.has_failed
+    assert check.detail == "reading: a"

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 
-from gpuledger.runtime.tasks import end_tasks
+from gpuledger.runtime.tasks import end_tasks, run_tasks
 
 FOR_EVER_SECONDS = 3600.0
 
@@ -62,3 +62,25 @@ async def test_a_task_that_does_not_end_is_left_after_its_time() -> None:
 async def test_nothing_is_to_be_waited_for_where_there_is_no_task() -> None:
     await end_tasks()
     await end_tasks(None)
+
+
+async def test_what_runs_beside_ends_with_its_context_and_what_it_failed_with_is_the_contexts() -> (
+    None
+):
+    async with run_tasks(work(), fail()) as tasks:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.done() for task in tasks] == [False, True]
+
+    assert tasks[0].cancelled()
+    assert isinstance(tasks[1].exception(), ValueError)
+
+
+async def test_what_runs_beside_and_does_not_end_is_left_after_its_time() -> None:
+    let_go = asyncio.Event()
+
+    async with run_tasks(hang(let_go), end_seconds=0.01) as (task,):
+        await asyncio.sleep(0)
+
+    assert not task.done()
+    let_go.set()
+    await task

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuledger.settings.address import parse_listen
+from gpuledger.settings.groups import parse_listen
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from cli.demo.plan import check_url, find_store, parse_bus
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger.errors import SettingsError, UserError
 from gpuledger.settings import KafkaSettings, Secret, load_settings
-from gpuledger.settings.address import shown_url
-from gpuledger.settings.secret import mask_address, mask_addresses
+from gpuledger.settings.secret import mask_address, mask_addresses, shown_url
 from sinks.settings import AlertsSettings, RemoteWriteSettings, StoreSettings
 
 PASSWORD = "S3cr3t"

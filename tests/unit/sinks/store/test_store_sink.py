@@ -563,7 +563,7 @@ class HangingStorage:
 async def test_a_storage_that_never_answered_fails_the_check_and_the_lag_grows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sinks.retrying.ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr("gpuledger.runtime.retry.SLOW_SECONDS", 0.0)
     storage, on, readiness = HangingStorage(monkeypatch), bus(), Readiness()
     clock, check = ManualClock(START_NS + 7 * SECOND_NS), readiness.check("store.receiver")
     await publish(on, event(0), event(1))

@@ -23,8 +23,8 @@ from gpuledger.runtime.http.client import (
     read_begin,
 )
 from gpuledger.runtime.http.credentials import BasicCredentials
-from gpuledger.runtime.http.messages import MAX_CHARACTERS, readable
 from gpuledger.settings.secret import MASK
+from gpuledger.texts import MAX_CHARACTERS, readable
 from tests.fakes.hostile_http import HUGE_PAGES, MIB, NO_HTTP, ODD_PAGES, Raw, answering, page
 
 

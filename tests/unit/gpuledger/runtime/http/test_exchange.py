@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger.runtime.http.exchange import MAX_HEAD_BYTES, MAX_HEADERS, Exchange
-from gpuledger.runtime.http.messages import BadRequestError, HttpRequest, Response
+from gpuledger.runtime.http.exchange import (
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    BadRequestError,
+    Exchange,
+    HttpRequest,
+    Response,
+)
 
 OK = Response(body=b"ok\n")
 GET = b"GET /livez HTTP/1.1\r\nHost: a\r\n"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger.runtime.http.messages import MAX_SECONDS, retry_after_seconds
+from gpuledger.runtime.http.client import MAX_SECONDS, retry_after_seconds
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 DATE = "Sat, 21 Nov 2026 12:00:30 GMT"

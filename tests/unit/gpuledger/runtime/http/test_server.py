@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from gpuledger.runtime.http import server
-from gpuledger.runtime.http.messages import Handler, HttpRequest, Response
+from gpuledger.runtime.http.exchange import Handler, HttpRequest, Response
 from gpuledger.runtime.http.server import serve_pages
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -7,7 +7,7 @@ import pytest
 
 from gpuledger.errors import UserError
 from gpuledger.runtime.http.auth import WebGuard
-from gpuledger.runtime.http.messages import HttpRequest, Response
+from gpuledger.runtime.http.exchange import HttpRequest, Response
 from gpuledger.runtime.http.web_config import read_web_config, refuse_loss
 from gpuledger.runtime.readiness import Check
 
