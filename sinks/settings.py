@@ -10,7 +10,7 @@ import msgspec
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings, Secret
 from gpuledger.settings.address import require_http_url
 from gpuledger.topics import ROWS
-from sinks.otlp.naming import OF_RESOURCES
+from sinks.otlp_names import OF_RESOURCES
 from sinks.registry import KINDS
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]

@@ -15,7 +15,7 @@ from gpuledger.runtime import Readiness
 from gpuledger.runtime.http.client import open_http
 from gpuledger.topics import ATTRIBUTED_INCIDENTS
 from sinks.alerts.active_alerts import rfc3339
-from sinks.alerts.alertmanager import HEADERS, AlertmanagerClient
+from sinks.alerts.receivers import HEADERS, AlertmanagerClient
 from sinks.errors import ReceiverUnavailableError, RejectedError
 from sinks.loop import run_sink
 from sinks.registry import ALERTS

@@ -37,10 +37,9 @@ from gpuledger.errors import BusUnavailableError, NotAssignedError
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.topics import DEAD_LETTERS, EVENTS, Topic
-from sinks.context import Progress
 from sinks.errors import ReceiverUnavailableError, RejectedError
 from sinks.loop import consume
-from sinks.protocol import Batch, ConsumerConfig, Partitions, Sink, SinkContext
+from sinks.protocol import Batch, ConsumerConfig, Partitions, Progress, Sink, SinkContext
 from sinks.retrying import until_answered
 from tests.unit.sinks.builders import (
     BUS_TOPICS,

@@ -40,8 +40,7 @@ from sinks.errors import ReceiverUnavailableError
 from sinks.loop import run_sink
 from sinks.registry import STORE
 from sinks.settings import StoreSettings
-from sinks.store.buffer import DAYS_A_WAIT, MAX_DAYS, RowBuffer
-from sinks.store.entry_rows import Row, rows_of
+from sinks.store.buffer import DAYS_A_WAIT, MAX_DAYS, Row, RowBuffer, rows_of
 from sinks.store.table import EntriesTable, StaleTableError, StreamTable
 from tests.unit.sinks.builders import (
     NODE,
