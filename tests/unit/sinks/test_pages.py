@@ -23,7 +23,7 @@ from sinks.rows import encoded_rows_of
 from sinks.store.buffer import rows_of
 from sinks.store.table import EntriesTable, GapsTable
 from tests.unit.sinks.builders import START_NS, allocation, entry, event
-from tests.unit.sinks.store.test_store_sink import AT, STREAM, a_row
+from tests.unit.sinks.store.storing import AT, STREAM, a_row
 
 DOCS = Path(__file__).parents[3] / "docs"
 TYPES = {
