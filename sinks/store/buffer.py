@@ -39,8 +39,9 @@ _make_row: Final = row_maker(
         ColumnType.TIME: "{} // 1000",
         ColumnType.DURATION: "{} / 1e9",
         ColumnType.FLAG: "bool({})",
-        # The text, not the word, which is of a class of its own.
-        ColumnType.CODE: "{}.value",
+        # The text, not the word, which is of a class of its own. `value` is a property written in
+        # Python: for four words a row it took a seventh of the time in which rows are made.
+        ColumnType.CODE: "{}._value_",
         ColumnType.LABELS: "as_json({})",
     },
     # Sorted: rows of equal labels have equal text, which Parquet's dictionaries and people's GROUP
