@@ -2,7 +2,7 @@
 
 A request takes what is in force when it is sent, so that one that is tried again, as after a 401,
 goes with what the files have by then. Files that cannot be used leave the former in force, which
-the check tells until they are mended.
+the check shows until they are mended.
 
 Here also lives what an answer over HTTP says of how a receiver is set (`explain`): its address, its
 login, the protocol to speak. Whether a refusal is final is decided by each receiver's own client.

@@ -226,7 +226,7 @@ class _Session:
         if self._hands_out_nothing:
             # This came with a poll for the membership alone: nothing may be handed out by it.
             self.consumer.pause(partitions)
-        # Before the sink is told: what it acknowledges from now on is of the new epoch.
+        # Before the sink knows of it: what it acknowledges from now on is of the new epoch.
         self._progress.begin(partitions)
         await self._sink.assign(partitions, self._context())
 
@@ -356,7 +356,7 @@ class _Session:
             ends = await self.consumer.end_offsets(self.consumer.assignment())
         except (BusError, NotAssignedError):
             return  # polls say so
-        # It may have begun to take records while the brokers were asked: then they are polled.
+        # It may have begun to take records while the brokers were queried: then they are polled.
         if self._is_preparing:
             self._lag.ends(ends)
 

@@ -1,7 +1,7 @@
 """An event to OTLP: the series that the remote-write sink sends, as export requests.
 
 Here lives that transformation, by the official classes. Pure; a request is a function of the event
-alone, so that an event that is read again gives the same bytes.
+alone, so that an event that is read again makes the same bytes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -5,7 +5,7 @@ The loop (`sinks.loop`) polls, decodes, commits and keeps the membership of the 
 
 An epoch is one assignment of a partition to this member. A partition that is revoked and assigned
 again has another one, as in between somebody else may have had it, or its topic may have been made
-anew: what was done of records of an earlier epoch says nothing of the later one. So the loop gives
+anew: what was done of records of an earlier epoch says nothing of the later one. So the loop hands
 the sink a context with each call, which counts for the epochs of that call and for no other.
 """
 

@@ -106,7 +106,7 @@ class Arrival(NamedTuple):
 
 
 class Timeline:
-    """The time of one node, as its ticks tell it."""
+    """The time of one node, as its ticks have it."""
 
     __slots__ = (
         "_boot_id",

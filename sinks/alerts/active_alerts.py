@@ -1,4 +1,4 @@
-"""The alerts that stand: what each Alertmanager has yet to be told, and until when.
+"""The alerts that stand: what each Alertmanager has yet to be sent, and until when.
 
 Here lives what Alertmanager expects of its clients: a firing alert is sent again and again, each
 time with an end a while ahead, a resolved one for some minutes more. Pure; times are given: what
@@ -16,8 +16,8 @@ from sinks.alerts.slots import AlertSlots, Labels
 SECOND_NS: Final = 1_000_000_000
 _ENDS_AFTER_RESENDS: Final = 4
 """As Prometheus does: two sends may be lost before a firing alert ends by itself."""
-_TELL_END_NS: Final = 300 * SECOND_NS
-"""How long the end of an alert is told again."""
+_SEND_END_NS: Final = 300 * SECOND_NS
+"""How long the end of an alert is sent again."""
 _REJECTED_NS: Final = 3600 * SECOND_NS
 """How long an alert that is refused and that nobody took is held anew each time it is offered."""
 
@@ -76,7 +76,7 @@ class ActiveAlert:
     over_ns: int = 0
     """Once it has an end: when that is, by the monotonic clock."""
     hold_ns: int = 0
-    """For how long it stands from when it is told, where it has its end from the beginning."""
+    """For how long it stands from when it is sent, where it has its end from the beginning."""
     taken_ns: dict[str, int] = field(default_factory=dict)
     """For each Alertmanager when it last took this alert as it is now, by the monotonic clock."""
     rejected_ns: dict[str, int] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class ActiveAlert:
             return False
         if self.ends_ns is None:
             return now.monotonic_ns - self.seen_ns >= silent_ns
-        return now.monotonic_ns - self.over_ns >= _TELL_END_NS
+        return now.monotonic_ns - self.over_ns >= _SEND_END_NS
 
     def as_json(self, *, now: Now, resend_ns: int) -> dict[str, Any]:
         """Return the alert as `/api/v2/alerts` takes it."""
@@ -212,7 +212,7 @@ class ActiveAlerts:
             self._active[key] = replace(
                 alert,
                 ends_ns=max(alert.starts_ns, min(at_ns, now.time_ns)),
-                # Told for some minutes from now on, however long ago that was by the node's clock.
+                # Sent for some minutes from now on, however long ago that was by the node's clock.
                 over_ns=now.monotonic_ns,
                 changed_ns=now.monotonic_ns,
                 change=alert.change + 1,
@@ -254,7 +254,7 @@ class ActiveAlerts:
         alert = self._active.pop(key)
         alert.changes.answered = alert.change  # nobody hears of it, nor waits for that
         for slots in (self._slots.incidents, self._slots.rules):
-            slots.give_back(key, _node_of(key))
+            slots.free(key, _node_of(key))
         return alert
 
     def drop_all(self) -> None:
@@ -271,7 +271,7 @@ class ActiveAlerts:
         ]
 
     def forget(self, *, now: Now, silent_ns: int) -> list[ActiveAlert]:
-        """Drop and return what is over: ended and told, or firing and long not seen.
+        """Drop and return what is over: ended and sent for a while, or firing and long not seen.
 
         One for whose answer somebody waits is not.
         """

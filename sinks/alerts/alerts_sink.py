@@ -89,7 +89,7 @@ class Unacknowledged:
         return sum(len(polled.alerts) for waiting in self._polled.values() for polled in waiting)
 
     def drop(self, partitions: Partitions) -> None:
-        """Forget partitions: what was not answered of them is their next owner's to tell."""
+        """Forget partitions: what was not answered of them is their next owner's to send."""
         for partition in partitions:
             self._polled.pop(partition, None)
 

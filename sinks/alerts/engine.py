@@ -1,8 +1,8 @@
 """Rules over time: pending, firing, resolved, by the node's own time since boot.
 
 Here lives what is remembered of a partition: for how long each condition has held, and the alerts
-that are active. How long it has held is told by `seq` and by what ticks cover, so no clock that is
-set makes an alert fire early, late or not at all; a tick from the future is evaluated like any
+that are active. How long it has held is read from `seq` and from what ticks cover, so no clock that
+is set makes an alert fire early, late or not at all; a tick from the future is evaluated like any
 other, and time of which no tick speaks counts for nothing. A replay of the same events gives the
 same alerts. Pure; this machine's time is given, and used for sending alone.
 """
@@ -56,7 +56,7 @@ class _Condition:
 class RuleEvaluator:
     """The rules' state for the nodes of one partition.
 
-    A replay gives other alerts in one case: of a node that rebooted with a clock that is behind,
+    A replay makes other alerts in one case: of a node that rebooted with a clock that is behind,
     the new boot is believed by when its ticks arrive (`sinks.timelines`).
     """
 
@@ -135,7 +135,7 @@ class RuleEvaluator:
         if condition.alert is not None:
             if self.alerts.confirm(condition.alert, now=now):
                 return
-            condition.is_left_out = True  # it gave way, which is told
+            condition.is_left_out = True  # it gave way, which is reported
         elif condition.held_ns < rule.for_ns:
             return
         condition.alert = self.alerts.fire(

@@ -81,13 +81,13 @@ class AlertmanagerClient:
             raise RejectedError(f"{answer.status} {answer.text}")
         # Alertmanager answers 200 with nothing in it: a page is a proxy's, as one to log in on.
         if not answer.is_success or answer.is_page:
-            # How long to wait is not left to one of several: the others would be told late for it.
+            # How long to wait is not left to one of several: others would be sent theirs late.
             raise ReceiverUnavailableError(explain(answer, url=self.url, setting=_SETTING))
 
 
 NAME: Final = "alerts"
 _REFUSAL_SHOWN_NS: Final = 600 * SECOND_NS
-"""For how long checks tell of an alert that was refused."""
+"""For how long checks show an alert that was refused."""
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
@@ -122,7 +122,7 @@ class RejectedAlerts:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedClient:
-    """An Alertmanager's client and the check that tells of that one."""
+    """An Alertmanager's client and the check of that one."""
 
     client: AlertmanagerClient
     check: Check
@@ -224,7 +224,7 @@ class _Receiver:
 
     def begin(self) -> None:
         """Begin to send what is due, unless that is under way; raises what has ended it."""
-        # A task's error is its own until somebody asks for it: a defect must end the sink.
+        # A task's error is raised to nobody until its result is read: a defect must end the sink.
         if self._sending is not None and self._sending.done():
             self._sending.result()
             self._sending = None
@@ -246,7 +246,7 @@ class _Receiver:
     def _is_to_be_asked(self) -> bool:
         """Return whether an answer alone is wanted, as nothing is due.
 
-        Only that passes a check which has failed, or was not asked yet; and an address or a login
+        Only that passes a check which has failed, or waits for the first; and an address or a login
         that is wrong by now is to be known before the next alert.
         """
         now_ns = self._clock.monotonic_ns()
@@ -279,7 +279,7 @@ class _Receiver:
         self._all_receivers.answered(now_ns=now_ns)
 
     async def _attempt(self) -> None:
-        """Post what comes next; where that is nothing, an empty list asks for an answer."""
+        """Post what comes next; where that is nothing, an empty list brings an answer."""
         try:
             await self._post(self._send_order.next(self._all(), now=Now.of(self._clock)))
         except ReceiverUnavailableError as error:
@@ -300,7 +300,7 @@ class _Receiver:
         except RejectedError as error:
             if len(alerts) > 1:
                 # With 400 it may have taken the valid ones, with 413 or 422 it has taken none.
-                # Which of them it is, only the answers to fewer of them tell.
+                # Which of them it is, only the answers to fewer of them show.
                 record_partly_rejected(alerts, self._client.url)
             elif alerts:
                 self._reject(alerts[0], str(error), now)
@@ -309,7 +309,7 @@ class _Receiver:
             record_taken(alerts, self._client.url, now=now)
 
     def _reject(self, alert: ActiveAlert, error: str, now: Now) -> None:
-        """Go on without an alert that an Alertmanager refuses; it is asked again in its time."""
+        """Go on without an alert that an Alertmanager refuses; it is sent again in its time."""
         self._all_receivers.refused(f"{self._url}: {error}", now_ns=now.monotonic_ns)
         self._rejected.record(error, now_ns=now.monotonic_ns)
         if record_rejected(alert, self._client.url, now=now):

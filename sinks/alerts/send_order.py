@@ -1,6 +1,6 @@
 """What one Alertmanager is sent next, of all that it is due.
 
-What is new goes first. Behind it come, a batch of each in turn, what is told again, what was
+What is new goes first. Behind it come, a batch of each in turn, what is sent again, what was
 refused together with others, and what was refused alone: none of them holds up another. Pure.
 """
 
@@ -27,7 +27,7 @@ class _Due:
     new: list[ActiveAlert] = field(default_factory=list)
     """What it has never answered, and what was never refused."""
     again: list[tuple[int, ActiveAlert]] = field(default_factory=list)
-    """What it has taken, or is to be told soon, by when it answered last."""
+    """What it has taken, or is to be sent soon, by when it answered last."""
     doubted: _ByLimit = field(default_factory=lambda: defaultdict(list))
     """What it has not answered, being refused together with others, by how many may be posted."""
     refused: _ByLimit = field(default_factory=lambda: defaultdict(list))
@@ -48,7 +48,7 @@ class SendOrder:
         self._receiver, self._resend_ns = receiver, resend_ns
         self._turn = 0
         self.late_ns = 0
-        """For how long the oldest that was due has waited, when it was asked last."""
+        """For how long the oldest that was due has waited, when something was chosen last."""
 
     def is_due(self, alerts: Iterable[ActiveAlert], *, now: Now) -> bool:
         """Return whether there is anything to post now."""

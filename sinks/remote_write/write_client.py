@@ -1,6 +1,6 @@
 """The seam to a remote-write receiver: one method.
 
-Here live the headers and which answers are the receiver's word on the samples: to give events up
+Here live the headers and which answers are the receiver's word on the samples: to put events aside
 for any other would empty the stream into the dead letters while an address or a login is wrong. So
 what looks like a refusal of samples counts as one only where the same receiver takes a request
 without samples: neither a status nor words tell a receiver from what stands in its place. The
@@ -115,7 +115,7 @@ async def open_client(
 ) -> AsyncIterator[RemoteWriteClient]:
     """Open a client; raises SettingsError where a file of its credentials cannot be used.
 
-    A check of `readiness` tells of files that change and cannot be used then.
+    A check of `readiness` shows files that change and cannot be used then.
     """
     credentials = watch_credentials(
         settings, section="remote_write", readiness=readiness or Readiness()

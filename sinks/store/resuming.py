@@ -202,7 +202,7 @@ class Resuming:
     async def topic_id_now(self, consumer: Consumer) -> str | None:
         """Return the identity of the topic as of now, once the brokers have answered.
 
-        Where they give topics none, it is not asked for.
+        Where they know of none, it is not queried.
         """
         if self._stored.topic_id is None:
             return None

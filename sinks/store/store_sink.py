@@ -199,7 +199,7 @@ class StoreSink(Sink):
                 await self._flush_once(context)
             finally:
                 # What could not be written is read again by whoever holds its partitions then, and
-                # what could not be told of it is told then.
+                # its dead letters are written then.
                 for topic, partition in self._pending.last_offsets:
                     context.dead_letters.drop(partition, topic=topic)
                 self._resuming.require(self._pending.last_offsets)
@@ -245,7 +245,7 @@ class StoreSink(Sink):
         if self._pending.rows:
             await self._retrying(lambda _: self._flush_once(context))
         else:
-            # The table is not asked, so this says nothing of whether it answers.
+            # The table is not queried, so this says nothing of whether it answers.
             await self._flush_once(context)
 
     async def _flush_once(self, context: SinkContext) -> None:
@@ -291,6 +291,6 @@ class StoreSink(Sink):
         topic_id = await self._resuming.topic_id_now(context.consumer)
         if topic_id == self._resuming.topic_id:
             return
-        # Nothing of it is written: no row tells which topic it is of.
+        # Nothing of it is written: no row says which topic it is of.
         read, self._pending = self._pending.last_offsets, RowBuffer()
         await self._resuming.refuse_rows(read, topic_id=topic_id)

@@ -161,7 +161,7 @@ class Appending:
         self._stored.advance(pending.last_offsets)
 
     async def end(self) -> None:
-        """Wait until nothing is being written; how that ended, the table tells."""
+        """Wait until nothing is being written; how that ended, the table shows."""
         if self._writing is not None:
             await asyncio.wait({self._writing})
             self._writing = None

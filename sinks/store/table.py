@@ -231,8 +231,8 @@ class EntriesTable(StreamTable):
         """Return the time of the newest row from a partition; `None` where there is none.
 
         Looks at the newest days first. Also `None`, with a log line, where the rows cannot be read,
-        as those of a damaged data file: deltalake does not tell it from other failures of a query.
-        Raises ReceiverUnavailableError where the table's log cannot be read.
+        as those of a damaged data file: deltalake has one error for all failures of a query. Raises
+        ReceiverUnavailableError where the table's log cannot be read.
         """
         if self._table is None:
             return None
