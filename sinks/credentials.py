@@ -2,7 +2,10 @@
 
 A request takes what is in force when it is sent, so that one that is tried again, as after a 401,
 goes with what the files have by then. Files that cannot be used leave the former in force, which
-the check tells until they are mended.
+the check shows until they are mended.
+
+Here also lives what an answer over HTTP says of how a receiver is set (`explain`): its address, its
+login, the protocol to speak. Whether a refusal is final is decided by each receiver's own client.
 """
 
 import base64
@@ -11,6 +14,7 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
@@ -20,10 +24,18 @@ from gpuledger.certificates import Validity, authorities_of, load_own, trusting
 from gpuledger.errors import SettingsError
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.file_watch import FilesInForce, FileWatch
-from gpuledger.settings import Secret
+from gpuledger.runtime.http.client import HttpAnswer
+from gpuledger.settings.secret import shown_url
 from sinks.settings import LoginSettings
 
 _log = structlog.get_logger(__name__)
+_LOGINS: Final = frozenset(
+    {
+        HTTPStatus.UNAUTHORIZED,
+        HTTPStatus.FORBIDDEN,
+        HTTPStatus.PROXY_AUTHENTICATION_REQUIRED,
+    }
+)
 _TOKEN: Final = re.compile(r"[!-~]+")
 """What a header may carry of a token: nothing blank, nothing beyond ASCII."""
 
@@ -56,7 +68,14 @@ class ReceiverCredentials:
         `section` is the name of the settings' section.
         """
         self._settings, self._section = settings, section
-        watch = FileWatch(_files(settings), monotonic=monotonic)
+        secrets = (settings.password, settings.bearer_token)
+        named = (settings.ca_file, settings.cert_file, settings.key_file)
+        files = [
+            *(secret.file for secret in secrets if secret and secret.file),
+            *(Path(file) for file in named if file),
+        ]
+        # Made before the first reading: what changes in between is read again.
+        watch = FileWatch(files, monotonic=monotonic)
         self._files = FilesInForce(
             self._take,
             validities=self._take(),
@@ -76,6 +95,8 @@ class ReceiverCredentials:
         self._files.look()
 
     def _take(self) -> list[Validity]:
+        # Both are read before either is put in force: a key and a password that were changed
+        # together go together, and a mistake in one leaves both as they were.
         headers = _login(self._settings, self._section)
         trust, validities = _trust(self._settings, self._section)
         self._current = CredentialsInForce(headers=headers, trust=trust)
@@ -95,18 +116,17 @@ def watch_credentials(
     return credentials
 
 
-def _files(settings: LoginSettings) -> list[Path]:
-    secrets = (settings.password, settings.bearer_token)
-    named = (settings.ca_file, settings.cert_file, settings.key_file)
-    return [
-        *(secret.file for secret in secrets if secret and secret.file),
-        *(Path(file) for file in named if file),
-    ]
-
-
 def _login(settings: LoginSettings, section: str) -> dict[str, str]:
     if settings.bearer_token is not None:
-        token = _token(settings.bearer_token, name=f"{section}.bearer_token")
+        # Files end in a line feed, as most editors write them; in a header it would be refused.
+        token = settings.bearer_token.read(name=f"{section}.bearer_token").strip()
+        if not _TOKEN.fullmatch(token):
+            file = settings.bearer_token.file
+            where = f" in {file}" if file else ""
+            raise SettingsError(
+                f"{section}.bearer_token: what stands{where} is no token: expected one word of"
+                " ASCII"
+            )
         return {"Authorization": f"Bearer {token}"}
     if settings.password is not None:
         password = settings.password.read(name=f"{section}.password")
@@ -115,17 +135,10 @@ def _login(settings: LoginSettings, section: str) -> dict[str, str]:
     return {}
 
 
-def _token(secret: Secret, *, name: str) -> str:
-    token = secret.read(name=name).strip()
-    if not _TOKEN.fullmatch(token):
-        where = f" in {secret.file}" if secret.file else ""
-        raise SettingsError(f"{name}: what stands{where} is no token: expected one word of ASCII")
-    return token
-
-
 def _trust(settings: LoginSettings, section: str) -> tuple[ssl.SSLContext | bool, list[Validity]]:
     """Return whom connections trust and what they show, and how long its certificates are valid."""
     if not settings.ca_file and not settings.cert_file:
+        # aiohttp's own context then, which is made once for all requests.
         return True, []
     context, validities = ssl.create_default_context(), []
     if settings.ca_file:
@@ -140,3 +153,24 @@ def _trust(settings: LoginSettings, section: str) -> tuple[ssl.SSLContext | bool
             key_file=Path(settings.key_file),
         )
     return context, validities
+
+
+def explain(answer: HttpAnswer, *, url: str, setting: str) -> str:
+    """Return who gave an answer that is no word on what was sent, and where to look for it.
+
+    `setting` is the name of the one that has the address; the login stands in the same section.
+    """
+    said = f"{shown_url(url)}: {answer.status} {answer.text}".rstrip()
+    if answer.is_success:
+        return (
+            f"{said} with a page ({answer.content_type}), which is not the receiver's: the address"
+            " leads elsewhere, or a proxy wants a login"
+        )
+    section = setting.partition(".")[0]
+    if answer.status in _LOGINS:
+        return f"{said}: look at the login ({section}.username and .password, or .bearer_token)"
+    # 429 and 5xx pass by themselves: they say nothing of the settings.
+    is_of_settings = answer.status // 100 in {3, 4}
+    if is_of_settings and answer.status != HTTPStatus.TOO_MANY_REQUESTS:
+        return f"{said}: look at {setting}: its scheme, host, port and path"
+    return said

@@ -28,11 +28,10 @@ from gpuledger.errors import (
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Backoff, Check, Readiness
 from gpuledger.topics import BY_NAME
-from sinks.concurrency import LargeTurns
-from sinks.duplicates import SeenTicks
 from sinks.metrics import RETRIES_TOTAL, SENT_TOTAL, count_dropped
-from sinks.protocol import Batch, Partitions, Sink, SinkContext
+from sinks.protocol import Batch, LargeTurns, Partitions, Sink, SinkContext
 from sinks.registry import SinkKind
+from sinks.timelines import SeenTicks
 
 _FENCED_SECONDS: Final = 3.0
 """A heartbeat of any group: by then it has said who has a partition now."""
@@ -175,7 +174,18 @@ class KafkaSink(Sink):
             self._check.ok(self.receiver)
 
     async def _take_over(self, wanted: Partitions, context: SinkContext) -> None:
-        self._partitions = await self._count_partitions()
+        topic = self._settings.topic
+        try:
+            # Each time, as partitions may have been added since.
+            self._partitions = await self._bus.partitions(topic)
+        except TopicsError as error:
+            if topic in BY_NAME:
+                raise
+            raise TopicsError(
+                f"{self.name}.topic: there is no topic {topic} on these brokers; it is none of "
+                f"gpuledger's own, so make it with Kafka's tools "
+                f"(kafka-topics.sh --create --topic {topic} …)"
+            ) from error
         await self._writers.open({partition.partition for partition in wanted})
         # Only now: until its id was taken, somebody else could have committed for a partition.
         for partition in wanted:
@@ -190,19 +200,6 @@ class KafkaSink(Sink):
         self._unopened -= {
             partition for partition in wanted if partition.partition in self._writers
         }
-
-    async def _count_partitions(self) -> int:
-        topic = self._settings.topic
-        try:
-            return await self._bus.partitions(topic)
-        except TopicsError as error:
-            if topic in BY_NAME:
-                raise
-            raise TopicsError(
-                f"{self.name}.topic: there is no topic {topic} on these brokers; it is none of "
-                f"gpuledger's own, so make it with Kafka's tools "
-                f"(kafka-topics.sh --create --topic {topic} …)"
-            ) from error
 
     async def _deliver(self, batch: Batch, context: SinkContext) -> Exception | None:
         """Deliver a batch, in as many transactions as it takes for none to be too large.
@@ -255,11 +252,13 @@ class KafkaSink(Sink):
         part = _Part()
         for record, event in batch.items:
             if part.size_bytes >= MAX_TRANSACTION_BYTES:
+                # Before an event and never within one: half of an event would be committed.
                 part.next_offset = record.offset
                 yield part
                 part = _Part()
             part.newest_ns = event.time_ns
             if not self._seen.is_new(batch.partition, event):
+                # The join's own transactions repeat nothing; one that runs at-least-once may.
                 count_dropped(self.name, "duplicate")
                 continue
             try:
@@ -286,6 +285,7 @@ class KafkaSink(Sink):
         except ValueError as error:
             raise _UnfitError(str(error), reason="invalid") from error
         except MessageTooLargeError as error:
+            # The broker would refuse the whole transaction for it, again and again.
             raise _UnfitError(str(error), reason="too_large") from error
         return messages
 

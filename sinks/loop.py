@@ -9,7 +9,6 @@ the sink's business.
 """
 
 import asyncio
-from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,15 +34,17 @@ from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import BusError, NotAssignedError, UnavailableError
 from gpuledger.lag import Lag
 from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
+from gpuledger.runtime.tasks import end_tasks
 from gpuledger.topics import DEAD_LETTERS
-from sinks.concurrency import work_beside
-from sinks.context import EpochContext, Progress
 from sinks.metrics import ACKNOWLEDGED_TIMESTAMP_SECONDS, LAG_SECONDS, count_dropped
-from sinks.protocol import Batch, ConsumerConfig, Partitions, Sink
+from sinks.protocol import Batch, ConsumerConfig, Partitions, Progress, Sink, SinkContext
 from sinks.registry import SinkKind
 
 RELEASE_SECONDS: Final = 4.0
 """How long a sink may take to finish what it holds of partitions that are being given up."""
+_GRACE_SECONDS: Final = 1.5
+"""How long a sink may go on with what was polled when the loop ends: what is on its way to the
+receiver is answered by then, or comes twice."""
 _MAX_FAILURES: Final = 8
 """After so many failures of the bus in a row the consumer is closed and opened anew."""
 _log = structlog.get_logger(__name__)
@@ -121,14 +122,11 @@ async def consume(
             # A rebalance came between the sink's question and the answer: join anew.
             continue
         except BusError as error:
+            # Brokers that were there in between: this is another outage, not the same one still.
             if session.has_polled:
                 backoff.reset()
-            await _pause(check, clock, backoff, error)
-
-
-async def _pause(check: Check, clock: Clock, backoff: Backoff, error: BusError) -> None:
-    check.failed(str(error))
-    await clock.sleep(backoff.next_seconds())
+            check.failed(str(error))
+            await clock.sleep(backoff.next_seconds())
 
 
 @dataclass
@@ -171,7 +169,16 @@ class _Session:
         self._is_preparing = False
 
     async def run(self, bus: Bus) -> None:
+        subscription = Subscription(
+            group=self._config.group,
+            topics=tuple(self._config.decoders),
+            member=self._config.member,
+            on_assigned=self.on_assigned,
+            on_revoked=self.on_revoked,
+            on_gap=self.on_gap,
+        )
         async with AsyncExitStack() as stack:
+            # Before the consumer, which may report a gap, or bring what does not decode, at once.
             self.dead_letters = DeadLetterQueue(
                 consumer=self._config.group,
                 producer=await stack.enter_async_context(bus.producer()),
@@ -179,15 +186,21 @@ class _Session:
                 time_ns=self._clock.time_ns,
                 count=partial(count_dropped, self._sink.name),
             )
-            self.consumer = await stack.enter_async_context(bus.consumer(self._subscription()))
+            self.consumer = await stack.enter_async_context(bus.consumer(subscription))
             self._lag.follow(self.consumer.withheld_seconds)
             while True:
-                await self._handle(await self._poll_anew())
+                polled = await self._poll(self._config.max_poll_records)
+                if self._is_newly_assigned and not polled:
+                    # What waits in partitions that have just come takes a moment to be fetched, and
+                    # is lag from before the sink prepares, which may take long.
+                    polled = await self._poll(self._config.max_poll_records)
+                self._is_newly_assigned = False
+                await self._handle(polled)
                 await self._settle()
 
-    def _context(self) -> EpochContext:
+    def _context(self) -> SinkContext:
         """Return the context for what is polled, or given up, in the epochs of now."""
-        return EpochContext(
+        return SinkContext(
             consumer=self.consumer,
             dead_letters=self.dead_letters,
             progress=self._progress,
@@ -195,21 +208,13 @@ class _Session:
             epochs=self._progress.epochs,
         )
 
-    def _subscription(self) -> Subscription:
-        return Subscription(
-            group=self._config.group,
-            topics=tuple(self._config.decoders),
-            member=self._config.member,
-            on_assigned=self._on_assigned,
-            on_revoked=self._on_revoked,
-            on_gap=self._on_gap,
-        )
-
-    async def _on_gap(self, gap: Gap) -> None:
+    async def on_gap(self, gap: Gap) -> None:
+        """Show a gap that the consumer has found, and have the sink record it."""
         self._gap_check.add(gap)
         await self._sink.handle_gap(gap)
 
-    async def _on_assigned(self, partitions: Partitions) -> None:
+    async def on_assigned(self, partitions: Partitions) -> None:
+        """Begin an epoch of partitions that the group has assigned."""
         self._is_member = self._is_newly_assigned = True
         _log.info(
             "partitions_assigned",
@@ -223,12 +228,14 @@ class _Session:
         if self._hands_out_nothing:
             # This came with a poll for the membership alone: nothing may be handed out by it.
             self.consumer.pause(partitions)
+        # Before the sink knows of it: what it acknowledges from now on is of the new epoch.
         self._progress.begin(partitions)
         await self._sink.assign(partitions, self._context())
 
-    async def _on_revoked(self, partitions: Partitions) -> None:
+    async def on_revoked(self, partitions: Partitions) -> None:
         """Commit what the receiver has; what it does not have is the next owner's to send."""
         try:
+            # The group waits for this: who takes longer is taken for dead, and loses all it holds.
             async with asyncio.timeout(RELEASE_SECONDS):
                 await self._sink.release(partitions, self._context())
                 await self._settle_once()
@@ -237,12 +244,9 @@ class _Session:
         finally:
             # What was read of them and not committed is the next owner's to read and to report.
             self._progress.end(partitions)
-            self._drop_letters(partitions)
+            for topic, partition in partitions:
+                self.dead_letters.drop(partition, topic=topic)
             self._lag.keep(self._progress.epochs)
-
-    def _drop_letters(self, partitions: Iterable[TopicPartition]) -> None:
-        for topic, partition in partitions:
-            self.dead_letters.drop(partition, topic=topic)
 
     async def _poll(self, max_records: int) -> Polled:
         """Poll; wait and return nothing where that fails."""
@@ -258,102 +262,95 @@ class _Session:
         self._report_membership()
         return polled
 
-    async def _poll_anew(self) -> Polled:
-        """Poll; twice where partitions have come and the first brought nothing of them.
-
-        What waits there takes a moment to be fetched, and is lag from before the sink prepares.
-        """
-        polled = await self._poll(self._config.max_poll_records)
-        if self._is_newly_assigned and not polled:
-            polled = await self._poll(self._config.max_poll_records)
-        self._is_newly_assigned = False
-        return polled
-
     def _report_membership(self) -> None:
         """Pass the check once the group has answered, even with no partition for this member.
 
         Where polls are answered and commits are not, or the other way round, it goes on failing.
         """
+
+        def describe_assignment() -> str:
+            held = len(self.consumer.assignment())
+            if not held:
+                return "no partition: the group has members enough"
+            return f"{held} partitions held, {self._lag.seconds():.0f} s behind"
+
         if self._polling.failures or self._committing.failures:
             return
         if self._is_member:
-            self._check.ok(self._describe_assignment)
+            self._check.ok(describe_assignment)
         elif not self._check.has_failed:
             self._check.waits(f"joining the group {self._config.group}")
-
-    def _describe_assignment(self) -> str:
-        held = len(self.consumer.assignment())
-        if not held:
-            return "no partition: the group has members enough"
-        return f"{held} partitions held, {self._lag.seconds():.0f} s behind"
 
     async def _endure(self, error: BusError, streak: _Streak) -> None:
         """Wait before the next attempt; a consumer that fails again and again is opened anew."""
         streak.failures += 1
         if streak.failures >= _MAX_FAILURES:
             raise error
-        await _pause(self._check, self._clock, streak.backoff, error)
+        self._check.failed(str(error))
+        await self._clock.sleep(streak.backoff.next_seconds())
 
-    def _decode(self, polled: Polled) -> list[Batch]:
-        return [
-            Batch(
-                partition=partition,
-                items=list(
-                    self.dead_letters.decode(self._config.decoders[partition.topic], records)
-                ),
-                next_offset=records[-1].offset + 1,
-            )
-            for partition, records in polled.items()
-            if records
-        ]
-
-    async def _work(self, polled: Polled, context: EpochContext) -> None:
+    async def _work(self, polled: Polled, context: SinkContext) -> None:
+        """Let the sink catch up, and hand over what was polled of what it still holds."""
         self._lag.polled(polled)
-        voided = await self._prepare(context)
-        # A partition may also have been given up meanwhile, or given up and come back.
-        kept = {
-            at: records
-            for at, records in polled.items()
-            if at not in voided and context.is_current(at)
-        }
-        for record in chain.from_iterable(kept.values()):
-            if record.unreadable is not None:
-                await self._sink.handle_gap(_gap_of(record))
-        await self._sink.handle(self._decode(kept), context)
-
-    async def _prepare(self, context: EpochContext) -> Partitions:
-        """Have the sink do what must come before; what it set back is polled again."""
         self._is_preparing = True
         try:
             voided = await self._sink.prepare(context)
         finally:
             self._is_preparing = False
+        # Those were set back: what was polled of them is polled again, and is no lag until then.
         self._lag.forget(voided)
-        return voided
+        # A partition may also have been given up meanwhile, or given up and come back.
+        kept = {
+            at: records
+            for at, records in polled.items()
+            if records and at not in voided and context.is_current(at)
+        }
+        for record in chain.from_iterable(kept.values()):
+            if record.unreadable is not None:
+                await self._sink.handle_gap(_gap_of(record))
+        batches = [
+            Batch(
+                partition=at,
+                items=list(self.dead_letters.decode(self._config.decoders[at.topic], records)),
+                # Of the records, not of what was decoded: the last one may have become a letter.
+                next_offset=records[-1].offset + 1,
+            )
+            for at, records in kept.items()
+        ]
+        await self._sink.handle(batches, context)
 
     async def _handle(self, polled: Polled) -> None:
-        """Let the sink work; where that takes long, keep the membership of the group alive."""
+        """Let the sink work; where that takes long, keep the membership of the group alive.
+
+        Where this is cancelled, or the bus fails meanwhile, the work has a moment, so that what is
+        on its way is answered, and is ended.
+        """
         context = self._context()
+        work = asyncio.create_task(self._work(polled, context))
         try:
-            await work_beside(
-                self._work(polled, context),
-                meanwhile=partial(self._keep_membership, polled, context),
-                after_seconds=self._config.poll_seconds,
-            )
+            try:
+                await asyncio.wait({work}, timeout=self._config.poll_seconds)
+                # A receiver that is away may take hours: a member that does not poll for
+                # `max.poll.interval.ms` is shut out of its group, and its partitions go round.
+                while not work.done():
+                    await self._poll_paused()
+                    self._drop_late_letters(polled, context)
+                    if self._is_preparing and not polled:
+                        await self._look_at_ends()
+                    await self._settle()
+                await work
+            finally:
+                await asyncio.wait({work}, timeout=_GRACE_SECONDS)
+                await end_tasks(work)
         finally:
             self._drop_late_letters(polled, context)
             self.consumer.resume(self.consumer.assignment())
 
-    def _drop_late_letters(self, polled: Polled, context: EpochContext) -> None:
+    def _drop_late_letters(self, polled: Polled, context: SinkContext) -> None:
         """Forget what the sink put aside after its partition was given up."""
-        self._drop_letters(at for at in polled if not context.is_current(at))
-
-    async def _keep_membership(self, polled: Polled, context: EpochContext) -> None:
-        await self._poll_paused()
-        self._drop_late_letters(polled, context)
-        if self._is_preparing and not polled:
-            await self._look_at_ends()
-        await self._settle()
+        for at in polled:
+            if not context.is_current(at):
+                self.dead_letters.drop(at.partition, topic=at.topic)
 
     async def _look_at_ends(self) -> None:
         """Look whether anything has come: the sink takes nothing, so none of it is polled."""
@@ -361,6 +358,7 @@ class _Session:
             ends = await self.consumer.end_offsets(self.consumer.assignment())
         except (BusError, NotAssignedError):
             return  # polls say so
+        # It may have begun to take records while the brokers were queried: then they are polled.
         if self._is_preparing:
             self._lag.ends(ends)
 
@@ -389,8 +387,11 @@ class _Session:
             self._report_membership()
 
     async def _settle_once(self) -> None:
+        # A rebalance may come in the midst of a commit and settle as well.
         async with self._settling:
             offsets = self._progress.uncommitted()
+            # Letters first: a record that is committed and not yet put aside would be lost by a
+            # crash in between. The offsets were taken before, so that none of them is ahead of it.
             await self.dead_letters.flush()
             if offsets:
                 await self.consumer.commit(offsets)

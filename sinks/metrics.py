@@ -53,7 +53,7 @@ SERIES_FORGOTTEN_TOTAL: Final = Counter(
 )
 _NO_DEAD_LETTER: Final = {"duplicate", "superseded", "too_many"}
 _UNREAD_INCIDENTS: Final = {"too_old"}
-"""What in alerts has no dead letter: incidents that nobody needs to be told of any more."""
+"""What in alerts has no dead letter: incidents that nobody needs to hear of any more."""
 
 
 def count_dropped(sink: str, reason: str, count: int = 1) -> None:

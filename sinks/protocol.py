@@ -2,21 +2,32 @@
 
 The loop (`sinks.loop`) polls, decodes, commits and keeps the membership of the group. A sink
 (`Sink`) says what becomes of what was polled, and acknowledges what is done (`SinkContext`).
+
+An epoch is one assignment of a partition to this member. A partition that is revoked and assigned
+again has another one, as in between somebody else may have had it, or its topic may have been made
+anew: what was done of records of an earlier epoch says nothing of the later one. So the loop hands
+the sink a context with each call, which counts for the epochs of that call and for no other.
 """
 
+import asyncio
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import count
+from typing import Any, Final, Protocol
 
 from gpuledger.bus.protocol import Consumer, Gap, Record, TopicPartition
 from gpuledger.clock import Clock
 from gpuledger.codec import Decoder
 from gpuledger.dead_letter_queue import DeadLetterQueue
+from gpuledger.lag import Lag
 from gpuledger.runtime import Readiness
 
 Partitions = frozenset[TopicPartition]
+Epochs = Mapping[TopicPartition, int]
+LARGE_BYTES: Final = 131_072
+"""An event of 16 GPUs and a hundred pods has 50 kB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,23 +41,92 @@ class Batch:
     """The offset after the last record, also where that one did not decode."""
 
 
-class SinkContext(Protocol):
-    """What the loop offers a sink while it works.
+class LargeTurns:
+    """The turn of the partition that works on what is large, while the others go side by side.
 
-    It belongs to one call of the sink: what the sink says with it counts for partitions that have
-    been held ever since that call.
+    An event of a message's size may come to a hundred times as much in labels, and take seconds to
+    be made so. With one of them in each partition, a sink would hold all of that at once, and
+    answer no probe until the last of them is made.
     """
 
-    @property
-    def consumer(self) -> Consumer:
-        """The consumer, for seeking."""
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    def enter(self, batch: Batch) -> AbstractAsyncContextManager[None]:
+        """Return what waits, where there is something large in a batch, for its turn."""
+        is_large = any(len(record.value or b"") > LARGE_BYTES for record, _ in batch.items)
+        return self._turn if is_large else nullcontext()
+
+
+class Progress:
+    """For each partition that is held the offset of the next record that is not done yet."""
+
+    def __init__(self) -> None:
+        self._next_epoch = count(1)
+        self._epochs: dict[TopicPartition, int] = {}
+        self._done: dict[TopicPartition, int] = {}
+        self._committed: dict[TopicPartition, int] = {}
+
+    def begin(self, partitions: Collection[TopicPartition]) -> None:
+        """Begin an epoch of each of these: nothing of it is done."""
+        self.end(partitions)
+        # A number that never comes again: that a partition is held says nothing of since when.
+        epoch = next(self._next_epoch)
+        self._epochs |= dict.fromkeys(partitions, epoch)
+
+    def end(self, partitions: Collection[TopicPartition]) -> None:
+        """End the epochs of these: they are somebody else's now."""
+        for known in (self._epochs, self._done, self._committed):
+            for partition in partitions:
+                known.pop(partition, None)
 
     @property
-    def dead_letters(self) -> DeadLetterQueue:
-        """Where a record is put that cannot be used."""
+    def epochs(self) -> Epochs:
+        """The epoch of each partition that is held, as of now."""
+        return dict(self._epochs)
+
+    def is_current(self, partition: TopicPartition, epochs: Epochs) -> bool:
+        """Return whether the partition is held, and has been since these epochs were taken."""
+        return partition in epochs and epochs[partition] == self._epochs.get(partition)
+
+    def done(self, partition: TopicPartition, next_offset: int) -> None:
+        """Record that everything before `next_offset` is done; never goes back in an epoch."""
+        self._done[partition] = max(next_offset, self._done.get(partition, 0))
+
+    def uncommitted(self) -> dict[TopicPartition, int]:
+        """Return what is done beyond what was committed."""
+        # Compared for difference: a poll without anything new shall cost the brokers nothing.
+        return {
+            partition: offset
+            for partition, offset in self._done.items()
+            if self._committed.get(partition) != offset
+        }
+
+    def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Record that these offsets have been committed."""
+        self._committed.update(offsets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkContext:
+    """What the loop offers a sink while it works on what was polled in certain epochs.
+
+    A sink may work on a batch for as long as its receiver is away. Where the partition was revoked
+    meanwhile, the sink has let go of what it held of it, and whatever it says of it afterwards is
+    not heard, also where the same member has been assigned the partition again.
+    """
+
+    consumer: Consumer
+    """The consumer, for seeking."""
+    dead_letters: DeadLetterQueue
+    """Where a record is put that cannot be used."""
+    progress: Progress
+    lag: Lag
+    epochs: Epochs
 
     def is_current(self, partition: TopicPartition) -> bool:
         """Return whether the partition has been held since the sink was given this context."""
+        return self.progress.is_current(partition, self.epochs)
 
     def acknowledge(
         self,
@@ -61,6 +141,13 @@ class SinkContext(Protocol):
         Counts only where the partition has been held ever since the call for which the sink was
         given this context. With `is_committed` the sink has committed the offset itself.
         """
+        if not self.is_current(partition):
+            return
+        time_ms = None if time_ns is None else time_ns // 1_000_000
+        self.lag.done(partition, next_offset, time_ms=time_ms)
+        # An offset that is in the sink's own transaction must not be committed beside it.
+        if not is_committed:
+            self.progress.done(partition, next_offset)
 
 
 class Sink(Protocol):

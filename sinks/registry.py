@@ -63,14 +63,14 @@ STORE: Final = SinkKind(
 ROWS: Final = SinkKind(
     name="rows",
     group="gpuledger-rows",
-    module="sinks.rows.flat_rows",
+    module="sinks.rows",
     summary="one flat JSON row an entry, to the topic gpuledger.rows.v1, for SQL engines",
     drop_reasons=("duplicate", "future", "invalid", "too_large"),
 )
 OTLP: Final = SinkKind(
     name="otlp",
     group="gpuledger-otlp",
-    module="sinks.otlp.export",
+    module="sinks.otlp",
     summary="metrics, to the topic otlp_metrics, for the Kafka receiver of\n"
     "                OpenTelemetry's collector (make that topic with Kafka's own tools)",
     drop_reasons=("duplicate", "future", "invalid", "too_large"),

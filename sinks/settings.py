@@ -10,7 +10,7 @@ from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings, Secret
 from gpuledger.settings.groups import require_http_url
 from gpuledger.texts import find_near
 from gpuledger.topics import ROWS
-from sinks.otlp.naming import OF_RESOURCES
+from sinks.otlp_names import OF_RESOURCES
 from sinks.registry import KINDS
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]

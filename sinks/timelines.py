@@ -1,22 +1,80 @@
-"""Where a tick stands in its node's time, for sinks that keep a state of each node.
+"""Where a tick stands in its node's time, and whether it was seen before.
 
-A node's wall clock can be set at any moment, forth or back, and may be wrong after a reboot; so
-what is new, and how much time passed, is told by `(boot_id, seq)` alone: `seq` is milliseconds
-since boot, which nobody can set. Wall clocks decide one thing only: which of two boots came first,
-where ticks of both arrive (a spool may bring those of the earlier boot late). A wrong answer is
-made good after `_OVER_AFTER_NS`, as two boots of a node are never both alive.
+A restarted join may publish a tick twice, which is recognised by (node, boot, seq): `SeenTicks` is
+for sinks that keep no other state of a node. What was seen is kept in memory, for the life of a
+consumer's assignment and for nodes that were heard of within a day; what comes again after that is
+for the reader of the store to recognise.
+
+`Timelines` is for sinks that keep a state of each node. A node's wall clock can be set at any
+moment, forth or back, and may be wrong after a reboot; so what is new, and how much time passed, is
+read from `(boot_id, seq)` alone: `seq` is milliseconds since boot, which nobody can set. Wall
+clocks decide one thing only: which of two boots came first, where ticks of both arrive (a spool may
+bring those of the earlier boot late). A wrong decision is made good after `_OVER_AFTER_NS`, as two
+boots of a node are never both alive.
 
 That minute is of this machine's time, by when ticks arrive: events carry no time but their node's,
 Kafka's timestamp of them is the same one, and by `seq` a spool that drains looks like a boot that
 lives. So it is the one thing here that a replay of the same events may decide otherwise.
 """
 
+from collections.abc import Iterable
 from enum import Enum
+from itertools import islice
 from typing import Final, NamedTuple
 
+from gpuledger.bus.protocol import TopicPartition
+from gpuledger.clock import Clock
 from gpuledger.recent import Recent
 from gpuledger.records import GpuEvent
-from sinks.duplicates import SeenBoots
+
+_MAX_BOOTS: Final = 5
+"""As many boots of a node as the join remembers: a spool may bring ticks of earlier ones late."""
+
+
+class SeenBoots:
+    """How far the few boots of a node that were heard of last were seen; never by a clock."""
+
+    __slots__ = ("_seqs",)
+
+    def __init__(self) -> None:
+        self._seqs: dict[str, int] = {}
+
+    def is_new(self, event: GpuEvent) -> bool:
+        """Return whether the tick is beyond what was seen of its boot, and remember it."""
+        boot_id, seq = event.boot_id, event.seq
+        # `seq` never falls within a boot, and a node's ticks come in the order of their partition:
+        # what is not beyond the last one was published before.
+        if seq <= self._seqs.get(boot_id, -1):
+            return False
+        # Put last, so that the boot that was heard of longest ago is first.
+        self._seqs.pop(boot_id, None)
+        self._seqs[boot_id] = seq
+        if len(self._seqs) > _MAX_BOOTS:
+            self._seqs.pop(next(islice(self._seqs, 1)))
+        return True
+
+
+class SeenTicks:
+    """The ticks seen of each node; one node's ticks always come in one partition."""
+
+    def __init__(self, *, clock: Clock) -> None:
+        self._clock = clock
+        self._nodes: dict[TopicPartition, Recent[str, SeenBoots]] = {}
+
+    def is_new(self, partition: TopicPartition, event: GpuEvent) -> bool:
+        """Return whether the tick is beyond what was seen of its node's boot, and remember it."""
+        if (nodes := self._nodes.get(partition)) is None:
+            nodes = self._nodes[partition] = Recent()
+        nodes.go_on(self._clock.monotonic_ns())
+        if (boots := nodes.get(event.node)) is None:
+            boots = nodes[event.node] = SeenBoots()
+        return boots.is_new(event)
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget partitions that are read by somebody else, or again."""
+        for partition in partitions:
+            self._nodes.pop(partition, None)
+
 
 _NS_PER_MS: Final = 1_000_000
 _OVER_AFTER_NS: Final = 60 * 10**9
@@ -48,7 +106,7 @@ class Arrival(NamedTuple):
 
 
 class Timeline:
-    """The time of one node, as its ticks tell it."""
+    """The time of one node, as its ticks have it."""
 
     __slots__ = (
         "_boot_id",
@@ -81,30 +139,26 @@ class Timeline:
             return Arrival(TickOrder.REPEATED, has_leapt=False)
         is_alive = self._boot_id != "" and received_ns - self.received_ns < _OVER_AFTER_NS
         if event.boot_id == self._boot_id:
-            self._go_on(event)
+            # By how much the wall clock went otherwise than the clock that is never set.
+            step_ns = event.time_ns - self._time_ns - (event.seq - self._seq) * _NS_PER_MS
+            if abs(step_ns) > LEAP_NS:
+                self._offset_ns += step_ns
+                # Only a leap ahead may be taken back; a clock that was set back was wrong before.
+                self._leapt_seq = event.seq if step_ns > 0 else None
+            elif self._leapt_seq is not None and event.seq - self._leapt_seq >= _TRIAL_MS:
+                self._leapt_seq = None
         elif is_alive and event.time_ns < self._time_ns:
             # Of an earlier boot, which a spool brings late.
             return Arrival(TickOrder.SUPERSEDED, has_leapt=False)
         else:
-            self._begin(event)
+            # A boot that follows another: its clock may be wrong, as before NTP has answered, so
+            # that it begins on trial. Of the first boot there is nothing to compare it with.
+            booted_ns = event.time_ns - event.seq * _NS_PER_MS
+            self._offset_ns = min(0, booted_ns - self._time_ns) if self._boot_id else 0
+            self._leapt_seq = event.seq if self._boot_id else None
+            self._boot_id = event.boot_id
         self._seq, self._time_ns, self.received_ns = event.seq, event.time_ns, received_ns
         return Arrival(TickOrder.CURRENT, has_leapt=self._leapt_seq is not None)
-
-    def _begin(self, event: GpuEvent) -> None:
-        """Begin with a boot; the clock of one that follows another may be wrong."""
-        booted_ns = event.time_ns - event.seq * _NS_PER_MS
-        self._offset_ns = min(0, booted_ns - self._time_ns) if self._boot_id else 0
-        self._leapt_seq = event.seq if self._boot_id else None
-        self._boot_id = event.boot_id
-
-    def _go_on(self, event: GpuEvent) -> None:
-        # By how much the wall clock went otherwise than the clock that is never set.
-        step_ns = event.time_ns - self._time_ns - (event.seq - self._seq) * _NS_PER_MS
-        if abs(step_ns) > LEAP_NS:
-            self._offset_ns += step_ns
-            self._leapt_seq = event.seq if step_ns > 0 else None
-        elif self._leapt_seq is not None and event.seq - self._leapt_seq >= _TRIAL_MS:
-            self._leapt_seq = None
 
 
 class Timelines:

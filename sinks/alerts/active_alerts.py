@@ -1,4 +1,4 @@
-"""The alerts that stand: what each Alertmanager has yet to be told, and until when.
+"""The alerts that stand: what each Alertmanager has yet to be sent, and until when.
 
 Here lives what Alertmanager expects of its clients: a firing alert is sent again and again, each
 time with an end a while ahead, a resolved one for some minutes more. Pure; times are given: what
@@ -16,8 +16,8 @@ from sinks.alerts.slots import AlertSlots, Labels
 SECOND_NS: Final = 1_000_000_000
 _ENDS_AFTER_RESENDS: Final = 4
 """As Prometheus does: two sends may be lost before a firing alert ends by itself."""
-_TELL_END_NS: Final = 300 * SECOND_NS
-"""How long the end of an alert is told again."""
+_SEND_END_NS: Final = 300 * SECOND_NS
+"""How long the end of an alert is sent again."""
 _REJECTED_NS: Final = 3600 * SECOND_NS
 """How long an alert that is refused and that nobody took is held anew each time it is offered."""
 
@@ -52,6 +52,10 @@ class Changes:
     max_together: dict[str, int] = field(default_factory=dict)
     """For each Alertmanager that refused it: with how many it may be posted at most."""
 
+    def record_answer(self, change: int) -> None:
+        """Record that this change is answered; a later one may have been before."""
+        self.answered = max(self.answered, change)
+
 
 @dataclass(kw_only=True)
 class ActiveAlert:
@@ -72,7 +76,7 @@ class ActiveAlert:
     over_ns: int = 0
     """Once it has an end: when that is, by the monotonic clock."""
     hold_ns: int = 0
-    """For how long it stands from when it is told, where it has its end from the beginning."""
+    """For how long it stands from when it is sent, where it has its end from the beginning."""
     taken_ns: dict[str, int] = field(default_factory=dict)
     """For each Alertmanager when it last took this alert as it is now, by the monotonic clock."""
     rejected_ns: dict[str, int] = field(default_factory=dict)
@@ -92,6 +96,7 @@ class ActiveAlert:
 
         Of one that is refused there is an end to that: it may be refused for ever.
         """
+        # Alertmanager takes an alert whose end is past at its first post, and notifies nobody.
         is_given_up = self.rejected_ns and now.monotonic_ns - self.seen_ns >= _REJECTED_NS
         if self.hold_ns and not self.taken_ns and not is_given_up:
             self.ends_ns = now.time_ns + self.hold_ns
@@ -104,15 +109,27 @@ class ActiveAlert:
             return rejected_ns if taken_ns is None else taken_ns
         return max(taken_ns, rejected_ns)
 
+    def is_over(self, *, now: Now, silent_ns: int) -> bool:
+        """Return whether nothing more is to be sent of it: it ended a while ago, or fell silent."""
+        # What was polled is acknowledged by the answer to it, so that answer is waited for.
+        if self.changes.awaited > self.changes.answered:
+            return False
+        if self.ends_ns is None:
+            return now.monotonic_ns - self.seen_ns >= silent_ns
+        return now.monotonic_ns - self.over_ns >= _SEND_END_NS
+
     def as_json(self, *, now: Now, resend_ns: int) -> dict[str, Any]:
         """Return the alert as `/api/v2/alerts` takes it."""
         ends_ns = self.ends_ns
         if ends_ns is None:
+            # Alertmanager ends an alert that is not sent again, by its own setting where nothing is
+            # said: said here, so that all of a cluster agree, and no restart of ours ends it early.
             ends_ns = now.time_ns + _ENDS_AFTER_RESENDS * resend_ns
         return {
             "labels": dict(self.labels),
             "annotations": dict(self.annotations),
             "startsAt": rfc3339(self.starts_ns),
+            # An end before the start is answered 400.
             "endsAt": rfc3339(max(ends_ns, self.starts_ns)),
         }
 
@@ -150,6 +167,8 @@ class ActiveAlerts:
         key = _identity(labels)
         if key not in self._active:
             node = _node_of(key)
+            # A rule's alert comes again with the next tick, so it is the newer one that has to
+            # wait; an incident (`hold`) comes once, so it is the older one that has to go.
             if not self._slots.rules.has_room(node):
                 return None
             if going := self._slots.rules.newest_to_go():
@@ -165,6 +184,7 @@ class ActiveAlerts:
         # An alert that began ahead of this clock could not be ended by it.
         starts_ns = min(since_ns, now.time_ns)
         words = {name: text[:MAX_CHARACTERS] for name, text in annotations.items()}
+        # Another object even where it stands: an answer that is on its way is to the former one.
         known = self._active.get(key)
         alert = self._active[key] = ActiveAlert(
             labels=key,
@@ -192,7 +212,7 @@ class ActiveAlerts:
             self._active[key] = replace(
                 alert,
                 ends_ns=max(alert.starts_ns, min(at_ns, now.time_ns)),
-                # Told for some minutes from now on, however long ago that was by the node's clock.
+                # Sent for some minutes from now on, however long ago that was by the node's clock.
                 over_ns=now.monotonic_ns,
                 changed_ns=now.monotonic_ns,
                 change=alert.change + 1,
@@ -234,7 +254,7 @@ class ActiveAlerts:
         alert = self._active.pop(key)
         alert.changes.answered = alert.change  # nobody hears of it, nor waits for that
         for slots in (self._slots.incidents, self._slots.rules):
-            slots.give_back(key, _node_of(key))
+            slots.free(key, _node_of(key))
         return alert
 
     def drop_all(self) -> None:
@@ -251,11 +271,11 @@ class ActiveAlerts:
         ]
 
     def forget(self, *, now: Now, silent_ns: int) -> list[ActiveAlert]:
-        """Drop and return what is over: ended and told, or firing and long not seen.
+        """Drop and return what is over: ended and sent for a while, or firing and long not seen.
 
         One for whose answer somebody waits is not.
         """
-        over = [alert for alert in self if _is_over(alert, now.monotonic_ns, silent_ns)]
+        over = [alert for alert in self if alert.is_over(now=now, silent_ns=silent_ns)]
         for alert in over:
             self.drop(alert.labels)
         return over
@@ -265,6 +285,7 @@ def _node_of(key: Labels) -> str:
     return dict(key).get("node", "")
 
 
+# Alertmanager takes empty labels away and goes by the rest, in whatever order.
 def _identity(labels: Mapping[str, str]) -> Labels:
     return tuple(sorted((name, value[:MAX_CHARACTERS]) for name, value in labels.items() if value))
 
@@ -274,7 +295,7 @@ def record_taken(alerts: Iterable[ActiveAlert], receiver: str, *, now: Now) -> N
     for alert in alerts:
         alert.taken_ns[receiver] = now.monotonic_ns
         alert.changes.max_together.pop(receiver, None)
-        _record_answered(alert)
+        alert.changes.record_answer(alert.change)
 
 
 def record_rejected(alert: ActiveAlert, receiver: str, *, now: Now) -> bool:
@@ -282,7 +303,7 @@ def record_rejected(alert: ActiveAlert, receiver: str, *, now: Now) -> bool:
     is_news = receiver not in alert.rejected_ns
     alert.rejected_ns[receiver] = now.monotonic_ns
     alert.changes.max_together[receiver] = 1
-    _record_answered(alert)
+    alert.changes.record_answer(alert.change)
     return is_news
 
 
@@ -290,15 +311,3 @@ def record_partly_rejected(alerts: Sequence[ActiveAlert], receiver: str) -> None
     """Record that the Alertmanager refuses some of these: fewer of them are posted together."""
     for alert in alerts:
         alert.changes.max_together[receiver] = (len(alerts) + 1) // 2
-
-
-def _record_answered(alert: ActiveAlert) -> None:
-    alert.changes.answered = max(alert.changes.answered, alert.change)
-
-
-def _is_over(alert: ActiveAlert, monotonic_ns: int, silent_ns: int) -> bool:
-    if alert.changes.awaited > alert.changes.answered:
-        return False
-    if alert.ends_ns is None:
-        return monotonic_ns - alert.seen_ns >= silent_ns
-    return monotonic_ns - alert.over_ns >= _TELL_END_NS

@@ -1,12 +1,16 @@
 """The alerts sink's shell: events and incidents in, alerts out to every Alertmanager.
 
 What is an alert is decided in `rules` and `engine`, sending is `receivers`'; the consume loop is
-`sinks.loop`'s, and calls `take` at least twice a second, with or without records.
+`sinks.loop`'s, and calls `handle` at least twice a second, with or without records. Here lives when
+what was polled is acknowledged (`Unacknowledged`): once an Alertmanager has answered all that it
+brought, and of each partition what came first is acknowledged first.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -20,18 +24,75 @@ from gpuledger.runtime.http.client import open_http
 from gpuledger.runtime.logs import Repeats
 from gpuledger.settings.secret import shown_url
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
-from sinks.alerts.active_alerts import Now
-from sinks.alerts.alertmanager import HEADERS, AlertmanagerClient
+from sinks.alerts.active_alerts import ActiveAlert, Now
 from sinks.alerts.engine import RuleEvaluator
-from sinks.alerts.receivers import NAME, CheckedClient, Receivers
+from sinks.alerts.receivers import HEADERS, NAME, AlertmanagerClient, CheckedClient, Receivers
 from sinks.alerts.rules import rules_of
 from sinks.alerts.slots import AlertSlots
-from sinks.alerts.unacknowledged import Unacknowledged
 from sinks.credentials import watch_credentials
 from sinks.metrics import count_dropped
 from sinks.protocol import Batch, Partitions, Sink, SinkContext
 from sinks.settings import AlertsSettings
 from sinks.timelines import TickOrder
+
+
+@dataclass(kw_only=True, slots=True)
+class _Polled:
+    """What one or more polls brought of a partition."""
+
+    context: SinkContext
+    next_offset: int
+    time_ns: int | None
+    alerts: list[ActiveAlert]
+    """What has to be answered first."""
+
+
+class Unacknowledged:
+    """For each partition what waits for an answer, in the order of its offsets."""
+
+    def __init__(self) -> None:
+        self._polled: dict[TopicPartition, deque[_Polled]] = {}
+
+    def add(
+        self,
+        partition: TopicPartition,
+        *,
+        context: SinkContext,
+        next_offset: int,
+        time_ns: int | None,
+        alerts: Sequence[ActiveAlert],
+    ) -> None:
+        """Have all before `next_offset` acknowledged once these alerts are answered."""
+        for alert in alerts:
+            alert.changes.awaited = alert.change
+        waiting = self._polled.setdefault(partition, deque())
+        if waiting and not alerts:  # it waits for the same as what is before it
+            last = waiting[-1]
+            last.context, last.next_offset = context, next_offset
+            last.time_ns = last.time_ns if time_ns is None else time_ns
+            return
+        waiting.append(
+            _Polled(context=context, next_offset=next_offset, time_ns=time_ns, alerts=list(alerts))
+        )
+
+    def settle(self) -> None:
+        """Acknowledge what need not wait any more."""
+        for partition, waiting in self._polled.items():
+            for polled in waiting:
+                polled.alerts = [alert for alert in polled.alerts if not alert.is_answered]
+            while waiting and not waiting[0].alerts:
+                done = waiting.popleft()
+                done.context.acknowledge(partition, done.next_offset, time_ns=done.time_ns)
+
+    def count(self) -> int:
+        """Return how many alerts are waited for."""
+        return sum(len(polled.alerts) for waiting in self._polled.values() for polled in waiting)
+
+    def drop(self, partitions: Partitions) -> None:
+        """Forget partitions: what was not answered of them is their next owner's to send."""
+        for partition in partitions:
+            self._polled.pop(partition, None)
+
 
 _KEPT_NS: Final = (ATTRIBUTED_INCIDENTS.retention_ms or 0) * 1_000_000
 _NOT_EVALUATED: Final = {TickOrder.REPEATED: "duplicate", TickOrder.SUPERSEDED: "superseded"}
@@ -123,7 +184,16 @@ class AlertsSink(Sink):
             with suppress(TimeoutError):
                 async with asyncio.timeout(_ANSWER_TIMEOUT_SECONDS):
                     await self._until(lambda: not self._unacknowledged.count())
-        await self._until(self._has_room)
+
+        def has_room() -> bool:
+            # While none of them answers there is nobody for whom to go on reading, and what was
+            # read would only wait here.
+            unacknowledged = self._unacknowledged.count()
+            return not unacknowledged or (
+                unacknowledged < _MAX_UNACKNOWLEDGED and not self._receivers.are_away
+            )
+
+        await self._until(has_room)
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
         """Send what is due, and acknowledge what is answered, until it is so."""
@@ -134,16 +204,10 @@ class AlertsSink(Sink):
                 return
             await self._receivers.change()
 
-    def _has_room(self) -> bool:
-        """Return whether more may be polled, while the rest waits for its first answer."""
-        unacknowledged = self._unacknowledged.count()
-        return not unacknowledged or (
-            unacknowledged < _MAX_UNACKNOWLEDGED and not self._receivers.are_away
-        )
-
     @override
     async def release(self, partitions: Partitions, context: SinkContext) -> None:
         """Forget these without ending their alerts: the next owner goes on, or they end."""
+        # What is answered by now counts while the partitions are still ours.
         self._unacknowledged.settle()
         self._unacknowledged.drop(partitions)
         self._held -= partitions
@@ -158,7 +222,11 @@ class AlertsSink(Sink):
 
     def _evaluate(self, batch: Batch, context: SinkContext) -> None:
         newest_ns: int | None = None
-        evaluator, now = self._evaluator(batch.partition), Now.of(self._clock)
+        now = Now.of(self._clock)
+        # Equally numbered partitions of both topics come to the same consumer.
+        if (evaluator := self._evaluators.get(batch.partition.partition)) is None:
+            evaluator = RuleEvaluator(rules=self._rules, slots=self._slots)
+            self._evaluators[batch.partition.partition] = evaluator
         for _, value in batch.items:
             if batch.partition.topic == EVENTS.name:
                 newest_ns = value.time_ns
@@ -173,13 +241,6 @@ class AlertsSink(Sink):
             time_ns=newest_ns,
             alerts=evaluator.alerts.not_awaited(),
         )
-
-    def _evaluator(self, partition: TopicPartition) -> RuleEvaluator:
-        # Equally numbered partitions of both topics come to the same consumer.
-        if (evaluator := self._evaluators.get(partition.partition)) is None:
-            evaluator = RuleEvaluator(rules=self._rules, slots=self._slots)
-            self._evaluators[partition.partition] = evaluator
-        return evaluator
 
     def _add_incident(
         self, evaluator: RuleEvaluator, attributed: AttributedIncident, now: Now

@@ -1,8 +1,8 @@
 """Rules over time: pending, firing, resolved, by the node's own time since boot.
 
 Here lives what is remembered of a partition: for how long each condition has held, and the alerts
-that are active. How long it has held is told by `seq` and by what ticks cover, so no clock that is
-set makes an alert fire early, late or not at all; a tick from the future is evaluated like any
+that are active. How long it has held is read from `seq` and from what ticks cover, so no clock that
+is set makes an alert fire early, late or not at all; a tick from the future is evaluated like any
 other, and time of which no tick speaks counts for nothing. A replay of the same events gives the
 same alerts. Pure; this machine's time is given, and used for sending alone.
 """
@@ -14,8 +14,7 @@ from typing import Final
 from gpuledger.recent import Recent
 from gpuledger.records import AttributedIncident, GpuBooks, GpuEvent
 from sinks.alerts.active_alerts import ActiveAlerts, Now
-from sinks.alerts.incidents import annotations_of, labels_of
-from sinks.alerts.rules import Rule
+from sinks.alerts.rules import Rule, annotations_of, labels_of
 from sinks.alerts.slots import AlertSlots, Labels
 from sinks.timelines import TickOrder, Timelines
 
@@ -57,7 +56,7 @@ class _Condition:
 class RuleEvaluator:
     """The rules' state for the nodes of one partition.
 
-    A replay gives other alerts in one case: of a node that rebooted with a clock that is behind,
+    A replay makes other alerts in one case: of a node that rebooted with a clock that is behind,
     the new boot is believed by when its ticks arrive (`sinks.timelines`).
     """
 
@@ -78,12 +77,20 @@ class RuleEvaluator:
             for rule in self._rules:
                 measure = rule.measure(books, event.interval_ns / 1e9)
                 key = (rule.name, event.node, books.reading.uuid)
-                if measure is None:
-                    self._passes(key, event)
-                elif measure >= rule.threshold:
+                if measure is not None and measure >= rule.threshold:
                     self._holds(rule, key, event, books, measure=measure, now=now)
+                elif (condition := self._conditions.get(key)) is None:
+                    continue
+                elif measure is None:
+                    # What could not be measured neither begins nor ends anything. Only a condition
+                    # that has not fired yet begins anew behind a reboot or a gap.
+                    if not condition.go_on(event) and condition.alert is None:
+                        del self._conditions[key]
                 else:
-                    self._ends(key, event, now)
+                    # As in Prometheus: a condition that has not fired yet goes without a word.
+                    del self._conditions[key]
+                    if condition.alert is not None:
+                        self.alerts.end(condition.alert, at_ns=event.time_ns, now=now)
         return order
 
     def age_ns(self, attributed: AttributedIncident, *, now: Now) -> int:
@@ -128,29 +135,18 @@ class RuleEvaluator:
         if condition.alert is not None:
             if self.alerts.confirm(condition.alert, now=now):
                 return
-            condition.is_left_out = True  # it gave way, which is told
+            condition.is_left_out = True  # it gave way, which is reported
         elif condition.held_ns < rule.for_ns:
             return
         condition.alert = self.alerts.fire(
-            _labels(rule, event, books),
-            _annotations(rule, event, books, measure),
+            rule.labels_of(event, books),
+            rule.annotations_of(event, books, measure=measure),
             since_ns=event.time_ns,
             now=now,
         )
         if condition.alert is None and not condition.is_left_out:
             condition.is_left_out = True
             self._slots.leave_out(event.node)
-
-    def _passes(self, key: _Key, event: GpuEvent) -> None:
-        """Pass over what could not be measured: it neither begins nor ends anything."""
-        condition = self._conditions.get(key)
-        if condition is not None and not condition.go_on(event) and condition.alert is None:
-            del self._conditions[key]
-
-    def _ends(self, key: _Key, event: GpuEvent, now: Now) -> None:
-        condition = self._conditions.pop(key, None)
-        if condition is not None and condition.alert is not None:
-            self.alerts.end(condition.alert, at_ns=event.time_ns, now=now)
 
     def forget(self, *, now: Now, silent_ns: int) -> int:
         """Drop alerts that are over; return how many of them were still firing.
@@ -166,26 +162,3 @@ class RuleEvaluator:
         ]:
             del self._conditions[key]
         return len(silent)
-
-
-def _labels(rule: Rule, event: GpuEvent, books: GpuBooks) -> dict[str, str]:
-    return {
-        "alertname": rule.name,
-        "severity": rule.severity.value,
-        "node": event.node,
-        "gpu_uuid": books.reading.uuid,
-        "gpu_index": str(books.reading.index),
-    }
-
-
-def _annotations(rule: Rule, event: GpuEvent, books: GpuBooks, measure: float) -> dict[str, str]:
-    words = {
-        "gpu": books.reading.index,
-        "node": event.node,
-        "measure": measure,
-        "threshold": rule.threshold,
-    }
-    return {
-        "summary": rule.summary.format(**words),
-        "description": rule.description.format(**words),
-    }

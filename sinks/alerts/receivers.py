@@ -1,19 +1,28 @@
 """The Alertmanagers: each is sent what it is due by a task of its own.
 
-Here live sending and what the checks say of it. What an alert is is decided in `standing`, and what
-an Alertmanager is sent next in `turns`.
+`AlertmanagerClient` is the seam to one of them, and knows what its refusals mean. Alertmanager
+answers 400 where single alerts are not valid, having taken the others, and 400 or 422 where it has
+taken none, as it could not read the request; both in JSON. What else is answered says nothing of
+the alerts: an address that leads elsewhere, a password that is wrong, a proxy's own page.
+
+`Receivers` sends, and says what the checks show of it. What an alert is is decided in
+`active_alerts`, and what an Alertmanager is sent next in `send_order`.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from itertools import chain
 from typing import Any, Final
 
+import orjson
 import structlog
 
+from gpuledger import __version__
 from gpuledger.clock import Clock
 from gpuledger.runtime import Check
+from gpuledger.runtime.http.client import HttpClient, NoAnswerError
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings.secret import shown_url
@@ -26,14 +35,58 @@ from sinks.alerts.active_alerts import (
     record_rejected,
     record_taken,
 )
-from sinks.alerts.alertmanager import AlertmanagerClient
 from sinks.alerts.send_order import SendOrder
+from sinks.credentials import CredentialsInForce, ReceiverCredentials, explain
 from sinks.errors import ReceiverUnavailableError, RejectedError, retry_receiver
 from sinks.metrics import SENT_TOTAL, count_dropped
 
+HEADERS: Final = {"Content-Type": "application/json", "User-Agent": f"gpuledger/{__version__}"}
+_REFUSES_ALERTS: Final = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
+_SETTING: Final = "alerts.urls"
+_JSON: Final = "application/json"
+_NO_CREDENTIALS: Final = CredentialsInForce(headers={}, trust=True)
+
+
+class AlertmanagerClient:
+    """Posts alerts to one Alertmanager."""
+
+    def __init__(
+        self, *, http: HttpClient, url: str, credentials: ReceiverCredentials | None = None
+    ) -> None:
+        self.url = url
+        self._http, self._credentials = http, credentials
+
+    async def post(self, alerts: Sequence[dict[str, Any]]) -> None:
+        """Post alerts; return when the Alertmanager has taken them.
+
+        Raises RejectedError where Alertmanager refuses some of these alerts, of which it may have
+        taken the others, or a proxy finds them too many (413); and ReceiverUnavailableError where
+        they are to be sent again: no answer, or one that does not speak of them (401, 404, 503, a
+        200 with a page for people).
+        """
+        credentials = self._credentials.current() if self._credentials else _NO_CREDENTIALS
+        try:
+            answer = await self._http.post(
+                f"{self.url.rstrip('/')}/api/v2/alerts",
+                data=orjson.dumps(list(alerts)),
+                headers=credentials.headers,
+                trust=credentials.trust,
+            )
+        except NoAnswerError as error:
+            raise ReceiverUnavailableError(str(error)) from error
+        # In JSON alone it is Alertmanager's own word; but 413 is a bound, whoever has set it.
+        refuses_alerts = answer.status in _REFUSES_ALERTS and answer.content_type == _JSON
+        if refuses_alerts or answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            raise RejectedError(f"{answer.status} {answer.text}")
+        # Alertmanager answers 200 with nothing in it: a page is a proxy's, as one to log in on.
+        if not answer.is_success or answer.is_page:
+            # How long to wait is not left to one of several: others would be sent theirs late.
+            raise ReceiverUnavailableError(explain(answer, url=self.url, setting=_SETTING))
+
+
 NAME: Final = "alerts"
 _REFUSAL_SHOWN_NS: Final = 600 * SECOND_NS
-"""For how long checks tell of an alert that was refused."""
+"""For how long checks show an alert that was refused."""
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
@@ -68,7 +121,7 @@ class RejectedAlerts:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedClient:
-    """An Alertmanager's client and the check that tells of that one."""
+    """An Alertmanager's client and the check of that one."""
 
     client: AlertmanagerClient
     check: Check
@@ -174,6 +227,7 @@ class _Receiver:
 
     def begin(self) -> None:
         """Begin to send what is due, unless that is under way; raises what has ended it."""
+        # A task's error is raised to nobody until its result is read: a defect must end the sink.
         if self._sending is not None and self._sending.done():
             self._sending.result()
             self._sending = None
@@ -195,7 +249,7 @@ class _Receiver:
     def _is_to_be_asked(self) -> bool:
         """Return whether an answer alone is wanted, as nothing is due.
 
-        Only that passes a check which has failed, or was not asked yet; and an address or a login
+        Only that passes a check which has failed, or waits for the first; and an address or a login
         that is wrong by now is to be known before the next alert.
         """
         now_ns = self._clock.monotonic_ns()
@@ -223,7 +277,7 @@ class _Receiver:
         self._all_receivers.answered(now_ns=now_ns)
 
     async def _attempt(self) -> None:
-        """Post what comes next; where that is nothing, an empty list asks for an answer."""
+        """Post what comes next; where that is nothing, an empty list brings an answer."""
         try:
             await self._post(self._send_order.next(self._all(), now=Now.of(self._clock)))
         except ReceiverUnavailableError as error:
@@ -233,6 +287,7 @@ class _Receiver:
 
     async def _post(self, alerts: Sequence[ActiveAlert]) -> None:
         now = Now.of(self._clock)
+        # The end of each is reckoned for each attempt: Alertmanager notifies of none that is over.
         for alert in alerts:
             alert.hold_until_taken(now)
         payload: list[dict[str, Any]] = [
@@ -242,7 +297,8 @@ class _Receiver:
             await self._client.post(payload)
         except RejectedError as error:
             if len(alerts) > 1:
-                # Which of them it is, only the answers to fewer of them tell.
+                # With 400 it may have taken the valid ones, with 413 or 422 it has taken none.
+                # Which of them it is, only the answers to fewer of them show.
                 record_partly_rejected(alerts, self._client.url)
             elif alerts:
                 self._reject(alerts[0], str(error), now)
@@ -251,7 +307,7 @@ class _Receiver:
             record_taken(alerts, self._client.url, now=now)
 
     def _reject(self, alert: ActiveAlert, error: str, now: Now) -> None:
-        """Go on without an alert that an Alertmanager refuses; it is asked again in its time."""
+        """Go on without an alert that an Alertmanager refuses; it is sent again in its time."""
         self._all_receivers.refused(f"{self._url}: {error}", now_ns=now.monotonic_ns)
         self._rejected.record(error, now_ns=now.monotonic_ns)
         if record_rejected(alert, self._client.url, now=now):

@@ -1,14 +1,22 @@
-"""The table of rules: what about a GPU in a tick is worth an alert.
+"""What is worth an alert, and in what words: the table of rules, and incidents. Pure.
 
-Here lives each rule's condition and words. When a condition has lasted long enough is
-`sinks.alerts.engine`'s business. Pure.
+A rule is a condition of a GPU in a tick (`rules_of`); when it has lasted long enough is
+`sinks.alerts.engine`'s business. An incident is an alert by itself, with the labels and words that
+are made of it here.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from gpuledger.records import Account, GpuBooks, Severity
+from gpuledger.records import (
+    Account,
+    AttributedIncident,
+    GpuBooks,
+    GpuEvent,
+    Incident,
+    Severity,
+)
 from sinks.settings import AlertsSettings
 
 BUSY_WITHOUT_POD: Final = "GpuBusyWithoutPod"
@@ -33,6 +41,33 @@ class Rule:
     """One line for people, with `{gpu}` and `{node}`."""
     description: str
     """What it means and what to do, with `{gpu}`, `{node}`, `{measure}` and `{threshold}`."""
+
+    def labels_of(self, event: GpuEvent, books: GpuBooks) -> dict[str, str]:
+        """Return the alert's identity on a GPU: nothing that changes while it stands.
+
+        With a pod or the measure in it, each change would be the end of an alert and the begin of
+        another.
+        """
+        return {
+            "alertname": self.name,
+            "severity": self.severity.value,
+            "node": event.node,
+            "gpu_uuid": books.reading.uuid,
+            "gpu_index": str(books.reading.index),
+        }
+
+    def annotations_of(self, event: GpuEvent, books: GpuBooks, *, measure: float) -> dict[str, str]:
+        """Return the alert's words, with the measure of the tick in which it fires."""
+        words = {
+            "gpu": books.reading.index,
+            "node": event.node,
+            "measure": measure,
+            "threshold": self.threshold,
+        }
+        return {
+            "summary": self.summary.format(**words),
+            "description": self.description.format(**words),
+        }
 
 
 def rules_of(settings: AlertsSettings) -> tuple[Rule, ...]:
@@ -62,5 +97,72 @@ def busy_without_pod_ratio(books: GpuBooks, interval_seconds: float) -> float | 
     outside = [entry.busy_seconds for entry in books.entries if entry.account in _OUTSIDE_PODS]
     known = [seconds for seconds in outside if seconds is not None]
     if len(known) < len(outside):
-        return None
+        return None  # a sum of what is known would end an alert for want of a reading
     return sum(known) / interval_seconds
+
+
+INCIDENT: Final = "GpuIncident"
+_MAX_PODS_NAMED: Final = 3
+"""In the summary; all stand in the annotation `pods`."""
+
+
+def labels_of(attributed: AttributedIncident) -> dict[str, str]:
+    """Return the alert's identity; the first known pod is in it, so that its owner is reached.
+
+    A label without a value is no label: Alertmanager takes it away.
+    """
+    incident = attributed.incident
+    pod = next((pod for pod in attributed.pods if pod.name), None)
+    return {
+        "alertname": INCIDENT,
+        "severity": incident.severity.value,
+        "node": incident.node,
+        "gpu_uuid": incident.gpu_uuid,
+        "gpu_index": _text(incident.gpu_index),
+        "kind": incident.kind,
+        "category": incident.category or "",
+        "xid": _text(incident.xid),
+        "gpu_instance": _text(incident.gpu_instance),
+        "namespace": (pod and pod.namespace) or "",
+        "pod": (pod and pod.name) or "",
+    }
+
+
+def annotations_of(attributed: AttributedIncident) -> dict[str, str]:
+    """Return the alert's words, with all pods that were on the GPU."""
+    incident = attributed.incident
+    pods = [
+        # A foreign pod has no name here: its owner is not reached by it.
+        f"{pod.namespace}/{pod.name}" if pod.name is not None else pod.uid or "unknown"
+        for pod in attributed.pods
+    ]
+    what = incident.kind if incident.xid is None else f"XID {incident.xid}"
+    where = f"{_gpu(incident)} on node {incident.node}"
+    if pods:
+        # A time-sliced GPU may have dozens, and a summary is the subject of a mail.
+        shown, more = ", ".join(pods[:_MAX_PODS_NAMED]), len(pods) - _MAX_PODS_NAMED
+        others = f" and {more} more" if more > 0 else ""
+        where += f" ({'pod' if len(pods) == 1 else 'pods'} {shown}{others})"
+    words = {
+        "summary": f"{where}: {what}, {incident.message}",
+        "description": incident.message,
+        "mnemonic": incident.mnemonic,
+        "action": incident.action,
+        "pods": ", ".join(pods),
+    }
+    return {name: value for name, value in words.items() if value}
+
+
+def _gpu(incident: Incident) -> str:
+    """Return the GPU as people number it, and by what else is known of it where nobody can."""
+    if incident.gpu_index is not None:
+        gpu = f"GPU {incident.gpu_index}"
+    elif incident.gpu_uuid.startswith("GPU-"):
+        gpu = incident.gpu_uuid
+    else:
+        gpu = f"GPU {incident.gpu_uuid}"
+    return gpu if incident.gpu_instance is None else f"{gpu} instance {incident.gpu_instance}"
+
+
+def _text(number: int | None) -> str:
+    return "" if number is None else str(number)

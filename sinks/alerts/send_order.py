@@ -1,6 +1,6 @@
 """What one Alertmanager is sent next, of all that it is due.
 
-What is new goes first. Behind it come, a batch of each in turn, what is told again, what was
+What is new goes first. Behind it come, a batch of each in turn, what is sent again, what was
 refused together with others, and what was refused alone: none of them holds up another. Pure.
 """
 
@@ -27,13 +27,17 @@ class _Due:
     new: list[ActiveAlert] = field(default_factory=list)
     """What it has never answered, and what was never refused."""
     again: list[tuple[int, ActiveAlert]] = field(default_factory=list)
-    """What it has taken, or is to be told soon, by when it answered last."""
+    """What it has taken, or is to be sent soon, by when it answered last."""
     doubted: _ByLimit = field(default_factory=lambda: defaultdict(list))
     """What it has not answered, being refused together with others, by how many may be posted."""
     refused: _ByLimit = field(default_factory=lambda: defaultdict(list))
     """What it has answered and then refused, by the same."""
     since_ns: int | None = None
     """Since when the oldest is due of all that it does not refuse."""
+
+    def wait_since(self, since_ns: int) -> None:
+        """Record since when another one is due."""
+        self.since_ns = since_ns if self.since_ns is None else min(self.since_ns, since_ns)
 
 
 class SendOrder:
@@ -44,7 +48,7 @@ class SendOrder:
         self._receiver, self._resend_ns = receiver, resend_ns
         self._turn = 0
         self.late_ns = 0
-        """For how long the oldest that was due has waited, when it was asked last."""
+        """For how long the oldest that was due has waited, when something was chosen last."""
 
     def is_due(self, alerts: Iterable[ActiveAlert], *, now: Now) -> bool:
         """Return whether there is anything to post now."""
@@ -64,10 +68,14 @@ class SendOrder:
     def _kinds(self, alerts: Iterable[ActiveAlert], now: Now) -> list[list[ActiveAlert]]:
         """Return a batch of what is new, and one of each other kind."""
         due = self._sort(alerts, now.monotonic_ns)
+        again = sorted(due.again, key=lambda answered: answered[0])
+        if again and now.monotonic_ns - again[0][0] < self._resend_ns:
+            # Some are due soon, none is now: they wait for the first of them.
+            again = []
         self.late_ns = 0 if due.since_ns is None else now.monotonic_ns - due.since_ns
         return [
             due.new[:MAX_TOGETHER],
-            self._again(due, now.monotonic_ns),
+            [alert for _, alert in again[:MAX_TOGETHER]],
             _largest(due.doubted),
             _largest(due.refused),
         ]
@@ -79,23 +87,13 @@ class SendOrder:
             limit = alert.changes.max_together.get(self._receiver)
             if answered_ns is None:
                 (due.new if limit is None else due.doubted[limit]).append(alert)
-                _be_due(due, alert.changed_ns)
+                due.wait_since(alert.changed_ns)
             elif limit is None and now_ns - answered_ns >= self._resend_ns // _EARLY:
                 due.again.append((answered_ns, alert))
-                _be_due(due, answered_ns + self._resend_ns)
+                due.wait_since(answered_ns + self._resend_ns)
             elif limit is not None and now_ns - answered_ns >= self._resend_ns:
                 due.refused[limit].append(alert)
         return due
-
-    def _again(self, due: _Due, now_ns: int) -> list[ActiveAlert]:
-        oldest_first = sorted(due.again, key=lambda one: one[0])
-        if not oldest_first or now_ns - oldest_first[0][0] < self._resend_ns:
-            return []
-        return [alert for _, alert in oldest_first[:MAX_TOGETHER]]
-
-
-def _be_due(due: _Due, since_ns: int) -> None:
-    due.since_ns = since_ns if due.since_ns is None else min(due.since_ns, since_ns)
 
 
 def _largest(by_limit: _ByLimit) -> list[ActiveAlert]:

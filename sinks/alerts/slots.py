@@ -46,7 +46,7 @@ class Slots:
             held[key] = owner
             self._move(node, by=1)
 
-    def give_back(self, key: Labels, node: str) -> None:
+    def free(self, key: Labels, node: str) -> None:
         """Free the slot of an alert, if it has one."""
         held = self._by_node.get(node, {})
         if key in held:

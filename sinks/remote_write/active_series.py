@@ -1,13 +1,17 @@
-"""The series that are alive, and a tick encoded against them.
+"""The series that are active, and a tick encoded against them: remote-write 1.0 on the wire.
 
-Here lives what a partition's sender remembers: of each node that was heard of within a day the
-latest time that was sent, and of each of its series the encoded labels. A series that the next tick
-does not have ends with a stale marker at that tick's time. Which tick is the next is decided
-elsewhere: after a clock was set back it is stamped earlier than what was sent before. Pure; nothing
-is sent.
+Protobuf by hand. A series' labels never change and a sample is 16 bytes, so that all of a series up
+to its value is constant: a prefix, made once. A request is then prefixes, values and timestamps put
+together; the tests check that encoding against protobuf itself.
+
+Here also lives what a partition's sender remembers: of each node that was heard of within a day the
+latest time that was sent, and of each of its series the prefix. A series that the next tick does
+not have ends with a stale marker at that tick's time. Which tick is the next is decided elsewhere:
+after a clock was set back it is stamped earlier than what was sent before. Pure; nothing is sent.
 """
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
@@ -16,7 +20,55 @@ from gpuledger.ledger.event_series import values_of
 from gpuledger.ledger.series import SeriesGroup, SeriesValues
 from gpuledger.recent import Budget, Recent
 from gpuledger.records import GpuEvent
-from sinks.remote_write.wire import STALE_VALUE, pack_value, series_prefix, timestamp_suffix
+
+pack_value: Final = struct.Struct("<d").pack
+STALE_VALUE: Final = bytes.fromhex("020000000000f07f")
+"""The NaN 0x7ff0000000000002, which says that a series has ended; as bytes, since arithmetic and
+JSON lose it."""
+_FIRST_MS: Final = 1 << 35
+_LAST_MS: Final = (1 << 42) - 1
+_SAMPLE_BYTES: Final = 16
+
+
+def series_prefix(labels: Iterable[tuple[str, str]]) -> bytes:
+    """Encode a series with one sample up to that sample's value.
+
+    Labels are sorted by name, empty values left out, as the protocol asks. Raises ValueError for a
+    name that comes twice.
+    """
+    # By bytes, as receivers compare them; a label without a value is none to Prometheus.
+    present = sorted((name.encode(), value.encode()) for name, value in labels if value)
+    if len({name for name, _ in present}) != len(present):
+        raise ValueError(f"a label comes twice: {[name.decode() for name, _ in present]}")
+    body = b""
+    for name, value in present:
+        pair = b"".join((b"\x0a", varint(len(name)), name, b"\x12", varint(len(value)), value))
+        body += b"".join((b"\x0a", varint(len(pair)), pair))
+    # After the labels: sample (field 2) of 16 bytes, in it the value (field 1, 64 bit).
+    size = len(body) + 2 + _SAMPLE_BYTES
+    return b"".join((b"\x0a", varint(size), body, b"\x12", varint(_SAMPLE_BYTES), b"\x09"))
+
+
+def timestamp_suffix(time_ms: int) -> bytes:
+    """Encode what follows a sample's value: its time in milliseconds since the epoch.
+
+    Raises ValueError before 1971-02-02 and after 2109-05-15, where it is not the 7 bytes on which
+    `series_prefix` counts.
+    """
+    if not _FIRST_MS <= time_ms <= _LAST_MS:
+        raise ValueError(f"time_ns: {time_ms} ms since the epoch is not between 1971 and 2109")
+    return b"\x10" + varint(time_ms)
+
+
+def varint(number: int) -> bytes:
+    """Encode a non-negative integer as protobuf does."""
+    encoded = bytearray()
+    while number > 0x7F:  # noqa: PLR2004  # seven bits a byte
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
 
 _MS_NS: Final = 1_000_000
 MAX_SERIES_BYTES: Final = 128 * 2**20
@@ -30,14 +82,44 @@ def series_budget(max_bytes: int = MAX_SERIES_BYTES) -> Budget:
 
 
 @dataclass(slots=True)
-class _Live:
+class _SeriesOfGroup:
     """The series of one group: a prefix for each metric, and which of them had a value last."""
 
     prefixes: tuple[bytes, ...]
-    size_bytes: int = 0
+    size_bytes: int
     """What it takes of memory."""
     had: int = 0
     """Bit n is set where metric n had a value in the last tick."""
+
+    @classmethod
+    def of(cls, node: str, group: SeriesGroup) -> "_SeriesOfGroup":
+        family = group.family
+        labels = [("node", node), *zip(family.labels, group.label_values, strict=True)]
+        prefixes = tuple(
+            series_prefix([("__name__", metric.name), *labels]) for metric in family.metrics
+        )
+        labels_bytes = sum(map(len, group.label_values))
+        return cls(prefixes, _GROUP_BYTES + labels_bytes + sum(map(len, prefixes)))
+
+    def append(self, parts: list[bytes], values: SeriesValues, suffix: bytes) -> None:
+        """Append the samples of a tick, and the ends of series that it has no value of."""
+        bit, has, had = 1, 0, self.had
+        for prefix, value in zip(self.prefixes, values, strict=True):
+            if value is not None:
+                has |= bit
+                parts += (prefix, pack_value(value), suffix)
+            elif had & bit:
+                # The protocol asks for a stale marker: without it a receiver goes on showing the
+                # last value for five minutes.
+                parts += (prefix, STALE_VALUE, suffix)
+            bit <<= 1
+        self.had = has
+
+    def end(self, parts: list[bytes], suffix: bytes) -> None:
+        """Append the ends of all series that had a value last."""
+        for number, prefix in enumerate(self.prefixes):
+            if self.had >> number & 1:
+                parts += (prefix, STALE_VALUE, suffix)
 
 
 @dataclass(slots=True)
@@ -46,9 +128,16 @@ class _Node:
     """The latest time that was encoded."""
     seen_ns: int = 0
     """When its last tick came, by the monotonic clock."""
-    groups: dict[SeriesGroup, _Live] = field(default_factory=dict)
+    groups: dict[SeriesGroup, _SeriesOfGroup] = field(default_factory=dict)
     size_bytes: int = 0
     """What its groups take of memory."""
+
+    def go_to(self, event: GpuEvent) -> bool:
+        """Remember a tick's time; return whether one of it or a later one was encoded before."""
+        time_ms = event.time_ns // _MS_NS
+        is_behind = time_ms <= self.latest_ms
+        self.latest_ms = max(self.latest_ms, time_ms)
+        return is_behind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +148,11 @@ class EncodedTick:
     samples: int
     is_behind: bool = False
     """Whether its node has sent a tick of this time or a later one: not every receiver takes it."""
+
+    @classmethod
+    def of(cls, parts: list[bytes], *, is_behind: bool = False) -> "EncodedTick":
+        """Return what the parts of its samples make: prefix, value and timestamp of each."""
+        return cls(body=b"".join(parts), samples=len(parts) // 3, is_behind=is_behind)
 
 
 class ActiveSeries:
@@ -84,6 +178,7 @@ class ActiveSeries:
         `now_ns` is the monotonic clock's time, for `end_silent`. Raises ValueError, and changes
         no series, for a time that the wire cannot carry or a holder that the event does not list.
         """
+        # What may raise comes first: an event that is put aside has changed nothing.
         suffix = timestamp_suffix(event.time_ns // _MS_NS)
         values = values_of(event)
         node = self._node(event.node, now_ns)
@@ -91,18 +186,20 @@ class ActiveSeries:
         parts: list[bytes] = []
         before_bytes = node.size_bytes
         for group, of_group in values.items():
-            live = node.groups.get(group)
-            if live is None:
-                live = node.groups[group] = _begin(event.node, group)
-                node.size_bytes += live.size_bytes
-            _append(parts, live, of_group, suffix)
+            series = node.groups.get(group)
+            if series is None:
+                series = node.groups[group] = _SeriesOfGroup.of(event.node, group)
+                node.size_bytes += series.size_bytes
+            series.append(parts, of_group, suffix)
+        # A pod that has ended, a GPU that is lost, a label that has changed.
         for group in node.groups.keys() - values.keys():
             ended = node.groups.pop(group)
             node.size_bytes -= ended.size_bytes
-            _end(parts, ended, suffix)
+            ended.end(parts, suffix)
         if node.size_bytes != before_bytes:
+            # This may forget other nodes, whose series took too much together with these.
             self._nodes.grow(node.size_bytes - before_bytes)
-        return _put_together(parts, is_behind=_is_behind(node, event))
+        return EncodedTick.of(parts, is_behind=node.go_to(event))
 
     def encode_past(self, event: GpuEvent, *, now_ns: int = 0) -> EncodedTick:
         """Encode the samples of a tick that others have followed: it begins and ends no series.
@@ -112,9 +209,10 @@ class ActiveSeries:
         suffix = timestamp_suffix(event.time_ns // _MS_NS)
         parts: list[bytes] = []
         for group, of_group in values_of(event).items():
-            _append(parts, _Live(prefixes=_prefixes(event.node, group)), of_group, suffix)
+            # Of nothing that was sent before, so that nothing ends.
+            _SeriesOfGroup.of(event.node, group).append(parts, of_group, suffix)
         node = self._node(event.node, now_ns)
-        return _put_together(parts, is_behind=_is_behind(node, event))
+        return EncodedTick.of(parts, is_behind=node.go_to(event))
 
     def has_silent(self, before_ns: int) -> bool:
         """Return whether there is something for `end_silent` to end."""
@@ -124,14 +222,16 @@ class ActiveSeries:
         """End, node by node, all series of those whose last tick came before `before_ns`."""
         for node in self._nodes.values():
             if node.groups and node.seen_ns < before_ns:
+                # Behind the last sample, and as close to it as can be: the node's own time may
+                # not have come so far yet, and a time of this machine could be behind it.
                 node.latest_ms += 1
                 suffix, parts = timestamp_suffix(node.latest_ms), list[bytes]()
-                for live in node.groups.values():
-                    _end(parts, live, suffix)
+                for series in node.groups.values():
+                    series.end(parts, suffix)
                 node.groups.clear()
                 self._nodes.grow(-node.size_bytes)
                 node.size_bytes = 0
-                yield _put_together(parts)
+                yield EncodedTick.of(parts)
 
     def _node(self, name: str, now_ns: int) -> _Node:
         self._nodes.go_on(now_ns)
@@ -141,49 +241,5 @@ class ActiveSeries:
 
     def __len__(self) -> int:
         """Count the series that are alive."""
-        groups = (live for node in self._nodes.values() for live in node.groups.values())
-        return sum(live.had.bit_count() for live in groups)
-
-
-def _begin(node: str, group: SeriesGroup) -> _Live:
-    prefixes = _prefixes(node, group)
-    labels_bytes = sum(map(len, group.label_values))
-    return _Live(
-        prefixes=prefixes, size_bytes=_GROUP_BYTES + labels_bytes + sum(map(len, prefixes))
-    )
-
-
-def _is_behind(node: _Node, event: GpuEvent) -> bool:
-    """Return whether something of this time or later was encoded before; remember this one."""
-    time_ms = event.time_ns // _MS_NS
-    is_behind = time_ms <= node.latest_ms
-    node.latest_ms = max(node.latest_ms, time_ms)
-    return is_behind
-
-
-def _put_together(parts: list[bytes], *, is_behind: bool = False) -> EncodedTick:
-    return EncodedTick(body=b"".join(parts), samples=len(parts) // 3, is_behind=is_behind)
-
-
-def _append(parts: list[bytes], live: _Live, values: SeriesValues, suffix: bytes) -> None:
-    bit, has, had = 1, 0, live.had
-    for prefix, value in zip(live.prefixes, values, strict=True):
-        if value is not None:
-            has |= bit
-            parts += (prefix, pack_value(value), suffix)
-        elif had & bit:
-            parts += (prefix, STALE_VALUE, suffix)
-        bit <<= 1
-    live.had = has
-
-
-def _end(parts: list[bytes], live: _Live, suffix: bytes) -> None:
-    for number, prefix in enumerate(live.prefixes):
-        if live.had >> number & 1:
-            parts += (prefix, STALE_VALUE, suffix)
-
-
-def _prefixes(node: str, group: SeriesGroup) -> tuple[bytes, ...]:
-    family = group.family
-    labels = [("node", node), *zip(family.labels, group.label_values, strict=True)]
-    return tuple(series_prefix([("__name__", metric.name), *labels]) for metric in family.metrics)
+        groups = (series for node in self._nodes.values() for series in node.groups.values())
+        return sum(series.had.bit_count() for series in groups)

@@ -16,19 +16,22 @@ from typing_extensions import override
 from gpuledger.bus.protocol import Bus, Consumer, TopicPartition
 from gpuledger.clock import Clock
 from gpuledger.errors import BusError, NotAssignedError
-from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.logs import Repeats
 from gpuledger.settings.secret import shown_url
-from sinks.concurrency import LargeTurns
 from sinks.errors import RejectedError, retry_receiver
 from sinks.metrics import SENT_TOTAL, SERIES_FORGOTTEN_TOTAL, count_dropped
-from sinks.protocol import Batch, Partitions, Sink, SinkContext
+from sinks.protocol import Batch, LargeTurns, Partitions, Sink, SinkContext
 from sinks.registry import REMOTE_WRITE
 from sinks.remote_write.active_series import ActiveSeries, EncodedTick, series_budget
-from sinks.remote_write.admission import FUTURE, admit
 from sinks.remote_write.write_client import RemoteWriteClient, is_out_of_order, open_client
-from sinks.remote_write.write_requests import WriteRequest, WrittenTick, split_into_requests
+from sinks.remote_write.write_requests import (
+    FUTURE,
+    WriteRequest,
+    WrittenTick,
+    admit,
+    split_into_requests,
+)
 from sinks.settings import RemoteWriteSettings
 from sinks.timelines import TickOrder, Timelines
 
@@ -82,6 +85,8 @@ class RemoteWriteSink(Sink):
         """Begin without any series: those of who held these before are not known here."""
         for partition in partitions:
             self._forget_series(partition)
+            # No end is sent of what the former owner has sent: its series go on here, and those
+            # that do not end by themselves at the receiver, after five minutes.
             self._series[partition] = ActiveSeries(budget=self._budget)
             self._timelines[partition] = Timelines()
             self._repeated_before.pop(partition, None)
@@ -89,6 +94,7 @@ class RemoteWriteSink(Sink):
     @override
     async def prepare(self, context: SinkContext) -> Partitions:
         """Find out, of partitions newly held, up to where records may have been sent before."""
+        # What lies there by now may have been sent by who held them before, and not been committed.
         unknown = context.consumer.assignment() - self._repeated_before.keys()
         if unknown:
             self._repeated_before.update(await context.consumer.end_offsets(unknown))
@@ -97,6 +103,8 @@ class RemoteWriteSink(Sink):
     @override
     async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
         """Send what was polled; partitions go side by side, each in its order."""
+        # Of one series no two requests may be on their way at once, or they overtake each other:
+        # a node's series are all in one partition, and that sends one after another.
         async with asyncio.TaskGroup() as group:
             for batch in batches:
                 self._sending[batch.partition] = group.create_task(self._send_all(batch, context))
@@ -173,7 +181,11 @@ class RemoteWriteSink(Sink):
         ):
             if refusal is not None:
                 if refusal == FUTURE:
-                    detail = _ahead(event, time_ns)
+                    seconds = (event.time_ns - time_ns) / 1e9
+                    detail = (
+                        f"time_ns {event.time_ns} is {seconds:.0f} s ahead of this machine's clock,"
+                        " or of the ticks behind it: its series would take nothing more until then"
+                    )
                     context.dead_letters.reject(record, reason=refusal, detail=detail)
                 else:
                     count_dropped(NAME, refusal)
@@ -201,24 +213,24 @@ class RemoteWriteSink(Sink):
                 # One bad sample is enough for that: the others must not go down with it.
                 for single in request.split():
                     await self._send(single, context)
-            else:
-                self._put_aside(request.ticks[0], str(error), context)
+                return
+            # A 4xx must not be sent again, so the tick is put aside: all of it, as a receiver of
+            # remote-write 1.0 takes a request whole or not at all.
+            tick, message = request.ticks[0], str(error)
+            is_order = is_out_of_order(message)
+            if not is_order:
+                self._check.failed(f"rejected: {message}")
+                if count := _repeats.count("samples", more=tick.encoded.samples):
+                    _log.warning("samples_rejected", count=count, error=message)
+            # What is only out of order says nothing of the receiver: a node's clock was set back.
+            reason = "out_of_order" if is_order else "rejected"
+            context.dead_letters.reject(tick.record, reason=reason, detail=message)
         else:
             SENT_TOTAL.labels(sink=NAME).inc(request.samples)
 
     async def _write(self, body: bytes) -> None:
         attempts = count()
         await self._retry(lambda: self._client.write(body, attempt=next(attempts)))
-
-    def _put_aside(self, tick: WrittenTick, message: str, context: SinkContext) -> None:
-        is_order = is_out_of_order(message)
-        if not is_order:
-            self._check.failed(f"rejected: {message}")
-            if count := _repeats.count("samples", more=tick.encoded.samples):
-                _log.warning("samples_rejected", count=count, error=message)
-        # What is only out of order says nothing of the receiver: a node's clock was set back.
-        reason = "out_of_order" if is_order else "rejected"
-        context.dead_letters.reject(tick.record, reason=reason, detail=message)
 
 
 async def _read_to_the_end(
@@ -232,11 +244,3 @@ async def _read_to_the_end(
         return [at for at in sorted(partitions) if await consumer.position(at) >= ends[at]]
     except (BusError, NotAssignedError):
         return []
-
-
-def _ahead(event: GpuEvent, time_ns: int) -> str:
-    seconds = (event.time_ns - time_ns) / 1e9
-    return (
-        f"time_ns {event.time_ns} is {seconds:.0f} s ahead of this machine's clock, or of the ticks"
-        " behind it: its series would take nothing more until then"
-    )

@@ -1,6 +1,6 @@
 """The seam to a remote-write receiver: one method.
 
-Here live the headers and which answers are the receiver's word on the samples: to give events up
+Here live the headers and which answers are the receiver's word on the samples: to put events aside
 for any other would empty the stream into the dead letters while an address or a login is wrong. So
 what looks like a refusal of samples counts as one only where the same receiver takes a request
 without samples: neither a status nor words tell a receiver from what stands in its place. The
@@ -18,8 +18,7 @@ import cramjam
 from gpuledger import __version__
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.http.client import HttpAnswer, HttpClient, NoAnswerError, open_http
-from sinks.answers import explain
-from sinks.credentials import ReceiverCredentials, watch_credentials
+from sinks.credentials import ReceiverCredentials, explain, watch_credentials
 from sinks.errors import ReceiverUnavailableError, RejectedError
 from sinks.settings import RemoteWriteSettings
 
@@ -76,7 +75,13 @@ class RemoteWriteClient:
         answer = await self._post(body, attempt=attempt)
         if _is_taken(answer):
             return None
-        if _may_refuse_samples(answer):
+        # Receivers say what their words are. A page is a proxy's, and Go's server says nothing of
+        # what it writes to who speaks plain HTTP at a port for TLS; but 413 is a bound, whoever has
+        # set it.
+        is_receivers_word = answer.has_type and not answer.is_page
+        if answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or (
+            answer.status in _MAY_REFUSE_SAMPLES and is_receivers_word
+        ):
             return f"{answer.status} {answer.text}"
         raise self._unavailable(answer)
 
@@ -94,6 +99,9 @@ class RemoteWriteClient:
         except NoAnswerError as error:
             raise ReceiverUnavailableError(str(error)) from error
 
+    # 5xx is to be sent again by the protocol, 429 may be; other 4xx are not, where they speak of
+    # the samples. A 401 or 404 does not: to drop samples for it would lose them for a mistake in
+    # the settings.
     def _unavailable(self, answer: HttpAnswer) -> ReceiverUnavailableError:
         return ReceiverUnavailableError(
             explain(answer, url=self._url, setting="remote_write.url"),
@@ -107,7 +115,7 @@ async def open_client(
 ) -> AsyncIterator[RemoteWriteClient]:
     """Open a client; raises SettingsError where a file of its credentials cannot be used.
 
-    A check of `readiness` tells of files that change and cannot be used then.
+    A check of `readiness` shows files that change and cannot be used then.
     """
     credentials = watch_credentials(
         settings, section="remote_write", readiness=readiness or Readiness()
@@ -126,14 +134,3 @@ def is_out_of_order(message: str) -> bool:
 def _is_taken(answer: HttpAnswer) -> bool:
     # A receiver's 2xx says nothing: a page is a proxy's, as one to log in on.
     return answer.is_success and not answer.is_page
-
-
-def _may_refuse_samples(answer: HttpAnswer) -> bool:
-    """Return whether an answer can be a receiver's word on samples.
-
-    Receivers say what their words are. A page is a proxy's, and Go's server says nothing of what it
-    writes to who speaks plain HTTP at a port for TLS; but 413 is a bound, whoever has set it.
-    """
-    if answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-        return True
-    return answer.status in _MAY_REFUSE_SAMPLES and answer.has_type and not answer.is_page

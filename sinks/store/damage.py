@@ -12,9 +12,14 @@ line, the offsets of its last lines, and they are compared with those that the t
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
+
+from deltalake.exceptions import DeltaError
+
+from sinks.errors import ReceiverUnavailableError
 
 _SIGNS: Final = (
     "Json error",
@@ -47,9 +52,31 @@ def explain(error: Exception, uri: str) -> str:
     """Return the first line of the error with its causes, and what to do about those we know."""
     first = first_line_of(error)
     if not any(sign in first for sign in _SIGNS):
-        said = ": ".join([first, *_causes_of(error)])[:_SHOWN_CHARACTERS]
+        # The lines below the first that are causes, each of the one before.
+        lines = (_COLOUR.sub("", line).strip() for line in str(error).strip().splitlines()[1:])
+        causes = [line.removeprefix(_CAUSE).strip() for line in lines if line.startswith(_CAUSE)]
+        said = ": ".join([first, *causes])[:_SHOWN_CHARACTERS]
         return f"{said}; {_GIVE_CREDENTIALS}" if _NO_CREDENTIALS in said else said
     return f"{_damaged(uri)}; deltalake says: {first[:300]}"
+
+
+@contextmanager
+def storage_errors(uri: str) -> Iterator[None]:
+    """Raise ReceiverUnavailableError for what deltalake says of a storage or of damage.
+
+    Whatever queries a table belongs in here: it may read the log, also where it only looks up a
+    number. So does what makes columns: a panic of Rust's, there or in a write, is no `Exception`,
+    and would end whoever does not wait for it.
+    """
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        raise ReceiverUnavailableError(f"store {uri}: {explain(error, uri)}") from error
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        message = f"store {uri}: the writer failed: {first_line_of(error)[:300]}"
+        raise ReceiverUnavailableError(message) from error
 
 
 def announce(offsets: Mapping[str, int]) -> dict[str, str]:
@@ -65,11 +92,12 @@ def is_complete(
     Offsets only grow, so that of a later commit will do. A commit that announces nothing, as a
     compaction or one of an earlier version, is taken for whole.
     """
-    return not any(
-        _is_before(offset_of(stream), offset)
-        for commit in history
-        for stream, offset in _announced(commit).items()
-    )
+    for commit in history:
+        for stream, offset in _announced(commit).items():
+            stored = offset_of(stream)
+            if stored is None or stored < offset:
+                return False
+    return True
 
 
 def explain_incomplete(uri: str) -> str:
@@ -80,10 +108,6 @@ def explain_incomplete(uri: str) -> str:
 def _announced(commit_info: Mapping[str, Any]) -> dict[str, int]:
     announced: dict[str, int] = json.loads(commit_info.get(ANNOUNCEMENT, "{}"))
     return announced
-
-
-def _is_before(stored: int | None, announced: int) -> bool:
-    return stored is None or stored < announced
 
 
 def _damaged(uri: str) -> str:
@@ -102,38 +126,26 @@ def first_line_of(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _causes_of(error: BaseException) -> list[str]:
-    """Return the lines below the first that are causes, each of the one before."""
-    lines = (_COLOUR.sub("", line).strip() for line in str(error).strip().splitlines()[1:])
-    return [line.removeprefix(_CAUSE).strip() for line in lines if line.startswith(_CAUSE)]
-
-
 def damaged_files(uri: str) -> list[str]:
     """Return the names of commits and checkpoints that were cut short, the newest last.
 
     Only of a store that is a folder of this machine; of any other, nothing.
     """
-    folder = _folder_of(uri)
-    return [] if folder is None else sorted(_damaged_in(folder / "_delta_log"))
-
-
-def _folder_of(uri: str) -> Path | None:
     parts = urlsplit(uri)
-    if parts.scheme == "file":
-        return Path(unquote(parts.path))
-    return None if parts.scheme else Path(uri)
-
-
-def _damaged_in(log: Path) -> Iterator[str]:
-    try:
+    if parts.scheme not in {"", "file"}:
+        return []  # an object store writes whole objects or none
+    folder = Path(unquote(parts.path) if parts.scheme else uri)
+    log, damaged = folder / "_delta_log", list[str]()
+    # What can be said of a folder that cannot be read is what was found until then.
+    with suppress(OSError):
+        # A checkpoint stands for all before it, so that only the newest commits are ever read.
         for commit in sorted(log.glob("*.json"))[-_NEWEST_COMMITS:]:
             if not _is_whole_commit(commit):
-                yield commit.name
+                damaged.append(commit.name)
         for checkpoint in log.glob("*.checkpoint*.parquet"):
             if not _is_whole_parquet(checkpoint):
-                yield checkpoint.name
-    except OSError:
-        return
+                damaged.append(checkpoint.name)
+    return sorted(damaged)
 
 
 def _is_whole_commit(path: Path) -> bool:
@@ -150,6 +162,7 @@ def _is_whole_commit(path: Path) -> bool:
 
 
 def _is_whole_parquet(path: Path) -> bool:
+    # Parquet has its mark at both ends, and is written from the front: one that was cut has no end.
     with path.open("rb") as file:
         if file.read(len(_PARQUET)) != _PARQUET:
             return False

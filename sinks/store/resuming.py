@@ -1,22 +1,138 @@
-"""Going on where the table ends, of the topic of which the table is.
+"""Going on where the table ends: of the topic of which the table is, with its gaps recorded.
 
-Here live the partitions that were not set there yet, and the refusal to go on with another topic.
-Offsets and identities are compared in `sinks.store.stored`.
+`Resuming` holds the partitions that were not set there yet, and refuses to go on with another
+topic. Offsets and identities are compared in `sinks.store.stored`.
+
+The table `gaps` has what was gone, or unreadable, before it could be stored, each once. A gap is
+written before any row behind it. Its stream's number is the offset up to which gaps are recorded,
+in the commit of the row itself: whoever finds the same gap again, after a crash or on another
+machine, writes what is left of it. What a row says is computed first (`row_of`, pure), then
+`GapRecorder` queries both tables and writes.
 """
 
 from collections.abc import Collection, Sequence
 from functools import partial
+from typing import Any
 
 from gpuledger.bus.protocol import Consumer, Gap, GapReason, TopicPartition
+from gpuledger.clock import Clock
 from gpuledger.errors import BusUnavailableError
 from gpuledger.runtime import RetryingCaller
 from gpuledger.runtime.tasks import in_daemon_thread
 from gpuledger.topics import EVENTS
 from sinks.errors import ReceiverUnavailableError
 from sinks.protocol import Partitions
-from sinks.store.gaps import GapRecorder
 from sinks.store.stored import Stored, other_topic, refuse_shorter_topic
 from sinks.store.table import EntriesTable, GapsTable, StaleTableError
+
+
+def stream_of(stream: str, gap: Gap) -> str:
+    """Return the stream of a gap: that of its partition, and of its kind."""
+    return f"{stream}|{gap.reason.value}"
+
+
+def recorded_up_to(gap: Gap) -> int:
+    """Return the number that the gap's row leaves in its stream."""
+    return gap.next_offset if gap.has_end else gap.first_offset
+
+
+def row_of(
+    gap: Gap,
+    *,
+    stored: int | None,
+    recorded: int | None,
+    topic_id: str | None,
+    time_before_us: int | None,
+    detected_us: int,
+) -> tuple[Any, ...] | None:
+    """Return the row of a gap, in the columns' order, or `None` where all of it is known.
+
+    `stored` is the last offset that the table has, `recorded` the number of the gap's stream.
+    """
+    first = gap.first_offset if stored is None else max(gap.first_offset, stored + 1)
+    if recorded is not None:
+        if recorded >= recorded_up_to(gap):
+            return None
+        first = max(first, recorded) if gap.has_end else first
+    next_offset = gap.next_offset if gap.has_end else None
+    if next_offset is not None and first >= next_offset:
+        return None
+    return (
+        *gap.partition,
+        gap.reason.value,
+        first,
+        next_offset,
+        None if next_offset is None else next_offset - first,
+        time_before_us,
+        None if gap.time_after_ms is None else gap.time_after_ms * 1000,
+        detected_us,
+        topic_id,
+    )
+
+
+class GapRecorder:
+    """Gaps that were not looked up in the table yet.
+
+    A consumer reports a gap once, so that of a partition that is given up waits here: it may come
+    back before anybody recorded it.
+    """
+
+    def __init__(
+        self, *, gaps: GapsTable, entries: EntriesTable, stored: Stored, clock: Clock
+    ) -> None:
+        self._table, self._entries = gaps, entries
+        self._stored, self._clock = stored, clock
+        self._waiting: list[Gap] = []
+
+    def add(self, gap: Gap) -> None:
+        """Remember a gap until it has its row."""
+        self._waiting.append(gap)
+
+    def of(self, partitions: Collection[TopicPartition]) -> list[Gap]:
+        """Return the gaps of these partitions that wait for their rows."""
+        return [gap for gap in self._waiting if gap.partition in partitions]
+
+    async def record_once(self, gaps: Sequence[Gap]) -> None:
+        """Return each gap its row; where another consumer does the same, look again.
+
+        Raises ReceiverUnavailableError where that is to be tried again.
+        """
+        by_stream: dict[str, list[Gap]] = {}
+        for gap in gaps:
+            stream = stream_of(self._stored.streams.of(gap.partition), gap)
+            by_stream.setdefault(stream, []).append(gap)
+        for stream, alike in by_stream.items():
+            try:
+                await in_daemon_thread(partial(self._record, stream, alike))
+            except StaleTableError as error:
+                # Another consumer has written to the stream: the next attempt loads what it wrote.
+                raise ReceiverUnavailableError(str(error)) from error
+            self._waiting = [gap for gap in self._waiting if gap not in alike]
+
+    def _record(self, stream: str, gaps: Sequence[Gap]) -> None:
+        """Write the rows of one stream in one commit: a poll may bring many gaps."""
+        recorded = self._table.load([stream]).get(stream)
+        time_ns = self._clock.time_ns()
+        rows = []
+        for gap in gaps:
+            # The time of the last record before it: by Kafka, else of the newest row.
+            time_before_us = None if gap.time_before_ms is None else gap.time_before_ms * 1000
+            if time_before_us is None:
+                newest = self._entries.newest_time(gap.partition.partition)
+                time_before_us = None if newest is None else round(newest.timestamp() * 1e6)
+            row = row_of(
+                gap,
+                stored=self._stored.last_offsets.get(gap.partition),
+                recorded=recorded,
+                topic_id=self._stored.topic_id if gap.has_end else None,
+                time_before_us=time_before_us,
+                detected_us=time_ns // 1000,
+            )
+            if row is not None:
+                rows.append(row)
+                recorded = recorded_up_to(gap)
+        if rows and recorded is not None:
+            self._table.append(rows, {stream: recorded}, time_ms=time_ns // 1_000_000)
 
 
 class Resuming:
@@ -78,6 +194,8 @@ class Resuming:
         for partition in wanted:
             last_offset = self._stored.last_offsets.get(partition, -1)
             refuse_shorter_topic(partition, last_offset=last_offset, end=ends[partition])
+            # The table's word alone: the group's offset is committed after the rows, and may be
+            # behind them, or ahead where the table was restored from a copy.
             await consumer.seek(partition, last_offset + 1)
         self.cancel(wanted)
         return wanted
@@ -85,12 +203,19 @@ class Resuming:
     async def topic_id_now(self, consumer: Consumer) -> str | None:
         """Return the identity of the topic as of now, once the brokers have answered.
 
-        Where they give topics none, it is not asked for.
+        Where they know of none, it is not queried.
         """
         if self._stored.topic_id is None:
             return None
+
+        async def query() -> str | None:
+            try:
+                return await consumer.topic_id(EVENTS.name)
+            except BusUnavailableError as error:
+                raise ReceiverUnavailableError(str(error)) from error
+
         # Brokers that do not answer are no failure of the table. Polls go on meanwhile, and say so.
-        return await self._asking_brokers(lambda: _ask_topic_id(consumer))
+        return await self._asking_brokers(query)
 
     async def record(self, gaps: Sequence[Gap]) -> None:
         """Write each gap its row, once the table answers."""
@@ -116,19 +241,20 @@ class Resuming:
     async def _must_be_of_topic(self, wanted: Partitions) -> None:
         """Load what the table has of partitions; see that it is of the topic that there is now."""
         streams = self._stored.names_of(wanted)
-        numbers = await self._retrying(lambda: self._ask(streams))
+
+        def load() -> dict[str, int]:
+            # A reader of `gaps` shall find it empty, not absent.
+            self._gaps_table.load([])
+            return self._table.load(streams)
+
+        async def query() -> dict[str, int]:
+            with self._retrying.awaiting():
+                return await in_daemon_thread(load)
+
+        numbers = await self._retrying(query)
         others = [at for at in sorted(wanted) if not self._stored.learn(at, numbers)]
         if others:
             await self._refuse_other_topic(others, topic_id=self._stored.topic_id)
-
-    async def _ask(self, streams: Sequence[str]) -> dict[str, int]:
-        with self._retrying.awaiting():
-            return await in_daemon_thread(partial(self._load, streams))
-
-    def _load(self, streams: Sequence[str]) -> dict[str, int]:
-        # A reader of `gaps` shall find it empty, not absent.
-        self._gaps_table.load([])
-        return self._table.load(streams)
 
     async def _refuse_other_topic(
         self, partitions: Sequence[TopicPartition], *, topic_id: str | None
@@ -147,11 +273,3 @@ class Resuming:
         await self.record(gaps)
         first = partitions[0]
         raise other_topic(first, last_offset=last_offsets[first], topic_id=topic_id)
-
-
-async def _ask_topic_id(consumer: Consumer) -> str | None:
-    """Return the topic's identity of now; raise ReceiverUnavailableError where nobody answers."""
-    try:
-        return await consumer.topic_id(EVENTS.name)
-    except BusUnavailableError as error:
-        raise ReceiverUnavailableError(str(error)) from error

@@ -1,13 +1,14 @@
-"""The store sink's shell: events in, rows appended, exactly once.
+"""The store sink's shell: events in, rows appended, exactly once; and the store's maintenance.
 
-Here live the wiring, and when what was read is written. Where reading goes on is `resuming`'s, what
-becomes of gaps `recording`'s, how rows are written beside it `appending`'s; the consume loop is
-`sinks.loop`'s.
+Here live the wiring, when what was read is written, and when what killed writers have left is
+removed (`Maintenance`). Where reading goes on and what becomes of gaps is `resuming`'s, how rows
+are written beside it `stored`'s; the consume loop is `sinks.loop`'s.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -17,22 +18,60 @@ from gpuledger.bus.protocol import Bus, Gap, Record, TopicPartition
 from gpuledger.clock import Clock
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness, RetryingCaller
+from gpuledger.runtime.tasks import in_daemon_thread
 from gpuledger.settings.secret import shown_url
-from sinks.duplicates import SeenTicks
 from sinks.errors import ReceiverUnavailableError, retry_receiver
-from sinks.metrics import SENT_TOTAL, count_dropped
+from sinks.metrics import ORPHANS_REMOVED_TOTAL, SENT_TOTAL, count_dropped
 from sinks.protocol import Batch, Partitions, Sink, SinkContext
 from sinks.registry import STORE
 from sinks.settings import StoreSettings
-from sinks.store.admission import DayWindow
-from sinks.store.appending import Appending
-from sinks.store.buffer import RowBuffer
-from sinks.store.entry_rows import rows_of
-from sinks.store.gaps import GapRecorder
-from sinks.store.maintenance import Maintenance
-from sinks.store.resuming import Resuming
-from sinks.store.stored import Stored, Streams
-from sinks.store.table import EntriesTable, GapsTable, StaleTableError
+from sinks.store.buffer import DayWindow, RowBuffer, rows_of
+from sinks.store.resuming import GapRecorder, Resuming
+from sinks.store.stored import Appending, Stored, Streams
+from sinks.store.table import EntriesTable, GapsTable, StaleTableError, StreamTable
+from sinks.timelines import SeenTicks
+
+_log = structlog.get_logger(__name__)
+
+
+class Maintenance:
+    """Looks for orphan files at the start and from time to time, beside the sink's own work."""
+
+    def __init__(
+        self, *, tables: Sequence[StreamTable], settings: StoreSettings, clock: Clock
+    ) -> None:
+        self._tables, self._settings, self._clock = tables, settings, clock
+        self._next_ns: int | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    def begin_if_due(self) -> None:
+        """Begin in the background where it is time and the last one is over."""
+        interval_ns = round(self._settings.maintenance_interval_seconds * 1e9)
+        now_ns = self._clock.monotonic_ns()
+        is_due = self._next_ns is None or now_ns >= self._next_ns
+        if interval_ns == 0 or not is_due or (self._running and not self._running.done()):
+            return
+        self._next_ns = now_ns + interval_ns
+        self._running = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        """Remove the orphans of every table; what cannot be done now is done next time."""
+        hours = self._settings.orphan_age_hours
+        for table in self._tables:
+            try:
+                removed = await in_daemon_thread(
+                    partial(table.remove_orphans, older_than_hours=hours)
+                )
+            except Exception as error:  # noqa: BLE001  # the sink does its own work without it
+                # What the storage said is a sentence; of a defect its class says more.
+                is_said = isinstance(error, ReceiverUnavailableError)
+                shown = str(error) if is_said else repr(error)
+                _log.warning("maintenance_failed", url=shown_url(table.uri), error=shown)
+                continue
+            ORPHANS_REMOVED_TOTAL.inc(removed)
+            if removed:
+                _log.info("orphans_removed", url=shown_url(table.uri), count=removed)
+
 
 NAME: Final = STORE.name
 _log = structlog.get_logger(__name__)
@@ -133,16 +172,27 @@ class StoreSink(Sink):
         """Collect the rows of a poll and write when it is time."""
         async with self._lock:
             self._maintenance.begin_if_due()
-            if self._gaps_to_record(context):
+            if self._recorder.of(self._resuming.settled(context.consumer)):
+                # Rows of before the gap first: what the table has says where the gap begins. That
+                # may find other partitions in need of being set, whose gaps wait with them.
                 await self._flush(context)
-                await self._resuming.record(self._gaps_to_record(context))
+                settled = self._resuming.settled(context.consumer)
+                await self._resuming.record(self._recorder.of(settled))
             settled = self._resuming.settled(context.consumer)
             for batch in batches:
+                # A flush in the midst of an earlier batch may have had them set back.
                 if batch.partition in settled and not self._resuming.is_needed(batch.partition):
                     await self._collect(batch, context)
                 else:
-                    _leave(batch, context)
-            if self._is_due():
+                    # It is read again behind what is stored, and its letters come again with it.
+                    context.dead_letters.drop(
+                        batch.partition.partition, topic=batch.partition.topic
+                    )
+            if self._is_full() or self._pending.is_due(
+                now_ns=self._clock.monotonic_ns(),
+                after_ns=round(self._settings.flush_seconds * 1e9),
+                max_rows=self._settings.flush_rows,
+            ):
                 await self._flush(context)
 
     @override
@@ -153,7 +203,7 @@ class StoreSink(Sink):
                 await self._flush_once(context)
             finally:
                 # What could not be written is read again by whoever holds its partitions then, and
-                # what could not be told of it is told then.
+                # its dead letters are written then.
                 for topic, partition in self._pending.last_offsets:
                     context.dead_letters.drop(partition, topic=topic)
                 self._resuming.require(self._pending.last_offsets)
@@ -161,20 +211,19 @@ class StoreSink(Sink):
                 self._pending = RowBuffer()
                 self._seen.forget(partitions)
 
-    def _gaps_to_record(self, context: SinkContext) -> list[Gap]:
-        return self._recorder.of(self._resuming.settled(context.consumer))
-
     async def _collect(self, batch: Batch, context: SinkContext) -> None:
         """Collect the rows of a batch, and write in its midst where they are too many."""
+        partition, clock = batch.partition, self._clock
         for record, event in batch.items:
             if self._is_full():
                 await self._flush(context)
-                if batch.partition not in self._resuming.settled(context.consumer):
-                    _leave(batch, context)
+                if partition not in self._resuming.settled(context.consumer):
+                    context.dead_letters.drop(partition.partition, topic=partition.topic)
                     return
-            self._add_event(batch.partition, record, event, context)
-            self._read_to(batch.partition, record.offset)
-        self._read_to(batch.partition, batch.next_offset - 1)
+            self._add_event(partition, record, event, context)
+            self._pending.read_to(partition, record.offset, now_ns=clock.monotonic_ns())
+        # Also what did not decode at the end: it is a dead letter, and done.
+        self._pending.read_to(partition, batch.next_offset - 1, now_ns=clock.monotonic_ns())
 
     def _add_event(
         self, partition: TopicPartition, record: Record, event: GpuEvent, context: SinkContext
@@ -193,24 +242,14 @@ class StoreSink(Sink):
         else:
             self._pending.add(rows, time_ns=event.time_ns)
 
-    def _read_to(self, partition: TopicPartition, offset: int) -> None:
-        self._pending.read_to(partition, offset, now_ns=self._clock.monotonic_ns())
-
     def _is_full(self) -> bool:
         return self._pending.is_full(max_bytes=self._settings.flush_bytes)
-
-    def _is_due(self) -> bool:
-        return self._is_full() or self._pending.is_due(
-            now_ns=self._clock.monotonic_ns(),
-            after_ns=round(self._settings.flush_seconds * 1e9),
-            max_rows=self._settings.flush_rows,
-        )
 
     async def _flush(self, context: SinkContext) -> None:
         if self._pending.rows:
             await self._retrying(lambda: self._flush_once(context))
         else:
-            # The table is not asked, so this says nothing of whether it answers.
+            # The table is not queried, so this says nothing of whether it answers.
             await self._flush_once(context)
 
     async def _flush_once(self, context: SinkContext) -> None:
@@ -221,13 +260,21 @@ class StoreSink(Sink):
                 await context.dead_letters.flush()
                 self._must_be_held(pending, context)
                 await self._must_still_be_of_topic(context)
+                # Last of all, as it cannot be taken back: rows and offsets in one commit.
                 with self._retrying.awaiting():
                     await self._appending.append(pending)
         except StaleTableError as error:
+            # Never written again as they are: somebody else may have stored some of them. All are
+            # read again behind what the table has by then.
             _log.warning("rows_withdrawn", error=str(error), count=len(pending.rows))
             self._resuming.require(context.consumer.assignment())
         else:
-            _acknowledge(pending, context)
+            SENT_TOTAL.labels(sink=NAME).inc(len(pending.rows))
+            for partition, last_offset in pending.last_offsets.items():
+                context.acknowledge(partition, last_offset + 1, time_ns=pending.newest_ns)
+            if pending.rows:
+                partitions = len(pending.last_offsets)
+                _log.info("rows_stored", count=len(pending.rows), partition_count=partitions)
         self._pending = RowBuffer()
 
     def _must_be_held(self, pending: RowBuffer, context: SinkContext) -> None:
@@ -248,20 +295,6 @@ class StoreSink(Sink):
         topic_id = await self._resuming.topic_id_now(context.consumer)
         if topic_id == self._resuming.topic_id:
             return
-        # Nothing of it is written: no row tells which topic it is of.
+        # Nothing of it is written: no row says which topic it is of.
         read, self._pending = self._pending.last_offsets, RowBuffer()
         await self._resuming.refuse_rows(read, topic_id=topic_id)
-
-
-def _leave(batch: Batch, context: SinkContext) -> None:
-    """Leave what is given up or set back meanwhile: it is read again behind what is stored."""
-    context.dead_letters.drop(batch.partition.partition, topic=batch.partition.topic)
-
-
-def _acknowledge(pending: RowBuffer, context: SinkContext) -> None:
-    SENT_TOTAL.labels(sink=NAME).inc(len(pending.rows))
-    for partition, last_offset in pending.last_offsets.items():
-        context.acknowledge(partition, last_offset + 1, time_ns=pending.newest_ns)
-    if pending.rows:
-        partitions = len(pending.last_offsets)
-        _log.info("rows_stored", count=len(pending.rows), partition_count=partitions)

@@ -1,18 +1,27 @@
-"""What the table has of each partition, and of which topic.
+"""What the table has of each partition, of which topic, and the write that adds to it.
 
 Beside its rows the table keeps numbers, each under the name of a stream (`Streams`): of each
 partition the last offset that is stored, and the identity of its topic. An offset means nothing
 without its topic: one that is deleted and made anew, or restored from elsewhere, has the same name
-and other records. Here is what is remembered of these numbers between a look into the table and
-the next (`Stored`), and how identities are compared. Pure: asks neither the table nor the brokers.
+and other records. `Stored` is what is remembered of these numbers between a look into the table and
+the next; it queries neither the table nor the brokers.
+
+`Appending` is the write that is under way: in a thread, one at a time, whoever stops waiting for
+it. What is written and when is `store_sink`'s.
 """
 
+import asyncio
 import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from gpuledger.bus.protocol import TopicPartition
+from gpuledger.clock import Clock
 from gpuledger.errors import UserError
+from gpuledger.runtime.tasks import in_daemon_thread
+from sinks.store.buffer import RowBuffer
+from sinks.store.table import EntriesTable
 
 _REMEDY = (
     "nothing is written. See that what it holds is not stored already, then set store.generation"
@@ -114,3 +123,45 @@ def refuse_shorter_topic(partition: TopicPartition, *, last_offset: int, end: in
 
 def _shown(partition: TopicPartition) -> str:
     return f"{partition.topic}[{partition.partition}]"
+
+
+class Appending:
+    """The write that is under way, if any."""
+
+    def __init__(self, *, table: EntriesTable, stored: Stored, clock: Clock) -> None:
+        self._table, self._stored, self._clock = table, stored, clock
+        self._writing: asyncio.Task[None] | None = None
+
+    async def append(self, pending: RowBuffer) -> None:
+        """Write in a thread; where the waiting is cancelled, the next call waits for the same."""
+        if self._writing is None:
+            offsets = {
+                self._stored.streams.of(at): last for at, last in pending.last_offsets.items()
+            }
+            time_ms = self._clock.time_ns() // 1_000_000
+            self._writing = asyncio.create_task(
+                in_daemon_thread(
+                    partial(
+                        self._table.append,
+                        pending.rows,
+                        offsets,
+                        time_ms=time_ms,
+                        facts=self._stored.new_identities(pending.last_offsets),
+                    )
+                )
+            )
+            # Looked at, so that asyncio does not complain where nobody waits any more.
+            self._writing.add_done_callback(lambda write: write.cancelled() or write.exception())
+        writing = self._writing
+        # Cancelled or not, the outcome stays where it is until somebody has seen it.
+        await asyncio.wait({writing})
+        self._writing = None
+        # Only where it succeeded: else the offsets of what is not stored would be taken for stored.
+        writing.result()
+        self._stored.advance(pending.last_offsets)
+
+    async def end(self) -> None:
+        """Wait until nothing is being written; how that ended, the table shows."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
+            self._writing = None

@@ -5,8 +5,7 @@ makes an append happen exactly once: it goes through the very table object from 
 were read, so that the commit fails if anybody else has appended of the same stream since.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -31,11 +30,10 @@ from sinks.errors import ReceiverUnavailableError
 from sinks.store.damage import (
     ANNOUNCED_COMMITS,
     announce,
-    explain,
     explain_incomplete,
     first_line_of,
     is_complete,
-    is_panic,
+    storage_errors,
 )
 
 _log = structlog.get_logger(__name__)
@@ -59,7 +57,17 @@ class StreamTable:
         self.uri = table_uri(store_uri, schema.name)
         self._schema = schema
         self._options = dict(storage_options or {})
-        self._writer = _writer_properties(schema)
+        # Times, offsets and quantities hardly repeat: by encodings of their own they take a third
+        # fewer bytes than by dictionaries, and less time to write.
+        self._writer = WriterProperties(
+            compression="ZSTD",
+            compression_level=3,
+            column_properties={
+                column.name: ColumnProperties(encoding=column.encoding, dictionary_enabled=False)
+                for column in schema.columns
+                if column.encoding is not None
+            },
+        )
         self._table: DeltaTable | None = None
         self._versions: dict[str, int | None] = {}
 
@@ -70,9 +78,14 @@ class StreamTable:
         another table lies there, ReceiverUnavailableError where the storage does not answer or what
         lies there is damaged.
         """
-        with self._answering():
+        with storage_errors(self.uri):
             table = self._open()
-            self._must_be_complete(table)
+            history = table.history(ANNOUNCED_COMMITS)
+            # The history may have commits that came after the table was loaded.
+            table.update_incremental()
+            if not is_complete(history, table.transaction_version):
+                damage = explain_incomplete(self.uri)
+                raise ReceiverUnavailableError(f"store {self.uri}: {damage}")
             self._add_columns(table)
             versions = {stream: table.transaction_version(stream) for stream in streams}
         self._table = table
@@ -93,13 +106,13 @@ class StreamTable:
         StaleTableError where another consumer was faster, ReceiverUnavailableError where the
         storage does not answer.
         """
-        with self._answering():
+        with storage_errors(self.uri):
             table = self._unchanged(offsets)
         numbers = {**offsets, **facts}
         transactions = [
             Transaction(name, number, time_ms) for name, number in sorted(numbers.items())
         ]
-        with self._answering():
+        with storage_errors(self.uri):
             data = self._schema.table_of(rows)
             try:
                 write_deltalake(
@@ -112,6 +125,9 @@ class StreamTable:
                     ),
                 )
             except CommitFailedError as error:
+                # A commit of the same stream since this table was loaded: another sink has the
+                # partition. Through a table that is loaded anew the same rows would be accepted,
+                # and stored twice.
                 raise StaleTableError(f"store {self.uri}: {error}") from error
         self._versions.update(offsets)
 
@@ -122,7 +138,7 @@ class StreamTable:
         compaction has replaced go as well, once that is as long ago. Raises
         ReceiverUnavailableError where the storage does not answer.
         """
-        with self._answering():
+        with storage_errors(self.uri):
             try:
                 table = DeltaTable(self.uri, storage_options=self._options)
             except TableNotFoundError:
@@ -137,66 +153,38 @@ class StreamTable:
             )
         return len(removed)
 
-    @contextmanager
-    def _answering(self) -> Iterator[None]:
-        """Raise ReceiverUnavailableError for what deltalake says of a storage or of damage.
-
-        Whatever asks the table belongs in here: it may read the log, also where it only looks up
-        a number. So does what makes columns: a panic of Rust's, there or in a write, is no
-        `Exception`, and would end whoever does not wait for it.
-        """
-        try:
-            yield
-        except (DeltaError, OSError) as error:
-            message = f"store {self.uri}: {explain(error, self.uri)}"
-            raise ReceiverUnavailableError(message) from error
-        except BaseException as error:
-            if not is_panic(error):
-                raise
-            message = f"store {self.uri}: the writer failed: {first_line_of(error)[:300]}"
-            raise ReceiverUnavailableError(message) from error
-
     def _unchanged(self, offsets: Mapping[str, int]) -> DeltaTable:
         """Return the table if it stands where we left it: a commit may succeed and still raise."""
         if self._table is None:
             raise StaleTableError(f"store {self.uri}: not loaded yet")
         for stream, offset in offsets.items():
+            # Delta compares no numbers of a stream, so a lower one would be taken as well: that
+            # offsets only grow is held here, and by the commit that nobody wrote in between.
             stored, known = self._table.transaction_version(stream), self._versions.get(stream)
             if stored != known or (stored is not None and offset <= stored):
                 raise StaleTableError(f"store {self.uri}: {stream} is at {stored}, not at {known}")
         return self._table
-
-    def _must_be_complete(self, table: DeltaTable) -> None:
-        """Raise ReceiverUnavailableError where a commit has lost its offsets."""
-        history = table.history(ANNOUNCED_COMMITS)
-        # The history may have commits that came after the table was loaded.
-        table.update_incremental()
-        if not is_complete(history, table.transaction_version):
-            damage = explain_incomplete(self.uri)
-            raise ReceiverUnavailableError(f"store {self.uri}: {damage}")
 
     def _open(self) -> DeltaTable:
         try:
             return DeltaTable(self.uri, storage_options=self._options)
         except TableNotFoundError:
             pass
+        schema = self._schema
         try:
-            return self._create()
+            return DeltaTable.create(
+                self.uri,
+                schema=schema.arrow,
+                partition_by=list(schema.partition_by),
+                name=schema.name,
+                description=schema.description,
+                # Each column's least and greatest value would stand in the log of every commit.
+                configuration={"delta.dataSkippingNumIndexedCols": str(schema.statistics_columns)},
+                storage_options=self._options,
+            )
         except (DeltaError, OSError):
             # Another consumer of the group may have made it in the meantime.
             return DeltaTable(self.uri, storage_options=self._options)
-
-    def _create(self) -> DeltaTable:
-        schema = self._schema
-        return DeltaTable.create(
-            self.uri,
-            schema=schema.arrow,
-            partition_by=list(schema.partition_by),
-            name=schema.name,
-            description=schema.description,
-            configuration={"delta.dataSkippingNumIndexedCols": str(schema.statistics_columns)},
-            storage_options=self._options,
-        )
 
     def _add_columns(self, table: DeltaTable) -> None:
         """Add the columns that the table has not got yet; none of the others may differ.
@@ -215,7 +203,11 @@ class StreamTable:
 
     def _missing(self, table: DeltaTable) -> list[DeltaField]:
         schema, columns = self._schema.arrow, self._schema.columns
-        found, wanted = _columns(Schema.from_arrow(table.schema().to_arrow())), _columns(schema)
+        # By type as well: a value of another one would be converted without a word, 2.5 to 2.
+        found, wanted = (
+            {(field.name, str(field.type)) for field in map(columns_of.field, columns_of.names)}
+            for columns_of in (Schema.from_arrow(table.schema().to_arrow()), schema)
+        )
         names = {name for name, _ in found}
         missing = [
             column.name for column in columns if column.nullable and column.name not in names
@@ -239,33 +231,27 @@ class EntriesTable(StreamTable):
         """Return the time of the newest row from a partition; `None` where there is none.
 
         Looks at the newest days first. Also `None`, with a log line, where the rows cannot be read,
-        as those of a damaged data file: deltalake does not tell it from other failures of a query.
-        Raises ReceiverUnavailableError where the table's log cannot be read.
+        as those of a damaged data file: deltalake has one error for all failures of a query. Raises
+        ReceiverUnavailableError where the table's log cannot be read.
         """
         if self._table is None:
             return None
-        with self._answering():
+        with storage_errors(self.uri):
             days = {part[PARTITION_COLUMN] for part in self._table.partitions()}
         try:
-            return self._newest_time_of(self._table, kafka_partition, days)
+            query = QueryBuilder().register(self._schema.name, self._table)
+            for day in sorted(days, reverse=True):
+                found = query.execute(
+                    f"SELECT max(time) AS newest FROM {self._schema.name}"  # noqa: S608  # no user's
+                    f" WHERE {PARTITION_COLUMN} = '{day}' AND kafka_partition = {kafka_partition}"
+                )
+                newest: datetime | None = found.read_all()["newest"].to_pylist()[0]
+                if newest is not None:
+                    return newest
         except Exception as error:  # noqa: BLE001  # DataFusion's errors have no class of their own
             _log.warning(
                 "time_lookup_failed", partition=kafka_partition, error=first_line_of(error)
             )
-            return None
-
-    def _newest_time_of(
-        self, table: DeltaTable, kafka_partition: int, days: Iterable[str]
-    ) -> datetime | None:
-        query = QueryBuilder().register(self._schema.name, table)
-        for day in sorted(days, reverse=True):
-            found = query.execute(
-                f"SELECT max(time) AS newest FROM {self._schema.name}"  # noqa: S608  # no user's
-                f" WHERE {PARTITION_COLUMN} = '{day}' AND kafka_partition = {kafka_partition}"
-            )
-            newest: datetime | None = found.read_all()["newest"].to_pylist()[0]
-            if newest is not None:
-                return newest
         return None
 
 
@@ -274,19 +260,3 @@ class GapsTable(StreamTable):
 
     def __init__(self, *, store_uri: str, storage_options: Mapping[str, str] | None = None) -> None:
         super().__init__(GAPS, store_uri=store_uri, storage_options=storage_options)
-
-
-def _writer_properties(schema: TableSchema) -> WriterProperties:
-    return WriterProperties(
-        compression="ZSTD",
-        compression_level=3,
-        column_properties={
-            column.name: ColumnProperties(encoding=column.encoding, dictionary_enabled=False)
-            for column in schema.columns
-            if column.encoding is not None
-        },
-    )
-
-
-def _columns(schema: Schema) -> set[tuple[str, str]]:
-    return {(field.name, str(field.type)) for field in map(schema.field, schema.names)}

@@ -230,10 +230,9 @@ def start_prometheus(starter: Starter) -> Callable[..., Prometheus]:
 
     def start(*, config: str | None = None, arguments: Sequence[str] = ()) -> Prometheus:
         folder = starter.new_folder("prometheus")
-        part = Prometheus(binary=binary, folder=folder, arguments=arguments)
-        if config is not None:
-            part.config_file.write_text(config)
-        return starter.start(part)
+        return starter.start(
+            Prometheus(binary=binary, folder=folder, config=config, arguments=arguments)
+        )
 
     return start
 
@@ -276,10 +275,8 @@ def start_alertmanager(starter: Starter) -> Callable[..., Alertmanager]:
     binary = _found("alertmanager")
 
     def start(*, config: str | None = None) -> Alertmanager:
-        part = Alertmanager(binary=binary, folder=starter.new_folder("alertmanager"))
-        if config is not None:
-            part.config_file.write_text(config)
-        return starter.start(part)
+        folder = starter.new_folder("alertmanager")
+        return starter.start(Alertmanager(binary=binary, folder=folder, config=config))
 
     return start
 

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from typing_extensions import override
+from typing import Any
 
 from tests.real.services import web
-from tests.real.services.ports import free_ports
-from tests.real.services.process import Part
-from tests.real.services.web_login import USERNAME, WebLogin
-
-if TYPE_CHECKING:
-    from tests.real.services.certificates import Authority
+from tests.real.services.web_part import SecuredWebPart, WebPart
 
 CONFIG = """
 route:
@@ -49,61 +40,22 @@ class AlertmanagerApi:
         return web.await_some(of_that_name, what=alertname, deadline_seconds=deadline_seconds)
 
 
-class Alertmanager(Part, AlertmanagerApi):
+class Alertmanager(WebPart, AlertmanagerApi):
     """An Alertmanager that the tests own."""
 
     name = "alertmanager"
-
-    def __init__(
-        self, *, binary: Path, folder: Path, config: str = CONFIG, arguments: Sequence[str] = ()
-    ) -> None:
-        Part.__init__(self, folder=folder)
-        self._binary, self._arguments = binary, arguments
-        self.port = free_ports(1)[0]
-        self.config_file = folder / "alertmanager.yml"
-        folder.mkdir(parents=True, exist_ok=True)
-        self.config_file.write_text(config)
-        AlertmanagerApi.__init__(self, url=f"http://127.0.0.1:{self.port}")
-
-    @override
-    def argv(self) -> list[str | Path]:
-        return [
-            self._binary,
-            f"--config.file={self.config_file}",
-            f"--storage.path={self.folder / 'data'}",
-            f"--web.listen-address=127.0.0.1:{self.port}",
-            # An empty address: it would else look for peers on a fixed port.
-            "--cluster.listen-address=",
-            *self._arguments,
-        ]
-
-    @override
-    def is_ready(self) -> bool:
-        return self.fetch("/-/ready").status == 200
+    config = CONFIG
+    storage_option = "--storage.path"
+    # An empty address: it would else look for peers on a fixed port.
+    arguments = ("--cluster.listen-address=",)
 
 
-class SecuredAlertmanager(Alertmanager):
+class SecuredAlertmanager(SecuredWebPart, Alertmanager):
     """An Alertmanager with TLS that asks for a user and a client's certificate.
 
     All of it is exchanged while it runs.
     """
 
     name = "secured-alertmanager"
-    username = USERNAME
-
-    def __init__(self, *, binary: Path, folder: Path, authority: Authority, password: str) -> None:
-        web_config = folder / "web.yml"
-        super().__init__(
-            binary=binary, folder=folder, arguments=[f"--web.config.file={web_config}"]
-        )
-        self.url = f"https://127.0.0.1:{self.port}"
-        self._login = WebLogin(web_config, certificate="alertmanager", asks_clients=True)
-        self.exchange(authority, password=password)
-
-    def exchange(self, authority: Authority, *, password: str) -> None:
-        """Show a certificate of this authority from now on, and ask for this password."""
-        self._login.exchange(authority, password=password)
-
-    @override
-    def fetch(self, path: str) -> web.Answer:
-        return self._login.fetch(self.url + path)
+    certificate = "alertmanager"
+    asks_clients = True

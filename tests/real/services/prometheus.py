@@ -11,12 +11,10 @@ from typing_extensions import override
 from tests.real.services import web
 from tests.real.services.ports import free_ports
 from tests.real.services.process import Part
-from tests.real.services.web_login import USERNAME, WebLogin
+from tests.real.services.web_part import SecuredWebPart, WebPart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from tests.real.services.certificates import Authority
 
 CONFIG = """
 global:
@@ -65,63 +63,24 @@ class VictoriaMetricsApi(PrometheusApi):
         return super().query(promql)
 
 
-class Prometheus(Part, PrometheusApi):
+class Prometheus(WebPart, PrometheusApi):
     """A Prometheus that the tests own."""
 
     name = "prometheus"
-
-    def __init__(
-        self, *, binary: Path, folder: Path, config: str = CONFIG, arguments: Sequence[str] = ()
-    ) -> None:
-        Part.__init__(self, folder=folder)
-        self._binary = binary
-        self._arguments = arguments
-        self.port = free_ports(1)[0]
-        self.config_file = folder / "prometheus.yml"
-        folder.mkdir(parents=True, exist_ok=True)
-        self.config_file.write_text(config)
-        PrometheusApi.__init__(self, url=f"http://127.0.0.1:{self.port}")
-
-    @override
-    def argv(self) -> list[str | Path]:
-        return [
-            self._binary,
-            f"--config.file={self.config_file}",
-            f"--storage.tsdb.path={self.folder / 'data'}",
-            f"--web.listen-address=127.0.0.1:{self.port}",
-            "--web.enable-remote-write-receiver",
-            "--web.enable-lifecycle",
-            "--enable-feature=created-timestamp-zero-ingestion,metadata-wal-records",
-            *self._arguments,
-        ]
-
-    @override
-    def is_ready(self) -> bool:
-        return self.fetch("/-/ready").status == 200
+    config = CONFIG
+    storage_option = "--storage.tsdb.path"
+    arguments = (
+        "--web.enable-remote-write-receiver",
+        "--web.enable-lifecycle",
+        "--enable-feature=created-timestamp-zero-ingestion,metadata-wal-records",
+    )
 
 
-class SecuredPrometheus(Prometheus):
+class SecuredPrometheus(SecuredWebPart, Prometheus):
     """A Prometheus with TLS that asks for a user; both are exchanged while it runs."""
 
     name = "secured-prometheus"
-    username = USERNAME
-
-    def __init__(self, *, binary: Path, folder: Path, authority: Authority, password: str) -> None:
-        web_config = folder / "web.yml"
-        super().__init__(
-            binary=binary, folder=folder, arguments=[f"--web.config.file={web_config}"]
-        )
-        self.url = f"https://127.0.0.1:{self.port}"
-        self._login = WebLogin(web_config, certificate="prometheus")
-        self.exchange(authority, password=password)
-
-    def exchange(self, authority: Authority, *, password: str) -> None:
-        """Show a certificate of this authority from now on, and ask for this password."""
-        self._login.exchange(authority, password=password)
-
-    @override
-    def fetch(self, path: str) -> web.Answer:
-        return self._login.fetch(self.url + path)
+    certificate = "prometheus"
 
 
 class VictoriaMetrics(Part, VictoriaMetricsApi):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,21 +12,43 @@ from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
+from gpuledger.runtime import Readiness
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import EVENTS, TOPICS, Topic, partition_of_node
+from sinks.loop import run_sink
+from sinks.registry import ALERTS, REMOTE_WRITE
+from sinks.settings import AlertsSettings, RemoteWriteSettings
 from tests.real.services import web
 from tests.real.services.ports import free_ports
 from tests.real.services.process import Process
-from tests.unit.sinks.builders import SECOND_NS, entry, event
+from tests.unit.sinks.builders import SECOND_NS, entry, event, running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import AsyncIterator, Iterable
 
+    from gpuledger.bus.protocol import Bus
+    from gpuledger.clock import Clock
     from gpuledger.records import GpuEvent
     from tests.real.services.kafka import Kafka, KafkaBroker
 
+KINDS = {AlertsSettings: ALERTS, RemoteWriteSettings: REMOTE_WRITE}
 NODES = [f"node-{number}" for number in range(8)]
 SINK = Path(sys.executable).with_name("gpuledger-sink")
+
+
+@asynccontextmanager
+async def sending(
+    on: Bus,
+    settings: AlertsSettings | RemoteWriteSettings,
+    *,
+    readiness: Readiness | None = None,
+    clock: Clock | None = None,
+) -> AsyncIterator[Readiness]:
+    """Run the sink of these settings within this process; yields its checks."""
+    shown, kind = readiness or Readiness(), KINDS[type(settings)]
+    sink = run_sink(kind, bus=on, settings=settings, readiness=shown, clock=clock)
+    async with running(sink):
+        yield shown
 
 
 class Sink(Process):

@@ -15,13 +15,12 @@ from gpuledger.records import AttributedIncident, Incident, Severity
 from gpuledger.runtime import CheckSeverity, Readiness
 from gpuledger.settings import Secret
 from gpuledger.topics import ATTRIBUTED_INCIDENTS
-from sinks.loop import run_sink
-from sinks.registry import ALERTS
 from sinks.settings import AlertsSettings
 from tests.real.services.alertmanager import SecuredAlertmanager
 from tests.real.services.certificates import Authority
 from tests.real.services.web import await_some
-from tests.unit.sinks.builders import GPU, bus, eventually, place_of, running
+from tests.real.sinks.running_sinks import sending
+from tests.unit.sinks.builders import GPU, bus, eventually, place_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,7 +113,7 @@ async def test_alerts_are_taken_on_where_all_credentials_are_exchanged(
         for name in ("credentials", "receiver")
     )
     settings = mounted.settings(receiver)
-    async with running(run_sink(ALERTS, bus=on, settings=settings, readiness=readiness)):
+    async with sending(on, settings, readiness=readiness):
         await tell(on, "before")
         await is_held(receiver, "before")
 
@@ -151,7 +150,7 @@ async def test_what_is_missing_is_named_by_the_check(
     mounted.write(first, password="first")
     answered = readiness.check("alerts.receiver", severity=CheckSeverity.WARNING)
     settings = mounted.settings(receiver, **others)
-    async with running(run_sink(ALERTS, bus=on, settings=settings, readiness=readiness)):
+    async with sending(on, settings, readiness=readiness):
         await tell(on, "refused")
         await eventually(lambda: answered.has_failed, within_seconds=WITHIN_SECONDS)
         assert reason in answered.detail

@@ -15,11 +15,11 @@ from gpuledger.runtime import Readiness
 from gpuledger.runtime.http.client import open_http
 from gpuledger.topics import ATTRIBUTED_INCIDENTS
 from sinks.alerts.active_alerts import rfc3339
-from sinks.alerts.alertmanager import HEADERS, AlertmanagerClient
+from sinks.alerts.receivers import HEADERS, AlertmanagerClient
 from sinks.errors import ReceiverUnavailableError, RejectedError
-from sinks.loop import run_sink
 from sinks.registry import ALERTS
 from sinks.settings import AlertsSettings, BusyWithoutPodSettings
+from tests.real.sinks.running_sinks import sending
 from tests.unit.sinks.builders import (
     GPU,
     NODE,
@@ -32,7 +32,6 @@ from tests.unit.sinks.builders import (
     place_of,
     pod,
     publish,
-    running,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ async def test_a_gpu_that_works_for_no_pod_is_an_alert_until_it_does_not(
         urls=[alertmanager.url], busy_without_pod=BusyWithoutPodSettings(for_seconds=2.0)
     )
     at = place_of(node)
-    async with running(run_sink(ALERTS, bus=on, settings=settings, readiness=Readiness())):
+    async with sending(on, settings):
         await publish(on, *(tick(number, Account.HOST) for number in range(4)))
         await eventually(lambda: committed(on, ALERTS.group, at) == 4, within_seconds=10)
 
@@ -95,7 +94,7 @@ async def test_an_incident_stands_with_its_xid_and_its_pod(alertmanager: Alertma
     value = encode(AttributedIncident(incident=incident, pods=[pod()]))
     at = place_of(node, ATTRIBUTED_INCIDENTS.name)
     settings = AlertsSettings(urls=[alertmanager.url])
-    async with running(run_sink(ALERTS, bus=on, settings=settings, readiness=Readiness())):
+    async with sending(on, settings):
         async with on.producer() as producer:
             message = Message(key=node.encode(), value=value, timestamp_ms=0)
             await producer.publish(at.topic, at.partition, [message])
@@ -147,7 +146,7 @@ async def test_a_wrong_address_loses_no_alert_and_the_check_names_it(
         urls=[f"{alertmanager.url}/wrong"], busy_without_pod=BusyWithoutPodSettings(for_seconds=0.0)
     )
     check = readiness.check("alerts.receiver")
-    async with running(run_sink(ALERTS, bus=on, settings=settings, readiness=readiness)):
+    async with sending(on, settings, readiness=readiness):
         await publish(on, event(entries=[entry(Account.HOST)]))
         await eventually(lambda: check.has_failed, within_seconds=10)
         assert "404 404 page not found: look at alerts.urls" in check.detail

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpuledger.records import Account
-from gpuledger.runtime import Readiness
-from sinks.loop import run_sink
 from sinks.registry import ALERTS, REMOTE_WRITE
 from sinks.settings import AlertsSettings, BusyWithoutPodSettings, RemoteWriteSettings
 from tests.real.services.prometheus import CONFIG
+from tests.real.sinks.running_sinks import sending
 from tests.unit.sinks.builders import (
     SECOND_NS,
     bus,
@@ -24,7 +23,6 @@ from tests.unit.sinks.builders import (
     eventually,
     place_of,
     publish,
-    running,
 )
 from tests.unit.sinks.clocks import CASES, COUNT
 from tests.unit.sinks.test_clocks import WITHOUT_WINDOW
@@ -47,7 +45,7 @@ async def send(case: str, to: PrometheusApi, *, node: str) -> tuple[float, Count
     on, at, start_ns = bus(), place_of(node), time.time_ns() - (COUNT + 1) * SECOND_NS
     ticks = CASES[case]
     settings = RemoteWriteSettings(url=to.remote_write_url)
-    async with running(run_sink(REMOTE_WRITE, bus=on, settings=settings, readiness=Readiness())):
+    async with sending(on, settings):
         await publish(on, *(told.event([entry()], node=node, start_ns=start_ns) for told in ticks))
         await eventually(
             lambda: committed(on, REMOTE_WRITE.group, at) == len(ticks), within_seconds=60
@@ -102,7 +100,7 @@ async def test_an_alert_fires_and_is_resolved_whatever_the_clock_shows(
         ]
 
     busy, idle = events(Account.HOST, 30), events(Account.IDLE, 30, COUNT)
-    async with running(run_sink(ALERTS, bus=on, settings=settings, readiness=Readiness())):
+    async with sending(on, settings):
         await publish(on, *busy)
         await eventually(lambda: committed(on, ALERTS.group, at) == len(busy), within_seconds=10)
         assert await asyncio.to_thread(standing) == ["active"]

@@ -12,10 +12,9 @@ from prometheus_client import REGISTRY
 
 from gpuledger.runtime import Readiness
 from sinks.errors import ReceiverUnavailableError
-from sinks.loop import run_sink
-from sinks.registry import REMOTE_WRITE
 from sinks.settings import RemoteWriteSettings
-from tests.unit.sinks.builders import ManualClock, bus, event, eventually, publish, running
+from tests.real.sinks.running_sinks import sending
+from tests.unit.sinks.builders import ManualClock, bus, event, eventually, publish
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -89,10 +88,7 @@ async def test_an_outage_of_the_receiver_fires_the_documented_rule_and_its_end_e
 
     monkeypatch.setattr("sinks.remote_write.remote_write_sink.open_client", opened)
     await publish(on, event(0))
-    sink = run_sink(
-        REMOTE_WRITE, bus=on, settings=RemoteWriteSettings(), readiness=Readiness(), clock=clock
-    )
-    async with running(sink):
+    async with sending(on, RemoteWriteSettings(), clock=clock):
         await eventually(lambda: receiver.minute() >= MINUTES, within_seconds=30)
         during = list(receiver.seen)
         await eventually(lambda: lag_seconds() == 0)

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 from gpuledger.runtime import CheckSeverity, Readiness
 from gpuledger.settings import Secret
-from sinks.loop import run_sink
-from sinks.registry import REMOTE_WRITE
 from sinks.settings import RemoteWriteSettings
 from tests.real.services.certificates import Authority
 from tests.real.services.prometheus import SecuredPrometheus
-from tests.unit.sinks.builders import bus, event, eventually, publish, running
+from tests.real.sinks.running_sinks import sending
+from tests.unit.sinks.builders import bus, event, eventually, publish
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,8 +73,7 @@ async def test_samples_are_taken_on_where_password_and_authority_are_exchanged(
             )
         )
 
-    sink = run_sink(REMOTE_WRITE, bus=on, settings=mounted.settings(receiver), readiness=readiness)
-    async with running(sink):
+    async with sending(on, mounted.settings(receiver), readiness=readiness):
         await takes("first")
 
         mounted.ca_file.write_text("damaged")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from gpuledger.records import Account, GpuEvent
 from gpuledger.runtime import Readiness
-from sinks.loop import run_sink
 from sinks.registry import REMOTE_WRITE
 from sinks.settings import RemoteWriteSettings
+from tests.real.sinks.running_sinks import sending
 from tests.unit.sinks.builders import (
     NODE,
     SECOND_NS,
@@ -27,11 +26,10 @@ from tests.unit.sinks.builders import (
     place_of,
     pod,
     publish,
-    running,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
 
     from gpuledger.bus.memory import MemoryBus
     from tests.real.services.prometheus import Prometheus, PrometheusApi
@@ -53,12 +51,8 @@ def ticks(count: int, *, namespace: str, first_ns: int, **changes: object) -> li
     ]
 
 
-@asynccontextmanager
-async def sending(on: MemoryBus, to: PrometheusApi) -> AsyncIterator[Readiness]:
-    readiness = Readiness()
-    settings = RemoteWriteSettings(url=to.remote_write_url)
-    async with running(run_sink(REMOTE_WRITE, bus=on, settings=settings, readiness=readiness)):
-        yield readiness
+def sending_to(on: MemoryBus, to: PrometheusApi) -> AbstractAsyncContextManager[Readiness]:
+    return sending(on, RemoteWriteSettings(url=to.remote_write_url))
 
 
 async def query(of: PrometheusApi, promql: str) -> list[tuple[dict[str, str], float]]:
@@ -73,7 +67,7 @@ async def test_a_query_by_namespace_and_pod_answers(
     api: PrometheusApi = request.getfixturevalue(receiver)
     on, namespace = bus(), f"query-{receiver.replace('_', '-')}"
     await publish(on, *ticks(5, namespace=namespace, first_ns=time.time_ns() - 5 * SECOND_NS))
-    async with sending(on, api) as readiness:
+    async with sending_to(on, api) as readiness:
         await eventually(lambda: committed(on, REMOTE_WRITE.group, AT) == 5, within_seconds=10)
         assert readiness.is_ready(), readiness.report()
     assert await dead_letters(on) == []
@@ -99,7 +93,7 @@ async def test_a_pods_series_are_gone_with_the_tick_that_does_not_have_it(
     )
     await publish(on, *before, last)
     at = place_of("node-ended")
-    async with sending(on, prometheus):
+    async with sending_to(on, prometheus):
         await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 3, within_seconds=10)
         alive = f'{BUSY}{{namespace="ended"}}'
         await asyncio.to_thread(prometheus.await_query, alive)
@@ -131,7 +125,7 @@ async def test_a_query_by_holder_answers_who_holds_idle_gpus(prometheus: Prometh
     by_holder = f"sum by (holder_namespace, holder_pod) ({of_idle})"
     at = place_of(node)
     await publish(on, *before, last)
-    async with sending(on, prometheus):
+    async with sending_to(on, prometheus):
         await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 3, within_seconds=10)
         await asyncio.to_thread(prometheus.await_query, by_holder)
         shared = await query(prometheus, by_holder)
@@ -153,11 +147,11 @@ async def test_after_a_crash_what_was_sent_before_costs_nothing_that_is_new(
     events = ticks(8, namespace="replayed", first_ns=first_ns, node="node-replayed")
     at = place_of("node-replayed")
     await publish(on, *events[:5])
-    async with sending(on, prometheus):
+    async with sending_to(on, prometheus):
         await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 5, within_seconds=10)
     on._groups[REMOTE_WRITE.group].committed[at] = 2
     await publish(on, *events[5:])
-    async with sending(on, prometheus):
+    async with sending_to(on, prometheus):
         await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 8, within_seconds=10)
 
     counted = await query(prometheus, f'count_over_time({BUSY}{{namespace="replayed"}}[1m])')
@@ -171,7 +165,7 @@ async def test_an_outage_of_the_receiver_loses_no_sample(
     on, first_ns = bus(), time.time_ns() - 20 * SECOND_NS
     events = ticks(8, namespace="outage", first_ns=first_ns)
     await publish(on, *events[:4])
-    async with sending(on, server) as readiness:
+    async with sending_to(on, server) as readiness:
         await eventually(lambda: committed(on, REMOTE_WRITE.group, AT) == 4, within_seconds=10)
         await asyncio.to_thread(server.kill)
         await publish(on, *events[4:])

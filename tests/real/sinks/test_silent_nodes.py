@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import encode
-from gpuledger.runtime import Readiness
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import EVENTS, partition_of_node
-from sinks.loop import run_sink
-from sinks.registry import REMOTE_WRITE
 from sinks.settings import RemoteWriteSettings
-from tests.real.sinks.running_sinks import make_topics
-from tests.unit.sinks.builders import NODE, event, eventually, running
+from tests.real.sinks.running_sinks import make_topics, sending
+from tests.unit.sinks.builders import NODE, event, eventually
 from tests.unit.sinks.receiver import receiving
 from tests.unit.sinks.remote_write.oracle import parse_compressed
 
@@ -41,9 +38,7 @@ async def test_the_series_of_a_node_whose_last_tick_came_in_a_transaction_are_en
         await transactions.commit({at: [message]}, offsets={}, group="a-join")
     async with receiving() as receiver:
         settings = RemoteWriteSettings(url=f"{receiver.url}/write", stale_after_seconds=2.0)
-        async with running(
-            run_sink(REMOTE_WRITE, bus=bus, settings=settings, readiness=Readiness())
-        ):
+        async with sending(bus, settings):
             await eventually(lambda: len(receiver.received) == 2, within_seconds=60)
 
     assert [ends(request) for request in receiver.received] == [False, True]

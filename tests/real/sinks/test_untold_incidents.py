@@ -17,16 +17,15 @@ from gpuledger.records import AttributedIncident, Incident, Severity
 from gpuledger.runtime import Readiness
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, partition_of_node
-from sinks.loop import run_sink
-from sinks.registry import ALERTS
 from sinks.settings import AlertsSettings
 from tests.real import changed_topics
-from tests.real.sinks.running_sinks import make_topics
-from tests.unit.sinks.builders import GPU, eventually, running
+from tests.real.sinks.running_sinks import make_topics, sending
+from tests.unit.sinks.builders import GPU, eventually
 from tests.unit.sinks.receiver import Answer, receiving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
 
     from tests.real.services.kafka import Kafka
 
@@ -85,13 +84,8 @@ async def away() -> AsyncIterator[Alertmanager]:
         yield alertmanager
 
 
-@asynccontextmanager
-async def sink(settings: KafkaSettings, to: Alertmanager) -> AsyncIterator[Readiness]:
-    readiness, to_it = Readiness(), AlertsSettings(urls=[to.url])
-    async with running(
-        run_sink(ALERTS, bus=KafkaBus(settings), settings=to_it, readiness=readiness)
-    ):
-        yield readiness
+def sink(settings: KafkaSettings, to: Alertmanager) -> AbstractAsyncContextManager[Readiness]:
+    return sending(KafkaBus(settings), AlertsSettings(urls=[to.url]))
 
 
 def holds(readiness: Readiness, partitions: int) -> bool:

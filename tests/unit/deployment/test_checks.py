@@ -8,6 +8,8 @@ from typing import Final
 
 import pytest
 
+from sinks.registry import KINDS
+
 ROOT: Final = Path(__file__).parents[3]
 PAGE: Final = (ROOT / "docs" / "operations.md").read_text()
 FOLDERS: Final = {
@@ -17,7 +19,7 @@ FOLDERS: Final = {
     "join": "enricher/join",
     "sinks": "sinks",
 }
-KINDS: Final = r"^(remote_write|alerts|store|rows|otlp|…)\."
+OF_A_SINK: Final = rf"^({'|'.join(KINDS)}|…)\."
 
 Checks = set[tuple[str, str]]
 
@@ -42,7 +44,7 @@ def _made_in(tree: ast.AST) -> Iterator[tuple[str, str]]:
         if node.func.attr == "check" and node.args and not isinstance(node.args[0], ast.Name):
             severities = [ast.unparse(each.value) for each in node.keywords]
             severity = severities[0].rpartition(".")[2].lower() if severities else "critical"
-            yield re.sub(KINDS, "<sink>.", _name(node.args[0])), severity
+            yield re.sub(OF_A_SINK, "<sink>.", _name(node.args[0])), severity
 
 
 def _name(argument: ast.expr) -> str:

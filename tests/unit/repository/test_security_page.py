@@ -16,18 +16,14 @@ import gpuledger.runtime.process_metrics
 import sinks.metrics
 from enricher.join.settings import GROUP as JOIN
 from gpuledger.topics import BY_NAME
-from sinks.registry import ALERTS, OTLP, REMOTE_WRITE, ROWS, STORE
+from sinks.registry import KINDS
 from sinks.settings import OtlpSettings
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "security.md").read_text()
 GROUPS = {
     "join": JOIN,
-    "sink remote_write": REMOTE_WRITE.group,
-    "sink alerts": ALERTS.group,
-    "sink store": STORE.group,
-    "sink rows": ROWS.group,
-    "sink otlp": OTLP.group,
+    **{f"sink {kind.name}": kind.group for kind in KINDS.values()},
 }
 CENTRAL = (
     enricher.podwatch.metrics,

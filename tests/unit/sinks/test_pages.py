@@ -18,12 +18,12 @@ from gpuledger.schemas import schema_of
 from gpuledger.store.query import entries_sql
 from gpuledger.store.schema import ENTRIES, GAPS, StoreColumn
 from gpuledger.topics import ROWS
-from sinks.otlp import naming
-from sinks.rows.flat_rows import encoded_rows_of
-from sinks.store.entry_rows import rows_of
+from sinks import otlp_names as naming
+from sinks.rows import encoded_rows_of
+from sinks.store.buffer import rows_of
 from sinks.store.table import EntriesTable, GapsTable
 from tests.unit.sinks.builders import START_NS, allocation, entry, event
-from tests.unit.sinks.store.test_store_sink import AT, STREAM, a_row
+from tests.unit.sinks.store.storing import AT, STREAM, a_row
 
 DOCS = Path(__file__).parents[3] / "docs"
 TYPES = {

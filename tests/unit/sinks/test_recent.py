@@ -11,10 +11,9 @@ from gpuledger.records import Account, GpuEvent
 from sinks.alerts.active_alerts import Now
 from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.rules import rules_of
-from sinks.duplicates import SeenTicks
 from sinks.remote_write.active_series import ActiveSeries
 from sinks.settings import AlertsSettings, BusyWithoutPodSettings
-from sinks.timelines import Timelines
+from sinks.timelines import SeenTicks, Timelines
 from tests.unit.sinks.builders import START_NS, ManualClock, entry, event, place_of
 
 DAY = 86_400

@@ -150,11 +150,12 @@ async def test_a_group_that_hung_is_asked_again_once_its_call_has_returned(bench
     await bench.ask()
     bench.release(released)
     bench.be_patient()
-    for _ in range(20):
-        await bench.ask()
-    answers = await bench.answers()
-    assert answers
-    assert answers["GPU-0"].readings
+    # On a busy machine other groups may have been late as well while deadlines were short.
+    for _ in range(400):
+        answers = await bench.answers() or {}
+        if "GPU-0" in answers and answers["GPU-0"].readings:
+            return
+    raise AssertionError("never asked again")
 
 
 @pytest.mark.parametrize("error", [ValueError("a mistake of ours"), LOST])

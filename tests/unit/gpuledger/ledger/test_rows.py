@@ -9,7 +9,7 @@ from gpuledger.ledger.quantities import QUANTITIES, Quantity
 from gpuledger.ledger.rows import COLUMNS, TOPIC_COLUMNS, Column, EntryRow, store_columns
 from gpuledger.ledger.series import ACCOUNT, FAMILIES, LABEL_ATTRIBUTES, POD
 from gpuledger.store.schema import ENTRIES
-from sinks.otlp.naming import instrument_of
+from sinks.otlp_names import instrument_of
 
 
 def names(columns: object) -> list[str]:

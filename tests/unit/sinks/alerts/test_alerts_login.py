@@ -8,7 +8,7 @@ import pytest
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.http.client import open_http
 from gpuledger.settings import Secret
-from sinks.alerts.alertmanager import AlertmanagerClient
+from sinks.alerts.receivers import AlertmanagerClient
 from sinks.credentials import ReceiverCredentials
 from sinks.errors import ReceiverUnavailableError
 from sinks.settings import AlertsSettings, RemoteWriteSettings

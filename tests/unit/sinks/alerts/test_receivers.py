@@ -10,8 +10,7 @@ from typing_extensions import override
 from gpuledger.runtime import Check
 from gpuledger.runtime.http.client import open_http
 from sinks.alerts.active_alerts import ActiveAlerts, Now
-from sinks.alerts.alertmanager import AlertmanagerClient
-from sinks.alerts.receivers import CheckedClient, Receivers
+from sinks.alerts.receivers import AlertmanagerClient, CheckedClient, Receivers
 from tests.unit.sinks.builders import SECOND_NS, START_NS, ManualClock
 
 

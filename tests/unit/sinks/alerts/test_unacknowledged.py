@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 import pytest
+from typing_extensions import override
 
-from gpuledger.bus.protocol import Consumer, TopicPartition
-from gpuledger.dead_letter_queue import DeadLetterQueue
+from gpuledger.bus.protocol import TopicPartition
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
 from sinks.alerts.active_alerts import ActiveAlert, ActiveAlerts, Now, record_taken
-from sinks.alerts.unacknowledged import Unacknowledged
+from sinks.alerts.alerts_sink import Unacknowledged
+from sinks.protocol import SinkContext
 from tests.unit.sinks.builders import START_NS
 
 AT = TopicPartition(EVENTS.name, 0)
@@ -16,23 +17,13 @@ OTHER = TopicPartition(ATTRIBUTED_INCIDENTS.name, 0)
 NOW = Now(time_ns=START_NS, monotonic_ns=START_NS)
 
 
-class RecordedContext:
-    """A context that keeps what it is told."""
+class RecordedContext(SinkContext):
+    """A context that keeps what it is told, and has nothing else."""
 
     def __init__(self) -> None:
         self.acknowledged: list[tuple[TopicPartition, int, int | None]] = []
 
-    @property
-    def consumer(self) -> Consumer:
-        raise NotImplementedError
-
-    @property
-    def dead_letters(self) -> DeadLetterQueue:
-        raise NotImplementedError
-
-    def is_current(self, partition: TopicPartition) -> bool:
-        raise NotImplementedError
-
+    @override
     def acknowledge(
         self,
         partition: TopicPartition,

@@ -14,8 +14,8 @@ from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.codec import Decoder, encode
 from gpuledger.ledger.event_series import values_of
 from gpuledger.records import Account, GpuBooks, GpuEvent
-from sinks.otlp import naming
-from sinks.otlp.export import ExportRequests
+from sinks import otlp_names as naming
+from sinks.otlp import ExportRequests
 from sinks.settings import Encoding
 from tests.unit.sinks.builders import NODE, START_NS, allocation, entry, event, pod, reading
 from tests.unit.sinks.events import events

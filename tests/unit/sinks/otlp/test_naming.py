@@ -6,7 +6,7 @@ from itertools import chain
 import pytest
 
 from gpuledger.ledger.series import FAMILIES, FamilyMetric
-from sinks.otlp import naming
+from sinks import otlp_names as naming
 
 METRICS = list(chain.from_iterable(family.metrics for family in FAMILIES))
 # OpenTelemetry's rules for Prometheus and OpenMetrics: the unit's name goes behind the metric's.

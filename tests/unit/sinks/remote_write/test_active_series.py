@@ -11,8 +11,7 @@ from gpuledger.bus.protocol import Record
 from gpuledger.ledger.event_series import MAX_GROUPS
 from gpuledger.ledger.series import FAMILIES
 from gpuledger.records import Account, GpuBooks, GpuEvent, Method, PodDescription, PodState
-from sinks.remote_write.active_series import ActiveSeries, EncodedTick, series_budget
-from sinks.remote_write.wire import STALE_VALUE
+from sinks.remote_write.active_series import STALE_VALUE, ActiveSeries, EncodedTick, series_budget
 from sinks.remote_write.write_requests import WrittenTick, split_into_requests
 from tests.unit.sinks.builders import (
     GPU,

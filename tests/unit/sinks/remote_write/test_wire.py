@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sinks.remote_write.wire import (
+from sinks.remote_write.active_series import (
     STALE_VALUE,
     pack_value,
     series_prefix,

@@ -10,8 +10,8 @@ from deltalake import DeltaTable
 from gpuledger.bus.protocol import Record
 from gpuledger.store.query import entries_sql
 from sinks.errors import ReceiverUnavailableError
+from sinks.store.buffer import rows_of
 from sinks.store.damage import announce, explain, is_complete
-from sinks.store.entry_rows import rows_of
 from sinks.store.table import EntriesTable
 from tests.unit.sinks.builders import event
 

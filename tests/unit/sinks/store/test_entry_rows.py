@@ -8,7 +8,7 @@ import pytest
 from gpuledger.bus.protocol import Record
 from gpuledger.records import Account, Entry, PodDescription, PodState
 from gpuledger.store.schema import ENTRIES
-from sinks.store.entry_rows import rows_of
+from sinks.store.buffer import rows_of
 from tests.unit.sinks.builders import START_NS, allocation, entry, event, pod, reading, settlement
 
 RECORD = Record(

@@ -21,7 +21,7 @@ from tests.unit.sinks.builders import (
     reading,
     running,
 )
-from tests.unit.sinks.store.test_store_sink import STREAM, a_row, is_committed, query, store
+from tests.unit.sinks.store.storing import STREAM, a_row, is_committed, query, store
 
 # The columns of the first version, which every table has.
 FIRST: Final = (

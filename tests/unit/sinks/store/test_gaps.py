@@ -3,7 +3,7 @@
 import pytest
 
 from gpuledger.bus.protocol import Gap, GapReason, TopicPartition
-from sinks.store.gaps import recorded_up_to, row_of
+from sinks.store.resuming import recorded_up_to, row_of
 
 AT = TopicPartition("gpuledger.events.v1", 3)
 

@@ -1,7 +1,7 @@
 """An event to flat rows: one JSON object for each entry, with all that the event says of it.
 
 Here lives how the values of `gpuledger.ledger.rows` are written to the topic. Pure; the rows are a
-function of the event alone, so that an event that is read again gives the same bytes.
+function of the event alone, so that an event that is read again makes the same bytes.
 """
 
 from contextlib import AbstractAsyncContextManager

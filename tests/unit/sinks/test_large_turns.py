@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from gpuledger.bus.protocol import Record, TopicPartition
-from sinks.concurrency import LARGE_BYTES, LargeTurns
-from sinks.protocol import Batch
+from sinks.protocol import LARGE_BYTES, Batch, LargeTurns
 
 
 def batch(number: int, *, size_bytes: int) -> Batch:

@@ -1,7 +1,7 @@
 """An event to OTLP: the series that the remote-write sink sends, as export requests.
 
 Here lives that transformation, by the official classes. Pure; a request is a function of the event
-alone, so that an event that is read again gives the same bytes.
+alone, so that an event that is read again makes the same bytes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,8 +31,8 @@ from gpuledger.ledger.event_series import values_of
 from gpuledger.ledger.series import Family, SeriesGroup, SeriesValues
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
+from sinks import otlp_names as naming
 from sinks.kafka_sink import KafkaSink, open_kafka_sink
-from sinks.otlp import naming
 from sinks.registry import OTLP
 from sinks.settings import Encoding, OtlpSettings
 
@@ -105,23 +105,24 @@ class _Points:
         constant = _constant_part(group)
         for instrument, value in zip(_instruments_of(group.family), values, strict=True):
             if value is None:
-                continue
+                continue  # what was not measured is absent, never zero
             metric = self._points.get(instrument.name)
             if metric is None:
-                metric = self._points[instrument.name] = _begin_metric(self._into, instrument)
+                metric = self._points[instrument.name] = self._into.metrics.add(
+                    name=instrument.name,
+                    unit=instrument.unit,
+                    description=instrument.description,
+                )
+                if instrument.is_counter:
+                    # Cumulative, as the driver's counters and Prometheus' are: no state is kept
+                    # here from which a difference could be made after a restart.
+                    metric.sum.is_monotonic = True
+                    metric.sum.aggregation_temporality = AGGREGATION_TEMPORALITY_CUMULATIVE
             data = metric.sum if instrument.is_counter else metric.gauge
             point = data.data_points.add(time_unix_nano=time_ns, as_double=value)
+            # The attributes are the same from tick to tick: encoded once, they are merged here
+            # rather than set one by one.
             point.MergeFromString(constant)
-
-
-def _begin_metric(into: ScopeMetrics, instrument: naming.Instrument) -> Metric:
-    metric = into.metrics.add(
-        name=instrument.name, unit=instrument.unit, description=instrument.description
-    )
-    if instrument.is_counter:
-        metric.sum.is_monotonic = True
-        metric.sum.aggregation_temporality = AGGREGATION_TEMPORALITY_CUMULATIVE
-    return metric
 
 
 @cache
@@ -165,14 +166,12 @@ def _attributes(names: Names) -> list[KeyValue]:
     return [KeyValue(key=name, value=AnyValue(string_value=value)) for name, value in names]
 
 
-def _as_json(request: ExportMetricsServiceRequest) -> bytes:
-    # OTLP has its own rule for enumerations: numbers.
-    return MessageToJson(request, indent=None, use_integers_for_enums=True).encode()
-
-
 _ENCODINGS: Final[Mapping[Encoding, Callable[[ExportMetricsServiceRequest], bytes]]] = {
     "otlp_proto": ExportMetricsServiceRequest.SerializeToString,
-    "otlp_json": _as_json,
+    # OTLP has its own rule for enumerations: numbers.
+    "otlp_json": lambda request: MessageToJson(
+        request, indent=None, use_integers_for_enums=True
+    ).encode(),
 }
 
 

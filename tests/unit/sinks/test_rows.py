@@ -18,8 +18,8 @@ from gpuledger.ledger.rows import EntryRow
 from gpuledger.records import Account, GpuBooks, GpuEvent
 from gpuledger.store.schema import ENTRIES
 from gpuledger.topics import ROWS
-from sinks.rows.flat_rows import encoded_rows_of
-from sinks.store.entry_rows import rows_of as store_rows_of
+from sinks.rows import encoded_rows_of
+from sinks.store.buffer import rows_of as store_rows_of
 from tests.unit.sinks.builders import START_NS, allocation, entry, event, pod, reading, settlement
 from tests.unit.sinks.events import events
 

@@ -1,0 +1,52 @@
+"""Rows of the store in CPU seconds an event, against decoding that event in the same run."""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final, NamedTuple
+
+from benchmarks.events import booked
+from benchmarks.figure import Figure
+from gpuledger.codec import Decoder, encode
+from gpuledger.ledger.entries import Origin
+from gpuledger.records import GpuEvent
+from gpuledger.topics import EVENTS
+from sinks.store.buffer import rows_of
+
+NAME = "store_rows"
+_ROUNDS: Final = 15
+_REPEATS: Final = 300
+
+
+class _Place(NamedTuple):
+    """Where an event was read."""
+
+    partition: int
+    offset: int
+
+
+def run() -> Iterator[Figure]:
+    """Yield what the rows of an event cost: the best of several rounds, as neighbours only add."""
+    event = booked(1)
+    encoded = encode(event)
+    decode = Decoder(topic=EVENTS.name, record=GpuEvent).decode
+    yield Figure(
+        name=f"{NAME}.make",
+        value=_cpu_seconds(partial(_make_rows, event, _Place(3, 77))),
+        unit="seconds/event",
+        reference=_cpu_seconds(partial(decode, encoded)),
+    )
+
+
+def _make_rows(event: GpuEvent, origin: Origin) -> int:
+    return len(list(rows_of(event, origin)))
+
+
+def _cpu_seconds(step: Callable[[], object]) -> float:
+    rounds = []
+    for _ in range(_ROUNDS):
+        began = time.process_time()
+        for _ in range(_REPEATS):
+            step()
+        rounds.append((time.process_time() - began) / _REPEATS)
+    return min(rounds)

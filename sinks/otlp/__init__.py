@@ -1,1 +1,0 @@
-"""Metrics for OpenTelemetry's collector, by OTLP in a Kafka topic."""

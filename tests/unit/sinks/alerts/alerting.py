@@ -1,0 +1,170 @@
+"""The alerts sink over a bus in memory, and what its Alertmanagers were sent."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+from msgspec.structs import replace
+from prometheus_client import REGISTRY
+from typing_extensions import override
+
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Message
+from gpuledger.codec import encode
+from gpuledger.records import Account, AttributedIncident, GpuBooks, GpuEvent, Incident, Severity
+from gpuledger.runtime import Readiness
+from gpuledger.topics import ATTRIBUTED_INCIDENTS
+from sinks.loop import run_sink
+from sinks.registry import ALERTS
+from sinks.settings import AlertsSettings, BusyWithoutPodSettings
+from tests.unit.sinks.builders import (
+    GPU,
+    NODE,
+    SECOND_NS,
+    START_NS,
+    ManualClock,
+    committed,
+    entry,
+    event,
+    place_of,
+    reading,
+)
+from tests.unit.sinks.receiver import Answer, Received, Receiver
+
+AT = place_of(NODE)
+
+
+AT_INCIDENTS = place_of(NODE, ATTRIBUTED_INCIDENTS.name)
+
+
+class PatientClock(ManualClock):
+    """A clock that the test alone moves: who waits before another attempt moves no time."""
+
+    @override
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        await asyncio.sleep(0.005)
+
+
+class GatedClock(PatientClock):
+    """A clock by which who waits before another attempt goes on when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(START_NS + SECOND_NS)
+        self.gate = asyncio.Event()
+
+    @override
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(seconds)
+        await self.gate.wait()
+
+
+def sink(
+    on: MemoryBus,
+    *receivers: Receiver,
+    readiness: Readiness | None = None,
+    clock: ManualClock | None = None,
+    **changes: Any,  # noqa: ANN401  # as AlertsSettings takes them
+) -> asyncio.Future[None]:
+    settings = AlertsSettings(
+        urls=[receiver.url for receiver in receivers],
+        busy_without_pod=BusyWithoutPodSettings(for_seconds=1.0),
+        **changes,
+    )
+    return asyncio.ensure_future(
+        run_sink(
+            ALERTS,
+            bus=on,
+            settings=settings,
+            readiness=readiness or Readiness(),
+            clock=clock or PatientClock(START_NS + SECOND_NS),
+        )
+    )
+
+
+def busy(tick: int) -> GpuEvent:
+    return event(tick, entries=[entry(Account.HOST), entry(Account.IDLE)])
+
+
+def quiet(tick: int) -> GpuEvent:
+    return event(tick, entries=[entry(), entry(Account.IDLE)])
+
+
+def books_of(uuid: str) -> GpuBooks:
+    return GpuBooks(reading=reading(uuid=uuid), entries=[entry(Account.HOST)])
+
+
+def rejected() -> float:
+    labels = {"sink": "alerts", "reason": "rejected"}
+    return REGISTRY.get_sample_value("gpuledger_sink_dropped_total", labels) or 0.0
+
+
+def is_committed(on: MemoryBus, offset: int) -> Callable[[], bool]:
+    return lambda: committed(on, ALERTS.group, AT) == offset
+
+
+def alerts(receiver: Receiver) -> list[dict[str, Any]]:
+    return [alert for request in receiver.received for alert in orjson.loads(request.body)]
+
+
+INVALID = {"Content-Type": "application/json"}
+
+
+REFUSED = Answer(400, '"invalid label set"\n', INVALID)
+
+
+TOO_LARGE = Answer(413, "<html>too large</html>")
+
+
+def incident(time_ns: int) -> AttributedIncident:
+    return AttributedIncident(
+        incident=Incident(
+            node=NODE,
+            boot_id="boot-1",
+            gpu_uuid=GPU,
+            time_ns=time_ns,
+            kind="xid",
+            source="nvml",
+            severity=Severity.CRITICAL,
+            xid=79,
+            message="GPU has fallen off the bus",
+            processes=[],
+        ),
+        pods=[],
+    )
+
+
+async def publish_incidents(on: MemoryBus, *xids: int, node: str = NODE) -> None:
+    at = place_of(node, ATTRIBUTED_INCIDENTS.name)
+    async with on.producer() as producer:
+        for xid in xids:
+            one = incident(START_NS)
+            value = encode(replace(one, incident=replace(one.incident, node=node, xid=xid)))
+            await producer.publish(*at, [Message(key=b"k", value=value, timestamp_ms=0)])
+
+
+def xids(receiver: Receiver, *, since: int = 0) -> set[str]:
+    requests = receiver.received[since:]
+    return {alert["labels"]["xid"] for each in requests for alert in orjson.loads(each.body)}
+
+
+def is_told(receiver: Receiver, xid: int, *, since: int = 0) -> Callable[[], bool]:
+    return lambda: str(xid) in xids(receiver, since=since)
+
+
+@asynccontextmanager
+async def hanging() -> AsyncIterator[Receiver]:
+    """Run an Alertmanager that takes requests and answers none."""
+
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.received.append(Received("", {}, await reader.readline()))
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(never, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+    asked = Receiver(url=f"http://{host}:{port}")
+    async with server:
+        yield asked

@@ -1,0 +1,397 @@
+"""The consume loop as partitions come and go: whose records, letters and offsets they are."""
+
+import asyncio
+from collections.abc import (
+    AsyncIterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+from typing_extensions import override
+
+from gpuledger.bus.protocol import (
+    Message,
+    Polled,
+    Producer,
+    Record,
+    TopicPartition,
+)
+from gpuledger.errors import BusUnavailableError, NotAssignedError
+from gpuledger.runtime import Check
+from gpuledger.topics import DEAD_LETTERS, EVENTS
+from sinks.errors import ReceiverUnavailableError
+from sinks.protocol import Batch, Partitions, SinkContext
+from tests.unit.sinks.builders import (
+    ManualClock,
+    bus,
+    dead_letters,
+    event,
+    eventually,
+    publish,
+    running,
+)
+from tests.unit.sinks.consuming import (
+    Recorder,
+    Script,
+    ScriptedBus,
+    ScriptedConsumer,
+    Step,
+    consuming,
+    first_of,
+    is_committed,
+    scripted,
+)
+
+
+@pytest.mark.parametrize(
+    "error", [ReceiverUnavailableError("disk full"), NotAssignedError("another has it")]
+)
+async def test_partitions_are_given_up_where_the_receiver_or_the_commit_fails(
+    error: Exception,
+) -> None:
+    class Failing(Recorder):
+        @override
+        async def release(self, partitions: Partitions, context: SinkContext) -> None:
+            await super().release(partitions, context)
+            raise error
+
+    on, sink = bus(), Failing()
+    await publish(on, event(0))
+    with capture_logs() as logged:
+        async with running(consuming(on, sink)) as member:
+            await eventually(is_committed(on, 1))
+            async with running(consuming(on, Recorder())):
+                await eventually(lambda: len(sink.released) == 1)
+            await publish(on, event(1))
+            await eventually(is_committed(on, 2))
+            assert not member.done()
+
+    assert member.cancelled()
+    assert "commit_skipped" in {line["event"] for line in logged}
+
+
+KEPT, LOST = (TopicPartition(EVENTS.name, number) for number in range(2))
+
+
+async def test_what_was_not_acknowledged_of_a_partition_that_is_given_up_is_no_lag() -> None:
+    sink, clock, check = Recorder(), ManualClock(), Check()
+    sink.acknowledges = False
+
+    async def begins(consumer: ScriptedConsumer) -> Mapping[TopicPartition, Sequence[Record]]:
+        await consumer.gain(KEPT)
+        await consumer.gain(LOST)
+        return first_of(LOST)
+
+    async def it_is_behind(_: ScriptedConsumer) -> Mapping[TopicPartition, Sequence[Record]]:
+        clock.advance(42)
+        details.append(check.detail)
+        return {}
+
+    async def it_goes(consumer: ScriptedConsumer) -> Mapping[TopicPartition, Sequence[Record]]:
+        await consumer.lose(LOST)
+        return {}
+
+    async def shown(_: ScriptedConsumer) -> Mapping[TopicPartition, Sequence[Record]]:
+        details.append(check.detail)
+        return {}
+
+    details: list[str] = []
+    on = scripted(begins, it_is_behind, it_goes, shown)
+    async with running(consuming(on, sink, clock=clock, check=check)):
+        await eventually(lambda: len(details) == 2)
+
+    assert details == ["2 partitions held, 42 s behind", "1 partitions held, 0 s behind"]
+
+
+class Held:
+    """What a member goes through, poll by poll, and what it committed; all polls end with it."""
+
+    def __init__(self, sink: Recorder) -> None:
+        self.sink = sink
+        self.over = asyncio.Event()
+        self.commits: list[Mapping[TopicPartition, int]] = []
+        self.given: list[tuple[TopicPartition, int]] = []
+
+    def gains(self, *partitions: TopicPartition, brings: Polled | None = None) -> Step:
+        async def step(consumer: ScriptedConsumer) -> Polled:
+            for partition in partitions:
+                await consumer.gain(partition)
+            return brings or {}
+
+        return step
+
+    def loses(self, *partitions: TopicPartition) -> Step:
+        async def step(consumer: ScriptedConsumer) -> Polled:
+            for partition in partitions:
+                await consumer.lose(partition)
+            return {}
+
+        return step
+
+    def brings(self, brought: Polled) -> Step:
+        async def step(_: ScriptedConsumer) -> Polled:
+            return brought
+
+        return step
+
+    async def has_its_receiver_back(self, _: ScriptedConsumer) -> Polled:
+        self.sink.gate.set()
+        return {}
+
+    async def looks(self, consumer: ScriptedConsumer) -> Polled:
+        self.commits = consumer.commits
+        return {}
+
+    async def ends(self, consumer: ScriptedConsumer) -> Polled:
+        self.commits = consumer.commits
+        self.over.set()
+        return {}
+
+    async def through(self, *steps: Step, **how: Any) -> None:  # noqa: ANN401  # as consuming takes it
+        idle = [self.looks] * 9
+        on = scripted(*steps, *idle, self.ends)
+        async with running(consuming(on, self.sink, **how)):
+            await asyncio.wait_for(self.over.wait(), 10)
+        self.given = on.script.given
+
+
+class Stuck(Recorder):
+    """A sink whose receiver is away, and which tells of everything once it is back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate.clear()
+
+
+async def test_what_was_polled_before_a_partition_went_and_came_back_is_never_committed() -> None:
+    member = Held(Stuck())
+    await member.through(
+        member.gains(KEPT, brings=first_of(KEPT, offset=4)),
+        member.loses(KEPT),
+        member.gains(KEPT),
+        member.has_its_receiver_back,
+    )
+
+    assert member.sink.taken == [(KEPT, 4)]
+    assert member.commits == []
+
+
+async def test_of_a_partition_that_came_back_what_is_polled_then_is_committed_as_it_is() -> None:
+    # After a topic was made anew its offsets begin again, below those that were done before.
+    member = Held(Recorder())
+    await member.through(
+        member.gains(KEPT, brings=first_of(KEPT, offset=4)),
+        member.looks,
+        member.loses(KEPT),
+        member.gains(KEPT, brings=first_of(KEPT, offset=0)),
+    )
+
+    assert member.commits == [{KEPT: 5}, {KEPT: 1}]
+
+
+class LetterlessBus(ScriptedBus):
+    """A bus whose topic of dead letters is absent until it is made."""
+
+    is_absent = True
+
+    @override
+    @asynccontextmanager
+    async def producer(self) -> AsyncIterator[Producer]:
+        async with super().producer() as producer:
+            yield _LetterlessProducer(producer, self)
+
+
+class _LetterlessProducer:
+    def __init__(self, inner: Producer, on: LetterlessBus) -> None:
+        self._inner, self._on = inner, on
+
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        if self._on.is_absent:
+            raise BusUnavailableError("there is no such topic")
+        await self._inner.publish(topic, partition, messages)
+
+
+def bad_first_of(partition: TopicPartition) -> Polled:
+    return {partition: [Record(*partition, 0, 1, b"key", b"{")]}
+
+
+async def test_dead_letters_lie_on_the_bus_before_the_offsets_behind_them_are_committed() -> None:
+    member = Held(Recorder())
+    committed_before: list[Mapping[TopicPartition, int]] = []
+
+    async def topic_is_made(consumer: ScriptedConsumer) -> Polled:
+        committed_before.extend(consumer.commits)
+        on.is_absent = False
+        return {}
+
+    on = LetterlessBus([replace(EVENTS, partitions=2), DEAD_LETTERS])
+    bad = member.gains(KEPT, brings=bad_first_of(KEPT))
+    on.script = Script([bad, member.looks, member.looks, topic_is_made, member.looks, member.ends])
+    async with running(consuming(on, member.sink)):
+        await asyncio.wait_for(member.over.wait(), 10)
+
+    assert (committed_before, member.commits) == ([], [{KEPT: 1}])
+
+
+async def test_letters_of_a_partition_that_is_given_up_are_the_next_owners_to_publish() -> None:
+    member, over = Held(Recorder()), asyncio.Event()
+
+    async def topic_is_made(_: ScriptedConsumer) -> Polled:
+        on.is_absent = False
+        return {}
+
+    async def ends(_: ScriptedConsumer) -> Polled:
+        over.set()
+        return {}
+
+    on = LetterlessBus([replace(EVENTS, partitions=2), DEAD_LETTERS])
+    on.script = Script(
+        [
+            member.gains(KEPT, LOST, brings={**bad_first_of(KEPT), **bad_first_of(LOST)}),
+            member.loses(LOST),
+            topic_is_made,
+            member.looks,
+            ends,
+        ]
+    )
+    async with running(consuming(on, member.sink)):
+        await asyncio.wait_for(over.wait(), 10)
+
+    told = [(letter.topic, letter.partition) for letter in await dead_letters(on)]
+    assert told == [KEPT]
+
+
+async def test_what_is_put_aside_after_its_partition_was_given_up_is_not_published() -> None:
+    class LateRejecting(Stuck):
+        @override
+        async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
+            await super().handle(batches, context)
+            for record, _ in (item for batch in batches for item in batch.items):
+                context.dead_letters.reject(record, reason="invalid", detail="late")
+
+    sink, over = LateRejecting(), asyncio.Event()
+    member = Held(sink)
+
+    async def ends(_: ScriptedConsumer) -> Polled:
+        over.set()
+        return {}
+
+    on = ScriptedBus([replace(EVENTS, partitions=2), DEAD_LETTERS])
+    on.script = Script(
+        [
+            member.gains(KEPT, brings=first_of(KEPT)),
+            member.loses(KEPT),
+            member.has_its_receiver_back,
+            member.looks,
+            member.looks,
+            ends,
+        ]
+    )
+    async with running(consuming(on, sink)):
+        await asyncio.wait_for(over.wait(), 10)
+
+    assert sink.taken == [(KEPT, 0)]
+    assert await dead_letters(on) == []
+
+
+async def test_what_is_acknowledged_while_it_is_given_up_is_committed() -> None:
+    class Finishing(Recorder):
+        @override
+        async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
+            self.entered += len(batches)
+
+        @override
+        async def release(self, partitions: Partitions, context: SinkContext) -> None:
+            for partition in partitions:
+                context.acknowledge(partition, 1)
+
+    member = Held(Finishing())
+    await member.through(member.gains(KEPT, brings=first_of(KEPT)), member.loses(KEPT))
+
+    assert member.commits == [{KEPT: 1}]
+
+
+@pytest.mark.parametrize("comes_back", [0, 1])
+async def test_of_a_partition_that_comes_beside_the_work_nothing_is_read_before_it_is_over(
+    comes_back: int,
+) -> None:
+    member = Held(Stuck())
+    back = [member.loses(LOST), member.gains(LOST, brings=first_of(LOST))] if comes_back else []
+    await member.through(
+        member.gains(KEPT, brings=first_of(KEPT)),
+        member.gains(LOST, brings=first_of(LOST)),
+        *back,
+        member.has_its_receiver_back,
+        *[member.brings(first_of(LOST))] * 3,
+    )
+
+    taken = member.sink.taken
+    assert set(taken) == {(KEPT, 0), (LOST, 0)}
+    assert member.given == taken
+
+
+async def test_what_was_polled_before_the_sink_set_its_partition_elsewhere_is_let_go() -> None:
+    class Setting(Recorder):
+        is_set = False
+
+        @override
+        async def prepare(self, context: SinkContext) -> Partitions:
+            voided = frozenset() if self.is_set else context.consumer.assignment()
+            self.is_set = bool(voided)
+            return voided
+
+    member = Held(Setting())
+    await member.through(
+        member.gains(KEPT, brings=first_of(KEPT, offset=4)),
+        member.brings(first_of(KEPT, offset=2)),
+    )
+
+    assert member.sink.taken == [(KEPT, 2)]
+
+
+async def test_what_the_sink_has_committed_itself_is_not_committed_again() -> None:
+    class Committing(Recorder):
+        @override
+        async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
+            for batch in batches:
+                context.acknowledge(batch.partition, batch.next_offset, is_committed=True)
+
+    member, clock, check = Held(Committing()), ManualClock(), Check()
+    brings = member.gains(KEPT, brings=first_of(KEPT))
+    await member.through(brings, check=check, clock=clock)
+    clock.advance(42)
+
+    assert member.commits == []
+    assert check.detail.endswith(", 0 s behind")
+
+
+@pytest.mark.parametrize("comes_back", [0, 1])
+async def test_what_left_while_the_sink_prepared_is_neither_worked_on_nor_behind(
+    comes_back: int,
+) -> None:
+    class Preparing(Stuck):
+        @override
+        async def prepare(self, context: SinkContext) -> Partitions:
+            await self.gate.wait()
+            return frozenset()
+
+    check, clock = Check(), ManualClock()
+    member = Held(Preparing())
+    back = [member.gains(LOST)] if comes_back else []
+    await member.through(
+        member.gains(KEPT, LOST, brings=first_of(LOST)),
+        member.loses(LOST),
+        *back,
+        member.has_its_receiver_back,
+        check=check,
+        clock=clock,
+    )
+    clock.advance(3600)
+
+    assert member.sink.taken == []
+    assert check.detail.endswith(", 0 s behind")
