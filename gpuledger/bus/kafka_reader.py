@@ -93,8 +93,6 @@ class KafkaReader:
             )
 
     async def _poll(self, client: AIOKafkaConsumer, place: TopicPartition) -> list[Record]:
-        # What is unpacked in a turn of the loop is bounded: without one this would wait in vain.
-        await asyncio.sleep(0)
         with self._connection.translating(f"reading {place.topic}-{place.partition}"):
             found = await client.getmany(named(place), timeout_ms=_POLL_MS, max_records=MAX_RECORDS)
         return list(chain.from_iterable(found.values()))
