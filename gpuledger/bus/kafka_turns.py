@@ -20,6 +20,7 @@ functions in the place of the fetcher's own. Held to the pinned minor version li
 `kafka_internals`.
 """
 
+# ruff: noqa: SLF001  # a waiter, and whether the fetcher is closed, have no public name
 import asyncio
 import threading
 from collections import deque
@@ -123,10 +124,10 @@ async def fetched_records(
         if turn.is_used_up:
             continue  # by others meanwhile, or by batches without a record for anybody
         # Not one instruction of another task lies between the look and this: no answer is missed.
-        waiter = fetcher._create_fetch_waiter()  # noqa: SLF001
+        waiter = fetcher._create_fetch_waiter()
         try:
             await asyncio.wait([waiter], timeout=left_seconds)
-            if not waiter.done() or fetcher._closed:  # noqa: SLF001
+            if not waiter.done() or fetcher._closed:
                 return {}
             waiter.result()  # raises what has gone wrong in the group
         finally:
@@ -135,7 +136,7 @@ async def fetched_records(
 
 async def next_record(fetcher: Any, partitions: Sequence[Any]) -> Record:  # noqa: ANN401  # untyped
     """Return the next record of the partitions; wait for it as long as the consumer is open."""
-    while not fetcher._closed:  # noqa: SLF001
+    while not fetcher._closed:
         found = await fetched_records(fetcher, partitions, _PAUSE_SECONDS, max_records=1)
         for records in found.values():
             return records[0]
