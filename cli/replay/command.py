@@ -84,7 +84,7 @@ def replay(  # one parameter an option
         How many differing fields to show, at most.
     lead_in
         How much before the range to begin reading, for what a tick says of the one before it
-        (repeated, uncovered seconds).
+        (repeated, gap).
     lateness
         How much later than its time a tick may have come, after an outage of Kafka; later ones are
         left out, of the comparison too.

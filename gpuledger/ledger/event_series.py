@@ -40,8 +40,8 @@ def values_of(event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
     does not list, and where there are more than `MAX_GROUPS`.
     """
     values: dict[SeriesGroup, SeriesValues] = {}
-    if event.uncovered_seconds is not None:
-        values[SeriesGroup(NODE, ())] = (event.uncovered_seconds,)
+    if event.gap_ns is not None:
+        values[SeriesGroup(NODE, ())] = (event.gap_ns / 1e9,)
     pods = PodIndex(event)
     memories: set[_Memory] = set()
     interval_seconds = event.interval_ns / 1e9

@@ -340,9 +340,9 @@ COLUMNS: Final = (
         meaning="Whether the node was late with the tick; the same in all rows of an event.",
     ),
     Column(
-        name="uncovered_seconds",
-        type=ColumnType.QUANTITY,
-        source="event.uncovered_seconds",
+        name="gap_seconds",
+        type=ColumnType.DURATION,
+        source="event.gap_ns",
         bounds=float,
         optional=True,
         added=3,

@@ -107,7 +107,7 @@ NODE: Final = Family(
     labels=(),
     metrics=(
         FamilyMetric(
-            name="gpuledger_node_uncovered_seconds",
+            name="gpuledger_node_gap_seconds",
             help="Time right before the tick that no tick of the node covers; there is a sample "
             "at the first tick after such a gap alone.",
         ),

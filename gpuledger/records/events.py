@@ -164,7 +164,7 @@ class GpuEvent(BaseRecord, frozen=True, kw_only=True):
     late: bool | None = None
     """True where the node began the tick late, or it came more than 30 s behind what its partition
     had reached."""
-    uncovered_seconds: float | None = None
+    gap_ns: Natural | None = None
     """Time right before the interval, and after the tick booked before, that no tick covers."""
     gpus: Annotated[list[GpuBooks], at_most(MAX_GPUS)]
     """The books of each GPU that answered."""
