@@ -20,8 +20,7 @@ from cli.topics import kafka_settings
 from enricher.join.replay.diff import Comparison
 from enricher.join.replay.replay import TimeRange
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.log_reader import History
-from gpuledger.bus.protocol import Bus
+from gpuledger.bus.protocol import Bus, History
 from gpuledger.errors import UserError
 from gpuledger.runtime import configure_logs
 from gpuledger.settings import LogSettings

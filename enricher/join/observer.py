@@ -18,7 +18,7 @@ from enricher.join.progress.skew import ClockSkew, WindowedMax
 from enricher.join.progress.unbooked import UnbookedNodes
 from gpuledger.bus.protocol import Record
 from gpuledger.decode_errors import shorten
-from gpuledger.ledger.conservation import conservation_error
+from gpuledger.ledger.quantities import conservation_error
 from gpuledger.records import GpuEvent, NodeSample, PodRecord
 from gpuledger.runtime.logs import Repeats
 

@@ -7,9 +7,9 @@ from gpuledger.bus.kafka_connection import KafkaConnection
 from gpuledger.bus.kafka_consumer import KafkaConsumer
 from gpuledger.bus.kafka_producer import KafkaProducer, KafkaTransactions
 from gpuledger.bus.kafka_reader import KafkaReader
-from gpuledger.bus.log_reader import HistoryReader
 from gpuledger.bus.protocol import (
     Consumer,
+    HistoryReader,
     Producer,
     Subscription,
     TopicDescription,

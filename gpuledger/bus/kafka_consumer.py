@@ -10,14 +10,12 @@ from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from gpuledger.bus import kafka_internals
-from gpuledger.bus.kafka_committed import heed_refused_offsets
+from gpuledger.bus.gaps import Withheld
 from gpuledger.bus.kafka_connection import KafkaConnection, count_partitions
-from gpuledger.bus.kafka_fetch import fetch, named
+from gpuledger.bus.kafka_fetch import Rebalances, fetch, named
 from gpuledger.bus.kafka_positions import Positions
-from gpuledger.bus.kafka_rebalances import Rebalances
-from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
+from gpuledger.bus.kafka_requests import fetch_topic_ids, heed_refused_offsets
 from gpuledger.bus.kafka_unpacking import read_any_batch
-from gpuledger.bus.log_reader import Withheld
 from gpuledger.bus.protocol import IsolationLevel, Polled, Subscription, TopicPartition
 from gpuledger.errors import BusUnavailableError, NotAssignedError, RefusedError, TopicsError
 

@@ -1,7 +1,7 @@
 """The few things that only aiokafka's insides can tell or do, held to the pinned minor version.
 
-Each says why it is needed. Beside `kafka_unpacking` and `kafka_committed`, nothing else in the
-project looks inside.
+Each says why it is needed. Beside `kafka_unpacking`, `kafka_turns` and `kafka_requests`, nothing
+else in the project looks inside.
 """
 
 import asyncio

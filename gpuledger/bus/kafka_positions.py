@@ -19,10 +19,14 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from gpuledger.bus import kafka_internals
 from gpuledger.bus.gaps import ReportedGaps, count_from_zero, known_time_ms, report_gap
-from gpuledger.bus.kafka_committed import committed_offsets, stable_offsets
 from gpuledger.bus.kafka_connection import ABSENT_ANSWERS, KafkaConnection
 from gpuledger.bus.kafka_fetch import named
-from gpuledger.bus.kafka_topic_ids import TopicIds, fetch_topic_ids
+from gpuledger.bus.kafka_requests import (
+    TopicIds,
+    committed_offsets,
+    fetch_topic_ids,
+    stable_offsets,
+)
 from gpuledger.bus.protocol import (
     Gap,
     GapReason,

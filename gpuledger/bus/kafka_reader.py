@@ -14,8 +14,7 @@ from gpuledger.bus import kafka_internals
 from gpuledger.bus.kafka_connection import KafkaConnection, count_partitions
 from gpuledger.bus.kafka_fetch import named
 from gpuledger.bus.kafka_unpacking import read_any_batch
-from gpuledger.bus.log_reader import Span
-from gpuledger.bus.protocol import Record, TopicPartition
+from gpuledger.bus.protocol import Record, Span, TopicPartition
 from gpuledger.errors import BusUnavailableError
 
 MAX_RECORDS: Final = 500

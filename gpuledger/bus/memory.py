@@ -18,15 +18,15 @@ from typing import Final
 from uuid import uuid4
 
 from gpuledger.bus.limits import refuse_too_large
-from gpuledger.bus.log_reader import HistoryReader, Span
 from gpuledger.bus.memory_consumer import MemoryConsumer
-from gpuledger.bus.memory_group import ConsumerGroup
-from gpuledger.bus.memory_log import PartitionLog
+from gpuledger.bus.memory_state import ConsumerGroup, PartitionLog
 from gpuledger.bus.protocol import (
     Consumer,
+    HistoryReader,
     Message,
     Producer,
     Record,
+    Span,
     Subscription,
     TopicDescription,
     TopicPartition,

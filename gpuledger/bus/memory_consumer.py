@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpuledger.bus.gaps import ReportedGaps, count_from_zero, report_gap
-from gpuledger.bus.memory_group import ConsumerGroup, Member
-from gpuledger.bus.memory_log import PartitionLog
+from gpuledger.bus.memory_state import ConsumerGroup, Member, PartitionLog
 from gpuledger.bus.protocol import Gap, GapReason, Record, Subscription, TopicPartition
 from gpuledger.errors import BusUnavailableError, NotAssignedError, TopicsError
 

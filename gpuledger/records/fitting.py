@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, g
 import msgspec
 
 from gpuledger.records.base import BaseRecord
-from gpuledger.records.process_exits import ProcessExit
+from gpuledger.records.processes import ProcessExit
 from gpuledger.records.samples import GpuProcess, NodeSample
 
 T = TypeVar("T")

@@ -34,7 +34,7 @@ from gpuledger.records.bounds import (
     Subdomain,
     at_most,
 )
-from gpuledger.records.process_exits import ProcessExit
+from gpuledger.records.processes import ProcessExit
 from gpuledger.records.readings import GpuDetails, GpuReading
 
 

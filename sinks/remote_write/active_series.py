@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
-from gpuledger.ledger.event_series import values_of
-from gpuledger.ledger.series import SeriesGroup, SeriesValues
+from gpuledger.ledger.series import SeriesGroup, SeriesValues, values_of
 from gpuledger.recent import Budget, Recent
 from gpuledger.records import GpuEvent
 from sinks.remote_write.wire import STALE_VALUE, pack_value, series_prefix, timestamp_suffix

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
     from pathlib import Path
 
-    from gpuledger.bus.log_reader import HistoryReader, Span
-    from gpuledger.bus.protocol import Record, TopicPartition
+    from gpuledger.bus.protocol import HistoryReader, Record, Span, TopicPartition
 
 
 @pytest.fixture

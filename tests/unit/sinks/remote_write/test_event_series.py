@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuledger.ledger.event_series import values_of
+from gpuledger.ledger.series import values_of
 from gpuledger.records import Account, Entry
 from sinks.remote_write.active_series import ActiveSeries
 from tests.unit.sinks.builders import SECOND_NS, allocation, entry, event, reading, settlement
