@@ -18,6 +18,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, Final, Literal, TypeVar
 
@@ -98,6 +99,8 @@ class KafkaAdmin:
         configuration: so the two answers together say which right it is.
         """
         partitions = await self._partitions()
+        # In this order: a topic that is made in between is in the second answer alone, and is
+        # looked up again.
         configs = await self._configs(topics, listed=partitions)
         for _ in range(_HIDDEN_ANSWERS):
             if configs.keys() <= partitions.keys():
@@ -121,9 +124,16 @@ class KafkaAdmin:
         A group that this user may not describe is not among them.
         """
         listed = await self._repeated("listing groups", self._client.list_consumer_groups)
-        return {
-            name: await self._committed(name) | await self._subscribed(name) for name, *_ in listed
-        }
+        found = {}
+        for name, *_ in listed:
+            offsets = await self._repeated(
+                f"reading the offsets of {name}",
+                partial(self._client.list_consumer_group_offsets, name),
+            )
+            # A group that is new has committed nothing, one that ended subscribes to nothing.
+            committed = frozenset(place.topic for place in offsets)
+            found[name] = committed | subscribed_topics(await self._members(name))
+        return found
 
     async def has_members(self, group: str) -> bool:
         """Return whether a consumer group has a member, or one that the brokers take for alive."""
@@ -139,16 +149,17 @@ class KafkaAdmin:
         ]
         answer = await self._repeated("creating topics", lambda: self._client.create_topics(made))
         for name, code, *message in answer.topic_errors:
+            # Kafka says "cluster" where the right is the one to make topics anywhere.
             if code in _NO_RIGHT:
                 raise self._refused("creating topics", [name], rights="Create")
             # Somebody else made it in the meantime; the check afterwards says whether rightly.
             if code not in (0, TopicAlreadyExistsError.errno):
                 raise TopicsError(f"{name} was not created: {message[0]}")
-        await self._await_visible([topic.name for topic in topics])
-
-    async def _await_visible(self, topics: Sequence[str]) -> None:
+        names = [topic.name for topic in topics]
+        # The controller has them; other brokers hear of them later, and say until then that they
+        # do not exist.
         async with self._connection.asking("waiting for the topics that were created"):
-            while len(await self.describe(topics)) < len(topics):  # noqa: ASYNC110  # brokers send no event
+            while len(await self.describe(names)) < len(names):  # noqa: ASYNC110  # brokers send no event
                 await asyncio.sleep(PAUSE_SECONDS)
 
     async def _partitions(self) -> dict[str, Any]:
@@ -197,16 +208,6 @@ class KafkaAdmin:
             f" grant it {rights} on these topics"
         )
 
-    async def _committed(self, group: str) -> frozenset[str]:
-        offsets = await self._repeated(
-            f"reading the offsets of {group}",
-            lambda: self._client.list_consumer_group_offsets(group),
-        )
-        return frozenset(place.topic for place in offsets)
-
-    async def _subscribed(self, group: str) -> frozenset[str]:
-        return subscribed_topics(await self._members(group))
-
     async def _members(self, group: str) -> list[Sequence[Any]]:
         # One at a time: aiokafka cannot read an answer on several.
         answers = await self._repeated(
@@ -221,6 +222,7 @@ class KafkaAdmin:
                 try:
                     return await ask()
                 except KafkaError as error:
+                    # One broker of several may be away, or not yet know who leads.
                     if not error.retriable:
                         raise
                 await asyncio.sleep(PAUSE_SECONDS)
@@ -292,13 +294,24 @@ async def create_topics(
             raise RefusedError(
                 f"{error}, and Create, by which those are made that are missing"
             ) from error
+        # Before anything is made: half a table would be harder to take back.
         refuse_other_partitions(before)
         missing = {line.topic for line in before if line.status == "missing"}
         if not missing:
             return before
         replicas = replication_factor or min(MAX_REPLICAS, await admin.count_brokers())
-        wanted = [_wanted(topic, replicas) for topic in table if topic.name in missing]
-        await admin.create(wanted)
+        await admin.create(
+            [
+                WantedTopic(
+                    name=topic.name,
+                    partitions=topic.partitions,
+                    replication_factor=replicas,
+                    config=topic.config(replication_factor=replicas),
+                )
+                for topic in table
+                if topic.name in missing
+            ]
+        )
         after = await _check(admin, table)
         refuse_other_partitions(after)
         return [
@@ -358,6 +371,7 @@ def compare(topic: Topic, found: FoundTopic | None) -> TopicLine:
             wanted=f"partitions={topic.partitions}",
             found=f"partitions={found.partitions}",
         )
+    # With as many replicas as it has, not as it would get: brokers may have come since.
     wanted = topic.config(replication_factor=found.replication_factor)
     other = [key for key, value in wanted.items() if found.config.get(key) != value]
     if not other:
@@ -365,24 +379,11 @@ def compare(topic: Topic, found: FoundTopic | None) -> TopicLine:
     return TopicLine(
         topic=topic.name,
         status="config differs",
-        wanted=_listed(other, wanted),
-        found=_listed(other, found.config),
+        wanted=", ".join(f"{key}={wanted[key]}" for key in other),
+        found=", ".join(f"{key}={found.config.get(key, '(unset)')}" for key in other),
     )
 
 
 async def _check(admin: KafkaAdmin, topics: Sequence[Topic]) -> list[TopicLine]:
     found = await admin.describe([topic.name for topic in topics])
     return [compare(topic, found.get(topic.name)) for topic in topics]
-
-
-def _wanted(topic: Topic, replicas: int) -> WantedTopic:
-    return WantedTopic(
-        name=topic.name,
-        partitions=topic.partitions,
-        replication_factor=replicas,
-        config=topic.config(replication_factor=replicas),
-    )
-
-
-def _listed(keys: Iterable[str], config: Mapping[str, str]) -> str:
-    return ", ".join(f"{key}={config.get(key, '(unset)')}" for key in keys)

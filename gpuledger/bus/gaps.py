@@ -33,6 +33,7 @@ _log = structlog.get_logger(__name__)
 
 def count_from_zero(topics: Iterable[str], *, group: str) -> None:
     """Show the counters before there is anything to count, so that a rule sees them rise."""
+    # A series that first appears at 1 shows no increase.
     for topic in topics:
         RECORDS_MISSED_TOTAL.labels(topic=topic, consumer=group)
         for reason in GapReason:
@@ -71,6 +72,7 @@ class ReportedGaps:
 
     def rest_of(self, gap: Gap) -> Gap | None:
         """Return the part of the gap that was not reported before, if there is one."""
+        # Offsets of another topic, or of a shorter log, say nothing of what was reported before.
         if gap.reason is not GapReason.RETENTION:
             self._known.pop(gap.partition, None)
             return gap
@@ -136,7 +138,7 @@ class Withheld:
         """The offset before which it stands, and when that was seen first."""
         for topic in subscription.topics:
             gauge = RECORDS_WITHHELD_SECONDS.labels(topic=topic, consumer=subscription.group)
-            gauge.set_function(partial(self._seconds_of, topic))
+            gauge.set_function(partial(self.seconds, topic))
 
     def observe(self, offsets: Mapping[TopicPartition, tuple[int, int, int]]) -> None:
         """Record how partitions stand: the position, the last stable and the end offset of each.
@@ -153,15 +155,12 @@ class Withheld:
                 since[partition] = known if known and known[0] == stable else (stable, now)
         self._since = since
 
-    def seconds(self) -> float:
-        """Return the longest time of all partitions; 0 where nothing is withheld."""
-        return self._longest(at for _, at in list(self._since.values()))
-
-    def _seconds_of(self, topic: str) -> float:
-        return self._longest(
-            at for partition, (_, at) in list(self._since.items()) if partition[0] == topic
-        )
-
-    def _longest(self, since: Iterable[float]) -> float:
-        begun_at = min(since, default=None)
-        return 0.0 if begun_at is None else self._clock_seconds() - begun_at
+    def seconds(self, topic: str | None = None) -> float:
+        """Return the longest time of all partitions, or of a topic's; 0 where none is withheld."""
+        # A copy: the gauge is read by the thread or task that serves the metrics.
+        since = [
+            begun_at
+            for partition, (_, begun_at) in list(self._since.items())
+            if topic in (None, partition.topic)
+        ]
+        return self._clock_seconds() - min(since) if since else 0.0

@@ -151,6 +151,7 @@ def tls_context(settings: KafkaSettings) -> tuple[ssl.SSLContext, list[Validity]
         context = trusting(setting=setting, file=file)
         validities += authorities_of(context, setting=setting, file=file)
     else:
+        # The machine's own authorities.
         context = ssl.create_default_context()
     context.check_hostname = settings.ssl_check_hostname
     if settings.ssl_cert_file and settings.ssl_key_file:
@@ -189,9 +190,11 @@ class KafkaConnection:
         self.topic_ids: dict[str, Mapping[str, str | None]] = {}
         """For each group that is read here, the identities of its topics: what commits carry."""
         self._refusals = RefusedConnections(mask=self._mask)
+        # Before any client is there: it logs from its first connection on.
         demote_logs()
         if readiness and settings.security_protocol != "PLAINTEXT":
             self._credentials = KafkaCredentials(settings, check=_check_of(readiness))
+            # Also while nothing connects: a mistake in a new file shows before it is needed.
             readiness.look_each_second(self._credentials.look)
 
     @cached_property
@@ -214,6 +217,7 @@ class KafkaConnection:
         if settings.security_protocol.endswith("SSL"):
             made["ssl_context"] = CurrentContext(credentials.context)
         if settings.security_protocol.startswith("SASL"):
+            # Before the first login: PLAIN would join the mask, and not the password.
             kafka_internals.encode_password_at_login()
             made |= {
                 "sasl_mechanism": settings.sasl_mechanism,
@@ -242,6 +246,7 @@ class KafkaConnection:
     @contextmanager
     def translating(self, doing: str) -> Iterator[None]:
         """Raise our own errors in the place of aiokafka's."""
+        # What was refused before that is of another outage, and would blame the wrong setting.
         begin_seconds = time.monotonic()
         try:
             yield
@@ -267,6 +272,7 @@ class KafkaConnection:
 
     async def describe(self, topic: str) -> TopicDescription:
         """Ask for a topic over a connection of its own; `TopicsError` where it does not exist."""
+        # Of a client that has joined a group the metadata is of then; a topic is asked for now.
         client = AIOKafkaClient(**self.arguments)
         async with self.asking(f"looking up the topic {topic}"):
             try:
@@ -319,6 +325,7 @@ async def _ask_of_topics(client: AIOKafkaClient, topics: list[str]) -> Any:  # n
     By their names: of all topics the brokers list those that a user may see, so that one that is
     hidden looks like one that is absent.
     """
+    # In any order: not every process of a cluster is to begin with a broker that is away.
     nodes = [broker.nodeId for broker in client.cluster.brokers()]
     failure: Exception = KafkaConnectionError("no broker is known")
     for node in random.sample(nodes, len(nodes)):

@@ -58,6 +58,7 @@ class KafkaConsumer:
         finally:
             if self._withheld:
                 self._withheld.observe({})
+            # Taken out first, so that what is called meanwhile opens no request on it.
             client, self._client = self._client, None
             if client is not None:
                 await kafka_internals.stop_consumer(client)
@@ -80,7 +81,9 @@ class KafkaConsumer:
                 if records or loop.time() >= deadline:
                     self._must_have_heard(client, records)
                     self._positions.note(records)
-                    self._look_at_withheld(client)
+                    if self._withheld:
+                        held = map(named, self._rebalances.held)
+                        self._withheld.observe(kafka_internals.stable_offsets(client, held))
                     return records
         except NotAssignedError:
             return {}  # aiokafka was faster with a rebalance: the next poll takes part in it
@@ -125,12 +128,12 @@ class KafkaConsumer:
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Hand out no records of these partitions."""
         if self._client is not None:
-            self._client.pause(*self._held_of(partitions))
+            self._client.pause(*map(named, self._rebalances.held & set(partitions)))
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         """Hand out records of these partitions again."""
         if self._client is not None:
-            self._client.resume(*self._held_of(partitions))
+            self._client.resume(*map(named, self._rebalances.held & set(partitions)))
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         """Read on from this offset."""
@@ -208,6 +211,7 @@ class KafkaConsumer:
 
     async def _must_have_topics(self, client: AIOKafkaConsumer) -> None:
         """Raise `TopicsError` where a topic was deleted: its partitions just go, with no error."""
+        # Before that `_open` has looked, and a group that forms takes as long as it takes.
         if not self._rebalances.has_joined:
             return
         inner, topics = kafka_internals.inner_client(client), self._subscription.topics
@@ -220,6 +224,7 @@ class KafkaConsumer:
 
     async def _opened(self) -> AIOKafkaConsumer:
         async with self._opening:
+            # One at a time: a poll and a commit may both find none.
             if self._client is None:
                 self._client = await self._open()
                 self._heard_at = asyncio.get_running_loop().time()
@@ -254,11 +259,14 @@ class KafkaConsumer:
             "request_timeout_ms": int(longest_seconds * 1000),
             "group_id": self._subscription.group,
             "group_instance_id": self._subscription.member or settings.group_instance_id or None,
+            # Equal numbers of all topics go to one member: a node's pods lie where its ticks do.
             "partition_assignment_strategy": (RangePartitionAssignor,),
             # What was removed before it was read is an error, which becomes a gap: not a jump.
             "auto_offset_reset": "none",
+            # What is committed is what was delivered, which the stage alone knows.
             "enable_auto_commit": False,
             "fetch_max_wait_ms": int(GATHER_SECONDS * 1000),
+            # Together with the wait above: a batch of one tick is not fetched by itself.
             "fetch_min_bytes": GATHER_BYTES,
             "isolation_level": self._subscription.isolation_level.value,
             "session_timeout_ms": int(session_seconds * 1000),
@@ -285,14 +293,6 @@ class KafkaConsumer:
                 f"{topic}-{number} is not held by this consumer "
                 f"of the group {self._subscription.group!r}"
             )
-
-    def _held_of(self, partitions: Iterable[TopicPartition]) -> list[object]:
-        return [named(place) for place in self._rebalances.held & set(partitions)]
-
-    def _look_at_withheld(self, client: AIOKafkaConsumer) -> None:
-        if self._withheld:
-            held = map(named, self._rebalances.held)
-            self._withheld.observe(kafka_internals.stable_offsets(client, held))
 
     def _doing(self, what: str) -> str:
         return f"{what} in the group {self._subscription.group!r}"

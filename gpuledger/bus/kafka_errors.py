@@ -120,6 +120,7 @@ def translate(
 
     `mask` is what becomes of the brokers' own words, which may quote a password.
     """
+    # aiokafka says only that it could not bootstrap; why stands in its log.
     if isinstance(error, vendor.KafkaConnectionError) and refusals:
         return BusUnavailableError(f"no broker of {servers} can be used{name_refusals(refusals)}")
     kind, meaning = _MEANINGS.get(type(error), (BusUnavailableError, "failed"))
@@ -132,20 +133,17 @@ def name_refusals(refusals: Sequence[str]) -> str:
     """Return how a message ends that says why connections failed; empty where none did."""
     if not refusals:
         return ""
-    return (
-        ": it is unreachable, or refused the protocol, the certificate or the login "
-        f"({'; '.join(_CLIENT.sub('', each) for each in refusals)}){_settings_of(refusals)}"
-    )
-
-
-def _settings_of(refusals: Sequence[str]) -> str:
-    """Return which settings to look at; empty where nothing of ours explains it."""
     found = (
         next((settings for sign, settings in _SIGNS.items() if sign in each), None)
         for each in refusals
     )
     named = dict.fromkeys(settings for settings in found if settings)
-    return f"; where it stays so, look at {', '.join(named)}" if named else ""
+    # Where no sign is known, as of a broker that is just down, no setting of ours explains it.
+    remedy = f"; where it stays so, look at {', '.join(named)}" if named else ""
+    return (
+        ": it is unreachable, or refused the protocol, the certificate or the login "
+        f"({'; '.join(_CLIENT.sub('', each) for each in refusals)}){remedy}"
+    )
 
 
 LIBRARY: Final = "aiokafka"
@@ -186,6 +184,7 @@ class RefusedConnections:
 
     def note(self, broker: str, reason: str) -> None:
         """Record a connection that failed now."""
+        # To the end of the order: what is dropped is what was heard longest ago.
         self._reasons.pop(broker, None)
         self._reasons[broker] = (self._seconds(), self.mask(reason))
         if len(self._reasons) > MAX_BROKERS:
@@ -232,7 +231,9 @@ class Demotion:
             if not self._is_news(record.msg):
                 record.levelno = logging.DEBUG
                 record.levelname = logging.getLevelName(logging.DEBUG)
-        _mask(record)
+        # Whatever the line is: a broker's words in it may quote the password.
+        if refusals := _refusals.get():
+            record.msg, record.args = refusals.mask(record.getMessage()), None
         return True
 
     def _is_news(self, template: str) -> bool:
@@ -256,18 +257,12 @@ def demote_logs() -> None:
 
 def _is_remembered(record: logging.LogRecord) -> bool:
     refusals, name = _refusals.get(), REFUSED.get(record.msg)
+    # No connection of ours, or a line that gives no reason: it is treated as any other.
     if refusals is None or name is None or not isinstance(record.args, tuple):
         return False
     *broker, error = record.args
     refusals.note(name % tuple(broker), _reason_of(error))
     return True
-
-
-def _mask(record: logging.LogRecord) -> None:
-    """Mask the password in a line that is written of a connection, whatever the line is."""
-    refusals = _refusals.get()
-    if refusals:
-        record.msg, record.args = refusals.mask(record.getMessage()), None
 
 
 def _reason_of(error: object) -> str:

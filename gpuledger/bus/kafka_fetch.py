@@ -95,10 +95,12 @@ async def fetch(
     """
     places = [named(place) for place in rebalances.held]
     raise_group_errors(client)
+    # Without a task where something is there, as under load: a task costs more than a small poll.
     if places and not rebalances.changed.is_set():
         try:
             async with asyncio.timeout(GRACE_SECONDS):
                 found = await client.getmany(*places, timeout_ms=0, max_records=max_records)
+        # The group is being rebalanced: `getmany` waits for its end, which waits for our poll.
         except TimeoutError:
             return {}
         if found:
@@ -107,6 +109,7 @@ async def fetch(
     left_seconds = deadline - asyncio.get_running_loop().time()
     if left_seconds <= 0 or rebalances.changed.is_set():
         return {}
+    # Woken by a rebalance too: the group waits for this member until it has given up.
     changed = asyncio.create_task(rebalances.changed.wait())
     if not places:
         return await _first_of(None, changed, client=client, seconds=left_seconds)
@@ -128,8 +131,11 @@ async def _first_of(
     try:
         await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
-        if fetching is not None:
-            _put_back(client, fetching)
+        # Records that nobody will see are to be fetched again: the position is behind them already.
+        is_done = fetching is not None and fetching.done() and not fetching.cancelled()
+        if fetching is not None and is_done and fetching.exception() is None:
+            for place, records in fetching.result().items():
+                client.seek(place, records[0].first_offset)
         raise
     finally:
         for task in waiting:
@@ -139,13 +145,6 @@ async def _first_of(
     found = fetching.result()
     serve_last(client, found)
     return _records(found)
-
-
-def _put_back(client: AIOKafkaConsumer, fetching: asyncio.Task[Any]) -> None:
-    """Let records that nobody will see be fetched again: the position is already behind them."""
-    if fetching.done() and not fetching.cancelled() and fetching.exception() is None:
-        for place, records in fetching.result().items():
-            client.seek(place, records[0].first_offset)
 
 
 def named(place: TopicPartition) -> Any:  # noqa: ANN401  # aiokafka is untyped

@@ -178,6 +178,7 @@ def _heeding(send: _Send, *, on_refusal: Callable[[KafkaError], None]) -> _Send:
     """Return a way to send requests that looks at the answers on a group's offsets."""
 
     async def send_and_look(request: Any, *arguments: Any) -> Any:  # noqa: ANN401  # aiokafka is untyped
+        # All other requests go as they are: this is the way of all of them.
         if not isinstance(request, OffsetFetchRequest):
             return await send(request, *arguments)
         if _wants_stable.get():
@@ -193,17 +194,18 @@ def _heeding(send: _Send, *, on_refusal: Callable[[KafkaError], None]) -> _Send:
 
 def _refusal_of(answer: Any) -> KafkaError | None:  # noqa: ANN401  # aiokafka is untyped
     """Return why this is no answer; aiokafka asks again where the error is retriable."""
+    # Of the answer as a whole, which names no partition then.
     if answer.error_code:
         refusal: KafkaError = for_code(answer.error_code)()
         return refusal
-    if answer.API_VERSION == _STABLE_VERSION and UNSTABLE_OFFSET_COMMIT in _codes(answer):
+    if answer.API_VERSION == _STABLE_VERSION and any(
+        code == UNSTABLE_OFFSET_COMMIT
+        for _, partitions, _ in answer.topics
+        for *_, code, _ in partitions
+    ):
         # A code that aiokafka does not know, in the place of one after which it asks again.
         return GroupLoadInProgressError("a transaction is about to move the offset")
     return None
-
-
-def _codes(answer: Any) -> set[int]:  # noqa: ANN401  # aiokafka is untyped
-    return {code for _, partitions, _ in answer.topics for *_, code, _ in partitions}
 
 
 def _as_aiokafka_reads_it(answer: Any) -> Any:  # noqa: ANN401  # aiokafka is untyped
@@ -326,6 +328,7 @@ async def fetch_topic_ids(
     `None` in the place of an identity where the topic has none; `None` in the place of all where
     the brokers are older than Kafka 2.8 and cannot be asked. Raises aiokafka's errors.
     """
+    # Any broker knows; one that is behind is asked again by the next look.
     node = client.get_random_node()
     if node is None:
         raise KafkaConnectionError("no broker is known")
@@ -334,14 +337,12 @@ async def fetch_topic_ids(
     except NotImplementedError:  # what aiokafka says where a broker lacks the version
         return None
     return {
-        name: None if identity == _NOTHING else _shown(identity)
+        name: None
+        if identity == _NOTHING
+        else base64.urlsafe_b64encode(identity).decode().rstrip("=")
         for error_code, name, identity, *_ in answer.topics
         if error_code != UnknownTopicOrPartitionError.errno and identity is not None
     }
-
-
-def _shown(identity: bytes) -> str:
-    return base64.urlsafe_b64encode(identity).decode().rstrip("=")
 
 
 # The identities of the topics that are read, and which of them are of other topics by now. Pure.
@@ -366,15 +367,20 @@ class TopicIds:
 
         A topic that was absent is another one as well, also without an identity.
         """
-        others = frozenset(topic for topic in found if self._is_other(topic, found[topic]))
+        others = frozenset(
+            topic
+            for topic, topic_id in found.items()
+            if (
+                is_other_topic(self.by_topic[topic], topic_id)
+                if topic in self.by_topic
+                # Absent before, where that was known: brokers that could not be asked said nothing.
+                else self._could_ask
+            )
+        )
+        # With others the client is opened anew, and begins with what it finds then.
         if not others:
             self.by_topic |= {
                 topic: own or self.by_topic.get(topic) for topic, own in found.items()
             }
             self._could_ask = True
         return others
-
-    def _is_other(self, topic: str, topic_id: str | None) -> bool:
-        if topic not in self.by_topic:
-            return self._could_ask
-        return is_other_topic(self.by_topic[topic], topic_id)

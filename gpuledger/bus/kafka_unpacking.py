@@ -267,6 +267,7 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
         last_offset, times = self._spoiled.get(partition, (offset, 0))
         times = times + 1 if last_offset == offset else 1
         self._spoiled[partition] = (offset, times)
+        # Spoiled on its way, perhaps: the next fetch brings it whole.
         if times < _FETCHES:
             return True
         raise UnreadableError("its checksum does not fit", reason=UnreadableReason.DAMAGED)
@@ -284,11 +285,16 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
                     self._aborted_producers.discard(batch.producer_id)
                 if batch.is_transactional and batch.producer_id in self._aborted_producers:
                     return ()
+            # Markers of transactions, which are no records, in either isolation level.
             if batch.is_control_batch:
                 return ()
         codec = getattr(batch, "compression_type", None)
         if codec not in _OUR_CODECS:
-            raise _of_other_form(codec)
+            said = "it is in the form before Kafka 0.11"  # whose class knows no codec
+            if codec is not None:
+                name = _CODECS.get(codec, f"codec {codec}")
+                said = f"it is packed with {name}; here it is zstd, or nothing"
+            raise UnreadableError(said, reason=UnreadableReason.CODEC)
         count = batch.last_offset_delta + 1  # as written: compaction leaves it as it was
         if count > MAX_BATCH_RECORDS:
             raise UnreadableError(
@@ -368,11 +374,3 @@ def _raise_other_offsets(batch: Any, offset: int) -> Never:  # noqa: ANN401  # u
         f" one claims {offset}",
         reason=UnreadableReason.DAMAGED,
     )
-
-
-def _of_other_form(codec: int | None) -> UnreadableError:
-    said = "it is in the form before Kafka 0.11"
-    if codec is not None:
-        name = _CODECS.get(codec, f"codec {codec}")
-        said = f"it is packed with {name}; here it is zstd, or nothing"
-    return UnreadableError(said, reason=UnreadableReason.CODEC)

@@ -65,7 +65,20 @@ class PartitionLog:
             self._records.append(record)
             self._bytes += _size_bytes(record)
         self.end_offset += len(messages)
-        self._keep_within_bounds()
+        if self.compacted:
+            # What is left after compaction is the state itself, so it is not dropped by size.
+            if len(self._records) >= self._compact_at:
+                self.compact()
+        elif len(self._records) > self._max_records or self._bytes > self._max_bytes:
+            max_records = int(self._max_records * KEPT_AFTER_DROPPING)
+            max_bytes = int(self._max_bytes * KEPT_AFTER_DROPPING)
+            dropped = 0
+            while len(self._records) - dropped > max_records or self._bytes > max_bytes:
+                self._bytes -= _size_bytes(self._records[dropped])
+                dropped += 1
+            del self._records[:dropped]
+            # Whoever stands before that has missed something: its next poll makes a gap of it.
+            self.expired_before = self.first_offset
         for wake in self.readers:
             wake()
 
@@ -102,6 +115,7 @@ class PartitionLog:
 
     def compact(self) -> None:
         """Keep the last record of each key; a tombstone goes with the second compaction."""
+        # As the cleaner of Kafka does: by keys alone, whatever the times.
         last = {record.key: record.offset for record in self._records}
         self._records = [
             record
@@ -112,24 +126,6 @@ class PartitionLog:
         self._bytes = sum(map(_size_bytes, self._records))
         self._tombstones_before = self.end_offset
         self._compact_at = max(FEWEST_TO_COMPACT, 2 * len(self._records))
-
-    def _keep_within_bounds(self) -> None:
-        if self.compacted:
-            # What is left after compaction is the state itself, so it is not dropped by size.
-            if len(self._records) >= self._compact_at:
-                self.compact()
-        elif len(self._records) > self._max_records or self._bytes > self._max_bytes:
-            self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        max_records = int(self._max_records * KEPT_AFTER_DROPPING)
-        max_bytes = int(self._max_bytes * KEPT_AFTER_DROPPING)
-        dropped = 0
-        while len(self._records) - dropped > max_records or self._bytes > max_bytes:
-            self._bytes -= _size_bytes(self._records[dropped])
-            dropped += 1
-        del self._records[:dropped]
-        self.expired_before = self.first_offset
 
 
 def _size_bytes(record: Record) -> int:
@@ -199,7 +195,9 @@ class ConsumerGroup:
         if returning is None or set(returning.topics) != set(topics):
             self._start_rebalance()
             return member
-        _end_stay_away(returning)
+        if returning.expiry is not None:
+            returning.expiry.cancel()
+        # Who had the name finds itself replaced, at its next poll.
         returning.wake()
         member.share, member.generation = returning.share, returning.generation
         member.ready = True
@@ -210,6 +208,7 @@ class ConsumerGroup:
         """Take a member out; the share of a static one waits for the session timeout."""
         if self.is_replaced(member):
             return
+        # A static member that restarts within the session timeout finds its share as it left it.
         if not member.static:
             del self._members[member.name]
             self._start_rebalance()
@@ -246,6 +245,7 @@ class ConsumerGroup:
 
     def _finish_rebalance(self) -> None:
         present = [member for member in self._members.values() if not member.away]
+        # The last one that gives up ends the rebalance; a member that is away has given up already.
         if not self._rebalancing or not all(member.ready for member in present):
             return
         self._rebalancing = False
@@ -272,8 +272,3 @@ def assign_ranges(
             shares[member] |= {TopicPartition(topic, number) for number in range(start, end)}
             start = end
     return {member: frozenset(share) for member, share in shares.items()}
-
-
-def _end_stay_away(member: Member) -> None:
-    if member.expiry is not None:
-        member.expiry.cancel()

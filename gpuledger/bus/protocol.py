@@ -55,6 +55,7 @@ class Unreadable(NamedTuple):
     """Why, as part of a sentence."""
 
 
+# Made for each record that is read: nothing costs less to make than a tuple.
 class Record(NamedTuple):
     """What was published, as a consumer reads it."""
 
@@ -83,6 +84,7 @@ class TopicDescription(NamedTuple):
 
 def is_other_topic(before: str | None, now: str | None) -> bool:
     """Return whether two identities are of different topics; where one is unknown, they are not."""
+    # Brokers older than 2.8 give no identity, and an upgrade gives one to a topic that had none.
     return before is not None and now is not None and before != now
 
 

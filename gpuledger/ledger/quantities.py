@@ -68,6 +68,7 @@ def _memory_byte_seconds(readings: Sequence[GpuReading], seconds: float) -> floa
         if reading.parent_uuid is not None and reading.memory_total_bytes is not None:
             key = reading.uuid if reading.gpu_instance is None else reading.gpu_instance
             by_instance.setdefault(key, reading.memory_total_bytes)
+    # Where the board did not answer, its instances stand for it.
     board = readings[0].memory_total_bytes if readings[0].parent_uuid is None else None
     if board is None and not by_instance:
         return None
@@ -77,6 +78,7 @@ def _memory_byte_seconds(readings: Sequence[GpuReading], seconds: float) -> floa
 def _joules(readings: Sequence[GpuReading], seconds: float) -> float | None:
     """Return what a board drew: by its energy counter, else by its power."""
     board = readings[0]
+    # A counter misses nothing between two ticks; power is one look at it.
     if board.energy_joules is not None:
         return board.energy_joules
     return None if board.power_watts is None else board.power_watts * seconds
@@ -171,6 +173,7 @@ _IDLE: Final = Account.IDLE
 
 def rates_of(reading: GpuReading) -> Amounts:
     """Return what the device has of each per second: a cut GPU counts its instances' once more."""
+    # Its instances have rows of their own, with counters of their own.
     return UNKNOWN if reading.mig_enabled else _rates(reading)
 
 
@@ -197,6 +200,7 @@ def _weights(entries: Sequence[Entry]) -> list[float | None]:
     """Return each entry's part of what was busy; `None` on idle."""
     busy = [None if entry.account is _IDLE else entry.busy_seconds or 0.0 for entry in entries]
     worked = sum(time for time in busy if time)
+    # In proportion to what each worked, of what all of them did.
     if worked:
         return [None if time is None else time / worked for time in busy]
     accounts = [entry.account for entry in entries]
@@ -214,19 +218,18 @@ def conservation_error(books: Sequence[GpuBooks], seconds: float) -> float:
 
     Costs as much as the booking: for some ticks of many.
     """
-    errors = [0.0]
-    for rows in _boards(books):
-        errors += [_error(total, booked) for total, booked in _sums(rows, seconds)]
-    return max(errors)
-
-
-def _boards(books: Iterable[GpuBooks]) -> Iterable[list[GpuBooks]]:
-    """Return the rows of each board: a GPU's own row, behind it those of its instances."""
+    # A GPU's own row, behind it those of its instances; these also where its own is missing.
     boards = {row.reading.uuid: [row] for row in books if row.reading.parent_uuid is None}
     for row in books:
         if row.reading.parent_uuid is not None:
             boards.setdefault(row.reading.parent_uuid, []).append(row)
-    return boards.values()
+    errors = [0.0]
+    for rows in boards.values():
+        for total, booked in _sums(rows, seconds):
+            difference = abs(booked - total)
+            if difference > _MIN * _MIN:
+                errors.append(difference / max(total, _MIN))
+    return max(errors)
 
 
 def _sums(rows: Sequence[GpuBooks], seconds: float) -> Iterable[tuple[float, float]]:
@@ -261,8 +264,3 @@ def _amounts(books: GpuBooks, seconds: float) -> dict[str, list[float | None]]:
     for index, quantity in enumerate(APPORTIONED):
         columns[quantity.name] = [amounts[index] for amounts in apportioned]
     return columns
-
-
-def _error(total: float, booked: float) -> float:
-    difference = abs(booked - total)
-    return difference / max(total, _MIN) if difference > _MIN * _MIN else 0.0

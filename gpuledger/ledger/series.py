@@ -171,6 +171,19 @@ _NO_NAMES: Final = ("", "", "", "")
 _booked_amounts: Final[Callable[[Entry], Amounts]] = attrgetter(
     *(quantity.name for quantity in BOOKED)
 )
+# In the order of `DEVICE`'s metrics.
+_device_values: Final[Callable[[GpuReading], SeriesValues]] = attrgetter(
+    "utilization_ratio",
+    "memory_utilization_ratio",
+    "memory_used_bytes",
+    "memory_total_bytes",
+    "memory_reserved_bytes",
+    "power_watts",
+    "energy_total_joules",
+    "temperature_celsius",
+    "sm_clock_hertz",
+    "memory_clock_hertz",
+)
 
 
 def values_of(event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
@@ -189,11 +202,12 @@ def values_of(event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
     for books in event.gpus:
         gpu = (books.reading.uuid, str(books.reading.index))
         if books.reading.parent_uuid is None:
-            values[SeriesGroup(DEVICE, (*gpu, books.reading.model or ""))] = _of_device(
-                books.reading
-            )
+            group = SeriesGroup(DEVICE, (*gpu, books.reading.model or ""))
+            values[group] = _device_values(books.reading)
         else:
-            values[_instance_group(books.reading)] = _of_instance(books.reading, memories)
+            group, found = _of_instance(books.reading, memories)
+            values[group] = found
+        # Nothing can be averaged over no time; what the device read stands all the same.
         if interval_seconds <= 0:
             continue
         of_entries = apportion(books, interval_seconds)
@@ -207,23 +221,14 @@ def values_of(event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
             found = tuple(
                 [None if amount is None else amount / interval_seconds for amount in amounts]
             )
-            values[group] = _sum(values[group], found) if group in values else found
+            if before := values.get(group):
+                pairs = zip(before, found, strict=True)
+                found = tuple([b if a is None else a if b is None else a + b for a, b in pairs])
+            values[group] = found
+        # After each device, so that one event cannot grow without end before it is refused.
         if len(values) > MAX_GROUPS:
             raise ValueError(f"gpus: more than {MAX_GROUPS} devices and accounts have series")
     return values
-
-
-def _instance_group(reading: GpuReading) -> SeriesGroup:
-    numbers = (reading.gpu_instance, reading.compute_instance)
-    labels = (
-        reading.uuid,
-        str(reading.index),
-        reading.model or "",
-        reading.parent_uuid or "",
-        *("" if number is None else str(number) for number in numbers),
-        reading.mig_profile or "",
-    )
-    return SeriesGroup(INSTANCE, labels)
 
 
 def _account_group(entry: Entry, gpu: tuple[str, str], holder: DeviceHolder) -> SeriesGroup:
@@ -248,36 +253,27 @@ def _pod_group(entry: Entry, gpu: tuple[str, str], owner: EntryOwner) -> SeriesG
     return SeriesGroup(POD, (*gpu, *(name or "" for name in names), entry.method.value))
 
 
-def _of_device(reading: GpuReading) -> SeriesValues:
-    return (
-        reading.utilization_ratio,
-        reading.memory_utilization_ratio,
-        reading.memory_used_bytes,
-        reading.memory_total_bytes,
-        reading.memory_reserved_bytes,
-        reading.power_watts,
-        reading.energy_total_joules,
-        reading.temperature_celsius,
-        reading.sm_clock_hertz,
-        reading.memory_clock_hertz,
+def _of_instance(reading: GpuReading, memories: set[_Memory]) -> tuple[SeriesGroup, SeriesValues]:
+    """Return an instance's labels and values; a memory is told once and then is in `memories`."""
+    numbers = (reading.gpu_instance, reading.compute_instance)
+    labels = (
+        reading.uuid,
+        str(reading.index),
+        reading.model or "",
+        reading.parent_uuid or "",
+        *("" if number is None else str(number) for number in numbers),
+        reading.mig_profile or "",
     )
-
-
-def _of_instance(reading: GpuReading, memories: set[_Memory]) -> SeriesValues:
-    """Return an instance's values; a memory is given once and then found in `memories`."""
     instance = reading.uuid if reading.gpu_instance is None else reading.gpu_instance
     memory = (reading.parent_uuid, instance)
+    # Compute instances of one GPU instance share its memory: told of each, a sum would count it
+    # as often as there are.
     if memory in memories or reading.memory_total_bytes is None:
-        return (reading.utilization_ratio, None, None, None)
+        return SeriesGroup(INSTANCE, labels), (reading.utilization_ratio, None, None, None)
     memories.add(memory)
-    return (
+    return SeriesGroup(INSTANCE, labels), (
         reading.utilization_ratio,
         reading.memory_used_bytes,
         reading.memory_total_bytes,
         reading.memory_reserved_bytes,
     )
-
-
-def _sum(first: SeriesValues, second: SeriesValues) -> SeriesValues:
-    pairs = zip(first, second, strict=True)
-    return tuple(b if a is None else a if b is None else a + b for a, b in pairs)

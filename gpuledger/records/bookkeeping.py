@@ -73,6 +73,7 @@ class DeadLetter(BaseRecord, frozen=True, kw_only=True):
     """Why, as a sentence that names field and value."""
     time_ns: Natural
     """When it was put aside, nanoseconds since the epoch."""
+    # Bytes of anybody, which JSON could not hold as they are.
     key_base64: Base64 | None = None
     """The record's key; absent where it had none."""
     value_base64: Base64 | None = None

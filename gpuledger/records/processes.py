@@ -47,6 +47,7 @@ class ProcessExit(BaseRecord, frozen=True, kw_only=True):
     reserved_busy_seconds: Seconds
     """What of the device's busy time is set aside for it: of ticks in which no process was seen on
     the GPU, and set aside for no other process."""
+    # Ticks by number and by time: the number says which, the time where on the books.
     from_seq: Seq
     """The first tick that covers a part of its time on the GPU, as far as the agent remembers."""
     from_time_ns: Natural
@@ -91,6 +92,7 @@ class ProcessRecord(BaseRecord, frozen=True, kw_only=True):
     """The kernel's id of this boot."""
     pid: Natural
     """Process id in the node's own pid namespace."""
+    # With node, boot and pid its identity: pids come again, within minutes on a busy node.
     started_boottime_ns: BoottimeNs | None = None
     """Start of the process since boot; absent where the process ended before it could be read."""
     time_ns: Natural

@@ -34,6 +34,7 @@ from gpuledger.records.bounds import (
 class GpuThrottling(BaseRecord, frozen=True, kw_only=True):
     """Why the clocks are lower than they could be, and for how long they were."""
 
+    # Bits, not names: a driver may set some that this version does not know.
     reasons: Natural | None = None
     """The reasons at the tick, NVML's bits: 1 idle, 2 applications' clocks, 4 power cap, 8 hardware
     slowdown, 0x10 sync boost, 0x20 software thermal, 0x40 hardware thermal, 0x80 power brake,
@@ -61,6 +62,7 @@ class GpuThrottling(BaseRecord, frozen=True, kw_only=True):
 class GpuHealth(BaseRecord, frozen=True, kw_only=True):
     """Errors and wear; absent in ticks in which it was not asked."""
 
+    # A word and no enumeration: newer drivers add to it.
     recovery_action: Word | None = None
     """What the driver asks for: `none`, `reset`, `reboot`, `drain_p2p`, `drain_and_reset`, and
     newer ones `recover_imex_domain`, `bus_reset`, `system_reboot`."""
