@@ -18,6 +18,7 @@ from gpuledger.bus.kafka_requests import fetch_topic_ids, heed_refused_offsets
 from gpuledger.bus.kafka_unpacking import read_any_batch
 from gpuledger.bus.protocol import IsolationLevel, Polled, Subscription, TopicPartition
 from gpuledger.errors import BusUnavailableError, NotAssignedError, RefusedError, TopicsError
+from gpuledger.settings import KafkaSettings
 
 _log = structlog.get_logger(__name__)
 
@@ -232,7 +233,8 @@ class KafkaConsumer:
 
     async def _open(self) -> AIOKafkaConsumer:
         read_any_batch()
-        client = AIOKafkaConsumer(**(self._connection.arguments | self._group_arguments()))
+        own = group_arguments(self._subscription, self._connection.settings)
+        client = AIOKafkaConsumer(**(self._connection.arguments | own))
         try:
             async with self._connection.asking(self._doing("connecting")):
                 await client.start()
@@ -247,34 +249,6 @@ class KafkaConsumer:
             await kafka_internals.stop_consumer(client)
             raise
         return client
-
-    def _group_arguments(self) -> dict[str, object]:
-        settings = self._connection.settings
-        session_seconds = settings.session_timeout_seconds
-        longest_seconds = max(
-            settings.request_timeout_seconds, session_seconds + JOIN_GRACE_SECONDS
-        )
-        return {
-            # A request to join that is given up leaves a member behind that nobody is.
-            "request_timeout_ms": int(longest_seconds * 1000),
-            "group_id": self._subscription.group,
-            "group_instance_id": self._subscription.member or settings.group_instance_id or None,
-            # Equal numbers of all topics go to one member: a node's pods lie where its ticks do.
-            "partition_assignment_strategy": (RangePartitionAssignor,),
-            # What was removed before it was read is an error, which becomes a gap: not a jump.
-            "auto_offset_reset": "none",
-            # What is committed is what was delivered, which the stage alone knows.
-            "enable_auto_commit": False,
-            "fetch_max_wait_ms": int(GATHER_SECONDS * 1000),
-            # Together with the wait above: a batch of one tick is not fetched by itself.
-            "fetch_min_bytes": GATHER_BYTES,
-            "isolation_level": self._subscription.isolation_level.value,
-            "session_timeout_ms": int(session_seconds * 1000),
-            "heartbeat_interval_ms": int(settings.heartbeat_seconds * 1000),
-            # How long the group waits for a member that works on what it polled.
-            "rebalance_timeout_ms": int(session_seconds * 1000),
-            "max_poll_interval_ms": int(settings.max_poll_interval_seconds * 1000),
-        }
 
     def _must_have_heard(self, client: AIOKafkaConsumer, records: Polled) -> None:
         now = asyncio.get_running_loop().time()
@@ -296,3 +270,30 @@ class KafkaConsumer:
 
     def _doing(self, what: str) -> str:
         return f"{what} in the group {self._subscription.group!r}"
+
+
+def group_arguments(subscription: Subscription, settings: KafkaSettings) -> dict[str, object]:
+    """Return what aiokafka takes of a member of a group, beside what every client takes."""
+    session_seconds = settings.session_timeout_seconds
+    longest_seconds = max(settings.request_timeout_seconds, session_seconds + JOIN_GRACE_SECONDS)
+    return {
+        # A request to join that is given up leaves a member behind that nobody is.
+        "request_timeout_ms": int(longest_seconds * 1000),
+        "group_id": subscription.group,
+        "group_instance_id": subscription.member or settings.group_instance_id or None,
+        # Equal numbers of all topics go to one member: a node's pods lie where its ticks do.
+        "partition_assignment_strategy": (RangePartitionAssignor,),
+        # What was removed before it was read is an error, which becomes a gap: not a jump.
+        "auto_offset_reset": "none",
+        # What is committed is what was delivered, which the stage alone knows.
+        "enable_auto_commit": False,
+        "fetch_max_wait_ms": int(GATHER_SECONDS * 1000),
+        # Together with the wait above: a batch of one tick is not fetched by itself.
+        "fetch_min_bytes": GATHER_BYTES,
+        "isolation_level": subscription.isolation_level.value,
+        "session_timeout_ms": int(session_seconds * 1000),
+        "heartbeat_interval_ms": int(settings.heartbeat_seconds * 1000),
+        # How long the group waits for a member that works on what it polled.
+        "rebalance_timeout_ms": int(session_seconds * 1000),
+        "max_poll_interval_ms": int(settings.max_poll_interval_seconds * 1000),
+    }

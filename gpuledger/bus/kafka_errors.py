@@ -261,12 +261,8 @@ def _is_remembered(record: logging.LogRecord) -> bool:
     if refusals is None or name is None or not isinstance(record.args, tuple):
         return False
     *broker, error = record.args
-    refusals.note(name % tuple(broker), _reason_of(error))
-    return True
-
-
-def _reason_of(error: object) -> str:
-    """Return what an error says, and what is behind it: of a lost connection that is the reason."""
     said = str(error) or type(error).__name__
+    # Of a connection that was lost the reason is in what is behind the error.
     cause = getattr(error, "__cause__", None)
-    return f"{said}: {cause}" if cause and str(cause) else said
+    refusals.note(name % tuple(broker), f"{said}: {cause}" if cause and str(cause) else said)
+    return True
