@@ -217,6 +217,8 @@ class KafkaAdmin:
         return list(chain.from_iterable(members))
 
     async def _repeated(self, doing: str, ask: Callable[[], Awaitable[T]]) -> T:
+        # Not a `RetryingCaller`: a command of a few seconds, within the connection's deadline, that
+        # has no check, and asks brokers that choose a controller or come to know a topic.
         async with self._connection.asking(doing):
             while True:
                 try:
