@@ -4,6 +4,7 @@ from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from gpuledger import topics
 from gpuledger.records.incidents import INCIDENT_KINDS
 from gpuledger.runtime.process_metrics import count_from_zero
 
@@ -19,22 +20,18 @@ TICKS_DROPPED: Final = Counter(
     "Ticks and other messages dropped, oldest first, as the queue was full: the broker did not"
     " answer for too long.",
 )
-TICKS_PUBLISHED: Final = Counter(
-    "gpuledger_agent_ticks_published", "Ticks that the broker has acknowledged."
+RECORDS_PUBLISHED: Final = Counter(
+    "gpuledger_agent_records_published", "Records that the broker has acknowledged.", ["topic"]
 )
-READING_RECORDS_PUBLISHED: Final = Counter(
-    "gpuledger_agent_reading_records_published",
-    "Records of a tick's other readings that the broker has acknowledged.",
-)
-PROCESS_RECORDS_PUBLISHED: Final = Counter(
-    "gpuledger_agent_process_records_published",
-    "Process records that the broker has acknowledged.",
-)
-INCIDENTS_PUBLISHED: Final = Counter(
-    "gpuledger_agent_incidents_published", "Incidents that the broker has acknowledged."
-)
-INVENTORIES_PUBLISHED: Final = Counter(
-    "gpuledger_agent_inventories_published", "Inventories that the broker has acknowledged."
+count_from_zero(
+    RECORDS_PUBLISHED,
+    topic=(
+        topics.SAMPLES.name,
+        topics.READINGS.name,
+        topics.PROCESSES.name,
+        topics.INCIDENTS.name,
+        topics.INVENTORY.name,
+    ),
 )
 QUEUE_TICKS: Final = Gauge(
     "gpuledger_agent_queue_ticks", "Ticks and other messages that wait to be published."
@@ -114,14 +111,14 @@ NVML_STARTS: Final = Counter(
 PUBLISH_FAILURES: Final = Counter(
     "gpuledger_agent_publish_failures", "Batches that the broker did not acknowledge; sent again."
 )
-MESSAGES_OF_THE_FUTURE: Final = Counter(
-    "gpuledger_agent_messages_of_the_future",
-    "Records that the broker refused as too far ahead, and that are ahead of the node's clock as it"
-    " is now: left out, as that clock had been wrong when they were made.",
+MESSAGES_REJECTED: Final = Counter(
+    "gpuledger_agent_messages_rejected",
+    "Records that were left out as no broker takes them, by reason: `too_large`, and `future` (the"
+    " broker refused it as too far ahead, and it is ahead of the node's clock as it is now, which"
+    " had been wrong when it was made).",
+    ["reason"],
 )
-MESSAGES_TOO_LARGE: Final = Counter(
-    "gpuledger_agent_messages_too_large", "Records that no broker would take, left out."
-)
+count_from_zero(MESSAGES_REJECTED, reason=("too_large", "future"))
 VALUES_CUT: Final = Counter(
     "gpuledger_agent_values_cut",
     "Texts that were cut to the length that a record may carry, and rows of lists that were longer,"

@@ -25,8 +25,7 @@ from enricher.join.settings import Guarantee, JoinSettings, JoinTuning
 from enricher.join.stage import make_event
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.log_reader import WholeBus
-from gpuledger.bus.protocol import Bus, Message, Record, Subscription
+from gpuledger.bus.protocol import Bus, Message, Record, Subscription, WholeBus
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import GpuEvent, NodeSample
 from gpuledger.runtime import Check, Readiness

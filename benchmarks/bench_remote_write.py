@@ -10,7 +10,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from benchmarks.events import booked
 from benchmarks.figure import Figure
-from gpuledger.ledger.event_series import values_of
+from gpuledger.ledger.series import values_of
 from gpuledger.records import GpuEvent
 from sinks.remote_write.active_series import ActiveSeries
 

@@ -27,8 +27,7 @@ from gpuledger import __version__
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import TransactionalBus
 from gpuledger.clock import Clock
-from gpuledger.ledger.event_series import values_of
-from gpuledger.ledger.series import Family, SeriesGroup, SeriesValues
+from gpuledger.ledger.series import Family, SeriesGroup, SeriesValues, values_of
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
 from sinks import otlp_names as naming

@@ -20,16 +20,7 @@ from typing import Final
 
 import structlog
 
-from agent.metrics import (
-    INCIDENTS_PUBLISHED,
-    INVENTORIES_PUBLISHED,
-    MESSAGES_OF_THE_FUTURE,
-    MESSAGES_TOO_LARGE,
-    PROCESS_RECORDS_PUBLISHED,
-    PUBLISH_FAILURES,
-    READING_RECORDS_PUBLISHED,
-    TICKS_PUBLISHED,
-)
+from agent.metrics import MESSAGES_REJECTED, PUBLISH_FAILURES, RECORDS_PUBLISHED
 from agent.publish.message_bundle import time_ms
 from agent.publish.send_queue import SendQueue
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
@@ -37,7 +28,7 @@ from gpuledger.bus.protocol import Bus, Message, Producer
 from gpuledger.errors import BusError, MessageTooLargeError, TimestampRefusedError
 from gpuledger.runtime import Backoff, Check
 from gpuledger.runtime.logs import Repeats
-from gpuledger.topics import INCIDENTS, INVENTORY, PROCESSES, READINGS, SAMPLES, partition_of_node
+from gpuledger.topics import SAMPLES, partition_of_node
 
 _LONGEST_GAP_MS: Final = 60_000  # the longest tick; a longer gap is no ticks to be spread
 
@@ -60,13 +51,6 @@ _CLOSING_SECONDS: Final = 2.0
 # A broker's and a node's clock differ by less than this where both are synchronised.
 _AHEAD_MS: Final = 60_000
 _NS_PER_MS: Final = 1_000_000
-_PUBLISHED: Final = {
-    SAMPLES.name: TICKS_PUBLISHED,
-    READINGS.name: READING_RECORDS_PUBLISHED,
-    PROCESSES.name: PROCESS_RECORDS_PUBLISHED,
-    INCIDENTS.name: INCIDENTS_PUBLISHED,
-    INVENTORY.name: INVENTORIES_PUBLISHED,
-}
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
@@ -162,7 +146,7 @@ class SamplePublisher:
             # Which record of the batch it was the client does not say: each is tried by itself.
             await self._publish_singly(producer, topic, partition)
         else:
-            _count_published(topic, len(messages))
+            RECORDS_PUBLISHED.labels(topic=topic).inc(len(messages))
         del self._unsent[topic]
 
     async def _publish_singly(self, producer: Producer, topic: str, partition: int) -> None:
@@ -176,23 +160,18 @@ class SamplePublisher:
             message = unsent[0]
             try:
                 await producer.publish(topic, partition, [message])
-                _count_published(topic, 1)
+                RECORDS_PUBLISHED.labels(topic=topic).inc()
             except MessageTooLargeError as error:
-                MESSAGES_TOO_LARGE.inc()
+                MESSAGES_REJECTED.labels(reason="too_large").inc()
                 _log_dropped(str(error), 1)
             except TimestampRefusedError:
                 # Looked at with each attempt: the clock may have been set right since.
                 now_ms = self._now_ns() // _NS_PER_MS
                 if message.timestamp_ms <= now_ms + _AHEAD_MS:
                     raise
-                MESSAGES_OF_THE_FUTURE.inc()
+                MESSAGES_REJECTED.labels(reason="future").inc()
                 _log_dropped("from the future: look at the node's clock", 1)
             del unsent[0]
-
-
-def _count_published(topic: str, count: int) -> None:
-    if counter := _PUBLISHED.get(topic):
-        counter.inc(count)
 
 
 def _without_oversized(messages: Sequence[Message]) -> list[Message]:
@@ -203,7 +182,7 @@ def _without_oversized(messages: Sequence[Message]) -> list[Message]:
         if size_bytes(message.key, message.value) <= MAX_MESSAGE_BYTES
     ]
     if refused := len(messages) - len(small):
-        MESSAGES_TOO_LARGE.inc(refused)
+        MESSAGES_REJECTED.labels(reason="too_large").inc(refused)
         _log_dropped(f"larger than {MAX_MESSAGE_BYTES} bytes", refused)
     return small
 

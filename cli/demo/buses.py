@@ -16,9 +16,8 @@ from gpuledger.bus.administration import (
     refuse_other_partitions,
 )
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.log_reader import History, Span
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import TopicPartition
+from gpuledger.bus.protocol import History, Span, TopicPartition
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.errors import TopicsError
 from gpuledger.settings import KafkaSettings

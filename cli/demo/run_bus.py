@@ -10,14 +10,16 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from dataclasses import replace
 from typing import Final
 
-from gpuledger.bus.log_reader import History, HistoryReader, WholeBus
 from gpuledger.bus.protocol import (
     Consumer,
+    History,
+    HistoryReader,
     Producer,
     Record,
     Subscription,
     TopicPartition,
     Transactions,
+    WholeBus,
     is_other_topic,
 )
 from gpuledger.errors import NotAssignedError

@@ -8,8 +8,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpuledger.ledger.conservation import conservation_error
 from gpuledger.ledger.entries import EntryOwner, PodIndex, holder_of, name_holder
+from gpuledger.ledger.quantities import conservation_error
 from gpuledger.records import (
     Account,
     AttributedIncident,

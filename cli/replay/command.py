@@ -20,8 +20,7 @@ from cli.topics import kafka_settings
 from enricher.join.replay.diff import Comparison
 from enricher.join.replay.replay import TimeRange
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.log_reader import History
-from gpuledger.bus.protocol import Bus
+from gpuledger.bus.protocol import Bus, History
 from gpuledger.errors import UserError
 from gpuledger.runtime import configure_logs
 from gpuledger.settings import LogSettings
@@ -84,7 +83,7 @@ def replay(  # one parameter an option
         How many differing fields to show, at most.
     lead_in
         How much before the range to begin reading, for what a tick says of the one before it
-        (repeated, uncovered seconds).
+        (repeated, gap).
     lateness
         How much later than its time a tick may have come, after an outage of Kafka; later ones are
         left out, of the comparison too.

@@ -11,8 +11,7 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from enricher.join.replay.replay import TimeRange
-from gpuledger.bus.log_reader import HistoryReader, Span
-from gpuledger.bus.protocol import TopicPartition
+from gpuledger.bus.protocol import HistoryReader, Span, TopicPartition
 from gpuledger.errors import TopicsError, UserError
 from gpuledger.topics import EVENTS, PODS, SAMPLES
 

@@ -15,8 +15,7 @@ from cli.replay.plan import Asked, Part, Plan
 from enricher.join.replay.diff import Comparison
 from enricher.join.replay.replay import Replay, TimeRange
 from enricher.join.validation import placement_rule
-from gpuledger.bus.log_reader import History, HistoryReader
-from gpuledger.bus.protocol import Record, TopicPartition
+from gpuledger.bus.protocol import History, HistoryReader, Record, TopicPartition
 from gpuledger.dead_letter_queue import describe_unreadable
 from gpuledger.errors import UserError
 from gpuledger.topics import EVENTS, PODS, SAMPLES

@@ -20,8 +20,8 @@ LATE_TOTAL: Final = Counter(
 GAPS_TOTAL: Final = Counter(
     "gpuledger_join_gaps", "Times that a node's tick did not begin where its last one ended."
 )
-UNCOVERED_SECONDS_TOTAL: Final = Counter(
-    "gpuledger_join_uncovered_seconds", "Time of nodes that no tick covers, summed over the gaps."
+GAP_SECONDS_TOTAL: Final = Counter(
+    "gpuledger_join_gap_seconds", "Time of nodes that no tick covers, summed over the gaps."
 )
 EVENTS_TOTAL: Final = Counter("gpuledger_join_events", "Events published and acknowledged.")
 PENDING_TOTAL: Final = Counter(

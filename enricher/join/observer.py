@@ -17,7 +17,7 @@ from enricher.join.progress.passage import NodeWatermark
 from enricher.join.progress.skew import ClockSkew, WindowedMax
 from enricher.join.progress.unbooked import UnbookedNodes
 from gpuledger.bus.protocol import Record
-from gpuledger.ledger.conservation import conservation_error
+from gpuledger.ledger.quantities import conservation_error
 from gpuledger.records import GpuEvent, NodeSample, PodRecord
 from gpuledger.runtime.logs import Repeats
 from gpuledger.texts import shorten
@@ -66,9 +66,9 @@ class JoinObserver:
             self._unbooked.see_booked(event.node)
         if event.late:
             metrics.LATE_TOTAL.inc()
-        if event.uncovered_seconds is not None:
+        if event.gap_ns is not None:
             metrics.GAPS_TOTAL.inc()
-            metrics.UNCOVERED_SECONDS_TOTAL.inc(event.uncovered_seconds)
+            metrics.GAP_SECONDS_TOTAL.inc(event.gap_ns / 1e9)
         if event.settlements:
             metrics.SETTLED_SECONDS_TOTAL.inc(settled_seconds(event.settlements))
         if said.pending:

@@ -26,8 +26,7 @@ from enricher.join.delivery import Delivery
 from enricher.join.settings import JoinTuning
 from enricher.join.stage import JoinStage
 from enricher.join.steps import step_through
-from gpuledger.bus.log_reader import History
-from gpuledger.bus.protocol import Consumer, Polled, TopicPartition
+from gpuledger.bus.protocol import Consumer, History, Polled, TopicPartition
 from gpuledger.early import settle_collector
 from gpuledger.errors import BusError, GpuledgerError, NotAssignedError
 from gpuledger.runtime import Backoff, Check, RetryingCaller

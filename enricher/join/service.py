@@ -20,7 +20,6 @@ from enricher.join.stage import JoinStage
 from enricher.join.steps import step_through
 from enricher.join.validation import placement_rule
 from gpuledger.bus.gaps import GapCheck
-from gpuledger.bus.log_reader import WholeBus
 from gpuledger.bus.protocol import (
     Bus,
     Consumer,
@@ -32,6 +31,7 @@ from gpuledger.bus.protocol import (
     Subscription,
     TopicPartition,
     TransactionalBus,
+    WholeBus,
 )
 from gpuledger.bus.transactional_writers import TransactionalWriters
 from gpuledger.clock import SystemClock

@@ -24,10 +24,10 @@ from enricher.join.progress.passage import (
     MAX_AHEAD_NS,
     NodeWatermark,
     clock_step_seconds,
+    gap_before_ns,
     is_duplicate,
     is_late,
     seq_ahead_seconds,
-    uncovered_seconds,
 )
 from enricher.join.progress.watermarks import NodeWatermarks
 from enricher.join.validation import (
@@ -263,7 +263,7 @@ def _book(
         book_valid_tick(sample),
         said,
         late=sample.late or is_late(sample.time_ns, reached_ns),
-        uncovered_seconds=uncovered_seconds(sample, watermark),
+        gap_ns=gap_before_ns(sample, watermark),
         settlements=settle_valid_ends(sample) if sample.ended_processes else None,
     )
 
@@ -277,7 +277,7 @@ def make_event(
     said: PodDescriptions,
     *,
     late: bool = False,
-    uncovered_seconds: float | None = None,
+    gap_ns: int | None = None,
     settlements: list[Settlement] | None = None,
 ) -> GpuEvent:
     """Return the event of a tick, ready for `encode`; its descriptions are encoded already."""
@@ -288,7 +288,7 @@ def make_event(
         time_ns=sample.time_ns,
         interval_ns=sample.interval_ns,
         late=True if late else None,
-        uncovered_seconds=uncovered_seconds,
+        gap_ns=gap_ns,
         gpus=books,
         containers=sample.containers,
         pods=cast("list[PodDescription]", said.pods),

@@ -12,8 +12,7 @@ import structlog
 from enricher.podwatch import metrics
 from enricher.podwatch.interning import PodSharing
 from enricher.versions import is_older
-from gpuledger.bus.log_reader import History
-from gpuledger.bus.protocol import Producer, Record, TopicDescription
+from gpuledger.bus.protocol import History, Producer, Record, TopicDescription
 from gpuledger.clock import Clock
 from gpuledger.codec import Decoder
 from gpuledger.dead_letter_queue import count_unreadable, describe_unreadable

@@ -1,18 +1,262 @@
 """Holds the topics on the brokers to the topic table: makes what is missing, says what differs.
 
 Nothing that exists is changed: a partition count cannot be without moving records away from where
-their readers look for them, and a configuration may differ on purpose.
+their readers look for them, and a configuration may differ on purpose. `KafkaAdmin` makes the
+requests, each of them again where a broker is away.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import asyncio
+import struct
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Container,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Final, Literal
+from functools import partial
+from itertools import chain
+from typing import Any, Final, Literal, TypeVar
 
-from gpuledger.bus.kafka_admin import FoundTopic, KafkaAdmin, WantedTopic, open_admin
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    KafkaError,
+    TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
+
 from gpuledger.bus.kafka_connection import KafkaConnection
+from gpuledger.bus.kafka_requests import heed_refused_group_offsets
 from gpuledger.errors import RefusedError, TopicsError
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import TOPICS, Topic
+
+T = TypeVar("T")
+
+PAUSE_SECONDS: Final = 0.1
+_HIDDEN_ANSWERS: Final = 50
+"""So many answers in a row in which a topic that has a configuration does not stand are believed;
+a broker may not have heard yet of one that was just made."""
+_NO_RIGHT: Final = frozenset(
+    {TopicAuthorizationFailedError.errno, ClusterAuthorizationFailedError.errno}
+)
+# Where things stand in a group that is described, which aiokafka hands over as a bare tuple.
+_MEMBERS: Final = 5
+_METADATA: Final = -2
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundTopic:
+    """A topic as the brokers have it."""
+
+    partitions: int
+    """How many partitions."""
+    replication_factor: int
+    """How many replicas its first partition has."""
+    config: Mapping[str, str]
+    """Its configuration, defaults included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantedTopic:
+    """A topic to be made."""
+
+    name: str
+    """The topic's name."""
+    partitions: int
+    """How many partitions."""
+    replication_factor: int
+    """How many replicas of each."""
+    config: Mapping[str, str]
+    """Configuration that is not the brokers' default."""
+
+
+class KafkaAdmin:
+    """Asks and changes topics; each call may be repeated, for one broker may be away."""
+
+    def __init__(self, *, connection: KafkaConnection, client: AIOKafkaAdminClient) -> None:
+        self._connection = connection
+        self._client = client
+
+    async def count_brokers(self) -> int:
+        """Return the number of brokers that are there now."""
+        cluster = await self._repeated("counting the brokers", self._client.describe_cluster)
+        return len(cluster["brokers"])
+
+    async def describe(self, topics: Sequence[str]) -> dict[str, FoundTopic]:
+        """Return those of the topics that exist; `RefusedError` where a right is missing to tell.
+
+        To a user without `Describe` a topic is as good as absent, but not to one who may read its
+        configuration: so the two answers together say which right it is.
+        """
+        partitions = await self._partitions()
+        # In this order: a topic that is made in between is in the second answer alone, and is
+        # looked up again.
+        configs = await self._configs(topics, listed=partitions)
+        for _ in range(_HIDDEN_ANSWERS):
+            if configs.keys() <= partitions.keys():
+                break
+            await asyncio.sleep(PAUSE_SECONDS)
+            partitions = await self._partitions()
+        if hidden := sorted(configs.keys() - partitions.keys()):
+            raise self._refused("looking up topics", hidden, rights="Describe")
+        return {
+            topic: FoundTopic(
+                partitions=len(partitions[topic]),
+                replication_factor=len(partitions[topic][0]["replicas"]),
+                config=config,
+            )
+            for topic, config in configs.items()
+        }
+
+    async def groups(self) -> dict[str, frozenset[str]]:
+        """Return, for each consumer group, the topics it has committed offsets of or subscribes to.
+
+        A group that this user may not describe is not among them.
+        """
+        listed = await self._repeated("listing groups", self._client.list_consumer_groups)
+        found = {}
+        for name, *_ in listed:
+            offsets = await self._repeated(
+                f"reading the offsets of {name}",
+                partial(self._client.list_consumer_group_offsets, name),
+            )
+            # A group that is new has committed nothing, one that ended subscribes to nothing.
+            committed = frozenset(place.topic for place in offsets)
+            found[name] = committed | subscribed_topics(await self._members(name))
+        return found
+
+    async def has_members(self, group: str) -> bool:
+        """Return whether a consumer group has a member, or one that the brokers take for alive."""
+        return bool(await self._members(group))
+
+    async def create(self, topics: Sequence[WantedTopic]) -> None:
+        """Make topics and wait until they can be seen; `TopicsError` where one is refused."""
+        made = [
+            NewTopic(
+                topic.name, topic.partitions, topic.replication_factor, None, dict(topic.config)
+            )
+            for topic in topics
+        ]
+        answer = await self._repeated("creating topics", lambda: self._client.create_topics(made))
+        for name, code, *message in answer.topic_errors:
+            # Kafka says "cluster" where the right is the one to make topics anywhere.
+            if code in _NO_RIGHT:
+                raise self._refused("creating topics", [name], rights="Create")
+            # Somebody else made it in the meantime; the check afterwards says whether rightly.
+            if code not in (0, TopicAlreadyExistsError.errno):
+                raise TopicsError(f"{name} was not created: {message[0]}")
+        names = [topic.name for topic in topics]
+        # The controller has them; other brokers hear of them later, and say until then that they
+        # do not exist.
+        async with self._connection.asking("waiting for the topics that were created"):
+            while len(await self.describe(names)) < len(names):  # noqa: ASYNC110  # brokers send no event
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _partitions(self) -> dict[str, Any]:
+        described = await self._repeated("looking up topics", self._client.describe_topics)
+        return {one["topic"]: one["partitions"] for one in described if one["partitions"]}
+
+    async def _configs(
+        self, topics: Sequence[str], *, listed: Container[str]
+    ) -> dict[str, dict[str, str]]:
+        """Return the configuration of those that exist; `RefusedError` where one may not be read.
+
+        `listed` are those whose `Describe` the user has.
+        """
+        asked = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
+        found = await self._repeated("reading configurations", lambda: self._ask_configs(asked))
+        refused = [name for name in topics if name not in found]
+        if refused:
+            has_describe = all(name in listed for name in refused)
+            rights = "DescribeConfigs" if has_describe else "Describe and DescribeConfigs"
+            raise self._refused("reading configurations", refused, rights=rights)
+        return {name: config for name, config in found.items() if config is not None}
+
+    async def _ask_configs(
+        self, asked: Sequence[ConfigResource]
+    ) -> dict[str, dict[str, str] | None]:
+        """Return each topic's configuration, `None` of an absent one; what is refused is left out.
+
+        aiokafka hands each topic's error over as a number. Raises `KafkaError` for the others.
+        """
+        found: dict[str, dict[str, str] | None] = {}
+        answers = await self._client.describe_configs(list(asked)) if asked else ()
+        for code, message, _, name, entries in chain.from_iterable(
+            answer.resources for answer in answers
+        ):
+            if code == UnknownTopicOrPartitionError.errno:
+                found[name] = None
+            elif code == 0:
+                found[name] = {entry[0]: entry[1] for entry in entries}
+            elif code != TopicAuthorizationFailedError.errno:
+                raise for_code(code)(message)
+        return found
+
+    def _refused(self, doing: str, topics: Iterable[str], *, rights: str) -> RefusedError:
+        return RefusedError(
+            f"{doing}: {self._connection.servers} does not allow this user {', '.join(topics)};"
+            f" grant it {rights} on these topics"
+        )
+
+    async def _members(self, group: str) -> list[Sequence[Any]]:
+        # One at a time: aiokafka cannot read an answer on several.
+        answers = await self._repeated(
+            f"describing {group}", lambda: self._client.describe_consumer_groups([group])
+        )
+        members = [described[_MEMBERS] for answer in answers for described in answer.groups]
+        return list(chain.from_iterable(members))
+
+    async def _repeated(self, doing: str, ask: Callable[[], Awaitable[T]]) -> T:
+        # Not a `RetryingCaller`: a command of a few seconds, within the connection's deadline, that
+        # has no check, and asks brokers that choose a controller or come to know a topic.
+        async with self._connection.asking(doing):
+            while True:
+                try:
+                    return await ask()
+                except KafkaError as error:
+                    # One broker of several may be away, or not yet know who leads.
+                    if not error.retriable:
+                        raise
+                await asyncio.sleep(PAUSE_SECONDS)
+
+
+def subscribed_topics(members: Iterable[Sequence[Any]]) -> frozenset[str]:
+    """Return the topics to which members of a group subscribe, as the brokers describe them.
+
+    A member of a kind that subscribes in another form, or of a group that forms just now, counts
+    for nothing.
+    """
+    found: set[str] = set()
+    for member in members:
+        with suppress(ValueError, struct.error):
+            metadata = ConsumerProtocolMemberMetadata.decode(member[_METADATA])
+            found.update(metadata.subscription)
+    return frozenset(found)
+
+
+@asynccontextmanager
+async def open_admin(connection: KafkaConnection) -> AsyncIterator[KafkaAdmin]:
+    """Open an administration client; `BusUnavailableError` where no broker answers."""
+    arguments: dict[str, Any] = connection.arguments
+    client = AIOKafkaAdminClient(**arguments)
+    try:
+        async with connection.asking("connecting"):
+            await client.start()
+        heed_refused_group_offsets(client)
+        yield KafkaAdmin(connection=connection, client=client)
+    finally:
+        await client.close()
+
 
 MAX_REPLICAS: Final = 3
 
@@ -52,13 +296,24 @@ async def create_topics(
             raise RefusedError(
                 f"{error}, and Create, by which those are made that are missing"
             ) from error
+        # Before anything is made: half a table would be harder to take back.
         refuse_other_partitions(before)
         missing = {line.topic for line in before if line.status == "missing"}
         if not missing:
             return before
         replicas = replication_factor or min(MAX_REPLICAS, await admin.count_brokers())
-        wanted = [_wanted(topic, replicas) for topic in table if topic.name in missing]
-        await admin.create(wanted)
+        await admin.create(
+            [
+                WantedTopic(
+                    name=topic.name,
+                    partitions=topic.partitions,
+                    replication_factor=replicas,
+                    config=topic.config(replication_factor=replicas),
+                )
+                for topic in table
+                if topic.name in missing
+            ]
+        )
         after = await _check(admin, table)
         refuse_other_partitions(after)
         return [
@@ -118,6 +373,7 @@ def compare(topic: Topic, found: FoundTopic | None) -> TopicLine:
             wanted=f"partitions={topic.partitions}",
             found=f"partitions={found.partitions}",
         )
+    # With as many replicas as it has, not as it would get: brokers may have come since.
     wanted = topic.config(replication_factor=found.replication_factor)
     other = [key for key, value in wanted.items() if found.config.get(key) != value]
     if not other:
@@ -125,24 +381,11 @@ def compare(topic: Topic, found: FoundTopic | None) -> TopicLine:
     return TopicLine(
         topic=topic.name,
         status="config differs",
-        wanted=_listed(other, wanted),
-        found=_listed(other, found.config),
+        wanted=", ".join(f"{key}={wanted[key]}" for key in other),
+        found=", ".join(f"{key}={found.config.get(key, '(unset)')}" for key in other),
     )
 
 
 async def _check(admin: KafkaAdmin, topics: Sequence[Topic]) -> list[TopicLine]:
     found = await admin.describe([topic.name for topic in topics])
     return [compare(topic, found.get(topic.name)) for topic in topics]
-
-
-def _wanted(topic: Topic, replicas: int) -> WantedTopic:
-    return WantedTopic(
-        name=topic.name,
-        partitions=topic.partitions,
-        replication_factor=replicas,
-        config=topic.config(replication_factor=replicas),
-    )
-
-
-def _listed(keys: Iterable[str], config: Mapping[str, str]) -> str:
-    return ", ".join(f"{key}={config.get(key, '(unset)')}" for key in keys)

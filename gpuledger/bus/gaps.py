@@ -1,18 +1,30 @@
 """Says what a consumer could not read: one log line, two counters, and a check that stays.
 
+And for how long it has been kept from records that are there, behind an open transaction
+(`Withheld`). One that nobody ends withholds all that is written to its partition after it, until
+the brokers abort it (`transaction.max.timeout.ms`, 15 minutes). Its consumer sees nothing of that:
+its poll finds no record, as on a partition without any. Brokers report it beside each answer all
+the same, by two offsets.
+
 Finding a gap is the consumers' business, in `kafka_positions` and `memory_consumer`. What is there
 and cannot be unpacked is no gap here: consumers read on, and stages reject it.
 """
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 import structlog
 
-from gpuledger.bus.metrics import GAPS_TOTAL, RECORDS_MISSED_TOTAL
-from gpuledger.bus.protocol import Gap, GapReason, TopicPartition
+from gpuledger.bus.metrics import (
+    GAPS_TOTAL,
+    RECORDS_MISSED_TOTAL,
+    RECORDS_WITHHELD_SECONDS,
+)
+from gpuledger.bus.protocol import Gap, GapReason, Subscription, TopicPartition
 from gpuledger.runtime import Check
 
 _LAST_MS: Final = (2**63 - 1) // 1_000_000
@@ -21,6 +33,7 @@ _log = structlog.get_logger(__name__)
 
 def count_from_zero(topics: Iterable[str], *, group: str) -> None:
     """Show the counters before there is anything to count, so that a rule sees them rise."""
+    # A series that first appears at 1 shows no increase.
     for topic in topics:
         RECORDS_MISSED_TOTAL.labels(topic=topic, consumer=group)
         for reason in GapReason:
@@ -59,6 +72,7 @@ class ReportedGaps:
 
     def rest_of(self, gap: Gap) -> Gap | None:
         """Return the part of the gap that was not reported before, if there is one."""
+        # Offsets of another topic, or of a shorter log, say nothing of what was reported before.
         if gap.reason is not GapReason.RETENTION:
             self._known.pop(gap.partition, None)
             return gap
@@ -111,3 +125,42 @@ def iso_time(time_ms: int | None) -> str | None:
     if time_ms is None:
         return None
     return datetime.fromtimestamp(time_ms / 1000, tz=UTC).isoformat(timespec="milliseconds")
+
+
+class Withheld:
+    """Since when each partition has stood before an open transaction."""
+
+    def __init__(
+        self, *, subscription: Subscription, clock_seconds: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock_seconds = clock_seconds
+        self._since: dict[TopicPartition, tuple[int, float]] = {}
+        """The offset before which it stands, and when that was seen first."""
+        for topic in subscription.topics:
+            gauge = RECORDS_WITHHELD_SECONDS.labels(topic=topic, consumer=subscription.group)
+            gauge.set_function(partial(self.seconds, topic))
+
+    def observe(self, offsets: Mapping[TopicPartition, tuple[int, int, int]]) -> None:
+        """Record how partitions stand: the position, the last stable and the end offset of each.
+
+        Those that are not named are not read any more.
+        """
+        now = self._clock_seconds()
+        since: dict[TopicPartition, tuple[int, float]] = {}
+        for partition, (position, stable, end) in offsets.items():
+            if position >= stable and stable < end:
+                known = self._since.get(partition)
+                # Each transaction withholds what is behind it for a moment: another offset, another
+                # transaction.
+                since[partition] = known if known and known[0] == stable else (stable, now)
+        self._since = since
+
+    def seconds(self, topic: str | None = None) -> float:
+        """Return the longest time of all partitions, or of a topic's; 0 where none is withheld."""
+        # A copy: the gauge is read by the thread or task that serves the metrics.
+        since = [
+            begun_at
+            for partition, (_, begun_at) in list(self._since.items())
+            if topic in (None, partition.topic)
+        ]
+        return self._clock_seconds() - min(since) if since else 0.0

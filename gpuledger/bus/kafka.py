@@ -7,9 +7,9 @@ from gpuledger.bus.kafka_connection import KafkaConnection
 from gpuledger.bus.kafka_consumer import KafkaConsumer
 from gpuledger.bus.kafka_producer import KafkaProducer, KafkaTransactions
 from gpuledger.bus.kafka_reader import KafkaReader
-from gpuledger.bus.log_reader import HistoryReader
 from gpuledger.bus.protocol import (
     Consumer,
+    HistoryReader,
     Producer,
     Subscription,
     TopicDescription,
@@ -40,6 +40,7 @@ class KafkaBus:
     @asynccontextmanager
     async def producer(self) -> AsyncIterator[Producer]:
         """Open a producer; it connects with the first batch."""
+        # Nothing is asked yet: a deployable starts, and reports, while its brokers are away.
         producer = KafkaProducer(self._connection)
         try:
             yield producer
@@ -51,6 +52,7 @@ class KafkaBus:
         """Open transactions under an id; entering connects, and shuts out who had the id."""
         transactions = KafkaTransactions(self._connection, transactional_id)
         try:
+            # Within `try`: an opening that is cut short has taken the id already.
             await transactions.open()
             yield transactions
         finally:

@@ -10,16 +10,15 @@ from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from gpuledger.bus import kafka_internals
-from gpuledger.bus.kafka_committed import heed_refused_offsets
+from gpuledger.bus.gaps import Withheld
 from gpuledger.bus.kafka_connection import KafkaConnection, count_partitions
-from gpuledger.bus.kafka_fetch import fetch, named
+from gpuledger.bus.kafka_fetch import Rebalances, fetch, named
 from gpuledger.bus.kafka_positions import Positions
-from gpuledger.bus.kafka_rebalances import Rebalances
-from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
+from gpuledger.bus.kafka_requests import fetch_topic_ids, heed_refused_offsets
 from gpuledger.bus.kafka_unpacking import read_any_batch
-from gpuledger.bus.log_reader import Withheld
 from gpuledger.bus.protocol import IsolationLevel, Polled, Subscription, TopicPartition
 from gpuledger.errors import BusUnavailableError, NotAssignedError, RefusedError, TopicsError
+from gpuledger.settings import KafkaSettings
 
 _log = structlog.get_logger(__name__)
 
@@ -60,6 +59,7 @@ class KafkaConsumer:
         finally:
             if self._withheld:
                 self._withheld.observe({})
+            # Taken out first, so that what is called meanwhile opens no request on it.
             client, self._client = self._client, None
             if client is not None:
                 await kafka_internals.stop_consumer(client)
@@ -82,7 +82,9 @@ class KafkaConsumer:
                 if records or loop.time() >= deadline:
                     self._must_have_heard(client, records)
                     self._positions.note(records)
-                    self._look_at_withheld(client)
+                    if self._withheld:
+                        held = map(named, self._rebalances.held)
+                        self._withheld.observe(kafka_internals.stable_offsets(client, held))
                     return records
         except NotAssignedError:
             return {}  # aiokafka was faster with a rebalance: the next poll takes part in it
@@ -127,12 +129,12 @@ class KafkaConsumer:
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Hand out no records of these partitions."""
         if self._client is not None:
-            self._client.pause(*self._held_of(partitions))
+            self._client.pause(*map(named, self._rebalances.held & set(partitions)))
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         """Hand out records of these partitions again."""
         if self._client is not None:
-            self._client.resume(*self._held_of(partitions))
+            self._client.resume(*map(named, self._rebalances.held & set(partitions)))
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         """Read on from this offset."""
@@ -210,6 +212,7 @@ class KafkaConsumer:
 
     async def _must_have_topics(self, client: AIOKafkaConsumer) -> None:
         """Raise `TopicsError` where a topic was deleted: its partitions just go, with no error."""
+        # Before that `_open` has looked, and a group that forms takes as long as it takes.
         if not self._rebalances.has_joined:
             return
         inner, topics = kafka_internals.inner_client(client), self._subscription.topics
@@ -222,6 +225,7 @@ class KafkaConsumer:
 
     async def _opened(self) -> AIOKafkaConsumer:
         async with self._opening:
+            # One at a time: a poll and a commit may both find none.
             if self._client is None:
                 self._client = await self._open()
                 self._heard_at = asyncio.get_running_loop().time()
@@ -229,7 +233,8 @@ class KafkaConsumer:
 
     async def _open(self) -> AIOKafkaConsumer:
         read_any_batch()
-        client = AIOKafkaConsumer(**(self._connection.arguments | self._group_arguments()))
+        own = group_arguments(self._subscription, self._connection.settings)
+        client = AIOKafkaConsumer(**(self._connection.arguments | own))
         try:
             async with self._connection.asking(self._doing("connecting")):
                 await client.start()
@@ -244,31 +249,6 @@ class KafkaConsumer:
             await kafka_internals.stop_consumer(client)
             raise
         return client
-
-    def _group_arguments(self) -> dict[str, object]:
-        settings = self._connection.settings
-        session_seconds = settings.session_timeout_seconds
-        longest_seconds = max(
-            settings.request_timeout_seconds, session_seconds + JOIN_GRACE_SECONDS
-        )
-        return {
-            # A request to join that is given up leaves a member behind that nobody is.
-            "request_timeout_ms": int(longest_seconds * 1000),
-            "group_id": self._subscription.group,
-            "group_instance_id": self._subscription.member or settings.group_instance_id or None,
-            "partition_assignment_strategy": (RangePartitionAssignor,),
-            # What was removed before it was read is an error, which becomes a gap: not a jump.
-            "auto_offset_reset": "none",
-            "enable_auto_commit": False,
-            "fetch_max_wait_ms": int(GATHER_SECONDS * 1000),
-            "fetch_min_bytes": GATHER_BYTES,
-            "isolation_level": self._subscription.isolation_level.value,
-            "session_timeout_ms": int(session_seconds * 1000),
-            "heartbeat_interval_ms": int(settings.heartbeat_seconds * 1000),
-            # How long the group waits for a member that works on what it polled.
-            "rebalance_timeout_ms": int(session_seconds * 1000),
-            "max_poll_interval_ms": int(settings.max_poll_interval_seconds * 1000),
-        }
 
     def _must_have_heard(self, client: AIOKafkaConsumer, records: Polled) -> None:
         now = asyncio.get_running_loop().time()
@@ -288,13 +268,32 @@ class KafkaConsumer:
                 f"of the group {self._subscription.group!r}"
             )
 
-    def _held_of(self, partitions: Iterable[TopicPartition]) -> list[object]:
-        return [named(place) for place in self._rebalances.held & set(partitions)]
-
-    def _look_at_withheld(self, client: AIOKafkaConsumer) -> None:
-        if self._withheld:
-            held = map(named, self._rebalances.held)
-            self._withheld.observe(kafka_internals.stable_offsets(client, held))
-
     def _doing(self, what: str) -> str:
         return f"{what} in the group {self._subscription.group!r}"
+
+
+def group_arguments(subscription: Subscription, settings: KafkaSettings) -> dict[str, object]:
+    """Return what aiokafka takes of a member of a group, beside what every client takes."""
+    session_seconds = settings.session_timeout_seconds
+    longest_seconds = max(settings.request_timeout_seconds, session_seconds + JOIN_GRACE_SECONDS)
+    return {
+        # A request to join that is given up leaves a member behind that nobody is.
+        "request_timeout_ms": int(longest_seconds * 1000),
+        "group_id": subscription.group,
+        "group_instance_id": subscription.member or settings.group_instance_id or None,
+        # Equal numbers of all topics go to one member: a node's pods lie where its ticks do.
+        "partition_assignment_strategy": (RangePartitionAssignor,),
+        # What was removed before it was read is an error, which becomes a gap: not a jump.
+        "auto_offset_reset": "none",
+        # What is committed is what was delivered, which the stage alone knows.
+        "enable_auto_commit": False,
+        "fetch_max_wait_ms": int(GATHER_SECONDS * 1000),
+        # Together with the wait above: a batch of one tick is not fetched by itself.
+        "fetch_min_bytes": GATHER_BYTES,
+        "isolation_level": subscription.isolation_level.value,
+        "session_timeout_ms": int(session_seconds * 1000),
+        "heartbeat_interval_ms": int(settings.heartbeat_seconds * 1000),
+        # How long the group waits for a member that works on what it polled.
+        "rebalance_timeout_ms": int(session_seconds * 1000),
+        "max_poll_interval_ms": int(settings.max_poll_interval_seconds * 1000),
+    }

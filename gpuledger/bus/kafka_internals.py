@@ -1,7 +1,7 @@
 """The few things that only aiokafka's insides can tell or do, held to the pinned minor version.
 
-Each says why it is needed. Beside `kafka_unpacking` and `kafka_committed`, nothing else in the
-project looks inside.
+Each says why it is needed. Beside `kafka_unpacking`, `kafka_turns` and `kafka_requests`, nothing
+else in the project looks inside.
 """
 
 import asyncio
@@ -69,6 +69,16 @@ def reset_to_beginning(client: AIOKafkaConsumer, partition: Any) -> None:  # noq
     if not client._subscription.is_assigned(partition):
         raise IllegalStateError(f"{partition} is not assigned")
     client._fetcher.request_offset_reset([partition], OffsetResetStrategy.EARLIEST)
+
+
+def seek_or_leave(client: AIOKafkaConsumer, partition: Any, offset: int | None) -> None:  # noqa: ANN401  # untyped
+    """Seek to an offset, or the beginning; leave a partition that a rebalance took meanwhile."""
+    if partition not in client.assignment():
+        return
+    if offset is None:
+        reset_to_beginning(client, partition)
+    else:
+        client.seek(partition, offset)
 
 
 def position_or_none(client: AIOKafkaConsumer, partition: Any) -> int | None:  # noqa: ANN401  # untyped
@@ -241,12 +251,6 @@ async def stop_producer(client: AIOKafkaProducer, *, flush_seconds: float) -> No
     # Nothing that still waits may be sent any more: its publisher was told that it was not. The
     # sender ends before its batches do, or it would stumble over them.
     await _end(sender)
-    _give_up_batches(client)
-    if not await _ends_well(client.stop()):
-        await _ends_well(client.client.close())
-
-
-def _give_up_batches(client: AIOKafkaProducer) -> None:
     accumulator = client._message_accumulator
     waiting = [batch for batches in accumulator._batches.values() for batch in batches]
     waiting += accumulator._pending_batches
@@ -257,6 +261,8 @@ def _give_up_batches(client: AIOKafkaProducer) -> None:
     for batch in waiting:
         for future in (batch.future, batch._drain_waiter):
             _look_at_failure(future)
+    if not await _ends_well(client.stop()):
+        await _ends_well(client.client.close())
 
 
 async def _ends_well(work: Coroutine[Any, Any, object], *, seconds: float = STOP_SECONDS) -> bool:

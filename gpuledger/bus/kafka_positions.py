@@ -19,10 +19,14 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from gpuledger.bus import kafka_internals
 from gpuledger.bus.gaps import ReportedGaps, count_from_zero, known_time_ms, report_gap
-from gpuledger.bus.kafka_committed import committed_offsets, stable_offsets
 from gpuledger.bus.kafka_connection import ABSENT_ANSWERS, KafkaConnection
 from gpuledger.bus.kafka_fetch import named
-from gpuledger.bus.kafka_topic_ids import TopicIds, fetch_topic_ids
+from gpuledger.bus.kafka_requests import (
+    TopicIds,
+    committed_offsets,
+    fetch_topic_ids,
+    stable_offsets,
+)
 from gpuledger.bus.protocol import (
     Gap,
     GapReason,
@@ -74,19 +78,21 @@ class Positions:
         async with self._connection.asking("looking up what the group has committed"):
             self._topic_ids = TopicIds(await self._fetch_ids(client))
             committed = await committed_offsets(client, map(named, wanted))
+        # Before commits carry the new identities: what was read is still of the former ones.
         await self._report_read_of_other_topics()
         self._connection.topic_ids[self._subscription.group] = self._topic_ids.by_topic
         self._checked_at, self._absent_checks = asyncio.get_running_loop().time(), 0
         self._has_begun, self._is_out_of_date = True, False
         for partition in wanted:
             offset, metadata = committed.get(named(partition), (None, ""))
+            # Nothing is committed: a new group, or commits that went with a topic that was deleted.
             if offset is None:
-                _seek_or_leave(client, partition, None)
+                kafka_internals.seek_or_leave(client, named(partition), None)
             elif self._is_of_other_topic(partition, metadata):
                 await self._report_recreated(partition, offset, metadata.removeprefix(_IDENTITY))
-                _seek_or_leave(client, partition, None)
+                kafka_internals.seek_or_leave(client, named(partition), None)
             else:
-                _seek_or_leave(client, partition, offset)
+                kafka_internals.seek_or_leave(client, named(partition), offset)
 
     def close(self) -> None:
         """Record that the client is gone; what was read is remembered for the next one."""
@@ -132,16 +138,25 @@ class Positions:
         try:
             async with asyncio.timeout(TOPIC_CHECK_TIMEOUT_SECONDS):
                 found = await self._fetch_ids(client)
+        # Brokers that do not answer say nothing of topics; the poll says that they are away.
         except (KafkaError, OSError, TimeoutError):
             return
         if found is None:
             return
+        # Not at once: a broker that has just started may not have heard of a topic.
         is_absent = not found.keys() >= set(self._subscription.topics)
         self._absent_checks = self._absent_checks + 1 if is_absent else 0
         others = self._topic_ids.update(found)
         for partition in sorted(held):
             if partition.topic in others:
-                await self._report_recreated_at_position(client, partition)
+                last = self._last_read.get(partition)
+                # The identity is still the one before: `update` takes over no other one.
+                await self._report_recreated(
+                    partition,
+                    kafka_internals.position_or_none(client, named(partition)) or 0,
+                    self._topic_ids.by_topic.get(partition.topic),
+                    time_ms=last and last.time_ms,
+                )
         self._is_out_of_date = bool(others) or self._absent_checks >= ABSENT_ANSWERS
 
     async def go_on_after(self, client: AIOKafkaConsumer, error: OffsetOutOfRangeError) -> None:
@@ -152,9 +167,11 @@ class Positions:
             async with self._connection.asking("looking up the first offset"):
                 first = (await client.beginning_offsets([place]))[place]
                 end = (await client.end_offsets([place]))[place]
+            # The broker had been behind, as one that has just become the leader: nothing is gone.
             if first <= offset <= end:
-                _seek_or_leave(client, partition, offset)
+                kafka_internals.seek_or_leave(client, named(partition), offset)
                 continue
+            # An offset that is out of range may be one of a topic that is there no more.
             await self._compare_topics(client, [partition])
             if self._is_out_of_date:
                 continue  # the next poll begins again
@@ -170,7 +187,7 @@ class Positions:
                     time_after_ms=await self._first_time_ms(client, partition),
                 )
             )
-            _seek_or_leave(client, partition, first)
+            kafka_internals.seek_or_leave(client, named(partition), first)
 
     async def _fetch_ids(self, client: AIOKafkaConsumer) -> dict[str, str | None] | None:
         inner = kafka_internals.inner_client(client)
@@ -195,17 +212,6 @@ class Positions:
                     partition, last.next_offset, last.topic_id, time_ms=last.time_ms
                 )
 
-    async def _report_recreated_at_position(
-        self, client: AIOKafkaConsumer, partition: TopicPartition
-    ) -> None:
-        last = self._last_read.get(partition)
-        await self._report_recreated(
-            partition,
-            kafka_internals.position_or_none(client, named(partition)) or 0,
-            self._topic_ids.by_topic.get(partition.topic),
-            time_ms=last and last.time_ms,
-        )
-
     async def _report_recreated(
         self,
         partition: TopicPartition,
@@ -215,6 +221,7 @@ class Positions:
         time_ms: int | None = None,
     ) -> None:
         """Report once that what was left of the topic with this identity cannot be read."""
+        # Several looks find the same: at the assignment, every ten seconds, at a refused fetch.
         if (partition, topic_id) not in self._reported:
             self._reported.add((partition, topic_id))
             await self._report(
@@ -240,14 +247,3 @@ class Positions:
             # The first record that is not older than the epoch.
             found: Any = (await client.offsets_for_times({place: 0})).get(place)
         return None if found is None else known_time_ms(int(found.timestamp))
-
-
-def _seek_or_leave(client: AIOKafkaConsumer, partition: TopicPartition, offset: int | None) -> None:
-    """Seek to an offset, or the beginning; leave a partition that a rebalance took meanwhile."""
-    place = named(partition)
-    if place not in client.assignment():
-        return
-    if offset is None:
-        kafka_internals.reset_to_beginning(client, place)
-    else:
-        client.seek(place, offset)

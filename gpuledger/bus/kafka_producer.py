@@ -5,9 +5,9 @@ everything after it. The next publish opens a new one.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from aiokafka import AIOKafkaProducer
 
@@ -55,6 +55,7 @@ class KafkaProducer:
                 sending = send_all(client, {place: messages})
                 await self._partitions.send(client, [place], sending)
         except GpuledgerError as error:
+            # An absent topic was found before anything was sent: the client is as good as new.
             if has_begun or not isinstance(error, TopicsError):
                 self._retire(client)
             raise
@@ -63,6 +64,7 @@ class KafkaProducer:
         """Flush what a cancelled publish left, and close."""
         client, self._client = self._client, None
         if client is not None:
+            # Somebody may have given up waiting for it, which takes nothing back.
             await stop_producer(client, flush_seconds=FLUSH_SECONDS)
         await asyncio.gather(*self._retired)
 
@@ -74,6 +76,7 @@ class KafkaProducer:
 
     def _retire(self, client: AIOKafkaProducer | None) -> None:
         """Close a client that failed, beside the work: its brokers may take long to answer."""
+        # Two publishes may fail with the same client; it is closed once.
         if client is None or client is not self._client:
             return
         self._client = None
@@ -147,7 +150,12 @@ class KafkaTransactions:
         if not filled and not offsets:
             return
         async with self._busy:
-            client = self._usable()
+            # After a failure the brokers may have done it, or abort it later: nobody knows.
+            if self._over is not None:
+                raise self._over
+            client = self._client
+            if client is None:
+                raise BusUnavailableError(f"the transactional id {self._id!r} is not open")
             try:
                 # Without an end of its own: it is there for `close` to set one.
                 async with asyncio.timeout(None) as self._cut:
@@ -182,30 +190,17 @@ class KafkaTransactions:
         doing = f"committing a transaction of {self._id!r}"
         async with self._connection.asking(doing, at_most_seconds=COMMIT_SECONDS):
             await begin_transaction(client)
-            filling = send_all(client, messages, beside=self._offsets(client, offsets, group))
+            topic_ids = self._connection.topic_ids.get(group, {})
+            committed = {
+                named(place): (offset, commit_metadata(topic_ids, place.topic))
+                for place, offset in offsets.items()
+            }
+            # Offsets go their own way, to the group's coordinator: beside the batches, not behind.
+            beside = partial(client.send_offsets_to_transaction, committed, group)
+            filling = send_all(client, messages, beside=beside if offsets else None)
             with naming_what_failed(client):
                 try:
                     await self._partitions.send(client, list(messages), filling)
                 except TopicsError as error:  # something was begun, which only closing ends
                     raise BusUnavailableError(str(error)) from error
                 await client.commit_transaction()
-
-    def _offsets(
-        self, client: AIOKafkaProducer, offsets: Mapping[TopicPartition, int], group: str
-    ) -> Callable[[], Coroutine[Any, Any, object]] | None:
-        """Return what sends offsets along: they go their own way, to the group's coordinator."""
-        if not offsets:
-            return None
-        topic_ids = self._connection.topic_ids.get(group, {})
-        told = {
-            named(place): (offset, commit_metadata(topic_ids, place.topic))
-            for place, offset in offsets.items()
-        }
-        return partial(client.send_offsets_to_transaction, told, group)
-
-    def _usable(self) -> AIOKafkaProducer:
-        if self._over is not None:
-            raise self._over
-        if self._client is None:
-            raise BusUnavailableError(f"the transactional id {self._id!r} is not open")
-        return self._client

@@ -5,7 +5,6 @@ Following a topic as a member of a group is `kafka_consumer`'s business.
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Final
 
 from aiokafka import AIOKafkaConsumer
@@ -14,8 +13,7 @@ from gpuledger.bus import kafka_internals
 from gpuledger.bus.kafka_connection import KafkaConnection, count_partitions
 from gpuledger.bus.kafka_fetch import named
 from gpuledger.bus.kafka_unpacking import read_any_batch
-from gpuledger.bus.log_reader import Span
-from gpuledger.bus.protocol import Record, TopicPartition
+from gpuledger.bus.protocol import Record, Span, TopicPartition
 from gpuledger.errors import BusUnavailableError
 
 MAX_RECORDS: Final = 500
@@ -73,31 +71,27 @@ class KafkaReader:
         client, its_name = await self._opened(), named(place)
         client.assign([its_name])
         client.seek(its_name, span.first)
-        position, heard_at = span.first, _now_seconds()
+        now_seconds = asyncio.get_running_loop().time
+        position, heard_at = span.first, now_seconds()
         while position < span.end:
-            records = await self._poll(client, place)
+            with self._connection.translating(f"reading {place.topic}-{place.partition}"):
+                found = await client.getmany(its_name, timeout_ms=_POLL_MS, max_records=MAX_RECORDS)
+            records: Sequence[Record] = found.get(its_name, ())
+            # The position passes over markers and what compaction removed, which a count of records
+            # would not.
             before, position = position, await client.position(its_name)
+            # A batch that cannot be unpacked may reach beyond the span: it counts where it begins.
             if wanted := [record for record in records if record.first_offset < span.end]:
                 yield wanted
+            # Not by records: a span may end in markers of transactions, which are none.
             if position > before:
-                heard_at = _now_seconds()
-            self._must_go_on(place, position, span, stale_after_seconds=_now_seconds() - heard_at)
-
-    def _must_go_on(
-        self, place: TopicPartition, position: int, span: Span, *, stale_after_seconds: float
-    ) -> None:
-        if stale_after_seconds > self._connection.settings.request_timeout_seconds:
-            raise BusUnavailableError(
-                f"reading {place.topic}-{place.partition}: {self._connection.servers} gave nothing"
-                f" for {stale_after_seconds:.0f} s at offset {position}, before {span.end}"
-            )
-
-    async def _poll(self, client: AIOKafkaConsumer, place: TopicPartition) -> list[Record]:
-        # What is unpacked in a turn of the loop is bounded: without one this would wait in vain.
-        await asyncio.sleep(0)
-        with self._connection.translating(f"reading {place.topic}-{place.partition}"):
-            found = await client.getmany(named(place), timeout_ms=_POLL_MS, max_records=MAX_RECORDS)
-        return list(chain.from_iterable(found.values()))
+                heard_at = now_seconds()
+            silent_seconds = now_seconds() - heard_at
+            if silent_seconds > self._connection.settings.request_timeout_seconds:
+                raise BusUnavailableError(
+                    f"reading {place.topic}-{place.partition}: {self._connection.servers} gave"
+                    f" nothing for {silent_seconds:.0f} s at offset {position}, before {span.end}"
+                )
 
     async def _opened(self) -> AIOKafkaConsumer:
         if self._client is None:
@@ -120,7 +114,3 @@ class KafkaReader:
                 raise
             self._client = client
         return self._client
-
-
-def _now_seconds() -> float:
-    return asyncio.get_running_loop().time()

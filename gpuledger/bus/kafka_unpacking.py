@@ -17,7 +17,7 @@ What is refused without being unpacked:
 - **More than `MAX_UNPACKED_BYTES`**, by what the frame says of itself or by what comes out of it.
 - **A record of more than `MAX_RECORD_HEADERS`**: two bytes make a header, which costs a hundred
   times as much to read. What zstd has unpacked is looked through before the library reads it
-  (`record_headers`), where there is room for many; of the rest each record once it is read.
+  (`max_headers`), where there is room for many; of the rest each record once it is read.
 
 What a record says of its own offset is believed within its batch alone. Brokers give a batch its
 offsets and look at those of its records where they pack it anew, not in one that is not packed: one
@@ -32,10 +32,7 @@ A batch whose checksum does not fit may have been spoiled on its way: it is give
 `_FETCHES` fetches of it by this process, whichever consumers they were of, all brought it so: then
 the broker's own copy must be.
 
-Turns. All of this runs on the event loop, on which health pages and heartbeats wait. Between two
-turns of it all consumers of the process together take up batches until `MAX_TURN_BYTES` have been
-fetched and unpacked, of whichever partitions; the batch that goes beyond is the last. What is left
-of an answer stays, for the next poll. So it is also what a poll brings at most.
+How much of it is unpacked at once is `kafka_turns`' business.
 
 How it gets in. aiokafka's fetcher makes a `PartitionRecords` of what a broker answered for one
 partition, and drains it through a `FetchResult`; `read_any_batch` puts `PartitionBatches` and
@@ -43,7 +40,6 @@ partition, and drains it through a `FetchResult`; `read_any_batch` puts `Partiti
 place of aiokafka's. Held to the pinned minor version like `kafka_internals`.
 """
 
-import asyncio
 import threading
 from collections.abc import Generator, Iterable, Iterator
 from functools import cache
@@ -54,24 +50,74 @@ from aiokafka.consumer.fetcher import READ_COMMITTED, FetchResult, PartitionReco
 from typing_extensions import override
 
 from gpuledger.bus.kafka_internals import modules_of_records
+from gpuledger.bus.kafka_turns import take_turns, turn
 from gpuledger.bus.limits import (
+    MAX_BATCH_BYTES,
     MAX_BATCH_RECORDS,
     MAX_RECORD_HEADERS,
     MAX_TURN_BYTES,
     MAX_UNPACKED_BYTES,
 )
 from gpuledger.bus.protocol import Record, TopicPartition, Unreadable, UnreadableReason
-from gpuledger.bus.record_headers import max_headers
 from gpuledger.errors import GpuledgerError
+
+_MAX_NUMBER_BYTES: Final = 10
+"""As many as the library takes."""
+_MORE: Final = 0x80
+_LARGEST: Final = (1 << 64) - 1
+
+
+def max_headers(records: bytes, *, max_records: int) -> int:
+    """Return the most headers that one of the first records claims; 0 where there are none."""
+    found, position, end = 0, 0, len(records)
+    try:
+        while max_records and position < end:
+            length, position = _number(records, position)
+            found = max(found, _headers_of(records, position))
+            if length < 0:
+                break
+            position += length
+            max_records -= 1
+    except (IndexError, ValueError):
+        pass  # damaged here: the library comes no further either
+    return found
+
+
+def _headers_of(records: bytes, position: int) -> int:
+    for _ in range(3):  # attributes, deltas of time and offset
+        position = position + 1 if records[position] < _MORE else _number(records, position)[1]
+    for _ in range(2):  # key and value, -1 where there is none
+        length, position = _number(records, position)
+        if length > 0:
+            position += length
+    return _number(records, position)[0]
+
+
+def _number(records: bytes, position: int) -> tuple[int, int]:
+    """Return a number, zigzag and seven bits a byte, and where what follows it begins."""
+    byte = records[position]
+    if byte < _MORE:
+        return (byte >> 1) ^ -(byte & 1), position + 1
+    value = byte & ~_MORE
+    for shift in range(7, 7 * _MAX_NUMBER_BYTES, 7):
+        position += 1
+        byte = records[position]
+        value |= (byte & ~_MORE) << shift
+        if byte < _MORE:
+            value &= _LARGEST
+            return (value >> 1) ^ -(value & 1), position + 1
+    raise ValueError("a number does not end")
+
 
 _CODECS: Final = {0: "none", 1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
 _OUR_CODECS: Final = frozenset({0, 4})
 _FETCHES: Final = 3
 _CHUNK_BYTES: Final = 1 << 18
 _DETAIL_CHARACTERS: Final = 200
-_FEW_BYTES: Final = 16_384
-"""In so many there is no room for headers that take longer to read than 2 ms; most of our batches,
-those of one tick, have no more."""
+UNCOUNTED_BYTES: Final = MAX_BATCH_BYTES
+"""So many, which none of ours has more of, are not looked through before they are read: that costs
+1 to 2 us a record, half as much again as to read it. They have room for 500,000 headers of one
+record, after which the batch is refused: 50 to 100 ms and 30 MiB."""
 
 
 class UnreadableError(GpuledgerError):
@@ -85,39 +131,12 @@ class UnreadableError(GpuledgerError):
 @cache
 def read_any_batch() -> None:
     """Have every consumer of this process read batches as this module says."""
+    take_turns()
     fetcher.PartitionRecords = PartitionBatches
     fetcher.FetchResult = PartitionAnswer
-    PartitionBatches._turn = turn = Turn()  # noqa: SLF001  # one for both
-    unpacker = ZstdUnpacker(turn)
+    unpacker = ZstdUnpacker()
     for module in modules_of_records():
         vars(module)["zstd_decode"] = unpacker.unpack
-
-
-class Turn(threading.local):
-    """What may be unpacked until the event loop has gone round once more; each thread has its own.
-
-    Outside of a loop nobody waits, and nothing is bounded.
-    """
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        """The loop that has not gone round since something was counted."""
-        self.used_bytes = 0
-        """What was; with more than `MAX_TURN_BYTES` no further batch is to be taken up."""
-
-    def count(self, size_bytes: int) -> None:
-        """Count bytes that were fetched, unpacked, or given up as too much."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return
-        if loop is not self._loop:
-            self._loop, self.used_bytes = loop, 0
-            loop.call_soon(self._end)
-        self.used_bytes += size_bytes
-
-    def _end(self) -> None:
-        self._loop, self.used_bytes = None, 0
 
 
 class ZstdUnpacker(threading.local):
@@ -127,34 +146,32 @@ class ZstdUnpacker(threading.local):
     and agents send batches of one tick.
     """
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self) -> None:
         import zstandard  # noqa: PLC0415  # agents read nothing and have it not
 
-        self._library = zstandard
+        self._error = zstandard.ZstdError
+        self._read_size = zstandard.frame_content_size
         self._context = zstandard.ZstdDecompressor(max_window_size=MAX_UNPACKED_BYTES)
-        self._turn = turn
 
     def unpack(self, payload: bytes) -> bytes:
         """Return the bytes that were packed; raises `UnreadableError` and `ZstdError`."""
-        unpacked = self._unpack(payload)
-        if len(unpacked) > _FEW_BYTES:
-            refuse_many_headers(max_headers(unpacked, max_records=MAX_BATCH_RECORDS))
-        return unpacked
-
-    def _unpack(self, payload: bytes) -> bytes:
         # Ours are one frame that says its size; -1 is one that does not, 0 one to be skipped.
-        size_bytes = self._library.frame_content_size(payload)
+        size_bytes = self._read_size(payload)
         if size_bytes > MAX_UNPACKED_BYTES:
             raise _too_large(f"{size_bytes}")
+        unpacked = None
         if size_bytes > 0:
             try:
                 unpacked = self._context.decompress(payload, allow_extra_data=False)
-            except self._library.ZstdError:
+            except self._error:
                 pass  # more follows the frame, or it is damaged
             else:
-                self._turn.count(size_bytes)
-                return unpacked
-        return self._unpack_frames(payload)
+                turn.used_bytes += size_bytes
+        if unpacked is None:
+            unpacked = self._unpack_frames(payload)
+        if len(unpacked) > UNCOUNTED_BYTES:
+            refuse_many_headers(max_headers(unpacked, max_records=MAX_BATCH_RECORDS))
+        return unpacked
 
     def _unpack_frames(self, payload: bytes) -> bytes:
         """Return what all frames hold; of one that ends too early what there is of it."""
@@ -162,7 +179,7 @@ class ZstdUnpacker(threading.local):
         with self._context.stream_reader(payload, read_across_frames=True) as reader:
             while chunk := reader.read(_CHUNK_BYTES):
                 chunks.append(chunk)
-                self._turn.count(len(chunk))
+                turn.used_bytes += len(chunk)
                 left_bytes -= len(chunk)
                 if left_bytes < 0:
                     raise _too_large(f"more than {MAX_UNPACKED_BYTES}")
@@ -173,7 +190,6 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
     """The records of one partition in one answer of a broker; iterated anew by each poll."""
 
     next_fetch_offset: int
-    _turn: ClassVar[Turn]
     _is_counted = False
     """Whether it has been counted as fetched: all at once, as a batch does not tell its size."""
     _spoiled: ClassVar[dict[TopicPartition, tuple[int, int]]] = {}
@@ -183,15 +199,17 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
 
     @override
     def __iter__(self) -> Iterator[Record]:
-        for record in self.in_turns():
+        """Yield all records, for whom no event loop waits."""
+        for record in self._records_iterator:
             if record is None:
-                return
-            yield record
+                turn.used_bytes = 0
+            else:
+                yield record
 
     def in_turns(self) -> Iterator[Record | None]:
         """Yield the records; `None` between two batches where the rest is for another turn."""
-        if not self._is_counted and self._turn.used_bytes <= MAX_TURN_BYTES:
-            self._turn.count(self._records.size_in_bytes())
+        if not self._is_counted and not turn.is_used_up:
+            turn.used_bytes += self._records.size_in_bytes()
             self._is_counted = True
         records: Iterator[Record | None] = self._records_iterator
         return records
@@ -204,17 +222,17 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
         """
         topic, partition = self._tp
         make = tuple.__new__  # what a call of the class comes to, in half the time
-        turn = self._turn
         while self._records.has_next():
             while turn.used_bytes > MAX_TURN_BYTES:
                 yield None
             batch = self._records.next_batch()
+            next_offset = batch.next_offset
             try:
                 # Almost always none is spoiled, and none was.
                 if (self._spoiled or not batch.validate_crc()) and self._may_be_spoiled(batch):
                     return
                 records = iter(self._wanted(batch))
-                before, last_offset = batch.base_offset - 1, batch.next_offset - 1
+                before, last_offset = batch.base_offset - 1, next_offset - 1
                 for record in records:
                     offset = record.offset
                     # What follows the last is asked for before that is handed out: behind it there
@@ -237,7 +255,7 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
             except Exception as error:  # noqa: BLE001  # whatever a batch makes a library raise
                 yield from self._skip(batch, error)
             # Also where compaction has removed the last records of the batch.
-            self.next_fetch_offset = max(self.next_fetch_offset, batch.next_offset)
+            self.next_fetch_offset = max(self.next_fetch_offset, next_offset)
 
     def _may_be_spoiled(self, batch: Any) -> bool:  # noqa: ANN401  # untyped
         """Return whether to fetch a batch again; `UnreadableError` where that was done before."""
@@ -249,6 +267,7 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
         last_offset, times = self._spoiled.get(partition, (offset, 0))
         times = times + 1 if last_offset == offset else 1
         self._spoiled[partition] = (offset, times)
+        # Spoiled on its way, perhaps: the next fetch brings it whole.
         if times < _FETCHES:
             return True
         raise UnreadableError("its checksum does not fit", reason=UnreadableReason.DAMAGED)
@@ -266,11 +285,16 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
                     self._aborted_producers.discard(batch.producer_id)
                 if batch.is_transactional and batch.producer_id in self._aborted_producers:
                     return ()
+            # Markers of transactions, which are no records, in either isolation level.
             if batch.is_control_batch:
                 return ()
         codec = getattr(batch, "compression_type", None)
         if codec not in _OUR_CODECS:
-            raise _of_other_form(codec)
+            said = "it is in the form before Kafka 0.11"  # whose class knows no codec
+            if codec is not None:
+                name = _CODECS.get(codec, f"codec {codec}")
+                said = f"it is packed with {name}; here it is zstd, or nothing"
+            raise UnreadableError(said, reason=UnreadableReason.CODEC)
         count = batch.last_offset_delta + 1  # as written: compaction leaves it as it was
         if count > MAX_BATCH_RECORDS:
             raise UnreadableError(
@@ -310,6 +334,7 @@ class PartitionAnswer(FetchResult):  # type: ignore[misc]  # aiokafka is untyped
     @override
     def getall(self, max_records: int | None = None) -> list[Record]:
         """Return the next records; keep the rest where there are as many, or the turn is over."""
+        turn.begin()
         records: list[Record] = []
         if not self.check_assignment(self._topic_partition) or self._partition_records is None:
             return records
@@ -349,11 +374,3 @@ def _raise_other_offsets(batch: Any, offset: int) -> Never:  # noqa: ANN401  # u
         f" one claims {offset}",
         reason=UnreadableReason.DAMAGED,
     )
-
-
-def _of_other_form(codec: int | None) -> UnreadableError:
-    said = "it is in the form before Kafka 0.11"
-    if codec is not None:
-        name = _CODECS.get(codec, f"codec {codec}")
-        said = f"it is packed with {name}; here it is zstd, or nothing"
-    return UnreadableError(said, reason=UnreadableReason.CODEC)

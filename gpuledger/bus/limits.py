@@ -7,6 +7,7 @@ from gpuledger import topics
 from gpuledger.bus.protocol import Message
 from gpuledger.errors import MessageTooLargeError
 
+# Before packing, which comes later: what a batch packs to is not known while it is filled.
 MAX_BATCH_BYTES: Final = 1_000_000
 """Uncompressed bytes in one batch; below the brokers' default `message.max.bytes` of 1,048,588."""
 OVERHEAD_BYTES: Final = 128
@@ -39,6 +40,7 @@ def size_bytes(key: bytes | None, value: bytes | None) -> int:
 
 def refuse_too_large(topic: str, messages: Iterable[Message]) -> None:
     """Raise `MessageTooLargeError` where one message has more bytes than a batch may have."""
+    # Before anything is sent: a broker refuses a batch as a whole, and its records with it.
     for message in messages:
         size = size_bytes(message.key, message.value)
         if size > MAX_MESSAGE_BYTES:

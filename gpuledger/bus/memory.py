@@ -18,15 +18,15 @@ from typing import Final
 from uuid import uuid4
 
 from gpuledger.bus.limits import refuse_too_large
-from gpuledger.bus.log_reader import HistoryReader, Span
 from gpuledger.bus.memory_consumer import MemoryConsumer
-from gpuledger.bus.memory_group import ConsumerGroup
-from gpuledger.bus.memory_log import PartitionLog
+from gpuledger.bus.memory_state import ConsumerGroup, PartitionLog
 from gpuledger.bus.protocol import (
     Consumer,
+    HistoryReader,
     Message,
     Producer,
     Record,
+    Span,
     Subscription,
     TopicDescription,
     TopicPartition,
@@ -67,6 +67,7 @@ class MemoryBus:
         """Make topics."""
         for topic in topics:
             self._partitions[topic.name] = topic.partitions
+            # One for all partitions of it, as Kafka has it: a topic made anew shows by another one.
             topic_id = uuid4().hex
             for number in range(topic.partitions):
                 place = TopicPartition(topic.name, number)
@@ -100,7 +101,7 @@ class MemoryBus:
             transactional_id=transactional_id,
             owners=self._owners,
             logs=self._logs,
-            commit_offsets=self._commit_offsets,
+            commit_offsets=lambda group, offsets: self._group(group).commit(offsets),
         )
 
     @asynccontextmanager
@@ -140,9 +141,6 @@ class MemoryBus:
         seconds = self._session_timeout_seconds
         made = ConsumerGroup(partitions=self._partitions, session_timeout_seconds=seconds)
         return self._groups.setdefault(name, made)
-
-    def _commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        self._group(group).commit(offsets)
 
     def _must_exist(self, topics: Sequence[str]) -> None:
         for topic in topics:
@@ -212,6 +210,7 @@ class MemoryTransactions:
         group: str,
     ) -> None:
         """Publish and commit at once; `FencedError` where the id was opened anew."""
+        # All checks before the first append: nothing of a transaction is seen where one fails.
         checked = [(check_batch(self._logs, place, each), each) for place, each in messages.items()]
         if self._owners[self._id] is not self:
             raise FencedError(f"another writer took over the transactional id {self._id!r}")
@@ -256,6 +255,7 @@ class MemoryReader:
         """Yield the records of a span in their order, some at a time."""
         position = span.first
         while records := self._logs[place].read(position, max_records=MAX_RECORDS):
+            # The span is of the time when it was asked for; what came since is not in it.
             wanted = [record for record in records if record.offset < span.end]
             if not wanted:
                 return

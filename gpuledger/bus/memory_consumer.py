@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpuledger.bus.gaps import ReportedGaps, count_from_zero, report_gap
-from gpuledger.bus.memory_group import ConsumerGroup, Member
-from gpuledger.bus.memory_log import PartitionLog
+from gpuledger.bus.memory_state import ConsumerGroup, Member, PartitionLog
 from gpuledger.bus.protocol import Gap, GapReason, Record, Subscription, TopicPartition
 from gpuledger.errors import BusUnavailableError, NotAssignedError, TopicsError
 
@@ -44,6 +43,7 @@ class MemoryConsumer:
         if member is None:
             return
         try:
+            # A member that was replaced holds nothing that it could commit for.
             if not self._group.is_replaced(member):
                 await self._give_up()
         finally:
@@ -62,7 +62,12 @@ class MemoryConsumer:
             await self._follow_group()
             records = self._take(max_records)
             await self._report_gaps()
-            if records or not await self._is_woken_before(deadline):
+            if records:
+                return records
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._woken.wait()
+            except TimeoutError:
                 return records
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
@@ -121,21 +126,21 @@ class MemoryConsumer:
         """Return 0: a transaction on this bus is never open."""
         return 0.0
 
-    async def _is_woken_before(self, deadline: float) -> bool:
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._woken.wait()
-        except TimeoutError:
-            return False
-        return True
-
     async def _follow_group(self) -> None:
-        member = self._member()
+        if self._joined is None:
+            # The first poll joins, as on Kafka: who opens a consumer waits for no other member.
+            self._joined = self._group.join(
+                name=self._subscription.member,
+                topics=self._subscription.topics,
+                wake=self._wake,
+            )
+        member = self._joined
         if self._group.is_replaced(member):
             raise BusUnavailableError(
                 f"another consumer took over the name {member.name!r} "
                 f"in the group {self._subscription.group!r}"
             )
+        # The group waits for this, so it comes before all else.
         if self._group.must_give_up(member):
             await self._give_up()
             self._group.give_up(member)
@@ -159,16 +164,6 @@ class MemoryConsumer:
         await self._give_up()
         self._generation = 0
 
-    def _member(self) -> Member:
-        """Return the membership; the first poll joins, as on Kafka, so that it waits for nobody."""
-        if self._joined is None:
-            self._joined = self._group.join(
-                name=self._subscription.member,
-                topics=self._subscription.topics,
-                wake=self._wake,
-            )
-        return self._joined
-
     async def _give_up(self) -> None:
         try:
             if held := self.assignment():
@@ -184,24 +179,39 @@ class MemoryConsumer:
         self._turns = sorted(places)
         self._topic_ids = {place: self._logs[place].topic_id for place in self._turns}
         self._group.topic_ids |= {place.topic: own for place, own in self._topic_ids.items()}
-        self._positions = {place: self._begin(place) for place in self._turns}
+        self._positions = {}
+        for place in self._turns:
+            log, committed = self._logs[place], self._group.committed.get(place)
+            valid = self._group.committed_of(place, log.topic_id)
+            # What was committed is an offset of the topic before: that one's rest is lost. Not said
+            # again of a topic that this consumer has just left for the new one.
+            if committed is not None and valid is None and (place, log.topic_id) not in self._left:
+                self._add_gap(place, committed, 0, GapReason.TOPIC_RECREATED)
+            self._positions[place] = log.first_offset if valid is None else valid
         self._last_ms.clear()
         self._paused.clear()
-
-    def _begin(self, place: TopicPartition) -> int:
-        log = self._logs[place]
-        committed, valid = self._group.committed.get(place), None
-        if committed is not None:
-            valid = self._group.committed_of(place, log.topic_id)
-            if valid is None and (place, log.topic_id) not in self._left:
-                self._add_gap(place, committed, 0, GapReason.TOPIC_RECREATED)
-        return log.first_offset if valid is None else valid
 
     def _take(self, max_records: int) -> dict[TopicPartition, Sequence[Record]]:
         taken: dict[TopicPartition, Sequence[Record]] = {}
         left = max_records
         for place in tuple(self._turns):
-            if left and place not in self._paused and (records := self._read(place, left)):
+            if not left:
+                break
+            if place in self._paused:
+                continue
+            log, position = self._logs[place], self._positions[place]
+            if position < log.expired_before:
+                self._add_gap(place, position, log.expired_before, GapReason.RETENTION)
+                position = log.expired_before
+            # Behind the end: the log is shorter than it was, as after an unclean election.
+            if position > log.end_offset:
+                self._add_gap(place, position, log.first_offset, GapReason.TRUNCATED)
+                position = log.first_offset
+            records = log.read(position, max_records=left)
+            # Where compaction left nothing up to the end, the position goes there all the same.
+            self._positions[place] = records[-1].offset + 1 if records else log.end_offset
+            if records:
+                self._last_ms[place] = records[-1].timestamp_ms
                 taken[place] = records
                 left -= len(records)
                 # Whoever was served goes last, so that a busy partition starves no other.
@@ -209,24 +219,11 @@ class MemoryConsumer:
                 self._turns.append(place)
         return taken
 
-    def _read(self, place: TopicPartition, max_records: int) -> Sequence[Record]:
-        log, position = self._logs[place], self._positions[place]
-        if position < log.expired_before:
-            self._add_gap(place, position, log.expired_before, GapReason.RETENTION)
-            position = log.expired_before
-        if position > log.end_offset:
-            self._add_gap(place, position, log.first_offset, GapReason.TRUNCATED)
-            position = log.first_offset
-        records = log.read(position, max_records=max_records)
-        if records:
-            self._last_ms[place] = records[-1].timestamp_ms
-        self._positions[place] = records[-1].offset + 1 if records else log.end_offset
-        return records
-
     def _add_gap(
         self, place: TopicPartition, first: int, next_offset: int, reason: GapReason
     ) -> None:
         kept = self._logs[place].read(next_offset, max_records=1)
+        # The first record of the new topic says nothing of the time that is missing.
         is_same_topic = reason is not GapReason.TOPIC_RECREATED
         gap = Gap(
             partition=place,

@@ -8,7 +8,7 @@ whoever calls retries with a back-off. What is asked of a partition that is not 
 What a transaction has not committed yet, or never will, no consumer sees, unless it asks for it.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -55,6 +55,7 @@ class Unreadable(NamedTuple):
     """Why, as part of a sentence."""
 
 
+# Made for each record that is read: nothing costs less to make than a tuple.
 class Record(NamedTuple):
     """What was published, as a consumer reads it."""
 
@@ -83,6 +84,7 @@ class TopicDescription(NamedTuple):
 
 def is_other_topic(before: str | None, now: str | None) -> bool:
     """Return whether two identities are of different topics; where one is unknown, they are not."""
+    # Brokers older than 2.8 give no identity, and an upgrade gives one to a topic that had none.
     return before is not None and now is not None and before != now
 
 
@@ -289,3 +291,47 @@ class TransactionalBus(Bus, Protocol):
         then on the offsets that its group committed do not change behind the new writer's back.
         Raises `BusUnavailableError` on entering, and `UserError` where the brokers do not allow it.
         """
+
+
+# Reading a topic again, outside any group: the seam of who looks back instead of following. No
+# group is joined and nothing is committed, so a reader disturbs nobody. Any method may raise
+# `BusUnavailableError`.
+
+
+class Span(NamedTuple):
+    """Offsets of one partition, from `first` up to and without `end`."""
+
+    first: int
+    end: int
+
+
+class HistoryReader(Protocol):
+    """Reads any partition of any topic, one at a time; of transactions what was committed."""
+
+    async def spans(self, topic: str) -> Mapping[TopicPartition, Span]:
+        """Return what is kept of each partition; `TopicsError` where the topic does not exist.
+
+        `first` is above 0 where the bus has removed what was before it.
+        """
+
+    async def offsets_at(
+        self, places: Iterable[TopicPartition], timestamp_ms: int
+    ) -> Mapping[TopicPartition, int]:
+        """Return, for each partition, the offset before which every record is older than that.
+
+        Younger records may come before older ones; where none is as young, it is the end.
+        """
+
+    def read(self, place: TopicPartition, span: Span) -> AsyncGenerator[Sequence[Record], None]:
+        """Return the records of a span in their order, some at a time; one call at a time."""
+
+
+class History(Protocol):
+    """Opens readers."""
+
+    def reader(self) -> AbstractAsyncContextManager[HistoryReader]:
+        """Open a reader; leaving the context closes it."""
+
+
+class WholeBus(TransactionalBus, History, Protocol):
+    """A bus that can be followed, written to at once, and looked back on."""

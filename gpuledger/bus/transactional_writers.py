@@ -5,7 +5,7 @@ the partition's owner one alone can write. What is written, and when, is the wor
 """
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Self
@@ -53,6 +53,7 @@ class TransactionalWriters:
         of them could not be opened; the others are open.
         """
         wanted = list(numbers)
+        # An id that is still ours would be fenced by ourselves.
         await self.close(wanted)
         opening = {number: asyncio.create_task(self._enter(number)) for number in wanted}
         self._opening |= opening
@@ -87,7 +88,10 @@ class TransactionalWriters:
         numbers = list(numbers)
         await end_tasks(*(self._opening.pop(each, None) for each in numbers))
         closing = [self._open.pop(each) for each in numbers if each in self._open]
-        await _all_of(map(self._end, closing))
+        # All of them, also where one fails: an open transaction would withhold what is behind it.
+        for outcome in await asyncio.gather(*map(self._end, closing), return_exceptions=True):
+            if outcome is not None:
+                raise outcome
 
     async def _enter(self, number: int) -> None:
         name = f"{self._group}-{number}"
@@ -101,6 +105,7 @@ class TransactionalWriters:
             self._open[number] = _Writer(transactions=transactions, stack=stack.pop_all())
 
     async def _end(self, writer: _Writer) -> None:
+        # A commit that outlasts it is aborted, and its offsets are read again.
         with suppress(TimeoutError):
             async with asyncio.timeout(self._finish_seconds):
                 await writer.busy.acquire()
@@ -118,10 +123,3 @@ def pause_seconds_after(
     if any(isinstance(error, FencedError) for error in undone):
         return max(backoff_seconds, fenced_seconds)
     return backoff_seconds
-
-
-async def _all_of(works: Iterable[Awaitable[None]]) -> None:
-    """Wait for all, also where one fails; then raise what the first one raised."""
-    for outcome in await asyncio.gather(*works, return_exceptions=True):
-        if outcome is not None:
-            raise outcome

@@ -84,6 +84,8 @@ class PodIndex:
         pod = self._by_container.get(ref.container_id or "") or self._by_uid.get(ref.pod_uid or "")
         if pod is None:
             return EntryOwner(None, ref.pod_uid, ref.container_id)
+        # A container that the record does not name yet, as one that has just been started again,
+        # has none.
         name = (pod.container_names or {}).get(ref.container_id or "")
         return EntryOwner(pod, ref.pod_uid or pod.uid, ref.container_id, name, pod)
 
@@ -123,6 +125,7 @@ def name_holder(held: DeviceAllocation, position: int, event: GpuEvent) -> Devic
     """Return who holds the allocation at this position of the event."""
     uids = event.holder_uids or ()
     uid = uids[position] if position < len(uids) else None
+    # A name alone proves nothing: the node may be anybody.
     if uid is None:
         return _UNKNOWN_HOLDER
     return DeviceHolder(HolderState.KNOWN, uid, held.namespace, held.pod, held.container)

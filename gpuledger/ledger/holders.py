@@ -68,6 +68,7 @@ def device_of(allocation: DeviceAllocation) -> DeviceKey:
     if allocation.gpu_instance is None:
         return allocation.gpu_uuid, None
     named = allocation.device_id.partition("::")[0]
+    # Older drivers and GKE have no UUID there; then the number says which.
     is_uuid = _INSTANCE_UUID.fullmatch(named)
     return allocation.gpu_uuid, named if is_uuid else allocation.gpu_instance
 
@@ -91,6 +92,7 @@ def exclusive_holder(
     for allocation in allocations:
         if device_of(allocation) not in devices:
             continue
+        # Whatever the others have: a share is not the whole, even alone.
         if allocation.replica is not None:
             return None
         holders.add(HoldingContainer(allocation.namespace, allocation.pod, allocation.container))
@@ -154,8 +156,16 @@ def _parts(
             return [(index, 1.0)]
     held = _held(device, allocations)
     if len(found) > 1:
-        held = _both(held, _held(found[1], allocations))
-    return _share_out(reading, held, allocations)
+        # By an instance's UUID and by its number, which no kubelet mixes; but anybody may write it.
+        both = dict(held)
+        for container, (first, count) in _held(found[1], allocations).items():
+            before, more = both.get(container, (first, 0))
+            both[container] = min(first, before), count + more
+        held = dict(sorted(both.items(), key=lambda item: item[1]))
+    # Shared out by the number of devices that a container has of it.
+    count = sum([number for _, number in held.values()])
+    whole = max(count, _units(reading, [allocations[index] for index, _ in held.values()]))
+    return [(index, number / whole) for index, number in held.values()]
 
 
 def _held(device: _Device, allocations: Sequence[DeviceAllocation]) -> _Held:
@@ -170,27 +180,12 @@ def _held(device: _Device, allocations: Sequence[DeviceAllocation]) -> _Held:
     return held
 
 
-def _both(one: _Held, other: _Held) -> _Held:
-    """Return what is held by an instance's UUID and by its number, which no kubelet mixes."""
-    both = dict(one)
-    for container, (first, count) in other.items():
-        before, more = both.get(container, (first, 0))
-        both[container] = min(first, before), count + more
-    return dict(sorted(both.items(), key=lambda item: item[1]))
-
-
-def _share_out(reading: GpuReading, held: _Held, allocations: Sequence[DeviceAllocation]) -> Parts:
-    """Share a device out by the number of devices that a container has of it."""
-    count = sum([number for _, number in held.values()])
-    whole = max(count, _units(reading, [allocations[index] for index, _ in held.values()]))
-    return [(index, number / whole) for index, number in held.values()]
-
-
 def _units(reading: GpuReading, held: Iterable[DeviceAllocation]) -> int:
     """Return of how many pieces the device is, where the resource says so; else 0.
 
     The replicas of a time-sliced device are none: who has one may use all that the others leave.
     """
+    # Resources of different kinds have no unit in common.
     sizes = {_UNIT_BYTES.get(allocation.resource_name) for allocation in held}
     size = sizes.pop() if len(sizes) == 1 else None
     return (reading.memory_total_bytes or 0) // size if size else 0

@@ -12,6 +12,13 @@ its split:
 - Any other quantity is booked: a field of `Entry`, whose split stands in `enricher.join.booking`.
 
 Nothing here knows a sink.
+
+**Conservation**, the law that the join keeps: the books of a tick sum to what the devices read.
+
+The entries of a device sum, for each quantity, to what the device read. Memory and energy are
+measured of a board, so the entries of a GPU's row and of its MIG instances' rows count together;
+time and the chip's counters are each row's own. Pure, and computed from the readings alone: nothing
+here asks how the entries were made.
 """
 
 from collections import namedtuple
@@ -61,6 +68,7 @@ def _memory_byte_seconds(readings: Sequence[GpuReading], seconds: float) -> floa
         if reading.parent_uuid is not None and reading.memory_total_bytes is not None:
             key = reading.uuid if reading.gpu_instance is None else reading.gpu_instance
             by_instance.setdefault(key, reading.memory_total_bytes)
+    # Where the board did not answer, its instances stand for it.
     board = readings[0].memory_total_bytes if readings[0].parent_uuid is None else None
     if board is None and not by_instance:
         return None
@@ -70,6 +78,7 @@ def _memory_byte_seconds(readings: Sequence[GpuReading], seconds: float) -> floa
 def _joules(readings: Sequence[GpuReading], seconds: float) -> float | None:
     """Return what a board drew: by its energy counter, else by its power."""
     board = readings[0]
+    # A counter misses nothing between two ticks; power is one look at it.
     if board.energy_joules is not None:
         return board.energy_joules
     return None if board.power_watts is None else board.power_watts * seconds
@@ -164,6 +173,7 @@ _IDLE: Final = Account.IDLE
 
 def rates_of(reading: GpuReading) -> Amounts:
     """Return what the device has of each per second: a cut GPU counts its instances' once more."""
+    # Its instances have rows of their own, with counters of their own.
     return UNKNOWN if reading.mig_enabled else _rates(reading)
 
 
@@ -190,9 +200,67 @@ def _weights(entries: Sequence[Entry]) -> list[float | None]:
     """Return each entry's part of what was busy; `None` on idle."""
     busy = [None if entry.account is _IDLE else entry.busy_seconds or 0.0 for entry in entries]
     worked = sum(time for time in busy if time)
+    # In proportion to what each worked, of what all of them did.
     if worked:
         return [None if time is None else time / worked for time in busy]
     accounts = [entry.account for entry in entries]
     unattributed = Account.UNATTRIBUTED
     busy[accounts.index(unattributed) if unattributed in accounts else -1] = 1.0
     return busy
+
+
+# Below this, two amounts are the same whatever their ratio.
+_MIN: Final = 1e-9
+
+
+def conservation_error(books: Sequence[GpuBooks], seconds: float) -> float:
+    """Return the largest relative error over quantities and devices: 0 where entries sum to each.
+
+    Costs as much as the booking: for some ticks of many.
+    """
+    # A GPU's own row, behind it those of its instances; these also where its own is missing.
+    boards = {row.reading.uuid: [row] for row in books if row.reading.parent_uuid is None}
+    for row in books:
+        if row.reading.parent_uuid is not None:
+            boards.setdefault(row.reading.parent_uuid, []).append(row)
+    errors = [0.0]
+    for rows in boards.values():
+        for total, booked in _sums(rows, seconds):
+            difference = abs(booked - total)
+            if difference > _MIN * _MIN:
+                errors.append(difference / max(total, _MIN))
+    return max(errors)
+
+
+def _sums(rows: Sequence[GpuBooks], seconds: float) -> Iterable[tuple[float, float]]:
+    """Yield what the device read and what is booked of it, for each quantity."""
+    # A GPU that is cut has no time of its own: that is its instances'.
+    is_cut = len(rows) > 1 and rows[0].reading.parent_uuid is None
+    own = rows[1:] if is_cut else rows
+    amounts = {id(row): _amounts(row, seconds) for row in rows}
+    for quantity in QUANTITIES:
+        for summed in [rows] if quantity.sums_over_board else [[row] for row in own]:
+            booked = [
+                amount
+                for row in summed
+                for amount in amounts[id(row)][quantity.name]
+                if amount is not None
+            ]
+            # Of a GPU without a reading of its use nobody's time is known, idle's neither.
+            if quantity is BUSY_SECONDS and not booked:
+                continue
+            total = quantity.total([row.reading for row in summed], seconds)
+            # What the driver does not say is booked on nobody.
+            yield total or 0.0, sum(booked)
+
+
+def _amounts(books: GpuBooks, seconds: float) -> dict[str, list[float | None]]:
+    """Return the amounts of the entries by the quantity's name."""
+    entries: Sequence[Entry] = books.entries
+    apportioned = apportion(books, seconds)
+    columns = {
+        quantity.name: [getattr(entry, quantity.name) for entry in entries] for quantity in BOOKED
+    }
+    for index, quantity in enumerate(APPORTIONED):
+        columns[quantity.name] = [amounts[index] for amounts in apportioned]
+    return columns

@@ -340,9 +340,9 @@ COLUMNS: Final = (
         meaning="Whether the node was late with the tick; the same in all rows of an event.",
     ),
     Column(
-        name="uncovered_seconds",
-        type=ColumnType.QUANTITY,
-        source="event.uncovered_seconds",
+        name="gap_seconds",
+        type=ColumnType.DURATION,
+        source="event.gap_ns",
         bounds=float,
         optional=True,
         added=3,
@@ -360,6 +360,7 @@ ATTRIBUTES: Final = {
 
 def store_columns() -> Sequence[Column]:
     """Return the columns of the store's table, in the order in which they came to it."""
+    # Stable: columns that came together stay in the order of the table.
     return sorted((column for column in COLUMNS if column.in_store), key=lambda one: one.added)
 
 
@@ -376,7 +377,16 @@ def row_maker(
     columns' order. `written` says how values of a type are written, as an expression with `{}` in
     the place of the value; it may call the functions named here. What is absent is `None`.
     """
-    values = {column.name: _expression(column, written.get(column.type)) for column in columns}
+    values = {}
+    for column in columns:
+        form = written.get(column.type, "{}")
+        present = form.format(column.source)
+        # What may be absent is `None` as it is, unless it is written in another form.
+        is_guarded = column.optional and form != "{}"
+        values[column.name] = (
+            f"None if {column.source} is None else {present}" if is_guarded else present
+        )
+    # A tuple is the fastest row; who needs names, as a record does, gives `make`.
     if make is None:
         row = f"({', '.join(values.values())},)"
     else:
@@ -386,13 +396,6 @@ def row_maker(
         f"lambda {', '.join(BookedEntry._fields)}: {row}", {**functions, "make": make}
     )
     return made
-
-
-def _expression(column: Column, written: str | None) -> str:
-    if written is None:
-        return column.source
-    present = written.format(column.source)
-    return f"None if {column.source} is None else {present}" if column.optional else present
 
 
 EntryRow: Final[Any] = msgspec.defstruct(

@@ -4,15 +4,19 @@ Here lives the one table of them. A name is in one family, and a family's series
 things: a sum over a name counts nothing twice. So a GPU, the MIG instances into which it is cut and
 the accounts on which it is booked have names of their own, and none is a name of the nodes' pages
 (`gpuledger_node_gpu_…`), which one Prometheus may well scrape. Containers and accounts have a
-series of each quantity of the books, averaged over the tick. How an event fills the table is
-`gpuledger.ledger.event_series`' business.
+series of each quantity of the books, averaged over the tick. `values_of` fills them from one event.
+Pure; nothing is remembered from one tick to the next.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final, NamedTuple
 
-from gpuledger.ledger.quantities import APPORTIONED, BOOKED
+from gpuledger.ledger.entries import NO_HOLDER, DeviceHolder, EntryOwner, PodIndex, holder_of
+from gpuledger.ledger.quantities import APPORTIONED, BOOKED, Amounts, apportion
 from gpuledger.ledger.rows import ATTRIBUTES, Attribute
+from gpuledger.records import Account, Entry, GpuEvent, GpuReading, HolderState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +95,7 @@ INSTANCE: Final = Family(
         FamilyMetric(
             name="gpuledger_mig_instance_memory_used_bytes",
             help="The instance's memory in use, without what the driver reserved; compute "
-            "instances that share one memory tell of it once.",
+            "instances that share one memory report it once.",
         ),
         FamilyMetric(
             name="gpuledger_mig_instance_memory_total_bytes",
@@ -107,7 +111,7 @@ NODE: Final = Family(
     labels=(),
     metrics=(
         FamilyMetric(
-            name="gpuledger_node_uncovered_seconds",
+            name="gpuledger_node_gap_seconds",
             help="Time right before the tick that no tick of the node covers; there is a sample "
             "at the first tick after such a gap alone.",
         ),
@@ -156,3 +160,120 @@ class SeriesGroup(NamedTuple):
 
 SeriesValues = tuple[float | None, ...]
 """The values of a group in a tick, in the order of its family's metrics; `None` where unknown."""
+
+
+_Memory = tuple[str | None, int | str]
+"""A memory that compute instances share: the GPU, and the GPU instance or the instance itself."""
+MAX_GROUPS: Final = 16_384
+"""Things of which a tick has series: twice what 16 GPUs shared by 256 have. What a node says in
+40 bytes is 5 kB once its labels are written, so that a tick of these comes to 85 MB at most."""
+_NO_NAMES: Final = ("", "", "", "")
+_booked_amounts: Final[Callable[[Entry], Amounts]] = attrgetter(
+    *(quantity.name for quantity in BOOKED)
+)
+# In the order of `DEVICE`'s metrics.
+_device_values: Final[Callable[[GpuReading], SeriesValues]] = attrgetter(
+    "utilization_ratio",
+    "memory_utilization_ratio",
+    "memory_used_bytes",
+    "memory_total_bytes",
+    "memory_reserved_bytes",
+    "power_watts",
+    "energy_total_joules",
+    "temperature_celsius",
+    "sm_clock_hertz",
+    "memory_clock_hertz",
+)
+
+
+def values_of(event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
+    """Return the values of each group, in the order of its family's metrics; `None` where unknown.
+
+    Entries with the same labels, as of two containers whose names are not known yet, are summed:
+    a series has one sample a tick. Raises ValueError where an entry names a holder that the event
+    does not list, and where there are more than `MAX_GROUPS`.
+    """
+    values: dict[SeriesGroup, SeriesValues] = {}
+    if event.gap_ns is not None:
+        values[SeriesGroup(NODE, ())] = (event.gap_ns / 1e9,)
+    pods = PodIndex(event)
+    memories: set[_Memory] = set()
+    interval_seconds = event.interval_ns / 1e9
+    for books in event.gpus:
+        gpu = (books.reading.uuid, str(books.reading.index))
+        if books.reading.parent_uuid is None:
+            group = SeriesGroup(DEVICE, (*gpu, books.reading.model or ""))
+            values[group] = _device_values(books.reading)
+        else:
+            group, found = _of_instance(books.reading, memories)
+            values[group] = found
+        # Nothing can be averaged over no time; what the device read stands all the same.
+        if interval_seconds <= 0:
+            continue
+        of_entries = apportion(books, interval_seconds)
+        for entry, apportioned in zip(books.entries, of_entries, strict=True):
+            if entry.account is Account.POD:
+                group = _pod_group(entry, gpu, pods.owner_of(entry))
+            else:
+                group = _account_group(entry, gpu, holder_of(entry, event))
+            amounts = (*_booked_amounts(entry), *apportioned)
+            # Of a list: a tuple of a generator takes a third longer, for each entry of each tick.
+            found = tuple(
+                [None if amount is None else amount / interval_seconds for amount in amounts]
+            )
+            if before := values.get(group):
+                pairs = zip(before, found, strict=True)
+                found = tuple([b if a is None else a if b is None else a + b for a, b in pairs])
+            values[group] = found
+        # After each device, so that one event cannot grow without end before it is refused.
+        if len(values) > MAX_GROUPS:
+            raise ValueError(f"gpus: more than {MAX_GROUPS} devices and accounts have series")
+    return values
+
+
+def _account_group(entry: Entry, gpu: tuple[str, str], holder: DeviceHolder) -> SeriesGroup:
+    names = _NO_NAMES
+    if holder is not NO_HOLDER:
+        # Where the holder is known, its names say so: one label less to write.
+        state = HolderState.UNKNOWN.value if holder.state is HolderState.UNKNOWN else ""
+        names = (holder.namespace or "", holder.pod or "", holder.container or "", state)
+    return SeriesGroup(ACCOUNT, (*gpu, entry.account.value, entry.method.value, *names))
+
+
+def _pod_group(entry: Entry, gpu: tuple[str, str], owner: EntryOwner) -> SeriesGroup:
+    pod = owner.described
+    names = (
+        pod.namespace,
+        pod.name,
+        owner.pod_uid,
+        owner.container,
+        pod.owner_kind,
+        pod.owner_name,
+    )
+    return SeriesGroup(POD, (*gpu, *(name or "" for name in names), entry.method.value))
+
+
+def _of_instance(reading: GpuReading, memories: set[_Memory]) -> tuple[SeriesGroup, SeriesValues]:
+    """Return an instance's labels and values; a memory is told once and then is in `memories`."""
+    numbers = (reading.gpu_instance, reading.compute_instance)
+    labels = (
+        reading.uuid,
+        str(reading.index),
+        reading.model or "",
+        reading.parent_uuid or "",
+        *("" if number is None else str(number) for number in numbers),
+        reading.mig_profile or "",
+    )
+    instance = reading.uuid if reading.gpu_instance is None else reading.gpu_instance
+    memory = (reading.parent_uuid, instance)
+    # Compute instances of one GPU instance share its memory: told of each, a sum would count it
+    # as often as there are.
+    if memory in memories or reading.memory_total_bytes is None:
+        return SeriesGroup(INSTANCE, labels), (reading.utilization_ratio, None, None, None)
+    memories.add(memory)
+    return SeriesGroup(INSTANCE, labels), (
+        reading.utilization_ratio,
+        reading.memory_used_bytes,
+        reading.memory_total_bytes,
+        reading.memory_reserved_bytes,
+    )

@@ -4,7 +4,7 @@ Times are nanoseconds since the epoch, lengths of time that are measured are nan
 seconds as the name says. An optional field that is not known is absent, never zero and never -1.
 """
 
-from gpuledger.records.dead_letters import DeadLetter
+from gpuledger.records.bookkeeping import BootProgress, DeadLetter, NodeProgress
 from gpuledger.records.events import (
     Account,
     Entry,
@@ -16,14 +16,19 @@ from gpuledger.records.events import (
     PodState,
     Settlement,
 )
-from gpuledger.records.health import GpuHealth, GpuLimits, GpuThrottling
 from gpuledger.records.incidents import AttributedIncident, Incident, IncidentProcess, Severity
 from gpuledger.records.inventory import Capability, GpuFacts, Inventory, MigInstance
 from gpuledger.records.pods import PodContainer, PodRecord
-from gpuledger.records.process_exits import ProcessExit
-from gpuledger.records.processes import GpuTotals, ProcessChange, ProcessRecord
-from gpuledger.records.progress import BootProgress, NodeProgress
-from gpuledger.records.readings import GpuDetails, GpuProfiling, GpuReading, GpuTraffic
+from gpuledger.records.processes import GpuTotals, ProcessChange, ProcessExit, ProcessRecord
+from gpuledger.records.readings import (
+    GpuDetails,
+    GpuHealth,
+    GpuLimits,
+    GpuProfiling,
+    GpuReading,
+    GpuThrottling,
+    GpuTraffic,
+)
 from gpuledger.records.samples import (
     ContainerRef,
     DeviceAllocation,

@@ -29,6 +29,7 @@ from gpuledger.records.readings import GpuReading
 from gpuledger.records.samples import ContainerRef, DeviceAllocation
 
 
+# Values of enumerations are written: one is added, none is ever renamed.
 class Account(StrEnum):
     """To whom a quantity is debited."""
 
@@ -114,6 +115,7 @@ class PodDescription(BaseRecord, frozen=True, kw_only=True):
     """The labels that the pod watch was asked to keep."""
     container_names: Annotated[dict[Id, Label], at_most(MAX_CONTAINERS)] | None = None
     """Name of each of `container_ids` that the pod's record names."""
+    # Processes may outlive their pod by the grace of the kubelet, and longer on a node that hangs.
     deleted_time_ns: Natural | None = None
     """Since when the pod is gone from the API server, where its processes outlive it."""
 
@@ -121,6 +123,7 @@ class PodDescription(BaseRecord, frozen=True, kw_only=True):
 class GpuBooks(BaseRecord, frozen=True, kw_only=True):
     """One GPU in one tick: what it read, and on whom that is booked."""
 
+    # Carried along, so that an event can be checked without the tick.
     reading: GpuReading
     """The readings, as the node gave them."""
     entries: Annotated[list[Entry], at_most(MAX_ENTRIES)]
@@ -164,7 +167,7 @@ class GpuEvent(BaseRecord, frozen=True, kw_only=True):
     late: bool | None = None
     """True where the node began the tick late, or it came more than 30 s behind what its partition
     had reached."""
-    uncovered_seconds: float | None = None
+    gap_ns: Natural | None = None
     """Time right before the interval, and after the tick booked before, that no tick covers."""
     gpus: Annotated[list[GpuBooks], at_most(MAX_GPUS)]
     """The books of each GPU that answered."""

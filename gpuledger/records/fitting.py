@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, g
 import msgspec
 
 from gpuledger.records.base import BaseRecord
-from gpuledger.records.process_exits import ProcessExit
+from gpuledger.records.processes import ProcessExit
 from gpuledger.records.samples import GpuProcess, NodeSample
 
 T = TypeVar("T")
@@ -32,6 +32,7 @@ def fit(record: T) -> tuple[T, Cut]:
     """
     fitting = _Fitting()
     fitted: Any = fitting.record(record)
+    # They point by position: behind a list that was cut there is nothing.
     if isinstance(fitted, NodeSample):
         fitted = fitting.keep_placed(fitted)
     return fitted, +fitting.cut
@@ -64,34 +65,24 @@ class _Fitting:
     def _value(self, value: Any, hint: Any, name: str) -> Any:  # noqa: ANN401  # any value and type
         kind, max_length = _bound_of(hint)
         if isinstance(value, str | list | dict):
-            self.cut[name] += _over(value, max_length)
+            over = 0 if max_length is None else max(0, len(value) - max_length)
+            # A text that is too long counts once, of a list what is over.
+            self.cut[name] += min(1, over) if isinstance(value, str) else over
         if isinstance(value, str):
             return value[:max_length]
         if isinstance(value, list):
-            return self._list(value, kind, max_length, name)
+            (inner,) = get_args(kind)
+            items = [self._value(item, inner, name) for item in value[:max_length]]
+            is_same = len(items) == len(value) and all(map(is_, items, value))
+            return value if is_same else items
         if isinstance(value, dict):
-            return self._mapping(value, kind, max_length, name)
+            of_key, of_value = get_args(kind)
+            entries = {
+                self._value(key, of_key, name): self._value(item, of_value, name)
+                for key, item in islice(value.items(), max_length)
+            }
+            return value if entries == value else entries
         return self.record(value) if isinstance(value, BaseRecord) else value
-
-    def _list(self, value: list[Any], kind: Any, max_length: int | None, name: str) -> list[Any]:  # noqa: ANN401  # any type
-        (inner,) = get_args(kind)
-        fitted = [self._value(item, inner, name) for item in value[:max_length]]
-        is_same = len(fitted) == len(value) and all(map(is_, fitted, value))
-        return value if is_same else fitted
-
-    def _mapping(
-        self,
-        value: dict[str, Any],
-        kind: Any,  # noqa: ANN401  # any type
-        max_length: int | None,
-        name: str,
-    ) -> dict[str, Any]:
-        of_key, of_value = get_args(kind)
-        fitted = {
-            self._value(key, of_key, name): self._value(item, of_value, name)
-            for key, item in islice(value.items(), max_length)
-        }
-        return value if fitted == value else fitted
 
     def _placed(self, processes: list[P], sample: NodeSample, name: str) -> list[P]:
         gpus, containers = len(sample.gpus), len(sample.containers)
@@ -104,12 +95,6 @@ class _Fitting:
         return placed
 
 
-def _over(value: str | list[Any] | dict[str, Any], max_length: int | None) -> int:
-    """Return what is to be counted: a text that is too long once, of a list what is over."""
-    over = 0 if max_length is None else max(0, len(value) - max_length)
-    return min(1, over) if isinstance(value, str) else over
-
-
 @cache
 def _hints(cls: Any) -> Mapping[str, Any]:  # noqa: ANN401  # mypy takes a class for unhashable
     """Return the types of a record's fields."""
@@ -119,6 +104,7 @@ def _hints(cls: Any) -> Mapping[str, Any]:  # noqa: ANN401  # mypy takes a class
 def _bound_of(hint: Any) -> tuple[Any, int | None]:  # noqa: ANN401  # any type annotation
     """Return the type without what bounds it, and how long its values may be."""
     if get_origin(hint) in (Union, UnionType):
+        # A field that may be absent: the bound is of its value.
         (present,) = (part for part in get_args(hint) if part is not NoneType)
         return _bound_of(present)
     if get_origin(hint) is Annotated:

@@ -78,6 +78,7 @@ class Incident(BaseRecord, frozen=True, kw_only=True):
     """The GPU to which it happened."""
     time_ns: Natural
     """When it happened, nanoseconds since the epoch."""
+    # A word and no enumeration: agents of several versions write to one topic.
     kind: Word
     """What happened: `xid`, `ecc_uncorrected`, `gpu_lost`, `gpu_recovered`, `driver_reloaded`,
     `driver_unbound`, `mig_changed`, …"""

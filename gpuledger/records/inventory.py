@@ -59,6 +59,7 @@ class GpuFacts(BaseRecord, frozen=True, kw_only=True):
     """Its identity."""
     index: SmallNatural
     """The driver's index of it now."""
+    # Not always the index: NVML counts by the order on the bus.
     minor_number: SmallNatural | None = None
     """The number in its device file, `/dev/nvidia<n>`."""
     model: Word | None = None

@@ -33,6 +33,7 @@ class PodContainer(BaseRecord, frozen=True, kw_only=True):
     """When it was started, where it runs or has run."""
     ended_time_ns: Natural | None = None
     """When it ended, where it has."""
+    # Ticks of the former container may come behind the record of its restart.
     previous_container_id: Id | None = None
     """The id that it had before it was started again, where the status still names it."""
 

@@ -1,12 +1,14 @@
-"""The life of a process on a GPU, as a node tells it: the audit trail behind the ticks.
+"""The life of a process on a GPU, as a node reports it, and what it used by its end.
 
-Here lives the record of `gpuledger.processes.v1`. What a process used in a tick stands in the tick.
+Here live the record of `gpuledger.processes.v1`, the audit trail behind the ticks, and the one that
+a tick carries of a process that is done with a GPU: all that it used, and what ticks said of it.
+What is booked for it is the join's business; what a process used in a tick stands in the tick.
 """
 
 from enum import StrEnum
 from typing import Annotated
 
-from gpuledger.records.base import BaseRecord, BootId, Natural, NodeName
+from gpuledger.records.base import BaseRecord, BootId, Natural, NodeName, Seq
 from gpuledger.records.bounds import (
     MAX_GPUS,
     BoottimeNs,
@@ -14,10 +16,46 @@ from gpuledger.records.bounds import (
     Id,
     MemoryBytes,
     Path,
+    Pid,
     Seconds,
     Word,
     at_most,
 )
+
+
+class ProcessExit(BaseRecord, frozen=True, kw_only=True):
+    """A process that is done with a GPU, with the driver's account of it.
+
+    The tick that carries it is the first one of the GPU that covers the end of the process there.
+    """
+
+    gpu: Natural
+    """Position of the GPU in the tick's `gpus`."""
+    pid: Pid
+    """Process id in the node's own pid namespace."""
+    started_boottime_ns: BoottimeNs
+    """Start of the process since the node's boot."""
+    container: Natural | None = None
+    """Position of its container in the tick's `containers`; absent for a process of the host."""
+    lifetime_seconds: Seconds
+    """For how long it held the GPU open, by the driver's accounting."""
+    busy_seconds: Seconds
+    """Time in which its kernels ran, by the driver's accounting: percents of `lifetime_seconds`."""
+    sampled_busy_seconds: Seconds
+    """What ticks have said of it: where its container was alone on the GPU, the process's part of
+    the device's busy time, else what its own samples said."""
+    reserved_busy_seconds: Seconds
+    """What of the device's busy time is set aside for it: of ticks in which no process was seen on
+    the GPU, and set aside for no other process."""
+    # Ticks by number and by time: the number says which, the time where on the books.
+    from_seq: Seq
+    """The first tick that covers a part of its time on the GPU, as far as the agent remembers."""
+    from_time_ns: Natural
+    """Where that tick's interval begins, nanoseconds since the epoch."""
+    until_seq: Seq
+    """The last tick that covers a part of it."""
+    until_time_ns: Natural
+    """Where that tick's interval ends, nanoseconds since the epoch."""
 
 
 class ProcessChange(StrEnum):
@@ -54,6 +92,7 @@ class ProcessRecord(BaseRecord, frozen=True, kw_only=True):
     """The kernel's id of this boot."""
     pid: Natural
     """Process id in the node's own pid namespace."""
+    # With node, boot and pid its identity: pids come again, within minutes on a busy node.
     started_boottime_ns: BoottimeNs | None = None
     """Start of the process since boot; absent where the process ended before it could be read."""
     time_ns: Natural

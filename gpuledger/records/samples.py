@@ -34,7 +34,7 @@ from gpuledger.records.bounds import (
     Subdomain,
     at_most,
 )
-from gpuledger.records.process_exits import ProcessExit
+from gpuledger.records.processes import ProcessExit
 from gpuledger.records.readings import GpuDetails, GpuReading
 
 
@@ -80,6 +80,7 @@ class GpuProcess(ArrayRecord, frozen=True, kw_only=True):
 class DeviceAllocation(BaseRecord, frozen=True, kw_only=True):
     """A device, or a part of one, that the kubelet has given to a container."""
 
+    # What the kubelet says, as it says it: which row of the tick that is, `ledger.holders` knows.
     gpu_uuid: Id
     """The GPU on which the device is."""
     device_id: Id
@@ -109,6 +110,7 @@ class NodeSample(BaseRecord, frozen=True, kw_only=True):
     """The kernel's id of this boot (`/proc/sys/kernel/random/boot_id`)."""
     seq: Seq
     """Milliseconds since boot at the tick: rises with each tick, restarts of the agent included."""
+    # A wall clock, which may be set to anything; order and age come from `seq`.
     time_ns: Natural
     """End of the covered interval, nanoseconds since the epoch: the tick's event time."""
     interval_ns: IntervalNs
@@ -117,6 +119,7 @@ class NodeSample(BaseRecord, frozen=True, kw_only=True):
     """True where the tick began more than half a tick after its time."""
     gpus: Annotated[list[GpuReading], at_most(MAX_GPUS)]
     """The readings, one for each GPU that answered; behind a GPU its MIG instances."""
+    # Once each, and pointed to: their ids would be most of a tick, repeated by process.
     containers: Annotated[list[ContainerRef], at_most(MAX_CONTAINERS)]
     """The containers of the tick's processes, of those that have ended too, each once."""
     processes: Annotated[list[GpuProcess], at_most(MAX_PROCESSES)]

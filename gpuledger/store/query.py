@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from gpuledger.store.schema import GAPS, StoreColumn, table_uri
+from gpuledger.store.schema import GAPS, table_uri
 
 
 def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -> str:
@@ -27,19 +27,19 @@ def gaps_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -
     try:
         uri = table_uri(store_uri, GAPS.name)
         files = DeltaTable(uri, storage_options=dict(storage_options or {})).file_uris()
+    # No gap was ever recorded there, which is what a reader is to see.
     except TableNotFoundError:
         files = []
     if files:
         return f"read_parquet([{', '.join(map(_quoted, files))}], union_by_name = true)"
-    columns = ", ".join(f"NULL::{_sql_type(column)} AS {column.name}" for column in GAPS.columns)
-    return f"(SELECT {columns} WHERE false)"
-
-
-def _sql_type(column: StoreColumn) -> str:
-    """Return DuckDB's name of a column's type."""
-    kind = str(column.kind)
+    # Typed, so that a query finds the columns and their operators also where nothing is missing.
     names = {"Utf8": "VARCHAR", "Int32": "INTEGER", "Int64": "BIGINT"}
-    return next((name for part, name in names.items() if part in kind), "TIMESTAMPTZ")
+    columns = ", ".join(
+        f"NULL::{next((names[kind] for kind in names if kind in str(column.kind)), 'TIMESTAMPTZ')}"
+        f" AS {column.name}"
+        for column in GAPS.columns
+    )
+    return f"(SELECT {columns} WHERE false)"
 
 
 def count_rows(store_uri: str, storage_options: Mapping[str, str] | None = None) -> int:
@@ -52,5 +52,6 @@ def count_rows(store_uri: str, storage_options: Mapping[str, str] | None = None)
 
 
 def _quoted(uri: str) -> str:
+    # SQL's own: a bucket or a folder may have a quote in its name.
     escaped = uri.replace("'", "''")
     return f"'{escaped}'"

@@ -64,6 +64,7 @@ class TableSchema:
         Raises TypeError or ValueError for a value that is not of its column's type: nothing is
         cast in silence.
         """
+        # Row by row is how they come, column by column how Arrow keeps them.
         by_column = zip(*rows, strict=True)
         arrays = [
             column.array(list(values))

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
-from gpuledger.ledger.event_series import values_of
-from gpuledger.ledger.series import SeriesGroup, SeriesValues
+from gpuledger.ledger.series import SeriesGroup, SeriesValues, values_of
 from gpuledger.recent import Budget, Recent
 from gpuledger.records import GpuEvent
 

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractAsyncContextManager
 
-    from gpuledger.bus.log_reader import WholeBus
-    from gpuledger.bus.protocol import Consumer, PartitionsCallback, Record
+    from gpuledger.bus.protocol import Consumer, PartitionsCallback, Record, WholeBus
 
 PARTITIONS = 4
 DEADLINE_SECONDS = 30.0

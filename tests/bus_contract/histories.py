@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpuledger.bus.log_reader import Span
-from gpuledger.bus.protocol import TopicPartition
+from gpuledger.bus.protocol import Span, TopicPartition
 from gpuledger.errors import TopicsError
 from tests.bus_contract.harness import message, messages, read, reading, texts
 
 if TYPE_CHECKING:
-    from gpuledger.bus.log_reader import HistoryReader
-    from gpuledger.bus.protocol import Record
+    from gpuledger.bus.protocol import HistoryReader, Record
     from tests.bus_contract.harness import Harness
 
 _AT_MS = 1_790_000_000_000

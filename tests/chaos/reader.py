@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
     from tests.chaos.tally import Tally
 
-# Short: a client of aiokafka's own that finds the turn of the event loop used up
-# (`gpuledger.bus.kafka_unpacking`) waits for as long, although there is something to read.
-_POLL_MS: Final = 20
+_POLL_MS: Final = 500
 _MAX_RECORDS: Final = 400
 _AGAIN_SECONDS: Final = 1.0
 _END_SECONDS: Final = 5.0

@@ -13,7 +13,7 @@ from gpuledger.bus.protocol import Record
 from gpuledger.codec import Decoder, decoder_of, encode, validate
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import UndecodableError
-from gpuledger.ledger.conservation import conservation_error
+from gpuledger.ledger.quantities import conservation_error
 from gpuledger.records import AttributedIncident, DeadLetter, GpuEvent, NodeSample
 from gpuledger.topics import (
     ATTRIBUTED_INCIDENTS,

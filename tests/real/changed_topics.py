@@ -16,8 +16,7 @@ from gpuledger.settings import KafkaSettings
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from gpuledger.bus.log_reader import Span
-    from gpuledger.bus.protocol import TopicPartition
+    from gpuledger.bus.protocol import Span, TopicPartition
     from gpuledger.topics import Topic
 
 DEADLINE_SECONDS = 30.0

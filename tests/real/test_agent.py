@@ -84,7 +84,7 @@ def dropped(agent: Deployable) -> float:
     return agent.metric("gpuledger_agent_ticks_dropped_total")
 
 
-PUBLISHED = "gpuledger_agent_ticks_published_total"
+PUBLISHED = f'gpuledger_agent_records_published_total{{topic="{SAMPLES.name}"}}'
 
 
 async def until_published(agent: Deployable, *, more_than: float) -> float:

@@ -12,7 +12,7 @@ import yaml
 
 from gpuledger.bus.administration import create_topics
 from gpuledger.settings import KafkaSettings
-from tests.real.test_agent import NODE, QUICKSTART, agent_of, read_all
+from tests.real.test_agent import NODE, PUBLISHED, QUICKSTART, agent_of, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,10 +108,10 @@ async def test_a_spool_is_sent_faster_than_real_time_and_no_faster_than_it_may(
     async with asyncio.timeout(60):
         while agent.metric("gpuledger_agent_spool_ticks") < MISSED_TICKS:  # noqa: ASYNC110  # a process
             await asyncio.sleep(READ_SECONDS)
-    published = agent.metric("gpuledger_agent_ticks_published_total")
+    published = agent.metric(PUBLISHED)
     kafka.start()
     async with asyncio.timeout(60):
-        while agent.metric("gpuledger_agent_ticks_published_total") == published:  # noqa: ASYNC110  # as above
+        while agent.metric(PUBLISHED) == published:  # noqa: ASYNC110  # as above
             await asyncio.sleep(READ_SECONDS)
     # Where this process was slow to look, most of what was missed is sent already.
     began_seconds = time.monotonic()
@@ -156,7 +156,7 @@ async def test_a_wall_clock_that_is_set_during_an_outage_costs_no_tick_that_a_br
     agent.wait_until_ready()
     await wait_until_empty(agent)
     await asyncio.sleep(1)
-    counted = agent.metric("gpuledger_agent_messages_of_the_future_total")
+    counted = agent.metric('gpuledger_agent_messages_rejected_total{reason="future"}')
     metrics = agent.metrics()
     assert agent.stop() == 0, agent.log_tail()
 

@@ -24,8 +24,9 @@ from gpuledger.records import NodeSample
 
 LATE_SECONDS: Final = 30.0
 """A tick that is further than this behind what its partition has reached is late."""
-MIN_GAP_SECONDS: Final = 0.05
+MIN_GAP_NS: Final = 50_000_000
 """Less than this between two ticks is the clocks' own imprecision, read one after the other."""
+_NS_PER_MS: Final = 1_000_000
 _STEP_NS: Final = 1_000_000_000
 # Two clocks of one machine drift apart by less than a thousandth.
 _DRIFT: Final = 1000
@@ -99,7 +100,7 @@ def is_duplicate(sample: NodeSample, watermark: NodeWatermark | None) -> bool:
     return seq is not None and sample.seq <= seq
 
 
-def uncovered_seconds(sample: NodeSample, watermark: NodeWatermark | None) -> float | None:
+def gap_before_ns(sample: NodeSample, watermark: NodeWatermark | None) -> int | None:
     """Return the time between the tick booked before and this one's begin, if there is any.
 
     Within a boot by `seq`, the milliseconds since boot, which no one can set. Across a boot by the
@@ -110,10 +111,10 @@ def uncovered_seconds(sample: NodeSample, watermark: NodeWatermark | None) -> fl
         return None
     seq = watermark.seq_of(sample.boot_id)
     if seq is not None:
-        gap_seconds = (sample.seq - seq) / 1e3 - sample.interval_ns / 1e9
+        gap_ns = (sample.seq - seq) * _NS_PER_MS - sample.interval_ns
     else:
-        gap_seconds = (sample.time_ns - sample.interval_ns - watermark.time_ns) / 1e9
-    return round(gap_seconds, 3) if gap_seconds > MIN_GAP_SECONDS else None
+        gap_ns = sample.time_ns - sample.interval_ns - watermark.time_ns
+    return gap_ns if gap_ns > MIN_GAP_NS else None
 
 
 def clock_step_seconds(sample: NodeSample, watermark: NodeWatermark | None) -> float | None:

@@ -12,9 +12,8 @@ import aiokafka
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
-from gpuledger.bus.administration import create_topics
+from gpuledger.bus.administration import create_topics, open_admin
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.kafka_admin import open_admin
 from gpuledger.bus.kafka_connection import KafkaConnection
 from gpuledger.bus.kafka_consumer import KafkaConsumer
 from gpuledger.bus.kafka_positions import TOPIC_CHECK_SECONDS

@@ -10,8 +10,7 @@ import pytest
 
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.log_reader import Span
-from gpuledger.bus.protocol import Subscription, TopicPartition
+from gpuledger.bus.protocol import Span, Subscription, TopicPartition
 from gpuledger.records import PodRecord
 from gpuledger.topics import Topic
 from tests.bus_contract.harness import poll_until

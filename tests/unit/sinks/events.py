@@ -75,7 +75,7 @@ def events(draw: st.DrawFn) -> GpuEvent:
         time_ns=START_NS + draw(st.integers(0, 10 * SECOND_NS)),
         interval_ns=draw(st.integers(0, 10 * SECOND_NS)),
         late=draw(st.sampled_from([None, True])),
-        uncovered_seconds=draw(_QUANTITY),
+        gap_ns=draw(st.none() | st.integers(0, 10**15)),
         settlements=draw(st.none() | st.lists(_settlements(len(gpus)), max_size=3))
         if gpus
         else None,

@@ -22,7 +22,7 @@ from sinks import otlp_names as naming
 from sinks.rows import encoded_rows_of
 from sinks.store.buffer import rows_of
 from sinks.store.table import EntriesTable, GapsTable
-from tests.unit.sinks.builders import START_NS, allocation, entry, event
+from tests.unit.sinks.builders import SECOND_NS, START_NS, allocation, entry, event
 from tests.unit.sinks.store.storing import AT, STREAM, a_row
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -222,7 +222,7 @@ def test_the_query_of_the_page_says_who_held_idle_gpus_for_how_long(tmp_path: Pa
 
 
 def test_the_query_of_the_page_counts_each_gap_once(tmp_path: Path) -> None:
-    fill(tmp_path, [event(0), event(9, uncovered_seconds=8.0), event(12, uncovered_seconds=2.0)])
+    fill(tmp_path, [event(0), event(9, gap_ns=8 * SECOND_NS), event(12, gap_ns=2 * SECOND_NS)])
 
     assert ask(sql_of_the_page("AS gap"), view_of(tmp_path)) == [("node-a", 10.0)]
 

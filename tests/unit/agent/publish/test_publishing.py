@@ -10,13 +10,7 @@ from prometheus_client import REGISTRY
 from typing_extensions import override
 
 from agent.core.tick import NodeTick
-from agent.metrics import (
-    MESSAGES_OF_THE_FUTURE,
-    MESSAGES_TOO_LARGE,
-    QUEUE_TICKS,
-    READING_RECORDS_PUBLISHED,
-    TICKS_DROPPED,
-)
+from agent.metrics import QUEUE_TICKS, TICKS_DROPPED
 from agent.publish.message_bundle import (
     MessageBundle,
     QueuedMessage,
@@ -62,6 +56,13 @@ from tests.metric_values import value_of
 
 NODE = "node-1"
 PARTITION = partition_of_node(NODE, partitions=12)
+
+
+def counted(name: str, **labels: str) -> float:
+    """Return what a counter of the agent shows."""
+    value = REGISTRY.get_sample_value(f"gpuledger_agent_{name}_total", labels)
+    assert value is not None, f"{name} is not there from the beginning"
+    return value
 
 
 class FakeBus:
@@ -268,11 +269,11 @@ async def test_a_tick_is_acknowledged_before_its_readings_are_sent_and_not_sent_
 
     bus.publish = publish  # type: ignore[method-assign]  # without a topic at first
     message = Message(key=NODE.encode(), value=b"0", timestamp_ms=0)
-    published = value_of(READING_RECORDS_PUBLISHED)
+    published = counted("records_published", topic=READINGS.name)
     send_queue.put(tuple((topic.name, message) for topic in (SAMPLES, READINGS, PROCESSES)))
     await publish_all(bus, send_queue, check)
     assert [topic for topic, _, _ in bus.published] == [SAMPLES.name, READINGS.name, PROCESSES.name]
-    assert value_of(READING_RECORDS_PUBLISHED) == published + 1
+    assert counted("records_published", topic=READINGS.name) == published + 1
     assert bus.producers == 4
     assert check.is_ok
 
@@ -293,18 +294,18 @@ async def test_the_last_chance_is_bounded() -> None:
 
 
 async def test_a_record_that_no_broker_takes_does_not_stop_those_behind_it() -> None:
-    refused = value_of(MESSAGES_TOO_LARGE)
+    refused = counted("messages_rejected", reason="too_large")
     bus, send_queue = FakeBus(), outbox_in_memory()
     huge = Message(key=b"k", value=b"x" * MAX_MESSAGE_BYTES, timestamp_ms=0)
     send_queue.put(((SAMPLES.name, huge), (PROCESSES.name, huge)))
     send_queue.put(bundle(1))
     await publish_all(bus, send_queue)
     assert bus.values(SAMPLES.name) == [b"1"]
-    assert value_of(MESSAGES_TOO_LARGE) - refused == 2
+    assert counted("messages_rejected", reason="too_large") - refused == 2
 
 
 async def test_what_this_broker_alone_does_not_take_is_left_out_and_nothing_else() -> None:
-    refused = value_of(MESSAGES_TOO_LARGE)
+    refused = counted("messages_rejected", reason="too_large")
     bus, send_queue = FakeBus(), outbox_in_memory()
     truth = bus.publish
 
@@ -318,7 +319,7 @@ async def test_what_this_broker_alone_does_not_take_is_left_out_and_nothing_else
         send_queue.put(bundle(number))
     await publish_all(bus, send_queue)
     assert bus.values(SAMPLES.name) == [b"0", b"2"]
-    assert value_of(MESSAGES_TOO_LARGE) - refused == 1
+    assert counted("messages_rejected", reason="too_large") - refused == 1
 
 
 DAY_MS = 86_400_000
@@ -353,7 +354,7 @@ def stamped(value: bytes, time_ms: int) -> MessageBundle:
 async def test_of_a_clock_that_was_wrong_only_what_the_broker_refuses_is_left_out(
     what: str, node_now_ms: int, published: list[bytes], left_out: int
 ) -> None:
-    before = value_of(MESSAGES_OF_THE_FUTURE)
+    before = counted("messages_rejected", reason="future")
     bus, send_queue = DatedBus(), outbox_in_memory()
     send_queue.put(stamped(b"1", NOW_MS - 5000))
     send_queue.put(stamped(b"ahead", NOW_MS + 7 * DAY_MS))
@@ -363,12 +364,12 @@ async def test_of_a_clock_that_was_wrong_only_what_the_broker_refuses_is_left_ou
     await shut_down(publisher, send_queue, publishing, seconds=5)
     assert not send_queue.bundles_in_memory, what
     assert bus.values(SAMPLES.name) == published
-    assert value_of(MESSAGES_OF_THE_FUTURE) - before == left_out
+    assert counted("messages_rejected", reason="future") - before == left_out
 
 
 async def test_what_one_refused_record_makes_wait_repeats_and_counts_nothing_before_it() -> None:
     """However often it is tried, as for hours where the broker's clock is behind."""
-    refused = value_of(MESSAGES_TOO_LARGE)
+    refused = counted("messages_rejected", reason="too_large")
     bus, send_queue = DatedBus(), outbox_in_memory()
     for number in (1, 2):
         send_queue.put(stamped(b"%d" % number, NOW_MS))
@@ -383,11 +384,11 @@ async def test_what_one_refused_record_makes_wait_repeats_and_counts_nothing_bef
     bus.now_ms = NOW_MS + 2 * DAY_MS
     await shut_down(publisher, send_queue, publishing, seconds=5)
     assert bus.values(SAMPLES.name) == [b"1", b"2", b"waits", b"behind it"]
-    assert value_of(MESSAGES_TOO_LARGE) - refused == 1
+    assert counted("messages_rejected", reason="too_large") - refused == 1
 
 
 async def test_what_is_ahead_of_the_broker_alone_waits_for_the_clocks_to_agree() -> None:
-    before = value_of(MESSAGES_OF_THE_FUTURE)
+    before = counted("messages_rejected", reason="future")
     bus, send_queue, check = DatedBus(), outbox_in_memory(), Check()
     bus.now_ms = NOW_MS - 7 * DAY_MS
     send_queue.put(stamped(b"1", NOW_MS))
@@ -398,7 +399,7 @@ async def test_what_is_ahead_of_the_broker_alone_waits_for_the_clocks_to_agree()
     bus.now_ms = NOW_MS
     await shut_down(publisher, send_queue, publishing, seconds=5)
     assert bus.values(SAMPLES.name) == [b"1"]
-    assert value_of(MESSAGES_OF_THE_FUTURE) == before
+    assert counted("messages_rejected", reason="future") == before
 
 
 async def test_a_topic_that_this_version_does_not_know_is_published_all_the_same() -> None:

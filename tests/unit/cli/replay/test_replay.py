@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
     from pathlib import Path
 
-    from gpuledger.bus.log_reader import HistoryReader, Span
-    from gpuledger.bus.protocol import Record, TopicPartition
+    from gpuledger.bus.protocol import HistoryReader, Record, Span, TopicPartition
 
 
 @pytest.fixture
@@ -115,8 +114,8 @@ async def test_a_tick_tells_of_the_one_before_the_range(tmp_path: Path) -> None:
     await Again(bus=bus, begin_second=5, output=path).run()
     await Again(bus=bus, begin_second=5, lead_in_seconds=1, output=tmp_path / "short").run()
 
-    assert [event.uncovered_seconds for event in decoded(read_lines(path))] == [9.0]
-    assert [e.uncovered_seconds for e in decoded(read_lines(tmp_path / "short"))] == [None]
+    assert [event.gap_ns for event in decoded(read_lines(path))] == [9_000_000_000]
+    assert [e.gap_ns for e in decoded(read_lines(tmp_path / "short"))] == [None]
 
 
 async def test_a_tick_that_came_late_belongs_to_its_own_time(tmp_path: Path) -> None:

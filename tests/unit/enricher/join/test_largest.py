@@ -13,7 +13,7 @@ from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder, encode
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.ledger.entries import booked_entries
-from gpuledger.ledger.event_series import values_of
+from gpuledger.ledger.series import values_of
 from gpuledger.records import (
     AttributedIncident,
     ContainerRef,

@@ -8,9 +8,8 @@ import pytest
 from typing_extensions import override
 
 from enricher.podwatch.published_pods import KnownPods, read_known
-from gpuledger.bus.log_reader import HistoryReader
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Message, Record, Unreadable, UnreadableReason
+from gpuledger.bus.protocol import HistoryReader, Message, Record, Unreadable, UnreadableReason
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import PodRecord

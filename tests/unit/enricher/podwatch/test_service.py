@@ -14,9 +14,16 @@ from enricher.podwatch.api import open_api
 from enricher.podwatch.published_pods import PodBus
 from enricher.podwatch.service import run_podwatch
 from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
-from gpuledger.bus.log_reader import HistoryReader
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Bus, Message, Producer, Record, Subscription, TopicDescription
+from gpuledger.bus.protocol import (
+    Bus,
+    HistoryReader,
+    Message,
+    Producer,
+    Record,
+    Subscription,
+    TopicDescription,
+)
 from gpuledger.clock import Clock
 from gpuledger.codec import decoder_of
 from gpuledger.errors import BusUnavailableError

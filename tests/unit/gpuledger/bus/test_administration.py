@@ -6,8 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from gpuledger.bus.administration import TopicLine, compare, refuse_other_partitions
-from gpuledger.bus.kafka_admin import FoundTopic, subscribed_topics
+from gpuledger.bus.administration import (
+    FoundTopic,
+    TopicLine,
+    compare,
+    refuse_other_partitions,
+    subscribed_topics,
+)
 from gpuledger.errors import TopicsError
 from gpuledger.topics import SAMPLES, TOPICS
 

@@ -11,7 +11,7 @@ from aiokafka.conn import AIOKafkaConnection
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from gpuledger.bus.kafka_credentials import CurrentContext, CurrentPassword, KafkaCredentials
+from gpuledger.bus.kafka_connection import CurrentContext, CurrentPassword, KafkaCredentials
 from gpuledger.bus.kafka_internals import encode_password_at_login
 from gpuledger.errors import SettingsError
 from gpuledger.runtime import Check, CheckSeverity, Readiness

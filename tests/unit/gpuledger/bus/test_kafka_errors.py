@@ -12,8 +12,8 @@ import aiokafka
 import pytest
 from aiokafka import errors as vendor
 
-from gpuledger.bus.kafka_errors import FAILURES, translate
-from gpuledger.bus.kafka_logs import (
+from gpuledger.bus.kafka_errors import (
+    FAILURES,
     MAX_BROKERS,
     QUIET_SECONDS,
     REFUSED,
@@ -21,6 +21,7 @@ from gpuledger.bus.kafka_logs import (
     Demotion,
     RefusedConnections,
     remembering,
+    translate,
 )
 from gpuledger.errors import (
     BusUnavailableError,

@@ -14,6 +14,7 @@ from aiokafka.record.memory_records import MemoryRecords
 from gpuledger.bus.kafka_fetch import named
 from gpuledger.bus.kafka_unpacking import PartitionAnswer, PartitionBatches, read_any_batch
 from gpuledger.bus.limits import (
+    MAX_BATCH_BYTES,
     MAX_BATCH_RECORDS,
     MAX_RECORD_HEADERS,
     MAX_TURN_BYTES,
@@ -310,7 +311,7 @@ def test_a_record_of_more_headers_than_one_may_have_is_skipped_with_the_rest_of_
 
 def test_of_a_packed_batch_with_room_for_many_no_headers_are_read() -> None:
     """A batch of 342 bytes with 4,000,000 of them kept the loop for a second."""
-    records = raw_batches.body(values(0, 1)) + raw_batches.empty_headers(10_000, at=1)
+    records = raw_batches.body(values(0, 1)) + raw_batches.empty_headers(MAX_BATCH_BYTES // 2, at=1)
     data = of(raw_batches.pack(records, ZSTD), at=0, count=2)
     (record,) = list(answer(data + batch(values(2, 0), at=2)))
 

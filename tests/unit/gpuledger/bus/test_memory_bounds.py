@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.memory_log import FEWEST_TO_COMPACT, OVERHEAD_BYTES
+from gpuledger.bus.memory_state import FEWEST_TO_COMPACT, OVERHEAD_BYTES
 from gpuledger.bus.protocol import Message, Subscription, TopicPartition
 from gpuledger.errors import BusUnavailableError, TopicsError
 from gpuledger.records import PodRecord

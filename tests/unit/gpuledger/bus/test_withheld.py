@@ -2,7 +2,7 @@
 
 from prometheus_client import REGISTRY
 
-from gpuledger.bus.log_reader import Withheld
+from gpuledger.bus.gaps import Withheld
 from gpuledger.bus.protocol import Subscription, TopicPartition
 
 TOPIC = "gpuledger.events.v1"

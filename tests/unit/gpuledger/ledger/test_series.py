@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli.docs_gen.metrics import DEPLOYABLES, collectors_of
-from gpuledger.ledger.event_series import values_of
-from gpuledger.ledger.series import FAMILIES, Family
+from gpuledger.ledger.series import FAMILIES, Family, values_of
 from gpuledger.records import NodeSample
 from simulator.clock import ManualClock
 from simulator.device import SimulatedGpu

@@ -12,7 +12,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_C
 
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.codec import Decoder, encode
-from gpuledger.ledger.event_series import values_of
+from gpuledger.ledger.series import values_of
 from gpuledger.records import Account, GpuBooks, GpuEvent
 from sinks import otlp_names as naming
 from sinks.otlp import ExportRequests

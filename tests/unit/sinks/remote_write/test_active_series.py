@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.bus.protocol import Record
-from gpuledger.ledger.event_series import MAX_GROUPS
-from gpuledger.ledger.series import FAMILIES
+from gpuledger.ledger.series import FAMILIES, MAX_GROUPS
 from gpuledger.records import Account, GpuBooks, GpuEvent, Method, PodDescription, PodState
 from sinks.remote_write.active_series import STALE_VALUE, ActiveSeries, EncodedTick, series_budget
 from sinks.remote_write.write_requests import WrittenTick, split_into_requests

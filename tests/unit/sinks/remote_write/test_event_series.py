@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuledger.ledger.event_series import values_of
+from gpuledger.ledger.series import values_of
 from gpuledger.records import Account, Entry
 from sinks.remote_write.active_series import ActiveSeries
 from tests.unit.sinks.builders import SECOND_NS, allocation, entry, event, reading, settlement
@@ -127,15 +127,13 @@ def test_a_gap_is_a_sample_of_the_node_at_the_tick_after_it_and_at_no_other() ->
     series = ActiveSeries()
     encode(series, event(0))
 
-    after = named(
-        encode(series, event(9, uncovered_seconds=8.0)), "gpuledger_node_uncovered_seconds"
-    )
+    after = named(encode(series, event(9, gap_ns=8 * SECOND_NS)), "gpuledger_node_gap_seconds")
     then = encode(series, event(10))
     last = encode(series, event(11))
 
     assert (after.value, dict(after.labels)) == (
         8.0,
-        {"__name__": "gpuledger_node_uncovered_seconds", "node": "node-a"},
+        {"__name__": "gpuledger_node_gap_seconds", "node": "node-a"},
     )
-    assert stale_names(then) == {"gpuledger_node_uncovered_seconds"}
+    assert stale_names(then) == {"gpuledger_node_gap_seconds"}
     assert stale_names(last) == set()

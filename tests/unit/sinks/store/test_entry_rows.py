@@ -156,12 +156,12 @@ def test_activity_is_apportioned_and_null_without_the_chips_counters(
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
-    [({}, (False, None)), ({"late": True, "uncovered_seconds": 2.5}, (True, 2.5))],
+    [({}, (False, None)), ({"late": True, "gap_ns": 2_500_000_000}, (True, 2.5))],
 )
 def test_all_rows_of_a_tick_say_whether_it_was_late_and_what_time_before_it_is_uncovered(
     changes: dict[str, Any], expected: tuple[bool, float | None]
 ) -> None:
-    assert {(row["late"], row["uncovered_seconds"]) for row in rows(**changes)} == {expected}
+    assert {(row["late"], row["gap_seconds"]) for row in rows(**changes)} == {expected}
 
 
 def test_a_quantity_that_the_driver_does_not_give_is_null_not_zero() -> None:

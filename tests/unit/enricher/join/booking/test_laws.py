@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from enricher.join.booking.books import book_tick
 from gpuledger.codec import Decoder, encode
-from gpuledger.ledger.conservation import conservation_error
+from gpuledger.ledger.quantities import conservation_error
 from gpuledger.records import (
     Account,
     ContainerRef,

@@ -14,8 +14,8 @@ from enricher.join.pods.describe import describe_pods, identity_of
 from enricher.join.pods.describe import find_holders as find_named_holders
 from enricher.join.pods.incidents import describe_incident
 from enricher.join.pods.pods import PodCache
-from gpuledger.ledger.conservation import conservation_error
 from gpuledger.ledger.holders import MAX_ENTRIES, TooManyEntriesError, find_holders
+from gpuledger.ledger.quantities import conservation_error
 from gpuledger.records import (
     ContainerRef,
     DeviceAllocation,

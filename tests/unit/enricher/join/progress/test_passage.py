@@ -36,9 +36,9 @@ def test_time_that_no_tick_covers_stands_in_the_next_event(
     given: Given, case: str, changes: dict[str, object], seconds: float | None
 ) -> None:
     """It is said, not filled: a tick of one second is booked as one second."""
-    assert given.take(seq=1000, time_ns=T_NS).uncovered_seconds is None
+    assert given.take(seq=1000, time_ns=T_NS).gap_ns is None
     event = given.take(**changes)
-    assert event.uncovered_seconds == seconds, case
+    assert event.gap_ns == (None if seconds is None else seconds * SECOND_NS), case
     assert event.interval_ns == SECOND_NS
 
 
@@ -49,22 +49,22 @@ def test_a_gap_shows_across_workers(given: Given) -> None:
     heir.stage.restore_progress(
         [record(one.value, topic="watermarks") for one in given.stage.drain_progress(3)]
     )
-    assert heir.take(seq=4000).uncovered_seconds == 2.0
+    assert heir.take(seq=4000).gap_ns == 2 * SECOND_NS
 
 
 def test_a_tick_that_could_not_be_booked_is_a_gap(given: Given) -> None:
     """Whose time it is nobody knows."""
     given.take(seq=1000)
     assert given.stage.take_samples([record(sample(seq=2000, interval_ns=0), offset=9)]) == []
-    assert given.take(seq=3000).uncovered_seconds == 1.0
+    assert given.take(seq=3000).gap_ns == SECOND_NS
 
 
 def test_gaps_are_counted_with_their_time(given: Given) -> None:
     """How often, and how much."""
-    before = [value_of(f"gpuledger_join_{name}_total") for name in ("gaps", "uncovered_seconds")]
+    before = [value_of(f"gpuledger_join_{name}_total") for name in ("gaps", "gap_seconds")]
     for seq in (1000, 2000, 4500, 7000):
         given.take(seq=seq)
-    after = [value_of(f"gpuledger_join_{name}_total") for name in ("gaps", "uncovered_seconds")]
+    after = [value_of(f"gpuledger_join_{name}_total") for name in ("gaps", "gap_seconds")]
     assert [after[0] - before[0], after[1] - before[1]] == [2, 3.0]
 
 

@@ -102,6 +102,6 @@ def test_what_is_covered_and_what_is_not_make_up_the_time(steps: list[Step]) -> 
     events = live_through(steps, ticks_of(steps))
     if events:
         covered = sum(event.interval_ns for event in events) / 1e9
-        uncovered = sum(event.uncovered_seconds or 0.0 for event in events)
+        uncovered = sum(event.gap_ns or 0 for event in events) / 1e9
         lived = (events[-1].time_ns - events[0].time_ns + events[0].interval_ns) / 1e9
         assert covered + uncovered == pytest.approx(lived)

@@ -132,7 +132,7 @@ def test_a_tick_of_an_earlier_boot_that_comes_late_is_booked_once(stage: JoinSta
     stage.take_samples(boots("one", "two"))
     late = record(sample(boot_id="one", seq=4000), offset=4)
     (event,) = stage.take_samples([late])
-    assert EVENT.decode(event.value).uncovered_seconds == 1.0
+    assert EVENT.decode(event.value).gap_ns == 1_000_000_000
     assert stage.take_samples([late, *boots("one", "two")]) == []
     (watermark,) = stage.drain_progress(PARTITION)
     assert MARK.decode(watermark.value).boot_id == "two"

@@ -85,7 +85,7 @@ def test_a_description_may_become_more_complete_and_never_less(
     ("then", "now", "field"),
     [
         (event(), event(busy_seconds=0.25), "gpus[0].entries[0].busy_seconds"),
-        (event(), event(uncovered_seconds=3.0), "uncovered_seconds"),
+        (event(), event(gap_ns=3), "gap_ns"),
         (event(), event(gpus=[]), "gpus"),
         (event(), event(interval_ns=5), "interval_ns"),
         (event(), event().replace(b'"exclusive",null,0.5', b'"exclusive",null,0.50'), "gpus"),

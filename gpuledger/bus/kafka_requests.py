@@ -1,6 +1,7 @@
-"""Asks a group's coordinator what is committed, and takes no refusal for an answer.
+"""What aiokafka 0.14 does not ask of brokers: stable offsets, refusals of them, topics' identities.
 
-aiokafka 0.14 speaks OffsetFetch up to version 3, and takes two answers for more than they are:
+**What a group has committed.** aiokafka speaks OffsetFetch up to version 3, and takes two answers
+for more than they are:
 
 - A coordinator that has lost the group, or still reads it, refuses once for the whole answer, which
   names no partitions then. aiokafka looks at those alone, and would take the refusal for "nothing
@@ -15,21 +16,30 @@ aiokafka 0.14 speaks OffsetFetch up to version 3, and takes two answers for more
 Stable offsets are asked for where a partition was taken over, that is behind the opening of its
 transactional id, which ends what another one had under way. Before that the answer would be late
 by the transaction of a worker that was killed, until the brokers abort it.
+
+**Which topic it is.** Its identity tells one made anew from the one before. aiokafka speaks
+Metadata up to version 5; identities come with version 10 (Kafka 2.8).
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import base64
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from io import BytesIO
 from typing import Any, ClassVar, Final, TypeAlias
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import (
     GroupCoordinatorNotAvailableError,
     GroupLoadInProgressError,
+    KafkaConnectionError,
     KafkaError,
     NotCoordinatorForGroupError,
+    UnknownTopicOrPartitionError,
     for_code,
 )
+from aiokafka.protocol.abstract import AbstractType
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.commit import (
     OffsetFetchRequest,
@@ -46,6 +56,8 @@ from aiokafka.protocol.types import (
     Schema,
     TaggedFields,
 )
+
+from gpuledger.bus.protocol import is_other_topic
 
 UNSTABLE_OFFSET_COMMIT: Final = 88
 """What a coordinator says of a partition whose offset an open transaction is about to move."""
@@ -166,6 +178,7 @@ def _heeding(send: _Send, *, on_refusal: Callable[[KafkaError], None]) -> _Send:
     """Return a way to send requests that looks at the answers on a group's offsets."""
 
     async def send_and_look(request: Any, *arguments: Any) -> Any:  # noqa: ANN401  # aiokafka is untyped
+        # All other requests go as they are: this is the way of all of them.
         if not isinstance(request, OffsetFetchRequest):
             return await send(request, *arguments)
         if _wants_stable.get():
@@ -181,17 +194,18 @@ def _heeding(send: _Send, *, on_refusal: Callable[[KafkaError], None]) -> _Send:
 
 def _refusal_of(answer: Any) -> KafkaError | None:  # noqa: ANN401  # aiokafka is untyped
     """Return why this is no answer; aiokafka asks again where the error is retriable."""
+    # Of the answer as a whole, which names no partition then.
     if answer.error_code:
         refusal: KafkaError = for_code(answer.error_code)()
         return refusal
-    if answer.API_VERSION == _STABLE_VERSION and UNSTABLE_OFFSET_COMMIT in _codes(answer):
+    if answer.API_VERSION == _STABLE_VERSION and any(
+        code == UNSTABLE_OFFSET_COMMIT
+        for _, partitions, _ in answer.topics
+        for *_, code, _ in partitions
+    ):
         # A code that aiokafka does not know, in the place of one after which it asks again.
         return GroupLoadInProgressError("a transaction is about to move the offset")
     return None
-
-
-def _codes(answer: Any) -> set[int]:  # noqa: ANN401  # aiokafka is untyped
-    return {code for _, partitions, _ in answer.topics for *_, code, _ in partitions}
 
 
 def _as_aiokafka_reads_it(answer: Any) -> Any:  # noqa: ANN401  # aiokafka is untyped
@@ -208,3 +222,165 @@ def _as_aiokafka_reads_it(answer: Any) -> Any:  # noqa: ANN401  # aiokafka is un
         for topic, partitions, _ in answer.topics
     ]
     return OffsetFetchResponse_v3(answer.throttle_time_ms, topics, answer.error_code)
+
+
+_NOTHING: Final = bytes(16)
+"""The identity of a topic that has none: its brokers were never told to give it one."""
+
+
+class Uuid(AbstractType[bytes]):  # type: ignore[misc]  # aiokafka is untyped
+    """The sixteen bytes of an identity."""
+
+    @classmethod
+    def encode(cls, value: bytes) -> bytes:
+        """Return the bytes as they are sent."""
+        return value
+
+    @classmethod
+    def decode(cls, data: BytesIO) -> bytes:
+        """Return the bytes that come next."""
+        return data.read(len(_NOTHING))
+
+
+class _MetadataResponse(Response):  # type: ignore[misc]  # aiokafka is untyped
+    API_KEY = 3
+    API_VERSION = 10
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "brokers",
+            CompactArray(
+                ("node_id", Int32),
+                ("host", CompactString()),
+                ("port", Int32),
+                ("rack", CompactString()),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("cluster_id", CompactString()),
+        ("controller_id", Int32),
+        (
+            "topics",
+            CompactArray(
+                ("error_code", Int16),
+                ("name", CompactString()),
+                ("topic_id", Uuid),
+                ("is_internal", Boolean),
+                (
+                    "partitions",
+                    CompactArray(
+                        ("error_code", Int16),
+                        ("partition", Int32),
+                        ("leader", Int32),
+                        ("leader_epoch", Int32),
+                        ("replicas", CompactArray(Int32)),
+                        ("isr", CompactArray(Int32)),
+                        ("offline_replicas", CompactArray(Int32)),
+                        ("tags", TaggedFields),
+                    ),
+                ),
+                ("authorized_operations", Int32),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("cluster_authorized_operations", Int32),
+        ("tags", TaggedFields),
+    )
+
+
+class _MetadataRequest(RequestStruct):  # type: ignore[misc]  # aiokafka is untyped
+    API_KEY = 3
+    API_VERSION = 10
+    FLEXIBLE_VERSION: ClassVar[bool] = True
+    RESPONSE_TYPE = _MetadataResponse
+    SCHEMA = Schema(
+        (
+            "topics",
+            CompactArray(("topic_id", Uuid), ("name", CompactString()), ("tags", TaggedFields)),
+        ),
+        ("allow_auto_topic_creation", Boolean),
+        ("include_cluster_authorized_operations", Boolean),
+        ("include_topic_authorized_operations", Boolean),
+        ("tags", TaggedFields),
+    )
+
+
+class _TopicIds(Request[_MetadataRequest]):  # type: ignore[misc]  # aiokafka is untyped
+    API_KEY = 3
+
+    def __init__(self, topics: Sequence[str]) -> None:
+        self._topics = topics
+
+    def build(self, request_struct_class: type[Any]) -> Any:  # noqa: ANN401  # aiokafka is untyped
+        tags: dict[int, bytes] = {}
+        wanted = [(_NOTHING, topic, tags) for topic in self._topics]
+        make_topics = with_cluster_rights = with_topic_rights = False
+        return request_struct_class(
+            wanted, make_topics, with_cluster_rights, with_topic_rights, tags
+        )
+
+
+async def fetch_topic_ids(
+    client: AIOKafkaClient, topics: Sequence[str]
+) -> dict[str, str | None] | None:
+    """Return the identity of each topic that exists, as `kafka-topics.sh --describe` shows it.
+
+    `None` in the place of an identity where the topic has none; `None` in the place of all where
+    the brokers are older than Kafka 2.8 and cannot be asked. Raises aiokafka's errors.
+    """
+    # Any broker knows; one that is behind is asked again by the next look.
+    node = client.get_random_node()
+    if node is None:
+        raise KafkaConnectionError("no broker is known")
+    try:
+        answer = await client.send(node, _TopicIds(topics))
+    except NotImplementedError:  # what aiokafka says where a broker lacks the version
+        return None
+    return {
+        name: None
+        if identity == _NOTHING
+        else base64.urlsafe_b64encode(identity).decode().rstrip("=")
+        for error_code, name, identity, *_ in answer.topics
+        if error_code != UnknownTopicOrPartitionError.errno and identity is not None
+    }
+
+
+# The identities of the topics that are read, and which of them are of other topics by now. Pure.
+#
+# Brokers before Kafka 2.8 cannot be asked for identities, and some topics have none: what is not
+# known is no other topic. It is taken over when it becomes known, as at an upgrade of the brokers.
+
+Found = Mapping[str, str | None]
+"""The identity of each topic that exists; `None` for a topic that has none."""
+
+
+class TopicIds:
+    """What was known of the topics when partitions were assigned, and has become known since."""
+
+    def __init__(self, found: Found | None) -> None:
+        """Take what the brokers answered; `None` where they cannot be asked."""
+        self.by_topic: dict[str, str | None] = dict(found or {})
+        self._could_ask = found is not None
+
+    def update(self, found: Found) -> frozenset[str]:
+        """Return the topics that are others now; where there are none, take over what is new.
+
+        A topic that was absent is another one as well, also without an identity.
+        """
+        others = frozenset(
+            topic
+            for topic, topic_id in found.items()
+            if (
+                is_other_topic(self.by_topic[topic], topic_id)
+                if topic in self.by_topic
+                # Absent before, where that was known: brokers that could not be asked said nothing.
+                else self._could_ask
+            )
+        )
+        # With others the client is opened anew, and begins with what it finds then.
+        if not others:
+            self.by_topic |= {
+                topic: own or self.by_topic.get(topic) for topic, own in found.items()
+            }
+            self._could_ask = True
+        return others

@@ -1,6 +1,7 @@
-"""How far a node is booked: what a join that takes a node over must know of the one before.
+"""What stages write of their own work: how far a node is booked, and what could not be used.
 
-Here lives the record of `gpuledger.progress.v1`, a compacted topic keyed by node.
+Here live the records of `gpuledger.progress.v1`, a compacted topic keyed by node, which a join that
+takes a node over must know of the one before, and of `gpuledger.dead-letters.v1`.
 """
 
 from typing import Annotated
@@ -8,6 +9,9 @@ from typing import Annotated
 from gpuledger.records.base import BaseRecord, BootId, Natural, NodeName, Seq
 from gpuledger.records.bounds import (
     MAX_BOOTS,
+    Base64,
+    Sentence,
+    Word,
     at_most,
 )
 
@@ -50,3 +54,30 @@ class NodeProgress(BaseRecord, frozen=True, kw_only=True):
     boots_before: Annotated[list[BootProgress], at_most(MAX_BOOTS)] | None = None
     """The few boots before that one, the newest first, and those that were booked for longest;
     absent where none is known."""
+
+
+class DeadLetter(BaseRecord, frozen=True, kw_only=True):
+    """A record that a consumer could not use, kept so that it can be looked at and sent again."""
+
+    topic: Word
+    """The topic from which it was read."""
+    partition: Natural
+    """Its partition there."""
+    offset: Natural
+    """Its offset there; of several records the first one's."""
+    consumer: Sentence
+    """The consumer group that could not use it."""
+    reason: Word
+    """Why, as one word: `undecodable`, `unreadable`, `invalid`, …"""
+    detail: Sentence
+    """Why, as a sentence that names field and value."""
+    time_ns: Natural
+    """When it was put aside, nanoseconds since the epoch."""
+    # Bytes of anybody, which JSON could not hold as they are.
+    key_base64: Base64 | None = None
+    """The record's key; absent where it had none."""
+    value_base64: Base64 | None = None
+    """The record's bytes, unchanged; absent where it had none."""
+    last_offset: Natural | None = None
+    """The last one's offset, where the letter stands for all records of a batch that cannot be
+    unpacked; absent where it stands for one record."""

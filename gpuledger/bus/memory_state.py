@@ -1,0 +1,274 @@
+"""What the bus in memory keeps: the records of each partition, and the consumer groups.
+
+A partition has offsets, compaction and a bound on what is kept. A group has its members, who holds
+which partition, and what was committed; a rebalance goes as Kafka's eager protocol has it: all
+members give up everything, each in its own poll, then all get their share. Nothing waits here.
+"""
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from operator import attrgetter
+from typing import Final
+
+from gpuledger.bus.protocol import Message, Record, TopicPartition
+
+OVERHEAD_BYTES: Final = 200
+"""What CPython holds for a record beside the bytes of its key and value."""
+KEPT_AFTER_DROPPING: Final = 0.875
+"""Dropping an eighth at a time keeps the cost of a drop in proportion to what was appended."""
+FEWEST_TO_COMPACT: Final = 1000
+
+_offset = attrgetter("offset")
+
+
+class PartitionLog:
+    """The records of one partition, in the order of their offsets, which may have holes."""
+
+    def __init__(
+        self,
+        place: TopicPartition,
+        *,
+        topic_id: str,
+        compacted: bool,
+        max_bytes: int,
+        max_records: int,
+    ) -> None:
+        self.place = place
+        self.end_offset = 0
+        """The offset that the next record gets."""
+        self.expired_before = 0
+        """Records before this offset were removed by age or bound, not by compaction."""
+        self.topic_id = topic_id
+        """The identity of the topic; another one after it was made anew."""
+        self.compacted = compacted
+        self.readers: set[Callable[[], None]] = set()
+        """Called after each append."""
+        self._records: list[Record] = []
+        self._bytes = 0
+        self._max_bytes = max_bytes
+        self._max_records = max_records
+        self._compact_at = FEWEST_TO_COMPACT
+        self._tombstones_before = 0
+
+    @property
+    def first_offset(self) -> int:
+        """The offset of the first record kept, or the end where none is."""
+        return self._records[0].offset if self._records else self.end_offset
+
+    def append(self, messages: Sequence[Message]) -> None:
+        """Append all messages at once and wake the readers."""
+        for offset, message in enumerate(messages, start=self.end_offset):
+            record = Record(*self.place, offset, message.timestamp_ms, message.key, message.value)
+            self._records.append(record)
+            self._bytes += _size_bytes(record)
+        self.end_offset += len(messages)
+        if self.compacted:
+            # What is left after compaction is the state itself, so it is not dropped by size.
+            if len(self._records) >= self._compact_at:
+                self.compact()
+        elif len(self._records) > self._max_records or self._bytes > self._max_bytes:
+            max_records = int(self._max_records * KEPT_AFTER_DROPPING)
+            max_bytes = int(self._max_bytes * KEPT_AFTER_DROPPING)
+            dropped = 0
+            while len(self._records) - dropped > max_records or self._bytes > max_bytes:
+                self._bytes -= _size_bytes(self._records[dropped])
+                dropped += 1
+            del self._records[:dropped]
+            # Whoever stands before that has missed something: its next poll makes a gap of it.
+            self.expired_before = self.first_offset
+        for wake in self.readers:
+            wake()
+
+    def read(self, offset: int, *, max_records: int) -> list[Record]:
+        """Return the next records from an offset on; from a hole, the next record on."""
+        start = bisect_left(self._records, offset, key=_offset)
+        return self._records[start : start + max_records]
+
+    def next_offset(self, offset: int) -> int:
+        """Return the offset of the first record at or after an offset, or the end."""
+        found = self.read(offset, max_records=1)
+        return found[0].offset if found else self.end_offset
+
+    def offset_at(self, timestamp_ms: int) -> int:
+        """Return the offset of the first record that is not older than that, or the end."""
+        return next(
+            (each.offset for each in self._records if each.timestamp_ms >= timestamp_ms),
+            self.end_offset,
+        )
+
+    def remove_before(self, offset: int) -> None:
+        """Remove what is before an offset, as retention does."""
+        del self._records[: bisect_left(self._records, offset, key=_offset)]
+        self._bytes = sum(map(_size_bytes, self._records))
+        self.expired_before = max(self.expired_before, min(offset, self.end_offset))
+
+    def begin_anew(self, topic_id: str) -> None:
+        """Become the partition of another topic of the same name, without any record."""
+        self._records.clear()
+        self._bytes = self.end_offset = self.expired_before = self._tombstones_before = 0
+        self.topic_id = topic_id
+        for wake in self.readers:
+            wake()
+
+    def compact(self) -> None:
+        """Keep the last record of each key; a tombstone goes with the second compaction."""
+        # As the cleaner of Kafka does: by keys alone, whatever the times.
+        last = {record.key: record.offset for record in self._records}
+        self._records = [
+            record
+            for record in self._records
+            if last[record.key] == record.offset
+            and (record.value is not None or record.offset >= self._tombstones_before)
+        ]
+        self._bytes = sum(map(_size_bytes, self._records))
+        self._tombstones_before = self.end_offset
+        self._compact_at = max(FEWEST_TO_COMPACT, 2 * len(self._records))
+
+
+def _size_bytes(record: Record) -> int:
+    return len(record.key or b"") + len(record.value or b"") + OVERHEAD_BYTES
+
+
+Assignment = frozenset[TopicPartition]
+
+
+@dataclass(kw_only=True, eq=False)
+class Member:
+    """One member: what it reads, what it is to hold, and how far it is in the rebalance."""
+
+    name: str
+    static: bool
+    topics: Sequence[str]
+    wake: Callable[[], None]
+    share: Assignment = frozenset()
+    """What the group gave it; it may not have taken it up yet."""
+    generation: int = 0
+    """The rebalance that the share comes from."""
+    ready: bool = False
+    """It holds nothing any more and waits for its share."""
+    away: bool = False
+    """A static member that closed; its share waits for its return."""
+    expiry: asyncio.TimerHandle | None = field(default=None, repr=False)
+
+
+class ConsumerGroup:
+    """Members that share the partitions of their topics."""
+
+    def __init__(self, *, partitions: Mapping[str, int], session_timeout_seconds: float) -> None:
+        self.committed: dict[TopicPartition, int] = {}
+        self.topic_ids: dict[str, str] = {}
+        """The identities of the topics as the members began to read them."""
+        self._committed_ids: dict[TopicPartition, str] = {}
+        self._partitions = partitions
+        self._session_timeout_seconds = session_timeout_seconds
+        self._members: dict[str, Member] = {}
+        self._names = count(1)
+        self._generation = 0
+        self._rebalancing = False
+
+    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit offsets of the topics that the members read."""
+        self.committed.update(offsets)
+        for place in offsets:
+            if identity := self.topic_ids.get(place.topic):
+                self._committed_ids[place] = identity
+
+    def committed_of(self, place: TopicPartition, topic_id: str) -> int | None:
+        """Return the committed offset, unless it is one of another topic of that name."""
+        if self._committed_ids.get(place, topic_id) != topic_id:
+            return None
+        return self.committed.get(place)
+
+    def join(self, *, name: str | None, topics: Sequence[str], wake: Callable[[], None]) -> Member:
+        """Add a member; a static one that returns takes up its share and moves nobody else's."""
+        returning = self._members.get(name) if name else None
+        member = Member(
+            name=name or f"member-{next(self._names):06d}",
+            static=name is not None,
+            topics=topics,
+            wake=wake,
+        )
+        self._members[member.name] = member
+        if returning is None or set(returning.topics) != set(topics):
+            self._start_rebalance()
+            return member
+        if returning.expiry is not None:
+            returning.expiry.cancel()
+        # Who had the name finds itself replaced, at its next poll.
+        returning.wake()
+        member.share, member.generation = returning.share, returning.generation
+        member.ready = True
+        self._finish_rebalance()
+        return member
+
+    def leave(self, member: Member) -> None:
+        """Take a member out; the share of a static one waits for the session timeout."""
+        if self.is_replaced(member):
+            return
+        # A static member that restarts within the session timeout finds its share as it left it.
+        if not member.static:
+            del self._members[member.name]
+            self._start_rebalance()
+            return
+        member.away = True
+        loop = asyncio.get_running_loop()
+        member.expiry = loop.call_later(self._session_timeout_seconds, self._expire, member)
+        self._finish_rebalance()
+
+    def is_replaced(self, member: Member) -> bool:
+        """Return whether another consumer came under the same static name."""
+        return self._members.get(member.name) is not member
+
+    def must_give_up(self, member: Member) -> bool:
+        """Return whether a rebalance waits for this member."""
+        return self._rebalancing and not member.ready
+
+    def give_up(self, member: Member) -> None:
+        """Mark that a member holds nothing any more; the last one ends the rebalance."""
+        member.ready = True
+        self._finish_rebalance()
+
+    def _expire(self, member: Member) -> None:
+        if not self.is_replaced(member):
+            del self._members[member.name]
+            self._start_rebalance()
+
+    def _start_rebalance(self) -> None:
+        self._rebalancing = True
+        for member in self._members.values():
+            member.ready = False
+            member.wake()
+        self._finish_rebalance()
+
+    def _finish_rebalance(self) -> None:
+        present = [member for member in self._members.values() if not member.away]
+        # The last one that gives up ends the rebalance; a member that is away has given up already.
+        if not self._rebalancing or not all(member.ready for member in present):
+            return
+        self._rebalancing = False
+        self._generation += 1
+        shares = assign_ranges(
+            {member.name: member.topics for member in self._members.values()}, self._partitions
+        )
+        for member in self._members.values():
+            member.share, member.generation = shares[member.name], self._generation
+            member.wake()
+
+
+def assign_ranges(
+    topics_of: Mapping[str, Iterable[str]], partitions: Mapping[str, int]
+) -> dict[str, Assignment]:
+    """Return each member a run of each topic's partitions, the same run where counts are equal."""
+    shares: dict[str, set[TopicPartition]] = {member: set() for member in topics_of}
+    for topic in {topic for topics in topics_of.values() for topic in topics}:
+        members = sorted(member for member, topics in topics_of.items() if topic in set(topics))
+        each, over = divmod(partitions[topic], len(members))
+        start = 0
+        for index, member in enumerate(members):
+            end = start + each + (index < over)
+            shares[member] |= {TopicPartition(topic, number) for number in range(start, end)}
+            start = end
+    return {member: frozenset(share) for member, share in shares.items()}

@@ -1,0 +1,172 @@
+"""Who finds the turn of the event loop used up gets what is here in one of the next turns.
+
+Over aiokafka's own fetcher, as a client of its own has it too; what brokers answer is made here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from aiokafka.consumer.fetcher import Fetcher
+from aiokafka.consumer.subscription_state import SubscriptionState
+
+from gpuledger.bus.kafka_fetch import named
+from gpuledger.bus.kafka_unpacking import read_any_batch
+from gpuledger.bus.limits import MAX_TURN_BYTES
+from gpuledger.bus.protocol import TopicPartition
+from tests import raw_batches
+from tests.raw_batches import ZSTD, Raw
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from aiokafka.protocol.fetch import FetchRequest
+
+PARTITIONS = [named(TopicPartition("a.topic", partition)) for partition in range(2)]
+BATCHES = 6
+LONG_SECONDS = 3600.0
+"""For which a poll would wait that takes what is here for nothing."""
+DEADLINE_SECONDS = 20.0
+
+
+def log() -> bytes:
+    """Return a partition of batches of which two fill a turn."""
+    half = raw_batches.pack(raw_batches.body([Raw(b"k", bytes(MAX_TURN_BYTES // 2 + 1))]), ZSTD)
+    return b"".join(
+        raw_batches.batch(half, count=1, codec=ZSTD, time_ms=1, base_offset=at)
+        for at in range(BATCHES)
+    )
+
+
+class Broker:
+    """Answers the first request for each partition with all it has, and later ones never."""
+
+    API_VERSION = 4
+
+    def __init__(self, data: bytes) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._metadata_max_age_ms = 1_000
+        self.cluster = SimpleNamespace(leader_for_partition=lambda _: 1)
+        self._data = data
+        self._served: set[int] = set()
+
+    async def send(self, node: int, request: FetchRequest) -> SimpleNamespace:
+        del node
+        ((topic, partitions),) = request.topics
+        asked = {partition for partition, *_ in partitions} - self._served
+        if not asked:
+            await asyncio.Event().wait()
+        self._served |= asked
+        answers: list[Any] = [(each, 0, BATCHES, BATCHES, [], self._data) for each in sorted(asked)]
+        return SimpleNamespace(API_VERSION=self.API_VERSION, topics=[(topic, answers)])
+
+
+@asynccontextmanager
+async def consuming(data: bytes) -> AsyncIterator[Fetcher]:
+    """Yield a fetcher that reads both partitions from their beginning."""
+    read_any_batch()
+    subscriptions = SubscriptionState()
+    subscriptions.assign_from_user(set(PARTITIONS))
+    for partition in PARTITIONS:
+        subscriptions.subscription.assignment.state_value(partition).seek(0)
+    fetcher = Fetcher(Broker(data), subscriptions)
+    try:
+        yield fetcher
+    finally:
+        await fetcher.close()
+
+
+async def read_all(fetcher: Fetcher, *, max_records: int = 500) -> set[tuple[int, int]]:
+    """Poll until there is a record of each batch."""
+    seen: set[tuple[int, int]] = set()
+    while len(seen) < BATCHES * len(PARTITIONS):
+        found = await fetcher.fetched_records(
+            PARTITIONS, timeout=LONG_SECONDS, max_records=max_records
+        )
+        assert found, "a poll ended with nothing, though records were here"
+        seen |= {(record.partition, record.offset) for each in found.values() for record in each}
+    return seen
+
+
+ALL = {(partition, offset) for partition in range(2) for offset in range(BATCHES)}
+
+
+async def test_a_poll_that_finds_the_turn_used_up_gets_what_is_here_in_the_next_turn() -> None:
+    async with asyncio.timeout(DEADLINE_SECONDS), consuming(log()) as fetcher:
+        assert await read_all(fetcher) == ALL
+
+
+async def test_so_does_each_of_several_consumers_of_a_process() -> None:
+    async with asyncio.timeout(DEADLINE_SECONDS), AsyncExitStack() as stack:
+        fetchers = [await stack.enter_async_context(consuming(log())) for _ in range(4)]
+        assert await asyncio.gather(*map(read_all, fetchers)) == [ALL] * 4
+
+
+async def test_who_has_a_backlog_and_polls_in_every_turn_keeps_no_other_waiting() -> None:
+    order: list[str] = []
+
+    async def follow(name: str, fetcher: Fetcher) -> None:
+        while order.count(name) < len(ALL):
+            found = await fetcher.fetched_records(PARTITIONS, timeout=LONG_SECONDS)
+            order.extend(name for records in found.values() for _ in records)
+            await asyncio.sleep(0)
+
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        consuming(log()) as first,
+        consuming(log()) as second,
+    ):
+        await asyncio.gather(follow("1", first), follow("2", second))
+
+    both = "".join(order)[: len(ALL)]
+    assert "1" * 5 not in both
+    assert "2" * 5 not in both
+
+
+async def test_records_that_are_taken_one_by_one_come_all_in_their_order() -> None:
+    async with asyncio.timeout(DEADLINE_SECONDS), consuming(log()) as fetcher:
+        records = [await fetcher.next_record(PARTITIONS) for _ in ALL]
+
+    assert {(record.partition, record.offset) for record in records} == ALL
+    for partition in range(2):
+        offsets = [record.offset for record in records if record.partition == partition]
+        assert offsets == list(range(BATCHES))
+
+
+async def test_a_poll_that_waits_for_nothing_returns_where_nothing_is_here() -> None:
+    async with asyncio.timeout(DEADLINE_SECONDS), consuming(log()) as fetcher:
+        await read_all(fetcher)
+
+        assert await fetcher.fetched_records(PARTITIONS, timeout=0) == {}
+        assert await fetcher.fetched_records(PARTITIONS, timeout=0.001) == {}
+
+
+async def test_a_consumer_that_is_given_up_while_it_waits_for_its_turn_keeps_none_waiting() -> None:
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        consuming(log()) as one,
+        consuming(log()) as gone,
+        consuming(log()) as other,
+    ):
+        tasks = [asyncio.create_task(read_all(fetcher)) for fetcher in (one, gone, other)]
+        await tasks[0]
+        tasks[1].cancel()
+        await asyncio.gather(tasks[1], return_exceptions=True)
+
+        assert await tasks[2] == ALL
+
+
+async def test_a_loop_that_ended_in_the_middle_of_a_turn_leaves_nothing_to_the_next() -> None:
+    async def leave() -> None:
+        async with consuming(log()) as fetcher:
+            await fetcher.fetched_records(PARTITIONS, timeout=LONG_SECONDS)
+
+    def run() -> None:
+        for _ in range(2):
+            asyncio.run(leave())
+
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await asyncio.to_thread(run)
