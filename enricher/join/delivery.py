@@ -11,8 +11,8 @@ from typing import Final, Protocol
 
 import structlog
 
-from enricher.join import metrics
-from enricher.join.retry import UntilDone
+from enricher.join import join_metrics as metrics
+from enricher.join.polling import UntilDone
 from gpuledger.bus.protocol import Consumer, Message, Producer, Record, TopicPartition
 from gpuledger.bus.transactional_writers import TransactionalWriters, pause_seconds_after
 from gpuledger.dead_letter_queue import DeadLetterQueue

@@ -4,18 +4,18 @@ Here lateness, gaps, pending pods and clocks are counted, and the books are chec
 devices. What an event says of them is decided elsewhere.
 """
 
+import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
-from enricher.join import metrics
+from enricher.join import join_metrics as metrics
 from enricher.join.booking.settlement import settled_seconds
 from enricher.join.pods.describe import PodDescriptions
 from enricher.join.pods.pending import PendingPods
 from enricher.join.progress.passage import NodeWatermark
-from enricher.join.progress.skew import ClockSkew, WindowedMax
-from enricher.join.progress.unbooked import UnbookedNodes
 from gpuledger.bus.protocol import Record
 from gpuledger.decode_errors import shorten
 from gpuledger.ledger.conservation import conservation_error
@@ -28,6 +28,162 @@ NAMES_SHOWN: Final = 4
 """Of a pod: its UID and a few of its containers; a line is no place for all that a tick may say."""
 NAME_CHARACTERS: Final = 100
 _log = structlog.get_logger(__name__)
+
+AFTER_NS: Final = 60 * 10**9
+"""For how long new ticks must have come of which none was booked; who reads again what others have
+booked is through by then."""
+NEW_NS: Final = 60 * 10**9
+"""A tick that was written longer ago may be one that is sent, or read, again."""
+
+
+@dataclass(kw_only=True)
+class _NodeHistory:
+    partition: int
+    first_ns: int
+    """When the first tick was read that was not booked, since the last one that was."""
+    last_ns: int
+    """When the last one was."""
+    is_told: bool = False
+
+    @property
+    def is_unbooked(self) -> bool:
+        return self.last_ns - self.first_ns >= AFTER_NS
+
+
+class UnbookedNodes:
+    """Follows them; memory is bounded by the nodes that have a watermark."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _NodeHistory] = {}
+
+    def __bool__(self) -> bool:
+        """Return whether there may be one."""
+        return bool(self._nodes)
+
+    def see_duplicate(self, node: str, *, partition: int, written_ns: int, now_ns: int) -> bool:
+        """Record that a tick counts as booked before; return whether the node is to be told of.
+
+        It is told once, until a tick is booked again.
+        """
+        found = self._see(node, partition=partition, written_ns=written_ns, now_ns=now_ns)
+        if found is None:
+            return False
+        is_new, found.is_told = not found.is_told, found.is_unbooked
+        return is_new and found.is_told
+
+    def see_refused(self, node: str, *, partition: int, written_ns: int, now_ns: int) -> None:
+        """Record that a tick was put aside, as it runs ahead: that is told of each."""
+        self._see(node, partition=partition, written_ns=written_ns, now_ns=now_ns)
+
+    def _see(
+        self, node: str, *, partition: int, written_ns: int, now_ns: int
+    ) -> _NodeHistory | None:
+        """Record that a tick was not booked; `None` where it may be one that comes again."""
+        if abs(now_ns - written_ns) > NEW_NS:
+            return None
+        found = self._nodes.get(node)
+        if found is None or now_ns - found.last_ns > NEW_NS:
+            found = _NodeHistory(partition=partition, first_ns=now_ns, last_ns=now_ns)
+            self._nodes[node] = found
+        found.last_ns = now_ns
+        return found
+
+    def see_booked(self, node: str) -> None:
+        """Record that a tick of the node was booked."""
+        self._nodes.pop(node, None)
+
+    def show(self, now_ns: int) -> None:
+        """Count those that there are; one that has gone silent is none."""
+        gone = [name for name, one in self._nodes.items() if now_ns - one.last_ns > NEW_NS]
+        for name in gone:
+            del self._nodes[name]
+        metrics.NODES_UNBOOKED.set(sum(one.is_unbooked for one in self._nodes.values()))
+
+    def forget(self, partition: int) -> None:
+        """Forget the nodes of a partition that is no longer held."""
+        self._nodes = {name: one for name, one in self._nodes.items() if one.partition != partition}
+        metrics.NODES_UNBOOKED.set(sum(one.is_unbooked for one in self._nodes.values()))
+
+
+class ClockSkew:
+    """Watches ticks and pods as they are taken up, and shows what they tell of clocks."""
+
+    def __init__(self) -> None:
+        self._ages_ns = WindowedMin()
+        self._leads_ns = WindowedMin()
+        self._steps = Repeats()
+
+    def see_ticks(self, newest_ns: int, *, now_ns: int) -> None:
+        """Take how new the newest of some ticks is: from the future, a node's clock is ahead."""
+        if self._ages_ns.add(now_ns - newest_ns, now_ns=now_ns):
+            metrics.MIN_AGE_SECONDS.set(self._ages_ns.minimum / 1e9)
+
+    def see_pod(self, pod: PodRecord, *, now_ns: int) -> None:
+        """Take a pod: that its node had it before it was made shows the node's clock behind.
+
+        A static pod's node has it before the API server knows of it.
+        """
+        if pod.started_time_ns is None or pod.config_hash is not None:
+            return
+        if self._leads_ns.add(pod.started_time_ns - pod.created_time_ns, now_ns=now_ns):
+            metrics.NODE_BEHIND_SECONDS.set(max(0.0, -self._leads_ns.minimum / 1e9))
+
+    def see_step(self, node: str, seconds: float) -> None:
+        """Record that a node's clock was set; what it stamps from now on is of a new timeline.
+
+        It is logged at once, as no tick may come after it. A clock that is set to and fro, tick by
+        tick, is one state and not a line each: a line a minute for each node and direction.
+        """
+        direction = "ahead" if seconds > 0 else "back"
+        metrics.CLOCK_STEPS_TOTAL.labels(direction=direction).inc()
+        if count := self._steps.count((node, direction)):
+            _log.warning("node_clock_set", node=node, by_seconds=round(seconds, 3), count=count)
+
+
+# The least and the most of what was seen of late, in constant memory.
+
+_WINDOW_NS: Final = 300 * 10**9
+
+
+class WindowedMin:
+    """The least of what was seen in this window of five minutes and in the one before."""
+
+    def __init__(self) -> None:
+        self._begun_ns = 0
+        self._now = self._before = math.inf
+
+    def add(self, value: float, *, now_ns: int) -> bool:
+        """Take a value; say whether the least may be another than before."""
+        since_ns = now_ns - self._begun_ns
+        is_over = not 0 <= since_ns < _WINDOW_NS
+        if is_over:
+            self._before = self._now if since_ns < 2 * _WINDOW_NS else math.inf
+            self._now, self._begun_ns = math.inf, now_ns
+        if value < self._now:
+            self._now = value
+            return True
+        return is_over
+
+    @property
+    def minimum(self) -> float:
+        """The least value; infinite where there was none."""
+        return min(self._now, self._before)
+
+
+class WindowedMax:
+    """The same for the most."""
+
+    def __init__(self) -> None:
+        self._negated = WindowedMin()
+
+    def add(self, value: float, *, now_ns: int) -> bool:
+        """Take a value; say whether the most may be another than before."""
+        return self._negated.add(-value, now_ns=now_ns)
+
+    @property
+    def maximum(self) -> float:
+        """The greatest value; minus infinity where there was none."""
+        return -self._negated.minimum
 
 
 class JoinObserver:

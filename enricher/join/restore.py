@@ -21,12 +21,11 @@ from typing import Final
 
 import structlog
 
-from enricher.join import metrics
+from enricher.join import join_metrics as metrics
 from enricher.join.delivery import Delivery
-from enricher.join.retry import UntilDone
-from enricher.join.settings import JoinTuning
+from enricher.join.join_settings import JoinTuning
+from enricher.join.polling import UntilDone, poll, step_through
 from enricher.join.stage import JoinStage
-from enricher.join.steps import step_through
 from gpuledger.bus.log_reader import History
 from gpuledger.bus.protocol import Consumer, Polled, TopicPartition
 from gpuledger.collector import settle_collector
@@ -49,16 +48,6 @@ _log = structlog.get_logger(__name__)
 
 class StalledError(GpuledgerError):
     """A read-back stood still for too long: the consumer is to be opened anew."""
-
-
-async def poll(
-    consumer: Consumer, *, insist: UntilDone, tuning: JoinTuning, maximum: float
-) -> Polled:
-    """Poll for at most so many seconds, however often the bus must be asked."""
-    seconds = min(maximum, tuning.poll_timeout_seconds)
-    return await insist(
-        lambda: consumer.poll(timeout_seconds=seconds, max_records=tuning.max_poll_records)
-    )
 
 
 class StateRestorer:

@@ -9,17 +9,16 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
-from enricher.join import metrics
+from enricher.join import join_metrics as metrics
 from enricher.join.observer import JoinObserver
 from enricher.join.pods.describe import (
     DescriptionCache,
     PodDescriptions,
+    describe_incident,
     find_pod_of_other_node,
     identity_of,
 )
-from enricher.join.pods.incidents import describe_incident
-from enricher.join.pods.pods import PodCache
-from enricher.join.pods.slim import Interner
+from enricher.join.pods.pods import Interner, PodCache
 from enricher.join.progress.passage import (
     MAX_AHEAD_NS,
     NodeWatermark,

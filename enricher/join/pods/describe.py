@@ -19,6 +19,7 @@ from gpuledger.recent import Budget, Recent
 from gpuledger.records import (
     ContainerRef,
     DeviceAllocation,
+    Incident,
     IncidentProcess,
     NodeSample,
     PodDescription,
@@ -269,3 +270,43 @@ def describe_known(known: KnownPod, container_ids: list[str], *, time_ns: int) -
         container_names=known.container_names(container_ids),
         deleted_time_ns=deleted_ns if deleted_ns is None or deleted_ns <= time_ns else None,
     )
+
+
+def describe_incident(incident: Incident, pods: PodCache) -> list[PodDescription]:
+    """Describe each pod once: those of the processes, then holders in the kubelet's order."""
+    found = describe_pods(
+        map(identity_of, incident.processes),
+        pods,
+        node=incident.node,
+        time_ns=incident.time_ns,
+    )
+    there = {pod.uid for pod in found if pod.uid}
+    held = _describe_holders(
+        incident.allocations or (), pods, node=incident.node, time_ns=incident.time_ns
+    )
+    return found + [pod for pod in held if pod.uid not in there]
+
+
+def _describe_holders(
+    allocations: Iterable[DeviceAllocation], pods: PodCache, *, node: str, time_ns: int
+) -> list[PodDescription]:
+    containers: dict[tuple[str, str], set[str]] = {}
+    for each in allocations:
+        containers.setdefault((each.namespace, each.pod), set()).add(each.container)
+    named = pods.named_on(node) if containers else {}
+    return [
+        _describe(nearest(named.get(name, ()), time_ns=time_ns), held, time_ns=time_ns)
+        for name, held in containers.items()
+    ]
+
+
+def _describe(known: KnownPod | None, containers: set[str], *, time_ns: int) -> PodDescription:
+    if known is None:
+        # The incident keeps the name that the node gave; here it would alert that pod's owner.
+        return PodDescription(uid=None, container_ids=[], state=PodState.PENDING)
+    ids = [
+        each.container_id
+        for each in known.record.containers
+        if each.container_id is not None and each.name in containers
+    ]
+    return describe_known(known, ids, time_ns=time_ns)

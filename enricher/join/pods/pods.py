@@ -8,9 +8,11 @@ of another; and whichever of them has led to a pod, it is a node's where its rec
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, Generic, NamedTuple, TypeVar
+from sys import intern
+from typing import Final, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from enricher.versions import is_older
 from gpuledger.records import PodRecord
@@ -323,3 +325,56 @@ def _past(before: KnownPod, pod: PodRecord, seen_time_ns: int) -> tuple[PodVersi
 def _description(pod: PodRecord) -> tuple[object, ...]:
     """Return what may change of a pod's description; its deletion is told by its own time."""
     return pod.owner_kind, pod.owner_name, pod.labels
+
+
+V = TypeVar("V")
+MAX_SHARED: Final = 10_000
+"""Dictionaries of one kind that are remembered for those that are equal."""
+
+
+class Interner:
+    """Makes pods' records small: what many of them say alike is kept once.
+
+    A record that was decoded has strings and dictionaries of its own. Nobody changes a record, so
+    equal ones can be the same object: that is more than half of a cached pod.
+    """
+
+    def __init__(self, *, max_shared: int = MAX_SHARED) -> None:
+        self._max_shared = max_shared
+        self._labels: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
+        self._requests: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._labels) + len(self._requests)
+
+    def slim(self, pod: PodRecord) -> PodRecord:
+        """Return an equal record that shares with others what it can."""
+        return replace(
+            pod,
+            namespace=intern(pod.namespace),
+            node=intern(pod.node),
+            owner_kind=pod.owner_kind and intern(pod.owner_kind),
+            owner_name=pod.owner_name and intern(pod.owner_name),
+            labels=self._share(self._labels, pod.labels),
+            containers=[replace(each, name=intern(each.name)) for each in pod.containers],
+            gpus_requested=self._share(self._requests, pod.gpus_requested),
+            phase=intern(pod.phase),
+            qos_class=pod.qos_class and intern(pod.qos_class),
+            priority_class=pod.priority_class and intern(pod.priority_class),
+        )
+
+    def _share(
+        self, known: dict[tuple[tuple[str, V], ...], dict[str, V]], items: dict[str, V]
+    ) -> dict[str, V]:
+        key = tuple(items.items())
+        found = known.get(key)
+        if found is None:
+            # Labels may be different in each pod, as an indexed job's are: then there is nothing to
+            # share, and what is remembered would grow with the pods that were ever there.
+            if len(known) >= self._max_shared:
+                known.clear()
+            known[key] = found = {
+                intern(name): cast("V", intern(value)) if isinstance(value, str) else value
+                for name, value in items.items()
+            }
+        return found

@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from typing_extensions import override
 
 from enricher.join.delivery import AtLeastOnce, CommitBatch, ExactlyOnce
-from enricher.join.retry import UntilDone
-from enricher.join.settings import JoinSettings, JoinTuning
+from enricher.join.join_settings import JoinSettings, JoinTuning
+from enricher.join.polling import UntilDone
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import (
     Consumer,
