@@ -56,10 +56,6 @@ class UnbookedNodes:
     def __init__(self) -> None:
         self._nodes: dict[str, _NodeHistory] = {}
 
-    def __bool__(self) -> bool:
-        """Return whether there may be one."""
-        return bool(self._nodes)
-
     def see_duplicate(self, node: str, *, partition: int, written_ns: int, now_ns: int) -> bool:
         """Record that a tick counts as booked before; return whether the node is to be told of.
 
@@ -218,8 +214,7 @@ class JoinObserver:
         """Record that a tick was booked."""
         if sample.time_ns > self._newest_ns:  # noqa: PLR1730 - max() costs three times as much, for each tick
             self._newest_ns = sample.time_ns
-        if self._unbooked:
-            self._unbooked.see_booked(event.node)
+        self._unbooked.see_booked(event.node)
         if event.late:
             metrics.LATE_TOTAL.inc()
         if event.uncovered_seconds is not None:
@@ -239,7 +234,9 @@ class JoinObserver:
         self._ticks_to_check -= 1
         if not self._ticks_to_check:
             self._ticks_to_check = TICKS_PER_CHECK
-            self._check(event, sample, now_ns=now_ns)
+            error = conservation_error(event.gpus, sample.interval_ns / 1e9)
+            if self._errors.add(error, now_ns=now_ns):
+                metrics.CONSERVATION_ERROR_RATIO.set(self._errors.maximum)
 
     def see_foreign(self, node: str, pods: Iterable[PodRecord]) -> None:
         """Record that a node named pods that the API server has placed on other nodes."""
@@ -307,8 +304,3 @@ class JoinObserver:
         """Forget what belongs to a partition that is no longer held."""
         self._pending.forget(partition)
         self._unbooked.forget(partition)
-
-    def _check(self, event: GpuEvent, sample: NodeSample, *, now_ns: int) -> None:
-        error = conservation_error(event.gpus, sample.interval_ns / 1e9)
-        if self._errors.add(error, now_ns=now_ns):
-            metrics.CONSERVATION_ERROR_RATIO.set(self._errors.maximum)

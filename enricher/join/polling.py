@@ -13,7 +13,6 @@ Here live the three things that the join does between the bus and its stage, wha
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from functools import partial
 from typing import Final, TypeVar
 
 from enricher.join import join_metrics as metrics
@@ -38,26 +37,25 @@ class UntilDone:
 
     async def __call__(self, call: Callable[[], Awaitable[T]]) -> T:
         """Return what the call returns, once it succeeds; every `BusError` is waited out."""
-        given = await until_done(
-            partial(self._attempt, call),
-            error=BusError,
-            failed=self._failed,
-            backoff=self._backoff,
-            sleep=asyncio.sleep,
+
+        async def attempt() -> T:
+            try:
+                return await call()
+            finally:
+                # Failures count too: a join that is refused again and again still goes round, and
+                # is not to be taken for one that hangs.
+                self.attempts += 1
+
+        def failed(error: BusError) -> None:
+            self._check.failed(str(error))
+            metrics.RETRIES_TOTAL.inc()
+
+        returned = await until_done(
+            attempt, error=BusError, failed=failed, backoff=self._backoff, sleep=asyncio.sleep
         )
         if self._passes_check:
             self._check.ok()
-        return given
-
-    async def _attempt(self, call: Callable[[], Awaitable[T]]) -> T:
-        try:
-            return await call()
-        finally:
-            self.attempts += 1
-
-    def _failed(self, error: BusError) -> None:
-        self._check.failed(str(error))
-        metrics.RETRIES_TOTAL.inc()
+        return returned
 
 
 async def poll(
@@ -77,11 +75,12 @@ STEP_BYTES: Final = 262_144
 def steps_of(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
     """Yield the records in their order, in steps of one record or of at most `STEP_BYTES`."""
     begin, size_bytes = 0, 0
-    for place, record in enumerate(records):
+    for index, record in enumerate(records):
         size_bytes += len(record.value or b"")
-        if size_bytes > STEP_BYTES and place > begin:
-            yield records[begin:place]
-            begin, size_bytes = place, len(record.value or b"")
+        # A record that is larger than a step makes one alone: it cannot be cut.
+        if size_bytes > STEP_BYTES and index > begin:
+            yield records[begin:index]
+            begin, size_bytes = index, len(record.value or b"")
     if begin < len(records):
         yield records[begin:]
 
@@ -90,4 +89,5 @@ async def step_through(records: Sequence[Record]) -> AsyncIterator[Sequence[Reco
     """Yield the steps of `steps_of`; after each of them everything else on the loop runs once."""
     for step in steps_of(records):
         yield step
+        # Not a wait: whatever is ready runs once, the heartbeat and the health pages among it.
         await asyncio.sleep(0)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
 from enricher.join.delivery import AtLeastOnce, Delivery, ExactlyOnce
@@ -40,6 +41,8 @@ from gpuledger.topics import (
     SAMPLES,
 )
 
+# Each has its own, as it grows with the failures of what it waits for.
+_new_backoff: Final = partial(Backoff, first_seconds=0.2, max_seconds=10.0)
 _FINISH_SECONDS: Final = 0.0
 """The group takes partitions back between deliveries: no commit is under way that could end."""
 
@@ -58,12 +61,12 @@ def main() -> int:
         "guarantee": settings.join.processing_guarantee,
         "brokers": settings.kafka.bootstrap_servers,
     }
-    return run_service(_join, settings=settings, about=about)
 
+    async def join(settings: JoinSettings, readiness: Readiness) -> None:
+        bus = KafkaBus(settings.kafka, readiness=readiness)
+        await run_join(bus=bus, settings=settings, readiness=readiness)
 
-async def _join(settings: JoinSettings, readiness: Readiness) -> None:
-    bus = KafkaBus(settings.kafka, readiness=readiness)
-    await run_join(bus=bus, settings=settings, readiness=readiness)
+    return run_service(join, settings=settings, about=about)
 
 
 async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readiness) -> None:
@@ -74,9 +77,9 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
     `delivery`, ok while what is made can be published.
     """
     stage_check, delivery_check = readiness.check("pods"), readiness.check("delivery")
-    insist = UntilDone(check=readiness.check("bus"), backoff=_backoff())
+    insist = UntilDone(check=readiness.check("bus"), backoff=_new_backoff())
     # What was published and cannot be committed is not delivered: the delivery passes the check.
-    publishing = UntilDone(check=delivery_check, backoff=_backoff(), passes_check=False)
+    publishing = UntilDone(check=delivery_check, backoff=_new_backoff(), passes_check=False)
 
     def rounds() -> int:
         return insist.attempts + publishing.attempts
@@ -115,7 +118,7 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
                         insist=insist,
                         tuning=settings.join,
                         check=stage_check,
-                        backoff=_backoff(),
+                        backoff=_new_backoff(),
                         history=bus,
                     ),
                     insist=insist,
@@ -124,10 +127,6 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
                 )
                 await worker.run(bus=bus, member=settings.kafka.group_instance_id or None)
         watch.cancel()
-
-
-def _backoff() -> Backoff:
-    return Backoff(first_seconds=0.2, max_seconds=10.0)
 
 
 @asynccontextmanager

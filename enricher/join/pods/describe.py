@@ -160,14 +160,15 @@ class DescriptionCache:
             containers=sample.containers,
             allocations=sample.allocations,
             pods=msgspec.Raw(encode(pods)),
-            holder_uids=_encoded(holders),
+            holder_uids=msgspec.Raw(encode(holders.uids)) if holders.uids else None,
             unknown_holders=holders.unknown,
             pending=[
                 identity
                 for identity, pod in zip(identities, found, strict=True)
                 if pod is None and identity != _HOST and identity not in foreign
             ],
-            foreign=_each_once(foreign.values()),
+            # Several containers of one pod lead to it; it is counted and logged once.
+            foreign=list({pod.uid: pod for pod in foreign.values()}.values()),
         )
 
 
@@ -189,10 +190,6 @@ def _size_bytes(said: PodDescriptions) -> int:
     return rows + 2 * texts + len(memoryview(said.pods))
 
 
-def _encoded(holders: Holders) -> msgspec.Raw | None:
-    return msgspec.Raw(encode(holders.uids)) if holders.uids else None
-
-
 def identity_of(container: ContainerRef | IncidentProcess) -> Identity:
     """Return the pair by which the pod of a container is found."""
     return container.pod_uid, container.container_id
@@ -212,10 +209,6 @@ def find_pod_of_other_node(
     return {identity: pod for identity, pod in found.items() if pod is not None}
 
 
-def _each_once(pods: Iterable[PodRecord]) -> list[PodRecord]:
-    return list({pod.uid: pod for pod in pods}.values())
-
-
 def describe_pods(
     identities: Iterable[Identity], pods: PodCache, *, node: str, time_ns: int
 ) -> list[PodDescription]:
@@ -223,7 +216,9 @@ def describe_pods(
     containers: dict[str, list[str]] = {}
     found: dict[str, KnownPod] = {}
     nameless: list[PodDescription] = []
-    named = sorted(set(identities) - {_HOST}, key=_as_text)
+    named = sorted(
+        set(identities) - {_HOST}, key=lambda identity: (identity[0] or "", identity[1] or "")
+    )
     foreign = find_pod_of_other_node(named, pods, node=node)
     foreign_uids = {uid for uid, _ in foreign}
     for uid, container_id in named:
@@ -243,10 +238,6 @@ def describe_pods(
         for uid, ids in containers.items()
     ]
     return known + nameless
-
-
-def _as_text(identity: Identity) -> tuple[str, str]:
-    return identity[0] or "", identity[1] or ""
 
 
 def _nameless(uid: str | None, container_ids: list[str], *, is_foreign: bool) -> PodDescription:
@@ -273,40 +264,31 @@ def describe_known(known: KnownPod, container_ids: list[str], *, time_ns: int) -
 
 
 def describe_incident(incident: Incident, pods: PodCache) -> list[PodDescription]:
-    """Describe each pod once: those of the processes, then holders in the kubelet's order."""
-    found = describe_pods(
-        map(identity_of, incident.processes),
-        pods,
-        node=incident.node,
-        time_ns=incident.time_ns,
-    )
+    """Describe each pod once: those of the processes, then holders in the kubelet's order.
+
+    Holders have the names that the kubelet gave, whose response has no UIDs. They are looked up
+    among the node's own pods alone, as are the pods of processes, so that no node speaks for
+    another one's.
+    """
+    node, time_ns = incident.node, incident.time_ns
+    found = describe_pods(map(identity_of, incident.processes), pods, node=node, time_ns=time_ns)
     there = {pod.uid for pod in found if pod.uid}
-    held = _describe_holders(
-        incident.allocations or (), pods, node=incident.node, time_ns=incident.time_ns
-    )
-    return found + [pod for pod in held if pod.uid not in there]
-
-
-def _describe_holders(
-    allocations: Iterable[DeviceAllocation], pods: PodCache, *, node: str, time_ns: int
-) -> list[PodDescription]:
-    containers: dict[tuple[str, str], set[str]] = {}
-    for each in allocations:
-        containers.setdefault((each.namespace, each.pod), set()).add(each.container)
-    named = pods.named_on(node) if containers else {}
-    return [
-        _describe(nearest(named.get(name, ()), time_ns=time_ns), held, time_ns=time_ns)
-        for name, held in containers.items()
-    ]
-
-
-def _describe(known: KnownPod | None, containers: set[str], *, time_ns: int) -> PodDescription:
-    if known is None:
-        # The incident keeps the name that the node gave; here it would alert that pod's owner.
-        return PodDescription(uid=None, container_ids=[], state=PodState.PENDING)
-    ids = [
-        each.container_id
-        for each in known.record.containers
-        if each.container_id is not None and each.name in containers
-    ]
-    return describe_known(known, ids, time_ns=time_ns)
+    held: dict[tuple[str, str], set[str]] = {}
+    for each in incident.allocations or ():
+        held.setdefault((each.namespace, each.pod), set()).add(each.container)
+    named = pods.named_on(node) if held else {}
+    for name, containers in held.items():
+        known = nearest(named.get(name, ()), time_ns=time_ns)
+        if known is None:
+            # The incident keeps the name that the node gave; here it would alert that pod's owner.
+            found.append(PodDescription(uid=None, container_ids=[], state=PodState.PENDING))
+            continue
+        ids = [
+            each.container_id
+            for each in known.record.containers
+            if each.container_id is not None and each.name in containers
+        ]
+        description = describe_known(known, ids, time_ns=time_ns)
+        if description.uid not in there:
+            found.append(description)
+    return found

@@ -59,9 +59,17 @@ class PendingPods:
             key = uid or container_id or ""
             waiting = self._waiting.get(key)
             if waiting is None:
+                if len(self._waiting) >= self._most:
+                    # Room is made at the cost of who has waited longest. That one is reported with
+                    # those whose time is over: it would be lost in silence otherwise.
+                    eldest = next(iter(self._waiting.values()))
+                    self._drop(eldest)
+                    if not eldest.is_unknown:
+                        self._crowded_out.append(eldest)
                 waiting = PendingPod([], node, partition, now_ns, now_ns)
-                self._add(key, waiting)
+                self._waiting[key] = waiting
             waiting.last_ns = now_ns
+            # A tick may name a pod by a new container each time, so the names of one are bounded.
             for name in (key, container_id or key):
                 if name not in waiting.names and len(waiting.names) < _MAX_NAMES:
                     waiting.names.append(name)
@@ -71,6 +79,7 @@ class PendingPods:
         """Record that a pod's record has come; give who waited for it."""
         if not self._waiting:
             return []
+        # The UID in the cgroup path of a static pod is its configuration's hash.
         names = (pod.uid, pod.config_hash or pod.uid, *ids_of(pod))
         found = map(self._by_name.get, names)
         resolved = {waiting.names[0]: waiting for waiting in found if waiting}
@@ -90,6 +99,7 @@ class PendingPods:
                 waiting.is_unknown = True
                 self._unknown += 1
                 expired.append(waiting)
+            # Kept while ticks name it, so that it is reported once and not with every tick.
             if waiting.is_unknown and waiting.last_ns <= eldest_ns:
                 self._drop(waiting)
         return expired
@@ -99,17 +109,10 @@ class PendingPods:
         for waiting in [one for one in self._waiting.values() if one.partition == partition]:
             self._drop(waiting)
 
-    def _add(self, key: str, waiting: PendingPod) -> None:
-        if len(self._waiting) >= self._most:
-            eldest = next(iter(self._waiting.values()))
-            self._drop(eldest)
-            if not eldest.is_unknown:
-                self._crowded_out.append(eldest)
-        self._waiting[key] = waiting
-
     def _drop(self, waiting: PendingPod) -> None:
         del self._waiting[waiting.names[0]]
         self._unknown -= waiting.is_unknown
         for name in waiting.names:
+            # A container id that two ticks put under different UIDs leads to the later one.
             if self._by_name.get(name) is waiting:
                 del self._by_name[name]

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gpuledger.records import NodeSample
+from gpuledger.records import BootProgress, NodeProgress, NodeSample
 
 LATE_SECONDS: Final = 30.0
 """A tick that is further than this behind what its partition has reached is late."""
@@ -53,6 +53,10 @@ class BootWatermark(NamedTuple):
     last_ns: int
     """When the last of them was, by the worker's clock."""
 
+    def booked_for_ns(self, now_ns: int) -> int:
+        """Return for how long the boot has been booked; up to an hour of silence is part of it."""
+        return min(now_ns, self.last_ns + _AWAY_NS) - self.first_ns
+
 
 class NodeWatermark(msgspec.Struct, gc=False):
     """The last tick of a node that was booked; a Struct, because one is made for each tick."""
@@ -75,6 +79,41 @@ class NodeWatermark(msgspec.Struct, gc=False):
     """When the last of them was, by the worker's clock."""
     before: tuple[BootWatermark, ...] = ()
     """The few boots before, the newest first."""
+
+    def newest(self) -> BootWatermark:
+        """Return how far its newest boot is booked."""
+        return BootWatermark(self.boot_id, self.seq, self.begun_ns, self.first_ns, self.last_ns)
+
+    def known_for(self) -> tuple[int, int]:
+        """Rank the node by for how long it has been booked, all boots that are kept of it together.
+
+        Of those that were for as long, whoever was not heard of for longest comes first.
+        """
+        first_ns = min((boot.first_ns for boot in self.before), default=self.first_ns)
+        return self.heard_ns - min(first_ns, self.first_ns), self.heard_ns
+
+    def progress_of(self, node: str) -> NodeProgress:
+        """Return it as the record that whoever takes the partition over reads back."""
+        return NodeProgress(
+            node=node,
+            boot_id=self.boot_id,
+            seq=self.seq,
+            time_ns=self.time_ns,
+            offset=self.offset,
+            begun_time_ns=self.begun_ns,
+            first_booked_time_ns=self.first_ns,
+            boots_before=[
+                BootProgress(
+                    boot_id=boot.boot_id,
+                    seq=boot.seq,
+                    begun_time_ns=boot.begun_ns,
+                    first_booked_time_ns=boot.first_ns,
+                    last_booked_time_ns=boot.last_ns,
+                )
+                for boot in self.before
+            ]
+            or None,
+        )
 
     def seq_of(self, boot_id: str) -> int | None:
         """Return how far a boot is booked, `None` where nothing of it is known to be."""
