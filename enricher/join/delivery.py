@@ -243,7 +243,10 @@ class ExactlyOnce:
         try:
             await self._writers.commit(made.number, messages, offsets=made.offsets)
         except (FencedError, BusError) as error:
-            cause = _cause_of(error)
+            if isinstance(error, FencedError):
+                cause = "fenced"
+            else:
+                cause = "unavailable" if isinstance(error, BusUnavailableError) else "refused"
             metrics.TRANSACTIONS_ABORTED_TOTAL.labels(cause=cause).inc()
             _log.debug("transaction_undone", partition=made.number, reason=cause, error=str(error))
             return drained.explain(error) if isinstance(error, BusError) else error
@@ -265,12 +268,6 @@ class ExactlyOnce:
     def _pass_check(self) -> None:
         if not self._undelivered:
             self._check.ok()
-
-
-def _cause_of(error: Exception) -> str:
-    if isinstance(error, FencedError):
-        return "fenced"
-    return "unavailable" if isinstance(error, BusUnavailableError) else "refused"
 
 
 def count_events(made: CommitBatch) -> None:

@@ -121,6 +121,7 @@ class StateRestorer:
         try:
             await self._read_back(consumer, numbers, changes=changes)
         except NotAssignedError:
+            # A rebalance is under way, and is no failure: its callbacks come with the next poll.
             await self._poll_for(consumer, self._tuning.poll_timeout_seconds)
             return False
         except BusError as error:
@@ -128,11 +129,16 @@ class StateRestorer:
             self._check.failed(f"{_READING}: {error}")
             await self._poll_for(consumer, self._backoff.next_seconds())
             return False
+        # What was read back is of partitions that may be gone, or lacks some that have come.
         if changes != self._changes:
             return False
         self._backoff.reset()
         settle_collector(_OBJECTS_PER_COLLECTION)  # the cache lives long
-        self._let_through(consumer)
+        # Last of all: a tick that came before its pods would leave without their names, and one
+        # before the progress would be booked twice.
+        consumer.resume(consumer.assignment())
+        self._check.ok(lambda: f"{len(self._stage.pods)} pods")
+        _log.info("state_read", count=len(self._stage.pods))
         return True
 
     async def _read_back(
@@ -180,7 +186,12 @@ class StateRestorer:
     ) -> Mapping[TopicPartition, int]:
         """Take partitions over and go to where each is read from; return the ends of the state."""
         await self._delivery.take_over(numbers)
-        await self._read_marks(numbers)
+        # After the take-over alone: until then whoever had the partitions may write progress.
+        async with self._history.reader() as reader:
+            for place, span in (await reader.spans(PROGRESS.name)).items():
+                if place.partition in numbers and span.first < span.end:
+                    async for records in reader.read(place, span):
+                        self._stage.restore_progress(records)
         held = {place for place in consumer.assignment() if place.partition in numbers}
         state = {place for place in held if place.topic in STATE}
         for place in held:
@@ -189,14 +200,6 @@ class StateRestorer:
         ends = await consumer.end_offsets(state)
         consumer.resume(state)
         return ends
-
-    async def _read_marks(self, numbers: frozenset[int]) -> None:
-        """Take in how far the nodes are booked; nobody else writes progress of them any more."""
-        async with self._history.reader() as reader:
-            for place, span in (await reader.spans(PROGRESS.name)).items():
-                if place.partition in numbers and span.first < span.end:
-                    async for records in reader.read(place, span):
-                        self._stage.restore_progress(records)
 
     async def _count_left(self, consumer: Consumer, ends: Mapping[TopicPartition, int]) -> float:
         """Return how many offsets are left; infinity where a position is not known in time."""
@@ -216,8 +219,3 @@ class StateRestorer:
         end, changes = self._seconds() + seconds, self._changes
         while (left := end - self._seconds()) > 0 and changes == self._changes:
             await self._poll(consumer, maximum=left)
-
-    def _let_through(self, consumer: Consumer) -> None:
-        consumer.resume(consumer.assignment())
-        self._check.ok(lambda: f"{len(self._stage.pods)} pods")
-        _log.info("state_read", count=len(self._stage.pods))

@@ -21,7 +21,6 @@ from enricher.join.pods.describe import (
 from enricher.join.pods.pods import Interner, PodCache
 from enricher.join.progress.passage import (
     MAX_AHEAD_NS,
-    NodeWatermark,
     clock_step_seconds,
     is_duplicate,
     is_late,
@@ -163,9 +162,14 @@ class JoinStage:
         for record, incident in self._office.decode(_INCIDENTS, records):
             if not self._is_at_home(record, node=incident.node, key=incident.node):
                 continue
-            found += self._publishable(
-                record, self._attribute(incident), what="attributed incident"
-            )
+            kind = incident.kind if incident.kind in INCIDENT_KINDS else metrics.OTHER_KIND
+            metrics.INCIDENTS_TOTAL.labels(kind=kind).inc()
+            identities = map(identity_of, incident.processes)
+            foreign = find_pod_of_other_node(identities, self.pods, node=incident.node)
+            self._audit.see_foreign(incident.node, foreign.values())
+            pods = describe_incident(incident, self.pods)
+            attributed = AttributedIncident(incident=incident, pods=pods)
+            found += self._publishable(record, attributed, what="attributed incident")
         return found
 
     def forget(self, partition: int) -> None:
@@ -193,7 +197,15 @@ class JoinStage:
                 self._audit.see_refused(record, sample, now_ns=now_ns)
                 return self._refuse_seq(record, sample, ahead_seconds)
         said = self._descriptions.describe(sample)
-        event = _book(sample, said, watermark, reached_ns=watermarks.reached_ns(now_ns))
+        reached_ns = watermarks.reached_ns(now_ns)
+        event = make_event(
+            sample,
+            book_valid_tick(sample),
+            said,
+            late=sample.late or is_late(sample.time_ns, reached_ns),
+            uncovered_seconds=uncovered_seconds(sample, watermark),
+            settlements=settle_valid_ends(sample) if sample.ended_processes else None,
+        )
         events = self._publishable(record, event, what="event")
         if events:
             if (step_seconds := clock_step_seconds(sample, watermark)) is not None:
@@ -240,34 +252,6 @@ class JoinStage:
         detail = explain_misplaced(record, node=node, key=key, is_placed=self._is_placed)
         self._office.reject(record, reason="misplaced", detail=detail)
         return False
-
-    def _attribute(self, incident: Incident) -> AttributedIncident:
-        kind = incident.kind if incident.kind in INCIDENT_KINDS else metrics.OTHER_KIND
-        metrics.INCIDENTS_TOTAL.labels(kind=kind).inc()
-        identities = map(identity_of, incident.processes)
-        foreign = find_pod_of_other_node(identities, self.pods, node=incident.node)
-        self._audit.see_foreign(incident.node, foreign.values())
-        return AttributedIncident(incident=incident, pods=describe_incident(incident, self.pods))
-
-
-def _book(
-    sample: NodeSample,
-    said: PodDescriptions,
-    watermark: NodeWatermark | None,
-    *,
-    reached_ns: int | None,
-) -> GpuEvent:
-    return make_event(
-        sample,
-        book_valid_tick(sample),
-        said,
-        late=sample.late or is_late(sample.time_ns, reached_ns),
-        uncovered_seconds=uncovered_seconds(sample, watermark),
-        settlements=settle_valid_ends(sample) if sample.ended_processes else None,
-    )
-
-
-# Puts a tick's event together: what the node said, the books, who the pods are.
 
 
 def make_event(

@@ -11,7 +11,7 @@ from contextlib import suppress
 import structlog
 
 from enricher.join import join_metrics as metrics
-from enricher.join.delivery import CommitBatch, CommitBatches, Delivery
+from enricher.join.delivery import CommitBatches, Delivery
 from enricher.join.join_settings import JoinTuning
 from enricher.join.polling import UntilDone, poll, step_through
 from enricher.join.restore import INPUTS, STATE, StalledError, StateRestorer
@@ -91,7 +91,7 @@ class JoinWorker:
                         await self._step(consumer)
 
     async def _step(self, consumer: Consumer) -> None:
-        left_seconds = self._seconds_left()
+        left_seconds = self._slices.seconds_left(now=time.monotonic())
         if left_seconds == 0:
             await self._deliver(consumer)
             left_seconds = None
@@ -158,9 +158,6 @@ class JoinWorker:
             return ATTRIBUTED_INCIDENTS.name, self._stage.take_incidents(records)
         return EVENTS.name, self._stage.take_samples(records)
 
-    def _seconds_left(self) -> float | None:
-        return self._slices.seconds_left(now=time.monotonic())
-
     async def _deliver(self, consumer: Consumer) -> None:
         """Deliver what is gathered; partitions whose delivery was undone are begun with anew."""
         slices = self._slices.take()
@@ -168,13 +165,11 @@ class JoinWorker:
             made.progress = self._stage.drain_progress(made.number)
         undone = set(await self._delivery.deliver(consumer, slices))
         for made in slices:
-            if made.number not in undone:
-                self._finish(made)
+            if made.number in undone:
+                continue
+            for place, next_offset in made.offsets.items():
+                if place.topic == SAMPLES.name:
+                    self._lag.done(place, next_offset, time_ms=made.last_tick_ms)
         if undone:
             self._forget(undone)
             self._restorer.require(undone)
-
-    def _finish(self, made: CommitBatch) -> None:
-        for place, next_offset in made.offsets.items():
-            if place.topic == SAMPLES.name:
-                self._lag.done(place, next_offset, time_ms=made.last_tick_ms)

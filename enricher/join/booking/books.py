@@ -89,8 +89,7 @@ def exclusive_readings(
     if not has_instances(readings):
         return readings
     own = list(readings)
-    for rows in _rows_of_gpu_instances(readings):
-        _leave_memory_to_one(own, rows, claims)
+    _leave_shared_memory_to_one(own, claims)
     parts_of: defaultdict[str, _Memory] = defaultdict(_Memory)
     for reading in own:
         if reading.parent_uuid is not None:
@@ -117,41 +116,39 @@ def exclusive_readings(
     return own
 
 
-def _rows_of_gpu_instances(readings: Sequence[GpuReading]) -> list[list[int]]:
-    """Return the rows of each GPU instance that is cut into several compute instances."""
-    found: dict[tuple[str, int], list[int]] = {}
-    for row, reading in enumerate(readings):
+def _leave_shared_memory_to_one(own: list[GpuReading], claims: Sequence[Sequence[Claim]]) -> None:
+    """Leave the memory that compute instances share to the first row that has it.
+
+    The others have what processes hold there, so that these are booked where they run.
+    """
+    gpu_instances: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    for row, reading in enumerate(own):
         if reading.parent_uuid is not None and reading.gpu_instance is not None:
-            found.setdefault((reading.parent_uuid, reading.gpu_instance), []).append(row)
-    return [rows for rows in found.values() if len(rows) > 1]
-
-
-def _leave_memory_to_one(
-    own: list[GpuReading], rows: Sequence[int], claims: Sequence[Sequence[Claim]]
-) -> None:
-    """Leave the memory to the first row that has it; the others have what processes hold there."""
-    keeper = next((row for row in rows if own[row].memory_total_bytes is not None), None)
-    if keeper is None:
-        return
-    first = own[keeper]
-    total, used = first.memory_total_bytes or 0, first.memory_used_bytes
-    for row in rows:
-        if row == keeper:
+            gpu_instances[reading.parent_uuid, reading.gpu_instance].append(row)
+    for rows in gpu_instances.values():
+        keeper = next((row for row in rows if own[row].memory_total_bytes is not None), None)
+        if keeper is None or len(rows) == 1:
             continue
-        held = min(total, sum(claim.memory_bytes or 0 for claim in claims[row]))
-        total -= held
-        used = None if used is None else max(0, used - held)
-        reading = own[row]
-        own[row] = _with_memory(
-            reading, total=held, used=held, reserved=0, busy_ratio=reading.utilization_ratio
+        first = own[keeper]
+        total, used = first.memory_total_bytes or 0, first.memory_used_bytes
+        for row in rows:
+            if row == keeper:
+                continue
+            # Never more than is left: the processes of several rows may claim more than there is.
+            held = min(total, sum(claim.memory_bytes or 0 for claim in claims[row]))
+            total -= held
+            used = None if used is None else max(0, used - held)
+            busy_ratio = own[row].utilization_ratio
+            own[row] = _with_memory(
+                own[row], total=held, used=held, reserved=0, busy_ratio=busy_ratio
+            )
+        own[keeper] = _with_memory(
+            first,
+            total=total,
+            used=used,
+            reserved=first.memory_reserved_bytes,
+            busy_ratio=first.utilization_ratio,
         )
-    own[keeper] = _with_memory(
-        first,
-        total=total,
-        used=used,
-        reserved=first.memory_reserved_bytes,
-        busy_ratio=first.utilization_ratio,
-    )
 
 
 def _with_memory(
