@@ -27,8 +27,9 @@ TICKS_PER_CHECK: Final = 200
 NAMES_SHOWN: Final = 4
 """Of a pod: its UID and a few of its containers; a line is no place for all that a tick may say."""
 NAME_CHARACTERS: Final = 100
+# Longer than the pause between two scrapes, so that no extreme falls between them.
+_WINDOW_NS: Final = 300 * 10**9
 _log = structlog.get_logger(__name__)
-
 AFTER_NS: Final = 60 * 10**9
 """For how long new ticks must have come of which none was booked; who reads again what others have
 booked is through by then."""
@@ -51,7 +52,15 @@ class _NodeHistory:
 
 
 class UnbookedNodes:
-    """Follows them; memory is bounded by the nodes that have a watermark."""
+    """The nodes of whose new ticks none is booked: each counts as booked before, or runs ahead.
+
+    A node's `seq` never falls within a boot, so what is sent twice is old. New ticks below the
+    highest `seq` say that this one was never the node's: a tick has run ahead, and by how much is
+    known. Where all new ticks run ahead themselves, so far that they are refused, what was booked
+    of the boot was never the node's. Which ticks are new is found by when their record was written
+    and read, whatever the node says of its own time. Memory is bounded by the nodes that have a
+    watermark.
+    """
 
     def __init__(self) -> None:
         self._nodes: dict[str, _NodeHistory] = {}
@@ -78,6 +87,7 @@ class UnbookedNodes:
         if abs(now_ns - written_ns) > NEW_NS:
             return None
         found = self._nodes.get(node)
+        # A node that was silent in between begins anew: a minute of silence is no minute of ticks.
         if found is None or now_ns - found.last_ns > NEW_NS:
             found = _NodeHistory(partition=partition, first_ns=now_ns, last_ns=now_ns)
             self._nodes[node] = found
@@ -102,7 +112,11 @@ class UnbookedNodes:
 
 
 class ClockSkew:
-    """Watches ticks and pods as they are taken up, and shows what they tell of clocks."""
+    """How far the clocks of nodes, API server and this machine are apart, as far as that shows.
+
+    Nothing is corrected by it. A clock that is behind looks like a way that is slow, so of each
+    pair only one direction can be known: what is seen before it can have happened.
+    """
 
     def __init__(self) -> None:
         self._ages_ns = WindowedMin()
@@ -136,13 +150,11 @@ class ClockSkew:
             _log.warning("node_clock_set", node=node, by_seconds=round(seconds, 3), count=count)
 
 
-# The least and the most of what was seen of late, in constant memory.
-
-_WINDOW_NS: Final = 300 * 10**9
-
-
 class WindowedMin:
-    """The least of what was seen in this window of five minutes and in the one before."""
+    """The least of what was seen in this window of five minutes and in the one before.
+
+    In constant memory, so it is not the least of exactly the last five minutes.
+    """
 
     def __init__(self) -> None:
         self._begun_ns = 0
@@ -212,6 +224,7 @@ class JoinObserver:
         now_ns: int,
     ) -> None:
         """Record that a tick was booked."""
+        # One tick for all of a poll: the newest shows best what the way takes at least.
         if sample.time_ns > self._newest_ns:  # noqa: PLR1730 - max() costs three times as much, for each tick
             self._newest_ns = sample.time_ns
         self._unbooked.see_booked(event.node)

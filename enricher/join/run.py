@@ -159,6 +159,7 @@ async def _count_partitions(bus: Bus) -> tuple[int, int]:
     Raises `TopicsError` where a topic is missing, or input and output differ in partitions.
     """
     by_node = (*INPUTS, *STATE, PROGRESS.name, EVENTS.name, ATTRIBUTED_INCIDENTS.name)
+    # A node's pods, ticks and progress must lie in one partition number, or no worker has them all.
     counts = {name: await bus.partitions(name) for name in by_node}
     if len(set(counts.values())) != 1:
         raise TopicsError(

@@ -88,6 +88,7 @@ class JoinStage:
         now_ns = self._time_ns()
         for record in records:
             if record.value is None and record.key is not None:
+                # Only from its own partition: whoever may write elsewhere could take out any pod.
                 uid = record.key.decode(errors="replace")
                 self.pods.remove(uid, partition=record.partition)
                 continue
@@ -97,6 +98,8 @@ class JoinStage:
                 pod = self._slimmer.slim(decoded)
                 seen_time_ns = record.timestamp_ms * _NS_PER_MS
                 self.pods.put(pod, partition=record.partition, seen_time_ns=seen_time_ns)
+                # What was described as pending has a name now; `version_of` tells of the pod's own
+                # node alone, and another node may have named it.
                 for node in self._audit.see_pod(pod, now_ns=now_ns):
                     self._descriptions.forget(node)
 
@@ -177,6 +180,7 @@ class JoinStage:
         self.pods.remove_partition(partition)
         self._watermarks.pop(partition, None)
         self._audit.forget(partition)
+        # Whose description it was is not kept by partition; the others are made again in a tick.
         self._descriptions.clear()
 
     def _take_sample(
@@ -192,6 +196,8 @@ class JoinStage:
             sample, watermark, written_ms=record.timestamp_ms, now_ns=now_ns
         )
         if ahead_seconds is not None:
+            # Up to two days it can be a clock's error: it is booked, and reported. Beyond that no
+            # clock explains it, and to book it would cost the node's ticks until that `seq`.
             self._audit.see_seq_ahead(sample.node, ahead_seconds)
             if ahead_seconds * 1e9 > MAX_AHEAD_NS:
                 self._audit.see_refused(record, sample, now_ns=now_ns)
@@ -207,6 +213,7 @@ class JoinStage:
             settlements=settle_valid_ends(sample) if sample.ended_processes else None,
         )
         events = self._publishable(record, event, what="event")
+        # What was put aside is not booked: the next tick reports its time as uncovered.
         if events:
             if (step_seconds := clock_step_seconds(sample, watermark)) is not None:
                 self._audit.see_step(sample.node, step_seconds)

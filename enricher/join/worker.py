@@ -1,4 +1,4 @@
-"""The join's shell: poll, hand to the stage, gather, deliver; pods and progress first.
+"""The join's loop: poll, hand to the stage, gather, deliver; pods and progress first.
 
 Here live the loop and what changes with the group's assignments. What the records mean is the
 stage's business; how their work is delivered, and read back, stands in modules of their own.
@@ -66,7 +66,7 @@ class JoinWorker:
         self._restorer = restorer
         self._insist = insist
         self._tuning = tuning
-        self._slices = CommitBatches(
+        self._batches = CommitBatches(
             max_records=tuning.records_per_commit, max_seconds=tuning.commit_interval_seconds
         )
 
@@ -91,12 +91,14 @@ class JoinWorker:
                         await self._step(consumer)
 
     async def _step(self, consumer: Consumer) -> None:
-        left_seconds = self._slices.seconds_left(now=time.monotonic())
+        # Delivered between polls alone, so that a rebalance finds nothing under way.
+        left_seconds = self._batches.seconds_left(now=time.monotonic())
         if left_seconds == 0:
             await self._deliver(consumer)
             left_seconds = None
         maximum = self._tuning.poll_timeout_seconds if left_seconds is None else left_seconds
         batch = await poll(consumer, insist=self._insist, tuning=self._tuning, maximum=maximum)
+        # What this poll brought of partitions that are read back now comes again after that.
         rebuilt = await self._restorer.run(consumer)
         held = consumer.assignment()
         known = {
@@ -119,18 +121,20 @@ class JoinWorker:
         _log.info("partitions_assigned", partitions=held)
 
     async def _on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        numbers = {each.partition for each in partitions}
-        await self._restorer.cancel(numbers)
-        self._forget(numbers)
-        await self._delivery.give_up(numbers)
+        revoked = {each.partition for each in partitions}
+        await self._restorer.cancel(revoked)
+        # Before anything is awaited for the delivery: a batch that is left here would be published
+        # by this worker beside the one that has the partition now.
+        self._forget(revoked)
+        await self._delivery.give_up(revoked)
 
-    def _forget(self, numbers: set[int]) -> None:
+    def _forget(self, partitions: set[int]) -> None:
         """Forget partitions with what came of their records: it comes again from the commit on."""
-        self._slices.drop(numbers)
-        self._lag.drop(numbers)
-        for number in numbers:
-            self._stage.forget(number)
-            self._office.drop(number)
+        self._batches.drop(partitions)
+        self._lag.drop(partitions)
+        for partition in partitions:
+            self._stage.forget(partition)
+            self._office.drop(partition)
 
     async def _work(self, batch: Polled) -> None:
         """Work through what was polled, step by step, so that heartbeats and pages live."""
@@ -140,18 +144,20 @@ class JoinWorker:
             if place.topic not in INPUTS:
                 continue
             async for step in step_through(records):
-                into = self._slices.at(place.partition, now=now)
+                into = self._batches.at(place.partition, now=now)
                 topic, messages = self._make(place, step)
                 into.add(TopicPartition(topic, place.partition), messages)
                 into.count(place, step)
-        for number in self._office.waiting():
-            self._slices.at(number, now=now)
+        # Where all that came was put aside there is no batch yet to deliver the dead letters with.
+        for partition in self._office.waiting():
+            self._batches.at(partition, now=now)
 
     def _make(
         self, place: TopicPartition, records: Sequence[Record]
     ) -> tuple[str, Sequence[Message]]:
         """Return what is to be published for these records, and where."""
         if place.topic == PROCESSES.name:
+            # Nothing is published: the audit trail is counted, and its offsets are committed.
             self._stage.take_processes(records)
             return EVENTS.name, ()
         if place.topic == INCIDENTS.name:
@@ -160,12 +166,12 @@ class JoinWorker:
 
     async def _deliver(self, consumer: Consumer) -> None:
         """Deliver what is gathered; partitions whose delivery was undone are begun with anew."""
-        slices = self._slices.take()
-        for made in slices:
-            made.progress = self._stage.drain_progress(made.number)
-        undone = set(await self._delivery.deliver(consumer, slices))
-        for made in slices:
-            if made.number in undone:
+        batches = self._batches.take()
+        for made in batches:
+            made.progress = self._stage.drain_progress(made.partition)
+        undone = set(await self._delivery.deliver(consumer, batches))
+        for made in batches:
+            if made.partition in undone:
                 continue
             for place, next_offset in made.offsets.items():
                 if place.topic == SAMPLES.name:

@@ -38,13 +38,6 @@ Identity = tuple[str | None, str | None]
 _HOST: Final[Identity] = (None, None)
 
 
-# Finds who the pods are to whom a node says that the kubelet has given something.
-#
-# The kubelet's answer names pods and has no UIDs. A name counts only where a pod record of this
-# very node has it: otherwise a node could put what is idle there on any pod. The books do not
-# change with what is known here; pure.
-
-
 class Holders(NamedTuple):
     """Who holds the allocations of a tick, as far as it is known."""
 
@@ -60,7 +53,11 @@ _NOBODY = Holders((), 0, ())
 
 
 def find_holders(sample: NodeSample, pods: PodCache) -> Holders:
-    """Return the holders of a tick's allocations by the pods of its node, at the tick's time."""
+    """Return the holders of a tick's allocations by the pods of its node, at the tick's time.
+
+    The kubelet's response names pods and has no UIDs. A name counts only where a pod record of this
+    very node has it: otherwise a node could put what is idle there on any pod.
+    """
     if not sample.allocations:
         return _NOBODY
     named = pods.named_on(sample.node)

@@ -148,6 +148,7 @@ def uncovered_seconds(sample: NodeSample, watermark: NodeWatermark | None) -> fl
     if watermark is None:
         return None
     seq = watermark.seq_of(sample.boot_id)
+    # Also of an earlier boot, of which a late tick may come behind the next boot's first one.
     if seq is not None:
         gap_seconds = (sample.seq - seq) / 1e3 - sample.interval_ns / 1e9
     else:
@@ -167,11 +168,13 @@ def clock_step_seconds(sample: NodeSample, watermark: NodeWatermark | None) -> f
     if sample.boot_id == watermark.boot_id:
         passed_ns = (sample.seq - watermark.seq) * 1_000_000
         step_ns = time_ns - passed_ns
+        # Over a silence of days the two clocks drift apart without anybody's setting one.
         min_ns = _STEP_NS + passed_ns // _DRIFT
     elif watermark.seq_of(sample.boot_id) is None:
         step_ns = min(0, time_ns - sample.seq * 1_000_000)
         min_ns = _STEP_NS
     else:
+        # A late tick of an earlier boot: how long the node was down is in no clock.
         return None
     return step_ns / 1e9 if abs(step_ns) > min_ns else None
 
@@ -207,6 +210,7 @@ def partition_watermark(newest_ns: Iterable[int], *, now_ns: int) -> int:
     that a few clocks that run ahead make nobody late, and never after `now_ns`. Nodes that have
     been silent for an hour do not count. A node that is alone is the measure of itself.
     """
+    # A clock that runs ahead counts as right, so that it cannot make all others late.
     times = sorted(min(time_ns, now_ns) for time_ns in newest_ns)
     present = times[bisect_left(times, times[-1] - _AWAY_NS) :]
     return present[-1 - len(present) // 10]

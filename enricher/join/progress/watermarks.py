@@ -91,6 +91,7 @@ class NodeWatermarks:
     def _forget(self, nodes: Iterable[str]) -> None:
         for node in nodes:
             del self._watermarks[node]
+            # So that a tombstone is written: whoever reads the progress back forgets it too.
             self._advanced[node] = None
 
     def take(self, written: NodeProgress, *, heard_ns: int) -> None:
@@ -116,6 +117,8 @@ class NodeWatermarks:
             heard_ns,
         )
         known = self._watermarks.get(written.node)
+        # A compacted topic may still hold older records of a node behind each other: the highest
+        # `seq` of a boot counts, and a boot that is not known yet is the newer one.
         if known is None or watermark.seq >= (known.seq_of(watermark.boot_id) or 0):
             told = (known.newest(), *known.before) if known else ()
             for one in told:
@@ -124,6 +127,7 @@ class NodeWatermarks:
                     watermark.first_ns = min(watermark.first_ns, one.first_ns)
             watermark.before = _kept(watermark, before, told, now_ns=heard_ns)
             self._watermarks[written.node] = watermark
+            # The next tick is judged late or not by all that were read back, not by the first one.
             self._left_of_sweep = 0
 
     def remove(self, node: str) -> None:
