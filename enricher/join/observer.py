@@ -100,15 +100,17 @@ class UnbookedNodes:
 
     def show(self, now_ns: int) -> None:
         """Count those that there are; one that has gone silent is none."""
-        gone = [name for name, one in self._nodes.items() if now_ns - one.last_ns > NEW_NS]
+        gone = [name for name, history in self._nodes.items() if now_ns - history.last_ns > NEW_NS]
         for name in gone:
             del self._nodes[name]
-        metrics.NODES_UNBOOKED.set(sum(one.is_unbooked for one in self._nodes.values()))
+        metrics.NODES_UNBOOKED.set(sum(history.is_unbooked for history in self._nodes.values()))
 
     def forget(self, partition: int) -> None:
         """Forget the nodes of a partition that is no longer held."""
-        self._nodes = {name: one for name, one in self._nodes.items() if one.partition != partition}
-        metrics.NODES_UNBOOKED.set(sum(one.is_unbooked for one in self._nodes.values()))
+        self._nodes = {
+            name: history for name, history in self._nodes.items() if history.partition != partition
+        }
+        metrics.NODES_UNBOOKED.set(sum(history.is_unbooked for history in self._nodes.values()))
 
 
 class ClockSkew:
@@ -237,7 +239,7 @@ class JoinObserver:
             metrics.SETTLED_SECONDS_TOTAL.inc(settled_seconds(event.settlements))
         if said.pending:
             metrics.PENDING_TOTAL.inc(len(said.pending))
-            self._pending.note(said.pending, node=event.node, partition=partition, now_ns=now_ns)
+            self._pending.record(said.pending, node=event.node, partition=partition, now_ns=now_ns)
         if said.foreign:
             self.see_foreign(event.node, said.foreign)
         if said.unknown_holders:

@@ -103,8 +103,8 @@ def _changes_within(path: str, was: Any, is_: Any) -> Iterator[EntryChange]:  # 
                 f"{path}.{name}", was.get(name, _ABSENT), is_.get(name, _ABSENT)
             )
     elif isinstance(was, list) and isinstance(is_, list) and len(was) == len(is_):
-        for place, (one, other) in enumerate(zip(was, is_, strict=True)):
-            yield from _changes_within(f"{path}[{place}]", one, other)
+        for index, (before, after) in enumerate(zip(was, is_, strict=True)):
+            yield from _changes_within(f"{path}[{index}]", before, after)
     elif was != is_:
         yield EntryChange(follow(GpuEvent, path)[0], was, is_)
 
@@ -133,8 +133,8 @@ def _description_changes(
 
 def _holders(uids: msgspec.Raw | None) -> dict[int, str]:
     """Return the holders that are known, by the position of the allocation."""
-    told: list[str | None] = msgspec.json.decode(uids or b"[]")
-    return {place: uid for place, uid in enumerate(told) if uid is not None}
+    found: list[str | None] = msgspec.json.decode(uids or b"[]")
+    return {index: uid for index, uid in enumerate(found) if uid is not None}
 
 
 def _losses(path: str, was: Mapping[str, Any], is_: Mapping[str, Any]) -> Iterator[EntryChange]:

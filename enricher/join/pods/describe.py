@@ -71,8 +71,8 @@ def find_holders(sample: NodeSample, pods: PodCache) -> Holders:
         pod = nearest(candidates, time_ns=sample.time_ns)
         found[name] = None if pod is None else pod.record.uid
         if len(candidates) > 1:
-            for one in candidates:
-                changes += [one.record.created_time_ns, *one.changes_ns()]
+            for candidate in candidates:
+                changes += [candidate.record.created_time_ns, *candidate.changes_ns()]
     uids = [found[each.namespace, each.pod] for each in sample.allocations]
     return Holders(uids, sum(uid is None for uid in found.values()), changes)
 
@@ -152,8 +152,10 @@ class DescriptionCache:
         changes += holders.changes_ns
         return PodDescriptions(
             version=self._pods.version_of(sample.node),
-            from_ns=max((one for one in changes if one <= sample.time_ns), default=0),
-            until_ns=min((one for one in changes if one > sample.time_ns), default=_EVER_NS),
+            from_ns=max((at for at in changes if at <= sample.time_ns), default=0),
+            until_ns=min(
+                (time_ns for time_ns in changes if time_ns > sample.time_ns), default=_EVER_NS
+            ),
             containers=sample.containers,
             allocations=sample.allocations,
             pods=msgspec.Raw(encode(pods)),
@@ -171,17 +173,20 @@ class DescriptionCache:
 
 def _size_bytes(said: PodDescriptions) -> int:
     """Return about how much memory it takes."""
-    texts = sum(len(one.container_id or "") + len(one.pod_uid or "") for one in said.containers)
+    texts = sum(
+        len(container.container_id or "") + len(container.pod_uid or "")
+        for container in said.containers
+    )
     texts += sum(
-        len(one.gpu_uuid)
-        + len(one.device_id)
-        + len(one.resource_name)
-        + len(one.namespace)
-        + len(one.pod)
-        + len(one.container)
-        + len(one.replica or "")
-        + len(one.claim or "")
-        for one in said.allocations
+        len(allocation.gpu_uuid)
+        + len(allocation.device_id)
+        + len(allocation.resource_name)
+        + len(allocation.namespace)
+        + len(allocation.pod)
+        + len(allocation.container)
+        + len(allocation.replica or "")
+        + len(allocation.claim or "")
+        for allocation in said.allocations
     )
     rows = _CONTAINER_BYTES * len(said.containers) + _ALLOCATION_BYTES * len(said.allocations)
     return rows + 2 * texts + len(memoryview(said.pods))

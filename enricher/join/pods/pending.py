@@ -41,7 +41,7 @@ class PendingPods:
 
     def __init__(self, *, pending_pod_timeout_seconds: float, maximum: int = MAX_PENDING) -> None:
         self._pending_ns = round(pending_pod_timeout_seconds * 1e9)
-        self._most = maximum
+        self._maximum = maximum
         self._waiting: OrderedDict[str, PendingPod] = OrderedDict()
         self._by_name: dict[str, PendingPod] = {}
         self._unknown = 0
@@ -51,7 +51,7 @@ class PendingPods:
     def __len__(self) -> int:
         return len(self._waiting) - self._unknown
 
-    def note(
+    def record(
         self, identities: Iterable[Identity], *, node: str, partition: int, now_ns: int
     ) -> None:
         """Record that a tick named pods whose records have not come."""
@@ -59,7 +59,7 @@ class PendingPods:
             key = uid or container_id or ""
             waiting = self._waiting.get(key)
             if waiting is None:
-                if len(self._waiting) >= self._most:
+                if len(self._waiting) >= self._maximum:
                     # Room is made at the cost of who has waited longest. That one is reported with
                     # those whose time is over: it would be lost in silence otherwise.
                     eldest = next(iter(self._waiting.values()))
@@ -76,7 +76,7 @@ class PendingPods:
                     self._by_name[name] = waiting
 
     def resolve(self, pod: PodRecord) -> list[PendingPod]:
-        """Record that a pod's record has come; give who waited for it."""
+        """Record that a pod's record has come; return who waited for it."""
         if not self._waiting:
             return []
         # The UID in the cgroup path of a static pod is its configuration's hash.
@@ -106,7 +106,9 @@ class PendingPods:
 
     def forget(self, partition: int) -> None:
         """Forget what the nodes of a partition named."""
-        for waiting in [one for one in self._waiting.values() if one.partition == partition]:
+        for waiting in [
+            pending for pending in self._waiting.values() if pending.partition == partition
+        ]:
             self._drop(waiting)
 
     def _drop(self, waiting: PendingPod) -> None:

@@ -119,13 +119,13 @@ class NodeWatermark(msgspec.Struct, gc=False):
         """Return how far a boot is booked, `None` where nothing of it is known to be."""
         if boot_id == self.boot_id:
             return self.seq
-        return next((one.seq for one in self.before if one.boot_id == boot_id), None)
+        return next((boot.seq for boot in self.before if boot.boot_id == boot_id), None)
 
     def begun_ns_of(self, boot_id: str) -> int | None:
         """Return when a boot began by what is kept of it; `None` where nothing of it is booked."""
         if boot_id == self.boot_id:
             return self.begun_ns
-        return next((one.begun_ns for one in self.before if one.boot_id == boot_id), None)
+        return next((boot.begun_ns for boot in self.before if boot.boot_id == boot_id), None)
 
 
 def is_duplicate(sample: NodeSample, watermark: NodeWatermark | None) -> bool:

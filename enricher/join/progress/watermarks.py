@@ -98,13 +98,13 @@ class NodeWatermarks:
         """Take in what was written down before; what is known to be further stays."""
         before = tuple(
             BootWatermark(
-                one.boot_id,
-                one.seq,
-                one.begun_time_ns or 0,
-                one.first_booked_time_ns or heard_ns,
-                one.last_booked_time_ns or heard_ns,
+                boot.boot_id,
+                boot.seq,
+                boot.begun_time_ns or 0,
+                boot.first_booked_time_ns or heard_ns,
+                boot.last_booked_time_ns or heard_ns,
             )
-            for one in written.boots_before or ()
+            for boot in written.boots_before or ()
         )
         watermark = NodeWatermark(
             written.boot_id,
@@ -120,12 +120,12 @@ class NodeWatermarks:
         # A compacted topic may still hold older records of a node behind each other: the highest
         # `seq` of a boot counts, and a boot that is not known yet is the newer one.
         if known is None or watermark.seq >= (known.seq_of(watermark.boot_id) or 0):
-            told = (known.newest(), *known.before) if known else ()
-            for one in told:
-                if one.boot_id == watermark.boot_id:
-                    watermark.begun_ns = max(watermark.begun_ns, one.begun_ns)
-                    watermark.first_ns = min(watermark.first_ns, one.first_ns)
-            watermark.before = _kept(watermark, before, told, now_ns=heard_ns)
+            known_boots = (known.newest(), *known.before) if known else ()
+            for boot in known_boots:
+                if boot.boot_id == watermark.boot_id:
+                    watermark.begun_ns = max(watermark.begun_ns, boot.begun_ns)
+                    watermark.first_ns = min(watermark.first_ns, boot.first_ns)
+            watermark.before = _kept(watermark, before, known_boots, now_ns=heard_ns)
             self._watermarks[written.node] = watermark
             # The next tick is judged late or not by all that were read back, not by the first one.
             self._left_of_sweep = 0
@@ -164,9 +164,9 @@ def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
 
 
 def _kept(
-    newest: NodeWatermark, *told: Iterable[BootWatermark], now_ns: int
+    newest: NodeWatermark, *known_boots: Iterable[BootWatermark], now_ns: int
 ) -> tuple[BootWatermark, ...]:
-    """Return how far boots before the newest are booked, by all that is told of them.
+    """Return how far boots before the newest are booked, by all that is known of them.
 
     Of many the newest ones are kept, and of the others those that were booked for longest. Whoever
     may write ticks may make up boots as he likes, and by then a small `seq` of a boot that nothing
@@ -174,22 +174,24 @@ def _kept(
     booked by our own clock: the boot that a node is in has a start over all that come after it.
     """
     boots: dict[str, BootWatermark] = {}
-    for one in chain(*told):
-        other = boots.get(one.boot_id, one)
-        boots[one.boot_id] = BootWatermark(
-            one.boot_id,
-            max(one.seq, other.seq),
-            max(one.begun_ns, other.begun_ns),
-            min(one.first_ns, other.first_ns),
-            max(one.last_ns, other.last_ns),
+    for boot in chain(*known_boots):
+        other = boots.get(boot.boot_id, boot)
+        boots[boot.boot_id] = BootWatermark(
+            boot.boot_id,
+            max(boot.seq, other.seq),
+            max(boot.begun_ns, other.begun_ns),
+            min(boot.first_ns, other.first_ns),
+            max(boot.last_ns, other.last_ns),
         )
     boots.pop(newest.boot_id, None)
     eldest_ns = now_ns - FORGOTTEN_AFTER_NS
-    left = [one for one in boots.values() if one.last_ns >= eldest_ns]
+    left = [boot for boot in boots.values() if boot.last_ns >= eldest_ns]
     if len(left) > NEWEST_BOOTS + LONGEST_BOOTS:
         older = sorted(left[NEWEST_BOOTS:], key=lambda boot: boot.booked_for_ns(now_ns))
-        longest = {one.boot_id for one in older[-LONGEST_BOOTS:]}
+        longest = {boot.boot_id for boot in older[-LONGEST_BOOTS:]}
         left = [
-            one for place, one in enumerate(left) if place < NEWEST_BOOTS or one.boot_id in longest
+            boot
+            for index, boot in enumerate(left)
+            if index < NEWEST_BOOTS or boot.boot_id in longest
         ]
     return tuple(left)
