@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from aiokafka import AIOKafkaProducer
 
 from benchmarks.ticks import Fleet, node_name
-from enricher.join.pods.pods import PodCache
-from enricher.join.pods.slim import Interner
+from enricher.join.pods.pods import Interner, PodCache
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import Decoder, encode

@@ -5,7 +5,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from enricher.join.settings import Guarantee
+from enricher.join.join_settings import Guarantee
 from gpuledger.errors import UnavailableError
 from gpuledger.settings import KafkaSettings
 

@@ -17,8 +17,8 @@ from quixstreams import Application
 from benchmarks.join_load import cache_pods
 from benchmarks.ticks import Fleet
 from enricher.join.booking.books import book_tick
+from enricher.join.join_settings import Guarantee
 from enricher.join.pods.describe import DescriptionCache
-from enricher.join.settings import Guarantee
 from enricher.join.stage import make_event
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import NodeSample

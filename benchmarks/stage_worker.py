@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 from benchmarks.ticks import SEQ_PER_TICK, Fleet, node_name
-from enricher.join.settings import JoinTuning
+from enricher.join.join_settings import JoinTuning
 from enricher.join.stage import JoinStage
 from enricher.join.validation import placement_rule
 from gpuledger.bus.protocol import Message, Record

@@ -14,10 +14,9 @@ def is_older(pod: PodRecord, than: PodRecord) -> bool:
     which the shorter one is the smaller (they may have more digits than a machine's integer).
     """
     version, other = pod.resource_version, than.resource_version
-    if not _is_decimal(version) or not _is_decimal(other):
-        return False
+    for one in (version, other):
+        # Of any other kind Kubernetes says nothing but whether they are equal; and with a zero in
+        # front the comparison by length below would not hold.
+        if not one.isascii() or not one.isdigit() or one.startswith("0"):
+            return False
     return (len(version), version) < (len(other), other)
-
-
-def _is_decimal(version: str) -> bool:
-    return version.isascii() and version.isdigit() and not version.startswith("0")

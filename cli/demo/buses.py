@@ -7,7 +7,7 @@ from typing import Final
 from cli.demo.joining import is_own, own_group
 from cli.demo.plan import SESSION_SECONDS, DemoPlan
 from cli.demo.source import DemoBus
-from enricher.join.settings import GROUP as JOIN_GROUP
+from enricher.join.join_settings import GROUP as JOIN_GROUP
 from gpuledger.bus.administration import (
     check_topics,
     create_topics,

@@ -20,9 +20,9 @@ from cli.demo.sending import Received, SinkWatch, serve_receivers
 from cli.demo.source import DemoBus, DemoSource
 from cli.demo.stage_tasks import Stages
 from cli.demo.totals import Tally
-from enricher.join.service import run_join
-from enricher.join.settings import GROUP as JOIN_GROUP
-from enricher.join.settings import JoinSettings, JoinTuning
+from enricher.join.join_settings import GROUP as JOIN_GROUP
+from enricher.join.join_settings import JoinSettings, JoinTuning
+from enricher.join.run import run_join
 from gpuledger.errors import BusError, TopicsError
 from gpuledger.runtime import Readiness
 from gpuledger.settings.secret import shown_url

@@ -11,7 +11,7 @@ from typing import Final
 from prometheus_client.metrics import MetricWrapperBase
 
 import agent.metrics
-import enricher.join.metrics
+import enricher.join.join_metrics
 import enricher.podwatch.metrics
 import gpuledger.bus.metrics
 import gpuledger.dead_letter_queue
@@ -23,7 +23,7 @@ from gpuledger.ledger.series import FAMILIES
 DEPLOYABLES: Final = {
     "agent": agent.metrics,
     "podwatch": enricher.podwatch.metrics,
-    "join": enricher.join.metrics,
+    "join": enricher.join.join_metrics,
     "sinks": sinks.metrics,
     "join and sinks": gpuledger.dead_letter_queue,
     "every consumer of a topic": gpuledger.bus.metrics,

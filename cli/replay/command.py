@@ -17,8 +17,8 @@ from cli.replay.plan import Asked, Plan, make_plan, parse_duration, parse_moment
 from cli.replay.report import tell_comparison, tell_outcome, telling_progress
 from cli.replay.run import Replaying, ReplayOutcome, count_ticks, refuse_nothing
 from cli.topics import kafka_settings
-from enricher.join.replay.diff import Comparison
-from enricher.join.replay.replay import TimeRange
+from enricher.join.replay import TimeRange
+from enricher.join.replay_diff import Comparison
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Bus, History
 from gpuledger.errors import UserError

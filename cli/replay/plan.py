@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from enricher.join.replay.replay import TimeRange
+from enricher.join.replay import TimeRange
 from gpuledger.bus.protocol import HistoryReader, Span, TopicPartition
 from gpuledger.errors import TopicsError, UserError
 from gpuledger.topics import EVENTS, PODS, SAMPLES

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cli.replay.plan import write_moment
 from cli.replay.run import ReplayOutcome
-from enricher.join.replay.diff import Comparison, Counts, Difference
-from enricher.join.replay.replay import TimeRange
+from enricher.join.replay import TimeRange
+from enricher.join.replay_diff import Comparison, Counts, Difference
 
 _SHOWN_CHARACTERS: Final = 200
 DIFFERENT: Final = 1

@@ -12,8 +12,8 @@ import msgspec
 
 from cli.replay.outputs import Write
 from cli.replay.plan import Asked, Part, Plan
-from enricher.join.replay.diff import Comparison
-from enricher.join.replay.replay import Replay, TimeRange
+from enricher.join.replay import Replay, TimeRange
+from enricher.join.replay_diff import Comparison
 from enricher.join.validation import placement_rule
 from gpuledger.bus.protocol import History, HistoryReader, Record, TopicPartition
 from gpuledger.dead_letter_queue import describe_unreadable

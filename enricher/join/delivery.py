@@ -1,7 +1,15 @@
 """Deliver batches: events and progress published, offsets committed, at least or exactly once.
 
-Here live what a batch of one partition holds and the two guarantees behind one protocol. What to do
-for a partition whose delivery was undone is the service's business.
+A delivery costs several requests, so what came of records is gathered in a `CommitBatch` for each
+partition, until `CommitBatches` says that it is enough. Then one of two guarantees delivers it:
+
+- `AtLeastOnce` publishes and then commits. After a crash in between, events come again under the
+  same ids, unless their progress was published too.
+- `ExactlyOnce` puts events, progress, dead letters and offsets into a transaction for each batch.
+
+In both, nobody may see progress before the events that it speaks of: whoever takes the partition
+over would leave them out. What to do for a partition whose delivery was undone is the worker's
+business.
 """
 
 import asyncio
@@ -11,7 +19,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from enricher.join import metrics
+from enricher.join import join_metrics as metrics
 from gpuledger.bus.protocol import Consumer, Message, Producer, Record, TopicPartition
 from gpuledger.bus.transactional_writers import TransactionalWriters, pause_seconds_after
 from gpuledger.dead_letter_queue import DeadLetterQueue
@@ -23,19 +31,11 @@ _NOBODY: Final[frozenset[int]] = frozenset()
 _log = structlog.get_logger(__name__)
 
 
-# What came of records and is not delivered yet, partition number by partition number.
-#
-# Here lives the gathering alone: a delivery costs several requests, so that each one carries as
-# much as is worth it. How it is delivered is `delivery`'s business.
-
-_PROGRESS: Final = PROGRESS.name
-
-
 @dataclass(kw_only=True, eq=False)
 class CommitBatch:
-    """What came of one partition number: in all inputs it has the same nodes."""
+    """What came of one partition: in all inputs it has the same nodes."""
 
-    number: int
+    partition: int
     begun_at: float
     """When the first of it came, in seconds of the worker's clock."""
     records: int = 0
@@ -52,10 +52,10 @@ class CommitBatch:
     @property
     def progress_partition(self) -> TopicPartition:
         """Where the progress of its nodes goes."""
-        return TopicPartition(_PROGRESS, self.number)
+        return TopicPartition(PROGRESS.name, self.partition)
 
     def count(self, place: TopicPartition, records: Sequence[Record]) -> None:
-        """Count records of an input, at least one, whose work is in this slice."""
+        """Count records of an input, at least one, whose work is in this batch."""
         self.records += len(records)
         self.offsets[place] = records[-1].offset + 1
         if place.topic == SAMPLES.name:
@@ -68,53 +68,53 @@ class CommitBatch:
 
 
 class CommitBatches:
-    """The slices of a worker, from one delivery to the next; bounded by records and by time."""
+    """The batches of a worker, from one delivery to the next; bounded by records and by time."""
 
     def __init__(self, *, max_records: int, max_seconds: float) -> None:
         self._max_records = max_records
         self._max_seconds = max_seconds
-        self._slices: dict[int, CommitBatch] = {}
+        self._batches: dict[int, CommitBatch] = {}
 
-    def at(self, number: int, *, now: float) -> CommitBatch:
-        """Return the slice of a partition number, which begins now where there is none."""
-        return self._slices.setdefault(number, CommitBatch(number=number, begun_at=now))
+    def at(self, partition: int, *, now: float) -> CommitBatch:
+        """Return the batch of a partition, which begins now where there is none."""
+        return self._batches.setdefault(partition, CommitBatch(partition=partition, begun_at=now))
 
     def seconds_left(self, *, now: float) -> float | None:
         """Return how long more may be gathered, at least 0; `None` where nothing waits."""
-        if not self._slices:
+        if not self._batches:
             return None
-        if sum(each.records for each in self._slices.values()) >= self._max_records:
+        if sum(each.records for each in self._batches.values()) >= self._max_records:
             return 0.0
-        begun_at = min(each.begun_at for each in self._slices.values())
+        begun_at = min(each.begun_at for each in self._batches.values())
         return max(0.0, begun_at + self._max_seconds - now)
 
     def take(self) -> list[CommitBatch]:
-        """Return all slices, and begin anew."""
-        taken, self._slices = list(self._slices.values()), {}
+        """Return all batches, and begin anew."""
+        taken, self._batches = list(self._batches.values()), {}
         return taken
 
-    def drop(self, numbers: Iterable[int]) -> None:
+    def drop(self, partitions: Iterable[int]) -> None:
         """Drop what came of these partitions: whoever has them next does it again."""
-        for number in numbers:
-            self._slices.pop(number, None)
+        for partition in partitions:
+            self._batches.pop(partition, None)
 
 
 class Delivery(Protocol):
     """One guarantee: what it takes to begin with partitions, to deliver, and to end with them."""
 
-    async def take_over(self, numbers: Iterable[int]) -> None:
+    async def take_over(self, partitions: Iterable[int]) -> None:
         """Begin with partitions, before it is looked up how far they are committed.
 
         Raises `BusError` where that failed; whoever tries again polls in between.
         """
 
-    async def deliver(self, consumer: Consumer, slices: Sequence[CommitBatch]) -> Collection[int]:
+    async def deliver(self, consumer: Consumer, batches: Sequence[CommitBatch]) -> Collection[int]:
         """Deliver; return the partitions of which it is not known, or which are another's now.
 
         Those were given up, and are to be begun with anew from what is committed.
         """
 
-    async def give_up(self, numbers: Iterable[int]) -> None:
+    async def give_up(self, partitions: Iterable[int]) -> None:
         """End with partitions."""
 
 
@@ -140,26 +140,26 @@ class AtLeastOnce:
         self._check = check
         self._done: dict[TopicPartition, int] = {}
 
-    async def take_over(self, numbers: Iterable[int]) -> None:
+    async def take_over(self, partitions: Iterable[int]) -> None:
         """Do nothing: there is no id to be taken."""
 
-    async def give_up(self, numbers: Iterable[int]) -> None:
+    async def give_up(self, partitions: Iterable[int]) -> None:
         """Forget what could not be committed; whoever comes next reads it again."""
-        gone = set(numbers)
+        gone = set(partitions)
         self._done = {at: next_ for at, next_ in self._done.items() if at.partition not in gone}
         self._pass_check()
 
-    async def deliver(self, consumer: Consumer, slices: Sequence[CommitBatch]) -> Collection[int]:
+    async def deliver(self, consumer: Consumer, batches: Sequence[CommitBatch]) -> Collection[int]:
         """Deliver everything, however long it takes."""
         await asyncio.gather(
-            *(self._publish(*each) for made in slices for each in made.messages.items())
+            *(self._publish(*each) for made in batches for each in made.messages.items())
         )
         # A watermark without its events would be a promise to leave them out.
         await asyncio.gather(
-            *(self._publish(made.progress_partition, made.progress) for made in slices)
+            *(self._publish(made.progress_partition, made.progress) for made in batches)
         )
         await self._insist(self._office.flush)
-        for made in slices:
+        for made in batches:
             count_events(made)
             self._done |= made.offsets
         await self._commit(consumer)
@@ -175,6 +175,7 @@ class AtLeastOnce:
         A member that the group gave up is refused until it has polled, so insisting would be for
         ever.
         """
+        # What was taken from this worker meanwhile is another's to commit; Kafka would refuse all.
         held = consumer.assignment()
         self._done = {place: offset for place, offset in self._done.items() if place in held}
         if self._done:
@@ -193,7 +194,7 @@ class AtLeastOnce:
 
 
 class ExactlyOnce:
-    """One transaction for each slice, under an id for each partition: whoever has it, delivers.
+    """One transaction for each batch, under an id for each partition: whoever has it, delivers.
 
     A worker that was taken for dead, and comes back, finds its ids taken and its work refused.
     """
@@ -214,25 +215,28 @@ class ExactlyOnce:
         self._backoff = Backoff(first_seconds=0.1, max_seconds=10.0)
         self._undelivered: set[int] = set()
 
-    async def take_over(self, numbers: Iterable[int]) -> None:
+    async def take_over(self, partitions: Iterable[int]) -> None:
         """Open the partitions' ids: from then on nobody else commits for them."""
-        await self._writers.open(numbers)
+        await self._writers.open(partitions)
 
-    async def give_up(self, numbers: Iterable[int]) -> None:
+    async def give_up(self, partitions: Iterable[int]) -> None:
         """Close the partitions' transactions; what is open is aborted."""
-        gone = set(numbers)
+        gone = set(partitions)
         await self._writers.close(gone)
         self._undelivered -= gone
         self._pass_check()
 
-    async def deliver(self, consumer: Consumer, slices: Sequence[CommitBatch]) -> Collection[int]:  # noqa: ARG002  # the transactions commit
-        """Deliver each slice or undo it as a whole; those undone are given up."""
-        failures = await asyncio.gather(*map(self._commit, slices))
-        undone = {made.number: error for made, error in zip(slices, failures, strict=True) if error}
-        self._remember(slices, undone)
+    async def deliver(self, consumer: Consumer, batches: Sequence[CommitBatch]) -> Collection[int]:  # noqa: ARG002  # the transactions commit
+        """Deliver each batch or undo it as a whole; those undone are given up."""
+        failures = await asyncio.gather(*map(self._commit, batches))
+        undone = {
+            made.partition: error for made, error in zip(batches, failures, strict=True) if error
+        }
+        self._remember(batches, undone)
         if not undone:
             self._backoff.reset()
             return _NOBODY
+        # An id that failed is of no more use: it is opened anew when the partition is read back.
         await self._writers.close(undone)
         pause_seconds = pause_seconds_after(
             undone.values(),
@@ -243,27 +247,33 @@ class ExactlyOnce:
         return undone.keys()
 
     async def _commit(self, made: CommitBatch) -> Exception | None:
-        drained = self._office.drain(made.number)
+        drained = self._office.drain(made.partition)
         messages = {**made.messages, made.progress_partition: made.progress, **drained.messages}
         try:
-            await self._writers.commit(made.number, messages, offsets=made.offsets)
+            await self._writers.commit(made.partition, messages, offsets=made.offsets)
         except (FencedError, BusError) as error:
-            cause = _cause_of(error)
+            if isinstance(error, FencedError):
+                cause = "fenced"
+            else:
+                cause = "unavailable" if isinstance(error, BusUnavailableError) else "refused"
             metrics.TRANSACTIONS_ABORTED_TOTAL.labels(cause=cause).inc()
-            _log.debug("transaction_undone", partition=made.number, reason=cause, error=str(error))
+            _log.debug(
+                "transaction_undone", partition=made.partition, reason=cause, error=str(error)
+            )
             return drained.explain(error) if isinstance(error, BusError) else error
+        # Only now: dead letters of what was aborted are made anew when the records come again.
         self._office.acknowledge(drained)
         count_events(made)
         return None
 
-    def _remember(self, slices: Sequence[CommitBatch], undone: Mapping[int, Exception]) -> None:
+    def _remember(self, batches: Sequence[CommitBatch], undone: Mapping[int, Exception]) -> None:
         """Fail the check, but where another worker has the partition: that is no failure."""
-        self._undelivered -= {made.number for made in slices}
-        for number, error in undone.items():
+        self._undelivered -= {made.partition for made in batches}
+        for partition, error in undone.items():
             if isinstance(error, FencedError):
-                _log.warning("worker_fenced", partition=number, error=str(error))
+                _log.warning("worker_fenced", partition=partition, error=str(error))
             else:
-                self._undelivered.add(number)
+                self._undelivered.add(partition)
                 self._check.failed(str(error))
         self._pass_check()
 
@@ -272,12 +282,8 @@ class ExactlyOnce:
             self._check.ok()
 
 
-def _cause_of(error: Exception) -> str:
-    if isinstance(error, FencedError):
-        return "fenced"
-    return "unavailable" if isinstance(error, BusUnavailableError) else "refused"
-
-
 def count_events(made: CommitBatch) -> None:
-    """Count the events of a slice that was delivered."""
-    metrics.EVENTS_TOTAL.inc(len(made.messages.get(TopicPartition(EVENTS.name, made.number), ())))
+    """Count the events of a batch that was delivered."""
+    metrics.EVENTS_TOTAL.inc(
+        len(made.messages.get(TopicPartition(EVENTS.name, made.partition), ()))
+    )

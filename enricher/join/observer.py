@@ -4,18 +4,18 @@ Here lateness, gaps, pending pods and clocks are counted, and the books are chec
 devices. What an event says of them is decided elsewhere.
 """
 
+import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
-from enricher.join import metrics
+from enricher.join import join_metrics as metrics
 from enricher.join.booking.settlement import settled_seconds
 from enricher.join.pods.describe import PodDescriptions
 from enricher.join.pods.pending import PendingPods
 from enricher.join.progress.passage import NodeWatermark
-from enricher.join.progress.skew import ClockSkew, WindowedMax
-from enricher.join.progress.unbooked import UnbookedNodes
 from gpuledger.bus.protocol import Record
 from gpuledger.ledger.quantities import conservation_error
 from gpuledger.records import GpuEvent, NodeSample, PodRecord
@@ -27,7 +27,173 @@ TICKS_PER_CHECK: Final = 200
 NAMES_SHOWN: Final = 4
 """Of a pod: its UID and a few of its containers; a line is no place for all that a tick may say."""
 NAME_CHARACTERS: Final = 100
+# Longer than the pause between two scrapes, so that no extreme falls between them.
+_WINDOW_NS: Final = 300 * 10**9
 _log = structlog.get_logger(__name__)
+AFTER_NS: Final = 60 * 10**9
+"""For how long new ticks must have come of which none was booked; who reads again what others have
+booked is through by then."""
+NEW_NS: Final = 60 * 10**9
+"""A tick that was written longer ago may be one that is sent, or read, again."""
+
+
+@dataclass(kw_only=True)
+class _NodeHistory:
+    partition: int
+    first_ns: int
+    """When the first tick was read that was not booked, since the last one that was."""
+    last_ns: int
+    """When the last one was."""
+    is_told: bool = False
+
+    @property
+    def is_unbooked(self) -> bool:
+        return self.last_ns - self.first_ns >= AFTER_NS
+
+
+class UnbookedNodes:
+    """The nodes of whose new ticks none is booked: each counts as booked before, or runs ahead.
+
+    A node's `seq` never falls within a boot, so what is sent twice is old. New ticks below the
+    highest `seq` say that this one was never the node's: a tick has run ahead, and by how much is
+    known. Where all new ticks run ahead themselves, so far that they are refused, what was booked
+    of the boot was never the node's. Which ticks are new is found by when their record was written
+    and read, whatever the node says of its own time. Memory is bounded by the nodes that have a
+    watermark.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _NodeHistory] = {}
+
+    def see_duplicate(self, node: str, *, partition: int, written_ns: int, now_ns: int) -> bool:
+        """Record that a tick counts as booked before; return whether the node is to be told of.
+
+        It is told once, until a tick is booked again.
+        """
+        found = self._see(node, partition=partition, written_ns=written_ns, now_ns=now_ns)
+        if found is None:
+            return False
+        is_new, found.is_told = not found.is_told, found.is_unbooked
+        return is_new and found.is_told
+
+    def see_refused(self, node: str, *, partition: int, written_ns: int, now_ns: int) -> None:
+        """Record that a tick was put aside, as it runs ahead: that is told of each."""
+        self._see(node, partition=partition, written_ns=written_ns, now_ns=now_ns)
+
+    def _see(
+        self, node: str, *, partition: int, written_ns: int, now_ns: int
+    ) -> _NodeHistory | None:
+        """Record that a tick was not booked; `None` where it may be one that comes again."""
+        if abs(now_ns - written_ns) > NEW_NS:
+            return None
+        found = self._nodes.get(node)
+        # A node that was silent in between begins anew: a minute of silence is no minute of ticks.
+        if found is None or now_ns - found.last_ns > NEW_NS:
+            found = _NodeHistory(partition=partition, first_ns=now_ns, last_ns=now_ns)
+            self._nodes[node] = found
+        found.last_ns = now_ns
+        return found
+
+    def see_booked(self, node: str) -> None:
+        """Record that a tick of the node was booked."""
+        self._nodes.pop(node, None)
+
+    def show(self, now_ns: int) -> None:
+        """Count those that there are; one that has gone silent is none."""
+        gone = [name for name, history in self._nodes.items() if now_ns - history.last_ns > NEW_NS]
+        for name in gone:
+            del self._nodes[name]
+        metrics.NODES_UNBOOKED.set(sum(history.is_unbooked for history in self._nodes.values()))
+
+    def forget(self, partition: int) -> None:
+        """Forget the nodes of a partition that is no longer held."""
+        self._nodes = {
+            name: history for name, history in self._nodes.items() if history.partition != partition
+        }
+        metrics.NODES_UNBOOKED.set(sum(history.is_unbooked for history in self._nodes.values()))
+
+
+class ClockSkew:
+    """How far the clocks of nodes, API server and this machine are apart, as far as that shows.
+
+    Nothing is corrected by it. A clock that is behind looks like a way that is slow, so of each
+    pair only one direction can be known: what is seen before it can have happened.
+    """
+
+    def __init__(self) -> None:
+        self._ages_ns = WindowedMin()
+        self._leads_ns = WindowedMin()
+        self._steps = Repeats()
+
+    def see_ticks(self, newest_ns: int, *, now_ns: int) -> None:
+        """Take how new the newest of some ticks is: from the future, a node's clock is ahead."""
+        if self._ages_ns.add(now_ns - newest_ns, now_ns=now_ns):
+            metrics.MIN_AGE_SECONDS.set(self._ages_ns.minimum / 1e9)
+
+    def see_pod(self, pod: PodRecord, *, now_ns: int) -> None:
+        """Take a pod: that its node had it before it was made shows the node's clock behind.
+
+        A static pod's node has it before the API server knows of it.
+        """
+        if pod.started_time_ns is None or pod.config_hash is not None:
+            return
+        if self._leads_ns.add(pod.started_time_ns - pod.created_time_ns, now_ns=now_ns):
+            metrics.NODE_BEHIND_SECONDS.set(max(0.0, -self._leads_ns.minimum / 1e9))
+
+    def see_step(self, node: str, seconds: float) -> None:
+        """Record that a node's clock was set; what it stamps from now on is of a new timeline.
+
+        It is logged at once, as no tick may come after it. A clock that is set to and fro, tick by
+        tick, is one state and not a line each: a line a minute for each node and direction.
+        """
+        direction = "ahead" if seconds > 0 else "back"
+        metrics.CLOCK_STEPS_TOTAL.labels(direction=direction).inc()
+        if count := self._steps.count((node, direction)):
+            _log.warning("node_clock_set", node=node, by_seconds=round(seconds, 3), count=count)
+
+
+class WindowedMin:
+    """The least of what was seen in this window of five minutes and in the one before.
+
+    In constant memory, so it is not the least of exactly the last five minutes.
+    """
+
+    def __init__(self) -> None:
+        self._begun_ns = 0
+        self._now = self._before = math.inf
+
+    def add(self, value: float, *, now_ns: int) -> bool:
+        """Take a value; say whether the least may be another than before."""
+        since_ns = now_ns - self._begun_ns
+        is_over = not 0 <= since_ns < _WINDOW_NS
+        if is_over:
+            self._before = self._now if since_ns < 2 * _WINDOW_NS else math.inf
+            self._now, self._begun_ns = math.inf, now_ns
+        if value < self._now:
+            self._now = value
+            return True
+        return is_over
+
+    @property
+    def minimum(self) -> float:
+        """The least value; infinite where there was none."""
+        return min(self._now, self._before)
+
+
+class WindowedMax:
+    """The same for the most."""
+
+    def __init__(self) -> None:
+        self._negated = WindowedMin()
+
+    def add(self, value: float, *, now_ns: int) -> bool:
+        """Take a value; say whether the most may be another than before."""
+        return self._negated.add(-value, now_ns=now_ns)
+
+    @property
+    def maximum(self) -> float:
+        """The greatest value; minus infinity where there was none."""
+        return -self._negated.minimum
 
 
 class JoinObserver:
@@ -60,10 +226,10 @@ class JoinObserver:
         now_ns: int,
     ) -> None:
         """Record that a tick was booked."""
+        # One tick for all of a poll: the newest shows best what the way takes at least.
         if sample.time_ns > self._newest_ns:  # noqa: PLR1730 - max() costs three times as much, for each tick
             self._newest_ns = sample.time_ns
-        if self._unbooked:
-            self._unbooked.see_booked(event.node)
+        self._unbooked.see_booked(event.node)
         if event.late:
             metrics.LATE_TOTAL.inc()
         if event.gap_ns is not None:
@@ -73,7 +239,7 @@ class JoinObserver:
             metrics.SETTLED_SECONDS_TOTAL.inc(settled_seconds(event.settlements))
         if said.pending:
             metrics.PENDING_TOTAL.inc(len(said.pending))
-            self._pending.note(said.pending, node=event.node, partition=partition, now_ns=now_ns)
+            self._pending.record(said.pending, node=event.node, partition=partition, now_ns=now_ns)
         if said.foreign:
             self.see_foreign(event.node, said.foreign)
         if said.unknown_holders:
@@ -83,7 +249,9 @@ class JoinObserver:
         self._ticks_to_check -= 1
         if not self._ticks_to_check:
             self._ticks_to_check = TICKS_PER_CHECK
-            self._check(event, sample, now_ns=now_ns)
+            error = conservation_error(event.gpus, sample.interval_ns / 1e9)
+            if self._errors.add(error, now_ns=now_ns):
+                metrics.CONSERVATION_ERROR_RATIO.set(self._errors.maximum)
 
     def see_foreign(self, node: str, pods: Iterable[PodRecord]) -> None:
         """Record that a node named pods that the API server has placed on other nodes."""
@@ -151,8 +319,3 @@ class JoinObserver:
         """Forget what belongs to a partition that is no longer held."""
         self._pending.forget(partition)
         self._unbooked.forget(partition)
-
-    def _check(self, event: GpuEvent, sample: NodeSample, *, now_ns: int) -> None:
-        error = conservation_error(event.gpus, sample.interval_ns / 1e9)
-        if self._errors.add(error, now_ns=now_ns):
-            metrics.CONSERVATION_ERROR_RATIO.set(self._errors.maximum)

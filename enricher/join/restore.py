@@ -21,11 +21,11 @@ from typing import Final
 
 import structlog
 
-from enricher.join import metrics
+from enricher.join import join_metrics as metrics
 from enricher.join.delivery import Delivery
-from enricher.join.settings import JoinTuning
+from enricher.join.join_settings import JoinTuning
+from enricher.join.polling import poll, step_through
 from enricher.join.stage import JoinStage
-from enricher.join.steps import step_through
 from gpuledger.bus.protocol import Consumer, History, Polled, TopicPartition
 from gpuledger.early import settle_collector
 from gpuledger.errors import BusError, GpuledgerError, NotAssignedError
@@ -47,16 +47,6 @@ _log = structlog.get_logger(__name__)
 
 class StalledError(GpuledgerError):
     """A read-back stood still for too long: the consumer is to be opened anew."""
-
-
-async def poll(
-    consumer: Consumer, *, insist: RetryingCaller[BusError], tuning: JoinTuning, maximum: float
-) -> Polled:
-    """Poll for at most so many seconds, however often the bus must be asked."""
-    seconds = min(maximum, tuning.poll_timeout_seconds)
-    return await insist(
-        lambda: consumer.poll(timeout_seconds=seconds, max_records=tuning.max_poll_records)
-    )
 
 
 class StateRestorer:
@@ -86,14 +76,14 @@ class StateRestorer:
         self._changes = 0
         self._setting_out: asyncio.Task[Mapping[TopicPartition, int]] | None = None
 
-    def require(self, numbers: Iterable[int]) -> None:
+    def require(self, partitions: Iterable[int]) -> None:
         """Have these partitions read back before anything else is done for them."""
-        self._unknown |= set(numbers)
+        self._unknown |= set(partitions)
         self._changes += 1
 
-    async def cancel(self, numbers: Iterable[int]) -> None:
+    async def cancel(self, partitions: Iterable[int]) -> None:
         """Leave these partitions to whoever gets them; nothing is under way for them any more."""
-        self._unknown -= set(numbers)
+        self._unknown -= set(partitions)
         self._changes += 1
         await end_tasks(self._setting_out)
 
@@ -108,10 +98,10 @@ class StateRestorer:
         """
         done: set[int] = set()
         while self._unknown:
-            numbers = frozenset(self._unknown)
-            if await self._attempt(consumer, numbers):
-                self._unknown -= numbers
-                done |= numbers
+            partitions = frozenset(self._unknown)
+            if await self._attempt(consumer, partitions):
+                self._unknown -= partitions
+                done |= partitions
         return frozenset(done)
 
     async def take_state(self, batch: Polled) -> None:
@@ -122,14 +112,15 @@ class StateRestorer:
                     self._stage.take_pods(step)
         metrics.PODS.set(len(self._stage.pods))
 
-    async def _attempt(self, consumer: Consumer, numbers: frozenset[int]) -> bool:
+    async def _attempt(self, consumer: Consumer, partitions: frozenset[int]) -> bool:
         """Return whether all of it was read back; where not, another attempt is due, if any."""
         changes = self._changes
         if not self._check.has_failed:
             self._check.waits(_READING)
         try:
-            await self._read_back(consumer, numbers, changes=changes)
+            await self._read_back(consumer, partitions, changes=changes)
         except NotAssignedError:
+            # A rebalance is under way, and is no failure: its callbacks come with the next poll.
             await self._poll_for(consumer, self._tuning.poll_timeout_seconds)
             return False
         except BusError as error:
@@ -138,19 +129,24 @@ class StateRestorer:
             # Not a `RetryingCaller`: the group takes the partitions of a member that does not poll.
             await self._poll_for(consumer, self._backoff.next_seconds())
             return False
+        # What was read back is of partitions that may be gone, or lacks some that have come.
         if changes != self._changes:
             return False
         self._backoff.reset()
         settle_collector(_OBJECTS_PER_COLLECTION)  # the cache lives long
-        self._let_through(consumer)
+        # Last of all: a tick that came before its pods would leave without their names, and one
+        # before the progress would be booked twice.
+        consumer.resume(consumer.assignment())
+        self._check.ok(lambda: f"{len(self._stage.pods)} pods")
+        _log.info("state_read", count=len(self._stage.pods))
         return True
 
     async def _read_back(
-        self, consumer: Consumer, numbers: frozenset[int], *, changes: int
+        self, consumer: Consumer, partitions: frozenset[int], *, changes: int
     ) -> None:
         """Read to the end, or give way where a rebalance comes in between."""
         consumer.pause(consumer.assignment())
-        ends = await self._set_out_beside_polls(consumer, numbers, changes=changes)
+        ends = await self._set_out_beside_polls(consumer, partitions, changes=changes)
         left, moved_at = math.inf, self._seconds()
         while changes == self._changes:
             before, left = left, await self._count_left(consumer, ends)
@@ -167,13 +163,13 @@ class StateRestorer:
                 await self.take_state(batch)
 
     async def _set_out_beside_polls(
-        self, consumer: Consumer, numbers: frozenset[int], *, changes: int
+        self, consumer: Consumer, partitions: frozenset[int], *, changes: int
     ) -> Mapping[TopicPartition, int]:
         """Set out, and poll meanwhile where it takes longer than a poll; all is paused until then.
 
         Returns nothing where a rebalance has ended it.
         """
-        task = self._setting_out = asyncio.create_task(self._set_out(consumer, numbers))
+        task = self._setting_out = asyncio.create_task(self._set_out(consumer, partitions))
         try:
             await asyncio.wait({task}, timeout=self._tuning.poll_timeout_seconds)
             while not task.done() and changes == self._changes:
@@ -186,12 +182,17 @@ class StateRestorer:
             await end_tasks(task)
 
     async def _set_out(
-        self, consumer: Consumer, numbers: frozenset[int]
+        self, consumer: Consumer, partitions: frozenset[int]
     ) -> Mapping[TopicPartition, int]:
         """Take partitions over and go to where each is read from; return the ends of the state."""
-        await self._delivery.take_over(numbers)
-        await self._read_marks(numbers)
-        held = {place for place in consumer.assignment() if place.partition in numbers}
+        await self._delivery.take_over(partitions)
+        # After the take-over alone: until then whoever had the partitions may write progress.
+        async with self._history.reader() as reader:
+            for place, span in (await reader.spans(PROGRESS.name)).items():
+                if place.partition in partitions and span.first < span.end:
+                    async for records in reader.read(place, span):
+                        self._stage.restore_progress(records)
+        held = {place for place in consumer.assignment() if place.partition in partitions}
         state = {place for place in held if place.topic in STATE}
         for place in held:
             offset = 0 if place in state else await consumer.committed(place)
@@ -200,20 +201,13 @@ class StateRestorer:
         consumer.resume(state)
         return ends
 
-    async def _read_marks(self, numbers: frozenset[int]) -> None:
-        """Take in how far the nodes are booked; nobody else writes progress of them any more."""
-        async with self._history.reader() as reader:
-            for place, span in (await reader.spans(PROGRESS.name)).items():
-                if place.partition in numbers and span.first < span.end:
-                    async for records in reader.read(place, span):
-                        self._stage.restore_progress(records)
-
     async def _count_left(self, consumer: Consumer, ends: Mapping[TopicPartition, int]) -> float:
         """Return how many offsets are left; infinity where a position is not known in time."""
         try:
             async with asyncio.timeout(self._tuning.poll_timeout_seconds):
                 positions = {place: await consumer.position(place) for place in ends}
         except TimeoutError:
+            # Without a leader the client waits on, and a member that does not poll is given up.
             return math.inf
         return sum(max(0, end - positions[place]) for place, end in ends.items())
 
@@ -226,8 +220,3 @@ class StateRestorer:
         end, changes = self._seconds() + seconds, self._changes
         while (left := end - self._seconds()) > 0 and changes == self._changes:
             await self._poll(consumer, maximum=left)
-
-    def _let_through(self, consumer: Consumer) -> None:
-        consumer.resume(consumer.assignment())
-        self._check.ok(lambda: f"{len(self._stage.pods)} pods")
-        _log.info("state_read", count=len(self._stage.pods))

@@ -9,20 +9,18 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
-from enricher.join import metrics
+from enricher.join import join_metrics as metrics
 from enricher.join.observer import JoinObserver
 from enricher.join.pods.describe import (
     DescriptionCache,
     PodDescriptions,
+    describe_incident,
     find_pod_of_other_node,
     identity_of,
 )
-from enricher.join.pods.incidents import describe_incident
-from enricher.join.pods.pods import PodCache
-from enricher.join.pods.slim import Interner
+from enricher.join.pods.pods import Interner, PodCache
 from enricher.join.progress.passage import (
     MAX_AHEAD_NS,
-    NodeWatermark,
     clock_step_seconds,
     gap_before_ns,
     is_duplicate,
@@ -90,6 +88,7 @@ class JoinStage:
         now_ns = self._time_ns()
         for record in records:
             if record.value is None and record.key is not None:
+                # Only from its own partition: whoever may write elsewhere could take out any pod.
                 uid = record.key.decode(errors="replace")
                 self.pods.remove(uid, partition=record.partition)
                 continue
@@ -99,6 +98,8 @@ class JoinStage:
                 pod = self._slimmer.slim(decoded)
                 seen_time_ns = record.timestamp_ms * _NS_PER_MS
                 self.pods.put(pod, partition=record.partition, seen_time_ns=seen_time_ns)
+                # What was described as pending has a name now; `version_of` tells of the pod's own
+                # node alone, and another node may have named it.
                 for node in self._audit.see_pod(pod, now_ns=now_ns):
                     self._descriptions.forget(node)
 
@@ -164,9 +165,14 @@ class JoinStage:
         for record, incident in self._office.decode(_INCIDENTS, records):
             if not self._is_at_home(record, node=incident.node, key=incident.node):
                 continue
-            found += self._publishable(
-                record, self._attribute(incident), what="attributed incident"
-            )
+            kind = incident.kind if incident.kind in INCIDENT_KINDS else metrics.OTHER_KIND
+            metrics.INCIDENTS_TOTAL.labels(kind=kind).inc()
+            identities = map(identity_of, incident.processes)
+            foreign = find_pod_of_other_node(identities, self.pods, node=incident.node)
+            self._audit.see_foreign(incident.node, foreign.values())
+            pods = describe_incident(incident, self.pods)
+            attributed = AttributedIncident(incident=incident, pods=pods)
+            found += self._publishable(record, attributed, what="attributed incident")
         return found
 
     def forget(self, partition: int) -> None:
@@ -174,6 +180,7 @@ class JoinStage:
         self.pods.remove_partition(partition)
         self._watermarks.pop(partition, None)
         self._audit.forget(partition)
+        # Whose description it was is not kept by partition; the others are made again in a tick.
         self._descriptions.clear()
 
     def _take_sample(
@@ -189,13 +196,24 @@ class JoinStage:
             sample, watermark, written_ms=record.timestamp_ms, now_ns=now_ns
         )
         if ahead_seconds is not None:
+            # Up to two days it can be a clock's error: it is booked, and reported. Beyond that no
+            # clock explains it, and to book it would cost the node's ticks until that `seq`.
             self._audit.see_seq_ahead(sample.node, ahead_seconds)
             if ahead_seconds * 1e9 > MAX_AHEAD_NS:
                 self._audit.see_refused(record, sample, now_ns=now_ns)
                 return self._refuse_seq(record, sample, ahead_seconds)
         said = self._descriptions.describe(sample)
-        event = _book(sample, said, watermark, reached_ns=watermarks.reached_ns(now_ns))
+        reached_ns = watermarks.reached_ns(now_ns)
+        event = make_event(
+            sample,
+            book_valid_tick(sample),
+            said,
+            late=sample.late or is_late(sample.time_ns, reached_ns),
+            gap_ns=gap_before_ns(sample, watermark),
+            settlements=settle_valid_ends(sample) if sample.ended_processes else None,
+        )
         events = self._publishable(record, event, what="event")
+        # What was put aside is not booked: the next tick reports its time as uncovered.
         if events:
             if (step_seconds := clock_step_seconds(sample, watermark)) is not None:
                 self._audit.see_step(sample.node, step_seconds)
@@ -241,34 +259,6 @@ class JoinStage:
         detail = explain_misplaced(record, node=node, key=key, is_placed=self._is_placed)
         self._office.reject(record, reason="misplaced", detail=detail)
         return False
-
-    def _attribute(self, incident: Incident) -> AttributedIncident:
-        kind = incident.kind if incident.kind in INCIDENT_KINDS else metrics.OTHER_KIND
-        metrics.INCIDENTS_TOTAL.labels(kind=kind).inc()
-        identities = map(identity_of, incident.processes)
-        foreign = find_pod_of_other_node(identities, self.pods, node=incident.node)
-        self._audit.see_foreign(incident.node, foreign.values())
-        return AttributedIncident(incident=incident, pods=describe_incident(incident, self.pods))
-
-
-def _book(
-    sample: NodeSample,
-    said: PodDescriptions,
-    watermark: NodeWatermark | None,
-    *,
-    reached_ns: int | None,
-) -> GpuEvent:
-    return make_event(
-        sample,
-        book_valid_tick(sample),
-        said,
-        late=sample.late or is_late(sample.time_ns, reached_ns),
-        gap_ns=gap_before_ns(sample, watermark),
-        settlements=settle_valid_ends(sample) if sample.ended_processes else None,
-    )
-
-
-# Puts a tick's event together: what the node said, the books, who the pods are.
 
 
 def make_event(

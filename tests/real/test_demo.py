@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import duckdb
 import pytest
 
-from enricher.join.settings import GROUP as JOIN_GROUP
+from enricher.join.join_settings import GROUP as JOIN_GROUP
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Subscription

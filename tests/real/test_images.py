@@ -36,7 +36,7 @@ LEFT_OUT = ("GPULEDGER_", "PYTHON", "VIRTUAL_ENV", "KUBECONFIG", "KAFKA_")
 NEEDED = {
     "agent": ["agent.context", "agent.source_selection", "simulator.simulation"],
     "podwatch": ["enricher.podwatch.service"],
-    "join": ["enricher.join.service"],
+    "join": ["enricher.join.run"],
     "sinks": [
         "sinks.remote_write.remote_write_sink",
         "sinks.alerts.alerts_sink",

@@ -15,7 +15,7 @@ import pytest
 from aiokafka.client import AIOKafkaClient, CoordinationType
 
 from benchmarks.ticks import SEQ_PER_TICK, node_name
-from enricher.join.settings import GROUP
+from enricher.join.join_settings import GROUP
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message

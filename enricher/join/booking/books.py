@@ -1,28 +1,39 @@
-"""Books one tick: for each GPU the entries that sum to it.
+"""The books of a tick: for each row the entries that sum to it. Pure.
 
-Here the split quantities become entries, and idle becomes what is left. Names and labels of pods
-are the description's business (`describe`), not the books'.
+How it works. A tick has a row for each GPU, and on a GPU that is cut by MIG one for each instance
+behind it. The rows of such a GPU overlap: its own row has the whole board's memory and energy, and
+compute instances of one GPU instance all have the memory of that. So before a row is booked
+(`shares`), everything is left to one row alone:
+
+- memory (`exclusive_readings`): of compute instances that share it, the first one that has it keeps
+  it, less what processes hold on the others; the GPU's own row keeps what no instance has;
+- busy time: the instances'; the GPU's own row has none, as it would count twice;
+- energy (`energy_by_row`): a driver gives the board's alone. What the board would draw idle goes by
+  the memory of each instance, what it drew beyond that by the compute slices that were busy.
+
+Each step reads every row a bounded number of times, as a tick may have very many.
+Names and labels of pods are `enricher.join.pods`' subject, and change nothing here.
 """
 
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
-from enricher.join.booking.claims import Claim, gather_claims
-from enricher.join.booking.energy import Drawn, JoulesSplit, split_joules
-from enricher.join.booking.idle import idle_entries
-from enricher.join.booking.instance_energy import drawn_by_rows
-from enricher.join.booking.instances import exclusive_readings
-from enricher.join.booking.shares import BusySplit, MemorySplit, split_busy, split_memory
-from gpuledger.ledger.holders import Parts, find_holders
-from gpuledger.ledger.quantities import rates_of
-from gpuledger.records import Account, Entry, GpuBooks, GpuReading, Method, NodeSample
+from enricher.join.booking.shares import (
+    MIN_RATIO,
+    Claim,
+    Energy,
+    add_up,
+    book_gpu,
+    energy_of,
+    gather_claims,
+)
+from gpuledger.ledger.holders import find_holders
+from gpuledger.records import GpuBooks, GpuReading, NodeSample
 
-_Splits = tuple[BusySplit | None, MemorySplit | None, JoulesSplit | None]
-_HOST: Final = Account.HOST
-_UNATTRIBUTED: Final = Account.UNATTRIBUTED
-# Where a quantity is not known, and nothing of it is booked.
-_NO_BUSY: Final[BusySplit] = ((), 0.0, 0.0, 0.0, Method.EXCLUSIVE)
-_NO_MEMORY: Final[MemorySplit] = ((), 0.0, 0.0, 0.0)
-_NO_JOULES: Final[JoulesSplit] = (0.0, 0.0, 0.0)
+_PROFILE: Final = re.compile(r"(?:(?P<compute>\d+)c\.)?(?P<gpu>\d+)g\.")
 
 
 def book_tick(sample: NodeSample) -> list[GpuBooks]:
@@ -33,115 +44,203 @@ def book_tick(sample: NodeSample) -> list[GpuBooks]:
     seconds = sample.interval_ns / 1e9
     claims = gather_claims(sample)
     own = exclusive_readings(sample.gpus, claims)
-    energy = drawn_by_rows(sample.gpus, seconds)
+    energy = energy_by_row(sample.gpus, seconds)
     holders = find_holders(sample)
     return [
         GpuBooks(
+            # As the node gave it: readers see the board's memory, whatever this row was booked.
             reading=reading,
-            entries=book_gpu(own[place], claims[place], seconds, energy[place], holders[place]),
+            entries=book_gpu(own[row], claims[row], seconds, energy[row], holders[row]),
         )
-        for place, reading in enumerate(sample.gpus)
+        for row, reading in enumerate(sample.gpus)
     ]
 
 
-def book_gpu(
-    reading: GpuReading,
-    claims: list[Claim],
-    seconds: float,
-    drawn: Drawn | None,
-    holders: Parts = (),
-) -> list[Entry]:
-    """Return the entries of one GPU: one a claim, the host, what nobody claims, and idle.
+def has_instances(readings: Sequence[GpuReading]) -> bool:
+    """Return whether one of the rows is of a MIG instance."""
+    for reading in readings:  # noqa: SIM110 - any() costs three times as much, for each tick
+        if reading.parent_uuid is not None:
+            return True
+    return False
 
-    Busy seconds sum to `seconds`, memory byte-seconds to total memory times `seconds`, joules to
-    the energy drawn; a quantity that the driver does not give is absent from all entries. Idle has
-    an entry for each container that holds a part of the GPU, and one for what nobody holds.
+
+class _Memory:
+    """The memory of some rows, summed up; what is not known counts as none."""
+
+    __slots__ = ("reserved", "total", "used")
+
+    def __init__(self) -> None:
+        self.total = self.used = self.reserved = 0
+
+    def add(self, row: GpuReading, *, times: int = 1) -> None:
+        """Add what a row has; -1 times to take it out again."""
+        self.total += times * (row.memory_total_bytes or 0)
+        self.used += times * (row.memory_used_bytes or 0)
+        self.reserved += times * (row.memory_reserved_bytes or 0)
+
+
+def exclusive_readings(
+    readings: Sequence[GpuReading], claims: Sequence[Sequence[Claim]]
+) -> Sequence[GpuReading]:
+    """Return, for each row, a reading of only what is its own: memory and busy time.
+
+    On a GPU without instances that is the reading itself.
     """
-    busy = split_busy(reading.utilization_ratio, claims, seconds)
-    _, _, _, worked, method = busy or _NO_BUSY
-    reserved = min(reading.memory_reserved_bytes or 0, reading.memory_total_bytes or 0)
-    memory = _split_memory(reading, claims, seconds, reserved)
-    _, _, _, free = memory or _NO_MEMORY
-    joules = split_joules(drawn, worked if busy else None, seconds)
-    _, _, of_idle = joules or _NO_JOULES
-    splits = busy, memory, joules
-    entries = _book_claims(claims, splits, reserved * seconds)
-    _book_nobody(entries, claims, splits, reading)
-    idle = (
-        seconds - worked if busy else None,
-        free if memory else None,
-        of_idle if joules else None,
+    if not has_instances(readings):
+        return readings
+    own = list(readings)
+    _leave_shared_memory_to_one(own, claims)
+    parts_of: defaultdict[str, _Memory] = defaultdict(_Memory)
+    for reading in own:
+        if reading.parent_uuid is not None:
+            parts_of[reading.parent_uuid].add(reading)
+    for row, reading in enumerate(readings):
+        parts = parts_of.get(reading.uuid)
+        if parts is None:
+            continue
+        total, used = reading.memory_total_bytes, reading.memory_used_bytes
+        reserved = reading.memory_reserved_bytes
+        left = _with_memory(
+            reading,
+            # Never below nothing: the rows are read one after the other, and need not agree.
+            total=None if total is None else max(0, total - parts.total),
+            used=None if used is None else max(0, used - parts.used),
+            reserved=None if reserved is None else max(0, reserved - parts.reserved),
+            busy_ratio=None,
+        )
+        if reading.parent_uuid is not None:
+            # A part that has parts, as no driver says: whose part it is must count what is left.
+            parts_of[reading.parent_uuid].add(own[row], times=-1)
+            parts_of[reading.parent_uuid].add(left)
+        own[row] = left
+    return own
+
+
+def _leave_shared_memory_to_one(own: list[GpuReading], claims: Sequence[Sequence[Claim]]) -> None:
+    """Leave the memory that compute instances share to the first row that has it.
+
+    The others have what processes hold there, so that these are booked where they run.
+    """
+    gpu_instances: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    for row, reading in enumerate(own):
+        if reading.parent_uuid is not None and reading.gpu_instance is not None:
+            gpu_instances[reading.parent_uuid, reading.gpu_instance].append(row)
+    for rows in gpu_instances.values():
+        keeper = next((row for row in rows if own[row].memory_total_bytes is not None), None)
+        if keeper is None or len(rows) == 1:
+            continue
+        first = own[keeper]
+        total, used = first.memory_total_bytes or 0, first.memory_used_bytes
+        for row in rows:
+            if row == keeper:
+                continue
+            # Never more than is left: the processes of several rows may claim more than there is.
+            held = min(total, sum(claim.memory_bytes or 0 for claim in claims[row]))
+            total -= held
+            used = None if used is None else max(0, used - held)
+            busy_ratio = own[row].utilization_ratio
+            own[row] = _with_memory(
+                own[row], total=held, used=held, reserved=0, busy_ratio=busy_ratio
+            )
+        own[keeper] = _with_memory(
+            first,
+            total=total,
+            used=used,
+            reserved=first.memory_reserved_bytes,
+            busy_ratio=first.utilization_ratio,
+        )
+
+
+def _with_memory(
+    reading: GpuReading,
+    *,
+    total: int | None,
+    used: int | None,
+    reserved: int | None,
+    busy_ratio: float | None,
+) -> GpuReading:
+    """Return what is booked of a row; readings that are the board's are left out."""
+    return GpuReading(
+        uuid=reading.uuid,
+        index=reading.index,
+        parent_uuid=reading.parent_uuid,
+        gpu_instance=reading.gpu_instance,
+        utilization_ratio=busy_ratio,
+        memory_total_bytes=total,
+        memory_used_bytes=used,
+        memory_reserved_bytes=reserved,
     )
-    entries += idle_entries(idle, holders, method)
-    return entries
 
 
-def _split_memory(
-    reading: GpuReading, claims: list[Claim], seconds: float, reserved: int
-) -> MemorySplit | None:
-    total = reading.memory_total_bytes
-    if total is None:
+def energy_by_row(readings: Sequence[GpuReading], seconds: float) -> list[Energy | None]:
+    """Return the energy of each row, that of a GPU shared out among the rows of its instances.
+
+    Where the memory or the busy time of one of them is not known, the GPU's row keeps it all.
+    """
+    if not has_instances(readings):
+        return [energy_of(reading, seconds) for reading in readings]
+    gpus = {each.uuid: row for row, each in enumerate(readings) if each.parent_uuid is None}
+    instances: dict[int, list[int]] = {}
+    for row, reading in enumerate(readings):
+        gpu = gpus.get(reading.parent_uuid or "")
+        if gpu is None:
+            # A GPU, or an instance whose GPU is not in the tick: it stands for itself.
+            instances.setdefault(row, [])
+        else:
+            instances.setdefault(gpu, []).append(row)
+    found: list[Energy | None] = [None] * len(readings)
+    for gpu, rows in instances.items():
+        found[gpu] = board = energy_of(readings[gpu], seconds)
+        shared = board and _share_energy(board, readings[gpu], [readings[row] for row in rows])
+        if shared:
+            found[gpu], of_rows = shared
+            for row, energy in zip(rows, of_rows, strict=True):
+                found[row] = energy
+    return found
+
+
+def _share_energy(
+    board: Energy, gpu: GpuReading, instances: Sequence[GpuReading]
+) -> tuple[Energy, Sequence[Energy]] | None:
+    """Return what stays with the GPU's own row, as idle's, and what each instance has."""
+    if not instances:
+        return board, []
+    ratios = _memory_ratios(gpu, instances)
+    busy = [instance.utilization_ratio for instance in instances]
+    if ratios is None or None in busy:
         return None
-    return split_memory(reading.memory_used_bytes, claims, seconds, total - reserved)
+    slices = [compute_slices(instance.mig_profile) for instance in instances]
+    # Without the slices of all of them, memory is the next best measure of an instance's size.
+    sizes = ratios if None in slices else slices
+    worked = [(ratio or 0.0) * (size or 0) for ratio, size in zip(busy, sizes, strict=True)]
+    floor, total = board.floor_joules, add_up(worked)
+    if total <= MIN_RATIO:
+        # Nobody worked: all that was drawn is the floor, and the divisor only has to be one.
+        floor, total = board.joules, 1.0
+    floors = [floor * ratio for ratio in ratios]
+    watts = (board.joules - floor) / total
+    return Energy(0.0, 0.0, max(0.0, floor - add_up(floors))), [
+        Energy(idle + work * watts, idle, 0.0) for idle, work in zip(floors, worked, strict=True)
+    ]
 
 
-def _book_claims(claims: list[Claim], splits: _Splits, reserved: float) -> list[Entry]:
-    """Book what is claimed; what the driver reserved, in byte-seconds, is the host's."""
-    busy, memory, joules = splits
-    weights, rate, of_ended, _, method = busy or _NO_BUSY
-    sizes, seconds, _, _ = memory or _NO_MEMORY
-    watts, _, _ = joules or _NO_JOULES
-    time, size = 0.0, 0.0
-    entries = []
-    for place, claim in enumerate(claims):
-        if busy is not None:
-            time = weights[place] * rate
-            if claim.has_ended:
-                time += of_ended
-        if memory is not None:
-            size = sizes[place] * seconds
-        if claim.account is _HOST:
-            size, reserved = size + reserved, 0.0
-        entries.append(
-            Entry(
-                account=claim.account,
-                method=method,
-                container=claim.container,
-                busy_seconds=None if busy is None else time,
-                memory_byte_seconds=None if memory is None else size,
-                joules=None if joules is None else time * watts,
-            )
-        )
-    if reserved:
-        entries.append(
-            Entry(
-                account=_HOST,
-                method=method,
-                busy_seconds=None if busy is None else 0.0,
-                memory_byte_seconds=reserved,
-                joules=None if joules is None else 0.0,
-            )
-        )
-    return entries
+def _memory_ratios(gpu: GpuReading, instances: Sequence[GpuReading]) -> list[float] | None:
+    """Return each instance's part of the memory; compute instances share that of theirs equally."""
+    totals = [instance.memory_total_bytes for instance in instances]
+    if gpu.memory_total_bytes is None or None in totals:
+        return None
+    homes = [
+        instance.uuid if instance.gpu_instance is None else instance.gpu_instance
+        for instance in instances
+    ]
+    rows_of = Counter(homes)
+    own = [(total or 0) / rows_of[home] for total, home in zip(totals, homes, strict=True)]
+    whole = max(gpu.memory_total_bytes, add_up(own))
+    return [part / whole if whole else 0.0 for part in own]
 
 
-def _book_nobody(
-    entries: list[Entry], claims: list[Claim], splits: _Splits, reading: GpuReading
-) -> None:
-    """Book what nobody claims; activity during which nobody was seen to be busy is nobody's too."""
-    busy, memory, joules = splits
-    _, _, _, worked, method = busy or _NO_BUSY
-    watts, drawn, _ = joules or _NO_JOULES
-    _, _, size, _ = memory or _NO_MEMORY
-    time = 0.0 if claims else worked
-    energy = time * watts + drawn
-    if time or size or energy or (not worked and any(rates_of(reading))):
-        entries.append(
-            Entry(
-                account=_UNATTRIBUTED,
-                method=method,
-                busy_seconds=None if busy is None else time,
-                memory_byte_seconds=None if memory is None else size,
-                joules=None if joules is None else energy,
-            )
-        )
+@lru_cache(maxsize=256)
+def compute_slices(profile: str | None) -> int | None:
+    """Return the compute slices of a profile such as `1g.10gb` or `1c.3g.40gb`; None of another."""
+    match = _PROFILE.match(profile or "")
+    return int(match["compute"] or match["gpu"]) if match else None

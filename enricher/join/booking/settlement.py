@@ -4,12 +4,11 @@ Pure arithmetic over one tick: its agent says beside the driver's account of a p
 said of it, and what of their time it has set aside for it. Nothing here knows another tick.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 from gpuledger.records import (
     Account,
-    ContainerRef,
     Entry,
     Method,
     NodeSample,
@@ -30,6 +29,7 @@ def settle_ends(sample: NodeSample) -> list[Settlement] | None:
     The entries of each sum to zero. Raises `IndexError` where an end points to a GPU or a container
     that the tick does not have.
     """
+    # Without what an account cannot tell: a settlement of nothing would be noise in every tick.
     settled = [
         _settle(end, seconds, sample)
         for end in sample.ended_processes or ()
@@ -50,12 +50,32 @@ def unbooked_seconds(end: ProcessExit) -> float:
 
 def settled_seconds(settlements: Iterable[Settlement]) -> float:
     """Return how much was found its user."""
-    return sum(max(0.0, one.busy_seconds or 0.0) for each in settlements for one in each.entries)
+    # What is owed alone: its counterpart on `unattributed` is below zero.
+    return sum(
+        max(0.0, entry.busy_seconds or 0.0)
+        for settlement in settlements
+        for entry in settlement.entries
+    )
 
 
 def _settle(end: ProcessExit, seconds: float, sample: NodeSample) -> Settlement:
+    """Return what debits the process with its time, and takes the same from nobody's."""
     # Looked up for its error alone: who counts rows counts on it that the GPU is there.
     _ = sample.gpus[end.gpu]
+    account, container = Account.HOST, end.container
+    if container is not None:
+        ref = sample.containers[container]
+        if ref.container_id is not None or ref.pod_uid is not None:
+            account = Account.POD
+    owed = Entry(
+        account=account,
+        method=Method.ACCOUNTING,
+        container=container if account is Account.POD else None,
+        busy_seconds=seconds,
+    )
+    written_off = Entry(
+        account=Account.UNATTRIBUTED, method=Method.ACCOUNTING, busy_seconds=-seconds
+    )
     from_time_ns, until_time_ns = _times(end, sample)
     return Settlement(
         gpu=end.gpu,
@@ -65,7 +85,7 @@ def _settle(end: ProcessExit, seconds: float, sample: NodeSample) -> Settlement:
         from_time_ns=from_time_ns,
         until_seq=end.until_seq,
         until_time_ns=until_time_ns,
-        entries=[_owed(end, seconds, sample.containers), _written_off(seconds)],
+        entries=[owed, written_off],
     )
 
 
@@ -80,21 +100,3 @@ def _times(end: ProcessExit, sample: NodeSample) -> tuple[int, int]:
         return end.from_time_ns, end.until_time_ns
     length_ns = max(0, end.until_time_ns - end.from_time_ns)
     return max(0, sample.time_ns - length_ns), sample.time_ns
-
-
-def _owed(end: ProcessExit, seconds: float, containers: Sequence[ContainerRef]) -> Entry:
-    place = end.container
-    if place is not None:
-        container = containers[place]
-        if container.container_id is not None or container.pod_uid is not None:
-            return Entry(
-                account=Account.POD,
-                method=Method.ACCOUNTING,
-                container=place,
-                busy_seconds=seconds,
-            )
-    return Entry(account=Account.HOST, method=Method.ACCOUNTING, busy_seconds=seconds)
-
-
-def _written_off(seconds: float) -> Entry:
-    return Entry(account=Account.UNATTRIBUTED, method=Method.ACCOUNTING, busy_seconds=-seconds)

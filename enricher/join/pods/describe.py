@@ -19,6 +19,7 @@ from gpuledger.recent import Budget, Recent
 from gpuledger.records import (
     ContainerRef,
     DeviceAllocation,
+    Incident,
     IncidentProcess,
     NodeSample,
     PodDescription,
@@ -37,13 +38,6 @@ Identity = tuple[str | None, str | None]
 _HOST: Final[Identity] = (None, None)
 
 
-# Finds who the pods are to whom a node says that the kubelet has given something.
-#
-# The kubelet's answer names pods and has no UIDs. A name counts only where a pod record of this
-# very node has it: otherwise a node could put what is idle there on any pod. The books do not
-# change with what is known here; pure.
-
-
 class Holders(NamedTuple):
     """Who holds the allocations of a tick, as far as it is known."""
 
@@ -59,7 +53,11 @@ _NOBODY = Holders((), 0, ())
 
 
 def find_holders(sample: NodeSample, pods: PodCache) -> Holders:
-    """Return the holders of a tick's allocations by the pods of its node, at the tick's time."""
+    """Return the holders of a tick's allocations by the pods of its node, at the tick's time.
+
+    The kubelet's response names pods and has no UIDs. A name counts only where a pod record of this
+    very node has it: otherwise a node could put what is idle there on any pod.
+    """
     if not sample.allocations:
         return _NOBODY
     named = pods.named_on(sample.node)
@@ -73,8 +71,8 @@ def find_holders(sample: NodeSample, pods: PodCache) -> Holders:
         pod = nearest(candidates, time_ns=sample.time_ns)
         found[name] = None if pod is None else pod.record.uid
         if len(candidates) > 1:
-            for one in candidates:
-                changes += [one.record.created_time_ns, *one.changes_ns()]
+            for candidate in candidates:
+                changes += [candidate.record.created_time_ns, *candidate.changes_ns()]
     uids = [found[each.namespace, each.pod] for each in sample.allocations]
     return Holders(uids, sum(uid is None for uid in found.values()), changes)
 
@@ -154,42 +152,44 @@ class DescriptionCache:
         changes += holders.changes_ns
         return PodDescriptions(
             version=self._pods.version_of(sample.node),
-            from_ns=max((one for one in changes if one <= sample.time_ns), default=0),
-            until_ns=min((one for one in changes if one > sample.time_ns), default=_EVER_NS),
+            from_ns=max((at for at in changes if at <= sample.time_ns), default=0),
+            until_ns=min(
+                (time_ns for time_ns in changes if time_ns > sample.time_ns), default=_EVER_NS
+            ),
             containers=sample.containers,
             allocations=sample.allocations,
             pods=msgspec.Raw(encode(pods)),
-            holder_uids=_encoded(holders),
+            holder_uids=msgspec.Raw(encode(holders.uids)) if holders.uids else None,
             unknown_holders=holders.unknown,
             pending=[
                 identity
                 for identity, pod in zip(identities, found, strict=True)
                 if pod is None and identity != _HOST and identity not in foreign
             ],
-            foreign=_each_once(foreign.values()),
+            # Several containers of one pod lead to it; it is counted and logged once.
+            foreign=list({pod.uid: pod for pod in foreign.values()}.values()),
         )
 
 
 def _size_bytes(said: PodDescriptions) -> int:
     """Return about how much memory it takes."""
-    texts = sum(len(one.container_id or "") + len(one.pod_uid or "") for one in said.containers)
+    texts = sum(
+        len(container.container_id or "") + len(container.pod_uid or "")
+        for container in said.containers
+    )
     texts += sum(
-        len(one.gpu_uuid)
-        + len(one.device_id)
-        + len(one.resource_name)
-        + len(one.namespace)
-        + len(one.pod)
-        + len(one.container)
-        + len(one.replica or "")
-        + len(one.claim or "")
-        for one in said.allocations
+        len(allocation.gpu_uuid)
+        + len(allocation.device_id)
+        + len(allocation.resource_name)
+        + len(allocation.namespace)
+        + len(allocation.pod)
+        + len(allocation.container)
+        + len(allocation.replica or "")
+        + len(allocation.claim or "")
+        for allocation in said.allocations
     )
     rows = _CONTAINER_BYTES * len(said.containers) + _ALLOCATION_BYTES * len(said.allocations)
     return rows + 2 * texts + len(memoryview(said.pods))
-
-
-def _encoded(holders: Holders) -> msgspec.Raw | None:
-    return msgspec.Raw(encode(holders.uids)) if holders.uids else None
 
 
 def identity_of(container: ContainerRef | IncidentProcess) -> Identity:
@@ -211,10 +211,6 @@ def find_pod_of_other_node(
     return {identity: pod for identity, pod in found.items() if pod is not None}
 
 
-def _each_once(pods: Iterable[PodRecord]) -> list[PodRecord]:
-    return list({pod.uid: pod for pod in pods}.values())
-
-
 def describe_pods(
     identities: Iterable[Identity], pods: PodCache, *, node: str, time_ns: int
 ) -> list[PodDescription]:
@@ -222,7 +218,9 @@ def describe_pods(
     containers: dict[str, list[str]] = {}
     found: dict[str, KnownPod] = {}
     nameless: list[PodDescription] = []
-    named = sorted(set(identities) - {_HOST}, key=_as_text)
+    named = sorted(
+        set(identities) - {_HOST}, key=lambda identity: (identity[0] or "", identity[1] or "")
+    )
     foreign = find_pod_of_other_node(named, pods, node=node)
     foreign_uids = {uid for uid, _ in foreign}
     for uid, container_id in named:
@@ -242,10 +240,6 @@ def describe_pods(
         for uid, ids in containers.items()
     ]
     return known + nameless
-
-
-def _as_text(identity: Identity) -> tuple[str, str]:
-    return identity[0] or "", identity[1] or ""
 
 
 def _nameless(uid: str | None, container_ids: list[str], *, is_foreign: bool) -> PodDescription:
@@ -269,3 +263,34 @@ def describe_known(known: KnownPod, container_ids: list[str], *, time_ns: int) -
         container_names=known.container_names(container_ids),
         deleted_time_ns=deleted_ns if deleted_ns is None or deleted_ns <= time_ns else None,
     )
+
+
+def describe_incident(incident: Incident, pods: PodCache) -> list[PodDescription]:
+    """Describe each pod once: those of the processes, then holders in the kubelet's order.
+
+    Holders have the names that the kubelet gave, whose response has no UIDs. They are looked up
+    among the node's own pods alone, as are the pods of processes, so that no node speaks for
+    another one's.
+    """
+    node, time_ns = incident.node, incident.time_ns
+    found = describe_pods(map(identity_of, incident.processes), pods, node=node, time_ns=time_ns)
+    there = {pod.uid for pod in found if pod.uid}
+    held: dict[tuple[str, str], set[str]] = {}
+    for each in incident.allocations or ():
+        held.setdefault((each.namespace, each.pod), set()).add(each.container)
+    named = pods.named_on(node) if held else {}
+    for name, containers in held.items():
+        known = nearest(named.get(name, ()), time_ns=time_ns)
+        if known is None:
+            # The incident keeps the name that the node gave; here it would alert that pod's owner.
+            found.append(PodDescription(uid=None, container_ids=[], state=PodState.PENDING))
+            continue
+        ids = [
+            each.container_id
+            for each in known.record.containers
+            if each.container_id is not None and each.name in containers
+        ]
+        description = describe_known(known, ids, time_ns=time_ns)
+        if description.uid not in there:
+            found.append(description)
+    return found

@@ -41,7 +41,7 @@ class PendingPods:
 
     def __init__(self, *, pending_pod_timeout_seconds: float, maximum: int = MAX_PENDING) -> None:
         self._pending_ns = round(pending_pod_timeout_seconds * 1e9)
-        self._most = maximum
+        self._maximum = maximum
         self._waiting: OrderedDict[str, PendingPod] = OrderedDict()
         self._by_name: dict[str, PendingPod] = {}
         self._unknown = 0
@@ -51,7 +51,7 @@ class PendingPods:
     def __len__(self) -> int:
         return len(self._waiting) - self._unknown
 
-    def note(
+    def record(
         self, identities: Iterable[Identity], *, node: str, partition: int, now_ns: int
     ) -> None:
         """Record that a tick named pods whose records have not come."""
@@ -59,18 +59,27 @@ class PendingPods:
             key = uid or container_id or ""
             waiting = self._waiting.get(key)
             if waiting is None:
+                if len(self._waiting) >= self._maximum:
+                    # Room is made at the cost of who has waited longest. That one is reported with
+                    # those whose time is over: it would be lost in silence otherwise.
+                    eldest = next(iter(self._waiting.values()))
+                    self._drop(eldest)
+                    if not eldest.is_unknown:
+                        self._crowded_out.append(eldest)
                 waiting = PendingPod([], node, partition, now_ns, now_ns)
-                self._add(key, waiting)
+                self._waiting[key] = waiting
             waiting.last_ns = now_ns
+            # A tick may name a pod by a new container each time, so the names of one are bounded.
             for name in (key, container_id or key):
                 if name not in waiting.names and len(waiting.names) < _MAX_NAMES:
                     waiting.names.append(name)
                     self._by_name[name] = waiting
 
     def resolve(self, pod: PodRecord) -> list[PendingPod]:
-        """Record that a pod's record has come; give who waited for it."""
+        """Record that a pod's record has come; return who waited for it."""
         if not self._waiting:
             return []
+        # The UID in the cgroup path of a static pod is its configuration's hash.
         names = (pod.uid, pod.config_hash or pod.uid, *ids_of(pod))
         found = map(self._by_name.get, names)
         resolved = {waiting.names[0]: waiting for waiting in found if waiting}
@@ -90,26 +99,22 @@ class PendingPods:
                 waiting.is_unknown = True
                 self._unknown += 1
                 expired.append(waiting)
+            # Kept while ticks name it, so that it is reported once and not with every tick.
             if waiting.is_unknown and waiting.last_ns <= eldest_ns:
                 self._drop(waiting)
         return expired
 
     def forget(self, partition: int) -> None:
         """Forget what the nodes of a partition named."""
-        for waiting in [one for one in self._waiting.values() if one.partition == partition]:
+        for waiting in [
+            pending for pending in self._waiting.values() if pending.partition == partition
+        ]:
             self._drop(waiting)
-
-    def _add(self, key: str, waiting: PendingPod) -> None:
-        if len(self._waiting) >= self._most:
-            eldest = next(iter(self._waiting.values()))
-            self._drop(eldest)
-            if not eldest.is_unknown:
-                self._crowded_out.append(eldest)
-        self._waiting[key] = waiting
 
     def _drop(self, waiting: PendingPod) -> None:
         del self._waiting[waiting.names[0]]
         self._unknown -= waiting.is_unknown
         for name in waiting.names:
+            # A container id that two ticks put under different UIDs leads to the later one.
             if self._by_name.get(name) is waiting:
                 del self._by_name[name]

@@ -7,10 +7,12 @@ Each kind of name has a mapping of its own, since who writes one kind of name co
 of another; and whichever of them has led to a pod, it is a node's where its record says so.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, Generic, NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping
+from sys import intern
+from typing import Final, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from enricher.versions import is_older
 from gpuledger.records import PodRecord
@@ -20,6 +22,9 @@ from gpuledger.records import PodRecord
 MAX_FORMER_CONTAINERS: Final = 100
 MAX_PAST_VERSIONS: Final = 16
 _NONE: Final[dict[str, str]] = {}
+MAX_SHARED: Final = 10_000
+"""Dictionaries of one kind that are remembered for those that are equal."""
+V = TypeVar("V")
 N = TypeVar("N", str, tuple[str, str])
 OnNode = tuple[str, str]
 """A node, and what is a name on it alone."""
@@ -66,6 +71,34 @@ class KnownPod(msgspec.Struct, gc=False):
         created_ns, deleted_ns = self.record.created_time_ns, self.record.deleted_time_ns
         is_there_still = deleted_ns is None or time_ns < deleted_ns
         return created_ns <= time_ns, is_there_still, created_ns
+
+    def container_ids(self) -> list[str]:
+        """Return the containers that the pod has or had, by id."""
+        return [*self.previous_containers, *ids_of(self.record)]
+
+    def follow(self, before: "KnownPod") -> None:
+        """Take over what an older version of the pod has left, which this one replaces."""
+        self.previous_containers = _former(
+            before.previous_containers | ids_of(before.record), self.record
+        )
+        pod, earlier = self.record, before.record
+        if self.seen_time_ns < before.seen_time_ns:
+            # The topic is read again from its beginning: what was known is of a time to come.
+            self.past = tuple(past for past in before.past if past.until_ns <= self.seen_time_ns)
+        elif (earlier.owner_kind, earlier.owner_name, earlier.labels) == (
+            pod.owner_kind,
+            pod.owner_name,
+            pod.labels,
+        ):
+            # Nothing that a description says has changed; its deletion is told by its own time.
+            self.past = before.past
+        else:
+            past = (*before.past, PodVersion(self.seen_time_ns, earlier))
+            self.past = past[-MAX_PAST_VERSIONS:]
+
+    def add_older(self, pod: PodRecord) -> None:
+        """Take the containers' names from a version that comes behind this newer one."""
+        self.previous_containers = _former(ids_of(pod) | self.previous_containers, self.record)
 
     def container_names(self, container_ids: Iterable[str]) -> dict[str, str]:
         """Return the names of those of these containers that the pod has or had."""
@@ -161,9 +194,10 @@ class PodCache:
         self._remove(pod.uid)
         known = KnownPod(pod, partition, seen_time_ns, _NONE, ())
         if before and is_older(pod, than=before.record):
-            known = _overtaken(before, pod)
+            known = before
+            known.add_older(pod)
         elif before:
-            known = _after(before, known)
+            known.follow(before)
         self._pods[pod.uid] = known
         self._claim(known)
         node = self._nodes.setdefault(known.record.node, NodePods())
@@ -199,19 +233,15 @@ class PodCache:
         UID of a cgroup path may also be a static pod's configuration hash, which is the node's own:
         nodes that take their manifests from one address call their pods by the same hash.
         """
-        found = (known for known in self._named(uid, container_id, node) if known is not None)
-        return next((known for known in found if known.record.node == node), None)
-
-    def _named(
-        self, uid: str | None, container_id: str | None, node: str
-    ) -> Iterator[KnownPod | None]:
-        """Yield the pods to which the names lead, of whichever nodes, the surest first."""
+        found: list[KnownPod | None] = []
         if container_id is not None:
-            yield self._by_container.holder(container_id)
-            yield self._by_container_on_node.holder((node, container_id))
+            found.append(self._by_container.holder(container_id))
+            found.append(self._by_container_on_node.holder((node, container_id)))
         if uid is not None:
-            yield self._pods.get(uid)
-            yield self._by_hash.holder((node, uid))
+            found.append(self._pods.get(uid))
+            found.append(self._by_hash.holder((node, uid)))
+        # A name may lead to another node's pod, which is nobody here: the next one is tried.
+        return next((known for known in found if known and known.record.node == node), None)
 
     def find_pod_of_other_node(
         self, uid: str | None, container_id: str | None, *, node: str
@@ -237,7 +267,7 @@ class PodCache:
     def _claim(self, known: KnownPod) -> None:
         """Have a pod's names lead to it; one of one node takes none from one of another."""
         pod = known.record
-        for name in _container_ids(known):
+        for name in known.container_ids():
             holder = self._by_container.holder(name)
             if holder is None or holder.record.node == pod.node:
                 self._by_container.claim(name, pod)
@@ -248,7 +278,7 @@ class PodCache:
 
     def _disclaim(self, known: KnownPod) -> None:
         pod = known.record
-        for name in _container_ids(known):
+        for name in known.container_ids():
             self._by_container.disclaim(name, pod.uid)
             self._by_container_on_node.disclaim((pod.node, name), pod.uid)
         if pod.config_hash is not None:
@@ -275,30 +305,11 @@ def ids_of(pod: PodRecord) -> dict[str, str]:
     return names
 
 
-def _container_ids(known: KnownPod) -> list[str]:
-    return [*known.previous_containers, *ids_of(known.record)]
-
-
 def _right_to_name(pod: PodRecord) -> tuple[bool, int, str]:
     """Rank the pods that claim a name: the oldest that lives, else the last one that did."""
     if pod.deleted_time_ns is None:
         return False, pod.created_time_ns, pod.uid
     return True, -pod.created_time_ns, pod.uid
-
-
-def _after(before: KnownPod, known: KnownPod) -> KnownPod:
-    """Return what is known of a pod once a newer version of it has come."""
-    known.previous_containers = _former(
-        before.previous_containers | ids_of(before.record), known.record
-    )
-    known.past = _past(before, known.record, known.seen_time_ns)
-    return known
-
-
-def _overtaken(known: KnownPod, pod: PodRecord) -> KnownPod:
-    """Return what is known of a pod once an older version of it has come."""
-    known.previous_containers = _former(ids_of(pod) | known.previous_containers, known.record)
-    return known
 
 
 def _former(earlier: dict[str, str], pod: PodRecord) -> dict[str, str]:
@@ -308,18 +319,49 @@ def _former(earlier: dict[str, str], pod: PodRecord) -> dict[str, str]:
     return dict(previous_containers[-MAX_FORMER_CONTAINERS:]) if previous_containers else _NONE
 
 
-def _past(before: KnownPod, pod: PodRecord, seen_time_ns: int) -> tuple[PodVersion, ...]:
-    """Return the versions that described the pod differently, the newest ones of them.
+class Interner:
+    """Makes pods' records small: what many of them say alike is kept once.
 
-    Where a topic is read again from its beginning, what comes is older than what is known.
+    A record that was decoded has strings and dictionaries of its own. Nobody changes a record, so
+    equal ones can be the same object: that is more than half of a cached pod.
     """
-    if seen_time_ns < before.seen_time_ns:
-        return tuple(past for past in before.past if past.until_ns <= seen_time_ns)
-    if _description(before.record) == _description(pod):
-        return before.past
-    return (*before.past, PodVersion(seen_time_ns, before.record))[-MAX_PAST_VERSIONS:]
 
+    def __init__(self, *, max_shared: int = MAX_SHARED) -> None:
+        self._max_shared = max_shared
+        self._labels: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
+        self._requests: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
 
-def _description(pod: PodRecord) -> tuple[object, ...]:
-    """Return what may change of a pod's description; its deletion is told by its own time."""
-    return pod.owner_kind, pod.owner_name, pod.labels
+    def __len__(self) -> int:
+        return len(self._labels) + len(self._requests)
+
+    def slim(self, pod: PodRecord) -> PodRecord:
+        """Return an equal record that shares with others what it can."""
+        return replace(
+            pod,
+            namespace=intern(pod.namespace),
+            node=intern(pod.node),
+            owner_kind=pod.owner_kind and intern(pod.owner_kind),
+            owner_name=pod.owner_name and intern(pod.owner_name),
+            labels=self._share(self._labels, pod.labels),
+            containers=[replace(each, name=intern(each.name)) for each in pod.containers],
+            gpus_requested=self._share(self._requests, pod.gpus_requested),
+            phase=intern(pod.phase),
+            qos_class=pod.qos_class and intern(pod.qos_class),
+            priority_class=pod.priority_class and intern(pod.priority_class),
+        )
+
+    def _share(
+        self, known: dict[tuple[tuple[str, V], ...], dict[str, V]], items: dict[str, V]
+    ) -> dict[str, V]:
+        key = tuple(items.items())
+        found = known.get(key)
+        if found is None:
+            # Labels may be different in each pod, as an indexed job's are: then there is nothing to
+            # share, and what is remembered would grow with the pods that were ever there.
+            if len(known) >= self._max_shared:
+                known.clear()
+            known[key] = found = {
+                intern(name): cast("V", intern(value)) if isinstance(value, str) else value
+                for name, value in items.items()
+            }
+        return found

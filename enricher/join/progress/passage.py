@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gpuledger.records import NodeSample
+from gpuledger.records import BootProgress, NodeProgress, NodeSample
 
 LATE_SECONDS: Final = 30.0
 """A tick that is further than this behind what its partition has reached is late."""
@@ -54,6 +54,10 @@ class BootWatermark(NamedTuple):
     last_ns: int
     """When the last of them was, by the worker's clock."""
 
+    def booked_for_ns(self, now_ns: int) -> int:
+        """Return for how long the boot has been booked; up to an hour of silence is part of it."""
+        return min(now_ns, self.last_ns + _AWAY_NS) - self.first_ns
+
 
 class NodeWatermark(msgspec.Struct, gc=False):
     """The last tick of a node that was booked; a Struct, because one is made for each tick."""
@@ -77,17 +81,52 @@ class NodeWatermark(msgspec.Struct, gc=False):
     before: tuple[BootWatermark, ...] = ()
     """The few boots before, the newest first."""
 
+    def newest(self) -> BootWatermark:
+        """Return how far its newest boot is booked."""
+        return BootWatermark(self.boot_id, self.seq, self.begun_ns, self.first_ns, self.last_ns)
+
+    def known_for(self) -> tuple[int, int]:
+        """Rank the node by for how long it has been booked, all boots that are kept of it together.
+
+        Of those that were for as long, whoever was not heard of for longest comes first.
+        """
+        first_ns = min((boot.first_ns for boot in self.before), default=self.first_ns)
+        return self.heard_ns - min(first_ns, self.first_ns), self.heard_ns
+
+    def progress_of(self, node: str) -> NodeProgress:
+        """Return it as the record that whoever takes the partition over reads back."""
+        return NodeProgress(
+            node=node,
+            boot_id=self.boot_id,
+            seq=self.seq,
+            time_ns=self.time_ns,
+            offset=self.offset,
+            begun_time_ns=self.begun_ns,
+            first_booked_time_ns=self.first_ns,
+            boots_before=[
+                BootProgress(
+                    boot_id=boot.boot_id,
+                    seq=boot.seq,
+                    begun_time_ns=boot.begun_ns,
+                    first_booked_time_ns=boot.first_ns,
+                    last_booked_time_ns=boot.last_ns,
+                )
+                for boot in self.before
+            ]
+            or None,
+        )
+
     def seq_of(self, boot_id: str) -> int | None:
         """Return how far a boot is booked, `None` where nothing of it is known to be."""
         if boot_id == self.boot_id:
             return self.seq
-        return next((one.seq for one in self.before if one.boot_id == boot_id), None)
+        return next((boot.seq for boot in self.before if boot.boot_id == boot_id), None)
 
     def begun_ns_of(self, boot_id: str) -> int | None:
         """Return when a boot began by what is kept of it; `None` where nothing of it is booked."""
         if boot_id == self.boot_id:
             return self.begun_ns
-        return next((one.begun_ns for one in self.before if one.boot_id == boot_id), None)
+        return next((boot.begun_ns for boot in self.before if boot.boot_id == boot_id), None)
 
 
 def is_duplicate(sample: NodeSample, watermark: NodeWatermark | None) -> bool:
@@ -110,6 +149,7 @@ def gap_before_ns(sample: NodeSample, watermark: NodeWatermark | None) -> int | 
     if watermark is None:
         return None
     seq = watermark.seq_of(sample.boot_id)
+    # Also of an earlier boot, of which a late tick may come behind the next boot's first one.
     if seq is not None:
         gap_ns = (sample.seq - seq) * _NS_PER_MS - sample.interval_ns
     else:
@@ -129,11 +169,13 @@ def clock_step_seconds(sample: NodeSample, watermark: NodeWatermark | None) -> f
     if sample.boot_id == watermark.boot_id:
         passed_ns = (sample.seq - watermark.seq) * 1_000_000
         step_ns = time_ns - passed_ns
+        # Over a silence of days the two clocks drift apart without anybody's setting one.
         min_ns = _STEP_NS + passed_ns // _DRIFT
     elif watermark.seq_of(sample.boot_id) is None:
         step_ns = min(0, time_ns - sample.seq * 1_000_000)
         min_ns = _STEP_NS
     else:
+        # A late tick of an earlier boot: how long the node was down is in no clock.
         return None
     return step_ns / 1e9 if abs(step_ns) > min_ns else None
 
@@ -169,6 +211,7 @@ def partition_watermark(newest_ns: Iterable[int], *, now_ns: int) -> int:
     that a few clocks that run ahead make nobody late, and never after `now_ns`. Nodes that have
     been silent for an hour do not count. A node that is alone is the measure of itself.
     """
+    # A clock that runs ahead counts as right, so that it cannot make all others late.
     times = sorted(min(time_ns, now_ns) for time_ns in newest_ns)
     present = times[bisect_left(times, times[-1] - _AWAY_NS) :]
     return present[-1 - len(present) // 10]

@@ -4,7 +4,7 @@ Here lives the state of a worker's partitions; it is written beside the events (
 read back by who takes a partition over, and forgotten with the partition. It knows no bus.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain
 from typing import Final
 
@@ -14,7 +14,7 @@ from enricher.join.progress.passage import (
     begin_of,
     partition_watermark,
 )
-from gpuledger.records import BootProgress, NodeProgress, NodeSample
+from gpuledger.records import NodeProgress, NodeSample
 
 _NS_PER_MS: Final = 1_000_000
 # Longer than samples are kept: what was booked before can come again no more.
@@ -24,7 +24,6 @@ NEWEST_BOOTS: Final = 4
 LONGEST_BOOTS: Final = 4
 """The boot that a node is really in is among those that have been booked for longest, however many
 were made up since."""
-_AWAY_NS: Final = 3_600 * 10**9
 MAX_NODES: Final = 20_000
 """Nodes of one partition: several times those of the largest clusters in all of them."""
 
@@ -69,18 +68,15 @@ class NodeWatermarks:
         It is found anew once in as many ticks as there are nodes: a round costs as much as they.
         """
         if self._left_of_sweep <= 0 and self._watermarks:
-            self._begin_sweep(now_ns)
+            self._reached_ns = partition_watermark(
+                (watermark.time_ns for watermark in self._watermarks.values()), now_ns=now_ns
+            )
+            eldest_ns = now_ns - FORGOTTEN_AFTER_NS
+            self._forget(
+                [node for node, known in self._watermarks.items() if known.heard_ns < eldest_ns]
+            )
+            self._left_of_sweep = len(self._watermarks)
         return self._reached_ns
-
-    def _begin_sweep(self, now_ns: int) -> None:
-        self._reached_ns = partition_watermark(
-            (watermark.time_ns for watermark in self._watermarks.values()), now_ns=now_ns
-        )
-        eldest_ns = now_ns - FORGOTTEN_AFTER_NS
-        self._forget(
-            [one for one, watermark in self._watermarks.items() if watermark.heard_ns < eldest_ns]
-        )
-        self._left_of_sweep = len(self._watermarks)
 
     def _make_room(self) -> None:
         """Forget the tenth of the nodes that have been booked for the shortest time.
@@ -89,25 +85,26 @@ class NodeWatermarks:
         heard last is the node that ticks every second. For how long a name has been booked, by our
         own clock, nobody can make up: a node has a start over all that come after it.
         """
-        left = sorted(self._watermarks, key=lambda node: _known_for(self._watermarks[node]))
+        left = sorted(self._watermarks, key=lambda node: self._watermarks[node].known_for())
         self._forget(left[: MAX_NODES // 10])
 
     def _forget(self, nodes: Iterable[str]) -> None:
         for node in nodes:
             del self._watermarks[node]
+            # So that a tombstone is written: whoever reads the progress back forgets it too.
             self._advanced[node] = None
 
     def take(self, written: NodeProgress, *, heard_ns: int) -> None:
         """Take in what was written down before; what is known to be further stays."""
         before = tuple(
             BootWatermark(
-                one.boot_id,
-                one.seq,
-                one.begun_time_ns or 0,
-                one.first_booked_time_ns or heard_ns,
-                one.last_booked_time_ns or heard_ns,
+                boot.boot_id,
+                boot.seq,
+                boot.begun_time_ns or 0,
+                boot.first_booked_time_ns or heard_ns,
+                boot.last_booked_time_ns or heard_ns,
             )
-            for one in written.boots_before or ()
+            for boot in written.boots_before or ()
         )
         watermark = NodeWatermark(
             written.boot_id,
@@ -120,14 +117,17 @@ class NodeWatermarks:
             heard_ns,
         )
         known = self._watermarks.get(written.node)
+        # A compacted topic may still hold older records of a node behind each other: the highest
+        # `seq` of a boot counts, and a boot that is not known yet is the newer one.
         if known is None or watermark.seq >= (known.seq_of(watermark.boot_id) or 0):
-            told = _boots_of(known) if known else ()
-            for one in told:
-                if one.boot_id == watermark.boot_id:
-                    watermark.begun_ns = max(watermark.begun_ns, one.begun_ns)
-                    watermark.first_ns = min(watermark.first_ns, one.first_ns)
-            watermark.before = _kept(watermark, before, told, now_ns=heard_ns)
+            known_boots = (known.newest(), *known.before) if known else ()
+            for boot in known_boots:
+                if boot.boot_id == watermark.boot_id:
+                    watermark.begun_ns = max(watermark.begun_ns, boot.begun_ns)
+                    watermark.first_ns = min(watermark.first_ns, boot.first_ns)
+            watermark.before = _kept(watermark, before, known_boots, now_ns=heard_ns)
             self._watermarks[written.node] = watermark
+            # The next tick is judged late or not by all that were read back, not by the first one.
             self._left_of_sweep = 0
 
     def remove(self, node: str) -> None:
@@ -138,32 +138,11 @@ class NodeWatermarks:
     def drain(self) -> list[tuple[str, NodeProgress | None]]:
         """Return the changes since the last call: a watermark, None for a forgotten node."""
         advanced, self._advanced = self._advanced, {}
-        return [(node, self._written(node)) for node in advanced]
-
-    def _written(self, node: str) -> NodeProgress | None:
-        watermark = self._watermarks.get(node)
-        if watermark is None:
-            return None
-        return NodeProgress(
-            node=node,
-            boot_id=watermark.boot_id,
-            seq=watermark.seq,
-            time_ns=watermark.time_ns,
-            offset=watermark.offset,
-            begun_time_ns=watermark.begun_ns,
-            first_booked_time_ns=watermark.first_ns,
-            boots_before=[
-                BootProgress(
-                    boot_id=one.boot_id,
-                    seq=one.seq,
-                    begun_time_ns=one.begun_ns,
-                    first_booked_time_ns=one.first_ns,
-                    last_booked_time_ns=one.last_ns,
-                )
-                for one in watermark.before
-            ]
-            or None,
-        )
+        return [
+            (node, watermark.progress_of(node) if watermark else None)
+            for node in advanced
+            for watermark in (self._watermarks.get(node),)
+        ]
 
 
 def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
@@ -175,36 +154,19 @@ def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
         tick.first_ns = known.first_ns
         return tick
     if known.seq_of(tick.boot_id) is None:
-        tick.before = _kept(tick, _boots_of(known), now_ns=tick.heard_ns)
+        # A boot of which nothing was booked is the newest one, whatever the node's clock says.
+        boots = (known.newest(), *known.before)
+        tick.before = _kept(tick, boots, now_ns=tick.heard_ns)
         return tick
-    known.before = _kept(known, known.before, [_booked(tick)], now_ns=tick.heard_ns)
+    known.before = _kept(known, known.before, [tick.newest()], now_ns=tick.heard_ns)
     known.heard_ns = tick.heard_ns
     return known
 
 
-def _known_for(watermark: NodeWatermark) -> tuple[int, int]:
-    """Rank a node by for how long it has been booked, all boots that are kept of it together.
-
-    Of those that were for as long, whoever was not heard of for longest comes first.
-    """
-    first_ns = min((one.first_ns for one in watermark.before), default=watermark.first_ns)
-    return watermark.heard_ns - min(first_ns, watermark.first_ns), watermark.heard_ns
-
-
-def _boots_of(watermark: NodeWatermark) -> Sequence[BootWatermark]:
-    return (_booked(watermark), *watermark.before)
-
-
-def _booked(watermark: NodeWatermark) -> BootWatermark:
-    return BootWatermark(
-        watermark.boot_id, watermark.seq, watermark.begun_ns, watermark.first_ns, watermark.last_ns
-    )
-
-
 def _kept(
-    newest: NodeWatermark, *told: Iterable[BootWatermark], now_ns: int
+    newest: NodeWatermark, *known_boots: Iterable[BootWatermark], now_ns: int
 ) -> tuple[BootWatermark, ...]:
-    """Return how far boots before the newest are booked, by all that is told of them.
+    """Return how far boots before the newest are booked, by all that is known of them.
 
     Of many the newest ones are kept, and of the others those that were booked for longest. Whoever
     may write ticks may make up boots as he likes, and by then a small `seq` of a boot that nothing
@@ -212,27 +174,24 @@ def _kept(
     booked by our own clock: the boot that a node is in has a start over all that come after it.
     """
     boots: dict[str, BootWatermark] = {}
-    for one in chain(*told):
-        other = boots.get(one.boot_id, one)
-        boots[one.boot_id] = BootWatermark(
-            one.boot_id,
-            max(one.seq, other.seq),
-            max(one.begun_ns, other.begun_ns),
-            min(one.first_ns, other.first_ns),
-            max(one.last_ns, other.last_ns),
+    for boot in chain(*known_boots):
+        other = boots.get(boot.boot_id, boot)
+        boots[boot.boot_id] = BootWatermark(
+            boot.boot_id,
+            max(boot.seq, other.seq),
+            max(boot.begun_ns, other.begun_ns),
+            min(boot.first_ns, other.first_ns),
+            max(boot.last_ns, other.last_ns),
         )
     boots.pop(newest.boot_id, None)
     eldest_ns = now_ns - FORGOTTEN_AFTER_NS
-    left = [one for one in boots.values() if one.last_ns >= eldest_ns]
+    left = [boot for boot in boots.values() if boot.last_ns >= eldest_ns]
     if len(left) > NEWEST_BOOTS + LONGEST_BOOTS:
-        older = sorted(left[NEWEST_BOOTS:], key=lambda one: _booked_for_ns(one, now_ns=now_ns))
-        longest = {one.boot_id for one in older[-LONGEST_BOOTS:]}
+        older = sorted(left[NEWEST_BOOTS:], key=lambda boot: boot.booked_for_ns(now_ns))
+        longest = {boot.boot_id for boot in older[-LONGEST_BOOTS:]}
         left = [
-            one for place, one in enumerate(left) if place < NEWEST_BOOTS or one.boot_id in longest
+            boot
+            for index, boot in enumerate(left)
+            if index < NEWEST_BOOTS or boot.boot_id in longest
         ]
     return tuple(left)
-
-
-def _booked_for_ns(boot: BootWatermark, *, now_ns: int) -> int:
-    """Return for how long a boot has been booked; a silence of up to an hour is part of it."""
-    return min(now_ns, boot.last_ns + _AWAY_NS) - boot.first_ns

@@ -12,7 +12,7 @@ import yaml
 
 from agent.settings import AgentSettings
 from cli.topics import TopicsSettings
-from enricher.join.settings import JoinSettings
+from enricher.join.join_settings import JoinSettings
 from enricher.podwatch.settings import PodwatchSettings
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus

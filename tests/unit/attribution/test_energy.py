@@ -5,7 +5,7 @@ from collections import defaultdict
 import pytest
 
 from enricher.join.booking.books import book_tick
-from enricher.join.booking.energy import idle_watts
+from enricher.join.booking.shares import idle_watts
 from simulator.clock import ManualClock
 from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation

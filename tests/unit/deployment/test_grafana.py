@@ -6,7 +6,7 @@ import pytest
 import yaml
 from prometheus_client import REGISTRY
 
-from enricher.join import metrics as join_metrics
+from enricher.join import join_metrics
 from gpuledger.ledger.series import FAMILIES
 from sinks import metrics as sink_metrics
 from tests.unit.deployment import compose_file, dashboard

@@ -8,14 +8,14 @@ import pytest
 from prometheus_client.metrics import MetricWrapperBase
 
 import agent.metrics
-import enricher.join.metrics
+import enricher.join.join_metrics
 import enricher.podwatch.metrics
 import gpuledger.bus.metrics
 import gpuledger.dead_letter_queue
 import gpuledger.runtime.process_metrics
 import sinks.metrics
 from agent.settings import AgentSettings
-from enricher.join.settings import JoinSettings
+from enricher.join.join_settings import JoinSettings
 from enricher.podwatch.settings import PodwatchSettings
 from gpuledger.settings.sources import settings_of, variable_of
 from gpuledger.topics import BY_NAME
@@ -33,7 +33,7 @@ MODELS: Final[tuple[type[msgspec.Struct], ...]] = (
 METRICS: Final = (
     agent.metrics,
     enricher.podwatch.metrics,
-    enricher.join.metrics,
+    enricher.join.join_metrics,
     sinks.metrics,
     gpuledger.bus.metrics,
     gpuledger.dead_letter_queue,

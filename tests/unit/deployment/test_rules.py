@@ -43,7 +43,11 @@ COME_LATER: Final = {
 }
 """Gauges that come with what they tell of, as the page says."""
 FRESH: Final = (
-    *("import agent.metrics", "import enricher.podwatch.events", "import enricher.join.metrics"),
+    *(
+        "import agent.metrics",
+        "import enricher.podwatch.events",
+        "import enricher.join.join_metrics",
+    ),
     "import gpuledger.bus.metrics",
     *(
         f"import sinks.metrics as m, sinks.registry as r; m.count_sink_from_zero(r.KINDS[{kind!r}])"

@@ -8,13 +8,13 @@ import pytest
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
-import enricher.join.metrics
+import enricher.join.join_metrics
 import enricher.podwatch.metrics
 import gpuledger.bus.metrics
 import gpuledger.dead_letter_queue
 import gpuledger.runtime.process_metrics
 import sinks.metrics
-from enricher.join.settings import GROUP as JOIN
+from enricher.join.join_settings import GROUP as JOIN
 from gpuledger.topics import BY_NAME
 from sinks.registry import KINDS
 from sinks.settings import OtlpSettings
@@ -27,7 +27,7 @@ GROUPS = {
 }
 CENTRAL = (
     enricher.podwatch.metrics,
-    enricher.join.metrics,
+    enricher.join.join_metrics,
     sinks.metrics,
     gpuledger.bus.metrics,
     gpuledger.dead_letter_queue,

@@ -9,10 +9,10 @@ from pathlib import Path
 from cli.replay.command import choose_output, replay_range
 from cli.replay.plan import Asked
 from cli.replay.run import ReplayOutcome
-from enricher.join.replay.diff import Comparison
-from enricher.join.replay.replay import TimeRange
-from enricher.join.service import run_join
-from enricher.join.settings import JoinSettings, JoinTuning
+from enricher.join.join_settings import JoinSettings, JoinTuning
+from enricher.join.replay import TimeRange
+from enricher.join.replay_diff import Comparison
+from enricher.join.run import run_join
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import Decoder, encode

@@ -49,14 +49,14 @@ def test_more_is_gathered_until_it_is_much_or_the_first_of_it_is_old(
 def test_what_is_taken_is_gone_and_gathering_begins_anew() -> None:
     slices = gathered((0, 9, 0.0), (1, 9, 0.0))
 
-    assert [made.number for made in slices.take()] == [0, 1]
+    assert [made.partition for made in slices.take()] == [0, 1]
     assert slices.take() == []
     slices.at(2, now=4.0)
     assert slices.seconds_left(now=5.0) == 1.0
 
 
 def test_how_far_the_ticks_are_done_is_told_by_ticks_alone() -> None:
-    made = CommitBatch(number=0, begun_at=0.0)
+    made = CommitBatch(partition=0, begun_at=0.0)
     for topic, time_ms in ((PROCESSES, 5_000), (SAMPLES, 1_000), (INCIDENTS, 9_000)):
         place = TopicPartition(topic.name, 0)
         made.count(place, records(*place, count=3, time_ms=time_ms))

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from typing_extensions import override
 
 from enricher.join.delivery import AtLeastOnce, CommitBatch, ExactlyOnce
-from enricher.join.settings import JoinSettings, JoinTuning
+from enricher.join.join_settings import JoinSettings, JoinTuning
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import (
     Consumer,
@@ -353,7 +353,7 @@ async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_g
         office = DeadLetterQueue(consumer=GROUP, producer=producer, partitions=1)
         delivery = ExactlyOnce(writers=writers, office=office, check=check, fenced_seconds=0)
         await delivery.take_over([PLACE])
-        made = CommitBatch(number=PLACE, begun_at=0.0)
+        made = CommitBatch(partition=PLACE, begun_at=0.0)
         made.add(EVENTS_PLACE, [Message(b"node-a", b"", 0)])
         assert set(await delivery.deliver(consumer, [made])) == {PLACE}
         assert check.has_failed
@@ -373,7 +373,9 @@ async def test_at_least_once_passes_its_check_once_what_it_could_not_commit_is_g
         insist = RetryingCaller(on=BusError, check=check, passes_check=False)
         delivery = AtLeastOnce(producer=producer, office=office, insist=insist, check=check)
         offsets = {TopicPartition(SAMPLES.name, PLACE): 1}
-        await delivery.deliver(consumer, [CommitBatch(number=PLACE, begun_at=0.0, offsets=offsets)])
+        await delivery.deliver(
+            consumer, [CommitBatch(partition=PLACE, begun_at=0.0, offsets=offsets)]
+        )
         assert check.has_failed
 
         await delivery.give_up([PLACE + 1])
@@ -393,7 +395,7 @@ async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_d
         delivery = ExactlyOnce(writers=writers, office=office, check=check, fenced_seconds=0)
         for undone in ({PLACE}, set[int]()):
             await delivery.take_over([PLACE])
-            made = CommitBatch(number=PLACE, begun_at=0.0)
+            made = CommitBatch(partition=PLACE, begun_at=0.0)
             made.add(EVENTS_PLACE, [Message(b"node-a", b"", 0)])
             assert set(await delivery.deliver(consumer, [made])) == undone
             assert check.has_failed == bool(undone)
@@ -408,7 +410,7 @@ async def test_at_least_once_commits_nothing_of_a_partition_that_is_not_held() -
         insist = RetryingCaller(on=BusError, check=check, passes_check=False)
         delivery = AtLeastOnce(producer=producer, office=office, insist=insist, check=check)
         held, other = (TopicPartition(SAMPLES.name, at) for at in (PLACE, SAMPLES.partitions))
-        made = CommitBatch(number=PLACE, begun_at=0.0, offsets={held: 1, other: 1})
+        made = CommitBatch(partition=PLACE, begun_at=0.0, offsets={held: 1, other: 1})
         await delivery.deliver(consumer, [made])
 
         assert check.is_ok

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from typing_extensions import override
 
-from enricher.join.settings import JoinTuning
+from enricher.join.join_settings import JoinTuning
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Message, Record, Subscription, TopicPartition
 from gpuledger.codec import encode

@@ -9,8 +9,8 @@ import pytest
 from typing_extensions import override
 
 from enricher.join.delivery import Delivery
+from enricher.join.join_settings import JoinTuning
 from enricher.join.restore import StalledError, StateRestorer
-from enricher.join.settings import JoinTuning
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Polled, Record, TopicPartition
 from gpuledger.errors import BusError, BusUnavailableError

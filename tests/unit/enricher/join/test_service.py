@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import REGISTRY
 from typing_extensions import override
 
-from enricher.join.service import run_join
-from enricher.join.settings import JoinSettings, JoinTuning
+from enricher.join.join_settings import JoinSettings, JoinTuning
+from enricher.join.run import run_join
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import (
     Consumer,

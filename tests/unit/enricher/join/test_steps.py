@@ -5,7 +5,7 @@ from itertools import chain
 
 import pytest
 
-from enricher.join.steps import STEP_BYTES, step_through, steps_of
+from enricher.join.polling import STEP_BYTES, step_through, steps_of
 from gpuledger.bus.protocol import Record
 from gpuledger.topics import SAMPLES
 

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 from typing import cast
 
 from enricher.join.delivery import CommitBatch, Delivery
+from enricher.join.join_settings import JoinTuning
 from enricher.join.restore import StateRestorer
-from enricher.join.service import JoinWorker
-from enricher.join.settings import JoinTuning
+from enricher.join.worker import JoinWorker
 from gpuledger.bus.gaps import GapCheck
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Bus, Consumer, Polled, Subscription, TopicPartition

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enricher.join.replay.diff import Agreement, EventId, compare_events
-from enricher.join.replay.replay import Replay, TimeRange
+from enricher.join.replay import Replay, TimeRange
+from enricher.join.replay_diff import Agreement, EventId, compare_events
 from tests.unit.enricher.join.ticks import anywhere
 from tests.unit.enricher.laws.topics import PARTITIONS, Topics, topics
 from tests.unit.enricher.laws.workers import WORKERS, Death, Move, Step, Tell, Work, Workers

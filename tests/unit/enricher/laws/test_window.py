@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from enricher.join.replay.diff import EventId
+from enricher.join.replay_diff import EventId
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import Decoder
 from gpuledger.records import Account, GpuEvent

@@ -9,7 +9,7 @@ from gpuledger.settings import KafkaSettings
 PROGRAMS = {
     "agent.command": [],
     "enricher.podwatch.command": [],
-    "enricher.join.command": [],
+    "enricher.join.run": [],
     "sinks.command": ["rows"],
 }
 MISNAMED = [

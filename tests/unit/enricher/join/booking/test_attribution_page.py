@@ -6,10 +6,8 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
-from enricher.join.booking import books, energy, settlement, shares
-from enricher.join.booking.books import book_gpu
-from enricher.join.booking.claims import Claim
-from enricher.join.booking.energy import energy_of, idle_watts
+from enricher.join.booking import books, settlement, shares
+from enricher.join.booking.shares import Claim, book_gpu, energy_of, idle_watts
 from gpuledger.ledger.holders import find_holders
 from gpuledger.ledger.quantities import apportion
 from gpuledger.records import Account, DeviceAllocation, GpuBooks, GpuReading, Method
@@ -90,7 +88,7 @@ def as_written(name: str) -> dict[tuple[str, str], tuple[float, ...]]:
 def as_booked(reading: GpuReading, found: list[Claim]) -> dict[tuple[str, str], tuple[float, ...]]:
     """Return what the join books, as a table of entries says it, with the sum."""
     (holders,) = find_holders(sample(gpus=[reading], allocations=allocations()))
-    entries = book_gpu(reading, found, SECONDS, drawn=energy_of(reading, SECONDS), holders=holders)
+    entries = book_gpu(reading, found, SECONDS, energy=energy_of(reading, SECONDS), holders=holders)
     books = GpuBooks(reading=reading, entries=entries)
     rows = {
         (
@@ -150,4 +148,4 @@ def test_the_page_tells_the_idle_draw_that_the_join_takes() -> None:
     told = {product: float(watts) for product, watts in table("idle")}
 
     assert {product: idle_watts(f"NVIDIA {product}") for product in told} == told
-    assert len(told) == energy.LISTED_PRODUCTS
+    assert len(told) == shares.LISTED_PRODUCTS

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enricher.join.booking.books import book_gpu as book_row
 from enricher.join.booking.books import book_tick
-from enricher.join.booking.claims import Claim
-from enricher.join.booking.energy import energy_of
+from enricher.join.booking.shares import Claim, energy_of
+from enricher.join.booking.shares import book_gpu as book_row
 from gpuledger.records import Account, ContainerRef, Entry, GpuReading, Method, ProcessKind
 from tests.unit.enricher.join.ticks import GIB, process, reading, sample
 
@@ -18,7 +17,7 @@ POD, HOST, IDLE, NOBODY = Account.POD, Account.HOST, Account.IDLE, Account.UNATT
 
 def book_gpu(device: GpuReading, claims: list[Claim], seconds: float) -> list[Entry]:
     """Book a GPU that is not cut and that nobody holds."""
-    return book_row(device, claims, seconds, drawn=energy_of(device, seconds))
+    return book_row(device, claims, seconds, energy=energy_of(device, seconds))
 
 
 def seconds_by_account(entries: list[Entry]) -> dict[str, float]:

@@ -6,13 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enricher.join.booking.books import book_tick
-from enricher.join.booking.energy import energy_of, idle_watts, split_joules
-from enricher.join.booking.instance_energy import compute_slices, drawn_by_rows
+from enricher.join.booking.books import book_tick, compute_slices, energy_by_row
+from enricher.join.booking.shares import Energy, energy_of, idle_watts, split_joules
 from gpuledger.records import Account, Entry, GpuReading
 from tests.unit.enricher.join.ticks import GIB, process, reading, sample
 
 H100 = "NVIDIA H100 80GB HBM3"
+
+
+def joules(energy: Energy | None) -> tuple[float, float, float]:
+    """Return what is split by busy time, how much of it is the floor, and what is idle's."""
+    assert energy is not None
+    return energy.joules, energy.floor_joules, energy.idle_joules
 
 
 @pytest.mark.parametrize(
@@ -41,12 +46,12 @@ def test_a_products_idle_draw_is_found_by_its_whole_name(
 
 def test_the_floor_is_never_more_than_was_drawn() -> None:
     device = reading(model=H100, energy_joules=100.0)
-    assert energy_of(device, 1.0) == (100.0, 71.0, 0.0)
-    assert energy_of(device, 2.0) == (100.0, 100.0, 0.0)
+    assert joules(energy_of(device, 1.0)) == (100.0, 71.0, 0.0)
+    assert joules(energy_of(device, 2.0)) == (100.0, 100.0, 0.0)
 
 
 def test_the_floor_of_an_unlisted_product_is_all_it_drew() -> None:
-    assert energy_of(reading(model="Vendor X"), 1.0) == (300.0, 300.0, 0.0)
+    assert joules(energy_of(reading(model="Vendor X"), 1.0)) == (300.0, 300.0, 0.0)
 
 
 def test_a_gpu_that_tells_neither_energy_nor_power_drew_an_unknown_amount() -> None:
@@ -67,7 +72,9 @@ def test_the_floor_goes_by_time_and_the_rest_by_work(
     case: str, worked: float | None, split: tuple[float, float, float]
 ) -> None:
     """Watts of those that were busy, joules of nobody, joules of idle."""
-    assert split_joules((325.0, 100.0, 0.0), worked, 1.0) == pytest.approx(split), case
+    found = split_joules(Energy(325.0, 100.0, 0.0), worked, 1.0)
+    assert found is not None
+    assert (found.watts, found.unclaimed_joules, found.idle_joules) == pytest.approx(split), case
 
 
 def board(**changes: object) -> GpuReading:
@@ -99,7 +106,7 @@ def test_a_cut_gpus_floor_goes_by_memory_and_its_active_draw_by_busy_slices() ->
         instance(1, "1g.10gb", 10, 1.0),
         instance(2, "3g.40gb", 40, 0.5),
     ]
-    whole, one, other = drawn_by_rows(rows, 1.0)
+    whole, one, other = map(joules, energy_by_row(rows, 1.0))
     assert whole == pytest.approx((0.0, 0.0, 71 * 3 / 8))
     assert one == pytest.approx((71 / 8 + 300 * 1 / 2.5, 71 / 8, 0.0))
     assert other == pytest.approx((71 / 2 + 300 * 1.5 / 2.5, 71 / 2, 0.0))
@@ -155,7 +162,7 @@ def test_compute_instances_share_the_floor_of_their_memory() -> None:
         )
         for place in range(2)
     ]
-    _, one, other = drawn_by_rows([board(), *shared], 1.0)
+    _, one, other = map(joules, energy_by_row([board(), *shared], 1.0))
     assert one == other == (37.5, 37.5, 0.0)
 
 
@@ -184,15 +191,13 @@ parts = st.lists(
 )
 
 
-@given(
-    parts=parts, joules=st.none() | st.floats(0.0, 1e5), watts=ratios, seconds=st.floats(0.1, 60)
-)
+@given(parts=parts, drawn=st.none() | st.floats(0.0, 1e5), watts=ratios, seconds=st.floats(0.1, 60))
 def test_the_rows_of_a_gpu_have_its_energy_and_no_more(
-    parts: list[GpuReading], joules: float | None, watts: float | None, seconds: float
+    parts: list[GpuReading], drawn: float | None, watts: float | None, seconds: float
 ) -> None:
-    rows = [board(energy_joules=joules, power_watts=watts), *parts]
-    found = [each for each in drawn_by_rows(rows, seconds) if each]
-    expected = joules if joules is not None else watts and watts * seconds
+    rows = [board(energy_joules=drawn, power_watts=watts), *parts]
+    found = [joules(each) for each in energy_by_row(rows, seconds) if each]
+    expected = drawn if drawn is not None else watts and watts * seconds
     total = sum(all_ + of_idle for all_, _, of_idle in found)
     assert math.isclose(total, expected or 0.0, rel_tol=1e-9, abs_tol=1e-9)
     assert all(min(each) >= 0.0 and each[1] <= each[0] * (1 + 1e-9) for each in found)

@@ -6,13 +6,10 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from enricher.join.booking.books import book_tick
-from enricher.join.booking.instance_energy import drawn_by_rows
-from enricher.join.booking.instances import exclusive_readings
+from enricher.join.booking.books import book_tick, energy_by_row, exclusive_readings
 from enricher.join.booking.settlement import settle_ends
-from enricher.join.pods.describe import describe_pods, identity_of
+from enricher.join.pods.describe import describe_incident, describe_pods, identity_of
 from enricher.join.pods.describe import find_holders as find_named_holders
-from enricher.join.pods.incidents import describe_incident
 from enricher.join.pods.pods import PodCache
 from gpuledger.ledger.holders import MAX_ENTRIES, TooManyEntriesError, find_holders
 from gpuledger.ledger.quantities import conservation_error
@@ -140,7 +137,7 @@ def work(tick: NodeSample) -> int:
     before = _reads
     wrapped = counted(tick)
     exclusive_readings(wrapped.gpus, [[] for _ in tick.gpus])
-    drawn_by_rows(wrapped.gpus, 1.0)
+    energy_by_row(wrapped.gpus, 1.0)
     find_holders(wrapped)
     settle_ends(wrapped)
     conservation_error(book_tick(wrapped), wrapped.interval_ns / 1e9)

@@ -1,9 +1,6 @@
 """What pods say alike is kept once."""
 
-import pytest
-
-from enricher.join.pods import slim
-from enricher.join.pods.slim import Interner
+from enricher.join.pods.pods import Interner
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import PodRecord
 from gpuledger.topics import PODS
@@ -34,10 +31,9 @@ def test_two_pods_of_a_workload_share_what_they_say_alike() -> None:
     assert one.containers[0].name is other.containers[0].name
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_remembered_is_bounded() -> None:
     """Labels can be different in each pod; the records stay right."""
-    monkeypatch.setattr(slim, "_MAX_SHARED", 5)
-    slimmer = Interner()
+    slimmer = Interner(max_shared=5)
     for number in range(50):
         record = pod(labels={"job": str(number)}, gpus_requested={"gpu": number})
         assert slimmer.slim(decoded(record)) == decoded(record)

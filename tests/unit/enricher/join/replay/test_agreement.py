@@ -3,7 +3,7 @@
 import pytest
 
 from enricher.join.booking.settlement import settle_ends
-from enricher.join.replay.diff import Agreement, compare_events
+from enricher.join.replay_diff import Agreement, compare_events
 from gpuledger.codec import encode
 from gpuledger.records import (
     Account,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from enricher.join.replay.diff import Comparison, EventId
+from enricher.join.replay_diff import Comparison, EventId
 from gpuledger.codec import encode
 
 

@@ -1,6 +1,6 @@
 """A replay over batches that cannot be unpacked: counted, and the others joined."""
 
-from enricher.join.replay.replay import Replay, TimeRange
+from enricher.join.replay import Replay, TimeRange
 from gpuledger.bus.protocol import Record, Unreadable, UnreadableReason
 from gpuledger.topics import PODS, SAMPLES
 from tests.unit.enricher.join.ticks import UIDS, anywhere, pod, record, sample

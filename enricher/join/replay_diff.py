@@ -66,7 +66,11 @@ def compare_events(first: bytes, replayed: bytes) -> Compared:
     is_equal = was == is_ and held_then == held_now
     agreement = Agreement.EQUAL if is_equal else Agreement.MORE_COMPLETE
     changes += _description_changes(was, is_)
-    changes += _holder_changes(held_then, held_now)
+    changes += [
+        EntryChange(f"{_HOLDERS}[{index}]", uid, held_now.get(index, _ABSENT))
+        for index, uid in held_then.items()
+        if held_now.get(index) != uid
+    ]
     if changes:
         agreement = Agreement.DIFFERENT
     return Compared(agreement, changes, is_late_otherwise=then.get(_LATE) != now.get(_LATE))
@@ -79,9 +83,16 @@ def _book_changes(
         was, is_ = then.get(name), now.get(name)
         if was == is_:
             continue
-        inner = list(_changes_within(name, _value(was), _value(is_)))
-        # Equal values in other bytes: to the byte means to the byte.
-        yield from inner or [EntryChange(name, _text(was), _text(is_))]
+        values = [_ABSENT if raw is None else msgspec.json.decode(raw) for raw in (was, is_)]
+        if inner := list(_changes_within(name, *values)):
+            yield from inner
+        else:
+            # Equal values in other bytes, as of a number written otherwise: to the byte means so.
+            texts = [
+                _ABSENT if raw is None else bytes(raw).decode(errors="replace")
+                for raw in (was, is_)
+            ]
+            yield EntryChange(name, *texts)
 
 
 def _changes_within(path: str, was: Any, is_: Any) -> Iterator[EntryChange]:  # noqa: ANN401  # any JSON value
@@ -92,8 +103,8 @@ def _changes_within(path: str, was: Any, is_: Any) -> Iterator[EntryChange]:  # 
                 f"{path}.{name}", was.get(name, _ABSENT), is_.get(name, _ABSENT)
             )
     elif isinstance(was, list) and isinstance(is_, list) and len(was) == len(is_):
-        for place, (one, other) in enumerate(zip(was, is_, strict=True)):
-            yield from _changes_within(f"{path}[{place}]", one, other)
+        for index, (before, after) in enumerate(zip(was, is_, strict=True)):
+            yield from _changes_within(f"{path}[{index}]", before, after)
     elif was != is_:
         yield EntryChange(follow(GpuEvent, path)[0], was, is_)
 
@@ -115,20 +126,15 @@ def _description_changes(
         path = f"{_DESCRIPTION}[{name}]"
         if was is None or is_ is None:
             yield EntryChange(path, was or _ABSENT, is_ or _ABSENT)
+        # From pending to known everything may come; only what was said must not go again.
         elif was["state"] == is_["state"] or is_["state"] != PodState.KNOWN:
             yield from _losses(path, was, is_)
 
 
 def _holders(uids: msgspec.Raw | None) -> dict[int, str]:
     """Return the holders that are known, by the position of the allocation."""
-    told: list[str | None] = msgspec.json.decode(uids or b"[]")
-    return {place: uid for place, uid in enumerate(told) if uid is not None}
-
-
-def _holder_changes(then: Mapping[int, str], now: Mapping[int, str]) -> Iterator[EntryChange]:
-    for place, uid in then.items():
-        if now.get(place) != uid:
-            yield EntryChange(f"{_HOLDERS}[{place}]", uid, now.get(place, _ABSENT))
+    found: list[str | None] = msgspec.json.decode(uids or b"[]")
+    return {index: uid for index, uid in enumerate(found) if uid is not None}
 
 
 def _losses(path: str, was: Mapping[str, Any], is_: Mapping[str, Any]) -> Iterator[EntryChange]:
@@ -141,14 +147,6 @@ def _losses(path: str, was: Mapping[str, Any], is_: Mapping[str, Any]) -> Iterat
             continue
         if value != found:
             yield EntryChange(f"{path}.{name}", value, found)
-
-
-def _value(raw: msgspec.Raw | None) -> Any:  # noqa: ANN401  # any JSON value
-    return _ABSENT if raw is None else msgspec.json.decode(raw)
-
-
-def _text(raw: msgspec.Raw | None) -> str:
-    return _ABSENT if raw is None else bytes(raw).decode(errors="replace")
 
 
 # Pairs the events of two runs by their identity and counts how they agree.
@@ -264,6 +262,8 @@ class Comparison:
         for change in changes:
             self._tell([event_id], change)
         self._paired[event_id] = None
+        # Remembered to recognise repetitions, which follow closely: at-least-once sends again what
+        # one commit held.
         if len(self._paired) > MAX_REMEMBERED:
             del self._paired[next(iter(self._paired))]
 

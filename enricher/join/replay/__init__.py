@@ -1,1 +1,0 @@
-"""The join over ticks that are still kept, and how its events are held against the first run's."""

@@ -1,0 +1,169 @@
+"""`gpuledger-join`: joins ticks with pods into events. The only wiring of the join."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final
+
+from enricher.join.delivery import AtLeastOnce, Delivery, ExactlyOnce
+from enricher.join.join_settings import JoinSettings
+from enricher.join.polling import retry_bus
+from enricher.join.restore import INPUTS, STATE, StateRestorer
+from enricher.join.stage import JoinStage
+from enricher.join.validation import placement_rule
+from enricher.join.worker import JoinWorker
+from gpuledger.bus.gaps import GapCheck
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import (
+    Bus,
+    TransactionalBus,
+    WholeBus,
+)
+from gpuledger.bus.transactional_writers import TransactionalWriters
+from gpuledger.dead_letter_queue import DeadLetterQueue
+from gpuledger.errors import TopicsError
+from gpuledger.runtime import (
+    Backoff,
+    Check,
+    CheckSeverity,
+    Readiness,
+    end_where_stalled,
+    explain_user_errors,
+    run_service,
+)
+from gpuledger.settings import load_settings
+from gpuledger.topics import (
+    ATTRIBUTED_INCIDENTS,
+    DEAD_LETTERS,
+    EVENTS,
+    PROGRESS,
+    SAMPLES,
+)
+
+# Each has its own, as it grows with the failures of what it waits for.
+_new_backoff: Final = partial(Backoff, first_seconds=0.2, max_seconds=10.0)
+_FINISH_SECONDS: Final = 0.0
+"""The group takes partitions back between deliveries: no commit is under way that could end."""
+
+
+@explain_user_errors
+def main() -> int:
+    """Run the join until it is told to stop; return the exit code."""
+    settings = load_settings(
+        JoinSettings,
+        prog="gpuledger-join",
+        description="Join nodes' ticks with their pods into events whose entries sum to the GPU.",
+    )
+    about = {
+        "group": settings.join.group,
+        "member": settings.kafka.group_instance_id or None,
+        "guarantee": settings.join.processing_guarantee,
+        "brokers": settings.kafka.bootstrap_servers,
+    }
+
+    async def join(settings: JoinSettings, readiness: Readiness) -> None:
+        bus = KafkaBus(settings.kafka, readiness=readiness)
+        await run_join(bus=bus, settings=settings, readiness=readiness)
+
+    return run_service(join, settings=settings, about=about)
+
+
+async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readiness) -> None:
+    """Join until cancelled; brokers, topics and rights that are missing are waited for.
+
+    Raises `FreshStartError` where nothing has gone round for ten minutes. The checks are `bus`, ok
+    while the brokers answer, `pods`, ok once those of the assigned partitions are read back, and
+    `delivery`, ok while what is made can be published.
+    """
+    stage_check, delivery_check = readiness.check("pods"), readiness.check("delivery")
+    insist = retry_bus(check=readiness.check("bus"), backoff=_new_backoff)
+    # What was published and cannot be committed is not delivered: the delivery passes the check.
+    publishing = retry_bus(check=delivery_check, backoff=_new_backoff, passes_check=False)
+
+    def rounds() -> int:
+        return insist.attempts + publishing.attempts
+
+    async with asyncio.TaskGroup() as tasks:
+        watch = tasks.create_task(end_where_stalled(rounds, what="the join"))
+        inputs, letters = await insist(lambda: _count_partitions(bus))
+        stage_check.waits("joining the group")
+        delivery_check.ok("nothing to deliver yet")
+        async with bus.producer() as producer:
+            office = DeadLetterQueue(
+                consumer=settings.join.group, producer=producer, partitions=letters
+            )
+            stage = JoinStage(
+                office=office,
+                is_placed=placement_rule(partitions=inputs),
+                pending_pod_timeout_seconds=settings.join.pending_pod_timeout_seconds,
+            )
+            opening = _open_delivery(
+                AtLeastOnce(
+                    producer=producer, office=office, insist=publishing, check=delivery_check
+                ),
+                bus=bus,
+                office=office,
+                check=delivery_check,
+                settings=settings,
+            )
+            async with opening as delivery:
+                worker = JoinWorker(
+                    stage=stage,
+                    office=office,
+                    delivery=delivery,
+                    restorer=StateRestorer(
+                        stage=stage,
+                        delivery=delivery,
+                        insist=insist,
+                        tuning=settings.join,
+                        check=stage_check,
+                        backoff=_new_backoff(),
+                        history=bus,
+                    ),
+                    insist=insist,
+                    tuning=settings.join,
+                    gaps=GapCheck(readiness.check("gaps", severity=CheckSeverity.WARNING)),
+                )
+                await worker.run(bus=bus, member=settings.kafka.group_instance_id or None)
+        watch.cancel()
+
+
+@asynccontextmanager
+async def _open_delivery(
+    at_least_once: AtLeastOnce,
+    *,
+    bus: TransactionalBus,
+    office: DeadLetterQueue,
+    check: Check,
+    settings: JoinSettings,
+) -> AsyncIterator[Delivery]:
+    if settings.join.processing_guarantee == "at_least_once":
+        yield at_least_once
+        return
+    group = settings.join.group
+    async with TransactionalWriters(
+        bus=bus, group=group, finish_seconds=_FINISH_SECONDS
+    ) as writers:
+        yield ExactlyOnce(
+            writers=writers,
+            office=office,
+            check=check,
+            fenced_seconds=settings.kafka.heartbeat_seconds,
+        )
+
+
+async def _count_partitions(bus: Bus) -> tuple[int, int]:
+    """Return the numbers of input and of dead-letter partitions; input and output must match.
+
+    Raises `TopicsError` where a topic is missing, or input and output differ in partitions.
+    """
+    by_node = (*INPUTS, *STATE, PROGRESS.name, EVENTS.name, ATTRIBUTED_INCIDENTS.name)
+    # A node's pods, ticks and progress must lie in one partition number, or no worker has them all.
+    counts = {name: await bus.partitions(name) for name in by_node}
+    if len(set(counts.values())) != 1:
+        raise TopicsError(
+            f"topics placed by node must have the same number of partitions, found {counts};"
+            " `gpuledger topics check` says what each should have"
+        )
+    return counts[SAMPLES.name], await bus.partitions(DEAD_LETTERS.name)

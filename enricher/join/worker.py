@@ -1,0 +1,182 @@
+"""The join's loop: poll, hand to the stage, gather, deliver; pods and progress first.
+
+Here live the loop and what changes with the group's assignments. What the records mean is the
+stage's business; how their work is delivered, and read back, stands in modules of their own.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+import structlog
+
+from enricher.join import join_metrics as metrics
+from enricher.join.delivery import CommitBatches, Delivery
+from enricher.join.join_settings import JoinTuning
+from enricher.join.polling import poll, step_through
+from enricher.join.restore import INPUTS, STATE, StalledError, StateRestorer
+from enricher.join.stage import JoinStage
+from gpuledger.bus.gaps import GapCheck
+from gpuledger.bus.protocol import (
+    Bus,
+    Consumer,
+    Gap,
+    IsolationLevel,
+    Message,
+    Polled,
+    Record,
+    Subscription,
+    TopicPartition,
+)
+from gpuledger.clock import SystemClock
+from gpuledger.dead_letter_queue import DeadLetterQueue
+from gpuledger.errors import BusError, NotAssignedError
+from gpuledger.lag import Lag
+from gpuledger.runtime import RetryingCaller
+from gpuledger.topics import (
+    ATTRIBUTED_INCIDENTS,
+    EVENTS,
+    INCIDENTS,
+    PROCESSES,
+    SAMPLES,
+)
+
+_log = structlog.get_logger(__name__)
+
+
+class JoinWorker:
+    """One member of the join's group: its consumer, and what is to be done with a batch."""
+
+    def __init__(
+        self,
+        *,
+        stage: JoinStage,
+        office: DeadLetterQueue,
+        delivery: Delivery,
+        restorer: StateRestorer,
+        insist: RetryingCaller[BusError],
+        tuning: JoinTuning,
+        gaps: GapCheck,
+    ) -> None:
+        self._gaps = gaps
+        self._lag = Lag(clock=SystemClock())
+        metrics.LAG_SECONDS.set_function(self._lag.seconds)
+        self._stage = stage
+        self._office = office
+        self._delivery = delivery
+        self._restorer = restorer
+        self._insist = insist
+        self._tuning = tuning
+        self._batches = CommitBatches(
+            max_records=tuning.records_per_commit, max_seconds=tuning.commit_interval_seconds
+        )
+
+    async def run(self, *, bus: Bus, member: str | None) -> None:
+        """Work through the group's partitions until cancelled."""
+        subscription = Subscription(
+            group=self._tuning.group,
+            topics=(*INPUTS, *STATE),
+            member=member,
+            # Agents and podwatch write no transactions: one that is open there is somebody else's,
+            # and would withhold from us what lies behind it for as long as it pleases him.
+            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            on_assigned=self._on_assigned,
+            on_revoked=self._on_revoked,
+            on_gap=self._on_gap,
+        )
+        while True:
+            # Left only by the two errors after which the group is joined anew.
+            with suppress(StalledError, NotAssignedError):
+                async with bus.consumer(subscription) as consumer:
+                    while True:
+                        await self._step(consumer)
+
+    async def _step(self, consumer: Consumer) -> None:
+        # Delivered between polls alone, so that a rebalance finds nothing under way.
+        left_seconds = self._batches.seconds_left(now=time.monotonic())
+        if left_seconds == 0:
+            await self._deliver(consumer)
+            left_seconds = None
+        maximum = self._tuning.poll_timeout_seconds if left_seconds is None else left_seconds
+        batch = await poll(consumer, insist=self._insist, tuning=self._tuning, maximum=maximum)
+        # What this poll brought of partitions that are read back now comes again after that.
+        rebuilt = await self._restorer.run(consumer)
+        held = consumer.assignment()
+        known = {
+            place: records
+            for place, records in batch.items()
+            if place in held and place.partition not in rebuilt
+        }
+        await self._restorer.take_state(known)  # pods come before the ticks of the same batch
+        await self._work(known)
+
+    async def _on_gap(self, gap: Gap) -> None:
+        self._gaps.add(gap)
+
+    async def _on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        held = sorted(each.partition for each in partitions if each.topic == SAMPLES.name)
+        self._restorer.require(held)
+        if not held:
+            self._restorer.stand_by()
+        metrics.PARTITIONS.set(len(held))
+        _log.info("partitions_assigned", partitions=held)
+
+    async def _on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        revoked = {each.partition for each in partitions}
+        await self._restorer.cancel(revoked)
+        # Before anything is awaited for the delivery: a batch that is left here would be published
+        # by this worker beside the one that has the partition now.
+        self._forget(revoked)
+        await self._delivery.give_up(revoked)
+
+    def _forget(self, partitions: set[int]) -> None:
+        """Forget partitions with what came of their records: it comes again from the commit on."""
+        self._batches.drop(partitions)
+        self._lag.drop(partitions)
+        for partition in partitions:
+            self._stage.forget(partition)
+            self._office.drop(partition)
+
+    async def _work(self, batch: Polled) -> None:
+        """Work through what was polled, step by step, so that heartbeats and pages live."""
+        now = time.monotonic()
+        self._lag.polled({at: each for at, each in batch.items() if at.topic == SAMPLES.name})
+        for place, records in batch.items():
+            if place.topic not in INPUTS:
+                continue
+            async for step in step_through(records):
+                into = self._batches.at(place.partition, now=now)
+                topic, messages = self._make(place, step)
+                into.add(TopicPartition(topic, place.partition), messages)
+                into.count(place, step)
+        # Where all that came was put aside there is no batch yet to deliver the dead letters with.
+        for partition in self._office.waiting():
+            self._batches.at(partition, now=now)
+
+    def _make(
+        self, place: TopicPartition, records: Sequence[Record]
+    ) -> tuple[str, Sequence[Message]]:
+        """Return what is to be published for these records, and where."""
+        if place.topic == PROCESSES.name:
+            # Nothing is published: the audit trail is counted, and its offsets are committed.
+            self._stage.take_processes(records)
+            return EVENTS.name, ()
+        if place.topic == INCIDENTS.name:
+            return ATTRIBUTED_INCIDENTS.name, self._stage.take_incidents(records)
+        return EVENTS.name, self._stage.take_samples(records)
+
+    async def _deliver(self, consumer: Consumer) -> None:
+        """Deliver what is gathered; partitions whose delivery was undone are begun with anew."""
+        batches = self._batches.take()
+        for made in batches:
+            made.progress = self._stage.drain_progress(made.partition)
+        undone = set(await self._delivery.deliver(consumer, batches))
+        for made in batches:
+            if made.partition in undone:
+                continue
+            for place, next_offset in made.offsets.items():
+                if place.topic == SAMPLES.name:
+                    self._lag.done(place, next_offset, time_ms=made.last_tick_ms)
+        if undone:
+            self._forget(undone)
+            self._restorer.require(undone)
