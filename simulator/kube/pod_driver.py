@@ -10,8 +10,7 @@ from typing import Protocol
 import structlog
 import yaml
 
-from simulator.kube.lifecycle import PodEvent, PodStep, pod_events
-from simulator.kube.objects import Json, pod_object, pod_status
+from simulator.kube.objects import Json, PodEvent, PodStep, pod_events, pod_object, pod_status
 from simulator.simulation import Simulation
 
 _NS = 1_000_000_000

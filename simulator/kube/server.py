@@ -14,13 +14,18 @@ from aiohttp import web
 from gpuledger.errors import UserError
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings.address import parse_listen
-from simulator.kube.failures import ApiError
 from simulator.kube.objects import node_object, owner_objects
 from simulator.kube.pod_driver import Player
-from simulator.kube.requests import KubeRequests, Selector, answer
-from simulator.kube.store import Collection, Json, Versions
-from simulator.kube.watches import ApiWatch
-from simulator.kube.writes import create_object, delete_object, patch_status
+from simulator.kube.requests import ApiWatch, KubeRequests, Selector, answer
+from simulator.kube.store import (
+    ApiError,
+    Collection,
+    Json,
+    Versions,
+    create_object,
+    delete_object,
+    patch_status,
+)
 from simulator.simulation import Simulation
 
 BOOKMARK_SECONDS: Final = 5.0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from enricher.podwatch.watch_events import Interrupted, Phase
+from enricher.podwatch.events import Interrupted, Phase
 from tests.podwatch_cluster import Cluster, following
 from tests.podwatch_contract import PodwatchContract
 from tests.real.services.kube_client import KubeApiClient

@@ -10,7 +10,7 @@ import pytest
 from enricher.podwatch.api import Api, KubernetesError
 from enricher.podwatch.client import Client
 from enricher.podwatch.events import split_lines
-from enricher.podwatch.settings import KubernetesSettings
+from enricher.podwatch.pod_settings import KubernetesSettings
 from gpuledger.runtime.readiness import Check
 from tests.fakes.seconds import Seconds
 from tests.podwatch_cluster import following, published

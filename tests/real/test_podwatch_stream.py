@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from enricher.podwatch.watch_events import Interrupted, Phase
+from enricher.podwatch.events import Interrupted, Phase
 from tests.podwatch_cluster import Following, following, published
 from tests.real.deployment.rendering import render
 from tests.real.services.kube_client import KubeApiClient

@@ -9,7 +9,7 @@ import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
 import enricher.join.metrics
-import enricher.podwatch.metrics
+import enricher.podwatch.pod_metrics
 import gpuledger.bus.metrics
 import gpuledger.dead_letter_queue
 import gpuledger.runtime.process_metrics
@@ -30,7 +30,7 @@ GROUPS = {
     "sink otlp": OTLP.group,
 }
 CENTRAL = (
-    enricher.podwatch.metrics,
+    enricher.podwatch.pod_metrics,
     enricher.join.metrics,
     sinks.metrics,
     gpuledger.bus.metrics,

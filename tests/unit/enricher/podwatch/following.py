@@ -6,9 +6,9 @@ from contextlib import aclosing
 
 from enricher.podwatch.api import Api
 from enricher.podwatch.decode import PodReader
+from enricher.podwatch.events import Deleted, Interrupted, Skipped, Step, Upserted
+from enricher.podwatch.pod_settings import KubernetesSettings
 from enricher.podwatch.reflector import Reflector
-from enricher.podwatch.settings import KubernetesSettings
-from enricher.podwatch.watch_events import Deleted, Interrupted, Skipped, Step, Upserted
 from tests.unit.enricher.podwatch.builders import DEADLINE_SECONDS, PatientClock
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from enricher.podwatch.decode import PodReader
-from enricher.podwatch.settings import PodwatchSettings
+from enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger.records import PodRecord
 from tests.unit.enricher.podwatch.builders import Object, encoded, pod
 

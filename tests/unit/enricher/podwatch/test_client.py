@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from enricher.podwatch.api import Api, KubernetesError, answered, limits, open_api
 from enricher.podwatch.client import Client
-from enricher.podwatch.settings import KubernetesSettings
+from enricher.podwatch.pod_settings import KubernetesSettings
 from gpuledger.errors import UserError
 from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
 from tests.fakes.seconds import Seconds

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from enricher.podwatch.decode import PodReader, parse_quantity
+from enricher.podwatch.decode import PodReader
+from enricher.podwatch.pod_facts import parse_quantity
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
 from gpuledger.records import PodContainer, PodRecord

@@ -7,8 +7,7 @@ import pytest
 from msgspec import Raw
 
 from enricher.podwatch.decode import PodReader
-from enricher.podwatch.events import Bookmark, Passed, WatchReader
-from enricher.podwatch.watch_events import Deleted, Skipped, Upserted
+from enricher.podwatch.events import Bookmark, Deleted, Passed, Skipped, Upserted, WatchReader
 from tests.unit.enricher.podwatch.builders import Object, encoded, pod
 from tests.unit.enricher.podwatch.misbehaving import bookmark, end_mark, event
 

@@ -8,8 +8,8 @@ import pytest
 from enricher.podwatch.api import AnswerTooLargeError, KubernetesError, open_api
 from enricher.podwatch.decode import PodReader
 from enricher.podwatch.events import WatchReader, split_lines
+from enricher.podwatch.pod_settings import KubernetesSettings
 from enricher.podwatch.reflector import MAX_PAGE_BYTES
-from enricher.podwatch.settings import KubernetesSettings
 from tests.fakes.hostile_http import HUGE_PAGES, MIB, NO_HTTP, ODD_PAGES, Raw, answering, page
 from tests.unit.enricher.podwatch.builders import write_kubeconfig
 
@@ -101,7 +101,7 @@ async def test_nothing_that_is_quoted_shows_the_login_that_was_sent(
         with pytest.raises(KubernetesError) as caught:
             await follow(settings)
     assert "hunter" not in str(caught.value)
-    assert "hunter" not in caught.value.said
+    assert "hunter" not in caught.value.detail
     assert str(caught.value)
 
 

@@ -12,7 +12,7 @@ import yaml
 from enricher.podwatch.api import Api, KubernetesError
 from enricher.podwatch.client import Client
 from enricher.podwatch.kubeconfig import LOGIN, load_configuration
-from enricher.podwatch.settings import KubernetesSettings
+from enricher.podwatch.pod_settings import KubernetesSettings
 from gpuledger.runtime.readiness import Check
 from tests.fakes.seconds import Seconds
 from tests.unit.enricher.podwatch.builders import DEADLINE_SECONDS, soon, write_kubeconfig

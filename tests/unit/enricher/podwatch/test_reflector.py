@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from enricher.podwatch.api import Api, KubernetesError, open_api
+from enricher.podwatch.events import Interrupted, Phase, Step, Upserted
+from enricher.podwatch.pod_settings import KubernetesSettings
 from enricher.podwatch.reflector import MAX_PAGE_BYTES, Reflector
-from enricher.podwatch.settings import KubernetesSettings
-from enricher.podwatch.watch_events import Interrupted, Phase, Step, Upserted
 from gpuledger import __version__
 from tests.unit.enricher.podwatch.builders import (
     DEADLINE_SECONDS,

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
+from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import encode

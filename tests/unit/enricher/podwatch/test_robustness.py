@@ -5,9 +5,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import pytest
 
 from enricher.podwatch.api import open_api
-from enricher.podwatch.events import MAX_LINE_BYTES
-from enricher.podwatch.settings import KubernetesSettings
-from enricher.podwatch.watch_events import Interrupted, Phase, Step
+from enricher.podwatch.events import MAX_LINE_BYTES, Interrupted, Phase, Step
+from enricher.podwatch.pod_settings import KubernetesSettings
 from tests.podwatch_cluster import published
 from tests.unit.enricher.podwatch.builders import PatientClock, pod
 from tests.unit.enricher.podwatch.following import as_word, nth, reflector_of, steps_until, told

@@ -11,9 +11,9 @@ import structlog
 from typing_extensions import override
 
 from enricher.podwatch.api import open_api
-from enricher.podwatch.published_pods import PodBus
-from enricher.podwatch.service import run_podwatch
-from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
+from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
+from enricher.podwatch.pod_watch import run_podwatch
+from enricher.podwatch.publish import PodBus
 from gpuledger.bus.log_reader import HistoryReader
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Bus, Message, Producer, Record, Subscription, TopicDescription

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from enricher.podwatch.api import open_api
-from enricher.podwatch.settings import KubernetesSettings
-from enricher.podwatch.watch_events import Phase
+from enricher.podwatch.events import Phase
+from enricher.podwatch.pod_settings import KubernetesSettings
 from tests.unit.enricher.podwatch.builders import Object, PatientClock, pod
 from tests.unit.enricher.podwatch.following import as_word, reflector_of, steps_until, told
 from tests.unit.enricher.podwatch.misbehaving import (

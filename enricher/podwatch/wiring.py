@@ -1,8 +1,8 @@
 """`gpuledger-podwatch`: the wiring of the pod watch, and nothing else."""
 
 from enricher.podwatch.api import open_api
-from enricher.podwatch.service import run_podwatch
-from enricher.podwatch.settings import PodwatchSettings
+from enricher.podwatch.pod_settings import PodwatchSettings
+from enricher.podwatch.pod_watch import run_podwatch
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.clock import SystemClock
 from gpuledger.runtime import CheckSeverity, Readiness, explain_user_errors, run_service
