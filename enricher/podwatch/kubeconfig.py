@@ -117,7 +117,14 @@ async def load_configuration(
     try:
         async with asyncio.timeout(timeout_seconds):
             if in_cluster:
-                _load_service_account(configuration)
+                token = _read(Path(SERVICE_TOKEN_FILENAME))
+                _read(Path(SERVICE_CERT_FILENAME), max_bytes=MAX_PEM_BYTES)
+                # Without the library's own refreshing: it reads the token within a request, and
+                # what it raises there is no error of ours.
+                load_incluster_config(configuration, try_refresh_token=False)  # type: ignore[no-untyped-call]  # the library types only some of its functions
+                configuration.api_key[LOGIN] = _bearer(
+                    token, of=f"the token in {SERVICE_TOKEN_FILENAME}"
+                )
             else:
                 await _load_kubeconfig(configuration, files, context=context, secrets=secrets)
         _require_sendable(configuration)
@@ -149,15 +156,6 @@ def _require_sendable(configuration: Configuration) -> None:
         raise _UnusableError("its server has a user in its address: name it among the users")
     if _CONTROL.search(configuration.api_key.get(LOGIN, "")):
         raise _UnusableError("its login has a line end or another control character in it")
-
-
-def _load_service_account(configuration: Configuration) -> None:
-    token = _read(Path(SERVICE_TOKEN_FILENAME))
-    _read(Path(SERVICE_CERT_FILENAME), max_bytes=MAX_PEM_BYTES)
-    # Without the library's own refreshing: it reads the token within a request, unbounded, and
-    # raises there. The client reads it again when the file changes.
-    load_incluster_config(configuration, try_refresh_token=False)  # type: ignore[no-untyped-call]  # the library types only some of its functions
-    configuration.api_key[LOGIN] = _bearer(token, of=f"the token in {SERVICE_TOKEN_FILENAME}")
 
 
 async def _load_kubeconfig(

@@ -36,7 +36,7 @@ class OwnerReference(_Object):
 class Annotations(_Object):
     """The two annotations of a static pod's mirror; others can be long and are not read.
 
-    What a mirror is stands in `mirrors`: these two alone anybody may write.
+    What a mirror is stands in `pod_facts`: these two alone anybody may write.
     """
 
     config_hash: str | None = field(default=None, name="kubernetes.io/config.hash")

@@ -150,12 +150,16 @@ def known_owner(
     maker = next((reference for reference in references or () if reference.controller), None)
     if maker is None:
         return None, None
-    owner = _by_label(maker.kind, labels)
-    if owner is None and maker.kind == "ReplicaSet":
-        owner = _by_hash(maker.name, labels)
-    elif owner is None and maker.kind == "Job":
-        owner = _by_minute(maker.name, created_time_ns)
-    return owner or (maker.kind, maker.name)
+    if owner := _by_label(maker.kind, labels):
+        return owner
+    if maker.kind == "ReplicaSet":
+        for label, kind in _LABELS_WITH_A_HASH:
+            template_hash = labels.get(label)
+            if template_hash and maker.name.endswith(f"-{template_hash}"):
+                return kind, maker.name.removesuffix(f"-{template_hash}")
+    if maker.kind == "Job" and (owner := _by_minute(maker.name, created_time_ns)):
+        return owner
+    return maker.kind, maker.name
 
 
 def _by_label(maker: str, labels: Mapping[str, str]) -> Owner | None:
@@ -164,13 +168,6 @@ def _by_label(maker: str, labels: Mapping[str, str]) -> Owner | None:
     for label, kind in _LABELS_OF_MAKERS.get(maker, ()):
         if name := labels.get(label):
             return kind, name
-    return None
-
-
-def _by_hash(replica_set: str, labels: Mapping[str, str]) -> Owner | None:
-    for label, kind in _LABELS_WITH_A_HASH:
-        if (template := labels.get(label)) and replica_set.endswith(f"-{template}"):
-            return kind, replica_set.removesuffix(f"-{template}")
     return None
 
 

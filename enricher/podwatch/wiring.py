@@ -26,18 +26,18 @@ def main() -> int:
         "lease": settings.lease.name if settings.lease.enabled else None,
         "brokers": settings.kafka.bootstrap_servers,
     }
-    return run_service(_watch, settings=settings, about=about)
 
+    async def watch(settings: PodwatchSettings, readiness: Readiness) -> None:
+        # Without a critical check it would be ready as soon as its credentials are read.
+        readiness.check("api").waits("starting")
+        credentials = readiness.check("credentials", severity=CheckSeverity.WARNING)
+        async with open_api(settings.kubernetes, check=credentials) as api:
+            await run_podwatch(
+                api=api,
+                bus=KafkaBus(settings.kafka, readiness=readiness),
+                settings=settings,
+                readiness=readiness,
+                clock=SystemClock(),
+            )
 
-async def _watch(settings: PodwatchSettings, readiness: Readiness) -> None:
-    # Without a critical check it would be ready as soon as its credentials are read.
-    readiness.check("api").waits("starting")
-    credentials = readiness.check("credentials", severity=CheckSeverity.WARNING)
-    async with open_api(settings.kubernetes, check=credentials) as api:
-        await run_podwatch(
-            api=api,
-            bus=KafkaBus(settings.kafka, readiness=readiness),
-            settings=settings,
-            readiness=readiness,
-            clock=SystemClock(),
-        )
+    return run_service(watch, settings=settings, about=about)

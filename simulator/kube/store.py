@@ -1,7 +1,12 @@
 """The API server's memory: objects, their versions, and the changes that watchers can still read.
 
-Here lives what etcd does for a real API server. Objects are replaced and never altered, so a page
-of a list and a watcher may hold on to one. No HTTP.
+Here live, in this order, the errors as a real API server words them (`Status` objects), what etcd
+does for it, and the rules of a write, such as who gives the UID and what a grace period does.
+Objects are replaced and never altered, so a page of a list and a watcher may hold on to one. No
+HTTP.
+
+All kinds share one count of writes, as in etcd: the version of a list of pods may be that of a
+write to a node, and a watch of pods from a version that no pod ever had is in order.
 """
 
 import asyncio
@@ -12,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
 
-from simulator.kube.objects import kube_time
+from simulator.kube.objects import Json, kube_time
 
 
 class ApiError(Exception):
@@ -82,9 +87,9 @@ def invalid(message: str) -> ApiError:
     return ApiError(code=422, reason="Invalid", message=message)
 
 
-Json = dict[str, Any]
 Key = tuple[str, str]
 
+_NS: Final = 1_000_000_000
 MAX_CHANGES: Final = 10_000
 MAX_SNAPSHOTS: Final = 16
 
@@ -99,7 +104,7 @@ class StoredChange:
 
 
 class Versions:
-    """Counts the writes of a server and tells those who wait of each."""
+    """Counts the writes of a server and wakes those who wait for one."""
 
     def __init__(self) -> None:
         self.current = 1000
@@ -108,6 +113,8 @@ class Versions:
     def next(self) -> int:
         """Count a write and wake all who wait."""
         self.current += 1
+        # A new event for each write: one that is set and cleared again would be missed by those who
+        # have a ticket and do not wait yet.
         self._news.set()
         self._news = asyncio.Event()
         return self.current
@@ -160,6 +167,7 @@ class Collection:
     def delete(self, key: Key) -> Json:
         """Remove an object and give its last state; raises ApiError 404."""
         before = self.get(key)
+        # A deletion is a write of its own version, and the last state carries it.
         last = _with_version(before, self.versions.current + 1)
         del self._objects[key]
         self._log(before, None)
@@ -221,15 +229,13 @@ def _with_version(item: Json, version: int) -> Json:
     return {**item, "metadata": {**item["metadata"], "resourceVersion": str(version)}}
 
 
-_NS: Final = 1_000_000_000
-
-
 def create_object(collection: Collection, item: Json, *, namespace: str = "") -> Json:
     """Create what a client sent; the UID and the time of creation are the server's alone."""
     metadata = item.get("metadata")
     if not isinstance(metadata, dict) or not metadata.get("name"):
         raise invalid("metadata.name: Required value: name or generateName is required")
     owned = {"uid": str(uuid4()), "creationTimestamp": kube_time(time.time_ns())}
+    # The path's namespace, whatever the body says.
     placed = {"namespace": namespace} if namespace else {}
     status = {"phase": "Pending"} if collection.kind == "Pod" else {}
     return collection.create(
@@ -263,6 +269,7 @@ def delete_object(collection: Collection, key: Key, *, grace_seconds: int | None
     if collection.kind != "Pod":
         return collection.delete(key)
     spec = item.get("spec", {})
+    # Without a node there is no kubelet that would wait for containers to end.
     if not spec.get("nodeName"):
         grace_seconds = 0
     elif grace_seconds is None:
