@@ -49,7 +49,7 @@ _MAX_SHARED: Final = 10_000
 _MAX_TIMES: Final = 2_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NS: Final = 1_000_000_000
-# Grace can be asked for in centuries; a record's times end in the year 2262.
+# A grace period may be centuries; a record's times end in the year 2262.
 _LAST_NS: Final = 2**63 - 1
 _Time = Annotated[datetime, Meta(tz=True)]
 
@@ -135,7 +135,7 @@ _OVER: Final = frozenset({"Succeeded", "Failed"})
 
 
 class PodOfEvent(NamedTuple):
-    """What a line of a watch tells of a pod; `pod` is `None` where it has no node."""
+    """A line of a watch about a pod; `pod` is `None` where it has no node."""
 
     kind: str
     pod: PodRecord | None
@@ -175,7 +175,7 @@ class PodReader:
             raise UndecodableError(f"not a pod as the API server describes it: {error}") from error
 
     def read_event(self, line: bytes) -> PodOfEvent:
-        """Read the line of a watch that tells of a pod, without looking at its bytes twice.
+        """Read the line of a watch about a pod, in one pass over its bytes.
 
         Raises `UndecodableError` for what is no such line.
         """
@@ -234,7 +234,7 @@ def _reading(kind: type[T], annotations: type[Annotations]) -> type[T]:
 
 # JSON nested deeper than a decoder follows, cut where nobody reads. Pure.
 #
-# A decoder walks also through what it steps over, and gives up at Python's recursion limit. The API
+# A decoder parses also what it steps over, and gives up at Python's recursion limit. The API
 # server stores some 10,000 levels (of `managedFields`, which any tenant may write); of all that is
 # read here nothing lies deeper than ten.
 

@@ -253,7 +253,7 @@ async def split_lines(
                 if line_bytes > max_bytes:
                     kept[:] = [b"".join(kept)[:HEAD_BYTES]]
     if kept:
-        # A whole watch ends with a line's end. What is cut here is told again by the next watch.
+        # A whole watch ends with a line's end. The next watch repeats what is cut here.
         raise KubernetesError(f"the connection ended within a line, after {line_bytes} bytes of it")
 
 

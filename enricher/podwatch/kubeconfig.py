@@ -1,7 +1,7 @@
 """The kubeconfig, or the pod's service account, read into the library's configuration.
 
 Files may be anything and plug-ins may hang: each is bounded. What cannot be used is refused here,
-before it takes the place of what can, and said without a word of what stands in it: values of a
+before it replaces what can, in a message that quotes nothing of it: values of a
 kubeconfig, the output of a plug-in and what it writes to standard error may hold secrets.
 """
 
@@ -52,7 +52,7 @@ _MIN_SECRET_CHARACTERS: Final = 4
 _END_SECONDS: Final = 1.0
 _LISTS: Final = ("clusters", "contexts", "users")
 _PLAIN: Final = frozenset({"command", "apiVersion"})
-"""What is no secret of a plug-in, and tells which one it is."""
+"""Keys of a plug-in whose values are no secrets, and name it."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -148,7 +148,7 @@ async def load_configuration(
 def _require_sendable(configuration: Configuration) -> None:
     """Raise `ValueError` or `_UnusableError` where no request can be sent with it.
 
-    Later it would take the place of a configuration that works.
+    Later it would replace a configuration that works.
     """
     url = configuration.host or ""
     require_http_url(url)

@@ -33,7 +33,7 @@ _CONTAINER_ID: Final = re.compile(r"(?:[a-z0-9.+-]+://)?([0-9a-f]{64})")
 
 
 def containers_of(spec: PodSpec, status: PodStatus, nanoseconds: Nanoseconds) -> list[PodContainer]:
-    """Return the containers of all three kinds: as their status names them, else as asked for."""
+    """Return the containers of all three kinds: as their status names them, else as specified."""
     found = [
         *_of_one_kind(spec.init_containers, status.init_container_statuses, nanoseconds),
         *_of_one_kind(spec.containers, status.container_statuses, nanoseconds),
@@ -103,7 +103,7 @@ def _id_of(container_id: str | None) -> str | None:
 #
 # The controlling owner names the workload, by its own kind and name: StatefulSet, DaemonSet, Job,
 # PyTorchJob, RayCluster, Workflow, whatever made the pod itself. Where it is only the means of
-# another, what the pod tells of itself leads there. Each rule asks for both, the kind of the maker
+# another, the pod's own labels lead there. Each rule needs both, the kind of the maker
 # and the mark that the project documents, because people copy labels onto pods of all sorts:
 #
 # * a workload that lets others make its pods writes its name into a label of theirs:
@@ -114,7 +114,8 @@ def _id_of(container_id: str | None) -> str | None:
 #   two years at most, is a CronJob's, whose controller names Jobs so. One that was made from a
 #   CronJob by hand is named by whoever did it, and stays a Job.
 #
-# What the pod does not tell is not known: a RayJob's cluster may be no more than a RayCluster here.
+# What the pod has no label of is not known: a RayJob's cluster may be no more than a RayCluster
+# here.
 
 Owner = tuple[str, str]
 _NS_PER_MINUTE: Final = 60_000_000_000
@@ -224,11 +225,11 @@ class ChosenAnnotations:
 # in the API server it has a mirror, which says that UID in two annotations. Whoever may create pods
 # may write those annotations on any pod, and so would get the name of another one's use. A mirror
 # is known by all that a kubelet makes it with: both annotations, alike; the Node as its owner; and
-# no service account, which the API server gives to every pod but a mirror. What that leaves to
-# somebody hostile is said in docs/security.md.
+# no service account, which the API server gives to every pod but a mirror. docs/security.md
+# says what that leaves to somebody hostile.
 
 MAX_HASH_LENGTH: Final = 64
-"""A kubelet's hash has 32 characters, and a UID that a manifest gives 36."""
+"""A kubelet's hash has 32 characters, and a UID of a manifest 36."""
 
 
 def mirrored_hash(

@@ -78,7 +78,7 @@ class PodWatch:
 
     def stand_by(self) -> None:
         """Report that there is nothing to be done for the moment."""
-        # Ready: whoever stands by does all that is asked of it.
+        # Ready: standing by is all that it has to do.
         for name in ("known", "api", "kafka"):
             self.readiness.check(name).ok("standing by")
         self.readiness.check("readable", severity=CheckSeverity.WARNING).ok("standing by")

@@ -106,7 +106,7 @@ class KnownPods:
             self._count_undecodable(str(error))
             return None
         if pod.uid != uid:
-            # Compaction goes by the key: this record stands in the place of another pod's.
+            # Compaction goes by the key: this record has replaced another pod's.
             self._count_undecodable(f"{PODS.name}: uid {pod.uid!r} under the key {uid!r}")
             return None
         return pod
@@ -202,10 +202,10 @@ class PodPublisher:
                 self._check.failed(partial(self.waiting, behind=str(error)))
                 await self._clock.sleep(self._backoff.next_seconds())
 
-    def waiting(self, *, behind: str = "") -> str:
+    def waiting(self, *, behind: str | None = None) -> str:
         """Return how much is to be published, for the check, `behind` what it waits for."""
         count = f"{self._table.unpublished} pods are to be published"
-        return f"{behind}; {count}" if behind else count
+        return count if behind is None else f"{behind}; {count}"
 
     async def _with_one_producer(self) -> None:
         """Publish until the topic is another one; raises `BusError`."""

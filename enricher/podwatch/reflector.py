@@ -51,8 +51,8 @@ from gpuledger.clock import Clock
 from gpuledger.runtime.retry import Backoff
 
 PODS_PATH: Final = "/api/v1/pods"
-# The scheduler's queue is nobody's use; the server leaves those pods out, and tells of a pod as
-# ADDED when it is bound to its node.
+# A pod that waits for the scheduler uses nothing. The server leaves those pods out, and sends a pod
+# as ADDED when it is bound to its node.
 _WITH_A_NODE: Final = {"fieldSelector": "spec.nodeName!="}
 _INITIAL_EVENTS: Final = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
 _MAX_UNENDED: Final = 2
@@ -83,7 +83,7 @@ class NoEndMarkError(KubernetesError):
 class WatchLists:
     """Whether the pods are listed as a watch, by what the server did with that until now. Pure.
 
-    A list as a watch costs the server less and gives podwatch one pod at a time. Servers before
+    A list as a watch costs the server less and comes one pod at a time. Servers before
     Kubernetes 1.34 refuse it unless configured otherwise, and a proxy in between may not bear it.
     """
 
@@ -175,8 +175,8 @@ class Reflector:
     def _pause_seconds(self, error: KubernetesError | None) -> float:
         """Return the pause after a connection.
 
-        One that lived longer than the last pause has earned a fresh start, so that neither a server
-        that closes at once nor one that always dies after a while is asked too often or too seldom.
+        After one that lasted longer than the last pause the backoff begins anew: a server that
+        closes at once does not get requests too often, nor one that ends after a while too seldom.
         """
         began_ns = self._watching_since_ns
         life_ns = 0 if began_ns is None else self._clock.monotonic_ns() - began_ns

@@ -1,7 +1,7 @@
 """The pods as last seen, and which of them Kafka does not know yet. Pure: no clock, no waiting.
 
 Memory is bounded by the pods of the cluster and the deleted ones that wait for their tombstone;
-while Kafka is away, a pod's newer state takes the place of its older one.
+while Kafka is away, a pod's newer state replaces its older one.
 """
 
 from collections.abc import Iterable

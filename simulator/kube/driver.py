@@ -39,7 +39,7 @@ async def drive(simulation: Simulation, *, kubeconfig: Path, uids: Path | None =
 
 
 class RemoteCluster:
-    """A real API server as a place where pods are written."""
+    """A real API server, into which pods are written."""
 
     def __init__(self, simulation: Simulation, client: ApiClient, *, uids: Path | None) -> None:
         self._simulation = simulation

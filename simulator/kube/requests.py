@@ -250,7 +250,7 @@ class ApiWatch:
             yield _line("ERROR", error.status)
 
     def _initial(self) -> Iterator[bytes]:
-        """Without a version, or when asked to, begin with every object as ADDED."""
+        """Yield every object as ADDED, without a version or with `sendInitialEvents`."""
         if self._version and not self._wants_initial:
             return
         current = self._collection.versions.current

@@ -50,7 +50,7 @@ class KubeApi:
             plural: Collection(plural, kind, api_version, self.versions)
             for _, api_version, plural, kind, _ in _KINDS
         }
-        self.player = PodDriver(simulation, self)
+        self.pod_driver = PodDriver(simulation, self)
         self._bookmark_seconds = bookmark_seconds
         self._watchers: set[asyncio.Transport] = set()
         self._refusals: list[int] = []
@@ -165,19 +165,19 @@ async def serve_kube_api(
         api.app(), access_log=None, shutdown_timeout=0.5, handler_cancellation=True
     )
     await runner.setup()
-    player = None
+    playing = None
     try:
         if play:
-            await api.player.play_due()
+            await api.pod_driver.play_due()
         await _listen(runner, listen)
-        player = asyncio.create_task(api.player.play()) if play else None
+        playing = asyncio.create_task(api.pod_driver.play()) if play else None
         bound_host, bound_port = runner.addresses[0][:2]
         yield f"http://{bound_host}:{bound_port}"
     finally:
-        await end_tasks(player)
+        await end_tasks(playing)
         await runner.cleanup()
-        if player and not player.cancelled():
-            player.result()
+        if playing and not playing.cancelled():
+            playing.result()
 
 
 async def _listen(runner: web.AppRunner, listen: str) -> None:

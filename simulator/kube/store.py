@@ -1,7 +1,7 @@
 """The API server's memory: objects, their versions, and the changes that watchers can still read.
 
 Here live, in this order, the errors as a real API server words them (`Status` objects), what etcd
-does for it, and the rules of a write, such as who gives the UID and what a grace period does.
+does for it, and the rules of a write: the server makes the UID, and a grace period keeps a pod.
 Objects are replaced and never altered, so a page of a list and a watcher may hold on to one. No
 HTTP.
 
@@ -57,12 +57,12 @@ def expired(message: str) -> ApiError:
     return ApiError(code=410, reason="Expired", message=message)
 
 
-def too_new(asked: int, current: int) -> ApiError:
+def too_new(version: int, current: int) -> ApiError:
     """504 for a version that is not there yet."""
     return ApiError(
         code=504,
         reason="Timeout",
-        message=f"Timeout: Too large resource version: {asked}, current: {current}",
+        message=f"Timeout: Too large resource version: {version}, current: {current}",
         details={
             "causes": [
                 {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
@@ -165,7 +165,7 @@ class Collection:
         return self._write(key, item)
 
     def delete(self, key: Key) -> Json:
-        """Remove an object and give its last state; raises ApiError 404."""
+        """Remove an object and return its last state; raises ApiError 404."""
         before = self.get(key)
         # A deletion is a write of its own version, and the last state carries it.
         last = _with_version(before, self.versions.current + 1)

@@ -14,19 +14,12 @@ from tests.unit.enricher.podwatch.misbehaving import (
     MisbehavingServer,
     event,
     events,
-    misbehaving_server,
     page,
     silence,
     status,
 )
 
 WATCH = {"watch": "true"}
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[MisbehavingServer]:
-    async with misbehaving_server() as server:
-        yield server
 
 
 @pytest.fixture

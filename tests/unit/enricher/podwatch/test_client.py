@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import ssl
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -27,19 +26,12 @@ from tests.unit.enricher.podwatch.misbehaving import (
     bookmark,
     events,
     halves,
-    misbehaving_server,
     page,
     serving,
     status,
 )
 
 NO_CURRENT_CONTEXT = "apiVersion: v1\nkind: Config\nclusters: []\ncontexts: []\nusers: []\n"
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[MisbehavingServer]:
-    async with misbehaving_server() as server:
-        yield server
 
 
 @pytest.mark.parametrize("content", [None, "", "[", "just text", NO_CURRENT_CONTEXT])

@@ -26,7 +26,6 @@ from tests.unit.enricher.podwatch.misbehaving import (
     error,
     event,
     events,
-    misbehaving_server,
     mute,
     page,
     silence,
@@ -36,12 +35,6 @@ from tests.unit.enricher.podwatch.misbehaving import (
 
 IDLE_TIMEOUT_SECONDS = 0.02
 WATCHING, LISTING, LISTED = Phase.WATCHING, Phase.LISTING, Phase.LISTED
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[MisbehavingServer]:
-    async with misbehaving_server() as server:
-        yield server
 
 
 @pytest.fixture
@@ -59,11 +52,6 @@ def settings(server: MisbehavingServer, tmp_path: Path) -> KubernetesSettings:
 async def api(settings: KubernetesSettings) -> AsyncIterator[Api]:
     async with open_api(settings) as api:
         yield api
-
-
-@pytest.fixture
-def clock() -> PatientClock:
-    return PatientClock()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Podwatch started again, or twice: what the topic knows already, it does not say again."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -16,16 +15,9 @@ from tests.unit.enricher.podwatch.misbehaving import (
     MisbehavingServer,
     event,
     events,
-    misbehaving_server,
     page,
 )
 from tests.unit.enricher.podwatch.test_service import StillClock, decoded, running
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[MisbehavingServer]:
-    async with misbehaving_server() as server:
-        yield server
 
 
 @pytest.fixture

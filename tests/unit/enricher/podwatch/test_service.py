@@ -35,7 +35,6 @@ from tests.unit.enricher.podwatch.misbehaving import (
     event,
     events,
     halves,
-    misbehaving_server,
     page,
     status,
 )
@@ -78,12 +77,6 @@ class ShakyProducer:
             self._bus.refusals -= 1
             raise BusUnavailableError("no broker answers")
         await self._inner.publish(topic, partition, messages)
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[MisbehavingServer]:
-    async with misbehaving_server() as server:
-        yield server
 
 
 @pytest.fixture

@@ -1,16 +1,15 @@
 """Which pods the table has due, and for how long."""
 
-from enricher.podwatch.decode import PodReader
 from enricher.podwatch.table import PodTable
 from gpuledger.records import PodRecord
-from tests.unit.enricher.podwatch.builders import encoded, pod, pod_record
+from tests.unit.enricher.podwatch.builders import encoded, pod, pod_record, reader_of
 
 SECOND = 10**9
 MOST = 100
 
 
 def record(uid: str, *, version: str = "1", phase: str = "Running") -> PodRecord:
-    reader = PodReader(labels=[], gpu_resource_prefixes=[])
+    reader = reader_of()
     found = reader.read(encoded(pod(uid, version=version, status={"phase": phase})))
     assert found is not None
     return found
