@@ -21,10 +21,10 @@ from benchmarks.figure import Figure
 from benchmarks.pods import list_page, pod_server, training_pods, watch_line
 from enricher.podwatch.api import Answer, Api, open_api
 from enricher.podwatch.decode import PodReader
+from enricher.podwatch.events import Phase, Upserted
+from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from enricher.podwatch.reflector import Reflector
-from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
 from enricher.podwatch.table import PodTable
-from enricher.podwatch.watch_events import Phase, Upserted
 from gpuledger.clock import SystemClock
 
 NAME = "podwatch"
@@ -122,7 +122,7 @@ async def _follow(chunks: Iterable[bytes], *, events: int) -> PodTable:
     async with aclosing(reflector.forever()) as steps:
         async for step in steps:
             if isinstance(step, Upserted):
-                table.see(step.pod, time_ns=0)
+                table.upsert(step.pod, time_ns=0)
                 events -= 1
                 if not events:
                     return table
@@ -136,7 +136,7 @@ async def _list(settings: KubernetesSettings) -> None:
         async for step in steps:
             match step:
                 case Upserted(pod):
-                    table.see(pod, time_ns=0)
+                    table.upsert(pod, time_ns=0)
                 case Phase.LISTING:
                     table.begin_list()
                 case Phase.LISTED:

@@ -52,7 +52,7 @@ def _kube_api(simulation: Simulation, options: argparse.Namespace) -> int:
 
 def _kubelet(simulation: Simulation, options: argparse.Namespace) -> int:
     # gRPC is loaded only where somebody asks over a socket.
-    from simulator.kubelet.server import serve_kubelet  # noqa: PLC0415  # see above
+    from simulator.kubelet_server import serve_kubelet  # noqa: PLC0415  # see above
 
     kubelet = simulation.node(options.node).kubelet
 

@@ -23,11 +23,11 @@ from uuid import uuid4
 
 from enricher.podwatch.api import Answer, Api, open_api
 from enricher.podwatch.decode import PodReader
+from enricher.podwatch.events import Deleted, Phase, Skipped, Step, Upserted
+from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
+from enricher.podwatch.pod_watch import run_podwatch
 from enricher.podwatch.reflector import Reflector
-from enricher.podwatch.service import run_podwatch
-from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
 from enricher.podwatch.table import PodTable
-from enricher.podwatch.watch_events import Deleted, Phase, Skipped, Step, Upserted
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.clock import SystemClock
@@ -151,7 +151,7 @@ def published(steps: Iterable[Step]) -> dict[str, str]:
     for step in steps:
         match step:
             case Upserted(found):
-                table.see(found, time_ns=1)
+                table.upsert(found, time_ns=1)
             case Deleted(found):
                 table.delete(found, time_ns=1)
             case Skipped(uid=uid):

@@ -9,8 +9,8 @@ from typing import Literal
 
 import pytest
 
-from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
-from enricher.podwatch.watch_events import Deleted, Interrupted, Phase, Upserted
+from enricher.podwatch.events import Deleted, Interrupted, Phase, Upserted
+from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.runtime import Readiness
 from tests.podwatch_cluster import DEADLINE_SECONDS, Cluster, following, running, versions

@@ -17,9 +17,9 @@ from cli.demo.plan import DemoPlan
 from cli.demo.stage_tasks import Stages
 from cli.demo.totals import Tally
 from enricher.podwatch.api import open_api
-from enricher.podwatch.published_pods import PodBus
-from enricher.podwatch.service import run_podwatch
-from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
+from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
+from enricher.podwatch.pod_watch import run_podwatch
+from enricher.podwatch.publish import PodBus
 from gpuledger.bus.protocol import TransactionalBus
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError

@@ -12,7 +12,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 import agent.metrics
 import enricher.join.join_metrics
-import enricher.podwatch.metrics
+import enricher.podwatch.pod_metrics
 import gpuledger.bus.metrics
 import gpuledger.dead_letter_queue
 import gpuledger.runtime.process_metrics
@@ -22,7 +22,7 @@ from gpuledger.ledger.series import FAMILIES
 
 DEPLOYABLES: Final = {
     "agent": agent.metrics,
-    "podwatch": enricher.podwatch.metrics,
+    "podwatch": enricher.podwatch.pod_metrics,
     "join": enricher.join.join_metrics,
     "sinks": sinks.metrics,
     "join and sinks": gpuledger.dead_letter_queue,

@@ -1,39 +1,56 @@
-"""The seam to the Kubernetes API server: requests that answer in bytes, and their one error.
+"""The seam to the Kubernetes API server: requests, bodies as bytes, and their one error.
 
-Here live the protocol, its error and the choice of credentials. What the bytes mean is decoded
-elsewhere; how often to ask is the reflector's business.
+Here live the protocol, its error, the choice of credentials and what every HTTP client needs for
+it. What the bytes mean is decoded elsewhere; how often to ask is the reflector's business.
+
+There are two clients. `AnonymousClient` is for an address that needs no credentials; `client`, with
+the Kubernetes client library, for all else. That library takes seconds and a hundred megabytes to
+import, so this module does not import it at its top.
 """
 
 import asyncio
 import importlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
-from typing import Final, Literal, Protocol
+from types import MappingProxyType
+from typing import Final, Literal, Protocol, TypeVar
 
 import aiohttp
 import msgspec
+from typing_extensions import override
 
 from enricher.podwatch.decode import decode_cut
 from enricher.podwatch.objects import Status
-from enricher.podwatch.settings import KubernetesSettings
+from enricher.podwatch.pod_settings import KubernetesSettings
+from gpuledger import __version__
 from gpuledger.errors import UnavailableError
 from gpuledger.runtime.http.client import read_begin, retry_after_seconds, translating
 from gpuledger.runtime.http.credentials import NO_CREDENTIALS, BasicCredentials
 from gpuledger.runtime.readiness import Check
 from gpuledger.runtime.tasks import in_daemon_thread
+from gpuledger.settings.secret import shown_url
 from gpuledger.texts import readable
 
 Method = Literal["POST", "PUT"]
+USER_AGENT: Final = f"gpuledger-podwatch/{__version__}"
 _NO_CREDENTIALS: Final = ": its credentials were refused; check the service account's token"
 _NO_PERMISSION: Final = ": grant its account get, list and watch on pods in a ClusterRole"
 _REMEDIES: Final[dict[int, str]] = {
     HTTPStatus.UNAUTHORIZED: _NO_CREDENTIALS,
     HTTPStatus.FORBIDDEN: _NO_PERMISSION,
 }
+# An expired version has three names. `Expired` is that of a list or a watch, with 410; `Gone` that
+# of older servers. `ResourceVersionTooLarge`, with 504, comes from a server that is behind the one
+# that gave the version, or whose etcd was restored from a backup: then it never catches up.
 _EXPIRED_REASONS: Final = frozenset({"Expired", "Gone", "ResourceVersionTooLarge"})
+_SHOWN_CHARACTERS: Final = 200
+_SUCCESS: Final = frozenset({HTTPStatus.OK, HTTPStatus.CREATED})
+_decode_status: Final = msgspec.json.Decoder(Status).decode
+ErrorT = TypeVar("ErrorT", bound="KubernetesError")
 
 
 class KubernetesError(UnavailableError):
@@ -48,16 +65,16 @@ class KubernetesError(UnavailableError):
         retry_after_seconds: float | None = None,
     ) -> None:
         super().__init__(message + _REMEDIES.get(status or 0, ""))
-        self.said = message
-        """What happened, without the remedy, which is for who reads pods."""
+        self.detail = message
+        """What happened, without the remedy, which is for requests about pods."""
         self.status = status
         self.reason = reason
         self.retry_after_seconds = retry_after_seconds
 
     def mask(self, sent: BasicCredentials) -> None:
-        """Mask the credentials that were sent in what it says."""
-        self.said = sent.mask(self.said)
-        self.args = tuple(sent.mask(str(one)) for one in self.args)
+        """Mask the credentials that were sent in its messages."""
+        self.detail = sent.mask(self.detail)
+        self.args = tuple(sent.mask(str(argument)) for argument in self.args)
 
     @property
     def expired(self) -> bool:
@@ -70,7 +87,7 @@ class AnswerTooLargeError(KubernetesError):
 
 
 class SilentError(KubernetesError):
-    """An answer that the API server had begun said nothing for as long as it was waited for."""
+    """An answer had begun, and no byte of it came for the whole idle timeout."""
 
 
 class Answer(Protocol):
@@ -91,7 +108,7 @@ class Answer(Protocol):
 
 
 class Api(Protocol):
-    """An API server that lets itself be asked."""
+    """An API server."""
 
     def get(
         self,
@@ -118,26 +135,114 @@ async def open_api(
 ) -> AsyncIterator[Api]:
     """Open the API server that the settings, the cluster or the user's kubeconfig name.
 
-    The check tells of credentials that change and cannot be read then. Raises `UserError` where no
+    The check reports credentials that change and cannot be read then. Raises `UserError` where no
     configuration is found or it cannot be read.
     """
-    # The client library takes seconds to import: nobody who does not need it pays for that, whoever
-    # runs this loop goes on meanwhile, and a signal does not wait for it.
-    module = f"enricher.podwatch.{'anonymous_client' if settings.url else 'client'}"
-    seam = await in_daemon_thread(lambda: importlib.import_module(module))
-    opening = seam.open_plain if settings.url else seam.open_client
-    async with opening(settings, check or Check()) as api:
+    if settings.url:
+        async with open_anonymous_client(settings, check or Check()) as api:
+            yield api
+        return
+    # In a thread: the import takes seconds, in which the loop goes on and a signal is not held up.
+    client = await in_daemon_thread(lambda: importlib.import_module("enricher.podwatch.client"))
+    async with client.open_client(settings, check or Check()) as api:
         yield api
 
 
-# Answers over HTTP: bodies as they come, and every way not to get one as a `KubernetesError`.
-#
-# What a refusal says is read as any server's answer is, in `gpuledger.runtime.http.client`. Who is
-# asked, and with which credentials, is known elsewhere.
+class HttpApi(ABC):
+    """The methods of `Api` over one way to send a request, which differs by credentials."""
 
-_SHOWN_CHARACTERS: Final = 200
-_SUCCESS: Final = frozenset({HTTPStatus.OK, HTTPStatus.CREATED})
-_decode_status: Final = msgspec.json.Decoder(Status).decode
+    def __init__(self, settings: KubernetesSettings) -> None:
+        self._connect_seconds = settings.connect_timeout_seconds
+
+    def get(
+        self,
+        path: str,
+        *,
+        query: Mapping[str, str],
+        idle_timeout_seconds: float,
+        total_seconds: float,
+    ) -> AbstractAsyncContextManager[Answer]:
+        """Open the answer to a GET; `KubernetesError` for all but success."""
+        time_limits = limits(
+            connect_seconds=self._connect_seconds,
+            idle_timeout_seconds=idle_timeout_seconds,
+            total_seconds=total_seconds,
+        )
+        return self.request("GET", path, time_limits=time_limits, query=query)
+
+    def send(
+        self, method: Method, path: str, *, body: Mapping[str, object], total_seconds: float
+    ) -> AbstractAsyncContextManager[Answer]:
+        """Send JSON and open the answer; `KubernetesError` for all but success."""
+        time_limits = limits(
+            connect_seconds=self._connect_seconds,
+            idle_timeout_seconds=total_seconds,
+            total_seconds=total_seconds,
+        )
+        return self.request(method, path, time_limits=time_limits, body=body)
+
+    @abstractmethod
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        time_limits: aiohttp.ClientTimeout,
+        query: Mapping[str, str] = MappingProxyType({}),
+        body: Mapping[str, object] | None = None,
+    ) -> AbstractAsyncContextManager[Answer]:
+        """Send a request and open its answer; `KubernetesError` for all but success."""
+
+
+@asynccontextmanager
+async def open_anonymous_client(settings: KubernetesSettings, check: Check) -> AsyncIterator[Api]:
+    """Open the API server at `settings.url`; the check of credentials passes, as there are none."""
+    check.ok("none are needed")
+    headers = {"Accept": "application/json", "User-Agent": USER_AGENT}
+    async with aiohttp.ClientSession(headers=headers) as session:
+        yield AnonymousClient(settings, session)
+
+
+class AnonymousClient(HttpApi):
+    """An API server that needs no credentials, such as `kubectl proxy` or the simulator's."""
+
+    def __init__(self, settings: KubernetesSettings, session: aiohttp.ClientSession) -> None:
+        super().__init__(settings)
+        self._server = settings.url.rstrip("/")
+        self._session = session
+
+    @override
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        time_limits: aiohttp.ClientTimeout,
+        query: Mapping[str, str] = MappingProxyType({}),
+        body: Mapping[str, object] | None = None,
+    ) -> AbstractAsyncContextManager[Answer]:
+        request = self._session.request(
+            method,
+            self._server + path,
+            params=query,
+            json=body,
+            timeout=time_limits,
+            # A redirect would carry the request to a server that nobody has named.
+            allow_redirects=False,
+        )
+        # A user in the address is a credential all the same.
+        sent = BasicCredentials.sent(self._server, {})
+        server = shown_url(self._server)
+        return answered(request, server=server, time_limits=time_limits, sent=sent)
+
+
+def limits(
+    *, connect_seconds: float, idle_timeout_seconds: float, total_seconds: float
+) -> aiohttp.ClientTimeout:
+    """Return the timeouts of one request."""
+    return aiohttp.ClientTimeout(
+        total=total_seconds, sock_connect=connect_seconds, sock_read=idle_timeout_seconds
+    )
 
 
 @asynccontextmanager
@@ -148,52 +253,35 @@ async def answered(
     time_limits: aiohttp.ClientTimeout,
     sent: BasicCredentials = NO_CREDENTIALS,
 ) -> AsyncIterator[Answer]:
-    """Send a request and give its answer; `KubernetesError` for all but 200 and 201.
+    """Send a request and open its answer; `KubernetesError` for all but 200 and 201.
 
-    Whatever the server says may quote the credentials that were `sent`: they are masked in each
+    What the server answers may quote the credentials that were `sent`: they are masked in each
     error, also in one that whoever reads the answer makes of it.
     """
+    # How long a connection and the head of its answer may take together. aiohttp has the same
+    # limits, but keeps them in the connection, and they are gone when that is closed.
+    parts = (time_limits.sock_connect or 0.0) + (time_limits.sock_read or 0.0)
+    head_seconds = min(parts, time_limits.total or parts)
     try:
-        async with _answered(request, server=server, time_limits=time_limits) as answer:
-            yield answer
+        with translating(partial(_unreadable, KubernetesError, server)):
+            async with asyncio.timeout(head_seconds):
+                response = await request
+        async with response:
+            if response.status not in _SUCCESS:
+                raise await _refusal(response)
+            yield _HttpAnswer(response, server=server, idle_seconds=time_limits.sock_read)
     except KubernetesError as error:
         error.mask(sent)
         raise
 
 
-@asynccontextmanager
-async def _answered(
-    request: Awaitable[aiohttp.ClientResponse], *, server: str, time_limits: aiohttp.ClientTimeout
-) -> AsyncIterator[Answer]:
-    """Send a request and give its answer.
-
-    The deadlines are kept here once more: aiohttp's own stand in the connection and go with it.
-    """
-    with translating(partial(_unreachable, server)):
-        async with asyncio.timeout(_seconds_to_answer(time_limits)):
-            response = await request
-    async with response:
-        if response.status not in _SUCCESS:
-            raise await _refusal(response)
-        yield _HttpAnswer(response, server=server, idle_timeout_seconds=time_limits.sock_read)
-
-
-def limits(
-    *, connect_seconds: float, idle_timeout_seconds: float, total_seconds: float
-) -> aiohttp.ClientTimeout:
-    """Return the patience for one request."""
-    return aiohttp.ClientTimeout(
-        total=total_seconds, sock_connect=connect_seconds, sock_read=idle_timeout_seconds
-    )
-
-
 class _HttpAnswer:
     def __init__(
-        self, response: aiohttp.ClientResponse, *, server: str, idle_timeout_seconds: float | None
+        self, response: aiohttp.ClientResponse, *, server: str, idle_seconds: float | None
     ) -> None:
         self._response = response
         self._server = server
-        self._idle_timeout_seconds = idle_timeout_seconds
+        self._idle_seconds = idle_seconds
 
     async def read(self, *, max_bytes: int) -> bytes:
         chunks = []
@@ -210,29 +298,36 @@ class _HttpAnswer:
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         with (
-            translating(partial(_unreachable, self._server)),
-            translating(partial(_silent, self._server), of=aiohttp.ServerTimeoutError),
+            translating(partial(_unreadable, KubernetesError, self._server)),
+            translating(
+                partial(_unreadable, SilentError, self._server), of=aiohttp.ServerTimeoutError
+            ),
         ):
-            while chunk := await self._next():
+            while True:
+                silence = asyncio.timeout(self._idle_seconds)
+                try:
+                    async with silence:
+                        chunk = await self._response.content.readany()
+                except TimeoutError as error:
+                    # Silence is one timeout among several: that of the whole request is no silence.
+                    if silence.expired():
+                        raise aiohttp.ServerTimeoutError from error
+                    raise
+                except RuntimeError as error:  # aiohttp's, of a connection that was closed here
+                    raise aiohttp.ClientConnectionError(str(error)) from error
+                if not chunk:
+                    return
                 yield chunk
-
-    async def _next(self) -> bytes:
-        """Return what has come, or nothing at the end; never wait for longer than may be silent."""
-        silence = asyncio.timeout(self._idle_timeout_seconds)
-        try:
-            async with silence:
-                return await self._response.content.readany()
-        except TimeoutError as error:
-            if silence.expired():
-                raise aiohttp.ServerTimeoutError from error
-            raise
-        except RuntimeError as error:  # what aiohttp says of a connection that was closed here
-            raise aiohttp.ClientConnectionError(str(error)) from error
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> KubernetesError:
-    """Make the error of an answer that is not 200: the server's own words where it has any."""
-    status = _status_of(await read_begin(response))
+    """Return the error of an answer that is no success, with the server's own message if any."""
+    body = await read_begin(response)
+    try:
+        status = decode_cut(_decode_status, body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        # No Status: a proxy in between, or a load balancer, sends a page of its own.
+        status = Status(message=readable(body, max_characters=_SHOWN_CHARACTERS))
     message = readable(status.message or response.reason or "")
     header = response.headers.get("Retry-After", "")
     return KubernetesError(
@@ -243,27 +338,5 @@ async def _refusal(response: aiohttp.ClientResponse) -> KubernetesError:
     )
 
 
-def _status_of(body: bytes) -> Status:
-    """Read the Status object; what a proxy in between says is taken as it is."""
-    try:
-        return decode_cut(_decode_status, body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return Status(message=readable(body, max_characters=_SHOWN_CHARACTERS))
-
-
-def _unreachable(server: str, why: str) -> KubernetesError:
-    return KubernetesError(_unreadable(server, why))
-
-
-def _silent(server: str, why: str) -> SilentError:
-    return SilentError(_unreadable(server, why))
-
-
-def _unreadable(server: str, why: str) -> str:
-    return f"the API server {server} cannot be read: {why}"
-
-
-def _seconds_to_answer(time_limits: aiohttp.ClientTimeout) -> float:
-    """Return how long a connection and the head of its answer may take together."""
-    parts = (time_limits.sock_connect or 0.0) + (time_limits.sock_read or 0.0)
-    return min(parts, time_limits.total or parts)
+def _unreadable(kind: Callable[[str], ErrorT], server: str, why: str) -> ErrorT:
+    return kind(f"the API server {server} cannot be read: {why}")

@@ -1,34 +1,145 @@
 """Which podwatch publishes: the one that holds the Lease, as Kubernetes' own components elect.
 
+A Lease is an object like any other; who may hold it is agreed among those who read it. What makes
+it safe is that a write names the `resourceVersion` that was read: of two that take it at once the
+server refuses one, with 409.
+
 Clocks of different machines are never compared: whoever waits measures by its own clock for how
-long the Lease has not changed. A holder counts from the moment at which it began its last
-successful renewal, and gives up well before anybody else may take the Lease.
+long the Lease has not changed, and the times in it are for people. A holder counts from the moment
+at which it began its last successful renewal, and gives up (`renew_deadline_seconds`) well before
+anybody else may take the Lease (`duration_seconds`). It counts in time that goes on while the
+machine sleeps.
 """
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+import socket
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
 from math import ceil
+from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
+import msgspec
 import structlog
 
-from enricher.podwatch import metrics
-from enricher.podwatch.api import KubernetesError
-from enricher.podwatch.lease import Lease, LeaseClient, LeaseSpec
-from enricher.podwatch.settings import RETRY_MAX_FACTOR, LeaseSettings
+from enricher.podwatch import pod_metrics
+from enricher.podwatch.api import Answer, Api, KubernetesError
+from enricher.podwatch.decode import decode_cut
+from enricher.podwatch.pod_settings import RETRY_MAX_FACTOR, LeaseSettings
 from gpuledger.clock import Clock
-from gpuledger.errors import UnavailableError
+from gpuledger.errors import UnavailableError, UserError
 from gpuledger.runtime.readiness import Check
 from gpuledger.runtime.tasks import run_tasks
 
-_NS: Final = 1_000_000_000
-_RELEASE_SECONDS: Final = 2.0
+OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+RELEASE_SECONDS: Final = 2.0
+"""How long the end of podwatch may wait for the Lease to be released."""
 _RELEASED_FOR_SECONDS: Final = 1
+_NS: Final = 1_000_000_000
+_MAX_LEASE_BYTES: Final = 32 * 2**20  # as of any object: etcd refuses far less
+_KIND: Final = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
 _NO_PERMISSION: Final = ": grant its account get and update on this Lease and create on leases"
 _log = structlog.get_logger(__name__)
+
+
+class LeaseSpec(msgspec.Struct, rename="camel", frozen=True, omit_defaults=True):
+    """Who holds a Lease, in the server's own words."""
+
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class _Document(msgspec.Struct):
+    """The whole object; what others wrote on it is written again as it was."""
+
+    metadata: dict[str, Any]
+    spec: LeaseSpec = LeaseSpec()
+
+
+_decode_document: Final = msgspec.json.Decoder(_Document).decode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease:
+    """A Lease as the server has it."""
+
+    metadata: Mapping[str, Any]
+    """With the version that a write must name, or it is refused."""
+    spec: LeaseSpec
+
+
+class LeaseClient:
+    """Reads and writes one Lease; `KubernetesError` where the server does not answer or refuses."""
+
+    def __init__(self, *, api: Api, namespace: str, name: str) -> None:
+        self._api = api
+        self._name = name
+        self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+
+    async def read(self, *, within_seconds: float) -> Lease | None:
+        """Return the Lease, `None` where there is none."""
+        path = f"{self._folder}/{self._name}"
+        request = self._api.get(
+            path, query={}, idle_timeout_seconds=within_seconds, total_seconds=within_seconds
+        )
+        return await _lease_unless(HTTPStatus.NOT_FOUND, request)
+
+    async def write(
+        self, spec: LeaseSpec, *, after: Lease | None, within_seconds: float
+    ) -> Lease | None:
+        """Write it, where it is as it was read; `None` where somebody else was faster."""
+        metadata = dict(after.metadata) if after else {"name": self._name}
+        body = {**_KIND, "metadata": metadata, "spec": msgspec.to_builtins(spec)}
+        if after is None:
+            request = self._api.send("POST", self._folder, body=body, total_seconds=within_seconds)
+        else:
+            path = f"{self._folder}/{self._name}"
+            request = self._api.send("PUT", path, body=body, total_seconds=within_seconds)
+        return await _lease_unless(HTTPStatus.CONFLICT, request)
+
+
+async def _lease_unless(
+    status: HTTPStatus, request: AbstractAsyncContextManager[Answer]
+) -> Lease | None:
+    """Return the Lease of an answer, `None` for a refusal with that status."""
+    try:
+        async with request as answer:
+            body = await answer.read(max_bytes=_MAX_LEASE_BYTES)
+    except KubernetesError as error:
+        if error.status == status:
+            return None
+        raise
+    try:
+        document = decode_cut(_decode_document, body)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise KubernetesError(f"the API server sent no Lease: {error}") from error
+    return Lease(metadata=document.metadata, spec=document.spec)
+
+
+def namespace_of(settings: LeaseSettings, *, own: Path = OWN_NAMESPACE) -> str:
+    """Return the Lease's namespace; `UserError` where nothing names it."""
+    if settings.namespace:
+        return settings.namespace
+    try:
+        return own.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise UserError(
+            f"set lease.namespace: there is no service account to take it from ({own}:"
+            f" {error.strerror})"
+        ) from error
+
+
+def identity_of(settings: LeaseSettings) -> str:
+    """Return the name under which the Lease is held; by default one of this process alone."""
+    return settings.identity or f"{socket.gethostname()}_{uuid4()}"
 
 
 class LeaseLostError(UnavailableError):
@@ -41,33 +152,40 @@ class Elector:
     def __init__(
         self,
         *,
-        keeper: LeaseClient,
+        client: LeaseClient,
         settings: LeaseSettings,
         identity: str,
         check: Check,
         clock: Clock,
         chance: Callable[[], float] = random.random,
+        release_seconds: float = RELEASE_SECONDS,
     ) -> None:
-        self._keeper = keeper
+        self._client = client
         self._settings = settings
         self._identity = identity
         self._check = check
         self._clock = clock
         self._chance = chance
+        self._release_seconds = release_seconds
         self._seen: Lease | None = None
         self._seen_at_ns = 0
         self._held_until_ns: int | None = None
 
     def must_hold(self) -> None:
         """Raise `LeaseLostError` where another one may hold the Lease."""
-        if not self._holds():
+        if not self._left_seconds():
             raise LeaseLostError(f"{self._identity} does not hold the Lease any more")
 
     async def acquire(self) -> None:
         """Wait until the Lease is held."""
+        spread = RETRY_MAX_FACTOR - 1
         while not await self._attempt():
-            await self._clock.sleep(self._pause_seconds())
-        metrics.LEADING.set(1)
+            # By chance, so that candidates do not all write at once.
+            pause = self._settings.retry_seconds * (1 - spread + 2 * spread * self._chance())
+            # No longer than the Lease lasts: nobody publishes from then on.
+            left = self._free_in_seconds(self._seen) if self._seen else 0.0
+            await self._clock.sleep(left if 0 < left < pause else pause)
+        pod_metrics.LEADING.set(1)
         _log.info("lease_acquired", identity=self._identity)
 
     async def lead(self, work: Coroutine[Any, Any, None]) -> None:
@@ -76,70 +194,84 @@ class Elector:
         Raises what the work raises.
         """
         try:
-            async with run_tasks(work, self._keep()) as (working, keeping):
-                await asyncio.wait({working, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            async with run_tasks(work, self._renew()) as (working, renewing):
+                await asyncio.wait({working, renewing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             # The work has ended before the Lease is another one's.
-            metrics.LEADING.set(0)
+            pod_metrics.LEADING.set(0)
             await self._release()
-        for task in (working, keeping):
-            _raise_failure_of(task)
+        for task in (working, renewing):
+            error = None if task.cancelled() else task.exception()
+            # That the Lease was lost is no failure: the next attempt to acquire it follows. The
+            # work is a group of tasks, so it may come among others.
+            if isinstance(error, BaseExceptionGroup):
+                error = error.split(LeaseLostError)[1]
+            if error is not None and not isinstance(error, LeaseLostError):
+                raise error
 
-    async def _keep(self) -> None:
+    async def _renew(self) -> None:
         """Renew until the Lease is lost."""
-        while self._holds():
-            await self._clock.sleep(min(self._settings.retry_seconds, self._left_seconds()))
-            if self._holds():
+        while left_seconds := self._left_seconds():
+            await self._clock.sleep(min(self._settings.retry_seconds, left_seconds))
+            # It may have run out in that sleep; to take it again is for `acquire`.
+            if self._left_seconds():
                 await self._attempt()
         self._check.failed("the lease was lost")
         _log.info("lease_lost", identity=self._identity)
 
     async def _attempt(self) -> bool:
-        """Try once to acquire or renew; a failure is told and not raised."""
+        """Try once to acquire or renew, and return whether it is held; a failure is not raised."""
         try:
             await self._acquire_or_renew()
         except KubernetesError as error:
-            metrics.LEASE_FAILURES.inc()
-            self._check.failed(f"{error.said}{self._remedy(error.status)}")
+            pod_metrics.LEASE_FAILURES.inc()
+            namespace = self._settings.namespace
+            # In a namespace that is not its own an account has no right, whether there is one or
+            # not: a misspelt name is answered with 403 as well as with 404.
+            named = f"lease.namespace is {namespace!r}: is that the right one?" if namespace else ""
+            remedy = ""
+            if error.status == HTTPStatus.FORBIDDEN:
+                remedy = _NO_PERMISSION + (named and f"; {named}")
+            elif error.status == HTTPStatus.NOT_FOUND:
+                remedy = named and f": {named}"
+            self._check.failed(f"{error.detail}{remedy}")
         else:
-            self._check.ok("leading" if self._holds() else self._standing_by())
-        return self._holds()
-
-    def _remedy(self, status: int | None) -> str:
-        # In a namespace that is not its own an account has no right, whether there is one or not.
-        named = f"lease.namespace is {self._settings.namespace!r}" * bool(self._settings.namespace)
-        if status == HTTPStatus.FORBIDDEN:
-            return _NO_PERMISSION + (named and f"; {named}: is that the right one?")
-        if status == HTTPStatus.NOT_FOUND and named:
-            return f": {named}: is that the right one?"
-        return ""
+            holder = (self._seen and self._seen.spec.holder_identity) or "somebody else"
+            # Ready while standing by, or a rollout would wait for ever for its second replica.
+            self._check.ok("leading" if self._left_seconds() else f"standing by: {holder} leads")
+        return self._left_seconds() > 0
 
     async def _acquire_or_renew(self) -> None:
+        # Before the first request: others may count from when the server has written it.
         began_ns = self._clock.boottime_ns()
+        # Two requests, that both end before the deadline.
         within_seconds = self._settings.renew_deadline_seconds / 2
-        lease = await self._keeper.read(within_seconds=within_seconds)
+        lease = await self._client.read(within_seconds=within_seconds)
         self._observe(lease)
-        if lease is not None and not self._may_take(lease):
-            self._held_until_ns = None
-            return
+        if lease is not None:
+            holder = lease.spec.holder_identity
+            if holder and holder != self._identity and self._free_in_seconds(lease) > 0:
+                self._held_until_ns = None
+                return
         spec = self._claim(lease)
-        written = await self._keeper.write(spec, after=lease, within_seconds=within_seconds)
+        written = await self._client.write(spec, after=lease, within_seconds=within_seconds)
+        # `None` is no failure: another one was faster, and the next attempt reads who it is.
         if written is not None:
             self._observe(written)
             deadline_ns = round(self._settings.renew_deadline_seconds * _NS)
             self._held_until_ns = began_ns + deadline_ns
 
     def _observe(self, lease: Lease | None) -> None:
-        """Take what was read; a change of the spec is a sign of life from whoever holds it."""
+        """Record what was read; a change of the spec is a sign of life from whoever holds it.
+
+        Of the spec alone: anybody may put a label on the Lease.
+        """
         if self._seen is None or lease is None or lease.spec != self._seen.spec:
             self._seen_at_ns = self._clock.boottime_ns()
         self._seen = lease
 
-    def _may_take(self, lease: Lease) -> bool:
-        holder = lease.spec.holder_identity
-        return not holder or holder == self._identity or self._free_in_seconds(lease) <= 0
-
     def _free_in_seconds(self, lease: Lease) -> float:
+        # The holder's own duration: its settings may differ from ours.
         duration = lease.spec.lease_duration_seconds or self._settings.duration_seconds
         return duration - (self._clock.boottime_ns() - self._seen_at_ns) / _NS
 
@@ -163,6 +295,8 @@ class Elector:
         self._held_until_ns = None
         if lease is None or lease.spec.holder_identity != self._identity:
             return
+        # As Kubernetes' own components do: no holder, and a duration of a second, because the API
+        # server refuses one of 0.
         spec = LeaseSpec(
             holder_identity="",
             lease_duration_seconds=_RELEASED_FOR_SECONDS,
@@ -171,42 +305,20 @@ class Elector:
             lease_transitions=lease.spec.lease_transitions,
         )
         try:
-            await self._keeper.write(spec, after=lease, within_seconds=_RELEASE_SECONDS)
+            await self._client.write(spec, after=lease, within_seconds=self._release_seconds)
         except KubernetesError as error:
-            _log.warning("lease_release_failed", error=error.said)
+            _log.warning("lease_release_failed", error=error.detail)
         else:
             _log.info("lease_released", identity=self._identity)
 
-    def _holds(self) -> bool:
-        return self._left_seconds() > 0
-
     def _left_seconds(self) -> float:
+        """Return for how long the Lease is held; 0 where it is not."""
         if self._held_until_ns is None:
             return 0.0
-        return (self._held_until_ns - self._clock.boottime_ns()) / _NS
-
-    def _pause_seconds(self) -> float:
-        """Return the pause before the next attempt: random, and no longer than the Lease lasts."""
-        spread = RETRY_MAX_FACTOR - 1
-        pause = self._settings.retry_seconds * (1 - spread + 2 * spread * self._chance())
-        left = self._free_in_seconds(self._seen) if self._seen else 0.0
-        return left if 0 < left < pause else pause
-
-    def _standing_by(self) -> str:
-        holder = self._seen.spec.holder_identity if self._seen else None
-        return f"standing by: {holder or 'somebody else'} leads"
+        return max(0.0, (self._held_until_ns - self._clock.boottime_ns()) / _NS)
 
 
 def _timestamp(clock: Clock) -> str:
     """Return the time as Kubernetes' MicroTime."""
     now = datetime.fromtimestamp(clock.time_ns() / _NS, tz=UTC)
     return now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def _raise_failure_of(task: asyncio.Task[None]) -> None:
-    """Raise what a task failed with, except that the Lease was lost."""
-    error = None if task.cancelled() else task.exception()
-    if isinstance(error, BaseExceptionGroup):
-        error = error.split(LeaseLostError)[1]
-    if error is not None and not isinstance(error, LeaseLostError):
-        raise error

@@ -1,7 +1,7 @@
 """The kubeconfig, or the pod's service account, read into the library's configuration.
 
 Files may be anything and plug-ins may hang: each is bounded. What cannot be used is refused here,
-before it takes the place of what can, and said without a word of what stands in it: values of a
+before it replaces what can, in a message that quotes nothing of it: values of a
 kubeconfig, the output of a plug-in and what it writes to standard error may hold secrets.
 """
 
@@ -13,6 +13,7 @@ import shlex
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -26,10 +27,16 @@ from kubernetes_asyncio.config.incluster_config import (
     SERVICE_CERT_FILENAME,
     SERVICE_TOKEN_FILENAME,
 )
-from kubernetes_asyncio.config.kube_config import ConfigNode, FileOrData, KubeConfigLoader
+from kubernetes_asyncio.config.kube_config import (
+    KUBE_CONFIG_DEFAULT_LOCATION,
+    ConfigNode,
+    FileOrData,
+    KubeConfigLoader,
+)
 from typing_extensions import override
 
 from enricher.podwatch.api import KubernetesError
+from enricher.podwatch.pod_settings import KubernetesSettings
 from gpuledger.runtime.http.credentials import BasicCredentials
 from gpuledger.settings.groups import require_http_url
 from gpuledger.settings.sources import explain_yaml
@@ -45,12 +52,53 @@ _MIN_SECRET_CHARACTERS: Final = 4
 _END_SECONDS: Final = 1.0
 _LISTS: Final = ("clusters", "contexts", "users")
 _PLAIN: Final = frozenset({"command", "apiVersion"})
-"""What is no secret of a plug-in, and tells which one it is."""
+"""Keys of a plug-in whose values are no secrets, and name it."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class _UnusableError(Exception):
     """Something in it cannot be used; the message names no value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigurationSource:
+    """Where the configuration is read from: a pod's service account, or files."""
+
+    files: Sequence[Path]
+    """The kubeconfigs; of a service account, its token."""
+    context: str
+    in_cluster: bool
+
+    @classmethod
+    def of(cls, settings: KubernetesSettings) -> "ConfigurationSource":
+        """Return what the settings name, else the service account, else kubectl's own files."""
+        in_cluster = not settings.kubeconfig and "KUBERNETES_SERVICE_HOST" in os.environ
+        if in_cluster:
+            paths = SERVICE_TOKEN_FILENAME
+        else:
+            paths = (
+                settings.kubeconfig or os.environ.get("KUBECONFIG") or KUBE_CONFIG_DEFAULT_LOCATION
+            )
+        # As for kubectl, several files stand in one variable.
+        files = [Path(path).expanduser() for path in paths.split(os.pathsep) if path]
+        return cls(files=files, context=settings.context, in_cluster=in_cluster)
+
+    async def load(self) -> Configuration:
+        """Return what they hold; raises `KubernetesError`."""
+        return await load_configuration(
+            files=self.files, context=self.context, in_cluster=self.in_cluster
+        )
+
+
+def files_named_by(configuration: Configuration) -> list[Path]:
+    """Return the authorities, the certificate and its key that a configuration names."""
+    files = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
+    return [Path(file) for file in files if file]
+
+
+def has_login(configuration: Configuration) -> bool:
+    """Return whether a request with it carries credentials."""
+    return bool(configuration.api_key.get(LOGIN) or configuration.cert_file)
 
 
 async def load_configuration(
@@ -60,7 +108,7 @@ async def load_configuration(
     in_cluster: bool,
     timeout_seconds: float = LOAD_SECONDS,
 ) -> Configuration:
-    """Return what the pod's service account, or these kubeconfigs together, say.
+    """Return the configuration of the pod's service account, or of these kubeconfigs together.
 
     Raises `KubernetesError` where they cannot be used, or not be read in time.
     """
@@ -69,7 +117,14 @@ async def load_configuration(
     try:
         async with asyncio.timeout(timeout_seconds):
             if in_cluster:
-                _load_service_account(configuration)
+                token = _read(Path(SERVICE_TOKEN_FILENAME))
+                _read(Path(SERVICE_CERT_FILENAME), max_bytes=MAX_PEM_BYTES)
+                # Without the library's own refreshing: it reads the token within a request, and
+                # what it raises there is no error of ours.
+                load_incluster_config(configuration, try_refresh_token=False)  # type: ignore[no-untyped-call]  # the library types only some of its functions
+                configuration.api_key[LOGIN] = _bearer(
+                    token, of=f"the token in {SERVICE_TOKEN_FILENAME}"
+                )
             else:
                 await _load_kubeconfig(configuration, files, context=context, secrets=secrets)
         _require_sendable(configuration)
@@ -81,17 +136,20 @@ async def load_configuration(
     except _UnusableError as error:
         raise KubernetesError(f"the Kubernetes configuration cannot be used: {error}") from error
     except ConfigException as error:
-        said = BasicCredentials(tuple(secrets)).mask(str(error))
-        raise KubernetesError(f"no Kubernetes configuration: {said}") from error
+        detail = BasicCredentials(tuple(secrets)).mask(str(error))
+        raise KubernetesError(f"no Kubernetes configuration: {detail}") from error
     except Exception as error:
         # The loaders raise whatever a malformed file makes them raise.
-        said = BasicCredentials(tuple(secrets)).mask(f"{type(error).__name__} {error}".rstrip())
-        raise KubernetesError(f"the Kubernetes configuration cannot be read: {said}") from error
+        detail = BasicCredentials(tuple(secrets)).mask(f"{type(error).__name__} {error}".rstrip())
+        raise KubernetesError(f"the Kubernetes configuration cannot be read: {detail}") from error
     return configuration
 
 
 def _require_sendable(configuration: Configuration) -> None:
-    """Raise `ValueError` or `_UnusableError` where no request can be sent with it."""
+    """Raise `ValueError` or `_UnusableError` where no request can be sent with it.
+
+    Later it would replace a configuration that works.
+    """
     url = configuration.host or ""
     require_http_url(url)
     if urlsplit(url).username is not None:
@@ -100,24 +158,12 @@ def _require_sendable(configuration: Configuration) -> None:
         raise _UnusableError("its login has a line end or another control character in it")
 
 
-def has_login(configuration: Configuration) -> bool:
-    """Return whether a request with it says who asks."""
-    return bool(configuration.api_key.get(LOGIN) or configuration.cert_file)
-
-
-def _load_service_account(configuration: Configuration) -> None:
-    token = _read(Path(SERVICE_TOKEN_FILENAME))
-    _read(Path(SERVICE_CERT_FILENAME), max_bytes=MAX_PEM_BYTES)
-    load_incluster_config(configuration, try_refresh_token=False)  # type: ignore[no-untyped-call]  # the library types only some of its functions
-    configuration.api_key[LOGIN] = _bearer(token, of=f"the token in {SERVICE_TOKEN_FILENAME}")
-
-
 async def _load_kubeconfig(
     configuration: Configuration, files: Sequence[Path], *, context: str, secrets: list[str]
 ) -> None:
     config = _merged(files)
-    users = [item.value.get("user") for item in config["users"]]
-    secrets += [text for user in users for text in _texts_of(user)]
+    # Before anything is loaded, as the loaders quote values in their errors.
+    secrets += [text for item in config["users"] for text in _secrets_of(item.value.get("user"))]
     _require_context(config, context)
     node = ConfigNode("kubeconfig", config)
     await _Loader(
@@ -128,16 +174,17 @@ async def _load_kubeconfig(
 def _merged(files: Sequence[Path]) -> dict[str, Any]:
     """Return several kubeconfigs as one, each part of it with the file whose paths it has."""
     merged: dict[str, Any] = {name: [] for name in _LISTS}
-    there = [file for file in files if os.path.lexists(file)]
-    if not there:
+    existing = [file for file in files if os.path.lexists(file)]
+    if not existing:
         raise _UnusableError(f"there is no file {os.pathsep.join(map(str, files))}")
-    for file in there:
+    for file in existing:
         document = _parse(file)
         for name in _LISTS:
+            # As for kubectl: of two items of one name the first file's counts.
             known = {item.value["name"] for item in merged[name]}
             merged[name] += [
                 ConfigNode(f"{file}/{name}", item, str(file))
-                for item in _items(document, name, file=file)
+                for item in document.get(name) or []
                 if item["name"] not in known
             ]
         if current := document.get("current-context"):
@@ -146,6 +193,7 @@ def _merged(files: Sequence[Path]) -> dict[str, Any]:
 
 
 def _parse(file: Path) -> Mapping[str, Any]:
+    """Return a kubeconfig whose lists have the form that the library takes for granted."""
     text = _read(file, max_bytes=_MAX_FILE_BYTES)
     try:
         document = yaml.safe_load(text)
@@ -155,52 +203,49 @@ def _parse(file: Path) -> Mapping[str, Any]:
         raise _UnusableError(f"{file} is no YAML that can be read") from error
     if not isinstance(document, dict):
         raise _UnusableError(f"{file}: expected a kubeconfig, a mapping")
+    for name in _LISTS:
+        items = document.get(name) or []
+        kind = name.removesuffix("s")
+        if not isinstance(items, list) or not all(
+            isinstance(item, dict)
+            and isinstance(item.get("name"), str)
+            and isinstance(item.get(kind) or {}, dict)
+            for item in items
+        ):
+            raise _UnusableError(f"{file}: {name}: expected a list, each with a name and a {kind}")
     return document
-
-
-def _items(document: Mapping[str, Any], name: str, *, file: Path) -> list[dict[str, Any]]:
-    items = document.get(name) or []
-    kind = name.removesuffix("s")
-    if not isinstance(items, list) or not all(
-        isinstance(item, dict)
-        and isinstance(item.get("name"), str)
-        and isinstance(item.get(kind) or {}, dict)
-        for item in items
-    ):
-        raise _UnusableError(f"{file}: {name}: expected a list, each with a name and a {kind}")
-    return items
 
 
 def _require_context(config: Mapping[str, Any], context: str) -> None:
     """Raise `_UnusableError` where what leads to the server and the user leads nowhere."""
-    found = _named(config["contexts"], context or config.get("current-context"), kind="context")
+
+    def find(kind: str, name: object) -> dict[str, Any] | None:
+        named = (item.value for item in config[f"{kind}s"] if item.value["name"] == name)
+        return next((value.get(kind) or {} for value in named), None)
+
+    found = find("context", context or config.get("current-context"))
     if not found:
         what = "kubernetes.context" if context else "current-context"
         raise _UnusableError(f"there is no context of the name that {what} has")
-    cluster = _named(config["clusters"], found.get("cluster"), kind="cluster")
+    cluster = find("cluster", found.get("cluster"))
     if not cluster or not isinstance(cluster.get("server"), str):
         raise _UnusableError("there is no cluster with a server of the name that its context has")
     user = found.get("user")
-    if user and _named(config["users"], user, kind="user") is None:
+    # A user without anything is one: a server may need no credentials.
+    if user and find("user", user) is None:
         raise _UnusableError("there is no user of the name that its context has")
 
 
-def _named(items: Sequence[ConfigNode], name: object, *, kind: str) -> dict[str, Any] | None:
-    for item in items:
-        if item.value["name"] == name:
-            return item.value.get(kind) or {}
-    return None
-
-
-def _texts_of(value: object, key: object = None) -> Iterator[str]:
+def _secrets_of(value: object, key: object = None) -> Iterator[str]:
     """Yield the texts within a user's part of a kubeconfig, each of which may be a secret."""
     if isinstance(value, dict):
         for inner_key, inner in value.items():
-            yield from _texts_of(inner, inner_key)
+            yield from _secrets_of(inner, inner_key)
     elif isinstance(value, list):
         for inner in value:
-            yield from _texts_of(inner)
+            yield from _secrets_of(inner)
     elif key not in _PLAIN and len(str(value)) >= _MIN_SECRET_CHARACTERS:
+        # Shorter ones are `true` and the like: masked, they would leave no error that can be read.
         yield str(value)
 
 
@@ -247,94 +292,89 @@ class _Loader(KubeConfigLoader):
     @override
     async def load_from_exec_plugin(self) -> bool:
         assert self._user  # noqa: S101  # the library has looked
-        status = await _ask_plugin(ExecProvider(self._user["exec"]))
+        status = await _query_plugin(ExecProvider(self._user["exec"]))
         if "token" in status:
             self.token = _bearer(status["token"], of="the token of the credential plug-in")
         elif "clientCertificateData" in status and "clientKeyData" in status:
-            self.cert_file = self._to_file(status, "clientCertificateData")
-            self.key_file = self._to_file(status, "clientKeyData")
+            # The library hands certificates to OpenSSL as files.
+            self.cert_file, self.key_file = (
+                FileOrData(status, None, data_key_name=key, base64_file_content=False).as_file()
+                for key in ("clientCertificateData", "clientKeyData")
+            )
         else:
             raise _UnusableError("the credential plug-in gives neither token nor certificate")
         return True
 
     @override
     async def load_gcp_token(self) -> str:
-        self._get_google_credentials = self._ask_google
+        async def credentials() -> SimpleNamespace:
+            assert self._user  # noqa: S101  # the library has looked
+            config = self._user["auth-provider"]["config"]
+            arguments = [str(config["cmd-path"]), *shlex.split(str(config["cmd-args"]))]
+            output = json.loads(await _run_plugin(arguments, os.environ))["credential"]
+            return SimpleNamespace(token=output["access_token"], expiry=output["token_expiry"])
+
+        # The library's own runs the program of Google's former provider without any bound.
+        self._get_google_credentials = credentials
         return await super().load_gcp_token()
 
-    async def _ask_google(self) -> SimpleNamespace:
-        """Return what the program of Google's former provider says, which the library waits for."""
-        assert self._user  # noqa: S101  # the library has looked
-        config = self._user["auth-provider"]["config"]
-        arguments = [str(config["cmd-path"]), *shlex.split(str(config["cmd-args"]))]
-        answer = json.loads(await _run_plugin(arguments, os.environ))["credential"]
-        return SimpleNamespace(token=answer["access_token"], expiry=answer["token_expiry"])
 
-    def _to_file(self, status: Mapping[str, Any], key: str) -> str | None:
-        written = FileOrData(status, None, data_key_name=key, base64_file_content=False)
-        return written.as_file()
-
-
-async def _ask_plugin(provider: ExecProvider) -> Mapping[str, Any]:
-    """Return the status that a credential plug-in gives."""
-    asked = {
+async def _query_plugin(provider: ExecProvider) -> Mapping[str, Any]:
+    """Return the status that a credential plug-in writes."""
+    request = {
         "apiVersion": provider.api_version,
         "kind": "ExecCredential",
         "spec": {"interactive": False},
     }
-    environ = {**provider.env, "KUBERNETES_EXEC_INFO": json.dumps(asked)}
+    environ = {**provider.env, "KUBERNETES_EXEC_INFO": json.dumps(request)}
     output = await _run_plugin(provider.args, environ)
     try:
-        answer = json.loads(output)
+        credential = json.loads(output)
     except ValueError as error:
         raise _UnusableError("the output of the credential plug-in is no JSON") from error
-    if not isinstance(answer, dict) or answer.get("apiVersion") != provider.api_version:
+    if not isinstance(credential, dict) or credential.get("apiVersion") != provider.api_version:
         raise _UnusableError("the credential plug-in answers in another apiVersion than asked for")
-    status = answer.get("status")
+    status = credential.get("status")
     if not isinstance(status, dict):
         raise _UnusableError("the output of the credential plug-in has no status")
     return status
 
 
 async def _run_plugin(arguments: Sequence[str], environ: Mapping[str, str]) -> bytes:
-    """Return what a plug-in writes to standard output; given up, it and its children are killed."""
+    """Return what a plug-in writes to standard output; where cancelled, it and its children end."""
     process = await asyncio.create_subprocess_exec(
         *arguments,
         env=environ,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,  # it may write secrets there, and to whose log
+        # In a process group of its own, so that its children can be killed with it.
         start_new_session=True,
     )
+    output = bytearray()
+    code = None
     try:
-        output = await _read_output(process)
-        code = await process.wait()
-    except BaseException:
-        await _kill(process)
-        raise
+        while process.stdout and len(output) <= _MAX_OUTPUT_BYTES:
+            piece = await process.stdout.read(65_536)
+            if not piece:
+                code = await process.wait()
+                break
+            output += piece
+    finally:
+        if code is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            # Read to its end, or the pipe stays open; a child that left the group may keep it so.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_END_SECONDS):
+                    await process.communicate()
+    if len(output) > _MAX_OUTPUT_BYTES:
+        raise _UnusableError(
+            f"the credential plug-in writes more than {_MAX_OUTPUT_BYTES // 1024} KiB"
+        )
     if code:
         raise _UnusableError(
             f"the credential plug-in {arguments[0]} ended with exit code {code};"
             " what it says is not shown, as it may hold secrets: run it by hand"
         )
-    return output
-
-
-async def _kill(process: asyncio.subprocess.Process) -> None:
-    """End a process with those that it started, and read what they had written, unseen."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with suppress(TimeoutError):  # of one that left the group and keeps standard output
-        async with asyncio.timeout(_END_SECONDS):
-            await process.communicate()
-
-
-async def _read_output(process: asyncio.subprocess.Process) -> bytes:
-    output = bytearray()
-    while process.stdout and (piece := await process.stdout.read(65_536)):
-        output += piece
-        if len(output) > _MAX_OUTPUT_BYTES:
-            raise _UnusableError(
-                f"the credential plug-in writes more than {_MAX_OUTPUT_BYTES // 1024} KiB"
-            )
     return bytes(output)

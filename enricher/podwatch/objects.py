@@ -1,7 +1,7 @@
 """What is read of the API server's objects: the few fields that matter, all else is stepped over.
 
 Here live partial structs in the server's own words. Each field may be absent or null, because a
-server leaves out what is empty; what they mean for the ledger is said in `decode`.
+server leaves out what is empty; `decode` says what they mean for the ledger.
 """
 
 from typing import Annotated, Generic, TypeVar
@@ -36,7 +36,7 @@ class OwnerReference(_Object):
 class Annotations(_Object):
     """The two annotations of a static pod's mirror; others can be long and are not read.
 
-    What a mirror is stands in `mirrors`: these two alone anybody may write.
+    What a mirror is stands in `pod_facts`: these two alone anybody may write.
     """
 
     config_hash: str | None = field(default=None, name="kubernetes.io/config.hash")
@@ -61,14 +61,14 @@ class ObjectMeta(_Object, Generic[NotesT]):
 
 
 class Resources(_Object):
-    """What a container asks for."""
+    """What a container requests."""
 
     requests: dict[str, Quantity] | None = None
     limits: dict[str, Quantity] | None = None
 
 
 class ApiContainer(_Object):
-    """A container as its pod asks for it."""
+    """A container as its pod specifies it."""
 
     name: Label
     restart_policy: str | None = None
@@ -76,7 +76,7 @@ class ApiContainer(_Object):
 
 
 class PodSpec(_Object):
-    """What a pod asks for."""
+    """What a pod specifies."""
 
     node_name: NodeOrNone | None = None
     service_account_name: str | None = None
@@ -138,7 +138,7 @@ class ApiPod(_Object, Generic[NotesT]):
 
 
 class PodWatchEvent(_Object, Generic[NotesT]):
-    """One line of a watch that tells of a pod, read at once."""
+    """One line of a watch about a pod, read at once."""
 
     type: str
     object: ApiPod[NotesT]

@@ -1,6 +1,11 @@
-"""What is read of one pod: its containers, the workload it belongs to, its annotations. Pure."""
+"""What is read of one pod. Pure.
+
+Its containers, the workload it belongs to, its annotations, the static pod that it mirrors, and how
+many GPUs it requests; each part has its rules above it.
+"""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from sys import intern
 from typing import Final, cast
@@ -15,18 +20,20 @@ from enricher.podwatch.objects import (
     OwnerReference,
     PodSpec,
     PodStatus,
-    Running,
+    Quantity,
+    Resources,
     Terminated,
 )
 from gpuledger.records import PodContainer
 
 Nanoseconds = Callable[[str | None], int | None]
 _NO_STATE: Final = ContainerState()
+_NO_RESOURCES: Final = Resources()
 _CONTAINER_ID: Final = re.compile(r"(?:[a-z0-9.+-]+://)?([0-9a-f]{64})")
 
 
 def containers_of(spec: PodSpec, status: PodStatus, nanoseconds: Nanoseconds) -> list[PodContainer]:
-    """Return the containers of all three kinds: as their status names them, else as asked for."""
+    """Return the containers of all three kinds: as their status names them, else as specified."""
     found = [
         *_of_one_kind(spec.init_containers, status.init_container_statuses, nanoseconds),
         *_of_one_kind(spec.containers, status.container_statuses, nanoseconds),
@@ -39,23 +46,26 @@ def containers_of(spec: PodSpec, status: PodStatus, nanoseconds: Nanoseconds) ->
 def last_end_ns(containers: Sequence[PodContainer]) -> int | None:
     """Return when the last of the containers ended; `None` where one that was started has not."""
     last = None
-    for one in containers:
-        if one.ended_time_ns is not None:
-            last = max(last or 0, one.ended_time_ns)
-        elif one.container_id or one.started_time_ns is not None:
+    for container in containers:
+        if container.ended_time_ns is not None:
+            last = max(last or 0, container.ended_time_ns)
+        elif container.container_id or container.started_time_ns is not None:
             return None
+        # Else it never ran: an image that could not be pulled, or a pod that was evicted before.
     return last
 
 
 def _of_one_kind(
-    asked: Sequence[ApiContainer] | None,
-    running: Sequence[ContainerStatus] | None,
+    specs: Sequence[ApiContainer] | None,
+    statuses: Sequence[ContainerStatus] | None,
     nanoseconds: Nanoseconds,
 ) -> list[PodContainer]:
-    if not (asked or running):
+    # Two of three kinds are absent in most pods.
+    if not (specs or statuses):
         return []
-    by_name = {one.name: one for one in running or ()}
-    names = dict.fromkeys(one.name for one in asked or ()) | dict.fromkeys(by_name)
+    by_name = {status.name: status for status in statuses or ()}
+    # In the order of the spec; those that only the status has come last.
+    names = dict.fromkeys(spec.name for spec in specs or ()) | dict.fromkeys(by_name)
     return [_container(name, by_name.get(name), nanoseconds) for name in names]
 
 
@@ -65,7 +75,10 @@ def _container(name: str, status: ContainerStatus | None, nanoseconds: Nanosecon
     container_id = _id_of(status.container_id)
     last = (status.last_state or _NO_STATE).terminated
     last_id = _id_of(last.container_id) if last else None
-    life = _life(status.state or _NO_STATE, last if last_id == container_id else None)
+    state = status.state or _NO_STATE
+    # One that waits for its restart is named by the id of its last life, and only `lastState` has
+    # the times of that.
+    life = state.running or state.terminated or (last if last_id == container_id else None)
     return PodContainer(
         name=intern(name),
         container_id=container_id,
@@ -74,15 +87,6 @@ def _container(name: str, status: ContainerStatus | None, nanoseconds: Nanosecon
         ended_time_ns=nanoseconds(life.finished_at) if isinstance(life, Terminated) else None,
         previous_container_id=None if last_id == container_id else last_id,
     )
-
-
-def _life(state: ContainerState, last: Terminated | None) -> Running | Terminated | None:
-    """Return the life of the container that the status names.
-
-    One that waits for its restart is named by the id of its last life, and only `lastState` tells
-    of that.
-    """
-    return state.running or state.terminated or last
 
 
 def _id_of(container_id: str | None) -> str | None:
@@ -95,11 +99,11 @@ def _id_of(container_id: str | None) -> str | None:
     return found[1] if found else None
 
 
-# From who made a pod to the workload that people know it by. Pure; nothing is looked up.
+# From who made a pod to the workload that people know it by; nothing is looked up.
 #
 # The controlling owner names the workload, by its own kind and name: StatefulSet, DaemonSet, Job,
 # PyTorchJob, RayCluster, Workflow, whatever made the pod itself. Where it is only the means of
-# another, what the pod tells of itself leads there. Each rule asks for both, the kind of the maker
+# another, the pod's own labels lead there. Each rule needs both, the kind of the maker
 # and the mark that the project documents, because people copy labels onto pods of all sorts:
 #
 # * a workload that lets others make its pods writes its name into a label of theirs:
@@ -110,7 +114,8 @@ def _id_of(container_id: str | None) -> str | None:
 #   two years at most, is a CronJob's, whose controller names Jobs so. One that was made from a
 #   CronJob by hand is named by whoever did it, and stays a Job.
 #
-# What the pod does not tell is not known: a RayJob's cluster may be no more than a RayCluster here.
+# What the pod has no label of is not known: a RayJob's cluster may be no more than a RayCluster
+# here.
 
 Owner = tuple[str, str]
 _NS_PER_MINUTE: Final = 60_000_000_000
@@ -143,14 +148,19 @@ def known_owner(
     references: Sequence[OwnerReference] | None, labels: Mapping[str, str], *, created_time_ns: int
 ) -> Owner | tuple[None, None]:
     """Return kind and name of the workload; `created_time_ns` is when the pod was made."""
-    maker = next((one for one in references or () if one.controller), None)
+    maker = next((reference for reference in references or () if reference.controller), None)
     if maker is None:
         return None, None
-    return (
-        _by_label(maker.kind, labels)
-        or _by_name(maker, labels, created_time_ns)
-        or (maker.kind, maker.name)
-    )
+    if owner := _by_label(maker.kind, labels):
+        return owner
+    if maker.kind == "ReplicaSet":
+        for label, kind in _LABELS_WITH_A_HASH:
+            template_hash = labels.get(label)
+            if template_hash and maker.name.endswith(f"-{template_hash}"):
+                return kind, maker.name.removesuffix(f"-{template_hash}")
+    if maker.kind == "Job" and (owner := _by_minute(maker.name, created_time_ns)):
+        return owner
+    return maker.kind, maker.name
 
 
 def _by_label(maker: str, labels: Mapping[str, str]) -> Owner | None:
@@ -162,25 +172,6 @@ def _by_label(maker: str, labels: Mapping[str, str]) -> Owner | None:
     return None
 
 
-def _by_name(
-    maker: OwnerReference, labels: Mapping[str, str], created_time_ns: int
-) -> Owner | None:
-    match maker.kind:
-        case "ReplicaSet":
-            return _by_hash(maker.name, labels)
-        case "Job":
-            return _by_minute(maker.name, created_time_ns)
-        case _:
-            return None
-
-
-def _by_hash(replica_set: str, labels: Mapping[str, str]) -> Owner | None:
-    for label, kind in _LABELS_WITH_A_HASH:
-        if (template := labels.get(label)) and replica_set.endswith(f"-{template}"):
-            return kind, replica_set.removesuffix(f"-{template}")
-    return None
-
-
 def _by_minute(job: str, created_time_ns: int) -> Owner | None:
     name, _, minute = job.rpartition("-")
     if not (name and minute.isascii() and minute.isdigit()):
@@ -189,7 +180,7 @@ def _by_minute(job: str, created_time_ns: int) -> Owner | None:
     return ("CronJob", name) if -_MAX_MINUTES_EARLY <= late <= _MAX_MINUTES_LATE else None
 
 
-# Which annotations are read of a pod. Pure.
+# Which annotations are read of a pod.
 #
 # The others are stepped over where they stand: they can be long, up to 256 KiB for all of a pod's.
 
@@ -197,16 +188,26 @@ _FIXED: Final = {field.encode_name: field.name for field in msgspec.structs.fiel
 
 
 class ChosenAnnotations:
-    """The annotations that the settings ask for, as a struct to decode and as a dictionary."""
+    """The annotations that the settings name, as a struct to decode and as a dictionary."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        wanted = dict.fromkeys(names)
+        # Attributes by number, as an annotation's name is no identifier. The two fixed ones have a
+        # field already, and a second one of the same encoded name is an error.
         self._attributes = {
-            intern(name): _FIXED.get(name, f"chosen_{number}") for number, name in enumerate(wanted)
+            intern(name): _FIXED.get(name, f"chosen_{index}")
+            for index, name in enumerate(dict.fromkeys(names))
         }
-        self.struct = _struct(
-            {name: attribute for name, attribute in self._attributes.items() if name not in _FIXED}
+        struct = msgspec.defstruct(
+            "ChosenAnnotations",
+            [
+                (attribute, str | None, msgspec.field(default=None, name=name))
+                for name, attribute in self._attributes.items()
+                if name not in _FIXED
+            ],
+            bases=(Annotations,),
+            gc=False,
         )
+        self.struct = cast("type[Annotations]", struct)
 
     def of(self, annotations: Annotations) -> dict[str, str]:
         """Return those that a pod has."""
@@ -218,15 +219,70 @@ class ChosenAnnotations:
         return found
 
 
-def _struct(attributes: dict[str, str]) -> type[Annotations]:
-    """Make the struct that has a field for each name, besides those that are always read."""
-    made = msgspec.defstruct(
-        "ChosenAnnotations",
-        [
-            (attribute, str | None, msgspec.field(default=None, name=name))
-            for name, attribute in attributes.items()
-        ],
-        bases=(Annotations,),
-        gc=False,
-    )
-    return cast("type[Annotations]", made)
+# Which pods are the mirrors of static pods, and by which hash cgroup paths call those.
+#
+# A static pod is the kubelet's own: it runs under a UID that the kubelet made of its manifest, and
+# in the API server it has a mirror, which says that UID in two annotations. Whoever may create pods
+# may write those annotations on any pod, and so would get the name of another one's use. A mirror
+# is known by all that a kubelet makes it with: both annotations, alike; the Node as its owner; and
+# no service account, which the API server gives to every pod but a mirror. docs/security.md
+# says what that leaves to somebody hostile.
+
+MAX_HASH_LENGTH: Final = 64
+"""A kubelet's hash has 32 characters, and a UID of a manifest 36."""
+
+
+def mirrored_hash(
+    notes: Annotations, spec: PodSpec, owners: Sequence[OwnerReference] | None
+) -> str | None:
+    """Return the hash of the static pod whose mirror this is; `None` where it is none."""
+    name = notes.config_hash
+    if not name or name != notes.config_mirror or len(name) > MAX_HASH_LENGTH:
+        return None
+    if spec.service_account_name or not owners or len(owners) != 1:
+        return None
+    (owner,) = owners
+    is_node = owner.kind == "Node" and owner.api_version == "v1"
+    return name if is_node and owner.name == spec.node_name else None
+
+
+# How many GPUs a pod requests, by resource name.
+
+_SUFFIXES: Final = {"k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+
+
+def gpus_requested(spec: PodSpec, prefixes: tuple[str, ...]) -> dict[str, int]:
+    """Return what the pod holds at most at a time, as the scheduler counts it.
+
+    Containers run side by side, together with the init containers that are restarted always; the
+    other init containers run alone before them.
+    """
+    inits = spec.init_containers or []
+    sidecars = [container for container in inits if container.restart_policy == "Always"]
+    total = _sum([*(spec.containers or []), *sidecars], prefixes)
+    for container in inits:
+        # `|` of counters is the larger of two counts.
+        total |= _sum([container], prefixes)
+    return dict(total)
+
+
+def _sum(containers: Iterable[ApiContainer], prefixes: tuple[str, ...]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for container in containers:
+        resources = container.resources or _NO_RESOURCES
+        # Devices cannot be overcommitted, so a limit without a request is a request as well.
+        for name, quantity in {**(resources.limits or {}), **(resources.requests or {})}.items():
+            if name.startswith(prefixes) and (amount := parse_quantity(quantity)):
+                total[name] += amount
+    return total
+
+
+def parse_quantity(quantity: Quantity) -> int:
+    """Return a whole Kubernetes quantity such as `2` or `1k`; 0 for what is none."""
+    text = str(quantity)
+    digits = text.rstrip("kMGi")
+    # `isdigit` alone is true of digits of other scripts, which `int` reads too.
+    if not (digits.isascii() and digits.isdigit()):
+        return 0
+    suffix = text[len(digits) :]
+    return int(digits) * (_SUFFIXES.get(suffix, 0) if suffix else 1)

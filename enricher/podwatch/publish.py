@@ -1,27 +1,47 @@
-"""Publishes what the table has due, for ever; while Kafka is away it waits in the table."""
+"""The topic of pods: read to its end after a start, then published to, for ever.
+
+Nobody is in a consumer group for that and nothing is committed: the topic itself is the state. What
+it has already is not published again, and what left the API server while no podwatch ran is found.
+While Kafka is away, what is due waits in the table.
+
+Two podwatches may publish at once: one that lost the Lease while it was stopped sends the rest of
+its batch when it wakes. So order is by `resourceVersion` and never by offset (`enricher.versions`),
+and a pod whose newest record has an older one behind it is published again: compaction keeps the
+last one.
+"""
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
+from typing import Final, Protocol
 
 import msgspec
 import structlog
 
-from enricher.podwatch import metrics
-from enricher.podwatch.published_pods import PodBus
+from enricher.podwatch import pod_metrics
+from enricher.podwatch.decode import PodSharing
 from enricher.podwatch.table import PendingMessage, PodTable
+from enricher.versions import is_older
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
-from gpuledger.bus.protocol import Message, Producer, TopicDescription, is_other_topic
+from gpuledger.bus.protocol import (
+    History,
+    Message,
+    Producer,
+    Record,
+    TopicDescription,
+    is_other_topic,
+)
 from gpuledger.clock import Clock
 from gpuledger.codec import Decoder, encode
+from gpuledger.dead_letter_queue import count_unreadable, describe_unreadable
 from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import PodRecord
 from gpuledger.records.fitting import fit
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.readiness import Check
-from gpuledger.runtime.retry import Backoff
+from gpuledger.runtime.retry import Backoff, RetryingCaller
 from gpuledger.topics import PODS, partition_of_node
 
 _NS_PER_MS: Final = 1_000_000
@@ -40,6 +60,105 @@ def let_pass() -> None:
     """Let everything pass: there is nobody else, or others do no harm."""
 
 
+class PodBus(History, Protocol):
+    """What podwatch needs of a bus: to publish, and to read back what it published."""
+
+    def producer(self) -> AbstractAsyncContextManager[Producer]:
+        """Open a producer."""
+
+    async def describe(self, topic: str) -> TopicDescription:
+        """Return what is known of a topic now; `TopicsError` where it does not exist."""
+
+
+class KnownPods:
+    """The newest record of each pod; memory is bounded by the pods without a tombstone."""
+
+    def __init__(self, *, topic_id: str | None = None) -> None:
+        self.topic_id = topic_id
+        """The identity of the topic that was read, as of before."""
+        self.by_uid: dict[str, PodRecord] = {}
+        self.overtaken: set[str] = set()
+        """Pods behind whose newest record stands an older one."""
+        self.undecodable = 0
+        """How many records were none; a pod whose newest is one of them is unknown."""
+        self._sharing = PodSharing()
+
+    def ingest(self, records: Iterable[Record]) -> None:
+        """Record these records of the topic, in the order of their partition."""
+        for record in records:
+            if record.unreadable is not None:
+                count_unreadable(record)
+                self._count_undecodable(describe_unreadable(record, record.unreadable))
+                continue
+            uid = (record.key or b"").decode(errors="replace")
+            pod = self._read(uid, record.value) if record.value is not None else None
+            if pod is None:
+                # A tombstone, or a record that is none: compaction has let go of what was before.
+                self.by_uid.pop(uid, None)
+                self.overtaken.discard(uid)
+                continue
+            known = self.by_uid.get(uid)
+            if known and is_older(pod, than=known):
+                self.overtaken.add(uid)
+                continue
+            self.overtaken.discard(uid)
+            # Not under the record's key, which would be kept beside its own UID.
+            self.by_uid[pod.uid] = self._sharing.share(pod)
+
+    def _read(self, uid: str, value: bytes) -> PodRecord | None:
+        try:
+            pod: PodRecord = _decode(value)
+        except UndecodableError as error:
+            self._count_undecodable(str(error))
+            return None
+        if pod.uid != uid:
+            # Compaction goes by the key: this record has replaced another pod's.
+            self._count_undecodable(f"{PODS.name}: uid {pod.uid!r} under the key {uid!r}")
+            return None
+        return pod
+
+    def _count_undecodable(self, error: str) -> None:
+        self.undecodable += 1
+        pod_metrics.UNDECODABLE_RECORDS.inc()
+        if count := _repeats.count("record"):
+            _log.warning("record_skipped", error=error, count=count)
+
+
+async def read_known(*, bus: PodBus, check: Check, clock: Clock) -> KnownPods:
+    """Read the topic to its end, as often as it takes; a missing topic or right is waited for."""
+
+    async def read_once() -> KnownPods:
+        # The identity first: a topic that is deleted and made anew while it is read is then found
+        # to be another one by the publisher.
+        known = KnownPods(topic_id=(await bus.describe(PODS.name)).topic_id)
+        async with bus.reader() as reader:
+            for partition, span in (await reader.spans(PODS.name)).items():
+                async for records in reader.read(partition, span):
+                    known.ingest(records)
+        return known
+
+    retry = RetryingCaller(
+        on=BusError,
+        check=check,
+        passes_check=False,
+        counter=pod_metrics.READ_FAILURES,
+        clock=clock,
+        describe=lambda error: f"reading which pods are known: {error}",
+    )
+    check.waits("reading which pods are known")
+    known = await retry(read_once)
+    count = len(known.by_uid)
+    deleted = sum(pod.deleted_time_ns is not None for pod in known.by_uid.values())
+    check.ok(f"{count} pods were known, {deleted} of them deleted")
+    _log.info(
+        "known_pods_read",
+        count=count,
+        deleted_count=deleted,
+        undecodable_count=known.undecodable,
+    )
+    return known
+
+
 class PodPublisher:
     """Sends batches of pods to the partitions of their nodes."""
 
@@ -55,7 +174,7 @@ class PodPublisher:
         fence: Fence = let_pass,
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
-        """Take the table, and the identity of the topic that knows what is not due in it."""
+        """`topic_id` is the identity of the topic that has what is not due in the table."""
         self._bus = bus
         self._fence = fence
         self._table = table
@@ -76,8 +195,8 @@ class PodPublisher:
 
     def measure(self) -> None:
         """Set the gauges: after batches and lists, not for each pod."""
-        metrics.PODS.set(len(self._table))
-        metrics.UNPUBLISHED.set(self._table.unpublished)
+        pod_metrics.PODS.set(len(self._table))
+        pod_metrics.UNPUBLISHED.set(self._table.unpublished)
 
     async def forever(self) -> None:
         """Publish what comes; a producer that failed is replaced after a pause."""
@@ -85,30 +204,36 @@ class PodPublisher:
             try:
                 await self._with_one_producer()
             except BusError as error:
-                await self._pause(error)
+                pod_metrics.PUBLISH_FAILURES.inc()
+                self._check.failed(partial(self.waiting, behind=str(error)))
+                await self._clock.sleep(self._backoff.next_seconds())
+
+    def waiting(self, *, behind: str | None = None) -> str:
+        """Return how much is to be published, for the check, `behind` what it waits for."""
+        count = f"{self._table.unpublished} pods are to be published"
+        return count if behind is None else f"{behind}; {count}"
 
     async def _with_one_producer(self) -> None:
+        """Publish until the topic is another one; raises `BusError`."""
         topic = await self._look()
         async with self._bus.producer() as producer:
+            # A producer that opens says nothing of those that failed to publish: while something
+            # is due the check recovers only with an acknowledgement.
             if not self._check.has_failed or not self._table.unpublished:
-                self._check.ok(self._waiting)
+                self._check.ok(self.waiting)
             while True:
                 if batch := self._table.batch(self._batch_max):
                     await self._send(producer, batch, topic.partitions)
                 else:
-                    await self._wait()
-                if self._is_look_due() and await self._look() != topic:
+                    # Cleared before waiting and without an await since the table was empty, so
+                    # that no wake is missed.
+                    self._changed.clear()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(self._look_seconds):
+                            await self._changed.wait()
+                passed_ns = self._clock.monotonic_ns() - self._looked_at_ns
+                if passed_ns >= self._look_seconds * _NS and await self._look() != topic:
                     return  # the producer knows the topic as it was
-
-    async def _wait(self) -> None:
-        """Wait for a change, or until it is time to look at the topic."""
-        self._changed.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._look_seconds):
-                await self._changed.wait()
-
-    def _is_look_due(self) -> bool:
-        return self._clock.monotonic_ns() - self._looked_at_ns >= self._look_seconds * _NS
 
     async def _look(self) -> TopicDescription:
         """Return what the topic is now; have all published again where it is another one.
@@ -125,24 +250,15 @@ class PodPublisher:
         self._topic_id = found.topic_id or self._topic_id
         return found
 
-    def _waiting(self) -> str:
-        return f"{self._table.unpublished} pods are to be published"
-
-    async def _pause(self, error: BusError) -> None:
-        metrics.PUBLISH_FAILURES.inc()
-        trouble = str(error)
-        self._check.failed(lambda: f"{trouble}; {self._waiting()}")
-        await self._clock.sleep(self._backoff.next_seconds())
-
     async def _send(
         self, producer: Producer, batch: Sequence[PendingMessage], partitions: int
     ) -> None:
         """Send each partition its part; what arrived counts even if others failed."""
         parts: dict[int, list[PendingMessage]] = defaultdict(list)
-        for one in batch:
-            parts[partition_of_node(one.node, partitions=partitions)].append(one)
+        for message in batch:
+            parts[partition_of_node(message.node, partitions=partitions)].append(message)
         results = await asyncio.gather(
-            *(self._send_part(producer, place, part) for place, part in parts.items()),
+            *(self._send_part(producer, partition, part) for partition, part in parts.items()),
             return_exceptions=True,
         )
         self.measure()
@@ -150,49 +266,55 @@ class PodPublisher:
             if failure is not None:
                 raise failure
         self._backoff.reset()
-        self._check.ok(self._waiting)
+        self._check.ok(self.waiting)
 
     async def _send_part(
         self, producer: Producer, partition: int, part: list[PendingMessage]
     ) -> None:
+        # Before each part and not once a batch: a part may wait for long, and the Lease be lost.
         self._fence()
-        await producer.publish(PODS.name, partition, [_message(one) for one in part])
+        messages = [
+            Message(
+                key=message.uid.encode(),
+                value=encode_bounded(message.pod) if message.pod else None,
+                timestamp_ms=message.seen_time_ns // _NS_PER_MS,
+            )
+            for message in part
+        ]
+        await producer.publish(PODS.name, partition, messages)
         self._table.acknowledge(part)
-        tombstones = sum(one.pod is None for one in part)
-        metrics.PUBLISHED.labels(kind="tombstone").inc(tombstones)
-        metrics.PUBLISHED.labels(kind="record").inc(len(part) - tombstones)
-        metrics.LAG.observe(max(0, self._clock.time_ns() - part[0].seen_time_ns) / _NS)
+        tombstones = sum(message.pod is None for message in part)
+        pod_metrics.PUBLISHED.labels(kind="tombstone").inc(tombstones)
+        pod_metrics.PUBLISHED.labels(kind="record").inc(len(part) - tombstones)
+        # The first is the oldest. Never negative, though the clock may have been set back.
+        pod_metrics.LAG.observe(max(0, self._clock.time_ns() - part[0].seen_time_ns) / _NS)
 
 
-def _message(one: PendingMessage) -> Message:
-    key, value = one.uid.encode(), _value(one.pod) if one.pod else None
-    return Message(key=key, value=value, timestamp_ms=one.seen_time_ns // _NS_PER_MS)
+def encode_bounded(pod: PodRecord) -> bytes:
+    """Encode a pod; what nobody would decode, or take as one message, is cut.
 
-
-def _value(pod: PodRecord) -> bytes:
-    """Encode a pod; what nobody would decode, or take as one message, is cut."""
+    A record that a broker refuses would be sent again and again, and hold up its whole partition.
+    """
     value = encode(pod)
     try:
         _decode(value)
     except UndecodableError as error:
-        _tell_cut(pod, str(error))
+        _report_cut(pod, str(error))
         pod, _ = fit(pod)
         value = encode(pod)
     if (size := len(pod.uid.encode()) + len(value)) > MAX_MESSAGE_BYTES:
-        _tell_cut(pod, f"its record has {size} bytes, of {MAX_MESSAGE_BYTES} allowed")
-        value = encode(_without_lists(pod))
+        _report_cut(pod, f"its record has {size} bytes, of {MAX_MESSAGE_BYTES} allowed")
+        # What names it stays; what there may be any number of goes.
+        value = encode(
+            msgspec.structs.replace(
+                pod, labels={}, annotations=None, containers=[], gpus_requested={}
+            )
+        )
     return value
 
 
-def _without_lists(pod: PodRecord) -> PodRecord:
-    """Return a pod with what names it, and nothing of which there may be any number."""
-    return msgspec.structs.replace(
-        pod, labels={}, annotations=None, containers=[], gpus_requested={}
-    )
-
-
-def _tell_cut(pod: PodRecord, detail: str) -> None:
-    metrics.CUT.inc()
+def _report_cut(pod: PodRecord, detail: str) -> None:
+    pod_metrics.CUT.inc()
     if count := _repeats.count("pod"):
         _log.warning(
             "pod_shortened",

@@ -3,47 +3,117 @@
 Four thin layers, each an asynchronous generator of steps: `_stream` is one watch request, which may
 begin with all pods, `_list` and `_list_then_watch` make the pods' whole story, `_connection` ends
 with a pause, `forever` is the loop. Nothing is kept here but the version reached and whether the
-server lists as a watch; who was deleted between two lists is for the caller to see, who knows what
+server lists as a watch; who was deleted between two lists is for the caller to find, who knows what
 there was.
+
+What Kubernetes promises, and what follows from it:
+
+* A `resourceVersion` is opaque and belongs to one server's history. The reflector keeps the newest
+  that it has seen and hands it back; it never compares or counts with it.
+* A watch sends what changed after its version. The server keeps changes for five minutes by
+  default: an older version is refused with 410, at the start or as an `ERROR` in the middle, and
+  only a new list helps. So a version is kept across watches, and dropped where it has expired.
+* While no pod changes the server sends bookmarks, which keep the version young. It promises them at
+  no interval.
+* A page names the next one with `continue`, and all pages are of the version of the first. That
+  token too expires with 410.
+* A list as a watch (`sendInitialEvents`) is complete with the bookmark that is marked so, and with
+  nothing else: until then no pod that is missing may be taken for deleted.
 """
 
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from http import HTTPStatus
 from typing import Final
 
 import msgspec
+import structlog
 
-from enricher.podwatch import metrics
+from enricher.podwatch import pod_metrics
 from enricher.podwatch.api import AnswerTooLargeError, Api, KubernetesError, SilentError
 from enricher.podwatch.decode import PodReader, decode_cut
-from enricher.podwatch.events import Bookmark, Passed, WatchReader, split_lines
-from enricher.podwatch.objects import PodPage
-from enricher.podwatch.settings import KubernetesSettings
-from enricher.podwatch.watch_events import (
-    INITIAL_EVENTS,
+from enricher.podwatch.events import (
+    Bookmark,
     Deleted,
     Interrupted,
-    NoEndMarkError,
+    Passed,
     Phase,
     Skipped,
     Step,
     Upserted,
-    WatchLists,
+    WatchReader,
+    split_lines,
 )
+from enricher.podwatch.objects import PodPage
+from enricher.podwatch.pod_settings import KubernetesSettings
 from gpuledger.clock import Clock
 from gpuledger.runtime.retry import Backoff
 
 PODS_PATH: Final = "/api/v1/pods"
+# A pod that waits for the scheduler uses nothing. The server leaves those pods out, and sends a pod
+# as ADDED when it is bound to its node.
 _WITH_A_NODE: Final = {"fieldSelector": "spec.nodeName!="}
+_INITIAL_EVENTS: Final = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+_MAX_UNENDED: Final = 2
+# How servers and proxies refuse a parameter that they do not know.
+_UNSUPPORTED: Final = frozenset(
+    {
+        HTTPStatus.BAD_REQUEST,
+        HTTPStatus.METHOD_NOT_ALLOWED,
+        HTTPStatus.NOT_ACCEPTABLE,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        HTTPStatus.NOT_IMPLEMENTED,
+    }
+)
 _MIN_LIFE_SECONDS: Final = 1.0
 _MAX_RETRY_AFTER_SECONDS: Final = 300.0
 _NS: Final = 1_000_000_000
 # A page of 500 usual pods is 4 MB; tenants may make pods of 1.5 MB each.
 MAX_PAGE_BYTES: Final = 32 * 2**20
-_SMALLER: Final = 4
-
+_PAGE_SHRINK_FACTOR: Final = 4
 _decode_page: Final = msgspec.json.Decoder(PodPage).decode
+_log = structlog.get_logger(__name__)
+
+
+class NoEndMarkError(KubernetesError):
+    """A list as a watch went on, or ended, without the bookmark that ends it."""
+
+
+class WatchLists:
+    """Whether the pods are listed as a watch, by what the server did with that until now. Pure.
+
+    A list as a watch costs the server less and comes one pod at a time. Servers before
+    Kubernetes 1.34 refuse it unless configured otherwise, and a proxy in between may not bear it.
+    """
+
+    def __init__(self, *, wanted: bool) -> None:
+        self._wanted = wanted
+        self._unended = 0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether to query the next list as a watch: not after two in a row broke off."""
+        return self._wanted and self._unended < _MAX_UNENDED
+
+    def begin(self) -> None:
+        """Record that the server has agreed to one."""
+        self._unended += 1
+
+    def end(self) -> None:
+        """Record that every pod came."""
+        self._unended = 0
+
+    def refused(self, error: KubernetesError) -> bool:
+        """Return whether the server will not do this, so that pages are to be read at once.
+
+        For ever, but where a permission is missing, which may be granted.
+        """
+        if isinstance(error, NoEndMarkError) or error.status in _UNSUPPORTED:
+            self._wanted = False
+            _log.info("watch_list_refused", error=str(error))
+            return True
+        return error.status == HTTPStatus.FORBIDDEN
 
 
 class Reflector:
@@ -76,7 +146,7 @@ class Reflector:
 
     @property
     def version(self) -> str | None:
-        """From where the next watch goes on; `None` where only a list can tell."""
+        """From where the next watch goes on; `None` where a list is needed first."""
         return self._version
 
     async def forever(self) -> AsyncGenerator[Step]:
@@ -97,33 +167,30 @@ class Reflector:
         except KubernetesError as caught:
             error = caught
         if error is not None:
-            yield self._interrupted(error)
+            if error.expired:
+                self._version = None
+            pod_metrics.INTERRUPTIONS.labels(status=str(error.status or "none")).inc()
+            yield Interrupted(error)
         await self._clock.sleep(self._pause_seconds(error))
-
-    def _interrupted(self, error: KubernetesError) -> Interrupted:
-        if error.expired:
-            self._version = None
-        metrics.INTERRUPTIONS.labels(status=str(error.status or "none")).inc()
-        return Interrupted(error)
 
     def _pause_seconds(self, error: KubernetesError | None) -> float:
         """Return the pause after a connection.
 
-        One that lived longer than the last pause has earned a fresh start, so that neither a server
-        that closes at once nor one that always dies after a while is asked too often or too seldom.
+        After one that lasted longer than the last pause the backoff begins anew: a server that
+        closes at once does not get requests too often, nor one that ends after a while too seldom.
         """
-        if self._life_seconds() >= max(self._last_pause_seconds, _MIN_LIFE_SECONDS):
+        began_ns = self._watching_since_ns
+        life_ns = 0 if began_ns is None else self._clock.monotonic_ns() - began_ns
+        if life_ns / _NS >= max(self._last_pause_seconds, _MIN_LIFE_SECONDS):
             self._backoff.reset()
             self._last_pause_seconds = 0.0
             if error is None:
+                # The usual end: the server closes a watch when the time that it was given is over.
                 return 0.0
+        # Bounded: a server that sends 86400 would be without podwatch for a day.
         asked = min((error and error.retry_after_seconds) or 0.0, _MAX_RETRY_AFTER_SECONDS)
         self._last_pause_seconds = max(self._backoff.next_seconds(), asked)
         return self._last_pause_seconds
-
-    def _life_seconds(self) -> float:
-        began = self._watching_since_ns
-        return 0.0 if began is None else (self._clock.monotonic_ns() - began) / _NS
 
     async def _list_then_watch(self) -> AsyncGenerator[Step]:
         """Yield all pods if need be, in one request with the watch or in pages before it."""
@@ -133,6 +200,7 @@ class Reflector:
                     async for step in steps:
                         yield step
             except KubernetesError as error:
+                # With a version the list was complete: it is the watch behind it that failed.
                 if self.version is not None or not self._watch_lists.refused(error):
                     raise
             else:
@@ -145,9 +213,9 @@ class Reflector:
     async def _list(self) -> AsyncGenerator[Step]:
         """Yield every pod, page by page; all pages are of one version.
 
-        Where a page is larger than may be held, smaller ones are asked for from there on.
+        Where a page is larger than may be held, smaller ones are read from there on.
         """
-        metrics.RELISTS.inc()
+        pod_metrics.RELISTS.inc()
         yield Phase.LISTING
         token: str | None = ""
         page: PodPage | None = None
@@ -158,16 +226,20 @@ class Reflector:
             except AnswerTooLargeError:
                 if limit == 1:
                     raise
-                limit = max(1, limit // _SMALLER)
+                # The token names the next pod and no size, so it is good for a smaller page.
+                limit = max(1, limit // _PAGE_SHRINK_FACTOR)
                 continue
             for raw in page.items or ():
                 if step := self._events.item(raw):
                     yield step
             token = page.metadata.continue_token or None
+        # Only now: a watch from a list that broke off would miss the pods of the pages not read.
         self._version = page.metadata.resource_version if page else None
         yield Phase.LISTED
 
     async def _page(self, token: str, *, limit: int) -> PodPage:
+        # Without `resourceVersion` the list is as new as etcd. From the cache of a server that is
+        # behind, pods that are gone would be published anew.
         query = {**_WITH_A_NODE, "limit": str(limit)}
         if token:
             query["continue"] = token
@@ -182,7 +254,7 @@ class Reflector:
             raise KubernetesError(f"the API server sent no list of pods: {error}") from error
 
     async def _stream(self, *, lists: bool = False) -> AsyncGenerator[Step]:
-        """Yield what one watch request tells, all pods first if so asked, until it is closed."""
+        """Yield the steps of one watch request, with `lists` all pods first, until it is closed."""
         async with self._lines(lists=lists) as lines:
             if lists:
                 async with aclosing(self._initial(lines)) as steps:
@@ -193,10 +265,13 @@ class Reflector:
             try:
                 async for line in lines:
                     match found := self._events.read(line):
+                        # The version is taken before the step is yielded, so that the caller reads
+                        # at `version` how far it is with this step.
                         case Upserted() | Deleted():
                             self._version = found.pod.resource_version or self._version
                             yield found
                         case Skipped(version=version):
+                            # Its version too: the next watch would otherwise begin before it.
                             self._version = version or self._version
                             yield found
                         case Bookmark() | Passed():
@@ -211,13 +286,14 @@ class Reflector:
                 return
 
     async def _initial(self, lines: AsyncGenerator[bytes]) -> AsyncGenerator[Step]:
-        """Yield every pod; only when the server says that these were all is a version reached."""
+        """Yield every pod; only the bookmark that ends the list is a version reached."""
         self._watch_lists.begin()
-        metrics.RELISTS.inc()
+        pod_metrics.RELISTS.inc()
         yield Phase.LISTING
         async for line in lines:
             match found := self._events.read(line):
                 case Upserted() | Deleted() | Skipped():
+                    # Without its version: these pods come in no order of versions.
                     yield found
                 case Bookmark(version, ends_list=True):
                     self._watch_lists.end()
@@ -225,6 +301,8 @@ class Reflector:
                     yield Phase.LISTED
                     return
                 case Bookmark():
+                    # A server that knows bookmarks and not `sendInitialEvents` ignores the latter,
+                    # and goes on for ever without an end mark.
                     break
                 case Passed() | None:
                     pass
@@ -232,23 +310,26 @@ class Reflector:
 
     @asynccontextmanager
     async def _lines(self, *, lists: bool) -> AsyncIterator[AsyncGenerator[bytes]]:
+        """Open a watch, and yield its lines."""
+        # By chance up to twice as long, as for other clients: those that began together after a
+        # restart of the server do not all come back together.
         server_seconds = round(self._settings.watch_timeout_seconds * (1 + self._chance()))
+        query = {
+            **_WITH_A_NODE,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            **(_INITIAL_EVENTS if lists else {"resourceVersion": self._version or ""}),
+            # 0 would be no limit, that is the server's own.
+            "timeoutSeconds": str(max(1, server_seconds)),
+        }
         async with (
             self._api.get(
                 PODS_PATH,
-                query=self._watch_query(server_seconds, lists=lists),
+                query=query,
                 idle_timeout_seconds=self._settings.idle_timeout_seconds,
+                # The server ends it; this is for one that does not.
                 total_seconds=server_seconds + self._settings.idle_timeout_seconds,
             ) as answer,
             aclosing(split_lines(answer.chunks())) as lines,
         ):
             yield lines
-
-    def _watch_query(self, server_seconds: int, *, lists: bool) -> Mapping[str, str]:
-        return {
-            **_WITH_A_NODE,
-            "watch": "true",
-            "allowWatchBookmarks": "true",
-            **(INITIAL_EVENTS if lists else {"resourceVersion": self._version or ""}),
-            "timeoutSeconds": str(max(1, server_seconds)),
-        }

@@ -1,11 +1,12 @@
 """The pods as last seen, and which of them Kafka does not know yet. Pure: no clock, no waiting.
 
 Memory is bounded by the pods of the cluster and the deleted ones that wait for their tombstone;
-while Kafka is away, a pod's newer state takes the place of its older one.
+while Kafka is away, a pod's newer state replaces its older one.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain, islice
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
@@ -26,7 +27,11 @@ class PendingMessage(NamedTuple):
 
 
 class PodTable:
-    """Takes what the reflector saw, gives what is to be published."""
+    """Records what the reflector observed, and holds what is to be published.
+
+    A pod is in one of three maps: alive, deleted until its tombstone is due, or a tombstone until
+    Kafka has that. Which of them Kafka does not have yet stands beside, in the order of change.
+    """
 
     def __init__(self, *, tombstone_after_seconds: float, max_tombstones: int) -> None:
         self._tombstone_after_ns = round(tombstone_after_seconds * _NS)
@@ -46,15 +51,19 @@ class PodTable:
         return len(self._unpublished)
 
     def restore(self, pods: Iterable[PodRecord]) -> None:
-        """Take what Kafka knows from before, into an empty table: nothing of it is due."""
+        """Begin with what Kafka has from before: nothing of it is due. The table is empty before.
+
+        Those alive may be gone from the API server meanwhile: the first list finds that.
+        """
         deleted = []
         for pod in pods:
             if pod.deleted_time_ns is None:
                 self._alive[pod.uid] = pod
             else:
-                deleted.append(pod)
-        deleted.sort(key=_deletion)
-        self._deleted = {pod.uid: pod for pod in deleted}
+                deleted.append((pod.deleted_time_ns, pod))
+        # The topic has them by key; `expire` goes by the order of their deletion.
+        deleted.sort(key=itemgetter(0))
+        self._deleted = {pod.uid: pod for _, pod in deleted}
 
     def repeat(self, uids: Iterable[str], *, time_ns: int) -> None:
         """Have what was restored published again: something older stands behind it."""
@@ -65,15 +74,20 @@ class PodTable:
         for uid in chain(self._deleted, self._alive):
             self._unpublished.setdefault(uid, time_ns)
 
-    def see(self, pod: PodRecord, *, time_ns: int) -> None:
-        """Take a pod's state; one that only differs in its version is the same."""
+    def upsert(self, pod: PodRecord, *, time_ns: int) -> None:
+        """Record a pod's state; one that only differs in its version is the same.
+
+        Most changes of a pod are none of its record: conditions, annotations, managed fields.
+        """
         if self._listed is not None:
             self._listed.add(pod.uid)
         known = self._alive.get(pod.uid)
         if known is None or replace(pod, resource_version=known.resource_version) != known:
-            dead = self._deleted.pop(pod.uid, None)
-            if dead and is_older(pod, than=dead):
-                pod = replace(pod, resource_version=dead.resource_version)
+            deleted = self._deleted.pop(pod.uid, None)
+            if deleted and is_older(pod, than=deleted):
+                # It was deleted as of a list's version, above its own. A reader would take it for
+                # older than its deletion, and stay with that.
+                pod = replace(pod, resource_version=deleted.resource_version)
             self._tombstones.pop(pod.uid, None)
             self._alive[pod.uid] = pod
             self._unpublished[pod.uid] = time_ns
@@ -120,47 +134,42 @@ class PodTable:
     def expire(self, *, time_ns: int) -> int:
         """Make tombstones of the deleted pods whose time is over; return how many came early."""
         early = max(0, len(self._deleted) - self._max_tombstones)
-        for uid in [*islice(self._deleted, early), *self._due(time_ns)]:
-            if pod := self._deleted.pop(uid, None):
-                self._tombstones[uid] = pod.node
+        due = list(islice(self._deleted, early))
+        for uid, pod in self._deleted.items():
+            if (pod.deleted_time_ns or 0) + self._tombstone_after_ns > time_ns:
+                break
+            # Readers must have the deletion before the tombstone, which says nothing of the pod.
+            if uid not in self._unpublished:
+                due.append(uid)
+        for uid in due:
+            # One of the first may be due by its time as well.
+            if deleted := self._deleted.pop(uid, None):
+                self._tombstones[uid] = deleted.node
                 self._unpublished[uid] = time_ns
         return early
 
-    def _due(self, time_ns: int) -> Iterator[str]:
-        """Yield the deleted pods that are due, the oldest first; the deletion goes before."""
-        for uid, pod in self._deleted.items():
-            if _deletion(pod) + self._tombstone_after_ns > time_ns:
-                return
-            if uid not in self._unpublished:
-                yield uid
-
     def batch(self, maximum: int) -> list[PendingMessage]:
         """Return what is to be published, oldest first; it stays due until acknowledged."""
-        return [
-            self._pending(uid, time_ns)
-            for uid, time_ns in islice(self._unpublished.items(), maximum)
-        ]
-
-    def _pending(self, uid: str, time_ns: int) -> PendingMessage:
-        pod = self._state(uid)
-        node = pod.node if pod else self._tombstones[uid]
-        return PendingMessage(uid=uid, node=node, pod=pod, seen_time_ns=time_ns)
-
-    def _state(self, uid: str) -> PodRecord | None:
-        return self._alive.get(uid) or self._deleted.get(uid)
+        batch = []
+        for uid, time_ns in islice(self._unpublished.items(), maximum):
+            pod = self._state(uid)
+            # A tombstone goes to the partition of the node, behind the records that it ends.
+            node = pod.node if pod else self._tombstones[uid]
+            batch.append(PendingMessage(uid=uid, node=node, pod=pod, seen_time_ns=time_ns))
+        return batch
 
     def acknowledge(self, batch: Iterable[PendingMessage]) -> None:
         """Record that these were published; what changed meanwhile stays due."""
-        for one in batch:
-            if self._state(one.uid) is not one.pod:
+        for message in batch:
+            # The same object and not an equal one: a state that came back is published again.
+            if self._state(message.uid) is not message.pod:
                 continue
-            self._unpublished.pop(one.uid, None)
-            if one.pod is None:
-                self._tombstones.pop(one.uid, None)
+            self._unpublished.pop(message.uid, None)
+            if message.pod is None:
+                self._tombstones.pop(message.uid, None)
         if not self._unpublished:
             # Empty, it would still hold the room that the first list took: 5 MB for 100,000 pods.
             self._unpublished.clear()
 
-
-def _deletion(pod: PodRecord) -> int:
-    return pod.deleted_time_ns or 0
+    def _state(self, uid: str) -> PodRecord | None:
+        return self._alive.get(uid) or self._deleted.get(uid)

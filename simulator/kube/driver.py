@@ -1,8 +1,8 @@
 """Drives a real API server with the scenario's pods, as their kubelets and controllers would.
 
-Here live the requests to it. When which one is due is `player`'s business. A real API server gives
-the pods their UIDs; they are written into a file for the simulated nodes, whose cgroup paths need
-them.
+Here live the requests to it. When which one is due is `pod_driver`'s business. A real API server
+gives the pods their UIDs; they are written into a file for the simulated nodes, whose cgroup paths
+need them.
 """
 
 import json
@@ -18,7 +18,7 @@ from kubernetes_asyncio.client import ApiClient, ApiException
 from gpuledger.errors import UnavailableError, UserError
 from simulator.identities import write_uids
 from simulator.kube.objects import Json, node_object
-from simulator.kube.pod_driver import Player
+from simulator.kube.pod_driver import PodDriver
 from simulator.simulation import Simulation
 
 _TIMEOUT_SECONDS: Final = 10.0
@@ -35,11 +35,11 @@ async def drive(simulation: Simulation, *, kubeconfig: Path, uids: Path | None =
     async with _connect(kubeconfig) as client:
         cluster = RemoteCluster(simulation, client, uids=uids)
         await cluster.prepare()
-        await Player(simulation, cluster).play()
+        await PodDriver(simulation, cluster).play()
 
 
 class RemoteCluster:
-    """A real API server as a place where pods are written."""
+    """A real API server, into which pods are written."""
 
     def __init__(self, simulation: Simulation, client: ApiClient, *, uids: Path | None) -> None:
         self._simulation = simulation
@@ -54,15 +54,17 @@ class RemoteCluster:
             item = node_object(self._simulation, node)
             await self._create("/api/v1/nodes", item)
         for name in sorted({pod.namespace for pod in scenario.pods}):
-            await self._create("/api/v1/namespaces", _namespace(name))
+            item = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+            await self._create("/api/v1/namespaces", item)
         self._publish_uids()
 
     async def create_pod(self, pod_key: str, item: Json) -> None:
         """Create a pod in place of one that an earlier run left, and publish its UID."""
-        path = f"/api/v1/namespaces/{item['metadata']['namespace']}/pods"
+        namespace, name = item["metadata"]["namespace"], item["metadata"]["name"]
+        path = f"/api/v1/namespaces/{namespace}/pods"
         created = await self._create(path, item)
         if created is None:
-            await self._delete(f"{path}/{item['metadata']['name']}", grace_seconds=0)
+            await self.delete_pod(namespace, name, grace_seconds=0)
             created = await self._create(path, item)
         if created is None:
             raise UnavailableError(f"pod {pod_key} is there already and does not go away")
@@ -72,24 +74,24 @@ class RemoteCluster:
     async def patch_pod_status(self, namespace: str, name: str, status: Json) -> None:
         """Write a pod's status as its kubelet would."""
         path = f"/api/v1/namespaces/{namespace}/pods/{name}/status"
+        # Strategic: containers' states are merged by name, where JSON's merge replaces the list.
         kind = "application/strategic-merge-patch+json"
         await self._request("PATCH", path, {"status": status}, content_type=kind)
 
     async def delete_pod(self, namespace: str, name: str, *, grace_seconds: int) -> None:
         """Delete a pod, or begin its grace period."""
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
-        await self._delete(path, grace_seconds=grace_seconds)
-
-    async def _delete(self, path: str, *, grace_seconds: int) -> None:
         try:
             await self._request("DELETE", path, {"gracePeriodSeconds": grace_seconds})
         except ApiException as error:
+            # Somebody was faster, as a garbage collector may be.
             if error.status != _NOT_FOUND:
                 raise
 
     async def _create(self, path: str, item: Json) -> Any:  # noqa: ANN401  # any JSON
         """Create an object; None where its name is taken."""
         metadata = item["metadata"]
+        # A real server refuses a `resourceVersion` in what is created, and overwrites the others.
         own = {name: value for name, value in metadata.items() if name not in _OF_THE_SERVER}
         try:
             return await self._request("POST", path, {**item, "metadata": own})
@@ -103,14 +105,14 @@ class RemoteCluster:
     ) -> Any:  # noqa: ANN401  # any JSON
         headers = {"Content-Type": content_type, "Accept": "application/json"}
         await self._client.update_params_for_auth(headers, [], ["BearerToken"])
-        answer = await self._client.rest_client.request(
+        response = await self._client.rest_client.request(
             method,
             f"{self._client.configuration.host}{path}",
             headers=headers,
             body=body,
             _request_timeout=_TIMEOUT_SECONDS,
         )
-        return json.loads(answer.data)
+        return json.loads(response.data)
 
     def _publish_uids(self) -> None:
         if self._uids_file:
@@ -126,14 +128,10 @@ async def _connect(kubeconfig: Path) -> AsyncIterator[ApiClient]:
     try:
         yield client
     except ApiException as error:
-        said = " ".join(str(error.body or error.reason).split())
-        raise UnavailableError(f"the API server answered {error.status}: {said}") from error
+        message = " ".join(str(error.body or error.reason).split())
+        raise UnavailableError(f"the API server answered {error.status}: {message}") from error
     except (aiohttp.ClientError, TimeoutError) as error:
         host = client.configuration.host
         raise UnavailableError(f"the API server {host} does not answer: {error}") from error
     finally:
         await client.close()
-
-
-def _namespace(name: str) -> Json:
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}

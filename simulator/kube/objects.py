@@ -1,18 +1,85 @@
-"""The scenario's nodes, pods and their owners as Kubernetes objects.
+"""The scenario's nodes, pods and their owners as Kubernetes objects, and when pods change.
 
-Here lives the form of the objects. Versions, and UIDs where a real API server gives them, are the
-server's business.
+Here live the order of a pod's steps, in nanoseconds since the scenario's start, and the form of the
+objects. Who writes them is `pod_driver`'s business; versions, and UIDs where a real API server
+gives them, are the server's.
 """
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any, Final
 
 from simulator import identities
 from simulator.device import gpu_groups
-from simulator.kube.lifecycle import PodStep
+from simulator.kernels import NEVER_NS
 from simulator.plan import PlannedPod
 from simulator.scenario.schema import Controller, Node, Owner, ScenarioContainer, ScenarioPod
 from simulator.simulation import Simulation
+
+_MS: Final = 1_000_000
+# A scenario's start of a pod is that of its containers; the API server has it earlier.
+CREATED_BEFORE_NS: Final = 1500 * _MS
+# Those of second 0 are created all at once, for which a busy API server takes its time.
+FIRST_CREATED_BEFORE_NS: Final = 6000 * _MS
+TERMINATING_NS: Final = 500 * _MS
+FINISHED_STAYS_NS: Final = 3000 * _MS
+RUNS_TO_AN_END: Final = ("Job", "CronJob", "PyTorchJob", "RayJob", "Workflow")
+
+
+class PodStep(StrEnum):
+    """A step in a pod's life that the API server sees."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    FINISHED = "finished"
+    TERMINATING = "terminating"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodEvent:
+    """A step of one pod."""
+
+    at_ns: int
+    """When, in nanoseconds since the scenario's start."""
+    pod: PlannedPod
+    """Whose."""
+    step: PodStep
+    """What."""
+
+
+def pod_events(pods: list[PlannedPod]) -> list[PodEvent]:
+    """Return the steps of all pods that the API server knows, in order of time."""
+    names: dict[tuple[str, str], list[PlannedPod]] = {}
+    for pod in sorted(pods, key=lambda pod: pod.start_ns):
+        if pod.spec.in_api:
+            names.setdefault((pod.spec.namespace, pod.spec.name), []).append(pod)
+    events = [event for same_name in names.values() for event in _one_after_another(same_name)]
+    return sorted(events, key=lambda event: event.at_ns)
+
+
+def _one_after_another(pods: list[PlannedPod]) -> list[PodEvent]:
+    """Return the steps of pods of one name: each is deleted before the next one is created."""
+    events: list[PodEvent] = []
+    followers = [pod.start_ns for pod in pods[1:]] + [NEVER_NS]
+    free_from_ns = -FIRST_CREATED_BEFORE_NS
+    for pod, next_start_ns in zip(pods, followers, strict=True):
+        before_ns = CREATED_BEFORE_NS if pod.start_ns else FIRST_CREATED_BEFORE_NS
+        created_ns = max(pod.start_ns - before_ns, free_from_ns)
+        steps = [(created_ns, PodStep.CREATED), (pod.start_ns, PodStep.RUNNING)]
+        if pod.end_ns != NEVER_NS:
+            # A pod that runs to an end is kept as finished; one of a controller that keeps it
+            # running ends by being deleted.
+            if pod.spec.owner is None or pod.spec.owner.kind in RUNS_TO_AN_END:
+                step, stays_ns = PodStep.FINISHED, FINISHED_STAYS_NS
+            else:
+                step, stays_ns = PodStep.TERMINATING, TERMINATING_NS
+            free_from_ns = min(pod.end_ns + stays_ns, next_start_ns)
+            steps += [(pod.end_ns, step), (free_from_ns, PodStep.DELETED)]
+        events += [PodEvent(at_ns=at_ns, pod=pod, step=step) for at_ns, step in steps]
+    return events
+
 
 Json = dict[str, Any]
 
@@ -28,6 +95,14 @@ _API_VERSIONS: Final = {
     "RayCluster": "ray.io/v1",
     "RayJob": "ray.io/v1",
     "Workflow": "argoproj.io/v1alpha1",
+}
+
+
+_PLURALS: Final = {"ReplicaSet": "replicasets", "Job": "jobs"}
+_QOS_CLASSES: Final = {
+    "guaranteed": "Guaranteed",
+    "burstable": "Burstable",
+    "besteffort": "BestEffort",
 }
 
 
@@ -63,14 +138,31 @@ def pod_object(simulation: Simulation, pod: PlannedPod, *, created_ns: int) -> J
     """Return a pod as it is created: bound to its node, its containers not yet started."""
     spec = pod.spec
     controller = _controller(spec)
+    controller_labels = {}
+    if controller and controller.kind == "ReplicaSet":
+        controller_labels = {"pod-template-hash": controller.name.rpartition("-")[2]}
+    elif controller and controller.kind == "Job":
+        # Under both names: the second one is of Kubernetes 1.27, and the first one stayed.
+        names = ("job-name", "batch.kubernetes.io/job-name")
+        controller_labels = dict.fromkeys(names, controller.name)
+    label_fields: Json = {f"f:{name}": {} for name in spec.labels}
     metadata: Json = {
         "name": spec.name,
         "namespace": spec.namespace,
         "uid": simulation.uid(pod),
         "creationTimestamp": kube_time(simulation.epoch_ns + created_ns),
-        "labels": {**_controller_labels(controller), **spec.labels},
+        "labels": {**controller_labels, **spec.labels},
         "annotations": spec.annotations,
-        "managedFields": _managed_fields(spec),
+        # Of its writers; here as bytes that a reader has to skip.
+        "managedFields": [
+            {
+                "manager": "kube-controller-manager",
+                "operation": "Update",
+                "apiVersion": "v1",
+                "fieldsType": "FieldsV1",
+                "fieldsV1": {"f:metadata": {"f:labels": {".": {}, **label_fields}}},
+            }
+        ],
     }
     if controller:
         metadata["ownerReferences"] = [owner_reference(simulation, spec.namespace, controller)]
@@ -102,7 +194,17 @@ def pod_status(simulation: Simulation, pod: PlannedPod, step: PodStep) -> Json:
         "startTime": started,
         "conditions": [{"type": "Ready", "status": "False" if finished else "True"}],
         "containerStatuses": [
-            _container_status(container, pod, state) for container in pod.spec.containers
+            {
+                "name": container.name,
+                "image": container.image,
+                "imageID": f"{container.image.partition(':')[0]}@sha256:{'0' * 64}",
+                "containerID": f"containerd://{pod.container_ids[container.name]}",
+                "ready": not finished,
+                "started": not finished,
+                "restartCount": 0,
+                "state": state,
+            }
+            for container in pod.spec.containers
         ],
     }
 
@@ -111,19 +213,28 @@ def owner_objects(simulation: Simulation) -> list[tuple[str, Json]]:
     """Return the controllers between pods and workloads, each with its plural name."""
     objects = []
     for pod in simulation.pods:
-        controller = _controller(pod.spec)
-        if controller and controller.kind in _PLURALS:
-            plural = _PLURALS[controller.kind]
-            objects.append((plural, _controller_object(simulation, pod.spec, controller)))
+        spec = pod.spec
+        controller = _controller(spec)
+        # Others are custom resources, which this API server does not have.
+        if not controller or controller.kind not in _PLURALS:
+            continue
+        reference = owner_reference(simulation, spec.namespace, controller)
+        metadata: Json = {
+            "name": controller.name,
+            "namespace": spec.namespace,
+            "uid": reference["uid"],
+            "creationTimestamp": kube_time(simulation.epoch_ns),
+        }
+        if spec.owner and spec.owner.name != controller.name:
+            metadata["ownerReferences"] = [owner_reference(simulation, spec.namespace, spec.owner)]
+        item = {
+            "apiVersion": reference["apiVersion"],
+            "kind": controller.kind,
+            "metadata": metadata,
+            "spec": {},
+        }
+        objects.append((_PLURALS[controller.kind], item))
     return objects
-
-
-_PLURALS: Final = {"ReplicaSet": "replicasets", "Job": "jobs"}
-_QOS_CLASSES: Final = {
-    "guaranteed": "Guaranteed",
-    "burstable": "Burstable",
-    "besteffort": "BestEffort",
-}
 
 
 def owner_reference(simulation: Simulation, namespace: str, owner: Controller | Owner) -> Json:
@@ -150,33 +261,8 @@ def _controller(pod: ScenarioPod) -> Controller | None:
     return Controller(kind=pod.owner.kind, name=pod.owner.name)
 
 
-def _controller_labels(controller: Controller | None) -> dict[str, str]:
-    if controller and controller.kind == "ReplicaSet":
-        return {"pod-template-hash": controller.name.rpartition("-")[2]}
-    if controller and controller.kind == "Job":
-        return {"job-name": controller.name, "batch.kubernetes.io/job-name": controller.name}
-    return {}
-
-
-def _controller_object(simulation: Simulation, pod: ScenarioPod, controller: Controller) -> Json:
-    reference = owner_reference(simulation, pod.namespace, controller)
-    metadata: Json = {
-        "name": controller.name,
-        "namespace": pod.namespace,
-        "uid": reference["uid"],
-        "creationTimestamp": kube_time(simulation.epoch_ns),
-    }
-    if pod.owner and pod.owner.name != controller.name:
-        metadata["ownerReferences"] = [owner_reference(simulation, pod.namespace, pod.owner)]
-    return {
-        "apiVersion": reference["apiVersion"],
-        "kind": controller.kind,
-        "metadata": metadata,
-        "spec": {},
-    }
-
-
 def _container(container: ScenarioContainer, pod: ScenarioPod) -> Json:
+    # As many as it uses: a device plug-in counts GPUs, and the scheduler believes it.
     gpus = {index for process in container.processes for index in process.gpus}
     resources: Json = {"limits": {"nvidia.com/gpu": str(len(gpus))}} if gpus else {}
     if pod.qos != "besteffort":
@@ -187,30 +273,3 @@ def _container(container: ScenarioContainer, pod: ScenarioPod) -> Json:
         "command": [word for process in container.processes for word in process.command.split()],
         "resources": resources,
     }
-
-
-def _container_status(container: ScenarioContainer, pod: PlannedPod, state: Json) -> Json:
-    return {
-        "name": container.name,
-        "image": container.image,
-        "imageID": f"{container.image.partition(':')[0]}@sha256:{'0' * 64}",
-        "containerID": f"containerd://{pod.container_ids[container.name]}",
-        "ready": "running" in state,
-        "started": "running" in state,
-        "restartCount": 0,
-        "state": state,
-    }
-
-
-def _managed_fields(pod: ScenarioPod) -> list[Json]:
-    """Return what a real object carries of its writers: bytes that a reader has to skip."""
-    labels: Json = {f"f:{name}": {} for name in pod.labels}
-    return [
-        {
-            "manager": "kube-controller-manager",
-            "operation": "Update",
-            "apiVersion": "v1",
-            "fieldsType": "FieldsV1",
-            "fieldsV1": {"f:metadata": {"f:labels": {".": {}, **labels}}},
-        }
-    ]

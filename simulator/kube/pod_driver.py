@@ -1,7 +1,7 @@
 """Plays the scenario's pods into a cluster, step by step as time goes on.
 
 Here lives the way from a step to a write. The cluster is the simulator's own API server or, through
-`drive`, a real one: both are told the same.
+`driver`, a real one: both get the same writes.
 """
 
 from pathlib import Path
@@ -10,8 +10,7 @@ from typing import Protocol
 import structlog
 import yaml
 
-from simulator.kube.lifecycle import PodEvent, PodStep, pod_events
-from simulator.kube.objects import Json, pod_object, pod_status
+from simulator.kube.objects import Json, PodStep, pod_events, pod_object, pod_status
 from simulator.simulation import Simulation
 
 _NS = 1_000_000_000
@@ -31,7 +30,7 @@ class Cluster(Protocol):
         """Delete a pod, or mark it as terminating where the grace period is not zero."""
 
 
-class Player:
+class PodDriver:
     """The steps that are still to come."""
 
     def __init__(self, simulation: Simulation, cluster: Cluster) -> None:
@@ -51,7 +50,18 @@ class Player:
         """Take the steps whose time has come."""
         while self._next < len(self._events) and self._wait_seconds() <= 0:
             event = self._events[self._next]
-            await self._take(event)
+            pod, spec = event.pod, event.pod.spec
+            match event.step:
+                case PodStep.CREATED:
+                    item = pod_object(self._simulation, pod, created_ns=event.at_ns)
+                    await self._cluster.create_pod(pod.key, item)
+                case PodStep.RUNNING | PodStep.FINISHED:
+                    status = pod_status(self._simulation, pod, event.step)
+                    await self._cluster.patch_pod_status(spec.namespace, spec.name, status)
+                case PodStep.TERMINATING:
+                    await self._cluster.delete_pod(spec.namespace, spec.name, grace_seconds=30)
+                case PodStep.DELETED:
+                    await self._cluster.delete_pod(spec.namespace, spec.name, grace_seconds=0)
             self._next += 1
             _log.info("pod_step_played", pod=event.pod.key, step=event.step.value)
 
@@ -59,28 +69,9 @@ class Player:
         at_ns = self._simulation.epoch_ns + self._events[self._next].at_ns
         return (at_ns - self._simulation.clock.time_ns()) / _NS
 
-    async def _take(self, event: PodEvent) -> None:
-        pod, spec = event.pod, event.pod.spec
-        match event.step:
-            case PodStep.CREATED:
-                item = pod_object(self._simulation, pod, created_ns=event.at_ns)
-                await self._cluster.create_pod(pod.key, item)
-            case PodStep.RUNNING | PodStep.FINISHED:
-                status = pod_status(self._simulation, pod, event.step)
-                await self._cluster.patch_pod_status(spec.namespace, spec.name, status)
-            case PodStep.TERMINATING:
-                await self._cluster.delete_pod(spec.namespace, spec.name, grace_seconds=30)
-            case PodStep.DELETED:
-                await self._cluster.delete_pod(spec.namespace, spec.name, grace_seconds=0)
-
-
-# Writes the file by which a Kubernetes client finds the simulator's API server.
-#
-# Nothing else lives here.
-
 
 def write_kubeconfig(path: Path, url: str) -> None:
-    """Write a kubeconfig with one cluster, one context and a user without credentials."""
+    """Write a kubeconfig that names the simulator's API server and a user without credentials."""
     content = {
         "apiVersion": "v1",
         "kind": "Config",

@@ -1,20 +1,35 @@
 """The requests about one kind of object, from HTTP to the store and back.
 
-Here live parameters and bodies. Routes and sockets are `server`'s business.
+Here live parameters and bodies: selectors, lists with `limit`, `continue` and `resourceVersion`,
+and the lines of a watch. Routes and sockets are `server`'s business.
 """
 
+import asyncio
 import base64
 import binascii
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final
 
 import orjson
 from aiohttp import web
 
-from simulator.kube import failures
-from simulator.kube.store import Collection, Json, Key
-from simulator.kube.writes import create_object, delete_object, patch_object, patch_status
+from simulator.kube.objects import Json
+from simulator.kube.store import (
+    ApiError,
+    Collection,
+    Key,
+    StoredChange,
+    bad_request,
+    create_object,
+    delete_object,
+    expired,
+    invalid,
+    patch_object,
+    patch_status,
+    too_new,
+    unworded,
+)
 
 # Field and label selectors: which objects a list or a watch is about.
 #
@@ -44,10 +59,10 @@ def parse_selectors(*, fields: str, labels: str, namespace: str = "") -> Selecto
 def _field_test(term: str) -> Selector:
     match = _TERM.match(term)
     if not match:
-        raise failures.bad_request(f"invalid selector: '{term}'; can't understand '{term}'")
+        raise bad_request(f"invalid selector: '{term}'; can't understand '{term}'")
     name, operator, wanted = match.groups()
     if name not in _FIELDS:
-        raise failures.bad_request(f"field label not supported: {name}")
+        raise bad_request(f"field label not supported: {name}")
     read = _FIELDS[name]
     return lambda item: (read(item) == wanted) is (operator != "!=")
 
@@ -55,16 +70,16 @@ def _field_test(term: str) -> Selector:
 def _label_test(term: str) -> Selector:
     match = _TERM.match(term)
     if not match:
+        # Presence: `name`, or `!name`.
         name = term.strip()
-        if name.startswith("!"):
-            return lambda item: name[1:] not in _labels(item)
-        return lambda item: name in _labels(item)
+        absent = name.startswith("!")
+        name = name.removeprefix("!")
+        return lambda item: (name in (item["metadata"].get("labels") or {})) is not absent
     name, operator, wanted = match.groups()
-    return lambda item: (_labels(item).get(name) == wanted) is (operator != "!=")
-
-
-def _labels(item: Json) -> dict[str, str]:
-    return item["metadata"].get("labels") or {}
+    return lambda item: (
+        # As on a real server, `!=` is also true of an object without the label.
+        ((item["metadata"].get("labels") or {}).get(name) == wanted) is (operator != "!=")
+    )
 
 
 Stream = Callable[[web.Request, Collection, Selector], Awaitable[web.StreamResponse]]
@@ -127,9 +142,9 @@ async def _body(request: web.Request) -> Json:
     try:
         body = orjson.loads(await request.read())
     except ValueError as error:
-        raise failures.bad_request(f"the body is no JSON: {error}") from error
+        raise bad_request(f"the body is no JSON: {error}") from error
     if not isinstance(body, dict):
-        raise failures.bad_request("the body is no object")
+        raise bad_request("the body is no object")
     return body
 
 
@@ -138,19 +153,22 @@ def answer(item: Json, code: int = 200) -> web.Response:
     return web.Response(body=orjson.dumps(item), status=code, content_type="application/json")
 
 
-# Answers a list: whole or in pages, at a version that the asker may bound.
-#
-# Here live `limit`, `continue` and `resourceVersion` of lists. No sockets.
-
-
 def list_objects(collection: Collection, selector: Selector, query: Mapping[str, str]) -> Json:
     """Return a page of a list as the API server words it; raises ApiError."""
     token = query.get("continue", "")
     if token:
+        # All pages are of the version of the first, which was kept for them.
         version, start = _parse_token(token)
         items = collection.snapshot_at(version)
     else:
-        _check_version(collection, query)
+        asked = _number(query, "resourceVersion")
+        current = collection.versions.current
+        if asked > current:
+            raise too_new(asked, current)
+        if query.get("resourceVersionMatch") == "Exact" and asked != current:
+            if not collection.is_kept(asked):
+                raise expired("The resourceVersion for the provided list is too old.")
+            raise bad_request("this server lists only its newest version exactly")
         start = 0
         version, items = collection.snapshot()
     limit = _number(query, "limit")
@@ -160,43 +178,26 @@ def list_objects(collection: Collection, selector: Selector, query: Mapping[str,
     end = len(chosen) if unpaged else min(start + limit, len(chosen))
     metadata: Json = {"resourceVersion": str(version)}
     if end < len(chosen):
-        metadata["continue"] = _write_token(version, end)
+        following = {"v": "meta.k8s.io/v1", "rv": version, "start": end}
+        metadata["continue"] = base64.urlsafe_b64encode(orjson.dumps(following)).decode()
         metadata["remainingItemCount"] = len(chosen) - end
     return {
         "kind": f"{collection.kind}List",
         "apiVersion": collection.api_version,
         "metadata": metadata,
-        "items": [_without_type(item) for item in chosen[start:end]],
+        # The items of a typed list carry neither kind nor apiVersion.
+        "items": [
+            {name: value for name, value in item.items() if name not in ("kind", "apiVersion")}
+            for item in chosen[start:end]
+        ],
     }
-
-
-def _check_version(collection: Collection, query: Mapping[str, str]) -> None:
-    asked = _number(query, "resourceVersion")
-    current = collection.versions.current
-    if asked > current:
-        raise failures.too_new(asked, current)
-    exact = query.get("resourceVersionMatch") == "Exact"
-    if exact and asked != current and not collection.is_kept(asked):
-        raise failures.expired("The resourceVersion for the provided list is too old.")
-    if exact and asked != current:
-        raise failures.bad_request("this server lists only its newest version exactly")
-
-
-def _without_type(item: Json) -> Json:
-    """Drop kind and apiVersion: the items of a typed list carry none."""
-    return {name: value for name, value in item.items() if name not in ("kind", "apiVersion")}
 
 
 def _number(query: Mapping[str, str], name: str) -> int:
     text = query.get(name) or "0"
     if not text.isdigit():
-        raise failures.bad_request(f'invalid {name}: "{text}"')
+        raise bad_request(f'invalid {name}: "{text}"')
     return int(text)
-
-
-def _write_token(version: int, start: int) -> str:
-    token = {"v": "meta.k8s.io/v1", "rv": version, "start": start}
-    return base64.urlsafe_b64encode(orjson.dumps(token)).decode()
 
 
 def _parse_token(token: str) -> tuple[int, int]:
@@ -204,4 +205,113 @@ def _parse_token(token: str) -> tuple[int, int]:
         parsed: Any = orjson.loads(base64.urlsafe_b64decode(token))
         return int(parsed["rv"]), int(parsed["start"])
     except (binascii.Error, ValueError, KeyError, TypeError) as error:
-        raise failures.bad_request("continue key is not valid") from error
+        raise bad_request("continue key is not valid") from error
+
+
+DEFAULT_TIMEOUT_SECONDS: Final = 1800.0
+_INITIAL_END: Final = {"k8s.io/initial-events-end": "true"}
+
+
+class ApiWatch:
+    """One watch of a collection, and the version that it has reached."""
+
+    def __init__(
+        self,
+        collection: Collection,
+        selector: Selector,
+        query: Mapping[str, str],
+        *,
+        bookmark_seconds: float,
+    ) -> None:
+        self._collection = collection
+        self._selector = selector
+        self._bookmarks = query.get("allowWatchBookmarks") in ("true", "1")
+        self._bookmark_seconds = bookmark_seconds
+        self._timeout_seconds = float(query.get("timeoutSeconds") or DEFAULT_TIMEOUT_SECONDS)
+        self._wants_initial = query.get("sendInitialEvents") == "true"
+        if self._wants_initial and query.get("resourceVersionMatch") != "NotOlderThan":
+            raise invalid(
+                "resourceVersionMatch: Forbidden: sendInitialEvents requires setting "
+                "resourceVersionMatch to NotOlderThan"
+            )
+        asked = query.get("resourceVersion") or "0"
+        if not asked.isdigit():
+            raise unworded(f'parsing resource version "{asked}": invalid syntax')
+        self._version = int(asked)
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        """Yield the lines of the answer until its time is over or its version is forgotten."""
+        try:
+            for line in self._initial():
+                yield line
+            async for line in self._following():
+                yield line
+        except ApiError as error:
+            yield _line("ERROR", error.status)
+
+    def _initial(self) -> Iterator[bytes]:
+        """Yield every object as ADDED, without a version or with `sendInitialEvents`."""
+        if self._version and not self._wants_initial:
+            return
+        current = self._collection.versions.current
+        if self._version > current:
+            raise too_new(self._version, current)
+        for item in self._collection.items():
+            if self._selector(item):
+                yield _line("ADDED", item)
+        self._version = current
+        if self._wants_initial and self._bookmarks:
+            yield self._bookmark(annotations=_INITIAL_END)
+
+    async def _following(self) -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._timeout_seconds
+        bookmark_at = loop.time() + self._bookmark_seconds
+        while loop.time() < end:
+            # Before the changes are read, so that a write between the two is not missed.
+            ticket = self._collection.versions.ticket()
+            for change in self._collection.changes_after(self._version):
+                self._version = change.version
+                if line := self._event(change):
+                    yield line
+            if self._bookmarks and loop.time() >= bookmark_at:
+                # The server's and not the last change's: a bookmark keeps a watch young on whose
+                # objects nothing happens.
+                self._version = max(self._version, self._collection.versions.current)
+                yield self._bookmark()
+                bookmark_at = loop.time() + self._bookmark_seconds
+            await self._collection.versions.wait(ticket, min(end, bookmark_at) - loop.time())
+
+    def _event(self, change: StoredChange) -> bytes | None:
+        """Return the line of a change, by what the selector makes of before and after.
+
+        An object that comes to be selected is ADDED, and one that is selected no more is DELETED.
+        """
+        before = change.before is not None and self._selector(change.before)
+        after = change.after is not None and self._selector(change.after)
+        if change.after is not None and after:
+            return _line("MODIFIED" if before else "ADDED", change.after)
+        if change.before is not None and before:
+            metadata = {**change.before["metadata"], "resourceVersion": str(change.version)}
+            return _line("DELETED", {**change.before, "metadata": metadata})
+        return None
+
+    def _bookmark(self, annotations: dict[str, str] | None = None) -> bytes:
+        # With nulls and empty parts, as a real server encodes an object of Go's zero values.
+        metadata: Json = {"resourceVersion": str(self._version), "creationTimestamp": None}
+        if annotations:
+            metadata["annotations"] = annotations
+        return _line(
+            "BOOKMARK",
+            {
+                "kind": self._collection.kind,
+                "apiVersion": self._collection.api_version,
+                "metadata": metadata,
+                "spec": {"containers": None},
+                "status": {},
+            },
+        )
+
+
+def _line(kind: str, item: Json) -> bytes:
+    return orjson.dumps({"type": kind, "object": item}) + b"\n"

@@ -1,12 +1,12 @@
 """The simulator's Kubernetes API server: real HTTP, so that a real client can be used.
 
-Here live routes, sockets and what a test can do to the server. What it answers is made by `lists`,
-`watches` and `writes`; which pods there are, by `player` from the scenario.
+Here live routes, sockets and what a test can do to the server. What it answers is made in
+`requests`; which pods there are, by `pod_driver` from the scenario.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from aiohttp import web
@@ -14,13 +14,17 @@ from aiohttp import web
 from gpuledger.errors import UserError
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings.groups import parse_listen
-from simulator.kube.failures import ApiError
-from simulator.kube.objects import node_object, owner_objects
-from simulator.kube.pod_driver import Player
-from simulator.kube.requests import KubeRequests, Selector, answer
-from simulator.kube.store import Collection, Json, Versions
-from simulator.kube.watches import ApiWatch
-from simulator.kube.writes import create_object, delete_object, patch_status
+from simulator.kube.objects import Json, node_object, owner_objects
+from simulator.kube.pod_driver import PodDriver
+from simulator.kube.requests import ApiWatch, KubeRequests, Selector, answer
+from simulator.kube.store import (
+    ApiError,
+    Collection,
+    Versions,
+    create_object,
+    delete_object,
+    patch_status,
+)
 from simulator.simulation import Simulation
 
 BOOKMARK_SECONDS: Final = 5.0
@@ -46,11 +50,18 @@ class KubeApi:
             plural: Collection(plural, kind, api_version, self.versions)
             for _, api_version, plural, kind, _ in _KINDS
         }
-        self.player = Player(simulation, self)
+        self.pod_driver = PodDriver(simulation, self)
         self._bookmark_seconds = bookmark_seconds
         self._watchers: set[asyncio.Transport] = set()
         self._refusals: list[int] = []
-        self._put_fixed_objects()
+        # What is there from the start: nodes, namespaces, the pods' controllers.
+        for node in simulation.scenario.nodes:
+            self.collections["nodes"].create(node_object(simulation, node))
+        for name in sorted({pod.namespace for pod in simulation.scenario.pods}):
+            create_object(self.collections["namespaces"], {"metadata": {"name": name}})
+        for plural, item in owner_objects(simulation):
+            with suppress(ApiError):  # pods share their controllers
+                self.collections[plural].create(item)
 
     async def create_pod(self, pod_key: str, item: Json) -> None:  # noqa: ARG002  # Cluster's form
         """Create a pod of the scenario, with the UID that the simulated nodes know."""
@@ -81,37 +92,30 @@ class KubeApi:
 
     def app(self) -> web.Application:
         """Return the web application."""
+
+        async def version(_request: web.Request) -> web.Response:
+            return answer({"major": "1", "minor": "36", "gitVersion": "v1.36.3+simulated"})
+
+        async def ok(_request: web.Request) -> web.Response:
+            return web.Response(text="ok")
+
         app = web.Application(middlewares=[self._answer_errors])
-        app.router.add_get("/version", _version)
+        app.router.add_get("/version", version)
         for path in ("/readyz", "/livez", "/healthz"):
-            app.router.add_get(path, _ok)
-        for prefix, _, plural, _, namespaced in _KINDS:
-            self._add_routes(app, prefix, plural, namespaced=namespaced)
+            app.router.add_get(path, ok)
+        for prefix, _, plural, _, is_namespaced in _KINDS:
+            requests = KubeRequests(self.collections[plural], self._stream)
+            base = f"{prefix}/{plural}"
+            app.router.add_get(base, requests.read_many)
+            if is_namespaced:
+                base = f"{prefix}/namespaces/{{namespace}}/{plural}"
+                app.router.add_get(base, requests.read_many)
+            app.router.add_post(base, requests.create)
+            app.router.add_get(f"{base}/{{name}}", requests.read)
+            app.router.add_patch(f"{base}/{{name}}", requests.patch)
+            app.router.add_delete(f"{base}/{{name}}", requests.delete)
+            app.router.add_patch(f"{base}/{{name}}/status", requests.patch_status)
         return app
-
-    def _put_fixed_objects(self) -> None:
-        """Put what is there from the start: nodes, namespaces, the pods' controllers."""
-        for node in self.simulation.scenario.nodes:
-            self.collections["nodes"].create(node_object(self.simulation, node))
-        for name in sorted({pod.namespace for pod in self.simulation.scenario.pods}):
-            create_object(self.collections["namespaces"], {"metadata": {"name": name}})
-        for plural, item in owner_objects(self.simulation):
-            with suppress(ApiError):  # pods share their controllers
-                self.collections[plural].create(item)
-
-    def _add_routes(
-        self, app: web.Application, prefix: str, plural: str, *, namespaced: bool
-    ) -> None:
-        requests = KubeRequests(self.collections[plural], self._stream)
-        base = f"{prefix}/namespaces/{{namespace}}/{plural}" if namespaced else f"{prefix}/{plural}"
-        if namespaced:
-            app.router.add_get(f"{prefix}/{plural}", requests.read_many)
-        app.router.add_get(base, requests.read_many)
-        app.router.add_post(base, requests.create)
-        app.router.add_get(f"{base}/{{name}}", requests.read)
-        app.router.add_patch(f"{base}/{{name}}", requests.patch)
-        app.router.add_delete(f"{base}/{{name}}", requests.delete)
-        app.router.add_patch(f"{base}/{{name}}/status", requests.patch_status)
 
     async def _stream(
         self, request: web.Request, collection: Collection, select: Selector
@@ -119,24 +123,19 @@ class KubeApi:
         watch = ApiWatch(collection, select, request.query, bookmark_seconds=self._bookmark_seconds)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.enable_chunked_encoding()
-        with self._watcher(request):
-            await response.prepare(request)
-            async for line in watch.lines():
-                await response.write(line)
-        return response
-
-    @contextmanager
-    def _watcher(self, request: web.Request) -> Iterator[None]:
-        """Count a watch as open; one whose client is gone ends without noise."""
         transport = request.transport
         if transport:
             self._watchers.add(transport)
         try:
+            # A client that is gone is no failure: watches end so.
             with suppress(ConnectionError):
-                yield
+                await response.prepare(request)
+                async for line in watch.lines():
+                    await response.write(line)
         finally:
             if transport:
                 self._watchers.discard(transport)
+        return response
 
     @web.middleware
     async def _answer_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -159,26 +158,26 @@ class KubeApi:
 async def serve_kube_api(
     simulation: Simulation | KubeApi, *, listen: str = "127.0.0.1:0", play: bool = True
 ) -> AsyncIterator[str]:
-    """Serve the API and give its URL; with `play` the scenario's pods come and go by its clock."""
+    """Serve the API, yield its URL; with `play` the scenario's pods come and go by its clock."""
     api = simulation if isinstance(simulation, KubeApi) else KubeApi(simulation)
     # A watch whose client is gone would otherwise be kept until its next line.
     runner = web.AppRunner(
         api.app(), access_log=None, shutdown_timeout=0.5, handler_cancellation=True
     )
     await runner.setup()
-    player = None
+    playing = None
     try:
         if play:
-            await api.player.play_due()
+            await api.pod_driver.play_due()
         await _listen(runner, listen)
-        player = asyncio.create_task(api.player.play()) if play else None
+        playing = asyncio.create_task(api.pod_driver.play()) if play else None
         bound_host, bound_port = runner.addresses[0][:2]
         yield f"http://{bound_host}:{bound_port}"
     finally:
-        await end_tasks(player)
+        await end_tasks(playing)
         await runner.cleanup()
-        if player and not player.cancelled():
-            player.result()
+        if playing and not playing.cancelled():
+            playing.result()
 
 
 async def _listen(runner: web.AppRunner, listen: str) -> None:
@@ -191,11 +190,3 @@ async def _listen(runner: web.AppRunner, listen: str) -> None:
         raise UserError(
             f"--listen: cannot listen on {listen}: {error.strerror or error}; choose another port"
         ) from error
-
-
-async def _version(_request: web.Request) -> web.Response:
-    return answer({"major": "1", "minor": "36", "gitVersion": "v1.36.3+simulated"})
-
-
-async def _ok(_request: web.Request) -> web.Response:
-    return web.Response(text="ok")

@@ -1,20 +1,95 @@
 """The API server's memory: objects, their versions, and the changes that watchers can still read.
 
-Here lives what etcd does for a real API server. Objects are replaced and never altered, so a page
-of a list and a watcher may hold on to one. No HTTP.
+Here live, in this order, the errors as a real API server words them (`Status` objects), what etcd
+does for it, and the rules of a write: the server makes the UID, and a grace period keeps a pod.
+Objects are replaced and never altered, so a page of a list and a watcher may hold on to one. No
+HTTP.
+
+All kinds share one count of writes, as in etcd: the version of a list of pods may be that of a
+write to a node, and a watch of pods from a version that no pod ever had is in order.
 """
 
 import asyncio
+import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
+from uuid import uuid4
 
-from simulator.kube import failures
+from simulator.kube.objects import Json, kube_time
 
-Json = dict[str, Any]
+
+class ApiError(Exception):
+    """An answer of kind `Status`."""
+
+    def __init__(self, *, code: int, reason: str, message: str, details: Any = None) -> None:  # noqa: ANN401  # any JSON
+        super().__init__(message)
+        self.code = code
+        self.status = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": message,
+            "reason": reason,
+            **({"details": details} if details else {}),
+            "code": code,
+        }
+
+
+def not_found(plural: str, name: str) -> ApiError:
+    """404 for an object that is not there."""
+    message = f'{plural} "{name}" not found'
+    details = {"name": name, "kind": plural}
+    return ApiError(code=404, reason="NotFound", message=message, details=details)
+
+
+def already_exists(plural: str, name: str) -> ApiError:
+    """409 for an object that is there already."""
+    message = f'{plural} "{name}" already exists'
+    details = {"name": name, "kind": plural}
+    return ApiError(code=409, reason="AlreadyExists", message=message, details=details)
+
+
+def expired(message: str) -> ApiError:
+    """410 for a version that is no longer kept."""
+    return ApiError(code=410, reason="Expired", message=message)
+
+
+def too_new(version: int, current: int) -> ApiError:
+    """504 for a version that is not there yet."""
+    return ApiError(
+        code=504,
+        reason="Timeout",
+        message=f"Timeout: Too large resource version: {version}, current: {current}",
+        details={
+            "causes": [
+                {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
+            ],
+            "retryAfterSeconds": 1,
+        },
+    )
+
+
+def bad_request(message: str) -> ApiError:
+    """400 for a parameter that makes no sense."""
+    return ApiError(code=400, reason="BadRequest", message=message)
+
+
+def unworded(message: str) -> ApiError:
+    """500 without a reason, as a real server answers what it did not foresee."""
+    return ApiError(code=500, reason="", message=message)
+
+
+def invalid(message: str) -> ApiError:
+    """422 for an object or options that break a rule."""
+    return ApiError(code=422, reason="Invalid", message=message)
+
+
 Key = tuple[str, str]
 
+_NS: Final = 1_000_000_000
 MAX_CHANGES: Final = 10_000
 MAX_SNAPSHOTS: Final = 16
 
@@ -29,7 +104,7 @@ class StoredChange:
 
 
 class Versions:
-    """Counts the writes of a server and tells those who wait of each."""
+    """Counts the writes of a server and wakes those who wait for one."""
 
     def __init__(self) -> None:
         self.current = 1000
@@ -38,6 +113,8 @@ class Versions:
     def next(self) -> int:
         """Count a write and wake all who wait."""
         self.current += 1
+        # A new event for each write: one that is set and cleared again would be missed by those who
+        # have a ticket and do not wait yet.
         self._news.set()
         self._news = asyncio.Event()
         return self.current
@@ -71,14 +148,14 @@ class Collection:
     def get(self, key: Key) -> Json:
         """Return an object; raises ApiError 404."""
         if key not in self._objects:
-            raise failures.not_found(self.plural, key[1])
+            raise not_found(self.plural, key[1])
         return self._objects[key]
 
     def create(self, item: Json) -> Json:
         """Add an object; raises ApiError 409 where its name is taken."""
         key = key_of(item)
         if key in self._objects:
-            raise failures.already_exists(self.plural, key[1])
+            raise already_exists(self.plural, key[1])
         return self._write(key, item)
 
     def replace(self, item: Json) -> Json:
@@ -88,8 +165,9 @@ class Collection:
         return self._write(key, item)
 
     def delete(self, key: Key) -> Json:
-        """Remove an object and give its last state; raises ApiError 404."""
+        """Remove an object and return its last state; raises ApiError 404."""
         before = self.get(key)
+        # A deletion is a write of its own version, and the last state carries it.
         last = _with_version(before, self.versions.current + 1)
         del self._objects[key]
         self._log(before, None)
@@ -110,7 +188,7 @@ class Collection:
     def snapshot_at(self, version: int) -> list[Json]:
         """Return the objects of an earlier snapshot; raises ApiError 410."""
         if version not in self._snapshots:
-            raise failures.expired("The provided continue parameter is too old to display a "
+            raise expired("The provided continue parameter is too old to display a "
                                    "consistent list result.")  # fmt: skip
         return self._snapshots[version]
 
@@ -121,7 +199,7 @@ class Collection:
     def changes_after(self, version: int) -> Iterable[StoredChange]:
         """Return the changes after `version`; raises ApiError 410 where some are forgotten."""
         if not self.is_kept(version):
-            raise failures.expired(f"too old resource version: {version} ({self._compacted})")
+            raise expired(f"too old resource version: {version} ({self._compacted})")
         return [change for change in self._changes if change.version > version]
 
     def compact(self) -> None:
@@ -149,3 +227,70 @@ def key_of(item: Json) -> Key:
 
 def _with_version(item: Json, version: int) -> Json:
     return {**item, "metadata": {**item["metadata"], "resourceVersion": str(version)}}
+
+
+def create_object(collection: Collection, item: Json, *, namespace: str = "") -> Json:
+    """Create what a client sent; the UID and the time of creation are the server's alone."""
+    metadata = item.get("metadata")
+    if not isinstance(metadata, dict) or not metadata.get("name"):
+        raise invalid("metadata.name: Required value: name or generateName is required")
+    owned = {"uid": str(uuid4()), "creationTimestamp": kube_time(time.time_ns())}
+    # The path's namespace, whatever the body says.
+    placed = {"namespace": namespace} if namespace else {}
+    status = {"phase": "Pending"} if collection.kind == "Pod" else {}
+    return collection.create(
+        {
+            **item,
+            "kind": collection.kind,
+            "apiVersion": collection.api_version,
+            "metadata": {**metadata, **placed, **owned},
+            "status": status,
+        }
+    )
+
+
+def patch_status(collection: Collection, key: Key, patch: Json) -> Json:
+    """Merge a patch into an object's status; other parts of the patch are ignored."""
+    before = collection.get(key)
+    status = _merge(before.get("status", {}), patch.get("status", {}))
+    return collection.replace({**before, "status": status})
+
+
+def patch_object(collection: Collection, key: Key, patch: Json) -> Json:
+    """Merge a patch into an object's metadata and spec; its status stays."""
+    before = collection.get(key)
+    merged = _merge(before, {name: patch[name] for name in ("metadata", "spec") if name in patch})
+    return collection.replace(merged)
+
+
+def delete_object(collection: Collection, key: Key, *, grace_seconds: int | None) -> Json:
+    """Delete; a pod on a node is only marked as terminating while its grace period lasts."""
+    item = collection.get(key)
+    if collection.kind != "Pod":
+        return collection.delete(key)
+    spec = item.get("spec", {})
+    # Without a node there is no kubelet that would wait for containers to end.
+    if not spec.get("nodeName"):
+        grace_seconds = 0
+    elif grace_seconds is None:
+        grace_seconds = int(spec.get("terminationGracePeriodSeconds", 30))
+    marks = {
+        "deletionTimestamp": kube_time(time.time_ns() + grace_seconds * _NS),
+        "deletionGracePeriodSeconds": grace_seconds,
+    }
+    marked = collection.replace({**item, "metadata": {**item["metadata"], **marks}})
+    # A pod is first marked and then removed, as on a real server, even without a grace period.
+    return marked if grace_seconds else collection.delete(key)
+
+
+def _merge(before: Any, patch: Any) -> Any:  # noqa: ANN401  # any JSON
+    """Merge as RFC 7386 says: null removes, objects merge, all else replaces."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(before) if isinstance(before, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = _merge(merged.get(name), value)
+    return merged

@@ -14,7 +14,7 @@ from agent.recording.format import FORMAT
 from agent.recording.replay import open_recording
 from agent.settings import AgentSettings
 from enricher.join.join_settings import JoinSettings
-from enricher.podwatch.settings import PodwatchSettings
+from enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger.errors import UserError
 from gpuledger.runtime.http.web_config import read_web_config
 from gpuledger.settings import load_settings

@@ -10,8 +10,7 @@ from structlog.testing import capture_logs
 
 from enricher.podwatch.api import KubernetesError
 from enricher.podwatch.decode import PodReader
-from enricher.podwatch.events import WatchReader
-from enricher.podwatch.watch_events import Deleted, Upserted
+from enricher.podwatch.events import Deleted, Upserted, WatchReader
 from gpuledger.codec import decoder_of, encode
 from gpuledger.records import PodRecord
 from gpuledger.runtime.http.exchange import HttpRequest, Response

@@ -35,7 +35,7 @@ OF_IMAGES_ONLY = {"UV_NO_CACHE", "UV_LINK_MODE", "PATH"}
 LEFT_OUT = ("GPULEDGER_", "PYTHON", "VIRTUAL_ENV", "KUBECONFIG", "KAFKA_")
 NEEDED = {
     "agent": ["agent.context", "agent.source_selection", "simulator.simulation"],
-    "podwatch": ["enricher.podwatch.service"],
+    "podwatch": ["enricher.podwatch.pod_watch"],
     "join": ["enricher.join.run"],
     "sinks": [
         "sinks.remote_write.remote_write_sink",

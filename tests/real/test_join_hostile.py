@@ -15,7 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from benchmarks.ticks import SEQ_PER_TICK, Fleet, node_name
-from enricher.podwatch.published_pods import read_known
+from enricher.podwatch.publish import read_known
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message

@@ -1,14 +1,14 @@
 """Podwatch against a real Kubernetes API server."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from typing_extensions import override
 
-from enricher.podwatch.watch_events import Interrupted, Phase
+from enricher.podwatch.events import Interrupted, Phase
 from tests.podwatch_cluster import Cluster, following
 from tests.podwatch_contract import PodwatchContract
 from tests.real.services.kube_client import KubeApiClient
@@ -28,6 +28,13 @@ class RealCluster(Cluster):
     def __init__(self, server: KubeApiClient, *, kubeconfig: Path | None = None) -> None:
         super().__init__(kubeconfig=kubeconfig or server.kubeconfig)
         self._server = server
+
+    @classmethod
+    async def prepared(cls, server: KubeApiClient) -> Self:
+        """Return the cluster of a server, with what its pods need."""
+        cluster = cls(server)
+        await cluster.prepare()
+        return cluster
 
     @override
     async def send(self, method: str, path: str, body: object, *, content_type: str) -> Any:
@@ -51,18 +58,29 @@ class RealCluster(Cluster):
         return self._server
 
 
+def bind(server: KubeApiClient, role: dict[str, Any], account: Mapping[str, str]) -> None:
+    """Make a role, and grant it to an account."""
+    name, group = role["metadata"]["name"], "rbac.authorization.k8s.io"
+    server.apply(role)
+    server.apply(
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": name},
+            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": name},
+            "subjects": [{"kind": "ServiceAccount", **account}],
+        }
+    )
+
+
 class TestPodwatchAgainstARealApiServer(PodwatchContract):
     @pytest.fixture
     async def cluster(self, kube_api: KubeApiClient) -> Cluster:
-        cluster = RealCluster(kube_api)
-        await cluster.prepare()
-        return cluster
+        return await RealCluster.prepared(kube_api)
 
     @pytest.fixture
     async def own_cluster(self, start_kube_api: Callable[[], KubeApi]) -> Cluster:
-        cluster = RealCluster(start_kube_api())
-        await cluster.prepare()
-        return cluster
+        return await RealCluster.prepared(start_kube_api())
 
 
 async def test_without_a_role_the_server_refuses_and_podwatch_goes_on_once_it_has_one(
@@ -79,22 +97,5 @@ async def test_without_a_role_the_server_refuses_and_podwatch_goes_on_once_it_ha
         assert str(refused).endswith(
             "grant its account get, list and watch on pods in a ClusterRole"
         )
-        await asyncio.to_thread(_grant, kube_api, account)
+        await asyncio.to_thread(bind, kube_api, ROLE, account)
         await found.until(lambda: Phase.WATCHING in found.steps)
-
-
-def _grant(server: KubeApiClient, account: dict[str, str]) -> None:
-    server.apply(ROLE)
-    server.apply(
-        {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "ClusterRoleBinding",
-            "metadata": {"name": "podwatch-test"},
-            "roleRef": {
-                "apiGroup": "rbac.authorization.k8s.io",
-                "kind": "ClusterRole",
-                "name": "podwatch-test",
-            },
-            "subjects": [{"kind": "ServiceAccount", **account}],
-        }
-    )

@@ -10,14 +10,14 @@ import pytest
 from enricher.podwatch.api import Api, KubernetesError
 from enricher.podwatch.client import Client
 from enricher.podwatch.events import split_lines
-from enricher.podwatch.settings import KubernetesSettings
+from enricher.podwatch.pod_settings import KubernetesSettings
 from gpuledger.runtime.readiness import Check
 from tests.fakes.seconds import Seconds
 from tests.podwatch_cluster import following, published
 from tests.real.services.kube_client import KubeApiClient
 from tests.real.services.kubernetes import KubeApi
-from tests.real.test_podwatch import RealCluster
-from tests.real.test_podwatch_stream import bind, role
+from tests.real.test_podwatch import RealCluster, bind
+from tests.real.test_podwatch_stream import role
 
 PODS = 20
 LOOK_SECONDS = 20.0
@@ -45,8 +45,7 @@ async def test_a_token_that_is_refused_leaves_a_watch_that_is_open_alone(
     account = {"namespace": "podwatch-login", "name": f"refused-{refusals}"}
     kubeconfig = await asyncio.to_thread(lambda: kube_api.service_account_kubeconfig(**account))
     await asyncio.to_thread(bind, kube_api, role(without=""), account)
-    cluster = RealCluster(kube_api)
-    await cluster.prepare()
+    cluster = await RealCluster.prepared(kube_api)
     good, clock = kubeconfig.read_text(), Seconds()
     settings = KubernetesSettings(kubeconfig=str(kubeconfig))
     client = await Client.open(settings, check=Check(), monotonic=clock)
@@ -78,8 +77,7 @@ async def test_podwatch_goes_on_where_authority_and_certificates_are_exchanged(
 ) -> None:
     """The API server answers nobody with a 401 then: who trusts the old authority asks nothing."""
     server = await asyncio.to_thread(start_kube_api)
-    cluster = RealCluster(server)
-    await cluster.prepare()
+    cluster = await RealCluster.prepared(server)
     before = await cluster.create_pod("before")
     async with following(cluster) as found:
         await found.until(lambda: published(found.steps) == {before: "alive"})

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import pytest
 
-from enricher.podwatch.watch_events import Interrupted, Phase
+from enricher.podwatch.events import Interrupted, Phase
 from tests.podwatch_cluster import Following, following, published
 from tests.real.deployment.rendering import render
 from tests.real.services.kube_client import KubeApiClient
 from tests.real.services.kubernetes import KubeApi
 from tests.real.services.kustomize import Kustomize
-from tests.real.test_podwatch import RealCluster
+from tests.real.test_podwatch import RealCluster, bind
 
 OLD = ["--feature-gates=WatchList=false"]
 
@@ -28,8 +28,7 @@ async def test_a_server_without_lists_as_a_watch_is_asked_for_pages_in_their_pla
     start_kube_api: Callable[..., KubeApi],
 ) -> None:
     server = await asyncio.to_thread(lambda: start_kube_api(arguments=OLD))
-    cluster = RealCluster(server)
-    await cluster.prepare()
+    cluster = await RealCluster.prepared(server)
     uids = {await cluster.create_pod(f"p{number}") for number in range(3)}
     async with following(cluster) as found:
         await found.until(lambda: Phase.WATCHING in found.steps)
@@ -44,8 +43,7 @@ async def test_a_server_killed_in_mid_watch_loses_nothing(
     start_kube_api: Callable[[], KubeApi],
 ) -> None:
     server = await asyncio.to_thread(start_kube_api)
-    cluster = RealCluster(server)
-    await cluster.prepare()
+    cluster = await RealCluster.prepared(server)
     stays, goes = [await cluster.create_pod(name) for name in ("stays", "goes")]
     async with following(cluster) as found:
         await found.until(lambda: Phase.WATCHING in found.steps)
@@ -62,8 +60,7 @@ async def test_a_server_that_lost_its_history_tells_of_the_deletions_by_a_new_li
     start_kube_api: Callable[[], KubeApi],
 ) -> None:
     server = await asyncio.to_thread(start_kube_api)
-    cluster = RealCluster(server)
-    await cluster.prepare()
+    cluster = await RealCluster.prepared(server)
     stays, goes = [await cluster.create_pod(name) for name in ("stays", "goes")]
     async with following(cluster) as before:
         await before.until(lambda: Phase.WATCHING in before.steps)
@@ -80,8 +77,7 @@ async def test_a_server_on_which_no_pod_changes_is_no_failure_and_the_next_pod_i
     kube_api: KubeApiClient,
 ) -> None:
     """Its bookmarks come after one minute, or two: the watch is silent for longer than waited."""
-    cluster = RealCluster(kube_api)
-    await cluster.prepare()
+    cluster = await RealCluster.prepared(kube_api)
     async with following(cluster, idle_timeout_seconds=0.5) as found:
         await found.until(lambda: found.steps.count(Phase.WATCHING) == 4)
         uid = await cluster.create_pod("comes")
@@ -97,22 +93,6 @@ def role(*, without: str) -> dict[str, Any]:
     for rule in found["rules"]:
         rule["verbs"] = [verb for verb in rule["verbs"] if verb != without]
     return found
-
-
-def bind(server: KubeApiClient, cut: dict[str, Any], account: dict[str, str]) -> None:
-    """Return an account a role."""
-    name = cut["metadata"]["name"]
-    group = "rbac.authorization.k8s.io"
-    server.apply(cut)
-    server.apply(
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": "ClusterRoleBinding",
-            "metadata": {"name": name},
-            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": name},
-            "subjects": [{"kind": "ServiceAccount", **account}],
-        }
-    )
 
 
 @pytest.mark.parametrize("verb", ["watch", "list"])
@@ -155,8 +135,7 @@ async def create_deep_pod(cluster: RealCluster, server: KubeApiClient, name: str
 async def test_a_pod_nested_deeper_than_any_decoder_goes_ends_nothing(
     kube_api: KubeApiClient, watch_list: Literal["auto", "off"], comes: str
 ) -> None:
-    cluster = RealCluster(kube_api)
-    await cluster.prepare()
+    cluster = await RealCluster.prepared(kube_api)
     uids = {await cluster.create_pod("first")}
     if comes == "before":
         uids.add(await create_deep_pod(cluster, kube_api, "deep"))

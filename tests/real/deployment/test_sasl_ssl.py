@@ -13,7 +13,7 @@ import yaml
 from agent.settings import AgentSettings
 from cli.topics import TopicsSettings
 from enricher.join.join_settings import JoinSettings
-from enricher.podwatch.settings import PodwatchSettings
+from enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.errors import GpuledgerError

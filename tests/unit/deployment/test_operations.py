@@ -9,14 +9,14 @@ from prometheus_client.metrics import MetricWrapperBase
 
 import agent.metrics
 import enricher.join.join_metrics
-import enricher.podwatch.metrics
+import enricher.podwatch.pod_metrics
 import gpuledger.bus.metrics
 import gpuledger.dead_letter_queue
 import gpuledger.runtime.process_metrics
 import sinks.metrics
 from agent.settings import AgentSettings
 from enricher.join.join_settings import JoinSettings
-from enricher.podwatch.settings import PodwatchSettings
+from enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger.settings.sources import settings_of, variable_of
 from gpuledger.topics import BY_NAME
 from sinks.settings import SinkSettings
@@ -32,7 +32,7 @@ MODELS: Final[tuple[type[msgspec.Struct], ...]] = (
 )
 METRICS: Final = (
     agent.metrics,
-    enricher.podwatch.metrics,
+    enricher.podwatch.pod_metrics,
     enricher.join.join_metrics,
     sinks.metrics,
     gpuledger.bus.metrics,

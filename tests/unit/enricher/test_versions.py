@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enricher.join.pods.pods import PodCache
-from enricher.podwatch.published_pods import KnownPods
+from enricher.podwatch.publish import KnownPods
 from enricher.versions import is_older
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
@@ -47,7 +47,7 @@ def newest(told: Sequence[Told]) -> PodRecord | None:
 def read_back(told: Sequence[Told]) -> KnownPods:
     """Return what a podwatch reads of these records when it starts."""
     known = KnownPods()
-    known.take(
+    known.ingest(
         Record(PODS.name, 0, number, 0, UID.encode(), None if one is None else encode(one))
         for number, one in enumerate(told)
     )

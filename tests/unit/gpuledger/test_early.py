@@ -1,10 +1,15 @@
 """Signals are heeded from a program's first instruction on: asked of real processes."""
 
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
+from typing import Final
 
 import pytest
+
+ROOT: Final = Path(__file__).parents[3]
 
 DEPLOYABLES = ("agent", "enricher.podwatch", "enricher.join", "sinks")
 INTERRUPTED = 130
@@ -27,6 +32,13 @@ STARTS = {
 }
 
 
+def run_by(module: str) -> str:
+    """Return the module that a deployable's `__main__` imports once it handles signals."""
+    main = ROOT.joinpath(*module.split("."), "__main__.py").read_text()
+    (found,) = re.findall(r"^    from (\S+) import main as run\b", main, flags=re.MULTILINE)
+    return str(found)
+
+
 def signalled(
     number: signal.Signals, *, module: str, start: str, at: str, argv: tuple[str, ...] = ()
 ) -> tuple[int, bytes]:
@@ -45,7 +57,7 @@ def signalled(
 def test_a_signal_before_the_work_ends_a_deployable_with_zero(
     module: str, start: str, number: signal.Signals
 ) -> None:
-    assert signalled(number, module=module, start=start, at=f"{module}.command") == (0, b"")
+    assert signalled(number, module=module, start=start, at=run_by(module)) == (0, b"")
 
 
 @pytest.mark.parametrize("begin", ["end_on_signals()", "end_on_interrupt(130)"])
@@ -68,7 +80,7 @@ def test_a_standard_stream_that_is_closed_leads_nowhere(closed: str, begin: str)
 def test_a_deployable_ends_with_its_exit_code_whatever_its_threads_are_doing(module: str) -> None:
     """The end of the interpreter, told by `atexit`, would take it from under their calls."""
     code = (
-        f"import atexit, {module}.__main__, {module}.command as command\n"
+        f"import atexit, {module}.__main__, {run_by(module)} as command\n"
         "atexit.register(print, 'the interpreter ended')\n"
         "command.main = lambda: print('said') or 3\n"
         f"{module}.__main__.main()"

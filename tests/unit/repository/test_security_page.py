@@ -9,7 +9,7 @@ import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
 import enricher.join.join_metrics
-import enricher.podwatch.metrics
+import enricher.podwatch.pod_metrics
 import gpuledger.bus.metrics
 import gpuledger.dead_letter_queue
 import gpuledger.runtime.process_metrics
@@ -26,7 +26,7 @@ GROUPS = {
     **{f"sink {kind.name}": kind.group for kind in KINDS.values()},
 }
 CENTRAL = (
-    enricher.podwatch.metrics,
+    enricher.podwatch.pod_metrics,
     enricher.join.join_metrics,
     sinks.metrics,
     gpuledger.bus.metrics,

@@ -50,7 +50,7 @@ def test_metrics_are_made_in_the_metrics_modules_and_the_dead_letter_office_only
     assert made == {
         "agent/metrics.py",
         "enricher/join/join_metrics.py",
-        "enricher/podwatch/metrics.py",
+        "enricher/podwatch/pod_metrics.py",
         "gpuledger/bus/metrics.py",
         "gpuledger/dead_letter_queue.py",
         "gpuledger/runtime/process_metrics.py",

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,21 @@ def hex_id(name: str) -> str:
     return sha256(name.encode()).hexdigest()
 
 
+def reader_of(
+    *,
+    labels: Iterable[str] = (),
+    gpu_resource_prefixes: Iterable[str] = (),
+    annotations: Iterable[str] = (),
+) -> PodReader:
+    """Return a reader of pods, by default of none of their labels, requests and annotations."""
+    return PodReader(
+        labels=labels, gpu_resource_prefixes=gpu_resource_prefixes, annotations=annotations
+    )
+
+
 def pod_record(uid: str = "u1", **changes: Any) -> PodRecord:  # noqa: ANN401  # any field of a record
     """Return the record of that pod, some of its fields replaced."""
-    read = PodReader(labels=[], gpu_resource_prefixes=[]).read(encoded(pod(uid)))
+    read = reader_of().read(encoded(pod(uid)))
     assert read is not None
     return msgspec.structs.replace(read, **changes)
 

@@ -4,20 +4,21 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 
-from enricher.podwatch.api import Api
-from enricher.podwatch.decode import PodReader
+from enricher.podwatch.api import Api, open_api
+from enricher.podwatch.events import Deleted, Interrupted, Skipped, Step, Upserted
+from enricher.podwatch.pod_settings import KubernetesSettings
 from enricher.podwatch.reflector import Reflector
-from enricher.podwatch.settings import KubernetesSettings
-from enricher.podwatch.watch_events import Deleted, Interrupted, Skipped, Step, Upserted
-from tests.unit.enricher.podwatch.builders import DEADLINE_SECONDS, PatientClock
+from tests.unit.enricher.podwatch.builders import DEADLINE_SECONDS, PatientClock, reader_of
+from tests.unit.enricher.podwatch.misbehaving import MisbehavingServer
 
 
 def reflector_of(
     api: Api, settings: KubernetesSettings, clock: PatientClock, *, chance: float = 0.0
 ) -> Reflector:
     """Return a reflector for which chance always decides the same."""
-    reader = PodReader(labels=[], gpu_resource_prefixes=[])
-    return Reflector(api=api, reader=reader, settings=settings, clock=clock, chance=lambda: chance)
+    return Reflector(
+        api=api, reader=reader_of(), settings=settings, clock=clock, chance=lambda: chance
+    )
 
 
 async def steps_until(reflector: Reflector, enough: Callable[[list[Step]], bool]) -> list[Step]:
@@ -29,6 +30,25 @@ async def steps_until(reflector: Reflector, enough: Callable[[list[Step]], bool]
             if enough(taken):
                 return taken
     raise AssertionError("the reflector ended")
+
+
+async def follow(
+    server: MisbehavingServer,
+    clock: PatientClock,
+    enough: Callable[[list[Step]], bool],
+    *,
+    chance: float = 0.0,
+    **settings: object,
+) -> list[Step]:
+    """Take the steps of a reflector that has that server and those settings."""
+    chosen = KubernetesSettings(url=server.url, **settings)  # type: ignore[arg-type]  # any setting
+    async with open_api(chosen) as api:
+        return await steps_until(reflector_of(api, chosen, clock, chance=chance), enough)
+
+
+def last(word: str) -> Callable[[list[Step]], bool]:
+    """Return the condition that the last step is the one of that word."""
+    return lambda taken: as_word(taken[-1]) == word
 
 
 def told(steps: list[Step]) -> list[str]:

@@ -2,14 +2,13 @@
 
 import pytest
 
-from enricher.podwatch.decode import PodReader
-from enricher.podwatch.settings import PodwatchSettings
+from enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger.records import PodRecord
-from tests.unit.enricher.podwatch.builders import Object, encoded, pod
+from tests.unit.enricher.podwatch.builders import Object, encoded, pod, reader_of
 
 
 def read(item: Object, *, annotations: list[str]) -> PodRecord:
-    reader = PodReader(labels=[], gpu_resource_prefixes=[], annotations=annotations)
+    reader = reader_of(annotations=annotations)
     found = reader.read(encoded(item))
     assert found is not None
     return found

@@ -8,25 +8,18 @@ from collections.abc import AsyncIterator, Mapping
 import pytest
 
 from enricher.podwatch.api import Api, KubernetesError, open_api
-from enricher.podwatch.settings import KubernetesSettings
+from enricher.podwatch.pod_settings import KubernetesSettings
 from tests.unit.enricher.podwatch.builders import DEADLINE_SECONDS, encoded, pod
 from tests.unit.enricher.podwatch.misbehaving import (
     MisbehavingServer,
     event,
     events,
-    misbehaving_server,
     page,
     silence,
     status,
 )
 
 WATCH = {"watch": "true"}
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[MisbehavingServer]:
-    async with misbehaving_server() as server:
-        yield server
 
 
 @pytest.fixture
@@ -89,7 +82,7 @@ async def test_the_next_request_is_not_harmed(server: MisbehavingServer, api: Ap
 
 def test_the_client_library_is_not_loaded_for_it() -> None:
     program = (
-        "import sys, enricher.podwatch.service, enricher.podwatch.anonymous_client;"
+        "import sys, enricher.podwatch.pod_watch, enricher.podwatch.api;"
         "sys.exit('kubernetes_asyncio' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

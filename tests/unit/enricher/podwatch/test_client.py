@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import ssl
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from structlog.testing import capture_logs
 
 from enricher.podwatch.api import Api, KubernetesError, answered, limits, open_api
 from enricher.podwatch.client import Client
-from enricher.podwatch.settings import KubernetesSettings
+from enricher.podwatch.pod_settings import KubernetesSettings
 from gpuledger.errors import UserError
 from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
 from tests.fakes.seconds import Seconds
@@ -27,19 +26,12 @@ from tests.unit.enricher.podwatch.misbehaving import (
     bookmark,
     events,
     halves,
-    misbehaving_server,
     page,
     serving,
     status,
 )
 
 NO_CURRENT_CONTEXT = "apiVersion: v1\nkind: Config\nclusters: []\ncontexts: []\nusers: []\n"
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[MisbehavingServer]:
-    async with misbehaving_server() as server:
-        yield server
 
 
 @pytest.mark.parametrize("content", [None, "", "[", "just text", NO_CURRENT_CONTEXT])

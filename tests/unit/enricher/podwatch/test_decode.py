@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from enricher.podwatch.decode import PodReader, parse_quantity
+from enricher.podwatch.decode import PodReader
+from enricher.podwatch.pod_facts import parse_quantity
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
 from gpuledger.records import PodContainer, PodRecord
@@ -17,6 +18,7 @@ from tests.unit.enricher.podwatch.builders import (
     hex_id,
     owned_by,
     pod,
+    reader_of,
 )
 
 
@@ -47,7 +49,7 @@ def test_a_pod_becomes_a_record_that_every_reader_of_the_topic_decodes() -> None
 
 
 def test_a_pod_without_a_node_has_no_record() -> None:
-    reader = PodReader(labels=[], gpu_resource_prefixes=[])
+    reader = reader_of()
     assert reader.read(encoded(pod(node=None))) is None
 
 
@@ -242,7 +244,7 @@ def test_whole_quantities_are_read_and_others_are_none(quantity: str | int, expe
 @pytest.mark.parametrize("section", ["spec", "status"])
 def test_sections_that_are_null_say_nothing(section: str) -> None:
     item = pod() | {section: None}
-    reader = PodReader(labels=["app"], gpu_resource_prefixes=["nvidia.com/"])
+    reader = reader_of(labels=["app"], gpu_resource_prefixes=["nvidia.com/"])
     found = reader.read(encoded(item))
     assert (found is None) == (section == "spec")
 
@@ -265,7 +267,7 @@ def test_fields_that_are_null_say_nothing() -> None:
 )
 def test_what_is_no_pod_is_refused(data: bytes) -> None:
     with pytest.raises(UndecodableError, match="not a pod"):
-        PodReader(labels=[], gpu_resource_prefixes=[]).read(data)
+        reader_of().read(data)
 
 
 def test_a_large_pod_leaves_a_small_record() -> None:
@@ -274,7 +276,7 @@ def test_a_large_pod_leaves_a_small_record() -> None:
 
 
 def test_pods_of_a_workload_share_their_labels_in_memory() -> None:
-    reader = PodReader(labels=["app"], gpu_resource_prefixes=[])
+    reader = reader_of(labels=["app"])
     first, second, other = (
         reader.read(encoded(pod(uid, metadata={"uid": uid, "labels": {"app": app}})))
         for uid, app in (("a", "web"), ("b", "web"), ("c", "db"))

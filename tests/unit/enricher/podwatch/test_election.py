@@ -11,9 +11,15 @@ from aiohttp import web
 from typing_extensions import override
 
 from enricher.podwatch.api import Api, open_api
-from enricher.podwatch.election import Elector, LeaseLostError
-from enricher.podwatch.lease import LeaseClient, identity_of, namespace_of
-from enricher.podwatch.settings import KubernetesSettings, LeaseSettings
+from enricher.podwatch.election import (
+    RELEASE_SECONDS,
+    Elector,
+    LeaseClient,
+    LeaseLostError,
+    identity_of,
+    namespace_of,
+)
+from enricher.podwatch.pod_settings import KubernetesSettings, LeaseSettings
 from gpuledger.errors import BusUnavailableError, UserError
 from gpuledger.runtime import Readiness
 from tests.unit.enricher.podwatch.builders import CREATED_NS, PatientClock, soon
@@ -40,16 +46,24 @@ async def api(shelf: LeaseShelf) -> AsyncIterator[Api]:
 class Candidate:
     """An elector, with its own clock and readiness."""
 
-    def __init__(self, api: Api, name: str, *, clock: PatientClock | None = None) -> None:
+    def __init__(
+        self,
+        api: Api,
+        name: str,
+        *,
+        clock: PatientClock | None = None,
+        release_seconds: float = RELEASE_SECONDS,
+    ) -> None:
         self.clock = clock or PatientClock()
         self.check = Readiness().check("lease")
         self.elector = Elector(
-            keeper=LeaseClient(api=api, namespace="ledger", name="podwatch"),
+            client=LeaseClient(api=api, namespace="ledger", name="podwatch"),
             settings=SETTINGS,
             identity=name,
             check=self.check,
             clock=self.clock,
             chance=lambda: 0.5,
+            release_seconds=release_seconds,
         )
 
     def holds(self) -> bool:
@@ -335,10 +349,9 @@ async def test_what_is_no_lease_is_a_failed_attempt(
 
 
 async def test_a_release_that_is_not_answered_does_not_hold_up_the_end(
-    api: Api, shelf: LeaseShelf, monkeypatch: pytest.MonkeyPatch
+    api: Api, shelf: LeaseShelf
 ) -> None:
-    monkeypatch.setattr("enricher.podwatch.election._RELEASE_SECONDS", 0.05)
-    one = Candidate(api, "one", clock=SteppedClock())
+    one = Candidate(api, "one", clock=SteppedClock(), release_seconds=0.05)
     await one.elector.acquire()
     shelf.script += [silence()]
     done = asyncio.Event()

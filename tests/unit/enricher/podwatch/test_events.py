@@ -6,10 +6,8 @@ from collections.abc import Callable
 import pytest
 from msgspec import Raw
 
-from enricher.podwatch.decode import PodReader
-from enricher.podwatch.events import Bookmark, Passed, WatchReader
-from enricher.podwatch.watch_events import Deleted, Skipped, Upserted
-from tests.unit.enricher.podwatch.builders import Object, encoded, pod
+from enricher.podwatch.events import Bookmark, Deleted, Passed, Skipped, Upserted, WatchReader
+from tests.unit.enricher.podwatch.builders import Object, encoded, pod, reader_of
 from tests.unit.enricher.podwatch.misbehaving import bookmark, end_mark, event
 
 
@@ -23,7 +21,7 @@ def turned(item: Object) -> bytes:
 
 @pytest.fixture
 def events() -> WatchReader:
-    return WatchReader(PodReader(labels=[], gpu_resource_prefixes=[]))
+    return WatchReader(reader_of())
 
 
 @pytest.mark.parametrize("write", [encoded, spaced, turned])

@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from enricher.podwatch.api import AnswerTooLargeError, KubernetesError, open_api
-from enricher.podwatch.decode import PodReader
 from enricher.podwatch.events import WatchReader, split_lines
+from enricher.podwatch.pod_settings import KubernetesSettings
 from enricher.podwatch.reflector import MAX_PAGE_BYTES
-from enricher.podwatch.settings import KubernetesSettings
 from tests.fakes.hostile_http import HUGE_PAGES, MIB, NO_HTTP, ODD_PAGES, Raw, answering, page
-from tests.unit.enricher.podwatch.builders import write_kubeconfig
+from tests.unit.enricher.podwatch.builders import reader_of, write_kubeconfig
 
 NESTED = b'{"metadata":' + b"[" * 50_000
 
@@ -65,7 +64,7 @@ def expired(token: str) -> bytes:
 
 async def follow(settings: KubernetesSettings) -> None:
     """Read one watch as podwatch does."""
-    reader = WatchReader(PodReader(labels=[], annotations=[], gpu_resource_prefixes=[]))
+    reader = WatchReader(reader_of())
     async with (
         open_api(settings) as api,
         api.get("/api", query={}, idle_timeout_seconds=9.0, total_seconds=9.0) as answer,
@@ -101,7 +100,7 @@ async def test_nothing_that_is_quoted_shows_the_login_that_was_sent(
         with pytest.raises(KubernetesError) as caught:
             await follow(settings)
     assert "hunter" not in str(caught.value)
-    assert "hunter" not in caught.value.said
+    assert "hunter" not in caught.value.detail
     assert str(caught.value)
 
 

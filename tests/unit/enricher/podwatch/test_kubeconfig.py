@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,20 +12,14 @@ import yaml
 from enricher.podwatch.api import Api, KubernetesError
 from enricher.podwatch.client import Client
 from enricher.podwatch.kubeconfig import LOGIN, load_configuration
-from enricher.podwatch.settings import KubernetesSettings
+from enricher.podwatch.pod_settings import KubernetesSettings
 from gpuledger.runtime.readiness import Check
 from tests.fakes.seconds import Seconds
 from tests.unit.enricher.podwatch.builders import DEADLINE_SECONDS, soon, write_kubeconfig
-from tests.unit.enricher.podwatch.misbehaving import MisbehavingServer, misbehaving_server
+from tests.unit.enricher.podwatch.misbehaving import MisbehavingServer
 
 SECRET = "tok-hunter2-4711"
 API_VERSION = "client.authentication.k8s.io/v1"
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[MisbehavingServer]:
-    async with misbehaving_server() as server:
-        yield server
 
 
 @pytest.fixture

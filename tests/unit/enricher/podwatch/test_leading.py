@@ -10,8 +10,8 @@ from aiohttp import web
 from typing_extensions import override
 
 from enricher.podwatch.election import LeaseLostError
+from enricher.podwatch.pod_settings import KubernetesSettings, LeaseSettings, PodwatchSettings
 from enricher.podwatch.publish import PodPublisher
-from enricher.podwatch.settings import KubernetesSettings, LeaseSettings, PodwatchSettings
 from enricher.podwatch.table import PodTable
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.clock import SystemClock
@@ -135,11 +135,11 @@ async def test_nothing_is_published_once_another_one_may_lead() -> None:
         fence=fence,
     )
     publishing = asyncio.create_task(publisher.forever())
-    table.see(pod_record("a"), time_ns=1)
+    table.upsert(pod_record("a"), time_ns=1)
     publisher.wake()
     await soon(lambda: table.unpublished == 0)
     held[0] = False
-    table.see(pod_record("b"), time_ns=2)
+    table.upsert(pod_record("b"), time_ns=2)
     publisher.wake()
     with pytest.raises(LeaseLostError):
         await asyncio.wait_for(publishing, 5)

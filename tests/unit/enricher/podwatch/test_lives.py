@@ -4,18 +4,24 @@ import itertools
 
 import pytest
 
-from enricher.podwatch.decode import PodReader
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
 from gpuledger.records import PodRecord
 from gpuledger.topics import PODS
-from tests.unit.enricher.podwatch.builders import CREATED_NS, Object, encoded, hex_id, pod
+from tests.unit.enricher.podwatch.builders import (
+    CREATED_NS,
+    Object,
+    encoded,
+    hex_id,
+    pod,
+    reader_of,
+)
 
 SECOND = 10**9
 
 
 def read(item: Object) -> PodRecord:
-    found = PodReader(labels=[], gpu_resource_prefixes=[]).read(encoded(item))
+    found = reader_of().read(encoded(item))
     assert found is not None
     return found
 
@@ -177,7 +183,7 @@ def test_a_time_beyond_all_clocks_is_the_last_that_a_record_can_hold() -> None:
 
 
 def test_pods_of_one_second_share_its_time_in_memory() -> None:
-    reader = PodReader(labels=[], gpu_resource_prefixes=[])
+    reader = reader_of()
     first, second = (reader.read(encoded(pod(uid))) for uid in ("a", "b"))
     assert first is not None
     assert second is not None

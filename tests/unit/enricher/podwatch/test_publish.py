@@ -66,7 +66,7 @@ def table_of(*uids: str) -> PodTable:
     """Return a table that Kafka knows nothing of."""
     table = PodTable(tombstone_after_seconds=60, max_tombstones=10)
     for uid in uids:
-        table.see(pod_record(uid), time_ns=1)
+        table.upsert(pod_record(uid), time_ns=1)
     return table
 
 
@@ -118,7 +118,7 @@ async def test_a_pod_too_large_for_a_message_is_published_without_what_makes_it_
     """Who it is can be told all the same; the other pods of its batch are whole."""
     bus, table = MemoryBus(), table_of("a", "b")
     annotations = {f"a{number}": "x" * 250_000 for number in range(5)}
-    table.see(pod_record("large", annotations=annotations), time_ns=2)
+    table.upsert(pod_record("large", annotations=annotations), time_ns=2)
     before = value_of("gpuledger_podwatch_pods_cut_total")
     with capture_logs() as lines:
         async with publishing(bus, table):
@@ -134,7 +134,7 @@ async def test_a_pod_too_large_for_a_message_is_published_without_what_makes_it_
 async def test_a_pod_with_more_than_a_record_may_carry_is_published_with_that_cut() -> None:
     """A status is written by the kubelet, and an owner's kind by anybody."""
     bus, table = MemoryBus(), table_of("a")
-    table.see(pod_record("odd", owner_kind="K" * 100_000, config_hash="h" * 250_000), time_ns=2)
+    table.upsert(pod_record("odd", owner_kind="K" * 100_000, config_hash="h" * 250_000), time_ns=2)
     before = value_of("gpuledger_podwatch_pods_cut_total")
     async with publishing(bus, table):
         await has(bus, {"a": ["Running"], "odd": ["Running"]})

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from typing_extensions import override
 
-from enricher.podwatch.published_pods import KnownPods, read_known
+from enricher.podwatch.publish import KnownPods, read_known
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import HistoryReader, Message, Record, Unreadable, UnreadableReason
 from gpuledger.codec import encode
@@ -50,19 +50,19 @@ def test_of_each_pod_the_newest_record_counts(
     pairs: Sequence[tuple[str, bytes | None]], expected: dict[str, str], undecodable: int
 ) -> None:
     known = KnownPods()
-    known.take(records(*pairs))
+    known.ingest(records(*pairs))
     assert (phases(known), known.undecodable) == (expected, undecodable)
 
 
 def test_a_record_without_a_key_is_no_pod() -> None:
     known = KnownPods()
-    known.take([Record(PODS.name, 0, 0, 0, None, value("a"))])
+    known.ingest([Record(PODS.name, 0, 0, 0, None, value("a"))])
     assert (known.by_uid, known.undecodable) == ({}, 1)
 
 
 def test_records_hold_what_is_equal_once() -> None:
     known = KnownPods()
-    known.take(records(("a", value("a")), ("b", value("b"))))
+    known.ingest(records(("a", value("a")), ("b", value("b"))))
     one, other = known.by_uid["a"], known.by_uid["b"]
     assert one == pod_record("a")
     for part in ("namespace", "node", "labels", "gpus_requested", "phase", "created_time_ns"):
@@ -123,5 +123,5 @@ async def test_a_missing_topic_is_named_and_waited_for() -> None:
 def test_a_batch_that_cannot_be_unpacked_takes_no_pod_away_and_is_counted() -> None:
     known = KnownPods()
     why = Unreadable(1, UnreadableReason.DAMAGED, "no zstd")
-    known.take([*records(("a", value("a"))), Record(PODS.name, 0, 3, 0, None, None, why)])
+    known.ingest([*records(("a", value("a"))), Record(PODS.name, 0, 3, 0, None, None, why)])
     assert (phases(known), known.undecodable) == ({"a": "Running"}, 1)

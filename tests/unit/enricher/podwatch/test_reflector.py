@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from enricher.podwatch.api import Api, KubernetesError, open_api
+from enricher.podwatch.events import Interrupted, Phase, Step, Upserted
+from enricher.podwatch.pod_settings import KubernetesSettings
 from enricher.podwatch.reflector import MAX_PAGE_BYTES, Reflector
-from enricher.podwatch.settings import KubernetesSettings
-from enricher.podwatch.watch_events import Interrupted, Phase, Step, Upserted
 from gpuledger import __version__
 from tests.unit.enricher.podwatch.builders import (
     DEADLINE_SECONDS,
@@ -26,7 +26,6 @@ from tests.unit.enricher.podwatch.misbehaving import (
     error,
     event,
     events,
-    misbehaving_server,
     mute,
     page,
     silence,
@@ -36,12 +35,6 @@ from tests.unit.enricher.podwatch.misbehaving import (
 
 IDLE_TIMEOUT_SECONDS = 0.02
 WATCHING, LISTING, LISTED = Phase.WATCHING, Phase.LISTING, Phase.LISTED
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[MisbehavingServer]:
-    async with misbehaving_server() as server:
-        yield server
 
 
 @pytest.fixture
@@ -59,11 +52,6 @@ def settings(server: MisbehavingServer, tmp_path: Path) -> KubernetesSettings:
 async def api(settings: KubernetesSettings) -> AsyncIterator[Api]:
     async with open_api(settings) as api:
         yield api
-
-
-@pytest.fixture
-def clock() -> PatientClock:
-    return PatientClock()
 
 
 @pytest.fixture

@@ -1,11 +1,10 @@
 """Podwatch started again, or twice: what the topic knows already, it does not say again."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
-from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
+from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import encode
@@ -16,16 +15,9 @@ from tests.unit.enricher.podwatch.misbehaving import (
     MisbehavingServer,
     event,
     events,
-    misbehaving_server,
     page,
 )
 from tests.unit.enricher.podwatch.test_service import StillClock, decoded, running
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[MisbehavingServer]:
-    async with misbehaving_server() as server:
-        yield server
 
 
 @pytest.fixture

@@ -1,16 +1,13 @@
 """The reflector against servers that are mute, slow, never done, or full of patience demanded."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
 
-from enricher.podwatch.api import open_api
-from enricher.podwatch.events import MAX_LINE_BYTES
-from enricher.podwatch.settings import KubernetesSettings
-from enricher.podwatch.watch_events import Interrupted, Phase, Step
+from enricher.podwatch.events import MAX_LINE_BYTES, Interrupted, Phase, Step
 from tests.podwatch_cluster import published
 from tests.unit.enricher.podwatch.builders import PatientClock, pod
-from tests.unit.enricher.podwatch.following import as_word, nth, reflector_of, steps_until, told
+from tests.unit.enricher.podwatch.following import follow, last, nth, told
 from tests.unit.enricher.podwatch.misbehaving import (
     Answering,
     MisbehavingServer,
@@ -19,7 +16,6 @@ from tests.unit.enricher.podwatch.misbehaving import (
     error,
     event,
     events,
-    misbehaving_server,
     mute,
     page,
     status,
@@ -28,34 +24,6 @@ from tests.unit.enricher.podwatch.misbehaving import (
 
 SHORT_SECONDS = 0.5  # what answers at once must not miss it on a busy machine
 BLOB = {"annotations": {"blob": "x" * 3_000_000}}
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[MisbehavingServer]:
-    async with misbehaving_server() as server:
-        yield server
-
-
-@pytest.fixture
-def clock() -> PatientClock:
-    return PatientClock()
-
-
-async def follow(
-    server: MisbehavingServer,
-    clock: PatientClock,
-    enough: Callable[[list[Step]], bool],
-    *,
-    chance: float = 0.0,
-    **settings: object,
-) -> list[Step]:
-    asked = KubernetesSettings(url=server.url, **settings)  # type: ignore[arg-type]  # any setting
-    async with open_api(asked) as api:
-        return await steps_until(reflector_of(api, asked, clock, chance=chance), enough)
-
-
-def last(word: str) -> Callable[[list[Step]], bool]:
-    return lambda taken: as_word(taken[-1]) == word
 
 
 def first_error(steps: list[Step]) -> str:

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from enricher.podwatch.api import Api, KubernetesError, Method, open_api
-from enricher.podwatch.settings import KubernetesSettings
+from enricher.podwatch.pod_settings import KubernetesSettings
 from tests.unit.enricher.podwatch.builders import write_kubeconfig
 from tests.unit.enricher.podwatch.lease_shelf import LeaseShelf
 from tests.unit.enricher.podwatch.misbehaving import serving, silence, status
@@ -66,7 +66,7 @@ async def test_a_refusal_is_told_without_a_remedy_too(api: Api, shelf: LeaseShel
     shelf.script += [status(403)]
     with pytest.raises(KubernetesError) as caught:
         await send(api, "PUT", f"{LEASES}/x")
-    assert caught.value.said == "the API server answered 403: says 403"
+    assert caught.value.detail == "the API server answered 403: says 403"
 
 
 async def test_a_server_that_does_not_answer_is_left(api: Api, shelf: LeaseShelf) -> None:

@@ -11,9 +11,9 @@ import structlog
 from typing_extensions import override
 
 from enricher.podwatch.api import open_api
-from enricher.podwatch.published_pods import PodBus
-from enricher.podwatch.service import run_podwatch
-from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
+from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
+from enricher.podwatch.pod_watch import run_podwatch
+from enricher.podwatch.publish import PodBus
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import (
     Bus,
@@ -42,7 +42,6 @@ from tests.unit.enricher.podwatch.misbehaving import (
     event,
     events,
     halves,
-    misbehaving_server,
     page,
     status,
 )
@@ -85,12 +84,6 @@ class ShakyProducer:
             self._bus.refusals -= 1
             raise BusUnavailableError("no broker answers")
         await self._inner.publish(topic, partition, messages)
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[MisbehavingServer]:
-    async with misbehaving_server() as server:
-        yield server
 
 
 @pytest.fixture

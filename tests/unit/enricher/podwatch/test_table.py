@@ -1,16 +1,15 @@
 """Which pods the table has due, and for how long."""
 
-from enricher.podwatch.decode import PodReader
 from enricher.podwatch.table import PodTable
 from gpuledger.records import PodRecord
-from tests.unit.enricher.podwatch.builders import encoded, pod, pod_record
+from tests.unit.enricher.podwatch.builders import encoded, pod, pod_record, reader_of
 
 SECOND = 10**9
 MOST = 100
 
 
 def record(uid: str, *, version: str = "1", phase: str = "Running") -> PodRecord:
-    reader = PodReader(labels=[], gpu_resource_prefixes=[])
+    reader = reader_of()
     found = reader.read(encoded(pod(uid, version=version, status={"phase": phase})))
     assert found is not None
     return found
@@ -40,7 +39,7 @@ def publish(pods: PodTable) -> list[tuple[str, str]]:
 
 def test_a_pod_is_due_until_it_is_acknowledged() -> None:
     pods = table()
-    pods.see(record("a"), time_ns=1)
+    pods.upsert(record("a"), time_ns=1)
     assert due(pods) == [("a", "Running")]
     assert publish(pods) == [("a", "Running")]
     assert due(pods) == []
@@ -49,26 +48,26 @@ def test_a_pod_is_due_until_it_is_acknowledged() -> None:
 
 def test_a_pod_that_differs_in_its_version_alone_is_not_due_again() -> None:
     pods = table()
-    pods.see(record("a", version="1"), time_ns=1)
+    pods.upsert(record("a", version="1"), time_ns=1)
     publish(pods)
-    pods.see(record("a", version="2"), time_ns=2)
+    pods.upsert(record("a", version="2"), time_ns=2)
     assert due(pods) == []
-    pods.see(record("a", version="3", phase="Succeeded"), time_ns=3)
+    pods.upsert(record("a", version="3", phase="Succeeded"), time_ns=3)
     assert due(pods) == [("a", "Succeeded")]
 
 
 def test_a_newer_state_takes_the_place_of_one_that_waits() -> None:
     pods = table()
-    pods.see(record("a"), time_ns=1)
-    pods.see(record("a", phase="Failed"), time_ns=2)
+    pods.upsert(record("a"), time_ns=1)
+    pods.upsert(record("a", phase="Failed"), time_ns=2)
     assert due(pods) == [("a", "Failed")]
 
 
 def test_what_changes_while_it_is_published_stays_due() -> None:
     pods = table()
-    pods.see(record("a"), time_ns=1)
+    pods.upsert(record("a"), time_ns=1)
     on_the_way = pods.batch(MOST)
-    pods.see(record("a", phase="Failed"), time_ns=2)
+    pods.upsert(record("a", phase="Failed"), time_ns=2)
     pods.acknowledge(on_the_way)
     assert due(pods) == [("a", "Failed")]
 
@@ -76,13 +75,13 @@ def test_what_changes_while_it_is_published_stays_due() -> None:
 def test_a_batch_holds_no_more_than_asked_for_the_longest_known_first() -> None:
     pods = table()
     for number in range(5):
-        pods.see(record(f"u{number}"), time_ns=number)
+        pods.upsert(record(f"u{number}"), time_ns=number)
     assert [one.uid for one in pods.batch(2)] == ["u0", "u1"]
 
 
 def test_a_deleted_pod_is_due_with_its_time_then_as_a_tombstone_then_never() -> None:
     pods = table(tombstone_after_seconds=900)
-    pods.see(record("a"), time_ns=1)
+    pods.upsert(record("a"), time_ns=1)
     publish(pods)
     pods.delete(record("a", version="2"), time_ns=5 * SECOND)
     assert publish(pods) == [("a", f"deleted {5 * SECOND}")]
@@ -103,10 +102,10 @@ def test_a_tombstone_waits_for_its_deletion_to_be_known() -> None:
 def test_a_list_deletes_what_it_did_not_have() -> None:
     pods = table()
     for uid in ("a", "b", "c"):
-        pods.see(record(uid), time_ns=1)
+        pods.upsert(record(uid), time_ns=1)
     publish(pods)
     pods.begin_list()
-    pods.see(record("b", version="9"), time_ns=2)
+    pods.upsert(record("b", version="9"), time_ns=2)
     assert pods.end_list(time_ns=3) == 2
     assert sorted(due(pods)) == [("a", "deleted 3"), ("c", "deleted 3")]
 
@@ -125,14 +124,14 @@ def test_what_a_list_did_not_have_is_deleted_as_of_the_lists_version() -> None:
 def test_a_pod_that_lives_in_spite_of_a_list_does_so_from_that_lists_version_on() -> None:
     """Or its record would be taken for one from before its deletion."""
     pods = table()
-    pods.see(record("a", version="5"), time_ns=1)
+    pods.upsert(record("a", version="5"), time_ns=1)
     pods.begin_list()
     pods.end_list(time_ns=2, version="100")
-    pods.see(record("a", version="5"), time_ns=3)
+    pods.upsert(record("a", version="5"), time_ns=3)
     (lives,) = pods.batch(MOST)
     assert lives.pod is not None
     assert (lives.pod.resource_version, lives.pod.deleted_time_ns) == ("100", None)
-    pods.see(record("a", version="101", phase="Failed"), time_ns=4)
+    pods.upsert(record("a", version="101", phase="Failed"), time_ns=4)
     assert [one.pod and one.pod.resource_version for one in pods.batch(MOST)] == ["101"]
 
 
@@ -145,14 +144,14 @@ def test_what_is_to_be_repeated_is_due_as_it_was_restored() -> None:
 
 def test_a_list_that_broke_off_deletes_nothing_and_hides_nothing() -> None:
     pods = table()
-    pods.see(record("a"), time_ns=1)
-    pods.see(record("b"), time_ns=1)
+    pods.upsert(record("a"), time_ns=1)
+    pods.upsert(record("b"), time_ns=1)
     publish(pods)
     pods.begin_list()
-    pods.see(record("a"), time_ns=2)
+    pods.upsert(record("a"), time_ns=2)
     pods.begin_list()
     assert due(pods) == []
-    pods.see(record("b"), time_ns=3)
+    pods.upsert(record("b"), time_ns=3)
     assert pods.end_list(time_ns=4) == 1
     assert due(pods) == [("a", "deleted 4")]
 
@@ -170,7 +169,7 @@ def test_deleted_pods_beyond_the_bound_are_buried_early_and_counted() -> None:
 def test_a_pod_seen_again_after_its_deletion_lives() -> None:
     pods = table(tombstone_after_seconds=1)
     pods.delete(record("a"), time_ns=1)
-    pods.see(record("a"), time_ns=2)
+    pods.upsert(record("a"), time_ns=2)
     assert publish(pods) == [("a", "Running")]
     assert (pods.expire(time_ns=99 * SECOND), due(pods)) == (0, [])
 
@@ -178,8 +177,8 @@ def test_a_pod_seen_again_after_its_deletion_lives() -> None:
 def test_what_the_topic_knows_already_is_not_due_again() -> None:
     pods = table()
     pods.restore([record("a", version="1"), record("b")])
-    pods.see(record("a", version="2"), time_ns=1)
-    pods.see(record("b", phase="Succeeded"), time_ns=1)
+    pods.upsert(record("a", version="2"), time_ns=1)
+    pods.upsert(record("b", phase="Succeeded"), time_ns=1)
     assert due(pods) == [("b", "Succeeded")]
     assert len(pods) == 2
 
@@ -188,7 +187,7 @@ def test_what_the_topic_knows_and_the_first_list_does_not_have_is_deleted() -> N
     pods = table()
     pods.restore([record("a"), record("b")])
     pods.begin_list()
-    pods.see(record("b", version="9"), time_ns=2)
+    pods.upsert(record("b", version="9"), time_ns=2)
     assert pods.end_list(time_ns=3) == 1
     assert due(pods) == [("a", "deleted 3")]
 
@@ -206,7 +205,7 @@ def test_deleted_pods_of_the_topic_get_their_tombstone_in_their_time() -> None:
 def test_a_pod_that_the_topic_takes_for_deleted_lives_once_it_is_seen() -> None:
     pods = table(tombstone_after_seconds=1)
     pods.restore([deleted("a", 1)])
-    pods.see(record("a"), time_ns=2)
+    pods.upsert(record("a"), time_ns=2)
     assert publish(pods) == [("a", "Running")]
     assert (pods.expire(time_ns=99 * SECOND), due(pods)) == (0, [])
 
@@ -215,14 +214,14 @@ def test_of_equal_records_the_last_seen_is_kept_unless_the_other_is_on_its_way()
     pods = table()
     pods.restore([record("a")])
     first, second = record("a", version="2"), record("a", version="3")
-    pods.see(first, time_ns=1)
+    pods.upsert(first, time_ns=1)
     pods.begin_list()
     pods.end_list(time_ns=2)
     assert due(pods) == [("a", "deleted 2")]
     assert pods.batch(MOST)[0].pod.resource_version == "2"  # type: ignore[union-attr]  # it is no tombstone
-    pods.see(first, time_ns=3)
+    pods.upsert(first, time_ns=3)
     on_the_way = pods.batch(MOST)
-    pods.see(second, time_ns=4)
+    pods.upsert(second, time_ns=4)
     pods.acknowledge(on_the_way)
     assert due(pods) == []
 

@@ -1,14 +1,16 @@
 """Lists that come as a watch, where the server offers it, and what is done where it does not."""
 
-from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
-from enricher.podwatch.api import open_api
-from enricher.podwatch.settings import KubernetesSettings
-from enricher.podwatch.watch_events import Phase
+from enricher.podwatch.events import Phase
 from tests.unit.enricher.podwatch.builders import Object, PatientClock, pod
-from tests.unit.enricher.podwatch.following import as_word, reflector_of, steps_until, told
+from tests.unit.enricher.podwatch.following import (
+    follow,
+    last,
+    told,
+)
 from tests.unit.enricher.podwatch.misbehaving import (
     Answering,
     MisbehavingServer,
@@ -17,7 +19,6 @@ from tests.unit.enricher.podwatch.misbehaving import (
     error,
     event,
     events,
-    misbehaving_server,
     page,
     status,
     text,
@@ -27,27 +28,13 @@ WATCHING, LISTING = Phase.WATCHING, Phase.LISTING
 PAGES = ["LISTING", "+paged", "LISTED", "WATCHING"]
 
 
-@pytest.fixture
-async def server() -> AsyncIterator[MisbehavingServer]:
-    async with misbehaving_server() as server:
-        yield server
-
-
-@pytest.fixture
-def clock() -> PatientClock:
-    return PatientClock()
-
-
-async def follow(
-    server: MisbehavingServer, clock: PatientClock, last: str, **settings: object
+async def words_until(
+    word: str,
+    server: MisbehavingServer,
+    clock: PatientClock,
+    **settings: Any,  # noqa: ANN401  # any setting
 ) -> list[str]:
-    """Follow until a step is told; return all that was."""
-    asked = KubernetesSettings(url=server.url, **settings)  # type: ignore[arg-type]  # any setting
-    async with open_api(asked) as api:
-        steps = await steps_until(
-            reflector_of(api, asked, clock), lambda taken: as_word(taken[-1]) == last
-        )
-    return told(steps)
+    return told(await follow(server, clock, last(word), **settings))
 
 
 def added(*uids: str) -> list[Object]:
@@ -61,7 +48,7 @@ async def test_the_list_comes_as_a_watch_that_says_when_it_was_all_and_goes_on(
         events(*added("a", "b"), end_mark("50"), event("DELETED", pod("a", version="51")))
     ]
     server.watches += [events(*added("c"), keep=True)]
-    steps = await follow(server, clock, "+c")
+    steps = await words_until("+c", server, clock)
     assert steps == ["LISTING", "+a", "+b", "LISTED", "WATCHING", "-a", "WATCHING", "+c"]
     first, second = server.asked
     assert first == {
@@ -82,7 +69,7 @@ async def test_what_changes_while_it_is_listed_belongs_to_the_list(
     gone = event("DELETED", pod("a", version="48"))
     nowhere = event("MODIFIED", pod("nowhere", node=None, version="49"))
     server.initials += [events(*added("a", "b"), gone, nowhere, end_mark("50"), keep=True)]
-    steps = await follow(server, clock, "WATCHING")
+    steps = await words_until("WATCHING", server, clock)
     assert steps == ["LISTING", "+a", "+b", "-a", "LISTED", "WATCHING"]
 
 
@@ -93,7 +80,7 @@ async def test_a_server_that_refuses_it_is_asked_for_pages_at_once_and_ever_afte
     server.initials += [status(code, reason="Invalid")]
     server.lists += [page(pod("paged"))] * 2
     server.watches += [status(410), events(*added("c"), keep=True)]
-    steps = await follow(server, clock, "+c")
+    steps = await words_until("+c", server, clock)
     assert steps == [*PAGES[:3], "!410", *PAGES, "+c"]
     assert server.kinds() == ["initial", "list", "watch", "list", "watch"]
     assert clock.slept == [0.8]
@@ -113,7 +100,7 @@ async def test_a_server_that_never_says_that_it_was_all_is_asked_for_pages_ever_
     server.initials += [half]
     server.lists += [page(pod("paged"))] * 2
     server.watches += [status(410), events(*added("c"), keep=True)]
-    steps = await follow(server, clock, "+c")
+    steps = await words_until("+c", server, clock)
     first = [said for said in steps[: steps.index("LISTED")] if said != "+a"]
     assert first == ["LISTING", "LISTING", "+paged"]
     assert steps[steps.index("LISTED") :] == ["LISTED", "!410", *PAGES, "+c"]
@@ -125,7 +112,7 @@ async def test_without_the_permission_pages_are_tried_each_time(
 ) -> None:
     server.initials += [status(403), events(end_mark("50"), keep=True)]
     server.lists += [status(403)]
-    assert await follow(server, clock, "WATCHING") == [
+    assert await words_until("WATCHING", server, clock) == [
         "LISTING",
         "!403",
         "LISTING",
@@ -150,7 +137,7 @@ async def test_a_failure_before_it_was_all_begins_the_list_anew(
     server: MisbehavingServer, clock: PatientClock, failing: Answering, said: str
 ) -> None:
     server.initials += [failing, events(*added("b"), end_mark("50"), keep=True)]
-    steps = await follow(server, clock, "WATCHING")
+    steps = await words_until("WATCHING", server, clock)
     # What the connection still held when it was cut may or may not have been read.
     assert [step for step in steps if step != "+a"][-5:] == [
         said,
@@ -169,7 +156,7 @@ async def test_a_list_that_breaks_twice_is_asked_for_in_pages(
     half = events(*added("a"), tail=b'{"type"')
     server.initials += [half, half]
     server.lists += [page(pod("paged"))]
-    steps = await follow(server, clock, "WATCHING")
+    steps = await words_until("WATCHING", server, clock)
     assert steps == [*["LISTING", "+a", "!None"] * 2, *PAGES]
     assert server.kinds() == ["initial", "initial", "list", "watch"]
 
@@ -181,7 +168,7 @@ async def test_an_expired_version_leads_to_a_new_list_that_comes_as_a_watch(
         events(*added("a"), end_mark("50"), error(410, "Expired")),
         events(*added("b"), end_mark("70"), *added("c"), keep=True),
     ]
-    steps = await follow(server, clock, "+c")
+    steps = await words_until("+c", server, clock)
     first, second = ["LISTING", "+a", "LISTED"], ["LISTING", "+b", "LISTED"]
     assert steps == [*first, "WATCHING", "!410", *second, "WATCHING", "+c"]
 
@@ -189,5 +176,5 @@ async def test_an_expired_version_leads_to_a_new_list_that_comes_as_a_watch(
 async def test_it_can_be_set_off(server: MisbehavingServer, clock: PatientClock) -> None:
     server.initials += [events(end_mark("50"), keep=True)]
     server.lists += [page(pod("paged"))]
-    assert await follow(server, clock, "WATCHING", watch_list="off") == PAGES
+    assert await words_until("WATCHING", server, clock, watch_list="off") == PAGES
     assert server.kinds() == ["list", "watch"]

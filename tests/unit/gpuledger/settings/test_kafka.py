@@ -8,7 +8,7 @@ from gpuledger.settings import KafkaSettings
 
 PROGRAMS = {
     "agent.command": [],
-    "enricher.podwatch.command": [],
+    "enricher.podwatch.wiring": [],
     "enricher.join.run": [],
     "sinks.command": ["rows"],
 }

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from cli.demo.plan import check_url, find_store, parse_bus
-from enricher.podwatch.settings import KubernetesSettings
+from enricher.podwatch.pod_settings import KubernetesSettings
 from gpuledger.errors import SettingsError, UserError
 from gpuledger.settings import KafkaSettings, Secret, load_settings
 from gpuledger.settings.secret import mask_address, mask_addresses, shown_url

@@ -18,6 +18,6 @@ def api(simulation: Simulation) -> KubeApi:
 @pytest.fixture
 async def client(api: KubeApi) -> AsyncIterator[Client]:
     """A client of the API with the scenario's pods of second 0; later steps are taken by hand."""
-    await api.player.play_due()
+    await api.pod_driver.play_due()
     async with serve_kube_api(api, play=False) as url, aiohttp.ClientSession() as session:
         yield Client(session, url)

@@ -37,7 +37,7 @@ async def test_a_watch_tells_each_step_of_a_pods_life(
         resourceVersion=await version(client), fieldSelector="spec.nodeName=node-a"
     )
     clock.advance(9)
-    await api.player.play_due()
+    await api.pod_driver.play_due()
     assert told(await take(events, 5)) == [
         ("ADDED", "chat-5d8f7c9b4d-abcde", "Pending"),
         ("MODIFIED", "chat-5d8f7c9b4d-abcde", "Running"),
@@ -53,7 +53,7 @@ async def test_a_pod_that_leaves_the_selector_is_told_as_deleted(
     selector = "status.phase!=Succeeded,metadata.name=render-1-xyz"
     events = client.watch(resourceVersion=await version(client), fieldSelector=selector)
     clock.advance(6)
-    await api.player.play_due()
+    await api.pod_driver.play_due()
     (event,) = await take(events, 1)
     assert told([event]) == [("DELETED", "render-1-xyz", "Running")]
     assert event["object"]["metadata"]["resourceVersion"] == await version(client)
@@ -64,7 +64,7 @@ async def test_versions_rise_from_event_to_event(
 ) -> None:
     start = await version(client)
     clock.advance(9)
-    await api.player.play_due()
+    await api.pod_driver.play_due()
     events = await take(client.watch(resourceVersion=start), 6)
     versions = [int(event["object"]["metadata"]["resourceVersion"]) for event in events]
     assert versions == sorted(set(versions))

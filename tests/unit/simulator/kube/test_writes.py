@@ -79,7 +79,7 @@ async def test_a_driven_server_tells_the_simulated_nodes_its_uids(
 
 async def test_a_pod_of_an_earlier_run_is_replaced(simulation: Simulation, tmp_path: Path) -> None:
     target = KubeApi(simulation)  # holds the scenario's pods already
-    await target.player.play_due()
+    await target.pod_driver.play_due()
     async with serve_kube_api(target, play=False) as url:
         write_kubeconfig(tmp_path / "kubeconfig", url)
         await drive(simulation, kubeconfig=tmp_path / "kubeconfig")

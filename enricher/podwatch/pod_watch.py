@@ -1,4 +1,8 @@
-"""Podwatch put together: the reflector's steps into the table, the table's dues onto the bus."""
+"""Podwatch put together: the reflector's steps into the table, what is due in it onto the bus.
+
+With a Lease this begins anew each time that it is won: what was published meanwhile is read back
+from the topic, because another podwatch has published and this one's table is of before.
+"""
 
 import asyncio
 from contextlib import aclosing
@@ -7,18 +11,23 @@ from typing import Final
 
 import structlog
 
-from enricher.podwatch import metrics
+from enricher.podwatch import pod_metrics
 from enricher.podwatch.api import Api
 from enricher.podwatch.decode import PodReader
-from enricher.podwatch.election import Elector
-from enricher.podwatch.events import UnreadablePods
-from enricher.podwatch.lease import LeaseClient, identity_of, namespace_of
-from enricher.podwatch.publish import Fence, PodPublisher, let_pass
-from enricher.podwatch.published_pods import KnownPods, PodBus, read_known
+from enricher.podwatch.election import Elector, LeaseClient, identity_of, namespace_of
+from enricher.podwatch.events import (
+    Deleted,
+    Interrupted,
+    Phase,
+    Skipped,
+    Step,
+    UnreadablePods,
+    Upserted,
+)
+from enricher.podwatch.pod_settings import PodwatchSettings
+from enricher.podwatch.publish import Fence, PodBus, PodPublisher, let_pass, read_known
 from enricher.podwatch.reflector import Reflector
-from enricher.podwatch.settings import PodwatchSettings
 from enricher.podwatch.table import PodTable
-from enricher.podwatch.watch_events import Deleted, Interrupted, Phase, Skipped, Step, Upserted
 from gpuledger.clock import Clock
 from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
 
@@ -37,13 +46,13 @@ async def run_podwatch(
     listed, `kafka`, with a Lease `lease`, and the warning `readable`; all are ok while another one
     leads.
     """
-    podwatch = _Podwatch(api=api, bus=bus, settings=settings, readiness=readiness, clock=clock)
+    podwatch = PodWatch(api=api, bus=bus, settings=settings, readiness=readiness, clock=clock)
     if not settings.lease.enabled:
-        metrics.LEADING.set(1)
+        pod_metrics.LEADING.set(1)
         await podwatch.publish()
         return
     elector = Elector(
-        keeper=LeaseClient(
+        client=LeaseClient(
             api=api, namespace=namespace_of(settings.lease), name=settings.lease.name
         ),
         settings=settings.lease,
@@ -58,7 +67,7 @@ async def run_podwatch(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Podwatch:
+class PodWatch:
     """What publishes; each time anew, for another one may have published meanwhile."""
 
     api: Api
@@ -69,24 +78,33 @@ class _Podwatch:
 
     def stand_by(self) -> None:
         """Report that there is nothing to be done for the moment."""
+        # Ready: standing by is all that it has to do.
         for name in ("known", "api", "kafka"):
             self.readiness.check(name).ok("standing by")
-        self._readable_check().ok("standing by")
-        metrics.PODS.set(0)
-        metrics.UNPUBLISHED.set(0)
+        self.readiness.check("readable", severity=CheckSeverity.WARNING).ok("standing by")
+        # Another one counts the same pods, and a sum over both would have them twice.
+        pod_metrics.PODS.set(0)
+        pod_metrics.UNPUBLISHED.set(0)
 
     async def publish(self, *, fence: Fence = let_pass) -> None:
         """Read what is known, then list, watch and publish until cancelled."""
+        settings, clock = self.settings, self.clock
         for name in ("api", "kafka"):
             self.readiness.check(name).waits("starting")
-        known = await self._known_pods()
-        table = self._table_of(known)
+        # Before the first list, which says of every known pod that is not in it that it is gone.
+        known = await read_known(bus=self.bus, check=self.readiness.check("known"), clock=clock)
+        table = PodTable(
+            tombstone_after_seconds=settings.tombstone_after_seconds,
+            max_tombstones=settings.max_tombstones,
+        )
+        table.restore(known.by_uid.values())
+        table.repeat(known.overtaken, time_ns=clock.time_ns())
         publisher = PodPublisher(
             bus=self.bus,
             table=table,
             check=self.readiness.check("kafka"),
-            clock=self.clock,
-            batch_max=self.settings.publish_batch,
+            clock=clock,
+            batch_max=settings.publish_batch,
             topic_id=known.topic_id,
             fence=fence,
         )
@@ -94,44 +112,27 @@ class _Podwatch:
             table=table,
             publisher=publisher,
             check=self.readiness.check("api"),
-            unreadable=UnreadablePods(self._readable_check()),
-            clock=self.clock,
+            unreadable=UnreadablePods(
+                self.readiness.check("readable", severity=CheckSeverity.WARNING)
+            ),
+            clock=clock,
         )
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(follower.follow(self._reflector()))
-            tasks.create_task(publisher.forever())
-            tasks.create_task(_expire(table, publisher, self.clock))
-
-    def _readable_check(self) -> Check:
-        return self.readiness.check("readable", severity=CheckSeverity.WARNING)
-
-    async def _known_pods(self) -> KnownPods:
-        check = self.readiness.check("known")
-        return await read_known(bus=self.bus, check=check, clock=self.clock)
-
-    def _table_of(self, known: KnownPods) -> PodTable:
-        table = PodTable(
-            tombstone_after_seconds=self.settings.tombstone_after_seconds,
-            max_tombstones=self.settings.max_tombstones,
-        )
-        table.restore(known.by_uid.values())
-        table.repeat(known.overtaken, time_ns=self.clock.time_ns())
-        return table
-
-    def _reflector(self) -> Reflector:
-        settings = self.settings
         reader = PodReader(
             labels=settings.labels,
             annotations=settings.annotations,
             gpu_resource_prefixes=settings.gpu_resource_prefixes,
         )
-        return Reflector(
-            api=self.api, reader=reader, settings=settings.kubernetes, clock=self.clock
+        reflector = Reflector(
+            api=self.api, reader=reader, settings=settings.kubernetes, clock=clock
         )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(follower.follow(reflector))
+            tasks.create_task(publisher.forever())
+            tasks.create_task(expire_forever(table, publisher, clock))
 
 
 class Follower:
-    """Takes the reflector's steps into the table and says how it stands with the API server."""
+    """Applies the reflector's steps to the table, and reports the API server's state as a check."""
 
     def __init__(
         self,
@@ -149,54 +150,52 @@ class Follower:
         self._clock = clock
 
     async def follow(self, reflector: Reflector) -> None:
-        """Take the steps, for ever."""
+        """Apply the steps, for ever."""
         async with aclosing(reflector.forever()) as steps:
             async for step in steps:
-                self.take(step, version=reflector.version)
+                self.apply(step, version=reflector.version)
 
-    def take(self, step: Step, *, version: str | None = None) -> None:
-        """Take one step, with the version that the reflector has reached."""
-        now = self._clock.time_ns()
+    def apply(self, step: Step, *, version: str | None = None) -> None:
+        """Apply one step, with the version that the reflector has reached."""
+        time_ns = self._clock.time_ns()
         match step:
             case Upserted(pod):
                 self._unreadable.discard(pod.uid)
-                self._table.see(pod, time_ns=now)
+                self._table.upsert(pod, time_ns=time_ns)
             case Deleted(pod):
                 self._unreadable.discard(pod.uid)
-                self._table.delete(pod, time_ns=now)
+                self._table.delete(pod, time_ns=time_ns)
+            case Skipped(is_deleted=True):
+                self._unreadable.add(step)
+                self._table.delete_known(step.uid, version=step.version, time_ns=time_ns)
             case Skipped():
-                self._skip(step, time_ns=now)
+                self._unreadable.add(step)
+                # It is there: a list without it would delete it.
+                self._table.keep(step.uid)
             case Phase.LISTING:
                 self._unreadable.begin_list()
                 self._table.begin_list()
             case Phase.LISTED:
-                self._listed(gone=self._table.end_list(time_ns=now, version=version))
+                gone = self._table.end_list(time_ns=time_ns, version=version)
+                self._check.ok(self.pods)
+                self._unreadable.end_list()
+                self._publisher.measure()
+                _log.info("pods_listed", count=len(self._table), gone_count=gone)
             case Phase.WATCHING:
-                self._check.ok(self._pods)
+                # After a watch that failed the check recovers here, without a list.
+                self._check.ok(self.pods)
             case Interrupted(error):
                 self._check.failed(str(error))
         self._publisher.wake()
 
-    def _skip(self, pod: Skipped, *, time_ns: int) -> None:
-        self._unreadable.add(pod)
-        if pod.is_deleted:
-            self._table.delete_known(pod.uid, version=pod.version, time_ns=time_ns)
-        else:
-            self._table.keep(pod.uid)
-
-    def _pods(self) -> str:
+    def pods(self) -> str:
+        """Return how many pods there are, for the check."""
         return f"{len(self._table)} pods"
 
-    def _listed(self, *, gone: int) -> None:
-        self._check.ok(self._pods)
-        self._unreadable.tell()
-        self._publisher.measure()
-        _log.info("pods_listed", count=len(self._table), gone_count=gone)
 
-
-async def _expire(table: PodTable, publisher: PodPublisher, clock: Clock) -> None:
+async def expire_forever(table: PodTable, publisher: PodPublisher, clock: Clock) -> None:
     """Let tombstones fall due, for ever."""
     while True:
         await clock.sleep(_EXPIRY_SECONDS)
-        metrics.EARLY_TOMBSTONES.inc(table.expire(time_ns=clock.time_ns()))
+        pod_metrics.EARLY_TOMBSTONES.inc(table.expire(time_ns=clock.time_ns()))
         publisher.wake()

@@ -1,8 +1,8 @@
 """`gpuledger-podwatch`: the wiring of the pod watch, and nothing else."""
 
 from enricher.podwatch.api import open_api
-from enricher.podwatch.service import run_podwatch
-from enricher.podwatch.settings import PodwatchSettings
+from enricher.podwatch.pod_settings import PodwatchSettings
+from enricher.podwatch.pod_watch import run_podwatch
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.clock import SystemClock
 from gpuledger.runtime import CheckSeverity, Readiness, explain_user_errors, run_service
@@ -26,18 +26,18 @@ def main() -> int:
         "lease": settings.lease.name if settings.lease.enabled else None,
         "brokers": settings.kafka.bootstrap_servers,
     }
-    return run_service(_watch, settings=settings, about=about)
 
+    async def watch(settings: PodwatchSettings, readiness: Readiness) -> None:
+        # Without a critical check it would be ready as soon as its credentials are read.
+        readiness.check("api").waits("starting")
+        credentials = readiness.check("credentials", severity=CheckSeverity.WARNING)
+        async with open_api(settings.kubernetes, check=credentials) as api:
+            await run_podwatch(
+                api=api,
+                bus=KafkaBus(settings.kafka, readiness=readiness),
+                settings=settings,
+                readiness=readiness,
+                clock=SystemClock(),
+            )
 
-async def _watch(settings: PodwatchSettings, readiness: Readiness) -> None:
-    # Without a critical check it would be ready as soon as its credentials are read.
-    readiness.check("api").waits("starting")
-    credentials = readiness.check("credentials", severity=CheckSeverity.WARNING)
-    async with open_api(settings.kubernetes, check=credentials) as api:
-        await run_podwatch(
-            api=api,
-            bus=KafkaBus(settings.kafka, readiness=readiness),
-            settings=settings,
-            readiness=readiness,
-            clock=SystemClock(),
-        )
+    return run_service(watch, settings=settings, about=about)

@@ -15,14 +15,14 @@ from grpclib.server import Server, Stream
 from typing_extensions import override
 
 from gpuledger.runtime.tasks import end_tasks
-from simulator.kubelet.node import SimulatedKubelet
+from simulator.kubelet import SimulatedKubelet
 
 _METHOD = "/v1.PodResourcesLister/List"
 _LINK_SECONDS = 1.0
 
 
 class _Bytes(CodecBase):
-    """Passes messages on as the bytes that they are."""
+    """Passes messages on as the bytes that they are: they are written by hand in `kubelet`."""
 
     __content_subtype__ = "proto"
 
@@ -39,12 +39,13 @@ class _Lister:
     def __init__(self, kubelet: SimulatedKubelet) -> None:
         self._kubelet = kubelet
 
-    async def _list(self, stream: Stream[Any, Any]) -> None:
-        await stream.recv_message()
-        await stream.send_message(await self._kubelet.list_pods())
-
     def __mapping__(self) -> Mapping[str, Handler]:
-        return {_METHOD: Handler(self._list, Cardinality.UNARY_UNARY, bytes, bytes)}
+        async def list_pods(stream: Stream[Any, Any]) -> None:
+            # Read though it has no field: the protocol has a message here.
+            await stream.recv_message()
+            await stream.send_message(await self._kubelet.list_pods())
+
+        return {_METHOD: Handler(list_pods, Cardinality.UNARY_UNARY, bytes, bytes)}
 
 
 @asynccontextmanager
@@ -55,9 +56,15 @@ async def serve_kubelet(
 
     The socket's file stays behind, as that of a kubelet that was killed.
     """
+
+    async def keep_links(logs: Path) -> None:
+        while True:
+            link_logs(kubelet, logs)
+            await asyncio.sleep(_LINK_SECONDS)
+
     server = Server([_Lister(kubelet)], codec=_Bytes())
     await server.start(path=str(socket))
-    linking = asyncio.create_task(_keep_links(kubelet, logs)) if logs else None
+    linking = asyncio.create_task(keep_links(logs)) if logs else None
     try:
         yield
     finally:
@@ -66,18 +73,13 @@ async def serve_kubelet(
         await server.wait_closed()
 
 
-async def _keep_links(kubelet: SimulatedKubelet, logs: Path) -> None:
-    while True:
-        link_logs(kubelet, logs)
-        await asyncio.sleep(_LINK_SECONDS)
-
-
 def link_logs(kubelet: SimulatedKubelet, logs: Path) -> None:
     """Make the folder hold one entry a container, by its name alone."""
     logs.mkdir(parents=True, exist_ok=True)
     wanted = set(kubelet.log_names())
-    there = {path.name for path in logs.glob("*.log")}
-    for name in wanted - there:
+    existing = {path.name for path in logs.glob("*.log")}
+    for name in wanted - existing:
+        # No link and no log behind it: readers of the folder go by the names.
         (logs / name).touch()
-    for name in there - wanted:
+    for name in existing - wanted:
         (logs / name).unlink()
