@@ -30,7 +30,7 @@ from agent.gpu.source import (
 from gpuledger.clock import Clock
 from gpuledger.records import Capability, GpuFacts, MigInstance, ProcessKind
 from simulator.device import SimulatedGpu
-from simulator.mig import SimulatedInstance
+from simulator.gpu_models import SimulatedInstance
 from simulator.plan import PlannedProcess
 from simulator.sampling_windows import SamplingWindows
 from simulator.simulation import SimulatedNode

@@ -14,14 +14,13 @@ import agent.node
 from agent.context import run_agent
 from agent.settings import AgentSettings, SpoolSettings, name_node
 from agent.source import open_source, play
+from cli.demo.bus import DemoBus
 from cli.demo.plan import DemoPlan
 from cli.demo.stage_tasks import Stages
 from cli.demo.totals import Tally
 from enricher.podwatch.api import open_api
-from enricher.podwatch.published_pods import PodBus
 from enricher.podwatch.service import run_podwatch
 from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
-from gpuledger.bus.protocol import TransactionalBus
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
 from gpuledger.runtime import Readiness
@@ -32,10 +31,6 @@ from simulator.simulation import Simulation
 _IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
 # The bus in memory is never away, and what a real agent left on this machine is not for it.
 _NO_SPOOL: Final = SpoolSettings(folder="")
-
-
-class DemoBus(TransactionalBus, PodBus, Protocol):
-    """A bus that the whole pipeline runs on; the pod watch reads back what it published."""
 
 
 class DemoSource(Protocol):

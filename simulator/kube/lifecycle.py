@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from simulator.kernels import NEVER_NS
-from simulator.plan import PlannedPod
+from simulator.plan import NEVER_NS, PlannedPod
 
 _MS: Final = 1_000_000
 CREATED_BEFORE_NS: Final = 1500 * _MS

@@ -8,9 +8,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from simulator import identities
-from simulator.device import gpu_groups
 from simulator.kube.lifecycle import PodStep
-from simulator.plan import PlannedPod
+from simulator.plan import PlannedPod, gpu_groups
 from simulator.scenario.schema import Controller, Node, Owner, ScenarioContainer, ScenarioPod
 from simulator.simulation import Simulation
 

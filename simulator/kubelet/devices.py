@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from simulator.device import SimulatedGpu
-from simulator.mig import SimulatedInstance
+from simulator.gpu_models import SimulatedInstance
 from simulator.plan import PlannedPod
 from simulator.scenario.schema import PluginDevice, ScenarioContainer
 

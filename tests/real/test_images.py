@@ -42,7 +42,7 @@ NEEDED = {
         "sinks.alerts.alerts_sink",
         "sinks.store.store_sink",
     ],
-    "cli": ["cli.demo.command", "cli.topics", "simulator.kube", "simulator.__main__"],
+    "cli": ["cli.demo.demo_command", "cli.topics", "simulator.kube", "simulator.__main__"],
 }
 
 

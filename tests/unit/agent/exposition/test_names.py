@@ -10,7 +10,7 @@ import agent.metrics
 from agent.exposition import native, native_processes
 from agent.exposition.native import LABELS, InfoFamily, native_families
 from agent.settings import ExpositionSettings
-from cli.docs_gen.metrics import DEPLOYABLES, collectors_of, label_names_of
+from cli.docs_gen import DEPLOYABLES, collectors_of, label_names_of
 from gpuledger.ledger.series import FAMILIES
 from tests.unit.agent.exposition.builders import GIB, allocation, gpu, node, process, sample
 

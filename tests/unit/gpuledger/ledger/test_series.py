@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.docs_gen.metrics import DEPLOYABLES, collectors_of
+from cli.docs_gen import DEPLOYABLES, collectors_of
 from gpuledger.ledger.event_series import values_of
 from gpuledger.ledger.series import FAMILIES, Family
 from gpuledger.records import NodeSample
