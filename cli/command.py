@@ -54,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         result = app(argv, exit_on_error=False, print_error=False)
     except (CycloptsError, UserError, UnavailableError) as error:
+        # An address in an argument may hold a login, and cyclopts quotes what it refuses.
         sys.stderr.write(f"gpuledger: {mask_addresses(' '.join(str(error).split()))}\n")
         return USER_ERROR
     return result if isinstance(result, int) else 0

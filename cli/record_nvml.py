@@ -95,6 +95,7 @@ def record_nvml(
     ):
         recorder = Recorder(tape, found.clock, began_monotonic_ns=header.monotonic_ns)
         library = RecordingLibrary(nvml, recorder)
+        # The agent itself asks, so that the recording has what an agent needs, in its order.
         recorded = replace(
             found,
             gpus=NvmlSession(library, monotonic_ns=found.clock.monotonic_ns),
@@ -144,6 +145,7 @@ class _StoppableLibrary:
         self._stop = stop
 
     def __getattr__(self, name: str) -> object:
+        # Between two calls of a probe, as one that has begun cannot be taken back.
         if self._stop.has_come:
             raise _StoppedError
         return getattr(self._library, name)

@@ -101,7 +101,7 @@ def demo(  # one parameter an option
     """
     began_seconds = _process_start_seconds()
     configure_logs(LogSettings(level="error", format="text"))
-    leave_out_of_logs("incident_seen")
+    leave_out_of_logs("incident_seen")  # a warning of the agent's; the screen has it as an alert
     plan = DemoPlan(
         scenario=find_scenario(scenario),
         source=source,

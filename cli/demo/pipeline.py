@@ -142,6 +142,7 @@ async def _closed_in_time(ending: Ending) -> AsyncIterator[AsyncExitStack]:
         ending.is_bus_away = True
         raise
     finally:
+        # As a task, so that a stage which waits for brokers keeps nobody from the summary.
         closing = asyncio.create_task(stack.aclose())
         seconds = _CLOSING_WITHOUT_BUS_SECONDS if ending.is_bus_away else _CLOSING_SECONDS
         await asyncio.wait({closing}, timeout=seconds)
@@ -227,7 +228,7 @@ def _watch_sinks(
             receiver=shown_url(receiver),
             bus=RunBus(bus, beginning=beginning),
             work=partial(run_sink, kind, settings=settings, group=own_group(kind.group)),
-            gathers=kind is STORE,
+            gathers=kind is STORE,  # it writes the rows that it holds when it ends
         )
         for kind, receiver, settings in sinks
     ]

@@ -108,6 +108,7 @@ class OwnMachine:
                 readiness=Readiness(),
             ),
         )
+        # Without an API server pods stay without names, and all else is as it would be.
         if os.environ.get("KUBECONFIG") or os.environ.get(_IN_CLUSTER):
             await _start_podwatch(
                 stages, KubernetesSettings(), bus=bus, stack=stack, clock=self.clock
@@ -124,6 +125,7 @@ async def find_machine(plan: DemoPlan) -> DemoSource:
     try:
         return OwnMachine(await open_source(AgentSettings(source="auto")))
     except UserError as error:
+        # Whoever asked for real GPUs must not be shown played ones.
         if plan.source == "auto":
             return SimulatedMachine(plan.scenario)
         raise UserError(

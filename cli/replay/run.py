@@ -168,6 +168,7 @@ class Replaying:
         """Bring both runs on so that few events of either wait for the other's."""
         has_first = has_ticks = True
         while has_first or has_ticks:
+            # Both come in batches of their own sizes; whoever is behind is read next.
             if has_first and (comparison.wants_first or not has_ticks):
                 has_first = await self._compare_some(first, comparison)
             else:

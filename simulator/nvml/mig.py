@@ -142,16 +142,18 @@ class Mig(Subject):
         """Return the instance of a handle; InvalidArgument for a GPU's, or after a new cut."""
         if not isinstance(handle, MigHandle):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        found = [one for one in self._instances(handle) if one.uuid == handle.uuid]
-        if not found:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return found[0]
+        # By its UUID: after a new cut another instance may have the index.
+        for instance in self._instances(handle):
+            if instance.uuid == handle.uuid:
+                return instance
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
     def _instances(self, handle: Handle) -> tuple[SimulatedInstance, ...]:
         cut = self._cut(handle)
         return cut.instances if cut else ()
 
     def _check_whole(self, handle: Handle) -> None:
+        # Of a GPU that is cut, and of its instances, the driver measures no utilization at all.
         if self._cut(handle):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 

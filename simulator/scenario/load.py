@@ -54,6 +54,7 @@ def parse_scenario(content: object) -> Scenario:
         scenario = msgspec.convert(content, Scenario)
     except msgspec.ValidationError as error:
         raise UserError(_explain(str(error))) from error
+    # In this order: later checks lay the scenario out, and count on nodes that are there.
     _check_names(scenario)
     _check_pods(scenario)
     _check_gpus(scenario)
@@ -122,6 +123,7 @@ def _check_pods(scenario: Scenario) -> None:
                 f"{where}.end_seconds: {pod.end_seconds} is not after "
                 f"start_seconds {pod.start_seconds}"
             )
+        # None: the earlier pod of that name never ends.
         free = free_from.get(name, 0.0)
         if free is None or (name in free_from and pod.start_seconds < free):
             raise UserError(
