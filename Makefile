@@ -19,7 +19,8 @@ COMPILE := $(UV) pip compile --universal --generate-hashes --no-emit-index-url -
 
 # The wheel as users get it, compiled; with the checkout behind it, where tests and benchmarks lie. -m would put the
 # checkout before it.
-ON_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR)
+ON_COMPILED := PYTHONSAFEPATH=1 \
+	PYTHONPATH=$(CURDIR)/build/compiled/gpuledger/_programs:$(CURDIR)/build/compiled:$(CURDIR)
 
 # On up to four cores (tests/conftest.py), a file of tests at a time. With ARGS one looks for something: in one process,
 # where --pdb and -x work, unless ARGS name a number of processes.

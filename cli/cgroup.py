@@ -6,7 +6,7 @@ For people with an unusual runtime: they see at once which container and which p
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -33,14 +33,11 @@ def cgroup(
 
     """
     # All arguments are read before anything is shown, so that a mistake is all that is said.
-    locations = list(map(locate_argument, lines)) if lines else _locate_lines(sys.stdin)
-    shown = as_json(locations) if format == "json" else as_table(locations)
-    _write(shown)
-
-
-def _write(lines: Iterable[str]) -> None:
+    locations: Iterable[Location] = map(locate, filter(str.strip, sys.stdin))
+    if lines:
+        locations = list(map(locate_argument, lines))
     try:
-        for line in lines:
+        for line in as_json(locations) if format == "json" else as_table(locations):
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
     except BrokenPipeError:
@@ -51,15 +48,14 @@ def _write(lines: Iterable[str]) -> None:
 def locate_argument(text: str) -> Location:
     """Read a file as the agent would, or a line as it stands; raises UserError for a bad file."""
     if text.startswith("/proc/") or _is_file(text):
-        return locate(_read(text))
+        try:
+            return locate(Path(text).read_text(errors="replace"))
+        except OSError as error:
+            raise UserError(f"cannot read {text}: {error.strerror or error}") from error
     location = locate(text)
     if not location.in_container and _seems_missing(text):
         raise UserError(f"cannot read {text}: No such file, and no cgroup path of a container")
     return location
-
-
-def _locate_lines(lines: Iterable[str]) -> Iterator[Location]:
-    return (locate(line) for line in lines if line.strip())
 
 
 def as_json(locations: Iterable[Location]) -> Iterator[str]:
@@ -76,14 +72,10 @@ def as_json(locations: Iterable[Location]) -> Iterator[str]:
 
 def as_table(locations: Iterable[Location]) -> Iterator[str]:
     """Write one row a line, the line itself last, as it may be long."""
-    yield _row(("POD UID", "CONTAINER ID", "LINE"))
+    row = "{:36}  {:64}  {}".format  # as wide as a UID and as a full id are
+    yield row("POD UID", "CONTAINER ID", "LINE")
     for location in locations:
-        yield _row((location.pod_uid or "-", location.container_id or "-", location.line or "-"))
-
-
-def _row(cells: Sequence[str]) -> str:
-    pod_uid, container_id, line = cells
-    return f"{pod_uid:36}  {container_id:64}  {line}"
+        yield row(location.pod_uid or "-", location.container_id or "-", location.line or "-")
 
 
 def _is_file(text: str) -> bool:
@@ -101,10 +93,3 @@ def _seems_missing(text: str) -> bool:
         return ":" not in text and folder != Path("/") and folder.is_dir()
     except (OSError, ValueError):
         return False
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error

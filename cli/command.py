@@ -9,7 +9,7 @@ from typing import Final
 
 from cyclopts import App, CycloptsError
 
-from cli.demo.meanings import as_help
+from cli.demo.tables import as_help
 from gpuledger import __version__
 from gpuledger.errors import UnavailableError, UserError
 from gpuledger.settings.secret import mask_addresses
@@ -24,7 +24,7 @@ app = App(
 )
 # The help stands here as well, because asking the module for it would load it.
 app.command(
-    "cli.demo.command:demo",
+    "cli.demo.demo_command:demo",
     name="demo",
     help="Watch the whole pipeline at work on one screen.",
     help_epilogue=as_help(),
@@ -33,7 +33,7 @@ app.command(
     "cli.topics:app", name="topics", help="Make the topics on a Kafka broker, or check those there."
 )
 app.command(
-    "cli.replay.command:app",
+    "cli.replay.replay_command:app",
     name="replay",
     help="Join the ticks of a time range again, and compare with the first run.",
 )
@@ -54,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         result = app(argv, exit_on_error=False, print_error=False)
     except (CycloptsError, UserError, UnavailableError) as error:
+        # An address in an argument may hold a login, and cyclopts quotes what it refuses.
         sys.stderr.write(f"gpuledger: {mask_addresses(' '.join(str(error).split()))}\n")
         return USER_ERROR
     return result if isinstance(result, int) else 0

@@ -48,6 +48,14 @@ class ProbeOutcome:
     def __str__(self) -> str:
         return self.error or "supported"
 
+    def shorten(self) -> str:
+        """Return the answer in some characters: a list's length, a number or a name."""
+        if self.error:
+            return self.error
+        if isinstance(self.value, Sequence) and not isinstance(self.value, str):
+            return f"{len(self.value)} values"
+        return str(self.value) if isinstance(self.value, int | str) else "supported"
+
 
 def ask(library: object, name: str, *arguments: object) -> ProbeOutcome:
     """Call a function, whatever it says."""
@@ -62,136 +70,130 @@ def ask(library: object, name: str, *arguments: object) -> ProbeOutcome:
 
 
 def probe_all(library: object, *, say: Callable[[str], None]) -> list[str]:
-    """Ask everything, one GPU after the other; gives what was found, a sentence each."""
+    """Ask everything, one GPU after the other; return what was found, a sentence each."""
     started = ask(library, "nvmlInit")
     if started.error:
         return [f"NVML does not start again: {started}"]
     try:
-        findings = _probe_system(library)
+        version = getattr(pynvml, "nvmlSystemEventSetCreateRequest_v1", None)
+        made = ask(library, "nvmlSystemEventSetCreate", version)
+        if made.value is not None:
+            ask(library, "nvmlSystemEventSetFree", version, made.value)
+        names = ("nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion")
+        findings = [f"{name}: {ask(library, name).value}" for name in names]
+        findings.append(f"system event sets (driver unbind): {made}")
         for index in range(ask(library, "nvmlDeviceGetCount").value or 0):
             handle = ask(library, "nvmlDeviceGetHandleByIndex", index).value
             if handle is not None:
                 say(f"probing GPU {index}, about {_POLLS * _POLL_SECONDS * 2:.0f} s")
-                findings += [f"GPU {index}: {one}" for one in _probe_gpu(library, handle)]
+                findings += [f"GPU {index}: {found}" for found in GpuProbes(library, handle).all()]
         return findings
     finally:
         ask(library, "nvmlShutdown")
 
 
-def _probe_system(library: object) -> list[str]:
-    version = getattr(pynvml, "nvmlSystemEventSetCreateRequest_v1", None)
-    made = ask(library, "nvmlSystemEventSetCreate", version)
-    if made.value is not None:
-        ask(library, "nvmlSystemEventSetFree", version, made.value)
-    versions = [
-        f"{name}: {ask(library, name).value}"
-        for name in ("nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion")
-    ]
-    return [*versions, f"system event sets (driver unbind): {made}"]
+class GpuProbes:
+    """The probes of one GPU; each says in a sentence or some what it found."""
 
+    def __init__(self, library: object, handle: object) -> None:
+        self._library = library
+        self._handle = handle
 
-def _probe_gpu(library: object, handle: object) -> list[str]:
-    plain = [f"{name}: {_short(ask(library, name, handle))}" for name in _PLAIN]
-    return [
-        *plain,
-        *_probe_accounting(library, handle),
-        *_probe_events(library, handle),
-        *_probe_pcie(library, handle),
-        _probe_gpm(library, handle),
-        _probe_period(library, handle, "nvmlDeviceGetProcessUtilization", ()),
-        _probe_period(
-            library, handle, "nvmlDeviceGetSamples", (pynvml.NVML_GPU_UTILIZATION_SAMPLES,)
-        ),
-    ]
+    def ask(self, name: str, *arguments: object) -> ProbeOutcome:
+        """Call a function of the GPU."""
+        return ask(self._library, name, self._handle, *arguments)
 
+    def all(self) -> list[str]:
+        """Return what every probe finds."""
+        return [
+            *(f"{name}: {self.ask(name).shorten()}" for name in _PLAIN),
+            *self.accounting(),
+            *self.events(),
+            *self.pcie_counters(),
+            self.profiling(),
+            self.sampling_period("nvmlDeviceGetProcessUtilization"),
+            self.sampling_period("nvmlDeviceGetSamples", pynvml.NVML_GPU_UTILIZATION_SAMPLES),
+        ]
 
-def _probe_accounting(library: object, handle: object) -> list[str]:
-    listed = ask(library, "nvmlDeviceGetComputeRunningProcesses_v3", handle).value or ()
-    pid = listed[0].pid if listed else 1
-    names = ("nvmlDeviceGetAccountingStats", "nvmlDeviceGetAccountingStats_v2")
-    return [f"{name}({pid}): {ask(library, name, handle, pid)}" for name in names]
+    def accounting(self) -> list[str]:
+        """Return which of the two calls for a process's account the driver has."""
+        listed = self.ask("nvmlDeviceGetComputeRunningProcesses_v3").value or ()
+        # Without a process any pid will do: NotFound says that the call itself is there.
+        pid = listed[0].pid if listed else 1
+        names = ("nvmlDeviceGetAccountingStats", "nvmlDeviceGetAccountingStats_v2")
+        return [f"{name}({pid}): {self.ask(name, pid)}" for name in names]
 
+    def events(self) -> list[str]:
+        """Return which events can be registered, and which form of waiting the driver has."""
+        library = self._library
+        made = ask(library, "nvmlEventSetCreate")
+        if made.value is None:
+            return [f"event set: {made}"]
+        supported = self.ask("nvmlDeviceGetSupportedEventTypes").value or 0
+        registered = self.ask("nvmlDeviceRegisterEvents", supported, made.value)
+        second = ask(library, "nvmlEventSetWait_v2", made.value, _WAIT_MILLISECONDS)
+        third = ProbeOutcome(error="not in this nvidia-ml-py")
+        # Younger than the oldest nvidia-ml-py that the agent works with.
+        if shape := getattr(pynvml, "c_nvmlEventSetWait_v3_t", None):
+            parameters = shape()
+            parameters.timeoutMs = _WAIT_MILLISECONDS
+            third = ask(library, "nvmlEventSetWait_v3", made.value, parameters)
+        ask(library, "nvmlEventSetFree", made.value)
+        return [
+            f"events {supported:#x} registered: {registered}",
+            f"nvmlEventSetWait_v2: {second}",
+            f"nvmlEventSetWait_v3: {third}",
+        ]
 
-def _probe_events(library: object, handle: object) -> list[str]:
-    made = ask(library, "nvmlEventSetCreate")
-    if made.value is None:
-        return [f"event set: {made}"]
-    supported = ask(library, "nvmlDeviceGetSupportedEventTypes", handle).value or 0
-    registered = ask(library, "nvmlDeviceRegisterEvents", handle, supported, made.value)
-    second = ask(library, "nvmlEventSetWait_v2", made.value, _WAIT_MILLISECONDS)
-    third = _wait_v3(library, made.value)
-    ask(library, "nvmlEventSetFree", made.value)
-    return [
-        f"events {supported:#x} registered: {registered}",
-        f"nvmlEventSetWait_v2: {second}",
-        f"nvmlEventSetWait_v3: {third}",
-    ]
+    def pcie_counters(self) -> list[str]:
+        """Read the byte counters twice: their unit and their width show in time."""
+        found = []
+        for _ in range(2):
+            found.append(self.ask("nvmlDeviceGetFieldValues", list(_PCIE_FIELDS)))
+            time.sleep(_POLL_SECONDS)
+        if found[0].error:
+            return [f"PCIe byte counters: {found[0]}"]
+        return [
+            f"PCIe byte counter {first.fieldId}: code {first.nvmlReturn}, type {first.valueType},"
+            f" {first.value.ullVal} then {second.value.ullVal}"
+            for first, second in zip(found[0].value, found[1].value or (), strict=False)
+        ]
 
+    def profiling(self) -> str:
+        """Return whether GPM samples can be taken: of the GPU, and in which way of an instance."""
+        library = self._library
+        support = self.ask("nvmlGpmQueryDeviceSupport")
+        if support.error:
+            return f"GPM: {support}"
+        sample = ask(library, "nvmlGpmSampleAlloc").value
+        outcomes = [f"whole GPU {self.ask('nvmlGpmSampleGet', sample)}"]
+        for index in range(self.ask("nvmlDeviceGetMaxMigDeviceCount").value or 0):
+            instance = self.ask("nvmlDeviceGetMigDeviceHandleByIndex", index).value
+            if instance is None:
+                continue
+            # Drivers differ in whether an instance is asked of its parent or by its own handle.
+            number = ask(library, "nvmlDeviceGetGpuInstanceId", instance).value
+            by_parent = self.ask("nvmlGpmMigSampleGet", number, sample)
+            by_handle = ask(library, "nvmlGpmSampleGet", instance, sample)
+            outcomes.append(
+                f"instance {number} by its parent {by_parent}, by its handle {by_handle}"
+            )
+        ask(library, "nvmlGpmSampleFree", sample)
+        return f"GPM is {support.value.isSupportedDevice}: {', '.join(outcomes)}"
 
-def _wait_v3(library: object, event_set: object) -> ProbeOutcome:
-    shape = getattr(pynvml, "c_nvmlEventSetWait_v3_t", None)
-    if shape is None:
-        return ProbeOutcome(error="not in this nvidia-ml-py")
-    parameters = shape()
-    parameters.timeoutMs = _WAIT_MILLISECONDS
-    return ask(library, "nvmlEventSetWait_v3", event_set, parameters)
-
-
-def _probe_pcie(library: object, handle: object) -> list[str]:
-    """Read the byte counters twice: what they count in, and how wide they are, shows in time."""
-    found = []
-    for _ in range(2):
-        values = ask(library, "nvmlDeviceGetFieldValues", handle, list(_PCIE_FIELDS))
-        found.append(values)
-        time.sleep(_POLL_SECONDS)
-    if found[0].error:
-        return [f"PCIe byte counters: {found[0]}"]
-    return [
-        f"PCIe byte counter {first.fieldId}: code {first.nvmlReturn}, type {first.valueType},"
-        f" {first.value.ullVal} then {second.value.ullVal}"
-        for first, second in zip(found[0].value, found[1].value or (), strict=False)
-    ]
-
-
-def _probe_gpm(library: object, handle: object) -> str:
-    support = ask(library, "nvmlGpmQueryDeviceSupport", handle)
-    if support.error:
-        return f"GPM: {support}"
-    sample = ask(library, "nvmlGpmSampleAlloc").value
-    whole = ask(library, "nvmlGpmSampleGet", handle, sample)
-    outcomes = [f"whole GPU {whole}"]
-    for index in range(ask(library, "nvmlDeviceGetMaxMigDeviceCount", handle).value or 0):
-        instance = ask(library, "nvmlDeviceGetMigDeviceHandleByIndex", handle, index).value
-        if instance is None:
-            continue
-        number = ask(library, "nvmlDeviceGetGpuInstanceId", instance).value
-        by_parent = ask(library, "nvmlGpmMigSampleGet", handle, number, sample)
-        by_handle = ask(library, "nvmlGpmSampleGet", instance, sample)
-        outcomes.append(f"instance {number} by its parent {by_parent}, by its handle {by_handle}")
-    ask(library, "nvmlGpmSampleFree", sample)
-    return f"GPM is {support.value.isSupportedDevice}: {', '.join(outcomes)}"
-
-
-def _probe_period(library: object, handle: object, name: str, more: tuple[int, ...]) -> str:
-    """Read a buffer often: its time stamps show the driver's period, its errors how it is empty."""
-    stamps: set[int] = set()
-    errors: dict[str, int] = {}
-    for _ in range(_POLLS):
-        outcome = ask(library, name, handle, *more, max(stamps, default=0))
-        if outcome.error:
-            errors[outcome.error] = errors.get(outcome.error, 0) + 1
-        else:
-            items = outcome.value[1] if more else outcome.value
-            stamps |= {item.timeStamp for item in items}
-        time.sleep(_POLL_SECONDS)
-    steps = sorted(after - before for before, after in pairwise(sorted(stamps)))
-    median = f"{steps[len(steps) // 2]} us" if steps else "unknown"
-    return f"{name}: {len(stamps)} time stamps, period {median}, errors {errors or 'none'}"
-
-
-def _short(outcome: ProbeOutcome) -> str:
-    if outcome.error:
-        return outcome.error
-    if isinstance(outcome.value, Sequence) and not isinstance(outcome.value, str):
-        return f"{len(outcome.value)} values"
-    return str(outcome.value) if isinstance(outcome.value, int | str) else "supported"
+    def sampling_period(self, name: str, *kind: int) -> str:
+        """Read a buffer often: its stamps show the driver's period, its errors how it is empty."""
+        stamps: set[int] = set()
+        errors: dict[str, int] = {}
+        for _ in range(_POLLS):
+            outcome = self.ask(name, *kind, max(stamps, default=0))
+            if outcome.error:
+                errors[outcome.error] = errors.get(outcome.error, 0) + 1
+            else:
+                # The samples of a kind come behind the type of their values.
+                items = outcome.value[1] if kind else outcome.value
+                stamps |= {item.timeStamp for item in items}
+            time.sleep(_POLL_SECONDS)
+        steps = sorted(after - before for before, after in pairwise(sorted(stamps)))
+        median = f"{steps[len(steps) // 2]} us" if steps else "unknown"
+        return f"{name}: {len(stamps)} time stamps, period {median}, errors {errors or 'none'}"

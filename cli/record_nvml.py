@@ -9,7 +9,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -82,7 +82,12 @@ def record_nvml(
 
     """
     configure_logs(LogSettings(level="error"))
-    settings = _settings(source, interval, node)
+    try:
+        settings = AgentSettings(source=source, tick_seconds=interval, node_name=node)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    if source.startswith("recorded:"):
+        raise UserError("--source: a recording of a recording tells nothing new")
     found = find_source(settings)
     if not isinstance(found.gpus, NvmlSession):
         raise UserError(f"--source {source}: it has no NVML to record")
@@ -95,16 +100,19 @@ def record_nvml(
     ):
         recorder = Recorder(tape, found.clock, began_monotonic_ns=header.monotonic_ns)
         library = RecordingLibrary(nvml, recorder)
+        # The agent itself asks, so that the recording has what an agent needs, in its order.
         recorded = replace(
             found,
             gpus=NvmlSession(library, monotonic_ns=found.clock.monotonic_ns),
             procfs=RecordingProcfs(found.procfs, recorder),
         )
+        # The agent before the probes: a call that this driver does not survive costs no tick.
         asyncio.run(_run(recorded, settings, tape, seconds, stop))
         if probes and not tape.has_failed:
             tape.is_probing = True
             with contextlib.suppress(_StoppedError):
-                _show_findings(probe_all(_StoppableLibrary(library, stop), say=_say))
+                for finding in probe_all(_StoppableLibrary(library, stop), say=_say):
+                    _say(f"found: {finding}")
     _say(f"{out}: {tape.lines} calls, {out.stat().st_size} bytes; play it with:")
     _say(f"  gpuledger-agent --source recorded:{out}")
 
@@ -142,19 +150,10 @@ class _StoppableLibrary:
         self._stop = stop
 
     def __getattr__(self, name: str) -> object:
+        # Between two calls of a probe, as one that has begun cannot be taken back.
         if self._stop.has_come:
             raise _StoppedError
         return getattr(self._library, name)
-
-
-def _settings(source: str, interval: float, node: str) -> AgentSettings:
-    try:
-        settings = AgentSettings(source=source, tick_seconds=interval, node_name=node)
-    except ValueError as error:
-        raise UserError(str(error)) from error
-    if source.startswith("recorded:"):
-        raise UserError("--source: a recording of a recording tells nothing new")
-    return settings
 
 
 def _header(
@@ -187,19 +186,16 @@ def _describe(nvml: object) -> tuple[str | None, str | None, list[str]]:
     except pynvml.NVMLError as error:
         raise UserError(f"NVML does not start: {error}; is the NVIDIA driver loaded?") from error
     try:
-        names = [_product(nvml, index) or "?" for index in range(library.nvmlDeviceGetCount())]
+        names = []
+        for index in range(library.nvmlDeviceGetCount()):
+            names.append("?")  # where the driver does not give it
+            with contextlib.suppress(UnavailableError):
+                handle = call_nvml(nvml, NvmlLibrary.nvmlDeviceGetHandleByIndex, index)
+                names[-1] = call_nvml(nvml, NvmlLibrary.nvmlDeviceGetName, handle) or "?"
         driver = _version(nvml, NvmlLibrary.nvmlSystemGetDriverVersion)
         return driver, _version(nvml, NvmlLibrary.nvmlSystemGetNVMLVersion), names
     finally:
         library.nvmlShutdown()
-
-
-def _product(nvml: object, index: int) -> str | None:
-    """Return a GPU's product name, `None` where the driver does not give it."""
-    with contextlib.suppress(UnavailableError):
-        handle = call_nvml(nvml, NvmlLibrary.nvmlDeviceGetHandleByIndex, index)
-        return call_nvml(nvml, NvmlLibrary.nvmlDeviceGetName, handle)
-    return None
 
 
 def _version(nvml: object, function: Callable[[NvmlLibrary], str]) -> str | None:
@@ -235,18 +231,11 @@ async def _run(
         _say(f"recording: done, {tape.lines} calls")
 
 
-def _show_findings(findings: Sequence[str]) -> None:
-    for finding in findings:
-        _say(f"found: {finding}")
-
-
 def _say(line: str, *, is_progress: bool = False) -> None:
     """Write a line on stderr, or the same line again on a terminal."""
     if is_progress and not sys.stderr.isatty():
         return
-    sys.stderr.write(f"\r\033[K{line}" if is_progress else f"{_fresh()}{line}\n")
+    # On a terminal the line of the progress is wiped first, as it may be longer.
+    fresh = "\r\033[K" if sys.stderr.isatty() else ""
+    sys.stderr.write(f"{fresh}{line}" if is_progress else f"{fresh}{line}\n")
     sys.stderr.flush()
-
-
-def _fresh() -> str:
-    return "\r\033[K" if sys.stderr.isatty() else ""

@@ -83,4 +83,5 @@ def show(lines: Iterable[TopicLine]) -> None:
     for line in lines:
         colour = _COLOURS.get(line.status, "red")
         table.add_row(line.topic, f"[{colour}]{line.status}[/]", line.wanted, line.found)
+    # A file has no width of its own, and Rich's default of 80 columns would cut the names.
     Console(width=None if sys.stdout.isatty() else WIDTH_IN_FILES).print(table)

@@ -90,7 +90,21 @@ def _parser() -> argparse.ArgumentParser:
     truth = commands.add_parser("truth", help="print what each pod used, one JSON object a line")
     kubelet = commands.add_parser("kubelet", help="serve a node's kubelet on a Unix socket")
     for command in (serve, kubelet, drive, truth):
-        _add_common(command)
+        # All take part in one run: the same scenario, epoch and UIDs.
+        command.add_argument("--scenario", type=Path, required=True, metavar="FILE")
+        command.add_argument(
+            "--epoch-ns", type=int, default=0, metavar="N",
+            help="when the scenario starts, nanoseconds since 1970; default: --epoch-file,"
+            " else now",
+        )  # fmt: skip
+        command.add_argument(
+            "--epoch-file", type=Path, metavar="FILE",
+            help="holds the epoch; the first process to look for it writes it",
+        )  # fmt: skip
+        command.add_argument(
+            "--uids", type=Path, metavar="FILE",
+            help="the pods' UIDs: drive writes them, the others read them from there",
+        )  # fmt: skip
     serve.add_argument(
         "--listen", default="127.0.0.1:8001", metavar="HOST:PORT", help="default: %(default)s"
     )
@@ -107,22 +121,6 @@ def _parser() -> argparse.ArgumentParser:
     truth.add_argument("--end-seconds", type=float, required=True, help="since the epoch")
     truth.add_argument("--node", help="only pods of this node")
     return parser
-
-
-def _add_common(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--scenario", type=Path, required=True, metavar="FILE")
-    command.add_argument(
-        "--epoch-ns", type=int, default=0, metavar="N",
-        help="when the scenario starts, nanoseconds since 1970; default: --epoch-file, else now",
-    )  # fmt: skip
-    command.add_argument(
-        "--epoch-file", type=Path, metavar="FILE",
-        help="holds the epoch; the first process to look for it writes it",
-    )  # fmt: skip
-    command.add_argument(
-        "--uids", type=Path, metavar="FILE",
-        help="the pods' UIDs: drive writes them, the others read them from there",
-    )  # fmt: skip
 
 
 def _say(item: object) -> None:

@@ -20,6 +20,7 @@ class ScaledClock:
         self._machine = machine or SystemClock()
         self._epoch_ns = epoch_ns
         self._speed = speed
+        # From this process's own zero: only differences of a monotonic clock mean anything.
         self._monotonic_zero_ns = self._machine.monotonic_ns()
 
     def time_ns(self) -> int:
@@ -97,6 +98,7 @@ class NodeClock:
         """Return what the wall clock shows at an instant of the scenario."""
         if not self._steps:
             return scenario_ns
+        # Each step is by how far the clock was moved, so what it shows is moved by all before.
         set_by_ns = sum(step.by_ns for step in self._steps if step.at_ns <= scenario_ns)
         return max(0, scenario_ns + set_by_ns)
 

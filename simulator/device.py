@@ -1,21 +1,165 @@
 """One GPU as physics: kernels that run, memory that is held, energy that is drawn.
 
-Here the truth of a device is asked at any instant since the scenario's start. In which form NVML
-tells of it is `nvml`'s business.
+Here the truth of a device is asked at any instant since the scenario's start, in nanoseconds. The
+model is a time-slicing device: each process alternates between work that it submits at once and a
+gap; one kernel runs at a time, and processes with work take turns in slices. A GPU that is cut has
+such a device in each of its instances. Nothing is simulated before somebody asks for it, and what
+was simulated is kept as intervals, so that any question about the past has the same answer again.
+
+In which form NVML tells of all this is `simulator.nvml`'s business.
 """
 
+import heapq
+from array import array
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from threading import Lock
 from typing import Final
 
-from simulator.gpu_models import ARCHITECTURES, MODELS, UNLISTED, Architecture, GpuModel
-from simulator.health_faults import HealthFaults
-from simulator.kernels import Kernels, Stream
-from simulator.mig import Cut, SimulatedInstance, cut_at, plan_cuts
-from simulator.plan import PlannedProcess
-from simulator.scenario.schema import GpuGroup, Node
+from simulator.gpu_models import (
+    ARCHITECTURES,
+    MODELS,
+    UNLISTED,
+    Architecture,
+    Cut,
+    GpuModel,
+    SimulatedInstance,
+    cut_at,
+    plan_cuts,
+)
+from simulator.plan import HealthFaults, PlannedProcess
+from simulator.scenario.schema import GpuGroup
 
 _NS: Final = 1_000_000_000
+MAX_INTERVALS: Final = 1 << 17
+"""Two megabytes a process and GPU; hours of kernels of 10 ms, and what is older is joined."""
+
+
+class Stream:
+    """One process's stream of kernels on one GPU."""
+
+    def __init__(
+        self, *, start_ns: int, end_ns: int, kernel_ns: int, busy_ratio: float, seed: str
+    ) -> None:
+        self.start_ns = start_ns
+        self.end_ns = end_ns
+        self.busy = BusyTime()
+        self.remaining_ns = 0
+        self._kernel_ns = kernel_ns
+        self._gap_ns = kernel_ns * (1 - busy_ratio) / busy_ratio
+        self._random = Random(seed)  # noqa: S311  # jitter, no secret
+        self.submit()
+
+    def submit(self) -> None:
+        """Submit the next work, of a length around the mean."""
+        self.remaining_ns = max(1, int(self._kernel_ns * (0.5 + self._random.random())))
+
+    def gap_ns(self) -> int:
+        """Draw the time until the next submission, around the mean."""
+        return int(self._gap_ns * (0.5 + self._random.random()))
+
+
+class Kernels:
+    """The device: runs its streams' kernels one at a time, as far as it was asked to."""
+
+    def __init__(self, streams: Sequence[Stream], *, time_slice_ns: int) -> None:
+        self._time_slice_ns = time_slice_ns
+        self._now_ns = 0
+        self._ready: deque[Stream] = deque()
+        # The order breaks ties: streams themselves cannot be compared, and runs must be repeatable.
+        self._waiting = [(stream.start_ns, order, stream) for order, stream in enumerate(streams)]
+        self._order = {id(stream): order for order, stream in enumerate(streams)}
+        heapq.heapify(self._waiting)
+
+    def run_until(self, until_ns: int) -> None:
+        """Run every kernel that starts before `until_ns`, whatever was asked for before."""
+        while True:
+            self._wake()
+            if not self._ready:
+                if not self._waiting or self._waiting[0][0] >= until_ns:
+                    return
+                self._now_ns = self._waiting[0][0]
+            elif self._now_ns >= until_ns:
+                return
+            else:
+                self._run(self._ready.popleft())
+
+    def _wake(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self._now_ns:
+            self._ready.append(heapq.heappop(self._waiting)[2])
+
+    def _run(self, stream: Stream) -> None:
+        start_ns = self._now_ns
+        end_ns = min(start_ns + self._turn_ns(stream), stream.end_ns)
+        if end_ns <= start_ns:
+            return
+        stream.busy.add(start_ns, end_ns)
+        stream.remaining_ns -= end_ns - start_ns
+        self._now_ns = end_ns
+        if end_ns >= stream.end_ns:
+            return
+        if stream.remaining_ns > 0:
+            # Whoever has become ready meanwhile comes first: else a stream with much work would
+            # run twice in a row.
+            self._wake()
+            self._ready.append(stream)
+            return
+        stream.submit()
+        wake_ns = end_ns + stream.gap_ns()
+        heapq.heappush(self._waiting, (wake_ns, self._order[id(stream)], stream))
+
+    def _turn_ns(self, stream: Stream) -> int:
+        """Length of its turn: all of its work while nobody else has any."""
+        if self._ready:
+            return min(stream.remaining_ns, self._time_slice_ns)
+        if not self._waiting:
+            return stream.remaining_ns
+        alone_ns = self._waiting[0][0] - self._now_ns
+        return min(stream.remaining_ns, max(alone_ns, self._time_slice_ns))
+
+
+class BusyTime:
+    """Busy intervals in order of time, bounded in memory.
+
+    When there are too many, pairs of the older half are joined: sums up to the start of a pair
+    stay exact, within it the busy time counts as spent at its beginning.
+    """
+
+    def __init__(self, *, max_intervals: int = MAX_INTERVALS) -> None:
+        self._max_intervals = max_intervals
+        self._starts = array("q")
+        self._sums = array("q")
+        self._total_ns = 0
+        self._end_ns = -1
+
+    def add(self, start_ns: int, end_ns: int) -> None:
+        """Append an interval that starts no earlier than the last one ended."""
+        if start_ns != self._end_ns:
+            self._starts.append(start_ns)
+            self._sums.append(self._total_ns)
+            if len(self._starts) > self._max_intervals:
+                half = len(self._starts) // 2
+                self._starts[:half] = self._starts[:half:2]
+                self._sums[:half] = self._sums[:half:2]
+        self._total_ns += end_ns - start_ns
+        self._end_ns = end_ns
+
+    def until(self, time_ns: int) -> int:
+        """Busy nanoseconds before `time_ns`."""
+        at = bisect_right(self._starts, time_ns) - 1
+        if at < 0:
+            return 0
+        maximum = self._sums[at + 1] if at + 1 < len(self._sums) else self._total_ns
+        return min(self._sums[at] + time_ns - self._starts[at], maximum)
+
+    def intervals(self) -> Iterator[tuple[int, int]]:
+        """Yield the intervals that are kept, as (start, end) in nanoseconds."""
+        ends = [*self._sums[1:], self._total_ns]
+        for start_ns, before_ns, after_ns in zip(self._starts, self._sums, ends, strict=False):
+            yield start_ns, start_ns + after_ns - before_ns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +192,6 @@ class DeviceFacts:
     """How it is cut into instances, one cut after the other."""
     accounting: str
     """`off`, or the version of the driver's accounting."""
-
-
-def gpu_groups(node: Node) -> list[GpuGroup]:
-    """Return the GPUs of a node one by one, in the driver's order."""
-    groups = [node.gpus] if isinstance(node.gpus, GpuGroup) else node.gpus
-    return [group for group in groups for _ in range(group.count)]
 
 
 def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> DeviceFacts:
@@ -99,18 +237,23 @@ class SimulatedGpu:
             )
             for process in processes
         }
+        # What runs one kernel at a time is the instance, or the whole GPU (None).
         self._kernels = {
-            place: Kernels(
-                [stream for process, stream in self._streams.items() if _place(process) == place],
+            instance: Kernels(
+                [
+                    stream
+                    for process, stream in self._streams.items()
+                    if process.spec.instance == instance
+                ],
                 time_slice_ns=time_slice_ns,
             )
-            for place in {_place(process) for process in processes}
+            for instance in {process.spec.instance for process in processes}
         }
 
     def busy_ns(self, process: PlannedProcess, start_ns: int, end_ns: int) -> int:
         """Time within [start, end) in which the process's kernels ran."""
         with self._lock:
-            self._kernels[_place(process)].run_until(end_ns)
+            self._kernels[process.spec.instance].run_until(end_ns)
             busy = self._streams[process].busy
             return busy.until(end_ns) - busy.until(start_ns)
 
@@ -140,7 +283,7 @@ class SimulatedGpu:
     def intervals(self, process: PlannedProcess, until_ns: int) -> list[tuple[int, int]]:
         """Return the busy intervals that started before `until_ns`, as (start, end)."""
         with self._lock:
-            self._kernels[_place(process)].run_until(until_ns)
+            self._kernels[process.spec.instance].run_until(until_ns)
             return [span for span in self._streams[process].busy.intervals() if span[0] < until_ns]
 
     def cut(self, time_ns: int) -> Cut | None:
@@ -154,8 +297,9 @@ class SimulatedGpu:
 
     def instance_of(self, process: PlannedProcess) -> SimulatedInstance | None:
         """Return the instance in which a process runs; `None` on a whole GPU."""
-        cut, place = self.cut(process.start_ns), process.spec.instance
-        return None if cut is None or place is None else cut.instances[place]
+        # By its start: no process lives over a new cut, which the scenario's checks see to.
+        cut, index = self.cut(process.start_ns), process.spec.instance
+        return None if cut is None or index is None else cut.instances[index]
 
     def share(self, process: PlannedProcess) -> float:
         """Return the share of the GPU's multiprocessors that a process has at hand."""
@@ -178,8 +322,3 @@ class SimulatedGpu:
         """Energy drawn within [start, end); times before the scenario's start count as idle."""
         idle = (end_ns - start_ns) / _NS * self.facts.idle_watts
         return idle + self.active_joules(self.device_busy_ns(start_ns, end_ns))
-
-
-def _place(process: PlannedProcess) -> int | None:
-    """Return what runs one kernel at a time: the instance, or the whole GPU."""
-    return process.spec.instance

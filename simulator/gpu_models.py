@@ -1,10 +1,16 @@
-"""Sizes, watts and clocks of the GPUs that a scenario may name without describing them.
+"""What GPUs are made of: products, their generations, and the instances that they are cut into.
 
-Here live product facts alone. Which GPU sits in which node is the scenario's business.
+Here live product facts and the geometry of MIG alone. Which GPU sits in which node is the
+scenario's business, what runs in an instance `simulator.device`'s.
 """
 
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from simulator import identities
+from simulator.scenario.schema import ScenarioMigLayout
 
 _GIB: Final = 1 << 30
 _MIB: Final = 1 << 20
@@ -104,9 +110,6 @@ UNLISTED: Final = GpuModel(
 """What a scenario's own model is made of where the scenario does not say."""
 
 
-# What a generation of GPUs can be asked for. Facts of NVIDIA's architectures alone.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
     """A generation of GPUs."""
@@ -136,3 +139,105 @@ ARCHITECTURES: Final = {
         number=10, compute_capability=(10, 0), has_profiling=True, has_thresholds=False
     ),
 }
+
+
+MAX_INSTANCES: Final = 7
+_MEMORY_SLICES: Final = 8
+_NS: Final = 1_000_000_000
+_PROFILE: Final = re.compile(r"(?:(\d)c\.)?(\d)g\.(\d+)gb")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedInstance:
+    """One instance of a cut."""
+
+    uuid: str
+    """Its UUID as NVML writes it."""
+    device_index: int
+    """NVML's index of it; a cut with room for more leaves a hole at 0."""
+    gpu_instance: int
+    """NVML's id of its GPU instance."""
+    compute_instance: int
+    """NVML's id of it in the GPU instance."""
+    profile: str
+    """Its profile."""
+    gpu_slices: int
+    """Compute slices of its GPU instance, of seven."""
+    compute_slices: int
+    """Those of them that it has."""
+    memory_bytes: int
+    """Memory of its GPU instance."""
+    start: int
+    """Where its GPU instance begins on the GPU, in memory slices."""
+    slices: int
+    """Memory slices of its GPU instance, of eight."""
+
+    @property
+    def share(self) -> float:
+        """Return its share of the GPU's multiprocessors."""
+        return self.compute_slices / MAX_INSTANCES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """A GPU's instances from a time on."""
+
+    start_ns: int
+    """From when on."""
+    instances: tuple[SimulatedInstance, ...]
+    """In the scenario's order."""
+
+
+def plan_cuts(layouts: Sequence[ScenarioMigLayout], *, gpu_uuid: str, room_bytes: int) -> list[Cut]:
+    """Lay out a GPU's cuts; `room_bytes` is its memory without the driver's reserve."""
+    return [
+        Cut(
+            start_ns=round(layout.start_seconds * _NS),
+            instances=tuple(_instances(layout, f"{gpu_uuid}/{number}", room_bytes)),
+        )
+        for number, layout in enumerate(layouts)
+    ]
+
+
+def cut_at(cuts: Sequence[Cut], time_ns: int) -> Cut | None:
+    """Return the cut at a time; `None` while the GPU is whole."""
+    found = [cut for cut in cuts if cut.start_ns <= time_ns]
+    return found[-1] if found else None
+
+
+def _instances(
+    layout: ScenarioMigLayout, layout_id: str, room_bytes: int
+) -> Iterator[SimulatedInstance]:
+    """Yield a layout's instances; their GPU instances lie one behind the other."""
+    listed = [[given] if isinstance(given, str) else given for given in layout.instances]
+    # Where the GPU has room for more, the driver leaves index 0 free, as it does after a GPU
+    # instance was destroyed: whoever stops at the first hole sees nothing at all.
+    device_index = 1 if sum(map(len, listed)) < MAX_INSTANCES else 0
+    start = 0
+    for gpu_instance, profiles in enumerate(listed, start=1):
+        for compute_instance, profile in enumerate(profiles):
+            found, slices = _read_profile(profile, room_bytes)
+            yield SimulatedInstance(
+                uuid=identities.instance_uuid(f"{layout_id}/{gpu_instance}/{compute_instance}"),
+                device_index=device_index,
+                gpu_instance=gpu_instance,
+                compute_instance=compute_instance,
+                profile=profile,
+                gpu_slices=int(found[2]),
+                compute_slices=int(found[1] or found[2]),
+                memory_bytes=room_bytes * slices // _MEMORY_SLICES,
+                start=start,
+                slices=slices,
+            )
+            device_index += 1
+        start += _read_profile(profiles[0], room_bytes)[1]
+
+
+def _read_profile(profile: str, room_bytes: int) -> tuple[re.Match[str], int]:
+    """Return a profile's parts, and how many memory slices of the GPU it has."""
+    found = _PROFILE.fullmatch(profile)
+    if found is None:
+        raise ValueError(profile)
+    # Its name rounds the size, and by product differently: the nearest number of slices is meant.
+    slices = round(_MEMORY_SLICES * int(found[3]) * _GIB / room_bytes)
+    return found, min(_MEMORY_SLICES, max(1, slices))

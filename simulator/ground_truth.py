@@ -70,7 +70,11 @@ def instance_usages(
             gpu_uuid=gpu.facts.uuid,
             profile=instance.profile,
             usage=_sum(
-                [(gpu, one) for one in gpu.processes if gpu.instance_of(one) == instance],
+                [
+                    (gpu, process)
+                    for process in gpu.processes
+                    if gpu.instance_of(process) == instance
+                ],
                 start_ns,
                 end_ns,
             ),
@@ -98,10 +102,13 @@ def _sum(pairs: Sequence[tuple[SimulatedGpu, PlannedProcess]], start_ns: int, en
     return Usage(
         busy_seconds=sum(busy) / _NS,
         memory_byte_seconds=sum(
-            process.spec.memory_bytes * _lived_seconds(process, start_ns, end_ns)
+            process.spec.memory_bytes
+            * max(0, min(end_ns, process.end_ns) - max(start_ns, process.start_ns))
+            / _NS
             for _, process in pairs
         ),
         joules=sum(
+            # An instance that is busy draws its share of what the board draws.
             gpu.active_joules(busy_ns * gpu.share(process))
             for (gpu, process), busy_ns in zip(pairs, busy, strict=True)
         ),
@@ -121,8 +128,3 @@ def pod_usage(pod: PlannedPod, usage: Usage, *, uid: str) -> PodUsage:
         memory_byte_seconds=usage.memory_byte_seconds,
         joules=usage.joules,
     )
-
-
-def _lived_seconds(process: PlannedProcess, start_ns: int, end_ns: int) -> float:
-    lived_ns = min(end_ns, process.end_ns) - max(start_ns, process.start_ns)
-    return max(0, lived_ns) / _NS

@@ -91,6 +91,8 @@ class FileUids:
     def _read_again(self) -> None:
         try:
             found = self._path.stat()
+            # With the inode, as the file is replaced: twice within a tick of the file system's
+            # clock it would else look unchanged.
             version = found.st_mtime_ns, found.st_ino, found.st_size
             if version == self._version_read:
                 return
@@ -99,7 +101,7 @@ class FileUids:
                 self._uids = dict(content["uids"])
             self._version_read = version
         except FileNotFoundError:
-            return
+            return  # the driver has not written it yet; the pod is asked for again
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{self._path}: not a file of pod UIDs ({error}); "

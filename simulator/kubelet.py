@@ -14,7 +14,7 @@ from typing import Final
 
 from gpuledger.clock import Clock
 from simulator.device import SimulatedGpu
-from simulator.mig import SimulatedInstance
+from simulator.gpu_models import SimulatedInstance
 from simulator.plan import PlannedPod
 from simulator.scenario.schema import PluginDevice, ScenarioContainer
 

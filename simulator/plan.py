@@ -1,17 +1,32 @@
-"""A scenario laid out for one run: every pod, container and process with its ids and its times.
+"""A scenario laid out for one run: its pods, processes, faults and incidents, with ids and times.
 
 Here the YAML's nesting becomes flat lists in nanoseconds since the scenario's start. Nothing here
-knows what time it is.
+knows what time it is: whoever asks says so. How NVML, the kernel's log and the kubelet show what is
+planned is theirs.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from gpuledger.errors import UserError
 from simulator import identities
-from simulator.kernels import NEVER_NS
-from simulator.scenario.schema import HostProcess, Process, Scenario, ScenarioContainer, ScenarioPod
+from simulator.scenario.schema import (
+    Fault,
+    GpuGroup,
+    GpuIncident,
+    HealthFault,
+    Node,
+    Process,
+    Scenario,
+    ScenarioPod,
+)
 
-_NS = 1_000_000_000
-_COMM_BYTES = 15
+_NS: Final = 1_000_000_000
+_NS_PER_MS: Final = 1_000_000
+_COMM_BYTES: Final = 15  # TASK_COMM_LEN without its end, as in /proc/<pid>/comm
+NEVER_NS: Final = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +77,19 @@ class PlannedProcess:
         return self.start_ns <= time_ns < self.end_ns
 
 
+def gpu_groups(node: Node) -> list[GpuGroup]:
+    """Return the GPUs of a node one by one, in the driver's order."""
+    groups = [node.gpus] if isinstance(node.gpus, GpuGroup) else node.gpus
+    return [group for group in groups for _ in range(group.count)]
+
+
 def plan_pods(scenario: Scenario, *, epoch_ns: int) -> list[PlannedPod]:
     """Lay out the pods in the scenario's order."""
     seen: dict[str, int] = {}
     planned = []
     for pod in scenario.pods:
         name = f"{pod.namespace}/{pod.name}"
+        # A StatefulSet's pod comes again under its name, as another pod.
         seen[name] = seen.get(name, 0) + 1
         key = name if seen[name] == 1 else f"{name}#{seen[name]}"
         ids = {
@@ -90,55 +112,43 @@ def plan_pods(scenario: Scenario, *, epoch_ns: int) -> list[PlannedPod]:
 
 def plan_processes(scenario: Scenario, pods: list[PlannedPod]) -> list[PlannedProcess]:
     """Lay out the processes, those of pods first, in the scenario's order."""
-    pids = _Pids(scenario.seed)
+    orders: Counter[str] = Counter()
+
+    def next_pid(node: str) -> int:
+        # By the order on the node: whoever lays the same scenario out gives the same pids.
+        orders[node] += 1
+        return identities.pid(scenario.seed, node, orders[node] - 1)
+
     in_pods = [
-        _in_pod(pod, container, process, pids)
+        PlannedProcess(
+            node=pod.spec.node,
+            pid=next_pid(pod.spec.node),
+            spec=process,
+            start_ns=pod.start_ns + _ns(process.start_seconds),
+            # No process outlives its pod: the kubelet ends its cgroup.
+            end_ns=min(_end_ns(process.end_seconds, after_ns=pod.start_ns), pod.end_ns),
+            pod=pod,
+            container_id=pod.container_ids[container.name],
+            host_cgroup=None,
+        )
         for pod in pods
         for container in pod.spec.containers
         for process in container.processes
     ]
-    return in_pods + [_on_host(process, pids) for process in scenario.host_processes]
-
-
-class _Pids:
-    """Hands out the pids of each node."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._given: dict[str, int] = {}
-
-    def next(self, node: str) -> int:
-        self._given[node] = self._given.get(node, -1) + 1
-        return identities.pid(self._seed, node, self._given[node])
-
-
-def _in_pod(
-    pod: PlannedPod, container: ScenarioContainer, process: Process, pids: _Pids
-) -> PlannedProcess:
-    end_ns = _end_ns(process.end_seconds, after_ns=pod.start_ns)
-    return PlannedProcess(
-        node=pod.spec.node,
-        pid=pids.next(pod.spec.node),
-        spec=process,
-        start_ns=pod.start_ns + _ns(process.start_seconds),
-        end_ns=min(end_ns, pod.end_ns),
-        pod=pod,
-        container_id=pod.container_ids[container.name],
-        host_cgroup=None,
-    )
-
-
-def _on_host(process: HostProcess, pids: _Pids) -> PlannedProcess:
-    return PlannedProcess(
-        node=process.node,
-        pid=pids.next(process.node),
-        spec=process,
-        start_ns=_ns(process.start_seconds),
-        end_ns=_end_ns(process.end_seconds),
-        pod=None,
-        container_id=None,
-        host_cgroup=process.cgroup,
-    )
+    on_host = [
+        PlannedProcess(
+            node=process.node,
+            pid=next_pid(process.node),
+            spec=process,
+            start_ns=_ns(process.start_seconds),
+            end_ns=_end_ns(process.end_seconds),
+            pod=None,
+            container_id=None,
+            host_cgroup=process.cgroup,
+        )
+        for process in scenario.host_processes
+    ]
+    return in_pods + on_host
 
 
 def _ns(seconds: float) -> int:
@@ -147,3 +157,151 @@ def _ns(seconds: float) -> int:
 
 def _end_ns(seconds: float | None, *, after_ns: int = 0) -> int:
     return NEVER_NS if seconds is None else after_ns + _ns(seconds)
+
+
+OF_THE_DRIVER: Final = frozenset({"driver_reload", "version_mismatch", "unbind"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedFault:
+    """A fault with its times in nanoseconds since the scenario's start."""
+
+    spec: Fault
+    """What the scenario says."""
+    start_ns: int
+    """When it begins."""
+    end_ns: int | None
+    """When it ends; `None` is never."""
+
+    def is_there(self, now_ns: int) -> bool:
+        """Return whether it is there."""
+        return self.start_ns <= now_ns and (self.end_ns is None or now_ns < self.end_ns)
+
+    def is_over(self, now_ns: int) -> bool:
+        """Return whether it has been there."""
+        return self.end_ns is not None and self.end_ns <= now_ns
+
+    def is_of(self, gpu: int | None, call: str) -> bool:
+        """Return whether a call is meant; `gpu` is `None` for one that takes no GPU."""
+        if gpu is None:
+            return call in self.spec.calls
+        return gpu in (self.spec.gpus or (gpu,)) and call in (self.spec.calls or (call,))
+
+
+def plan_faults(faults: Sequence[Fault], node: str) -> list[PlannedFault]:
+    """Return the faults of a node in the scenario's order."""
+    return [
+        PlannedFault(
+            spec=fault,
+            start_ns=_ns(fault.start_seconds),
+            end_ns=None if fault.end_seconds is None else _ns(fault.end_seconds),
+        )
+        for fault in faults
+        if fault.node == node
+    ]
+
+
+def check_faults(faults: Sequence[Fault], gpus: dict[str, int]) -> None:
+    """Check them against the number of GPUs by node; raises UserError."""
+    for number, fault in enumerate(faults):
+        where = f"faults[{number}]"
+        if fault.node not in gpus:
+            raise UserError(f"{where}.node: no node {fault.node!r}; there is {', '.join(gpus)}")
+        missing = [index for index in fault.gpus if index >= gpus[fault.node]]
+        if missing:
+            raise UserError(
+                f"{where}.gpus: {fault.node} has no GPU {missing[0]}; "
+                f"it has 0 to {gpus[fault.node] - 1}"
+            )
+        if fault.end_seconds is not None and fault.end_seconds <= fault.start_seconds:
+            raise UserError(
+                f"{where}.end_seconds: {fault.end_seconds} is not after "
+                f"start_seconds {fault.start_seconds}"
+            )
+        if fault.kind in OF_THE_DRIVER and (fault.gpus or fault.calls):
+            raise UserError(
+                f"{where}.kind: {fault.kind} happens to the whole driver; leave out gpus and calls"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedIncident:
+    """One thing that happens once."""
+
+    time_ns: int
+    """When, since the scenario's start."""
+    spec: GpuIncident
+    """What the scenario says of it."""
+
+
+def plan_incidents(scenario: Scenario, node: Node) -> list[PlannedIncident]:
+    """Return what happens on a node, in the order of time; a new cut into instances is an event."""
+    specs = [spec for spec in scenario.incidents if spec.node == node.name]
+    specs += [
+        # Only NVML tells of it, as the driver does: the kernel's log has no line for a new cut. The
+        # one at the scenario's start was there before anybody could look.
+        GpuIncident(
+            node=node.name,
+            gpu=index,
+            at_seconds=layout.start_seconds,
+            event="mig_change",
+            told_by="nvml",
+        )
+        for index, group in enumerate(gpu_groups(node))
+        for layout in group.mig
+        if layout.start_seconds
+    ]
+    planned = [
+        # A burst is a millisecond apart, so that each has a time of its own.
+        PlannedIncident(time_ns=_ns(spec.at_seconds) + repeat * _NS_PER_MS, spec=spec)
+        for spec in specs
+        for repeat in range(spec.times)
+    ]
+    return sorted(planned, key=lambda incident: incident.time_ns)
+
+
+@dataclass(frozen=True)
+class HealthFaults:
+    """What befalls one GPU over time: counts stay, states end."""
+
+    all: Sequence[HealthFault] = ()
+    """As the scenario has them."""
+
+    def count(self, name: str, time_ns: int, *, since_ns: int = -_NS) -> int:
+        """Return how often something has happened by now, and after `since_ns`."""
+        # By itself from before the start, or what happens at second 0 would not have happened.
+        return sum(
+            getattr(fault, name)
+            for fault in self.all
+            if since_ns < _ns(fault.start_seconds) <= time_ns
+        )
+
+    def has(self, name: str, time_ns: int) -> bool:
+        """Return whether a state lasts now."""
+        return any(getattr(fault, name) for fault in self.lasting(time_ns))
+
+    def throttles(self, time_ns: int) -> set[str]:
+        """Return why the clocks are held down now."""
+        return {fault.throttle for fault in self.lasting(time_ns) if fault.throttle}
+
+    def throttled_ns(self, throttles: Sequence[str], until_ns: int) -> int:
+        """Return for how long they have been for these reasons, by now."""
+        spans = [
+            min(until_ns, _end_ns(fault.end_seconds)) - _ns(fault.start_seconds)
+            for fault in self.all
+            if fault.throttle in throttles
+        ]
+        return sum(max(0, span) for span in spans)
+
+    def recovery(self, time_ns: int) -> str:
+        """Return what the driver asks for now: the last of what it asks for."""
+        asked = [fault.recovery for fault in self.lasting(time_ns) if fault.recovery != "none"]
+        return asked[-1] if asked else "none"
+
+    def lasting(self, time_ns: int) -> list[HealthFault]:
+        """Return what lasts at an instant, in the scenario's order."""
+        return [
+            fault
+            for fault in self.all
+            if _ns(fault.start_seconds) <= time_ns < _end_ns(fault.end_seconds)
+        ]

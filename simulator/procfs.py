@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from gpuledger.clock import Clock
-from simulator.faults import PlannedIncident
 from simulator.identities import pci_bus_id
-from simulator.plan import PlannedPod, PlannedProcess
+from simulator.plan import PlannedIncident, PlannedPod, PlannedProcess
 
 _TICK_NS: Final = 10_000_000
 _KTHREADD: Final = b"2 (kthreadd) S 0 0 0 0 -1 2129984 " + b"0 " * 8 + b"20 0 1 0 1 0 0\n"
@@ -87,20 +86,16 @@ class SimulatedProcfs:
         if pod is None or uid is None:
             # The API server has not given the pod its UID, so no kubelet can have started it yet.
             raise FileNotFoundError(f"/proc/{process.pid}/cgroup")
-        shape = _systemd_path if self._cgroup_driver == "systemd" else _cgroupfs_path
-        return shape(pod, uid, process.container_id)
-
-
-def _systemd_path(pod: PlannedPod, uid: str, container_id: str | None) -> str:
-    qos = "" if pod.spec.qos == "guaranteed" else f"-{pod.spec.qos}"
-    parent = f"/kubepods{qos}.slice" if qos else ""
-    name = f"kubepods{qos}-pod{uid.replace('-', '_')}.slice"
-    return f"/kubepods.slice{parent}/{name}/cri-containerd-{container_id}.scope"
-
-
-def _cgroupfs_path(pod: PlannedPod, uid: str, container_id: str | None) -> str:
-    qos = "" if pod.spec.qos == "guaranteed" else f"/{pod.spec.qos}"
-    return f"/kubepods{qos}/pod{uid}/{container_id}"
+        # A guaranteed pod lies in the root of all pods, without a folder of its class.
+        is_guaranteed, qos = pod.spec.qos == "guaranteed", pod.spec.qos
+        if self._cgroup_driver != "systemd":
+            parent = "/kubepods" if is_guaranteed else f"/kubepods/{qos}"
+            return f"{parent}/pod{uid}/{process.container_id}"
+        # systemd nests slices by the dashes of their names, so a UID's own become underscores.
+        name = "kubepods" if is_guaranteed else f"kubepods-{qos}"
+        parent = "/kubepods.slice" if is_guaranteed else f"/kubepods.slice/{name}.slice"
+        pod_slice = f"{name}-pod{uid.replace('-', '_')}.slice"
+        return f"{parent}/{pod_slice}/cri-containerd-{process.container_id}.scope"
 
 
 # The kernel's log of one node, with the driver's lines about XIDs, in `/dev/kmsg`'s form.
@@ -121,31 +116,32 @@ class SimulatedKmsg:
         self._epoch_ns = epoch_ns
         now_ns = clock.time_ns() - epoch_ns
         self._boot_ns = now_ns - clock.boottime_ns()
-        self._lines = [
-            one for one in incidents if one.spec.told_by != "nvml" and one.spec.xid is not None
+        self._incidents = [
+            incident
+            for incident in incidents
+            if incident.spec.told_by != "nvml" and incident.spec.xid is not None
         ]
-        self._read = sum(one.time_ns < now_ns for one in self._lines)
+        self._read = sum(incident.time_ns < now_ns for incident in self._incidents)
 
     def read(self) -> bytes:
         """Return the next record; raises BlockingIOError where there is none yet."""
-        if self._read >= len(self._lines):
+        now_ns = self._clock.time_ns() - self._epoch_ns
+        if self._read >= len(self._incidents) or self._incidents[self._read].time_ns > now_ns:
             raise BlockingIOError
-        one = self._lines[self._read]
-        if one.time_ns > self._clock.time_ns() - self._epoch_ns:
-            raise BlockingIOError
+        incident = self._incidents[self._read]
         self._read += 1
-        stamp_us = (one.time_ns - self._boot_ns) // _NS_PER_US
-        return f"{_KERNEL_WARNING},{1000 + self._read},{stamp_us},-;{_line(one)}\n".encode()
+        # The log's stamps are of the time since boot, which nobody can set.
+        stamp_us = (incident.time_ns - self._boot_ns) // _NS_PER_US
+        spec = incident.spec
+        bus = pci_bus_id(spec.gpu)[
+            4:-2
+        ].lower()  # as the driver prints it: a short domain, no function
+        instance = "" if spec.gpu_instance is None else f" GPU-I:{spec.gpu_instance:02d}"
+        if spec.compute_instance is not None:
+            instance += f" GPU-CI:{spec.compute_instance:02d}"
+        pid = "'<unknown>'" if spec.pid is None else str(spec.pid)
+        line = f"Xid (PCI:{bus}{instance}): {spec.xid}, pid={pid}, name=<unknown>, {spec.text}"
+        return f"{_KERNEL_WARNING},{1000 + self._read},{stamp_us},-;NVRM: {line}\n".encode()
 
     def close(self) -> None:
         """Let go of the log."""
-
-
-def _line(one: PlannedIncident) -> str:
-    spec = one.spec
-    bus = pci_bus_id(spec.gpu)[4:-2].lower()
-    instance = "" if spec.gpu_instance is None else f" GPU-I:{spec.gpu_instance:02d}"
-    if spec.compute_instance is not None:
-        instance += f" GPU-CI:{spec.compute_instance:02d}"
-    pid = "'<unknown>'" if spec.pid is None else str(spec.pid)
-    return f"NVRM: Xid (PCI:{bus}{instance}): {spec.xid}, pid={pid}, name=<unknown>, {spec.text}"

@@ -50,6 +50,7 @@ class SamplingWindows:
 
         The driver has sampled since before the scenario's start: those windows are idle.
         """
+        # Older windows are lost to who asks late, as in the driver's ring buffer.
         newest = now_ns // self._period_ns
         return [
             self._window(number)
@@ -82,9 +83,11 @@ class SamplingWindows:
     def process_samples(self, window: DriverWindow) -> Iterator[SimulatedProcessSample]:
         """Yield a sample of each process that used the GPU and outlived the window."""
         for process in self._gpu.processes:
+            # What ends within a window is in none of the driver's samples: only its accounts know.
             if not process.alive(window.end_ns):
                 continue
             busy_ns = self._gpu.busy_ns(process, window.start_ns, window.end_ns)
+            # The driver leaves out who rounds to nothing.
             if sm_percent := _percent(busy_ns, window):
                 memory_ns = busy_ns * process.spec.load.memory_ratio
                 yield SimulatedProcessSample(

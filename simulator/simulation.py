@@ -16,8 +16,7 @@ from gpuledger.clock import Clock
 from gpuledger.errors import UserError
 from simulator import identities
 from simulator.clock import NodeClock, ScaledClock, SetClock
-from simulator.device import SimulatedGpu, describe_gpu, gpu_groups
-from simulator.faults import plan_faults, plan_incidents
+from simulator.device import SimulatedGpu, describe_gpu
 from simulator.ground_truth import (
     InstanceUsage,
     PodUsage,
@@ -30,7 +29,15 @@ from simulator.identities import DerivedUids, FileUids, Uids
 from simulator.kubelet import SimulatedKubelet
 from simulator.nvml import SimulatedNvml
 from simulator.nvml.faults import make_nvml
-from simulator.plan import PlannedPod, PlannedProcess, plan_pods, plan_processes
+from simulator.plan import (
+    PlannedPod,
+    PlannedProcess,
+    gpu_groups,
+    plan_faults,
+    plan_incidents,
+    plan_pods,
+    plan_processes,
+)
 from simulator.procfs import SimulatedKmsg, SimulatedProcfs
 from simulator.scenario.load import load_scenario
 from simulator.scenario.schema import Node, Scenario
@@ -133,7 +140,11 @@ class Simulation:
         boot_time_ns = self.epoch_ns - uptime_ns
         # By which the node's parts work, and what the node shows.
         truth = NodeClock(self.clock, boot_time_ns=boot_time_ns)
-        clock = NodeClock(self.clock, boot_time_ns=boot_time_ns, steps=self._steps(node))
+        steps = [
+            SetClock(self.epoch_ns + round(step.at_seconds * _NS), round(step.by_seconds * _NS))
+            for step in node.clock_steps
+        ]
+        clock = NodeClock(self.clock, boot_time_ns=boot_time_ns, steps=steps)
         return SimulatedNode(
             name=node.name,
             nvml=make_nvml(
@@ -168,12 +179,6 @@ class Simulation:
             ),
             open_kmsg=partial(SimulatedKmsg, incidents, clock=truth, epoch_ns=self.epoch_ns),
         )
-
-    def _steps(self, node: Node) -> list[SetClock]:
-        return [
-            SetClock(self.epoch_ns + round(one.at_seconds * _NS), round(one.by_seconds * _NS))
-            for one in node.clock_steps
-        ]
 
     def _make_gpus(self, node: Node, processes: list[PlannedProcess]) -> list[SimulatedGpu]:
         seed = self.scenario.seed

@@ -29,7 +29,7 @@ from agent.gpu.protocol import (
 from gpuledger.clock import Clock
 from gpuledger.records import GpuFacts, MigInstance, ProcessKind
 from simulator.device import SimulatedGpu
-from simulator.mig import SimulatedInstance
+from simulator.gpu_models import SimulatedInstance
 from simulator.plan import PlannedProcess
 from simulator.sampling_windows import SamplingWindows
 from simulator.simulation import SimulatedNode

@@ -11,15 +11,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from cli.demo.alerts import RunAlerts
-from cli.demo.joining import hold_all, own_group, refuse_changes
+from cli.demo.bus import DemoBus, hold_all, refuse_changes
 from cli.demo.plan import DemoPlan
-from cli.demo.reader import EventReader, subscription
-from cli.demo.run_bus import Offsets, RunBus, find_beginning
+from cli.demo.run_bus import EventReader, Offsets, RunBus, find_beginning, own_group, subscription
 from cli.demo.sending import Received, SinkWatch, serve_receivers
-from cli.demo.source import DemoBus, DemoSource
+from cli.demo.source import DemoSource
 from cli.demo.stage_tasks import Stages
-from cli.demo.totals import Tally
+from cli.demo.totals import RunAlerts, Tally
 from enricher.join.join_settings import GROUP as JOIN_GROUP
 from enricher.join.join_settings import JoinSettings, JoinTuning
 from enricher.join.run import run_join
@@ -94,7 +92,13 @@ async def running(plan: DemoPlan, *, bus: DemoBus, machine: DemoSource) -> Async
     ending = Ending()
     async with _closed_in_time(ending) as stack:
         received = await stack.enter_async_context(serve_receivers())
-        tally, alerting = Tally(), _alerting(plan, received)
+        tally = Tally()
+        alerting = AlertsSettings(
+            urls=[plan.alertmanager_url or received.url],
+            timeout_seconds=_SEND_TIMEOUT_SECONDS,
+            # Somebody watches for a minute: an alert that takes ten would never be seen.
+            busy_without_pod=BusyWithoutPodSettings(for_seconds=_ALERT_FOR_SECONDS),
+        )
         alerts = RunAlerts(settings=alerting, clock=machine.clock)
         read_bus = RunBus(bus, beginning=beginning, once=True)
         reader = EventReader(
@@ -112,6 +116,7 @@ async def running(plan: DemoPlan, *, bus: DemoBus, machine: DemoSource) -> Async
             stages.start(sink.sink, sink.run(machine.clock))
         join_bus = RunBus(bus, beginning=beginning)
         stages.start("join", run_join(bus=join_bus, settings=_JOIN, readiness=Readiness()))
+        # All consumers hold their partitions before the first tick: none of it is missed.
         await hold_all(bus, stages, [read_bus, join_bus, *(sink.bus for sink in sinks)])
         refuse_changes(beginning, await find_beginning(bus))
         await machine.start(stages, bus=bus, stack=stack)
@@ -137,6 +142,7 @@ async def _closed_in_time(ending: Ending) -> AsyncIterator[AsyncExitStack]:
         ending.is_bus_away = True
         raise
     finally:
+        # As a task, so that a stage which waits for brokers keeps nobody from the summary.
         closing = asyncio.create_task(stack.aclose())
         seconds = _CLOSING_WITHOUT_BUS_SECONDS if ending.is_bus_away else _CLOSING_SECONDS
         await asyncio.wait({closing}, timeout=seconds)
@@ -155,6 +161,7 @@ async def drain(run: Run) -> None:
     """
     ending = run.ending
     with suppress(BusError, TimeoutError):
+        # Asked before the agents end, which would wait for brokers that are away.
         await _count_ticks(run)
         await run.stages.end_agents()
         ending.ticks = await _count_ticks(run)
@@ -184,7 +191,9 @@ async def _find_reason(run: Run) -> None:
     try:
         for topic in TOPICS:
             async with asyncio.timeout(_ANSWER_SECONDS):
-                if not await _is_there(run.bus, topic.name):
+                try:
+                    await run.bus.partitions(topic.name)
+                except TopicsError:
                     ending.missing_topics.append(topic.name)
     except (BusError, TimeoutError):
         ending.is_bus_away = True
@@ -192,23 +201,7 @@ async def _find_reason(run: Run) -> None:
         ending.is_bus_away = True
 
 
-async def _is_there(bus: DemoBus, topic: str) -> bool:
-    try:
-        await bus.partitions(topic)
-    except TopicsError:
-        return False
-    return True
-
-
 _JOIN: Final = JoinSettings(join=JoinTuning(group=own_group(JOIN_GROUP), poll_timeout_seconds=0.2))
-
-
-def _alerting(plan: DemoPlan, received: Received) -> AlertsSettings:
-    return AlertsSettings(
-        urls=[plan.alertmanager_url or received.url],
-        timeout_seconds=_SEND_TIMEOUT_SECONDS,
-        busy_without_pod=BusyWithoutPodSettings(for_seconds=_ALERT_FOR_SECONDS),
-    )
 
 
 def _watch_sinks(
@@ -235,7 +228,7 @@ def _watch_sinks(
             receiver=shown_url(receiver),
             bus=RunBus(bus, beginning=beginning),
             work=partial(run_sink, kind, settings=settings, group=own_group(kind.group)),
-            gathers=kind is STORE,
+            gathers=kind is STORE,  # it writes the rows that it holds when it ends
         )
         for kind, receiver, settings in sinks
     ]

@@ -68,7 +68,12 @@ def parse_bus(bus: str) -> KafkaSettings | None:
             f"--bus {shown_brokers(bus)}: brokers are named without user and password;"
             " the demo does not log in"
         )
-    if not bus.startswith(_KAFKA_SCHEME) or not _are_brokers(servers):
+    is_kafka = bus.startswith(_KAFKA_SCHEME)
+    try:
+        require_brokers(servers)
+    except ValueError:
+        is_kafka = False
+    if not is_kafka:
         raise UserError(
             f"--bus {shown_brokers(bus)}: expected `memory` or `kafka://host:port[,host:port…]`"
         )
@@ -80,14 +85,6 @@ def parse_bus(bus: str) -> KafkaSettings | None:
         request_timeout_seconds=_ANSWER_SECONDS,
         session_timeout_seconds=SESSION_SECONDS,
     )
-
-
-def _are_brokers(servers: str) -> bool:
-    try:
-        require_brokers(servers)
-    except ValueError:
-        return False
-    return True
 
 
 def find_store(given: Path | None) -> Path:

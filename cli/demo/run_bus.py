@@ -1,15 +1,18 @@
 """A run's own view of the bus: nothing from before it, and what has become of what came since.
 
 Each stage has a view of its own. Topics on a broker may hold records of earlier runs, which a new
-table, or a group without commits, would be given from the first one on. What the records mean is
-nobody's business here.
+table, or a group without commits, would be given from the first one on. The last class reads what
+came of the run, for its totals and alerts.
 """
 
+import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Final
 
+from cli.demo.totals import RunAlerts, Tally
 from gpuledger.bus.protocol import (
     Consumer,
     History,
@@ -22,7 +25,10 @@ from gpuledger.bus.protocol import (
     WholeBus,
     is_other_topic,
 )
-from gpuledger.errors import NotAssignedError
+from gpuledger.codec import Decoder
+from gpuledger.errors import BusError, NotAssignedError, UndecodableError
+from gpuledger.records import AttributedIncident, GpuEvent
+from gpuledger.runtime import Backoff
 from gpuledger.topics import (
     ATTRIBUTED_INCIDENTS,
     DEAD_LETTERS,
@@ -147,6 +153,7 @@ class _RunConsumer:
         )
 
     async def _on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        # Before anybody is told: what a topic that was made anew holds is all the run's.
         for topic in sorted({place.topic for place in partitions}):
             self._view.learn(topic, await self.inner.topic_id(topic))
         await self._asked.on_assigned(partitions)
@@ -163,6 +170,7 @@ class _RunConsumer:
         batch = await self.inner.poll(timeout_seconds=timeout_seconds, max_records=max_records)
         for place, records in batch.items():
             first = self._view.first(place)
+            # Many batches before the run's beginning: leap over them rather than poll each.
             if records and records[-1].offset + 1 < first:
                 with suppress(NotAssignedError):
                     await self.inner.seek(place, first)
@@ -211,3 +219,104 @@ class _RunConsumer:
     def withheld_seconds(self) -> float:
         """Return for how long records have been withheld."""
         return self.inner.withheld_seconds()
+
+
+# The consumer groups of the demo are its own: no deployment loses a partition to it.
+#
+# The names of the join's transactions begin with its group, and so are the demo's own too.
+
+PREFIX: Final = "gpuledger-demo-"
+_OF_A_DEPLOYMENT: Final = "gpuledger-"
+
+
+def own_group(group: str) -> str:
+    """Return the name of the demo's group that does the work of a deployment's group."""
+    return PREFIX + group.removeprefix(_OF_A_DEPLOYMENT)
+
+
+def is_own(group: str) -> bool:
+    """Return whether a group is a demo's."""
+    return group.startswith(PREFIX)
+
+
+# What came of the run: its events, incidents and dead letters.
+
+_EVENT: Final = Decoder(topic=EVENTS.name, record=GpuEvent)
+_INCIDENT: Final = Decoder(topic=ATTRIBUTED_INCIDENTS.name, record=AttributedIncident)
+_TOPICS: Final = (EVENTS.name, ATTRIBUTED_INCIDENTS.name, DEAD_LETTERS.name)
+_MAX_NEWEST: Final = 10_000
+
+
+def subscription() -> Subscription:
+    """Return the subscription of the reader."""
+    return Subscription(group=own_group("gpuledger-reader"), topics=_TOPICS)
+
+
+class EventReader:
+    """Follows the events of a run; its consumer gives each of them once."""
+
+    def __init__(
+        self,
+        *,
+        consumer: Consumer,
+        tally: Tally,
+        alerts: RunAlerts,
+        beginning: Offsets,
+        nodes: set[str],
+    ) -> None:
+        self._consumer = consumer
+        self._tally = tally
+        self._alerts = alerts
+        self._nodes = nodes
+        self._begun = {at: end for at, end in beginning.items() if at.topic == SAMPLES.name}
+        self.dead_letters = 0
+        self.newest: deque[tuple[TopicPartition, int]] = deque(maxlen=_MAX_NEWEST)
+        """Where the records that were read last stand: what the sinks should have too."""
+
+    async def follow(self) -> None:
+        """Hand events to the tally, for ever; brokers and topics that are away are waited for."""
+        backoff = Backoff(first_seconds=0.2, max_seconds=5.0)
+        while True:
+            try:
+                batch = await self._consumer.poll(timeout_seconds=0.5, max_records=500)
+            except BusError:
+                await asyncio.sleep(backoff.next_seconds())
+                continue
+            backoff.reset()
+            for place, records in batch.items():
+                self.newest.extend((place, record.offset) for record in records)
+                self._take(records)
+
+    async def count_ticks(self) -> int:
+        """Return how many ticks have been published since the run began."""
+        ends = await self._consumer.end_offsets(self._begun)
+        return sum(end - self._begun[place] for place, end in ends.items())
+
+    async def has_read_all(self) -> bool:
+        """Return whether nothing is left to read now: an incident may come behind its event."""
+        try:
+            ends = await self._consumer.end_offsets(self._consumer.assignment())
+            at = {place: await self._consumer.position(place) for place in ends}
+        except NotAssignedError:
+            return False
+        return all(at[place] >= end for place, end in ends.items())
+
+    def _take(self, records: Sequence[Record]) -> None:
+        for record in records:
+            if record.topic == DEAD_LETTERS.name:
+                self.dead_letters += 1
+                continue
+            try:
+                # Others may write to the same topics: only this run's nodes count.
+                if record.topic == EVENTS.name:
+                    event = _EVENT.decode(record.value)
+                    if event.node in self._nodes:
+                        self._tally.add(event)
+                        self._alerts.add(event)
+                else:
+                    attributed = _INCIDENT.decode(record.value)
+                    if attributed.incident.node in self._nodes:
+                        self._tally.presence.add_incident(attributed)
+                        self._alerts.add_incident(attributed)
+            except UndecodableError:
+                continue  # the sinks put it aside, and it comes back here as a dead letter

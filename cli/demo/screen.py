@@ -1,7 +1,7 @@
 """Draws the latest events as a screen: who is on each GPU, how much, and how that is known.
 
 Pure drawing: sums in, lines out. A screen that is too low for all lines is shown in pages, one
-after the other, so that nothing stays hidden; how wide columns are is `cli.demo.columns`' business.
+after the other, so that nothing stays hidden; how wide columns are is `cli.demo.tables`' business.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,17 +9,26 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from cli.demo.columns import TableColumn, elide, fit, fold, line, shorten, shown, wrap
-from cli.demo.meanings import LIVE_COLUMNS, LIVE_ROWS, as_facts
+from cli.demo.tables import (
+    LIVE_COLUMNS,
+    LIVE_ROWS,
+    TableColumn,
+    as_facts,
+    elide,
+    fit,
+    fold,
+    line,
+    shorten,
+    shown,
+    wrap,
+)
 from cli.demo.totals import LostGpu, Tally, owner_of
 from gpuledger.ledger.entries import EntryOwner, PodIndex, holder_of
 from gpuledger.records import (
     Account,
     Entry,
-    GpuBooks,
     GpuEvent,
     HolderState,
-    PodDescription,
     PodState,
 )
 
@@ -121,23 +130,25 @@ def draw(
         for node, shown in rows.items()
         for block in _blocks(node, shown, lost[node], widths=widths, width=width)
     ]
-    body, whole, meanings = [titles, *_body(blocks)], _head(header, width), _meanings(widths, width)
+    body, whole = [titles, *_body(blocks)], _head(header, width)
+    here = shown(_COLUMNS, widths)
+    columns = {name: meaning for name, meaning in LIVE_COLUMNS.items() if name in here}
+    facts = wrap([*as_facts(columns), *as_facts(LIVE_ROWS)], width=width)
+    meanings = [ScreenLine(""), *(ScreenLine(text, "dim") for text in facts)]
     if height is None:
         return [*whole, *body, *meanings]
     for above, below in ((whole, meanings), (whole, []), (_short_head(header, width), [])):
         if len(above) + len(body) + len(below) <= height:
             return [*above, *body, *below]
-    head = _short_head(header, width, maximum=_room_above(height))
+    # For the head is left what titles, GPUs and the page's line leave; a line of it rather than a
+    # good body, and none rather than no GPU.
+    room = max(height - _GOOD_BODY - 2, min(1, height - _MIN_BODY - 2), 0)
+    head = _short_head(header, width, maximum=room)
     above = [*head, titles] if height > _MIN_SCREEN else []
     pages = _pages(blocks, max(_MIN_BODY, height - len(above) - 1))
     number = int(seconds / PAGE_SECONDS) % len(pages)
     more = f"page {number + 1} of {len(pages)}; a higher window shows more"
     return [*above, *_body(pages[number]), ScreenLine(shorten(more, width), "dim")]
-
-
-def _room_above(height: int) -> int:
-    """Return for how many lines of a head there is room above titles, GPUs and the page's line."""
-    return max(height - _GOOD_BODY - 2, min(1, height - _MIN_BODY - 2), 0)
 
 
 def _head(header: ScreenHeader, width: int) -> list[ScreenLine]:
@@ -187,13 +198,6 @@ def _shown_alerts(alerts: Sequence[str], *, maximum: int) -> list[str]:
     return [f"! {alert}" for alert in shown]
 
 
-def _meanings(widths: Sequence[int], width: int) -> list[ScreenLine]:
-    here = shown(_COLUMNS, widths)
-    columns = {name: meaning for name, meaning in LIVE_COLUMNS.items() if name in here}
-    said = [*as_facts(columns), *as_facts(LIVE_ROWS)]
-    return [ScreenLine(""), *(ScreenLine(text, "dim") for text in wrap(said, width=width))]
-
-
 def _body(blocks: Sequence[_Block]) -> list[ScreenLine]:
     lines: list[ScreenLine] = []
     node = None
@@ -205,24 +209,19 @@ def _body(blocks: Sequence[_Block]) -> list[ScreenLine]:
     return lines
 
 
-def _lines_of(blocks: Sequence[_Block]) -> int:
-    return len(_body(blocks))
-
-
 def _pages(blocks: Sequence[_Block], room: int) -> list[list[_Block]]:
     """Lay blocks out on pages, each with its nodes' names; one that is too long is cut."""
     pages: list[list[_Block]] = [[]]
-    for block in _of_at_most(blocks, room - 1):
-        if pages[-1] and _lines_of([*pages[-1], block]) > room:
+    parts = [
+        _Block(node, lines[start : start + room - 1])  # a line is the node's name
+        for node, lines in blocks
+        for start in range(0, len(lines), room - 1)
+    ]
+    for block in parts:
+        if pages[-1] and len(_body([*pages[-1], block])) > room:
             pages.append([])
         pages[-1].append(block)
     return pages
-
-
-def _of_at_most(blocks: Sequence[_Block], maximum: int) -> Iterator[_Block]:
-    for node, lines in blocks:
-        for start in range(0, len(lines), maximum):
-            yield _Block(node, lines[start : start + maximum])
 
 
 def _blocks(
@@ -238,15 +237,14 @@ def _blocks(
         if row.gpu:
             found.append((int(row.gpu), []))
         found[-1][1].append(ScreenLine(line(_COLUMNS, row[:-1], widths), row.style))
-    found += [(gpu.index, [_lost_line(gpu, widths[0], width)]) for gpu in lost]
-    return [_Block(node, lines) for _, lines in sorted(found, key=lambda each: each[0])]
-
-
-def _lost_line(gpu: LostGpu, index_width: int, width: int) -> ScreenLine:
-    since = datetime.fromtimestamp(gpu.since_ns / _SECOND_NS, tz=UTC).strftime("%H:%M:%S UTC")
-    held = f"held by {', '.join(gpu.holders)}" if gpu.holders else None
-    said = ", ".join(filter(None, [f"(lost) since {since}", gpu.cause, held]))
-    return ScreenLine(elide(f"{gpu.index!s:>{index_width}}  {said}", width=width), "bold red")
+    for gpu in lost:
+        since = datetime.fromtimestamp(gpu.since_ns / _SECOND_NS, tz=UTC).strftime("%H:%M:%S UTC")
+        held = f"held by {', '.join(gpu.holders)}" if gpu.holders else None
+        said = ", ".join(filter(None, [f"(lost) since {since}", gpu.cause, held]))
+        text = elide(f"{gpu.index!s:>{widths[0]}}  {said}", width=width)
+        found.append((gpu.index, [ScreenLine(text, "bold red")]))
+    # A lost GPU stands where it stood.
+    return [_Block(node, lines) for _, lines in sorted(found, key=lambda gpu: gpu[0])]
 
 
 def rows_of(event: GpuEvent) -> Iterator[ScreenRow]:
@@ -255,37 +253,27 @@ def rows_of(event: GpuEvent) -> Iterator[ScreenRow]:
     seconds = event.interval_ns / _SECOND_NS
     for gpu in sorted(event.gpus, key=lambda each: each.reading.index):
         index = str(gpu.reading.index)
-        for entry in _shown_entries(gpu):
+        for entry in gpu.entries:
+            held = entry.memory_byte_seconds
+            # A host that ran nothing, and holds what the driver reserved for itself, is no news.
+            is_idle = not entry.busy_seconds and (held or 0) <= 2 * _GIB
+            if entry.account is Account.HOST and is_idle:
+                continue
             owner = pods.owner_of(entry)
             who = _pod(entry, owner) or _account(entry, event)
-            yield _row(entry, owner.pod, who=who, gpu=index, seconds=seconds)
+            busy = entry.busy_seconds
+            yield ScreenRow(
+                gpu=index,
+                pod=who,
+                # What was not measured stays empty: 0 would be a measurement.
+                sm="" if busy is None else f"{100 * busy / seconds:.0f}",
+                memory="" if held is None else f"{held / seconds / _GIB:.1f} GiB",
+                watts="" if entry.joules is None else f"{entry.joules / seconds:.0f}",
+                method=entry.method if entry.account is Account.POD else "",
+                owner=(owner.pod and owner_of(owner.pod)) or "",
+                style=_STYLES[entry.account],
+            )
             index = ""
-
-
-def _shown_entries(gpu: GpuBooks) -> list[Entry]:
-    """Leave out a host entry that holds nothing but what the driver reserved."""
-    return [
-        entry
-        for entry in gpu.entries
-        if entry.account is not Account.HOST
-        or entry.busy_seconds
-        or (entry.memory_byte_seconds or 0) > 2 * _GIB
-    ]
-
-
-def _row(
-    entry: Entry, description: PodDescription | None, *, who: str, gpu: str, seconds: float
-) -> ScreenRow:
-    return ScreenRow(
-        gpu=gpu,
-        pod=who,
-        sm=_percent(entry.busy_seconds, seconds),
-        memory=_gibibytes(entry.memory_byte_seconds, seconds),
-        watts="" if entry.joules is None else f"{entry.joules / seconds:.0f}",
-        method=entry.method if entry.account is Account.POD else "",
-        owner=(description and owner_of(description)) or "",
-        style=_STYLES[entry.account],
-    )
 
 
 def _account(entry: Entry, event: GpuEvent) -> str:
@@ -306,11 +294,3 @@ def _pod(entry: Entry, owner: EntryOwner) -> str | None:
         state = PodState.PENDING if description is None else description.state
         return f"{state} {(owner.pod_uid or owner.container_id or '')[:8]}"
     return f"{description.namespace}/{description.name}"
-
-
-def _percent(busy_seconds: float | None, seconds: float) -> str:
-    return "" if busy_seconds is None else f"{100 * busy_seconds / seconds:.0f}"
-
-
-def _gibibytes(byte_seconds: float | None, seconds: float) -> str:
-    return "" if byte_seconds is None else f"{byte_seconds / seconds / _GIB:.1f} GiB"

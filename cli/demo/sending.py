@@ -3,14 +3,13 @@
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
 from prometheus_client.registry import Collector
 
-from cli.demo.columns import elide
 from cli.demo.run_bus import RunBus
+from cli.demo.tables import elide
 from gpuledger.bus.protocol import TopicPartition
 from gpuledger.clock import Clock
 from gpuledger.records.base import BaseRecord
@@ -113,7 +112,13 @@ def problem(line: SinkLine, *, events: int) -> str | None:
     said = (line.failing or "").removeprefix(f"{line.receiver}: ")
     why = f": {said}" if said else ""
     if has_failed(line, events=events):
-        return f"{line.sink}: {_failure(line)}{why}"
+        if line.retries:
+            failure = f"nothing has reached {line.receiver} in {line.retries} tries"
+        elif line.rejected:
+            failure = f"{line.receiver} has refused all {line.rejected} that it was sent"
+        else:
+            failure = f"nothing had reached {line.receiver} at the end"
+        return f"{line.sink}: {failure}{why}"
     if line.failing:
         return f"{line.sink}: {line.receiver} is no longer reached{why}"
     if line.missing:
@@ -123,14 +128,6 @@ def problem(line: SinkLine, *, events: int) -> str | None:
     if line.rejected:
         return f"{line.sink}: {line.receiver} has refused {line.rejected}"
     return None
-
-
-def _failure(line: SinkLine) -> str:
-    if line.retries:
-        return f"nothing has reached {line.receiver} in {line.retries} tries"
-    if line.rejected:
-        return f"{line.receiver} has refused all {line.rejected} that it was sent"
-    return f"nothing had reached {line.receiver} at the end"
 
 
 def _count(counter: Collector, **labels: str) -> float:
@@ -161,11 +158,21 @@ class Received:
 @asynccontextmanager
 async def serve_receivers() -> AsyncIterator[Received]:
     """Serve both on a free port of this machine while the context is open."""
+
+    async def take_write(request: web.Request) -> web.Response:
+        received.writes += 1
+        await request.read()
+        return web.Response(status=204)
+
+    async def take_alerts(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(status=200)
+
     app = web.Application(client_max_size=32 * 2**20)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     received = Received(url="")
-    app.router.add_post("/api/v1/write", partial(_take_write, received=received))
-    app.router.add_post("/api/v2/alerts", _take_alerts)
+    app.router.add_post("/api/v1/write", take_write)
+    app.router.add_post("/api/v2/alerts", take_alerts)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -174,14 +181,3 @@ async def serve_receivers() -> AsyncIterator[Received]:
         yield received
     finally:
         await runner.cleanup()
-
-
-async def _take_write(request: web.Request, received: Received) -> web.Response:
-    received.writes += 1
-    await request.read()
-    return web.Response(status=204)
-
-
-async def _take_alerts(request: web.Request) -> web.Response:
-    await request.read()
-    return web.Response(status=200)

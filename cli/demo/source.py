@@ -13,14 +13,13 @@ from typing import Final, Protocol
 from agent.context import Host, run_agent
 from agent.settings import AgentSettings, SpoolSettings, name_node
 from agent.source_selection import open_source, play
+from cli.demo.bus import DemoBus
 from cli.demo.plan import DemoPlan
 from cli.demo.stage_tasks import Stages
 from cli.demo.totals import Tally
 from enricher.podwatch.api import open_api
 from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from enricher.podwatch.pod_watch import run_podwatch
-from enricher.podwatch.publish import PodBus
-from gpuledger.bus.protocol import TransactionalBus
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
 from gpuledger.runtime import Readiness
@@ -31,10 +30,6 @@ from simulator.simulation import Simulation
 _IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
 # The bus in memory is never away, and what a real agent left on this machine is not for it.
 _NO_SPOOL: Final = SpoolSettings(folder="")
-
-
-class DemoBus(TransactionalBus, PodBus, Protocol):
-    """A bus that the whole pipeline runs on; the pod watch reads back what it published."""
 
 
 class DemoSource(Protocol):
@@ -112,6 +107,7 @@ class OwnMachine:
                 readiness=Readiness(),
             ),
         )
+        # Without an API server pods stay without names, and all else is as it would be.
         if os.environ.get("KUBECONFIG") or os.environ.get(_IN_CLUSTER):
             await _start_podwatch(
                 stages, KubernetesSettings(), bus=bus, stack=stack, clock=self.clock
@@ -128,6 +124,7 @@ async def find_machine(plan: DemoPlan) -> DemoSource:
     try:
         return OwnMachine(await open_source(AgentSettings(source="auto")))
     except UserError as error:
+        # Whoever asked for real GPUs must not be shown played ones.
         if plan.source == "auto":
             return SimulatedMachine(plan.scenario)
         raise UserError(

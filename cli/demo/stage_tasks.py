@@ -50,11 +50,11 @@ class Stages:
                 if known is None:
                     said.append(f"{task.get_name()} has not ended within {_STOP_SECONDS:g} s")
             elif not task.cancelled() and (error := task.exception()):
-                said += [
-                    f"{task.get_name()} has failed: {_describe(leaf)}"
-                    for leaf in _leaves(error)
-                    if known is None or not isinstance(leaf, known)
-                ]
+                for leaf in _leaves(error):
+                    # Our own errors are sentences for people; of others the type says most.
+                    why = str(leaf) if isinstance(leaf, GpuledgerError) else repr(leaf)
+                    if known is None or not isinstance(leaf, known):
+                        said.append(f"{task.get_name()} has failed: {why}")
         return said
 
     async def end_agents(self) -> None:
@@ -76,10 +76,6 @@ def _leaves(error: BaseException) -> list[BaseException]:
     if not isinstance(error, BaseExceptionGroup):
         return [error]
     return [leaf for each in error.exceptions for leaf in _leaves(each)]
-
-
-def _describe(error: BaseException) -> str:
-    return str(error) if isinstance(error, GpuledgerError) else repr(error)
 
 
 # Ends the start of a run that is told to stop: nothing was booked yet that could be told.

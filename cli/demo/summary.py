@@ -6,12 +6,10 @@ Pure: numbers in, one object and lines out.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from cli.demo.alerts import AlertLine, as_line
-from cli.demo.columns import TableColumn, fit, fold, line, shown, wrap
-from cli.demo.meanings import SUMMARY_COLUMNS, as_facts
 from cli.demo.screen import ScreenLine
 from cli.demo.sending import SinkLine, has_failed, problem
-from cli.demo.totals import PodTotal
+from cli.demo.tables import SUMMARY_COLUMNS, TableColumn, as_facts, fit, fold, line, shown, wrap
+from cli.demo.totals import AlertLine, PodTotal, as_line
 from gpuledger.records import AttributedIncident
 from gpuledger.records.base import BaseRecord
 
@@ -145,23 +143,20 @@ def pod_lines(
     ]
     known = {(total.namespace, total.pod) for total in pods.values()}
     lines += [
-        _line_of_holder(*holder, seconds=seconds, has_truth=truth is not None)
-        for holder, seconds in unused.items()
-        if holder not in known
+        # It held a GPU and ran nothing, so that no entry ever named its UID.
+        PodLine(
+            namespace=namespace,
+            pod=pod,
+            gpu_seconds=0.0,
+            memory_byte_seconds=0.0,
+            joules=0.0,
+            true_gpu_seconds=None if truth is None else 0.0,
+            unused_gpu_seconds=seconds,
+        )
+        for (namespace, pod), seconds in unused.items()
+        if (namespace, pod) not in known
     ]
     return sorted(lines, key=lambda line: (-line.gpu_seconds, -line.unused_gpu_seconds))
-
-
-def _line_of_holder(namespace: str, pod: str, *, seconds: float, has_truth: bool) -> PodLine:
-    return PodLine(
-        namespace=namespace,
-        pod=pod,
-        gpu_seconds=0.0,
-        memory_byte_seconds=0.0,
-        joules=0.0,
-        true_gpu_seconds=0.0 if has_truth else None,
-        unused_gpu_seconds=seconds,
-    )
 
 
 def incident_lines(incidents: Iterable[AttributedIncident]) -> list[IncidentLine]:

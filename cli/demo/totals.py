@@ -1,6 +1,9 @@
-"""What the events of a run add up to: per pod, per node, and how well the books balance.
+"""What the events of a run add up to: per pod, per node, GPUs that are lost, and alerts.
 
-Pure sums over events; nothing is drawn or printed here.
+Pure sums over events, but for the clock by which alerts end; nothing is drawn or printed here.
+
+An event lists the GPUs that answered. One that is missing in its node's newest event was there
+before and is not replaced: it is lost, and stays in sight until it answers again.
 """
 
 import time
@@ -8,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from gpuledger.clock import Clock
 from gpuledger.ledger.entries import EntryOwner, PodIndex, holder_of, name_holder
 from gpuledger.ledger.quantities import conservation_error
 from gpuledger.records import (
@@ -15,19 +19,19 @@ from gpuledger.records import (
     AttributedIncident,
     Entry,
     GpuEvent,
-    Incident,
     PodDescription,
     PodState,
 )
+from gpuledger.records.base import BaseRecord
+from sinks.alerts.active_alerts import ActiveAlert, Now, rfc3339
+from sinks.alerts.engine import RuleEvaluator
+from sinks.alerts.rules import rules_of
+from sinks.alerts.slots import Labels
+from sinks.settings import AlertsSettings
 
 _SECOND_NS = 1_000_000_000
 _WITHOUT_POD = (Account.HOST, Account.UNATTRIBUTED)
 
-
-# Which GPUs of a run are there, which are lost since when, and what has happened to them.
-#
-# An event lists the GPUs that answered. One that is missing in its node's newest event was there
-# before and is not replaced: it is lost, and stays in sight until it answers again. Pure.
 
 XID: Final = "xid"
 _MAX_INCIDENTS: Final = 200
@@ -54,15 +58,6 @@ class _Seen:
     node: str
     index: int
     time_ns: int
-
-
-def _holders_of(gpu_uuid: str, event: GpuEvent) -> tuple[str, ...]:
-    holders = [
-        name_holder(held, position, event)
-        for position, held in enumerate(event.allocations)
-        if held.gpu_uuid == gpu_uuid
-    ]
-    return tuple(f"{one.namespace}/{one.pod}" for one in holders if one.pod is not None)
 
 
 class GpuPresence:
@@ -97,31 +92,36 @@ class GpuPresence:
             for uuid, seen in self._seen.items()
             if seen.node == newest.node and uuid not in here
         ]
-        return [
-            LostGpu(
-                index=seen.index,
-                since_ns=self._lost_ns(uuid, seen),
-                cause=self._cause(uuid, seen),
-                holders=_holders_of(uuid, newest),
+        lost = []
+        for uuid, seen in gone:
+            # What was reported of it about its last reading, or since: earlier incidents are of a
+            # time when it still worked.
+            incidents = [
+                attributed.incident
+                for attributed in self.incidents
+                if attributed.incident.gpu_uuid == uuid
+                and attributed.incident.time_ns >= seen.time_ns - _SAME_CAUSE_NS
+            ]
+            xids = [incident.xid for incident in incidents if incident.kind == XID]
+            lost_ns = [incident.time_ns for incident in incidents if incident.kind == "gpu_lost"]
+            holders = [
+                name_holder(held, position, newest)
+                for position, held in enumerate(newest.allocations)
+                if held.gpu_uuid == uuid
+            ]
+            lost.append(
+                LostGpu(
+                    index=seen.index,
+                    since_ns=lost_ns[0] if lost_ns else seen.time_ns,
+                    cause=f"XID {xids[-1]}" if xids else None,
+                    holders=tuple(
+                        f"{holder.namespace}/{holder.pod}"
+                        for holder in holders
+                        if holder.pod is not None
+                    ),
+                )
             )
-            for uuid, seen in gone
-        ]
-
-    def _lost_ns(self, uuid: str, seen: _Seen) -> int:
-        told = (one.time_ns for one in self._told(uuid, seen) if one.kind == "gpu_lost")
-        return next(told, seen.time_ns)
-
-    def _cause(self, uuid: str, seen: _Seen) -> str | None:
-        xids = [one for one in self._told(uuid, seen) if one.kind == XID]
-        return f"XID {xids[-1].xid}" if xids else None
-
-    def _told(self, uuid: str, seen: _Seen) -> list[Incident]:
-        return [
-            one.incident
-            for one in self.incidents
-            if one.incident.gpu_uuid == uuid
-            and one.incident.time_ns >= seen.time_ns - _SAME_CAUSE_NS
-        ]
+        return lost
 
 
 @dataclass
@@ -189,8 +189,9 @@ class Tally:
         self._cover(event)
         pods = PodIndex(event)
         self.entries += sum(len(gpu.entries) for gpu in event.gpus)
-        for each in (*event.gpus, *(event.settlements or ())):
-            for entry in each.entries:
+        # Settlements are of processes that ended between two ticks: booked, though of no GPU's row.
+        for books in (*event.gpus, *(event.settlements or ())):
+            for entry in books.entries:
                 if entry.account is Account.POD:
                     self._book(entry, pods.owner_of(entry), node=event.node)
                 elif entry.account in _WITHOUT_POD:
@@ -238,3 +239,91 @@ def owner_of(description: PodDescription) -> str | None:
     if description.owner_kind is None or description.owner_name is None:
         return None
     return f"{description.owner_kind}/{description.owner_name}"
+
+
+# The alerts of a run, by the alerts sink's own rules, whichever Alertmanager the sink tells. The
+# sink evaluates nothing further while no Alertmanager answers; here every event and incident of the
+# run is evaluated, so that the screen says the same whoever the receiver is.
+
+_MAX_ALERTS: Final = 200
+
+
+class AlertLine(BaseRecord, frozen=True, kw_only=True):
+    """One alert of the run."""
+
+    name: str
+    """Its rule."""
+    severity: str
+    """How loud it is."""
+    node: str
+    """The node of its GPU."""
+    gpu_uuid: str
+    """Its GPU."""
+    gpu_index: int | None = None
+    """The driver's index of that GPU, where it is known."""
+    text: str
+    """What it says, in one line."""
+    started: str
+    """Since when it fires, RFC 3339."""
+
+    @classmethod
+    def of(cls, alert: ActiveAlert) -> "AlertLine":
+        """Return the line of an alert that fires or has fired."""
+        labels = dict(alert.labels)
+        index = labels.get("gpu_index")
+        return cls(
+            name=labels["alertname"],
+            severity=labels["severity"],
+            node=labels["node"],
+            gpu_uuid=labels["gpu_uuid"],
+            gpu_index=None if index is None else int(index),
+            text=alert.annotations["summary"],
+            started=rfc3339(alert.starts_ns),
+        )
+
+
+class RunAlerts:
+    """Follows what fires and what has fired; bounded in both."""
+
+    def __init__(self, *, settings: AlertsSettings, clock: Clock) -> None:
+        self._watch = RuleEvaluator(rules=rules_of(settings))
+        self._hold_ns = round(settings.incident_hold_seconds * 1e9)
+        self._silent_ns = round(settings.stale_after_seconds * 1e9)
+        self._clock = clock
+        self._fired: dict[Labels, ActiveAlert] = {}
+
+    def add(self, event: GpuEvent) -> None:
+        """Hold the rules against an event."""
+        self._watch.evaluate(event, now=Now.of(self._clock))
+        self._keep()
+
+    def add_incident(self, taken: AttributedIncident) -> None:
+        """Let an incident's alert stand."""
+        self._watch.add_incident(taken, hold_ns=self._hold_ns, now=Now.of(self._clock))
+        self._keep()
+
+    def firing(self) -> list[AlertLine]:
+        """Return the alerts that fire now, the youngest first."""
+        now_ns = self._clock.time_ns()
+        firing = [
+            alert for alert in self._watch.alerts if alert.ends_ns is None or alert.ends_ns > now_ns
+        ]
+        firing.sort(key=lambda alert: alert.starts_ns, reverse=True)
+        return [AlertLine.of(alert) for alert in firing]
+
+    def fired(self) -> list[AlertLine]:
+        """Return the alerts of the run, over or not, the oldest first."""
+        fired = sorted(self._fired.values(), key=lambda alert: alert.starts_ns)
+        return [AlertLine.of(alert) for alert in fired]
+
+    def _keep(self) -> None:
+        for alert in self._watch.alerts:
+            self._fired[alert.labels] = alert
+        for labels in list(self._fired)[:-_MAX_ALERTS]:
+            del self._fired[labels]
+        self._watch.forget(now=Now.of(self._clock), silent_ns=self._silent_ns)
+
+
+def as_line(alert: AlertLine) -> str:
+    """Return what people read of an alert."""
+    return f"{alert.name} {alert.severity}  {alert.text}"

@@ -1,24 +1,106 @@
-"""The loop of a replay: partition by partition, pods first, then ticks; beside it the first run.
+"""Where replayed events go: a file of JSON lines, another topic, or nowhere.
 
-Memory is bounded by one partition's pods and nodes, some batches, and the events that wait for
-their counterpart.
+Each output is a context that gives a `write`; leaving it by an error leaves no half of a file.
 """
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing
-from typing import NamedTuple
+import gzip
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple, cast
 
 import msgspec
 
-from cli.replay.outputs import Write
-from cli.replay.plan import Asked, Part, Plan
+from cli.replay.range_plan import Asked, Part, Plan
 from enricher.join.replay import Replay, TimeRange
 from enricher.join.replay_diff import Comparison
 from enricher.join.validation import placement_rule
-from gpuledger.bus.protocol import History, HistoryReader, Record, TopicPartition
+from gpuledger.bus.protocol import Bus, History, HistoryReader, Message, Record, TopicPartition
 from gpuledger.dead_letter_queue import describe_unreadable
-from gpuledger.errors import UserError
-from gpuledger.topics import EVENTS, PODS, SAMPLES
+from gpuledger.errors import TopicsError, UserError
+from gpuledger.topics import BY_NAME, EVENTS, PODS, SAMPLES
+
+Write = Callable[[int, Sequence[Message]], Awaitable[None]]
+"""Takes a partition and its next events."""
+_PACKING_LEVEL: Final = 1
+
+
+@asynccontextmanager
+async def to_nowhere() -> AsyncIterator[Write]:
+    """Yield an output that drops everything, for comparing only."""
+
+    async def write(_partition: int, _events: Sequence[Message]) -> None:
+        return
+
+    yield write
+
+
+@asynccontextmanager
+async def to_file(path: Path) -> AsyncIterator[Write]:
+    """Write one event a line, packed where the name ends in `.gz`; `UserError` if not writable.
+
+    The file gets its name when all is written.
+    """
+    part = path.with_name(f"{path.name}.part")
+    with _telling(path):
+        raw = part.open("wb")
+    try:
+        with raw, _packed(raw) if path.suffix == ".gz" else raw as file:
+
+            async def write(_partition: int, events: Sequence[Message]) -> None:
+                with _telling(path):
+                    file.writelines((event.value or b"") + b"\n" for event in events)
+
+            yield write
+        with _telling(path):
+            part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@asynccontextmanager
+async def to_topic(bus: Bus, topic: str) -> AsyncIterator[Write]:
+    """Publish each event to the partition of the same number; raises `TopicsError`."""
+    if topic in BY_NAME:
+        raise TopicsError(
+            f"--topic {topic}: this topic is read by others as what happened first; replay into"
+            " one of another name"
+        )
+    count, wanted = await bus.partitions(topic), await bus.partitions(EVENTS.name)
+    if count != wanted:
+        raise TopicsError(
+            f"--topic {topic}: it has {count} partitions and needs {wanted}, as {EVENTS.name} has"
+        )
+    async with bus.producer() as producer:
+
+        async def write(partition: int, events: Sequence[Message]) -> None:
+            if events:
+                await producer.publish(topic, partition, events)
+
+        yield write
+
+
+@contextmanager
+def _packed(raw: BinaryIO) -> Iterator[BinaryIO]:
+    # Without name and time, so that the same events give the same bytes.
+    with gzip.GzipFile(
+        filename="", mode="wb", compresslevel=_PACKING_LEVEL, fileobj=raw, mtime=0
+    ) as packed:
+        yield cast("BinaryIO", packed)
+
+
+@contextmanager
+def _telling(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"--output {path}: cannot be written: {error.strerror or error}") from error
+
+
+# The loop of a replay: partition by partition, pods first, then ticks; beside it the first run.
+#
+# Memory is bounded by one partition's pods and nodes, some batches, and the events that wait for
+# their counterpart.
 
 _Chunks = AsyncGenerator[Sequence[Record], None]
 
@@ -62,7 +144,11 @@ class Replaying:
         return ReplayOutcome(self._events, unusable.buried, unusable.first_detail)
 
     async def _run_part(self, part: Part, *, reader: HistoryReader, other: HistoryReader) -> None:
-        await self._take_pods(part, reader)
+        # All pods before the first tick: one that the first run did not know yet is known.
+        pods = reader.read(TopicPartition(PODS.name, part.number), part.pods)
+        async with aclosing(pods):
+            async for records in pods:
+                self._replay.take_pods(records)
         async with AsyncExitStack() as opened:
             ticks = reader.read(TopicPartition(SAMPLES.name, part.number), part.ticks)
             await opened.enter_async_context(aclosing(ticks))
@@ -75,19 +161,13 @@ class Replaying:
                 await self._run_beside(ticks, first, part.number, self._comparison)
         self._replay.end_partition(part.number)
 
-    async def _take_pods(self, part: Part, reader: HistoryReader) -> None:
-        async with aclosing(
-            reader.read(TopicPartition(PODS.name, part.number), part.pods)
-        ) as chunks:
-            async for records in chunks:
-                self._replay.take_pods(records)
-
     async def _run_beside(
         self, ticks: _Chunks, first: _Chunks, number: int, comparison: Comparison
     ) -> None:
         """Bring both runs on so that few events of either wait for the other's."""
         has_first = has_ticks = True
         while has_first or has_ticks:
+            # Both come in batches of their own sizes; whoever is behind is read next.
             if has_first and (comparison.wants_first or not has_ticks):
                 has_first = await self._compare_some(first, comparison)
             else:
@@ -115,16 +195,13 @@ class Replaying:
                 detail = describe_unreadable(record, record.unreadable)
                 self._replay.unusable.reject(record, reason="unreadable", detail=detail)
             elif self._wanted.has(record.timestamp_ms):
-                self._compare_first(record, comparison)
+                # What is no event is counted, as sinks put it aside.
+                try:
+                    comparison.take_first([record.value or b""])
+                except msgspec.DecodeError as error:
+                    detail = f"{record.topic}: not an event: {error}"
+                    self._replay.unusable.reject(record, reason="undecodable", detail=detail)
         return True
-
-    def _compare_first(self, record: Record, comparison: Comparison) -> None:
-        """Take an event of the first run; what is none is counted, as sinks put it aside."""
-        try:
-            comparison.take_first([record.value or b""])
-        except msgspec.DecodeError as error:
-            detail = f"{record.topic}: not an event: {error}"
-            self._replay.unusable.reject(record, reason="undecodable", detail=detail)
 
 
 def count_ticks(plan: Plan) -> int:

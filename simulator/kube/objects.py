@@ -11,9 +11,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from simulator import identities
-from simulator.device import gpu_groups
-from simulator.kernels import NEVER_NS
-from simulator.plan import PlannedPod
+from simulator.plan import NEVER_NS, PlannedPod, gpu_groups
 from simulator.scenario.schema import Controller, Node, Owner, ScenarioContainer, ScenarioPod
 from simulator.simulation import Simulation
 

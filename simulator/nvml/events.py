@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import pynvml
 
-from simulator.faults import PlannedIncident
 from simulator.nvml.session import Handle, Session, Subject
+from simulator.plan import PlannedIncident
 
 # ruff: noqa: N802, N803  # NVML's own names
 
@@ -86,7 +86,7 @@ class Events(Subject):
             {
                 "device": Handle(found.spec.gpu, self._session.number),
                 "eventType": _TYPES[found.spec.event],
-                "eventData": _data(found),
+                "eventData": found.spec.xid or 0,  # events of other kinds carry nothing
                 "gpuInstanceId": _instance(found.spec.gpu_instance),
                 "computeInstanceId": _instance(found.spec.compute_instance),
             }
@@ -100,7 +100,7 @@ class Events(Subject):
         params.dataType = pynvml.NVML_EVENT_DATA_TYPE_NVML_EVENT
         params.uuid = self._session.gpus[found.spec.gpu].facts.uuid.encode()
         params.eventType = _TYPES[found.spec.event]
-        params.eventData = _data(found)
+        params.eventData = found.spec.xid or 0
         params.timestampUsec = self._session.stamp_us(found.time_ns)
         params.gpuInstanceId = _instance(found.spec.gpu_instance)
         params.computeInstanceId = _instance(found.spec.compute_instance)
@@ -108,6 +108,7 @@ class Events(Subject):
     def _wait(self, events: EventSet, timeout_ms: int) -> PlannedIncident:
         session, give_up = self._session.number, time.monotonic() + timeout_ms / 1000
         while True:
+            # A shutdown, or the set's release by another thread, ends a wait as the driver ends it.
             if not self._session.users or session != self._session.number or events.is_free:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
             if found := self._next(events):
@@ -119,12 +120,18 @@ class Events(Subject):
     def _next(self, events: EventSet) -> PlannedIncident | None:
         now_ns = self._session.since_epoch_ns()
         while events.told < len(self._session.incidents):
-            one = self._session.incidents[events.told]
-            if one.time_ns > now_ns:
+            incident = self._session.incidents[events.told]
+            if incident.time_ns > now_ns:
                 return None
+            # Also one that the set is not told of: what was not registered then never comes later.
             events.told += 1
-            if _is_told(one, events):
-                return one
+            gpu = incident.spec.gpu
+            if (
+                incident.spec.told_by != "kmsg"
+                and events.masks.get(gpu, 0) & _TYPES[incident.spec.event]
+                and incident.time_ns >= events.since_ns[gpu]
+            ):
+                return incident
         return None
 
     def _check_events(self) -> None:
@@ -132,28 +139,11 @@ class Events(Subject):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
-def _is_told(one: PlannedIncident, events: EventSet) -> bool:
-    gpu = one.spec.gpu
-    return (
-        one.spec.told_by != "kmsg"
-        and bool(events.masks.get(gpu, 0) & _TYPES[one.spec.event])
-        and one.time_ns >= events.since_ns[gpu]
-    )
-
-
-def _data(one: PlannedIncident) -> int:
-    """Return the XID; NVML's events of other kinds carry nothing."""
-    return one.spec.xid or 0
-
-
 def _instance(number: int | None) -> int:
     return _NO_INSTANCE if number is None else number
 
 
 # What the driver tells of itself: that it will be unbound, and that it was bound.
-
-# ruff: noqa: N802, N803  # NVML's own names
-
 
 _MS_PER_SECOND = 1000
 
@@ -205,21 +195,20 @@ class SystemEventCalls(Subject):
         self._check_request(version, pynvml.nvmlSystemEventSetWaitRequest_v1)
         end = time.monotonic() + timeoutMs / _MS_PER_SECOND
         while True:
-            happened = self._happened(setHandle)[:eventDataSize]
+            since_ns, setHandle.told_ns = setHandle.told_ns, self._session.since_epoch_ns()
+            happened = [
+                kind
+                for at_ns, kind in self._system_events
+                if since_ns < at_ns <= setHandle.told_ns and kind & setHandle.mask
+            ][:eventDataSize]
+            # The scenario's clock may run faster than the machine's, so the end of the wait is the
+            # machine's: a caller's thread waits as long as it said.
             if happened or time.monotonic() >= end:
                 break
             time.sleep(min(0.02, timeoutMs / _MS_PER_SECOND))
-        for place, kind in enumerate(happened):
-            eventData[place].eventType = kind
+        for index, kind in enumerate(happened):
+            eventData[index].eventType = kind
         return [{"eventType": kind, "gpuId": 0} for kind in happened]
-
-    def _happened(self, held: SystemEventSet) -> list[int]:
-        since_ns, held.told_ns = held.told_ns, self._session.since_epoch_ns()
-        return [
-            kind
-            for at_ns, kind in self._system_events
-            if since_ns < at_ns <= held.told_ns and kind & held.mask
-        ]
 
     def _check_request(self, version: int, expected: int) -> None:
         self._session.check_open()

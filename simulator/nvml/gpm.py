@@ -77,6 +77,7 @@ class Profiling(Subject):
     def nvmlGpmSampleAlloc(self) -> Any:  # noqa: ANN401  # a ctypes pointer
         """Return a buffer for one sample."""
         self._session.check_open()
+        # Kept, or its address would be another buffer's as soon as Python lets it go.
         buffer = (c_char * _BUFFER_BYTES)()
         address = addressof(buffer)
         self._buffers[address] = (buffer, None)
@@ -117,8 +118,8 @@ class Profiling(Subject):
         span_ns = newer.time_ns - older.time_ns
         if metricsGet.version != pynvml.NVML_GPM_METRICS_GET_VERSION or span_ns < _MIN_NS:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        for place in range(metricsGet.numMetrics):
-            slot = metricsGet.metrics[place]
+        for index in range(metricsGet.numMetrics):
+            slot = metricsGet.metrics[index]
             value = _metric(slot.metricId, older, newer)
             slot.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED if value is None else 0
             slot.value = value or 0.0
@@ -153,28 +154,19 @@ def _address(pointer: Any) -> int:  # noqa: ANN401  # a ctypes pointer
 def _metric(number: int, older: _Taken, newer: _Taken) -> float | None:
     """Return the metric, or `None` where the GPU does not have it."""
     span_ns = newer.time_ns - older.time_ns
-    if number in _RATIOS:
-        return _PERCENT * _worked_ns(older, newer, _RATIOS[number]) / span_ns
+    if what := _RATIOS.get(number):
+        worked_ns = 0.0
+        for process in newer.gpu.processes:
+            load = process.spec.load
+            whole = {_ENGINE: 1.0, _DRAM: load.memory_ratio}  # the others are parts of the mix
+            part = whole[what] if what in whole else float(getattr(load.mix, what))
+            busy_ns = newer.gpu.busy_ns(process, older.time_ns, newer.time_ns)
+            worked_ns += busy_ns * newer.weigh(process) * part
+        return _PERCENT * worked_ns / span_ns
     if number in _RATES:
         if "nvlink" in _RATES[number] and not newer.gpu.facts.model.nvlinks:
             return None
         moved = newer.gpu.mixed_ns(_RATES[number], older.time_ns, newer.time_ns)
         return moved / span_ns / _MIB
+    # An engine that nothing in a scenario ever uses is there, and idle.
     return 0.0 if number in _NEVER else None
-
-
-def _worked_ns(older: _Taken, newer: _Taken, what: str) -> float:
-    """Return the time in which a part of the chip worked, between the samples."""
-    return sum(
-        newer.gpu.busy_ns(process, older.time_ns, newer.time_ns)
-        * newer.weigh(process)
-        * _part(process, what)
-        for process in newer.gpu.processes
-    )
-
-
-def _part(process: PlannedProcess, what: str) -> float:
-    load = process.spec.load
-    if what == _ENGINE:
-        return 1.0
-    return load.memory_ratio if what == _DRAM else float(getattr(load.mix, what))

@@ -1,12 +1,15 @@
-"""Errors, wear and limits, and what an operator is told of a board."""
+"""Errors, wear and limits of a GPU, and the numbered fields.
 
+A numbered field is one row of `_FIELDS`: its type and a function of the GPU, the time at which the
+driver was loaded, and now. Counts of the driver begin when it is loaded; the device's own stay.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any, Final
-from uuid import NAMESPACE_OID, uuid5
 
 import pynvml
 
 from simulator.device import SimulatedGpu
-from simulator.identities import pci_bus_id
 from simulator.nvml.session import Handle, Subject
 
 # ruff: noqa: N802, N803  # NVML's own names
@@ -42,6 +45,7 @@ class Health(Subject):
     def nvmlDeviceGetSramEccErrorStatus(self, device: Handle, status: Any) -> int:  # noqa: ANN401  # a reference to a struct
         """Fill in the errors of the chip's own memory."""
         gpu = self._newer(device)
+        # nvidia-ml-py hands the reference to the library, which fills the struct behind it.
         struct = status._obj  # noqa: SLF001  # what ctypes.byref refers to
         struct.aggregateCor = struct.volatileCor = self._count(gpu, "sram_corrected")
         struct.aggregateUncSecDed = self._count(gpu, "sram_uncorrected")
@@ -130,9 +134,8 @@ class Health(Subject):
 
     def nvmlDeviceGetTemperatureThreshold(self, handle: Handle, threshold: int) -> int:
         """Return a temperature limit; newer GPUs tell margins instead."""
-        if not self._session.gpu(handle).facts.architecture.has_thresholds:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        if threshold not in _SLOWDOWN_CELSIUS:
+        has_thresholds = self._session.gpu(handle).facts.architecture.has_thresholds
+        if not has_thresholds or threshold not in _SLOWDOWN_CELSIUS:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return _SLOWDOWN_CELSIUS[threshold]
 
@@ -146,106 +149,133 @@ class Health(Subject):
         return gpu.facts.ailments.count(name, self._session.since_epoch_ns())
 
 
-# What is built into a board or set on it.
+# The numbered fields: many in one call, each with its own return code and type.
 
-# ruff: noqa: N802, N803  # NVML's own names
+_NS: Final = 1_000_000_000
+_KIB: Final = 1024
+_ALL_LINKS: Final = 0xFFFFFFFF
+_UINT: Final = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
+_ULONG_LONG: Final = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
+_COOL_CELSIUS: Final = 34
+_WARMING_CELSIUS: Final = 45
+_WARMING_NS: Final = 30 * _NS
+_INSTANT_NS: Final = 20_000_000
+_RECOVERIES: Final = ("none", "reset", "reboot", "drain_p2p", "drain_and_reset")
+_Taken = Callable[[SimulatedGpu, int, int], int | None]
+"""Gives a field by the GPU, the time at which the driver was loaded, and now."""
 
 
-_SERIAL_DIGITS: Final = 13
-_INFOROM: Final = {
-    pynvml.NVML_INFOROM_OEM: "2.1",
-    pynvml.NVML_INFOROM_ECC: "7.16",
+class Fields(Subject):
+    """The function that gives numbered fields."""
+
+    def nvmlDeviceGetFieldValues(self, handle: Handle, fieldIds: Sequence[Any]) -> Any:  # noqa: ANN401  # ctypes structs
+        """Return the fields; one that the GPU does not have says so beside the others."""
+        gpu, now_ns = self._session.gpu(handle), self._session.since_epoch_ns()
+        values = (pynvml.c_nvmlFieldValue_t * len(fieldIds))()
+        for value, field in zip(values, fieldIds, strict=True):
+            number, scope = field if isinstance(field, tuple) else (field, 0)
+            value.fieldId, value.scopeId = number, scope
+            # Each field has its own code: one that is refused must not fail the call for others.
+            self._fill_field(value, gpu, now_ns)
+        return values
+
+    def _fill_field(self, value: Any, gpu: SimulatedGpu, now_ns: int) -> None:  # noqa: ANN401  # a ctypes struct
+        value.timestamp = self._session.stamp_us(now_ns)
+        known, links = _FIELDS.get(value.fieldId), gpu.facts.model.nvlinks
+        is_of_one_link = value.fieldId in _PER_LINK and value.scopeId != _ALL_LINKS
+        if known is None or (is_of_one_link and value.scopeId >= links):
+            value.nvmlReturn = pynvml.NVML_ERROR_INVALID_ARGUMENT
+            return
+        value.valueType, take = known
+        taken = take(gpu, self._session.driver_loaded_ns, now_ns)
+        if taken is None:
+            value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
+            return
+        if is_of_one_link:
+            # Links carry alike, and their parts sum up to what all of them carried.
+            taken = taken // links + (value.scopeId < taken % links)
+        if value.valueType == _UINT:
+            value.value.uiVal = taken
+        else:
+            value.value.ullVal = taken
+
+
+def _memory_celsius(gpu: SimulatedGpu, _loaded_ns: int, now_ns: int) -> int | None:
+    if not gpu.facts.model.has_hbm:
+        return None
+    busy_ns = gpu.device_busy_ns(now_ns - _WARMING_NS, now_ns)
+    return round(_COOL_CELSIUS + _WARMING_CELSIUS * busy_ns / _WARMING_NS)
+
+
+def _instant_milliwatts(gpu: SimulatedGpu, _loaded_ns: int, now_ns: int) -> int | None:
+    if not gpu.facts.architecture.has_instant_power:
+        return None
+    return round(gpu.joules(now_ns - _INSTANT_NS, now_ns) * 1000 * _NS / _INSTANT_NS)
+
+
+def _throttled(*throttles: str) -> _Taken:
+    def take(gpu: SimulatedGpu, loaded_ns: int, now_ns: int) -> int:
+        ailments = gpu.facts.ailments
+        until_now = ailments.throttled_ns(throttles, now_ns)
+        return until_now - ailments.throttled_ns(throttles, loaded_ns)
+
+    return take
+
+
+def _pcie_bytes(gpu: SimulatedGpu, loaded_ns: int, now_ns: int) -> int | None:
+    if not gpu.facts.architecture.has_profiling:
+        return None
+    return int(gpu.mixed_ns("pcie_bytes_per_second", loaded_ns, now_ns) / _NS)
+
+
+def _nvlink_kibibytes(gpu: SimulatedGpu, loaded_ns: int, now_ns: int) -> int | None:
+    if not gpu.facts.model.nvlinks:
+        return None
+    return int(gpu.mixed_ns("nvlink_bytes_per_second", loaded_ns, now_ns) / _NS / _KIB)
+
+
+_PER_LINK: Final = frozenset({138, 139})
+_FIELDS: Final[dict[int, tuple[int, _Taken]]] = {
+    # Retired pages: single-bit, double-bit, pending. Newer chips remap rows instead.
+    29: (_UINT, lambda gpu, _, __: None if gpu.facts.architecture.remaps_rows else 0),
+    30: (_UINT, lambda gpu, _, __: None if gpu.facts.architecture.remaps_rows else 0),
+    31: (_UINT, lambda gpu, _, __: None if gpu.facts.architecture.remaps_rows else 0),
+    # NVLink errors and replays, of all links together.
+    38: (_ULONG_LONG, lambda gpu, _, __: 0 if gpu.facts.model.nvlinks else None),
+    45: (_ULONG_LONG, lambda gpu, _, __: 0 if gpu.facts.model.nvlinks else None),
+    52: (
+        _ULONG_LONG,
+        lambda gpu, loaded_ns, now_ns: (
+            gpu.facts.ailments.count("nvlink_replays", now_ns, since_ns=loaded_ns)
+            if gpu.facts.model.nvlinks
+            else None
+        ),
+    ),
+    59: (_ULONG_LONG, lambda gpu, _, __: 0 if gpu.facts.model.nvlinks else None),
+    # Nanoseconds for which the clocks were held down, by reason.
+    74: (_ULONG_LONG, _throttled("power")),
+    75: (_ULONG_LONG, _throttled("software_thermal", "hardware_thermal")),
+    76: (_ULONG_LONG, _throttled("sync_boost")),
+    77: (_ULONG_LONG, _throttled("board_limit")),
+    78: (_ULONG_LONG, _throttled("low_utilization")),
+    79: (_ULONG_LONG, _throttled("reliability")),
+    82: (_UINT, _memory_celsius),
+    91: (_UINT, lambda gpu, _, __: gpu.facts.model.nvlinks or None),
+    # KiB over NVLink, sent and received.
+    138: (_ULONG_LONG, _nvlink_kibibytes),
+    139: (_ULONG_LONG, _nvlink_kibibytes),
+    # One that no GPU of a scenario has: the total energy of a module.
+    170: (_UINT, lambda *_: None),
+    186: (_UINT, _instant_milliwatts),
+    # Bytes over PCIe, sent and received.
+    197: (_ULONG_LONG, _pcie_bytes),
+    198: (_ULONG_LONG, _pcie_bytes),
+    230: (
+        _UINT,
+        lambda gpu, _, now_ns: _RECOVERIES.index(gpu.facts.ailments.recovery(now_ns)),
+    ),
+    # As 75, the software's and the hardware's slowdown apart.
+    269: (_ULONG_LONG, _throttled("software_thermal")),
+    270: (_ULONG_LONG, _throttled("hardware_thermal")),
+    271: (_ULONG_LONG, _throttled("power_brake")),
 }
-
-
-class Board(Subject):
-    """The functions that describe a board."""
-
-    def nvmlSystemGetNVMLVersion(self) -> str:
-        """Return the library's version."""
-        self._session.check_open()
-        return "13.580.95.05"
-
-    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
-        """Return the newest CUDA that the driver can run."""
-        self._session.check_open()
-        return 13_000
-
-    def nvmlDeviceGetMinorNumber(self, handle: Handle) -> int:
-        """Return the number in the device file."""
-        return self._session.gpu(handle).facts.index
-
-    def nvmlDeviceGetSerial(self, handle: Handle) -> str:
-        """Return the board's serial number."""
-        drawn = uuid5(NAMESPACE_OID, self._session.gpu(handle).facts.uuid).int
-        return str(drawn)[:_SERIAL_DIGITS]
-
-    def nvmlDeviceGetPciInfo_v3(self, handle: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Return where the board is plugged in."""
-        pci = pynvml.nvmlPciInfo_t()
-        address = pci_bus_id(self._session.gpu(handle).facts.index)
-        pci.bus = int(address.split(":")[1], 16)
-        pci.busId = address.encode()
-        return pci
-
-    def nvmlDeviceGetBrand(self, handle: Handle) -> int:
-        """Return the product line."""
-        tesla = self._session.gpu(handle).facts.name.startswith("Tesla")
-        return int(pynvml.NVML_BRAND_TESLA if tesla else pynvml.NVML_BRAND_NVIDIA)
-
-    def nvmlDeviceGetArchitecture(self, device: Handle) -> int:
-        """Return the generation."""
-        return self._session.gpu(device).facts.architecture.number
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle: Handle) -> tuple[int, int]:
-        """Return CUDA's version of the chip."""
-        return self._session.gpu(handle).facts.architecture.compute_capability
-
-    def nvmlDeviceGetVbiosVersion(self, handle: Handle) -> str:
-        """Return the board's firmware."""
-        self._session.gpu(handle)
-        return "96.00.A5.00.01"
-
-    def nvmlDeviceGetInforomImageVersion(self, handle: Handle) -> str:
-        """Return the version of the board's store of facts."""
-        self._session.gpu(handle)
-        return "G520.0200.00.05"
-
-    def nvmlDeviceGetInforomVersion(self, handle: Handle, infoRomObject: int) -> str:
-        """Return the version of an object in it."""
-        self._session.gpu(handle)
-        if infoRomObject not in _INFOROM:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return _INFOROM[infoRomObject]
-
-    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: Handle) -> int:
-        """Return the PCIe generation that card and slot can do."""
-        return self._session.gpu(handle).facts.model.pcie_generation
-
-    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: Handle) -> int:
-        """Return the PCIe lanes that card and slot can do."""
-        self._session.gpu(handle)
-        return _LANES
-
-    def nvmlDeviceGetEccMode(self, handle: Handle) -> list[int]:
-        """Return whether errors are corrected, now and after the next start."""
-        self._session.gpu(handle)
-        return [pynvml.NVML_FEATURE_ENABLED, pynvml.NVML_FEATURE_ENABLED]
-
-    def nvmlDeviceGetPersistenceMode(self, handle: Handle) -> int:
-        """Return whether the driver keeps the GPU up without users."""
-        self._session.gpu(handle)
-        return int(pynvml.NVML_FEATURE_ENABLED)
-
-    def nvmlDeviceGetComputeMode(self, handle: Handle) -> int:
-        """Return who may compute."""
-        self._session.gpu(handle)
-        return int(pynvml.NVML_COMPUTEMODE_DEFAULT)
-
-    def nvmlDeviceGetP2PStatus(self, device1: Handle, device2: Handle, p2pIndex: int) -> int:
-        """Return whether one GPU reaches another: by NVLink where both have links."""
-        if p2pIndex != pynvml.NVML_P2P_CAPS_INDEX_NVLINK:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        linked = all(self._session.gpu(one).facts.model.nvlinks for one in (device1, device2))
-        status = pynvml.NVML_P2P_STATUS_OK if linked else pynvml.NVML_P2P_STATUS_NOT_SUPPORTED
-        return int(status)

@@ -8,11 +8,9 @@ from typing import Any, Final
 
 import pynvml
 
-from simulator.mig import MAX_INSTANCES, Cut, SimulatedInstance
-from simulator.nvml.readings import Identity, Readings
-from simulator.nvml.session import Handle, MigHandle, Session, Subject
-from simulator.nvml.utilization import Utilization
-from simulator.plan import PlannedProcess
+from simulator.gpu_models import MAX_INSTANCES, Cut, SimulatedInstance
+from simulator.nvml.readings import Readings, Utilization
+from simulator.nvml.session import Handle, Identity, MigHandle, Session, Subject
 
 # ruff: noqa: N802, N803  # NVML's own names
 
@@ -103,9 +101,13 @@ class Mig(Subject):
         """Return the memory of a GPU, or of an instance's GPU instance."""
         if not isinstance(handle, MigHandle):
             return self._readings.nvmlDeviceGetMemoryInfo(handle, version)
-        instance, used = self.instance_of(handle), 0
-        for process, other in self._processes_in(handle):
-            used += process.spec.memory_bytes * (other.gpu_instance == instance.gpu_instance)
+        instance, gpu = self.instance_of(handle), self._session.whole_gpu(handle)
+        # Compute instances of one GPU instance share its memory, so all of them count.
+        used = sum(
+            process.spec.memory_bytes
+            for process in gpu.alive(self._session.since_epoch_ns())
+            if (own := gpu.instance_of(process)) and own.gpu_instance == instance.gpu_instance
+        )
         memory = pynvml.c_nvmlMemory_v2_t() if version else pynvml.c_nvmlMemory_t()
         memory.total, memory.used = instance.memory_bytes, used
         memory.free = instance.memory_bytes - used
@@ -131,12 +133,6 @@ class Mig(Subject):
         self._check_whole(handle)
         return self._utilization.nvmlDeviceGetProcessUtilization(handle, timeStamp)
 
-    def _processes_in(self, handle: Handle) -> list[tuple[PlannedProcess, SimulatedInstance]]:
-        """Return the processes in the instances of a handle's GPU."""
-        gpu = self._session.whole_gpu(handle)
-        alive = gpu.alive(self._session.since_epoch_ns())
-        return [(one, instance) for one in alive if (instance := gpu.instance_of(one))]
-
     def _handle(self, device: Handle, is_meant: Callable[[SimulatedInstance], bool]) -> MigHandle:
         for instance in filter(is_meant, self._instances(device)):
             return MigHandle(device.index, device.session, instance.uuid)
@@ -146,16 +142,18 @@ class Mig(Subject):
         """Return the instance of a handle; InvalidArgument for a GPU's, or after a new cut."""
         if not isinstance(handle, MigHandle):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        found = [one for one in self._instances(handle) if one.uuid == handle.uuid]
-        if not found:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return found[0]
+        # By its UUID: after a new cut another instance may have the index.
+        for instance in self._instances(handle):
+            if instance.uuid == handle.uuid:
+                return instance
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
     def _instances(self, handle: Handle) -> tuple[SimulatedInstance, ...]:
         cut = self._cut(handle)
         return cut.instances if cut else ()
 
     def _check_whole(self, handle: Handle) -> None:
+        # Of a GPU that is cut, and of its instances, the driver measures no utilization at all.
         if self._cut(handle):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
@@ -164,9 +162,6 @@ class Mig(Subject):
 
 
 # Which processes are on a GPU, or in an instance of it.
-
-# ruff: noqa: N802  # NVML's own names
-
 
 _NO_INSTANCE: Final = 0xFFFFFFFF
 
@@ -200,15 +195,16 @@ class Processes(Subject):
         if isinstance(handle, MigHandle):
             own = self._mig.instance_of(handle)
             listed = [(process, instance) for process, instance in listed if instance == own]
-        return [_process_info(process, instance) for process, instance in listed]
-
-
-def _process_info(process: PlannedProcess, instance: SimulatedInstance | None) -> Any:  # noqa: ANN401  # nvidia-ml-py's friendly object
-    return pynvml.nvmlFriendlyObject(
-        {
-            "pid": process.pid,
-            "usedGpuMemory": process.spec.memory_bytes if process.spec.memory_visible else None,
-            "gpuInstanceId": instance.gpu_instance if instance else _NO_INSTANCE,
-            "computeInstanceId": instance.compute_instance if instance else _NO_INSTANCE,
-        }
-    )
+        return [
+            pynvml.nvmlFriendlyObject(
+                {
+                    "pid": process.pid,
+                    "usedGpuMemory": (
+                        process.spec.memory_bytes if process.spec.memory_visible else None
+                    ),
+                    "gpuInstanceId": instance.gpu_instance if instance else _NO_INSTANCE,
+                    "computeInstanceId": instance.compute_instance if instance else _NO_INSTANCE,
+                }
+            )
+            for process, instance in listed
+        ]

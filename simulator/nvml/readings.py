@@ -1,4 +1,8 @@
-"""The readings of an instant: memory, power, energy, temperature, clocks, engines."""
+"""The readings of an instant, of the driver's windows, and of its accounts of processes.
+
+Gauges and counters are asked of the physics at once; utilization comes in whole percents of the
+windows of `simulator.sampling_windows`, as the driver gives it.
+"""
 
 from functools import reduce
 from operator import or_
@@ -7,8 +11,9 @@ from typing import Any, Final
 import pynvml
 
 from simulator.nvml.session import Handle, Subject
+from simulator.plan import PlannedProcess
 
-# ruff: noqa: N802, A002  # NVML's own names
+# ruff: noqa: N802, N803, A002  # NVML's own names
 
 
 _NS: Final = 1_000_000_000
@@ -40,6 +45,7 @@ class Readings(Subject):
         memory = pynvml.c_nvmlMemory_v2_t() if version else pynvml.c_nvmlMemory_t()
         memory.total = gpu.facts.memory_bytes
         memory.free = gpu.facts.memory_bytes - reserved - used
+        # The first version counts the driver's reserve as used.
         memory.used = used if version else used + reserved
         if version:
             memory.version = version
@@ -78,11 +84,8 @@ class Readings(Subject):
 
     def nvmlDeviceGetPerformanceState(self, handle: Handle) -> int:
         """Return 0 while a process is there, else 8."""
-        return (
-            0
-            if self._session.gpu(handle).alive(self._session.since_epoch_ns())
-            else _IDLE_PERFORMANCE_STATE
-        )
+        is_used = self._session.gpu(handle).alive(self._session.since_epoch_ns())
+        return 0 if is_used else _IDLE_PERFORMANCE_STATE
 
     def nvmlDeviceGetEncoderUtilization(self, handle: Handle) -> list[int]:
         """Return whole percents of the last window, and its length in microseconds."""
@@ -105,35 +108,132 @@ class Readings(Subject):
         return [round(100 * worked_ns / _ENGINE_NS), _ENGINE_NS // 1000]
 
 
-# Which GPUs there are and what never changes of them.
-
-# ruff: noqa: N802  # NVML's own names
+# How busy a GPU and its processes are, in whole percents of the driver's windows.
 
 
-class Identity(Subject):
-    """The functions that say which device is which."""
+class Utilization(Subject):
+    """The functions that tell of the driver's sampling windows."""
 
-    def nvmlSystemGetDriverVersion(self) -> str:
-        """Return the driver's version."""
-        self._session.check_open()
-        return "580.95.05"
+    def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
+        """Return whole percents of the newest completed window."""
+        windows = self._session.windows_of(handle)
+        window = windows.latest(self._session.since_epoch_ns())
+        rates = pynvml.c_nvmlUtilization_t()
+        rates.gpu = windows.gpu_percent(window)
+        rates.memory = windows.memory_percent(window)
+        return rates
 
-    def nvmlDeviceGetCount(self) -> int:
-        """Return the number of GPUs."""
-        self._session.check_open()
-        return len(self._session.gpus)
+    def nvmlDeviceGetSamples(
+        self, device: Handle, sampling_type: int, timeStamp: int
+    ) -> tuple[int, list[Any]]:
+        """Return the ring buffer's samples newer than `timeStamp`; NotFound when there are none."""
+        windows = self._session.windows_of(device)
+        values = {
+            pynvml.NVML_TOTAL_POWER_SAMPLES: windows.milliwatts,
+            pynvml.NVML_GPU_UTILIZATION_SAMPLES: windows.gpu_percent,
+            pynvml.NVML_MEMORY_UTILIZATION_SAMPLES: windows.memory_percent,
+        }
+        if sampling_type not in values:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        value = values[sampling_type]
+        newer = windows.newer_than(timeStamp, now_ns=self._session.since_epoch_ns())
+        if not newer:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        samples = []
+        for window in newer:
+            sample = pynvml.c_nvmlSample_t()
+            sample.timeStamp = window.timestamp_us
+            sample.sampleValue.uiVal = value(window)
+            samples.append(sample)
+        return pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, samples
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle:
-        """Return the handle of a GPU."""
-        self._session.check_open()
-        if not 0 <= index < len(self._session.gpus):
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return Handle(index, self._session.number)
+    def nvmlDeviceGetProcessUtilization(self, handle: Handle, timeStamp: int) -> list[Any]:
+        """Return each buffered sample newer than `timeStamp`; NotFound when there are none."""
+        windows = self._session.windows_of(handle)
+        found = []
+        for window in windows.newer_than(timeStamp, now_ns=self._session.since_epoch_ns()):
+            for sample in windows.process_samples(window):
+                struct = pynvml.c_nvmlProcessUtilizationSample_t()
+                struct.pid = sample.pid
+                struct.timeStamp = sample.timestamp_us
+                struct.smUtil = sample.sm_percent
+                struct.memUtil = sample.memory_percent
+                found.append(struct)
+        if not found:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return found
 
-    def nvmlDeviceGetUUID(self, handle: Handle) -> str:
-        """Return the GPU's UUID."""
-        return self._session.gpu(handle).facts.uuid
 
-    def nvmlDeviceGetName(self, handle: Handle) -> str:
-        """Return the product's name."""
-        return self._session.gpu(handle).facts.name
+# The driver's accounts of processes, kept over their ends.
+
+_BUFFER_PROCESSES: Final = 4000
+_NS_PER_MS: Final = 1_000_000
+_NS_PER_SAMPLE: Final = 20_000_000
+_PERCENT: Final = 100
+
+
+class AccountingCalls(Subject):
+    """The functions of the accounting mode."""
+
+    def nvmlDeviceGetAccountingMode(self, handle: Handle) -> int:
+        """Return whether accounts are kept."""
+        return int(self._session.gpu(handle).facts.accounting != "off")
+
+    def nvmlDeviceGetAccountingBufferSize(self, handle: Handle) -> int:
+        """Return the most processes that are remembered."""
+        self._session.gpu(handle)
+        return _BUFFER_PROCESSES
+
+    def nvmlDeviceGetAccountingPids(self, handle: Handle) -> list[int]:
+        """Return the pids of the processes that are remembered."""
+        # A ring: the oldest accounts make room for new ones.
+        return [process.pid for process in self._accounted(handle)[-_BUFFER_PROCESSES:]]
+
+    def nvmlDeviceGetAccountingStats(self, handle: Handle, pid: int) -> Any:  # noqa: ANN401  # a ctypes struct
+        """Return a process's account, in whole percents of its life."""
+        return self._fill(pynvml.c_nvmlAccountingStats_t(), handle, pid)
+
+    def nvmlDeviceGetAccountingStats_v2(self, handle: Handle, pid: int) -> Any:  # noqa: ANN401  # a ctypes struct
+        """Return a process's account with the sums of its samples."""
+        gpu = self._session.gpu(handle)
+        if gpu.facts.accounting != "v2":
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        stats = self._fill(pynvml.c_nvmlAccountingStats_v2_t(), handle, pid)
+        process = self._find(handle, pid)
+        lived_ns = max(1, self._end_ns(process) - process.start_ns)
+        busy_ns = gpu.busy_ns(process, process.start_ns, self._end_ns(process))
+        stats.pid = pid
+        stats.sampleCount = max(1, round(lived_ns / _NS_PER_SAMPLE))
+        sum_percent = _PERCENT * _PERCENT * stats.sampleCount * busy_ns / lived_ns
+        stats.sumGpuUtil = round(sum_percent)
+        stats.sumFbUtil = round(sum_percent * process.spec.load.memory_ratio)
+        return stats
+
+    def _fill(self, stats: Any, handle: Handle, pid: int) -> Any:  # noqa: ANN401  # a ctypes struct
+        gpu, process = self._session.gpu(handle), self._find(handle, pid)
+        end_ns, is_running = self._end_ns(process), process.alive(self._session.since_epoch_ns())
+        lived_ns = max(1, end_ns - process.start_ns)
+        percent = _PERCENT * gpu.busy_ns(process, process.start_ns, end_ns) / lived_ns
+        stats.gpuUtilization = round(percent)
+        stats.memoryUtilization = round(percent * process.spec.load.memory_ratio)
+        stats.maxMemoryUsage = process.spec.memory_bytes
+        # The driver says how long a process lived only once it has ended.
+        stats.time = 0 if is_running else lived_ns // _NS_PER_MS
+        stats.startTime = self._session.stamp_us(process.start_ns)
+        stats.isRunning = int(is_running)
+        return stats
+
+    def _end_ns(self, process: PlannedProcess) -> int:
+        return min(process.end_ns, self._session.since_epoch_ns())
+
+    def _find(self, handle: Handle, pid: int) -> PlannedProcess:
+        found = [process for process in self._accounted(handle) if process.pid == pid]
+        if not found:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return found[0]
+
+    def _accounted(self, handle: Handle) -> list[PlannedProcess]:
+        gpu = self._session.gpu(handle)
+        if gpu.facts.accounting == "off":
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [one for one in gpu.processes if one.start_ns <= self._session.since_epoch_ns()]

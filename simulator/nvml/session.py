@@ -1,17 +1,23 @@
-"""An open library: its users, its handles, its time. What a device answers lives beside it."""
+"""An open library: its users, its handles, its time; and what never changes of its GPUs.
+
+What a device answers of its state lives in the modules beside it, each a `Subject`.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
+from uuid import NAMESPACE_OID, uuid5
 
 import pynvml
 
 from gpuledger.clock import Clock
 from simulator.device import SimulatedGpu
-from simulator.faults import PlannedIncident
+from simulator.identities import pci_bus_id
+from simulator.plan import PlannedIncident
 from simulator.sampling_windows import SamplingWindows
-from simulator.scenario.fault_schema import EventSupport
+from simulator.scenario.schema import EventSupport
 
-# ruff: noqa: N802  # NVML's own names
+# ruff: noqa: N802, N803  # NVML's own names
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ class Session:
         """Close the library; the last call makes all handles invalid."""
         self.check_open()
         self.users -= 1
+        # Handles carry the number of their session, so that those of an earlier one are refused.
         if not self.users:
             self.number += 1
 
@@ -98,3 +105,135 @@ class Subject:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+
+
+class Identity(Subject):
+    """The functions that say which device is which."""
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        """Return the driver's version."""
+        self._session.check_open()
+        return "580.95.05"
+
+    def nvmlDeviceGetCount(self) -> int:
+        """Return the number of GPUs."""
+        self._session.check_open()
+        return len(self._session.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle:
+        """Return the handle of a GPU."""
+        self._session.check_open()
+        if not 0 <= index < len(self._session.gpus):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return Handle(index, self._session.number)
+
+    def nvmlDeviceGetUUID(self, handle: Handle) -> str:
+        """Return the GPU's UUID."""
+        return self._session.gpu(handle).facts.uuid
+
+    def nvmlDeviceGetName(self, handle: Handle) -> str:
+        """Return the product's name."""
+        return self._session.gpu(handle).facts.name
+
+
+# What is built into a board or set on it.
+
+_LANES: Final = 16
+_SERIAL_DIGITS: Final = 13
+_INFOROM: Final = {
+    pynvml.NVML_INFOROM_OEM: "2.1",
+    pynvml.NVML_INFOROM_ECC: "7.16",
+}
+
+
+class Board(Subject):
+    """The functions that describe a board."""
+
+    def nvmlSystemGetNVMLVersion(self) -> str:
+        """Return the library's version."""
+        self._session.check_open()
+        return "13.580.95.05"
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        """Return the newest CUDA that the driver can run."""
+        self._session.check_open()
+        return 13_000
+
+    def nvmlDeviceGetMinorNumber(self, handle: Handle) -> int:
+        """Return the number in the device file."""
+        return self._session.gpu(handle).facts.index
+
+    def nvmlDeviceGetSerial(self, handle: Handle) -> str:
+        """Return the board's serial number."""
+        drawn = uuid5(NAMESPACE_OID, self._session.gpu(handle).facts.uuid).int
+        return str(drawn)[:_SERIAL_DIGITS]
+
+    def nvmlDeviceGetPciInfo_v3(self, handle: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
+        """Return where the board is plugged in."""
+        pci = pynvml.nvmlPciInfo_t()
+        address = pci_bus_id(self._session.gpu(handle).facts.index)
+        pci.bus = int(address.split(":")[1], 16)
+        pci.busId = address.encode()
+        return pci
+
+    def nvmlDeviceGetBrand(self, handle: Handle) -> int:
+        """Return the product line."""
+        tesla = self._session.gpu(handle).facts.name.startswith("Tesla")
+        return int(pynvml.NVML_BRAND_TESLA if tesla else pynvml.NVML_BRAND_NVIDIA)
+
+    def nvmlDeviceGetArchitecture(self, device: Handle) -> int:
+        """Return the generation."""
+        return self._session.gpu(device).facts.architecture.number
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: Handle) -> tuple[int, int]:
+        """Return CUDA's version of the chip."""
+        return self._session.gpu(handle).facts.architecture.compute_capability
+
+    def nvmlDeviceGetVbiosVersion(self, handle: Handle) -> str:
+        """Return the board's firmware."""
+        self._session.gpu(handle)
+        return "96.00.A5.00.01"
+
+    def nvmlDeviceGetInforomImageVersion(self, handle: Handle) -> str:
+        """Return the version of the board's store of facts."""
+        self._session.gpu(handle)
+        return "G520.0200.00.05"
+
+    def nvmlDeviceGetInforomVersion(self, handle: Handle, infoRomObject: int) -> str:
+        """Return the version of an object in it."""
+        self._session.gpu(handle)
+        if infoRomObject not in _INFOROM:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return _INFOROM[infoRomObject]
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: Handle) -> int:
+        """Return the PCIe generation that card and slot can do."""
+        return self._session.gpu(handle).facts.model.pcie_generation
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: Handle) -> int:
+        """Return the PCIe lanes that card and slot can do."""
+        self._session.gpu(handle)
+        return _LANES
+
+    def nvmlDeviceGetEccMode(self, handle: Handle) -> list[int]:
+        """Return whether errors are corrected, now and after the next start."""
+        self._session.gpu(handle)
+        return [pynvml.NVML_FEATURE_ENABLED, pynvml.NVML_FEATURE_ENABLED]
+
+    def nvmlDeviceGetPersistenceMode(self, handle: Handle) -> int:
+        """Return whether the driver keeps the GPU up without users."""
+        self._session.gpu(handle)
+        return int(pynvml.NVML_FEATURE_ENABLED)
+
+    def nvmlDeviceGetComputeMode(self, handle: Handle) -> int:
+        """Return who may compute."""
+        self._session.gpu(handle)
+        return int(pynvml.NVML_COMPUTEMODE_DEFAULT)
+
+    def nvmlDeviceGetP2PStatus(self, device1: Handle, device2: Handle, p2pIndex: int) -> int:
+        """Return whether one GPU reaches another: by NVLink where both have links."""
+        if p2pIndex != pynvml.NVML_P2P_CAPS_INDEX_NVLINK:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        linked = all(self._session.gpu(one).facts.model.nvlinks for one in (device1, device2))
+        status = pynvml.NVML_P2P_STATUS_OK if linked else pynvml.NVML_P2P_STATUS_NOT_SUPPORTED
+        return int(status)

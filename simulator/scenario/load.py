@@ -1,6 +1,7 @@
 """Reads a scenario from a YAML file and says in one line what is wrong with it.
 
-Here live the file and the checks of one part against another. Its shape is `scenario_shape`'s.
+Here live the file and the checks of one part against another, so that nothing that plays a scenario
+has to ask whether it can be. Its shape is `simulator.scenario.schema`'s.
 """
 
 import re
@@ -14,11 +15,10 @@ import yaml
 
 from gpuledger.errors import UserError
 from gpuledger.texts import find_near, shorten_middle
-from simulator.device import describe_gpu, gpu_groups
-from simulator.faults import check_faults
-from simulator.mig import Cut, cut_at
-from simulator.plan import PlannedProcess, plan_pods, plan_processes
-from simulator.scenario.schema import GpuGroup, PluginDevice, Scenario
+from simulator.device import describe_gpu
+from simulator.gpu_models import Cut, cut_at
+from simulator.plan import PlannedProcess, check_faults, gpu_groups, plan_pods, plan_processes
+from simulator.scenario.schema import Scenario
 
 __all__ = ["Scenario", "load_scenario", "parse_scenario"]
 
@@ -36,7 +36,7 @@ def load_scenario(path: str | Path) -> Scenario:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give the path of a scenario file") from error
     except yaml.YAMLError as error:
-        raise UserError(f"{path}: no valid YAML: {_one_line(error)}") from error
+        raise UserError(f"{path}: no valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise UserError(f"{path}: expected a scenario, got YAML nested too deep") from error
     except ValueError as error:  # of a date that is none
@@ -53,6 +53,7 @@ def parse_scenario(content: object) -> Scenario:
         scenario = msgspec.convert(content, Scenario)
     except msgspec.ValidationError as error:
         raise UserError(_explain(str(error))) from error
+    # In this order: later checks lay the scenario out, and count on nodes that are there.
     _check_names(scenario)
     _check_pods(scenario)
     _check_gpus(scenario)
@@ -79,6 +80,7 @@ def _explain(message: str) -> str:
 def _fields_at(path: str) -> list[str]:
     """Return the fields that the scenario's shape has at msgspec's path."""
     at: Any = Scenario
+    # The path is msgspec's own, `.pods[...].labels`: it was walked once, and can be walked again.
     for name in re.findall(r"\.(\w+)|(\[)", path):
         at = _structs_in(at)[0] if name[1] else get_type_hints(at)[name[0]]
         at = (_structs_in(at) or [at])[0]
@@ -120,6 +122,7 @@ def _check_pods(scenario: Scenario) -> None:
                 f"{where}.end_seconds: {pod.end_seconds} is not after "
                 f"start_seconds {pod.start_seconds}"
             )
+        # None: the earlier pod of that name never ends.
         free = free_from.get(name, 0.0)
         if free is None or (name in free_from and pod.start_seconds < free):
             raise UserError(
@@ -149,7 +152,15 @@ def _check_gpus(scenario: Scenario) -> None:
             facts = describe_gpu(group, uuid="", index=index)
             room = facts.memory_bytes - facts.model.reserved_bytes
             here = [process for process in on_node if index in process.spec.gpus]
-            _check_room(node.name, index, room, here)
+            for process in here:
+                # Memory is held from start to end, so it is fullest when somebody starts.
+                held = sum(p.spec.memory_bytes for p in here if p.alive(process.start_ns))
+                if held > room:
+                    raise UserError(
+                        f"{_who(process)}: memory_bytes: GPU {index} of {node.name} would hold"
+                        f" {held} bytes when it starts, and has room for {room}; lower"
+                        " memory_bytes or move a process"
+                    )
             for process in here:
                 _check_instance(process, f"GPU {index} of {node.name}", facts.cuts)
 
@@ -160,42 +171,33 @@ def _check_devices(scenario: Scenario) -> None:
     for pod in plan_pods(scenario, epoch_ns=0):
         for container in pod.spec.containers:
             for device in container.devices or ():
-                try:
-                    _check_device(device, groups[pod.spec.node], pod.start_ns)
-                except UserError as error:
-                    raise UserError(f"{pod.key} {container.name}: devices: {error}") from error
-
-
-def _check_device(device: PluginDevice, groups: list[GpuGroup], start_ns: int) -> None:
-    if device.gpu >= len(groups):
-        raise UserError(f"no GPU {device.gpu}; the node has 0 to {len(groups) - 1}")
-    cut = cut_at(describe_gpu(groups[device.gpu], uuid="", index=device.gpu).cuts, start_ns)
-    if device.instance is not None and device.instance >= len(cut.instances if cut else ()):
-        raise UserError(f"GPU {device.gpu} has no instance {device.instance} when the pod starts")
+                where, on_node = f"{pod.key} {container.name}: devices", groups[pod.spec.node]
+                if device.gpu >= len(on_node):
+                    raise UserError(
+                        f"{where}: no GPU {device.gpu}; the node has 0 to {len(on_node) - 1}"
+                    )
+                facts = describe_gpu(on_node[device.gpu], uuid="", index=device.gpu)
+                cut = cut_at(facts.cuts, pod.start_ns)
+                size = len(cut.instances) if cut else 0
+                if device.instance is not None and device.instance >= size:
+                    raise UserError(
+                        f"{where}: GPU {device.gpu} has no instance {device.instance} when the pod"
+                        " starts"
+                    )
 
 
 def _check_incidents(scenario: Scenario) -> None:
     sizes = {node.name: len(gpu_groups(node)) for node in scenario.nodes}
-    for number, one in enumerate(scenario.incidents):
-        if one.gpu >= sizes[one.node]:
+    for number, incident in enumerate(scenario.incidents):
+        if incident.gpu >= sizes[incident.node]:
             raise UserError(
-                f"incidents[{number}].gpu: {one.node} has no GPU {one.gpu}; "
-                f"it has 0 to {sizes[one.node] - 1}"
+                f"incidents[{number}].gpu: {incident.node} has no GPU {incident.gpu}; "
+                f"it has 0 to {sizes[incident.node] - 1}"
             )
-        if (one.xid is None) == (one.event == "xid"):
+        if (incident.xid is None) == (incident.event == "xid"):
             raise UserError(
                 f"incidents[{number}].xid: an incident has either an xid or another event, "
-                f"got xid {one.xid} and event {one.event!r}"
-            )
-
-
-def _check_room(node: str, index: int, room: int, processes: list[PlannedProcess]) -> None:
-    for process in processes:
-        held = sum(p.spec.memory_bytes for p in processes if p.alive(process.start_ns))
-        if held > room:
-            raise UserError(
-                f"{_who(process)}: memory_bytes: GPU {index} of {node} would hold {held} bytes "
-                f"when it starts, and has room for {room}; lower memory_bytes or move a process"
+                f"got xid {incident.xid} and event {incident.event!r}"
             )
 
 
@@ -222,7 +224,3 @@ def _check_instance(process: PlannedProcess, gpu: str, cuts: list[Cut]) -> None:
 
 def _who(process: PlannedProcess) -> str:
     return f"{process.pod.key if process.pod else 'host process'} {process.spec.command!r}"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -33,6 +33,7 @@ DONE_BY_MAKE = ["python", "-m", "pip"]
 BROUGHT = {"gcc": "gcc", "libc6-dev": "/usr/include/stdio.h"}
 OF_IMAGES_ONLY = {"UV_NO_CACHE", "UV_LINK_MODE", "PATH"}
 LEFT_OUT = ("GPULEDGER_", "PYTHON", "VIRTUAL_ENV", "KUBECONFIG", "KAFKA_")
+FIND_PROGRAMS = "from gpuledger.programs import find_programs; find_programs()"
 NEEDED = {
     "agent": ["agent.context", "agent.source_selection", "simulator.simulation"],
     "podwatch": ["enricher.podwatch.pod_watch"],
@@ -42,7 +43,7 @@ NEEDED = {
         "sinks.alerts.alerts_sink",
         "sinks.store.store_sink",
     ],
-    "cli": ["cli.demo.command", "cli.topics", "simulator.kube", "simulator.__main__"],
+    "cli": ["cli.demo.demo_command", "cli.topics", "simulator.kube", "simulator.__main__"],
 }
 
 
@@ -146,7 +147,7 @@ def test_an_environment_holds_all_that_its_image_starts(
     (origin,) = [value for value in stage.values("COPY") if value.startswith("--from=")]
     image = built(shlex.split(origin)[0].removeprefix("--from="))
     environment = "/opt/gpuledger/bin"
-    imports = f"import {', '.join(NEEDED[stage.name])}"
+    imports = f"{FIND_PROGRAMS}; import {', '.join(NEEDED[stage.name])}"
 
     assert image.run([f"{environment}/{entrypoint(stage)[0]}", "--version"])
     image.run([f"{environment}/python", "-c", imports])
@@ -155,7 +156,8 @@ def test_an_environment_holds_all_that_its_image_starts(
 def test_the_join_s_environment_runs_compiled_modules(built: Callable[[str], Image]) -> None:
     image = built("enricher-environment")
     names = [".".join(module.with_suffix("").parts) for module in hot_modules()]
-    script = f"import {', '.join(names)}; print(*({', '.join(f'{n}.__file__' for n in names)}))"
+    paths = ", ".join(f"{name}.__file__" for name in names)
+    script = f"{FIND_PROGRAMS}; import {', '.join(names)}; print({paths})"
     files = image.run(["/opt/gpuledger/bin/python", "-c", script]).split()
 
     assert len(files) == len(names)

@@ -23,22 +23,29 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def test_the_wheel_holds_the_packages_and_nothing_else(wheel: list[str]) -> None:
     top = {name.partition("/")[0] for name in wheel}
+    programs = {name.split("/")[2] for name in wheel if name.startswith("gpuledger/_programs/")}
 
-    assert top == {*PACKAGES, f"gpuledger-{PYPROJECT['project']['version']}.dist-info"}
+    assert top == {"gpuledger", f"gpuledger-{PYPROJECT['project']['version']}.dist-info"}
+    assert {"gpuledger", *programs} == set(PACKAGES)
 
 
 def test_beside_each_hot_module_the_wheel_holds_what_was_compiled_of_it(wheel: list[str]) -> None:
     suffix = EXTENSION_SUFFIXES[0]
     compiled = {name.removesuffix(suffix) for name in wheel if name.endswith(suffix)}
 
-    assert compiled == {str(module.with_suffix("")) for module in hot_modules()}
-    assert {str(module) for module in hot_modules()} <= set(wheel)
+    assert compiled == {str(place_in_wheel(module).with_suffix("")) for module in hot_modules()}
+    assert {str(place_in_wheel(module)) for module in hot_modules()} <= set(wheel)
     assert [name for name in wheel if Path(name).suffix in {".c", ".pxd"}] == []
+
+
+def place_in_wheel(module: Path) -> Path:
+    """Return where the wheel has a module of the checkout (ADR 024)."""
+    return module if module.parts[0] == "gpuledger" else Path("gpuledger", "_programs", module)
 
 
 def test_the_demo_s_scenario_is_in_the_wheel(wheel: list[str]) -> None:
     """So that the command works where there is no checkout."""
-    assert "cli/demo/demo.yaml" in wheel
+    assert "gpuledger/_programs/cli/demo/demo.yaml" in wheel
 
 
 def test_an_editable_install_compiles_nothing(tmp_path: Path) -> None:

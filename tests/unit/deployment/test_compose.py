@@ -42,7 +42,8 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True,
         text=True,
     )
-    assert re.match(r"-m simulator kube-api --scenario .* --epoch-ns \d{19}$", done.stdout)
+    started = r"-m gpuledger simulator kube-api --scenario .* --epoch-ns \d{19}$"
+    assert re.match(started, done.stdout)
     return folder
 
 

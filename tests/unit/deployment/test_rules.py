@@ -12,7 +12,7 @@ from prometheus_client import Counter
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from cli.docs_gen.metrics import DEPLOYABLES, collectors_of
+from cli.docs_gen import DEPLOYABLES, collectors_of
 from gpuledger.records.incidents import INCIDENT_KINDS
 from gpuledger.runtime import CheckSeverity
 from sinks.registry import KINDS

@@ -11,8 +11,8 @@ import pytest
 from gpuledger.errors import UserError
 from simulator.clock import ManualClock
 from simulator.nvml import SimulatedNvml
-from simulator.scenario.fault_schema import Kind
 from simulator.scenario.load import parse_scenario
+from simulator.scenario.schema import Kind
 from simulator.simulation import Simulation
 
 Play = Callable[..., SimulatedNvml]

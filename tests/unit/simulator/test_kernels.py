@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from simulator.kernels import NEVER_NS, Kernels, Stream
+from simulator.device import Kernels, Stream
+from simulator.plan import NEVER_NS
 
 MS = 1_000_000
 SECOND = 1000 * MS

@@ -9,7 +9,8 @@ import pytest
 
 from gpuledger.errors import UserError
 from simulator.clock import ManualClock
-from simulator.nvml import Handle, SimulatedNvml
+from simulator.nvml import SimulatedNvml
+from simulator.nvml.session import Handle
 from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 from tests.unit.simulator.mig_builders import CUT, EPOCH_NS, GIB, cut_simulation

@@ -8,7 +8,8 @@ import pynvml
 import pytest
 
 from simulator.clock import ManualClock
-from simulator.nvml import Handle, SimulatedNvml
+from simulator.nvml import SimulatedNvml
+from simulator.nvml.session import Handle
 from simulator.simulation import Simulation
 
 WITHOUT_GPUS = SimulatedNvml(

@@ -17,7 +17,7 @@ from agent.exposition.families import (
     native_families,
 )
 from agent.settings import ExpositionSettings
-from cli.docs_gen.metrics import DEPLOYABLES, collectors_of, label_names_of
+from cli.docs_gen import DEPLOYABLES, collectors_of, label_names_of
 from gpuledger.ledger.series import FAMILIES
 from tests.unit.agent.exposition.builders import GIB, allocation, gpu, node, process, sample
 

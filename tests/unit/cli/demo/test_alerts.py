@@ -2,7 +2,7 @@
 
 import pytest
 
-from cli.demo.alerts import RunAlerts, as_line
+from cli.demo.totals import RunAlerts, as_line
 from gpuledger.records import Account, GpuEvent
 from simulator.clock import ManualClock
 from sinks.settings import AlertsSettings, BusyWithoutPodSettings

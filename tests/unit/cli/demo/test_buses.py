@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cli.demo.buses import filled_topics, refuse_topics_of_others, wait_until_free
-from cli.demo.joining import refuse_changes
+from cli.demo.bus import filled_topics, refuse_changes, refuse_topics_of_others, wait_until_free
 from cli.demo.run_bus import find_beginning
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cli.command import main
-from cli.demo.meanings import LIVE_COLUMNS, LIVE_ROWS, SUMMARY_COLUMNS
+from cli.demo.tables import LIVE_COLUMNS, LIVE_ROWS, SUMMARY_COLUMNS
 
 README = Path(__file__).parents[4] / "README.md"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from cli.demo.joining import own_group
 from cli.demo.pipeline import drain, running
 from cli.demo.plan import DEMO_SCENARIO, DemoPlan
+from cli.demo.run_bus import own_group
 from cli.demo.source import SimulatedMachine
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.memory_consumer import MemoryConsumer

@@ -4,10 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 
-from cli.demo.alerts import RunAlerts
-from cli.demo.reader import EventReader, subscription
-from cli.demo.run_bus import Offsets, RunBus, find_beginning
-from cli.demo.totals import Tally
+from cli.demo.run_bus import EventReader, Offsets, RunBus, find_beginning, subscription
+from cli.demo.totals import RunAlerts, Tally
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Message, Subscription, TopicPartition
 from gpuledger.codec import encode

@@ -5,8 +5,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from cli.demo.alerts import AlertLine
-from cli.demo.meanings import SUMMARY_COLUMNS
 from cli.demo.sending import SinkLine
 from cli.demo.summary import (
     StoreLine,
@@ -17,7 +15,8 @@ from cli.demo.summary import (
     pod_lines,
     truth_error_ratio,
 )
-from cli.demo.totals import PodTotal
+from cli.demo.tables import SUMMARY_COLUMNS
+from cli.demo.totals import AlertLine, PodTotal
 from tests.unit.cli.demo.events import incident
 
 

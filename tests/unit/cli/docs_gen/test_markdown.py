@@ -2,7 +2,7 @@
 
 import pytest
 
-from cli.docs_gen.markdown import code, put_between_marks, table
+from cli.docs_gen import code, put_between_marks, table
 from gpuledger.errors import UserError
 
 PAGE = "# A\n\n<!-- it: begin -->\nold\n<!-- it: end -->\n\nrest\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import Metric
 
-from cli.docs_gen.metrics import DEPLOYABLES, collectors_of
+from cli.docs_gen import DEPLOYABLES, collectors_of
 
 ROOT = Path(__file__).parents[4]
 PACKAGES = ["gpuledger", "agent", "enricher", "sinks", "reports", "simulator", "cli"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.docs_gen.__main__ import PAGES, make_page, write_pages
+from cli.docs_gen import PAGES, make_page, write_pages
 from gpuledger.errors import UserError
 
 DOCS = Path(__file__).parents[4] / "docs"

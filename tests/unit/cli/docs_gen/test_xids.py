@@ -1,10 +1,10 @@
 """docs/xids.md explains what its table says."""
 
-from cli.docs_gen import xids
+from cli.docs_gen import xids_page
 from gpuledger.xids import all_xids
 
 
 def test_every_class_of_the_catalogue_is_explained() -> None:
-    explained = xids.page().partition("| XID |")[0]
+    explained = xids_page().partition("| XID |")[0]
 
     assert {xid.category for xid in all_xids() if f"`{xid.category}`" not in explained} == set()

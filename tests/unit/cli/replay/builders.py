@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cli.replay.command import choose_output, replay_range
-from cli.replay.plan import Asked
+from cli.replay.range_plan import Asked
+from cli.replay.replay_command import choose_output, replay_range
 from cli.replay.run import ReplayOutcome
 from enricher.join.join_settings import JoinSettings, JoinTuning
 from enricher.join.replay import TimeRange

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 from typing_extensions import override
 
-from cli.replay.report import show_difference, tell_comparison, verdict
+from cli.replay.replay_command import show_difference, tell_comparison, verdict
 from gpuledger.bus.memory import MemoryBus, MemoryReader
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode

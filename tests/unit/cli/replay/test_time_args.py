@@ -2,7 +2,7 @@
 
 import pytest
 
-from cli.replay.plan import parse_duration, parse_moment, write_duration, write_moment
+from cli.replay.range_plan import parse_duration, parse_moment, write_duration, write_moment
 from gpuledger.errors import UserError
 
 NOW_MS = 1_795_000_000_000

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.docs_gen.metrics import DEPLOYABLES, collectors_of
+from cli.docs_gen import DEPLOYABLES, collectors_of
 from gpuledger.ledger.series import FAMILIES, Family, values_of
 from gpuledger.records import NodeSample
 from simulator.clock import ManualClock

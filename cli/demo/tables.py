@@ -1,12 +1,13 @@
-"""Columns that fit a screen: numbers are never cut, names give way, the least needed column goes.
+"""Tables and sentences that fit a screen, and what the columns of the demo's tables mean.
 
-Pure text: no colours, no terminal. A name is shortened in the middle, because the names of one
-workload's pods begin alike and differ at their ends.
+Pure text: no colours, no terminal. Numbers are never cut, names give way, the least needed column
+goes. A name is shortened in the middle, because the names of one workload's pods begin alike and
+differ at their ends. Imports nothing else of the demo, as its help is shown without loading it.
 """
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 _GAP: Final = "  "
@@ -58,30 +59,25 @@ def _shorten_middle(text: str, width: int) -> str:
 def fit(columns: Sequence[TableColumn], rows: Sequence[Sequence[str]], *, width: int) -> list[int]:
     """Return each column's width in a table of at most `width` characters; 0 is left out."""
     wanted = [
-        max(map(len, [column.name, *(row[place] for row in rows)]))
-        for place, column in enumerate(columns)
+        max(map(len, [column.name, *(row[index] for row in rows)]))
+        for index, column in enumerate(columns)
     ]
     minimum = [
         maximum if column.floor is None else min(maximum, column.floor)
         for column, maximum in zip(columns, wanted, strict=True)
     ]
-    leaving = [place for place, column in enumerate(columns) if column.leaves is not None]
-    for place in sorted(leaving, key=lambda place: columns[place].leaves or 0):
+    leaving = [index for index, column in enumerate(columns) if column.leaves is not None]
+    for index in sorted(leaving, key=lambda index: columns[index].leaves or 0):
         if _total(minimum) <= width:
             break
-        minimum[place] = 0
-    return _widened(minimum, wanted, width=width, columns=columns)
-
-
-def _widened(
-    minimum: Sequence[int], wanted: Sequence[int], *, width: int, columns: Sequence[TableColumn]
-) -> list[int]:
-    """Share out what is left among the names, the first one first; take from it what is missing."""
+        minimum[index] = 0
+    # What is left is shared out among the names, the first one first. It may be less than nothing,
+    # where not even the names' floors fit: then they give way below them.
     widths = list(minimum)
-    for place, column in enumerate(columns):
-        if column.floor is not None and widths[place]:
+    for index, column in enumerate(columns):
+        if column.floor is not None and widths[index]:
             spare = width - _total(widths)
-            widths[place] = max(1, min(wanted[place], widths[place] + spare))
+            widths[index] = max(1, min(wanted[index], widths[index] + spare))
     return widths
 
 
@@ -108,7 +104,7 @@ def shown(columns: Sequence[TableColumn], widths: Sequence[int]) -> set[str]:
 
 # Sentences that fit a screen: broken between words, or with words left out of their middle.
 #
-# Pure text, as `cli.demo.columns`. A word that is wider than the screen is shortened as names are.
+# Pure text, as `cli.demo.tables`. A word that is wider than the screen is shortened as names are.
 
 _LEFT_OUT: Final = " … "
 
@@ -144,3 +140,43 @@ def wrap(facts: Iterable[str], *, width: int) -> list[str]:
         else:
             lines += fold(fact, width=width)
     return lines
+
+
+# What the columns mean: the same words below the tables and in `--help`.
+
+LIVE_COLUMNS: Final = {
+    "SM %": "share of the last tick in which its kernels ran",
+    "Watts": "its part of what the GPU draws",
+    "Method": "how its part is known: exclusive is measured, others say by what it is split",
+}
+LIVE_ROWS: Final = {
+    "(idle) POD": "what POD holds and nobody uses",
+    "(host)": "work of no pod",
+    "(unattributed)": "work of nobody who can be seen",
+}
+"""The rows that are no pod's use."""
+SUMMARY_COLUMNS: Final = {
+    "GPU s": "seconds in which its kernels ran, as booked",
+    "true": "the same as the scenario played it",
+    "unused": "seconds in which a GPU that it holds ran no kernel",
+    "GiB h": "device memory that it held, times hours",
+    "kJ": "its energy",
+}
+
+
+def as_facts(meanings: Mapping[str, str]) -> list[str]:
+    """Return a phrase for each name."""
+    return [f"{name}: {meaning}" for name, meaning in meanings.items()]
+
+
+def as_help() -> str:
+    """Return both tables' names with their meanings, as Markdown."""
+    while_it_runs = [*as_facts(LIVE_COLUMNS), *as_facts(LIVE_ROWS)]
+    return "\n".join(
+        (
+            "The table while it runs:\n",
+            *(f"- {fact}" for fact in while_it_runs),
+            "\nThe table at the end:\n",
+            *(f"- {fact}" for fact in as_facts(SUMMARY_COLUMNS)),
+        )
+    )

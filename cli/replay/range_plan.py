@@ -66,7 +66,13 @@ async def make_plan(reader: HistoryReader, asked: Asked) -> Plan:
     events: Mapping[TopicPartition, Span] = {}
     if asked.compare:
         events = await reader.spans(EVENTS.name)
-    _refuse_other_counts(pods, kept, events)
+    # By partition number a node's ticks, pods and events meet; other numbers would part them.
+    counts = {next(iter(spans)).topic: len(spans) for spans in (pods, kept, events) if spans}
+    if len(set(counts.values())) > 1:
+        raise TopicsError(
+            f"topics placed by node must have the same number of partitions, found {counts};"
+            " `gpuledger topics check` says what each should have"
+        )
     warnings = await _refuse_removed(reader, kept, asked)
     warnings += await _refuse_removed(reader, events, asked)
     tick_spans = await _cut(reader, kept, asked, lead_in_ms=asked.lead_in_ms)
@@ -80,17 +86,10 @@ async def make_plan(reader: HistoryReader, asked: Asked) -> Plan:
         )
         for number in range(len(kept))
     ]
-    wanted = [part for part in parts if _size(part.ticks) or _size(part.events)]
+    wanted = [
+        part for part in parts if any(span.end > span.first for span in (part.ticks, part.events))
+    ]
     return Plan(wanted, len(kept), warnings)
-
-
-def _refuse_other_counts(*spans: Mapping[TopicPartition, Span]) -> None:
-    counts = {next(iter(each)).topic: len(each) for each in spans if each}
-    if len(set(counts.values())) > 1:
-        raise TopicsError(
-            f"topics placed by node must have the same number of partitions, found {counts};"
-            " `gpuledger topics check` says what each should have"
-        )
 
 
 async def _refuse_removed(
@@ -100,6 +99,7 @@ async def _refuse_removed(
     begin_ms = asked.wanted.begin_ms
     removed = [place for place, span in kept.items() if span.first > 0]
     at_begin = await reader.offsets_at(removed, begin_ms) if removed else {}
+    # Only where the range begins before what is kept is the oldest record worth a read.
     oldest_ms = {
         place: await _oldest_ms(reader, place, kept[place])
         for place in removed
@@ -121,6 +121,7 @@ async def _refuse_removed(
         raise UserError(
             f"--from {write_moment(begin_ms)}: {lost}, which is all; take a later range"
         )
+    # Rounded up: what is proposed must be there.
     whole_second_ms = -(-last_ms // 1000) * 1000
     raise UserError(
         f"--from {write_moment(begin_ms)}: {lost}; take --from {write_moment(whole_second_ms)}"
@@ -152,10 +153,6 @@ async def _cut(
         place: Span(max(first[place], span.first), min(end[place], span.end))
         for place, span in kept.items()
     }
-
-
-def _size(span: Span) -> int:
-    return max(0, span.end - span.first)
 
 
 # Times and durations as people write them. Nothing is read from a clock here.

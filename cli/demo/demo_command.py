@@ -1,20 +1,26 @@
 """`gpuledger demo`: options in, a live table or one JSON object out."""
 
 import asyncio
+import io
+import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import AsyncExitStack, nullcontext
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+from typing_extensions import override
 
-from cli.demo.alerts import as_line
-from cli.demo.buses import open_bus
+from cli.demo.bus import open_bus
 from cli.demo.pipeline import Run, drain, running
 from cli.demo.plan import DemoPlan, Source, check_url, find_scenario, find_store, parse_bus
 from cli.demo.screen import ScreenHeader, ScreenLine, draw, standstill
@@ -30,13 +36,21 @@ from cli.demo.summary import (
     pod_lines,
     truth_error_ratio,
 )
-from cli.demo.view import Draw, can_be_live, leave_out_of_logs, live, show, width_of
+from cli.demo.totals import as_line
 from gpuledger.codec import encode
 from gpuledger.early import end_process
 from gpuledger.errors import BusError, UserError
 from gpuledger.runtime import configure_logs
+from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings import LogSettings
 from gpuledger.store.query import count_rows
+
+WIDTH_IN_FILES: Final = 160
+_REDRAW_SECONDS: Final = 0.25
+_MAX_LOG_LINES: Final = 100
+
+Draw = Callable[[int, int, float], Sequence[ScreenLine]]
+"""Returns the lines of a frame for a width, a height and the seconds since the first one."""
 
 
 def demo(  # one parameter an option
@@ -87,7 +101,7 @@ def demo(  # one parameter an option
     """
     began_seconds = _process_start_seconds()
     configure_logs(LogSettings(level="error", format="text"))
-    leave_out_of_logs("incident_seen")
+    leave_out_of_logs("incident_seen")  # a warning of the agent's; the screen has it as an alert
     plan = DemoPlan(
         scenario=find_scenario(scenario),
         source=source,
@@ -104,15 +118,22 @@ def demo(  # one parameter an option
 async def _show(plan: DemoPlan, *, as_json: bool, began_seconds: float) -> int:
     console = Console(highlight=False)
     is_live = not as_json and can_be_live(console)
-    stop = _stop_on_signals()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
         run = await unless_stopped(_start(plan, stack), stop)
         if run is None:
+            # What the start waits for may never answer, so that leaving the stack would wait too.
             end_process(INTERRUPTED)
         if plan.seconds is not None:
             asyncio.get_running_loop().call_later(plan.seconds, stop.set)
-        frames = live(console, _frames(run, plan), stop=stop) if is_live else nullcontext()
-        async with frames:
+
+        def frame(width: int, height: int, seconds: float) -> Sequence[ScreenLine]:
+            header = _header(run, plan)
+            return draw(run.tally, header, width=width, height=height, seconds=seconds)
+
+        async with live(console, frame, stop=stop) if is_live else nullcontext():
             await run.stages.wait(stop)
         await drain(run)
     summary = _summarise(run, plan, began_seconds=began_seconds)
@@ -142,21 +163,6 @@ async def _start(plan: DemoPlan, stack: AsyncExitStack) -> Run:
         raise UserError(f"--bus kafka://{plan.kafka.bootstrap_servers}: {error}") from error
 
 
-def _stop_on_signals() -> asyncio.Event:
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop
-
-
-def _frames(run: Run, plan: DemoPlan) -> Draw:
-    def frame(width: int, height: int, seconds: float) -> Sequence[ScreenLine]:
-        header = _header(run, plan)
-        return draw(run.tally, header, width=width, height=height, seconds=seconds)
-
-    return frame
-
-
 def _header(run: Run, plan: DemoPlan, *, is_over: bool = False) -> ScreenHeader:
     bus = f"bus: {plan.kafka.bootstrap_servers}" if plan.kafka else ""
     writes = "" if plan.remote_write_url else f"{run.received.writes} remote writes"
@@ -176,6 +182,8 @@ def _header(run: Run, plan: DemoPlan, *, is_over: bool = False) -> ScreenHeader:
 
 def _summarise(run: Run, plan: DemoPlan, *, began_seconds: float) -> Summary:
     tally, ending = run.tally, run.ending
+    servers, named = plan.kafka and plan.kafka.bootstrap_servers, tally.first_named_seconds
+    # Where the bus is away, no sink could hand over what it had left: it is the bus's fault alone.
     is_cut_off = ending.is_bus_away or bool(ending.missing_topics)
     truth = run.machine.truth(tally)
     return Summary(
@@ -192,22 +200,98 @@ def _summarise(run: Run, plan: DemoPlan, *, began_seconds: float) -> Summary:
         remote_write_requests=None if plan.remote_write_url else run.received.writes,
         alerts=run.alerts.fired(),
         sinks=[sink.line([] if is_cut_off else run.reader.newest) for sink in run.sinks],
-        bus_away=_servers(plan) if ending.is_bus_away else None,
+        bus_away=(servers or "memory") if ending.is_bus_away else None,
         missing_topics=tuple(ending.missing_topics),
         failures=tuple(run.stages.failures(known=BusError if is_cut_off else None)),
-        first_attributed_seconds=_since(began_seconds, tally.first_named_seconds),
+        first_attributed_seconds=None if named is None else round(named - began_seconds, 3),
     )
-
-
-def _servers(plan: DemoPlan) -> str:
-    return plan.kafka.bootstrap_servers if plan.kafka else "memory"
-
-
-def _since(began_seconds: float, at_seconds: float | None) -> float | None:
-    return None if at_seconds is None else round(at_seconds - began_seconds, 3)
 
 
 def _process_start_seconds() -> float:
     """Return when this process started, on the clock of `time.clock_gettime(CLOCK_BOOTTIME)`."""
+    # Behind the last bracket: a program's name may hold blanks and brackets itself.
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+# The terminal: a live screen of its own, or plain lines where there is none. The live screen is the
+# terminal's second one: whatever its size becomes, each frame replaces the whole of it, and nothing
+# of it is left behind at the end.
+
+
+def can_be_live(console: Console) -> bool:
+    """Return whether frames can replace each other there."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+def width_of(console: Console) -> int:
+    """Return how wide lines may be: as wide as the terminal, or as a file bears."""
+    return console.width if console.is_terminal else WIDTH_IN_FILES
+
+
+def show(console: Console, lines: Sequence[ScreenLine]) -> None:
+    """Print lines, each of them whole."""
+    for text, style in lines:
+        console.print(Text(text, style=style), soft_wrap=True)
+
+
+@asynccontextmanager
+async def live(console: Console, draw: Draw, *, stop: asyncio.Event) -> AsyncIterator[None]:
+    """Show frames while the context is open; one that cannot be drawn sets `stop`, and raises."""
+    with logs_held_back(), Live(console=console, auto_refresh=False, screen=True) as screen:
+        task = asyncio.create_task(_redraw(screen, console, draw))
+        task.add_done_callback(lambda _: stop.set())
+        try:
+            yield
+        finally:
+            await end_tasks(task)
+            if not task.cancelled():
+                task.result()
+
+
+async def _redraw(screen: Live, console: Console, draw: Draw) -> None:
+    began_seconds = time.monotonic()
+    while True:
+        lines = draw(console.width, console.height, time.monotonic() - began_seconds)
+        texts = (Text(text, style=style, no_wrap=True, overflow="crop") for text, style in lines)
+        screen.update(Group(*texts), refresh=True)
+        await asyncio.sleep(_REDRAW_SECONDS)
+
+
+@contextmanager
+def logs_held_back() -> Iterator[None]:
+    """Keep log lines off the screen while the context is open, and write the last ones after it."""
+    held = _LastLines()
+    handlers = [
+        handler
+        for handler in logging.getLogger().handlers
+        if isinstance(handler, logging.StreamHandler)
+    ]
+    streams = [handler.setStream(held) for handler in handlers]
+    try:
+        yield
+    finally:
+        for handler, stream in zip(handlers, streams, strict=True):
+            if stream is not None:
+                handler.setStream(stream)
+        sys.stderr.write("".join(held.lines))
+
+
+def leave_out_of_logs(event: str) -> None:
+    """Keep the log lines of an event away: it is shown otherwise."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(
+            lambda record: not (isinstance(record.msg, dict) and record.msg.get("event") == event)
+        )
+
+
+class _LastLines(io.TextIOBase):
+    """Keeps what was written last."""
+
+    def __init__(self) -> None:
+        self.lines: deque[str] = deque(maxlen=_MAX_LOG_LINES)
+
+    @override
+    def write(self, text: str) -> int:
+        self.lines.append(text)
+        return len(text)

@@ -1,13 +1,21 @@
-"""The bus of a run; on a Kafka its topics are made first, and nobody's records are mixed with."""
+"""The bus of a run: topics are made first, and the run's records are mixed with nobody's.
 
+On a Kafka others may be at work. Before a run writes anything, its topics must hold no records but
+an earlier demo's, and the demo's consumer groups, which are those of every demo, no members. Two
+demos that begin at once both pass that: so the groups must then have given all partitions to this
+run, and nobody may have written a tick meanwhile.
+"""
+
+import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
-from cli.demo.joining import is_own, own_group
 from cli.demo.plan import SESSION_SECONDS, DemoPlan
-from cli.demo.source import DemoBus
+from cli.demo.run_bus import PREFIX, Offsets, RunBus, is_own, own_group
+from cli.demo.stage_tasks import Stages
 from enricher.join.join_settings import GROUP as JOIN_GROUP
+from enricher.podwatch.publish import PodBus
 from gpuledger.bus.administration import (
     check_topics,
     create_topics,
@@ -17,40 +25,45 @@ from gpuledger.bus.administration import (
 )
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import History, Span, TopicPartition
+from gpuledger.bus.protocol import History, Span, TopicPartition, TransactionalBus
 from gpuledger.clock import Clock, SystemClock
-from gpuledger.errors import TopicsError
-from gpuledger.settings import KafkaSettings
+from gpuledger.errors import BusUnavailableError, TopicsError
+from gpuledger.runtime.tasks import end_tasks
+from gpuledger.topics import SAMPLES
 
 _LEAVING_SECONDS: Final = SESSION_SECONDS + 5.0
 """How long members of the demo's groups may be there, before this run joins them."""
 _ASKING_SECONDS: Final = 0.5
 
 
+class DemoBus(TransactionalBus, PodBus, Protocol):
+    """A bus that the whole pipeline runs on; the pod watch reads back what it published."""
+
+
 async def open_bus(plan: DemoPlan) -> DemoBus:
     """Return the bus of a run; raises `BusError`, with nothing written, where it cannot be had."""
     if plan.kafka is None:
         return MemoryBus()
-    return await _open_kafka(plan.kafka, reuse_topics=plan.reuse_topics)
-
-
-async def _open_kafka(settings: KafkaSettings, *, reuse_topics: bool) -> KafkaBus:
+    settings = plan.kafka
     bus = KafkaBus(settings)
     found = await check_topics(settings)
     refuse_other_partitions(found)
     missing = [line.topic for line in found if line.status == "missing"]
-    filled = await filled_topics(bus, (one.topic for one in found if one.topic not in missing))
+    filled = await filled_topics(bus, (line.topic for line in found if line.topic not in missing))
     groups = await find_groups(settings)
-    refuse_topics_of_others(groups, filled=filled, reuse_topics=reuse_topics)
+    refuse_topics_of_others(groups, filled=filled, reuse_topics=plan.reuse_topics)
     await wait_until_free(lambda: find_live_groups(settings, groups), clock=SystemClock())
     if missing:
-        _show(f"making {len(missing)} topics on {settings.bootstrap_servers} … ")
+        # Said before it is done, as a broker may take seconds for it.
+        sys.stderr.write(f"making {len(missing)} topics on {settings.bootstrap_servers} … ")
+        sys.stderr.flush()
         done = "failed"
         try:
             await create_topics(settings)
             done = "done"
         finally:
-            _show(f"{done}\n")
+            sys.stderr.write(f"{done}\n")
+            sys.stderr.flush()
     return bus
 
 
@@ -113,6 +126,53 @@ def holds_records(spans: Mapping[TopicPartition, Span]) -> bool:
     return any(span.end > span.first for span in spans.values())
 
 
-def _show(text: str) -> None:
-    sys.stderr.write(text)
-    sys.stderr.flush()
+_JOINING_SECONDS: Final = 30.0
+"""How long the groups may take to give all partitions to this run. Members of a run that ended
+without a word hold theirs for a session, which is `cli.demo.plan`'s."""
+_BROKERS_ASKED_SECONDS: Final = 1.0
+
+
+async def hold_all(bus: DemoBus, stages: Stages, views: Sequence[RunBus]) -> None:
+    """Wait until each group has given all partitions to this run.
+
+    Raises `BusError` where the brokers fall silent, or the groups have other members; and what a
+    stage has raised.
+    """
+    asking = asyncio.create_task(_ask_until_silent(bus))
+    try:
+        async with asyncio.timeout(_JOINING_SECONDS):
+            while not all(view.holds_all() for view in views):
+                stages.must_run()
+                # A consumer waits for brokers without an end; who asks them hears of their silence.
+                if asking.done():
+                    await asking
+                await asyncio.sleep(0.02)
+    except TimeoutError as error:
+        raise BusUnavailableError(
+            f"the brokers have not given all partitions to this demo's consumer groups ({PREFIX}…)"
+            f" within {_JOINING_SECONDS:g} s: another demo reads these topics, and each would count"
+            " the other's ticks; end it, or name other brokers"
+        ) from error
+    finally:
+        await end_tasks(asking)
+
+
+def refuse_changes(beginning: Offsets, now: Offsets) -> None:
+    """Raise `BusError` where a tick was written since the beginning: none of this run is.
+
+    Another demo that began at the same time would else have its ticks booked by this one. In other
+    topics transactions may end meanwhile that a run left open that was killed.
+    """
+    if any(now[at] != beginning.get(at) for at in now if at.topic == SAMPLES.name):
+        raise BusUnavailableError(
+            f"somebody has written to {SAMPLES.name} while this demo's consumer groups ({PREFIX}…)"
+            " formed: another demo reads these topics, and each would count the other's ticks; end"
+            " it, or name other brokers"
+        )
+
+
+async def _ask_until_silent(bus: DemoBus) -> None:
+    """Raise `BusError` once the brokers do not answer: stages wait for them, without an end."""
+    while True:
+        await bus.partitions(SAMPLES.name)
+        await asyncio.sleep(_BROKERS_ASKED_SECONDS)

@@ -1,24 +1,34 @@
 """`gpuledger replay`: options in; a file, a topic or a comparison out."""
 
 import asyncio
+import json
 import signal
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from cli.replay.outputs import Write, to_file, to_nowhere, to_topic
-from cli.replay.plan import Asked, Plan, make_plan, parse_duration, parse_moment, write_moment
-from cli.replay.report import tell_comparison, tell_outcome, telling_progress
-from cli.replay.run import Replaying, ReplayOutcome, count_ticks, refuse_nothing
+from cli.replay.range_plan import Asked, make_plan, parse_duration, parse_moment, write_moment
+from cli.replay.run import (
+    Replaying,
+    ReplayOutcome,
+    Write,
+    count_ticks,
+    refuse_nothing,
+    to_file,
+    to_nowhere,
+    to_topic,
+)
 from cli.topics import kafka_settings
 from enricher.join.replay import TimeRange
-from enricher.join.replay_diff import Comparison
+from enricher.join.replay_diff import Comparison, Counts, Difference
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Bus, History
 from gpuledger.errors import UserError
@@ -137,7 +147,13 @@ async def replay_range(
     comparison: Comparison | None,
 ) -> ReplayOutcome:
     """Replay a range from the bus; raises `UserError` where there is nothing, or not all of it."""
-    plan = await _plan(history, asked)
+    async with history.reader() as reader:
+        plan = await make_plan(reader, asked)
+    begin, end = map(write_moment, asked.wanted)
+    refuse_nothing(plan, asked, shown=f"from {begin} to {end}")
+    for warning in plan.warnings:
+        sys.stderr.write(f"gpuledger: {warning}\n")
+    # Opened only now, so that a range without ticks leaves no empty file.
     with telling_progress(count_ticks(plan)) as advance:
         async with open_output(bus) as write:
             replaying = Replaying(
@@ -150,20 +166,11 @@ async def replay_range(
             return await replaying.run(history, plan)
 
 
-async def _plan(history: History, asked: Asked) -> Plan:
-    async with history.reader() as reader:
-        plan = await make_plan(reader, asked)
-    begin, end = map(write_moment, asked.wanted)
-    refuse_nothing(plan, asked, shown=f"from {begin} to {end}")
-    for warning in plan.warnings:
-        sys.stderr.write(f"gpuledger: {warning}\n")
-    return plan
-
-
 async def _until_signal(
     bus: KafkaBus, asked: Asked, open_output: OpenOutput, comparison: Comparison | None
 ) -> ReplayOutcome:
     """Replay; SIGTERM ends it as Ctrl-C does, which asyncio sees to itself."""
+    # By cancelling, so that an output's context is left by an error, and leaves no half of a file.
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -178,3 +185,105 @@ def _range(from_: str, to: str, *, now_ms: int) -> TimeRange:
             f"--from {write_moment(begin_ms)} is not before --to {write_moment(end_ms)}"
         )
     return TimeRange(begin_ms, end_ms)
+
+
+_SHOWN_CHARACTERS: Final = 200
+DIFFERENT: Final = 1
+
+
+def tell_outcome(outcome: ReplayOutcome, wanted: TimeRange, *, where: str | None) -> None:
+    """Return how many events there were, and what could not be used."""
+    begin, end = map(write_moment, wanted)
+    into = f", into {where}" if where else ""
+    sys.stderr.write(f"gpuledger: replayed {outcome.events} events, {begin} to {end}{into}\n")
+    if outcome.unusable:
+        sys.stderr.write(
+            f"gpuledger: {outcome.unusable} records could not be used, the first:"
+            f" {outcome.first_detail}\n"
+        )
+
+
+def tell_comparison(comparison: Comparison) -> int:
+    """Print what differs, then the verdict; return the exit code."""
+    for difference in comparison.differences:
+        print_line(show_difference(difference))
+    hidden = comparison.changes - len(comparison.differences)
+    if hidden:
+        print_line(f"and {hidden} more differences, {comparison.changes} in all")
+    counts = comparison.counts
+    if counts.repeated:
+        print_line(f"the first run has {counts.repeated} events more than once")
+    if counts.late_otherwise:
+        print_line(f"{counts.late_otherwise} events are marked late in one run only")
+    print_line(verdict(counts))
+    return 0 if counts.is_agreed else DIFFERENT
+
+
+def verdict(counts: Counts) -> str:
+    """Return the one line that counts."""
+    return (
+        f"compared {counts.compared} events: {counts.equal} equal,"
+        f" {counts.more_complete} more complete, {counts.different} differ,"
+        f" {counts.missing} missing, {counts.extra} extra"
+    )
+
+
+def show_difference(difference: Difference) -> str:
+    """Return the line of one field."""
+    event, change = difference
+    return (
+        f"node {event.node} boot {event.boot_id} seq {event.seq} {change.field}:"
+        f" first {_shown(change.first)}, replayed {_shown(change.replayed)}"
+    )
+
+
+def print_line(line: str) -> None:
+    """Print one line."""
+    sys.stdout.write(f"{line}\n")
+
+
+def _shown(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
+
+# Says on standard error how far a replay is: a bar on a terminal, else a line now and then.
+
+Advance = Callable[[int], None]
+"""Takes how many more ticks are done."""
+LINE_SECONDS: Final = 10.0
+
+
+@contextmanager
+def telling_progress(total: int) -> Iterator[Advance]:
+    """Report progress while the context is open."""
+    if sys.stderr.isatty():
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("ticks"),
+            TimeRemainingColumn(),
+        )
+        # On standard error, as differences go to standard output.
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("replaying", total=total)
+            yield lambda count: bar.update(task, advance=count)
+    else:
+        yield _Lines(total).advance
+
+
+class _Lines:
+    def __init__(self, total: int, *, seconds: Callable[[], float] = time.monotonic) -> None:
+        self._total = total
+        self._seconds = seconds
+        self._done = 0
+        self._said_at = seconds()
+
+    def advance(self, count: int) -> None:
+        self._done += count
+        now = self._seconds()
+        if now - self._said_at >= LINE_SECONDS:
+            self._said_at = now
+            sys.stderr.write(f"gpuledger: replayed {self._done} of {self._total} ticks\n")
+            sys.stderr.flush()
