@@ -15,7 +15,7 @@ from gpuledger.clock import Clock
 from simulator.device import SimulatedGpu
 from simulator.nvml.events import Events, SystemEventCalls
 from simulator.nvml.gpm import Profiling
-from simulator.nvml.health import Fields, Health
+from simulator.nvml.health import FieldValues, Health
 from simulator.nvml.mig import Mig, Processes
 from simulator.nvml.readings import AccountingCalls, Readings, Utilization
 from simulator.nvml.session import Board, Identity, Session
@@ -46,7 +46,7 @@ class SimulatedNvml:
         self._functions = _functions_of(
             [
                 session, identity, readings, utilization, Board(session), Health(session),
-                Fields(session), Processes(session, mig), Profiling(session, mig),
+                FieldValues(session), Processes(session, mig), Profiling(session, mig),
                 AccountingCalls(session), self.events, SystemEventCalls(session, system_events),
             ],
             narrowed_by=mig,

@@ -165,7 +165,7 @@ _Taken = Callable[[SimulatedGpu, int, int], int | None]
 """Gives a field by the GPU, the time at which the driver was loaded, and now."""
 
 
-class Fields(Subject):
+class FieldValues(Subject):
     """The function that gives numbered fields."""
 
     def nvmlDeviceGetFieldValues(self, handle: Handle, fieldIds: Sequence[Any]) -> Any:  # noqa: ANN401  # ctypes structs

@@ -117,7 +117,7 @@ class PodResources:
     """Its containers."""
 
 
-class Fields:
+class MessageFields:
     """The fields of one message that have bytes, by number."""
 
     def __init__(self, message: bytes) -> None:
@@ -134,9 +134,9 @@ class Fields:
         """Return all texts of a field that may come again."""
         return [value.decode() for value in self._values.get(number, ())]
 
-    def messages(self, number: int) -> "list[Fields]":
+    def messages(self, number: int) -> "list[MessageFields]":
         """Return all messages of a field that may come again."""
-        return [Fields(value) for value in self._values.get(number, ())]
+        return [MessageFields(value) for value in self._values.get(number, ())]
 
 
 def parse_answer(answer: bytes) -> list[PodResources]:
@@ -147,11 +147,11 @@ def parse_answer(answer: bytes) -> list[PodResources]:
             namespace=pod.text(2),
             containers=[_container(container) for container in pod.messages(3)],
         )
-        for pod in Fields(answer).messages(1)
+        for pod in MessageFields(answer).messages(1)
     ]
 
 
-def _container(container: Fields) -> ContainerResources:
+def _container(container: MessageFields) -> ContainerResources:
     return ContainerResources(
         name=container.text(1),
         devices=[

@@ -44,3 +44,8 @@ def test_names_that_stand_for_two_things_are_found(tmp_path: Path) -> None:
     assert shape.repeated_modules == ["agent: read"]
     assert shape.files == {"agent": 1, "sinks": 1}
     assert "classes: Twin" in report(shape)
+
+
+def test_no_name_of_the_code_stands_for_two_things() -> None:
+    shape = measure(read_sources(Path(__file__).parents[3]))
+    assert (shape.repeated_classes, shape.repeated_modules) == ([], [])
