@@ -274,7 +274,11 @@ def _describe_source(source: Source) -> str:
         return f"`{source.name}{arguments}{dot}{part if part is not None else ''}`"
     if isinstance(source, FieldValue):
         links = " of each link" if source.link == EACH_LINK else ""
-        return f"field {source.number} `{_NVML_FIELDS[source.number]}`{links}"
+        # The binding names the numbers as the newest drivers have them.
+        is_past = source.drivers and source.drivers.last
+        name = "" if is_past else f" `{_NVML_FIELDS[source.number]}`"
+        drivers = f" (drivers {source.drivers})" if source.drivers else ""
+        return f"field {source.number}{name}{links}{drivers}"
     last = f" to {source.number + source.count - 1}" if source.count else ""
     return f"metric {source.number}{last} `{_GPM_METRICS[source.number]}`"
 

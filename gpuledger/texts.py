@@ -4,7 +4,6 @@ Pure. What may be a secret in a text is masked elsewhere (`gpuledger.settings.se
 """
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Final
 
 MAX_CHARACTERS: Final = 2000
@@ -44,6 +43,8 @@ def find_near(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | 
 
     `cutoff` is how much alike two names must be, from 0, where there always is one, to 1.
     """
+    from difflib import get_close_matches  # noqa: PLC0415  # only a mistake needs it
+
     by_lower = {candidate.lower(): candidate for candidate in known}
     near = get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[near[0]] if near else None

@@ -177,7 +177,7 @@ class Spool:
             return None
         self._drop_old()
         found = None
-        while self._segments and not found:
+        while self._segments and not found and not self._is_partly_scanned:
             found = self._read_from(self._segments[0], max_bundles)
         self._set_gauges()
         return found
@@ -275,9 +275,7 @@ class Spool:
                 end = frame.end
         except DamagedError as error:
             if not bundles:
-                count = self._count_not_in_flight(segment, first_frames=1)
-                _log.error("spool_damaged", file=segment.path.name, count=count, error=str(error))
-                self._drop_first_frame(segment, reason="damaged")
+                self._drop_damaged_part(segment, error)
                 return None
         except FileNotFoundError:
             if not bundles:
@@ -292,6 +290,21 @@ class Spool:
                 return None
         self._unreadable.forget(segment.path)
         return bundles, SpoolPosition(segment.number, end)
+
+    def _drop_damaged_part(self, segment: Segment, error: DamagedError) -> None:
+        """Drop what is broken of the first frame; whole frames found in it take its place."""
+        damaged = segment.frames[0]
+        try:
+            parts = segment.split(damaged, is_stopped=lambda: self._is_scan_stopped)
+        except ScanStoppedError:
+            # The next process looks for them: what is behind is not sent before.
+            self._is_partly_scanned = True
+            return
+        segment.frames.popleft()
+        segment.frames.extendleft(reversed(parts))
+        count = self._count_not_in_flight(segment, first_frames=1)
+        _log.error("spool_damaged", file=segment.path.name, count=count, error=str(error))
+        self._drop_first_frame(segment, reason="damaged")
 
     def _lose(self, segments: Sequence[Segment], error: object) -> None:
         """Count what cannot be read any more; the files are left alone."""

@@ -7,7 +7,8 @@ the position in its head.
 Whatever a crash leaves of a frame at the end is torn, and cut off when the file is opened. Anything
 else that is no whole frame is damage, and becomes a frame too, so that it is reported and counted
 when it is read; whole frames behind it are found again by the first bytes of what zstd writes. A
-file is scanned quickly by its frames' heads, thoroughly where these do not fit. Both have a bound,
+file is scanned quickly by its frames' heads, thoroughly where these do not fit, and so is a frame
+that turns out to be damaged: a wrong length may reach to a later frame's border. All have a bound,
 as anybody may have put the file there: on its length, and on the work in proportion to it. Errors:
 `OSError`.
 """
@@ -151,6 +152,10 @@ class Frame(NamedTuple):
         end = start + HEAD_BYTES + (head.body_bytes if head else 0)
         return cls(start, end, head) if head and end <= len(data) else None
 
+    def moved(self, *, by: int) -> "Frame":
+        """Return the same frame where the data begins `by` bytes further on."""
+        return self._replace(start=self.start + by, end=self.end + by)
+
 
 def scan(file: int, start: int, length: int, work: ScanWork) -> list[Frame]:
     """Return the frames of an open file of `length` bytes; what is behind the last one is torn."""
@@ -189,14 +194,31 @@ def _by_checksums(data: bytes, start: int, work: ScanWork) -> Iterator[Frame]:
     while start < len(data):
         said, whole = Frame.at(data, start), next_whole(data, start, work)
         if whole and whole.start > start:
-            # Its number of ticks is what its head says where that can be, else one at least.
-            bundles = said.head.bundles if said else 1
-            yield Frame(start, whole.start, whole.head._replace(bundles=bundles))
+            yield _gap(data, start, whole.start, beside=whole)
         frame = whole or said
         if frame is None:
             return
         yield frame
         start = frame.end
+
+
+def _with_gaps(data: bytes, work: ScanWork) -> Iterator[Frame]:
+    """Yield whole frames and the gaps around them; nothing where no frame is whole."""
+    end, last = 0, None
+    while whole := next_whole(data, end, work):
+        if whole.start > end:
+            yield _gap(data, end, whole.start, beside=whole)
+        yield whole
+        end, last = whole.end, whole
+    if last and end < len(data):
+        yield _gap(data, end, len(data), beside=last)
+
+
+def _gap(data: bytes, start: int, end: int, *, beside: Frame) -> Frame:
+    """Return what stands beside a whole frame and is none, as a damaged frame."""
+    said = Frame.at(data, start)
+    # Its number of ticks is what its head says where that can be, else one at least.
+    return Frame(start, end, beside.head._replace(bundles=said.head.bundles if said else 1))
 
 
 _MAGIC: Final = b"gpuledger spool\2"
@@ -223,6 +245,7 @@ class Segment:
     """The frames that are not sent, oldest first."""
     torn_bytes: int = 0
     """What was cut off its end when it was opened."""
+    _work: ScanWork | None = None
 
     @property
     def number(self) -> int:
@@ -304,6 +327,23 @@ class Segment:
         with _opened(self.path, os.O_RDONLY) as file:
             data = os.pread(file, frame.end - frame.start, frame.start)
         return unpack_frame(data)
+
+    def split(self, frame: Frame, *, is_stopped: Callable[[], bool]) -> list[Frame]:
+        """Return what is in the place of a damaged frame: its broken part, then what is behind it.
+
+        Whole frames are behind it where the broken byte was in its length. Raises ScanStoppedError
+        once `is_stopped`.
+        """
+        with _opened(self.path, os.O_RDONLY) as file:
+            data = os.pread(file, frame.end - frame.start, frame.start)
+        # One bound for all of a file's damage, as for its scan.
+        self._work = self._work or ScanWork(self.size_bytes, is_stopped=is_stopped)
+        try:
+            parts = list(_with_gaps(data, self._work))
+        except ForeignFileError:
+            parts = []
+        moved = (part.moved(by=frame.start) for part in parts)
+        return list(moved) or [frame]
 
     def save_position(self) -> None:
         """Write into the head where the first unsent frame begins."""

@@ -113,6 +113,13 @@ def _masked(settings: Sequence[Setting], path: tuple[str, ...], value: Any) -> A
 
 class _Parser(argparse.ArgumentParser):
     _given: Sequence[str] = ()
+    settings: Sequence[Setting] = ()
+
+    @override
+    def format_help(self) -> str:
+        # Not at each start: what each setting means stands in the source, to be read and parsed.
+        self.epilog = _table(self.settings)
+        return super().format_help()
 
     @override
     def parse_args(  # type: ignore[override]  # the form without a namespace
@@ -132,10 +139,10 @@ def _parser(
     parser = _Parser(
         prog=prog,
         description=description,
-        epilog=_table(settings),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.settings = settings
     for option in options:
         details: dict[str, Any] = {"help": option.help, "metavar": "|".join(option.choices) or None}
         if option.is_flag:

@@ -34,12 +34,17 @@ class Setting:
 
     path: Path
     """Names of the groups and of the field."""
+    group: type[msgspec.Struct]
+    """The class of which it is a field."""
     type: Any
     """The annotation, which decides what values are accepted."""
     default: Any
     """The default, or `REQUIRED`."""
-    meaning: str
-    """The docstring under the field."""
+
+    @property
+    def meaning(self) -> str:
+        """The docstring under the field; the class's source is read for it, so for help alone."""
+        return field_docstrings(self.group).get(self.path[-1], "")
 
     @property
     def name(self) -> str:
@@ -107,7 +112,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _walk(model: type[msgspec.Struct], path: Path, instance: Any) -> Iterator[Setting]:  # noqa: ANN401  # a group's default
-    meanings = field_docstrings(model)
     for field in msgspec.structs.fields(model):
         default: Any = REQUIRED
         if instance is not None:  # a group's own default decides what its fields have by default
@@ -120,8 +124,7 @@ def _walk(model: type[msgspec.Struct], path: Path, instance: Any) -> Iterator[Se
         if is_group(field.type):
             yield from _walk(field.type, here, None if default is REQUIRED else default)
         else:
-            meaning = meanings.get(field.name, "")
-            yield Setting(path=here, type=field.type, default=default, meaning=meaning)
+            yield Setting(path=here, type=field.type, default=default, group=model)
 
 
 # The sources.

@@ -8,16 +8,27 @@ from collections.abc import Mapping
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
+from gpuledger.errors import UserError
+from gpuledger.settings.secret import mask_address
 from gpuledger.store.schema import GAPS, table_uri
 
 
 def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -> str:
     """Return DuckDB's SQL for the live rows: `SELECT … FROM {entries_sql(uri)}`.
 
-    Raises deltalake's TableNotFoundError where there is no table.
+    Raises `UserError` where there is no table, or nothing was ever written to it.
     """
-    table = DeltaTable(table_uri(store_uri), storage_options=dict(storage_options or {}))
-    files = ", ".join(_quoted(uri) for uri in table.file_uris())
+    try:
+        table = DeltaTable(table_uri(store_uri), storage_options=dict(storage_options or {}))
+        uris = table.file_uris()
+    except TableNotFoundError:
+        uris = []
+    if not uris:
+        raise UserError(
+            f"no store with rows at {mask_address(store_uri)}; give the store.uri of a"
+            " `gpuledger-sink store` that has written events there"
+        )
+    files = ", ".join(map(_quoted, uris))
     # By name, because a file that is older than a column has not got it.
     return f"read_parquet([{files}], hive_partitioning = true, union_by_name = true)"
 

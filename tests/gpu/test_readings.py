@@ -15,7 +15,7 @@ import pytest
 
 from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
-from agent.gpu.nvidia.catalogue import CATALOGUE, EACH_LINK, FieldValue
+from agent.gpu.nvidia.catalogue import EACH_LINK, FieldValue, specs_for
 from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from agent.gpu.protocol import SourceLostError
 from gpuledger.records import GpuFacts
@@ -124,7 +124,7 @@ def test_every_reading_is_given_or_refused(watched: list[Watched]) -> None:
         asked = [
             reading
             for group in (CallGroup.READINGS, CallGroup.PROFILING, CallGroup.HEALTH)
-            for reading in CATALOGUE[group]
+            for reading in specs_for(group, one.gpu.driver)
         ]
         outcomes = one.gpu.client.outcomes
         no_profiling = outcomes.get(("nvmlGpmMetricsGet",)) is not None

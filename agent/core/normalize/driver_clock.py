@@ -18,7 +18,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import median
 from typing import Final, TypeVar
 
 import msgspec
@@ -141,8 +140,14 @@ def learn_window_us(
     """Return the usual length of a window; `before_us` is the stamp before the first, or 0."""
     gaps = [later - earlier for earlier, later in pairwise(_stamps(samples, before_us))]
     if gaps and (known_us is None or len(gaps) >= _GAPS_TO_LEARN):
-        return median(gaps)
+        return _median(gaps)
     return known_us
+
+
+def _median(values: Sequence[int]) -> float:
+    """Return the median; `statistics` has one as well, and would load fractions and decimals."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def cut_windows(

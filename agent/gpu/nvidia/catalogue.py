@@ -7,11 +7,13 @@ queried in `core` and stand here for the documentation.
 counters (fields 197 and 198) and the chip's own metrics say the same without.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import pynvml as nvml
+from typing_extensions import override
 
 from agent.core.raw import CallGroup
 from agent.core.readings import READINGS
@@ -22,6 +24,41 @@ ALL_LINKS: Final = 0xFFFFFFFF
 EACH_LINK: Final = -1
 """In the place of a link's number: each of those that the GPU has, by itself."""
 _NO_SINGLE_LINK: Final = (None, ALL_LINKS, EACH_LINK)
+
+
+class DriverVersion(NamedTuple):
+    """The two parts of a driver's version that say what it can, such as 580.95 of 580.95.05."""
+
+    branch: int
+    release: int
+
+    @classmethod
+    def parse(cls, text: str | None) -> "DriverVersion | None":
+        """Return a driver's version; `None` where it does not say, or is none as we know them."""
+        found = re.match(r"([0-9]{1,6})\.([0-9]{1,6})(?![0-9])", text or "")
+        return cls(int(found[1]), int(found[2])) if found else None
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.branch}.{self.release}"
+
+
+class DriverRange(NamedTuple):
+    """The drivers in which a number means what it stands for."""
+
+    first: DriverVersion
+    last: DriverVersion | None = None
+    """`None` is all later ones, as far as is known."""
+
+    def has(self, driver: DriverVersion | None) -> bool:
+        """Return whether a driver is among them; one that is not known is not."""
+        if driver is None or driver < self.first:
+            return False
+        return self.last is None or driver <= self.last
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.first} to {self.last}" if self.last else f"from {self.first} on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +89,8 @@ class FieldValue:
     link: int | None = None
     """Of a field of NVLinks: the link's number, all of them together, or each one by itself, which
     makes a mapping by their numbers."""
+    drivers: DriverRange | None = None
+    """The drivers in which the number means this, where it means something else in others."""
 
     @property
     def scope(self) -> int:
@@ -167,6 +206,11 @@ _INSTANT: Final = (
     _row("performance_state", FunctionCall("nvmlDeviceGetPerformanceState")),
 )
 
+# NVIDIA has moved these fields among those of power smoothing: a number that is asked of the wrong
+# driver gives watts or percents for seconds. Where between the two ranges it did is not known.
+_BEFORE_RENUMBERED: Final = DriverRange(DriverVersion(575, 51), DriverVersion(580, 65))
+_RENUMBERED: Final = DriverRange(DriverVersion(580, 82))
+
 _THROTTLING: Final = (
     # NVIDIA renamed the function; older drivers have the second name alone.
     _row(
@@ -183,11 +227,19 @@ _THROTTLING: Final = (
             "board_limit": 77,
             "low_utilization": 78,
             "reliability": 79,
-            # The last three as since driver 580.82: NVIDIA has renumbered them twice.
-            "software_thermal": 269,
-            "hardware_thermal": 270,
-            "power_brake": 271,
         }.items()
+    ),
+    *(
+        _row(
+            f"throttling.{name}_seconds_total",
+            FieldValue(number, drivers=_RENUMBERED),
+            FieldValue(before, drivers=_BEFORE_RENUMBERED),
+        )
+        for name, number, before in (
+            ("software_thermal", 269, 251),
+            ("hardware_thermal", 270, 252),
+            ("power_brake", 271, 253),
+        )
     ),
 )
 
@@ -336,3 +388,17 @@ CATALOGUE: Final[Mapping[CallGroup, Sequence[MetricSpec]]] = {
     CallGroup.HEALTH: (*_HEALTH, *_LIMITS),
 }
 """The readings by the group in which they are queried."""
+
+
+def specs_for(group: CallGroup, driver: DriverVersion | None) -> Sequence[MetricSpec]:
+    """Return the readings of a group that a driver's numbers give, `None` being an unknown one."""
+    possible = (
+        replace(spec, sources=tuple(one for one in spec.sources if _means_it(one, driver)))
+        for spec in CATALOGUE[group]
+    )
+    return [spec for spec in possible if spec.sources]
+
+
+def _means_it(source: Source, driver: DriverVersion | None) -> bool:
+    drivers = source.drivers if isinstance(source, FieldValue) else None
+    return drivers is None or drivers.has(driver)

@@ -175,15 +175,18 @@ _BUILT_IN: Final[Sequence[tuple[str, tuple[str, *tuple[object, ...]], Callable[[
 )
 
 
+def query_driver_version(library: object) -> str | None:
+    """Return the driver's version; raises SourceLostError."""
+    return none_where_absent(lambda: call_nvml(library, NvmlLibrary.nvmlSystemGetDriverVersion))
+
+
 def query_versions(library: object) -> Mapping[str, str | None]:
     """Return the node's versions by the fields of `Inventory`; raises SourceLostError."""
     cuda = none_where_absent(
         lambda: call_nvml(library, NvmlLibrary.nvmlSystemGetCudaDriverVersion_v2)
     )
     return {
-        "driver_version": none_where_absent(
-            lambda: call_nvml(library, NvmlLibrary.nvmlSystemGetDriverVersion)
-        ),
+        "driver_version": query_driver_version(library),
         "nvml_version": none_where_absent(
             lambda: call_nvml(library, NvmlLibrary.nvmlSystemGetNVMLVersion)
         ),

@@ -19,12 +19,12 @@ from msgspec.structs import replace
 
 from agent.core.incidents import read_bus, write_bus
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
-from agent.gpu.nvidia.catalogue import CATALOGUE
+from agent.gpu.nvidia.catalogue import DriverVersion, specs_for
 from agent.gpu.nvidia.core import AccountingReader, list_processes, query_core
 from agent.gpu.nvidia.device_client import DeviceClient, call_nvml
 from agent.gpu.nvidia.events import NvmlDriverEvents, NvmlGpuEvents, pci_buses_of
 from agent.gpu.nvidia.gpm import Gpm, InstanceCounters
-from agent.gpu.nvidia.inventory import Facts, query_versions
+from agent.gpu.nvidia.inventory import Facts, query_driver_version, query_versions
 from agent.gpu.nvidia.library import NvmlLibrary
 from agent.gpu.nvidia.mig import MigLayout
 from agent.gpu.nvidia.query import QueryPlan
@@ -49,6 +49,8 @@ class NvidiaGpu:
     """The driver's index."""
     peers: Sequence[tuple[str, object]] = ()
     """The node's other GPUs, as pairs of UUID and handle."""
+    driver: DriverVersion | None = None
+    """The driver; of one that is not known only what every driver means alike is queried."""
     monotonic_ns: Callable[[], int] = time.monotonic_ns
     """The clock by which samples are far enough apart."""
 
@@ -56,16 +58,15 @@ class NvidiaGpu:
         client = self.client = DeviceClient(library=self.library, handle=self.handle)
         # One of its own: it is used by another thread than the rest.
         self._scan_client = DeviceClient(library=self.library, handle=self.handle)
-        self._readings = QueryPlan(client, CATALOGUE[CallGroup.READINGS])
-        self._gpm = Gpm(client, CATALOGUE[CallGroup.PROFILING], monotonic_ns=self.monotonic_ns)
-        self._health = QueryPlan(client, CATALOGUE[CallGroup.HEALTH])
+        self._readings = QueryPlan(client, specs_for(CallGroup.READINGS, self.driver))
+        profiling = specs_for(CallGroup.PROFILING, self.driver)
+        self._gpm = Gpm(client, profiling, monotonic_ns=self.monotonic_ns)
+        self._health = QueryPlan(client, specs_for(CallGroup.HEALTH, self.driver))
         self._mig = MigLayout(client=client, uuid=self.uuid, index=self.index)
         self._known_facts: GpuFacts | None = None
         self._layout_version = 0
         self._accounting = AccountingReader(client=client)
-        self._counters = InstanceCounters(
-            client, CATALOGUE[CallGroup.PROFILING], monotonic_ns=self.monotonic_ns
-        )
+        self._counters = InstanceCounters(client, profiling, monotonic_ns=self.monotonic_ns)
         self._facts = Facts(client, uuid=self.uuid, index=self.index, peers=self.peers)
 
     def query(self, group: CallGroup, cursor: SampleCursor) -> dict[str, Any]:
@@ -167,6 +168,8 @@ class NvmlSession:
         # It has to be shut down from here on, whatever comes next.
         self._is_open = True
         count = call_nvml(self.library, NvmlLibrary.nvmlDeviceGetCount)
+        # At each opening: the driver may be another one since the last.
+        driver = DriverVersion.parse(query_driver_version(self.library))
         found = self._find_all(count)
         self._gpus = [
             NvidiaGpu(
@@ -175,6 +178,7 @@ class NvmlSession:
                 uuid=gpu.uuid,
                 index=gpu.index,
                 peers=[(other.uuid, other.handle) for other in found if other is not gpu],
+                driver=driver,
                 monotonic_ns=self._monotonic_ns,
             )
             for gpu in found

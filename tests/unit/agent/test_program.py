@@ -25,6 +25,30 @@ def test_the_agent_carries_no_library_that_a_node_does_not_need() -> None:
     assert not modules & set(HEAVY)
 
 
+def test_the_agent_loads_no_module_of_python_s_own_that_it_can_do_without() -> None:
+    # As in its image, where there is no `rich`, which structlog imports where it is installed.
+    code = (
+        "import json, sys; sys.modules['rich'] = None;"
+        "import agent.command, gpuledger.bus.kafka; print(json.dumps(sorted(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+    needless = {"importlib.metadata", "zipfile", "statistics", "difflib"}
+    assert needless & set(json.loads(done.stdout)) == set()
+
+
+def test_a_start_reads_no_source_for_the_texts_of_its_help() -> None:
+    # What was read and parsed for them would stay in the process as free memory.
+    code = (
+        "import linecache; from agent.command import OPTIONS;"
+        "from agent.settings import AgentSettings;"
+        "from gpuledger.settings import load_settings;"
+        "load_settings(AgentSettings, prog='p', description='', options=OPTIONS, argv=[]);"
+        "print(*(file for file in linecache.cache if file.endswith('settings.py')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+    assert done.stdout.split() == []
+
+
 @pytest.mark.parametrize(
     ("given", "environ", "name"),
     [

@@ -9,7 +9,7 @@ from pathlib import Path
 import cramjam
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -17,7 +17,8 @@ from agent.metrics import (
     SPOOL_FILES_SET_ASIDE,
     SPOOL_TORN,
 )
-from agent.publish.spool_file import START, DamagedError, pack_frame, unpack_frame
+from agent.publish.spool import Spool
+from agent.publish.spool_file import HEAD_BYTES, START, DamagedError, pack_frame, unpack_frame
 from tests.metric_values import value_of
 from tests.unit.agent.publish.builders import (
     NODE,
@@ -91,6 +92,8 @@ def test_a_frame_with_a_broken_byte_is_lost_alone(tmp_path: Path) -> None:
     assert dropped("damaged") - before == 1
 
 
+# A length that reaches to the next frame's border.
+@example(frame=0, at=0, flip=227)
 @given(frame=st.integers(0, 12), at=st.integers(min_value=0), flip=st.integers(1, 255))
 def test_of_a_file_with_any_byte_changed_the_other_frames_are_sent_and_the_loss_is_told(
     tmp_path_factory: pytest.TempPathFactory, frame: int, at: int, flip: int
@@ -109,6 +112,52 @@ def test_of_a_file_with_any_byte_changed_the_other_frames_are_sent_and_the_loss_
     assert dropped("damaged") - before >= 1
     assert value_of(SPOOL_TORN) == torn
     assert [log["event"] for log in logs if log["log_level"] == "error"] == ["spool_damaged"]
+
+
+def spool_with_a_long_frame(folder: Path, *, to: int) -> Spool:
+    """Return five frames, the first one's length reaching over those before the border `to`."""
+    spool = spool_in(folder)
+    fill(spool, *range(5))
+    first, *_ = frames = tuple(spool._segments[0].frames)
+    length = frames[to].start - first.start - HEAD_BYTES
+    with files_in(folder)[0].open("r+b") as file:
+        file.seek(first.start)
+        file.write(struct.pack("<I", length))
+    return spool
+
+
+def test_a_length_that_reaches_over_later_frames_loses_its_own_alone(tmp_path: Path) -> None:
+    before, spool = dropped("damaged"), spool_with_a_long_frame(tmp_path, to=4)
+    change_byte(files_in(tmp_path)[0], spool._segments[0].frames[2].start + 30, 255)
+    assert drain(reopened(spool, tmp_path)) == [1, 3, 4]
+    assert dropped("damaged") - before == 2
+
+
+def test_what_is_broken_behind_whole_frames_in_a_long_one_is_counted(tmp_path: Path) -> None:
+    before, spool = dropped("damaged"), spool_with_a_long_frame(tmp_path, to=4)
+    change_byte(files_in(tmp_path)[0], spool._segments[0].frames[3].start + 30, 255)
+    assert drain(reopened(spool, tmp_path)) == [1, 2, 4]
+    assert dropped("damaged") - before == 2
+
+
+def test_a_long_frame_whose_scan_is_stopped_is_kept_for_the_next_process(tmp_path: Path) -> None:
+    spool = reopened(spool_with_a_long_frame(tmp_path, to=2), tmp_path)
+    spool.stop_scan()
+    assert spool.read(max_bundles=60) is None
+    assert not spool.is_empty
+    assert drain(reopened(spool, tmp_path)) == [1, 2, 3, 4]
+
+
+def test_a_long_frame_full_of_made_up_heads_is_lost_alone(tmp_path: Path) -> None:
+    before, spool = dropped("damaged"), spool_in(tmp_path)
+    fill(spool, 1)
+    with files_in(tmp_path)[0].open("ab") as file:
+        made_up = HEAD_OF_NO_FRAME * 125_000
+        file.write(struct.pack("<IIIqq", len(made_up), 0, 1, 0, 0) + made_up)
+    again = reopened(spool, tmp_path)
+    fill(again, 2)
+    assert drain(again) == [1, 2]
+    assert dropped("damaged") - before == 1
 
 
 @pytest.mark.parametrize("at", range(16))

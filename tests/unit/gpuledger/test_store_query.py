@@ -1,0 +1,42 @@
+"""The store is read, or its user is told in one line what to do."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from gpuledger.errors import UserError
+from gpuledger.store.query import count_rows, entries_sql
+from gpuledger.store.schema import ENTRIES, table_uri
+
+
+def make_nothing(store: Path) -> None:
+    """Leave the place as it is: nothing is there."""
+
+
+def make_a_table_without_rows(store: Path) -> None:
+    DeltaTable.create(table_uri(str(store)), ENTRIES.arrow)
+
+
+EMPTY = [make_nothing, Path.mkdir, make_a_table_without_rows]
+
+
+@pytest.mark.parametrize("make", EMPTY)
+def test_a_store_without_rows_is_named_with_the_remedy(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    store = tmp_path / "the-store"
+    make(store)
+    with pytest.raises(UserError) as raised:
+        entries_sql(str(store))
+    (line,) = str(raised.value).splitlines()
+    assert str(store) in line
+    assert "store.uri" in line
+    assert count_rows(str(store)) == 0
+
+
+def test_a_login_in_the_stores_address_is_not_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as raised:
+        entries_sql(str(tmp_path / "store?token=hunter2"))
+    assert "hunter2" not in str(raised.value)
