@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-STOP_SECONDS = 6.0
+STOP_SECONDS = 30.0
 LOOK_AGAIN_SECONDS = 0.02
 LOG_TAIL_BYTES = 4_000
 

@@ -86,7 +86,7 @@ async def test_a_topic_made_anew_while_the_store_is_stopped_stops_it_before_it_w
     """The new topic has grown beyond what is stored, so that no offset looks wrong."""
     folder = tmp_path / "store"
     sink = await begin("store", **store_into(folder))
-    assert sink.stop(deadline_seconds=10) == 0
+    assert sink.stop(deadline_seconds=30) == 0
     await recreate(settings_of(broker), EVENTS)
     await publish(broker, of_one_node(MANY, first=100))
 
@@ -124,14 +124,14 @@ async def test_what_was_removed_while_the_store_was_stopped_is_logged_counted_sh
 ) -> None:
     folder = tmp_path / "store"
     sink = await begin("store", **store_into(folder))
-    assert sink.stop(deadline_seconds=10) == 0
+    assert sink.stop(deadline_seconds=30) == 0
     await publish(broker, of_one_node(MANY, first=FEW))
     await remove_before(settings_of(broker), AT, FEW + 12)
 
     sink.start()
     left = MANY - 12
     sink.wait_until(lambda: count_rows(str(folder)) >= FEW + left, deadline_seconds=30)
-    sink.wait_until(sink.is_ready, deadline_seconds=10)
+    sink.wait_until(sink.is_ready, deadline_seconds=30)
 
     assert metric(sink, "gpuledger_records_missed_total") == 12
     lines = [json.loads(line) for line in sink.log_tail().splitlines() if "records_missed" in line]
@@ -173,7 +173,7 @@ async def test_what_retention_removes_is_said(broker: Kafka, begin: Begin) -> No
     await make_topics(broker)
     await recreate(settings_of(broker), replace(EVENTS, extra=short))
     sink = await begin("rows")
-    assert sink.stop(deadline_seconds=10) == 0
+    assert sink.stop(deadline_seconds=30) == 0
     await publish(broker, of_one_node(MANY, first=FEW))
     deadline = time.monotonic() + 60
     # A segment is closed by the write after it.

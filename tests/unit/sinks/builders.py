@@ -24,6 +24,7 @@ from gpuledger.records import (
     Settlement,
 )
 from gpuledger.topics import DEAD_LETTERS, EVENTS, TOPICS, partition_of_node
+from tests.hanging import HANG_SECONDS
 
 NODE = "node-a"
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
@@ -194,7 +195,7 @@ def committed(of: MemoryBus, group: str, at: TopicPartition) -> int | None:
     return of._groups[group].committed.get(at) if group in of._groups else None
 
 
-async def eventually(holds: Callable[[], T], *, within_seconds: float = 10.0) -> T:
+async def eventually(holds: Callable[[], T], *, within_seconds: float = HANG_SECONDS) -> T:
     """Return what `holds()` gives, as soon as that is true."""
     async with asyncio.timeout(within_seconds):
         while not (found := holds()):  # noqa: ASYNC110  # what is waited for has no event

@@ -14,7 +14,7 @@ from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from agent.gpu.protocol import SourceLostError
 from gpuledger.records import ProcessKind
 from tests.fakes.nvml import FakeGpu, FakeNvml
-from tests.fakes.nvml_pointers import play_gpu
+from tests.fakes.nvml_pointers import play_gpu, referent_of
 
 UTILIZATION = "nvmlDeviceGetProcessUtilization"
 COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
@@ -219,7 +219,7 @@ def test_the_true_wrapper_is_asked_again_where_processes_came_in_between(
     answers = iter([grown, grown, grown, 0])
 
     def list_processes(handle: Any, count: Any, processes: Any) -> int:
-        count._obj.value = 1
+        referent_of(count).value = 1
         if processes is not None:
             processes[0].pid = 7
             processes[0].usedGpuMemory = 2**64 - 1

@@ -26,6 +26,7 @@ from gpuledger.records import GpuFacts
 from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
 from tests.fakes.gpus import ANSWERS, PlayedGpu, PlayedSource
+from tests.hanging import HANG_SECONDS
 
 BOOKS, READINGS, PROFILING, HEALTH = CallGroup
 PATIENT_SECONDS = 30.0
@@ -72,7 +73,7 @@ class Bench:
         backs = [threading.Event() for _ in threads]
         for thread, back in zip(threads, backs, strict=True):
             thread.submit(back.set)
-        assert all(back.wait(5) for back in backs)
+        assert all(back.wait(HANG_SECONDS) for back in backs)
 
     async def answers(self) -> dict[str, RawGpuSample] | None:
         answers = await self.driver.poll({})
@@ -396,7 +397,7 @@ async def test_users_of_the_library_come_after_its_start_and_go_before_its_end()
     await driver.poll({})
     closing = driver.close()
     assert closing
-    closing.result(timeout=5)
+    closing.result(timeout=HANG_SECONDS)
     assert log == ["closing", "close", "open", "opened", "closing", "close"]
 
 

@@ -19,6 +19,7 @@ from agent.publish.spool import Spool
 from agent.publish.spool_file import Segment
 from gpuledger.runtime import Backoff, Check
 from gpuledger.topics import PROCESSES, SAMPLES
+from tests.hanging import HANG_SECONDS
 from tests.unit.agent.publish.builders import (
     NODE,
     FickleBus,
@@ -114,7 +115,7 @@ class Node:
     async def end(self) -> None:
         self.bus.is_away = self.bus.is_deaf = False
         await settle()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             await self.send_queue.wait_drained()
         for task in self.tasks:
             task.cancel()

@@ -22,6 +22,7 @@ from enricher.podwatch.election import (
 from enricher.podwatch.pod_settings import KubernetesSettings, LeaseSettings
 from gpuledger.errors import BusUnavailableError, UserError
 from gpuledger.runtime import Readiness
+from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import CREATED_NS, PatientClock, soon
 from tests.unit.enricher.podwatch.lease_shelf import LeaseShelf
 from tests.unit.enricher.podwatch.misbehaving import serving, silence, status, text
@@ -223,11 +224,11 @@ async def test_while_it_leads_the_lease_is_renewed_and_then_released(
 
 
 async def test_a_signal_ends_the_work_and_then_releases(api: Api, shelf: LeaseShelf) -> None:
-    ended: list[str] = []
-    one = Candidate(api, "one", clock=SteppedClock())
+    clock, ended = SteppedClock(), list[str]()
+    one = Candidate(api, "one", clock=clock)
     await one.elector.acquire()
     leading = asyncio.create_task(one.elector.lead(work_until(asyncio.Event(), ended)))
-    await asyncio.sleep(0.01)
+    await clock.asleep()
     leading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leading
@@ -334,7 +335,7 @@ async def test_a_role_that_is_missing_is_said_with_its_remedy(api: Api, shelf: L
     )
     await clock.step(2.0)
     await clock.step(2.0)
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, HANG_SECONDS)
     assert one.check.is_ok
 
 

@@ -12,6 +12,7 @@ from gpuledger.bus.protocol import Message, Subscription, TopicPartition, Transa
 from gpuledger.bus.transactional_writers import TransactionalWriters, pause_seconds_after
 from gpuledger.errors import BusUnavailableError, FencedError
 from gpuledger.topics import EVENTS, ROWS
+from tests.hanging import HANG_SECONDS
 
 GROUP = "gpuledger-test"
 
@@ -185,7 +186,7 @@ async def test_a_commit_that_does_not_end_in_time_keeps_no_writer_open(
         bus.may_commit.clear()
         committing = asyncio.create_task(commit(writers, 1))
         await turn()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_SECONDS):
             await writers.close([1])
         assert bus.story[-1] == f"closed {GROUP}-1"
         assert not committing.done()
