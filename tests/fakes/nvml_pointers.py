@@ -162,7 +162,7 @@ class GpmFunctions:
 
 def referent_of(reference: Any) -> Any:
     """Return what a reference was made of, by `ctypes.byref`."""
-    return reference._obj  # ctypes has no other way to it
+    return reference._obj  # noqa: SLF001  # ctypes has no other way to it
 
 
 def address_of(pointer: Any) -> int:

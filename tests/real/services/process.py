@@ -90,6 +90,12 @@ class Process:
                 )
             time.sleep(LOOK_AGAIN_SECONDS)
 
+    def wait_exit(self, *, deadline_seconds: float) -> int:
+        """Wait until it has ended by itself; return its exit status."""
+        if self._running is None:
+            raise PartError(f"{self.name} was never started")
+        return self._running.wait(deadline_seconds)
+
     def send(self, number: signal.Signals) -> None:
         """Send a signal, if it still runs."""
         if self._running is not None and self._running.poll() is None:

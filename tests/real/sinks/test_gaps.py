@@ -56,14 +56,6 @@ def metric(sink: Sink, name: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
 
 
-def await_exit(sink: Sink, *, deadline_seconds: float) -> None:
-    """Wait for a process to end by itself, which `wait_until` takes for a failure."""
-    deadline = time.monotonic() + deadline_seconds
-    while sink.exit_status() is None:
-        assert time.monotonic() < deadline, "it goes on"
-        time.sleep(0.1)
-
-
 @pytest.fixture
 def begin(broker: Kafka, start_sink: Callable[..., Sink]) -> Begin:
     """Start a sink on a broker with a few events, and wait until its receiver has them."""
@@ -91,7 +83,7 @@ async def test_a_topic_made_anew_while_the_store_is_stopped_stops_it_before_it_w
     await publish(broker, of_one_node(MANY, first=100))
 
     sink.start()
-    await_exit(sink, deadline_seconds=30)
+    sink.wait_exit(deadline_seconds=30)
 
     assert sink.exit_status() == 2
     assert "up to offset 4 of another topic of that name" in sink.log_tail()
@@ -112,7 +104,7 @@ async def test_a_topic_made_anew_while_the_store_runs_stops_it_before_it_writes(
 
     await recreate(settings_of(broker), EVENTS)
     await publish(broker, of_one_node(MANY, first=100))
-    await_exit(sink, deadline_seconds=60)
+    sink.wait_exit(deadline_seconds=60)
 
     assert sink.exit_status() == 2
     assert "of another topic of that name" in sink.log_tail()

@@ -134,8 +134,6 @@ def test_a_wrong_kind_is_one_line_that_names_the_right_one(
 ) -> None:
     sink = Process(name="sink", argv=[SINK, *arguments], folder=tmp_path)
     sink.start()
-    sink._running.wait(20)  # type: ignore[union-attr]  # just started
-
-    assert sink.exit_status() == 2
+    assert sink.wait_exit(deadline_seconds=30) == 2
     (said,) = sink.log_tail().splitlines()
     assert line in said

@@ -26,6 +26,7 @@ from tests.unit.sinks.builders import (
     place_of,
     pod,
     publish,
+    set_back,
 )
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ async def test_after_a_crash_what_was_sent_before_costs_nothing_that_is_new(
     await publish(on, *events[:5])
     async with sending_to(on, prometheus):
         await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 5)
-    on._groups[REMOTE_WRITE.group].committed[at] = 2
+    await set_back(on, REMOTE_WRITE.group, {at: 2})
     await publish(on, *events[5:])
     async with sending_to(on, prometheus):
         await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 8)

@@ -1,7 +1,7 @@
 """Events as the join makes them, and the small helpers around a bus, for the sinks' tests."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -187,12 +187,18 @@ async def publish(to: MemoryBus, *events: GpuEvent | bytes, node: str = NODE) ->
 async def dead_letters(of: MemoryBus) -> list[DeadLetter]:
     return [
         decoder_of(DEAD_LETTERS.name, DeadLetter).decode(record.value)
-        for record in of._logs[TopicPartition(DEAD_LETTERS.name, 0)].read(0, max_records=1000)
+        for record in of.kept(DEAD_LETTERS.name)
     ]
 
 
 def committed(of: MemoryBus, group: str, at: TopicPartition) -> int | None:
-    return of._groups[group].committed.get(at) if group in of._groups else None
+    return of.committed(group, at)
+
+
+async def set_back(on: MemoryBus, group: str, to: Mapping[TopicPartition, int]) -> None:
+    """Let a group have committed less, as where commits were lost."""
+    async with on.transactions("set back") as transactions:
+        await transactions.commit({}, offsets=to, group=group)
 
 
 async def eventually(holds: Callable[[], T], *, within_seconds: float = HANG_SECONDS) -> T:

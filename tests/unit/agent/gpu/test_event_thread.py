@@ -170,7 +170,7 @@ def test_a_closed_library_ends_no_thread_before_its_time(clock: ManualClock) -> 
 
 
 def test_threads_that_hang_are_bounded_in_number(clock: ManualClock) -> None:
-    driver = bursting(clock)
+    before, driver = event_threads(), bursting(clock)
     driver.hangs.clear()
     gpus = gpus_of(driver.node)
     watch = IncidentMonitor(
@@ -184,15 +184,19 @@ def test_threads_that_hang_are_bounded_in_number(clock: ManualClock) -> None:
     for _ in range(6):
         watch.opened(gpus)
     watch.closing()
-    hanging = watch._hanging
+    hanging = event_threads() - before
     driver.hangs.set()
     for thread in hanging:
-        assert thread.end(HANG_SECONDS)
+        thread.join(HANG_SECONDS)
 
     assert len(hanging) == 4
     watch.opened(gpus)
-    assert watch._hanging == []
+    assert len(event_threads() - before) == 1, "there is room for another one"
     watch.closing()
+
+
+def event_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "nvml-events"}
 
 
 def test_where_no_gpu_answers_no_event_is_waited_for_and_no_failure_is_told(

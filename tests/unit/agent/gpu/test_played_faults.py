@@ -15,6 +15,7 @@ from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
 from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
+from tests.fakes.gpus import await_driver_thread
 from tests.fakes.nvml import Altered
 from tests.hanging import HANG_SECONDS
 
@@ -187,7 +188,7 @@ async def test_an_unbinding_is_let_through_and_the_node_comes_back(
     assert all(ticks)
     for _ in range(200):
         # The look for it is made in the library's thread, between two ticks.
-        node.driver._lifecycle._worker.start(lambda: None).result(timeout=HANG_SECONDS)
+        await_driver_thread(node.driver)
         ticks.append(await node.tick())
         if len(node.told) == 4:
             break

@@ -16,6 +16,7 @@ from agent.gpu.protocol import UnsupportedError
 from agent.metrics import NVML_ERRORS
 from gpuledger.records import ProcessKind
 from tests.fakes.nvml_pointers import play_gpu, referent_of
+from tests.metric_values import value_of
 
 SAMPLES = "nvmlDeviceGetProcessUtilization"
 COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
@@ -101,9 +102,9 @@ def test_process_samples_are_what_the_driver_meant(
 
 def test_a_list_that_never_stops_growing_is_counted(answer: Answer) -> None:
     counter = NVML_ERRORS.labels(call=SAMPLES, error="InsufficientSize")
-    before = counter._value.get()
+    before = value_of(counter)
     answer(samples_of([GREW] * 6))
-    assert counter._value.get() == before + 1
+    assert value_of(counter) == before + 1
 
 
 def test_fewer_rows_than_the_driver_announced_are_no_processes_with_pid_0(answer: Answer) -> None:
