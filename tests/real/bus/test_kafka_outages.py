@@ -110,7 +110,7 @@ async def test_a_publish_does_not_outlast_its_deadline_and_the_next_one_works(
         began = time.monotonic()
         with pytest.raises(BusUnavailableError, match=f"{TOPIC.name}-0.*within 2 s"):
             await producer.publish(TOPIC.name, 0, [numbered(1)])
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 10
 
         with pytest.raises(BusUnavailableError, match=f"no broker of {kafka.bootstrap_servers}"):
             await producer.publish(TOPIC.name, 0, [numbered(1)])

@@ -73,7 +73,7 @@ async def test_what_a_writer_left_open_is_aborted_by_the_next_one(
         await next_one.commit({place: [numbered(1)]}, offsets={}, group=GROUP)
 
         assert texts(await poll_until(bool, consumer)) == ["1"]
-        assert time.monotonic() - begun < 8
+        assert time.monotonic() - begun < 30
 
 
 async def test_a_writer_that_closes_in_the_middle_makes_nobody_wait(
