@@ -216,10 +216,13 @@ async def following(
     async with open_api(settings) as opened:
         api = _Noting(opened)
         reflector = Reflector(
-            api=api, reader=reader, settings=settings, clock=SystemClock(), chance=lambda: 0.0
+            api=api,
+            reader=reader,
+            settings=settings,
+            clock=SystemClock(),
+            chance=lambda: 0.0,
+            version=resumed.reflector.version if resumed else None,
         )
-        if resumed:
-            reflector._version = resumed.reflector.version
         found = Following(reflector, namespace=cluster.namespace, asked=api.asked)
         task = asyncio.create_task(found.run())
         try:

@@ -63,7 +63,8 @@ class Driver:
         self._gpus_check = gpus_check or Check()
         self.deadline_seconds = deadline_seconds
         """How long a tick waits for an opening; it is read at each tick."""
-        self._lifecycle = SourceLifecycle(source, listeners=listeners)
+        self.lifecycle = SourceLifecycle(source, listeners=listeners)
+        """The source's opening and closing."""
         self._availability = GpuAvailability(report)
         self.pool = GpuPool(
             availability=self._availability,
@@ -129,13 +130,13 @@ class Driver:
 
     def inventory(self) -> NodeFacts | None:
         """Return what the node is built of, where that is news."""
-        unbind = self._lifecycle.unbind_capability
-        state = (self.pool.facts_changes, self._lifecycle.versions, unbind)
+        unbind = self.lifecycle.unbind_capability
+        state = (self.pool.facts_changes, self.lifecycle.versions, unbind)
         if not self.pool.facts or state == self._reported:
             return None
         self._reported = state
         return NodeFacts(
-            versions=self._lifecycle.versions,
+            versions=self.lifecycle.versions,
             gpus=sorted(
                 # It is the driver's, and stands with each GPU's own capabilities.
                 (
@@ -148,9 +149,9 @@ class Driver:
 
     def close(self) -> "Future[None] | None":
         """Let go of the driver, unless a call hangs in it: then only the process's end helps."""
-        closing = None if self.pool.is_stuck else self._lifecycle.close()
+        closing = None if self.pool.is_stuck else self.lifecycle.close()
         self.pool.end()
-        self._lifecycle.end()
+        self.lifecycle.end()
         return closing
 
     async def _open(self) -> bool:
@@ -158,7 +159,7 @@ class Driver:
         if self._opening is None:
             if not self._open_retry.is_due(self._clock.monotonic_ns()):
                 return False
-            self._opening = self._lifecycle.open()
+            self._opening = self.lifecycle.open()
         await wait_for(self._opening, self.deadline_seconds)
         if not self._opening.done():
             self._fail("the library does not return from its start")
@@ -188,7 +189,7 @@ class Driver:
         was_lost, self._was_lost, self._is_unbound = self._was_lost, False, False
         there = {gpu.uuid for gpu in found}
         # An opening for a lost GPU may find what the one before did: that is no news.
-        unheard = self._lifecycle.unbind_capability.reason
+        unheard = self.lifecycle.unbind_capability.reason
         if was_lost or (there, unheard) != self._logged:
             _log.info("nvml_started", count=len(there), unbind_unheard=unheard)
         self._logged = (there, unheard)
@@ -203,7 +204,7 @@ class Driver:
 
     def _handle_driver_events(self) -> None:
         """Do what the driver's events ask for, now or as soon as the source is open again."""
-        event = self._lifecycle.poll_driver_events()
+        event = self.lifecycle.poll_driver_events()
         self._pending_event = self._pending_event if event is DriverEvent.NOTHING else event
         if self._closed is not None or self._pending_event is DriverEvent.NOTHING:
             return
@@ -218,7 +219,7 @@ class Driver:
         self._lose_library("the driver was unbound")
         self._fail("the driver was unbound")
         # Not opened again at once: the driver waits until nobody holds it.
-        self._lifecycle.close()
+        self.lifecycle.close()
         self._open_retry.wait(self._clock.monotonic_ns(), _UNBINDING_SECONDS)
 
     def _lose_library(self, reason: str) -> None:
@@ -231,11 +232,11 @@ class Driver:
         """Begin to open again now, so that with luck it is over before the next tick."""
         self._closed = self._closed or reason
         self.pool.end()
-        self._opening = self._lifecycle.open()
+        self._opening = self.lifecycle.open()
 
     def _restart_where_it_helps(self) -> None:
         now_ns, missing = self._clock.monotonic_ns(), self._missing()
-        is_stuck = self.pool.is_stuck or self._lifecycle.is_stuck or self._scanner.is_stuck
+        is_stuck = self.pool.is_stuck or self.lifecycle.is_stuck or self._scanner.is_stuck
         may_harm = is_stuck and bool(self.pool.uuids)
         if not self._open_retry.is_due(now_ns):
             return

@@ -87,7 +87,8 @@ class SourceLifecycle:
         self._source = source
         self._listeners = listeners
         self._events = source.driver_events
-        self._worker = Worker("nvml")
+        self.worker = Worker("nvml")
+        """The thread in which all of it is done."""
         self._polling: Future[DriverEvent] | None = None
         self._is_late = False
         self.versions: Mapping[str, str | None] = {}
@@ -108,15 +109,15 @@ class SourceLifecycle:
 
     def open(self) -> "Future[Sequence[Gpu]]":
         """Begin to open; the result is the GPUs that answer, or SourceLostError."""
-        return self._worker.start(self._open)
+        return self.worker.start(self._open)
 
     def close(self) -> "Future[None]":
         """Begin to let go of the driver."""
-        return self._worker.start(self._close)
+        return self.worker.start(self._close)
 
     def end(self) -> None:
         """Let the thread end."""
-        self._worker.end()
+        self.worker.end()
 
     def poll_driver_events(self) -> DriverEvent:
         """Return what the driver said since the last call; begins the next poll, waits for none."""
@@ -126,7 +127,7 @@ class SourceLifecycle:
             event, self._polling = self._polling.result(), None
         # At most one at a time: a poll that hangs must not fill the thread's queue.
         if self._polling is None and self._events.is_open:
-            self._polling = self._worker.start(self._poll)
+            self._polling = self.worker.start(self._poll)
         return event
 
     def _poll(self) -> DriverEvent:

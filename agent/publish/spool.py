@@ -71,13 +71,14 @@ class Spool:
         node: str,
         boot_id: str,
         boottime_ns: Callable[[], int],
+        segment_bytes: int = _SEGMENT_BYTES,
     ) -> None:
         self._settings = settings
         self._folder = SpoolFolder(Path(settings.folder), node=node)
         self._boot_id = boot_id
         self._boottime_ns = boottime_ns
         self._found_ms = 0
-        self._segment_bytes = min(_SEGMENT_BYTES, settings.max_bytes // _FEWEST_SEGMENTS)
+        self._segment_bytes = min(segment_bytes, settings.max_bytes // _FEWEST_SEGMENTS)
         self._segments: list[Segment] = []
         self._unreadable = UnreadableFiles(now_ms=self._now_ms)
         self._is_passed_over = False

@@ -127,7 +127,9 @@ class Reflector:
         settings: KubernetesSettings,
         clock: Clock,
         chance: Callable[[], float] = random.random,
+        version: str | None = None,
     ) -> None:
+        """Take the parts; with a `version` it goes on with what came after that, without a list."""
         self._api = api
         self._events = WatchReader(reader)
         self._settings = settings
@@ -140,7 +142,7 @@ class Reflector:
             jitter=chance,
         )
         self._watch_lists = WatchLists(wanted=settings.watch_list == "auto")
-        self._version: str | None = None
+        self._version = version
         self._watching_since_ns: int | None = None
         self._last_pause_seconds = 0.0
 

@@ -38,7 +38,14 @@ SILENCE_SECONDS: Final = 10.0
 class KafkaConsumer:
     """Reads the partitions that its group gave it; connects with the first poll."""
 
-    def __init__(self, *, connection: KafkaConnection, subscription: Subscription) -> None:
+    def __init__(
+        self,
+        *,
+        connection: KafkaConnection,
+        subscription: Subscription,
+        silence_seconds: float = SILENCE_SECONDS,
+    ) -> None:
+        self._silence_seconds = silence_seconds
         self._connection = connection
         self._subscription = subscription
         self._rebalances = Rebalances(subscription, begin=self._begin)
@@ -254,7 +261,7 @@ class KafkaConsumer:
         now = asyncio.get_running_loop().time()
         if records or kafka_internals.has_coordinator(client):
             self._heard_at = now
-        elif now - self._heard_at > SILENCE_SECONDS:
+        elif now - self._heard_at > self._silence_seconds:
             raise BusUnavailableError(
                 f"{self._doing('polling')}: no broker of {self._connection.servers} "
                 f"has coordinated the group for {now - self._heard_at:.0f} s"

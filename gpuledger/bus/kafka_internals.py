@@ -150,13 +150,13 @@ def pack_at_least_cost() -> None:
 
     On batches of ticks and events that halves the time, and makes them smaller besides.
     """
-    pack = _packer()
+    pack = packer()
     for module in modules_of_records():
         vars(module)["zstd_encode"] = pack
 
 
 @cache
-def _packer() -> Callable[[Any], bytes]:
+def packer() -> Callable[[Any], bytes]:
     """Return the packer that costs least: one kept context, and a table that fits the cache.
 
     Beside aiokafka's way at the same level that is a quarter off a batch of events and five sixths

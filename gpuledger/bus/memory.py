@@ -120,6 +120,18 @@ class MemoryBus:
         """Open a reader of what is kept."""
         yield MemoryReader(logs=self._logs)
 
+    def kept(self, topic: str) -> list[Record]:
+        """Return the records of a topic that are kept, partition by partition."""
+        self._must_exist([topic])
+        places = (TopicPartition(topic, number) for number in range(self._partitions[topic]))
+        logs = (self._logs[place] for place in places)
+        return [record for log in logs for record in log.read(0, max_records=log.end_offset)]
+
+    def committed(self, group: str, partition: TopicPartition) -> int | None:
+        """Return what a group has committed, as its members would be told, if it has."""
+        found = self._groups.get(group)
+        return None if found is None else found.committed.get(partition)
+
     def compact(self, topic: str) -> None:
         """Compact a topic now, as Kafka's cleaner would in its own time."""
         self._must_exist([topic])

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent.core.raw import CallGroup, SampleCursor
+from agent.gpu.driver import Driver
 from agent.gpu.protocol import (
     DriverEvent,
     DriverEvents,
@@ -17,6 +18,7 @@ from agent.gpu.protocol import (
 )
 from gpuledger.clock import Clock
 from gpuledger.records import Capability, GpuFacts
+from tests.hanging import HANG_SECONDS
 
 ANSWERS: dict[CallGroup, dict[str, Any]] = {
     CallGroup.BOOKS: {"energy_millijoules": 1},
@@ -78,6 +80,11 @@ class SilentDriver:
 
     def close(self) -> None:
         pass
+
+
+def await_driver_thread(driver: Driver) -> None:
+    """Wait until the thread that opens, closes and listens has done all that it was given."""
+    driver.lifecycle.worker.start(lambda: None).result(HANG_SECONDS)
 
 
 class PlainSource:

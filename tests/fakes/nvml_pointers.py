@@ -60,7 +60,7 @@ class FieldsFunction:
         self.scopes: list[list[int]] = []
 
     def __call__(self, handle: Any, count: Any, values: Any) -> int:
-        asked = [values._obj[place] for place in range(count.value)]
+        asked = [referent_of(values)[place] for place in range(count.value)]
         self.asked.append([one.fieldId for one in asked])
         self.scopes.append([one.scopeId for one in asked])
         if self.strict and any(self._given(one) is None for one in asked):
@@ -120,13 +120,13 @@ class GpmFunctions:
         }
 
     def query(self, device: Any, support: Any) -> int:
-        support._obj.isSupportedDevice = self.supported
+        referent_of(support).isSupportedDevice = self.supported
         return 0
 
     def allocate(self, pointer: Any) -> int:
         address = 0x1000 * (len(self.holds) + 1)
         self.holds[address] = 0
-        set_address(pointer._obj, address)
+        set_address(referent_of(pointer), address)
         return 0
 
     def free(self, sample: Any) -> int:
@@ -145,7 +145,7 @@ class GpmFunctions:
         return self.take(sample)
 
     def metrics(self, reference: Any) -> int:
-        asked = reference._obj
+        asked = referent_of(reference)
         self.structs.add(id(asked))
         ids = [asked.metrics[place].metricId for place in range(asked.numMetrics)]
         if self.error or set(ids) & set(self.unknown):
@@ -158,6 +158,11 @@ class GpmFunctions:
             asked.metrics[place].nvmlReturn = 0 if given else missing
             asked.metrics[place].value = self.values.get(number, 77.0)
         return 0
+
+
+def referent_of(reference: Any) -> Any:
+    """Return what a reference was made of, by `ctypes.byref`."""
+    return reference._obj  # noqa: SLF001  # ctypes has no other way to it
 
 
 def address_of(pointer: Any) -> int:

@@ -19,8 +19,10 @@ from agent.gpu.lifecycle import EventThread
 from agent.gpu.nvidia.events import NvmlGpuEvents
 from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from agent.gpu.protocol import SourceLostError
+from agent.metrics import EVENT_SET_FAILURES
 from gpuledger.clock import SystemClock
 from gpuledger.runtime import Backoff
+from tests.metric_values import value_of
 
 ROOT = Path(__file__).parents[2]
 APPLICATION_XIDS = {13, 31, 43, 45}
@@ -51,14 +53,17 @@ def test_a_wait_ends_in_time_and_says_which_version_the_driver_has(
     seen = events.wait(200)
     waited_seconds = time.monotonic() - began
 
-    record_property("has_nvmlEventSetWait_v3", events._has_v3)
+    record_property("has_nvmlEventSetWait_v3", events.has_v3)
     assert seen is None or seen.gpu_uuid.startswith("GPU-")
     assert waited_seconds < 1
-    assert events._has_v3 is not None
+    assert events.has_v3 is not None
 
 
-def test_every_gpu_is_registered(events: NvmlGpuEvents, gpus: Sequence[NvidiaGpu]) -> None:
-    assert set(events._uuids.values()) == {gpu.uuid for gpu in gpus}
+def test_every_gpu_is_registered(gpus: Sequence[NvidiaGpu]) -> None:
+    failures = EVENT_SET_FAILURES.labels(reason="register")
+    before = value_of(failures)
+    NvmlGpuEvents(pynvml, gpus, clock=SystemClock()).close()
+    assert value_of(failures) == before
 
 
 def test_the_thread_lets_go_of_the_driver_within_a_second(gpus: Sequence[NvidiaGpu]) -> None:

@@ -153,7 +153,8 @@ class NvmlGpuEvents:
         self._library = library
         self._clock = clock
         self._uuids: dict[object, str] = {}
-        self._has_v3: bool | None = None
+        self.has_v3: bool | None = None
+        """Whether the driver has the newer wait; `None` before the first one."""
         self._set = call_nvml(library, NvmlLibrary.nvmlEventSetCreate)
         for gpu in gpus:
             if self._register(gpu):
@@ -168,7 +169,7 @@ class NvmlGpuEvents:
         if not self._uuids:
             raise FailedError("no GPU can be registered for events")
         try:
-            return self._wait_v2(timeout_ms) if self._has_v3 is False else self._wait_v3(timeout_ms)
+            return self._wait_v2(timeout_ms) if self.has_v3 is False else self._wait_v3(timeout_ms)
         except NothingHappenedError:
             return None
 
@@ -176,22 +177,22 @@ class NvmlGpuEvents:
         """Wait by the newest function, which says when and to which GPU it happened."""
         make = getattr(pynvml, "c_nvmlEventSetWait_v3_t", None)
         if make is None:
-            self._has_v3 = False  # an older nvidia-ml-py
+            self.has_v3 = False  # an older nvidia-ml-py
             return self._wait_v2(timeout_ms)
         event = make()
         event.timeoutMs = timeout_ms
         try:
             call_nvml(self._library, NvmlLibrary.nvmlEventSetWait_v3, self._set, event)
         except NothingHappenedError:
-            self._has_v3 = True
+            self.has_v3 = True
             raise
         except (UnsupportedError, FailedError):
             # A driver that lacks it shows it at the first call; later it is a failure like others.
-            if self._has_v3:
+            if self.has_v3:
                 raise
-            self._has_v3 = False
+            self.has_v3 = False
             return self._wait_v2(timeout_ms)
-        self._has_v3 = True
+        self.has_v3 = True
         # The members below are of this kind of data alone.
         if event.dataType != pynvml.NVML_EVENT_DATA_TYPE_NVML_EVENT:
             return None

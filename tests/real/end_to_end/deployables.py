@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 BIN = Path(sys.executable).parent
 READY_SECONDS = 40.0
-END_SECONDS = 10.0
+END_SECONDS = 30.0
 
 
 class Deployable:

@@ -31,7 +31,7 @@ class AlertmanagerApi:
         """Ask for a page."""
         return web.fetch(self.url + path)
 
-    def await_alerts(self, alertname: str, *, deadline_seconds: float = 10) -> list[Any]:
+    def await_alerts(self, alertname: str, *, deadline_seconds: float = 30) -> list[Any]:
         """Ask until there are alerts of that name; raises TimeoutError that names it."""
 
         def of_that_name() -> list[Any]:

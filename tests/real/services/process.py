@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-STOP_SECONDS = 6.0
+STOP_SECONDS = 30.0
 LOOK_AGAIN_SECONDS = 0.02
 LOG_TAIL_BYTES = 4_000
 
@@ -89,6 +89,12 @@ class Process:
                     f"{self.name} was not ready in {deadline_seconds} s: {self._story()}"
                 )
             time.sleep(LOOK_AGAIN_SECONDS)
+
+    def wait_exit(self, *, deadline_seconds: float) -> int:
+        """Wait until it has ended by itself; return its exit status."""
+        if self._running is None:
+            raise PartError(f"{self.name} was never started")
+        return self._running.wait(deadline_seconds)
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal, if it still runs."""

@@ -46,7 +46,7 @@ class PrometheusApi:
         found: list[Any] = answer.json()["data"]["result"]
         return found
 
-    def await_query(self, promql: str, *, deadline_seconds: float = 10) -> list[Any]:
+    def await_query(self, promql: str, *, deadline_seconds: float = 30) -> list[Any]:
         """Ask until the result is not empty; raises TimeoutError that names the query."""
         return web.await_some(
             lambda: self.query(promql), what=promql, deadline_seconds=deadline_seconds

@@ -63,7 +63,7 @@ async def test_a_gpu_that_works_for_no_pod_is_an_alert_until_it_does_not(
     at = place_of(node)
     async with sending(on, settings):
         await publish(on, *(tick(number, Account.HOST) for number in range(4)))
-        await eventually(lambda: committed(on, ALERTS.group, at) == 4, within_seconds=10)
+        await eventually(lambda: committed(on, ALERTS.group, at) == 4)
 
         (held,) = await asyncio.to_thread(on_node, alertmanager, node)
         assert held["status"]["state"] == "active"
@@ -71,7 +71,7 @@ async def test_a_gpu_that_works_for_no_pod_is_an_alert_until_it_does_not(
         assert held["labels"]["gpu_uuid"] == GPU
 
         await publish(on, tick(4, Account.POD))
-        await eventually(lambda: committed(on, ALERTS.group, at) == 5, within_seconds=10)
+        await eventually(lambda: committed(on, ALERTS.group, at) == 5)
         # Only alerts that have not ended are listed.
         assert await asyncio.to_thread(on_node, alertmanager, node) == []
 
@@ -98,7 +98,7 @@ async def test_an_incident_stands_with_its_xid_and_its_pod(alertmanager: Alertma
         async with on.producer() as producer:
             message = Message(key=node.encode(), value=value, timestamp_ms=0)
             await producer.publish(at.topic, at.partition, [message])
-        await eventually(lambda: committed(on, ALERTS.group, at) == 1, within_seconds=10)
+        await eventually(lambda: committed(on, ALERTS.group, at) == 1)
 
     (held,) = await asyncio.to_thread(on_node, alertmanager, node)
     assert (held["labels"]["xid"], held["labels"]["pod"]) == ("79", "train-0")
@@ -148,7 +148,7 @@ async def test_a_wrong_address_loses_no_alert_and_the_check_names_it(
     check = readiness.check("alerts.receiver")
     async with sending(on, settings, readiness=readiness):
         await publish(on, event(entries=[entry(Account.HOST)]))
-        await eventually(lambda: check.has_failed, within_seconds=10)
+        await eventually(lambda: check.has_failed)
         assert "404 404 page not found: look at alerts.urls" in check.detail
         assert committed(on, ALERTS.group, place_of(NODE)) is None
 

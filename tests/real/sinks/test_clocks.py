@@ -102,10 +102,10 @@ async def test_an_alert_fires_and_is_resolved_whatever_the_clock_shows(
     busy, idle = events(Account.HOST, 30), events(Account.IDLE, 30, COUNT)
     async with sending(on, settings):
         await publish(on, *busy)
-        await eventually(lambda: committed(on, ALERTS.group, at) == len(busy), within_seconds=10)
+        await eventually(lambda: committed(on, ALERTS.group, at) == len(busy))
         assert await asyncio.to_thread(standing) == ["active"]
         await publish(on, *idle)
         count = len(busy) + len(idle)
-        await eventually(lambda: committed(on, ALERTS.group, at) == count, within_seconds=10)
+        await eventually(lambda: committed(on, ALERTS.group, at) == count)
         # Only alerts that have not ended are listed.
         assert await asyncio.to_thread(standing) == []

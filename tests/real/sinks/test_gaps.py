@@ -56,14 +56,6 @@ def metric(sink: Sink, name: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
 
 
-def await_exit(sink: Sink, *, deadline_seconds: float) -> None:
-    """Wait for a process to end by itself, which `wait_until` takes for a failure."""
-    deadline = time.monotonic() + deadline_seconds
-    while sink.exit_status() is None:
-        assert time.monotonic() < deadline, "it goes on"
-        time.sleep(0.1)
-
-
 @pytest.fixture
 def begin(broker: Kafka, start_sink: Callable[..., Sink]) -> Begin:
     """Start a sink on a broker with a few events, and wait until its receiver has them."""
@@ -86,12 +78,12 @@ async def test_a_topic_made_anew_while_the_store_is_stopped_stops_it_before_it_w
     """The new topic has grown beyond what is stored, so that no offset looks wrong."""
     folder = tmp_path / "store"
     sink = await begin("store", **store_into(folder))
-    assert sink.stop(deadline_seconds=10) == 0
+    assert sink.stop(deadline_seconds=30) == 0
     await recreate(settings_of(broker), EVENTS)
     await publish(broker, of_one_node(MANY, first=100))
 
     sink.start()
-    await_exit(sink, deadline_seconds=30)
+    sink.wait_exit(deadline_seconds=30)
 
     assert sink.exit_status() == 2
     assert "up to offset 4 of another topic of that name" in sink.log_tail()
@@ -112,7 +104,7 @@ async def test_a_topic_made_anew_while_the_store_runs_stops_it_before_it_writes(
 
     await recreate(settings_of(broker), EVENTS)
     await publish(broker, of_one_node(MANY, first=100))
-    await_exit(sink, deadline_seconds=60)
+    sink.wait_exit(deadline_seconds=60)
 
     assert sink.exit_status() == 2
     assert "of another topic of that name" in sink.log_tail()
@@ -124,14 +116,14 @@ async def test_what_was_removed_while_the_store_was_stopped_is_logged_counted_sh
 ) -> None:
     folder = tmp_path / "store"
     sink = await begin("store", **store_into(folder))
-    assert sink.stop(deadline_seconds=10) == 0
+    assert sink.stop(deadline_seconds=30) == 0
     await publish(broker, of_one_node(MANY, first=FEW))
     await remove_before(settings_of(broker), AT, FEW + 12)
 
     sink.start()
     left = MANY - 12
     sink.wait_until(lambda: count_rows(str(folder)) >= FEW + left, deadline_seconds=30)
-    sink.wait_until(sink.is_ready, deadline_seconds=10)
+    sink.wait_until(sink.is_ready, deadline_seconds=30)
 
     assert metric(sink, "gpuledger_records_missed_total") == 12
     lines = [json.loads(line) for line in sink.log_tail().splitlines() if "records_missed" in line]
@@ -173,7 +165,7 @@ async def test_what_retention_removes_is_said(broker: Kafka, begin: Begin) -> No
     await make_topics(broker)
     await recreate(settings_of(broker), replace(EVENTS, extra=short))
     sink = await begin("rows")
-    assert sink.stop(deadline_seconds=10) == 0
+    assert sink.stop(deadline_seconds=30) == 0
     await publish(broker, of_one_node(MANY, first=FEW))
     deadline = time.monotonic() + 60
     # A segment is closed by the write after it.

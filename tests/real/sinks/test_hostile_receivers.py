@@ -60,6 +60,6 @@ async def test_whatever_a_receiver_answers_its_sink_goes_on_until_it_takes_what_
 
         await asyncio.to_thread(sink.wait_until, was_taken, deadline_seconds=60)
         growth_bytes = peak_bytes(sink.pid) - before_bytes
-        assert await asyncio.to_thread(sink.stop, deadline_seconds=10) == 0
+        assert await asyncio.to_thread(sink.stop, deadline_seconds=30) == 0
     assert growth_bytes < 48 * MIB
     assert "Traceback" not in sink.log.read_text()

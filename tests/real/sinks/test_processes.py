@@ -60,8 +60,8 @@ async def test_killed_in_the_middle_again_and_again_the_store_has_each_row_once(
     assert count_rows(str(folder)) < count
 
     sink.wait_until(lambda: count_rows(str(folder)) >= count, deadline_seconds=60)
-    sink.wait_until(sink.is_ready, deadline_seconds=10)
-    assert sink.stop(deadline_seconds=10) == 0
+    sink.wait_until(sink.is_ready, deadline_seconds=30)
+    assert sink.stop(deadline_seconds=30) == 0
 
     assert stored(folder) == (count, count, count * 0.5)
     letters = kcat.consume(broker.bootstrap_servers, DEAD_LETTERS.name)
@@ -81,12 +81,12 @@ async def test_samples_reach_prometheus_from_kafka(
     assert float(found[0]["value"][1]) >= 1
     sink.wait_until(
         lambda: (one := prometheus.query(promql)) != [] and float(one[0]["value"][1]) == len(NODES),
-        deadline_seconds=15,
+        deadline_seconds=30,
     )
     assert sink.is_ready()
     metrics = web.fetch(f"{sink.health}/metrics").body.decode()
     assert 'gpuledger_sink_lag_seconds{sink="remote_write"}' in metrics
-    assert sink.stop(deadline_seconds=10) == 0
+    assert sink.stop(deadline_seconds=30) == 0
 
 
 async def test_an_outage_of_the_receiver_is_one_line_where_it_begins_and_the_lag_shows_it(
@@ -101,9 +101,9 @@ async def test_an_outage_of_the_receiver_is_one_line_where_it_begins_and_the_lag
     before = metric(sink, "gpuledger_sink_lag_seconds")
     assert before > 0
     sink.wait_until(
-        lambda: metric(sink, "gpuledger_sink_lag_seconds") > before, deadline_seconds=10
+        lambda: metric(sink, "gpuledger_sink_lag_seconds") > before, deadline_seconds=30
     )
-    assert sink.stop(deadline_seconds=10) == 0
+    assert sink.stop(deadline_seconds=30) == 0
 
     assert "secret" not in sink.log_tail()
     lines = [json.loads(line) for line in sink.log_tail().splitlines()]
@@ -134,8 +134,6 @@ def test_a_wrong_kind_is_one_line_that_names_the_right_one(
 ) -> None:
     sink = Process(name="sink", argv=[SINK, *arguments], folder=tmp_path)
     sink.start()
-    sink._running.wait(20)  # type: ignore[union-attr]  # just started
-
-    assert sink.exit_status() == 2
+    assert sink.wait_exit(deadline_seconds=30) == 2
     (said,) = sink.log_tail().splitlines()
     assert line in said

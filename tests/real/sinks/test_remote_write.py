@@ -26,6 +26,7 @@ from tests.unit.sinks.builders import (
     place_of,
     pod,
     publish,
+    set_back,
 )
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ async def test_a_query_by_namespace_and_pod_answers(
     on, namespace = bus(), f"query-{receiver.replace('_', '-')}"
     await publish(on, *ticks(5, namespace=namespace, first_ns=time.time_ns() - 5 * SECOND_NS))
     async with sending_to(on, api) as readiness:
-        await eventually(lambda: committed(on, REMOTE_WRITE.group, AT) == 5, within_seconds=10)
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, AT) == 5)
         assert readiness.is_ready(), readiness.report()
     assert await dead_letters(on) == []
 
@@ -94,11 +95,11 @@ async def test_a_pods_series_are_gone_with_the_tick_that_does_not_have_it(
     await publish(on, *before, last)
     at = place_of("node-ended")
     async with sending_to(on, prometheus):
-        await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 3, within_seconds=10)
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 3)
         alive = f'{BUSY}{{namespace="ended"}}'
         await asyncio.to_thread(prometheus.await_query, alive)
         await publish(on, gone)
-        await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 4, within_seconds=10)
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 4)
 
     # Without the marker Prometheus would go on answering with the last value for five minutes.
     assert await query(prometheus, alive) == []
@@ -126,11 +127,11 @@ async def test_a_query_by_holder_answers_who_holds_idle_gpus(prometheus: Prometh
     at = place_of(node)
     await publish(on, *before, last)
     async with sending_to(on, prometheus):
-        await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 3, within_seconds=10)
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 3)
         await asyncio.to_thread(prometheus.await_query, by_holder)
         shared = await query(prometheus, by_holder)
         await publish(on, gone)
-        await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 4, within_seconds=10)
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 4)
 
     assert {labels.get("holder_pod"): value for labels, value in shared} == {
         "notebook-0": 0.25,
@@ -148,11 +149,11 @@ async def test_after_a_crash_what_was_sent_before_costs_nothing_that_is_new(
     at = place_of("node-replayed")
     await publish(on, *events[:5])
     async with sending_to(on, prometheus):
-        await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 5, within_seconds=10)
-    on._groups[REMOTE_WRITE.group].committed[at] = 2
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 5)
+    await set_back(on, REMOTE_WRITE.group, {at: 2})
     await publish(on, *events[5:])
     async with sending_to(on, prometheus):
-        await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 8, within_seconds=10)
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 8)
 
     counted = await query(prometheus, f'count_over_time({BUSY}{{namespace="replayed"}}[1m])')
     assert [value for _, value in counted] == [8]
@@ -166,14 +167,14 @@ async def test_an_outage_of_the_receiver_loses_no_sample(
     events = ticks(8, namespace="outage", first_ns=first_ns)
     await publish(on, *events[:4])
     async with sending_to(on, server) as readiness:
-        await eventually(lambda: committed(on, REMOTE_WRITE.group, AT) == 4, within_seconds=10)
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, AT) == 4)
         await asyncio.to_thread(server.kill)
         await publish(on, *events[4:])
         receiver = readiness.check("remote_write.receiver")
-        await eventually(lambda: not receiver.is_ok, within_seconds=10)
+        await eventually(lambda: not receiver.is_ok)
         assert committed(on, REMOTE_WRITE.group, AT) == 4
         await asyncio.to_thread(server.start)
-        await eventually(lambda: committed(on, REMOTE_WRITE.group, AT) == 8, within_seconds=30)
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, AT) == 8)
         assert receiver.is_ok
 
     counted = await query(server, f'count_over_time({BUSY}{{namespace="outage"}}[1m])')

@@ -75,8 +75,8 @@ async def test_killed_again_and_again_there_is_each_row_once_for_any_client(
         sink.start()
 
     wait_for_rows(sink, broker, kcat, least=len(events))
-    sink.wait_until(sink.is_ready, deadline_seconds=20)
-    assert sink.stop(deadline_seconds=10) == 0
+    sink.wait_until(sink.is_ready, deadline_seconds=30)
+    assert sink.stop(deadline_seconds=30) == 0
     found = rows(broker, kcat)
     assert identities(found) == expected(events)
     for message in found:
@@ -104,7 +104,7 @@ async def test_a_sink_that_stood_still_while_another_took_over_writes_nothing_tw
     wait_for_rows(other, broker, kcat, least=len(events))
     for sink in (stopped, other):
         sink.wait_until(sink.is_ready, deadline_seconds=40)
-        assert sink.stop(deadline_seconds=10) == 0
+        assert sink.stop(deadline_seconds=30) == 0
 
     assert identities(rows(broker, kcat)) == expected(events)
 
@@ -126,7 +126,7 @@ async def test_a_broker_that_dies_and_comes_back_costs_nothing(
     sink.wait_until(sink.is_ready, deadline_seconds=30)
     assert identities(rows(broker, kcat)) == expected(events)
     broker.kill()
-    assert sink.stop(deadline_seconds=10) == 0
+    assert sink.stop(deadline_seconds=30) == 0
 
 
 def decode(encoding: str, value: bytes) -> ExportMetricsServiceRequest:
@@ -165,7 +165,7 @@ async def test_what_lies_in_the_otlp_topic_is_taken_by_prometheus_under_remote_w
         return kcat.consume(broker.bootstrap_servers, OTLP_METRICS.name)
 
     sink.wait_until(lambda: len(messages()) >= len(events), deadline_seconds=30)
-    assert sink.stop(deadline_seconds=10) == 0
+    assert sink.stop(deadline_seconds=30) == 0
     values = [message.value or b"" for message in messages()]
     found: list[Point] = [one for value in values for one in points_in(decode(encoding, value))]
     assert len([one for one in found if one.name == BUSY]) == 2 * len(events)
@@ -212,4 +212,4 @@ async def test_a_topic_that_is_missing_is_waited_for_and_said_with_how_to_make_i
 
     await make_topics(broker, OTLP_METRICS)
     sink.wait_until(sink.is_ready, deadline_seconds=60)
-    assert sink.stop(deadline_seconds=10) == 0
+    assert sink.stop(deadline_seconds=30) == 0

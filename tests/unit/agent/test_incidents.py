@@ -21,7 +21,8 @@ from gpuledger.topics import INCIDENTS, SAMPLES
 from simulator.clock import ManualClock
 from simulator.scenario.load import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
-from tests.unit.agent.core.incidents.builders import EPOCH_NS, SECOND_NS, SOON_SECONDS, pausing
+from tests.hanging import HANG_SECONDS
+from tests.unit.agent.core.incidents.builders import EPOCH_NS, SECOND_NS, pausing
 
 FAULT_SECONDS = 20.0
 CONTENT: dict[str, Any] = {
@@ -100,7 +101,7 @@ class Agent:
 
     async def until(self, done: Callable[[], bool], *, step_seconds: float) -> None:
         """Move time on, a step at a time, until it is done."""
-        async with asyncio.timeout(3 * SOON_SECONDS):
+        async with asyncio.timeout(HANG_SECONDS):
             while not done():
                 await self._clock.move(step_seconds)
                 batches = await self._consumer.poll(timeout_seconds=0.01, max_records=100)

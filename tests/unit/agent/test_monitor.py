@@ -18,11 +18,11 @@ from gpuledger.records import GpuHealth, IncidentProcess, Severity
 from gpuledger.runtime import Check
 from simulator.simulation import SimulatedNode
 from tests.fakes.nvml import FakeProcfs
+from tests.hanging import HANG_SECONDS
 from tests.metric_values import value_of
 from tests.unit.agent.core.incidents.builders import (
     EPOCH_NS,
     SECOND_NS,
-    SOON_SECONDS,
     PatientClock,
     Told,
     failing_node,
@@ -97,7 +97,7 @@ async def test_an_event_is_told_with_who_was_on_the_gpu(clock: PatientClock, tol
     node.nvml.events.pause = pausing(waits)
     async with running(watch):
         await asyncio.to_thread(watch.opened, gpus)
-        await asyncio.wait_for(waits.wait(), SOON_SECONDS)
+        await asyncio.wait_for(waits.wait(), HANG_SECONDS)
         clock.advance(2)
         incident = await told.next()
 

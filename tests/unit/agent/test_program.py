@@ -13,6 +13,7 @@ from agent.settings import AgentSettings, name_node
 from agent.source_selection import find_source, open_source
 from gpuledger.errors import SettingsError
 from gpuledger.settings import load_settings
+from tests.hanging import HANG_SECONDS
 
 HEAVY = ("kubernetes_asyncio", "kubernetes", "deltalake", "arro3", "pyarrow", "duckdb", "simulator")
 
@@ -142,7 +143,7 @@ def test_the_end_does_not_wait_for_a_driver_that_does_not_answer(
 
     def hang(_: object) -> None:
         begun.set()
-        goes_on.wait(10)
+        goes_on.wait()
 
     monkeypatch.setattr("agent.source_selection.probe", hang)
 
@@ -153,7 +154,7 @@ def test_the_end_does_not_wait_for_a_driver_that_does_not_answer(
         opening.cancel()
 
     # Where the end did wait, the emergency would let it go on.
-    emergency = threading.Timer(5, goes_on.set)
+    emergency = threading.Timer(HANG_SECONDS, goes_on.set)
     emergency.start()
     asyncio.run(begin_and_end())
     assert not goes_on.is_set()

@@ -14,6 +14,7 @@ from simulator.nvml import SimulatedNvml
 from simulator.scenario.load import parse_scenario
 from simulator.scenario.schema import Kind
 from simulator.simulation import Simulation
+from tests.hanging import HANG_SECONDS
 
 Play = Callable[..., SimulatedNvml]
 LOST = pynvml.NVML_ERROR_GPU_IS_LOST
@@ -89,7 +90,7 @@ def test_a_call_that_hangs_returns_when_the_fault_is_over(play: Play, clock: Man
     threading.Thread(target=ask, daemon=True).start()
     assert not returned.wait(0.1)
     clock.advance(5)
-    assert returned.wait(5)
+    assert returned.wait(HANG_SECONDS)
 
 
 def test_garbage_is_of_the_same_form_and_cannot_be_true(play: Play, clock: ManualClock) -> None:

@@ -11,6 +11,7 @@ from gpuledger.errors import UserError
 from simulator.__main__ import main
 from simulator.identities import FileUids, write_uids
 from simulator.simulation import choose_epoch_ns
+from tests.hanging import HANG_SECONDS
 
 
 def test_truth_prints_one_object_a_pod(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -75,7 +76,9 @@ def test_a_file_that_holds_no_uids_is_a_users_mistake(tmp_path: Path) -> None:
 def test_an_address_that_cannot_be_listened_on_is_one_line_and_exit_code_2(listen: str) -> None:
     command = [sys.executable, "-m", "simulator", "kube-api", "--listen", listen]
     command += ["--scenario", "scenarios/quickstart.yaml"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
     assert ended.returncode == 2
     assert "--listen" in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr
@@ -89,6 +92,6 @@ def test_a_served_api_says_where_it_is_and_ends_cleanly_on_sigterm(tmp_path: Pat
         assert server.stdout is not None
         told = json.loads(server.stdout.readline())
         server.terminate()
-        assert server.wait(timeout=10) == 0
+        assert server.wait(timeout=HANG_SECONDS) == 0
     assert told["url"] in kubeconfig.read_text()
     assert told["epoch_ns"] > 0

@@ -1,7 +1,7 @@
 """Events as the join makes them, and the small helpers around a bus, for the sinks' tests."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from gpuledger.records import (
     Settlement,
 )
 from gpuledger.topics import DEAD_LETTERS, EVENTS, TOPICS, partition_of_node
+from tests.hanging import HANG_SECONDS
 
 NODE = "node-a"
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
@@ -186,15 +187,21 @@ async def publish(to: MemoryBus, *events: GpuEvent | bytes, node: str = NODE) ->
 async def dead_letters(of: MemoryBus) -> list[DeadLetter]:
     return [
         decoder_of(DEAD_LETTERS.name, DeadLetter).decode(record.value)
-        for record in of._logs[TopicPartition(DEAD_LETTERS.name, 0)].read(0, max_records=1000)
+        for record in of.kept(DEAD_LETTERS.name)
     ]
 
 
 def committed(of: MemoryBus, group: str, at: TopicPartition) -> int | None:
-    return of._groups[group].committed.get(at) if group in of._groups else None
+    return of.committed(group, at)
 
 
-async def eventually(holds: Callable[[], T], *, within_seconds: float = 10.0) -> T:
+async def set_back(on: MemoryBus, group: str, to: Mapping[TopicPartition, int]) -> None:
+    """Let a group have committed less, as where commits were lost."""
+    async with on.transactions("set back") as transactions:
+        await transactions.commit({}, offsets=to, group=group)
+
+
+async def eventually(holds: Callable[[], T], *, within_seconds: float = HANG_SECONDS) -> T:
     """Return what `holds()` gives, as soon as that is true."""
     async with asyncio.timeout(within_seconds):
         while not (found := holds()):  # noqa: ASYNC110  # what is waited for has no event

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Message, Record, Subscription, TopicPartition, Transactions
+from gpuledger.bus.protocol import Message, Subscription, TopicPartition, Transactions
 from gpuledger.clock import Clock
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
@@ -101,17 +101,8 @@ def republishing(
     )
 
 
-def written(on: MemoryBus, topic: str = ROWS.name) -> list[Record]:
-    return [
-        record
-        for place in sorted(on._logs)
-        if place.topic == topic
-        for record in on._logs[place].read(0, max_records=10_000)
-    ]
-
-
 def texts(on: MemoryBus, topic: str = ROWS.name) -> list[str]:
-    return [(record.value or b"").decode() for record in written(on, topic)]
+    return [(record.value or b"").decode() for record in on.kept(topic)]
 
 
 def expected(events: Sequence[GpuEvent]) -> list[str]:
@@ -126,12 +117,12 @@ async def test_values_lie_in_the_partition_of_their_event_with_its_key_and_its_t
     on = bus()
     await publish(on, event(0, node="node-1"), event(1, node="node-1"))
     async with running(republishing(on)):
-        await eventually(lambda: len(written(on)) == 4)
+        await eventually(lambda: len(on.kept(ROWS.name)) == 4)
 
     place = place_of("node-1", ROWS.name)
-    assert {(record.topic, record.partition) for record in written(on)} == {place}
-    assert {record.key for record in written(on)} == {b"node-1"}
-    assert [record.timestamp_ms for record in written(on)] == [
+    assert {(record.topic, record.partition) for record in on.kept(ROWS.name)} == {place}
+    assert {record.key for record in on.kept(ROWS.name)} == {b"node-1"}
+    assert [record.timestamp_ms for record in on.kept(ROWS.name)] == [
         (START_NS + tick * SECOND_NS) // 1_000_000 for tick in (0, 0, 1, 1)
     ]
     assert texts(on) == expected([event(0, node="node-1"), event(1, node="node-1")])
@@ -141,7 +132,7 @@ async def test_offsets_are_committed_with_the_values_and_a_restart_repeats_nothi
     on = bus()
     await publish(on, event(0), event(1))
     async with running(republishing(on)):
-        await eventually(lambda: written(on))
+        await eventually(lambda: on.kept(ROWS.name))
         assert committed(on, GROUP, AT) == 2
     await publish(on, event(2))
     async with running(republishing(on)):
@@ -179,7 +170,7 @@ async def test_an_event_of_which_nothing_can_be_written_is_put_aside_whole(
     async with running(republishing(on)):
         await eventually(lambda: committed(on, GROUP, at) == 1)
         await publish(on, event(1, node="node-1"))
-        await eventually(lambda: written(on))
+        await eventually(lambda: on.kept(ROWS.name))
 
     (letter,) = await dead_letters(on)
     assert (letter.reason, letter.offset, letter.consumer) == (reason, 0, GROUP)
@@ -438,10 +429,10 @@ async def test_a_topic_with_fewer_partitions_takes_a_node_in_one_of_them() -> No
             at = partition_of_node(one.node, partitions=EVENTS.partitions)
             await producer.publish(EVENTS.name, at, [Message(None, encode(one), 0)])
     async with running(republishing(on, topic=narrow.name)):
-        await eventually(lambda: len(written(on, narrow.name)) == 2 * len(events))
+        await eventually(lambda: len(on.kept(narrow.name)) == 2 * len(events))
 
     for node in NODES:
-        of_node = [one for one in written(on, narrow.name) if one.key == node.encode()]
+        of_node = [one for one in on.kept(narrow.name) if one.key == node.encode()]
         assert [(one.value or b"").decode() for one in of_node] == expected(
             [one for one in events if one.node == node]
         )

@@ -6,6 +6,7 @@ import pytest
 
 from gpuledger.bus.protocol import Record, TopicPartition
 from sinks.protocol import LARGE_BYTES, Batch, LargeTurns
+from tests.hanging import HANG_SECONDS
 
 
 def batch(number: int, *, size_bytes: int) -> Batch:
@@ -41,5 +42,5 @@ async def test_who_stops_waiting_for_its_turn_keeps_nobody_from_it() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0), turns.enter(large):
                 pass
-    async with asyncio.timeout(10), turns.enter(large):
+    async with asyncio.timeout(HANG_SECONDS), turns.enter(large):
         pass

@@ -26,6 +26,7 @@ from gpuledger.runtime import Check
 from gpuledger.topics import DEAD_LETTERS, EVENTS
 from sinks.errors import ReceiverUnavailableError
 from sinks.protocol import Batch, Partitions, SinkContext
+from tests.hanging import HANG_SECONDS
 from tests.unit.sinks.builders import (
     ManualClock,
     bus,
@@ -156,7 +157,7 @@ class Held:
         idle = [self.looks] * 9
         on = scripted(*steps, *idle, self.ends)
         async with running(consuming(on, self.sink, **how)):
-            await asyncio.wait_for(self.over.wait(), 10)
+            await asyncio.wait_for(self.over.wait(), HANG_SECONDS)
         self.given = on.script.given
 
 
@@ -233,7 +234,7 @@ async def test_dead_letters_lie_on_the_bus_before_the_offsets_behind_them_are_co
     bad = member.gains(KEPT, brings=bad_first_of(KEPT))
     on.script = Script([bad, member.looks, member.looks, topic_is_made, member.looks, member.ends])
     async with running(consuming(on, member.sink)):
-        await asyncio.wait_for(member.over.wait(), 10)
+        await asyncio.wait_for(member.over.wait(), HANG_SECONDS)
 
     assert (committed_before, member.commits) == ([], [{KEPT: 1}])
 
@@ -260,7 +261,7 @@ async def test_letters_of_a_partition_that_is_given_up_are_the_next_owners_to_pu
         ]
     )
     async with running(consuming(on, member.sink)):
-        await asyncio.wait_for(over.wait(), 10)
+        await asyncio.wait_for(over.wait(), HANG_SECONDS)
 
     told = [(letter.topic, letter.partition) for letter in await dead_letters(on)]
     assert told == [KEPT]
@@ -293,7 +294,7 @@ async def test_what_is_put_aside_after_its_partition_was_given_up_is_not_publish
         ]
     )
     async with running(consuming(on, sink)):
-        await asyncio.wait_for(over.wait(), 10)
+        await asyncio.wait_for(over.wait(), HANG_SECONDS)
 
     assert sink.taken == [(KEPT, 0)]
     assert await dead_letters(on) == []

@@ -11,6 +11,7 @@ from agent.gpu.nvidia.session import NvmlSession
 from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
 from tests.fakes.nvml import FakeGpu, FakeNvml
+from tests.hanging import HANG_SECONDS
 
 
 class Bench:
@@ -39,7 +40,7 @@ class Bench:
         (thread,) = [one for one in self.driver.pool.workers if one.gpu.uuid == uuid]
         back = threading.Event()
         thread.submit(back.set)
-        assert back.wait(5)
+        assert back.wait(HANG_SECONDS)
 
 
 @pytest.fixture
@@ -134,5 +135,5 @@ async def test_the_end_lets_go_of_the_driver(bench: Bench) -> None:
     assert bench.library.open
     closing = bench.driver.close()
     assert closing
-    closing.result(timeout=5)
+    closing.result(timeout=HANG_SECONDS)
     assert not bench.library.open

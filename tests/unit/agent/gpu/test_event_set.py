@@ -13,6 +13,7 @@ from agent.gpu.protocol import FailedError, GpuLostError, UnsupportedError
 from agent.metrics import EVENT_SET_FAILURES
 from simulator.clock import ManualClock
 from tests.fakes.nvml_pointers import CLibrary
+from tests.metric_values import value_of
 from tests.unit.agent.core.incidents.builders import (
     EPOCH_NS,
     SECOND_NS,
@@ -197,7 +198,7 @@ def test_a_gpu_that_cannot_be_registered_does_not_cost_the_others(
     functions: CLibrary, clock: ManualClock, code: int
 ) -> None:
     lost, well = device("GPU-1"), device("GPU-22")
-    before = EVENT_SET_FAILURES.labels(reason="register")._value.get()
+    before = value_of(EVENT_SET_FAILURES.labels(reason="register"))
 
     def register(handle: Any, _bits: Any, _set: Any) -> int:
         return code if cast(handle, POINTER(c_int)).contents.value == len(lost.uuid) else SUCCESS
@@ -208,7 +209,7 @@ def test_a_gpu_that_cannot_be_registered_does_not_cost_the_others(
 
     assert seen is not None
     assert seen.gpu_uuid == "GPU-22"
-    assert EVENT_SET_FAILURES.labels(reason="register")._value.get() == before + 1
+    assert value_of(EVENT_SET_FAILURES.labels(reason="register")) == before + 1
 
 
 def test_a_set_that_no_gpu_is_in_is_a_failure_and_is_not_waited_for(

@@ -19,9 +19,8 @@ from gpuledger.runtime import Backoff
 from simulator.clock import ManualClock
 from simulator.simulation import SimulatedNode
 from tests.fakes.nvml import Altered
+from tests.hanging import HANG_SECONDS
 from tests.unit.agent.core.incidents.builders import EPOCH_NS, failing_node, gpus_of
-
-SOON_SECONDS = 10.0
 
 
 class Driver(Altered):
@@ -37,6 +36,7 @@ class Driver(Altered):
         self.sets = 0
         self.created: SimpleQueue[int] = SimpleQueue()
         self.freed = 0
+        self.waits_ms: set[int] = set()
 
     def nvmlEventSetCreate(self) -> Any:  # noqa: ANN401, N802  # NVML's own
         self.sets += 1
@@ -48,6 +48,7 @@ class Driver(Altered):
         self.node.nvml.nvmlEventSetFree(events)
 
     def nvmlEventSetWait_v3(self, events: Any, params: Any) -> None:  # noqa: ANN401, N802  # NVML's own
+        self.waits_ms.add(params.timeoutMs)
         self.waiting.set()
         self.hangs.wait()
         try:
@@ -74,7 +75,7 @@ def watching(
         yield thread, seen
     finally:
         driver.hangs.set()
-        assert thread.end(SOON_SECONDS)
+        assert thread.end(HANG_SECONDS)
 
 
 @pytest.fixture
@@ -89,26 +90,26 @@ def bursting(clock: ManualClock, times: int = 1) -> Driver:
 def test_an_event_is_taken_while_the_library_is_open(clock: ManualClock) -> None:
     driver = bursting(clock)
     with watching(driver, gpus_of(driver.node), clock) as (_, seen):
-        assert driver.waiting.wait(SOON_SECONDS)
+        assert driver.waiting.wait(HANG_SECONDS)
         clock.advance(2)
-        assert seen.get(timeout=SOON_SECONDS).xid == 31
+        assert seen.get(timeout=HANG_SECONDS).xid == 31
 
 
 def test_a_burst_is_drained_at_full_speed(clock: ManualClock) -> None:
     driver = bursting(clock, times=2000)
     with watching(driver, gpus_of(driver.node), clock) as (_, seen):
-        assert driver.waiting.wait(SOON_SECONDS)
+        assert driver.waiting.wait(HANG_SECONDS)
         clock.advance(5)
-        times = [seen.get(timeout=SOON_SECONDS).time_ns for _ in range(2000)]
+        times = [seen.get(timeout=HANG_SECONDS).time_ns for _ in range(2000)]
     assert times == sorted(set(times))
 
 
-def test_its_end_frees_the_set_within_a_second(clock: ManualClock) -> None:
+def test_its_end_frees_the_set_after_one_more_wait_of_half_a_second(clock: ManualClock) -> None:
     driver = bursting(clock)
     with watching(driver, gpus_of(driver.node), clock) as (thread, _):
-        assert driver.waiting.wait(SOON_SECONDS)
-        assert thread.end(1.0)
-        assert (driver.sets, driver.freed) == (1, 1)
+        assert driver.waiting.wait(HANG_SECONDS)
+        assert thread.end(HANG_SECONDS)
+        assert (driver.sets, driver.freed, driver.waits_ms) == (1, 1, {500})
 
 
 def test_a_thread_that_hangs_is_left_to_itself_and_frees_nothing_of_a_closed_library(
@@ -117,10 +118,10 @@ def test_a_thread_that_hangs_is_left_to_itself_and_frees_nothing_of_a_closed_lib
     driver = bursting(clock)
     driver.hangs.clear()
     with watching(driver, gpus_of(driver.node), clock) as (thread, _):
-        assert driver.waiting.wait(SOON_SECONDS)
+        assert driver.waiting.wait(HANG_SECONDS)
         assert not thread.end(0.01)
         driver.hangs.set()
-        assert thread.join(SOON_SECONDS)
+        assert thread.join(HANG_SECONDS)
         assert driver.freed == 0
 
 
@@ -137,11 +138,11 @@ def test_after_an_error_a_new_set_holds_what_is_left(clock: ManualClock, error: 
     driver.errors.put(pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT))
     driver.errors.put(error)
     with watching(driver, gpus_of(driver.node), clock) as (_, seen):
-        assert [driver.created.get(timeout=SOON_SECONDS) for _ in range(2)] == [1, 2]
+        assert [driver.created.get(timeout=HANG_SECONDS) for _ in range(2)] == [1, 2]
         driver.waiting.clear()
-        assert driver.waiting.wait(SOON_SECONDS)
+        assert driver.waiting.wait(HANG_SECONDS)
         clock.advance(2)
-        assert seen.get(timeout=SOON_SECONDS).xid == 31
+        assert seen.get(timeout=HANG_SECONDS).xid == 31
         assert driver.freed == 1
 
 
@@ -150,15 +151,15 @@ def test_waits_that_end_early_are_not_begun_again_and_again(clock: ManualClock) 
     for _ in range(50):
         driver.errors.put(pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT))
     with watching(driver, gpus_of(driver.node), clock) as (thread, _):
-        assert driver.waiting.wait(SOON_SECONDS)
-        assert thread.end(1.0)
+        assert driver.waiting.wait(HANG_SECONDS)
+        assert thread.end(HANG_SECONDS)
         assert driver.errors.qsize() > 40
 
 
 def test_a_driver_without_events_is_asked_once(clock: ManualClock) -> None:
     driver = Driver(failing_node(clock=clock, events={"version": "none"}))
     with watching(driver, gpus_of(driver.node), clock) as (thread, _):
-        assert thread.join(SOON_SECONDS)
+        assert thread.join(HANG_SECONDS)
         assert driver.sets == 1
 
 
@@ -171,7 +172,7 @@ def test_a_closed_library_ends_no_thread_before_its_time(clock: ManualClock) -> 
 
 
 def test_threads_that_hang_are_bounded_in_number(clock: ManualClock) -> None:
-    driver = bursting(clock)
+    before, driver = event_threads(), bursting(clock)
     driver.hangs.clear()
     gpus = gpus_of(driver.node)
     watch = IncidentMonitor(
@@ -185,15 +186,19 @@ def test_threads_that_hang_are_bounded_in_number(clock: ManualClock) -> None:
     for _ in range(6):
         watch.opened(gpus)
     watch.closing()
-    hanging = watch._hanging
+    hanging = event_threads() - before
     driver.hangs.set()
     for thread in hanging:
-        assert thread.end(SOON_SECONDS)
+        thread.join(HANG_SECONDS)
 
     assert len(hanging) == 4
     watch.opened(gpus)
-    assert watch._hanging == []
+    assert len(event_threads() - before) == 1, "there is room for another one"
     watch.closing()
+
+
+def event_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "nvml-events"}
 
 
 def test_where_no_gpu_answers_no_event_is_waited_for_and_no_failure_is_told(
@@ -213,5 +218,5 @@ def test_where_no_gpu_answers_no_event_is_waited_for_and_no_failure_is_told(
         watch.closing()
     assert (driver.sets, logs) == (0, [])
     watch.opened(gpus_of(driver.node))
-    assert driver.created.get(timeout=SOON_SECONDS) == 1
+    assert driver.created.get(timeout=HANG_SECONDS) == 1
     watch.closing()

@@ -14,7 +14,7 @@ from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from agent.gpu.protocol import SourceLostError
 from gpuledger.records import ProcessKind
 from tests.fakes.nvml import FakeGpu, FakeNvml
-from tests.fakes.nvml_pointers import play_gpu
+from tests.fakes.nvml_pointers import play_gpu, referent_of
 
 UTILIZATION = "nvmlDeviceGetProcessUtilization"
 COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
@@ -163,10 +163,7 @@ def test_a_gpu_that_does_not_tell_who_it_is_is_named_by_its_slot() -> None:
     assert nvml.unfound == {0: "PCI:0000:1b:00"}
 
 
-def test_a_gpu_that_hangs_at_the_start_does_not_cost_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("agent.gpu.nvidia.session._FIND_SECONDS", 0.3)
+def test_a_gpu_that_hangs_at_the_start_does_not_cost_the_others() -> None:
     released, asked = threading.Event(), []
 
     class Hanging(FakeNvml):
@@ -177,13 +174,13 @@ def test_a_gpu_that_hangs_at_the_start_does_not_cost_the_others(
                 released.wait()
             return gpu.uuid
 
-    nvml = NvmlSession(Hanging(FakeGpu("GPU-0"), FakeGpu("GPU-1")))
+    library = Hanging(FakeGpu("GPU-0"), FakeGpu("GPU-1"))
+    nvml = NvmlSession(library, find_seconds=1.0)
     for _ in range(2):
         assert [gpu.uuid for gpu in nvml.open()] == ["GPU-1"]
     assert len(nvml.unfound) == 1
     assert sorted(asked) == ["GPU-0", "GPU-1", "GPU-1"], "no second thread hangs"
     released.set()
-    monkeypatch.setattr("agent.gpu.nvidia.session._FIND_SECONDS", 30)
     while len(nvml.open()) < 2:
         pass
 
@@ -219,7 +216,7 @@ def test_the_true_wrapper_is_asked_again_where_processes_came_in_between(
     answers = iter([grown, grown, grown, 0])
 
     def list_processes(handle: Any, count: Any, processes: Any) -> int:
-        count._obj.value = 1
+        referent_of(count).value = 1
         if processes is not None:
             processes[0].pid = 7
             processes[0].usedGpuMemory = 2**64 - 1

@@ -9,8 +9,7 @@ from agent.gpu.lifecycle import SourceLifecycle
 from agent.gpu.nvidia.session import NvmlSession
 from agent.gpu.protocol import DriverEvent, LibraryLostError
 from tests.fakes.nvml import FakeGpu, FakeNvml
-
-PATIENCE_SECONDS = 5
+from tests.hanging import HANG_SECONDS
 
 
 class StrangeNvml(FakeNvml):
@@ -25,7 +24,7 @@ class StrangeNvml(FakeNvml):
 def test_an_answer_that_no_binding_should_give_is_a_start_that_failed() -> None:
     lifecycle = SourceLifecycle(NvmlSession(StrangeNvml(nvmlDeviceGetCount="one")), listeners=())
     with pytest.raises(LibraryLostError, match="TypeError: 'str' object"):
-        lifecycle.open().result(PATIENCE_SECONDS)
+        lifecycle.open().result(HANG_SECONDS)
     lifecycle.end()
 
 
@@ -37,12 +36,12 @@ def test_events_that_nobody_can_read_are_listened_to_no_more() -> None:
         nvmlSystemEventSetFree=None,
     )
     lifecycle = SourceLifecycle(NvmlSession(library), listeners=())
-    lifecycle.open().result(PATIENCE_SECONDS)
+    lifecycle.open().result(HANG_SECONDS)
     assert lifecycle.unbind_capability.supported
     assert lifecycle.poll_driver_events() is DriverEvent.NOTHING
-    lifecycle.open().result(PATIENCE_SECONDS)
+    lifecycle.open().result(HANG_SECONDS)
     assert lifecycle.poll_driver_events() is DriverEvent.NOTHING
-    lifecycle.close().result(PATIENCE_SECONDS)
+    lifecycle.close().result(HANG_SECONDS)
     lifecycle.end()
 
 
@@ -65,12 +64,12 @@ class WaitingNvml(StrangeNvml):
 def test_only_a_look_that_outlasts_the_tick_in_which_it_began_is_stuck() -> None:
     library = WaitingNvml()
     lifecycle = SourceLifecycle(NvmlSession(library), listeners=())
-    lifecycle.open().result(PATIENCE_SECONDS)
+    lifecycle.open().result(HANG_SECONDS)
     stuck = []
     for _ in range(2):
         lifecycle.poll_driver_events()
         stuck.append(lifecycle.is_stuck)
     library.returns.set()
-    lifecycle.close().result(PATIENCE_SECONDS)
+    lifecycle.close().result(HANG_SECONDS)
     assert [*stuck, lifecycle.is_stuck] == [False, True, False]
     lifecycle.end()

@@ -14,7 +14,7 @@ from agent.gpu.nvidia.core import Memory, query_memory
 from agent.gpu.nvidia.device_client import DeviceClient
 from agent.gpu.nvidia.inventory import Facts
 from agent.gpu.nvidia.session import NvidiaGpu
-from tests.fakes.nvml_pointers import Function, play
+from tests.fakes.nvml_pointers import Function, play, referent_of
 
 V1, V2 = "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"
 NEWER, OLDER = Memory(1000, 300, 50), Memory(1000, 350, None)
@@ -37,13 +37,13 @@ class Driver:
 
     def _older(self, _device: Any, reference: Any) -> int:
         self.calls[V1] += 1
-        memory = reference._obj
+        memory = referent_of(reference)
         memory.total, memory.used, memory.free = 1000, 350, 650
         return self.codes[V1]
 
     def _newer(self, _device: Any, reference: Any) -> int:
         self.calls[V2] += 1
-        memory = reference._obj
+        memory = referent_of(reference)
         memory.total, memory.reserved, memory.used, memory.free = 1000, 50, 300, 650
         return self.codes[V2]
 

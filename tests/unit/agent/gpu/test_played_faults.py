@@ -15,7 +15,9 @@ from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
 from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
+from tests.fakes.gpus import await_driver_thread
 from tests.fakes.nvml import Altered
+from tests.hanging import HANG_SECONDS
 
 EPOCH_NS = 1_790_000_000_000_000_000
 GIB = 1 << 30
@@ -121,7 +123,7 @@ async def test_a_lost_gpu_is_out_while_it_is_lost_and_the_other_never(
 ) -> None:
     node = node_with(kind="lost", gpus=[0], start_seconds=5, end_seconds=15)
     ticks = await node.ticks(15)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_SECONDS):
         while len(node.told) < 2:  # it is opened again in a thread, however busy the machine is
             ticks.append(await node.tick())
     ticks += await node.ticks(5)
@@ -186,7 +188,7 @@ async def test_an_unbinding_is_let_through_and_the_node_comes_back(
     assert all(ticks)
     for _ in range(200):
         # The look for it is made in the library's thread, between two ticks.
-        node.driver._lifecycle._worker.start(lambda: None).result(timeout=5)
+        await_driver_thread(node.driver)
         ticks.append(await node.tick())
         if len(node.told) == 4:
             break

@@ -12,7 +12,7 @@ from agent.core.raw import ListedProcess, ProcessAccounting
 from agent.gpu.nvidia.core import AccountingReader
 from agent.gpu.nvidia.device_client import DeviceClient
 from gpuledger.records import ProcessKind
-from tests.fakes.nvml_pointers import Function, play
+from tests.fakes.nvml_pointers import Function, play, referent_of
 
 MODE = "nvmlDeviceGetAccountingMode"
 PIDS = "nvmlDeviceGetAccountingPids"
@@ -235,22 +235,22 @@ def test_the_true_wrapper_breaks_where_the_memory_is_not_told_and_we_do_not(
     remembered: list[int] = []
 
     def mode(_: Any, enabled: Any) -> int:
-        enabled._obj.value = pynvml.NVML_FEATURE_ENABLED
+        referent_of(enabled).value = pynvml.NVML_FEATURE_ENABLED
         return 0
 
     def size(_: Any, count: Any) -> int:
-        count._obj.value = 4000
+        referent_of(count).value = 4000
         return 0
 
     def list_pids(_: Any, count: Any, found: Any) -> int:
-        count._obj.value = len(remembered)
+        referent_of(count).value = len(remembered)
         for place, pid in enumerate(remembered):
             found[place] = pid
         return 0
 
     def stats(_: Any, pid: c_uint, filled: Any) -> int:
-        filled._obj.time = 10
-        filled._obj.maxMemoryUsage = 2**64 - 1 if pid.value == 7 else 3
+        referent_of(filled).time = 10
+        referent_of(filled).maxMemoryUsage = 2**64 - 1 if pid.value == 7 else 3
         return 0
 
     functions: dict[str, Function] = {

@@ -8,6 +8,7 @@ from typing_extensions import override
 from agent.gpu.pool import ProcessScanner
 from agent.gpu.protocol import FailedError
 from tests.fakes.gpus import PlayedGpu
+from tests.hanging import HANG_SECONDS
 
 
 class BusyGpu(PlayedGpu):
@@ -22,7 +23,7 @@ class BusyGpu(PlayedGpu):
 
     @override
     def running_pids(self) -> frozenset[int] | None:
-        self.released.wait(10)
+        self.released.wait(HANG_SECONDS)
         if self.fails:
             raise FailedError("no")
         return frozenset(self.pids)

@@ -13,7 +13,7 @@ from agent.gpu.nvidia.device_client import DeviceClient
 from agent.gpu.nvidia.query import QueryPlan
 from agent.gpu.protocol import SourceLostError
 from tests.fakes.nvml import Altered, answering
-from tests.fakes.nvml_pointers import FieldsFunction, play
+from tests.fakes.nvml_pointers import FieldsFunction, play, referent_of
 
 
 def reading(name: str, *asked: Source) -> MetricSpec:
@@ -54,7 +54,7 @@ def test_what_all_refuse_is_not_asked_again() -> None:
 
 def test_calls_and_fields_are_asked_together(monkeypatch: pytest.MonkeyPatch) -> None:
     def temperature(_handle: Any, _sensor: Any, given: Any) -> int:
-        given._obj.value = 55
+        referent_of(given).value = 55
         return 0
 
     fields = FieldsFunction({82: (pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, "uiVal", 61)})
@@ -77,9 +77,9 @@ def test_a_struct_that_the_driver_fills_is_given_by_reference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fill(_handle: Any, reference: Any) -> int:
-        assert reference._obj.version == pynvml.nvmlEccSramErrorStatus_v1
-        reference._obj.aggregateCor = 5
-        reference._obj.bThresholdExceeded = 1
+        assert referent_of(reference).version == pynvml.nvmlEccSramErrorStatus_v1
+        referent_of(reference).aggregateCor = 5
+        referent_of(reference).bThresholdExceeded = 1
         return 0
 
     call = "nvmlDeviceGetSramEccErrorStatus", (), "aggregateCor", "c_nvmlEccSramErrorStatus_v1_t"
@@ -96,10 +96,10 @@ def test_one_licensed_feature_is_a_license(
     monkeypatch: pytest.MonkeyPatch, supported: int, states: list[int], status: int | None
 ) -> None:
     def features(_handle: Any, reference: Any) -> int:
-        reference._obj.isGridLicenseSupported = supported
-        reference._obj.licensableFeaturesCount = len(states)
+        referent_of(reference).isGridLicenseSupported = supported
+        referent_of(reference).licensableFeaturesCount = len(states)
         for place, state in enumerate(states):
-            reference._obj.gridLicensableFeatures[place].featureState = state
+            referent_of(reference).gridLicensableFeatures[place].featureState = state
         return 0
 
     name = "nvmlDeviceGetGridLicensableFeatures_v4"

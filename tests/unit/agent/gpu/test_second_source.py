@@ -21,12 +21,12 @@ from gpuledger.runtime import Readiness
 from gpuledger.topics import INCIDENTS, INVENTORY, SAMPLES
 from simulator.scenario.load import load_scenario
 from simulator.simulation import SimulatedNode, Simulation
+from tests.hanging import HANG_SECONDS
 from tests.simulated_source import DirectSource
 from tests.unit.agent.builders import EPOCH_NS, RingingClock
 
 SCENARIOS = Path(__file__).parents[4] / "scenarios"
 SECONDS = 20.0
-SOON_SECONDS = 20.0
 RECORDS = {SAMPLES.name: NodeSample, INVENTORY.name: Inventory, INCIDENTS.name: Incident}
 T = TypeVar("T", NodeSample, Inventory, Incident)
 
@@ -72,7 +72,7 @@ class Node:
             )
         )
         try:
-            async with asyncio.timeout(SOON_SECONDS):
+            async with asyncio.timeout(HANG_SECONDS):
                 await self.clock.rung.wait()
                 while until and not await self.published(until):
                     pass

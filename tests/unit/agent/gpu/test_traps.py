@@ -15,7 +15,8 @@ from agent.gpu.nvidia.device_client import call_by_name
 from agent.gpu.protocol import UnsupportedError
 from agent.metrics import NVML_ERRORS
 from gpuledger.records import ProcessKind
-from tests.fakes.nvml_pointers import play_gpu
+from tests.fakes.nvml_pointers import play_gpu, referent_of
+from tests.metric_values import value_of
 
 SAMPLES = "nvmlDeviceGetProcessUtilization"
 COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
@@ -50,7 +51,7 @@ def samples_of(codes: Iterable[int], *, rows: int = 1) -> Functions:
 
     def sample(_: Any, filled: Any, count: Any, last_seen: Any) -> int:
         assert last_seen.value == 5
-        count._obj.value = rows
+        referent_of(count).value = rows
         for place in range(rows if filled is not None else 0):
             filled[place].pid, filled[place].timeStamp = 7 + place, 9
             filled[place].smUtil, filled[place].memUtil = 40, 30
@@ -64,7 +65,7 @@ def list_of(codes: Iterable[int], rows: Iterable[tuple[int, int, int, int]] = ()
     given, found = iter(codes), list(rows)
 
     def fill(_: Any, count: Any, filled: Any) -> int:
-        count._obj.value = len(found)
+        referent_of(count).value = len(found)
         for place, row in enumerate(found if filled is not None else ()):
             process = filled[place]
             process.pid, process.usedGpuMemory, process.gpuInstanceId, process.computeInstanceId = (
@@ -101,9 +102,9 @@ def test_process_samples_are_what_the_driver_meant(
 
 def test_a_list_that_never_stops_growing_is_counted(answer: Answer) -> None:
     counter = NVML_ERRORS.labels(call=SAMPLES, error="InsufficientSize")
-    before = counter._value.get()
+    before = value_of(counter)
     answer(samples_of([GREW] * 6))
-    assert counter._value.get() == before + 1
+    assert value_of(counter) == before + 1
 
 
 def test_fewer_rows_than_the_driver_announced_are_no_processes_with_pid_0(answer: Answer) -> None:
@@ -111,7 +112,7 @@ def test_fewer_rows_than_the_driver_announced_are_no_processes_with_pid_0(answer
     sizes = iter([3, 1])
 
     def sample(_: Any, filled: Any, count: Any, __: Any) -> int:
-        count._obj.value = next(sizes)
+        referent_of(count).value = next(sizes)
         if filled is None:
             return GREW
         filled[0].pid, filled[0].timeStamp, filled[0].smUtil, filled[0].memUtil = 7, 9, 40, 30
@@ -181,11 +182,11 @@ def test_holes_among_instances_are_skipped(answer: Answer) -> None:
     asked: list[int] = []
 
     def mode(_: Any, current: Any, pending: Any) -> int:
-        current._obj.value = pending._obj.value = 1
+        referent_of(current).value = referent_of(pending).value = 1
         return OK
 
     def most(_: Any, count: Any) -> int:
-        count._obj.value = 4
+        referent_of(count).value = 4
         return OK
 
     def handle(_: Any, index: Any, __: Any) -> int:

@@ -6,12 +6,14 @@ from typing import Any
 import pynvml
 import pytest
 
+from agent.core.raw import CallGroup
 from agent.gpu.driver import Driver
 from agent.gpu.nvidia.events import NvmlDriverEvents
-from agent.gpu.protocol import DriverEvent, DriverNotLoadedError
+from agent.gpu.protocol import DriverEvent, DriverNotLoadedError, LibraryLostError
 from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
-from tests.fakes.gpus import PlayedGpu, PlayedSource
+from tests.fakes.gpus import PlayedGpu, PlayedSource, await_driver_thread
+from tests.fakes.nvml_pointers import referent_of
 
 UNBIND = pynvml.nvmlSystemEventTypeGpuDriverUnbind
 BIND = pynvml.nvmlSystemEventTypeGpuDriverBind
@@ -112,13 +114,13 @@ def test_the_true_wrappers_are_called_as_they_want_to_be(monkeypatch: pytest.Mon
         def function(request: Any) -> int:
             called.append(name)
             if name == CALLS["create"]:
-                request._obj.set = pynvml.c_nvmlSystemEventSet_t(
+                referent_of(request).set = pynvml.c_nvmlSystemEventSet_t(
                     pynvml.struct_c_nvmlSystemEventSet_t()
                 )
             if name == CALLS["wait"]:
-                assert (request._obj.timeoutms, request._obj.dataSize) == (1, 16)
-                request._obj.data[0].eventType = UNBIND
-                request._obj.numEvent = 1
+                assert (referent_of(request).timeoutms, referent_of(request).dataSize) == (1, 16)
+                referent_of(request).data[0].eventType = UNBIND
+                referent_of(request).numEvent = 1
             return 0
 
         return function
@@ -149,7 +151,7 @@ async def test_the_library_is_closed_on_unbinding_and_opened_when_the_driver_is_
     async def ask() -> bool:
         answers = await driver.poll({})
         # Looks are made in the library's thread, between two ticks.
-        driver._lifecycle._worker.start(lambda: None).result(timeout=5)
+        await_driver_thread(driver)
         clock.advance(1)
         return bool(answers)
 
@@ -172,22 +174,22 @@ async def test_the_library_is_closed_on_unbinding_and_opened_when_the_driver_is_
 
 
 async def test_an_unbinding_that_is_heard_while_the_library_starts_is_heeded_after_it() -> None:
-    library = PlayedEvents()
+    library, clock = PlayedEvents(), ManualClock(start_ns=0)
     gpus = [PlayedGpu("GPU-0", 0), PlayedGpu("GPU-1", 1)]
     nvml = PlayedSource(*gpus)
     nvml.driver_events = NvmlDriverEvents(library)
-    driver = Driver(
-        nvml, clock=ManualClock(start_ns=0), check=Check(), deadline_seconds=30, backoff=Backoff()
-    )
+    driver = Driver(nvml, clock=clock, check=Check(), deadline_seconds=30, backoff=Backoff())
     await driver.poll({})
-    driver._closed = "a new start is under way"
-    driver._opening = driver._lifecycle.open()
-    driver._lifecycle._worker.start(lambda: None).result(timeout=5)
+    clock.advance(60)
     library.waiting = [UNBIND]
-    driver._lifecycle.poll_driver_events()
-    driver._lifecycle._worker.start(lambda: None).result(timeout=5)
-    assert await driver.poll({}) is not None
+    for gpu in gpus:
+        gpu.errors = dict.fromkeys(CallGroup, LibraryLostError("lost"))
+    assert await driver.poll({}) == [], "it is started anew, and has heard of the unbinding"
+    for gpu in gpus:
+        gpu.errors.clear()
+    await_driver_thread(driver)
+    assert await driver.poll({})
     assert await driver.poll({}) is None
-    driver._lifecycle._worker.start(lambda: None).result(timeout=5)
+    await_driver_thread(driver)
     assert not nvml.is_open
     driver.close()

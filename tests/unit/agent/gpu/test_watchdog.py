@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from agent.gpu.watchdog import LoopWatch, NothingWorksError, Watchdog
+from tests.hanging import HANG_SECONDS
 
 
 class PlayedDriver:
@@ -74,7 +75,7 @@ def test_a_loop_that_stands_still_ends_the_process_from_the_thread() -> None:
     ended = threading.Event()
     watch = LoopWatch(max_missed=2, end_process=ended.set, seconds=0.02)
     watch.begin()
-    assert ended.wait(5)
+    assert ended.wait(HANG_SECONDS)
 
 
 def test_a_watch_that_was_ended_ends_nothing() -> None:

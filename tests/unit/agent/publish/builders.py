@@ -4,7 +4,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 from typing_extensions import override
@@ -12,6 +12,7 @@ from typing_extensions import override
 from agent.metrics import SPOOL_DROPPED
 from agent.publish.message_bundle import MessageBundle
 from agent.publish.spool import Spool
+from agent.publish.spool_file import START
 from agent.publish.spool_folder import IoThread
 from agent.settings import SpoolSettings
 from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
@@ -55,8 +56,12 @@ def spool_in(
 ) -> Spool:
     """Return the spool of a node that booted `up_seconds` ago."""
     clock = up_seconds if isinstance(up_seconds, Uptime) else Uptime(up_seconds)
-    made = SpoolSettings(**{"min_free_bytes": 0, "folder": str(folder)} | settings)  # type: ignore[arg-type]  # names and types are the settings' own
+    made = settings_in(folder, **settings)
     return Spool(made, node=NODE, boot_id=boot_id, boottime_ns=clock)
+
+
+def settings_in(folder: Path, **settings: float) -> SpoolSettings:
+    return SpoolSettings(**{"min_free_bytes": 0, "folder": str(folder)} | settings)  # type: ignore[arg-type]  # names and types are the settings' own
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -82,6 +87,25 @@ def unreadable(path: Path, error: int) -> Iterator[list[int]]:
 def fill(spool: Spool, *numbers: int, size_bytes: int = 0) -> None:
     for number in numbers:
         spool.append([parcel_of(number, size_bytes=size_bytes)])
+
+
+class Frame(NamedTuple):
+    """Where in which file a frame lies."""
+
+    file: Path
+    start: int
+    end: int
+
+
+def fill_frames(spool: Spool, folder: Path, *bundles: Sequence[MessageBundle]) -> list[Frame]:
+    """Append each to the spool in this folder; return where each lies."""
+    frames = []
+    for each in bundles:
+        before = {file: file.stat().st_size for file in files_in(folder)}
+        spool.append(each)
+        file = files_in(folder)[-1]
+        frames.append(Frame(file, before.get(file, START), file.stat().st_size))
+    return frames
 
 
 def drain(spool: Spool) -> list[int]:

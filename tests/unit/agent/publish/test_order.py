@@ -19,19 +19,21 @@ from agent.publish.spool import Spool
 from agent.publish.spool_file import Segment
 from gpuledger.runtime import Backoff, Check
 from gpuledger.topics import PROCESSES, SAMPLES
+from tests.hanging import HANG_SECONDS
 from tests.unit.agent.publish.builders import (
+    BOOT,
     NODE,
     FickleBus,
     ImmediateDisk,
     files_in,
     number_of,
     parcel_of,
-    spool_in,
+    settings_in,
 )
 
 AFTER_SECONDS = 5.0
 # Small, so that a few ticks fill a file.
-MAX_BYTES = 8 * 400
+FILE_BYTES = 400
 
 bus_step = st.tuples(st.sampled_from(["away", "away", "deaf", "back"]), st.just(0))
 step = st.one_of(
@@ -57,8 +59,13 @@ class Node:
         self.start()
 
     def start(self) -> None:
-        self.spool: Spool = spool_in(self.folder)
-        self.spool._segment_bytes = MAX_BYTES // 8
+        self.spool = Spool(
+            settings_in(self.folder),
+            node=NODE,
+            boot_id=BOOT,
+            boottime_ns=lambda: 0,
+            segment_bytes=FILE_BYTES,
+        )
         self.send_queue = SendQueue(
             queue=TickQueue(max_ticks=10_000),
             spool=self.spool,
@@ -114,7 +121,7 @@ class Node:
     async def end(self) -> None:
         self.bus.is_away = self.bus.is_deaf = False
         await settle()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             await self.send_queue.wait_drained()
         for task in self.tasks:
             task.cancel()

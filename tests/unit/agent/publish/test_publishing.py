@@ -52,6 +52,7 @@ from gpuledger.topics import (
     SAMPLES,
     partition_of_node,
 )
+from tests.hanging import HANG_SECONDS
 from tests.metric_values import value_of
 
 NODE = "node-1"
@@ -240,7 +241,7 @@ async def test_brokers_that_answer_pass_the_check_where_nothing_waits() -> None:
     bus, send_queue, check = FakeBus(), outbox_in_memory(), Check()
     bus.refusals = [BusUnavailableError("away")] * 3
     publishing = asyncio.create_task(publisher_of(bus, send_queue, check).run())
-    async with asyncio.timeout(9):
+    async with asyncio.timeout(HANG_SECONDS):
         while not check.is_ok:  # noqa: ASYNC110  # a few turns of the loop
             await asyncio.sleep(0)
     publishing.cancel()

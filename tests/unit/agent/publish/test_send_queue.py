@@ -20,6 +20,7 @@ from agent.publish.spool import Spool
 from agent.publish.spool_folder import IoThread
 from agent.settings import SpoolSettings
 from gpuledger.runtime import Backoff, Check
+from tests.hanging import HANG_SECONDS
 from tests.metric_values import value_of
 from tests.unit.agent.publish.builders import (
     BOOT,
@@ -349,7 +350,7 @@ async def test_a_disk_that_hangs_is_given_up_and_what_lies_there_counted(tmp_pat
     before = value_of(hung)
     send_queue = outbox_of(spool, clock=clock, check=check, disk=IoThread(hung_after_seconds=0.05))
     answer = threading.Event()
-    spool.read = lambda *, max_bundles: answer.wait(9) and None  # type: ignore[method-assign, assignment, return-value]  # it hangs
+    spool.read = lambda *, max_bundles: answer.wait(HANG_SECONDS) and None  # type: ignore[method-assign, assignment, return-value]  # it hangs
     await put(send_queue, clock, 1, 2)
     assert await take_all(send_queue, 2) == [1, 2]
     answer.set()
@@ -390,7 +391,7 @@ async def test_the_event_loop_goes_on_while_the_disk_is_slow(tmp_path: Path) -> 
     truth = spool.append
 
     def write_slowly(*bundles: object) -> object:
-        assert written.wait(9)
+        assert written.wait(HANG_SECONDS)
         return truth(*bundles)  # type: ignore[arg-type]  # passed on
 
     spool.append = write_slowly  # type: ignore[method-assign, assignment]  # it waits for the loop
@@ -452,7 +453,7 @@ class ScannedForEver(Spool):
     @override
     def open(self) -> None:
         self.began.set()
-        self._stopped.wait(60)
+        self._stopped.wait(HANG_SECONDS)
         super().open()
 
     @override

@@ -27,6 +27,7 @@ from tests.unit.agent.publish.builders import (
     dropped,
     files_in,
     fill,
+    fill_frames,
     parcel_of,
     reopened,
     spool_in,
@@ -53,9 +54,9 @@ def test_a_file_cut_anywhere_gives_the_frames_before_the_cut(
 ) -> None:
     folder = tmp_path_factory.mktemp("spool")
     spool = spool_in(folder)
-    fill(spool, *range(10))
+    frames = fill_frames(spool, folder, *([parcel_of(number)] for number in range(10)))
     (file,) = files_in(folder)
-    ends = [frame.end for frame in spool._segments[0].frames]
+    ends = [frame.end for frame in frames]
     cut %= ends[-1] + 1
     torn = value_of(SPOOL_TORN)
     os.truncate(file, cut)
@@ -78,16 +79,12 @@ def test_a_file_that_a_power_cut_left_full_of_zeros_ends_there(tmp_path: Path) -
 def test_a_frame_with_a_broken_byte_is_lost_alone(tmp_path: Path) -> None:
     before = dropped("damaged")
     spool = spool_in(tmp_path, max_bytes=20_000)
-    fill(spool, *range(30), size_bytes=64)
-    first, second, *_ = spool._segments
-    in_first = first.bundles
-    with files_in(tmp_path)[1].open("r+b") as file:
-        file.seek(second.frames[2].start + 30)
-        byte = file.read(1)
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte[0] ^ 0xFF]))
+    bundles = ([parcel_of(number, size_bytes=64)] for number in range(30))
+    frames = fill_frames(spool, tmp_path, *bundles)
+    second = files_in(tmp_path)[1]
+    lost = [frame.file for frame in frames].index(second) + 2
+    change_byte(second, frames[lost].start + 30, 0xFF)
     again = reopened(spool, tmp_path, max_bytes=20_000)
-    lost = in_first + 2
     assert drain(again) == [number for number in range(30) if number != lost]
     assert dropped("damaged") - before == 1
 
@@ -101,10 +98,9 @@ def test_of_a_file_with_any_byte_changed_the_other_frames_are_sent_and_the_loss_
     before, torn = dropped("damaged"), value_of(SPOOL_TORN)
     folder = tmp_path_factory.mktemp("spool")
     spool = spool_in(folder)
-    for number in range(14):
-        spool.append([parcel_of(10 * number), parcel_of(10 * number + 1)])
-    hit = spool._segments[0].frames[frame]
-    change_byte(files_in(folder)[0], hit.start + at % (hit.end - hit.start), flip)
+    pairs = ([parcel_of(10 * number), parcel_of(10 * number + 1)] for number in range(14))
+    hit = fill_frames(spool, folder, *pairs)[frame]
+    change_byte(hit.file, hit.start + at % (hit.end - hit.start), flip)
     with capture_logs() as logs:
         found = drain(reopened(spool, folder))
     whole = [number for number in range(14) if number != frame]

@@ -20,7 +20,10 @@ from tests.unit.agent.publish.builders import (
     dropped,
     files_in,
     fill,
+    fill_frames,
+    parcel_of,
     reopened,
+    settings_in,
     spool_in,
     unreadable,
 )
@@ -50,10 +53,10 @@ def test_a_file_that_cannot_be_read_for_a_minute_is_given_up_and_the_next_one_re
 ) -> None:
     before, clock = dropped("damaged"), Uptime(1000)
     spool = spool_in(tmp_path, up_seconds=clock, max_bytes=20_000)
-    fill(spool, *range(30), size_bytes=64)
-    first, *_ = spool._segments
-    in_first = first.bundles
-    with unreadable(first.path, errno.EIO):
+    bundles = ([parcel_of(number, size_bytes=64)] for number in range(30))
+    files = [frame.file for frame in fill_frames(spool, tmp_path, *bundles)]
+    in_first = files.count(files[0])
+    with unreadable(files[0], errno.EIO):
         for second in (1000, 1030, 1059):
             clock.seconds = second
             with pytest.raises(OSError, match="Input/output error"):
@@ -61,7 +64,7 @@ def test_a_file_that_cannot_be_read_for_a_minute_is_given_up_and_the_next_one_re
         clock.seconds = 1060
         assert drain(spool) == list(range(in_first, 30))
     assert dropped("damaged") - before == in_first
-    assert not first.path.exists()
+    assert not files[0].exists()
 
 
 def test_a_minute_without_tries_gives_no_file_up(tmp_path: Path) -> None:
@@ -238,6 +241,5 @@ def test_nodes_do_not_find_what_others_left(tmp_path: Path) -> None:
     [("a/../b", "a%2F..%2Fb"), ("..", "%.."), ("", "%"), ("n.example", "n.example")],
 )
 def test_no_node_name_leads_out_of_the_folder(tmp_path: Path, node: str, name: str) -> None:
-    settings = spool_in(tmp_path)._settings
-    Spool(settings, node=node, boot_id="b", boottime_ns=lambda: 0).open()
+    Spool(settings_in(tmp_path), node=node, boot_id="b", boottime_ns=lambda: 0).open()
     assert [path.name for path in tmp_path.iterdir()] == [name]

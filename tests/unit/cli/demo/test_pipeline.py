@@ -16,6 +16,7 @@ from gpuledger.bus.memory_consumer import MemoryConsumer
 from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
 from gpuledger.store.query import count_rows
 from sinks.registry import STORE
+from tests.hanging import HANG_SECONDS
 
 Batch = Mapping[TopicPartition, Sequence[Record]]
 
@@ -50,7 +51,7 @@ class LateBus(MemoryBus):
 
 async def until(is_so: Callable[[], bool]) -> None:
     """Wait until something is so."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_SECONDS):
         while not is_so():  # noqa: ASYNC110  # what is looked at has no event
             await asyncio.sleep(0.01)
 

@@ -12,6 +12,7 @@ from gpuledger.codec import encode
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS, PODS
 from simulator.clock import ManualClock
 from sinks.settings import AlertsSettings
+from tests.hanging import HANG_SECONDS
 from tests.unit.cli.demo.events import event
 
 PLACE = TopicPartition(EVENTS.name, 0)
@@ -143,7 +144,7 @@ async def test_what_lies_in_another_topic_than_the_events_is_waited_for_too() ->
         assert await reader.has_read_all()
         await publish(bus, [b"an incident"], topic=ATTRIBUTED_INCIDENTS.name)
         assert not await reader.has_read_all()
-        async with following(reader), asyncio.timeout(10):
+        async with following(reader), asyncio.timeout(HANG_SECONDS):
             while not await reader.has_read_all():  # noqa: ASYNC110  # a bus has no event for this
                 await asyncio.sleep(0)
     assert [place.topic for place, _ in reader.newest] == [ATTRIBUTED_INCIDENTS.name]
@@ -162,6 +163,6 @@ async def following(reader: EventReader) -> AsyncIterator[None]:
 
 async def until_counted(tally: Tally, events: int) -> None:
     """Wait for so many events."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_SECONDS):
         while tally.events < events:  # noqa: ASYNC110  # a tally has no event for this
             await asyncio.sleep(0)

@@ -19,6 +19,7 @@ from gpuledger.codec import Decoder, encode
 from gpuledger.records import ContainerRef, GpuEvent, NodeSample
 from gpuledger.runtime import Readiness
 from gpuledger.topics import EVENTS, PODS, SAMPLES, TOPICS, Topic, partition_of_node
+from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod, process, sample
 
 NODES = ("node-a", "node-b")
@@ -75,7 +76,7 @@ async def join(bus: MemoryBus, *, events: int) -> None:
     """Run the join until so many events are there."""
     task = asyncio.create_task(run_join(bus=bus, settings=SETTINGS, readiness=Readiness()))
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             while len(await read_topic(bus, EVENTS)) < events:  # noqa: ASYNC110  # nobody tells
                 await asyncio.sleep(0.01)
     finally:

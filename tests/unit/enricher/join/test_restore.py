@@ -16,6 +16,7 @@ from gpuledger.bus.protocol import Consumer, Polled, Record, TopicPartition
 from gpuledger.errors import BusError, BusUnavailableError
 from gpuledger.runtime import Backoff, Check, RetryingCaller
 from gpuledger.topics import PODS, SAMPLES
+from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.ticks import pod, record
 
@@ -78,7 +79,7 @@ async def test_a_take_over_that_fails_just_before_a_rebalance_leaves_nothing_for
     )
     consumer.restorer.require([0])
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_SECONDS):
         done = await consumer.restorer.run(cast("Consumer", consumer))
 
     gc.collect()
@@ -164,7 +165,7 @@ def restorer(
 async def test_a_partition_that_is_given_up_while_it_is_read_back_was_not_read_back() -> None:
     consumer, check = TwoPartitions(loses=0), Check()
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_SECONDS):
         done = await restorer(consumer, check=check).run(cast("Consumer", consumer))
 
     assert done == frozenset({1})
@@ -176,7 +177,7 @@ async def test_an_outage_while_partitions_are_read_back_is_one_failure_of_the_ch
     check = Check(on_change=lambda each: told.append(each.is_ok))
     consumer, delivery = TwoPartitions(), ReadyDelivery(failures=3)
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_SECONDS):
         await restorer(consumer, check=check, delivery=delivery).run(cast("Consumer", consumer))
 
     assert told == [False, True]
@@ -188,7 +189,7 @@ async def test_a_worker_that_was_ready_is_not_while_it_reads_new_partitions_back
     check.ok("9 pods")
     consumer = TwoPartitions()
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_SECONDS):
         await restorer(consumer, check=check).run(cast("Consumer", consumer))
 
     assert told == [(True, False), (False, False), (True, False)]
@@ -295,7 +296,7 @@ class Reading:
         consumer.restorer = self.restorer
 
     async def run(self) -> frozenset[int]:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_SECONDS):
             return await self.restorer.run(cast("Consumer", self.consumer))
 
 

@@ -33,6 +33,7 @@ from gpuledger.topics import (
     Topic,
     partition_of_node,
 )
+from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.join.ticks import UIDS, pod, process, sample
 
 PLACE = partition_of_node("node-a", partitions=12)
@@ -64,7 +65,7 @@ async def read(bus: MemoryBus, topic: Topic, count: int) -> Sequence[bytes]:
     """Read `count` records of a topic from its beginning, within two seconds."""
     found: list[bytes] = []
     subscription = Subscription(group="reader", topics=[topic.name])
-    async with asyncio.timeout(30), bus.consumer(subscription) as consumer:
+    async with asyncio.timeout(HANG_SECONDS), bus.consumer(subscription) as consumer:
         while len(found) < count:
             batch = await consumer.poll(timeout_seconds=1, max_records=100)
             found += [each.value or b"" for records in batch.values() for each in records]
@@ -79,7 +80,7 @@ async def read_events(bus: MemoryBus, count: int) -> list[GpuEvent]:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for what the join brings about."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_SECONDS):
         while not condition():  # noqa: ASYNC110  # checks send no event
             await asyncio.sleep(0.01)
 
@@ -161,7 +162,10 @@ async def test_a_join_that_starts_again_goes_on_where_it_stopped() -> None:
 async def committed(bus: MemoryBus, offset: int) -> None:
     """Wait until the join has committed this offset of its ticks."""
     place = TopicPartition(SAMPLES.name, PLACE)
-    async with asyncio.timeout(30), bus.consumer(Subscription(group=GROUP, topics=[])) as consumer:
+    async with (
+        asyncio.timeout(HANG_SECONDS),
+        bus.consumer(Subscription(group=GROUP, topics=[])) as consumer,
+    ):
         while await consumer.committed(place) != offset:  # noqa: ASYNC110 - the bus has no event for commits
             await asyncio.sleep(0)
 
@@ -300,7 +304,7 @@ async def test_the_lag_is_that_of_the_tick_that_waits_and_nothing_where_none_doe
     """As of the scrape: it does not stand still while nothing moves."""
     bus = StuckBus()
     bus.answers = asyncio.Event()
-    async with joining(bus), asyncio.timeout(30):
+    async with joining(bus), asyncio.timeout(HANG_SECONDS):
         await publish(bus, SAMPLES, tick(1))
         while lag_seconds() == 0:  # noqa: ASYNC110  # a scrape has no event
             await asyncio.sleep(0.01)

@@ -15,6 +15,7 @@ from gpuledger.bus.protocol import Bus, Consumer, Polled, Subscription, TopicPar
 from gpuledger.errors import BusError
 from gpuledger.runtime import Backoff, Check, RetryingCaller
 from gpuledger.topics import SAMPLES
+from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.ticks import record
 
@@ -114,7 +115,7 @@ async def letters_after(*steps: str) -> int:
         gaps=GapCheck(Check()),
     )
     running = asyncio.create_task(worker.run(bus=cast("Bus", member), member=None))
-    await asyncio.wait_for(member.has_ended.wait(), 5)
+    await asyncio.wait_for(member.has_ended.wait(), HANG_SECONDS)
     running.cancel()
     await asyncio.wait({running})
     return len(await given.letters())

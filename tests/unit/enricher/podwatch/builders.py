@@ -12,9 +12,9 @@ import yaml
 
 from enricher.podwatch.decode import PodReader
 from gpuledger.records import PodRecord
+from tests.hanging import HANG_SECONDS
 
 CREATED = "2026-11-21T08:00:00Z"
-DEADLINE_SECONDS = 5.0
 CREATED_NS = 1_795_248_000_000_000_000
 
 Object = dict[str, Any]
@@ -109,7 +109,7 @@ class PatientClock:
 
 async def soon(condition: Callable[[], bool]) -> None:
     """Let others run until the condition holds; TimeoutError where it does not come to that."""
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with asyncio.timeout(HANG_SECONDS):
         while not condition():  # noqa: ASYNC110  # what is waited for has no event to wait on
             await asyncio.sleep(0.001)
 

@@ -8,7 +8,8 @@ from enricher.podwatch.api import Api, open_api
 from enricher.podwatch.events import Deleted, Interrupted, Skipped, Step, Upserted
 from enricher.podwatch.pod_settings import KubernetesSettings
 from enricher.podwatch.reflector import Reflector
-from tests.unit.enricher.podwatch.builders import DEADLINE_SECONDS, PatientClock, reader_of
+from tests.hanging import HANG_SECONDS
+from tests.unit.enricher.podwatch.builders import PatientClock, reader_of
 from tests.unit.enricher.podwatch.misbehaving import MisbehavingServer
 
 
@@ -24,7 +25,7 @@ def reflector_of(
 async def steps_until(reflector: Reflector, enough: Callable[[list[Step]], bool]) -> list[Step]:
     """Take steps until there are enough of them."""
     taken: list[Step] = []
-    async with asyncio.timeout(DEADLINE_SECONDS), aclosing(reflector.forever()) as steps:
+    async with asyncio.timeout(HANG_SECONDS), aclosing(reflector.forever()) as steps:
         async for step in steps:
             taken.append(step)
             if enough(taken):

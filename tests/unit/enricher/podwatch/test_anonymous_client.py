@@ -9,7 +9,8 @@ import pytest
 
 from enricher.podwatch.api import Api, KubernetesError, open_api
 from enricher.podwatch.pod_settings import KubernetesSettings
-from tests.unit.enricher.podwatch.builders import DEADLINE_SECONDS, encoded, pod
+from tests.hanging import HANG_SECONDS
+from tests.unit.enricher.podwatch.builders import encoded, pod
 from tests.unit.enricher.podwatch.misbehaving import (
     MisbehavingServer,
     event,
@@ -33,7 +34,7 @@ async def read(
     api: Api, query: Mapping[str, str] | None = None, *, idle_timeout_seconds: float = 60.0
 ) -> bytes:
     async with (
-        asyncio.timeout(DEADLINE_SECONDS),
+        asyncio.timeout(HANG_SECONDS),
         api.get(
             "/api/v1/pods",
             query=query or {},

@@ -17,10 +17,11 @@ from enricher.podwatch.pod_settings import KubernetesSettings
 from gpuledger.errors import UserError
 from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
 from tests.fakes.seconds import Seconds
+from tests.hanging import HANG_SECONDS
 from tests.real.services.certificates import Authority, KeyPair
 from tests.real.services.kubeconfig import Cluster, Login
 from tests.real.services.kubeconfig import write_kubeconfig as write_tls_kubeconfig
-from tests.unit.enricher.podwatch.builders import DEADLINE_SECONDS, write_kubeconfig
+from tests.unit.enricher.podwatch.builders import write_kubeconfig
 from tests.unit.enricher.podwatch.misbehaving import (
     MisbehavingServer,
     bookmark,
@@ -176,7 +177,7 @@ async def test_a_refused_request_leaves_a_watch_that_is_open_its_connection(
     server.watches.append(halves(bookmark("1"), bookmark("2"), go_on=go_on))
     server.lists += [status(401), page(), page()]
     async with (
-        asyncio.timeout(DEADLINE_SECONDS),
+        asyncio.timeout(HANG_SECONDS),
         open_api(KubernetesSettings(kubeconfig=str(file))) as api,
         api.get(
             "/api/v1/pods", query={"watch": "true"}, idle_timeout_seconds=60.0, total_seconds=60.0
@@ -204,7 +205,7 @@ async def test_a_late_refusal_of_a_replaced_token_says_nothing_of_the_new_one(
 
     server.lists += [late, status(401)]
     async with (
-        asyncio.timeout(DEADLINE_SECONDS),
+        asyncio.timeout(HANG_SECONDS),
         open_api(KubernetesSettings(kubeconfig=str(file))) as api,
     ):
         slow = asyncio.ensure_future(_list(api))
@@ -228,7 +229,7 @@ async def test_a_reader_whose_session_was_closed_is_told_after_the_longest_silen
     """aiohttp forgets its own time-outs with the connection."""
     server.watches.append(events(bookmark("1"), keep=True))
     timeout = limits(connect_seconds=5.0, idle_timeout_seconds=0.2, total_seconds=60.0)
-    async with asyncio.timeout(DEADLINE_SECONDS), aiohttp.ClientSession() as session:
+    async with asyncio.timeout(HANG_SECONDS), aiohttp.ClientSession() as session:
         request = session.get(f"{server.url}/api/v1/pods?watch=true", timeout=timeout)
         async with answered(request, server=server.url, time_limits=timeout) as watch:
             chunks = watch.chunks()

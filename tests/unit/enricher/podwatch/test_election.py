@@ -22,6 +22,7 @@ from enricher.podwatch.election import (
 from enricher.podwatch.pod_settings import KubernetesSettings, LeaseSettings
 from gpuledger.errors import BusUnavailableError, UserError
 from gpuledger.runtime import Readiness
+from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import CREATED_NS, PatientClock, soon
 from tests.unit.enricher.podwatch.lease_shelf import LeaseShelf
 from tests.unit.enricher.podwatch.misbehaving import serving, silence, status, text
@@ -89,9 +90,13 @@ class SteppedClock(PatientClock):
         self._until_ns = self.monotonic_ns() + round(seconds * 1e9)
         await self._due.wait()
 
+    @property
+    def is_asleep(self) -> bool:
+        return self._until_ns is not None
+
     async def asleep(self) -> None:
         """Wait until somebody sleeps."""
-        await soon(lambda: self._until_ns is not None)
+        await soon(lambda: self.is_asleep)
 
     async def step(self, seconds: float) -> None:
         """Let time pass, once somebody sleeps."""
@@ -182,8 +187,16 @@ async def test_a_holder_that_renews_stays_whatever_the_times_in_its_lease_say(
 
 async def test_of_two_that_try_at_once_one_gets_it(api: Api, shelf: LeaseShelf) -> None:
     shelf.put(PATH, held_by(""))
-    both = [Candidate(api, name) for name in ("one", "two")]
-    await asyncio.gather(*(each.elector._attempt() for each in both))
+    clocks = [SteppedClock() for _ in range(2)]
+    both = [
+        Candidate(api, name, clock=clock)
+        for name, clock in zip(("one", "two"), clocks, strict=True)
+    ]
+    trying = [asyncio.create_task(each.elector.acquire()) for each in both]
+    await soon(lambda: [each.done() for each in trying].count(True) == 1)
+    await soon(lambda: sum(clock.is_asleep for clock in clocks) == 1)
+    for each in trying:
+        each.cancel()
     assert sorted(each.holds() for each in both) == [False, True]
     assert [each.holds() for each in both].index(True) == ["one", "two"].index(
         spec(shelf)["holderIdentity"]
@@ -223,11 +236,11 @@ async def test_while_it_leads_the_lease_is_renewed_and_then_released(
 
 
 async def test_a_signal_ends_the_work_and_then_releases(api: Api, shelf: LeaseShelf) -> None:
-    ended: list[str] = []
-    one = Candidate(api, "one", clock=SteppedClock())
+    clock, ended = SteppedClock(), list[str]()
+    one = Candidate(api, "one", clock=clock)
     await one.elector.acquire()
     leading = asyncio.create_task(one.elector.lead(work_until(asyncio.Event(), ended)))
-    await asyncio.sleep(0.01)
+    await clock.asleep()
     leading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leading
@@ -334,7 +347,7 @@ async def test_a_role_that_is_missing_is_said_with_its_remedy(api: Api, shelf: L
     )
     await clock.step(2.0)
     await clock.step(2.0)
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, HANG_SECONDS)
     assert one.check.is_ok
 
 

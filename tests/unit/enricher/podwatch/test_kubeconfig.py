@@ -15,7 +15,8 @@ from enricher.podwatch.kubeconfig import LOGIN, load_configuration
 from enricher.podwatch.pod_settings import KubernetesSettings
 from gpuledger.runtime.readiness import Check
 from tests.fakes.seconds import Seconds
-from tests.unit.enricher.podwatch.builders import DEADLINE_SECONDS, soon, write_kubeconfig
+from tests.hanging import HANG_SECONDS
+from tests.unit.enricher.podwatch.builders import soon, write_kubeconfig
 from tests.unit.enricher.podwatch.misbehaving import MisbehavingServer
 
 SECRET = "tok-hunter2-4711"
@@ -38,7 +39,7 @@ def named(file: Path) -> KubernetesSettings:
     return KubernetesSettings(kubeconfig=str(file))
 
 
-async def login_of(file: Path, *, timeout_seconds: float = DEADLINE_SECONDS) -> str:
+async def login_of(file: Path, *, timeout_seconds: float = HANG_SECONDS) -> str:
     """Return what would be sent as `Authorization`."""
     configuration = await load_configuration(
         files=[file], context="", in_cluster=False, timeout_seconds=timeout_seconds
@@ -179,7 +180,7 @@ async def test_a_plugin_that_hangs_holds_up_no_request_and_ends_with_podwatch(
     )
     write(file, plugin(file, f"sleep 1000 & echo $! > {pid_file}; wait"), url=server.url)
     clock.advance(1.0)
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with asyncio.timeout(HANG_SECONDS):
         for _ in range(3):
             await list_pods(client)
         assert server.tokens == ["Bearer first"] * 3

@@ -16,6 +16,7 @@ from enricher.podwatch.table import PodTable
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.clock import SystemClock
 from gpuledger.runtime import Readiness
+from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import PatientClock, pod, pod_record, soon
 from tests.unit.enricher.podwatch.lease_shelf import LeaseShelf
 from tests.unit.enricher.podwatch.misbehaving import MisbehavingServer, page, serving
@@ -103,7 +104,7 @@ async def test_the_next_leader_says_what_changed_and_nothing_twice(place: Place)
             await soon(lambda: first.check("lease").detail == "standing by: two leads")
             place.shelf.put(PATH, _held_by("nobody, for one second", seconds=1))
             expected = {"stays": ["Running"], "goes": ["Running", "deleted"], "comes": ["Running"]}
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_SECONDS):
                 while states(await topic(place.bus)) != expected:  # noqa: ASYNC110  # a topic has no event to wait on
                     await asyncio.sleep(0.005)
     assert states(await topic(place.bus)) == expected
@@ -142,5 +143,5 @@ async def test_nothing_is_published_once_another_one_may_lead() -> None:
     table.upsert(pod_record("b"), time_ns=2)
     publisher.wake()
     with pytest.raises(LeaseLostError):
-        await asyncio.wait_for(publishing, 5)
+        await asyncio.wait_for(publishing, HANG_SECONDS)
     assert states(await topic(bus)) == {"a": ["Running"]}

@@ -20,6 +20,7 @@ from gpuledger.records.bounds import MAX_ID_LENGTH, MAX_WORD_LENGTH
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.readiness import Check
 from gpuledger.topics import PODS
+from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import pod_record, soon
 from tests.unit.enricher.podwatch.test_restart import states, topic
 
@@ -72,7 +73,7 @@ def table_of(*uids: str) -> PodTable:
 
 async def has(bus: MemoryBus, expected: dict[str, list[str]]) -> None:
     """Wait until the topic says that of each pod."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_SECONDS):
         while states(await topic(bus)) != expected:  # noqa: ASYNC110  # a topic has no event to wait on
             await asyncio.sleep(0.005)
 

@@ -10,6 +10,7 @@ from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import encode
 from gpuledger.runtime import Readiness
 from gpuledger.topics import PODS
+from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import PatientClock, pod, pod_record, soon
 from tests.unit.enricher.podwatch.misbehaving import (
     MisbehavingServer,
@@ -62,7 +63,7 @@ async def run_until(
     async with running(bus=bus, settings=settings, readiness=readiness, clock=clock):
         found: dict[str, list[str]] = {}
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_SECONDS):
                 while found != expected or not readiness.is_ready():
                     await asyncio.sleep(0.005)
                     found = states(await topic(bus))
@@ -121,7 +122,7 @@ async def test_a_record_that_cannot_be_read_is_published_again(
         await producer.publish(PODS.name, record.partition, [spoiled])
     readiness = Readiness()
     async with running(bus=bus, settings=settings, readiness=readiness, clock=StillClock()):
-        await soon(readiness.is_ready)
+        await soon(lambda: readiness.is_ready() and len(bus.kept(PODS.name)) > 2)
         await asyncio.sleep(0.02)
     assert [one.value for one in await topic(bus)] == [record.value, b"{", record.value]
 
@@ -166,7 +167,7 @@ async def test_two_at_once_say_the_same_and_a_reader_of_the_newest_sees_no_diffe
         running(bus=bus, settings=settings, readiness=both[1], clock=StillClock()),
     ):
         await soon(lambda: all(one.is_ready() for one in both) and not server.watches)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_SECONDS):
             while states(await topic(bus)).get("b", []).count("deleted") < 2:  # noqa: ASYNC110  # as above
                 await asyncio.sleep(0.005)
     records = await topic(bus)

@@ -30,8 +30,8 @@ from gpuledger.errors import BusUnavailableError
 from gpuledger.records import PodRecord
 from gpuledger.runtime import Readiness
 from gpuledger.topics import PODS, partition_of_node
+from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import (
-    DEADLINE_SECONDS,
     PatientClock,
     pod,
     soon,
@@ -115,7 +115,7 @@ async def published(bus: Bus, count: int) -> list[Record]:
     """Read the topic of pods from its beginning until it has given `count` messages."""
     found: list[Record] = []
     subscription = Subscription(group="test", topics=[PODS.name])
-    async with asyncio.timeout(DEADLINE_SECONDS), bus.consumer(subscription) as consumer:
+    async with asyncio.timeout(HANG_SECONDS), bus.consumer(subscription) as consumer:
         while len(found) < count:
             polled = await consumer.poll(timeout_seconds=1, max_records=count)
             found += [record for records in polled.values() for record in records]
@@ -125,7 +125,7 @@ async def published(bus: Bus, count: int) -> list[Record]:
 async def published_phase(bus: Bus, phase: str) -> None:
     """Read the topic until a pod of this phase comes."""
     async with (
-        asyncio.timeout(DEADLINE_SECONDS),
+        asyncio.timeout(HANG_SECONDS),
         bus.consumer(Subscription(group="phase", topics=[PODS.name])) as consumer,
     ):
         while True:

@@ -1,4 +1,5 @@
 """What is committed is asked for so that the answer is final, and a refusal is no answer."""
+# ruff: noqa: SLF001  # aiokafka's own names, which are what is replaced
 
 from collections.abc import Sequence
 from io import BytesIO

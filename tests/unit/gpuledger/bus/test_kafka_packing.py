@@ -42,9 +42,9 @@ def packed() -> bytes:
 def _without_zstandard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Stand on a node, where only aiokafka's own library is."""
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    kafka_internals._packer.cache_clear()
+    kafka_internals.packer.cache_clear()
     yield
-    kafka_internals._packer.cache_clear()
+    kafka_internals.packer.cache_clear()
 
 
 @pytest.mark.usefixtures("_without_zstandard")

@@ -18,6 +18,7 @@ from gpuledger.bus.kafka_unpacking import read_any_batch
 from gpuledger.bus.limits import MAX_TURN_BYTES
 from gpuledger.bus.protocol import TopicPartition
 from tests import raw_batches
+from tests.hanging import HANG_SECONDS
 from tests.raw_batches import ZSTD, Raw
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ PARTITIONS = [named(TopicPartition("a.topic", partition)) for partition in range
 BATCHES = 6
 LONG_SECONDS = 3600.0
 """For which a poll would wait that takes what is here for nothing."""
-DEADLINE_SECONDS = 20.0
 
 
 def log() -> bytes:
@@ -95,12 +95,12 @@ ALL = {(partition, offset) for partition in range(2) for offset in range(BATCHES
 
 
 async def test_a_poll_that_finds_the_turn_used_up_gets_what_is_here_in_the_next_turn() -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS), consuming(log()) as fetcher:
+    async with asyncio.timeout(HANG_SECONDS), consuming(log()) as fetcher:
         assert await read_all(fetcher) == ALL
 
 
 async def test_so_does_each_of_several_consumers_of_a_process() -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS), AsyncExitStack() as stack:
+    async with asyncio.timeout(HANG_SECONDS), AsyncExitStack() as stack:
         fetchers = [await stack.enter_async_context(consuming(log())) for _ in range(4)]
         assert await asyncio.gather(*map(read_all, fetchers)) == [ALL] * 4
 
@@ -115,7 +115,7 @@ async def test_who_has_a_backlog_and_polls_in_every_turn_keeps_no_other_waiting(
             await asyncio.sleep(0)
 
     async with (
-        asyncio.timeout(DEADLINE_SECONDS),
+        asyncio.timeout(HANG_SECONDS),
         consuming(log()) as first,
         consuming(log()) as second,
     ):
@@ -127,7 +127,7 @@ async def test_who_has_a_backlog_and_polls_in_every_turn_keeps_no_other_waiting(
 
 
 async def test_records_that_are_taken_one_by_one_come_all_in_their_order() -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS), consuming(log()) as fetcher:
+    async with asyncio.timeout(HANG_SECONDS), consuming(log()) as fetcher:
         records = [await fetcher.next_record(PARTITIONS) for _ in ALL]
 
     assert {(record.partition, record.offset) for record in records} == ALL
@@ -137,7 +137,7 @@ async def test_records_that_are_taken_one_by_one_come_all_in_their_order() -> No
 
 
 async def test_a_poll_that_waits_for_nothing_returns_where_nothing_is_here() -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS), consuming(log()) as fetcher:
+    async with asyncio.timeout(HANG_SECONDS), consuming(log()) as fetcher:
         await read_all(fetcher)
 
         assert await fetcher.fetched_records(PARTITIONS, timeout=0) == {}
@@ -146,7 +146,7 @@ async def test_a_poll_that_waits_for_nothing_returns_where_nothing_is_here() -> 
 
 async def test_a_consumer_that_is_given_up_while_it_waits_for_its_turn_keeps_none_waiting() -> None:
     async with (
-        asyncio.timeout(DEADLINE_SECONDS),
+        asyncio.timeout(HANG_SECONDS),
         consuming(log()) as one,
         consuming(log()) as gone,
         consuming(log()) as other,
@@ -168,5 +168,5 @@ async def test_a_loop_that_ended_in_the_middle_of_a_turn_leaves_nothing_to_the_n
         for _ in range(2):
             asyncio.run(leave())
 
-    async with asyncio.timeout(DEADLINE_SECONDS):
+    async with asyncio.timeout(HANG_SECONDS):
         await asyncio.to_thread(run)

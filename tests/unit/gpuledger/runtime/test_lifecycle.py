@@ -16,9 +16,9 @@ import structlog
 
 from gpuledger.errors import FreshStartError, SettingsError, UserError
 from gpuledger.runtime import explain_user_errors, run_until_signalled
+from tests.hanging import HANG_SECONDS
 
 CHILD = Path(__file__).with_name("lifecycle_child.py")
-PATIENCE_SECONDS = 20.0
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def test_a_signal_cancels_the_work_and_its_cleanup_is_waited_for(
 ) -> None:
     with running(case) as child:
         child.send_signal(number)
-        stdout, stderr = child.communicate(timeout=PATIENCE_SECONDS)
+        stdout, stderr = child.communicate(timeout=HANG_SECONDS)
 
     assert (child.returncode, stdout) == (0, "cleaned up\n")
     assert "signal_received" in logged(stderr)
@@ -60,7 +60,7 @@ def test_a_signal_cancels_the_work_and_its_cleanup_is_waited_for(
 def test_the_first_line_says_what_runs_and_where() -> None:
     with running("service") as child:
         child.send_signal(signal.SIGTERM)
-        _, stderr = child.communicate(timeout=PATIENCE_SECONDS)
+        _, stderr = child.communicate(timeout=HANG_SECONDS)
 
     lines = [json.loads(line) for line in stderr.splitlines()]
     assert (lines[0]["event"], lines[0]["node"]) == ("service_started", "node-1")
@@ -71,7 +71,7 @@ def test_the_first_line_says_what_runs_and_where() -> None:
 def test_a_signal_in_an_outage_does_not_say_that_the_outage_is_over() -> None:
     with running("service-in-outage") as child:
         child.send_signal(signal.SIGTERM)
-        _, stderr = child.communicate(timeout=PATIENCE_SECONDS)
+        _, stderr = child.communicate(timeout=HANG_SECONDS)
 
     said = [event for event in logged(stderr) if event.startswith("check_")]
     assert said == ["check_failed"]
@@ -84,11 +84,11 @@ def test_what_does_not_end_in_time_is_ended_with_a_log_line_and_exit_code_one(ca
     with running(case) as child:
         before = time.monotonic()
         child.send_signal(signal.SIGTERM)
-        _, stderr = child.communicate(timeout=PATIENCE_SECONDS)
+        _, stderr = child.communicate(timeout=HANG_SECONDS)
 
     assert child.returncode == 1
     assert logged(stderr)[-1] == "stop_deadline_missed"
-    assert 0.3 <= time.monotonic() - before < PATIENCE_SECONDS
+    assert 0.3 <= time.monotonic() - before < HANG_SECONDS
 
 
 @pytest.mark.parametrize("case", ["logging-to-nobody", "logging-to-nobody-at-once"])
@@ -98,14 +98,14 @@ def test_a_log_that_nobody_reads_does_not_keep_a_process_from_its_end(
 ) -> None:
     with running(case) as child:
         child.send_signal(number)
-        assert child.wait(timeout=PATIENCE_SECONDS) == 1
+        assert child.wait(timeout=HANG_SECONDS) == 1
 
 
 def test_a_second_signal_does_not_cut_the_cleanup_short() -> None:
     with running("slow") as child:
         child.send_signal(signal.SIGTERM)
         child.send_signal(signal.SIGINT)
-        stdout, _ = child.communicate(timeout=PATIENCE_SECONDS)
+        stdout, _ = child.communicate(timeout=HANG_SECONDS)
 
     assert (child.returncode, stdout) == (0, "cleaned up\n")
 
@@ -113,7 +113,7 @@ def test_a_second_signal_does_not_cut_the_cleanup_short() -> None:
 @pytest.mark.parametrize("case", ["signalled-twice-at-once", "signalled-within-the-handler"])
 def test_two_signals_at_the_same_instant_are_one(case: str) -> None:
     with running(case) as child:
-        stdout, stderr = child.communicate(timeout=PATIENCE_SECONDS)
+        stdout, stderr = child.communicate(timeout=HANG_SECONDS)
 
     assert (child.returncode, stdout) == (0, "cleaned up\n")
     assert logged(stderr) == ["signal_received"]
@@ -122,7 +122,7 @@ def test_two_signals_at_the_same_instant_are_one(case: str) -> None:
 def test_a_second_signal_while_the_interpreter_shuts_down_is_not_the_exit_code() -> None:
     with running("signalled-late") as child:
         child.send_signal(signal.SIGTERM)
-        stdout, _ = child.communicate(timeout=PATIENCE_SECONDS)
+        stdout, _ = child.communicate(timeout=HANG_SECONDS)
 
     assert (child.returncode, stdout) == (0, "cleaned up\n")
 
@@ -130,7 +130,7 @@ def test_a_second_signal_while_the_interpreter_shuts_down_is_not_the_exit_code()
 def test_a_failure_in_the_cleanup_is_told_and_gives_one() -> None:
     with running("failing-cleanup") as child:
         child.send_signal(signal.SIGTERM)
-        _, stderr = child.communicate(timeout=PATIENCE_SECONDS)
+        _, stderr = child.communicate(timeout=HANG_SECONDS)
 
     assert child.returncode == 1
     assert "could not clean up" in json.loads(stderr.splitlines()[-1])["exception"]

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.readiness import CALM_SECONDS, CheckLog
 from gpuledger.runtime.tasks import end_tasks
+from tests.hanging import HANG_SECONDS
 
 
 def test_nothing_is_ready_before_anything_was_checked() -> None:
@@ -74,7 +75,7 @@ async def test_what_changes_unasked_is_looked_at_whatever_becomes_of_the_others(
     readiness.look_each_second(looked.set)
     looking = asyncio.create_task(readiness.keep_looking(every_seconds=0))
     with capture_logs() as lines:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             await looked.wait()
     await end_tasks(looking)
     assert [line["event"] for line in lines] == (["look_failed"] if is_broken else [])

@@ -11,6 +11,7 @@ from gpuledger.runtime import Check
 from gpuledger.runtime.http.client import open_http
 from sinks.alerts.active_alerts import ActiveAlerts, Now
 from sinks.alerts.receivers import AlertmanagerClient, CheckedClient, Receivers
+from tests.hanging import HANG_SECONDS
 from tests.unit.sinks.builders import SECOND_NS, START_NS, ManualClock
 
 
@@ -25,7 +26,7 @@ class BrokenClient(AlertmanagerClient):
 async def test_a_defect_in_sending_is_raised_and_not_waited_for() -> None:
     alerts, now = ActiveAlerts(), Now(time_ns=START_NS, monotonic_ns=START_NS)
     alerts.fire({"alertname": "A"}, {}, since_ns=START_NS, now=now)
-    async with open_http(headers={}, timeout_seconds=10.0) as http, asyncio.timeout(10):
+    async with open_http(headers={}, timeout_seconds=10.0) as http, asyncio.timeout(HANG_SECONDS):
         client = BrokenClient(http=http, url="http://alertmanager")
         receivers = Receivers(
             [CheckedClient(client=client, check=Check())],

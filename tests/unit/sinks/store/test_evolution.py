@@ -93,15 +93,14 @@ def test_a_sink_that_loses_the_race_to_add_columns_takes_the_winners(
 ) -> None:
     make_first(tmp_path)
     winner, loser = (EntriesTable(store_uri=str(tmp_path)) for _ in range(2))
-    opened = EntriesTable._open
+    update = DeltaTable.update_incremental
 
-    def raced(self: EntriesTable) -> DeltaTable:
-        table = opened(self)
+    def raced(table: DeltaTable) -> None:
+        update(table)
         monkeypatch.undo()
         winner.load([])
-        return table
 
-    monkeypatch.setattr(EntriesTable, "_open", raced)
+    monkeypatch.setattr(DeltaTable, "update_incremental", raced)
 
     assert loser.load([STREAM]) == {STREAM: 0}
 

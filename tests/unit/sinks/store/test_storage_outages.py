@@ -18,6 +18,7 @@ from gpuledger.runtime import Readiness
 from gpuledger.store.schema import ENTRIES, TableSchema
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.table import EntriesTable, StreamTable
+from tests.hanging import HANG_SECONDS
 from tests.unit.sinks.builders import (
     SECOND_NS,
     START_NS,
@@ -156,10 +157,11 @@ class HangingStorage:
     """A storage that takes connections, and answers none of them until it is told to."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.answers = threading.Event()
+        self.answers, self.is_asked = threading.Event(), threading.Event()
         load: Load = StreamTable.load
 
         def loading(table: StreamTable, streams: Iterable[str]) -> dict[str, int]:
+            self.is_asked.set()
             self.answers.wait()
             return load(table, streams)
 
@@ -191,12 +193,17 @@ async def test_what_comes_while_a_storage_has_never_answered_is_lag_too(
 ) -> None:
     storage, on, clock = HangingStorage(monkeypatch), bus(), ManualClock()
     async with running(store(tmp_path, on, clock=clock)):
-        await eventually(lambda: on._groups and lag_seconds() == 0)
-        await publish(on, event(0))
-        await eventually(lambda: clock.advance(1) and lag_seconds() > 1)
+        await eventually(lambda: storage.is_asked.is_set() and lag_seconds() == 0)
+        ticks = 0
+        async with asyncio.timeout(HANG_SECONDS):
+            while lag_seconds() <= 1:
+                await publish(on, event(ticks))
+                ticks += 1
+                clock.advance(1)
+                await asyncio.sleep(0.005)
 
         storage.answers.set()
-        await eventually(is_committed(on, 1))
+        await eventually(is_committed(on, ticks))
         await eventually(lambda: lag_seconds() == 0)
 
 

@@ -40,6 +40,7 @@ from tests.unit.sinks.builders import (
     place_of,
     publish,
     running,
+    set_back,
     settlement,
 )
 from tests.unit.sinks.store.storing import (
@@ -104,7 +105,7 @@ async def test_what_the_table_has_is_not_appended_again_where_the_commit_was_los
     await publish(on, event(0, entries=[entry()]), event(1, entries=[entry()]))
     async with running(store(tmp_path, on)):
         await eventually(is_committed(on, 2))
-    on._groups[STORE.group].committed.clear()
+    await set_back(on, STORE.group, {AT: 0})
     await publish(on, event(2, entries=[entry()]))
 
     async with running(store(tmp_path, on)):
@@ -174,8 +175,7 @@ async def test_two_sinks_share_the_partitions_and_repeat_nothing(tmp_path: Path)
             lambda: (
                 EntriesTable(store_uri=str(tmp_path)).load([STREAM])
                 and query(tmp_path, sql) == [(rows, rows)]
-            ),
-            within_seconds=10,
+            )
         )
 
 

@@ -18,10 +18,11 @@ from simulator.clock import ManualClock
 from simulator.scenario.load import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
 from tests.fakes.nvml import NO_INSTANCE
+from tests.fakes.nvml_pointers import referent_of
+from tests.hanging import HANG_SECONDS
 
 EPOCH_NS = 1_790_000_000_000_000_000
 SECOND_NS = 1_000_000_000
-SOON_SECONDS = 10.0
 SUCCESS: int = pynvml.NVML_SUCCESS
 MODEL = "NVIDIA H100 80GB HBM3"
 
@@ -63,7 +64,7 @@ def device(uuid: str) -> Device:
 
 def supports(bits: int) -> Callable[..., int]:
     def answer(_handle: Any, types: Any) -> int:
-        types._obj.value = bits
+        referent_of(types).value = bits
         return SUCCESS
 
     return answer
@@ -71,7 +72,7 @@ def supports(bits: int) -> Callable[..., int]:
 
 def v2(handle: Any, event_type: int, data: int = 0, instance: int = NO_INSTANCE) -> Any:
     def wait(_set: Any, event: Any, _timeout: Any) -> int:
-        filled = event._obj
+        filled = referent_of(event)
         # The library gives its own pointer, which the binding wraps in an object of its own.
         filled.device = cast(handle, pynvml.c_nvmlDevice_t)
         filled.eventType, filled.eventData = event_type, data
@@ -91,7 +92,7 @@ def v3(uuid: str, event_type: int, **fields: Any) -> Any:
             **fields,
         }
         for name, value in values.items():
-            setattr(event._obj, name, value)
+            setattr(referent_of(event), name, value)
         return SUCCESS
 
     return wait
@@ -121,7 +122,7 @@ class Told:
         self._queue.put_nowait(incident)
 
     async def next(self) -> Incident:
-        return await asyncio.wait_for(self._queue.get(), SOON_SECONDS)
+        return await asyncio.wait_for(self._queue.get(), HANG_SECONDS)
 
 
 def pausing(waits: asyncio.Event) -> Callable[[float], None]:

@@ -16,6 +16,7 @@ from gpuledger.records import (
     ProcessExit,
     ProcessKind,
 )
+from tests.held_objects import count_held
 
 NS = 1_000_000_000
 EPOCH_NS = 1_795_000_000 * NS
@@ -174,8 +175,9 @@ def test_without_accounts_nothing_is_remembered() -> None:
     closing = ExitReporter()
     covered = TickInterval(seq=1, begin_ns=0, end_ns=NS, time_ns=EPOCH_NS)
     gpus = [GpuReading(uuid="GPU-0", index=0, utilization_ratio=0.5)]
+    before = count_held(closing)
     told = closing.report(
         covered, gpus=gpus, processes=[], accounted=set(), container_index=ContainerTable().index_of
     )
     assert told is None
-    assert closing._histories == {}
+    assert count_held(closing) == before

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from agent.core.processes.accounting.exit_reporter import GpuHistory, ProcessInterval, TickInterval
 from gpuledger.records import GpuProcess, GpuReading, ProcessKind
+from tests.held_objects import is_bounded
 
 NS = 1_000_000_000
 
@@ -140,7 +141,8 @@ def test_never_more_is_set_aside_than_there_was_however_often_it_is_asked_for(
 
 def test_memory_of_it_is_bounded() -> None:
     history = GpuHistory()
-    for second in range(1000):
-        history.record(covered(second), reading(0.5), [process(second + 1)])
-    assert len(history._unclaimed) == 121
-    assert len(history._sampled) == 17
+    assert is_bounded(
+        history,
+        lambda second: history.record(covered(second), reading(0.5), [process(second + 1)]),
+        times=500,
+    )

@@ -26,6 +26,7 @@ from gpuledger.runtime.http.credentials import BasicCredentials
 from gpuledger.settings.secret import MASK
 from gpuledger.texts import MAX_CHARACTERS, readable
 from tests.fakes.hostile_http import HUGE_PAGES, MIB, NO_HTTP, ODD_PAGES, Raw, answering, page
+from tests.hanging import HANG_SECONDS
 
 
 async def ask(answer: Raw, *, timeout_seconds: float = 20.0) -> HttpAnswer:
@@ -119,7 +120,7 @@ async def test_a_body_that_never_ends_is_left_with_what_came_of_it() -> None:
             return self._left.pop(0)
 
     response = cast("aiohttp.ClientResponse", Dripping())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_SECONDS):
         assert await read_begin(response, timeout_seconds=0) == b"too old"
 
 

@@ -12,6 +12,7 @@ import pytest
 from gpuledger.runtime.http import server
 from gpuledger.runtime.http.exchange import Handler, HttpRequest, Response
 from gpuledger.runtime.http.server import serve_pages
+from tests.hanging import HANG_SECONDS
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 GET = "GET /livez HTTP/1.1\nHost: a\n"
@@ -58,7 +59,7 @@ async def ask(
 ) -> tuple[int, str]:
     """Send a request; gives status and body, which HEAD has none of."""
     writer.write(request.replace("\n", "\r\n").encode())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_SECONDS):
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         size = int(head.lower().partition("content-length: ")[2].split()[0])
         body = b"" if request.startswith("HEAD") else await reader.readexactly(size)
@@ -94,12 +95,12 @@ async def test_what_no_scraper_sends_is_refused_and_the_connection_ended() -> No
     ):
         async with talking() as (reader, writer):
             assert (await ask(reader, writer, request_head))[0] == status
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_SECONDS):
                 assert await reader.read() == b""
 
 
 async def test_an_open_connection_does_not_hold_up_the_end() -> None:
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(HANG_SECONDS):
         async with talking() as (reader, writer):
             await ask(reader, writer, "GET / HTTP/1.1\nHost: a\n\n")
     gc.collect()
@@ -153,7 +154,7 @@ async def test_of_one_address_the_connection_that_waited_longest_goes() -> None:
         assert (await ask(*first, f"{GET}\n"))[0] == 200
         for _ in range(server.MAX_CONNECTIONS_PER_ADDRESS - 1):
             await connect()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_SECONDS):
             assert await second[0].read() == b""
         assert (await ask(*first, f"{GET}\n"))[0] == 200
 
@@ -183,7 +184,7 @@ async def test_who_floods_does_not_displace_a_page_that_is_being_made() -> None:
         # All of them were accepted before this one is answered.
         assert (await ask(*await connect(), f"{GET}\n"))[0] == 200
         gate.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_SECONDS):
             assert (await scraper[0].readline()).startswith(b"HTTP/1.1 200")
 
 
@@ -197,7 +198,7 @@ async def test_pages_beyond_those_that_can_be_made_at_once_are_for_later() -> No
 
 async def test_who_does_not_take_a_large_answer_gives_way_to_who_does() -> None:
     count = 2 * server.MAX_ANSWERS
-    async with serving() as connect, asyncio.timeout(20):
+    async with serving() as connect, asyncio.timeout(HANG_SECONDS):
         waiting = []
         for number in range(count):
             reader, _ = await connect(f"127.0.0.{2 + number}", sends=UNREAD)
