@@ -22,6 +22,7 @@ from agent.publish.spool_file import HEAD_BYTES, START, DamagedError, pack_frame
 from tests.metric_values import value_of
 from tests.unit.agent.publish.builders import (
     NODE,
+    Frame,
     change_byte,
     drain,
     dropped,
@@ -110,34 +111,34 @@ def test_of_a_file_with_any_byte_changed_the_other_frames_are_sent_and_the_loss_
     assert [log["event"] for log in logs if log["log_level"] == "error"] == ["spool_damaged"]
 
 
-def spool_with_a_long_frame(folder: Path, *, to: int) -> Spool:
+def spool_with_a_long_frame(folder: Path, *, to: int) -> tuple[Spool, list[Frame]]:
     """Return five frames, the first one's length reaching over those before the border `to`."""
     spool = spool_in(folder)
-    fill(spool, *range(5))
-    first, *_ = frames = tuple(spool._segments[0].frames)
+    frames = fill_frames(spool, folder, *([parcel_of(number)] for number in range(5)))
+    first = frames[0]
     length = frames[to].start - first.start - HEAD_BYTES
     with files_in(folder)[0].open("r+b") as file:
         file.seek(first.start)
         file.write(struct.pack("<I", length))
-    return spool
+    return spool, frames
 
 
 def test_a_length_that_reaches_over_later_frames_loses_its_own_alone(tmp_path: Path) -> None:
-    before, spool = dropped("damaged"), spool_with_a_long_frame(tmp_path, to=4)
-    change_byte(files_in(tmp_path)[0], spool._segments[0].frames[2].start + 30, 255)
+    before, (spool, frames) = dropped("damaged"), spool_with_a_long_frame(tmp_path, to=4)
+    change_byte(files_in(tmp_path)[0], frames[2].start + 30, 255)
     assert drain(reopened(spool, tmp_path)) == [1, 3, 4]
     assert dropped("damaged") - before == 2
 
 
 def test_what_is_broken_behind_whole_frames_in_a_long_one_is_counted(tmp_path: Path) -> None:
-    before, spool = dropped("damaged"), spool_with_a_long_frame(tmp_path, to=4)
-    change_byte(files_in(tmp_path)[0], spool._segments[0].frames[3].start + 30, 255)
+    before, (spool, frames) = dropped("damaged"), spool_with_a_long_frame(tmp_path, to=4)
+    change_byte(files_in(tmp_path)[0], frames[3].start + 30, 255)
     assert drain(reopened(spool, tmp_path)) == [1, 2, 4]
     assert dropped("damaged") - before == 2
 
 
 def test_a_long_frame_whose_scan_is_stopped_is_kept_for_the_next_process(tmp_path: Path) -> None:
-    spool = reopened(spool_with_a_long_frame(tmp_path, to=2), tmp_path)
+    spool = reopened(spool_with_a_long_frame(tmp_path, to=2)[0], tmp_path)
     spool.stop_scan()
     assert spool.read(max_bundles=60) is None
     assert not spool.is_empty
