@@ -11,10 +11,12 @@ from typing import Final, Protocol
 from uuid import UUID, uuid5
 
 from gpuledger.errors import UserError
+from gpuledger.small_files import read_small_file, stat_in_time
 
 _SPACE: Final = UUID("a2f1c3de-1b0d-5c57-9d0a-7b3a4c0de001")
 _FIRST_PID: Final = 2_011
 _PID_STEP: Final = 41
+_MAX_BYTES: Final = 16 * 2**20  # a hundred thousand pods
 
 
 def gpu_uuid(seed: int, node: str, index: int) -> str:
@@ -90,18 +92,20 @@ class FileUids:
 
     def _read_again(self) -> None:
         try:
-            found = self._path.stat()
+            found = stat_in_time(self._path)
             # With the inode, as the file is replaced: twice within a tick of the file system's
             # clock it would else look unchanged.
             version = found.st_mtime_ns, found.st_ino, found.st_size
             if version == self._version_read:
                 return
-            content = json.loads(self._path.read_bytes())
+            content = json.loads(read_small_file(self._path, max_bytes=_MAX_BYTES))
             if content["epoch_ns"] == self._epoch_ns:
                 self._uids = dict(content["uids"])
             self._version_read = version
         except FileNotFoundError:
             return  # the driver has not written it yet; the pod is asked for again
+        except OSError as error:
+            raise UserError(f"{self._path}: cannot be read: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{self._path}: not a file of pod UIDs ({error}); "

@@ -14,6 +14,7 @@ from typing import Final
 
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
+from gpuledger.small_files import read_small_file
 from simulator import identities
 from simulator.clock import NodeClock, ScaledClock, SetClock
 from simulator.device import SimulatedGpu, describe_gpu
@@ -241,7 +242,7 @@ def choose_epoch_ns(epoch_ns: int, *, file: Path | None = None) -> int:
         try:
             file.hardlink_to(draft)  # succeeds for one process alone, and with the whole content
         except FileExistsError:
-            return int(file.read_text())
+            return int(read_small_file(file).decode())
         finally:
             draft.unlink()
     except OSError as error:

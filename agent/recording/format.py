@@ -9,6 +9,7 @@ says which answers these are.
 """
 
 import ctypes
+import errno
 import gzip
 import zlib
 from collections.abc import Iterator, Mapping
@@ -139,6 +140,9 @@ def read_recording(file: Path) -> tuple[RecordingHeader, list[RecordingLine]]:
 
 def open_file(file: Path, mode: str) -> IO[bytes]:
     """Open a recording, compressed where its name says so; raise OSError."""
+    # To be read, a FIFO would be waited for, and a device has no end.
+    if mode == "rb" and file.exists() and not file.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file")
     if file.suffix == ".gz":
         return gzip.GzipFile(file, mode)  # type: ignore[return-value]  # it reads and writes bytes
     return file.open(mode)

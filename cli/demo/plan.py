@@ -44,7 +44,8 @@ class DemoPlan:
 def find_scenario(given: Path | None) -> Path:
     """Return the scenario's file, by default the demo's own; raises `UserError` without one."""
     if given is not None and not given.is_file():
-        raise UserError(f"--scenario {given}: there is no such file")
+        reason = "it is no regular file" if given.exists() else "there is no such file"
+        raise UserError(f"--scenario {given}: {reason}")
     return given or DEMO_SCENARIO
 
 

@@ -19,6 +19,7 @@ from typing_extensions import override
 from gpuledger.codegen import field_docstrings
 from gpuledger.errors import SettingsError
 from gpuledger.settings.secret import MASK, Secret, mask_address, mask_value
+from gpuledger.small_files import read_small_file
 from gpuledger.texts import find_near, shorten_middle
 
 PREFIX: Final = "GPULEDGER_"
@@ -146,6 +147,7 @@ Layer = Mapping[Path, Given]
 
 # Kubernetes (and Docker links) put these into each container for each Service of the namespace;
 # a Service named gpuledger-join would otherwise keep every deployable from starting.
+_MAX_BYTES: Final = 1 << 20  # of a settings file: every setting with its help is 20 kB
 _SERVICE_LINK: Final = re.compile(
     r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?"
 )
@@ -214,7 +216,8 @@ def _with_secrets(given: dict[Path, Given], settings: Sequence[Setting]) -> Laye
 
 def _load(path: FilePath) -> Mapping[str, Any]:
     try:
-        loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)  # noqa: S506  # a SafeLoader
+        text = read_small_file(path, max_bytes=_MAX_BYTES).decode()
+        loaded = yaml.load(text, Loader=_StrictLoader)  # noqa: S506  # a SafeLoader
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise SettingsError(f"cannot read settings file {path}: {reason}") from error

@@ -14,6 +14,7 @@ import msgspec
 import yaml
 
 from gpuledger.errors import UserError
+from gpuledger.small_files import read_small_file
 from gpuledger.texts import find_near, shorten_middle
 from simulator.device import describe_gpu
 from simulator.gpu_models import Cut, cut_at
@@ -22,6 +23,7 @@ from simulator.scenario.schema import Scenario
 
 __all__ = ["Scenario", "load_scenario", "parse_scenario"]
 
+_MAX_BYTES: Final = 16 * 2**20  # thousands of pods, each written out
 _AT: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"unknown field `(?P<field>[^`]*)`")
 _PATTERN_REMEDY: Final = (
@@ -32,7 +34,7 @@ _PATTERN_REMEDY: Final = (
 def load_scenario(path: str | Path) -> Scenario:
     """Read and check a scenario; raises UserError that names file, field and remedy."""
     try:
-        content = yaml.safe_load(Path(path).read_bytes())
+        content = yaml.safe_load(read_small_file(Path(path), max_bytes=_MAX_BYTES))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give the path of a scenario file") from error
     except yaml.YAMLError as error:
