@@ -9,16 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from gpuledger.topics import (
-    BY_NAME,
-    DEAD_LETTERS,
-    PODS,
-    SAMPLES,
-    TOPICS,
-    Topic,
-    murmur2,
-    partition_of_node,
-)
+from gpuledger.topics import Topic, murmur2, partition_of_node
+from tests.default_topics import BY_NAME, DEAD_LETTERS, PODS, SAMPLES, TOPICS
 
 each_topic = pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
 

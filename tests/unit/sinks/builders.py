@@ -23,7 +23,8 @@ from gpuledger.records import (
     PodState,
     Settlement,
 )
-from gpuledger.topics import DEAD_LETTERS, EVENTS, TOPICS, partition_of_node
+from gpuledger.topics import partition_of_node
+from tests.default_topics import DEAD_LETTERS, EVENTS, TOPICS
 
 NODE = "node-a"
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
