@@ -64,7 +64,7 @@ async def run_sink(
     A sink that writes to Kafka needs a `TransactionalBus`. Raises UserError for settings that
     cannot be used, and where a receiver has what cannot be gone on from.
     """
-    clock, group = clock or SystemClock(), group or bus.topics.group(kind.group)
+    clock, group = clock or SystemClock(), bus.topics.group(group or kind.group)
     async with kind.load()(
         bus=bus, settings=settings, readiness=readiness, clock=clock, group=group
     ) as sink:

@@ -253,9 +253,8 @@ _MAX_NEWEST: Final = 10_000
 def subscription(topics: Topics) -> Subscription:
     """Return the subscription of the reader."""
     read = (topics.events, topics.attributed_incidents, topics.dead_letters)
-    return Subscription(
-        group=own_group("gpuledger-reader"), topics=tuple(topic.name for topic in read)
-    )
+    group = topics.group(own_group("gpuledger-reader"))
+    return Subscription(group=group, topics=tuple(topic.name for topic in read))
 
 
 class EventReader:
