@@ -20,7 +20,7 @@ from agent.host.kubelet.assignments import find_on
 from agent.host.kubelet.container_logs import ListNames
 from agent.host.procfs import Procfs, check_procfs, read_boot_id
 from agent.loop import InventoryTracker, Outputs, SampleLoop
-from agent.metrics import ATTRIBUTION
+from agent.metrics import ATTRIBUTION, count_published_from_zero
 from agent.monitor import IncidentMonitor
 from agent.publish.message_bundle import TickQueue
 from agent.publish.publisher import SamplePublisher, shut_down
@@ -34,6 +34,7 @@ from gpuledger.errors import UserError
 from gpuledger.records import DeviceAllocation
 from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
 from gpuledger.runtime.tasks import end_tasks, run_tasks
+from gpuledger.topics import Topics
 
 _CLOSING_SECONDS: Final = 2.0
 
@@ -70,15 +71,17 @@ async def run_agent(
     where only a fresh start can help.
     """
     context = AgentContext(host=host, settings=settings, readiness=readiness)
+    topics = bus.topics if bus else Topics(settings.kafka.topic_prefix)
+    count_published_from_zero(topics)
     # Without a bus there is no queue either: nobody would ever empty it.
     if bus is None:
-        await context.run_node(Outputs(send_queue=None, node_state=node_state))
+        await context.run_node(Outputs(send_queue=None, node_state=node_state, topics=topics))
         return
     send_queue = context.send_queue()
     publisher = context.publisher(bus, send_queue)
     publishing = asyncio.create_task(publisher.run(), name="publishing")
     spilling = asyncio.create_task(send_queue.run(), name="spilling")
-    outputs = Outputs(send_queue=send_queue, node_state=node_state)
+    outputs = Outputs(send_queue=send_queue, node_state=node_state, topics=topics)
     running = asyncio.create_task(context.run_node(outputs), name="node")
     try:
         await _first_to_fail(running, publishing, spilling)

@@ -22,6 +22,7 @@ from gpuledger.clock import Clock
 from gpuledger.records import Incident, Inventory
 from gpuledger.runtime import Check
 from gpuledger.runtime.logs import Repeats
+from gpuledger.topics import Topics
 
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
@@ -81,25 +82,27 @@ class Outputs:
     """What is to be published; `None` where nothing is."""
     node_state: NodeState | None
     """What `/metrics` shows; `None` where there is no page."""
+    topics: Topics
+    """The topics to which the queue goes."""
 
     def report_tick(self, tick: NodeTick) -> None:
         """Report a tick."""
         if self.send_queue:
-            self.send_queue.put(bundle_tick(tick))
+            self.send_queue.put(bundle_tick(tick, self.topics))
         if self.node_state:
             self.node_state.update(tick.sample, tick.readings, processes=tick.processes)
 
     def report_incident(self, incident: Incident) -> None:
         """Report an incident."""
         if self.send_queue:
-            self.send_queue.put(bundle_incident(incident))
+            self.send_queue.put(bundle_incident(incident, self.topics))
         if self.node_state:
             self.node_state.record_incident(incident)
 
     def report_inventory(self, inventory: Inventory) -> None:
         """Report what the node is built of."""
         if self.send_queue:
-            self.send_queue.put(bundle_inventory(inventory))
+            self.send_queue.put(bundle_inventory(inventory, self.topics))
         if self.node_state:
             self.node_state.set_inventory(inventory)
 

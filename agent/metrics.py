@@ -4,9 +4,9 @@ from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from gpuledger import topics
 from gpuledger.records.incidents import INCIDENT_KINDS
 from gpuledger.runtime.process_metrics import count_from_zero
+from gpuledger.topics import Topics
 
 TICKS: Final = Counter("gpuledger_agent_ticks", "Ticks sampled.")
 TICKS_LATE: Final = Counter(
@@ -22,16 +22,6 @@ TICKS_DROPPED: Final = Counter(
 )
 RECORDS_PUBLISHED: Final = Counter(
     "gpuledger_agent_records_published", "Records that the broker has acknowledged.", ["topic"]
-)
-count_from_zero(
-    RECORDS_PUBLISHED,
-    topic=(
-        topics.SAMPLES.name,
-        topics.READINGS.name,
-        topics.PROCESSES.name,
-        topics.INCIDENTS.name,
-        topics.INVENTORY.name,
-    ),
 )
 QUEUE_TICKS: Final = Gauge(
     "gpuledger_agent_queue_ticks", "Ticks and other messages that wait to be published."
@@ -236,3 +226,15 @@ PROCESS_SERIES_DROPPED: Final = Counter(
     "gpuledger_agent_process_series_dropped",
     "Processes left out of /metrics, counted each tick: there were more than are to be shown.",
 )
+
+
+def count_published_from_zero(topics: Topics) -> None:
+    """Show the counters of the topics that the agent writes to, before anything is published."""
+    written = (
+        topics.samples,
+        topics.readings,
+        topics.processes,
+        topics.incidents,
+        topics.inventory,
+    )
+    count_from_zero(RECORDS_PUBLISHED, topic=[topic.name for topic in written])

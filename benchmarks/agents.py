@@ -18,7 +18,7 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 
 from benchmarks.join_load import partition_of
 from benchmarks.ticks import Fleet, TickTemplate
-from gpuledger.topics import SAMPLES
+from tests.default_topics import SAMPLES
 
 _NS: Final = 1_000_000_000
 _CONNECTIONS: Final = 4

@@ -32,7 +32,7 @@ from gpuledger.runtime import Check, Readiness
 from gpuledger.runtime.readiness import Detail
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import EVENTS, SAMPLES
+from tests.default_topics import EVENTS, SAMPLES
 
 NAME = "join"
 _CACHED_NODES: Final = 10_000

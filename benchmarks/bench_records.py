@@ -11,7 +11,7 @@ from benchmarks.figure import Figure
 from benchmarks.ticks import Fleet
 from gpuledger.codec import Decoder, encode, validate
 from gpuledger.records import NodeSample
-from gpuledger.topics import SAMPLES
+from tests.default_topics import SAMPLES
 
 NAME = "records"
 _ROUNDS: Final = 15

@@ -17,7 +17,8 @@ from gpuledger.codec import encode
 from gpuledger.errors import UnavailableError
 from gpuledger.records import GpuEvent
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import EVENTS, TOPICS, Topic, partition_of_node
+from gpuledger.topics import Topic, partition_of_node
+from tests.default_topics import EVENTS, TOPICS
 from tests.real.end_to_end.deployables import Deployable
 from tests.real.services.kafka import Kafka
 

@@ -10,8 +10,8 @@ from benchmarks.figure import Figure
 from gpuledger.codec import Decoder, encode
 from gpuledger.ledger.entries import Origin
 from gpuledger.records import GpuEvent
-from gpuledger.topics import EVENTS
 from sinks.store.buffer import rows_of
+from tests.default_topics import EVENTS
 
 NAME = "store_rows"
 _ROUNDS: Final = 15

@@ -16,6 +16,7 @@ from agent.publish.message_bundle import bundle_tick, size_bytes
 from agent.sampling import Sampler
 from agent.settings import ExpositionSettings
 from simulator.clock import ManualClock
+from tests.default_topics import TOPICS
 from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs
 from tests.ticks import tick_of
 
@@ -52,7 +53,7 @@ class Day:
         settings = ExpositionSettings(process_series=True, dcgm_names="both")
         view = make_node_state(settings, clock=self._clock, tick_seconds=1)
         self._page = PageRenderer(view, settings=settings, clock=self._clock)
-        self._outlets = Outputs(send_queue=None, node_state=view)
+        self._outlets = Outputs(send_queue=None, node_state=view, topics=TOPICS)
         self._sampler = Sampler(node="node", procfs=self._procfs)
         nvml = NvmlSession(FakeNvml(*self._gpus), monotonic_ns=self._clock.monotonic_ns)
         self._asked = nvml.open()
@@ -98,7 +99,7 @@ class Day:
 
     def _tell(self, tick: NodeTick) -> None:
         self.ticks += 1
-        self.bytes_told += size_bytes(bundle_tick(tick))
+        self.bytes_told += size_bytes(bundle_tick(tick, topics=TOPICS))
         self._outlets.report_tick(tick)
         if self.second % _SCRAPE_SECONDS == 0:
             self.bytes_told += len(self._page())

@@ -11,7 +11,7 @@ from typing import Final
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
-from gpuledger.topics import EVENTS
+from tests.default_topics import EVENTS
 
 _POLL_MS: Final = 200
 _MAX_RECORDS: Final = 500

@@ -13,7 +13,8 @@ from gpuledger.bus.protocol import Message
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import PodRecord
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import PODS, SAMPLES, partition_of_node
+from gpuledger.topics import partition_of_node
+from tests.default_topics import PODS, SAMPLES
 
 
 def partition_of(node: int) -> int:

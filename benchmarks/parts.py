@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from gpuledger.errors import UnavailableError
-from gpuledger.topics import SAMPLES
+from tests.default_topics import SAMPLES
 from tests.real.end_to_end.deployables import Deployable
 from tests.real.services.kafka import Kafka
 from tests.tools import catalogue

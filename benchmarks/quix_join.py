@@ -22,7 +22,7 @@ from enricher.join.pods.describe import DescriptionCache
 from enricher.join.stage import make_event
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import NodeSample
-from gpuledger.topics import EVENTS, SAMPLES
+from tests.default_topics import EVENTS, SAMPLES
 
 _SILENCE_SECONDS: Final = 30.0
 _BYTES: Final[dict[str, Any]] = dict.fromkeys(

@@ -21,7 +21,8 @@ from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import encode
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.records import PodRecord
-from gpuledger.topics import PODS, SAMPLES, partition_of_node
+from gpuledger.topics import partition_of_node
+from tests.default_topics import DEAD_LETTERS, PODS, SAMPLES, TOPICS
 
 _SECOND_NS: Final = 1_000_000_000
 _TUNING: Final = JoinTuning()
@@ -77,11 +78,14 @@ class _Work:
     def __init__(self, nodes: int) -> None:
         fleet = Fleet(nodes=nodes)
         self._now_ns = fleet.tick(0, 0).time_ns
-        self._office = DeadLetterQueue(consumer="bench", producer=_Nobody(), partitions=1)
+        self._office = DeadLetterQueue(
+            consumer="bench", producer=_Nobody(), partitions=1, topic=DEAD_LETTERS
+        )
         self._stage = JoinStage(
             office=self._office,
             is_placed=placement_rule(partitions=SAMPLES.partitions),
             time_ns=lambda: self._now_ns,
+            topics=TOPICS,
         )
         self._places = [
             partition_of_node(node_name(node), partitions=SAMPLES.partitions)

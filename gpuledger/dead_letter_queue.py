@@ -23,7 +23,7 @@ from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import DeadLetter
 from gpuledger.runtime.logs import Repeats
 from gpuledger.texts import shorten
-from gpuledger.topics import DEAD_LETTERS
+from gpuledger.topics import Topic
 
 T = TypeVar("T")
 BusErrorT = TypeVar("BusErrorT", bound=BusError)
@@ -92,6 +92,7 @@ class DeadLetterQueue:
         *,
         consumer: str,
         producer: Producer,
+        topic: Topic,
         partitions: int,
         time_ns: Callable[[], int] = time.time_ns,
         repeats: Repeats = _repeats,
@@ -101,6 +102,7 @@ class DeadLetterQueue:
         self._repeats = repeats
         self._consumer = consumer
         self._producer = producer
+        self._topic = topic.name
         self._partitions = partitions
         self._time_ns = time_ns
         self._count = count
@@ -247,7 +249,7 @@ class DeadLetterQueue:
         for letter in letters:
             # Beside the record that it stands for, where there are as many partitions.
             partition = letter.content.partition % self._partitions
-            at = TopicPartition(DEAD_LETTERS.name, partition)
+            at = TopicPartition(self._topic, partition)
             placed.setdefault(at, []).append(letter)
         return placed
 

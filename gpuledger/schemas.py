@@ -15,7 +15,7 @@ import orjson
 from gpuledger.codegen import class_docstring, field_docstrings, generate
 from gpuledger.errors import UserError
 from gpuledger.records.base import ArrayRecord, BaseRecord
-from gpuledger.topics import TOPICS, Topic
+from gpuledger.topics import Topic, Topics
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 SUFFIX: Final = ".schema.json"
@@ -39,7 +39,7 @@ def write_schemas(directory: Path) -> None:
     """Write one file a topic; raises `UserError` where the directory cannot be written."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for topic in TOPICS:
+        for topic in Topics():
             (directory / f"{topic.name}{SUFFIX}").write_bytes(printed(schema_of(topic)))
     except OSError as error:
         raise UserError(f"cannot write schemas to {directory}: {error.strerror}") from error

@@ -4,8 +4,11 @@ Here live the topics' names and configurations, and the placing of a node's reco
 on a broker is `gpuledger.bus`'s business; the contract for people is `docs/asyncapi.yaml`.
 """
 
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
+
+from typing_extensions import override
 
 from gpuledger.ledger.rows import EntryRow
 from gpuledger.records import (
@@ -73,91 +76,135 @@ class Topic:
         return made | self.extra
 
 
-SAMPLES: Final = Topic(
-    name="gpuledger.samples.v1", record=NodeSample, key="node", retention_ms=6 * _HOUR_MS
-)
-READINGS: Final = Topic(
-    name="gpuledger.readings.v1", record=NodeReadings, key="node", retention_ms=6 * _HOUR_MS
-)
-PROCESSES: Final = Topic(
-    name="gpuledger.processes.v1", record=ProcessRecord, key="node", retention_ms=_DAY_MS
-)
-INCIDENTS: Final = Topic(
-    name="gpuledger.incidents.v1", record=Incident, key="node", retention_ms=7 * _DAY_MS
-)
-INVENTORY: Final = Topic(
-    name="gpuledger.inventory.v1",
-    record=Inventory,
-    key="node",
-    cleanup_policy="compact",
-    # Every version outlives the samples of its time; a tombstone a reader that is a day behind.
-    extra={
-        "min.compaction.lag.ms": str(6 * _HOUR_MS),
-        "delete.retention.ms": str(_DAY_MS),
-        "segment.ms": str(_DAY_MS),
-    },
-)
-PODS: Final = Topic(
-    name="gpuledger.pods.v1",
-    record=PodRecord,
-    key="uid",
-    cleanup_policy="compact",
-    # Every version outlives the samples that it describes, so that a replay finds what the first
-    # run found; a tombstone outlives a reader that is a day behind.
-    extra={
-        "min.compaction.lag.ms": str(6 * _HOUR_MS),
-        "delete.retention.ms": str(_DAY_MS),
-        "segment.ms": str(_HOUR_MS),
-    },
-)
-EVENTS: Final = Topic(name="gpuledger.events.v1", record=GpuEvent, key="node", retention_ms=_DAY_MS)
-PROGRESS: Final = Topic(
-    name="gpuledger.progress.v1",
-    record=NodeProgress,
-    key="node",
-    cleanup_policy="compact",
-    # One a node and commit: only the last one of a node is ever asked for, at an assignment.
-    extra={
-        "segment.ms": str(_HOUR_MS // 6),
-        "segment.bytes": str(16 * 2**20),
-        "min.cleanable.dirty.ratio": "0.1",
-        "delete.retention.ms": str(_DAY_MS),
-    },
-)
-ATTRIBUTED_INCIDENTS: Final = Topic(
-    name="gpuledger.attributed-incidents.v1",
-    record=AttributedIncident,
-    key="incident.node",
-    retention_ms=7 * _DAY_MS,
-)
-ROWS: Final = Topic(name="gpuledger.rows.v1", record=EntryRow, key="node", retention_ms=_DAY_MS)
-DEAD_LETTERS: Final = Topic(
-    name="gpuledger.dead-letters.v1",
-    record=DeadLetter,
-    key="topic",
-    partitioner="source",
-    partitions=1,
-    # As long as the longest-lived record that a letter may stand for. A letter holds the whole
-    # record, and who may write ticks may write some that are refused: so bounded by bytes as well.
-    # Brokers remove whole segments, so those are small.
-    retention_ms=7 * _DAY_MS,
-    extra={"retention.bytes": str(2**30), "segment.bytes": str(128 * 2**20)},
-)
+OWN_PREFIX: Final = "gpuledger"
+"""With what the names of an installation begin that was given no prefix."""
 
-TOPICS: Final = (
-    SAMPLES,
-    READINGS,
-    PROCESSES,
-    INCIDENTS,
-    INVENTORY,
-    PODS,
-    EVENTS,
-    PROGRESS,
-    ATTRIBUTED_INCIDENTS,
-    ROWS,
-    DEAD_LETTERS,
-)
-BY_NAME: Final = {topic.name: topic for topic in TOPICS}
+
+class Topics(Collection[Topic]):
+    """The table of topics of one installation: all names in it begin with the same prefix.
+
+    Built at the start of a program, from `kafka.topic_prefix`; several installations on one Kafka
+    have a prefix each. The bus carries it, and whatever names a topic is given it.
+    """
+
+    def __init__(self, prefix: str = OWN_PREFIX) -> None:
+        """Take a prefix that was checked where it was read (`KafkaSettings`)."""
+        self.prefix = prefix
+        self.samples = Topic(
+            name=f"{prefix}.samples.v1", record=NodeSample, key="node", retention_ms=6 * _HOUR_MS
+        )
+        self.readings = Topic(
+            name=f"{prefix}.readings.v1", record=NodeReadings, key="node", retention_ms=6 * _HOUR_MS
+        )
+        self.processes = Topic(
+            name=f"{prefix}.processes.v1", record=ProcessRecord, key="node", retention_ms=_DAY_MS
+        )
+        self.incidents = Topic(
+            name=f"{prefix}.incidents.v1", record=Incident, key="node", retention_ms=7 * _DAY_MS
+        )
+        self.inventory = Topic(
+            name=f"{prefix}.inventory.v1",
+            record=Inventory,
+            key="node",
+            cleanup_policy="compact",
+            # Every version outlives the samples of its time; a tombstone a reader that is a day
+            # behind.
+            extra={
+                "min.compaction.lag.ms": str(6 * _HOUR_MS),
+                "delete.retention.ms": str(_DAY_MS),
+                "segment.ms": str(_DAY_MS),
+            },
+        )
+        self.pods = Topic(
+            name=f"{prefix}.pods.v1",
+            record=PodRecord,
+            key="uid",
+            cleanup_policy="compact",
+            # Every version outlives the samples that it describes, so that a replay finds what the
+            # first run found; a tombstone outlives a reader that is a day behind.
+            extra={
+                "min.compaction.lag.ms": str(6 * _HOUR_MS),
+                "delete.retention.ms": str(_DAY_MS),
+                "segment.ms": str(_HOUR_MS),
+            },
+        )
+        self.events = Topic(
+            name=f"{prefix}.events.v1", record=GpuEvent, key="node", retention_ms=_DAY_MS
+        )
+        self.progress = Topic(
+            name=f"{prefix}.progress.v1",
+            record=NodeProgress,
+            key="node",
+            cleanup_policy="compact",
+            # One a node and commit: only the last one of a node is ever asked for, at an
+            # assignment.
+            extra={
+                "segment.ms": str(_HOUR_MS // 6),
+                "segment.bytes": str(16 * 2**20),
+                "min.cleanable.dirty.ratio": "0.1",
+                "delete.retention.ms": str(_DAY_MS),
+            },
+        )
+        self.attributed_incidents = Topic(
+            name=f"{prefix}.attributed-incidents.v1",
+            record=AttributedIncident,
+            key="incident.node",
+            retention_ms=7 * _DAY_MS,
+        )
+        self.rows = Topic(
+            name=f"{prefix}.rows.v1", record=EntryRow, key="node", retention_ms=_DAY_MS
+        )
+        self.dead_letters = Topic(
+            name=f"{prefix}.dead-letters.v1",
+            record=DeadLetter,
+            key="topic",
+            partitioner="source",
+            partitions=1,
+            # As long as the longest-lived record that a letter may stand for. A letter holds the
+            # whole record, and who may write ticks may write some that are refused: so bounded by
+            # bytes as well. Brokers remove whole segments, so those are small.
+            retention_ms=7 * _DAY_MS,
+            extra={"retention.bytes": str(2**30), "segment.bytes": str(128 * 2**20)},
+        )
+        self._all = (
+            self.samples,
+            self.readings,
+            self.processes,
+            self.incidents,
+            self.inventory,
+            self.pods,
+            self.events,
+            self.progress,
+            self.attributed_incidents,
+            self.rows,
+            self.dead_letters,
+        )
+        self.by_name: Mapping[str, Topic] = {topic.name: topic for topic in self._all}
+
+    @override
+    def __iter__(self) -> Iterator[Topic]:
+        """Yield every topic, in the order of the documentation."""
+        return iter(self._all)
+
+    @override
+    def __contains__(self, topic: object) -> bool:
+        """Return whether a topic is one of these."""
+        return topic in self._all
+
+    @override
+    def __len__(self) -> int:
+        """Return how many topics there are."""
+        return len(self._all)
+
+    def group(self, name: str) -> str:
+        """Return the consumer group that is meant by a name: `gpuledger-…` is of the installation.
+
+        So are the transactional ids, which begin with the group's name. Any other name is
+        somebody's own choice, and stays.
+        """
+        if not name.startswith(f"{OWN_PREFIX}-"):
+            return name
+        return self.prefix + name.removeprefix(OWN_PREFIX)
 
 
 def partition_of_node(node: str, *, partitions: int) -> int:

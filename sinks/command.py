@@ -39,10 +39,11 @@ def main() -> int:
 async def run_kind(settings: SinkSettings, readiness: Readiness) -> None:
     """Run the sink that the settings name over Kafka, until cancelled."""
     kind = KINDS[settings.kind]
-    count_sink_from_zero(kind)
+    bus = KafkaBus(settings.kafka, readiness=readiness)
+    count_sink_from_zero(kind, bus.topics)
     await run_sink(
         kind,
-        bus=KafkaBus(settings.kafka, readiness=readiness),
+        bus=bus,
         settings=getattr(settings, kind.name),
         readiness=readiness,
         member=settings.kafka.group_instance_id or None,

@@ -27,7 +27,6 @@ from gpuledger.errors import (
 )
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Backoff, Check, Readiness
-from gpuledger.topics import BY_NAME
 from sinks.metrics import RETRIES_TOTAL, SENT_TOTAL, count_dropped
 from sinks.protocol import Batch, LargeTurns, Partitions, Sink, SinkContext
 from sinks.registry import SinkKind
@@ -179,7 +178,7 @@ class KafkaSink(Sink):
             # Each time, as partitions may have been added since.
             self._partitions = await self._bus.partitions(topic)
         except TopicsError as error:
-            if topic in BY_NAME:
+            if topic in self._bus.topics.by_name:
                 raise
             raise TopicsError(
                 f"{self.name}.topic: there is no topic {topic} on these brokers; it is none of "

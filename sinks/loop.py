@@ -35,7 +35,6 @@ from gpuledger.errors import BusError, NotAssignedError, UnavailableError
 from gpuledger.lag import Lag
 from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
 from gpuledger.runtime.tasks import end_tasks
-from gpuledger.topics import DEAD_LETTERS
 from sinks.metrics import ACKNOWLEDGED_TIMESTAMP_SECONDS, LAG_SECONDS, count_dropped
 from sinks.protocol import Batch, ConsumerConfig, Partitions, Progress, Sink, SinkContext
 from sinks.registry import SinkKind
@@ -65,7 +64,7 @@ async def run_sink(
     A sink that writes to Kafka needs a `TransactionalBus`. Raises UserError for settings that
     cannot be used, and where a receiver has what cannot be gone on from.
     """
-    clock, group = clock or SystemClock(), group or kind.group
+    clock, group = clock or SystemClock(), bus.topics.group(group or kind.group)
     async with kind.load()(
         bus=bus, settings=settings, readiness=readiness, clock=clock, group=group
     ) as sink:
@@ -77,7 +76,7 @@ async def run_sink(
                 member=member,
                 decoders={
                     topic.name: Decoder(topic=topic.name, record=topic.record)
-                    for topic in kind.topics
+                    for topic in kind.topics(bus.topics)
                 },
                 max_poll_records=settings.max_poll_records,
             ),
@@ -182,7 +181,8 @@ class _Session:
             self.dead_letters = DeadLetterQueue(
                 consumer=self._config.group,
                 producer=await stack.enter_async_context(bus.producer()),
-                partitions=await bus.partitions(DEAD_LETTERS.name),
+                topic=bus.topics.dead_letters,
+                partitions=await bus.partitions(bus.topics.dead_letters.name),
                 time_ns=self._clock.time_ns,
                 count=partial(count_dropped, self._sink.name),
             )

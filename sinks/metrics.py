@@ -9,6 +9,7 @@ from prometheus_client import Counter, Gauge
 
 from gpuledger import dead_letter_queue
 from gpuledger.runtime.process_metrics import count_from_zero
+from gpuledger.topics import Topics
 from sinks.registry import KINDS, SinkKind
 
 LAG_SECONDS: Final = Gauge(
@@ -65,7 +66,7 @@ def count_dropped(sink: str, reason: str, count: int = 1) -> None:
         DROPPED_TOTAL.labels(sink=sink, reason=reason).inc(count)
 
 
-def count_sink_from_zero(kind: SinkKind) -> None:
+def count_sink_from_zero(kind: SinkKind, topics: Topics) -> None:
     """Show the counters of the sink that this process runs, before there is anything to count."""
     for counter in (SENT_TOTAL, RETRIES_TOTAL):
         count_from_zero(counter, sink=[kind.name])
@@ -73,5 +74,5 @@ def count_sink_from_zero(kind: SinkKind) -> None:
     put_aside = {"undecodable", "unreadable", *kind.drop_reasons} - _NO_DEAD_LETTER
     if kind.name == "alerts":
         put_aside -= _UNREAD_INCIDENTS
-    topics = [topic.name for topic in kind.topics]
-    count_from_zero(dead_letter_queue.DEAD_LETTERS_TOTAL, topic=topics, reason=put_aside)
+    names = [topic.name for topic in kind.topics(topics)]
+    count_from_zero(dead_letter_queue.DEAD_LETTERS_TOTAL, topic=names, reason=put_aside)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Final
 
-from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS, Topic
+from gpuledger.topics import Topic, Topics
 from sinks.protocol import OpenSink
 
 
@@ -27,10 +27,14 @@ class SinkKind:
     no Arrow, and one that stores rows no protobuf."""
     summary: str
     """What it hands on and to whom, for `--help`."""
-    topics: tuple[Topic, ...] = (EVENTS,)
-    """The topics that it reads."""
+    has_incidents: bool = False
+    """Whether it reads the attributed incidents beside the events."""
     drop_reasons: tuple[str, ...]
     """Why it may not hand on what it read."""
+
+    def topics(self, table: Topics) -> tuple[Topic, ...]:
+        """Return the topics that it reads."""
+        return (table.events, table.attributed_incidents) if self.has_incidents else (table.events,)
 
     def load(self) -> OpenSink:
         """Import the kind's module; return what opens a sink."""
@@ -50,7 +54,7 @@ ALERTS: Final = SinkKind(
     group="gpuledger-alerts",
     module="sinks.alerts.alerts_sink",
     summary="alerts, to every Alertmanager of a cluster",
-    topics=(EVENTS, ATTRIBUTED_INCIDENTS),
+    has_incidents=True,
     drop_reasons=("duplicate", "rejected", "superseded", "too_large", "too_many", "too_old"),
 )
 STORE: Final = SinkKind(

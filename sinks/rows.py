@@ -59,7 +59,7 @@ def open_sink(
     return open_kafka_sink(
         ROWS,
         bus=bus,
-        settings=settings,
+        settings=settings.in_installation(bus.topics),
         values_of=encoded_rows_of,
         readiness=readiness,
         clock=clock,

@@ -9,7 +9,7 @@ import msgspec
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings, Secret
 from gpuledger.settings.groups import require_http_url
 from gpuledger.texts import find_near
-from gpuledger.topics import ROWS
+from gpuledger.topics import Topics
 from sinks.otlp_names import OF_RESOURCES
 from sinks.registry import KINDS
 
@@ -191,11 +191,15 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The most events that one poll brings."""
 
 
+_OWN_ROWS: Final = Topics().rows.name
+
+
 class RowsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the flat rows go."""
 
-    topic: Name = ROWS.name
-    """The topic to write to; a node's rows lie in the partition of its events, modulo its own."""
+    topic: Name = _OWN_ROWS
+    """The topic to write to; a node's rows lie in the partition of its events, modulo its own. The
+    default means the installation's own topic, whatever `kafka.topic_prefix` says."""
     commit_interval_seconds: Pause = 0.1
     """How long more is waited for after a transaction, unless a poll was full: each transaction
     costs something, however little is in it."""
@@ -204,6 +208,12 @@ class RowsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     that comes after them for late."""
     max_poll_records: Count = 500
     """The most events that one poll brings, and so the bound on a transaction."""
+
+    def in_installation(self, topics: Topics) -> "RowsSettings":
+        """Return the settings with the topic of this installation, where it is its own."""
+        if self.topic != _OWN_ROWS:
+            return self
+        return msgspec.structs.replace(self, topic=topics.rows.name)
 
 
 Encoding = Literal["otlp_proto", "otlp_json"]

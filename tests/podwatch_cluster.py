@@ -34,7 +34,7 @@ from gpuledger.clock import SystemClock
 from gpuledger.codec import decoder_of
 from gpuledger.records import PodRecord
 from gpuledger.runtime import Readiness
-from gpuledger.topics import PODS
+from tests.default_topics import PODS
 
 DEADLINE_SECONDS = 30.0
 MERGE = "application/merge-patch+json"

@@ -19,7 +19,7 @@ from gpuledger.codec import encode, validate
 from gpuledger.records import Incident, Inventory
 from gpuledger.records.fitting import fit
 from gpuledger.runtime.logs import Repeats
-from gpuledger.topics import INCIDENTS, INVENTORY, PROCESSES, READINGS, SAMPLES
+from gpuledger.topics import Topics
 
 _NS_PER_MS: Final = 1_000_000
 _log = structlog.get_logger(__name__)
@@ -37,24 +37,24 @@ class _NodeRecord(Protocol):
     def time_ns(self) -> int: ...
 
 
-def bundle_tick(tick: NodeTick) -> MessageBundle:
+def bundle_tick(tick: NodeTick, topics: Topics) -> MessageBundle:
     """Return a tick's bundle: the sample, its other readings, then what happened to processes.
 
     The sample is the first to be sent: it is what is booked.
     """
-    readings = ((READINGS.name, _message(tick.readings)),) if tick.readings.gpus else ()
-    processes = ((PROCESSES.name, _message(record)) for record in tick.processes)
-    return ((SAMPLES.name, _message(tick.sample)), *readings, *processes)
+    readings = ((topics.readings.name, _message(tick.readings)),) if tick.readings.gpus else ()
+    processes = ((topics.processes.name, _message(record)) for record in tick.processes)
+    return ((topics.samples.name, _message(tick.sample)), *readings, *processes)
 
 
-def bundle_incident(incident: Incident) -> MessageBundle:
+def bundle_incident(incident: Incident, topics: Topics) -> MessageBundle:
     """Return an incident's bundle."""
-    return ((INCIDENTS.name, _message(incident)),)
+    return ((topics.incidents.name, _message(incident)),)
 
 
-def bundle_inventory(inventory: Inventory) -> MessageBundle:
+def bundle_inventory(inventory: Inventory, topics: Topics) -> MessageBundle:
     """Return an inventory's bundle."""
-    return ((INVENTORY.name, _message(inventory)),)
+    return ((topics.inventory.name, _message(inventory)),)
 
 
 def time_ms(bundle: MessageBundle) -> int:

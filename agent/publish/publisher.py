@@ -28,7 +28,7 @@ from gpuledger.bus.protocol import Bus, Message, Producer
 from gpuledger.errors import BusError, MessageTooLargeError, TimestampRefusedError
 from gpuledger.runtime import Backoff, Check
 from gpuledger.runtime.logs import Repeats
-from gpuledger.topics import SAMPLES, partition_of_node
+from gpuledger.topics import partition_of_node
 
 _LONGEST_GAP_MS: Final = 60_000  # the longest tick; a longer gap is no ticks to be spread
 
@@ -111,7 +111,7 @@ class SamplePublisher:
 
     async def _publish_from(self, producer: Producer) -> None:
         # All topics that are placed by node have the same number of partitions.
-        partitions = await self._bus.partitions(SAMPLES.name)
+        partitions = await self._bus.partitions(self._bus.topics.samples.name)
         partition = partition_of_node(self._node, partitions=partitions)
         # Brokers may answer this and take no record; only where none waits is it all there is.
         if not self._times_ms and self._send_queue.is_empty:

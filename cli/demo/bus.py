@@ -29,7 +29,7 @@ from gpuledger.bus.protocol import History, Span, TopicPartition, TransactionalB
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.errors import BusUnavailableError, TopicsError
 from gpuledger.runtime.tasks import end_tasks
-from gpuledger.topics import SAMPLES
+from gpuledger.topics import Topic
 
 _LEAVING_SECONDS: Final = SESSION_SECONDS + 5.0
 """How long members of the demo's groups may be there, before this run joins them."""
@@ -157,15 +157,15 @@ async def hold_all(bus: DemoBus, stages: Stages, views: Sequence[RunBus]) -> Non
         await end_tasks(asking)
 
 
-def refuse_changes(beginning: Offsets, now: Offsets) -> None:
+def refuse_changes(beginning: Offsets, now: Offsets, *, samples: Topic) -> None:
     """Raise `BusError` where a tick was written since the beginning: none of this run is.
 
     Another demo that began at the same time would else have its ticks booked by this one. In other
     topics transactions may end meanwhile that a run left open that was killed.
     """
-    if any(now[at] != beginning.get(at) for at in now if at.topic == SAMPLES.name):
+    if any(now[at] != beginning.get(at) for at in now if at.topic == samples.name):
         raise BusUnavailableError(
-            f"somebody has written to {SAMPLES.name} while this demo's consumer groups ({PREFIX}…)"
+            f"somebody has written to {samples.name} while this demo's consumer groups ({PREFIX}…)"
             " formed: another demo reads these topics, and each would count the other's ticks; end"
             " it, or name other brokers"
         )
@@ -174,5 +174,5 @@ def refuse_changes(beginning: Offsets, now: Offsets) -> None:
 async def _ask_until_silent(bus: DemoBus) -> None:
     """Raise `BusError` once the brokers do not answer: stages wait for them, without an end."""
     while True:
-        await bus.partitions(SAMPLES.name)
+        await bus.partitions(bus.topics.samples.name)
         await asyncio.sleep(_BROKERS_ASKED_SECONDS)

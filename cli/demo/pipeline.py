@@ -24,7 +24,6 @@ from enricher.join.run import run_join
 from gpuledger.errors import BusError, TopicsError
 from gpuledger.runtime import Readiness
 from gpuledger.settings.secret import shown_url
-from gpuledger.topics import TOPICS
 from sinks.loop import run_sink
 from sinks.registry import ALERTS, REMOTE_WRITE, STORE, SinkKind
 from sinks.settings import (
@@ -102,11 +101,12 @@ async def running(plan: DemoPlan, *, bus: DemoBus, machine: DemoSource) -> Async
         alerts = RunAlerts(settings=alerting, clock=machine.clock)
         read_bus = RunBus(bus, beginning=beginning, once=True)
         reader = EventReader(
-            consumer=await stack.enter_async_context(read_bus.consumer(subscription())),
+            consumer=await stack.enter_async_context(read_bus.consumer(subscription(bus.topics))),
             tally=tally,
             alerts=alerts,
             beginning=beginning,
             nodes=machine.nodes,
+            topics=bus.topics,
         )
         stages = Stages()
         stack.push_async_callback(stages.end)
@@ -118,7 +118,7 @@ async def running(plan: DemoPlan, *, bus: DemoBus, machine: DemoSource) -> Async
         stages.start("join", run_join(bus=join_bus, settings=_JOIN, readiness=Readiness()))
         # All consumers hold their partitions before the first tick: none of it is missed.
         await hold_all(bus, stages, [read_bus, join_bus, *(sink.bus for sink in sinks)])
-        refuse_changes(beginning, await find_beginning(bus))
+        refuse_changes(beginning, await find_beginning(bus), samples=bus.topics.samples)
         await machine.start(stages, bus=bus, stack=stack)
         yield Run(
             bus=bus,
@@ -189,7 +189,7 @@ async def _find_reason(run: Run) -> None:
     """Record whether the brokers are away, or a topic is gone."""
     ending = run.ending
     try:
-        for topic in TOPICS:
+        for topic in run.bus.topics:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 try:
                     await run.bus.partitions(topic.name)

@@ -29,26 +29,27 @@ from gpuledger.codec import Decoder
 from gpuledger.errors import BusError, NotAssignedError, UndecodableError
 from gpuledger.records import AttributedIncident, GpuEvent
 from gpuledger.runtime import Backoff
-from gpuledger.topics import (
-    ATTRIBUTED_INCIDENTS,
-    DEAD_LETTERS,
-    EVENTS,
-    INCIDENTS,
-    PROCESSES,
-    SAMPLES,
-)
+from gpuledger.topics import Topics
 
 Offsets = Mapping[TopicPartition, int]
-_OF_A_RUN: Final = (SAMPLES, PROCESSES, INCIDENTS, EVENTS, ATTRIBUTED_INCIDENTS, DEAD_LETTERS)
-"""The other topics hold states, which are read whole."""
 
 
 async def find_beginning(bus: History) -> dict[TopicPartition, int]:
     """Return where a run that begins now begins: the ends of the topics that it will write to."""
+    topics = bus.topics
+    # The other topics hold states, which are read whole.
+    of_a_run = (
+        topics.samples,
+        topics.processes,
+        topics.incidents,
+        topics.events,
+        topics.attributed_incidents,
+        topics.dead_letters,
+    )
     async with bus.reader() as reader:
         return {
             place: span.end
-            for topic in _OF_A_RUN
+            for topic in of_a_run
             for place, span in (await reader.spans(topic.name)).items()
         }
 
@@ -68,6 +69,11 @@ class RunBus:
         self._topic_ids: dict[str, str | None] = {}
         self._held: frozenset[TopicPartition] = frozenset()
         self._wanted: frozenset[TopicPartition] = frozenset()
+
+    @property
+    def topics(self) -> Topics:
+        """The topics of the bus."""
+        return self._bus.topics
 
     def holds_all(self) -> bool:
         """Return whether the group has given all partitions to this one member."""
@@ -241,15 +247,14 @@ def is_own(group: str) -> bool:
 
 # What came of the run: its events, incidents and dead letters.
 
-_EVENT: Final = Decoder(topic=EVENTS.name, record=GpuEvent)
-_INCIDENT: Final = Decoder(topic=ATTRIBUTED_INCIDENTS.name, record=AttributedIncident)
-_TOPICS: Final = (EVENTS.name, ATTRIBUTED_INCIDENTS.name, DEAD_LETTERS.name)
 _MAX_NEWEST: Final = 10_000
 
 
-def subscription() -> Subscription:
+def subscription(topics: Topics) -> Subscription:
     """Return the subscription of the reader."""
-    return Subscription(group=own_group("gpuledger-reader"), topics=_TOPICS)
+    read = (topics.events, topics.attributed_incidents, topics.dead_letters)
+    group = topics.group(own_group("gpuledger-reader"))
+    return Subscription(group=group, topics=tuple(topic.name for topic in read))
 
 
 class EventReader:
@@ -263,12 +268,18 @@ class EventReader:
         alerts: RunAlerts,
         beginning: Offsets,
         nodes: set[str],
+        topics: Topics,
     ) -> None:
+        self._topics = topics
+        self._event_decoder = Decoder(topic=topics.events.name, record=GpuEvent)
+        self._incident_decoder = Decoder(
+            topic=topics.attributed_incidents.name, record=AttributedIncident
+        )
         self._consumer = consumer
         self._tally = tally
         self._alerts = alerts
         self._nodes = nodes
-        self._begun = {at: end for at, end in beginning.items() if at.topic == SAMPLES.name}
+        self._begun = {at: end for at, end in beginning.items() if at.topic == topics.samples.name}
         self.dead_letters = 0
         self.newest: deque[tuple[TopicPartition, int]] = deque(maxlen=_MAX_NEWEST)
         """Where the records that were read last stand: what the sinks should have too."""
@@ -303,18 +314,18 @@ class EventReader:
 
     def _take(self, records: Sequence[Record]) -> None:
         for record in records:
-            if record.topic == DEAD_LETTERS.name:
+            if record.topic == self._topics.dead_letters.name:
                 self.dead_letters += 1
                 continue
             try:
                 # Others may write to the same topics: only this run's nodes count.
-                if record.topic == EVENTS.name:
-                    event = _EVENT.decode(record.value)
+                if record.topic == self._topics.events.name:
+                    event = self._event_decoder.decode(record.value)
                     if event.node in self._nodes:
                         self._tally.add(event)
                         self._alerts.add(event)
                 else:
-                    attributed = _INCIDENT.decode(record.value)
+                    attributed = self._incident_decoder.decode(record.value)
                     if attributed.incident.node in self._nodes:
                         self._tally.presence.add_incident(attributed)
                         self._alerts.add_incident(attributed)

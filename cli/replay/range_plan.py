@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from enricher.join.replay import TimeRange
 from gpuledger.bus.protocol import HistoryReader, Span, TopicPartition
 from gpuledger.errors import TopicsError, UserError
-from gpuledger.topics import EVENTS, PODS, SAMPLES
+from gpuledger.topics import Topics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +59,13 @@ class Plan(NamedTuple):
 _NOTHING: Final = Span(0, 0)
 
 
-async def make_plan(reader: HistoryReader, asked: Asked) -> Plan:
+async def make_plan(reader: HistoryReader, asked: Asked, *, topics: Topics) -> Plan:
     """Look the range up; raises `TopicsError` and, where it is not all kept, `UserError`."""
-    pods = await reader.spans(PODS.name)
-    kept = await reader.spans(SAMPLES.name)
+    pods = await reader.spans(topics.pods.name)
+    kept = await reader.spans(topics.samples.name)
     events: Mapping[TopicPartition, Span] = {}
     if asked.compare:
-        events = await reader.spans(EVENTS.name)
+        events = await reader.spans(topics.events.name)
     # By partition number a node's ticks, pods and events meet; other numbers would part them.
     counts = {next(iter(spans)).topic: len(spans) for spans in (pods, kept, events) if spans}
     if len(set(counts.values())) > 1:
@@ -80,9 +80,9 @@ async def make_plan(reader: HistoryReader, asked: Asked) -> Plan:
     parts = [
         Part(
             number=number,
-            pods=pods[TopicPartition(PODS.name, number)],
-            ticks=tick_spans[TopicPartition(SAMPLES.name, number)],
-            events=event_spans.get(TopicPartition(EVENTS.name, number), _NOTHING),
+            pods=pods[TopicPartition(topics.pods.name, number)],
+            ticks=tick_spans[TopicPartition(topics.samples.name, number)],
+            events=event_spans.get(TopicPartition(topics.events.name, number), _NOTHING),
         )
         for number in range(len(kept))
     ]

@@ -148,7 +148,7 @@ async def replay_range(
 ) -> ReplayOutcome:
     """Replay a range from the bus; raises `UserError` where there is nothing, or not all of it."""
     async with history.reader() as reader:
-        plan = await make_plan(reader, asked)
+        plan = await make_plan(reader, asked, topics=history.topics)
     begin, end = map(write_moment, asked.wanted)
     refuse_nothing(plan, asked, shown=f"from {begin} to {end}")
     for warning in plan.warnings:
@@ -159,6 +159,7 @@ async def replay_range(
             replaying = Replaying(
                 wanted=asked.wanted,
                 partitions=plan.partitions,
+                topics=history.topics,
                 write=write,
                 comparison=comparison,
                 advance=advance,

@@ -18,7 +18,7 @@ from enricher.join.validation import placement_rule
 from gpuledger.bus.protocol import Bus, History, HistoryReader, Message, Record, TopicPartition
 from gpuledger.dead_letter_queue import describe_unreadable
 from gpuledger.errors import TopicsError, UserError
-from gpuledger.topics import BY_NAME, EVENTS, PODS, SAMPLES
+from gpuledger.topics import Topics
 
 Write = Callable[[int, Sequence[Message]], Awaitable[None]]
 """Takes a partition and its next events."""
@@ -61,15 +61,16 @@ async def to_file(path: Path) -> AsyncIterator[Write]:
 @asynccontextmanager
 async def to_topic(bus: Bus, topic: str) -> AsyncIterator[Write]:
     """Publish each event to the partition of the same number; raises `TopicsError`."""
-    if topic in BY_NAME:
+    if topic in bus.topics.by_name:
         raise TopicsError(
             f"--topic {topic}: this topic is read by others as what happened first; replay into"
             " one of another name"
         )
-    count, wanted = await bus.partitions(topic), await bus.partitions(EVENTS.name)
+    events = bus.topics.events.name
+    count, wanted = await bus.partitions(topic), await bus.partitions(events)
     if count != wanted:
         raise TopicsError(
-            f"--topic {topic}: it has {count} partitions and needs {wanted}, as {EVENTS.name} has"
+            f"--topic {topic}: it has {count} partitions and needs {wanted}, as {events} has"
         )
     async with bus.producer() as producer:
 
@@ -124,12 +125,16 @@ class Replaying:
         *,
         wanted: TimeRange,
         partitions: int,
+        topics: Topics,
         write: Write,
         comparison: Comparison | None,
         advance: Callable[[int], None],
     ) -> None:
         self._wanted = wanted
-        self._replay = Replay(wanted, is_placed=placement_rule(partitions=partitions))
+        self._topics = topics
+        self._replay = Replay(
+            wanted, is_placed=placement_rule(partitions=partitions), topics=topics
+        )
         self._write = write
         self._comparison = comparison
         self._advance = advance
@@ -145,18 +150,20 @@ class Replaying:
 
     async def _run_part(self, part: Part, *, reader: HistoryReader, other: HistoryReader) -> None:
         # All pods before the first tick: one that the first run did not know yet is known.
-        pods = reader.read(TopicPartition(PODS.name, part.number), part.pods)
+        pods = reader.read(TopicPartition(self._topics.pods.name, part.number), part.pods)
         async with aclosing(pods):
             async for records in pods:
                 self._replay.take_pods(records)
         async with AsyncExitStack() as opened:
-            ticks = reader.read(TopicPartition(SAMPLES.name, part.number), part.ticks)
+            ticks = reader.read(TopicPartition(self._topics.samples.name, part.number), part.ticks)
             await opened.enter_async_context(aclosing(ticks))
             if self._comparison is None:
                 while await self._replay_some(ticks, part.number):
                     pass
             else:
-                first = other.read(TopicPartition(EVENTS.name, part.number), part.events)
+                first = other.read(
+                    TopicPartition(self._topics.events.name, part.number), part.events
+                )
                 await opened.enter_async_context(aclosing(first))
                 await self._run_beside(ticks, first, part.number, self._comparison)
         self._replay.end_partition(part.number)

@@ -25,7 +25,7 @@ from gpuledger.bus.transactional_writers import TransactionalWriters, pause_seco
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import BusError, BusUnavailableError, FencedError, NotAssignedError
 from gpuledger.runtime import Backoff, Check, RetryingCaller
-from gpuledger.topics import EVENTS, PROGRESS, SAMPLES
+from gpuledger.topics import Topics
 
 _NOBODY: Final[frozenset[int]] = frozenset()
 _log = structlog.get_logger(__name__)
@@ -35,6 +35,7 @@ _log = structlog.get_logger(__name__)
 class CommitBatch:
     """What came of one partition: in all inputs it has the same nodes."""
 
+    topics: Topics
     partition: int
     begun_at: float
     """When the first of it came, in seconds of the worker's clock."""
@@ -52,13 +53,13 @@ class CommitBatch:
     @property
     def progress_partition(self) -> TopicPartition:
         """Where the progress of its nodes goes."""
-        return TopicPartition(PROGRESS.name, self.partition)
+        return TopicPartition(self.topics.progress.name, self.partition)
 
     def count(self, place: TopicPartition, records: Sequence[Record]) -> None:
         """Count records of an input, at least one, whose work is in this batch."""
         self.records += len(records)
         self.offsets[place] = records[-1].offset + 1
-        if place.topic == SAMPLES.name:
+        if place.topic == self.topics.samples.name:
             self.last_tick_ms = records[-1].timestamp_ms
 
     def add(self, place: TopicPartition, messages: Sequence[Message]) -> None:
@@ -70,14 +71,16 @@ class CommitBatch:
 class CommitBatches:
     """The batches of a worker, from one delivery to the next; bounded by records and by time."""
 
-    def __init__(self, *, max_records: int, max_seconds: float) -> None:
+    def __init__(self, *, topics: Topics, max_records: int, max_seconds: float) -> None:
+        self._topics = topics
         self._max_records = max_records
         self._max_seconds = max_seconds
         self._batches: dict[int, CommitBatch] = {}
 
     def at(self, partition: int, *, now: float) -> CommitBatch:
         """Return the batch of a partition, which begins now where there is none."""
-        return self._batches.setdefault(partition, CommitBatch(partition=partition, begun_at=now))
+        made = CommitBatch(topics=self._topics, partition=partition, begun_at=now)
+        return self._batches.setdefault(partition, made)
 
     def seconds_left(self, *, now: float) -> float | None:
         """Return how long more may be gathered, at least 0; `None` where nothing waits."""
@@ -285,5 +288,5 @@ class ExactlyOnce:
 def count_events(made: CommitBatch) -> None:
     """Count the events of a batch that was delivered."""
     metrics.EVENTS_TOTAL.inc(
-        len(made.messages.get(TopicPartition(EVENTS.name, made.partition), ()))
+        len(made.messages.get(TopicPartition(made.topics.events.name, made.partition), ()))
     )

@@ -4,10 +4,11 @@ from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from gpuledger import dead_letter_queue, topics
+from gpuledger import dead_letter_queue
 from gpuledger.records import ProcessChange
 from gpuledger.records.incidents import INCIDENT_KINDS
 from gpuledger.runtime.process_metrics import count_from_zero
+from gpuledger.topics import Topics
 
 TICKS_TOTAL: Final = Counter("gpuledger_join_ticks", "Ticks read, duplicates included.")
 DUPLICATES_TOTAL: Final = Counter(
@@ -126,14 +127,13 @@ NODE_BEHIND_SECONDS: Final = Gauge(
     " in the last ten minutes was taken on, by its node's clock, before it was made, by the API"
     " server's. Whole seconds; 0 where none was.",
 )
-count_from_zero(
-    dead_letter_queue.DEAD_LETTERS_TOTAL,
-    topic=(
-        topics.SAMPLES.name,
-        topics.PROCESSES.name,
-        topics.INCIDENTS.name,
-        topics.PODS.name,
-        topics.PROGRESS.name,
-    ),
-    reason=("undecodable", "unreadable", "invalid", "too_large", "misplaced", "seq_ahead"),
-)
+
+
+def count_topics_from_zero(topics: Topics) -> None:
+    """Show the counters of the topics that the join reads, before a record is put aside."""
+    read = (topics.samples, topics.processes, topics.incidents, topics.pods, topics.progress)
+    count_from_zero(
+        dead_letter_queue.DEAD_LETTERS_TOTAL,
+        topic=[topic.name for topic in read],
+        reason=("undecodable", "unreadable", "invalid", "too_large", "misplaced", "seq_ahead"),
+    )

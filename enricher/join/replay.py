@@ -13,6 +13,7 @@ from enricher.join.stage import JoinStage
 from enricher.join.validation import IsPlaced
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.dead_letter_queue import DeadLetterQueue
+from gpuledger.topics import Topic, Topics
 
 CONSUMER: Final = "gpuledger-replay"
 
@@ -31,10 +32,10 @@ class TimeRange(NamedTuple):
 class Replay:
     """Makes the events of one partition's ticks again, as a worker that has just got it would."""
 
-    def __init__(self, wanted: TimeRange, *, is_placed: IsPlaced) -> None:
-        self.unusable = _Unusable()
+    def __init__(self, wanted: TimeRange, *, is_placed: IsPlaced, topics: Topics) -> None:
+        self.unusable = _Unusable(topics.dead_letters)
         self._wanted = wanted
-        self._stage = JoinStage(office=self.unusable, is_placed=is_placed)
+        self._stage = JoinStage(office=self.unusable, is_placed=is_placed, topics=topics)
 
     def take_pods(self, records: Sequence[Record]) -> None:
         """Take pods in; tombstones are left out: who was deleted later was there at the time."""
@@ -59,8 +60,8 @@ class Replay:
 class _Unusable(DeadLetterQueue):
     """Counts what cannot be used: the first run has put it aside already."""
 
-    def __init__(self) -> None:
-        super().__init__(consumer=CONSUMER, producer=_Nowhere(), partitions=1)
+    def __init__(self, topic: Topic) -> None:
+        super().__init__(consumer=CONSUMER, producer=_Nowhere(), topic=topic, partitions=1)
         self.first_detail: str | None = None
 
     @override

@@ -31,18 +31,27 @@ from gpuledger.early import settle_collector
 from gpuledger.errors import BusError, GpuledgerError, NotAssignedError
 from gpuledger.runtime import Backoff, Check, RetryingCaller
 from gpuledger.runtime.tasks import end_tasks
-from gpuledger.topics import INCIDENTS, PODS, PROCESSES, PROGRESS, SAMPLES
+from gpuledger.topics import Topics
 
-INPUTS: Final = (SAMPLES.name, PROCESSES.name, INCIDENTS.name)
-"""What is worked through once, from the committed offset on."""
-STATE: Final = (PODS.name,)
-"""What is read from the beginning at each take-over, followed from there, and never committed."""
 # What a tick makes has no cycles: to look for them every 700 objects, as Python does, costs 2 %.
 _OBJECTS_PER_COLLECTION: Final = 20_000
 _STALL_SECONDS: Final = 60.0
 """How long a read-back may stand still: a partition has a new leader long before."""
 _READING: Final = "reading the pods and watermarks of new partitions"
 _log = structlog.get_logger(__name__)
+
+
+def input_names(topics: Topics) -> tuple[str, ...]:
+    """Return the topics that are worked through once, from the committed offset on."""
+    return (topics.samples.name, topics.processes.name, topics.incidents.name)
+
+
+def state_names(topics: Topics) -> tuple[str, ...]:
+    """Return the topics that are read from their beginning at each take-over, and followed.
+
+    Their offsets are never committed.
+    """
+    return (topics.pods.name,)
 
 
 class StalledError(GpuledgerError):
@@ -71,6 +80,7 @@ class StateRestorer:
         self._check = check
         self._backoff = backoff
         self._history = history
+        self._state = state_names(history.topics)
         self._seconds = seconds
         self._unknown: set[int] = set()
         self._changes = 0
@@ -107,7 +117,7 @@ class StateRestorer:
     async def take_state(self, batch: Polled) -> None:
         """Take in what a poll brought of the state."""
         for place, records in batch.items():
-            if place.topic in STATE:
+            if place.topic in self._state:
                 async for step in step_through(records):
                     self._stage.take_pods(step)
         metrics.PODS.set(len(self._stage.pods))
@@ -188,12 +198,12 @@ class StateRestorer:
         await self._delivery.take_over(partitions)
         # After the take-over alone: until then whoever had the partitions may write progress.
         async with self._history.reader() as reader:
-            for place, span in (await reader.spans(PROGRESS.name)).items():
+            for place, span in (await reader.spans(self._history.topics.progress.name)).items():
                 if place.partition in partitions and span.first < span.end:
                     async for records in reader.read(place, span):
                         self._stage.restore_progress(records)
         held = {place for place in consumer.assignment() if place.partition in partitions}
-        state = {place for place in held if place.topic in STATE}
+        state = {place for place in held if place.topic in self._state}
         for place in held:
             offset = 0 if place in state else await consumer.committed(place)
             await consumer.seek(place, offset or 0)

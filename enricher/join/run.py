@@ -6,10 +6,13 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
 
+import msgspec
+
+from enricher.join import join_metrics as metrics
 from enricher.join.delivery import AtLeastOnce, Delivery, ExactlyOnce
 from enricher.join.join_settings import JoinSettings
 from enricher.join.polling import retry_bus
-from enricher.join.restore import INPUTS, STATE, StateRestorer
+from enricher.join.restore import StateRestorer, input_names, state_names
 from enricher.join.stage import JoinStage
 from enricher.join.validation import placement_rule
 from enricher.join.worker import JoinWorker
@@ -33,13 +36,7 @@ from gpuledger.runtime import (
     run_service,
 )
 from gpuledger.settings import load_settings
-from gpuledger.topics import (
-    ATTRIBUTED_INCIDENTS,
-    DEAD_LETTERS,
-    EVENTS,
-    PROGRESS,
-    SAMPLES,
-)
+from gpuledger.topics import Topics
 
 # Each has its own, as it grows with the failures of what it waits for.
 _new_backoff: Final = partial(Backoff, first_seconds=0.2, max_seconds=10.0)
@@ -55,8 +52,9 @@ def main() -> int:
         prog="gpuledger-join",
         description="Join nodes' ticks with their pods into events whose entries sum to the GPU.",
     )
+    topics = Topics(settings.kafka.topic_prefix)
     about = {
-        "group": settings.join.group,
+        "group": topics.group(settings.join.group),
         "member": settings.kafka.group_instance_id or None,
         "guarantee": settings.join.processing_guarantee,
         "brokers": settings.kafka.bootstrap_servers,
@@ -76,6 +74,8 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
     while the brokers answer, `pods`, ok once those of the assigned partitions are read back, and
     `delivery`, ok while what is made can be published.
     """
+    settings = _in_group_of(bus.topics, settings)
+    metrics.count_topics_from_zero(bus.topics)
     stage_check, delivery_check = readiness.check("pods"), readiness.check("delivery")
     insist = retry_bus(check=readiness.check("bus"), backoff=_new_backoff)
     # What was published and cannot be committed is not delivered: the delivery passes the check.
@@ -91,11 +91,15 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
         delivery_check.ok("nothing to deliver yet")
         async with bus.producer() as producer:
             office = DeadLetterQueue(
-                consumer=settings.join.group, producer=producer, partitions=letters
+                consumer=settings.join.group,
+                producer=producer,
+                topic=bus.topics.dead_letters,
+                partitions=letters,
             )
             stage = JoinStage(
                 office=office,
                 is_placed=placement_rule(partitions=inputs),
+                topics=bus.topics,
                 pending_pod_timeout_seconds=settings.join.pending_pod_timeout_seconds,
             )
             opening = _open_delivery(
@@ -124,9 +128,16 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
                     insist=insist,
                     tuning=settings.join,
                     gaps=GapCheck(readiness.check("gaps", severity=CheckSeverity.WARNING)),
+                    topics=bus.topics,
                 )
                 await worker.run(bus=bus, member=settings.kafka.group_instance_id or None)
         watch.cancel()
+
+
+def _in_group_of(topics: Topics, settings: JoinSettings) -> JoinSettings:
+    """Return the settings with the consumer group of this installation."""
+    tuning = msgspec.structs.replace(settings.join, group=topics.group(settings.join.group))
+    return msgspec.structs.replace(settings, join=tuning)
 
 
 @asynccontextmanager
@@ -158,7 +169,14 @@ async def _count_partitions(bus: Bus) -> tuple[int, int]:
 
     Raises `TopicsError` where a topic is missing, or input and output differ in partitions.
     """
-    by_node = (*INPUTS, *STATE, PROGRESS.name, EVENTS.name, ATTRIBUTED_INCIDENTS.name)
+    topics = bus.topics
+    by_node = (
+        *input_names(topics),
+        *state_names(topics),
+        topics.progress.name,
+        topics.events.name,
+        topics.attributed_incidents.name,
+    )
     # A node's pods, ticks and progress must lie in one partition number, or no worker has them all.
     counts = {name: await bus.partitions(name) for name in by_node}
     if len(set(counts.values())) != 1:
@@ -166,4 +184,4 @@ async def _count_partitions(bus: Bus) -> tuple[int, int]:
             f"topics placed by node must have the same number of partitions, found {counts};"
             " `gpuledger topics check` says what each should have"
         )
-    return counts[SAMPLES.name], await bus.partitions(DEAD_LETTERS.name)
+    return counts[topics.samples.name], await bus.partitions(topics.dead_letters.name)

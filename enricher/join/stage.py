@@ -53,14 +53,9 @@ from gpuledger.records import (
     Settlement,
 )
 from gpuledger.records.incidents import INCIDENT_KINDS
-from gpuledger.topics import INCIDENTS, PODS, PROCESSES, PROGRESS, SAMPLES
+from gpuledger.topics import Topics
 
-_SAMPLES: Final = Decoder(topic=SAMPLES.name, record=NodeSample)
-_PODS: Final = Decoder(topic=PODS.name, record=PodRecord)
-_PROGRESS: Final = Decoder(topic=PROGRESS.name, record=NodeProgress)
-_PROCESSES: Final = Decoder(topic=PROCESSES.name, record=ProcessRecord)
 _NS_PER_MS: Final = 1_000_000
-_INCIDENTS: Final = Decoder(topic=INCIDENTS.name, record=Incident)
 
 
 class JoinStage:
@@ -71,11 +66,17 @@ class JoinStage:
         *,
         office: DeadLetterQueue,
         is_placed: IsPlaced,
+        topics: Topics,
         time_ns: Callable[[], int] = time.time_ns,
         pending_pod_timeout_seconds: float = 120.0,
     ) -> None:
         self.pods = PodCache()
         self._is_placed = is_placed
+        self._sample_decoder = Decoder(topic=topics.samples.name, record=NodeSample)
+        self._pod_decoder = Decoder(topic=topics.pods.name, record=PodRecord)
+        self._progress_decoder = Decoder(topic=topics.progress.name, record=NodeProgress)
+        self._process_decoder = Decoder(topic=topics.processes.name, record=ProcessRecord)
+        self._incident_decoder = Decoder(topic=topics.incidents.name, record=Incident)
         self._time_ns = time_ns
         self._audit = JoinObserver(pending_pod_timeout_seconds=pending_pod_timeout_seconds)
         self._slimmer = Interner()
@@ -92,7 +93,7 @@ class JoinStage:
                 uid = record.key.decode(errors="replace")
                 self.pods.remove(uid, partition=record.partition)
                 continue
-            for _, decoded in self._office.decode(_PODS, [record]):
+            for _, decoded in self._office.decode(self._pod_decoder, [record]):
                 if not self._is_at_home(record, node=decoded.node, key=decoded.uid):
                     continue
                 pod = self._slimmer.slim(decoded)
@@ -110,7 +111,7 @@ class JoinStage:
             if record.value is None and record.key is not None:
                 watermarks.remove(record.key.decode(errors="replace"))
                 continue
-            for _, watermark in self._office.decode(_PROGRESS, [record]):
+            for _, watermark in self._office.decode(self._progress_decoder, [record]):
                 if not self._is_at_home(record, node=watermark.node, key=watermark.node):
                     continue
                 watermarks.take(watermark, heard_ns=record.timestamp_ms * _NS_PER_MS)
@@ -137,7 +138,7 @@ class JoinStage:
         """Book ticks: one event for each that is new and whole, in the order of the ticks."""
         events: list[Message] = []
         now_ns = self._time_ns()
-        for record, sample in self._office.decode(_SAMPLES, records):
+        for record, sample in self._office.decode(self._sample_decoder, records):
             if not self._is_at_home(record, node=sample.node, key=sample.node):
                 continue
             try:
@@ -154,7 +155,7 @@ class JoinStage:
 
     def take_processes(self, records: Sequence[Record]) -> None:
         """Count process records; the ticks carry what is booked, ends included."""
-        for record, process in self._office.decode(_PROCESSES, records):
+        for record, process in self._office.decode(self._process_decoder, records):
             if not self._is_at_home(record, node=process.node, key=process.node):
                 continue
             metrics.PROCESS_RECORDS_TOTAL.labels(change=process.change).inc()
@@ -162,7 +163,7 @@ class JoinStage:
     def take_incidents(self, records: Sequence[Record]) -> list[Message]:
         """Attribute incidents to the pods that were on the GPU: with processes, or holding it."""
         found: list[Message] = []
-        for record, incident in self._office.decode(_INCIDENTS, records):
+        for record, incident in self._office.decode(self._incident_decoder, records):
             if not self._is_at_home(record, node=incident.node, key=incident.node):
                 continue
             kind = incident.kind if incident.kind in INCIDENT_KINDS else metrics.OTHER_KIND

@@ -14,7 +14,7 @@ from enricher.join import join_metrics as metrics
 from enricher.join.delivery import CommitBatches, Delivery
 from enricher.join.join_settings import JoinTuning
 from enricher.join.polling import poll, step_through
-from enricher.join.restore import INPUTS, STATE, StalledError, StateRestorer
+from enricher.join.restore import StalledError, StateRestorer, input_names, state_names
 from enricher.join.stage import JoinStage
 from gpuledger.bus.gaps import GapCheck
 from gpuledger.bus.protocol import (
@@ -33,13 +33,7 @@ from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import BusError, NotAssignedError
 from gpuledger.lag import Lag
 from gpuledger.runtime import RetryingCaller
-from gpuledger.topics import (
-    ATTRIBUTED_INCIDENTS,
-    EVENTS,
-    INCIDENTS,
-    PROCESSES,
-    SAMPLES,
-)
+from gpuledger.topics import Topics
 
 _log = structlog.get_logger(__name__)
 
@@ -57,7 +51,10 @@ class JoinWorker:
         insist: RetryingCaller[BusError],
         tuning: JoinTuning,
         gaps: GapCheck,
+        topics: Topics,
     ) -> None:
+        self._topics = topics
+        self._inputs = input_names(topics)
         self._gaps = gaps
         self._lag = Lag(clock=SystemClock())
         metrics.LAG_SECONDS.set_function(self._lag.seconds)
@@ -68,14 +65,16 @@ class JoinWorker:
         self._insist = insist
         self._tuning = tuning
         self._batches = CommitBatches(
-            max_records=tuning.records_per_commit, max_seconds=tuning.commit_interval_seconds
+            topics=topics,
+            max_records=tuning.records_per_commit,
+            max_seconds=tuning.commit_interval_seconds,
         )
 
     async def run(self, *, bus: Bus, member: str | None) -> None:
         """Work through the group's partitions until cancelled."""
         subscription = Subscription(
             group=self._tuning.group,
-            topics=(*INPUTS, *STATE),
+            topics=(*self._inputs, *state_names(self._topics)),
             member=member,
             # Agents and podwatch write no transactions: one that is open there is somebody else's,
             # and would withhold from us what lies behind it for as long as it pleases him.
@@ -114,7 +113,9 @@ class JoinWorker:
         self._gaps.add(gap)
 
     async def _on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        held = sorted(each.partition for each in partitions if each.topic == SAMPLES.name)
+        held = sorted(
+            each.partition for each in partitions if each.topic == self._topics.samples.name
+        )
         self._restorer.require(held)
         if not held:
             self._restorer.stand_by()
@@ -140,9 +141,11 @@ class JoinWorker:
     async def _work(self, batch: Polled) -> None:
         """Work through what was polled, step by step, so that heartbeats and pages live."""
         now = time.monotonic()
-        self._lag.polled({at: each for at, each in batch.items() if at.topic == SAMPLES.name})
+        self._lag.polled(
+            {at: each for at, each in batch.items() if at.topic == self._topics.samples.name}
+        )
         for place, records in batch.items():
-            if place.topic not in INPUTS:
+            if place.topic not in self._inputs:
                 continue
             async for step in step_through(records):
                 into = self._batches.at(place.partition, now=now)
@@ -157,13 +160,13 @@ class JoinWorker:
         self, place: TopicPartition, records: Sequence[Record]
     ) -> tuple[str, Sequence[Message]]:
         """Return what is to be published for these records, and where."""
-        if place.topic == PROCESSES.name:
+        if place.topic == self._topics.processes.name:
             # Nothing is published: the audit trail is counted, and its offsets are committed.
             self._stage.take_processes(records)
-            return EVENTS.name, ()
-        if place.topic == INCIDENTS.name:
-            return ATTRIBUTED_INCIDENTS.name, self._stage.take_incidents(records)
-        return EVENTS.name, self._stage.take_samples(records)
+            return self._topics.events.name, ()
+        if place.topic == self._topics.incidents.name:
+            return self._topics.attributed_incidents.name, self._stage.take_incidents(records)
+        return self._topics.events.name, self._stage.take_samples(records)
 
     async def _deliver(self, consumer: Consumer) -> None:
         """Deliver what is gathered; partitions whose delivery was undone are begun with anew."""
@@ -175,7 +178,7 @@ class JoinWorker:
             if made.partition in undone:
                 continue
             for place, next_offset in made.offsets.items():
-                if place.topic == SAMPLES.name:
+                if place.topic == self._topics.samples.name:
                     self._lag.done(place, next_offset, time_ms=made.last_tick_ms)
         if undone:
             self._forget(undone)

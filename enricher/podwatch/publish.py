@@ -34,7 +34,7 @@ from gpuledger.bus.protocol import (
     is_other_topic,
 )
 from gpuledger.clock import Clock
-from gpuledger.codec import Decoder, encode
+from gpuledger.codec import decoder_of, encode
 from gpuledger.dead_letter_queue import count_unreadable, describe_unreadable
 from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import PodRecord
@@ -42,14 +42,13 @@ from gpuledger.records.fitting import fit
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.readiness import Check
 from gpuledger.runtime.retry import Backoff, RetryingCaller
-from gpuledger.topics import PODS, partition_of_node
+from gpuledger.topics import Topics, partition_of_node
 
 _NS_PER_MS: Final = 1_000_000
 _NS: Final = 1_000_000_000
 LOOK_SECONDS: Final = 10.0
 """How often the topic is looked at: whether it is there, and still the one that was published to.
 """
-_decode: Final = Decoder(topic=PODS.name, record=PodRecord).decode
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 Fence = Callable[[], None]
@@ -73,7 +72,8 @@ class PodBus(History, Protocol):
 class KnownPods:
     """The newest record of each pod; memory is bounded by the pods without a tombstone."""
 
-    def __init__(self, *, topic_id: str | None = None) -> None:
+    def __init__(self, *, topics: Topics, topic_id: str | None = None) -> None:
+        self._decoder = decoder_of(topics.pods.name, PodRecord)
         self.topic_id = topic_id
         """The identity of the topic that was read, as of before."""
         self.by_uid: dict[str, PodRecord] = {}
@@ -107,13 +107,13 @@ class KnownPods:
 
     def _read(self, uid: str, value: bytes) -> PodRecord | None:
         try:
-            pod: PodRecord = _decode(value)
+            pod: PodRecord = self._decoder.decode(value)
         except UndecodableError as error:
             self._count_undecodable(str(error))
             return None
         if pod.uid != uid:
             # Compaction goes by the key: this record has replaced another pod's.
-            self._count_undecodable(f"{PODS.name}: uid {pod.uid!r} under the key {uid!r}")
+            self._count_undecodable(f"{self._decoder.topic}: uid {pod.uid!r} under the key {uid!r}")
             return None
         return pod
 
@@ -128,11 +128,12 @@ async def read_known(*, bus: PodBus, check: Check, clock: Clock) -> KnownPods:
     """Read the topic to its end, as often as it takes; a missing topic or right is waited for."""
 
     async def read_once() -> KnownPods:
+        name = bus.topics.pods.name
         # The identity first: a topic that is deleted and made anew while it is read is then found
         # to be another one by the publisher.
-        known = KnownPods(topic_id=(await bus.describe(PODS.name)).topic_id)
+        known = KnownPods(topics=bus.topics, topic_id=(await bus.describe(name)).topic_id)
         async with bus.reader() as reader:
-            for partition, span in (await reader.spans(PODS.name)).items():
+            for partition, span in (await reader.spans(name)).items():
                 async for records in reader.read(partition, span):
                     known.ingest(records)
         return known
@@ -176,6 +177,7 @@ class PodPublisher:
     ) -> None:
         """`topic_id` is the identity of the topic that has what is not due in the table."""
         self._bus = bus
+        self._topic = bus.topics.pods.name
         self._fence = fence
         self._table = table
         self._check = check
@@ -241,12 +243,12 @@ class PodPublisher:
         Without it nobody would hear, while no pod changes, that the brokers are away or that the
         topic was deleted.
         """
-        found = await self._bus.describe(PODS.name)
+        found = await self._bus.describe(self._topic)
         self._looked_at_ns = self._clock.monotonic_ns()
         if is_other_topic(self._topic_id, found.topic_id):
             self._table.repeat_all(time_ns=self._clock.time_ns())
             self.measure()
-            _log.warning("topic_recreated", topic=PODS.name, count=self._table.unpublished)
+            _log.warning("topic_recreated", topic=self._topic, count=self._table.unpublished)
         self._topic_id = found.topic_id or self._topic_id
         return found
 
@@ -276,12 +278,12 @@ class PodPublisher:
         messages = [
             Message(
                 key=message.uid.encode(),
-                value=encode_bounded(message.pod) if message.pod else None,
+                value=encode_bounded(message.pod, topic=self._topic) if message.pod else None,
                 timestamp_ms=message.seen_time_ns // _NS_PER_MS,
             )
             for message in part
         ]
-        await producer.publish(PODS.name, partition, messages)
+        await producer.publish(self._topic, partition, messages)
         self._table.acknowledge(part)
         tombstones = sum(message.pod is None for message in part)
         pod_metrics.PUBLISHED.labels(kind="tombstone").inc(tombstones)
@@ -290,14 +292,14 @@ class PodPublisher:
         pod_metrics.LAG.observe(max(0, self._clock.time_ns() - part[0].seen_time_ns) / _NS)
 
 
-def encode_bounded(pod: PodRecord) -> bytes:
+def encode_bounded(pod: PodRecord, *, topic: str) -> bytes:
     """Encode a pod; what nobody would decode, or take as one message, is cut.
 
     A record that a broker refuses would be sent again and again, and hold up its whole partition.
     """
     value = encode(pod)
     try:
-        _decode(value)
+        decoder_of(topic, PodRecord).decode(value)
     except UndecodableError as error:
         _report_cut(pod, str(error))
         pod, _ = fit(pod)

@@ -38,7 +38,7 @@ from gpuledger.bus.kafka_connection import KafkaConnection
 from gpuledger.bus.kafka_requests import heed_refused_group_offsets
 from gpuledger.errors import RefusedError, TopicsError
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import TOPICS, Topic
+from gpuledger.topics import Topic, Topics
 
 T = TypeVar("T")
 
@@ -279,7 +279,7 @@ class TopicLine:
 
 async def create_topics(
     settings: KafkaSettings,
-    topics: Iterable[Topic] = TOPICS,
+    topics: Iterable[Topic] | None = None,
     *,
     replication_factor: int | None = None,
 ) -> list[TopicLine]:
@@ -287,7 +287,7 @@ async def create_topics(
 
     Raises `TopicsError`, and makes nothing, where a topic has another number of partitions.
     """
-    table = list(topics)
+    table = _table(settings, topics)
     async with open_admin(KafkaConnection(settings)) as admin:
         try:
             before = await _check(admin, table)
@@ -325,18 +325,18 @@ async def create_topics(
 
 
 async def check_topics(
-    settings: KafkaSettings, topics: Iterable[Topic] = TOPICS
+    settings: KafkaSettings, topics: Iterable[Topic] | None = None
 ) -> list[TopicLine]:
     """Compare each topic with the topic table, and change nothing."""
     async with open_admin(KafkaConnection(settings)) as admin:
-        return await _check(admin, list(topics))
+        return await _check(admin, _table(settings, topics))
 
 
 async def find_groups(
-    settings: KafkaSettings, topics: Iterable[Topic] = TOPICS
+    settings: KafkaSettings, topics: Iterable[Topic] | None = None
 ) -> dict[str, list[str]]:
     """Return the consumer groups that read these topics, each with those that it reads, sorted."""
-    names = {topic.name for topic in topics}
+    names = {topic.name for topic in _table(settings, topics)}
     async with open_admin(KafkaConnection(settings)) as admin:
         found = await admin.groups()
     return {group: sorted(read & names) for group, read in sorted(found.items()) if read & names}
@@ -384,6 +384,10 @@ def compare(topic: Topic, found: FoundTopic | None) -> TopicLine:
         wanted=", ".join(f"{key}={wanted[key]}" for key in other),
         found=", ".join(f"{key}={found.config.get(key, '(unset)')}" for key in other),
     )
+
+
+def _table(settings: KafkaSettings, topics: Iterable[Topic] | None) -> list[Topic]:
+    return list(Topics(settings.topic_prefix) if topics is None else topics)
 
 
 async def _check(admin: KafkaAdmin, topics: Sequence[Topic]) -> list[TopicLine]:

@@ -17,6 +17,7 @@ from gpuledger.bus.protocol import (
 )
 from gpuledger.runtime import Readiness
 from gpuledger.settings import KafkaSettings
+from gpuledger.topics import Topics
 
 
 class KafkaBus:
@@ -27,6 +28,7 @@ class KafkaBus:
 
         Raises `SettingsError` where there is such a place and they cannot be used now.
         """
+        self.topics = Topics(settings.topic_prefix)
         self._connection = KafkaConnection(settings, readiness=readiness)
 
     async def partitions(self, topic: str) -> int:

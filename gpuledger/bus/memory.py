@@ -33,7 +33,7 @@ from gpuledger.bus.protocol import (
     Transactions,
 )
 from gpuledger.errors import FencedError, TopicsError
-from gpuledger.topics import TOPICS, Topic
+from gpuledger.topics import Topic, Topics
 
 MAX_PARTITION_BYTES: Final = 16 * 2**20
 MAX_PARTITION_RECORDS: Final = 100_000
@@ -44,24 +44,27 @@ class MemoryBus:
     """Topics, partitions and consumer groups in this process's memory.
 
     A partition keeps at most `max_partition_bytes` and `max_partition_records`, its newest ones; a
-    compacted one keeps the last record of each key.
+    compacted one keeps the last record of each key. There are the topics of `table`, or `topics`
+    alone.
     """
 
     def __init__(
         self,
-        topics: Iterable[Topic] = TOPICS,
+        topics: Iterable[Topic] | None = None,
         *,
+        table: Topics | None = None,
         max_partition_bytes: int = MAX_PARTITION_BYTES,
         max_partition_records: int = MAX_PARTITION_RECORDS,
         session_timeout_seconds: float = SESSION_TIMEOUT_SECONDS,
     ) -> None:
+        self.topics = table or Topics()
         self._session_timeout_seconds = session_timeout_seconds
         self._groups: dict[str, ConsumerGroup] = {}
         self._owners: dict[str, object] = {}
         self._partitions: dict[str, int] = {}
         self._logs: dict[TopicPartition, PartitionLog] = {}
         self._max_bytes, self._max_records = max_partition_bytes, max_partition_records
-        self.create(topics)
+        self.create(self.topics if topics is None else topics)
 
     def create(self, topics: Iterable[Topic]) -> None:
         """Make topics."""

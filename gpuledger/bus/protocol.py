@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from gpuledger.topics import Topics
+
 
 class TopicPartition(NamedTuple):
     """One partition of one topic."""
@@ -271,6 +273,10 @@ class Consumer(Protocol):
 class Bus(Protocol):
     """Opens producers and consumers."""
 
+    @property
+    def topics(self) -> Topics:
+        """The table of topics of the installation that this bus is opened for."""
+
     def producer(self) -> AbstractAsyncContextManager[Producer]:
         """Open a producer; leaving the context flushes and closes it."""
 
@@ -328,6 +334,10 @@ class HistoryReader(Protocol):
 
 class History(Protocol):
     """Opens readers."""
+
+    @property
+    def topics(self) -> Topics:
+        """The table of topics of the installation that this bus is opened for."""
 
     def reader(self) -> AbstractAsyncContextManager[HistoryReader]:
         """Open a reader; leaving the context closes it."""

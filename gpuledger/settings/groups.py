@@ -11,9 +11,15 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gpuledger.settings.secret import Secret, may_part_a_login, shown_brokers, shown_mistake
+from gpuledger.texts import shorten
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 _LONGEST_HEARTBEAT_SECONDS: Final = 3.0
+# Kafka's topics have at most 249 characters, of which ours append 24; metrics and logs show them.
+_MAX_TOPIC_PREFIX: Final = 100
+_TOPIC_PREFIX: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9._-]{0,98}[a-zA-Z0-9])?")
+_DEMOS_PREFIX: Final = "gpuledger-demo"
+_SHOWN_CHARACTERS: Final = 40
 
 
 class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,6 +45,9 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Password of that key, where it has one."""
     ssl_check_hostname: bool = True
     """Whether a broker's certificate must name the host that was asked."""
+    topic_prefix: str = "gpuledger"
+    """With what the names of all topics, consumer groups and transactional ids begin; installations
+    that share brokers have one each, which all parts of one are given."""
     client_id: str = "gpuledger"
     """Name under which the brokers log and limit this client."""
     group_instance_id: str = ""
@@ -61,6 +70,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         """Raise `ValueError` where brokers are misnamed or a combination cannot work."""
         require_brokers(self.bootstrap_servers)
+        require_topic_prefix(self.topic_prefix)
         login = self.sasl_username and self.sasl_password
         if self.security_protocol.startswith("SASL") and not login:
             raise ValueError(
@@ -114,6 +124,18 @@ def parse_listen(listen: str) -> tuple[str, int]:
     if not found or int(found["port"]) > _MAX_PORT:
         raise ValueError(f"expected host:port such as 0.0.0.0:9820, got {listen!r}")
     return found["six"] or found["host"] or "0.0.0.0", int(found["port"])  # noqa: S104  # that is what an empty host asks for
+
+
+def require_topic_prefix(prefix: str) -> None:
+    """Raise `ValueError` where names would begin with it that Kafka refuses, or others have."""
+    said = f"topic_prefix: {shorten(repr(prefix), _SHOWN_CHARACTERS)}"
+    if not _TOPIC_PREFIX.fullmatch(prefix):
+        raise ValueError(
+            f"{said} cannot begin names of topics; give 1 to {_MAX_TOPIC_PREFIX} of the characters"
+            " a-z, A-Z, 0-9, '.', '_' and '-', the first and the last a letter or a digit"
+        )
+    if prefix == _DEMOS_PREFIX:
+        raise ValueError(f"{said} would begin the demo's consumer groups; give another one")
 
 
 def require_brokers(servers: str) -> None:

@@ -23,7 +23,7 @@ from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.http.client import open_http
 from gpuledger.runtime.logs import Repeats
 from gpuledger.settings.secret import shown_url
-from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
+from gpuledger.topics import Topics
 from sinks.alerts.active_alerts import ActiveAlert, Now
 from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.receivers import HEADERS, NAME, AlertmanagerClient, CheckedClient, Receivers
@@ -94,7 +94,6 @@ class Unacknowledged:
             self._polled.pop(partition, None)
 
 
-_KEPT_NS: Final = (ATTRIBUTED_INCIDENTS.retention_ms or 0) * 1_000_000
 _NOT_EVALUATED: Final = {TickOrder.REPEATED: "duplicate", TickOrder.SUPERSEDED: "superseded"}
 """Why an event is not held against the rules, by where it stands."""
 _ANSWER_TIMEOUT_SECONDS: Final = 0.5
@@ -107,7 +106,7 @@ _log = structlog.get_logger(__name__)
 @asynccontextmanager
 async def open_sink(
     *,
-    bus: Bus,  # noqa: ARG001  # as OpenSink has it
+    bus: Bus,
     settings: AlertsSettings,
     readiness: Readiness,
     clock: Clock,
@@ -126,7 +125,9 @@ async def open_sink(
             )
             for url in settings.urls
         ]
-        sink = AlertsSink(receivers=receivers, settings=settings, clock=clock, check=check)
+        sink = AlertsSink(
+            receivers=receivers, settings=settings, clock=clock, check=check, topics=bus.topics
+        )
         try:
             yield sink
         finally:
@@ -145,8 +146,11 @@ class AlertsSink(Sink):
         settings: AlertsSettings,
         clock: Clock,
         check: Check,
+        topics: Topics,
     ) -> None:
         self._settings, self._clock = settings, clock
+        self._events = topics.events.name
+        self._kept_ns = (topics.attributed_incidents.retention_ms or 0) * 1_000_000
         self.receiver = ", ".join(map(shown_url, settings.urls))
         self._rules = rules_of(settings)
         self._evaluators: dict[int, RuleEvaluator] = {}
@@ -228,7 +232,7 @@ class AlertsSink(Sink):
             evaluator = RuleEvaluator(rules=self._rules, slots=self._slots)
             self._evaluators[batch.partition.partition] = evaluator
         for _, value in batch.items:
-            if batch.partition.topic == EVENTS.name:
+            if batch.partition.topic == self._events:
                 newest_ns = value.time_ns
                 if reason := _NOT_EVALUATED.get(evaluator.evaluate(value, now=now)):
                     count_dropped(NAME, reason)
@@ -251,7 +255,7 @@ class AlertsSink(Sink):
         wrong, as one in 1970, and when it happened is not known.
         """
         age_ns = evaluator.age_ns(attributed, now=now)
-        if self._settings.incident_age_seconds * 1e9 < age_ns <= _KEPT_NS:
+        if self._settings.incident_age_seconds * 1e9 < age_ns <= self._kept_ns:
             count_dropped(NAME, "too_old")
             return
         hold_ns = round(self._settings.incident_hold_seconds * 1e9)

@@ -19,7 +19,6 @@ from gpuledger.clock import Clock
 from gpuledger.errors import BusUnavailableError
 from gpuledger.runtime import RetryingCaller
 from gpuledger.runtime.tasks import in_daemon_thread
-from gpuledger.topics import EVENTS
 from sinks.errors import ReceiverUnavailableError
 from sinks.protocol import Partitions
 from sinks.store.stored import Stored, other_topic, refuse_shorter_topic
@@ -145,11 +144,13 @@ class Resuming:
         gaps: GapsTable,
         recorder: GapRecorder,
         stored: Stored,
+        topic: str,
         retrying: RetryingCaller[ReceiverUnavailableError],
         asking_brokers: RetryingCaller[ReceiverUnavailableError],
     ) -> None:
         self._table, self._gaps_table = table, gaps
         self._recorder, self._stored, self._retrying = recorder, stored, retrying
+        self._topic = topic
         self._asking_brokers = asking_brokers
         self._unsought: set[TopicPartition] = set()
 
@@ -183,7 +184,7 @@ class Resuming:
 
         Raises UserError where the table is of another topic than the one that is read.
         """
-        topic_id = await consumer.topic_id(EVENTS.name)
+        topic_id = await consumer.topic_id(self._topic)
         if topic_id != self._stored.topic_id:
             # Whatever is held was sought in another topic.
             self.require(consumer.assignment())
@@ -210,7 +211,7 @@ class Resuming:
 
         async def query() -> str | None:
             try:
-                return await consumer.topic_id(EVENTS.name)
+                return await consumer.topic_id(self._topic)
             except BusUnavailableError as error:
                 raise ReceiverUnavailableError(str(error)) from error
 
@@ -235,7 +236,7 @@ class Resuming:
         """
         stored = sorted(self._stored.last_offsets.keys() & partitions)
         if not stored:
-            raise StaleTableError(f"the topic {EVENTS.name} was made anew before a row was stored")
+            raise StaleTableError(f"the topic {self._topic} was made anew before a row was stored")
         await self._refuse_other_topic(stored, topic_id=topic_id)
 
     async def _must_be_of_topic(self, wanted: Partitions) -> None:

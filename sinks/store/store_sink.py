@@ -80,7 +80,7 @@ _log = structlog.get_logger(__name__)
 @asynccontextmanager
 async def open_sink(
     *,
-    bus: Bus,  # noqa: ARG001  # as OpenSink has it
+    bus: Bus,
     settings: StoreSettings,
     readiness: Readiness,
     clock: Clock,
@@ -95,7 +95,9 @@ async def open_sink(
     table, gaps = EntriesTable(**where), GapsTable(**where)
     retrying = retry_receiver(sink=NAME, check=check, clock=clock, receiver=shown_url(table.uri))
     # Whatever group reads: the table has one sequence of offsets.
-    stored = Stored(streams=Streams(group=STORE.group, generation=settings.generation))
+    stored = Stored(
+        streams=Streams(group=bus.topics.group(STORE.group), generation=settings.generation)
+    )
     recorder = GapRecorder(gaps=gaps, entries=table, stored=stored, clock=clock)
     yield StoreSink(
         settings=settings,
@@ -108,6 +110,7 @@ async def open_sink(
             recorder=recorder,
             stored=stored,
             retrying=retrying,
+            topic=bus.topics.events.name,
             asking_brokers=retry_receiver(sink=NAME, check=Check(), clock=clock),
         ),
         appending=Appending(table=table, stored=stored, clock=clock),

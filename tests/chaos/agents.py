@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from benchmarks.ticks import SEQ_PER_TICK, Fleet, TickTemplate, node_name, template_of
 from gpuledger.bus.protocol import Message
 from gpuledger.errors import BusUnavailableError
-from gpuledger.topics import SAMPLES, partition_of_node
+from gpuledger.topics import partition_of_node
+from tests.default_topics import SAMPLES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.ticks import Fleet, node_name
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.topics import SAMPLES
 from tests.chaos.agents import Publishing, make_agents
 from tests.chaos.disturbing import Disturbance
 from tests.chaos.parts import SESSION_SECONDS, Deployables, RealParts
@@ -19,6 +18,7 @@ from tests.chaos.pods_told import await_pods_told
 from tests.chaos.reader import EventsReader
 from tests.chaos.schedule import plan_actions
 from tests.chaos.tally import Mode, Tally, Verdict
+from tests.default_topics import SAMPLES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine

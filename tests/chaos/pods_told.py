@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from gpuledger.bus.protocol import Subscription
-from gpuledger.topics import PODS
+from tests.default_topics import PODS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

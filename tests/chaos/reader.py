@@ -13,7 +13,7 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
-from gpuledger.topics import EVENTS
+from tests.default_topics import EVENTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -15,7 +15,7 @@ from gpuledger.codec import decoder_of, encode
 from gpuledger.records import PodRecord
 from gpuledger.runtime.http.exchange import HttpRequest, Response
 from gpuledger.runtime.http.server import serve_pages
-from gpuledger.topics import PODS
+from tests.default_topics import PODS
 from tests.fuzz.mutations import changed_bytes, changed_json
 from tests.unit.enricher.podwatch.builders import encoded, owned_by, pod
 

@@ -15,7 +15,8 @@ from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import UndecodableError
 from gpuledger.ledger.quantities import conservation_error
 from gpuledger.records import AttributedIncident, DeadLetter, GpuEvent, NodeSample
-from gpuledger.topics import (
+from gpuledger.topics import Topic
+from tests.default_topics import (
     ATTRIBUTED_INCIDENTS,
     BY_NAME,
     DEAD_LETTERS,
@@ -25,7 +26,6 @@ from gpuledger.topics import (
     PROCESSES,
     SAMPLES,
     TOPICS,
-    Topic,
 )
 from tests.fakes.producer import KeepingProducer
 from tests.fuzz.mutations import changed_bytes, changed_json
@@ -46,7 +46,7 @@ def values(topic: Topic) -> st.SearchStrategy[bytes]:
 
 
 def office(producer: KeepingProducer) -> DeadLetterQueue:
-    return DeadLetterQueue(consumer="fuzz", producer=producer, partitions=1)
+    return DeadLetterQueue(consumer="fuzz", producer=producer, partitions=1, topic=DEAD_LETTERS)
 
 
 def check_letters(deadly: DeadLetterQueue, producer: KeepingProducer) -> None:
@@ -89,7 +89,7 @@ def test_what_the_join_makes_of_anything_can_be_read_and_balances(
 ) -> None:
     producer = KeepingProducer()
     deadly = office(producer)
-    stage = JoinStage(office=deadly, is_placed=anywhere)
+    stage = JoinStage(office=deadly, is_placed=anywhere, topics=TOPICS)
     stage.take_pods([record_of(PODS, pod, key) for pod in pods])
     stage.take_processes([record_of(PROCESSES, process, key)])
     attributed = stage.take_incidents([record_of(INCIDENTS, incident, key)])

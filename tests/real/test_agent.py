@@ -17,7 +17,7 @@ from gpuledger.bus.protocol import Subscription
 from gpuledger.codec import decoder_of
 from gpuledger.records import NodeReadings, NodeSample, ProcessRecord
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import PROCESSES, READINGS, SAMPLES
+from tests.default_topics import PROCESSES, READINGS, SAMPLES
 from tests.real.end_to_end.deployables import Deployable
 
 if TYPE_CHECKING:

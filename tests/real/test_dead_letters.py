@@ -14,7 +14,7 @@ from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import DEAD_LETTERS, EVENTS, SAMPLES, TOPICS
+from tests.default_topics import DEAD_LETTERS, EVENTS, SAMPLES, TOPICS
 from tests.real.changed_topics import delete
 from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
 

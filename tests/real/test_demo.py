@@ -23,7 +23,7 @@ from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.settings import KafkaSettings
 from gpuledger.store.query import entries_sql
-from gpuledger.topics import DEAD_LETTERS, EVENTS, SAMPLES, TOPICS
+from tests.default_topics import DEAD_LETTERS, EVENTS, SAMPLES, TOPICS
 from tests.real.changed_topics import delete
 from tests.real.services.kcat import KcatError
 

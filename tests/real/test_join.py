@@ -13,7 +13,8 @@ from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import EVENTS, PODS, SAMPLES, partition_of_node
+from gpuledger.topics import partition_of_node
+from tests.default_topics import EVENTS, PODS, SAMPLES
 from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from benchmarks.ticks import SEQ_PER_TICK, node_name
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message, Subscription
-from gpuledger.topics import DEAD_LETTERS, SAMPLES
+from tests.default_topics import DEAD_LETTERS, SAMPLES
 from tests.real.join_workers import PLACES, JoinWorkers, committed_consumer
 
 if TYPE_CHECKING:

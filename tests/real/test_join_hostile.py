@@ -25,7 +25,8 @@ from gpuledger.records import Incident, IncidentProcess, Severity
 from gpuledger.records.bounds import MAX_INCIDENT_PROCESSES
 from gpuledger.runtime import Check
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import (
+from gpuledger.topics import Topic, partition_of_node
+from tests.default_topics import (
     DEAD_LETTERS,
     EVENTS,
     INCIDENTS,
@@ -34,8 +35,6 @@ from gpuledger.topics import (
     PROGRESS,
     SAMPLES,
     TOPICS,
-    Topic,
-    partition_of_node,
 )
 from tests.raw_batches import ZSTD, Raw, pack
 from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
@@ -51,7 +50,7 @@ from tests.real.hostile_batches import (
 from tests.real.test_replay import replay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from tests.real.services.kafka import Kafka
@@ -90,7 +89,7 @@ class Scene:
             },
         )
 
-    async def make_topics(self, topics: Sequence[Topic] = TOPICS) -> None:
+    async def make_topics(self, topics: Iterable[Topic] = TOPICS) -> None:
         await create_topics(self._settings, topics)
 
     def tick(self, number: int, node: int = 0) -> Raw:

@@ -20,7 +20,7 @@ from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
-from gpuledger.topics import EVENTS, PODS
+from tests.default_topics import EVENTS, PODS
 from tests.real.join_workers import PLACES, JoinWorkers, committed_consumer, partition_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from gpuledger.codec import encode
 from gpuledger.records import ContainerRef, DeviceAllocation
 from gpuledger.records.bounds import MAX_INTERVAL_NS
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import DEAD_LETTERS, EVENTS, PODS, SAMPLES, partition_of_node
+from gpuledger.topics import partition_of_node
+from tests.default_topics import DEAD_LETTERS, EVENTS, PODS, SAMPLES
 from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, UIDS, pod, process, sample
 

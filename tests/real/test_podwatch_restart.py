@@ -11,7 +11,7 @@ import pytest
 
 from gpuledger.bus.administration import create_topics
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import PODS
+from tests.default_topics import PODS
 from tests.real.changed_topics import recreate
 from tests.real.deployment.rendering import RBAC, render
 from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings

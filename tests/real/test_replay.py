@@ -21,7 +21,8 @@ from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.records import GpuEvent
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import EVENTS, PODS, SAMPLES, TOPICS, Topic, partition_of_node
+from gpuledger.topics import Topic, partition_of_node
+from tests.default_topics import EVENTS, PODS, SAMPLES, TOPICS
 from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
 
 if TYPE_CHECKING:

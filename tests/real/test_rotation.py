@@ -17,7 +17,7 @@ from gpuledger.bus.kafka import KafkaBus
 from gpuledger.errors import BusUnavailableError
 from gpuledger.runtime import Readiness
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import ROWS, SAMPLES
+from tests.default_topics import ROWS, SAMPLES
 from tests.real.bus.test_kafka_security import secured
 from tests.real.end_to_end.deployables import Deployable
 from tests.real.services.certificates import Authority

@@ -12,7 +12,8 @@ import pytest
 from gpuledger.bus.administration import create_topics
 from gpuledger.records import GpuEvent
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import EVENTS, PODS, SAMPLES, TOPICS, Topic
+from gpuledger.topics import Topic
+from tests.default_topics import EVENTS, PODS, SAMPLES, TOPICS
 from tests.real.changed_topics import delete
 from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
 from tests.real.services import web

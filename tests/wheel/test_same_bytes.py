@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
 from gpuledger.records import NodeSample
-from gpuledger.topics import SAMPLES
+from tests.default_topics import SAMPLES
 from tests.unit.enricher.join.booking.test_laws import ticks as contradictory_ticks
 from tests.unit.enricher.laws.runs import draw_runs
 from tests.unit.enricher.laws.stage_worker import Made

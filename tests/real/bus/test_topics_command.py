@@ -13,7 +13,7 @@ from cli.__main__ import main
 from gpuledger.bus.administration import TopicLine, check_topics, create_topics
 from gpuledger.errors import TopicsError
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import EVENTS, PODS, SAMPLES, TOPICS
+from tests.default_topics import EVENTS, PODS, SAMPLES, TOPICS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ import pytest
 from cli.__main__ import main
 from gpuledger.bus.administration import create_topics
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import TOPICS
+from tests.default_topics import TOPICS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

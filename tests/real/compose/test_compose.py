@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpuledger.store.query import count_rows
-from gpuledger.topics import ROWS
+from tests.default_topics import ROWS
 from tests.real.compose.asking import Grafana
 from tests.real.compose.expected import EXPECTED, MAY_BE_ABSENT
 from tests.real.compose.played import WAIT_SECONDS, Played, play

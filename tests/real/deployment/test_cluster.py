@@ -11,9 +11,10 @@ import pytest
 from gpuledger.bus.administration import create_topics
 from gpuledger.records import GpuEvent
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import PODS, Topic
+from gpuledger.topics import Topic
 from sinks.settings import OtlpSettings
 from tests.data.kubernetes.subset import subset
+from tests.default_topics import PODS
 from tests.real.deployment.installation import (
     COPY,
     NAMESPACE,

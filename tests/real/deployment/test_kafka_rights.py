@@ -14,17 +14,9 @@ from gpuledger.bus.administration import create_topics
 from gpuledger.codec import Decoder
 from gpuledger.records import DeadLetter, GpuEvent
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import (
-    DEAD_LETTERS,
-    EVENTS,
-    INVENTORY,
-    PROCESSES,
-    READINGS,
-    ROWS,
-    SAMPLES,
-    Topic,
-)
+from gpuledger.topics import Topic
 from sinks.settings import OtlpSettings
+from tests.default_topics import DEAD_LETTERS, EVENTS, INVENTORY, PROCESSES, READINGS, ROWS, SAMPLES
 from tests.real.deployment.installation import OVERLAY, copy_of_k8s, eventually, fill_in
 from tests.real.deployment.rendering import Rendering, render
 from tests.real.end_to_end.deployables import BIN, Deployable, refuse_stray_settings

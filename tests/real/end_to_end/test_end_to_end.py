@@ -16,7 +16,8 @@ import jsonschema
 import pytest
 
 from gpuledger.store.query import entries_sql
-from gpuledger.topics import (
+from simulator.simulation import open_simulation
+from tests.default_topics import (
     ATTRIBUTED_INCIDENTS,
     DEAD_LETTERS,
     EVENTS,
@@ -26,7 +27,6 @@ from gpuledger.topics import (
     PROCESSES,
     SAMPLES,
 )
-from simulator.simulation import open_simulation
 from tests.real.end_to_end.deployables import refuse_stray_settings
 from tests.real.end_to_end.pipeline import UIDS_FILE, Pipeline, RealParts
 

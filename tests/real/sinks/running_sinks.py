@@ -14,10 +14,11 @@ from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.runtime import Readiness
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import EVENTS, TOPICS, Topic, partition_of_node
+from gpuledger.topics import Topic, partition_of_node
 from sinks.loop import run_sink
 from sinks.registry import ALERTS, REMOTE_WRITE
 from sinks.settings import AlertsSettings, RemoteWriteSettings
+from tests.default_topics import EVENTS, TOPICS
 from tests.real.services import web
 from tests.real.services.ports import free_ports
 from tests.real.services.process import Process

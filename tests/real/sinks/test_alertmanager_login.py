@@ -14,8 +14,8 @@ from gpuledger.codec import encode
 from gpuledger.records import AttributedIncident, Incident, Severity
 from gpuledger.runtime import CheckSeverity, Readiness
 from gpuledger.settings import Secret
-from gpuledger.topics import ATTRIBUTED_INCIDENTS
 from sinks.settings import AlertsSettings
+from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.real.services.alertmanager import SecuredAlertmanager
 from tests.real.services.certificates import Authority
 from tests.real.services.web import await_some

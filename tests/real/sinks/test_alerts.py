@@ -13,12 +13,12 @@ from gpuledger.codec import encode
 from gpuledger.records import Account, AttributedIncident, GpuEvent, Incident, Severity
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.http.client import open_http
-from gpuledger.topics import ATTRIBUTED_INCIDENTS
 from sinks.alerts.active_alerts import rfc3339
 from sinks.alerts.receivers import HEADERS, AlertmanagerClient
 from sinks.errors import ReceiverUnavailableError, RejectedError
 from sinks.registry import ALERTS
 from sinks.settings import AlertsSettings, BusyWithoutPodSettings
+from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.real.sinks.running_sinks import sending
 from tests.unit.sinks.builders import (
     GPU,

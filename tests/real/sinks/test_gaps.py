@@ -15,7 +15,8 @@ import pytest
 from gpuledger.bus.protocol import TopicPartition
 from gpuledger.settings import KafkaSettings
 from gpuledger.store.query import count_rows, entries_sql, gaps_sql
-from gpuledger.topics import EVENTS, partition_of_node
+from gpuledger.topics import partition_of_node
+from tests.default_topics import EVENTS
 from tests.real.changed_topics import recreate, remove_before, spans
 from tests.real.services import web
 from tests.real.sinks.running_sinks import NODES, make_topics, publish, ticks

@@ -13,7 +13,8 @@ import pytest
 
 from gpuledger.codec import encode
 from gpuledger.store.query import count_rows, entries_sql, gaps_sql
-from gpuledger.topics import DEAD_LETTERS, EVENTS, ROWS, partition_of_node
+from gpuledger.topics import partition_of_node
+from tests.default_topics import DEAD_LETTERS, EVENTS, ROWS
 from tests.raw_batches import Raw
 from tests.real.hostile_batches import HOSTILE, LEGAL, committed, max_memory_bytes, write
 from tests.real.services import web

@@ -9,7 +9,7 @@ import duckdb
 import pytest
 
 from gpuledger.store.query import count_rows, entries_sql
-from gpuledger.topics import DEAD_LETTERS, EVENTS
+from tests.default_topics import DEAD_LETTERS, EVENTS
 from tests.real.services import web
 from tests.real.services.ports import free_ports
 from tests.real.services.process import Process

@@ -17,7 +17,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from gpuledger.codec import Decoder
 from gpuledger.ledger.rows import EntryRow
 from gpuledger.records import Account, GpuEvent
-from gpuledger.topics import DEAD_LETTERS, EVENTS, ROWS, Topic, partition_of_node
+from gpuledger.topics import Topic, partition_of_node
+from tests.default_topics import DEAD_LETTERS, EVENTS, ROWS
 from tests.real.services import web
 from tests.real.sinks.running_sinks import NODES, Sink, make_topics, publish, ticks
 from tests.unit.sinks.builders import SECOND_NS, entry, event

@@ -10,8 +10,9 @@ from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import encode
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import EVENTS, partition_of_node
+from gpuledger.topics import partition_of_node
 from sinks.settings import RemoteWriteSettings
+from tests.default_topics import EVENTS
 from tests.real.sinks.running_sinks import make_topics, sending
 from tests.unit.sinks.builders import NODE, event, eventually
 from tests.unit.sinks.receiver import receiving

@@ -16,8 +16,9 @@ from gpuledger.codec import encode
 from gpuledger.records import AttributedIncident, Incident, Severity
 from gpuledger.runtime import Readiness
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import ATTRIBUTED_INCIDENTS, partition_of_node
+from gpuledger.topics import partition_of_node
 from sinks.settings import AlertsSettings
+from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.real import changed_topics
 from tests.real.sinks.running_sinks import make_topics, sending
 from tests.unit.sinks.builders import GPU, eventually

@@ -17,10 +17,10 @@ from gpuledger.bus.protocol import Consumer, Subscription
 from gpuledger.codec import decoder_of
 from gpuledger.records import Incident, NodeSample, Severity
 from gpuledger.runtime import Readiness
-from gpuledger.topics import INCIDENTS, SAMPLES
 from simulator.clock import ManualClock
 from simulator.scenario.load import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
+from tests.default_topics import INCIDENTS, SAMPLES
 from tests.hanging import HANG_SECONDS
 from tests.unit.agent.core.incidents.builders import EPOCH_NS, SECOND_NS, pausing
 

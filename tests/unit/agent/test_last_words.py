@@ -12,8 +12,8 @@ from gpuledger.bus.protocol import Subscription
 from gpuledger.codec import decoder_of
 from gpuledger.records import Incident
 from gpuledger.runtime import Readiness
-from gpuledger.topics import INCIDENTS
 from simulator.clock import ManualClock
+from tests.default_topics import INCIDENTS
 from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs
 
 

@@ -22,10 +22,10 @@ from gpuledger.codec import decoder_of
 from gpuledger.errors import BusUnavailableError, UserError
 from gpuledger.records import NodeSample, ProcessChange, ProcessRecord
 from gpuledger.runtime import Readiness
-from gpuledger.topics import PROCESSES, SAMPLES
 from simulator.clock import ManualClock
 from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
+from tests.default_topics import PROCESSES, SAMPLES
 from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs
 from tests.metric_values import value_of
 

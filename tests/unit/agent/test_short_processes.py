@@ -7,7 +7,7 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.codec import decoder_of
 from gpuledger.records import NodeSample, ProcessChange, ProcessRecord
-from gpuledger.topics import PROCESSES, SAMPLES
+from tests.default_topics import PROCESSES, SAMPLES
 from tests.unit.agent.builders import EPOCH_NS, short_lives, watch
 
 # Ticks are taken 0.25 s after the start and then each second: this one is gone before the third.

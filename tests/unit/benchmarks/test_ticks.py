@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from benchmarks.ticks import CONTAINERS, GPUS, PROCESSES, Fleet, template_of
 from gpuledger.codec import Decoder
 from gpuledger.records import NodeSample
-from gpuledger.topics import SAMPLES
+from tests.default_topics import SAMPLES
 
 decode = Decoder(topic=SAMPLES.name, record=NodeSample).decode
 

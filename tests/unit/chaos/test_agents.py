@@ -7,8 +7,9 @@ import pytest
 from benchmarks.ticks import Fleet
 from gpuledger.codec import Decoder
 from gpuledger.records import NodeSample
-from gpuledger.topics import SAMPLES, partition_of_node
+from gpuledger.topics import partition_of_node
 from tests.chaos.agents import Agent, make_agents
+from tests.default_topics import SAMPLES
 
 STARTED_NS = 1_800_000_000_000_000_000
 UIDS = ["uid-a", "uid-b", "uid-c"]

@@ -18,8 +18,8 @@ from agent.settings import AgentSettings
 from enricher.join.join_settings import JoinSettings
 from enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger.settings.sources import settings_of, variable_of
-from gpuledger.topics import BY_NAME
 from sinks.settings import SinkSettings
+from tests.default_topics import BY_NAME
 from tests.unit.deployment import deployables
 from tests.unit.deployment.deployables import ROOT
 

@@ -42,15 +42,17 @@ COME_LATER: Final = {
     "gpuledger_certificate_not_after_timestamp_seconds",
 }
 """Gauges that come with what they tell of, as the page says."""
+_TOPICS: Final = "from gpuledger.topics import Topics"
 FRESH: Final = (
     *(
-        "import agent.metrics",
+        f"import agent.metrics as m; {_TOPICS}; m.count_published_from_zero(Topics())",
         "import enricher.podwatch.events",
-        "import enricher.join.join_metrics",
+        f"import enricher.join.join_metrics as m; {_TOPICS}; m.count_topics_from_zero(Topics())",
     ),
     "import gpuledger.bus.metrics",
     *(
-        f"import sinks.metrics as m, sinks.registry as r; m.count_sink_from_zero(r.KINDS[{kind!r}])"
+        f"import sinks.metrics as m, sinks.registry as r; {_TOPICS};"
+        f" m.count_sink_from_zero(r.KINDS[{kind!r}], Topics())"
         for kind in KINDS
     ),
 )

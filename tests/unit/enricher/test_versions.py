@@ -16,7 +16,7 @@ from enricher.versions import is_older
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
 from gpuledger.records import PodContainer, PodRecord
-from gpuledger.topics import PODS
+from tests.default_topics import PODS, TOPICS
 from tests.unit.enricher.join.ticks import pod
 
 UID = pod().uid
@@ -46,7 +46,7 @@ def newest(told: Sequence[Told]) -> PodRecord | None:
 
 def read_back(told: Sequence[Told]) -> KnownPods:
     """Return what a podwatch reads of these records when it starts."""
-    known = KnownPods()
+    known = KnownPods(topics=TOPICS)
     known.ingest(
         Record(PODS.name, 0, number, 0, UID.encode(), None if one is None else encode(one))
         for number, one in enumerate(told)

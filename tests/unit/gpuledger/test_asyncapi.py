@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from gpuledger.schemas import schema_of
-from gpuledger.topics import DEAD_LETTERS, INVENTORY, READINGS, ROWS, TOPICS, Topic
+from gpuledger.topics import Topic
 from sinks.registry import KINDS
+from tests.default_topics import DEAD_LETTERS, INVENTORY, READINGS, ROWS, TOPICS
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT: dict[str, Any] = yaml.safe_load((ROOT / "docs" / "asyncapi.yaml").read_text())

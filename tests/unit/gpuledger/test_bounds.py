@@ -19,7 +19,7 @@ from gpuledger.records.bounds import (
     MAX_INTERVAL_SECONDS,
     MAX_PID,
 )
-from gpuledger.topics import SAMPLES
+from tests.default_topics import SAMPLES
 from tests.unit.enricher.join.ticks import process, process_end, reading, sample
 
 SAID_BY_NODES = (NodeSample, NodeReadings, ProcessRecord)

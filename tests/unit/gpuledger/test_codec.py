@@ -20,7 +20,7 @@ from gpuledger.records import (
     PodRecord,
 )
 from gpuledger.records.base import MAX_SEQ
-from gpuledger.topics import BY_NAME, TOPICS
+from tests.default_topics import BY_NAME, TOPICS
 
 MESSAGES = Path(__file__).parents[2] / "data" / "messages"
 

@@ -22,7 +22,7 @@ from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import BusUnavailableError, TopicsError
 from gpuledger.records import DeadLetter, GpuReading
 from gpuledger.runtime.logs import Repeats
-from gpuledger.topics import DEAD_LETTERS
+from tests.default_topics import DEAD_LETTERS
 from tests.fakes.producer import KeepingProducer
 
 GOOD = b'["u",0]'
@@ -37,7 +37,11 @@ def record(value: bytes | None, *, offset: int = 0, partition: int = 3) -> Recor
 
 def office(producer: KeepingProducer, *, partitions: int = 2) -> DeadLetterQueue:
     return DeadLetterQueue(
-        consumer="a-group", producer=producer, partitions=partitions, time_ns=lambda: NOW_NS
+        consumer="a-group",
+        producer=producer,
+        partitions=partitions,
+        time_ns=lambda: NOW_NS,
+        topic=DEAD_LETTERS,
     )
 
 
@@ -217,6 +221,7 @@ def test_letters_that_were_taken_out_are_counted_once_it_is_said_that_the_topic_
         producer=KeepingProducer(),
         partitions=1,
         count=lambda reason, count: told.append((reason, count)),
+        topic=DEAD_LETTERS,
     )
     deadly.reject(record(b""), reason="invalid", detail="why")
     deadly.drain(3)  # of a transaction that was undone: the record is read again
@@ -382,6 +387,7 @@ async def test_what_is_refused_for_ever_is_a_line_a_minute_for_each_topic_and_re
         producer=KeepingProducer(),
         partitions=1,
         repeats=Repeats(seconds=lambda: now_seconds),
+        topic=DEAD_LETTERS,
     )
     with capture_logs() as lines:
         for now_seconds in map(float, range(0, 180, 2)):  # the clock reads it

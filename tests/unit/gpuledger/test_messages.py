@@ -18,7 +18,8 @@ from gpuledger.codec import Decoder, encode, validate
 from gpuledger.errors import UndecodableError
 from gpuledger.records.base import ArrayRecord, BaseRecord
 from gpuledger.schemas import schema_of
-from gpuledger.topics import BY_NAME, TOPICS, Topic
+from gpuledger.topics import Topic
+from tests.default_topics import BY_NAME, TOPICS
 from tests.unit.gpuledger.strategies import records
 from tests.unit.record_fields import present_in
 

@@ -10,7 +10,8 @@ import jsonschema
 import pytest
 
 from gpuledger.schemas import SUFFIX, printed, schema_of, write_schemas
-from gpuledger.topics import TOPICS, Topic
+from gpuledger.topics import Topic
+from tests.default_topics import TOPICS
 
 SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
 each_topic = pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)

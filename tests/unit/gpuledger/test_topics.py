@@ -1,5 +1,7 @@
 """The topic table fits together, and records lie where Kafka's own clients would look for them."""
 
+import re
+from dataclasses import replace
 from typing import get_type_hints
 
 import pytest
@@ -9,16 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from gpuledger.topics import (
-    BY_NAME,
-    DEAD_LETTERS,
-    PODS,
-    SAMPLES,
-    TOPICS,
-    Topic,
-    murmur2,
-    partition_of_node,
-)
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import Topic, Topics, murmur2, partition_of_node
+from sinks.settings import RowsSettings
+from tests.default_topics import BY_NAME, DEAD_LETTERS, PODS, SAMPLES, TOPICS
 
 each_topic = pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
 
@@ -127,3 +123,45 @@ def test_refused_records_take_bounded_room_however_many_there_are() -> None:
     config = DEAD_LETTERS.config(replication_factor=3)
 
     assert int(config["segment.bytes"]) * 4 <= int(config["retention.bytes"]) <= 2**30
+
+
+# Prefixes: what may begin the names of an installation.
+
+_LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+prefixes = st.from_regex(r"[a-zA-Z0-9]([a-zA-Z0-9._-]{0,98}[a-zA-Z0-9])?", fullmatch=True)
+
+
+@given(prefixes.filter(lambda prefix: prefix != "gpuledger-demo"))
+@example("gpuledger")
+@example("a" * 100)
+def test_every_name_of_an_installation_begins_with_its_prefix_and_is_legal_for_kafka(
+    prefix: str,
+) -> None:
+    assert KafkaSettings(topic_prefix=prefix).topic_prefix == prefix
+    table = Topics(prefix)
+    for topic, usual in zip(table, Topics(), strict=True):
+        assert _LEGAL.fullmatch(topic.name)
+        assert topic.name == prefix + usual.name.removeprefix("gpuledger")
+        assert replace(topic, name=usual.name) == usual
+    assert table.group("gpuledger-join") == f"{prefix}-join"
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    ["", "a b", "ü", ".a", "a.", "-a", "..", "a/b", "a\n", "a" * 101, "gpuledger-demo"],
+)
+def test_a_prefix_that_cannot_begin_names_is_refused_in_one_line(prefix: str) -> None:
+    with pytest.raises(ValueError, match=r"^topic_prefix: .*; give ") as refused:
+        KafkaSettings(topic_prefix=prefix)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_group_of_another_name_is_somebodys_own_choice() -> None:
+    assert Topics("blue").group("my-join") == "my-join"
+    assert Topics("blue").group("gpuledgers") == "gpuledgers"
+
+
+def test_the_settings_topic_of_rows_is_the_installations_own_unless_another_is_named() -> None:
+    assert RowsSettings().in_installation(Topics("blue")).topic == "blue.rows.v1"
+    assert RowsSettings().in_installation(Topics()) == RowsSettings()
+    assert RowsSettings(topic="mine").in_installation(Topics("blue")).topic == "mine"

@@ -3,8 +3,11 @@
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from gpuledger.records import GpuEvent
 
 ROOT = Path(__file__).parents[3]
 ADRS = sorted((ROOT / "docs" / "adr").glob("*.md"))
@@ -95,3 +98,13 @@ def test_the_readme_gives_the_two_commands() -> None:
 
     for command in ("make demo", "make test"):
         assert re.search(rf"^{command}$", text, flags=re.MULTILINE), command
+
+
+def test_what_the_page_of_events_decodes_with_python_is_an_event() -> None:
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "events.md").read_text(), re.DOTALL
+    )
+    golden = ROOT / "tests" / "data" / "messages" / "gpuledger.events.v1" / "1.json"
+    names: dict[str, object] = {"message": SimpleNamespace(value=golden.read_bytes())}
+    exec(code, names)  # noqa: S102  # the documentation's own lines
+    assert isinstance(names["event"], GpuEvent)

@@ -15,9 +15,9 @@ import gpuledger.dead_letter_queue
 import gpuledger.runtime.process_metrics
 import sinks.metrics
 from enricher.join.join_settings import GROUP as JOIN
-from gpuledger.topics import BY_NAME
 from sinks.registry import KINDS
 from sinks.settings import OtlpSettings
+from tests.default_topics import BY_NAME
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "security.md").read_text()

@@ -23,7 +23,8 @@ from gpuledger.records import (
     PodState,
     Settlement,
 )
-from gpuledger.topics import DEAD_LETTERS, EVENTS, TOPICS, partition_of_node
+from gpuledger.topics import partition_of_node
+from tests.default_topics import DEAD_LETTERS, EVENTS, TOPICS
 from tests.hanging import HANG_SECONDS
 
 NODE = "node-a"

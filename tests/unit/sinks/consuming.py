@@ -30,9 +30,9 @@ from gpuledger.codec import Decoder, encode
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check
-from gpuledger.topics import EVENTS
 from sinks.loop import consume
 from sinks.protocol import Batch, ConsumerConfig, Partitions, Sink, SinkContext
+from tests.default_topics import EVENTS
 from tests.unit.sinks.builders import (
     BUS_TOPICS,
     NODE,

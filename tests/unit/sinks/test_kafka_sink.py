@@ -20,11 +20,12 @@ from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
-from gpuledger.topics import DEAD_LETTERS, EVENTS, ROWS, Topic, partition_of_node
+from gpuledger.topics import Topic, partition_of_node
 from sinks.kafka_sink import MAX_TRANSACTION_BYTES, open_kafka_sink
 from sinks.loop import run_sink
 from sinks.protocol import OpenSink
 from sinks.registry import KINDS, SinkKind
+from tests.default_topics import DEAD_LETTERS, EVENTS, ROWS
 from tests.unit.sinks.builders import (
     BUS_TOPICS,
     NODE,

@@ -14,8 +14,8 @@ from gpuledger.bus.protocol import (
     TopicPartition,
 )
 from gpuledger.runtime import Readiness
-from gpuledger.topics import EVENTS
 from sinks.protocol import Batch, Progress, SinkContext
+from tests.default_topics import EVENTS
 from tests.unit.sinks.builders import (
     BUS_TOPICS,
     PARTITIONS,

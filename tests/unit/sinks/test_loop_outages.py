@@ -21,7 +21,8 @@ from gpuledger.bus.protocol import (
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness
-from gpuledger.topics import DEAD_LETTERS, EVENTS, Topic
+from gpuledger.topics import Topic
+from tests.default_topics import DEAD_LETTERS, EVENTS
 from tests.unit.sinks.builders import (
     BUS_TOPICS,
     PARTITIONS,

@@ -23,9 +23,9 @@ from gpuledger.bus.protocol import (
 )
 from gpuledger.errors import BusUnavailableError, NotAssignedError
 from gpuledger.runtime import Check
-from gpuledger.topics import DEAD_LETTERS, EVENTS
 from sinks.errors import ReceiverUnavailableError
 from sinks.protocol import Batch, Partitions, SinkContext
+from tests.default_topics import DEAD_LETTERS, EVENTS
 from tests.hanging import HANG_SECONDS
 from tests.unit.sinks.builders import (
     ManualClock,

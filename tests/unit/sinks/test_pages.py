@@ -17,11 +17,11 @@ from gpuledger.records import Account, GpuEvent
 from gpuledger.schemas import schema_of
 from gpuledger.store.query import entries_sql
 from gpuledger.store.schema import ENTRIES, GAPS, StoreColumn
-from gpuledger.topics import ROWS
 from sinks import otlp_names as naming
 from sinks.rows import encoded_rows_of
 from sinks.store.buffer import rows_of
 from sinks.store.table import EntriesTable, GapsTable
+from tests.default_topics import ROWS
 from tests.unit.sinks.builders import SECOND_NS, START_NS, allocation, entry, event
 from tests.unit.sinks.store.storing import AT, STREAM, a_row
 

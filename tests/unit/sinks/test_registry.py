@@ -8,6 +8,7 @@ from sinks.metrics import count_sink_from_zero
 from sinks.protocol import OpenSink
 from sinks.registry import KINDS, SinkKind
 from sinks.settings import SinkSettings
+from tests.default_topics import TOPICS
 
 ALL = list(KINDS.values())
 
@@ -27,7 +28,7 @@ def test_a_kinds_module_opens_a_sink_as_the_contract_says(kind: SinkKind) -> Non
 @pytest.mark.parametrize("kind", ALL, ids=KINDS)
 def test_what_a_kind_drops_is_counted_from_zero(kind: SinkKind) -> None:
     assert kind.drop_reasons
-    count_sink_from_zero(kind)
+    count_sink_from_zero(kind, TOPICS)
 
 
 def test_no_two_kinds_share_a_group() -> None:

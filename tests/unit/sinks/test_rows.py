@@ -17,9 +17,9 @@ from gpuledger.ledger.quantities import apportion
 from gpuledger.ledger.rows import EntryRow
 from gpuledger.records import Account, GpuBooks, GpuEvent
 from gpuledger.store.schema import ENTRIES
-from gpuledger.topics import ROWS
 from sinks.rows import encoded_rows_of
 from sinks.store.buffer import rows_of as store_rows_of
+from tests.default_topics import ROWS
 from tests.unit.sinks.builders import START_NS, allocation, entry, event, pod, reading, settlement
 from tests.unit.sinks.events import events
 

@@ -18,9 +18,9 @@ from gpuledger.bus.protocol import Subscription
 from gpuledger.codec import decoder_of
 from gpuledger.records import GpuBooks, Incident, Inventory, NodeSample
 from gpuledger.runtime import Readiness
-from gpuledger.topics import INCIDENTS, INVENTORY, SAMPLES
 from simulator.scenario.load import load_scenario
 from simulator.simulation import SimulatedNode, Simulation
+from tests.default_topics import INCIDENTS, INVENTORY, SAMPLES
 from tests.hanging import HANG_SECONDS
 from tests.simulated_source import DirectSource
 from tests.unit.agent.builders import EPOCH_NS, RingingClock

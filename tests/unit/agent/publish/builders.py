@@ -17,7 +17,7 @@ from agent.publish.spool_folder import IoThread
 from agent.settings import SpoolSettings
 from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
 from gpuledger.errors import BusUnavailableError
-from gpuledger.topics import PROCESSES, SAMPLES
+from tests.default_topics import PROCESSES, SAMPLES, TOPICS
 from tests.metric_values import value_of
 
 T = TypeVar("T")
@@ -150,6 +150,7 @@ class FickleBus:
     """A bus that is there or away, and may be away right after it has taken something."""
 
     def __init__(self) -> None:
+        self.topics = TOPICS
         self.is_away = False
         self.is_deaf = False
         """It takes what it is given, and its answers get lost."""

@@ -18,7 +18,7 @@ from agent.publish.send_queue import SendQueue
 from agent.publish.spool import Spool
 from agent.publish.spool_file import Segment
 from gpuledger.runtime import Backoff, Check
-from gpuledger.topics import PROCESSES, SAMPLES
+from tests.default_topics import PROCESSES, SAMPLES
 from tests.hanging import HANG_SECONDS
 from tests.unit.agent.publish.builders import (
     BOOT,

@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 from typing_extensions import override
 
 from agent.core.tick import NodeTick
-from agent.metrics import QUEUE_TICKS, TICKS_DROPPED
+from agent.metrics import QUEUE_TICKS, TICKS_DROPPED, count_published_from_zero
 from agent.publish.message_bundle import (
     MessageBundle,
     QueuedMessage,
@@ -43,20 +43,14 @@ from gpuledger.records import (
 )
 from gpuledger.records.bounds import MAX_WORD_LENGTH
 from gpuledger.runtime import Backoff, Check
-from gpuledger.topics import (
-    BY_NAME,
-    INCIDENTS,
-    INVENTORY,
-    PROCESSES,
-    READINGS,
-    SAMPLES,
-    partition_of_node,
-)
+from gpuledger.topics import partition_of_node
+from tests.default_topics import BY_NAME, INCIDENTS, INVENTORY, PROCESSES, READINGS, SAMPLES, TOPICS
 from tests.hanging import HANG_SECONDS
 from tests.metric_values import value_of
 
 NODE = "node-1"
 PARTITION = partition_of_node(NODE, partitions=12)
+count_published_from_zero(TOPICS)
 
 
 def counted(name: str, **labels: str) -> float:
@@ -70,6 +64,7 @@ class FakeBus:
     """A bus that refuses as often as it is told to."""
 
     def __init__(self) -> None:
+        self.topics = TOPICS
         self.refusals: list[Exception] = []
         self.published: list[tuple[str, int, list[bytes | None]]] = []
         self.refuse_after_asking: list[Exception] = []
@@ -146,7 +141,9 @@ def test_a_tick_is_packed_under_its_node_and_its_own_time() -> None:
         node=NODE, boot_id="b", seq=1, time_ns=2_000_000_001, interval_ns=1,
         gpus=[GpuDetails(uuid="GPU-0", performance_state=0)],
     )  # fmt: skip
-    bundle = bundle_tick(NodeTick(sample=sample, readings=readings, processes=[record]))
+    bundle = bundle_tick(
+        NodeTick(sample=sample, readings=readings, processes=[record]), topics=TOPICS
+    )
     assert [(topic, one.key, one.timestamp_ms) for topic, one in bundle] == [
         (SAMPLES.name, b"node-1", 2000),
         (READINGS.name, b"node-1", 2000),
@@ -163,7 +160,7 @@ def test_readings_that_say_nothing_are_not_packed() -> None:
     }  # fmt: skip
     sample = NodeSample(**identity, containers=[], processes=[], allocations=[])
     tick = NodeTick(sample=sample, readings=NodeReadings(**identity), processes=[])
-    assert [topic for topic, _ in bundle_tick(tick)] == [SAMPLES.name]
+    assert [topic for topic, _ in bundle_tick(tick, topics=TOPICS)] == [SAMPLES.name]
 
 
 def test_incidents_and_inventories_are_packed_under_their_node_and_their_own_time() -> None:
@@ -172,10 +169,10 @@ def test_incidents_and_inventories_are_packed_under_their_node_and_their_own_tim
         severity=Severity.WARNING, message="m", processes=[],
     )  # fmt: skip
     inventory = Inventory(node=NODE, boot_id="b", time_ns=5_000_000_001, gpus=[])
-    ((topic, message),) = bundle_incident(incident)
+    ((topic, message),) = bundle_incident(incident, topics=TOPICS)
     assert (topic, message.key, message.timestamp_ms) == (INCIDENTS.name, b"node-1", 4000)
     assert decoder_of(INCIDENTS.name, Incident).decode(message.value) == incident
-    ((topic, message),) = bundle_inventory(inventory)
+    ((topic, message),) = bundle_inventory(inventory, topics=TOPICS)
     assert (topic, message.key, message.timestamp_ms) == (INVENTORY.name, b"node-1", 5000)
     assert decoder_of(INVENTORY.name, Inventory).decode(message.value) == inventory
 
@@ -422,7 +419,9 @@ def test_what_is_longer_than_a_record_may_carry_is_cut_and_counted() -> None:
     sample = NodeSample(**identity, gpus=gpus, containers=[], processes=[], allocations=[])
     readings = NodeReadings(**identity, gpus=[])
 
-    ((_, message),) = bundle_tick(NodeTick(sample=sample, readings=readings, processes=[]))
+    ((_, message),) = bundle_tick(
+        NodeTick(sample=sample, readings=readings, processes=[]), topics=TOPICS
+    )
 
     sent = decoder_of(SAMPLES.name, NodeSample).decode(message.value)
     assert sent.gpus[0].model == "H" * MAX_WORD_LENGTH

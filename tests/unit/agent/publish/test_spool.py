@@ -11,7 +11,7 @@ from agent.metrics import (
     TICKS_DROPPED,
 )
 from gpuledger.bus.protocol import Message
-from gpuledger.topics import INCIDENTS
+from tests.default_topics import INCIDENTS
 from tests.metric_values import value_of
 from tests.unit.agent.publish.builders import (
     NOW_SECONDS,

@@ -9,7 +9,7 @@ from cli.demo.run_bus import find_beginning
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message
 from gpuledger.errors import BusUnavailableError, TopicsError
-from gpuledger.topics import EVENTS, SAMPLES, TOPICS
+from tests.default_topics import EVENTS, SAMPLES, TOPICS
 from tests.unit.sinks.builders import ManualClock
 
 OWN = {"gpuledger-demo-join": [SAMPLES.name], "gpuledger-demo-store": [EVENTS.name]}
@@ -80,8 +80,8 @@ async def test_groups_with_members_are_waited_for_as_long_as_a_killed_run_holds_
 async def test_what_somebody_writes_before_the_run_has_begun_is_refused() -> None:
     bus = MemoryBus()
     beginning = await find_beginning(bus)
-    refuse_changes(beginning, await find_beginning(bus))
+    refuse_changes(beginning, await find_beginning(bus), samples=SAMPLES)
     async with bus.producer() as producer:
         await producer.publish(SAMPLES.name, 1, [Message(b"node", b"{}", 0)])
     with pytest.raises(BusUnavailableError, match=f"written to {SAMPLES.name} .* another demo"):
-        refuse_changes(beginning, await find_beginning(bus))
+        refuse_changes(beginning, await find_beginning(bus), samples=SAMPLES)

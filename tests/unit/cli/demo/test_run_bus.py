@@ -9,9 +9,9 @@ from cli.demo.totals import RunAlerts, Tally
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Message, Subscription, TopicPartition
 from gpuledger.codec import encode
-from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS, PODS
 from simulator.clock import ManualClock
 from sinks.settings import AlertsSettings
+from tests.default_topics import ATTRIBUTED_INCIDENTS, EVENTS, PODS, TOPICS
 from tests.hanging import HANG_SECONDS
 from tests.unit.cli.demo.events import event
 
@@ -113,6 +113,7 @@ def reader_of(consumer: Consumer, tally: Tally, beginning: Offsets) -> EventRead
         alerts=RunAlerts(settings=AlertsSettings(), clock=ManualClock(start_ns=0)),
         beginning=beginning,
         nodes={"node-a"},
+        topics=TOPICS,
     )
 
 
@@ -123,11 +124,11 @@ async def test_each_event_is_counted_once_whatever_becomes_of_the_reader_s_group
     view = RunBus(bus, beginning=beginning, once=True)
     await publish(bus, [encode(event(second=second)) for second in range(1, 11)])
     async with (
-        view.consumer(subscription()) as consumer,
+        view.consumer(subscription(topics=TOPICS)) as consumer,
         following(reader_of(consumer, tally, beginning)),
     ):
         await until_counted(tally, 10)
-        async with bus.consumer(subscription()) as other:
+        async with bus.consumer(subscription(topics=TOPICS)) as other:
             await other.poll(timeout_seconds=0.5, max_records=1)
         await publish(bus, [encode(event(second=11))])
         await until_counted(tally, 11)
@@ -138,7 +139,7 @@ async def test_what_lies_in_another_topic_than_the_events_is_waited_for_too() ->
     """Else a run could end between an event and the incident that came with it."""
     bus = MemoryBus()
     beginning = await find_beginning(bus)
-    async with bus.consumer(subscription()) as consumer:
+    async with bus.consumer(subscription(topics=TOPICS)) as consumer:
         reader = reader_of(consumer, Tally(), beginning)
         await consumer.poll(timeout_seconds=0, max_records=1)
         assert await reader.has_read_all()

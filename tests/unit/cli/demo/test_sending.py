@@ -8,9 +8,9 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription, TopicPartition
 from gpuledger.clock import Clock
 from gpuledger.runtime import Readiness
-from gpuledger.topics import EVENTS
 from simulator.clock import ManualClock
 from sinks.metrics import RETRIES_TOTAL
+from tests.default_topics import EVENTS
 
 
 async def failing(*details: str) -> str:

@@ -13,12 +13,13 @@ from enricher.join.join_settings import JoinSettings, JoinTuning
 from enricher.join.replay import TimeRange
 from enricher.join.replay_diff import Comparison
 from enricher.join.run import run_join
-from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.memory import MAX_PARTITION_RECORDS, MemoryBus
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import ContainerRef, GpuEvent, NodeSample
 from gpuledger.runtime import Readiness
-from gpuledger.topics import EVENTS, PODS, SAMPLES, TOPICS, Topic, partition_of_node
+from gpuledger.topics import Topic, partition_of_node
+from tests.default_topics import EVENTS, PODS, SAMPLES, TOPICS
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod, process, sample
 
@@ -29,9 +30,9 @@ SETTINGS = JoinSettings(join=JoinTuning(poll_timeout_seconds=0.02))
 _EVENTS = Decoder(topic=EVENTS.name, record=GpuEvent)
 
 
-def new_bus(**bounds: int) -> MemoryBus:
+def new_bus(*, max_partition_records: int = MAX_PARTITION_RECORDS) -> MemoryBus:
     """Return an empty bus with one more topic than the project's."""
-    return MemoryBus([*TOPICS, AGAIN], **bounds)
+    return MemoryBus([*TOPICS, AGAIN], max_partition_records=max_partition_records)
 
 
 def tick(second: int, node: str = "node-a") -> NodeSample:

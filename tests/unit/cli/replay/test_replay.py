@@ -15,7 +15,7 @@ from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError, TopicsError, UserError
 from gpuledger.records import PodState
-from gpuledger.topics import EVENTS, PODS, SAMPLES
+from tests.default_topics import EVENTS, PODS, SAMPLES
 from tests.unit.cli.replay.builders import (
     AGAIN,
     BEGIN_MS,

@@ -9,7 +9,7 @@ from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.records import DeadLetter, GpuEvent, PodRecord
-from gpuledger.topics import DEAD_LETTERS, EVENTS, PODS, PROGRESS
+from tests.default_topics import DEAD_LETTERS, EVENTS, PODS, PROGRESS, TOPICS
 from tests.fakes.producer import KeepingProducer
 from tests.unit.enricher.join.ticks import SECOND_NS, record, sample
 
@@ -26,12 +26,15 @@ class Given:
         self.homes: dict[str, int] = {}
         """The nodes whose records may lie in one partition alone."""
         self._letters = KeepingProducer()
-        self.office = DeadLetterQueue(consumer="test", producer=self._letters, partitions=1)
+        self.office = DeadLetterQueue(
+            consumer="test", producer=self._letters, partitions=1, topic=DEAD_LETTERS
+        )
         self.stage = JoinStage(
             office=self.office,
             is_placed=lambda node, partition: self.homes.get(node, partition) == partition,
             time_ns=lambda: self.now_ns,
             pending_pod_timeout_seconds=pending_pod_timeout_seconds,
+            topics=TOPICS,
         )
         self._offset = 0
 

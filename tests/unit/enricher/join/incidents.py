@@ -2,7 +2,7 @@
 
 from gpuledger.bus.protocol import Record
 from gpuledger.records import Incident, IncidentProcess, Severity
-from gpuledger.topics import INCIDENTS
+from tests.default_topics import INCIDENTS
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, record
 
 

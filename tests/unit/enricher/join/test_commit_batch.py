@@ -4,7 +4,7 @@ import pytest
 
 from enricher.join.delivery import CommitBatch, CommitBatches
 from gpuledger.bus.protocol import Record, TopicPartition
-from gpuledger.topics import INCIDENTS, PROCESSES, SAMPLES
+from tests.default_topics import INCIDENTS, PROCESSES, SAMPLES, TOPICS
 
 MAX_RECORDS, MAX_SECONDS = 10, 2.0
 
@@ -15,7 +15,7 @@ def records(topic: str, number: int, *, count: int, time_ms: int = 0) -> list[Re
 
 def gathered(*sizes: tuple[int, int, float]) -> CommitBatches:
     """Return slices of so many records, by partition number and when they came."""
-    slices = CommitBatches(max_records=MAX_RECORDS, max_seconds=MAX_SECONDS)
+    slices = CommitBatches(max_records=MAX_RECORDS, max_seconds=MAX_SECONDS, topics=TOPICS)
     for number, count, now in sizes:
         place = TopicPartition(SAMPLES.name, number)
         slices.at(number, now=now).count(place, records(*place, count=count))
@@ -56,7 +56,7 @@ def test_what_is_taken_is_gone_and_gathering_begins_anew() -> None:
 
 
 def test_how_far_the_ticks_are_done_is_told_by_ticks_alone() -> None:
-    made = CommitBatch(partition=0, begun_at=0.0)
+    made = CommitBatch(partition=0, begun_at=0.0, topics=TOPICS)
     for topic, time_ms in ((PROCESSES, 5_000), (SAMPLES, 1_000), (INCIDENTS, 9_000)):
         place = TopicPartition(topic.name, 0)
         made.count(place, records(*place, count=3, time_ms=time_ms))

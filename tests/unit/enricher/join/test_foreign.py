@@ -19,7 +19,7 @@ from gpuledger.records import (
     PodRecord,
     PodState,
 )
-from gpuledger.topics import ATTRIBUTED_INCIDENTS
+from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.unit.enricher.join.builders import Given, value_of
 from tests.unit.enricher.join.incidents import incident, incident_record
 from tests.unit.enricher.join.ticks import (

@@ -12,7 +12,7 @@ from gpuledger.records import (
     PodRecord,
     PodState,
 )
-from gpuledger.topics import ATTRIBUTED_INCIDENTS
+from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.incidents import incident, incident_record
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod

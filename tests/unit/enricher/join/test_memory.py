@@ -8,7 +8,7 @@ import pytest
 
 from enricher.join.stage import JoinStage
 from gpuledger.records import ContainerRef, PodContainer
-from gpuledger.topics import PODS
+from tests.default_topics import PODS
 from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.ticks import pod, process, record, sample
 

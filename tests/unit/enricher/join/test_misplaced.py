@@ -6,7 +6,8 @@ import pytest
 
 from enricher.join.validation import placement_rule
 from gpuledger.records import ContainerRef, NodeProgress, PodState, ProcessChange, ProcessRecord
-from gpuledger.topics import PODS, PROCESSES, PROGRESS, partition_of_node
+from gpuledger.topics import partition_of_node
+from tests.default_topics import PODS, PROCESSES, PROGRESS
 from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.incidents import incident, incident_record
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, UIDS, pod, record, sample

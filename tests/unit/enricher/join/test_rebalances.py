@@ -11,7 +11,7 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Message, Record, Subscription, TopicPartition
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
-from gpuledger.topics import INCIDENTS, PODS, PROCESSES, SAMPLES
+from tests.default_topics import INCIDENTS, PODS, PROCESSES, SAMPLES
 from tests.unit.enricher.join.test_service import (
     PLACE,
     joining,

@@ -15,7 +15,7 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Polled, Record, TopicPartition
 from gpuledger.errors import BusError, BusUnavailableError
 from gpuledger.runtime import Backoff, Check, RetryingCaller
-from gpuledger.topics import PODS, SAMPLES
+from tests.default_topics import PODS, SAMPLES
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.ticks import pod, record

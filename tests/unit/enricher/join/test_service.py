@@ -22,17 +22,8 @@ from gpuledger.bus.protocol import (
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import DeadLetter, GpuEvent, PodState
 from gpuledger.runtime import Readiness
-from gpuledger.topics import (
-    DEAD_LETTERS,
-    EVENTS,
-    INCIDENTS,
-    PODS,
-    PROCESSES,
-    SAMPLES,
-    TOPICS,
-    Topic,
-    partition_of_node,
-)
+from gpuledger.topics import Topic, partition_of_node
+from tests.default_topics import DEAD_LETTERS, EVENTS, INCIDENTS, PODS, PROCESSES, SAMPLES, TOPICS
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.join.ticks import UIDS, pod, process, sample
 

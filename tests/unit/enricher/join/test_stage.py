@@ -21,14 +21,16 @@ from gpuledger.records import (
     Severity,
 )
 from gpuledger.records.bounds import MAX_CONTAINERS, MAX_INTERVAL_NS
-from gpuledger.topics import (
+from tests.default_topics import (
     ATTRIBUTED_INCIDENTS,
+    DEAD_LETTERS,
     EVENTS,
     INCIDENTS,
     PODS,
     PROCESSES,
     PROGRESS,
     SAMPLES,
+    TOPICS,
 )
 from tests.fakes.producer import KeepingProducer
 from tests.unit.enricher.join.builders import value_of
@@ -51,13 +53,15 @@ USED = sample(processes=[process(container=0, sm_utilization_ratio=0.5)])
 @pytest.fixture
 def office() -> DeadLetterQueue:
     """Return an office whose letters can be counted."""
-    return DeadLetterQueue(consumer="test", producer=KeepingProducer(), partitions=1)
+    return DeadLetterQueue(
+        consumer="test", producer=KeepingProducer(), partitions=1, topic=DEAD_LETTERS
+    )
 
 
 @pytest.fixture
 def stage(office: DeadLetterQueue) -> JoinStage:
     """Return a stage that knows no pod."""
-    return JoinStage(office=office, is_placed=anywhere)
+    return JoinStage(office=office, is_placed=anywhere, topics=TOPICS)
 
 
 def pod_record(number: int = 0, **changes: object) -> Record:
@@ -206,8 +210,8 @@ async def test_a_tick_that_cannot_be_booked_is_put_aside_and_the_next_is_booked(
 ) -> None:
     """The letter says why and holds the original bytes."""
     producer = KeepingProducer()
-    office = DeadLetterQueue(consumer="test", producer=producer, partitions=1)
-    events = JoinStage(office=office, is_placed=anywhere).take_samples(
+    office = DeadLetterQueue(consumer="test", producer=producer, partitions=1, topic=DEAD_LETTERS)
+    events = JoinStage(office=office, is_placed=anywhere, topics=TOPICS).take_samples(
         [record(value), record(USED, offset=1)]
     )
     await office.flush()
@@ -249,8 +253,8 @@ UNREADABLE = Record(
 
 async def test_what_cannot_be_unpacked_is_a_letter_on_every_topic_and_takes_nothing_away() -> None:
     producer = KeepingProducer()
-    office = DeadLetterQueue(consumer="test", producer=producer, partitions=1)
-    stage = JoinStage(office=office, is_placed=anywhere)
+    office = DeadLetterQueue(consumer="test", producer=producer, partitions=1, topic=DEAD_LETTERS)
+    stage = JoinStage(office=office, is_placed=anywhere, topics=TOPICS)
     stage.take_pods([pod_record(), UNREADABLE._replace(topic=PODS.name)])
     stage.restore_progress([UNREADABLE._replace(topic=PROGRESS.name)])
     stage.take_processes([UNREADABLE._replace(topic=PROCESSES.name)])
@@ -271,10 +275,10 @@ async def test_what_cannot_be_unpacked_is_a_letter_on_every_topic_and_takes_noth
 
 async def test_an_incident_of_which_too_much_is_made_is_put_aside_and_the_next_is_told() -> None:
     producer = KeepingProducer()
-    office = DeadLetterQueue(consumer="test", producer=producer, partitions=1)
+    office = DeadLetterQueue(consumer="test", producer=producer, partitions=1, topic=DEAD_LETTERS)
     processes = [IncidentProcess(pid=pid, container_id=f"{pid:0150}") for pid in range(4_000)]
     large, small = incident(processes=processes), incident()
-    told = JoinStage(office=office, is_placed=anywhere).take_incidents(
+    told = JoinStage(office=office, is_placed=anywhere, topics=TOPICS).take_incidents(
         [incident_record(large), incident_record(small)._replace(offset=1)]
     )
     await office.flush()

@@ -7,7 +7,7 @@ import pytest
 
 from enricher.join.polling import STEP_BYTES, step_through, steps_of
 from gpuledger.bus.protocol import Record
-from gpuledger.topics import SAMPLES
+from tests.default_topics import SAMPLES
 
 HALF = STEP_BYTES // 2
 

@@ -14,7 +14,7 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Bus, Consumer, Polled, Subscription, TopicPartition
 from gpuledger.errors import BusError
 from gpuledger.runtime import Backoff, Check, RetryingCaller
-from gpuledger.topics import SAMPLES
+from tests.default_topics import SAMPLES, TOPICS
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.ticks import record
@@ -113,6 +113,7 @@ async def letters_after(*steps: str) -> int:
         insist=insist,
         tuning=tuning,
         gaps=GapCheck(Check()),
+        topics=TOPICS,
     )
     running = asyncio.create_task(worker.run(bus=cast("Bus", member), member=None))
     await asyncio.wait_for(member.has_ended.wait(), HANG_SECONDS)

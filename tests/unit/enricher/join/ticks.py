@@ -12,7 +12,7 @@ from gpuledger.records import (
     ProcessExit,
     ProcessKind,
 )
-from gpuledger.topics import SAMPLES
+from tests.default_topics import SAMPLES
 
 GIB = 2**30
 SECOND_NS = 10**9

@@ -20,11 +20,11 @@ from agent.sampling import Sampler
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
 from gpuledger.records import NodeSample
-from gpuledger.topics import PODS, SAMPLES
 from simulator.clock import ManualClock
 from simulator.plan import PlannedPod
 from simulator.scenario.load import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
+from tests.default_topics import PODS, SAMPLES
 from tests.ticks import tick_of
 from tests.unit.enricher.join.ticks import pod
 from tests.unit.enricher.laws.topics import PARTITIONS, Topics

@@ -13,6 +13,7 @@ from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from tests.compiled import describe_compiled
+from tests.default_topics import DEAD_LETTERS, TOPICS
 from tests.fakes.producer import KeepingProducer
 from tests.unit.enricher.join.ticks import anywhere
 from tests.unit.enricher.laws.topics import BEGIN_NS, Topics
@@ -23,8 +24,10 @@ Made = tuple[list[Message], list[Message], int]
 
 def make(topics: Topics) -> Made:
     """Return what comes of the topics, partition by partition, pods first."""
-    office = DeadLetterQueue(consumer="test", producer=KeepingProducer(), partitions=1)
-    stage = JoinStage(office=office, is_placed=anywhere, time_ns=lambda: BEGIN_NS)
+    office = DeadLetterQueue(
+        consumer="test", producer=KeepingProducer(), partitions=1, topic=DEAD_LETTERS
+    )
+    stage = JoinStage(office=office, is_placed=anywhere, time_ns=lambda: BEGIN_NS, topics=TOPICS)
     events: list[Message] = []
     marks: list[Message] = []
     for partition, samples in topics.samples.items():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from enricher.join.replay import Replay, TimeRange
 from enricher.join.replay_diff import Agreement, EventId, compare_events
+from tests.default_topics import TOPICS
 from tests.unit.enricher.join.ticks import anywhere
 from tests.unit.enricher.laws.topics import PARTITIONS, Topics, topics
 from tests.unit.enricher.laws.workers import WORKERS, Death, Move, Step, Tell, Work, Workers
@@ -35,7 +36,7 @@ steps = st.lists(
 
 def replay(given_topics: Topics) -> dict[EventId, bytes]:
     """Return the events of a replay, by identity."""
-    again, made = Replay(ALWAYS, is_placed=anywhere), {}
+    again, made = Replay(ALWAYS, is_placed=anywhere, topics=TOPICS), {}
     for partition in PARTITIONS:
         again.take_pods(given_topics.pods[partition])
         for event in again.take_samples(given_topics.samples[partition]):

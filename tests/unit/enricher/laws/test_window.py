@@ -16,7 +16,7 @@ from enricher.join.replay_diff import EventId
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import Decoder
 from gpuledger.records import Account, GpuEvent
-from gpuledger.topics import EVENTS
+from tests.default_topics import EVENTS
 from tests.unit.enricher.laws.runs import SECOND_NS, Run, runs_in_topics
 from tests.unit.enricher.laws.topics import PARTITIONS, Topics
 from tests.unit.enricher.laws.workers import WORKERS, Death, Move, Step, Tell, Work, Workers

@@ -21,7 +21,7 @@ from gpuledger.records import (
     PodRecord,
     ProcessExit,
 )
-from gpuledger.topics import PODS, SAMPLES
+from tests.default_topics import PODS, SAMPLES
 from tests.unit.enricher.join.ticks import (
     SECOND_NS,
     pod,

@@ -12,7 +12,7 @@ from typing import Final
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.dead_letter_queue import DeadLetterQueue
-from gpuledger.topics import PROGRESS
+from tests.default_topics import DEAD_LETTERS, PROGRESS, TOPICS
 from tests.unit.enricher.join.ticks import anywhere
 from tests.unit.enricher.laws.topics import BEGIN_NS, PARTITIONS, Topics
 
@@ -124,8 +124,10 @@ class Workers:
 
 
 def _new_stage() -> JoinStage:
-    office = DeadLetterQueue(consumer="test", producer=_Nowhere(), partitions=1)
-    return JoinStage(office=office, is_placed=anywhere, time_ns=lambda: BEGIN_NS + 10**12)
+    office = DeadLetterQueue(consumer="test", producer=_Nowhere(), partitions=1, topic=DEAD_LETTERS)
+    return JoinStage(
+        office=office, is_placed=anywhere, time_ns=lambda: BEGIN_NS + 10**12, topics=TOPICS
+    )
 
 
 class _Nowhere:

@@ -10,7 +10,7 @@ from enricher.podwatch.pod_facts import parse_quantity
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
 from gpuledger.records import PodContainer, PodRecord
-from gpuledger.topics import PODS
+from tests.default_topics import PODS
 from tests.unit.enricher.podwatch.builders import (
     CREATED_NS,
     Object,

@@ -7,7 +7,7 @@ import pytest
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
 from gpuledger.records import PodRecord
-from gpuledger.topics import PODS
+from tests.default_topics import PODS
 from tests.unit.enricher.podwatch.builders import (
     CREATED_NS,
     Object,

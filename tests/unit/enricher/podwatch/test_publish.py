@@ -19,7 +19,7 @@ from gpuledger.records import PodRecord
 from gpuledger.records.bounds import MAX_ID_LENGTH, MAX_WORD_LENGTH
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.readiness import Check
-from gpuledger.topics import PODS
+from tests.default_topics import PODS
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import pod_record, soon
 from tests.unit.enricher.podwatch.test_restart import states, topic

@@ -14,7 +14,7 @@ from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import PodRecord
 from gpuledger.runtime import Readiness
-from gpuledger.topics import PODS
+from tests.default_topics import PODS, TOPICS
 from tests.unit.enricher.podwatch.builders import PatientClock, pod_record, soon
 
 
@@ -49,19 +49,19 @@ def phases(known: KnownPods) -> dict[str, str]:
 def test_of_each_pod_the_newest_record_counts(
     pairs: Sequence[tuple[str, bytes | None]], expected: dict[str, str], undecodable: int
 ) -> None:
-    known = KnownPods()
+    known = KnownPods(topics=TOPICS)
     known.ingest(records(*pairs))
     assert (phases(known), known.undecodable) == (expected, undecodable)
 
 
 def test_a_record_without_a_key_is_no_pod() -> None:
-    known = KnownPods()
+    known = KnownPods(topics=TOPICS)
     known.ingest([Record(PODS.name, 0, 0, 0, None, value("a"))])
     assert (known.by_uid, known.undecodable) == ({}, 1)
 
 
 def test_records_hold_what_is_equal_once() -> None:
-    known = KnownPods()
+    known = KnownPods(topics=TOPICS)
     known.ingest(records(("a", value("a")), ("b", value("b"))))
     one, other = known.by_uid["a"], known.by_uid["b"]
     assert one == pod_record("a")
@@ -121,7 +121,7 @@ async def test_a_missing_topic_is_named_and_waited_for() -> None:
 
 
 def test_a_batch_that_cannot_be_unpacked_takes_no_pod_away_and_is_counted() -> None:
-    known = KnownPods()
+    known = KnownPods(topics=TOPICS)
     why = Unreadable(1, UnreadableReason.DAMAGED, "no zstd")
     known.ingest([*records(("a", value("a"))), Record(PODS.name, 0, 3, 0, None, None, why)])
     assert (phases(known), known.undecodable) == ({"a": "Running"}, 1)

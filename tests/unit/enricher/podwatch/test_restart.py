@@ -9,7 +9,7 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import encode
 from gpuledger.runtime import Readiness
-from gpuledger.topics import PODS
+from tests.default_topics import PODS
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import PatientClock, pod, pod_record, soon
 from tests.unit.enricher.podwatch.misbehaving import (

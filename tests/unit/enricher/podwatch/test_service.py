@@ -29,7 +29,8 @@ from gpuledger.codec import decoder_of
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import PodRecord
 from gpuledger.runtime import Readiness
-from gpuledger.topics import PODS, partition_of_node
+from gpuledger.topics import partition_of_node
+from tests.default_topics import PODS
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import (
     PatientClock,
@@ -60,6 +61,7 @@ class ShakyBus:
 
     def __init__(self, *, refusals: int) -> None:
         self.inner = MemoryBus()
+        self.topics = self.inner.topics
         self.refusals = refusals
 
     async def describe(self, topic: str) -> TopicDescription:

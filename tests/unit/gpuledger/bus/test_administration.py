@@ -14,7 +14,7 @@ from gpuledger.bus.administration import (
     subscribed_topics,
 )
 from gpuledger.errors import TopicsError
-from gpuledger.topics import SAMPLES, TOPICS
+from tests.default_topics import SAMPLES, TOPICS
 
 GOOD = FoundTopic(partitions=12, replication_factor=3, config=SAMPLES.config(replication_factor=3))
 

@@ -11,7 +11,7 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Subscription, TopicPartition, Transactions
 from gpuledger.bus.transactional_writers import TransactionalWriters, pause_seconds_after
 from gpuledger.errors import BusUnavailableError, FencedError
-from gpuledger.topics import EVENTS, ROWS
+from tests.default_topics import EVENTS, ROWS
 from tests.hanging import HANG_SECONDS
 
 GROUP = "gpuledger-test"

@@ -15,10 +15,10 @@ from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.records import Account, AttributedIncident, GpuBooks, GpuEvent, Incident, Severity
 from gpuledger.runtime import Readiness
-from gpuledger.topics import ATTRIBUTED_INCIDENTS
 from sinks.loop import run_sink
 from sinks.registry import ALERTS
 from sinks.settings import AlertsSettings, BusyWithoutPodSettings
+from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.unit.sinks.builders import (
     GPU,
     NODE,

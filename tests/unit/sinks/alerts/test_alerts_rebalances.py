@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
-from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
 from sinks.registry import ALERTS
+from tests.default_topics import ATTRIBUTED_INCIDENTS, EVENTS
 from tests.unit.sinks.alerts.alerting import GatedClock, PatientClock, publish_incidents, sink, xids
 from tests.unit.sinks.builders import (
     NODE,

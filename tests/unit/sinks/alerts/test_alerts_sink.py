@@ -8,10 +8,10 @@ import pytest
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.runtime import Readiness
-from gpuledger.topics import ATTRIBUTED_INCIDENTS
 from sinks.alerts.active_alerts import rfc3339
 from sinks.registry import ALERTS
 from sinks.settings import AlertsSettings
+from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.unit.sinks.alerts.alerting import (
     AT_INCIDENTS,
     PatientClock,

@@ -10,8 +10,8 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from gpuledger.runtime import Readiness
-from gpuledger.topics import ATTRIBUTED_INCIDENTS
 from sinks.registry import ALERTS
+from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.unit.sinks.alerts.alerting import (
     PatientClock,
     hanging,

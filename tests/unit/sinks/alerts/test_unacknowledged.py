@@ -6,10 +6,10 @@ import pytest
 from typing_extensions import override
 
 from gpuledger.bus.protocol import TopicPartition
-from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
 from sinks.alerts.active_alerts import ActiveAlert, ActiveAlerts, Now, record_taken
 from sinks.alerts.alerts_sink import Unacknowledged
 from sinks.protocol import SinkContext
+from tests.default_topics import ATTRIBUTED_INCIDENTS, EVENTS
 from tests.unit.sinks.builders import START_NS
 
 AT = TopicPartition(EVENTS.name, 0)

@@ -14,10 +14,10 @@ from gpuledger.bus.protocol import Message, Subscription
 from gpuledger.codec import encode
 from gpuledger.records import Account
 from gpuledger.runtime import Readiness
-from gpuledger.topics import EVENTS
 from sinks.loop import run_sink
 from sinks.registry import REMOTE_WRITE
 from sinks.settings import RemoteWriteSettings
+from tests.default_topics import EVENTS
 from tests.unit.sinks.builders import (
     NODE,
     SECOND_NS,

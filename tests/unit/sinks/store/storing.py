@@ -22,11 +22,11 @@ from gpuledger.bus.protocol import (
 from gpuledger.errors import BusUnavailableError
 from gpuledger.runtime import Readiness
 from gpuledger.store.query import entries_sql, gaps_sql
-from gpuledger.topics import DEAD_LETTERS, EVENTS
 from sinks.loop import run_sink
 from sinks.registry import STORE
 from sinks.settings import StoreSettings
 from sinks.store.buffer import Row, rows_of
+from tests.default_topics import DEAD_LETTERS, EVENTS
 from tests.unit.sinks.builders import (
     NODE,
     SECOND_NS,

@@ -6,8 +6,8 @@ from gpuledger.bus.protocol import (
     Subscription,
 )
 from gpuledger.runtime import CheckSeverity, Readiness
-from gpuledger.topics import EVENTS
 from sinks.registry import STORE
+from tests.default_topics import EVENTS
 from tests.unit.sinks.builders import (
     bus,
     event,

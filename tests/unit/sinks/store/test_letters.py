@@ -14,10 +14,10 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Producer, TopicPartition
 from gpuledger.errors import BusUnavailableError
 from gpuledger.runtime import Readiness
-from gpuledger.topics import DEAD_LETTERS, EVENTS
 from sinks.loop import run_sink
 from sinks.registry import STORE
 from sinks.settings import StoreSettings
+from tests.default_topics import DEAD_LETTERS, EVENTS
 from tests.unit.sinks.builders import (
     ManualClock,
     committed,

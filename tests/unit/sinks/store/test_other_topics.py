@@ -7,8 +7,8 @@ import pytest
 
 from gpuledger.errors import UserError
 from gpuledger.runtime import Readiness
-from gpuledger.topics import EVENTS
 from sinks.store.table import EntriesTable
+from tests.default_topics import EVENTS
 from tests.unit.sinks.builders import (
     SECOND_NS,
     START_NS,

@@ -23,9 +23,9 @@ from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import Account, GpuEvent
 from gpuledger.runtime import Readiness
-from gpuledger.topics import DEAD_LETTERS, EVENTS
 from sinks.registry import STORE
 from sinks.store.table import EntriesTable, StaleTableError
+from tests.default_topics import DEAD_LETTERS, EVENTS
 from tests.unit.sinks.builders import (
     PARTITIONS,
     SECOND_NS,

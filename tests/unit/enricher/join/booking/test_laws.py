@@ -20,7 +20,7 @@ from gpuledger.records import (
     NodeSample,
     ProcessKind,
 )
-from gpuledger.topics import SAMPLES
+from tests.default_topics import SAMPLES
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, GIB, UIDS, process, reading, sample
 
 MAX_ERROR = 1e-9

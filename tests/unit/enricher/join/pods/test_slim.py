@@ -3,7 +3,7 @@
 from enricher.join.pods.pods import Interner
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import PodRecord
-from gpuledger.topics import PODS
+from tests.default_topics import PODS
 from tests.unit.enricher.join.ticks import pod
 
 DECODER = Decoder(topic=PODS.name, record=PodRecord)

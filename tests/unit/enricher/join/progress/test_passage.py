@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 
 from enricher.join.observer import WindowedMin
 from enricher.join.progress.passage import partition_watermark
-from gpuledger.topics import PODS
+from tests.default_topics import PODS
 from tests.unit.enricher.join.builders import T_NS, Given, value_of
 from tests.unit.enricher.join.ticks import SECOND_NS, pod, record, sample
 

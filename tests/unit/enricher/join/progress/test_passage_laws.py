@@ -11,7 +11,7 @@ from gpuledger.bus.protocol import Record
 from gpuledger.codec import Decoder
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.records import GpuEvent, NodeSample
-from gpuledger.topics import EVENTS, PROGRESS
+from tests.default_topics import DEAD_LETTERS, EVENTS, PROGRESS, TOPICS
 from tests.fakes.producer import KeepingProducer
 from tests.unit.enricher.join.builders import T_NS
 from tests.unit.enricher.join.ticks import SECOND_NS, anywhere, record, sample
@@ -48,8 +48,10 @@ STEPS = st.lists(
 
 def worker(watermarks: list[Record]) -> JoinStage:
     """Return a worker that begins where these marks end."""
-    office = DeadLetterQueue(consumer="test", producer=KeepingProducer(), partitions=1)
-    stage = JoinStage(office=office, is_placed=anywhere, time_ns=lambda: T_NS)
+    office = DeadLetterQueue(
+        consumer="test", producer=KeepingProducer(), partitions=1, topic=DEAD_LETTERS
+    )
+    stage = JoinStage(office=office, is_placed=anywhere, time_ns=lambda: T_NS, topics=TOPICS)
     stage.restore_progress(watermarks)
     return stage
 

@@ -10,7 +10,7 @@ from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.records import BootProgress, GpuEvent, NodeProgress, NodeSample
-from gpuledger.topics import EVENTS, PROGRESS
+from tests.default_topics import DEAD_LETTERS, EVENTS, PROGRESS, TOPICS
 from tests.fakes.producer import KeepingProducer
 from tests.unit.enricher.join.ticks import SECOND_NS, anywhere, process, record, sample
 
@@ -24,13 +24,15 @@ EVENT = Decoder(topic=EVENTS.name, record=GpuEvent)
 @pytest.fixture
 def office() -> DeadLetterQueue:
     """Return an office whose letters can be counted."""
-    return DeadLetterQueue(consumer="test", producer=KeepingProducer(), partitions=1)
+    return DeadLetterQueue(
+        consumer="test", producer=KeepingProducer(), partitions=1, topic=DEAD_LETTERS
+    )
 
 
 @pytest.fixture
 def stage(office: DeadLetterQueue) -> JoinStage:
     """Return a worker's stage."""
-    return JoinStage(office=office, is_placed=anywhere, time_ns=lambda: NOW_NS)
+    return JoinStage(office=office, is_placed=anywhere, time_ns=lambda: NOW_NS, topics=TOPICS)
 
 
 def written(messages: list[Message]) -> list[Record]:
@@ -46,7 +48,7 @@ def test_the_next_worker_books_nothing_that_the_one_before_booked(
 ) -> None:
     """The marks are all that it needs; what came after them is booked."""
     stage.take_samples([record(USED, offset=4)])
-    heir = JoinStage(office=office, is_placed=anywhere)
+    heir = JoinStage(office=office, is_placed=anywhere, topics=TOPICS)
     heir.restore_progress(written(stage.drain_progress(PARTITION)))
     assert heir.take_samples([record(USED, offset=4)]) == []
     assert len(heir.take_samples([record(sample(seq=2000), offset=5)])) == 1
@@ -122,7 +124,7 @@ def test_ticks_of_earlier_boots_that_come_again_are_not_booked_again(
     ticks = boots("one", "two", "three")
     assert len(stage.take_samples(ticks)) == 6
     assert stage.take_samples(ticks) == []
-    heir = JoinStage(office=office, is_placed=anywhere)
+    heir = JoinStage(office=office, is_placed=anywhere, topics=TOPICS)
     heir.restore_progress(written(stage.drain_progress(PARTITION)))
     assert heir.take_samples(ticks) == []
 
@@ -164,7 +166,7 @@ def test_marks_that_are_read_twice_say_what_they_say_once(
     for tick in boots("one", "two", "three", clock_runs=-1):
         stage.take_samples([tick])
         watermarks += written(stage.drain_progress(PARTITION))
-    heir = JoinStage(office=office, is_placed=anywhere)
+    heir = JoinStage(office=office, is_placed=anywhere, topics=TOPICS)
     for read in (watermarks[:5], watermarks):
         heir.restore_progress(read)
     assert heir.take_samples(boots("one", "two", "three")) == []

@@ -2,14 +2,14 @@
 
 from enricher.join.replay import Replay, TimeRange
 from gpuledger.bus.protocol import Record, Unreadable, UnreadableReason
-from gpuledger.topics import PODS, SAMPLES
+from tests.default_topics import PODS, SAMPLES, TOPICS
 from tests.unit.enricher.join.ticks import UIDS, anywhere, pod, record, sample
 
 WHY = Unreadable(0, UnreadableReason.TOO_LARGE, "too many bytes")
 
 
 def test_a_batch_of_pods_or_ticks_is_counted_and_what_is_beside_it_is_joined() -> None:
-    replay = Replay(TimeRange(0, 2**63), is_placed=anywhere)
+    replay = Replay(TimeRange(0, 2**63), is_placed=anywhere, topics=TOPICS)
     known = record(pod(), topic=PODS.name, key=UIDS[0])
     tombstone = record(None, topic=PODS.name, key=UIDS[0])
 

@@ -1,0 +1,19 @@
+"""The topics of an installation without a prefix of its own, which most tests are about."""
+
+from typing import Final
+
+from gpuledger.topics import Topics
+
+TOPICS: Final = Topics()
+BY_NAME: Final = TOPICS.by_name
+SAMPLES: Final = TOPICS.samples
+READINGS: Final = TOPICS.readings
+PROCESSES: Final = TOPICS.processes
+INCIDENTS: Final = TOPICS.incidents
+INVENTORY: Final = TOPICS.inventory
+PODS: Final = TOPICS.pods
+EVENTS: Final = TOPICS.events
+PROGRESS: Final = TOPICS.progress
+ATTRIBUTED_INCIDENTS: Final = TOPICS.attributed_incidents
+ROWS: Final = TOPICS.rows
+DEAD_LETTERS: Final = TOPICS.dead_letters
