@@ -1,7 +1,7 @@
 """Records in, messages out: what the join makes of each topic's records.
 
 Here live the pods and the watermarks of a worker, and the three transforms over them.
-No asyncio, no bus client: the shell around it is `service`.
+No asyncio, no bus client: the shell around it is `worker`.
 """
 
 import time
