@@ -4,7 +4,7 @@ Here lives the order of a take-over: shut out who had the partition, read its pr
 is committed, read pods to their end, and only then let ticks through. What the records mean is the
 stage's business.
 
-Marks are written in transactions and read as they are committed, by a reader of their own: the
+Progress is written in transactions and read as it is committed, by a reader of their own: the
 worker's consumer reads what others write without any, to the end, whatever transaction is open.
 
 The worker polls all the while, for a group gives up a member that does not. So a rebalance may come
