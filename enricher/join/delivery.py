@@ -109,7 +109,7 @@ class Delivery(Protocol):
         """
 
     async def deliver(self, consumer: Consumer, batches: Sequence[CommitBatch]) -> Collection[int]:
-        """Deliver; return the partitions of which it is not known, or which are another's now.
+        """Deliver; return the partitions whose delivery failed or is unknown, or that another has.
 
         Those were given up, and are to be begun with anew from what is committed.
         """
