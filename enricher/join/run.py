@@ -21,8 +21,10 @@ from gpuledger.bus.protocol import (
     WholeBus,
 )
 from gpuledger.bus.transactional_writers import TransactionalWriters
+from gpuledger.clock import SystemClock
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import TopicsError
+from gpuledger.lag import Lag
 from gpuledger.runtime import (
     Backoff,
     Check,
@@ -109,6 +111,7 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
             )
             async with opening as delivery:
                 worker = JoinWorker(
+                    lag=Lag(clock=SystemClock()),
                     stage=stage,
                     office=office,
                     delivery=delivery,

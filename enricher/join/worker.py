@@ -28,7 +28,6 @@ from gpuledger.bus.protocol import (
     Subscription,
     TopicPartition,
 )
-from gpuledger.clock import SystemClock
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import BusError, NotAssignedError
 from gpuledger.lag import Lag
@@ -50,6 +49,7 @@ class JoinWorker:
     def __init__(
         self,
         *,
+        lag: Lag,
         stage: JoinStage,
         office: DeadLetterQueue,
         delivery: Delivery,
@@ -59,7 +59,7 @@ class JoinWorker:
         gaps: GapCheck,
     ) -> None:
         self._gaps = gaps
-        self._lag = Lag(clock=SystemClock())
+        self._lag = lag
         metrics.LAG_SECONDS.set_function(self._lag.seconds)
         self._stage = stage
         self._office = office

@@ -12,7 +12,9 @@ from enricher.join.worker import JoinWorker
 from gpuledger.bus.gaps import GapCheck
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Bus, Consumer, Polled, Subscription, TopicPartition
+from gpuledger.clock import SystemClock
 from gpuledger.errors import BusError
+from gpuledger.lag import Lag
 from gpuledger.runtime import Backoff, Check, RetryingCaller
 from gpuledger.topics import SAMPLES
 from tests.unit.enricher.join.builders import Given
@@ -97,6 +99,7 @@ async def letters_after(*steps: str) -> int:
     tuning = JoinTuning(poll_timeout_seconds=0.01, commit_interval_seconds=60)
     delivery = cast("Delivery", Undelivered())
     worker = JoinWorker(
+        lag=Lag(clock=SystemClock()),
         stage=given.stage,
         office=given.office,
         delivery=delivery,
