@@ -18,7 +18,7 @@ from enricher.join.pods.describe import (
     find_pod_of_other_node,
     identity_of,
 )
-from enricher.join.pods.pods import Interner, PodCache
+from enricher.join.pods.pods import PodCache
 from enricher.join.progress.passage import (
     MAX_AHEAD_NS,
     clock_step_seconds,
@@ -35,6 +35,7 @@ from enricher.join.validation import (
     explain_misplaced,
     settle_valid_ends,
 )
+from enricher.pod_sharing import PodSharing
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder, encode
@@ -78,7 +79,7 @@ class JoinStage:
         self._is_placed = is_placed
         self._time_ns = time_ns
         self._audit = JoinObserver(pending_pod_timeout_seconds=pending_pod_timeout_seconds)
-        self._slimmer = Interner()
+        self._sharing = PodSharing()
         self._office = office
         self._watermarks: defaultdict[int, NodeWatermarks] = defaultdict(NodeWatermarks)
         self._descriptions = DescriptionCache(self.pods)
@@ -95,7 +96,7 @@ class JoinStage:
             for _, decoded in self._office.decode(_PODS, [record]):
                 if not self._is_at_home(record, node=decoded.node, key=decoded.uid):
                     continue
-                pod = self._slimmer.slim(decoded)
+                pod = self._sharing.share(decoded)
                 seen_time_ns = record.timestamp_ms * _NS_PER_MS
                 self.pods.put(pod, partition=record.partition, seen_time_ns=seen_time_ns)
                 # What was described as pending has a name now; `version_of` tells of the pod's own

@@ -20,8 +20,8 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
+from enricher.pod_sharing import PodSharing
 from enricher.podwatch import pod_metrics
-from enricher.podwatch.decode import PodSharing
 from enricher.podwatch.table import PendingMessage, PodTable
 from enricher.versions import is_older
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
