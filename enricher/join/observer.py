@@ -220,7 +220,7 @@ class JoinObserver:
         self,
         event: GpuEvent,
         sample: NodeSample,
-        said: PodDescriptions,
+        descriptions: PodDescriptions,
         *,
         partition: int,
         now_ns: int,
@@ -237,14 +237,16 @@ class JoinObserver:
             metrics.GAP_SECONDS_TOTAL.inc(event.gap_ns / 1e9)
         if event.settlements:
             metrics.SETTLED_SECONDS_TOTAL.inc(settled_seconds(event.settlements))
-        if said.pending:
-            metrics.PENDING_TOTAL.inc(len(said.pending))
-            self._pending.record(said.pending, node=event.node, partition=partition, now_ns=now_ns)
-        if said.foreign:
-            self.see_foreign(event.node, said.foreign)
-        if said.unknown_holders:
+        if descriptions.pending:
+            metrics.PENDING_TOTAL.inc(len(descriptions.pending))
+            self._pending.record(
+                descriptions.pending, node=event.node, partition=partition, now_ns=now_ns
+            )
+        if descriptions.foreign:
+            self.see_foreign(event.node, descriptions.foreign)
+        if descriptions.unknown_holders:
             metrics.NAMES_REFUSED_TOTAL.labels(reason=metrics.UNKNOWN_HOLDER).inc(
-                said.unknown_holders
+                descriptions.unknown_holders
             )
         self._ticks_to_check -= 1
         if not self._ticks_to_check:

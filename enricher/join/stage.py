@@ -78,7 +78,7 @@ class JoinStage:
         self.pods = PodCache()
         self._is_placed = is_placed
         self._time_ns = time_ns
-        self._audit = JoinObserver(pending_pod_timeout_seconds=pending_pod_timeout_seconds)
+        self._observer = JoinObserver(pending_pod_timeout_seconds=pending_pod_timeout_seconds)
         self._sharing = PodSharing()
         self._office = office
         self._watermarks: defaultdict[int, NodeWatermarks] = defaultdict(NodeWatermarks)
@@ -101,7 +101,7 @@ class JoinStage:
                 self.pods.put(pod, partition=record.partition, seen_time_ns=seen_time_ns)
                 # What was described as pending has a name now; `version_of` tells of the pod's own
                 # node alone, and another node may have named it.
-                for node in self._audit.see_pod(pod, now_ns=now_ns):
+                for node in self._observer.see_pod(pod, now_ns=now_ns):
                     self._descriptions.forget(node)
 
     def restore_progress(self, records: Sequence[Record]) -> None:
@@ -150,7 +150,7 @@ class JoinStage:
                 detail = f"{record.topic}: its event would be too large: {error}"
                 self._office.reject(record, reason="too_large", detail=detail)
         metrics.TICKS_TOTAL.inc(len(records))
-        self._audit.tell(now_ns)
+        self._observer.tell(now_ns)
         return events
 
     def take_processes(self, records: Sequence[Record]) -> None:
@@ -170,7 +170,7 @@ class JoinStage:
             metrics.INCIDENTS_TOTAL.labels(kind=kind).inc()
             identities = map(identity_of, incident.processes)
             foreign = find_pod_of_other_node(identities, self.pods, node=incident.node)
-            self._audit.see_foreign(incident.node, foreign.values())
+            self._observer.see_foreign(incident.node, foreign.values())
             pods = describe_incident(incident, self.pods)
             attributed = AttributedIncident(incident=incident, pods=pods)
             found += self._publishable(record, attributed, what="attributed incident")
@@ -180,7 +180,7 @@ class JoinStage:
         """Forget what belongs to a partition that is no longer held."""
         self.pods.remove_partition(partition)
         self._watermarks.pop(partition, None)
-        self._audit.forget(partition)
+        self._observer.forget(partition)
         # Whose description it was is not kept by partition; the others are made again in a tick.
         self._descriptions.clear()
 
@@ -191,7 +191,7 @@ class JoinStage:
         watermarks = self._watermarks[record.partition]
         watermark = watermarks.of(sample.node)
         if is_duplicate(sample, watermark):
-            self._audit.see_duplicate(record, sample, watermark, now_ns=now_ns)
+            self._observer.see_duplicate(record, sample, watermark, now_ns=now_ns)
             return ()
         ahead_seconds = seq_ahead_seconds(
             sample, watermark, written_ms=record.timestamp_ms, now_ns=now_ns
@@ -199,16 +199,16 @@ class JoinStage:
         if ahead_seconds is not None:
             # Up to two days it can be a clock's error: it is booked, and reported. Beyond that no
             # clock explains it, and to book it would cost the node's ticks until that `seq`.
-            self._audit.see_seq_ahead(sample.node, ahead_seconds)
+            self._observer.see_seq_ahead(sample.node, ahead_seconds)
             if ahead_seconds * 1e9 > MAX_AHEAD_NS:
-                self._audit.see_refused(record, sample, now_ns=now_ns)
+                self._observer.see_refused(record, sample, now_ns=now_ns)
                 return self._refuse_seq(record, sample, ahead_seconds)
-        said = self._descriptions.describe(sample)
+        descriptions = self._descriptions.describe(sample)
         reached_ns = watermarks.reached_ns(now_ns)
         event = make_event(
             sample,
             book_valid_tick(sample),
-            said,
+            descriptions,
             late=sample.late or is_late(sample.time_ns, reached_ns),
             gap_ns=gap_before_ns(sample, watermark),
             settlements=settle_valid_ends(sample) if sample.ended_processes else None,
@@ -217,11 +217,13 @@ class JoinStage:
         # What was put aside is not booked: the next tick reports its time as uncovered.
         if events:
             if (step_seconds := clock_step_seconds(sample, watermark)) is not None:
-                self._audit.see_step(sample.node, step_seconds)
+                self._observer.see_step(sample.node, step_seconds)
             watermarks.advance(
                 sample, offset=record.offset, written_ms=record.timestamp_ms, now_ns=now_ns
             )
-            self._audit.see_event(event, sample, said, partition=record.partition, now_ns=now_ns)
+            self._observer.see_event(
+                event, sample, descriptions, partition=record.partition, now_ns=now_ns
+            )
         return events
 
     def _publishable(self, record: Record, made: object, *, what: str) -> tuple[Message, ...]:
@@ -265,7 +267,7 @@ class JoinStage:
 def make_event(
     sample: NodeSample,
     books: list[GpuBooks],
-    said: PodDescriptions,
+    descriptions: PodDescriptions,
     *,
     late: bool = False,
     gap_ns: int | None = None,
@@ -282,8 +284,8 @@ def make_event(
         gap_ns=gap_ns,
         gpus=books,
         containers=sample.containers,
-        pods=cast("list[PodDescription]", said.pods),
+        pods=cast("list[PodDescription]", descriptions.pods),
         allocations=sample.allocations,
-        holder_uids=cast("list[str | None] | None", said.holder_uids),
+        holder_uids=cast("list[str | None] | None", descriptions.holder_uids),
         settlements=settlements,
     )
