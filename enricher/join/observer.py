@@ -30,10 +30,10 @@ NAME_CHARACTERS: Final = 100
 # Longer than the pause between two scrapes, so that no extreme falls between them.
 _WINDOW_NS: Final = 300 * 10**9
 _log = structlog.get_logger(__name__)
-AFTER_NS: Final = 60 * 10**9
+UNBOOKED_AFTER_NS: Final = 60 * 10**9
 """For how long new ticks must have come of which none was booked; who reads again what others have
 booked is through by then."""
-NEW_NS: Final = 60 * 10**9
+FRESH_NS: Final = 60 * 10**9
 """A tick that was written longer ago may be one that is sent, or read, again."""
 
 
@@ -48,7 +48,7 @@ class _NodeHistory:
 
     @property
     def is_unbooked(self) -> bool:
-        return self.last_ns - self.first_ns >= AFTER_NS
+        return self.last_ns - self.first_ns >= UNBOOKED_AFTER_NS
 
 
 class UnbookedNodes:
@@ -84,11 +84,11 @@ class UnbookedNodes:
         self, node: str, *, partition: int, written_ns: int, now_ns: int
     ) -> _NodeHistory | None:
         """Record that a tick was not booked; `None` where it may be one that comes again."""
-        if abs(now_ns - written_ns) > NEW_NS:
+        if abs(now_ns - written_ns) > FRESH_NS:
             return None
         found = self._nodes.get(node)
         # A node that was silent in between begins anew: a minute of silence is no minute of ticks.
-        if found is None or now_ns - found.last_ns > NEW_NS:
+        if found is None or now_ns - found.last_ns > FRESH_NS:
             found = _NodeHistory(partition=partition, first_ns=now_ns, last_ns=now_ns)
             self._nodes[node] = found
         found.last_ns = now_ns
@@ -100,7 +100,9 @@ class UnbookedNodes:
 
     def show(self, now_ns: int) -> None:
         """Count those that there are; one that has gone silent is none."""
-        gone = [name for name, history in self._nodes.items() if now_ns - history.last_ns > NEW_NS]
+        gone = [
+            name for name, history in self._nodes.items() if now_ns - history.last_ns > FRESH_NS
+        ]
         for name in gone:
             del self._nodes[name]
         metrics.NODES_UNBOOKED.set(sum(history.is_unbooked for history in self._nodes.values()))
