@@ -205,10 +205,10 @@ class PodPublisher:
                 await self._with_one_producer()
             except BusError as error:
                 pod_metrics.PUBLISH_FAILURES.inc()
-                self._check.failed(partial(self.waiting, behind=str(error)))
+                self._check.failed(partial(self.describe_unpublished, behind=str(error)))
                 await self._clock.sleep(self._backoff.next_seconds())
 
-    def waiting(self, *, behind: str | None = None) -> str:
+    def describe_unpublished(self, *, behind: str | None = None) -> str:
         """Return how much is to be published, for the check, `behind` what it waits for."""
         count = f"{self._table.unpublished} pods are to be published"
         return count if behind is None else f"{behind}; {count}"
@@ -220,7 +220,7 @@ class PodPublisher:
             # A producer that opens says nothing of those that failed to publish: while something
             # is due the check recovers only with an acknowledgement.
             if not self._check.has_failed or not self._table.unpublished:
-                self._check.ok(self.waiting)
+                self._check.ok(self.describe_unpublished)
             while True:
                 if batch := self._table.batch(self._batch_max):
                     await self._send(producer, batch, topic.partitions)
@@ -266,7 +266,7 @@ class PodPublisher:
             if failure is not None:
                 raise failure
         self._backoff.reset()
-        self._check.ok(self.waiting)
+        self._check.ok(self.describe_unpublished)
 
     async def _send_part(
         self, producer: Producer, partition: int, part: list[PendingMessage]
