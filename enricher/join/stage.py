@@ -15,7 +15,7 @@ from enricher.join.pods.describe import (
     DescriptionCache,
     PodDescriptions,
     describe_incident,
-    find_pod_of_other_node,
+    find_foreign_pods,
     identity_of,
 )
 from enricher.join.pods.pods import PodCache
@@ -169,7 +169,7 @@ class JoinStage:
             kind = incident.kind if incident.kind in INCIDENT_KINDS else metrics.OTHER_KIND
             metrics.INCIDENTS_TOTAL.labels(kind=kind).inc()
             identities = map(identity_of, incident.processes)
-            foreign = find_pod_of_other_node(identities, self.pods, node=incident.node)
+            foreign = find_foreign_pods(identities, self.pods, node=incident.node)
             self._observer.see_foreign(incident.node, foreign.values())
             pods = describe_incident(incident, self.pods)
             attributed = AttributedIncident(incident=incident, pods=pods)

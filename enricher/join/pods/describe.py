@@ -145,7 +145,7 @@ class DescriptionCache:
     def _describe(self, sample: NodeSample) -> PodDescriptions:
         identities = list(map(identity_of, sample.containers))
         found = [self._pods.find(*identity, node=sample.node) for identity in identities]
-        foreign = find_pod_of_other_node(identities, self._pods, node=sample.node)
+        foreign = find_foreign_pods(identities, self._pods, node=sample.node)
         pods = describe_pods(identities, self._pods, node=sample.node, time_ns=sample.time_ns)
         holders = find_holders(sample, self._pods)
         changes = [time for pod in found if pod for time in pod.changes_ns()]
@@ -199,7 +199,7 @@ def identity_of(container: ContainerRef | IncidentProcess) -> Identity:
     return container.pod_uid, container.container_id
 
 
-def find_pod_of_other_node(
+def find_foreign_pods(
     identities: Iterable[Identity], pods: PodCache, *, node: str
 ) -> dict[Identity, PodRecord]:
     """Return the pods among these that the API server has placed on another node.
@@ -223,7 +223,7 @@ def describe_pods(
     named = sorted(
         set(identities) - {_HOST}, key=lambda identity: (identity[0] or "", identity[1] or "")
     )
-    foreign = find_pod_of_other_node(named, pods, node=node)
+    foreign = find_foreign_pods(named, pods, node=node)
     foreign_uids = {uid for uid, _ in foreign}
     for uid, container_id in named:
         pod = pods.find(uid, container_id, node=node)
