@@ -60,8 +60,9 @@ def settled_seconds(settlements: Iterable[Settlement]) -> float:
 
 def _settle(end: ProcessExit, seconds: float, sample: NodeSample) -> Settlement:
     """Return what debits the process with its time, and takes the same from nobody's."""
-    # Looked up for its error alone: who counts rows counts on it that the GPU is there.
-    _ = sample.gpus[end.gpu]
+    # Nothing of the GPU is needed here, but who counts rows counts on it that it is there.
+    if end.gpu >= len(sample.gpus):
+        raise IndexError(f"gpu {end.gpu} of {len(sample.gpus)}")
     account, container = Account.HOST, end.container
     if container is not None:
         ref = sample.containers[container]
