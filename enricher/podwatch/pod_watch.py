@@ -177,18 +177,18 @@ class Follower:
                 self._table.begin_list()
             case Phase.LISTED:
                 gone = self._table.end_list(time_ns=time_ns, version=version)
-                self._check.ok(self.describe_pods)
+                self._check.ok(self.describe_table)
                 self._unreadable.end_list()
                 self._publisher.measure()
                 _log.info("pods_listed", count=len(self._table), gone_count=gone)
             case Phase.WATCHING:
                 # After a watch that failed the check recovers here, without a list.
-                self._check.ok(self.describe_pods)
+                self._check.ok(self.describe_table)
             case Interrupted(error):
                 self._check.failed(str(error))
         self._publisher.wake()
 
-    def describe_pods(self) -> str:
+    def describe_table(self) -> str:
         """Return how many pods there are, for the check."""
         return f"{len(self._table)} pods"
 
