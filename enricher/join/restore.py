@@ -57,7 +57,7 @@ class StateRestorer:
         *,
         stage: JoinStage,
         delivery: Delivery,
-        insist: RetryingCaller[BusError],
+        retry: RetryingCaller[BusError],
         tuning: JoinTuning,
         check: Check,
         backoff: Backoff,
@@ -66,7 +66,7 @@ class StateRestorer:
     ) -> None:
         self._stage = stage
         self._delivery = delivery
-        self._insist = insist
+        self._retry = retry
         self._tuning = tuning
         self._check = check
         self._backoff = backoff
@@ -212,7 +212,7 @@ class StateRestorer:
         return sum(max(0, end - positions[place]) for place, end in ends.items())
 
     async def _poll(self, consumer: Consumer, *, maximum: float = math.inf) -> Polled:
-        return await poll(consumer, insist=self._insist, tuning=self._tuning, maximum=maximum)
+        return await poll(consumer, retry=self._retry, tuning=self._tuning, maximum=maximum)
 
     async def _poll_for(self, consumer: Consumer, seconds: float) -> None:
         """Wait as a member of the group does; what comes is read again by the next attempt."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from enricher.join.delivery import AtLeastOnce, Delivery, ExactlyOnce
 from enricher.join.join_settings import JoinSettings
-from enricher.join.polling import retry_bus
+from enricher.join.polling import bus_retry
 from enricher.join.restore import INPUTS, STATE, StateRestorer
 from enricher.join.stage import JoinStage
 from enricher.join.validation import placement_rule
@@ -79,16 +79,16 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
     `delivery`, ok while what is made can be published.
     """
     stage_check, delivery_check = readiness.check("pods"), readiness.check("delivery")
-    insist = retry_bus(check=readiness.check("bus"), backoff=_new_backoff)
+    retry = bus_retry(check=readiness.check("bus"), backoff=_new_backoff)
     # What was published and cannot be committed is not delivered: the delivery passes the check.
-    publishing = retry_bus(check=delivery_check, backoff=_new_backoff, passes_check=False)
+    publishing = bus_retry(check=delivery_check, backoff=_new_backoff, passes_check=False)
 
     def rounds() -> int:
-        return insist.attempts + publishing.attempts
+        return retry.attempts + publishing.attempts
 
     async with asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(end_where_stalled(rounds, what="the join"))
-        inputs, letters = await insist(lambda: _count_partitions(bus))
+        inputs, letters = await retry(lambda: _count_partitions(bus))
         stage_check.waits("joining the group")
         delivery_check.ok("nothing to deliver yet")
         async with bus.producer() as producer:
@@ -102,7 +102,7 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
             )
             opening = _open_delivery(
                 AtLeastOnce(
-                    producer=producer, office=office, insist=publishing, check=delivery_check
+                    producer=producer, office=office, retry=publishing, check=delivery_check
                 ),
                 bus=bus,
                 office=office,
@@ -118,13 +118,13 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
                     restorer=StateRestorer(
                         stage=stage,
                         delivery=delivery,
-                        insist=insist,
+                        retry=retry,
                         tuning=settings.join,
                         check=stage_check,
                         backoff=_new_backoff(),
                         history=bus,
                     ),
-                    insist=insist,
+                    retry=retry,
                     tuning=settings.join,
                     gaps=GapCheck(readiness.check("gaps", severity=CheckSeverity.WARNING)),
                 )

@@ -54,7 +54,7 @@ class JoinWorker:
         office: DeadLetterQueue,
         delivery: Delivery,
         restorer: StateRestorer,
-        insist: RetryingCaller[BusError],
+        retry: RetryingCaller[BusError],
         tuning: JoinTuning,
         gaps: GapCheck,
     ) -> None:
@@ -65,7 +65,7 @@ class JoinWorker:
         self._office = office
         self._delivery = delivery
         self._restorer = restorer
-        self._insist = insist
+        self._retry = retry
         self._tuning = tuning
         self._batches = CommitBatches(
             max_records=tuning.records_per_commit, max_seconds=tuning.commit_interval_seconds
@@ -98,7 +98,7 @@ class JoinWorker:
             await self._deliver(consumer)
             left_seconds = None
         maximum = self._tuning.poll_timeout_seconds if left_seconds is None else left_seconds
-        batch = await poll(consumer, insist=self._insist, tuning=self._tuning, maximum=maximum)
+        batch = await poll(consumer, retry=self._retry, tuning=self._tuning, maximum=maximum)
         # What this poll brought of partitions that are read back now comes again after that.
         rebuilt = await self._restorer.run(consumer)
         held = consumer.assignment()

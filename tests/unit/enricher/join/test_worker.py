@@ -95,7 +95,7 @@ class Member:
 async def letters_after(*steps: str) -> int:
     """Run a worker through the steps; return how many letters it has to publish."""
     given, member = Given(), Member(*steps)
-    insist = RetryingCaller(on=BusError, check=Check())
+    retry = RetryingCaller(on=BusError, check=Check())
     tuning = JoinTuning(poll_timeout_seconds=0.01, commit_interval_seconds=60)
     delivery = cast("Delivery", Undelivered())
     worker = JoinWorker(
@@ -106,13 +106,13 @@ async def letters_after(*steps: str) -> int:
         restorer=StateRestorer(
             stage=given.stage,
             delivery=delivery,
-            insist=insist,
+            retry=retry,
             tuning=tuning,
             check=Check(),
             backoff=Backoff(),
             history=MemoryBus(),
         ),
-        insist=insist,
+        retry=retry,
         tuning=tuning,
         gaps=GapCheck(Check()),
     )
