@@ -198,7 +198,7 @@ class PodPublisher:
         pod_metrics.PODS.set(len(self._table))
         pod_metrics.UNPUBLISHED.set(self._table.unpublished)
 
-    async def forever(self) -> None:
+    async def run(self) -> None:
         """Publish what comes; a producer that failed is replaced after a pause."""
         while True:
             try:

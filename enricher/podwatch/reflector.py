@@ -2,7 +2,7 @@
 
 Four thin layers, each an asynchronous generator of steps: `_stream` is one watch request, which may
 begin with all pods, `_list` and `_list_then_watch` make the pods' whole story, `_connection` ends
-with a pause, `forever` is the loop. Nothing is kept here but the version reached and whether the
+with a pause, `run` is the loop. Nothing is kept here but the version reached and whether the
 server lists as a watch; who was deleted between two lists is for the caller to find, who knows what
 there was.
 
@@ -149,7 +149,7 @@ class Reflector:
         """From where the next watch goes on; `None` where a list is needed first."""
         return self._version
 
-    async def forever(self) -> AsyncGenerator[Step]:
+    async def run(self) -> AsyncGenerator[Step]:
         """Yield the steps of one connection after the other."""
         while True:
             async with aclosing(self._connection()) as steps:
