@@ -52,7 +52,7 @@ class Holders(NamedTuple):
 _NOBODY = Holders((), 0, ())
 
 
-def find_holders(sample: NodeSample, pods: PodCache) -> Holders:
+def find_named_holders(sample: NodeSample, pods: PodCache) -> Holders:
     """Return the holders of a tick's allocations by the pods of its node, at the tick's time.
 
     The kubelet's response names pods and has no UIDs. A name counts only where a pod record of this
@@ -147,7 +147,7 @@ class DescriptionCache:
         found = [self._pods.find(*identity, node=sample.node) for identity in identities]
         foreign = find_foreign_pods(identities, self._pods, node=sample.node)
         pods = describe_pods(identities, self._pods, node=sample.node, time_ns=sample.time_ns)
-        holders = find_holders(sample, self._pods)
+        holders = find_named_holders(sample, self._pods)
         changes = [time for pod in found if pod for time in pod.changes_ns()]
         changes += holders.changes_ns
         return PodDescriptions(
