@@ -1,7 +1,7 @@
 """The join's loop: poll, hand to the stage, gather, deliver; pods and progress first.
 
 Here live the loop and what changes with the group's assignments. What the records mean is the
-stage's business; how their work is delivered, and read back, stands in modules of their own.
+stage's business; how their work is delivered, and restored, stands in modules of their own.
 """
 
 import time
@@ -99,13 +99,13 @@ class JoinWorker:
             left_seconds = None
         maximum = self._tuning.poll_timeout_seconds if left_seconds is None else left_seconds
         batch = await poll(consumer, retry=self._retry, tuning=self._tuning, maximum=maximum)
-        # What this poll brought of partitions that are read back now comes again after that.
-        rebuilt = await self._restorer.run(consumer)
+        # What this poll brought of partitions that are restored now comes again after that.
+        restored = await self._restorer.run(consumer)
         held = consumer.assignment()
         known = {
             place: records
             for place, records in batch.items()
-            if place in held and place.partition not in rebuilt
+            if place in held and place.partition not in restored
         }
         await self._restorer.take_state(known)  # pods come before the ticks of the same batch
         await self._work(known)
