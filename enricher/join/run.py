@@ -23,13 +23,14 @@ from gpuledger.bus.protocol import (
 from gpuledger.bus.transactional_writers import TransactionalWriters
 from gpuledger.clock import SystemClock
 from gpuledger.dead_letter_queue import DeadLetterQueue
-from gpuledger.errors import TopicsError
+from gpuledger.errors import BusError, TopicsError
 from gpuledger.lag import Lag
 from gpuledger.runtime import (
     Backoff,
     Check,
     CheckSeverity,
     Readiness,
+    RetryingCaller,
     end_where_stalled,
     explain_user_errors,
     run_service,
@@ -110,23 +111,14 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
                 settings=settings,
             )
             async with opening as delivery:
-                worker = JoinWorker(
-                    lag=Lag(clock=SystemClock()),
+                worker = _make_worker(
+                    bus=bus,
+                    settings=settings,
+                    readiness=readiness,
                     stage=stage,
                     office=office,
                     delivery=delivery,
-                    restorer=StateRestorer(
-                        stage=stage,
-                        delivery=delivery,
-                        retry=retry,
-                        tuning=settings.join,
-                        check=stage_check,
-                        backoff=_new_backoff(),
-                        history=bus,
-                    ),
                     retry=retry,
-                    tuning=settings.join,
-                    gaps=GapCheck(readiness.check("gaps", severity=CheckSeverity.WARNING)),
                 )
                 await worker.run(bus=bus, member=settings.kafka.group_instance_id or None)
         watch.cancel()
@@ -154,6 +146,37 @@ async def _open_delivery(
             check=check,
             fenced_seconds=settings.kafka.heartbeat_seconds,
         )
+
+
+def _make_worker(
+    *,
+    bus: WholeBus,
+    settings: JoinSettings,
+    readiness: Readiness,
+    stage: JoinStage,
+    office: DeadLetterQueue,
+    delivery: Delivery,
+    retry: RetryingCaller[BusError],
+) -> JoinWorker:
+    restorer = StateRestorer(
+        stage=stage,
+        delivery=delivery,
+        retry=retry,
+        tuning=settings.join,
+        check=readiness.check("pods"),
+        backoff=_new_backoff(),
+        history=bus,
+    )
+    return JoinWorker(
+        lag=Lag(clock=SystemClock()),
+        stage=stage,
+        office=office,
+        delivery=delivery,
+        restorer=restorer,
+        retry=retry,
+        tuning=settings.join,
+        gaps=GapCheck(readiness.check("gaps", severity=CheckSeverity.WARNING)),
+    )
 
 
 async def _count_partitions(bus: Bus) -> tuple[int, int]:
