@@ -17,6 +17,7 @@ from enricher.join.pods.describe import PodDescriptions
 from enricher.join.pods.pending import PendingPods
 from enricher.join.progress.passage import NodeWatermark
 from gpuledger.bus.protocol import Record
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from gpuledger.ledger.quantities import conservation_error
 from gpuledger.records import GpuEvent, NodeSample, PodRecord
 from gpuledger.runtime.logs import Repeats
@@ -28,12 +29,12 @@ NAMES_SHOWN: Final = 4
 """Of a pod: its UID and a few of its containers; a line is no place for all that a tick may say."""
 NAME_CHARACTERS: Final = 100
 # Longer than the pause between two scrapes, so that no extreme falls between them.
-_WINDOW_NS: Final = 300 * 10**9
+_WINDOW_NS: Final = 300 * NS_PER_SECOND
 _log = structlog.get_logger(__name__)
-UNBOOKED_AFTER_NS: Final = 60 * 10**9
+UNBOOKED_AFTER_NS: Final = 60 * NS_PER_SECOND
 """For how long new ticks must have come of which none was booked; who reads again what others have
 booked is through by then."""
-FRESH_NS: Final = 60 * 10**9
+FRESH_NS: Final = 60 * NS_PER_SECOND
 """A tick that was written longer ago may be one that is sent, or read, again."""
 
 
@@ -286,7 +287,7 @@ class JoinObserver:
 
     def see_refused(self, record: Record, sample: NodeSample, *, now_ns: int) -> None:
         """Record that a tick was put aside, as its `seq` runs ahead by more than can be."""
-        written_ns = record.timestamp_ms * 1_000_000
+        written_ns = record.timestamp_ms * NS_PER_MS
         self._unbooked.see_refused(
             sample.node, partition=record.partition, written_ns=written_ns, now_ns=now_ns
         )
@@ -297,7 +298,7 @@ class JoinObserver:
         """Record that a tick counts as booked before, and tell of a node whose ticks all do."""
         metrics.DUPLICATES_TOTAL.inc()
         seq = watermark.seq_of(sample.boot_id) if watermark else None
-        written_ns = record.timestamp_ms * 1_000_000
+        written_ns = record.timestamp_ms * NS_PER_MS
         is_unbooked = self._unbooked.see_duplicate(
             sample.node, partition=record.partition, written_ns=written_ns, now_ns=now_ns
         )

@@ -38,6 +38,7 @@ from enricher.join.validation import (
 from enricher.pod_sharing import PodSharing
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Record
+from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import Decoder, encode
 from gpuledger.dead_letter_queue import DeadLetterQueue, show_key
 from gpuledger.ledger.holders import TooManyEntriesError
@@ -60,7 +61,6 @@ _SAMPLES: Final = Decoder(topic=SAMPLES.name, record=NodeSample)
 _PODS: Final = Decoder(topic=PODS.name, record=PodRecord)
 _PROGRESS: Final = Decoder(topic=PROGRESS.name, record=NodeProgress)
 _PROCESSES: Final = Decoder(topic=PROCESSES.name, record=ProcessRecord)
-_NS_PER_MS: Final = 1_000_000
 _INCIDENTS: Final = Decoder(topic=INCIDENTS.name, record=Incident)
 
 
@@ -97,7 +97,7 @@ class JoinStage:
                 if not self._is_at_home(record, node=decoded.node, key=decoded.uid):
                     continue
                 pod = self._sharing.share(decoded)
-                seen_time_ns = record.timestamp_ms * _NS_PER_MS
+                seen_time_ns = record.timestamp_ms * NS_PER_MS
                 self.pods.put(pod, partition=record.partition, seen_time_ns=seen_time_ns)
                 # What was described as pending has a name now; `version_of` tells of the pod's own
                 # node alone, and another node may have named it.
@@ -114,14 +114,14 @@ class JoinStage:
             for _, watermark in self._office.decode(_PROGRESS, [record]):
                 if not self._is_at_home(record, node=watermark.node, key=watermark.node):
                     continue
-                watermarks.take(watermark, heard_ns=record.timestamp_ms * _NS_PER_MS)
+                watermarks.take(watermark, heard_ns=record.timestamp_ms * NS_PER_MS)
 
     def drain_progress(self, partition: int) -> list[Message]:
         """Return the progress of the nodes that were booked since the last call.
 
         Their timestamp is this machine's time: the ticks' own could be one that no broker takes.
         """
-        now_ms = self._time_ns() // _NS_PER_MS
+        now_ms = self._time_ns() // NS_PER_MS
         drained = self._watermarks[partition].drain()
         for node in [node for node, watermark in drained if watermark is None]:
             self._descriptions.forget(node)

@@ -37,6 +37,7 @@ from enricher.podwatch.pod_facts import (
     mirrored_hash,
 )
 from enricher.podwatch.pod_settings import ALL_LABELS
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import UndecodableError
 from gpuledger.records import PodRecord
 
@@ -44,7 +45,6 @@ T = TypeVar("T")
 # When it is full it is emptied: what is in use is read again.
 _MAX_TIMES: Final = 2_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_NS: Final = 1_000_000_000
 # A grace period may be centuries; a record's times end in the year 2262.
 _LAST_NS: Final = 2**63 - 1
 _Time = Annotated[datetime, Meta(tz=True)]
@@ -68,7 +68,9 @@ class Times:
                 self._known.clear()
             # In integers: a float has no nanoseconds of today.
             since = msgspec.convert(text, _Time) - _EPOCH
-            time_ns = (since.days * 86_400 + since.seconds) * _NS + since.microseconds * 1000
+            time_ns = (
+                since.days * 86_400 + since.seconds
+            ) * NS_PER_SECOND + since.microseconds * 1000
             self._known[text] = min(time_ns, _LAST_NS) if time_ns > 0 else None
         return self._known[text]
 

@@ -33,7 +33,7 @@ from gpuledger.bus.protocol import (
     TopicDescription,
     is_other_topic,
 )
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
 from gpuledger.codec import Decoder, encode
 from gpuledger.dead_letter_queue import count_unreadable, describe_unreadable
 from gpuledger.errors import BusError, UndecodableError
@@ -44,8 +44,6 @@ from gpuledger.runtime.readiness import Check
 from gpuledger.runtime.retry import Backoff, RetryingCaller
 from gpuledger.topics import PODS, partition_of_node
 
-_NS_PER_MS: Final = 1_000_000
-_NS: Final = 1_000_000_000
 LOOK_SECONDS: Final = 10.0
 """How often the topic is looked at: whether it is there, and still the one that was published to.
 """
@@ -232,7 +230,7 @@ class PodPublisher:
                         async with asyncio.timeout(self._look_seconds):
                             await self._changed.wait()
                 passed_ns = self._clock.monotonic_ns() - self._looked_at_ns
-                if passed_ns >= self._look_seconds * _NS and await self._look() != topic:
+                if passed_ns >= self._look_seconds * NS_PER_SECOND and await self._look() != topic:
                     return  # the producer knows the topic as it was
 
     async def _look(self) -> TopicDescription:
@@ -277,7 +275,7 @@ class PodPublisher:
             Message(
                 key=message.uid.encode(),
                 value=encode_bounded(message.pod) if message.pod else None,
-                timestamp_ms=message.seen_time_ns // _NS_PER_MS,
+                timestamp_ms=message.seen_time_ns // NS_PER_MS,
             )
             for message in part
         ]
@@ -287,7 +285,9 @@ class PodPublisher:
         pod_metrics.PUBLISHED.labels(kind="tombstone").inc(tombstones)
         pod_metrics.PUBLISHED.labels(kind="record").inc(len(part) - tombstones)
         # The first is the oldest. Never negative, though the clock may have been set back.
-        pod_metrics.LAG.observe(max(0, self._clock.time_ns() - part[0].seen_time_ns) / _NS)
+        pod_metrics.LAG.observe(
+            max(0, self._clock.time_ns() - part[0].seen_time_ns) / NS_PER_SECOND
+        )
 
 
 def encode_bounded(pod: PodRecord) -> bytes:
