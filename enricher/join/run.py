@@ -8,10 +8,10 @@ from typing import Final
 
 from enricher.join.delivery import AtLeastOnce, Delivery, ExactlyOnce
 from enricher.join.join_settings import JoinSettings
+from enricher.join.placement import placement_rule
 from enricher.join.polling import bus_retry
 from enricher.join.restore import INPUTS, STATE, StateRestorer
 from enricher.join.stage import JoinStage
-from enricher.join.validation import placement_rule
 from enricher.join.worker import JoinWorker
 from gpuledger.bus.gaps import GapCheck
 from gpuledger.bus.kafka import KafkaBus

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from enricher.join.validation import placement_rule
+from enricher.join.placement import placement_rule
 from gpuledger.records import ContainerRef, NodeProgress, PodState, ProcessChange, ProcessRecord
 from gpuledger.topics import PODS, PROCESSES, PROGRESS, partition_of_node
 from tests.unit.enricher.join.builders import Given
