@@ -119,7 +119,7 @@ async def _follow(chunks: Iterable[bytes], *, events: int) -> PodTable:
     # It is only ever asked, never told anything.
     recorded = cast("Api", _Recorded(chunks))
     reflector = _reflector(recorded, KubernetesSettings(watch_list="off"))
-    async with aclosing(reflector.forever()) as steps:
+    async with aclosing(reflector.run()) as steps:
         async for step in steps:
             if isinstance(step, Upserted):
                 table.upsert(step.pod, time_ns=0)
@@ -132,7 +132,7 @@ async def _follow(chunks: Iterable[bytes], *, events: int) -> PodTable:
 async def _list(settings: KubernetesSettings) -> None:
     """List all pods into a table."""
     table = _table()
-    async with open_api(settings) as api, aclosing(_reflector(api, settings).forever()) as steps:
+    async with open_api(settings) as api, aclosing(_reflector(api, settings).run()) as steps:
         async for step in steps:
             match step:
                 case Upserted(pod):

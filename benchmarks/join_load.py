@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from aiokafka import AIOKafkaProducer
 
 from benchmarks.ticks import Fleet, node_name
-from enricher.join.pods.pods import Interner, PodCache
+from enricher.join.pods.pods import PodCache
+from enricher.pod_sharing import PodSharing
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import Decoder, encode
@@ -25,10 +26,10 @@ def partition_of(node: int) -> int:
 def cache_pods(fleet: Fleet) -> PodCache:
     """Return all pods of the nodes as a worker has them that read their topic."""
     decode = Decoder(topic=PODS.name, record=PodRecord).decode
-    pods, slimmer = PodCache(), Interner()
+    pods, sharing = PodCache(), PodSharing()
     for node in range(fleet.nodes):
         for pod in fleet.pods(node):
-            pods.put(slimmer.slim(decode(encode(pod))), partition=partition_of(node))
+            pods.put(sharing.share(decode(encode(pod))), partition=partition_of(node))
     return pods
 
 

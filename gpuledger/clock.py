@@ -1,11 +1,16 @@
 """Time as a seam: what a stage needs to know of clocks, so that a simulator can run faster.
 
-Here live the protocol and the machine's own clock. No schedule, no loop.
+Here live the protocol, the machine's own clock and the units of time. No schedule, no loop.
 """
 
 import asyncio
 import time
-from typing import Protocol
+from typing import Final, Protocol
+
+NS_PER_SECOND: Final = 1_000_000_000
+NS_PER_MS: Final = 1_000_000
+NS_PER_HOUR: Final = 3_600 * NS_PER_SECOND
+NS_PER_DAY: Final = 24 * NS_PER_HOUR
 
 
 class Sleeper(Protocol):

@@ -116,7 +116,7 @@ class Following:
 
     async def run(self) -> None:
         """Take steps, for ever."""
-        async with aclosing(self.reflector.forever()) as steps:
+        async with aclosing(self.reflector.run()) as steps:
             async for step in steps:
                 if (
                     not isinstance(step, Upserted | Deleted)

@@ -112,7 +112,7 @@ class Delivery(Protocol):
         """
 
     async def deliver(self, consumer: Consumer, batches: Sequence[CommitBatch]) -> Collection[int]:
-        """Deliver; return the partitions of which it is not known, or which are another's now.
+        """Deliver; return the partitions whose delivery failed or is unknown, or that another has.
 
         Those were given up, and are to be begun with anew from what is committed.
         """
@@ -133,13 +133,13 @@ class AtLeastOnce:
         *,
         producer: Producer,
         office: DeadLetterQueue,
-        insist: RetryingCaller[BusError],
+        retry: RetryingCaller[BusError],
         check: Check,
     ) -> None:
-        """Take what publishes; `insist` fails the check, and only a commit passes it."""
+        """Take what publishes; `retry` fails the check, and only a commit passes it."""
         self._producer = producer
         self._office = office
-        self._insist = insist
+        self._retry = retry
         self._check = check
         self._done: dict[TopicPartition, int] = {}
 
@@ -161,7 +161,7 @@ class AtLeastOnce:
         await asyncio.gather(
             *(self._publish(made.progress_partition, made.progress) for made in batches)
         )
-        await self._insist(self._office.flush)
+        await self._retry(self._office.flush)
         for made in batches:
             count_events(made)
             self._done |= made.offsets
@@ -170,13 +170,13 @@ class AtLeastOnce:
 
     async def _publish(self, place: TopicPartition, messages: Sequence[Message]) -> None:
         if messages:
-            await self._insist(lambda: self._producer.publish(*place, messages))
+            await self._retry(lambda: self._producer.publish(*place, messages))
 
     async def _commit(self, consumer: Consumer) -> None:
         """Commit what is done, in one attempt; what is refused is for the next one.
 
-        A member that the group gave up is refused until it has polled, so insisting would be for
-        ever.
+        A member that the group gave up is refused until it has polled, so trying again would be
+        for ever.
         """
         # What was taken from this worker meanwhile is another's to commit; Kafka would refuse all.
         held = consumer.assignment()

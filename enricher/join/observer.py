@@ -17,6 +17,7 @@ from enricher.join.pods.describe import PodDescriptions
 from enricher.join.pods.pending import PendingPods
 from enricher.join.progress.passage import NodeWatermark
 from gpuledger.bus.protocol import Record
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from gpuledger.ledger.quantities import conservation_error
 from gpuledger.records import GpuEvent, NodeSample, PodRecord
 from gpuledger.runtime.logs import Repeats
@@ -28,12 +29,12 @@ NAMES_SHOWN: Final = 4
 """Of a pod: its UID and a few of its containers; a line is no place for all that a tick may say."""
 NAME_CHARACTERS: Final = 100
 # Longer than the pause between two scrapes, so that no extreme falls between them.
-_WINDOW_NS: Final = 300 * 10**9
+_WINDOW_NS: Final = 300 * NS_PER_SECOND
 _log = structlog.get_logger(__name__)
-AFTER_NS: Final = 60 * 10**9
+UNBOOKED_AFTER_NS: Final = 60 * NS_PER_SECOND
 """For how long new ticks must have come of which none was booked; who reads again what others have
 booked is through by then."""
-NEW_NS: Final = 60 * 10**9
+FRESH_NS: Final = 60 * NS_PER_SECOND
 """A tick that was written longer ago may be one that is sent, or read, again."""
 
 
@@ -48,7 +49,7 @@ class _NodeHistory:
 
     @property
     def is_unbooked(self) -> bool:
-        return self.last_ns - self.first_ns >= AFTER_NS
+        return self.last_ns - self.first_ns >= UNBOOKED_AFTER_NS
 
 
 class UnbookedNodes:
@@ -84,11 +85,11 @@ class UnbookedNodes:
         self, node: str, *, partition: int, written_ns: int, now_ns: int
     ) -> _NodeHistory | None:
         """Record that a tick was not booked; `None` where it may be one that comes again."""
-        if abs(now_ns - written_ns) > NEW_NS:
+        if abs(now_ns - written_ns) > FRESH_NS:
             return None
         found = self._nodes.get(node)
         # A node that was silent in between begins anew: a minute of silence is no minute of ticks.
-        if found is None or now_ns - found.last_ns > NEW_NS:
+        if found is None or now_ns - found.last_ns > FRESH_NS:
             found = _NodeHistory(partition=partition, first_ns=now_ns, last_ns=now_ns)
             self._nodes[node] = found
         found.last_ns = now_ns
@@ -100,7 +101,9 @@ class UnbookedNodes:
 
     def show(self, now_ns: int) -> None:
         """Count those that there are; one that has gone silent is none."""
-        gone = [name for name, history in self._nodes.items() if now_ns - history.last_ns > NEW_NS]
+        gone = [
+            name for name, history in self._nodes.items() if now_ns - history.last_ns > FRESH_NS
+        ]
         for name in gone:
             del self._nodes[name]
         metrics.NODES_UNBOOKED.set(sum(history.is_unbooked for history in self._nodes.values()))
@@ -220,7 +223,7 @@ class JoinObserver:
         self,
         event: GpuEvent,
         sample: NodeSample,
-        said: PodDescriptions,
+        descriptions: PodDescriptions,
         *,
         partition: int,
         now_ns: int,
@@ -237,14 +240,16 @@ class JoinObserver:
             metrics.GAP_SECONDS_TOTAL.inc(event.gap_ns / 1e9)
         if event.settlements:
             metrics.SETTLED_SECONDS_TOTAL.inc(settled_seconds(event.settlements))
-        if said.pending:
-            metrics.PENDING_TOTAL.inc(len(said.pending))
-            self._pending.record(said.pending, node=event.node, partition=partition, now_ns=now_ns)
-        if said.foreign:
-            self.see_foreign(event.node, said.foreign)
-        if said.unknown_holders:
+        if descriptions.pending:
+            metrics.PENDING_TOTAL.inc(len(descriptions.pending))
+            self._pending.record(
+                descriptions.pending, node=event.node, partition=partition, now_ns=now_ns
+            )
+        if descriptions.foreign:
+            self.see_foreign(event.node, descriptions.foreign)
+        if descriptions.unknown_holders:
             metrics.NAMES_REFUSED_TOTAL.labels(reason=metrics.UNKNOWN_HOLDER).inc(
-                said.unknown_holders
+                descriptions.unknown_holders
             )
         self._ticks_to_check -= 1
         if not self._ticks_to_check:
@@ -282,7 +287,7 @@ class JoinObserver:
 
     def see_refused(self, record: Record, sample: NodeSample, *, now_ns: int) -> None:
         """Record that a tick was put aside, as its `seq` runs ahead by more than can be."""
-        written_ns = record.timestamp_ms * 1_000_000
+        written_ns = record.timestamp_ms * NS_PER_MS
         self._unbooked.see_refused(
             sample.node, partition=record.partition, written_ns=written_ns, now_ns=now_ns
         )
@@ -293,7 +298,7 @@ class JoinObserver:
         """Record that a tick counts as booked before, and tell of a node whose ticks all do."""
         metrics.DUPLICATES_TOTAL.inc()
         seq = watermark.seq_of(sample.boot_id) if watermark else None
-        written_ns = record.timestamp_ms * 1_000_000
+        written_ns = record.timestamp_ms * NS_PER_MS
         is_unbooked = self._unbooked.see_duplicate(
             sample.node, partition=record.partition, written_ns=written_ns, now_ns=now_ns
         )

@@ -2,7 +2,7 @@
 
 Here live the three things that the join does between the bus and its stage, whatever it reads:
 
-- `retry_bus` calls again, with growing waits, until the bus answers, and shows the trouble as a
+- `bus_retry` calls again, with growing waits, until the bus answers, and shows the trouble as a
   check; what is called is the caller's business.
 - `poll` waits for records that way, for a bounded time.
 - `step_through` cuts what a poll brought into steps. A poll may bring records of megabytes, and all
@@ -24,7 +24,7 @@ from gpuledger.runtime import Backoff, Check, RetryingCaller
 T = TypeVar("T")
 
 
-def retry_bus(
+def bus_retry(
     *, check: Check, backoff: Callable[[], Backoff] = Backoff, passes_check: bool = True
 ) -> RetryingCaller[BusError]:
     """Return how the join tries again whatever it asks of the bus; `check` shows the trouble."""
@@ -38,11 +38,11 @@ def retry_bus(
 
 
 async def poll(
-    consumer: Consumer, *, insist: RetryingCaller[BusError], tuning: JoinTuning, maximum: float
+    consumer: Consumer, *, retry: RetryingCaller[BusError], tuning: JoinTuning, maximum: float
 ) -> Polled:
     """Poll for at most so many seconds, however often the bus must be asked."""
     seconds = min(maximum, tuning.poll_timeout_seconds)
-    return await insist(
+    return await retry(
         lambda: consumer.poll(timeout_seconds=seconds, max_records=tuning.max_poll_records)
     )
 

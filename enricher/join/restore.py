@@ -1,14 +1,14 @@
-"""Reads back what a worker must know of a partition before it books the first tick of it.
+"""Restores what a worker must know of a partition before it books the first tick of it.
 
-Here lives the order of a take-over: shut out who had the partition, read its progress, go to what
+Here lives the order of a restore: shut out who had the partition, read its progress, go to what
 is committed, read pods to their end, and only then let ticks through. What the records mean is the
 stage's business.
 
-Marks are written in transactions and read as they are committed, by a reader of their own: the
+Progress is written in transactions and read as it is committed, by a reader of their own: the
 worker's consumer reads what others write without any, to the end, whatever transaction is open.
 
 The worker polls all the while, for a group gives up a member that does not. So a rebalance may come
-at any moment of it: the callbacks within the poll then change what is needed, and the read-back
+at any moment of it: the callbacks within the poll then change what is needed, and the restore
 begins anew with that. No question is put to the bus again and again without a poll in between, and
 one about a partition that is not assigned any more only means that a rebalance is under way.
 """
@@ -36,7 +36,7 @@ from gpuledger.topics import Topics
 # What a tick makes has no cycles: to look for them every 700 objects, as Python does, costs 2 %.
 _OBJECTS_PER_COLLECTION: Final = 20_000
 _STALL_SECONDS: Final = 60.0
-"""How long a read-back may stand still: a partition has a new leader long before."""
+"""How long a restore may stand still: a partition has a new leader long before."""
 _READING: Final = "reading the pods and watermarks of new partitions"
 _log = structlog.get_logger(__name__)
 
@@ -55,7 +55,7 @@ def state_names(topics: Topics) -> tuple[str, ...]:
 
 
 class StalledError(GpuledgerError):
-    """A read-back stood still for too long: the consumer is to be opened anew."""
+    """A restore stood still for too long: the consumer is to be opened anew."""
 
 
 class StateRestorer:
@@ -66,7 +66,7 @@ class StateRestorer:
         *,
         stage: JoinStage,
         delivery: Delivery,
-        insist: RetryingCaller[BusError],
+        retry: RetryingCaller[BusError],
         tuning: JoinTuning,
         check: Check,
         backoff: Backoff,
@@ -75,7 +75,7 @@ class StateRestorer:
     ) -> None:
         self._stage = stage
         self._delivery = delivery
-        self._insist = insist
+        self._retry = retry
         self._tuning = tuning
         self._check = check
         self._backoff = backoff
@@ -84,10 +84,10 @@ class StateRestorer:
         self._seconds = seconds
         self._unknown: set[int] = set()
         self._changes = 0
-        self._setting_out: asyncio.Task[Mapping[TopicPartition, int]] | None = None
+        self._seeking: asyncio.Task[Mapping[TopicPartition, int]] | None = None
 
     def require(self, partitions: Iterable[int]) -> None:
-        """Have these partitions read back before anything else is done for them."""
+        """Have these partitions restored before anything else is done for them."""
         self._unknown |= set(partitions)
         self._changes += 1
 
@@ -95,14 +95,14 @@ class StateRestorer:
         """Leave these partitions to whoever gets them; nothing is under way for them any more."""
         self._unknown -= set(partitions)
         self._changes += 1
-        await end_tasks(self._setting_out)
+        await end_tasks(self._seeking)
 
     def stand_by(self) -> None:
         """Record that the group has more members than partitions, and none for this one."""
         self._check.ok("no partition: the group has members enough")
 
     async def run(self, consumer: Consumer) -> frozenset[int]:
-        """Read back what is needed, and return it; what was polled of it before comes again.
+        """Restore what is needed, and return it; what was polled of it before comes again.
 
         Raises `StalledError` where nothing comes for a minute although the bus answers.
         """
@@ -123,12 +123,12 @@ class StateRestorer:
         metrics.PODS.set(len(self._stage.pods))
 
     async def _attempt(self, consumer: Consumer, partitions: frozenset[int]) -> bool:
-        """Return whether all of it was read back; where not, another attempt is due, if any."""
+        """Return whether all of it was restored; where not, another attempt is due, if any."""
         changes = self._changes
         if not self._check.has_failed:
             self._check.waits(_READING)
         try:
-            await self._read_back(consumer, partitions, changes=changes)
+            await self._restore(consumer, partitions, changes=changes)
         except NotAssignedError:
             # A rebalance is under way, and is no failure: its callbacks come with the next poll.
             await self._poll_for(consumer, self._tuning.poll_timeout_seconds)
@@ -139,7 +139,7 @@ class StateRestorer:
             # Not a `RetryingCaller`: the group takes the partitions of a member that does not poll.
             await self._poll_for(consumer, self._backoff.next_seconds())
             return False
-        # What was read back is of partitions that may be gone, or lacks some that have come.
+        # What was restored is of partitions that may be gone, or lacks some that have come.
         if changes != self._changes:
             return False
         self._backoff.reset()
@@ -151,12 +151,12 @@ class StateRestorer:
         _log.info("state_read", count=len(self._stage.pods))
         return True
 
-    async def _read_back(
+    async def _restore(
         self, consumer: Consumer, partitions: frozenset[int], *, changes: int
     ) -> None:
         """Read to the end, or give way where a rebalance comes in between."""
         consumer.pause(consumer.assignment())
-        ends = await self._set_out_beside_polls(consumer, partitions, changes=changes)
+        ends = await self._seek_beside_polls(consumer, partitions, changes=changes)
         left, moved_at = math.inf, self._seconds()
         while changes == self._changes:
             before, left = left, await self._count_left(consumer, ends)
@@ -172,14 +172,14 @@ class StateRestorer:
             if changes == self._changes:
                 await self.take_state(batch)
 
-    async def _set_out_beside_polls(
+    async def _seek_beside_polls(
         self, consumer: Consumer, partitions: frozenset[int], *, changes: int
     ) -> Mapping[TopicPartition, int]:
-        """Set out, and poll meanwhile where it takes longer than a poll; all is paused until then.
+        """Seek, and poll meanwhile where it takes longer than a poll; all is paused until then.
 
         Returns nothing where a rebalance has ended it.
         """
-        task = self._setting_out = asyncio.create_task(self._set_out(consumer, partitions))
+        task = self._seeking = asyncio.create_task(self._seek_to_start(consumer, partitions))
         try:
             await asyncio.wait({task}, timeout=self._tuning.poll_timeout_seconds)
             while not task.done() and changes == self._changes:
@@ -188,10 +188,10 @@ class StateRestorer:
                     await self.take_state(batch)
             return {} if task.cancelled() or changes != self._changes else task.result()
         finally:
-            self._setting_out = None
+            self._seeking = None
             await end_tasks(task)
 
-    async def _set_out(
+    async def _seek_to_start(
         self, consumer: Consumer, partitions: frozenset[int]
     ) -> Mapping[TopicPartition, int]:
         """Take partitions over and go to where each is read from; return the ends of the state."""
@@ -222,7 +222,7 @@ class StateRestorer:
         return sum(max(0, end - positions[place]) for place, end in ends.items())
 
     async def _poll(self, consumer: Consumer, *, maximum: float = math.inf) -> Polled:
-        return await poll(consumer, insist=self._insist, tuning=self._tuning, maximum=maximum)
+        return await poll(consumer, retry=self._retry, tuning=self._tuning, maximum=maximum)
 
     async def _poll_for(self, consumer: Consumer, seconds: float) -> None:
         """Wait as a member of the group does; what comes is read again by the next attempt."""

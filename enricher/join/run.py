@@ -11,10 +11,10 @@ import msgspec
 from enricher.join import join_metrics as metrics
 from enricher.join.delivery import AtLeastOnce, Delivery, ExactlyOnce
 from enricher.join.join_settings import JoinSettings
-from enricher.join.polling import retry_bus
+from enricher.join.placement import placement_rule
+from enricher.join.polling import bus_retry
 from enricher.join.restore import StateRestorer, input_names, state_names
 from enricher.join.stage import JoinStage
-from enricher.join.validation import placement_rule
 from enricher.join.worker import JoinWorker
 from gpuledger.bus.gaps import GapCheck
 from gpuledger.bus.kafka import KafkaBus
@@ -24,13 +24,16 @@ from gpuledger.bus.protocol import (
     WholeBus,
 )
 from gpuledger.bus.transactional_writers import TransactionalWriters
+from gpuledger.clock import SystemClock
 from gpuledger.dead_letter_queue import DeadLetterQueue
-from gpuledger.errors import TopicsError
+from gpuledger.errors import BusError, TopicsError
+from gpuledger.lag import Lag
 from gpuledger.runtime import (
     Backoff,
     Check,
     CheckSeverity,
     Readiness,
+    RetryingCaller,
     end_where_stalled,
     explain_user_errors,
     run_service,
@@ -77,16 +80,16 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
     settings = _in_group_of(bus.topics, settings)
     metrics.count_topics_from_zero(bus.topics)
     stage_check, delivery_check = readiness.check("pods"), readiness.check("delivery")
-    insist = retry_bus(check=readiness.check("bus"), backoff=_new_backoff)
+    retry = bus_retry(check=readiness.check("bus"), backoff=_new_backoff)
     # What was published and cannot be committed is not delivered: the delivery passes the check.
-    publishing = retry_bus(check=delivery_check, backoff=_new_backoff, passes_check=False)
+    publishing = bus_retry(check=delivery_check, backoff=_new_backoff, passes_check=False)
 
     def rounds() -> int:
-        return insist.attempts + publishing.attempts
+        return retry.attempts + publishing.attempts
 
     async with asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(end_where_stalled(rounds, what="the join"))
-        inputs, letters = await insist(lambda: _count_partitions(bus))
+        inputs, letters = await retry(lambda: _count_partitions(bus))
         stage_check.waits("joining the group")
         delivery_check.ok("nothing to deliver yet")
         async with bus.producer() as producer:
@@ -104,7 +107,7 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
             )
             opening = _open_delivery(
                 AtLeastOnce(
-                    producer=producer, office=office, insist=publishing, check=delivery_check
+                    producer=producer, office=office, retry=publishing, check=delivery_check
                 ),
                 bus=bus,
                 office=office,
@@ -112,23 +115,14 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
                 settings=settings,
             )
             async with opening as delivery:
-                worker = JoinWorker(
+                worker = _make_worker(
+                    bus=bus,
+                    settings=settings,
+                    readiness=readiness,
                     stage=stage,
                     office=office,
                     delivery=delivery,
-                    restorer=StateRestorer(
-                        stage=stage,
-                        delivery=delivery,
-                        insist=insist,
-                        tuning=settings.join,
-                        check=stage_check,
-                        backoff=_new_backoff(),
-                        history=bus,
-                    ),
-                    insist=insist,
-                    tuning=settings.join,
-                    gaps=GapCheck(readiness.check("gaps", severity=CheckSeverity.WARNING)),
-                    topics=bus.topics,
+                    retry=retry,
                 )
                 await worker.run(bus=bus, member=settings.kafka.group_instance_id or None)
         watch.cancel()
@@ -162,6 +156,38 @@ async def _open_delivery(
             check=check,
             fenced_seconds=settings.kafka.heartbeat_seconds,
         )
+
+
+def _make_worker(
+    *,
+    bus: WholeBus,
+    settings: JoinSettings,
+    readiness: Readiness,
+    stage: JoinStage,
+    office: DeadLetterQueue,
+    delivery: Delivery,
+    retry: RetryingCaller[BusError],
+) -> JoinWorker:
+    restorer = StateRestorer(
+        stage=stage,
+        delivery=delivery,
+        retry=retry,
+        tuning=settings.join,
+        check=readiness.check("pods"),
+        backoff=_new_backoff(),
+        history=bus,
+    )
+    return JoinWorker(
+        lag=Lag(clock=SystemClock()),
+        stage=stage,
+        office=office,
+        delivery=delivery,
+        restorer=restorer,
+        retry=retry,
+        tuning=settings.join,
+        gaps=GapCheck(readiness.check("gaps", severity=CheckSeverity.WARNING)),
+        topics=bus.topics,
+    )
 
 
 async def _count_partitions(bus: Bus) -> tuple[int, int]:

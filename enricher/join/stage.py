@@ -1,24 +1,25 @@
 """Records in, messages out: what the join makes of each topic's records.
 
 Here live the pods and the watermarks of a worker, and the three transforms over them.
-No asyncio, no bus client: the shell around it is `service`.
+No asyncio, no bus client: the shell around it is `worker`.
 """
 
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Final, cast
+from typing import cast
 
 from enricher.join import join_metrics as metrics
 from enricher.join.observer import JoinObserver
+from enricher.join.placement import IsPlaced, explain_misplaced
 from enricher.join.pods.describe import (
     DescriptionCache,
     PodDescriptions,
     describe_incident,
-    find_pod_of_other_node,
+    find_foreign_pods,
     identity_of,
 )
-from enricher.join.pods.pods import Interner, PodCache
+from enricher.join.pods.pods import PodCache
 from enricher.join.progress.passage import (
     MAX_AHEAD_NS,
     clock_step_seconds,
@@ -30,13 +31,13 @@ from enricher.join.progress.passage import (
 from enricher.join.progress.watermarks import NodeWatermarks
 from enricher.join.validation import (
     InvalidTickError,
-    IsPlaced,
     book_valid_tick,
-    explain_misplaced,
     settle_valid_ends,
 )
+from enricher.pod_sharing import PodSharing
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Record
+from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import Decoder, encode
 from gpuledger.dead_letter_queue import DeadLetterQueue, show_key
 from gpuledger.ledger.holders import TooManyEntriesError
@@ -54,8 +55,6 @@ from gpuledger.records import (
 )
 from gpuledger.records.incidents import INCIDENT_KINDS
 from gpuledger.topics import Topics
-
-_NS_PER_MS: Final = 1_000_000
 
 
 class JoinStage:
@@ -78,8 +77,8 @@ class JoinStage:
         self._process_decoder = Decoder(topic=topics.processes.name, record=ProcessRecord)
         self._incident_decoder = Decoder(topic=topics.incidents.name, record=Incident)
         self._time_ns = time_ns
-        self._audit = JoinObserver(pending_pod_timeout_seconds=pending_pod_timeout_seconds)
-        self._slimmer = Interner()
+        self._observer = JoinObserver(pending_pod_timeout_seconds=pending_pod_timeout_seconds)
+        self._sharing = PodSharing()
         self._office = office
         self._watermarks: defaultdict[int, NodeWatermarks] = defaultdict(NodeWatermarks)
         self._descriptions = DescriptionCache(self.pods)
@@ -96,12 +95,12 @@ class JoinStage:
             for _, decoded in self._office.decode(self._pod_decoder, [record]):
                 if not self._is_at_home(record, node=decoded.node, key=decoded.uid):
                     continue
-                pod = self._slimmer.slim(decoded)
-                seen_time_ns = record.timestamp_ms * _NS_PER_MS
+                pod = self._sharing.share(decoded)
+                seen_time_ns = record.timestamp_ms * NS_PER_MS
                 self.pods.put(pod, partition=record.partition, seen_time_ns=seen_time_ns)
                 # What was described as pending has a name now; `version_of` tells of the pod's own
                 # node alone, and another node may have named it.
-                for node in self._audit.see_pod(pod, now_ns=now_ns):
+                for node in self._observer.see_pod(pod, now_ns=now_ns):
                     self._descriptions.forget(node)
 
     def restore_progress(self, records: Sequence[Record]) -> None:
@@ -114,14 +113,14 @@ class JoinStage:
             for _, watermark in self._office.decode(self._progress_decoder, [record]):
                 if not self._is_at_home(record, node=watermark.node, key=watermark.node):
                     continue
-                watermarks.take(watermark, heard_ns=record.timestamp_ms * _NS_PER_MS)
+                watermarks.take(watermark, heard_ns=record.timestamp_ms * NS_PER_MS)
 
     def drain_progress(self, partition: int) -> list[Message]:
         """Return the progress of the nodes that were booked since the last call.
 
         Their timestamp is this machine's time: the ticks' own could be one that no broker takes.
         """
-        now_ms = self._time_ns() // _NS_PER_MS
+        now_ms = self._time_ns() // NS_PER_MS
         drained = self._watermarks[partition].drain()
         for node in [node for node, watermark in drained if watermark is None]:
             self._descriptions.forget(node)
@@ -150,7 +149,7 @@ class JoinStage:
                 detail = f"{record.topic}: its event would be too large: {error}"
                 self._office.reject(record, reason="too_large", detail=detail)
         metrics.TICKS_TOTAL.inc(len(records))
-        self._audit.tell(now_ns)
+        self._observer.tell(now_ns)
         return events
 
     def take_processes(self, records: Sequence[Record]) -> None:
@@ -169,8 +168,8 @@ class JoinStage:
             kind = incident.kind if incident.kind in INCIDENT_KINDS else metrics.OTHER_KIND
             metrics.INCIDENTS_TOTAL.labels(kind=kind).inc()
             identities = map(identity_of, incident.processes)
-            foreign = find_pod_of_other_node(identities, self.pods, node=incident.node)
-            self._audit.see_foreign(incident.node, foreign.values())
+            foreign = find_foreign_pods(identities, self.pods, node=incident.node)
+            self._observer.see_foreign(incident.node, foreign.values())
             pods = describe_incident(incident, self.pods)
             attributed = AttributedIncident(incident=incident, pods=pods)
             found += self._publishable(record, attributed, what="attributed incident")
@@ -180,7 +179,7 @@ class JoinStage:
         """Forget what belongs to a partition that is no longer held."""
         self.pods.remove_partition(partition)
         self._watermarks.pop(partition, None)
-        self._audit.forget(partition)
+        self._observer.forget(partition)
         # Whose description it was is not kept by partition; the others are made again in a tick.
         self._descriptions.clear()
 
@@ -191,7 +190,7 @@ class JoinStage:
         watermarks = self._watermarks[record.partition]
         watermark = watermarks.of(sample.node)
         if is_duplicate(sample, watermark):
-            self._audit.see_duplicate(record, sample, watermark, now_ns=now_ns)
+            self._observer.see_duplicate(record, sample, watermark, now_ns=now_ns)
             return ()
         ahead_seconds = seq_ahead_seconds(
             sample, watermark, written_ms=record.timestamp_ms, now_ns=now_ns
@@ -199,16 +198,16 @@ class JoinStage:
         if ahead_seconds is not None:
             # Up to two days it can be a clock's error: it is booked, and reported. Beyond that no
             # clock explains it, and to book it would cost the node's ticks until that `seq`.
-            self._audit.see_seq_ahead(sample.node, ahead_seconds)
+            self._observer.see_seq_ahead(sample.node, ahead_seconds)
             if ahead_seconds * 1e9 > MAX_AHEAD_NS:
-                self._audit.see_refused(record, sample, now_ns=now_ns)
+                self._observer.see_refused(record, sample, now_ns=now_ns)
                 return self._refuse_seq(record, sample, ahead_seconds)
-        said = self._descriptions.describe(sample)
+        descriptions = self._descriptions.describe(sample)
         reached_ns = watermarks.reached_ns(now_ns)
         event = make_event(
             sample,
             book_valid_tick(sample),
-            said,
+            descriptions,
             late=sample.late or is_late(sample.time_ns, reached_ns),
             gap_ns=gap_before_ns(sample, watermark),
             settlements=settle_valid_ends(sample) if sample.ended_processes else None,
@@ -217,11 +216,13 @@ class JoinStage:
         # What was put aside is not booked: the next tick reports its time as uncovered.
         if events:
             if (step_seconds := clock_step_seconds(sample, watermark)) is not None:
-                self._audit.see_step(sample.node, step_seconds)
+                self._observer.see_step(sample.node, step_seconds)
             watermarks.advance(
                 sample, offset=record.offset, written_ms=record.timestamp_ms, now_ns=now_ns
             )
-            self._audit.see_event(event, sample, said, partition=record.partition, now_ns=now_ns)
+            self._observer.see_event(
+                event, sample, descriptions, partition=record.partition, now_ns=now_ns
+            )
         return events
 
     def _publishable(self, record: Record, made: object, *, what: str) -> tuple[Message, ...]:
@@ -265,7 +266,7 @@ class JoinStage:
 def make_event(
     sample: NodeSample,
     books: list[GpuBooks],
-    said: PodDescriptions,
+    descriptions: PodDescriptions,
     *,
     late: bool = False,
     gap_ns: int | None = None,
@@ -282,8 +283,8 @@ def make_event(
         gap_ns=gap_ns,
         gpus=books,
         containers=sample.containers,
-        pods=cast("list[PodDescription]", said.pods),
+        pods=cast("list[PodDescription]", descriptions.pods),
         allocations=sample.allocations,
-        holder_uids=cast("list[str | None] | None", said.holder_uids),
+        holder_uids=cast("list[str | None] | None", descriptions.holder_uids),
         settlements=settlements,
     )

@@ -1,7 +1,7 @@
 """The join's loop: poll, hand to the stage, gather, deliver; pods and progress first.
 
 Here live the loop and what changes with the group's assignments. What the records mean is the
-stage's business; how their work is delivered, and read back, stands in modules of their own.
+stage's business; how their work is delivered, and restored, stands in modules of their own.
 """
 
 import time
@@ -28,7 +28,6 @@ from gpuledger.bus.protocol import (
     Subscription,
     TopicPartition,
 )
-from gpuledger.clock import SystemClock
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import BusError, NotAssignedError
 from gpuledger.lag import Lag
@@ -44,11 +43,12 @@ class JoinWorker:
     def __init__(
         self,
         *,
+        lag: Lag,
         stage: JoinStage,
         office: DeadLetterQueue,
         delivery: Delivery,
         restorer: StateRestorer,
-        insist: RetryingCaller[BusError],
+        retry: RetryingCaller[BusError],
         tuning: JoinTuning,
         gaps: GapCheck,
         topics: Topics,
@@ -56,13 +56,13 @@ class JoinWorker:
         self._topics = topics
         self._inputs = input_names(topics)
         self._gaps = gaps
-        self._lag = Lag(clock=SystemClock())
+        self._lag = lag
         metrics.LAG_SECONDS.set_function(self._lag.seconds)
         self._stage = stage
         self._office = office
         self._delivery = delivery
         self._restorer = restorer
-        self._insist = insist
+        self._retry = retry
         self._tuning = tuning
         self._batches = CommitBatches(
             topics=topics,
@@ -97,14 +97,14 @@ class JoinWorker:
             await self._deliver(consumer)
             left_seconds = None
         maximum = self._tuning.poll_timeout_seconds if left_seconds is None else left_seconds
-        batch = await poll(consumer, insist=self._insist, tuning=self._tuning, maximum=maximum)
-        # What this poll brought of partitions that are read back now comes again after that.
-        rebuilt = await self._restorer.run(consumer)
+        batch = await poll(consumer, retry=self._retry, tuning=self._tuning, maximum=maximum)
+        # What this poll brought of partitions that are restored now comes again after that.
+        restored = await self._restorer.run(consumer)
         held = consumer.assignment()
         known = {
             place: records
             for place, records in batch.items()
-            if place in held and place.partition not in rebuilt
+            if place in held and place.partition not in restored
         }
         await self._restorer.take_state(known)  # pods come before the ticks of the same batch
         await self._work(known)

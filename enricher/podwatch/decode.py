@@ -12,14 +12,13 @@ cannot read: JSON that is nested too deep is cut, and of any other pod at least 
 import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from functools import lru_cache
 from sys import intern
-from typing import Annotated, Any, Final, Generic, NamedTuple, TypeVar, cast
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, cast
 
 import msgspec
 from msgspec import Meta, Raw
-from msgspec.structs import replace
 
+from enricher.pod_sharing import Shared, same
 from enricher.podwatch.objects import (
     Annotations,
     ApiPod,
@@ -38,39 +37,17 @@ from enricher.podwatch.pod_facts import (
     mirrored_hash,
 )
 from enricher.podwatch.pod_settings import ALL_LABELS
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import UndecodableError
 from gpuledger.records import PodRecord
 
 T = TypeVar("T")
-V = TypeVar("V")
-# When one of them is full it is emptied: what is in use is shared again with the next pods, and
-# names that tenants make up cannot fill the memory.
-_MAX_SHARED: Final = 10_000
+# When it is full it is emptied: what is in use is read again.
 _MAX_TIMES: Final = 2_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_NS: Final = 1_000_000_000
 # A grace period may be centuries; a record's times end in the year 2262.
 _LAST_NS: Final = 2**63 - 1
 _Time = Annotated[datetime, Meta(tz=True)]
-
-
-@lru_cache(maxsize=_MAX_SHARED)
-def same(number: int | None) -> int | None:
-    """Return an equal number, the same object each time while it is remembered."""
-    return number
-
-
-class Shared(Generic[V]):
-    """One dictionary for all that are equal."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[tuple[str, V], ...], dict[str, V]] = {}
-
-    def of(self, items: dict[str, V]) -> dict[str, V]:
-        """Return an equal dictionary, the same one each time while it is remembered."""
-        if len(self._known) >= _MAX_SHARED:
-            self._known.clear()
-        return self._known.setdefault(tuple(items.items()), items)
 
 
 class Times:
@@ -91,41 +68,11 @@ class Times:
                 self._known.clear()
             # In integers: a float has no nanoseconds of today.
             since = msgspec.convert(text, _Time) - _EPOCH
-            time_ns = (since.days * 86_400 + since.seconds) * _NS + since.microseconds * 1000
+            time_ns = (
+                since.days * 86_400 + since.seconds
+            ) * NS_PER_SECOND + since.microseconds * 1000
             self._known[text] = min(time_ns, _LAST_NS) if time_ns > 0 else None
         return self._known[text]
-
-
-class PodSharing:
-    """Lets records from the topic hold what is equal once, as those read from the API do.
-
-    A decoder makes each string and dictionary anew; of 100,000 pods that is a fifth more memory.
-    """
-
-    def __init__(self) -> None:
-        self._labels: Shared[str] = Shared()
-        self._requests: Shared[int] = Shared()
-
-    def share(self, pod: PodRecord) -> PodRecord:
-        """Return an equal record that shares its parts."""
-        return replace(
-            pod,
-            namespace=intern(pod.namespace),
-            node=intern(pod.node),
-            owner_kind=pod.owner_kind and intern(pod.owner_kind),
-            owner_name=pod.owner_name and intern(pod.owner_name),
-            labels=self._labels.of(pod.labels),
-            annotations=self._labels.of(pod.annotations) if pod.annotations else pod.annotations,
-            containers=[
-                replace(container, name=intern(container.name)) for container in pod.containers
-            ],
-            gpus_requested=self._requests.of(pod.gpus_requested),
-            phase=intern(pod.phase),
-            qos_class=pod.qos_class and intern(pod.qos_class),
-            priority_class=pod.priority_class and intern(pod.priority_class),
-            created_time_ns=same(pod.created_time_ns),
-            started_time_ns=same(pod.started_time_ns),
-        )
 
 
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError)

@@ -31,7 +31,7 @@ from enricher.podwatch import pod_metrics
 from enricher.podwatch.api import Answer, Api, KubernetesError
 from enricher.podwatch.decode import decode_cut
 from enricher.podwatch.pod_settings import RETRY_MAX_FACTOR, LeaseSettings
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.errors import UnavailableError, UserError
 from gpuledger.runtime.readiness import Check
 from gpuledger.runtime.tasks import run_tasks
@@ -40,7 +40,6 @@ OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/names
 RELEASE_SECONDS: Final = 2.0
 """How long the end of podwatch may wait for the Lease to be released."""
 _RELEASED_FOR_SECONDS: Final = 1
-_NS: Final = 1_000_000_000
 _MAX_LEASE_BYTES: Final = 32 * 2**20  # as of any object: etcd refuses far less
 _KIND: Final = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
 _NO_PERMISSION: Final = ": grant its account get and update on this Lease and create on leases"
@@ -258,7 +257,7 @@ class Elector:
         # `None` is no failure: another one was faster, and the next attempt reads who it is.
         if written is not None:
             self._observe(written)
-            deadline_ns = round(self._settings.renew_deadline_seconds * _NS)
+            deadline_ns = round(self._settings.renew_deadline_seconds * NS_PER_SECOND)
             self._held_until_ns = began_ns + deadline_ns
 
     def _observe(self, lease: Lease | None) -> None:
@@ -273,7 +272,7 @@ class Elector:
     def _free_in_seconds(self, lease: Lease) -> float:
         # The holder's own duration: its settings may differ from ours.
         duration = lease.spec.lease_duration_seconds or self._settings.duration_seconds
-        return duration - (self._clock.boottime_ns() - self._seen_at_ns) / _NS
+        return duration - (self._clock.boottime_ns() - self._seen_at_ns) / NS_PER_SECOND
 
     def _claim(self, before: Lease | None) -> LeaseSpec:
         """Return the Lease as one of ours; the time it was acquired stays while it is renewed."""
@@ -315,10 +314,10 @@ class Elector:
         """Return for how long the Lease is held; 0 where it is not."""
         if self._held_until_ns is None:
             return 0.0
-        return max(0.0, (self._held_until_ns - self._clock.boottime_ns()) / _NS)
+        return max(0.0, (self._held_until_ns - self._clock.boottime_ns()) / NS_PER_SECOND)
 
 
 def _timestamp(clock: Clock) -> str:
     """Return the time as Kubernetes' MicroTime."""
-    now = datetime.fromtimestamp(clock.time_ns() / _NS, tz=UTC)
+    now = datetime.fromtimestamp(clock.time_ns() / NS_PER_SECOND, tz=UTC)
     return now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

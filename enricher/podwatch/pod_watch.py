@@ -126,9 +126,9 @@ class PodWatch:
             api=self.api, reader=reader, settings=settings.kubernetes, clock=clock
         )
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(follower.follow(reflector))
-            tasks.create_task(publisher.forever())
-            tasks.create_task(expire_forever(table, publisher, clock))
+            tasks.create_task(follower.run(reflector))
+            tasks.create_task(publisher.run())
+            tasks.create_task(run_expiry(table, publisher, clock))
 
 
 class Follower:
@@ -149,9 +149,9 @@ class Follower:
         self._check = check
         self._clock = clock
 
-    async def follow(self, reflector: Reflector) -> None:
+    async def run(self, reflector: Reflector) -> None:
         """Apply the steps, for ever."""
-        async with aclosing(reflector.forever()) as steps:
+        async with aclosing(reflector.run()) as steps:
             async for step in steps:
                 self.apply(step, version=reflector.version)
 
@@ -177,23 +177,23 @@ class Follower:
                 self._table.begin_list()
             case Phase.LISTED:
                 gone = self._table.end_list(time_ns=time_ns, version=version)
-                self._check.ok(self.pods)
+                self._check.ok(self.describe_table)
                 self._unreadable.end_list()
                 self._publisher.measure()
                 _log.info("pods_listed", count=len(self._table), gone_count=gone)
             case Phase.WATCHING:
                 # After a watch that failed the check recovers here, without a list.
-                self._check.ok(self.pods)
+                self._check.ok(self.describe_table)
             case Interrupted(error):
                 self._check.failed(str(error))
         self._publisher.wake()
 
-    def pods(self) -> str:
+    def describe_table(self) -> str:
         """Return how many pods there are, for the check."""
         return f"{len(self._table)} pods"
 
 
-async def expire_forever(table: PodTable, publisher: PodPublisher, clock: Clock) -> None:
+async def run_expiry(table: PodTable, publisher: PodPublisher, clock: Clock) -> None:
     """Let tombstones fall due, for ever."""
     while True:
         await clock.sleep(_EXPIRY_SECONDS)

@@ -20,8 +20,8 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
+from enricher.pod_sharing import PodSharing
 from enricher.podwatch import pod_metrics
-from enricher.podwatch.decode import PodSharing
 from enricher.podwatch.table import PendingMessage, PodTable
 from enricher.versions import is_older
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
@@ -33,7 +33,7 @@ from gpuledger.bus.protocol import (
     TopicDescription,
     is_other_topic,
 )
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
 from gpuledger.codec import decoder_of, encode
 from gpuledger.dead_letter_queue import count_unreadable, describe_unreadable
 from gpuledger.errors import BusError, UndecodableError
@@ -44,8 +44,6 @@ from gpuledger.runtime.readiness import Check
 from gpuledger.runtime.retry import Backoff, RetryingCaller
 from gpuledger.topics import Topics, partition_of_node
 
-_NS_PER_MS: Final = 1_000_000
-_NS: Final = 1_000_000_000
 LOOK_SECONDS: Final = 10.0
 """How often the topic is looked at: whether it is there, and still the one that was published to.
 """
@@ -200,17 +198,17 @@ class PodPublisher:
         pod_metrics.PODS.set(len(self._table))
         pod_metrics.UNPUBLISHED.set(self._table.unpublished)
 
-    async def forever(self) -> None:
+    async def run(self) -> None:
         """Publish what comes; a producer that failed is replaced after a pause."""
         while True:
             try:
                 await self._with_one_producer()
             except BusError as error:
                 pod_metrics.PUBLISH_FAILURES.inc()
-                self._check.failed(partial(self.waiting, behind=str(error)))
+                self._check.failed(partial(self.describe_unpublished, behind=str(error)))
                 await self._clock.sleep(self._backoff.next_seconds())
 
-    def waiting(self, *, behind: str | None = None) -> str:
+    def describe_unpublished(self, *, behind: str | None = None) -> str:
         """Return how much is to be published, for the check, `behind` what it waits for."""
         count = f"{self._table.unpublished} pods are to be published"
         return count if behind is None else f"{behind}; {count}"
@@ -222,7 +220,7 @@ class PodPublisher:
             # A producer that opens says nothing of those that failed to publish: while something
             # is due the check recovers only with an acknowledgement.
             if not self._check.has_failed or not self._table.unpublished:
-                self._check.ok(self.waiting)
+                self._check.ok(self.describe_unpublished)
             while True:
                 if batch := self._table.batch(self._batch_max):
                     await self._send(producer, batch, topic.partitions)
@@ -234,7 +232,7 @@ class PodPublisher:
                         async with asyncio.timeout(self._look_seconds):
                             await self._changed.wait()
                 passed_ns = self._clock.monotonic_ns() - self._looked_at_ns
-                if passed_ns >= self._look_seconds * _NS and await self._look() != topic:
+                if passed_ns >= self._look_seconds * NS_PER_SECOND and await self._look() != topic:
                     return  # the producer knows the topic as it was
 
     async def _look(self) -> TopicDescription:
@@ -268,7 +266,7 @@ class PodPublisher:
             if failure is not None:
                 raise failure
         self._backoff.reset()
-        self._check.ok(self.waiting)
+        self._check.ok(self.describe_unpublished)
 
     async def _send_part(
         self, producer: Producer, partition: int, part: list[PendingMessage]
@@ -279,7 +277,7 @@ class PodPublisher:
             Message(
                 key=message.uid.encode(),
                 value=encode_bounded(message.pod, topic=self._topic) if message.pod else None,
-                timestamp_ms=message.seen_time_ns // _NS_PER_MS,
+                timestamp_ms=message.seen_time_ns // NS_PER_MS,
             )
             for message in part
         ]
@@ -289,7 +287,9 @@ class PodPublisher:
         pod_metrics.PUBLISHED.labels(kind="tombstone").inc(tombstones)
         pod_metrics.PUBLISHED.labels(kind="record").inc(len(part) - tombstones)
         # The first is the oldest. Never negative, though the clock may have been set back.
-        pod_metrics.LAG.observe(max(0, self._clock.time_ns() - part[0].seen_time_ns) / _NS)
+        pod_metrics.LAG.observe(
+            max(0, self._clock.time_ns() - part[0].seen_time_ns) / NS_PER_SECOND
+        )
 
 
 def encode_bounded(pod: PodRecord, *, topic: str) -> bytes:

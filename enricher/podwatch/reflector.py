@@ -2,7 +2,7 @@
 
 Four thin layers, each an asynchronous generator of steps: `_stream` is one watch request, which may
 begin with all pods, `_list` and `_list_then_watch` make the pods' whole story, `_connection` ends
-with a pause, `forever` is the loop. Nothing is kept here but the version reached and whether the
+with a pause, `run` is the loop. Nothing is kept here but the version reached and whether the
 server lists as a watch; who was deleted between two lists is for the caller to find, who knows what
 there was.
 
@@ -47,7 +47,7 @@ from enricher.podwatch.events import (
 )
 from enricher.podwatch.objects import PodPage
 from enricher.podwatch.pod_settings import KubernetesSettings
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.runtime.retry import Backoff
 
 PODS_PATH: Final = "/api/v1/pods"
@@ -68,7 +68,6 @@ _UNSUPPORTED: Final = frozenset(
 )
 _MIN_LIFE_SECONDS: Final = 1.0
 _MAX_RETRY_AFTER_SECONDS: Final = 300.0
-_NS: Final = 1_000_000_000
 # A page of 500 usual pods is 4 MB; tenants may make pods of 1.5 MB each.
 MAX_PAGE_BYTES: Final = 32 * 2**20
 _PAGE_SHRINK_FACTOR: Final = 4
@@ -151,7 +150,7 @@ class Reflector:
         """From where the next watch goes on; `None` where a list is needed first."""
         return self._version
 
-    async def forever(self) -> AsyncGenerator[Step]:
+    async def run(self) -> AsyncGenerator[Step]:
         """Yield the steps of one connection after the other."""
         while True:
             async with aclosing(self._connection()) as steps:
@@ -183,7 +182,7 @@ class Reflector:
         """
         began_ns = self._watching_since_ns
         life_ns = 0 if began_ns is None else self._clock.monotonic_ns() - began_ns
-        if life_ns / _NS >= max(self._last_pause_seconds, _MIN_LIFE_SECONDS):
+        if life_ns / NS_PER_SECOND >= max(self._last_pause_seconds, _MIN_LIFE_SECONDS):
             self._backoff.reset()
             self._last_pause_seconds = 0.0
             if error is None:

@@ -7,14 +7,13 @@ while Kafka is away, a pod's newer state replaces its older one.
 from collections.abc import Iterable
 from itertools import chain, islice
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from enricher.versions import is_older
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import PodRecord
-
-_NS: Final = 1_000_000_000
 
 
 class PendingMessage(NamedTuple):
@@ -34,7 +33,7 @@ class PodTable:
     """
 
     def __init__(self, *, tombstone_after_seconds: float, max_tombstones: int) -> None:
-        self._tombstone_after_ns = round(tombstone_after_seconds * _NS)
+        self._tombstone_after_ns = round(tombstone_after_seconds * NS_PER_SECOND)
         self._max_tombstones = max_tombstones
         self._alive: dict[str, PodRecord] = {}
         self._deleted: dict[str, PodRecord] = {}

@@ -17,7 +17,7 @@ from agent.core.normalize.shares import (
     SampleCoverage,
     Shares,
     apportion,
-    list_processes,
+    merge_processes,
 )
 from agent.core.raw import ListedProcess, ProcessAccounting, RawGpuSample, SampleCursor
 from agent.core.units import MEMORY_LIMITS, PERCENT, TIMESTAMP_US, Validator
@@ -131,7 +131,7 @@ def read_gpu(
         **ours.reading,
         energy_joules=energy_delta_joules(was.energy_millijoules, raw, interval_ns, validator),
     )
-    running = list_processes(
+    running = merge_processes(
         raw.processes,
         was.processes,
         memory_bytes=reading.memory_total_bytes,

@@ -97,7 +97,7 @@ class Shares:
     """Samples left out, by reason."""
 
 
-def list_processes(
+def merge_processes(
     listed: Iterable[ListedProcess] | None,
     before: Mapping[int, ListedProcess],
     *,

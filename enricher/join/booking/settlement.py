@@ -7,6 +7,7 @@ said of it, and what of their time it has set aside for it. Nothing here knows a
 from collections.abc import Iterable
 from typing import Final
 
+from gpuledger.clock import NS_PER_HOUR
 from gpuledger.records import (
     Account,
     Entry,
@@ -16,7 +17,7 @@ from gpuledger.records import (
     Settlement,
 )
 
-MAX_BEHIND_NS: Final = 25 * 3_600 * 10**9
+MAX_BEHIND_NS: Final = 25 * NS_PER_HOUR
 """How far before its tick an end may lie: an agent tells of it in the first tick that covers it,
 and no tick covers more than a day."""
 MIN_RATIO: Final = 0.005
@@ -60,8 +61,9 @@ def settled_seconds(settlements: Iterable[Settlement]) -> float:
 
 def _settle(end: ProcessExit, seconds: float, sample: NodeSample) -> Settlement:
     """Return what debits the process with its time, and takes the same from nobody's."""
-    # Looked up for its error alone: who counts rows counts on it that the GPU is there.
-    _ = sample.gpus[end.gpu]
+    # Nothing of the GPU is needed here, but who counts rows counts on it that it is there.
+    if end.gpu >= len(sample.gpus):
+        raise IndexError(f"gpu {end.gpu} of {len(sample.gpus)}")
     account, container = Account.HOST, end.container
     if container is not None:
         ref = sample.containers[container]

@@ -27,7 +27,7 @@ from gpuledger.records import (
     PodState,
 )
 
-MAX_SAID_BYTES: Final = 128 * 2**20
+MAX_DESCRIPTIONS_BYTES: Final = 128 * 2**20
 """What is remembered of what was said, of all nodes together: some 6 kB of each node that has eight
 pods on its GPUs, so that it is enough for 20,000 of them."""
 _CONTAINER_BYTES: Final = 250
@@ -52,7 +52,7 @@ class Holders(NamedTuple):
 _NOBODY = Holders((), 0, ())
 
 
-def find_holders(sample: NodeSample, pods: PodCache) -> Holders:
+def find_named_holders(sample: NodeSample, pods: PodCache) -> Holders:
     """Return the holders of a tick's allocations by the pods of its node, at the tick's time.
 
     The kubelet's response names pods and has no UIDs. A name counts only where a pod record of this
@@ -110,44 +110,44 @@ class DescriptionCache:
     goes that were heard of longest ago, as of those whose names somebody makes up.
     """
 
-    def __init__(self, pods: PodCache, *, max_bytes: int = MAX_SAID_BYTES) -> None:
+    def __init__(self, pods: PodCache, *, max_bytes: int = MAX_DESCRIPTIONS_BYTES) -> None:
         self._pods = pods
-        self._said: Recent[str, PodDescriptions] = Recent(
+        self._known: Recent[str, PodDescriptions] = Recent(
             budget=Budget(max_bytes=max_bytes), size_bytes=_size_bytes
         )
 
     def __len__(self) -> int:
-        return len(self._said)
+        return len(self._known)
 
     def clear(self) -> None:
         """Forget everything: after a partition was given up, only its own nodes are asked again."""
-        self._said.clear()
+        self._known.clear()
 
     def forget(self, node: str) -> None:
         """Forget what was said of a node."""
-        self._said.pop(node)
+        self._known.pop(node)
 
     def describe(self, sample: NodeSample) -> PodDescriptions:
         """Describe the pods of a tick's containers."""
-        said = self._said.get(sample.node)
+        descriptions = self._known.get(sample.node)
         if (
-            said is None
-            or said.version != self._pods.version_of(sample.node)
-            or not said.from_ns <= sample.time_ns < said.until_ns
-            or said.containers != sample.containers
-            or said.allocations != sample.allocations
+            descriptions is None
+            or descriptions.version != self._pods.version_of(sample.node)
+            or not descriptions.from_ns <= sample.time_ns < descriptions.until_ns
+            or descriptions.containers != sample.containers
+            or descriptions.allocations != sample.allocations
         ):
-            said = self._say(sample)
-            if not said.foreign:  # what becomes of another node's pod does not show in ours
-                self._said[sample.node] = said
-        return said
+            descriptions = self._describe(sample)
+            if not descriptions.foreign:  # what becomes of another node's pod does not show in ours
+                self._known[sample.node] = descriptions
+        return descriptions
 
-    def _say(self, sample: NodeSample) -> PodDescriptions:
+    def _describe(self, sample: NodeSample) -> PodDescriptions:
         identities = list(map(identity_of, sample.containers))
         found = [self._pods.find(*identity, node=sample.node) for identity in identities]
-        foreign = find_pod_of_other_node(identities, self._pods, node=sample.node)
+        foreign = find_foreign_pods(identities, self._pods, node=sample.node)
         pods = describe_pods(identities, self._pods, node=sample.node, time_ns=sample.time_ns)
-        holders = find_holders(sample, self._pods)
+        holders = find_named_holders(sample, self._pods)
         changes = [time for pod in found if pod for time in pod.changes_ns()]
         changes += holders.changes_ns
         return PodDescriptions(
@@ -171,11 +171,11 @@ class DescriptionCache:
         )
 
 
-def _size_bytes(said: PodDescriptions) -> int:
+def _size_bytes(descriptions: PodDescriptions) -> int:
     """Return about how much memory it takes."""
     texts = sum(
         len(container.container_id or "") + len(container.pod_uid or "")
-        for container in said.containers
+        for container in descriptions.containers
     )
     texts += sum(
         len(allocation.gpu_uuid)
@@ -186,10 +186,12 @@ def _size_bytes(said: PodDescriptions) -> int:
         + len(allocation.container)
         + len(allocation.replica or "")
         + len(allocation.claim or "")
-        for allocation in said.allocations
+        for allocation in descriptions.allocations
     )
-    rows = _CONTAINER_BYTES * len(said.containers) + _ALLOCATION_BYTES * len(said.allocations)
-    return rows + 2 * texts + len(memoryview(said.pods))
+    rows = _CONTAINER_BYTES * len(descriptions.containers) + _ALLOCATION_BYTES * len(
+        descriptions.allocations
+    )
+    return rows + 2 * texts + len(memoryview(descriptions.pods))
 
 
 def identity_of(container: ContainerRef | IncidentProcess) -> Identity:
@@ -197,7 +199,7 @@ def identity_of(container: ContainerRef | IncidentProcess) -> Identity:
     return container.pod_uid, container.container_id
 
 
-def find_pod_of_other_node(
+def find_foreign_pods(
     identities: Iterable[Identity], pods: PodCache, *, node: str
 ) -> dict[Identity, PodRecord]:
     """Return the pods among these that the API server has placed on another node.
@@ -221,7 +223,7 @@ def describe_pods(
     named = sorted(
         set(identities) - {_HOST}, key=lambda identity: (identity[0] or "", identity[1] or "")
     )
-    foreign = find_pod_of_other_node(named, pods, node=node)
+    foreign = find_foreign_pods(named, pods, node=node)
     foreign_uids = {uid for uid, _ in foreign}
     for uid, container_id in named:
         pod = pods.find(uid, container_id, node=node)

@@ -12,11 +12,12 @@ import msgspec
 
 from enricher.join.pods.describe import Identity
 from enricher.join.pods.pods import ids_of
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import PodRecord
 
 MAX_PENDING: Final = 10_000
 _MAX_NAMES: Final = 16
-_SWEEP_NS: Final = 10**9
+_SWEEP_NS: Final = NS_PER_SECOND
 
 
 class PendingPod(msgspec.Struct):

@@ -8,11 +8,9 @@ of another; and whichever of them has led to a pod, it is a node's where its rec
 """
 
 from collections.abc import Iterable, Mapping
-from sys import intern
-from typing import Final, Generic, NamedTuple, TypeVar, cast
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
-from msgspec.structs import replace
 
 from enricher.versions import is_older
 from gpuledger.records import PodRecord
@@ -22,9 +20,6 @@ from gpuledger.records import PodRecord
 MAX_FORMER_CONTAINERS: Final = 100
 MAX_PAST_VERSIONS: Final = 16
 _NONE: Final[dict[str, str]] = {}
-MAX_SHARED: Final = 10_000
-"""Dictionaries of one kind that are remembered for those that are equal."""
-V = TypeVar("V")
 N = TypeVar("N", str, tuple[str, str])
 OnNode = tuple[str, str]
 """A node, and what is a name on it alone."""
@@ -317,51 +312,3 @@ def _former(earlier: dict[str, str], pod: PodRecord) -> dict[str, str]:
     named = ids_of(pod)
     previous_containers = [item for item in earlier.items() if item[0] not in named]
     return dict(previous_containers[-MAX_FORMER_CONTAINERS:]) if previous_containers else _NONE
-
-
-class Interner:
-    """Makes pods' records small: what many of them say alike is kept once.
-
-    A record that was decoded has strings and dictionaries of its own. Nobody changes a record, so
-    equal ones can be the same object: that is more than half of a cached pod.
-    """
-
-    def __init__(self, *, max_shared: int = MAX_SHARED) -> None:
-        self._max_shared = max_shared
-        self._labels: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
-        self._requests: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
-
-    def __len__(self) -> int:
-        return len(self._labels) + len(self._requests)
-
-    def slim(self, pod: PodRecord) -> PodRecord:
-        """Return an equal record that shares with others what it can."""
-        return replace(
-            pod,
-            namespace=intern(pod.namespace),
-            node=intern(pod.node),
-            owner_kind=pod.owner_kind and intern(pod.owner_kind),
-            owner_name=pod.owner_name and intern(pod.owner_name),
-            labels=self._share(self._labels, pod.labels),
-            containers=[replace(each, name=intern(each.name)) for each in pod.containers],
-            gpus_requested=self._share(self._requests, pod.gpus_requested),
-            phase=intern(pod.phase),
-            qos_class=pod.qos_class and intern(pod.qos_class),
-            priority_class=pod.priority_class and intern(pod.priority_class),
-        )
-
-    def _share(
-        self, known: dict[tuple[tuple[str, V], ...], dict[str, V]], items: dict[str, V]
-    ) -> dict[str, V]:
-        key = tuple(items.items())
-        found = known.get(key)
-        if found is None:
-            # Labels may be different in each pod, as an indexed job's are: then there is nothing to
-            # share, and what is remembered would grow with the pods that were ever there.
-            if len(known) >= self._max_shared:
-                known.clear()
-            known[key] = found = {
-                intern(name): cast("V", intern(value)) if isinstance(value, str) else value
-                for name, value in items.items()
-            }
-        return found

@@ -20,23 +20,22 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from gpuledger.clock import NS_PER_DAY, NS_PER_HOUR, NS_PER_MS, NS_PER_SECOND
 from gpuledger.records import BootProgress, NodeProgress, NodeSample
 
 LATE_SECONDS: Final = 30.0
 """A tick that is further than this behind what its partition has reached is late."""
-MIN_GAP_NS: Final = 50_000_000
+MIN_GAP_NS: Final = 50 * NS_PER_MS
 """Less than this between two ticks is the clocks' own imprecision, read one after the other."""
-_NS_PER_MS: Final = 1_000_000
-_STEP_NS: Final = 1_000_000_000
+_STEP_NS: Final = NS_PER_SECOND
 # Two clocks of one machine drift apart by less than a thousandth.
 _DRIFT: Final = 1000
 _LATE_NS: Final = round(LATE_SECONDS * 1e9)
 # As long as an agent keeps ticks that it cannot send; a node that is silent for longer is away.
-_AWAY_NS: Final = 3_600 * 10**9
-_DAY_NS: Final = 86_400 * 10**9
+_AWAY_NS: Final = NS_PER_HOUR
 # As far as a broker lets a record's timestamp run ahead of its clock (`gpuledger.topics`).
-_TOLD_AHEAD_NS: Final = _DAY_NS
-MAX_AHEAD_NS: Final = _TOLD_AHEAD_NS + _DAY_NS
+_TOLD_AHEAD_NS: Final = NS_PER_DAY
+MAX_AHEAD_NS: Final = _TOLD_AHEAD_NS + NS_PER_DAY
 """The same, and a day for which a tick may have lain on its node."""
 
 
@@ -151,7 +150,7 @@ def gap_before_ns(sample: NodeSample, watermark: NodeWatermark | None) -> int | 
     seq = watermark.seq_of(sample.boot_id)
     # Also of an earlier boot, of which a late tick may come behind the next boot's first one.
     if seq is not None:
-        gap_ns = (sample.seq - seq) * _NS_PER_MS - sample.interval_ns
+        gap_ns = (sample.seq - seq) * NS_PER_MS - sample.interval_ns
     else:
         gap_ns = sample.time_ns - sample.interval_ns - watermark.time_ns
     return gap_ns if gap_ns > MIN_GAP_NS else None
@@ -167,12 +166,12 @@ def clock_step_seconds(sample: NodeSample, watermark: NodeWatermark | None) -> f
         return None
     time_ns = sample.time_ns - watermark.time_ns
     if sample.boot_id == watermark.boot_id:
-        passed_ns = (sample.seq - watermark.seq) * 1_000_000
+        passed_ns = (sample.seq - watermark.seq) * NS_PER_MS
         step_ns = time_ns - passed_ns
         # Over a silence of days the two clocks drift apart without anybody's setting one.
         min_ns = _STEP_NS + passed_ns // _DRIFT
     elif watermark.seq_of(sample.boot_id) is None:
-        step_ns = min(0, time_ns - sample.seq * 1_000_000)
+        step_ns = min(0, time_ns - sample.seq * NS_PER_MS)
         min_ns = _STEP_NS
     else:
         # A late tick of an earlier boot: how long the node was down is in no clock.
@@ -182,7 +181,7 @@ def clock_step_seconds(sample: NodeSample, watermark: NodeWatermark | None) -> f
 
 def begin_of(seq: int, *, time_ns: int) -> int:
     """Return when the boot began of which a tick was the `seq`-th millisecond at that time."""
-    return max(0, time_ns - seq * 1_000_000)
+    return max(0, time_ns - seq * NS_PER_MS)
 
 
 def seq_ahead_seconds(
@@ -195,7 +194,7 @@ def seq_ahead_seconds(
     begun_ns = watermark.begun_ns_of(sample.boot_id) if watermark else None
     if begun_ns is None:
         return None
-    ahead_ns = begun_ns - (max(written_ms * 1_000_000, now_ns) - sample.seq * 1_000_000)
+    ahead_ns = begun_ns - (max(written_ms * NS_PER_MS, now_ns) - sample.seq * NS_PER_MS)
     return ahead_ns / 1e9 if ahead_ns > _TOLD_AHEAD_NS else None
 
 

@@ -14,11 +14,11 @@ from enricher.join.progress.passage import (
     begin_of,
     partition_watermark,
 )
+from gpuledger.clock import NS_PER_DAY, NS_PER_MS
 from gpuledger.records import NodeProgress, NodeSample
 
-_NS_PER_MS: Final = 1_000_000
 # Longer than samples are kept: what was booked before can come again no more.
-FORGOTTEN_AFTER_NS: Final = 24 * 3_600 * 10**9
+FORGOTTEN_AFTER_NS: Final = NS_PER_DAY
 NEWEST_BOOTS: Final = 4
 """A batch that is sent twice may hold ticks of several boots, where a node rebooted unsent."""
 LONGEST_BOOTS: Final = 4
@@ -50,7 +50,7 @@ class NodeWatermarks:
     def advance(self, sample: NodeSample, *, offset: int, written_ms: int, now_ns: int) -> None:
         """Remember that this tick is booked, whose record bears the time `written_ms`."""
         node = sample.node
-        begun_ns = begin_of(sample.seq, time_ns=min(written_ms * _NS_PER_MS, now_ns))
+        begun_ns = begin_of(sample.seq, time_ns=min(written_ms * NS_PER_MS, now_ns))
         watermark = NodeWatermark(
             sample.boot_id, sample.seq, sample.time_ns, offset, now_ns, begun_ns, now_ns, now_ns
         )

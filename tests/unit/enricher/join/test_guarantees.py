@@ -374,8 +374,8 @@ async def test_at_least_once_passes_its_check_once_what_it_could_not_commit_is_g
         office = DeadLetterQueue(
             consumer=GROUP, producer=producer, partitions=1, topic=DEAD_LETTERS
         )
-        insist = RetryingCaller(on=BusError, check=check, passes_check=False)
-        delivery = AtLeastOnce(producer=producer, office=office, insist=insist, check=check)
+        retry = RetryingCaller(on=BusError, check=check, passes_check=False)
+        delivery = AtLeastOnce(producer=producer, office=office, retry=retry, check=check)
         offsets = {TopicPartition(SAMPLES.name, PLACE): 1}
         await delivery.deliver(
             consumer, [CommitBatch(partition=PLACE, begun_at=0.0, offsets=offsets, topics=TOPICS)]
@@ -415,8 +415,8 @@ async def test_at_least_once_commits_nothing_of_a_partition_that_is_not_held() -
         office = DeadLetterQueue(
             consumer=GROUP, producer=producer, partitions=1, topic=DEAD_LETTERS
         )
-        insist = RetryingCaller(on=BusError, check=check, passes_check=False)
-        delivery = AtLeastOnce(producer=producer, office=office, insist=insist, check=check)
+        retry = RetryingCaller(on=BusError, check=check, passes_check=False)
+        delivery = AtLeastOnce(producer=producer, office=office, retry=retry, check=check)
         held, other = (TopicPartition(SAMPLES.name, at) for at in (PLACE, SAMPLES.partitions))
         made = CommitBatch(
             partition=PLACE, begun_at=0.0, offsets={held: 1, other: 1}, topics=TOPICS

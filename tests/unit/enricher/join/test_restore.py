@@ -71,7 +71,7 @@ async def test_a_take_over_that_fails_just_before_a_rebalance_leaves_nothing_for
     consumer.restorer = StateRestorer(
         stage=Given().stage,
         delivery=cast("Delivery", delivery),
-        insist=RetryingCaller(on=BusError, check=check, backoff=lambda: backoff),
+        retry=RetryingCaller(on=BusError, check=check, backoff=lambda: backoff),
         tuning=JoinTuning(poll_timeout_seconds=0.01),
         check=check,
         backoff=backoff,
@@ -151,7 +151,7 @@ def restorer(
     made = StateRestorer(
         stage=Given().stage,
         delivery=cast("Delivery", delivery or ReadyDelivery()),
-        insist=RetryingCaller(on=BusError, check=Check()),
+        retry=RetryingCaller(on=BusError, check=Check()),
         tuning=JoinTuning(poll_timeout_seconds=0.01),
         check=check,
         backoff=Backoff(first_seconds=0.001, max_seconds=0.001),
@@ -285,7 +285,7 @@ class Reading:
         self.restorer = StateRestorer(
             stage=self.given.stage,
             delivery=cast("Delivery", delivery or ReadyDelivery()),
-            insist=RetryingCaller(on=BusError, check=Check()),
+            retry=RetryingCaller(on=BusError, check=Check()),
             tuning=JoinTuning(poll_timeout_seconds=0.01),
             check=self.check,
             backoff=Backoff(first_seconds=10, max_seconds=10, jitter=lambda: 1.0),

@@ -12,7 +12,9 @@ from enricher.join.worker import JoinWorker
 from gpuledger.bus.gaps import GapCheck
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Bus, Consumer, Polled, Subscription, TopicPartition
+from gpuledger.clock import SystemClock
 from gpuledger.errors import BusError
+from gpuledger.lag import Lag
 from gpuledger.runtime import Backoff, Check, RetryingCaller
 from tests.default_topics import SAMPLES, TOPICS
 from tests.hanging import HANG_SECONDS
@@ -94,23 +96,24 @@ class Member:
 async def letters_after(*steps: str) -> int:
     """Run a worker through the steps; return how many letters it has to publish."""
     given, member = Given(), Member(*steps)
-    insist = RetryingCaller(on=BusError, check=Check())
+    retry = RetryingCaller(on=BusError, check=Check())
     tuning = JoinTuning(poll_timeout_seconds=0.01, commit_interval_seconds=60)
     delivery = cast("Delivery", Undelivered())
     worker = JoinWorker(
+        lag=Lag(clock=SystemClock()),
         stage=given.stage,
         office=given.office,
         delivery=delivery,
         restorer=StateRestorer(
             stage=given.stage,
             delivery=delivery,
-            insist=insist,
+            retry=retry,
             tuning=tuning,
             check=Check(),
             backoff=Backoff(),
             history=MemoryBus(),
         ),
-        insist=insist,
+        retry=retry,
         tuning=tuning,
         gaps=GapCheck(Check()),
         topics=TOPICS,

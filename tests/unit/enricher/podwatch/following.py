@@ -25,7 +25,7 @@ def reflector_of(
 async def steps_until(reflector: Reflector, enough: Callable[[list[Step]], bool]) -> list[Step]:
     """Take steps until there are enough of them."""
     taken: list[Step] = []
-    async with asyncio.timeout(HANG_SECONDS), aclosing(reflector.forever()) as steps:
+    async with asyncio.timeout(HANG_SECONDS), aclosing(reflector.run()) as steps:
         async for step in steps:
             taken.append(step)
             if enough(taken):

@@ -135,7 +135,7 @@ async def test_nothing_is_published_once_another_one_may_lead() -> None:
         topic_id=None,
         fence=fence,
     )
-    publishing = asyncio.create_task(publisher.forever())
+    publishing = asyncio.create_task(publisher.run())
     table.upsert(pod_record("a"), time_ns=1)
     publisher.wake()
     await soon(lambda: table.unpublished == 0)

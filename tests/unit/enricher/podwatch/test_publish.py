@@ -54,7 +54,7 @@ async def publishing(
         topic_id=topic_id,
         look_seconds=0.01,
     )
-    task = asyncio.create_task(publisher.forever())
+    task = asyncio.create_task(publisher.run())
     try:
         yield check
     finally:

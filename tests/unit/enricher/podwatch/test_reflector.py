@@ -203,7 +203,7 @@ async def test_a_watch_that_lived_is_resumed_at_once(
 ) -> None:
     server.watches += [events(), events(event("ADDED", pod("a"))), events()]
     steps: list[Step] = []
-    async with asyncio.timeout(HANG_SECONDS), aclosing(reflector.forever()) as coming:
+    async with asyncio.timeout(HANG_SECONDS), aclosing(reflector.run()) as coming:
         async for step in coming:
             steps.append(step)
             if isinstance(step, Upserted):
@@ -217,7 +217,7 @@ async def test_a_failed_watch_that_lived_is_resumed_after_the_first_pause(
     server: MisbehavingServer, reflector: Reflector, clock: PatientClock
 ) -> None:
     server.watches += [events(), events(), events(event("ADDED", pod("a")), error(500))]
-    async with asyncio.timeout(HANG_SECONDS), aclosing(reflector.forever()) as coming:
+    async with asyncio.timeout(HANG_SECONDS), aclosing(reflector.run()) as coming:
         async for step in coming:
             if isinstance(step, Upserted):
                 clock.advance(300)
@@ -303,7 +303,7 @@ async def test_credentials_are_read_again_after_a_refusal(
     server: MisbehavingServer, reflector: Reflector, settings: KubernetesSettings
 ) -> None:
     server.lists += [status(401), page()]
-    async with asyncio.timeout(HANG_SECONDS), aclosing(reflector.forever()) as steps:
+    async with asyncio.timeout(HANG_SECONDS), aclosing(reflector.run()) as steps:
         async for step in steps:
             if isinstance(step, Interrupted):
                 write_kubeconfig(Path(settings.kubeconfig), url=server.url, token="renewed")

@@ -8,8 +8,12 @@ from typing_extensions import override
 
 from enricher.join.booking.books import book_tick, energy_by_row, exclusive_readings
 from enricher.join.booking.settlement import settle_ends
-from enricher.join.pods.describe import describe_incident, describe_pods, identity_of
-from enricher.join.pods.describe import find_holders as find_named_holders
+from enricher.join.pods.describe import (
+    describe_incident,
+    describe_pods,
+    find_named_holders,
+    identity_of,
+)
 from enricher.join.pods.pods import PodCache
 from gpuledger.ledger.holders import MAX_ENTRIES, TooManyEntriesError, find_holders
 from gpuledger.ledger.quantities import conservation_error

@@ -1,6 +1,6 @@
 """What pods say alike is kept once."""
 
-from enricher.join.pods.pods import Interner
+from enricher.pod_sharing import PodSharing
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import PodRecord
 from tests.default_topics import PODS
@@ -14,27 +14,28 @@ def decoded(record: PodRecord) -> PodRecord:
     return DECODER.decode(encode(record))
 
 
-def test_a_slim_record_says_what_the_record_said() -> None:
+def test_a_shared_record_says_what_the_record_said() -> None:
     """Each field is the same, those that are absent too."""
     for record in (pod(), pod(owner_kind=None, owner_name=None, qos_class="Burstable", priority=3)):
-        assert Interner().slim(decoded(record)) == decoded(record)
+        assert PodSharing().share(decoded(record)) == decoded(record)
 
 
 def test_two_pods_of_a_workload_share_what_they_say_alike() -> None:
     """Their names, labels and requests are the same objects."""
-    slimmer = Interner()
-    one, other = (slimmer.slim(decoded(pod(number))) for number in (0, 1))
+    sharing = PodSharing()
+    one, other = (sharing.share(decoded(pod(number))) for number in (0, 1))
     assert one.labels is other.labels
     assert one.gpus_requested is other.gpus_requested
     for name in ("namespace", "node", "owner_kind", "owner_name", "phase"):
         assert getattr(one, name) is getattr(other, name), name
+    assert one.created_time_ns is other.created_time_ns
     assert one.containers[0].name is other.containers[0].name
 
 
 def test_what_is_remembered_is_bounded() -> None:
     """Labels can be different in each pod; the records stay right."""
-    slimmer = Interner(max_shared=5)
+    sharing = PodSharing(max_shared=5)
     for number in range(50):
         record = pod(labels={"job": str(number)}, gpus_requested={"gpu": number})
-        assert slimmer.slim(decoded(record)) == decoded(record)
-        assert len(slimmer) <= 10
+        assert sharing.share(decoded(record)) == decoded(record)
+        assert len(sharing) <= 10
