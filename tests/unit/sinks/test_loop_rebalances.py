@@ -370,6 +370,26 @@ async def test_what_the_sink_has_committed_itself_is_not_committed_again() -> No
     assert check.detail.endswith(", 0 s behind")
 
 
+async def test_what_waits_in_a_partition_that_has_just_come_is_lag_before_a_sink_prepares() -> None:
+    class Preparing(Recorder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.behind: list[float] = []
+
+        @override
+        async def prepare(self, context: SinkContext) -> Partitions:
+            self.behind.append(context.lag.seconds())
+            return frozenset()
+
+    sink, clock = Preparing(), ManualClock()
+    clock.advance(42)
+    member = Held(sink)
+    # The poll by which it comes brings nothing yet: its records are still being fetched.
+    await member.through(member.gains(KEPT), member.brings(first_of(KEPT)), clock=clock)
+
+    assert sink.behind[0] == 42
+
+
 @pytest.mark.parametrize("comes_back", [0, 1])
 async def test_what_left_while_the_sink_prepared_is_neither_worked_on_nor_behind(
     comes_back: int,
