@@ -62,7 +62,7 @@ async def in_daemon_thread(call: Callable[[], T]) -> T:
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, error: BaseException | None) -> None:
+    def resolve(result: T | None, error: BaseException | None) -> None:
         # In the event loop, where nobody can stop waiting in between.
         if outcome.done():
             return
@@ -79,7 +79,7 @@ async def in_daemon_thread(call: Callable[[], T]) -> T:
             failure = error
         # The loop may have been closed meanwhile: then nobody waits.
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, result, failure)
+            loop.call_soon_threadsafe(resolve, result, failure)
 
     threading.Thread(target=run, name="call", daemon=True).start()
     return await outcome

@@ -172,16 +172,16 @@ class StoreSink(Sink):
         """Collect the rows of a poll and write when it is time."""
         async with self._lock:
             self._maintenance.begin_if_due()
-            if self._recorder.of(self._resuming.settled(context.consumer)):
+            if self._recorder.of(self._resuming.ready(context.consumer)):
                 # Rows of before the gap first: what the table has says where the gap begins. That
                 # may find other partitions in need of being set, whose gaps wait with them.
                 await self._flush(context)
-                settled = self._resuming.settled(context.consumer)
-                await self._resuming.record(self._recorder.of(settled))
-            settled = self._resuming.settled(context.consumer)
+                ready = self._resuming.ready(context.consumer)
+                await self._resuming.record(self._recorder.of(ready))
+            ready = self._resuming.ready(context.consumer)
             for batch in batches:
                 # A flush in the midst of an earlier batch may have had them set back.
-                if batch.partition in settled and not self._resuming.is_needed(batch.partition):
+                if batch.partition in ready and not self._resuming.is_needed(batch.partition):
                     await self._collect(batch, context)
                 else:
                     # It is read again behind what is stored, and its letters come again with it.
@@ -217,7 +217,7 @@ class StoreSink(Sink):
         for record, event in batch.items:
             if self._is_full():
                 await self._flush(context)
-                if partition not in self._resuming.settled(context.consumer):
+                if partition not in self._resuming.ready(context.consumer):
                     context.dead_letters.drop(partition.partition, topic=partition.topic)
                     return
             self._add_event(partition, record, event, context)
