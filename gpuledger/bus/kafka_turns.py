@@ -15,7 +15,7 @@ Turns are given out first come, first served: who has a backlog and polls in eve
 behind those that already wait. Of these each end of a turn lets in the first one alone, as how much
 is left of the new turn shows only once that one has taken what it wants.
 
-It holds for every consumer of the process, one of aiokafka's own too: `take_turns` puts the two
+It holds for every consumer of the process, one of aiokafka's own too: `install_turns` puts the two
 functions in the place of the fetcher's own. Held to the pinned minor version like
 `kafka_internals`.
 """
@@ -94,7 +94,7 @@ turn: Final = Turn()
 _take_what_is_there: Final = Fetcher.fetched_records
 
 
-def take_turns() -> None:
+def install_turns() -> None:
     """Have every consumer of this process poll as this module says."""
     Fetcher.fetched_records = fetched_records
     Fetcher.next_record = next_record

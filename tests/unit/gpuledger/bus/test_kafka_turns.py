@@ -15,7 +15,7 @@ from aiokafka.consumer.subscription_state import SubscriptionState
 
 from gpuledger.bus.kafka_fetch import named
 from gpuledger.bus.kafka_turns import Turn, turn
-from gpuledger.bus.kafka_unpacking import read_any_batch
+from gpuledger.bus.kafka_unpacking import install_unpacking
 from gpuledger.bus.limits import MAX_TURN_BYTES
 from gpuledger.bus.protocol import TopicPartition
 from tests import raw_batches
@@ -68,7 +68,7 @@ class Broker:
 @asynccontextmanager
 async def consuming(data: bytes) -> AsyncIterator[Fetcher]:
     """Yield a fetcher that reads both partitions from their beginning."""
-    read_any_batch()
+    install_unpacking()
     subscriptions = SubscriptionState()
     subscriptions.assign_from_user(set(PARTITIONS))
     for partition in PARTITIONS:
