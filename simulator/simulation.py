@@ -42,7 +42,7 @@ from simulator.procfs import SimulatedKmsg, SimulatedProcfs
 from simulator.scenario.load import load_scenario
 from simulator.scenario.schema import Node, Scenario
 
-_NS = 1_000_000_000
+_NS: Final = 1_000_000_000
 DEFAULT_SCENARIO: Final = Path(__file__).with_name("default.yaml")
 """A scenario of one node, for who has none of his own."""
 

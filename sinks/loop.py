@@ -145,7 +145,9 @@ class _Session:
     """One opened consumer with its producer of dead letters."""
 
     consumer: Consumer
+    """Opened by `run` and not given: whom it tells of partitions and gaps is this very session."""
     dead_letters: DeadLetterQueue
+    """Opened by `run`, with a producer of its own for each consumer."""
 
     def __init__(
         self,
