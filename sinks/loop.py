@@ -342,8 +342,7 @@ class _Session:
                     await self._commit_done()
                 await work
             finally:
-                await asyncio.wait({work}, timeout=_GRACE_SECONDS)
-                await end_tasks(work)
+                await end_tasks(work, grace_seconds=_GRACE_SECONDS)
         finally:
             self._drop_late_letters(polled, context)
             self.consumer.resume(self.consumer.assignment())

@@ -16,16 +16,25 @@ from gpuledger.errors import FreshStartError
 T = TypeVar("T")
 
 
-async def end_tasks(*tasks: "asyncio.Task[Any] | None", seconds: float | None = None) -> None:
+async def end_tasks(
+    *tasks: "asyncio.Task[Any] | None", seconds: float | None = None, grace_seconds: float = 0.0
+) -> None:
     """Cancel tasks and wait until they have ended, for at most so many seconds.
+
+    For `grace_seconds` before that they may end by themselves; whoever is cancelled in that time
+    cancels them too, and goes on.
 
     What they failed with is for whoever started them; it is looked at, as asyncio would log it as
     never retrieved otherwise. They are not awaited themselves: their cancellation could not be told
     from our own, which must go on. `None` is a task that was never started.
     """
     ending = {task for task in tasks if task is not None}
-    for task in ending:
-        task.cancel()
+    try:
+        if ending and grace_seconds:
+            await asyncio.wait(ending, timeout=grace_seconds)
+    finally:
+        for task in ending:
+            task.cancel()
     if ending:
         await asyncio.wait(ending, timeout=seconds)
     for task in ending:

@@ -18,6 +18,7 @@ from gpuledger.clock import Clock
 from gpuledger.errors import BusError, NotAssignedError
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.logs import Repeats
+from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings.secret import shown_url
 from sinks.errors import RejectedError, retry_receiver
 from sinks.metrics import SENT_TOTAL, SERIES_FORGOTTEN_TOTAL, count_dropped
@@ -37,6 +38,7 @@ from sinks.timelines import TickOrder, Timelines
 
 NAME: Final = REMOTE_WRITE.name
 _RELEASE_SECONDS: Final = 3.0
+_CANCEL_SECONDS: Final = 0.5  # both together within `loop.RELEASE_SECONDS`
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
@@ -113,12 +115,12 @@ class RemoteWriteSink(Sink):
     @override
     async def release(self, partitions: Partitions, context: SinkContext) -> None:
         """Let requests on their way be answered, then forget the series without ending them."""
-        sending = {self._sending[at] for at in partitions if at in self._sending}
-        if sending:
-            # A request that is cancelled on its way may have been taken: its ticks come twice.
-            _, late = await asyncio.wait(sending, timeout=_RELEASE_SECONDS)
-            for task in late:
-                task.cancel()
+        # A request that is cancelled on its way may have been taken: its ticks come twice.
+        await end_tasks(
+            *(self._sending[at] for at in partitions if at in self._sending),
+            grace_seconds=_RELEASE_SECONDS,
+            seconds=_CANCEL_SECONDS,
+        )
         for partition in partitions:
             self._forget_series(partition)
             self._timelines.pop(partition, None)

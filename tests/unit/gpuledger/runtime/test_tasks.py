@@ -59,6 +59,28 @@ async def test_a_task_that_does_not_end_is_left_after_its_time() -> None:
     await task
 
 
+async def test_within_its_grace_a_task_may_end_by_itself() -> None:
+    gate = asyncio.Event()
+    gated, endless = asyncio.create_task(gate.wait()), asyncio.create_task(work())
+    asyncio.get_running_loop().call_soon(gate.set)
+
+    await end_tasks(gated, endless, grace_seconds=0.01)
+
+    assert gated.result()
+    assert endless.cancelled()
+
+
+async def test_who_is_cancelled_in_the_grace_of_a_task_cancels_the_task() -> None:
+    endless = asyncio.create_task(work())
+    ending = asyncio.create_task(end_tasks(endless, grace_seconds=FOR_EVER_SECONDS))
+    await asyncio.sleep(0)
+
+    ending.cancel()
+    await asyncio.wait([ending, endless])
+
+    assert (ending.cancelled(), endless.cancelled()) == (True, True)
+
+
 async def test_nothing_is_to_be_waited_for_where_there_is_no_task() -> None:
     await end_tasks()
     await end_tasks(None)
