@@ -18,7 +18,6 @@ from gpuledger.clock import Clock
 from gpuledger.errors import BusError, NotAssignedError
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.logs import Repeats
-from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings.secret import shown_url
 from sinks.errors import RejectedError, retry_receiver
 from sinks.metrics import SENT_TOTAL, SERIES_FORGOTTEN_TOTAL, count_dropped
@@ -38,7 +37,6 @@ from sinks.timelines import TickOrder, Timelines
 
 NAME: Final = REMOTE_WRITE.name
 _RELEASE_SECONDS: Final = 3.0
-_CANCEL_SECONDS: Final = 0.5  # both together within `loop.RELEASE_SECONDS`
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
@@ -115,12 +113,12 @@ class RemoteWriteSink(Sink):
     @override
     async def release(self, partitions: Partitions, context: SinkContext) -> None:
         """Let requests on their way be answered, then forget the series without ending them."""
-        # A request that is cancelled on its way may have been taken: its ticks come twice.
-        await end_tasks(
-            *(self._sending[at] for at in partitions if at in self._sending),
-            grace_seconds=_RELEASE_SECONDS,
-            seconds=_CANCEL_SECONDS,
-        )
+        sending = {self._sending[at] for at in partitions if at in self._sending}
+        if sending:
+            # A request that is cancelled on its way may have been taken: its ticks come twice.
+            _, late = await asyncio.wait(sending, timeout=_RELEASE_SECONDS)
+            for task in late:
+                task.cancel()  # their end is waited for by the group of `handle`, whose tasks they are
         for partition in partitions:
             self._forget_series(partition)
             self._timelines.pop(partition, None)

@@ -57,7 +57,7 @@ class Given:
             at, context=self.context, next_offset=next_offset, time_ns=None, alerts=alerts
         )
 
-    def settled(self) -> list[tuple[TopicPartition, int]]:
+    def acknowledged(self) -> list[tuple[TopicPartition, int]]:
         """Return what has been acknowledged by now."""
         self.unacknowledged.acknowledge_answered()
         return [(partition, offset) for partition, offset, _ in self.context.acknowledged]
