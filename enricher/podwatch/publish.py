@@ -13,7 +13,7 @@ last one.
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Final, Protocol
 
@@ -42,6 +42,7 @@ from gpuledger.records.fitting import fit
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.readiness import Check
 from gpuledger.runtime.retry import Backoff, RetryingCaller
+from gpuledger.runtime.tasks import wait_event
 from gpuledger.topics import PODS, partition_of_node
 
 _NS_PER_MS: Final = 1_000_000
@@ -228,9 +229,7 @@ class PodPublisher:
                     # Cleared before waiting and without an await since the table was empty, so
                     # that no wake is missed.
                     self._changed.clear()
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(self._look_seconds):
-                            await self._changed.wait()
+                    await wait_event(self._changed, self._look_seconds)
                 passed_ns = self._clock.monotonic_ns() - self._looked_at_ns
                 if passed_ns >= self._look_seconds * _NS and await self._look() != topic:
                     return  # the producer knows the topic as it was

@@ -1,8 +1,14 @@
 """Tasks and threads: how they are run and ended, and calls that block without holding up the end.
 
 `run_tasks` is for what goes on beside something else and has no end of its own, `end_tasks` for
-tasks that somebody keeps. For tasks that end by themselves, and that must all be done,
-`asyncio.TaskGroup` is there.
+tasks that somebody keeps, `wait_event` for an event that may not come in time. For tasks that end
+by themselves, and that must all be done, `asyncio.TaskGroup` is there.
+
+A call that blocks goes into a thread for which the end of the process does not wait
+(`in_daemon_thread`). A storage that is slow or away may keep a call for minutes, an import on a
+busy node for seconds, and neither can be cancelled. For asyncio's own threads the end of the loop
+waits, so a deployable that was told to end would be killed. What is called must be done as a whole
+or not at all, as the process may end in the midst of it.
 """
 
 import asyncio
@@ -14,6 +20,8 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 from gpuledger.errors import FreshStartError
 
 T = TypeVar("T")
+STALL_SECONDS: Final = 600.0
+_LOOKS: Final = 60
 
 
 async def end_tasks(
@@ -42,6 +50,17 @@ async def end_tasks(
             task.exception()
 
 
+async def wait_event(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait until an event is set, for at most so many seconds; return whether it is set.
+
+    `None` waits without an end. Unlike `asyncio.wait_for` it raises nothing where time is over.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
+
+
 @asynccontextmanager
 async def run_tasks(
     *works: Coroutine[Any, Any, T], end_seconds: float | None = None
@@ -56,14 +75,6 @@ async def run_tasks(
         yield tasks
     finally:
         await end_tasks(*tasks, seconds=end_seconds)
-
-
-# Calls that block, in threads for which the end of the process does not wait.
-#
-# A storage that is slow or away may keep a call for minutes, an import on a busy node for seconds,
-# and neither can be cancelled. For asyncio's own threads the end of the loop waits, so a deployable
-# that was told to end would be killed. What is called must be done as a whole or not at all, as the
-# process may end in the midst of it.
 
 
 async def in_daemon_thread(call: Callable[[], T]) -> T:
@@ -94,12 +105,6 @@ async def in_daemon_thread(call: Callable[[], T]) -> T:
     return await outcome
 
 
-# Ends a process whose work has stopped going round, as one that is started afresh may go on.
-
-STALL_SECONDS: Final = 600.0
-_LOOKS: Final = 60
-
-
 async def end_where_stalled(
     rounds: Callable[[], int],
     *,
@@ -110,7 +115,8 @@ async def end_where_stalled(
     """Raise `FreshStartError` once `rounds()` has given the same number for so long.
 
     The time is counted in looks of this very loop: a process that was stopped, or a machine that
-    slept, has not stalled.
+    slept, has not stalled. `agent.gpu.watchdog` counts by itself: it looks at more than a number,
+    reports what it found before it ends, and sees from a thread whether the event loop stands.
     """
     last, looks = rounds(), 0
     while looks < _LOOKS:

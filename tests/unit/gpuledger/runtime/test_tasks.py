@@ -3,7 +3,7 @@
 import asyncio
 import gc
 
-from gpuledger.runtime.tasks import end_tasks, run_tasks
+from gpuledger.runtime.tasks import end_tasks, run_tasks, wait_event
 
 FOR_EVER_SECONDS = 3600.0
 
@@ -106,3 +106,13 @@ async def test_what_runs_beside_and_does_not_end_is_left_after_its_time() -> Non
     assert not task.done()
     let_go.set()
     await task
+
+
+async def test_an_event_is_waited_for_until_it_is_set_or_the_time_is_over() -> None:
+    event = asyncio.Event()
+    assert await wait_event(event, 0.0) is False
+    assert await wait_event(event, 0.001) is False
+
+    asyncio.get_running_loop().call_soon(event.set)
+    assert await wait_event(event, None) is True
+    assert await wait_event(event, 0.0) is True
