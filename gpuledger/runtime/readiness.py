@@ -26,8 +26,10 @@ CALM_SECONDS: Final = 60.0
 """How long a check must have held before a further failure is news of its own."""
 MAX_REASONS: Final = 10
 """So many reasons are logged of one failure."""
+LOOK_SECONDS: Final = 1.0
 _NUMBER: Final = re.compile(r"[0-9]+")
 _log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
 
 
 class Cancellable(Protocol):
@@ -128,12 +130,6 @@ def _call_later(seconds: float, call: Callable[[], None]) -> Cancellable | None:
         return asyncio.get_running_loop().call_later(seconds, call)
     except RuntimeError:
         return None
-
-
-# The checks themselves.
-
-LOOK_SECONDS: Final = 1.0
-_repeats: Final = Repeats()
 
 
 class CheckSeverity(StrEnum):
