@@ -47,7 +47,7 @@ from gpuledger.topics import PODS, partition_of_node
 
 _NS_PER_MS: Final = 1_000_000
 _NS: Final = 1_000_000_000
-LOOK_SECONDS: Final = 10.0
+POLL_INTERVAL_SECONDS: Final = 10.0
 """How often the topic is looked at: whether it is there, and still the one that was published to.
 """
 _decode: Final = Decoder(topic=PODS.name, record=PodRecord).decode
@@ -173,7 +173,7 @@ class PodPublisher:
         batch_max: int,
         topic_id: str | None,
         fence: Fence = let_pass,
-        look_seconds: float = LOOK_SECONDS,
+        poll_interval_seconds: float = POLL_INTERVAL_SECONDS,
     ) -> None:
         """`topic_id` is the identity of the topic that has what is not due in the table."""
         self._bus = bus
@@ -183,7 +183,7 @@ class PodPublisher:
         self._clock = clock
         self._batch_max = batch_max
         self._topic_id = topic_id
-        self._look_seconds = look_seconds
+        self._poll_interval_seconds = poll_interval_seconds
         self._looked_at_ns = 0
         # Not a `RetryingCaller`: the table changes between two attempts, so each sends what is due
         # then, and parts of a batch succeed by themselves.
@@ -229,9 +229,9 @@ class PodPublisher:
                     # Cleared before waiting and without an await since the table was empty, so
                     # that no wake is missed.
                     self._changed.clear()
-                    await wait_event(self._changed, self._look_seconds)
+                    await wait_event(self._changed, self._poll_interval_seconds)
                 passed_ns = self._clock.monotonic_ns() - self._looked_at_ns
-                if passed_ns >= self._look_seconds * _NS and await self._look() != topic:
+                if passed_ns >= self._poll_interval_seconds * _NS and await self._look() != topic:
                     return  # the producer knows the topic as it was
 
     async def _look(self) -> TopicDescription:
