@@ -84,7 +84,7 @@ class KafkaConsumer:
                     self._positions.note(records)
                     if self._withheld:
                         held = map(named, self._rebalances.held)
-                        self._withheld.observe(kafka_internals.stable_offsets(client, held))
+                        self._withheld.observe(kafka_internals.observed_offsets(client, held))
                     return records
         except NotAssignedError:
             return {}  # aiokafka was faster with a rebalance: the next poll takes part in it
