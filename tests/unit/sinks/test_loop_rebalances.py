@@ -152,9 +152,14 @@ class Held:
         self.over.set()
         return {}
 
-    async def through(self, *steps: Step, **how: Any) -> None:  # noqa: ANN401  # as consuming takes it
-        idle = [self.looks] * 9
-        on = scripted(*steps, *idle, self.ends)
+    async def through(
+        self,
+        *steps: Step,
+        on: ScriptedBus | None = None,
+        **how: Any,  # noqa: ANN401  # as consuming takes it
+    ) -> None:
+        on = on or ScriptedBus()
+        on.script = Script([*steps, *[self.looks] * 9, self.ends])
         async with running(consuming(on, self.sink, **how)):
             await asyncio.wait_for(self.over.wait(), 10)
         self.given = on.script.given
@@ -231,36 +236,25 @@ async def test_dead_letters_lie_on_the_bus_before_the_offsets_behind_them_are_co
 
     on = LetterlessBus([replace(EVENTS, partitions=2), DEAD_LETTERS])
     bad = member.gains(KEPT, brings=bad_first_of(KEPT))
-    on.script = Script([bad, member.looks, member.looks, topic_is_made, member.looks, member.ends])
-    async with running(consuming(on, member.sink)):
-        await asyncio.wait_for(member.over.wait(), 10)
+    await member.through(bad, member.looks, member.looks, topic_is_made, on=on)
 
     assert (committed_before, member.commits) == ([], [{KEPT: 1}])
 
 
 async def test_letters_of_a_partition_that_is_given_up_are_the_next_owners_to_publish() -> None:
-    member, over = Held(Recorder()), asyncio.Event()
+    member = Held(Recorder())
 
     async def topic_is_made(_: ScriptedConsumer) -> Polled:
         on.is_absent = False
         return {}
 
-    async def ends(_: ScriptedConsumer) -> Polled:
-        over.set()
-        return {}
-
     on = LetterlessBus([replace(EVENTS, partitions=2), DEAD_LETTERS])
-    on.script = Script(
-        [
-            member.gains(KEPT, LOST, brings={**bad_first_of(KEPT), **bad_first_of(LOST)}),
-            member.loses(LOST),
-            topic_is_made,
-            member.looks,
-            ends,
-        ]
+    await member.through(
+        member.gains(KEPT, LOST, brings={**bad_first_of(KEPT), **bad_first_of(LOST)}),
+        member.loses(LOST),
+        topic_is_made,
+        on=on,
     )
-    async with running(consuming(on, member.sink)):
-        await asyncio.wait_for(over.wait(), 10)
 
     told = [(letter.topic, letter.partition) for letter in await dead_letters(on)]
     assert told == [KEPT]
@@ -274,28 +268,17 @@ async def test_what_is_put_aside_after_its_partition_was_given_up_is_not_publish
             for record, _ in (item for batch in batches for item in batch.items):
                 context.dead_letters.reject(record, reason="invalid", detail="late")
 
-    sink, over = LateRejecting(), asyncio.Event()
-    member = Held(sink)
-
-    async def ends(_: ScriptedConsumer) -> Polled:
-        over.set()
-        return {}
+    member = Held(LateRejecting())
 
     on = ScriptedBus([replace(EVENTS, partitions=2), DEAD_LETTERS])
-    on.script = Script(
-        [
-            member.gains(KEPT, brings=first_of(KEPT)),
-            member.loses(KEPT),
-            member.has_its_receiver_back,
-            member.looks,
-            member.looks,
-            ends,
-        ]
+    await member.through(
+        member.gains(KEPT, brings=first_of(KEPT)),
+        member.loses(KEPT),
+        member.has_its_receiver_back,
+        on=on,
     )
-    async with running(consuming(on, sink)):
-        await asyncio.wait_for(over.wait(), 10)
 
-    assert sink.taken == [(KEPT, 0)]
+    assert member.sink.taken == [(KEPT, 0)]
     assert await dead_letters(on) == []
 
 
