@@ -106,21 +106,21 @@ async def in_daemon_thread(call: Callable[[], T]) -> T:
 
 
 async def end_where_stalled(
-    rounds: Callable[[], int],
+    attempts: Callable[[], int],
     *,
     what: str,
     stall_seconds: float = STALL_SECONDS,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> NoReturn:
-    """Raise `FreshStartError` once `rounds()` has given the same number for so long.
+    """Raise `FreshStartError` once `attempts()` has given the same number for so long.
 
     The time is counted in looks of this very loop: a process that was stopped, or a machine that
     slept, has not stalled. `agent.gpu.watchdog` counts by itself: it looks at more than a number,
     reports what it found before it ends, and sees from a thread whether the event loop stands.
     """
-    last, looks = rounds(), 0
+    last, looks = attempts(), 0
     while looks < _LOOKS:
         await sleep(stall_seconds / _LOOKS)
-        now = rounds()
+        now = attempts()
         last, looks = now, looks + 1 if now == last else 0
     raise FreshStartError(f"{what} has not gone round for {stall_seconds:.0f} s")
