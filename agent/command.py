@@ -15,7 +15,7 @@ from agent.host.kubelet.container_logs import ContainerNames
 from agent.settings import AgentSettings, name_node
 from agent.source_selection import find_source
 from gpuledger.bus.protocol import Bus
-from gpuledger.early import settle_collector
+from gpuledger.early import freeze_collector
 from gpuledger.runtime import Readiness, configure_logs, explain_user_errors, run_service
 from gpuledger.settings import Option, load_settings
 
@@ -102,7 +102,7 @@ async def _run(
         from gpuledger.bus.kafka import KafkaBus  # noqa: PLC0415  # 6 MiB that --no-kafka does without
 
         bus = KafkaBus(settings.kafka, readiness=readiness)
-    settle_collector(*_COLLECT_AFTER)
+    freeze_collector(*_COLLECT_AFTER)
     await run_agent(
         host=host, bus=bus, settings=settings, readiness=readiness, node_state=node_state
     )

@@ -12,7 +12,7 @@ from agent.exposition import PageRenderer
 from agent.exposition.node_state import make_node_state
 from agent.gpu.nvidia.session import NvmlSession
 from agent.loop import Outputs
-from agent.publish.message_bundle import bundle_tick, size_bytes
+from agent.publish.message_bundle import bundle_size_bytes, bundle_tick
 from agent.sampling import Sampler
 from agent.settings import ExpositionSettings
 from simulator.clock import ManualClock
@@ -99,7 +99,7 @@ class Day:
 
     def _tell(self, tick: NodeTick) -> None:
         self.ticks += 1
-        self.bytes_told += size_bytes(bundle_tick(tick, topics=TOPICS))
+        self.bytes_told += bundle_size_bytes(bundle_tick(tick, topics=TOPICS))
         self._outlets.report_tick(tick)
         if self.second % _SCRAPE_SECONDS == 0:
             self.bytes_told += len(self._page())

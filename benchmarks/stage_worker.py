@@ -111,7 +111,7 @@ class _Work:
         begun_ns = time.thread_time_ns()
         for partition in set(self._places):
             self._stage.drain_progress(partition)
-        if events != count or self._office.buried:
+        if events != count or self._office.rejected:
             raise AssertionError(f"{count} ticks made {events} events")
         return (spent_ns + time.thread_time_ns() - begun_ns) / 1e9
 

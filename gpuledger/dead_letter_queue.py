@@ -110,7 +110,7 @@ class DeadLetterQueue:
         self._publishing: dict[TopicPartition, list[_Letter]] = {}
         """What a flush has in hand, by where it is published, less what is on the topic."""
         self._flushing = asyncio.Lock()
-        self.buried = 0
+        self.rejected = 0
 
     def decode(self, decoder: Decoder[T], records: Sequence[Record]) -> Iterator[tuple[Record, T]]:
         """Yield each record with its value; what does not decode is put aside and left out.
@@ -140,7 +140,7 @@ class DeadLetterQueue:
         and bytes that do not fit are left out, the key alone where it is long. Where they lie, and
         under which key, is said all the same.
         """
-        self.buried += 1
+        self.rejected += 1
         shown = shorten(detail, DETAIL_CHARACTERS)
         has_room = size_bytes(record.key, record.value) <= _BASE64_BYTES
         key, value = record.key, record.value

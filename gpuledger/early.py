@@ -70,7 +70,7 @@ def end_process(code: int) -> "NoReturn":
     os._exit(code)
 
 
-def settle_collector(*thresholds: int) -> None:
+def freeze_collector(*thresholds: int) -> None:
     """Have the collector leave alone what there is by now, and search the rest less often.
 
     To be called once what stays is there: a cache that was read, a machine that was opened. What

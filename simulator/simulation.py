@@ -43,7 +43,9 @@ from simulator.procfs import SimulatedKmsg, SimulatedProcfs
 from simulator.scenario.load import load_scenario
 from simulator.scenario.schema import Node, Scenario
 
-_NS = 1_000_000_000
+_NS: Final = 1_000_000_000
+DEFAULT_SCENARIO: Final = Path(__file__).with_name("default.yaml")
+"""A scenario of one node, for who has none of his own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,14 +196,6 @@ class Simulation:
         ]
 
 
-# Opens a simulation as every process does that takes part in one: scenario, epoch, UIDs.
-#
-# Nothing else lives here.
-
-DEFAULT_SCENARIO: Final = Path(__file__).with_name("default.yaml")
-"""A scenario of one node, for who has none of his own."""
-
-
 def open_simulation(
     scenario: Path,
     *,
@@ -218,11 +212,6 @@ def open_simulation(
     epoch_ns = choose_epoch_ns(epoch_ns, file=epoch_file)
     uids = FileUids(uids_file, epoch_ns=epoch_ns) if uids_file else None
     return Simulation(read, epoch_ns=epoch_ns, uids=uids)
-
-
-# When a run's scenario starts: given, agreed through a file, or now.
-#
-# Here lives the one number that the processes of a simulation must share.
 
 
 def choose_epoch_ns(epoch_ns: int, *, file: Path | None = None) -> int:

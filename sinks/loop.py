@@ -144,7 +144,9 @@ class _Session:
     """One opened consumer with its producer of dead letters."""
 
     consumer: Consumer
+    """Opened by `run` and not given: whom it tells of partitions and gaps is this very session."""
     dead_letters: DeadLetterQueue
+    """Opened by `run`, with a producer of its own for each consumer."""
 
     def __init__(
         self,
@@ -159,7 +161,7 @@ class _Session:
         self._sink, self._config, self._check, self._clock = sink, config, check, clock
         self._lag, self._gap_check = lag, gap_check
         self._progress = Progress()
-        self._settling = asyncio.Lock()
+        self._committing_lock = asyncio.Lock()
         self._polling, self._committing = _Streak(), _Streak()
         self.has_polled = False
         self._is_member = False
@@ -196,7 +198,7 @@ class _Session:
                     polled = await self._poll(self._config.max_poll_records)
                 self._is_newly_assigned = False
                 await self._handle(polled)
-                await self._settle()
+                await self._commit_done()
 
     def _context(self) -> SinkContext:
         """Return the context for what is polled, or given up, in the epochs of now."""
@@ -238,7 +240,7 @@ class _Session:
             # The group waits for this: who takes longer is taken for dead, and loses all it holds.
             async with asyncio.timeout(RELEASE_SECONDS):
                 await self._sink.release(partitions, self._context())
-                await self._settle_once()
+                await self._commit_done_once()
         except (TimeoutError, UnavailableError, BusError, NotAssignedError) as error:
             _log.warning("commit_skipped", sink=self._sink.name, error=repr(error))
         finally:
@@ -337,11 +339,10 @@ class _Session:
                     self._drop_late_letters(polled, context)
                     if self._is_preparing and not polled:
                         await self._look_at_ends()
-                    await self._settle()
+                    await self._commit_done()
                 await work
             finally:
-                await asyncio.wait({work}, timeout=_GRACE_SECONDS)
-                await end_tasks(work)
+                await end_tasks(work, grace_seconds=_GRACE_SECONDS)
         finally:
             self._drop_late_letters(polled, context)
             self.consumer.resume(self.consumer.assignment())
@@ -371,11 +372,11 @@ class _Session:
         finally:
             self._hands_out_nothing = False
 
-    async def _settle(self) -> None:
+    async def _commit_done(self) -> None:
         """Publish the dead letters and commit what is done; nothing more is taken before that."""
         while True:
             try:
-                await self._settle_once()
+                await self._commit_done_once()
             except BusError as error:
                 await self._endure(error, self._committing)
                 # One that the group gave up is refused until it has polled.
@@ -386,9 +387,9 @@ class _Session:
             self._committing.end()
             self._report_membership()
 
-    async def _settle_once(self) -> None:
-        # A rebalance may come in the midst of a commit and settle as well.
-        async with self._settling:
+    async def _commit_done_once(self) -> None:
+        # A rebalance may come in the midst of a commit and commit as well.
+        async with self._committing_lock:
             offsets = self._progress.uncommitted()
             # Letters first: a record that is committed and not yet put aside would be lost by a
             # crash in between. The offsets were taken before, so that none of them is ahead of it.

@@ -41,7 +41,7 @@ class PageRenderer:
         self._clock = clock
         file = settings.counters_file
         # A page is written once a second at most: that is the pace of the looks.
-        self._watch = FileWatch([file] if file else [], look_seconds=0)
+        self._watch = FileWatch([file] if file else [], poll_interval_seconds=0)
         self._dcgm = _dcgm(settings)
         self._written = b""
         self._written_of = -1

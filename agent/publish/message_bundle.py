@@ -62,7 +62,7 @@ def time_ms(bundle: MessageBundle) -> int:
     return bundle[0][1].timestamp_ms
 
 
-def size_bytes(bundle: MessageBundle) -> int:
+def bundle_size_bytes(bundle: MessageBundle) -> int:
     """Return the size of a bundle's values."""
     return sum(len(message.value or b"") for _, message in bundle)
 

@@ -28,6 +28,7 @@ from gpuledger.bus.protocol import Bus, Message, Producer
 from gpuledger.errors import BusError, MessageTooLargeError, TimestampRefusedError
 from gpuledger.runtime import Backoff, Check
 from gpuledger.runtime.logs import Repeats
+from gpuledger.runtime.tasks import wait_event
 from gpuledger.topics import partition_of_node
 
 _LONGEST_GAP_MS: Final = 60_000  # the longest tick; a longer gap is no ticks to be spread
@@ -133,9 +134,7 @@ class SamplePublisher:
             self._check.ok(self._describe_waiting())
             pause = pause_seconds(times_ms, factor=self._catch_up_factor, chance=self._chance())
             if pause > 0:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._skip_pauses.wait()
+                await wait_event(self._skip_pauses, pause)
 
     async def _publish(self, producer: Producer, topic: str, partition: int) -> None:
         """Publish what is left of a topic; what was taken or dropped is out of it for good."""

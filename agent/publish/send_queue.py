@@ -10,7 +10,6 @@ join takes what comes behind newer ticks for booked before.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
 
@@ -19,6 +18,7 @@ from agent.publish.message_bundle import MessageBundle, QueuedMessage, TickQueue
 from agent.publish.spool import Spool, SpoolPosition, count_failure
 from agent.publish.spool_folder import Attempts, DiskHungError, IoThread
 from gpuledger.runtime import Backoff, Check
+from gpuledger.runtime.tasks import wait_event
 
 T = TypeVar("T")
 # A frame is what is lost together when a byte of it breaks; a minute of ticks packs well.
@@ -115,11 +115,8 @@ class SendQueue:
                 self._filled.clear()
             # There is more once something is put, or once the disk is due to be read again.
             seconds = (self._reading if self._is_open else self._opening).wait_seconds
-            with suppress(TimeoutError):
-                async with asyncio.timeout(
-                    max(seconds, _MIN_WAIT_SECONDS) if self._waits_on_disk else None
-                ):
-                    await self._filled.wait()
+            left_seconds = max(seconds, _MIN_WAIT_SECONDS) if self._waits_on_disk else None
+            await wait_event(self._filled, left_seconds)
 
     async def ack(self) -> None:
         """Forget what was in flight: it is acknowledged."""

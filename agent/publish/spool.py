@@ -32,7 +32,7 @@ from agent.metrics import (
     SPOOL_TORN,
     SPOOL_WRITTEN,
 )
-from agent.publish.message_bundle import MessageBundle, size_bytes
+from agent.publish.message_bundle import MessageBundle, bundle_size_bytes
 from agent.publish.spool_file import (
     MAX_FILE_BYTES,
     START,
@@ -269,7 +269,7 @@ class Spool:
         end = segment.start
         try:
             for frame in segment.frames:
-                is_enough = sum(map(size_bytes, bundles)) > _READ_BYTES
+                is_enough = sum(map(bundle_size_bytes, bundles)) > _READ_BYTES
                 if bundles and (is_enough or len(bundles) + frame.head.bundles > max_bundles):
                     break
                 bundles += segment.read(frame)

@@ -146,7 +146,7 @@ class Replaying:
             for part in plan.parts:
                 await self._run_part(part, reader=reader, other=other)
         unusable = self._replay.unusable
-        return ReplayOutcome(self._events, unusable.buried, unusable.first_detail)
+        return ReplayOutcome(self._events, unusable.rejected, unusable.first_detail)
 
     async def _run_part(self, part: Part, *, reader: HistoryReader, other: HistoryReader) -> None:
         # All pods before the first tick: one that the first run did not know yet is known.

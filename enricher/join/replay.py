@@ -67,7 +67,7 @@ class _Unusable(DeadLetterQueue):
     @override
     def reject(self, record: Record, *, reason: str, detail: str) -> None:
         # Nothing is kept of it: a replay of days could meet as many as there are records.
-        self.buried += 1
+        self.rejected += 1
         if self.first_detail is None:
             self.first_detail = detail
 

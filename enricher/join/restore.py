@@ -27,7 +27,7 @@ from enricher.join.join_settings import JoinTuning
 from enricher.join.polling import poll, step_through
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Consumer, History, Polled, TopicPartition
-from gpuledger.early import settle_collector
+from gpuledger.early import freeze_collector
 from gpuledger.errors import BusError, GpuledgerError, NotAssignedError
 from gpuledger.runtime import Backoff, Check, RetryingCaller
 from gpuledger.runtime.tasks import end_tasks
@@ -143,7 +143,7 @@ class StateRestorer:
         if changes != self._changes:
             return False
         self._backoff.reset()
-        settle_collector(_OBJECTS_PER_COLLECTION)  # the cache lives long
+        freeze_collector(_OBJECTS_PER_COLLECTION)  # the cache lives long
         # Last of all: a tick that came before its pods would leave without their names, and one
         # before the progress would be booked twice.
         consumer.resume(consumer.assignment())

@@ -84,11 +84,11 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
     # What was published and cannot be committed is not delivered: the delivery passes the check.
     publishing = bus_retry(check=delivery_check, backoff=_new_backoff, passes_check=False)
 
-    def rounds() -> int:
+    def attempts() -> int:
         return retry.attempts + publishing.attempts
 
     async with asyncio.TaskGroup() as tasks:
-        watch = tasks.create_task(end_where_stalled(rounds, what="the join"))
+        watch = tasks.create_task(end_where_stalled(attempts, what="the join"))
         inputs, letters = await retry(lambda: _count_partitions(bus))
         stage_check.waits("joining the group")
         delivery_check.ok("nothing to deliver yet")

@@ -13,7 +13,7 @@ last one.
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Final, Protocol
 
@@ -42,9 +42,10 @@ from gpuledger.records.fitting import fit
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.readiness import Check
 from gpuledger.runtime.retry import Backoff, RetryingCaller
+from gpuledger.runtime.tasks import wait_event
 from gpuledger.topics import Topics, partition_of_node
 
-LOOK_SECONDS: Final = 10.0
+POLL_INTERVAL_SECONDS: Final = 10.0
 """How often the topic is looked at: whether it is there, and still the one that was published to.
 """
 _log = structlog.get_logger(__name__)
@@ -171,7 +172,7 @@ class PodPublisher:
         batch_max: int,
         topic_id: str | None,
         fence: Fence = let_pass,
-        look_seconds: float = LOOK_SECONDS,
+        poll_interval_seconds: float = POLL_INTERVAL_SECONDS,
     ) -> None:
         """`topic_id` is the identity of the topic that has what is not due in the table."""
         self._bus = bus
@@ -182,7 +183,7 @@ class PodPublisher:
         self._clock = clock
         self._batch_max = batch_max
         self._topic_id = topic_id
-        self._look_seconds = look_seconds
+        self._poll_interval_seconds = poll_interval_seconds
         self._looked_at_ns = 0
         # Not a `RetryingCaller`: the table changes between two attempts, so each sends what is due
         # then, and parts of a batch succeed by themselves.
@@ -228,11 +229,12 @@ class PodPublisher:
                     # Cleared before waiting and without an await since the table was empty, so
                     # that no wake is missed.
                     self._changed.clear()
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(self._look_seconds):
-                            await self._changed.wait()
+                    await wait_event(self._changed, self._poll_interval_seconds)
                 passed_ns = self._clock.monotonic_ns() - self._looked_at_ns
-                if passed_ns >= self._look_seconds * NS_PER_SECOND and await self._look() != topic:
+                if (
+                    passed_ns >= self._poll_interval_seconds * NS_PER_SECOND
+                    and await self._look() != topic
+                ):
                     return  # the producer knows the topic as it was
 
     async def _look(self) -> TopicDescription:

@@ -36,7 +36,7 @@ from gpuledger.bus.protocol import TopicDescription
 from gpuledger.certificates import Validity, authorities_of, load_own, trusting
 from gpuledger.errors import BusUnavailableError, RefusedError, TopicsError
 from gpuledger.runtime import Check, CheckSeverity, Readiness
-from gpuledger.runtime.file_watch import LOOK_SECONDS, FilesInForce, FileWatch
+from gpuledger.runtime.file_watch import POLL_INTERVAL_SECONDS, FilesInForce, FileWatch
 from gpuledger.runtime.http.credentials import NO_CREDENTIALS, BasicCredentials
 from gpuledger.settings import KafkaSettings, Secret
 from gpuledger.settings.secret import MASK
@@ -57,7 +57,7 @@ class KafkaCredentials:
         settings: KafkaSettings,
         *,
         check: Check,
-        look_seconds: float = LOOK_SECONDS,
+        poll_interval_seconds: float = POLL_INTERVAL_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
         time_seconds: Callable[[], float] = time.time,
     ) -> None:
@@ -67,7 +67,9 @@ class KafkaCredentials:
         files = (settings.ssl_ca_file, settings.ssl_cert_file, settings.ssl_key_file)
         named = (*files, *(secret.file for secret in secrets if secret))
         watch = FileWatch(
-            (file for file in named if file), look_seconds=look_seconds, monotonic=monotonic
+            (file for file in named if file),
+            poll_interval_seconds=poll_interval_seconds,
+            monotonic=monotonic,
         )
         self._files = FilesInForce(
             self._take,
@@ -195,7 +197,7 @@ class KafkaConnection:
         if readiness and settings.security_protocol != "PLAINTEXT":
             self._credentials = KafkaCredentials(settings, check=_check_of(readiness))
             # Also while nothing connects: a mistake in a new file shows before it is needed.
-            readiness.look_each_second(self._credentials.look)
+            readiness.add_periodic(self._credentials.look)
 
     @cached_property
     def _credentials(self) -> KafkaCredentials:

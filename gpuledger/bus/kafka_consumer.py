@@ -15,7 +15,7 @@ from gpuledger.bus.kafka_connection import KafkaConnection, count_partitions
 from gpuledger.bus.kafka_fetch import Rebalances, fetch, named
 from gpuledger.bus.kafka_positions import Positions
 from gpuledger.bus.kafka_requests import fetch_topic_ids, heed_refused_offsets
-from gpuledger.bus.kafka_unpacking import read_any_batch
+from gpuledger.bus.kafka_unpacking import install_unpacking
 from gpuledger.bus.protocol import IsolationLevel, Polled, Subscription, TopicPartition
 from gpuledger.errors import BusUnavailableError, NotAssignedError, RefusedError, TopicsError
 from gpuledger.settings import KafkaSettings
@@ -91,7 +91,7 @@ class KafkaConsumer:
                     self._positions.note(records)
                     if self._withheld:
                         held = map(named, self._rebalances.held)
-                        self._withheld.observe(kafka_internals.stable_offsets(client, held))
+                        self._withheld.observe(kafka_internals.observed_offsets(client, held))
                     return records
         except NotAssignedError:
             return {}  # aiokafka was faster with a rebalance: the next poll takes part in it
@@ -239,7 +239,7 @@ class KafkaConsumer:
             return self._client
 
     async def _open(self) -> AIOKafkaConsumer:
-        read_any_batch()
+        install_unpacking()
         own = group_arguments(self._subscription, self._connection.settings)
         client = AIOKafkaConsumer(**(self._connection.arguments | own))
         try:

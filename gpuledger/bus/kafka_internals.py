@@ -89,7 +89,7 @@ def position_or_none(client: AIOKafkaConsumer, partition: Any) -> int | None:  #
     return state.position if state.has_valid_position else None
 
 
-def stable_offsets(
+def observed_offsets(
     client: AIOKafkaConsumer, partitions: Iterable[Any]
 ) -> dict[Any, tuple[int, int, int]]:
     """Return of each partition the position, and the last stable and the end offset last heard of.

@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaConsumer
 from gpuledger.bus import kafka_internals
 from gpuledger.bus.kafka_connection import KafkaConnection, count_partitions
 from gpuledger.bus.kafka_fetch import named
-from gpuledger.bus.kafka_unpacking import read_any_batch
+from gpuledger.bus.kafka_unpacking import install_unpacking
 from gpuledger.bus.protocol import Record, Span, TopicPartition
 from gpuledger.errors import BusUnavailableError
 
@@ -95,7 +95,7 @@ class KafkaReader:
 
     async def _opened(self) -> AIOKafkaConsumer:
         if self._client is None:
-            read_any_batch()
+            install_unpacking()
             client = AIOKafkaConsumer(
                 **self._connection.arguments,
                 group_id=None,

@@ -12,10 +12,10 @@ if the turn had room to the last: then nothing is there. A poll that waits for a
 a turn that others have used up waits for the next one likewise.
 
 Turns are given out first come, first served: who has a backlog and polls in every turn stands
-behind those that already wait. A consumer that has had its turn lets the next one in within the
-same turn where room is left.
+behind those that already wait. Of these each end of a turn lets in the first one alone, as how much
+is left of the new turn shows only once that one has taken what it wants.
 
-It holds for every consumer of the process, one of aiokafka's own too: `take_turns` puts the two
+It holds for every consumer of the process, one of aiokafka's own too: `install_turns` puts the two
 functions in the place of the fetcher's own. Held to the pinned minor version like
 `kafka_internals`.
 """
@@ -72,23 +72,18 @@ class Turn(threading.local):
         waiting = self._waiting
         if not waiting and not self.is_used_up:
             return
-        loop = asyncio.get_running_loop()
-        admitted = loop.create_future()
+        admitted = asyncio.get_running_loop().create_future()
         waiting.append(admitted)
         try:
             await admitted
         finally:
-            # It stood in the queue until now, so that nobody came between it and its turn. What
-            # it leaves, all of it where it was cancelled, is the next one's.
+            # It stood in the queue until now, so that nobody came between it and its turn.
             waiting.remove(admitted)
-            loop.call_soon(self._admit)
 
     def _end(self) -> None:
         self._ends, self.used_bytes = False, 0
-        self._admit()
-
-    def _admit(self) -> None:
-        if self._waiting and not self.is_used_up:
+        if self._waiting:
+            # One that was cancelled leaves the queue in this turn, which has an end as well.
             if not self._waiting[0].done():
                 self._waiting[0].set_result(None)
             self.begin()
@@ -99,7 +94,7 @@ turn: Final = Turn()
 _take_what_is_there: Final = Fetcher.fetched_records
 
 
-def take_turns() -> None:
+def install_turns() -> None:
     """Have every consumer of this process poll as this module says."""
     Fetcher.fetched_records = fetched_records
     Fetcher.next_record = next_record

@@ -35,7 +35,7 @@ the broker's own copy must be.
 How much of it is unpacked at once is `kafka_turns`' business.
 
 How it gets in. aiokafka's fetcher makes a `PartitionRecords` of what a broker answered for one
-partition, and drains it through a `FetchResult`; `read_any_batch` puts `PartitionBatches` and
+partition, and drains it through a `FetchResult`; `install_unpacking` puts `PartitionBatches` and
 `PartitionAnswer` in their places, for all consumers of the process, and the unpacking of zstd in
 place of aiokafka's. Held to the pinned minor version like `kafka_internals`.
 """
@@ -50,7 +50,7 @@ from aiokafka.consumer.fetcher import READ_COMMITTED, FetchResult, PartitionReco
 from typing_extensions import override
 
 from gpuledger.bus.kafka_internals import modules_of_records
-from gpuledger.bus.kafka_turns import take_turns, turn
+from gpuledger.bus.kafka_turns import install_turns, turn
 from gpuledger.bus.limits import (
     MAX_BATCH_BYTES,
     MAX_BATCH_RECORDS,
@@ -129,9 +129,9 @@ class UnreadableError(GpuledgerError):
 
 
 @cache
-def read_any_batch() -> None:
+def install_unpacking() -> None:
     """Have every consumer of this process read batches as this module says."""
-    take_turns()
+    install_turns()
     fetcher.PartitionRecords = PartitionBatches
     fetcher.FetchResult = PartitionAnswer
     unpacker = ZstdUnpacker()

@@ -7,6 +7,7 @@ from gpuledger.bus.gaps import ReportedGaps, count_from_zero, report_gap
 from gpuledger.bus.memory_state import ConsumerGroup, Member, PartitionLog
 from gpuledger.bus.protocol import Gap, GapReason, Record, Subscription, TopicPartition
 from gpuledger.errors import BusUnavailableError, NotAssignedError, TopicsError
+from gpuledger.runtime.tasks import wait_event
 
 
 class MemoryConsumer:
@@ -64,10 +65,7 @@ class MemoryConsumer:
             await self._report_gaps()
             if records:
                 return records
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self._woken.wait()
-            except TimeoutError:
+            if not await wait_event(self._woken, deadline - asyncio.get_running_loop().time()):
                 return records
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:

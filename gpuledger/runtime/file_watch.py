@@ -17,7 +17,7 @@ from gpuledger.runtime.process_metrics import CERTIFICATE_NOT_AFTER
 from gpuledger.runtime.readiness import Check
 from gpuledger.small_files import stat_in_time
 
-LOOK_SECONDS: Final = 1.0
+POLL_INTERVAL_SECONDS: Final = 1.0
 """How long after a look the next one is, unless another time is asked for."""
 
 
@@ -39,11 +39,11 @@ class FileWatch:
         self,
         files: Iterable[Path],
         *,
-        look_seconds: float = LOOK_SECONDS,
+        poll_interval_seconds: float = POLL_INTERVAL_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take the stamps; read the files only after that."""
-        self._look_seconds, self._monotonic = look_seconds, monotonic
+        self._poll_interval_seconds, self._monotonic = poll_interval_seconds, monotonic
         self._stamps = {file: stamp_of(file) for file in files}
         self._looked_seconds = monotonic()
 
@@ -61,7 +61,7 @@ class FileWatch:
     def has_changed(self) -> bool:
         """Return whether a file is another one than at the last look; look at most so often."""
         now_seconds = self._monotonic()
-        if now_seconds - self._looked_seconds < self._look_seconds:
+        if now_seconds - self._looked_seconds < self._poll_interval_seconds:
             return False
         self._looked_seconds = now_seconds
         stamps = {file: stamp_of(file) for file in self._stamps}

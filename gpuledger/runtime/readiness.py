@@ -26,8 +26,10 @@ CALM_SECONDS: Final = 60.0
 """How long a check must have held before a further failure is news of its own."""
 MAX_REASONS: Final = 10
 """So many reasons are logged of one failure."""
+POLL_INTERVAL_SECONDS: Final = 1.0
 _NUMBER: Final = re.compile(r"[0-9]+")
 _log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
 
 
 class Cancellable(Protocol):
@@ -130,12 +132,6 @@ def _call_later(seconds: float, call: Callable[[], None]) -> Cancellable | None:
         return None
 
 
-# The checks themselves.
-
-LOOK_SECONDS: Final = 1.0
-_repeats: Final = Repeats()
-
-
 class CheckSeverity(StrEnum):
     """What a failed check means for whether the deployable is ready."""
 
@@ -219,17 +215,17 @@ class Readiness:
 
     def __init__(self, **checks: Check) -> None:
         self._checks = checks
-        self._looks: list[Callable[[], None]] = []
+        self._periodic: list[Callable[[], None]] = []
 
-    def look_each_second(self, look: Callable[[], None]) -> None:
-        """Have something looked at that changes unasked, whether or not anybody is using it."""
-        self._looks.append(look)
+    def add_periodic(self, look: Callable[[], None]) -> None:
+        """Have something called each second that finds what changes unasked, used or not."""
+        self._periodic.append(look)
 
-    async def keep_looking(self, *, every_seconds: float = LOOK_SECONDS) -> None:
-        """Look each second, until cancelled, at all that was asked for."""
+    async def run_periodic(self, *, every_seconds: float = POLL_INTERVAL_SECONDS) -> None:
+        """Call each second, until cancelled, all that was added."""
         while True:
             await asyncio.sleep(every_seconds)
-            for look in self._looks:
+            for look in self._periodic:
                 try:
                     look()
                 except Exception:  # noqa: BLE001  # a mistake of ours in one must not end the others

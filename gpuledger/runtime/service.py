@@ -238,7 +238,7 @@ def run_service(
     guard = None
     if file := settings.http.web_config_file:
         guard = WebGuard(file, check=readiness.check("web_config", severity=CheckSeverity.WARNING))
-        readiness.look_each_second(guard.look)
+        readiness.add_periodic(guard.look)
 
     async def work() -> None:
         async with serve_health(
@@ -246,7 +246,7 @@ def run_service(
         ) as address:
             _log.info("service_started", version=__version__, http=address, **(about or {}))
             try:
-                async with run_tasks(readiness.keep_looking()):
+                async with run_tasks(readiness.run_periodic()):
                     await main(settings, readiness)
             finally:
                 _log.info("service_ended")

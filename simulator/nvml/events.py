@@ -17,7 +17,7 @@ from simulator.plan import PlannedIncident
 # ruff: noqa: N802, N803  # NVML's own names
 
 
-_LOOK_SECONDS: Final = 0.05
+_POLL_INTERVAL_SECONDS: Final = 0.05
 _NO_INSTANCE: Final = 0xFFFFFFFF
 _TYPES: Final = {
     "xid": pynvml.nvmlEventTypeXidCriticalError,
@@ -115,7 +115,7 @@ class Events(Subject):
                 return found
             if time.monotonic() >= give_up:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
-            self.pause(min(_LOOK_SECONDS, timeout_ms / 1000))
+            self.pause(min(_POLL_INTERVAL_SECONDS, timeout_ms / 1000))
 
     def _next(self, events: EventSet) -> PlannedIncident | None:
         now_ns = self._session.since_epoch_ns()

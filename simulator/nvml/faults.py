@@ -17,7 +17,7 @@ from simulator.nvml import NvmlFunction, SimulatedNvml
 from simulator.nvml.session import Handle
 from simulator.plan import PlannedFault
 
-_LOOK_SECONDS: Final = 0.02
+_POLL_INTERVAL_SECONDS: Final = 0.02
 _DEVICE_ERRORS: Final = {
     "lost": pynvml.NVML_ERROR_GPU_IS_LOST,
     "reset_required": pynvml.NVML_ERROR_RESET_REQUIRED,
@@ -139,7 +139,7 @@ class FaultyNvml(SimulatedNvml):
             # time may run at any speed.
             pause = threading.Event()
             while fault.is_there(self.session.since_epoch_ns()):
-                pause.wait(None if fault.end_ns is None else _LOOK_SECONDS)
+                pause.wait(None if fault.end_ns is None else _POLL_INTERVAL_SECONDS)
         elif kind == "not_supported":
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         elif kind == "growing_list":

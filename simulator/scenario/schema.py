@@ -40,10 +40,6 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of `growing_list`: how often a call fails before it succeeds once."""
 
 
-# What a scenario says of a GPU's health and of what its kernels do to the chip.
-#
-# The shape alone, each field with its unit.
-
 Count = Annotated[int, Meta(ge=0)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 Rate = Annotated[float, Meta(ge=0)]
@@ -112,8 +108,6 @@ class KernelMix(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Share of time in which a video encoder is busy."""
 
 
-# What a scenario says of things that go wrong with a GPU. The shape alone, each field's unit.
-
 Natural = Annotated[int, Meta(ge=0)]
 
 
@@ -157,11 +151,6 @@ class GpuIncident(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Who tells of it; the kernel's log has XIDs only."""
 
 
-# What a scenario says: nodes with GPUs, pods with owners, processes with their load.
-#
-# Here lives the shape of the YAML file, each field with its unit. Reading, checking against one
-# another and naming mistakes is `scenario`'s business.
-
 Name = Annotated[
     str, Meta(min_length=1, max_length=253, pattern=r"^[a-z0-9]([a-z0-9.\-]*[a-z0-9])?$")
 ]
@@ -171,8 +160,6 @@ Positive = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Bytes = Annotated[int, Meta(ge=0)]
 
-
-# What a scenario says of GPUs that are cut into instances. The shape alone, each field's unit.
 
 Profile = Annotated[str, Meta(pattern=r"^([1-7]c\.)?[1-7]g\.[1-9][0-9]*gb$")]
 """A profile as the driver names it, such as `1g.10gb` or `1c.2g.20gb`."""
@@ -186,9 +173,6 @@ class ScenarioMigLayout(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     instances: Annotated[list[Profile | list[Profile]], Meta(max_length=7)]
     """A profile for each instance; a list of profiles cuts one GPU instance into compute instances,
     each of which counts as one."""
-
-
-# What a scenario says of devices that the kubelet gave away. The shape alone.
 
 
 class PluginDevice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

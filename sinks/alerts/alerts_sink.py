@@ -75,7 +75,7 @@ class Unacknowledged:
             _Polled(context=context, next_offset=next_offset, time_ns=time_ns, alerts=list(alerts))
         )
 
-    def settle(self) -> None:
+    def acknowledge_answered(self) -> None:
         """Acknowledge what need not wait any more."""
         for partition, waiting in self._polled.items():
             for polled in waiting:
@@ -203,7 +203,7 @@ class AlertsSink(Sink):
         """Send what is due, and acknowledge what is answered, until it is so."""
         while True:
             self._receivers.begin()
-            self._unacknowledged.settle()
+            self._unacknowledged.acknowledge_answered()
             if is_so():
                 return
             await self._receivers.change()
@@ -212,7 +212,7 @@ class AlertsSink(Sink):
     async def release(self, partitions: Partitions, context: SinkContext) -> None:
         """Forget these without ending their alerts: the next owner goes on, or they end."""
         # What is answered by now counts while the partitions are still ours.
-        self._unacknowledged.settle()
+        self._unacknowledged.acknowledge_answered()
         self._unacknowledged.drop(partitions)
         self._held -= partitions
         held = {partition.partition for partition in self._held}

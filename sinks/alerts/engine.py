@@ -101,14 +101,13 @@ class RuleEvaluator:
         incident = attributed.incident
         return now.time_ns - incident.time_ns - self._timelines.behind_ns(incident.node)
 
-    def add_incident(self, attributed: AttributedIncident, *, hold_ns: int, now: Now) -> bool:
+    def add_incident(self, attributed: AttributedIncident, *, hold_ns: int, now: Now) -> None:
         """Let the incident's alert stand for `hold_ns` from now on.
 
         Not from when it happened: an alert that is over when it is first sent is never notified,
-        and one that a clock stamped that was ahead would stand until then. Returns whether an
-        older one had to go for it.
+        and one that a clock stamped that was ahead would stand until then.
         """
-        return self.alerts.hold(
+        self.alerts.hold(
             labels_of(attributed),
             annotations_of(attributed),
             at_ns=attributed.incident.time_ns,

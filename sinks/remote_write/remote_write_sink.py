@@ -118,7 +118,7 @@ class RemoteWriteSink(Sink):
             # A request that is cancelled on its way may have been taken: its ticks come twice.
             _, late = await asyncio.wait(sending, timeout=_RELEASE_SECONDS)
             for task in late:
-                task.cancel()
+                task.cancel()  # the group in `handle`, whose task it is, waits for its end
         for partition in partitions:
             self._forget_series(partition)
             self._timelines.pop(partition, None)

@@ -175,7 +175,7 @@ class Resuming:
         """Return whether this has yet to be set to where the table ends."""
         return partition in self._unsought
 
-    def settled(self, consumer: Consumer) -> Partitions:
+    def ready(self, consumer: Consumer) -> Partitions:
         """Return what is held and of which it is known what is stored."""
         return consumer.assignment() - self._unsought
 

@@ -1,14 +1,13 @@
-"""The store sink's shell: events in, rows appended, exactly once; and the store's maintenance.
+"""The store sink's shell: events in, rows appended, exactly once.
 
-Here live the wiring, when what was read is written, and when what killed writers have left is
-removed (`Maintenance`). Where reading goes on and what becomes of gaps is `resuming`'s, how rows
-are written beside it `stored`'s; the consume loop is `sinks.loop`'s.
+Here live the wiring, and when what was read is written. Where reading goes on and what becomes of
+gaps is `resuming`'s, how rows are written beside it `stored`'s, what killed writers have left
+`maintenance`'s; the consume loop is `sinks.loop`'s.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -18,60 +17,18 @@ from gpuledger.bus.protocol import Bus, Gap, Record, TopicPartition
 from gpuledger.clock import Clock
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness, RetryingCaller
-from gpuledger.runtime.tasks import in_daemon_thread
 from gpuledger.settings.secret import shown_url
 from sinks.errors import ReceiverUnavailableError, retry_receiver
-from sinks.metrics import ORPHANS_REMOVED_TOTAL, SENT_TOTAL, count_dropped
+from sinks.metrics import SENT_TOTAL, count_dropped
 from sinks.protocol import Batch, Partitions, Sink, SinkContext
 from sinks.registry import STORE
 from sinks.settings import StoreSettings
 from sinks.store.buffer import DayWindow, RowBuffer, rows_of
+from sinks.store.maintenance import Maintenance
 from sinks.store.resuming import GapRecorder, Resuming
 from sinks.store.stored import Appending, Stored, Streams
-from sinks.store.table import EntriesTable, GapsTable, StaleTableError, StreamTable
+from sinks.store.table import EntriesTable, GapsTable, StaleTableError
 from sinks.timelines import SeenTicks
-
-_log = structlog.get_logger(__name__)
-
-
-class Maintenance:
-    """Looks for orphan files at the start and from time to time, beside the sink's own work."""
-
-    def __init__(
-        self, *, tables: Sequence[StreamTable], settings: StoreSettings, clock: Clock
-    ) -> None:
-        self._tables, self._settings, self._clock = tables, settings, clock
-        self._next_ns: int | None = None
-        self._running: asyncio.Task[None] | None = None
-
-    def begin_if_due(self) -> None:
-        """Begin in the background where it is time and the last one is over."""
-        interval_ns = round(self._settings.maintenance_interval_seconds * 1e9)
-        now_ns = self._clock.monotonic_ns()
-        is_due = self._next_ns is None or now_ns >= self._next_ns
-        if interval_ns == 0 or not is_due or (self._running and not self._running.done()):
-            return
-        self._next_ns = now_ns + interval_ns
-        self._running = asyncio.create_task(self._run())
-
-    async def _run(self) -> None:
-        """Remove the orphans of every table; what cannot be done now is done next time."""
-        hours = self._settings.orphan_age_hours
-        for table in self._tables:
-            try:
-                removed = await in_daemon_thread(
-                    partial(table.remove_orphans, older_than_hours=hours)
-                )
-            except Exception as error:  # noqa: BLE001  # the sink does its own work without it
-                # What the storage said is a sentence; of a defect its class says more.
-                is_said = isinstance(error, ReceiverUnavailableError)
-                shown = str(error) if is_said else repr(error)
-                _log.warning("maintenance_failed", url=shown_url(table.uri), error=shown)
-                continue
-            ORPHANS_REMOVED_TOTAL.inc(removed)
-            if removed:
-                _log.info("orphans_removed", url=shown_url(table.uri), count=removed)
-
 
 NAME: Final = STORE.name
 _log = structlog.get_logger(__name__)
@@ -175,16 +132,16 @@ class StoreSink(Sink):
         """Collect the rows of a poll and write when it is time."""
         async with self._lock:
             self._maintenance.begin_if_due()
-            if self._recorder.of(self._resuming.settled(context.consumer)):
+            if self._recorder.of(self._resuming.ready(context.consumer)):
                 # Rows of before the gap first: what the table has says where the gap begins. That
                 # may find other partitions in need of being set, whose gaps wait with them.
                 await self._flush(context)
-                settled = self._resuming.settled(context.consumer)
-                await self._resuming.record(self._recorder.of(settled))
-            settled = self._resuming.settled(context.consumer)
+                ready = self._resuming.ready(context.consumer)
+                await self._resuming.record(self._recorder.of(ready))
+            ready = self._resuming.ready(context.consumer)
             for batch in batches:
                 # A flush in the midst of an earlier batch may have had them set back.
-                if batch.partition in settled and not self._resuming.is_needed(batch.partition):
+                if batch.partition in ready and not self._resuming.is_needed(batch.partition):
                     await self._collect(batch, context)
                 else:
                     # It is read again behind what is stored, and its letters come again with it.
@@ -220,7 +177,7 @@ class StoreSink(Sink):
         for record, event in batch.items:
             if self._is_full():
                 await self._flush(context)
-                if partition not in self._resuming.settled(context.consumer):
+                if partition not in self._resuming.ready(context.consumer):
                     context.dead_letters.drop(partition.partition, topic=partition.topic)
                     return
             self._add_event(partition, record, event, context)

@@ -3,7 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpuledger.bus.kafka_unpacking import read_any_batch
+from gpuledger.bus.kafka_unpacking import install_unpacking
 from gpuledger.bus.protocol import Record
 from tests import raw_batches
 from tests.fuzz.mutations import changed_bytes
@@ -44,7 +44,7 @@ def packed() -> st.SearchStrategy[tuple[bytes, int]]:
 def test_a_batch_is_had_whole_or_its_rest_is_told_and_its_neighbours_are_whole(
     between: tuple[bytes, int],
 ) -> None:
-    read_any_batch()
+    install_unpacking()
     good = raw_batches.pack(BODY, ZSTD)
     data = [batch(good, at=0, codec=ZSTD), batch(good, at=2 * COUNT, codec=ZSTD)]
     found = answer(batch(between[0], at=MIDDLE.start, codec=between[1]).join(data))

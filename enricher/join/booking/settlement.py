@@ -20,7 +20,7 @@ from gpuledger.records import (
 MAX_BEHIND_NS: Final = 25 * NS_PER_HOUR
 """How far before its tick an end may lie: an agent tells of it in the first tick that covers it,
 and no tick covers more than a day."""
-MIN_RATIO: Final = 0.005
+MIN_LIFETIME_RATIO: Final = 0.005
 """The rounding of a whole percent: less of a process's life than that, its account cannot tell."""
 
 
@@ -46,7 +46,7 @@ def unbooked_seconds(end: ProcessExit) -> float:
     """
     missing = end.busy_seconds - end.sampled_busy_seconds
     seconds = min(missing, end.reserved_busy_seconds)
-    return seconds if seconds > MIN_RATIO * end.lifetime_seconds else 0.0
+    return seconds if seconds > MIN_LIFETIME_RATIO * end.lifetime_seconds else 0.0
 
 
 def settled_seconds(settlements: Iterable[Settlement]) -> float:

@@ -26,7 +26,7 @@ import structlog
 
 from gpuledger.certificates import Validity
 from gpuledger.errors import UnavailableError, UserError
-from gpuledger.runtime.file_watch import LOOK_SECONDS, FilesInForce, FileWatch
+from gpuledger.runtime.file_watch import POLL_INTERVAL_SECONDS, FilesInForce, FileWatch
 from gpuledger.runtime.http.exchange import Handler, HttpRequest, Response
 from gpuledger.runtime.http.web_config import (
     WebConfig,
@@ -124,7 +124,7 @@ class WebGuard:
         file: Path,
         *,
         check: Check | None = None,
-        look_seconds: float = LOOK_SECONDS,
+        poll_interval_seconds: float = POLL_INTERVAL_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Read the file and what it names; raises `UserError` naming file and field.
@@ -132,7 +132,9 @@ class WebGuard:
         The check, `web_config` where none is given, shows mistakes in what changes.
         """
         self._file = file
-        self._watch = FileWatch([file], look_seconds=look_seconds, monotonic=monotonic)
+        self._watch = FileWatch(
+            [file], poll_interval_seconds=poll_interval_seconds, monotonic=monotonic
+        )
         self._files = FilesInForce(
             lambda: self._change(read_web_config(file)),
             validities=self._take(read_web_config(file)),

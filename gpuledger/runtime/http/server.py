@@ -37,6 +37,22 @@ from gpuledger.runtime.process_metrics import Dropped, count_dropped
 from gpuledger.runtime.tasks import end_tasks
 
 H = TypeVar("H")
+HANDSHAKE_SECONDS: Final = 2.0
+HEAD_SECONDS: Final = 10.0
+# Longer than scrapes are apart, so that a scraper keeps its connection.
+IDLE_SECONDS: Final = 75.0
+ANSWER_SECONDS: Final = 30.0
+MAX_CONNECTIONS: Final = 100
+MAX_CONNECTIONS_PER_ADDRESS: Final = 32
+"""Far more than a scraper or a proxy beside the deployable needs."""
+MAX_PAGES: Final = 16
+"""How many pages may be made at once; all other slots are kept for probes, which are no pages."""
+MAX_ANSWERS: Final = 8
+"""How many large answers may wait for their clients: each is held in memory until it is taken."""
+MAX_ANSWERS_PER_ADDRESS: Final = 4
+_LARGE_BYTES: Final = 16_384
+_log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
 _IPV6_NETWORK_BYTES: Final = 8
 
 
@@ -111,26 +127,6 @@ def client_of(host: str) -> str:
         return host
     bare, _, _ = host.partition("%")
     return socket.inet_pton(socket.AF_INET6, bare)[:_IPV6_NETWORK_BYTES].hex()
-
-
-# The server.
-
-HANDSHAKE_SECONDS: Final = 2.0
-HEAD_SECONDS: Final = 10.0
-# Longer than scrapes are apart, so that a scraper keeps its connection.
-IDLE_SECONDS: Final = 75.0
-ANSWER_SECONDS: Final = 30.0
-MAX_CONNECTIONS: Final = 100
-MAX_CONNECTIONS_PER_ADDRESS: Final = 32
-"""Far more than a scraper or a proxy beside the deployable needs."""
-MAX_PAGES: Final = 16
-"""How many pages may be made at once; all other slots are kept for probes, which are no pages."""
-MAX_ANSWERS: Final = 8
-"""How many large answers may wait for their clients: each is held in memory until it is taken."""
-MAX_ANSWERS_PER_ADDRESS: Final = 4
-_LARGE_BYTES: Final = 16_384
-_log = structlog.get_logger(__name__)
-_repeats: Final = Repeats()
 
 
 @asynccontextmanager

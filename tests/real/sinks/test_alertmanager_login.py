@@ -117,7 +117,7 @@ async def test_alerts_are_taken_on_where_all_credentials_are_exchanged(
         await tell(on, "before")
         await is_held(receiver, "before")
 
-        looking = asyncio.create_task(readiness.keep_looking())
+        looking = asyncio.create_task(readiness.run_periodic())
         mounted.key_file.write_text("damaged")
         await eventually(lambda: credentials.has_failed, within_seconds=WITHIN_SECONDS)
         looking.cancel()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuledger.early import settle_collector
+from gpuledger.early import freeze_collector
 
 
 class Cycle:
@@ -28,7 +28,7 @@ def _settled_for_one_test() -> Iterator[None]:
 
 def test_garbage_goes_before_the_rest_is_left_alone() -> None:
     garbage = weakref.ref(Cycle())
-    settle_collector(20_000)
+    freeze_collector(20_000)
 
     assert garbage() is None
     assert gc.get_freeze_count() > 0
@@ -36,7 +36,7 @@ def test_garbage_goes_before_the_rest_is_left_alone() -> None:
 
 
 def test_what_becomes_garbage_later_is_still_found() -> None:
-    settle_collector(10_000, 20, 20)
+    freeze_collector(10_000, 20, 20)
     garbage = weakref.ref(Cycle())
     gc.collect()
 

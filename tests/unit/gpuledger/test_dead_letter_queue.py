@@ -61,7 +61,7 @@ def test_what_decodes_comes_through_in_order_and_the_rest_is_left_out() -> None:
     decoded = list(deadly.decode(DECODER, records))
 
     assert decoded == [(one, GpuReading(uuid="u", index=0)) for one in records[::2]]
-    assert deadly.buried == 1
+    assert deadly.rejected == 1
 
 
 @pytest.mark.parametrize("value", [b"{", b"\xff\x00\xfe", b"", b"x" * 100_000, b'{"uuid":1}'])

@@ -153,9 +153,14 @@ class Held:
         self.over.set()
         return {}
 
-    async def through(self, *steps: Step, **how: Any) -> None:  # noqa: ANN401  # as consuming takes it
-        idle = [self.looks] * 9
-        on = scripted(*steps, *idle, self.ends)
+    async def through(
+        self,
+        *steps: Step,
+        on: ScriptedBus | None = None,
+        **how: Any,  # noqa: ANN401  # as consuming takes it
+    ) -> None:
+        on = on or ScriptedBus()
+        on.script = Script([*steps, *[self.looks] * 9, self.ends])
         async with running(consuming(on, self.sink, **how)):
             await asyncio.wait_for(self.over.wait(), HANG_SECONDS)
         self.given = on.script.given
@@ -232,36 +237,25 @@ async def test_dead_letters_lie_on_the_bus_before_the_offsets_behind_them_are_co
 
     on = LetterlessBus([replace(EVENTS, partitions=2), DEAD_LETTERS])
     bad = member.gains(KEPT, brings=bad_first_of(KEPT))
-    on.script = Script([bad, member.looks, member.looks, topic_is_made, member.looks, member.ends])
-    async with running(consuming(on, member.sink)):
-        await asyncio.wait_for(member.over.wait(), HANG_SECONDS)
+    await member.through(bad, member.looks, member.looks, topic_is_made, on=on)
 
     assert (committed_before, member.commits) == ([], [{KEPT: 1}])
 
 
 async def test_letters_of_a_partition_that_is_given_up_are_the_next_owners_to_publish() -> None:
-    member, over = Held(Recorder()), asyncio.Event()
+    member = Held(Recorder())
 
     async def topic_is_made(_: ScriptedConsumer) -> Polled:
         on.is_absent = False
         return {}
 
-    async def ends(_: ScriptedConsumer) -> Polled:
-        over.set()
-        return {}
-
     on = LetterlessBus([replace(EVENTS, partitions=2), DEAD_LETTERS])
-    on.script = Script(
-        [
-            member.gains(KEPT, LOST, brings={**bad_first_of(KEPT), **bad_first_of(LOST)}),
-            member.loses(LOST),
-            topic_is_made,
-            member.looks,
-            ends,
-        ]
+    await member.through(
+        member.gains(KEPT, LOST, brings={**bad_first_of(KEPT), **bad_first_of(LOST)}),
+        member.loses(LOST),
+        topic_is_made,
+        on=on,
     )
-    async with running(consuming(on, member.sink)):
-        await asyncio.wait_for(over.wait(), HANG_SECONDS)
 
     told = [(letter.topic, letter.partition) for letter in await dead_letters(on)]
     assert told == [KEPT]
@@ -275,28 +269,17 @@ async def test_what_is_put_aside_after_its_partition_was_given_up_is_not_publish
             for record, _ in (item for batch in batches for item in batch.items):
                 context.dead_letters.reject(record, reason="invalid", detail="late")
 
-    sink, over = LateRejecting(), asyncio.Event()
-    member = Held(sink)
-
-    async def ends(_: ScriptedConsumer) -> Polled:
-        over.set()
-        return {}
+    member = Held(LateRejecting())
 
     on = ScriptedBus([replace(EVENTS, partitions=2), DEAD_LETTERS])
-    on.script = Script(
-        [
-            member.gains(KEPT, brings=first_of(KEPT)),
-            member.loses(KEPT),
-            member.has_its_receiver_back,
-            member.looks,
-            member.looks,
-            ends,
-        ]
+    await member.through(
+        member.gains(KEPT, brings=first_of(KEPT)),
+        member.loses(KEPT),
+        member.has_its_receiver_back,
+        on=on,
     )
-    async with running(consuming(on, sink)):
-        await asyncio.wait_for(over.wait(), HANG_SECONDS)
 
-    assert sink.taken == [(KEPT, 0)]
+    assert member.sink.taken == [(KEPT, 0)]
     assert await dead_letters(on) == []
 
 
@@ -369,6 +352,26 @@ async def test_what_the_sink_has_committed_itself_is_not_committed_again() -> No
 
     assert member.commits == []
     assert check.detail.endswith(", 0 s behind")
+
+
+async def test_what_waits_in_a_partition_that_has_just_come_is_lag_before_a_sink_prepares() -> None:
+    class Preparing(Recorder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.behind: list[float] = []
+
+        @override
+        async def prepare(self, context: SinkContext) -> Partitions:
+            self.behind.append(context.lag.seconds())
+            return frozenset()
+
+    sink, clock = Preparing(), ManualClock()
+    clock.advance(42)
+    member = Held(sink)
+    # The poll by which it comes brings nothing yet: its records are still being fetched.
+    await member.through(member.gains(KEPT), member.brings(first_of(KEPT)), clock=clock)
+
+    assert sink.behind[0] == 42
 
 
 @pytest.mark.parametrize("comes_back", [0, 1])

@@ -130,7 +130,7 @@ def taken(value: object, take: Callable[[JoinStage], Sequence[Message]]) -> Sequ
     producer = KeepingProducer()
     office = DeadLetterQueue(consumer="test", producer=producer, partitions=1, topic=DEAD_LETTERS)
     made = take(JoinStage(office=office, is_placed=anywhere, topics=TOPICS))
-    assert len(made) + office.buried == 1, value
+    assert len(made) + office.rejected == 1, value
     assert all(len(one.key or b"") + len(one.value or b"") <= MAX_MESSAGE_BYTES for one in made)
     return made
 
@@ -240,4 +240,4 @@ def test_a_record_larger_than_a_message_is_put_aside_undecoded() -> None:
     huge = Record("t", 3, 0, 1, b"node-a", encode(sample())[:-1] + b" " * 8_000_000 + b"}")
 
     assert JoinStage(office=office, is_placed=anywhere, topics=TOPICS).take_samples([huge]) == []
-    assert office.buried == 1
+    assert office.rejected == 1

@@ -34,7 +34,7 @@ def make(topics: Topics) -> Made:
         stage.take_pods(topics.pods.get(partition, []))
         events += stage.take_samples(samples)
         marks += stage.drain_progress(partition)
-    return events, marks, office.buried
+    return events, marks, office.rejected
 
 
 def main() -> None:

@@ -52,7 +52,7 @@ async def publishing(
         clock=SystemClock(),
         batch_max=10,
         topic_id=topic_id,
-        look_seconds=0.01,
+        poll_interval_seconds=0.01,
     )
     task = asyncio.create_task(publisher.run())
     try:

@@ -14,7 +14,7 @@ from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBat
 from gpuledger.bus import kafka_internals
 from gpuledger.bus.kafka_batches import pack
 from gpuledger.bus.kafka_internals import pack_at_least_cost
-from gpuledger.bus.kafka_unpacking import read_any_batch
+from gpuledger.bus.kafka_unpacking import install_unpacking
 from gpuledger.bus.limits import MAX_BATCH_RECORDS
 from gpuledger.bus.protocol import Message
 
@@ -77,13 +77,13 @@ def values_in(batch: bytes) -> list[bytes]:
 
 
 def test_batches_are_unpacked_as_they_were_packed() -> None:
-    read_any_batch()
+    install_unpacking()
 
     assert values_in(packed()) == VALUES
 
 
 def test_a_batch_that_ends_too_early_is_not_taken_for_a_short_one() -> None:
-    read_any_batch()
+    install_unpacking()
 
     with pytest.raises(CorruptRecordException):
         values_in(packed()[:-20])

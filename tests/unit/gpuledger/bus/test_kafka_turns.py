@@ -14,7 +14,8 @@ from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.consumer.subscription_state import SubscriptionState
 
 from gpuledger.bus.kafka_fetch import named
-from gpuledger.bus.kafka_unpacking import read_any_batch
+from gpuledger.bus.kafka_turns import Turn, turn
+from gpuledger.bus.kafka_unpacking import install_unpacking
 from gpuledger.bus.limits import MAX_TURN_BYTES
 from gpuledger.bus.protocol import TopicPartition
 from tests import raw_batches
@@ -67,7 +68,7 @@ class Broker:
 @asynccontextmanager
 async def consuming(data: bytes) -> AsyncIterator[Fetcher]:
     """Yield a fetcher that reads both partitions from their beginning."""
-    read_any_batch()
+    install_unpacking()
     subscriptions = SubscriptionState()
     subscriptions.assign_from_user(set(PARTITIONS))
     for partition in PARTITIONS:
@@ -159,14 +160,41 @@ async def test_a_consumer_that_is_given_up_while_it_waits_for_its_turn_keeps_non
         assert await tasks[2] == ALL
 
 
-async def test_a_loop_that_ended_in_the_middle_of_a_turn_leaves_nothing_to_the_next() -> None:
-    async def leave() -> None:
-        async with consuming(log()) as fetcher:
-            await fetcher.fetched_records(PARTITIONS, timeout=LONG_SECONDS)
+async def test_each_time_the_loop_goes_round_the_first_of_those_who_wait_is_let_in() -> None:
+    own, admitted = Turn(), list[str]()
 
-    def run() -> None:
-        for _ in range(2):
-            asyncio.run(leave())
+    async def take(name: str) -> None:
+        await own.wait()
+        admitted.append(name)
 
-    async with asyncio.timeout(HANG_SECONDS):
-        await asyncio.to_thread(run)
+    tasks = [asyncio.create_task(take(name)) for name in ("first", "gone", "last")]
+    own.begin()
+    own.used_bytes = MAX_TURN_BYTES + 1
+    let_in = []
+    for each in range(6):
+        await asyncio.sleep(0)
+        let_in.append(len(admitted))
+        if each == 0:
+            tasks[1].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert admitted == ["first", "last"]
+    assert let_in == [0, 1, 1, 2, 2, 2]
+
+
+def test_a_loop_that_ended_in_the_middle_of_a_turn_leaves_nothing_to_the_next() -> None:
+    def use_up_and_leave() -> None:
+        turn.begin()
+        turn.used_bytes = MAX_TURN_BYTES + 1
+        left.stop()
+
+    async def read() -> set[tuple[int, int]]:
+        async with asyncio.timeout(HANG_SECONDS), consuming(log()) as fetcher:
+            return await read_all(fetcher)
+
+    left = asyncio.new_event_loop()
+    left.call_soon(use_up_and_leave)
+    left.run_forever()
+    left.close()
+
+    assert asyncio.run(read()) == ALL

@@ -12,7 +12,7 @@ from aiokafka.consumer.subscription_state import Assignment
 from aiokafka.record.memory_records import MemoryRecords
 
 from gpuledger.bus.kafka_fetch import named
-from gpuledger.bus.kafka_unpacking import PartitionAnswer, PartitionBatches, read_any_batch
+from gpuledger.bus.kafka_unpacking import PartitionAnswer, PartitionBatches, install_unpacking
 from gpuledger.bus.limits import (
     MAX_BATCH_BYTES,
     MAX_BATCH_RECORDS,
@@ -35,7 +35,7 @@ TOO_LARGE, TOO_MANY = UnreadableReason.TOO_LARGE, UnreadableReason.TOO_MANY
 
 @pytest.fixture(autouse=True)
 def _reading_any_batch() -> None:
-    read_any_batch()
+    install_unpacking()
 
 
 def values(first: int, count: int = 3) -> list[Raw]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuledger.runtime.file_watch import LOOK_SECONDS, FileWatch
+from gpuledger.runtime.file_watch import POLL_INTERVAL_SECONDS, FileWatch
 from tests.fakes.seconds import Seconds
 
 
@@ -24,7 +24,7 @@ def clock() -> Seconds:
 
 def looked(watch: FileWatch, clock: Seconds) -> bool:
     """Return what the next look finds."""
-    clock.advance(LOOK_SECONDS)
+    clock.advance(POLL_INTERVAL_SECONDS)
     return watch.has_changed()
 
 
@@ -93,7 +93,7 @@ def test_a_link_is_the_file_that_it_leads_to_as_in_a_mounted_secret(
 
 
 def test_files_are_looked_at_no_more_often_than_was_said(file: Path, clock: Seconds) -> None:
-    watch = FileWatch([file], look_seconds=5, monotonic=clock)
+    watch = FileWatch([file], poll_interval_seconds=5, monotonic=clock)
     file.write_text("longer than before")
     clock.advance(4.5)
     assert not watch.has_changed()

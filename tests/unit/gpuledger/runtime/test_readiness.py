@@ -71,9 +71,9 @@ async def test_what_changes_unasked_is_looked_at_whatever_becomes_of_the_others(
         if is_broken:
             raise ValueError("a mistake of ours")
 
-    readiness.look_each_second(look)
-    readiness.look_each_second(looked.set)
-    looking = asyncio.create_task(readiness.keep_looking(every_seconds=0))
+    readiness.add_periodic(look)
+    readiness.add_periodic(looked.set)
+    looking = asyncio.create_task(readiness.run_periodic(every_seconds=0))
     with capture_logs() as lines:
         async with asyncio.timeout(HANG_SECONDS):
             await looked.wait()

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 
-from gpuledger.runtime.tasks import end_tasks, run_tasks
+from gpuledger.runtime.tasks import end_tasks, run_tasks, wait_event
 
 FOR_EVER_SECONDS = 3600.0
 
@@ -59,6 +59,28 @@ async def test_a_task_that_does_not_end_is_left_after_its_time() -> None:
     await task
 
 
+async def test_within_its_grace_a_task_may_end_by_itself() -> None:
+    gate = asyncio.Event()
+    gated, endless = asyncio.create_task(gate.wait()), asyncio.create_task(work())
+    asyncio.get_running_loop().call_soon(gate.set)
+
+    await end_tasks(gated, endless, grace_seconds=0.01)
+
+    assert gated.result()
+    assert endless.cancelled()
+
+
+async def test_who_is_cancelled_in_the_grace_of_a_task_cancels_the_task() -> None:
+    endless = asyncio.create_task(work())
+    ending = asyncio.create_task(end_tasks(endless, grace_seconds=FOR_EVER_SECONDS))
+    await asyncio.sleep(0)
+
+    ending.cancel()
+    await asyncio.wait([ending, endless])
+
+    assert (ending.cancelled(), endless.cancelled()) == (True, True)
+
+
 async def test_nothing_is_to_be_waited_for_where_there_is_no_task() -> None:
     await end_tasks()
     await end_tasks(None)
@@ -84,3 +106,13 @@ async def test_what_runs_beside_and_does_not_end_is_left_after_its_time() -> Non
     assert not task.done()
     let_go.set()
     await task
+
+
+async def test_an_event_is_waited_for_until_it_is_set_or_the_time_is_over() -> None:
+    event = asyncio.Event()
+    assert await wait_event(event, 0.0) is False
+    assert await wait_event(event, 0.001) is False
+
+    asyncio.get_running_loop().call_soon(event.set)
+    assert await wait_event(event, None) is True
+    assert await wait_event(event, 0.0) is True

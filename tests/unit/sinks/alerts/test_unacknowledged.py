@@ -57,9 +57,9 @@ class Given:
             at, context=self.context, next_offset=next_offset, time_ns=None, alerts=alerts
         )
 
-    def settled(self) -> list[tuple[TopicPartition, int]]:
+    def acknowledged(self) -> list[tuple[TopicPartition, int]]:
         """Return what has been acknowledged by now."""
-        self.unacknowledged.settle()
+        self.unacknowledged.acknowledge_answered()
         return [(partition, offset) for partition, offset, _ in self.context.acknowledged]
 
 
@@ -71,7 +71,7 @@ def given() -> Given:
 def test_what_brought_no_alert_is_acknowledged_at_once(given: Given) -> None:
     given.add(5)
 
-    assert given.settled() == [(AT, 5)]
+    assert given.acknowledged() == [(AT, 5)]
     assert given.unacknowledged.count() == 0
 
 
@@ -84,20 +84,20 @@ def test_what_comes_later_waits_for_what_came_first_and_holds_up_no_other_partit
     given.add(3)
     given.add(7, at=OTHER)
     record_taken([second], "am", now=NOW)
-    assert given.settled() == [(OTHER, 7)]
+    assert given.acknowledged() == [(OTHER, 7)]
     assert given.unacknowledged.count() == 1
 
     record_taken([first], "am", now=NOW)
-    assert given.settled() == [(OTHER, 7), (AT, 1), (AT, 3)]
+    assert given.acknowledged() == [(OTHER, 7), (AT, 1), (AT, 3)]
 
 
 def test_an_answer_to_a_later_change_is_one_to_the_earlier(given: Given) -> None:
     given.add(1, [given.fire("same")])
     later = given.fire("same")
-    assert given.settled() == []
+    assert given.acknowledged() == []
 
     record_taken([later], "am", now=NOW)
-    assert given.settled() == [(AT, 1)]
+    assert given.acknowledged() == [(AT, 1)]
 
 
 def test_an_answer_to_an_earlier_change_is_none_to_a_later(given: Given) -> None:
@@ -106,7 +106,7 @@ def test_an_answer_to_an_earlier_change_is_none_to_a_later(given: Given) -> None
     given.add(2, [given.fire("same")])
     record_taken([earlier], "am", now=NOW)
 
-    assert given.settled() == [(AT, 1)]
+    assert given.acknowledged() == [(AT, 1)]
 
 
 def test_what_is_waited_for_is_not_forgotten_before_it_is_answered(given: Given) -> None:
@@ -125,4 +125,4 @@ def test_of_a_partition_that_is_given_up_nothing_is_acknowledged(given: Given) -
     given.unacknowledged.drop(frozenset({AT}))
     record_taken([alert], "am", now=NOW)
 
-    assert given.settled() == []
+    assert given.acknowledged() == []

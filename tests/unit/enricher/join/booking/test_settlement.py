@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enricher.join.booking.settlement import MIN_RATIO, settle_ends, unbooked_seconds
+from enricher.join.booking.settlement import MIN_LIFETIME_RATIO, settle_ends, unbooked_seconds
 from gpuledger.records import Account, ContainerRef, Entry, Method, ProcessExit, Settlement
 from tests.unit.enricher.join.ticks import SECOND_NS, process_end, sample
 
@@ -96,6 +96,6 @@ def test_never_more_than_was_missing_and_never_more_than_was_nobodys(
     )
     found = unbooked_seconds(end)
     assert 0.0 <= found <= min(max(0.0, busy - ticked), unclaimed)
-    assert found == 0.0 or found > MIN_RATIO * lived
+    assert found == 0.0 or found > MIN_LIFETIME_RATIO * lived
     entries: list[Entry] = [one for made in settled(end) for one in made.entries]
     assert sum(one.busy_seconds or 0.0 for one in entries) == 0.0

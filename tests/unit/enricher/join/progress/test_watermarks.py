@@ -192,7 +192,7 @@ def test_a_node_whose_mark_was_taken_back_begins_anew(stage: JoinStage) -> None:
 def test_a_mark_that_cannot_be_read_is_put_aside(stage: JoinStage, office: DeadLetterQueue) -> None:
     """As any record."""
     stage.restore_progress([record(b"{", topic=PROGRESS.name)])
-    assert office.buried == 1
+    assert office.rejected == 1
 
 
 def advance(watermarks: NodeWatermarks, node: str, *, at_seconds: float, boot: str = "b") -> None:

@@ -17,7 +17,7 @@ def test_a_batch_of_pods_or_ticks_is_counted_and_what_is_beside_it_is_joined() -
     events = replay.take_samples([Record(SAMPLES.name, 3, 9, 0, None, None, WHY), record(sample())])
 
     assert len(events) == 1
-    assert replay.unusable.buried == 2
+    assert replay.unusable.rejected == 2
     assert "offsets 0 to 9 are in a batch that cannot be unpacked" in (
         replay.unusable.first_detail or ""
     )

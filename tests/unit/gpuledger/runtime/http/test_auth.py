@@ -45,7 +45,7 @@ async def page(_: HttpRequest) -> Response:
 async def serving(folder: Path, text: str) -> AsyncIterator[str]:
     file = folder / "web.yml"
     file.write_text(text)
-    guard = WebGuard(file, look_seconds=0)
+    guard = WebGuard(file, poll_interval_seconds=0)
     scheme = "https" if text.startswith("tls") else "http"
     async with serve_health(listen="127.0.0.1:0", readiness=Readiness(), guard=guard) as address:
         yield f"{scheme}://{address}"

@@ -73,7 +73,7 @@ def test_a_file_that_protects_nothing_is_a_mistake(tmp_path: Path, text: str) ->
 async def test_a_file_that_is_emptied_leaves_the_old_users_in_force(tmp_path: Path) -> None:
     file = written(tmp_path, f"basic_auth_users: {{alice: {HASH}}}\n")
     check = Check()
-    guard = WebGuard(file, look_seconds=0, check=check)
+    guard = WebGuard(file, poll_interval_seconds=0, check=check)
     for text in ("", "# being written\n", "basic_auth_users: {}\n"):
         written(tmp_path, text)
         request = HttpRequest(method="GET", path="/metrics", headers={})
