@@ -12,7 +12,7 @@ from typing import Final
 from agent.exposition.node_state import NodeState
 from agent.gpu.driver import Driver
 from agent.gpu.protocol import GpuSource
-from agent.gpu.threads import wait_for
+from agent.gpu.threads import wait_at_most
 from agent.gpu.watchdog import Watchdog
 from agent.host.kmsg import Kmsg
 from agent.host.kubelet.allocations import Allocations, Kubelet
@@ -160,7 +160,7 @@ class AgentContext:
         finally:
             # A call that hangs in the driver is left to itself.
             if closing := driver.close():
-                await wait_for(closing, _CLOSING_SECONDS)
+                await wait_at_most(closing, _CLOSING_SECONDS)
 
     def send_queue(self) -> SendQueue:
         """Return the queue of what is to be published, with its spool where one is wanted."""

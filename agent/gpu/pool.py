@@ -14,7 +14,7 @@ from typing import Final
 
 from agent.core.raw import RawGpuSample, SampleCursor
 from agent.gpu.protocol import Gpu, GpuLostError, SourceLostError
-from agent.gpu.threads import PollCycle, Worker, wait_for
+from agent.gpu.threads import PollCycle, Worker, wait_at_most
 from agent.gpu.worker import BreakerLog, GpuWorker, HealthTimes, LeakedThreads, slow_backoff
 from agent.metrics import GLANCES_LATE, GPU_DEADLINES_MISSED, GPUS_LOST
 from gpuledger.errors import UnavailableError
@@ -231,7 +231,7 @@ class ProcessScanner:
             self._worker = self._worker or Worker("glance")
             # A copy, as the thread reads it while the GPUs may be opened again.
             self._scanning = self._worker.start(partial(running_pids_of, list(gpus)))
-        await wait_for(self._scanning, _MAX_WAIT_SECONDS)
+        await wait_at_most(self._scanning, _MAX_WAIT_SECONDS)
         if not self._scanning.done():
             GLANCES_LATE.inc()
             return ()
