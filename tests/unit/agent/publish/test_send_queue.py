@@ -140,7 +140,10 @@ async def test_what_the_disk_turns_out_to_hold_is_not_forgotten_with_newer_ticks
     await put(send_queue, clock, *range(2, 9))
     assert send_queue.bundles_in_memory < 7
     await send_queue.ack()
-    assert await take_all(send_queue, 8) == [0, *range(2, 9)]
+    (oldest,) = await send_queue.take(max_bundles=1)
+    assert number_of(oldest) == 0
+    await send_queue.ack()
+    assert await take_all(send_queue, 7) == list(range(2, 9))
     spilling.cancel()
 
 
