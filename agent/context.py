@@ -12,7 +12,7 @@ from typing import Final
 from agent.exposition.node_state import NodeState
 from agent.gpu.driver import Driver
 from agent.gpu.protocol import GpuSource
-from agent.gpu.threads import wait_for
+from agent.gpu.threads import wait_at_most
 from agent.gpu.watchdog import Watchdog
 from agent.host.kmsg import Kmsg
 from agent.host.kubelet.allocations import Allocations, Kubelet
@@ -113,35 +113,8 @@ class AgentContext:
         sampler = self.sampler(procfs_check)
         inventory = InventoryTracker(node=settings.node_name, boot_id=self._boot_id)
         allocations = self.allocations()
-
-        def allocations_on(gpu_uuid: str, gpu_instance: int | None) -> Sequence[DeviceAllocation]:
-            held = allocations.current(inventory.devices) if allocations else ()
-            return find_on(held, gpu_uuid, gpu_instance)
-
-        monitor = IncidentMonitor(
-            node=settings.node_name,
-            boot_id=self._boot_id,
-            source=host.gpus,
-            clock=host.clock,
-            publish=outputs.report_incident,
-            processes_on=sampler.processes_on,
-            allocations_on=allocations_on,
-            open_kmsg=host.open_kmsg,
-            kmsg_check=self._readiness.check("kmsg", severity=CheckSeverity.WARNING)
-            if host.open_kmsg
-            else None,
-        )
-        driver = Driver(
-            host.gpus,
-            clock=host.clock,
-            check=self._readiness.check("nvml"),
-            gpus_check=self._readiness.check("gpus", severity=CheckSeverity.WARNING),
-            deadline_seconds=settings.poll_timeout_seconds,
-            backoff=Backoff(),
-            health_seconds=settings.health_seconds,
-            report=monitor.report,
-            listeners=(monitor,),
-        )
+        monitor = self._monitor(outputs, sampler, inventory, allocations)
+        driver = self._driver(monitor)
         loop = SampleLoop(
             driver=driver,
             sampler=sampler,
@@ -163,7 +136,50 @@ class AgentContext:
         finally:
             # A call that hangs in the driver is left to itself.
             if closing := driver.close():
-                await wait_for(closing, _CLOSING_SECONDS)
+                await wait_at_most(closing, _CLOSING_SECONDS)
+
+    def _monitor(
+        self,
+        outputs: Outputs,
+        sampler: Sampler,
+        inventory: InventoryTracker,
+        allocations: Allocations | None,
+    ) -> IncidentMonitor:
+        """Return what reports incidents, with who was on the GPU and who held it."""
+        host = self._host
+
+        def allocations_on(gpu_uuid: str, gpu_instance: int | None) -> Sequence[DeviceAllocation]:
+            held = allocations.current(inventory.devices) if allocations else ()
+            return find_on(held, gpu_uuid, gpu_instance)
+
+        return IncidentMonitor(
+            node=self._settings.node_name,
+            boot_id=self._boot_id,
+            source=host.gpus,
+            clock=host.clock,
+            publish=outputs.report_incident,
+            processes_on=sampler.processes_on,
+            allocations_on=allocations_on,
+            open_kmsg=host.open_kmsg,
+            kmsg_check=self._readiness.check("kmsg", severity=CheckSeverity.WARNING)
+            if host.open_kmsg
+            else None,
+        )
+
+    def _driver(self, monitor: IncidentMonitor) -> Driver:
+        """Return what polls the GPUs and tells the monitor of their losses."""
+        settings = self._settings
+        return Driver(
+            self._host.gpus,
+            clock=self._host.clock,
+            check=self._readiness.check("nvml"),
+            gpus_check=self._readiness.check("gpus", severity=CheckSeverity.WARNING),
+            deadline_seconds=settings.poll_timeout_seconds,
+            backoff=Backoff(),
+            health_seconds=settings.health_seconds,
+            report=monitor.report,
+            listeners=(monitor,),
+        )
 
     def send_queue(self) -> SendQueue:
         """Return the queue of what is to be published, with its spool where one is wanted."""

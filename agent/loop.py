@@ -47,11 +47,6 @@ class Schedule:
         self.due_ns += (missed + 1) * self.tick_ns
         return (self.due_ns - now_ns) / 1e9
 
-    def restart(self, now_ns: int, first_ns: int) -> float:
-        """Begin a new grid whose first tick is `first_ns` away; return the seconds until then."""
-        self.due_ns = now_ns + first_ns
-        return first_ns / 1e9
-
 
 class InventoryTracker:
     """The GPUs of one node, as the driver said last: here ids of devices find theirs."""
@@ -134,14 +129,13 @@ class SampleLoop:
 
     async def run(self) -> None:
         """Tick for ever."""
-        schedule = Schedule(
-            tick_ns=round(self.settings.tick_seconds * 1e9), due_ns=self.clock.monotonic_ns()
-        )
+        tick_ns = round(self.settings.tick_seconds * 1e9)
         first_ns = round(min(self.settings.first_tick_seconds, self.settings.tick_seconds) * 1e9)
         # Until the driver answers there is no interval to begin.
         while not await self._try_tick():
             await self.clock.sleep(first_ns / 1e9)
-        wait_seconds = schedule.restart(self.clock.monotonic_ns(), first_ns)
+        schedule = Schedule(tick_ns=tick_ns, due_ns=self.clock.monotonic_ns() + first_ns)
+        wait_seconds = first_ns / 1e9
         while True:
             await self._wait(wait_seconds)
             late = schedule.is_late(self.clock.monotonic_ns())
@@ -198,7 +192,6 @@ class SampleLoop:
             self.outputs.report_inventory(self.inventory.update(facts, time_ns=time_ns))
         tick = self.sampler.sample(
             raw,
-            asked_boottime_ns=clocks[-1].boottime_ns,
             at=clocks[-1],
             allocations=self.allocations.current(self.inventory.devices)
             if self.allocations

@@ -62,7 +62,7 @@ EXITS_UNREPORTED: Final = Counter(
 count_from_zero(
     EXITS_UNREPORTED, reason=("unidentified", "undated", "older", "gpu_gone", "too_many")
 )
-GLANCES_LATE: Final = Counter(
+PROCESS_SCANS_LATE: Final = Counter(
     "gpuledger_agent_process_scans_late",
     "Looks at who is on the GPUs, between two ticks, that were not answered at once.",
 )

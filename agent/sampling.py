@@ -12,13 +12,13 @@ import structlog
 
 from agent.core.normalize.driver_clock import LAG_WINDOWS, SetBack
 from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
-from agent.core.processes.accounting.exit_reporter import TickInterval
 from agent.core.processes.table import TableUpdate
 from agent.core.processes.tracker import ProcessTracker
 from agent.core.raw import RawGpuSample, SampleCursor
 from agent.core.tick import (
     ClockReading,
     NodeTick,
+    TickInterval,
     find_relayouted,
     find_vanished,
     flatten,
@@ -95,7 +95,6 @@ class Sampler:
         self,
         raw: Sequence[RawGpuSample],
         *,
-        asked_boottime_ns: int,
         at: ClockReading,
         allocations: Sequence[DeviceAllocation] = (),
         late: bool = False,
@@ -103,21 +102,21 @@ class Sampler:
         """Make the tick that ends `at`; the first call only opens the first interval.
 
         So does one behind an interval that is too long to be reported. `late` says that it began
-        more than half a tick after its time. `asked_boottime_ns` is when the GPUs were queried: a
-        process that started later cannot be the one that they listed under its pid.
+        more than half a tick after its time. `at` is when the GPUs were queried: a process that
+        started later cannot be the one that they listed under its pid.
         """
         before, self._before = self._interval_start(at), at
         raw = self._with_health(raw, is_reported=before is not None)
         interval_ns = max(1, at.monotonic_ns - before.monotonic_ns) if before else 1
         self._set_back.follow(time_ns=at.time_ns, boottime_ns=at.boottime_ns)
-        behind_us = at.time_ns // _NS_PER_US if self._set_back.is_recent else None
+        set_back_now_us = at.time_ns // _NS_PER_US if self._set_back.is_recent else None
         ticks = [
             read_gpu(
                 gpu,
                 self._states.get(gpu.uuid),
                 interval_ns=interval_ns,
                 now_ns=at.monotonic_ns,
-                behind_us=behind_us,
+                set_back_now_us=set_back_now_us,
             )
             for gpu in flatten(raw)
         ]
@@ -130,7 +129,6 @@ class Sampler:
         table_update = self._tracker.refresh(
             ticks,
             vanished,
-            asked_boottime_ns=asked_boottime_ns,
             time_ns=at.time_ns,
             boottime_ns=at.boottime_ns,
         )

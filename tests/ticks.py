@@ -15,9 +15,9 @@ from simulator.simulation import SimulatedNode
 
 def tick_of(sampler: Sampler, gpus: Sequence[NvidiaGpu], clock: Clock) -> NodeTick | None:
     """Ask the GPUs now and give the tick; none where it is the first, which only opens counters."""
-    asked_ns, seen = clock.boottime_ns(), sampler.last_seen()
+    at, seen = ClockReading.read(clock), sampler.last_seen()
     answers = [gpu.query_all(seen.get(gpu.uuid, SampleCursor())) for gpu in gpus]
-    return sampler.sample(answers, asked_boottime_ns=asked_ns, at=ClockReading.read(clock))
+    return sampler.sample(answers, at=at)
 
 
 def play(node: SimulatedNode, clock: ManualClock, lengths: Sequence[float]) -> list[NodeTick]:

@@ -5,11 +5,15 @@ Beside a tick stands the record of what was read and is not booked, in the same 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final, Protocol
+
+import msgspec
 
 from agent.core.normalize.gpu import GpuTick
 from agent.core.raw import RawGpuSample
 from gpuledger.records import GpuDetails, NodeReadings, NodeSample, ProcessRecord
+
+_NS_PER_SECOND: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +28,29 @@ class NodeTick:
     """What happened to the processes."""
     relayouted: Sequence[str] = ()
     """The GPUs whose MIG instances are not those of the tick before, by UUID."""
+
+
+class TickInterval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The time that one tick covers."""
+
+    seq: int
+    """The tick's number."""
+    begin_ns: int
+    """Where it begins, since boot."""
+    end_ns: int
+    """Where it ends, since boot."""
+    time_ns: int
+    """Where it ends, since the epoch."""
+
+    @property
+    def from_time_ns(self) -> int:
+        """Where it begins, since the epoch."""
+        return self.time_ns - (self.end_ns - self.begin_ns)
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return (self.end_ns - self.begin_ns) / _NS_PER_SECOND
 
 
 class Clocks(Protocol):

@@ -152,25 +152,17 @@ class NodeState:
         sample: NodeSample,
         readings: NodeReadings | None = None,
         *,
-        inventory: Inventory | None = None,
-        incidents: Iterable[Incident] = (),
-        names: ContainerLookup | None = None,
         processes: Iterable[ProcessRecord] = (),
     ) -> None:
-        """Record a tick with what else is known; `inventory` and `names` stay until new ones."""
+        """Record a tick, and what happened to the processes in it."""
         now_ns = self._clock.monotonic_ns()
         self.version += 1
         self._sample, self._shown_ns = sample, now_ns
-        self._names = names or self._names
-        if inventory is not None and inventory is not self._inventory:
-            self.set_inventory(inventory)
         details = {gpu.uuid: gpu for gpu in readings.gpus} if readings else {}
         for reading in sample.gpus:
             self._update_device(reading, details.get(reading.uuid), now_ns)
         # After what this tick has: an instance is gone only where its GPU answered without it.
         self._forget(sample, now_ns)
-        for incident in incidents:
-            self.record_incident(incident)
         for record in processes:
             if record.change is ProcessChange.ENDED:
                 self._commands.pop(record.pid, None)

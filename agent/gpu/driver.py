@@ -28,7 +28,7 @@ from agent.core.raw import NodeFacts, RawGpuSample, SampleCursor
 from agent.gpu.lifecycle import Retry, SourceLifecycle, SourceListener
 from agent.gpu.pool import GpuAvailability, GpuPool, ProcessScanner, Report, report_nowhere
 from agent.gpu.protocol import DriverEvent, DriverNotLoadedError, Gpu, GpuSource, SourceLostError
-from agent.gpu.threads import wait_for
+from agent.gpu.threads import wait_at_most
 from agent.gpu.worker import slow_backoff
 from agent.metrics import DRIVER_UP
 from gpuledger.clock import Clock
@@ -160,7 +160,7 @@ class Driver:
             if not self._open_retry.is_due(self._clock.monotonic_ns()):
                 return False
             self._opening = self.lifecycle.open()
-        await wait_for(self._opening, self.deadline_seconds)
+        await wait_at_most(self._opening, self.deadline_seconds)
         if not self._opening.done():
             self._fail("the library does not return from its start")
             return False

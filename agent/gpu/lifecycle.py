@@ -196,7 +196,7 @@ class EventThread:
         self._on_detection = on_detection
         self._backoff = backoff
         self._ending = threading.Event()
-        self._is_abandoned = False
+        self._is_leaked = False
         self._failed_at_seconds: float | None = None
         self._thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
         self._thread.start()
@@ -214,8 +214,8 @@ class EventThread:
     def end(self, seconds: float) -> bool:
         """Have it let go of the driver; return whether it has. Waits for `seconds` at most."""
         self._ending.set()
-        self._is_abandoned = not self.join(seconds)
-        return not self._is_abandoned
+        self._is_leaked = not self.join(seconds)
+        return not self._is_leaked
 
     def _run(self) -> None:
         while not self._ending.is_set():
@@ -235,7 +235,7 @@ class EventThread:
                 # With one GPU lost the whole set fails; a new one holds those that are left.
                 self._fail("wait", error)
             finally:
-                if not self._is_abandoned:
+                if not self._is_leaked:
                     with suppress(Exception):
                         events.close()
 

@@ -14,9 +14,9 @@ from typing import Final
 
 from agent.core.raw import RawGpuSample, SampleCursor
 from agent.gpu.protocol import Gpu, GpuLostError, SourceLostError
-from agent.gpu.threads import PollCycle, Worker, wait_for
+from agent.gpu.threads import PollCycle, Worker, wait_at_most
 from agent.gpu.worker import BreakerLog, GpuWorker, HealthTimes, LeakedThreads, slow_backoff
-from agent.metrics import GLANCES_LATE, GPU_DEADLINES_MISSED, GPUS_LOST
+from agent.metrics import GPU_DEADLINES_MISSED, GPUS_LOST, PROCESS_SCANS_LATE
 from gpuledger.errors import UnavailableError
 from gpuledger.records import GpuFacts
 
@@ -228,12 +228,12 @@ class ProcessScanner:
         What does not come at once comes with a later scan.
         """
         if self._scanning is None:
-            self._worker = self._worker or Worker("glance")
+            self._worker = self._worker or Worker("process-scan")
             # A copy, as the thread reads it while the GPUs may be opened again.
             self._scanning = self._worker.start(partial(running_pids_of, list(gpus)))
-        await wait_for(self._scanning, _MAX_WAIT_SECONDS)
+        await wait_at_most(self._scanning, _MAX_WAIT_SECONDS)
         if not self._scanning.done():
-            GLANCES_LATE.inc()
+            PROCESS_SCANS_LATE.inc()
             return ()
         found, self._scanning = self._scanning.result(), None
         # All pids of a GPU's first scan are known to the ticks: only what comes later is news.

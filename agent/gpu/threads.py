@@ -87,7 +87,7 @@ def start_thread(run: Callable[[], None], *, name: str) -> threading.Thread:
     return thread
 
 
-async def wait_for(future: "Future[Any]", seconds: float) -> None:
+async def wait_at_most(future: "Future[Any]", seconds: float) -> None:
     """Wait until it is done, or for `seconds` of the host's time; what is late goes on."""
     waiting = asyncio.wrap_future(future)
     # An error is retrieved here, as asyncio reports one of a call that nobody waits for any more.

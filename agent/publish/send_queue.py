@@ -52,8 +52,8 @@ class SendQueue:
         self._disk = disk or IoThread()
         self._now_seconds = now_seconds
         self._opening, self._reading, self._writing = (
-            Attempts(backoff=backoff(first_seconds=1, max_seconds=most), now_seconds=now_seconds)
-            for most in (_READ_WITHIN_SECONDS, _READ_WITHIN_SECONDS, _WRITE_WITHIN_SECONDS)
+            Attempts(backoff=backoff(first_seconds=1, max_seconds=seconds), now_seconds=now_seconds)
+            for seconds in (_READ_WITHIN_SECONDS, _READ_WITHIN_SECONDS, _WRITE_WITHIN_SECONDS)
         )
         self._in_flight: list[QueuedMessage] = []
         self._position: SpoolPosition | None = None

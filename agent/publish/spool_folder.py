@@ -96,7 +96,7 @@ class IoThread:
     def close(self) -> None:
         """Take no more work."""
         if self._thread is not None:
-            # A disk that hangs would keep the process from its end.
+            # Python's exit would still wait for a disk that hangs: `end_process` does not let it.
             self._thread.shutdown(wait=False)
 
 

@@ -174,10 +174,10 @@ def test_ends_are_told_and_with_accounting_what_was_used(loads: list[Load]) -> N
         if number == 2:
             for load in loads:
                 load.process.terminate()
-        asked_ns, seen = clock.boottime_ns(), sampler.last_seen()
+        at, seen = ClockReading.read(clock), sampler.last_seen()
         answers = [gpu.query_all(seen.get(gpu.uuid, SampleCursor())) for gpu in gpus]
         is_accounted = answers[0].accounted is not None
-        tick = sampler.sample(answers, asked_boottime_ns=asked_ns, at=ClockReading.read(clock))
+        tick = sampler.sample(answers, at=at)
         records += tick.processes if tick else []
         time.sleep(1)
     nvml.close()

@@ -164,9 +164,9 @@ class ReadFields(NamedTuple):
     """What is read of one GPU in one tick."""
 
     reading: dict[str, Any]
-    """ReadFields of `GpuReading`."""
+    """Fields of `GpuReading`."""
     details: dict[str, Any]
-    """ReadFields of `GpuDetails`, its parts included."""
+    """Fields of `GpuDetails`, its parts included."""
 
 
 def read_fields(

@@ -92,22 +92,22 @@ def read_gpu(
     *,
     interval_ns: int,
     now_ns: int,
-    behind_us: int | None = None,
+    set_back_now_us: int | None = None,
 ) -> GpuTick:
     """Read one GPU over an interval that ends at `now_ns` of the monotonic clock.
 
-    `behind_us` is given while samples from before the machine's wall clock was set back may be
-    among the others: what that clock shows now. Most drivers stamp samples by it.
+    `set_back_now_us` is given while samples from before the machine's wall clock was set back may
+    be among the others: what that clock shows now. Most drivers stamp samples by it.
 
     `before` is its state at the interval's start, or `None` where it did not answer then: its
     readings of an instant are given, its samples as far as they lie within the interval, and
     nothing that needs a difference.
     """
     was = before or GpuState()
-    if behind_us is None:
+    if set_back_now_us is None:
         was = replace(was, was_set_back=False) if was.was_set_back else was
     elif was.was_set_back:
-        raw = without_former(raw, now_us=behind_us)
+        raw = without_former(raw, now_us=set_back_now_us)
     validator = Validator()
     counters = CounterTracker(before=was.totals, now_ns=now_ns)
     coverage = Coverage.find(
@@ -118,17 +118,17 @@ def read_gpu(
         interval_ns=interval_ns,
         validator=validator,
     )
-    ours = read_fields(raw, interval_ns=interval_ns, counters=counters, validator=validator)
+    fields = read_fields(raw, interval_ns=interval_ns, counters=counters, validator=validator)
     reading = GpuReading(
         uuid=raw.uuid,
         index=raw.index,
         model=raw.model,
         **_identity(raw),
-        utilization_ratio=_utilization_ratio(raw, coverage, ours.details, validator),
+        utilization_ratio=_utilization_ratio(raw, coverage, fields.details, validator),
         memory_utilization_ratio=coverage.mean(
             coverage.memory, raw.memory_percent, "memory_utilization_ratio", validator
         ),
-        **ours.reading,
+        **fields.reading,
         energy_joules=energy_delta_joules(was.energy_millijoules, raw, interval_ns, validator),
     )
     running = merge_processes(
@@ -147,7 +147,7 @@ def read_gpu(
         window_us=was.window_us,
         gpu_ratio=reading.utilization_ratio,
         # Two samples of two timelines are any time apart.
-        learns=behind_us is None,
+        learns=set_back_now_us is None,
     )
     state = GpuState(
         last_seen=_next_cursor(was, coverage, shares),
@@ -162,10 +162,15 @@ def read_gpu(
     )
     return GpuTick(
         reading=reading,
-        details=GpuDetails(uuid=raw.uuid, **ours.details, resets=counters.fell or None),
+        details=GpuDetails(uuid=raw.uuid, **fields.details, resets=counters.fell or None),
         usages=shares.usages,
         state=_watch_silence(
-            state, was, raw, coverage=coverage, interval_ns=interval_ns, behind_us=behind_us
+            state,
+            was,
+            raw,
+            coverage=coverage,
+            interval_ns=interval_ns,
+            set_back_now_us=set_back_now_us,
         ),
         dropped_readings=validator.dropped,
         dropped_samples=shares.dropped,
@@ -252,26 +257,28 @@ def _watch_silence(
     *,
     coverage: Coverage,
     interval_ns: int,
-    behind_us: int | None,
+    set_back_now_us: int | None,
 ) -> GpuState:
     """Return the state with its silence; a driver silent for long has had its clock set back.
 
     Every driver samples at least once a second, so the last seen stamps must lie in its future.
     """
     newest_us = max((sample.timestamp_us for sample in raw.samples or ()), default=0)
-    shows = raw.samples is None or bool(coverage.gpu)
+    has_new_samples = raw.samples is None or bool(coverage.gpu)
     max_silence_ns = _SILENCE_NS
-    if behind_us is not None:
+    if set_back_now_us is not None:
         # What is not covered yet is answered again and again: only what is newer is a sign.
-        shows = raw.samples is None or newest_us > was.newest_us
+        has_new_samples = raw.samples is None or newest_us > was.newest_us
         max_silence_ns = _SILENCE_BEHIND_NS
-    silent_ns = 0 if shows else was.silent_ns + interval_ns
+    silent_ns = 0 if has_new_samples else was.silent_ns + interval_ns
     if silent_ns <= max_silence_ns:
         return replace(state, silent_ns=silent_ns, newest_us=max(newest_us, was.newest_us))
     cursor = SampleCursor()
-    if behind_us is not None:
+    if set_back_now_us is not None:
         # All that is stamped earlier may be of either timeline.
-        cursor = SampleCursor(gpu_us=behind_us, memory_us=behind_us, process_us=behind_us)
+        cursor = SampleCursor(
+            gpu_us=set_back_now_us, memory_us=set_back_now_us, process_us=set_back_now_us
+        )
     return replace(
         state,
         last_seen=cursor,

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from agent.core.normalize.gpu import GpuTick
 from agent.core.normalize.shares import ProcessUsage
 from agent.core.processes.accounting import ExitAccounting
-from agent.core.processes.accounting.exit_reporter import TickInterval
 from agent.core.processes.table import (
     UNREADABLE,
     Location,
@@ -20,6 +19,7 @@ from agent.core.processes.table import (
     ProcessTable,
     TableUpdate,
 )
+from agent.core.tick import TickInterval
 from gpuledger.records import (
     ContainerRef,
     GpuProcess,
@@ -94,7 +94,6 @@ class ProcessTracker:
         ticks: Sequence[GpuTick],
         vanished: Collection[str],
         *,
-        asked_boottime_ns: int,
         time_ns: int,
         boottime_ns: int,
     ) -> TableUpdate:
@@ -104,7 +103,7 @@ class ProcessTracker:
         table_update = self._table.refresh(
             {**dict.fromkeys(vanished, ()), **listed},
             lingering={pid for tick in read for pid in tick.state.gone},
-            listed_boottime_ns=asked_boottime_ns,
+            listed_boottime_ns=boottime_ns,
             time_ns=time_ns,
         )
         self._unreadable += table_update.unreadable

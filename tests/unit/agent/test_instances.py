@@ -105,9 +105,7 @@ def test_an_instance_that_vanishes_with_a_process_in_it_ends_that(clock: ManualC
     for seconds in (1.0, 1.0, 19.0, 1.0):
         clock.advance(seconds)
         at = ClockReading.read(node.clock)
-        tick = sampler.sample(
-            [gpu.query_all(SampleCursor())], asked_boottime_ns=at.boottime_ns, at=at
-        )
+        tick = sampler.sample([gpu.query_all(SampleCursor())], at=at)
         records += tick.processes if tick else []
     changes = [record.change for record in records]
     assert changes == [ProcessChange.SEEN] * 3 + [ProcessChange.ENDED] * 3

@@ -57,7 +57,7 @@ def answers(*pids: int, index: int = 0) -> RawGpuSample:
 
 def sample(sampler: Sampler, given: Sequence[RawGpuSample], seconds: float) -> NodeTick | None:
     at = moment(seconds)
-    return sampler.sample(given, asked_boottime_ns=at.boottime_ns, at=at)
+    return sampler.sample(given, at=at)
 
 
 def tick_at(sampler: Sampler, given: Sequence[RawGpuSample], seconds: float) -> NodeSample:
@@ -241,7 +241,7 @@ def test_a_tick_carries_the_allocations_that_it_is_given(sampler: Sampler) -> No
     )
     sample(sampler, [answers()], 1)
     at = moment(2)
-    tick = sampler.sample([answers()], asked_boottime_ns=at.boottime_ns, at=at, allocations=[given])
+    tick = sampler.sample([answers()], at=at, allocations=[given])
     assert tick
     assert tick.sample.allocations == [given]
 

@@ -29,9 +29,3 @@ def test_a_tick_is_late_after_half_a_tick() -> None:
     schedule = Schedule(tick_ns=TICK_NS, due_ns=10 * TICK_NS)
     assert not schedule.is_late(10 * TICK_NS + TICK_NS // 2)
     assert schedule.is_late(10 * TICK_NS + TICK_NS // 2 + 1)
-
-
-def test_the_grid_begins_with_a_short_first_tick() -> None:
-    schedule = Schedule(tick_ns=TICK_NS, due_ns=0)
-    assert schedule.restart(5 * TICK_NS, TICK_NS // 4) == 0.25
-    assert schedule.advance(5 * TICK_NS + TICK_NS // 4) == 1.0

@@ -40,7 +40,7 @@ def test_seq_rises_over_restarts_also_within_a_millisecond_and_with_the_wall_clo
         sampler = Sampler(node="node-1", procfs=FakeProcfs())
         for number in range(ticks + 1):
             at = moment(boottime_ns, time_ns=EPOCH_NS + boottime_ns + set_by_ns)
-            tick = sampler.sample([], asked_boottime_ns=boottime_ns, at=at)
+            tick = sampler.sample([], at=at)
             seqs += [tick.sample.seq] if tick else []
             boottime_ns += (first_tick_ns if number == 0 else TICK_NS) if number < ticks else 0
     assert len(seqs) == sum(ticks for _, ticks, _ in lives)

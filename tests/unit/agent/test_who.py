@@ -21,7 +21,7 @@ def seen() -> Seen:
     (gpu,) = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     clock.advance(2)
     answers, at = gpu.query_all(SampleCursor()), ClockReading.read(node.clock)
-    sampler.sample([answers], asked_boottime_ns=at.boottime_ns, at=at)
+    sampler.sample([answers], at=at)
     found = [one.instance for one in answers.instances if one.instance]
     return sampler, gpu.uuid, {one.profile: one.gpu_instance or 0 for one in found}
 

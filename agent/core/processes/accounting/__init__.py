@@ -33,8 +33,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from agent.core.processes.accounting.exit_matcher import Accounts, ExitMatcher
-from agent.core.processes.accounting.exit_reporter import ExitReporter, TickInterval
+from agent.core.processes.accounting.exit_reporter import ExitReporter
 from agent.core.processes.table import Location, ProcessLookup, TableUpdate
+from agent.core.tick import TickInterval
 from gpuledger.records import GpuProcess, GpuReading, ProcessExit, ProcessRecord
 
 

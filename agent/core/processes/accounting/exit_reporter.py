@@ -20,6 +20,7 @@ import msgspec
 
 from agent.core.processes.accounting.exit_matcher import ExitedProcess
 from agent.core.processes.table import Location
+from agent.core.tick import TickInterval
 from gpuledger.records import GpuProcess, GpuReading, ProcessExit
 from gpuledger.records.bounds import MAX_ENDED_PROCESSES
 
@@ -30,29 +31,6 @@ _NS: Final = 1_000_000_000
 _WINDOW_NS: Final = 166_667_000
 # Longer than an account is waited for after the process was listed last.
 _MAX_TICKS_ABSENT: Final = 16
-
-
-class TickInterval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The time that one tick covers."""
-
-    seq: int
-    """The tick's number."""
-    begin_ns: int
-    """Where it begins, since boot."""
-    end_ns: int
-    """Where it ends, since boot."""
-    time_ns: int
-    """Where it ends, since the epoch."""
-
-    @property
-    def from_time_ns(self) -> int:
-        """Where it begins, since the epoch."""
-        return self.time_ns - (self.end_ns - self.begin_ns)
-
-    @property
-    def seconds(self) -> float:
-        """How long it is."""
-        return (self.end_ns - self.begin_ns) / _NS
 
 
 class ProcessInterval(NamedTuple):

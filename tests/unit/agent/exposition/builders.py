@@ -1,6 +1,6 @@
 """A node to show: GPUs, containers, processes, with what a test does not care about filled in."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from gpuledger.records import (
     NodeReadings,
     NodeSample,
     ProcessKind,
+    ProcessRecord,
     Severity,
 )
 from simulator.clock import ManualClock
@@ -179,9 +180,20 @@ class Node:
     view: NodeState
     page: PageRenderer
 
-    def show(self, told: Told, **more: Any) -> None:  # noqa: ANN401  # what else the view takes
-        """Show a tick with what stands beside it."""
-        self.view.update(told.sample, told.readings, **more)
+    def show(
+        self,
+        told: Told,
+        *,
+        inventory: Inventory | None = None,
+        incidents: Iterable[Incident] = (),
+        processes: Iterable[ProcessRecord] = (),
+    ) -> None:
+        """Show a tick with what stands beside it; the inventory stays until another one."""
+        if inventory:
+            self.view.set_inventory(inventory)
+        self.view.update(told.sample, told.readings, processes=processes)
+        for each in incidents:
+            self.view.record_incident(each)
 
     def lines(self, name: str) -> list[str]:
         """Return the page's series of one name."""

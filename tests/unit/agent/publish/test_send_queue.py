@@ -128,6 +128,25 @@ async def test_what_waits_longer_than_it_may_goes_to_the_disk_what_is_in_hand_fi
     spilling.cancel()
 
 
+async def test_what_the_disk_turns_out_to_hold_is_not_forgotten_with_newer_ticks_in_flight(
+    tmp_path: Path,
+) -> None:
+    spool, clock = spool_in(tmp_path), Hands()
+    send_queue = outbox_of(spool, clock=clock)
+    spilling = asyncio.create_task(send_queue.run())
+    await put(send_queue, clock, 1)
+    assert [number_of(one) for one in await send_queue.take(max_bundles=9)] == [1]
+    spool.append([parcel_of(0)])
+    await put(send_queue, clock, *range(2, 9))
+    assert send_queue.bundles_in_memory < 7
+    await send_queue.ack()
+    (oldest,) = await send_queue.take(max_bundles=1)
+    assert number_of(oldest) == 0
+    await send_queue.ack()
+    assert await take_all(send_queue, 7) == list(range(2, 9))
+    spilling.cancel()
+
+
 async def test_what_an_earlier_agent_left_is_sent_before_anything_new(tmp_path: Path) -> None:
     before = spool_in(tmp_path)
     before.append([parcel_of(1), parcel_of(2)])

@@ -6,7 +6,7 @@ import pytest
 
 from agent.core.normalize.driver_clock import DriverClock
 from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
-from agent.core.normalize.shares import ProcessUsage
+from agent.core.normalize.shares import GoneProcess, ProcessUsage
 from agent.core.raw import (
     ListedProcess,
     ProcessUtilizationSample,
@@ -193,6 +193,16 @@ def test_a_clock_that_was_set_back_is_found_again() -> None:
     tick = read(replace(BLANK, samples=samples(*[90] * 20, *[10] * 6)), state)
     assert tick.reading.utilization_ratio == pytest.approx(0.1)
     assert tick.state.last_seen.gpu_us == START_US + 25 * WINDOW_US
+
+
+def test_of_a_clock_that_was_set_back_nobody_is_listed_who_had_ended_before() -> None:
+    gone = GoneProcess(process=compute(7), until_us=3 * START_US)
+    state = replace(PRIMED, gone={7: gone})
+    assert [one.process.pid for one in read(replace(BLANK, samples=()), state).usages] == [7]
+    for _ in range(6):
+        state = read(replace(BLANK, samples=()), state).state
+    tick = read(replace(BLANK, samples=samples(*[90] * 20, *[10] * 6)), state)
+    assert (tick.usages, tick.state.gone) == ([], {})
 
 
 # The processes' shares.

@@ -230,7 +230,7 @@ def test_no_process_is_ever_shown_where_it_was_not(
         asked = machine.moment()
         answers, listed = ask(machine, list(within))
         machine.before_reads = list(between)
-        tick = sampler.sample(answers, asked_boottime_ns=asked.boottime_ns, at=machine.moment())
+        tick = sampler.sample(answers, at=asked)
         machine.before_reads = []
         if tick is not None:
             check_entries(machine, tick, listed)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.processes.accounting.exit_reporter import GpuHistory, ProcessInterval, TickInterval
+from agent.core.processes.accounting.exit_reporter import GpuHistory, ProcessInterval
+from agent.core.tick import TickInterval
 from gpuledger.records import GpuProcess, GpuReading, ProcessKind
 from tests.held_objects import is_bounded
 
