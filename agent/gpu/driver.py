@@ -25,11 +25,11 @@ import structlog
 from msgspec.structs import replace
 
 from agent.core.raw import NodeFacts, RawGpuSample, SampleCursor
+from agent.gpu.breaker import slow_backoff
 from agent.gpu.lifecycle import Retry, SourceLifecycle, SourceListener
 from agent.gpu.pool import GpuAvailability, GpuPool, ProcessScanner, Report, report_nowhere
 from agent.gpu.protocol import DriverEvent, DriverNotLoadedError, Gpu, GpuSource, SourceLostError
 from agent.gpu.threads import wait_at_most
-from agent.gpu.worker import slow_backoff
 from agent.metrics import DRIVER_UP
 from gpuledger.clock import Clock
 from gpuledger.runtime import Backoff, Check

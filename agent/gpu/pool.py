@@ -13,9 +13,10 @@ from functools import partial
 from typing import Final
 
 from agent.core.raw import RawGpuSample, SampleCursor
+from agent.gpu.breaker import BreakerLog, slow_backoff
 from agent.gpu.protocol import Gpu, GpuLostError, SourceLostError
 from agent.gpu.threads import PollCycle, Worker, wait_at_most
-from agent.gpu.worker import BreakerLog, GpuWorker, HealthTimes, LeakedThreads, slow_backoff
+from agent.gpu.worker import GpuWorker, HealthTimes, LeakedThreads
 from agent.metrics import GPU_DEADLINES_MISSED, GPUS_LOST, PROCESS_SCANS_LATE
 from gpuledger.errors import UnavailableError
 from gpuledger.records import GpuFacts

@@ -10,159 +10,26 @@ A call that hangs cannot be ended, so what is done about it is a matter of who w
   a probe is due, and nothing else is queried until one has answered.
 - At most `MAX_LEAKED` threads of a GPU hang at a time; beyond that it waits for one to return.
 
-`Breaker` is pure: what happened and what time it is are its arguments. `GroupBreaker` is one of a
-group of a GPU, with its metric and its log lines. When there is a tick, and when the source is
-opened again, is decided elsewhere.
+When there is a tick, and when the source is opened again, is decided elsewhere.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, Final
 
 import structlog
 
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
+from agent.gpu.breaker import BreakerLog, GroupBreaker, Permit
 from agent.gpu.protocol import Gpu, SourceLostError
 from agent.gpu.threads import PollCycle, PollRequest, Worker
-from agent.metrics import BREAKER_OPEN, CALL_GROUPS_FAILED, THREADS_LEAKED
+from agent.metrics import THREADS_LEAKED
 from gpuledger.runtime import Backoff
 
 _log = structlog.get_logger(__name__)
 
-MAX_FAILURES: Final = 3
-"""Failures one after the other after which a breaker opens."""
 MAX_LEAKED: Final = 4
 """Threads of one GPU that may hang beside the one that is used."""
-
-
-def slow_backoff() -> Backoff:
-    """Return the waits between attempts that cost the other GPUs something."""
-    return Backoff(first_seconds=5, max_seconds=300)
-
-
-class Permit(Enum):
-    """What may be done now."""
-
-    ASK = "ask"
-    """Query, and wait for the answer."""
-    PROBE = "probe"
-    """Query once, and let nothing wait for the answer."""
-    SKIP = "skip"
-    """Do not query."""
-
-
-class Breaker:
-    """Opens where something fails again and again; then lets single probes through, ever rarer."""
-
-    def __init__(self, *, backoff: Backoff, max_failures: int = MAX_FAILURES) -> None:
-        self._backoff = backoff
-        self._max_failures = max_failures
-        self._failures = 0
-        self._retry_ns: int | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there are probes only."""
-        return self._retry_ns is not None
-
-    def permit(self, now_ns: int) -> Permit:
-        """Return what may be done now; a probe has to be followed by `succeeded` or `failed`."""
-        if self._retry_ns is None:
-            return Permit.ASK
-        return Permit.SKIP if now_ns < self._retry_ns else Permit.PROBE
-
-    def succeeded(self) -> None:
-        """Close: it answered in its time."""
-        self._failures = 0
-        self._retry_ns = None
-        self._backoff.reset()
-
-    def failed(self, now_ns: int) -> bool:
-        """Count a failure; return whether it opened by it."""
-        self._failures += 1
-        # Where it is open, it was a probe that failed: the next one comes later.
-        return (self.is_open or self._failures >= self._max_failures) and self.trip(now_ns)
-
-    def trip(self, now_ns: int) -> bool:
-        """Open at once: another failure would cost too much; return whether it opened by it."""
-        was_open = self.is_open
-        self._retry_ns = now_ns + round(self._backoff.next_seconds() * 1e9)
-        return not was_open
-
-
-class BreakerLog:
-    """The breakers that were logged as open.
-
-    It outlives the workers that have them, so that an opening and its closing are each logged
-    once, however often the source is opened again.
-    """
-
-    def __init__(self) -> None:
-        self._since_seconds: dict[tuple[str, CallGroup], float] = {}
-
-    def opened(self, gpu_uuid: str, group: CallGroup, *, reason: str | None) -> None:
-        """Record that a breaker is open."""
-        if (gpu_uuid, group) not in self._since_seconds:
-            self._since_seconds[gpu_uuid, group] = time.monotonic()
-            _log.warning("breaker_opened", gpu=gpu_uuid, call_group=group.value, reason=reason)
-
-    def closed(self, gpu_uuid: str, group: CallGroup) -> None:
-        """Record that a group was answered in its time."""
-        since_seconds = self._since_seconds.pop((gpu_uuid, group), None)
-        if since_seconds is not None:
-            open_seconds = round(time.monotonic() - since_seconds, 3)
-            _log.warning(
-                "breaker_closed",
-                gpu=gpu_uuid,
-                call_group=group.value,
-                open_seconds=open_seconds,
-            )
-
-
-class GroupBreaker:
-    """The breaker of one group of one GPU; its state is a metric, and each change a log line."""
-
-    def __init__(
-        self, gpu_uuid: str, group: CallGroup, *, log: BreakerLog, backoff: Backoff
-    ) -> None:
-        self._gpu_uuid = gpu_uuid
-        self._group = group
-        self._log = log
-        self._breaker = Breaker(backoff=backoff)
-        self._metric = BREAKER_OPEN.labels(gpu_uuid=gpu_uuid, group=group.value)
-        self._metric.set(0)
-        self.permit = self._breaker.permit
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there are probes only."""
-        return self._breaker.is_open
-
-    def trip(self, now_ns: int, *, reason: str | None = None) -> None:
-        """Open at once."""
-        self._breaker.trip(now_ns)
-        self._record_open(reason)
-
-    def failed(self, now_ns: int, *, reason: str) -> None:
-        """Count a failure."""
-        labels = {"gpu_uuid": self._gpu_uuid, "group": self._group.value, "reason": reason}
-        CALL_GROUPS_FAILED.labels(**labels).inc()
-        self._breaker.failed(now_ns)
-        if self.is_open:
-            self._record_open(reason)
-
-    def succeeded(self) -> None:
-        """Close: it answered in its time."""
-        self._breaker.succeeded()
-        self._metric.set(0)
-        # Here alone: the breakers of a new worker are closed before anything has answered.
-        self._log.closed(self._gpu_uuid, self._group)
-
-    def _record_open(self, reason: str | None) -> None:
-        self._metric.set(1)
-        self._log.opened(self._gpu_uuid, self._group, reason=reason)
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.gpu.worker import Breaker, Permit
+from agent.gpu.breaker import Breaker, Permit
 from gpuledger.runtime import Backoff
 
 SECOND_NS = 1_000_000_000
