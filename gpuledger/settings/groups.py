@@ -67,7 +67,10 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 f"security_protocol {self.security_protocol} needs sasl_username and sasl_password"
             )
         if bool(self.ssl_cert_file) != bool(self.ssl_key_file):
-            raise ValueError("ssl_cert_file and ssl_key_file go together: give both or neither")
+            given, other = "ssl_cert_file", "ssl_key_file"
+            if self.ssl_key_file:
+                given, other = other, given
+            raise ValueError(f"{given}: needs {other} too")
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
