@@ -66,6 +66,8 @@ def build(model: type[S], layers: Sequence[Layer]) -> S:
 def _convert(setting: Setting, given: Given) -> Any:  # noqa: ANN401  # any setting
     if setting.is_secret and given.value in (MASK, Secret(MASK)):
         raise SettingsError(f"{given.origin}: this is the mask of --print-config, not the secret")
+    if _is_none(setting, given.value):
+        return setting.default
     try:
         if given.is_text:
             return _read_text(setting.type, given.value)
@@ -83,6 +85,16 @@ def _convert(setting: Setting, given: Given) -> Any:  # noqa: ANN401  # any sett
         said = shorten_middle(mask_texts(said, _texts_in(given.value)))
         problem = f"expected {expected}, got {shown}" if expected else f"{said}; got {shown}"
         raise SettingsError(f"{given.origin}: {problem}") from error
+
+
+def _is_none(setting: Setting, value: Any) -> bool:  # noqa: ANN401  # any setting
+    """Return whether a value says `none` of a text or a path that is none by default.
+
+    Null and the empty text say it alike. An empty secret says nothing: a file that was not written.
+    """
+    if setting.default == "":
+        return value is None
+    return value == "" and setting.default is None and FilePath in alternatives(setting.type)
 
 
 def _read_text(hint: Any, text: str) -> Any:  # noqa: ANN401  # any setting

@@ -25,7 +25,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How connections are protected."""
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
     """How to log in; only read where the protocol begins with SASL."""
-    sasl_username: str | None = None
+    sasl_username: str = ""
     """Name to log in with."""
     sasl_password: Secret | None = None
     """Password to log in with."""

@@ -126,6 +126,18 @@ def test_an_empty_group_in_the_file_means_its_defaults(tmp_path: Path) -> None:
     assert load_file(tmp_path / "s.yaml", "") == Settings()
 
 
+@pytest.mark.parametrize("none", ["null", "''"])
+@pytest.mark.parametrize("name", ["group_instance_id", "sasl_username", "ssl_ca_file"])
+def test_what_is_none_by_default_is_none_as_null_and_as_an_empty_text(
+    tmp_path: Path, name: str, none: str
+) -> None:
+    assert load_file(tmp_path / "s.yaml", f"kafka: {{{name}: {none}}}") == Settings()
+
+
+def test_an_empty_variable_is_none() -> None:
+    assert load(KAFKA__SSL_CA_FILE="", KAFKA__SASL_USERNAME="") == Settings()
+
+
 MISTAKES_IN_VARIABLES = [
     ({"KAFKA_BOOTSTRAP_SERVERS": "x"}, "did you mean GPULEDGER_KAFKA__BOOTSTRAP_SERVERS?"),
     ({"KAFKA__BOOTSTRAP_SERVER": "x"}, "did you mean GPULEDGER_KAFKA__BOOTSTRAP_SERVERS?"),
