@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 FOLDER: "Final" = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_programs")  # noqa: PTH100, PTH118, PTH120  # pathlib takes long to import
 
+_OURS: "Final" = ("gpuledger", "agent", "cli", "enricher", "reports", "simulator", "sinks", "")
+_USER_ERROR: "Final" = 2
+
 
 def find_programs() -> None:
     """Put the programs' folder on the path of this process, where there is one."""
@@ -31,30 +34,40 @@ def find_programs() -> None:
 
 def run_agent() -> None:
     """Run `gpuledger-agent`."""
-    find_programs()
-    import_module("agent.__main__").main()
+    _run("agent.__main__", script="gpuledger-agent", extra="agent")
 
 
 def run_podwatch() -> None:
     """Run `gpuledger-podwatch`."""
-    find_programs()
-    import_module("enricher.podwatch.__main__").main()
+    _run("enricher.podwatch.__main__", script="gpuledger-podwatch", extra="enricher")
 
 
 def run_join() -> None:
     """Run `gpuledger-join`."""
-    find_programs()
-    import_module("enricher.join.__main__").main()
+    _run("enricher.join.__main__", script="gpuledger-join", extra="enricher")
 
 
 def run_sink() -> None:
     """Run `gpuledger-sink`."""
-    find_programs()
-    import_module("sinks.__main__").main()
+    _run("sinks.__main__", script="gpuledger-sink", extra="sinks")
 
 
-def run_command() -> int:
+def run_command() -> "int | None":
     """Run `gpuledger`; return its exit code."""
+    return _run("cli.__main__", script="gpuledger", extra="demo")
+
+
+def _run(module: str, *, script: str, extra: str) -> "int | None":
+    """Run a program, or say in one line which extra has the distribution that it lacks."""
     find_programs()
-    code: int = import_module("cli.__main__").main()
+    try:
+        code: int | None = import_module(module).main()
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in _OURS:  # a mistake of ours, not one of the installation
+            raise
+        sys.stderr.write(
+            f"{script}: the module {error.name} is not installed: install gpuledger[{extra}]\n"
+        )
+        sys.exit(_USER_ERROR)
     return code

@@ -49,7 +49,8 @@ class Quantity:
     apportioned_from: str | None = None
     """The reading's field that has it per second, where it is apportioned; else it is booked."""
     added: int = 0
-    """With which version of the store's table its column came; older tables get it at their end."""
+    """With which version of the store's table (`TABLE_VERSION` in `gpuledger.ledger.rows`) its
+    column came; older tables get it at their end."""
     average: str
     """What it is called per second of the tick: the end of the name of its series."""
     pod_help: str

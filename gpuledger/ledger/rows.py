@@ -72,7 +72,7 @@ class Column:
     in_store: bool = True
     """Whether the store's table has it."""
     added: int = 0
-    """With which version of the store's table it came; 0 is the first."""
+    """With which version of the store's table (`TABLE_VERSION`) it came; 0 is the first."""
     attribute: str = ""
     """What OpenTelemetry calls it; empty where no series has it as a label."""
     attribute_of: Attribute = Attribute.POINT
@@ -82,6 +82,10 @@ class Column:
     def is_nullable(self) -> bool:
         """Whether the store's column may be null: rows of before a column came have none."""
         return self.optional or self.added > 0
+
+
+TABLE_VERSION: Final = 4
+"""The store's table counted by its columns: what is added next is `added` with one more."""
 
 
 def _quantities(quantities: Iterable[Quantity], *, source: str) -> list[Column]:

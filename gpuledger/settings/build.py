@@ -5,7 +5,8 @@ what is expected.
 """
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
@@ -39,6 +40,8 @@ _NAMES: Final[Mapping[Any, str]] = {
     Secret: "a text",
     FilePath: "a path",
 }
+# How a group's own __post_init__ begins what it says of one of its fields.
+_OF_A_FIELD: Final = re.compile(r"(?P<field>[a-z_]+):? (?!and )(?P<said>.+)", re.DOTALL)
 _BOUNDS: Final = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "of length >="}
 
 
@@ -57,12 +60,14 @@ def build(model: type[S], layers: Sequence[Layer]) -> S:
             raise SettingsError(
                 f"{setting.name} is missing: set {setting.variable} or {setting.name} in the file"
             )
-    return _construct(model, (), values)
+    return _construct(model, (), values, given)
 
 
 def _convert(setting: Setting, given: Given) -> Any:  # noqa: ANN401  # any setting
     if setting.is_secret and given.value in (MASK, Secret(MASK)):
         raise SettingsError(f"{given.origin}: this is the mask of --print-config, not the secret")
+    if _is_none(setting, given.value):
+        return setting.default
     try:
         if given.is_text:
             return _read_text(setting.type, given.value)
@@ -80,6 +85,16 @@ def _convert(setting: Setting, given: Given) -> Any:  # noqa: ANN401  # any sett
         said = shorten_middle(mask_texts(said, _texts_in(given.value)))
         problem = f"expected {expected}, got {shown}" if expected else f"{said}; got {shown}"
         raise SettingsError(f"{given.origin}: {problem}") from error
+
+
+def _is_none(setting: Setting, value: Any) -> bool:  # noqa: ANN401  # any setting
+    """Return whether a value says `none` of a text or a path that is none by default.
+
+    Null and the empty text say it alike. An empty secret says nothing: a file that was not written.
+    """
+    if setting.default == "":
+        return value is None
+    return value == "" and setting.default is None and FilePath in alternatives(setting.type)
 
 
 def _read_text(hint: Any, text: str) -> Any:  # noqa: ANN401  # any setting
@@ -135,9 +150,11 @@ def _describe_one(hint: Any) -> str | None:  # noqa: ANN401  # any type annotati
     return _NAMES.get(hint)
 
 
-def _construct(model: type[S], path: Path, values: Mapping[Path, Any]) -> S:
+def _construct(
+    model: type[S], path: Path, values: Mapping[Path, Any], given: Mapping[Path, Given]
+) -> S:
     arguments = {
-        field.name: _construct(field.type, (*path, field.name), values)
+        field.name: _construct(field.type, (*path, field.name), values, given)
         if is_group(field.type)
         else values[*path, field.name]
         for field in msgspec.structs.fields(model)
@@ -145,10 +162,21 @@ def _construct(model: type[S], path: Path, values: Mapping[Path, Any]) -> S:
     try:
         return model(**arguments)
     except ValueError as error:  # raised by a group's own __post_init__
-        prefix = f"{dotted(path)}: " if path else ""
         # What a group says may quote its values, with the secrets of addresses among them.
         said = shorten_middle(mask_texts(str(error), _texts_in(list(arguments.values()))))
-        raise SettingsError(f"{prefix}{said}") from error
+        raise SettingsError(_with_origin(said, path, arguments, given)) from error
+
+
+def _with_origin(
+    said: str, path: Path, fields: Collection[str], given: Mapping[Path, Given]
+) -> str:
+    """Name the field that a group's message begins with as whoever gave it wrote it."""
+    found = _OF_A_FIELD.fullmatch(said)
+    if not found or found["field"] not in fields:
+        return f"{dotted(path)}: {said}" if path else said
+    at = (*path, found["field"])
+    name = given[at].origin if at in given else dotted(at)
+    return f"{name}: {found['said']}"
 
 
 def _texts_in(value: Any) -> Iterator[str]:  # noqa: ANN401  # any built-in value

@@ -163,7 +163,8 @@ def _table(settings: Sequence[Setting]) -> str:
     head = (
         "Settings, by name in the file, with their default and environment variable. A variable\n"
         "wins over the file, an option over both. A secret may also stand in a file that\n"
-        "NAME_file or VARIABLE_FILE names.\n"
+        "NAME_file or VARIABLE_FILE names. A text or path whose default is none is none as null\n"
+        "and as an empty text.\n"
     )
     rows = [head]
     for setting in settings:

@@ -31,7 +31,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How connections are protected."""
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
     """How to log in; only read where the protocol begins with SASL."""
-    sasl_username: str | None = None
+    sasl_username: str = ""
     """Name to log in with."""
     sasl_password: Secret | None = None
     """Password to log in with."""
@@ -77,7 +77,10 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 f"security_protocol {self.security_protocol} needs sasl_username and sasl_password"
             )
         if bool(self.ssl_cert_file) != bool(self.ssl_key_file):
-            raise ValueError("ssl_cert_file and ssl_key_file go together: give both or neither")
+            given, other = "ssl_cert_file", "ssl_key_file"
+            if self.ssl_key_file:
+                given, other = other, given
+            raise ValueError(f"{given}: needs {other} too")
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

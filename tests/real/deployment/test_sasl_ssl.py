@@ -157,7 +157,7 @@ def test_client_certificates_stand_in_for_the_users_by_the_lines_that_are_commen
     assert {each.name for each in workloads} == set(WORKLOADS)
     for workload in workloads:
         kafka = kafka_settings(workload, tmp_path / "files")
-        assert (kafka.security_protocol, kafka.sasl_username) == ("SSL", None)
+        assert (kafka.security_protocol, kafka.sasl_username) == ("SSL", "")
         assert kafka.ssl_cert_file
         assert kafka.ssl_key_file
         assert kafka.ssl_cert_file.read_text() == "a certificate"

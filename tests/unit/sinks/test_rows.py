@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import Decoder, encode
-from gpuledger.ledger.quantities import apportion
+from gpuledger.ledger.quantities import APPORTIONED, apportion
 from gpuledger.ledger.rows import EntryRow
 from gpuledger.records import Account, GpuBooks, GpuEvent
 from gpuledger.store.schema import ENTRIES
@@ -102,7 +102,8 @@ def test_the_active_seconds_of_a_gpus_rows_sum_to_its_counters(
     assert fsum(each or 0 for each in found) == pytest.approx(
         ratio * round(seconds * 1e9) / 1e9, rel=1e-9, abs=1e-12
     )
-    assert found == [sm for sm, _, _ in apportion(books, one.interval_ns / 1e9)]
+    at = [quantity.name for quantity in APPORTIONED].index("sm_active_seconds")
+    assert found == [amounts[at] for amounts in apportion(books, one.interval_ns / 1e9)]
 
 
 @settings(max_examples=50, deadline=None)

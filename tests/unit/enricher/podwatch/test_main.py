@@ -48,7 +48,7 @@ def test_the_address_of_an_api_server_that_is_none_is_refused_in_one_line(
     ended = podwatch(GPULEDGER_KUBERNETES__URL=url)
 
     assert ended.returncode == 2, ended.stderr
-    assert ": kubernetes: url " in ended.stderr
+    assert "KUBERNETES__URL: " in ended.stderr
     assert said in ended.stderr
     assert ended.stderr.count("\n") == 1
     assert "hunter2" not in ended.stderr

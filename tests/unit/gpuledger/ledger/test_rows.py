@@ -6,7 +6,14 @@ import pytest
 
 from gpuledger.ledger.entries import BookedEntry
 from gpuledger.ledger.quantities import QUANTITIES, Quantity
-from gpuledger.ledger.rows import COLUMNS, TOPIC_COLUMNS, Column, EntryRow, store_columns
+from gpuledger.ledger.rows import (
+    COLUMNS,
+    TABLE_VERSION,
+    TOPIC_COLUMNS,
+    Column,
+    EntryRow,
+    store_columns,
+)
 from gpuledger.ledger.series import ACCOUNT, FAMILIES, LABEL_ATTRIBUTES, POD
 from gpuledger.store.schema import ENTRIES
 from sinks.otlp_names import instrument_of
@@ -30,6 +37,10 @@ def test_a_column_that_came_later_stands_behind_those_before_it_and_may_be_null(
 
     assert added == sorted(added)
     assert all(nullable[column.name] for column in store_columns() if column.added)
+
+
+def test_the_version_of_the_table_is_that_of_its_newest_column() -> None:
+    assert max(column.added for column in store_columns()) == TABLE_VERSION
 
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.name)

@@ -51,7 +51,7 @@ def test_brokers_that_are_misnamed_end_every_program_with_one_line_and_exit_code
     assert import_module(program).main() == 2
 
     line = capsys.readouterr().err
-    assert line.startswith("program: kafka: bootstrap_servers ")
+    assert line.startswith("program: GPULEDGER_KAFKA__BOOTSTRAP_SERVERS: ")
     assert said in line
     assert line.count("\n") == 1
     assert len(line) < 700

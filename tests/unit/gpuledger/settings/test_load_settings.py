@@ -126,6 +126,18 @@ def test_an_empty_group_in_the_file_means_its_defaults(tmp_path: Path) -> None:
     assert load_file(tmp_path / "s.yaml", "") == Settings()
 
 
+@pytest.mark.parametrize("none", ["null", "''"])
+@pytest.mark.parametrize("name", ["group_instance_id", "sasl_username", "ssl_ca_file"])
+def test_what_is_none_by_default_is_none_as_null_and_as_an_empty_text(
+    tmp_path: Path, name: str, none: str
+) -> None:
+    assert load_file(tmp_path / "s.yaml", f"kafka: {{{name}: {none}}}") == Settings()
+
+
+def test_an_empty_variable_is_none() -> None:
+    assert load(KAFKA__SSL_CA_FILE="", KAFKA__SASL_USERNAME="") == Settings()
+
+
 MISTAKES_IN_VARIABLES = [
     ({"KAFKA_BOOTSTRAP_SERVERS": "x"}, "did you mean GPULEDGER_KAFKA__BOOTSTRAP_SERVERS?"),
     ({"KAFKA__BOOTSTRAP_SERVER": "x"}, "did you mean GPULEDGER_KAFKA__BOOTSTRAP_SERVERS?"),
@@ -137,10 +149,17 @@ MISTAKES_IN_VARIABLES = [
     ({"KAFKA__REQUEST_TIMEOUT_SECONDS": "0"}, "expected a number > 0, got '0'"),
     ({"KAFKA__SSL_CHECK_HOSTNAME": "maybe"}, "expected true or false, got 'maybe'"),
     ({"KAFKA__BOOTSTRAP_SERVERS": ""}, "expected a text of length >= 1, got ''"),
-    ({"HTTP__LISTEN": "9820"}, "http: listen: expected host:port such as 0.0.0.0:9820, got '9820'"),
+    (
+        {"HTTP__LISTEN": "9820"},
+        "GPULEDGER_HTTP__LISTEN: expected host:port such as 0.0.0.0:9820, got '9820'",
+    ),
     ({"HTTP__LISTEN": ":99999"}, "got ':99999'"),
-    ({"KAFKA__SECURITY_PROTOCOL": "SASL_SSL"}, "SASL_SSL needs sasl_username and sasl_password"),
-    ({"KAFKA__SSL_CERT_FILE": "/c"}, "ssl_cert_file and ssl_key_file go together"),
+    (
+        {"KAFKA__SECURITY_PROTOCOL": "SASL_SSL"},
+        "GPULEDGER_KAFKA__SECURITY_PROTOCOL: SASL_SSL needs",
+    ),
+    ({"KAFKA__SSL_CERT_FILE": "/c"}, "GPULEDGER_KAFKA__SSL_CERT_FILE: needs ssl_key_file too"),
+    ({"KAFKA__SSL_KEY_FILE": "/c"}, "GPULEDGER_KAFKA__SSL_KEY_FILE: needs ssl_cert_file too"),
     ({"WATCH__RULES": "[{nme: x}]"}, "GPULEDGER_WATCH__RULES: Object"),
     ({"WATCH__RULES": "[{"}, "GPULEDGER_WATCH__RULES: while parsing"),
     ({"WATCH__TOKEN": "********"}, "the mask of --print-config"),
@@ -165,6 +184,8 @@ MISTAKES_IN_FILES = [
     ("ticks: true", "ticks in {file}: expected a whole number, got True"),
     ("kafka: {client_id: 5}", "kafka.client_id in {file}: expected a text, got 5"),
     ("kafka: {client_id: null}", "kafka.client_id in {file}: expected a text, got None"),
+    ("http: {listen: x}", "http.listen in {file}: expected host:port such as 0.0.0.0:9820"),
+    ("kafka: {bootstrap_servers: x}", "kafka.bootstrap_servers in {file}: 'x': expected host:port"),
     ("watch: {rules: [{name: 5}]}", "watch.rules in {file}: Expected `str`, got `int`"),
     ("ticks: 1\nticks: 2", "key 'ticks' stands twice"),
     ("- ticks", "expected a mapping of settings, got a list"),

@@ -163,11 +163,11 @@ def test_secrets_are_compared_by_their_text() -> None:
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"RECEIVER__URL": "usr:hunter2@host:9090/w"}, "url '********@host:9090/w' must begin"),
+        ({"RECEIVER__URL": "usr:hunter2@host:9090/w"}, "'********@host:9090/w' must begin"),
         ({"RECEIVER__URL": "usr:hun ter2'@host/w"}, "must begin with http://, not ********@host/w"),
-        ({"RECEIVER__URL": "ftp://usr:a/hunter2@host"}, "url 'ftp://********@host' must begin"),
-        ({"RECEIVER__URL": "ftp://host/w?token=hunter2"}, "url 'ftp://host/w?********' must begin"),
-        ({"RECEIVER__URLS": "http://a,usr:hunter2@b"}, "url '********@b' must begin"),
+        ({"RECEIVER__URL": "ftp://usr:a/hunter2@host"}, "'ftp://********@host' must begin"),
+        ({"RECEIVER__URL": "ftp://host/w?token=hunter2"}, "'ftp://host/w?********' must begin"),
+        ({"RECEIVER__URLS": "http://a,usr:hunter2@b"}, "'********@b' must begin"),
         (
             {"RECEIVER__HEADERS": "Authorization=Bearer hunter2"},
             "HEADERS: expected a mapping, {",
