@@ -72,20 +72,20 @@ def main() -> int:
 async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readiness) -> None:
     """Join until cancelled; brokers, topics and rights that are missing are waited for.
 
-    Raises `FreshStartError` where nothing has gone round for ten minutes. The checks are `bus`, ok
-    while the brokers answer, `pods`, ok once those of the assigned partitions are read back, and
-    `delivery`, ok while what is made can be published.
+    Raises `FreshStartError` where no call to Kafka has ended for ten minutes. The checks are
+    `bus`, ok while the brokers answer, `pods`, ok once those of the assigned partitions are read
+    back, and `delivery`, ok while what is made can be published.
     """
     stage_check, delivery_check = readiness.check("pods"), readiness.check("delivery")
     insist = retry_bus(check=readiness.check("bus"), backoff=_new_backoff)
     # What was published and cannot be committed is not delivered: the delivery passes the check.
     publishing = retry_bus(check=delivery_check, backoff=_new_backoff, passes_check=False)
 
-    def rounds() -> int:
+    def attempts() -> int:
         return insist.attempts + publishing.attempts
 
     async with asyncio.TaskGroup() as tasks:
-        watch = tasks.create_task(end_where_stalled(rounds, what="the join"))
+        watch = tasks.create_task(end_where_stalled(attempts, what="the join"))
         inputs, letters = await insist(lambda: _count_partitions(bus))
         stage_check.waits("joining the group")
         delivery_check.ok("nothing to deliver yet")

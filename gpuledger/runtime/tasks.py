@@ -85,27 +85,29 @@ async def in_daemon_thread(call: Callable[[], T]) -> T:
     return await outcome
 
 
-# Ends a process whose work has stopped going round, as one that is started afresh may go on.
+# Ends a process whose work has stalled, as one that is started afresh may go on.
 
 STALL_SECONDS: Final = 600.0
 _LOOKS: Final = 60
 
 
 async def end_where_stalled(
-    rounds: Callable[[], int],
+    attempts: Callable[[], int],
     *,
     what: str,
     stall_seconds: float = STALL_SECONDS,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> NoReturn:
-    """Raise `FreshStartError` once `rounds()` has given the same number for so long.
+    """Raise `FreshStartError` once `attempts()` has given the same number for so long.
 
     The time is counted in looks of this very loop: a process that was stopped, or a machine that
     slept, has not stalled.
     """
-    last, looks = rounds(), 0
+    last, looks = attempts(), 0
     while looks < _LOOKS:
         await sleep(stall_seconds / _LOOKS)
-        now = rounds()
+        now = attempts()
         last, looks = now, looks + 1 if now == last else 0
-    raise FreshStartError(f"{what} has not gone round for {stall_seconds:.0f} s")
+    raise FreshStartError(
+        f"{what} has stalled: none of its calls has ended for {stall_seconds:.0f} s"
+    )

@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("gpuledger", "agent", "enricher", "sinks", "reports", "simulator", "cli")
+RULES = ROOT / "deploy/prometheus/gpuledger.rules.yaml"
 GLOSSARY_ROW = re.compile(r"^\| (?P<words>[^|]+) \| [^|]+ \| (?P<refused>[^|]*) \|$", re.MULTILINE)
 OPENINGS = re.compile(r"(Give(?! up| back)|Gives|Tell whether|Say whether|Take that|Make out)\b")
 # A word of the glossary that Python, asyncio, Prometheus or a format uses for something else.
@@ -51,6 +52,21 @@ def _names() -> Iterator[tuple[str, str]]:
                 yield f"{file}:{node.lineno}", node.arg
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 yield f"{file}:{node.lineno}", node.target.id
+            elif isinstance(node, ast.Call) and (event := _event_of(node)):
+                yield f"{file}:{node.lineno}", event
+    for rule in re.findall(r"^ *- alert: (\w+)$", RULES.read_text(), re.MULTILINE):
+        yield RULES.name, rule
+
+
+def _event_of(call: ast.Call) -> str | None:
+    """Return the event of a log line; `None` of any other call."""
+    match call:
+        case ast.Call(
+            func=ast.Attribute(value=ast.Name(id="_log")), args=[*_, ast.Constant(value=str(event))]
+        ):
+            return event
+        case _:
+            return None
 
 
 def words_of(name: str) -> str:
@@ -62,6 +78,11 @@ def words_of(name: str) -> str:
 
 def test_the_glossary_refuses_words() -> None:
     assert {"glance", "crew", "bury", "parcel", "most"} <= refused_words()
+
+
+@pytest.mark.parametrize("name", ["records_rejected", "GpuledgerThreadsLeaked"])
+def test_names_of_log_events_and_alerts_hold_to_the_glossary_too(name: str) -> None:
+    assert words_of(name) in {words for _, words in names()}
 
 
 @pytest.mark.parametrize("word", sorted(refused_words()))
