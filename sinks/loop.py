@@ -102,7 +102,7 @@ async def consume(
         sink=sink.name,
         receiver=sink.receiver,
         group=config.group,
-        member=config.member,
+        group_instance_id=config.member,
         topics=sorted(config.decoders),
     )
     lag = Lag(clock=clock)

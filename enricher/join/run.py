@@ -57,7 +57,7 @@ def main() -> int:
     )
     about = {
         "group": settings.join.group,
-        "member": settings.kafka.group_instance_id or None,
+        "group_instance_id": settings.kafka.group_instance_id or None,
         "guarantee": settings.join.processing_guarantee,
         "brokers": settings.kafka.bootstrap_servers,
     }
