@@ -81,7 +81,7 @@ async def run_sink(
                 },
                 max_poll_records=settings.max_poll_records,
             ),
-            check=readiness.check(f"{kind.name}.bus"),
+            check=readiness.check(f"{kind.name}.kafka"),
             gaps=readiness.check(f"{kind.name}.gaps", severity=CheckSeverity.WARNING),
             clock=clock,
         )

@@ -73,11 +73,11 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
     """Join until cancelled; brokers, topics and rights that are missing are waited for.
 
     Raises `FreshStartError` where no call to Kafka has ended for ten minutes. The checks are
-    `bus`, ok while the brokers answer, `pods`, ok once those of the assigned partitions are read
+    `kafka`, ok while the brokers answer, `pods`, ok once those of the assigned partitions are read
     back, and `delivery`, ok while what is made can be published.
     """
     stage_check, delivery_check = readiness.check("pods"), readiness.check("delivery")
-    insist = retry_bus(check=readiness.check("bus"), backoff=_new_backoff)
+    insist = retry_bus(check=readiness.check("kafka"), backoff=_new_backoff)
     # What was published and cannot be committed is not delivered: the delivery passes the check.
     publishing = retry_bus(check=delivery_check, backoff=_new_backoff, passes_check=False)
 
