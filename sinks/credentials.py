@@ -112,7 +112,7 @@ def watch_credentials(
     """
     check = readiness.check(f"{section}.credentials", severity=CheckSeverity.WARNING)
     credentials = ReceiverCredentials(settings, section=section, check=check)
-    readiness.look_each_second(credentials.look)
+    readiness.look_each_second(credentials.look, check=check)
     return credentials
 
 

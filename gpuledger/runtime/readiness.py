@@ -219,22 +219,22 @@ class Readiness:
 
     def __init__(self, **checks: Check) -> None:
         self._checks = checks
-        self._looks: list[Callable[[], None]] = []
+        self._looks: list[tuple[Check, Callable[[], None]]] = []
 
-    def look_each_second(self, look: Callable[[], None]) -> None:
-        """Have something looked at that changes unasked, whether or not anybody is using it."""
-        self._looks.append(look)
+    def look_each_second(self, look: Callable[[], None], *, check: Check) -> None:
+        """Have the files of a check looked at, which change unasked, used by anybody or not."""
+        self._looks.append((check, look))
 
     async def keep_looking(self, *, every_seconds: float = LOOK_SECONDS) -> None:
         """Look each second, until cancelled, at all that was asked for."""
         while True:
             await asyncio.sleep(every_seconds)
-            for look in self._looks:
+            for check, look in self._looks:
                 try:
                     look()
                 except Exception:  # noqa: BLE001  # a mistake of ours in one must not end the others
-                    if count := _repeats.count("look"):
-                        _log.exception("look_failed", count=count)
+                    if count := _repeats.count(("look", check.name)):
+                        _log.exception("file_watch_failed", check=check.name, count=count)
 
     def check(self, name: str, *, severity: CheckSeverity = CheckSeverity.CRITICAL) -> Check:
         """Return the check of that name; the first call makes it, with its severity."""
