@@ -182,7 +182,9 @@ KMSG_FAILURES: Final = Counter(
 )
 SPOOL_USABLE: Final = Gauge(
     "gpuledger_agent_spool_usable",
-    "1 where the disk takes what the broker does not, 0 where it is in memory only.",
+    "1 where the disk takes what the broker does not, 0 where it is in memory only, by the node's"
+    " folder; not there without a spool.",
+    ["folder"],
 )
 SPOOL_BYTES: Final = Gauge("gpuledger_agent_spool_bytes", "Size of the spool's files.")
 SPOOL_TICKS: Final = Gauge(

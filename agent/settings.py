@@ -70,7 +70,8 @@ class KubeletSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     enabled: bool | Literal["auto"] = "auto"
     """Whether to ask it. `auto` asks wherever its socket is, and takes no offence where it is not;
-    `true` makes the agent unready while it does not answer."""
+    `true` fails the check `kubelet` while it does not answer, a warning: the agent stays ready.
+    A recording has no kubelet, and `true` is refused there."""
     socket: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
     """Its socket for pod resources; root's alone."""
     refresh_seconds: Annotated[float, msgspec.Meta(ge=1, le=600)] = 10.0

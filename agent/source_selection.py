@@ -116,6 +116,11 @@ def play(node: "SimulatedNode") -> Host:
 def _recorded(settings: AgentSettings) -> Host:
     from agent.recording.replay import open_recording  # noqa: PLC0415  # as above
 
+    if settings.kubelet.enabled is True:
+        raise UserError(
+            f"kubelet.enabled: true, but source {settings.source} has no kubelet to ask; set it to"
+            " auto or false"
+        )
     clock, nvml, procfs = open_recording(Path(settings.source.removeprefix(_RECORDED)))
     # Pods' claims and names are not recorded, and this machine's kubelet knows others.
     gpus = NvmlSession(nvml, monotonic_ns=clock.monotonic_ns)

@@ -235,7 +235,7 @@ class DeadLetterQueue:
             self._count(reason, len(those))
             if count := self._repeats.count((self._consumer, topic, reason), more=len(those)):
                 _log.warning(
-                    "records_buried",
+                    "records_rejected",
                     count=count,
                     topic=topic,
                     reason=reason,

@@ -30,7 +30,7 @@ def main() -> int:
     )
     about = {
         "sink": settings.kind,
-        "member": settings.kafka.group_instance_id or None,
+        "group_instance_id": settings.kafka.group_instance_id or None,
         "brokers": settings.kafka.bootstrap_servers,
     }
     return run_service(run_kind, settings=settings, about=about)

@@ -112,7 +112,7 @@ def watch_credentials(
     """
     check = readiness.check(f"{section}.credentials", severity=CheckSeverity.WARNING)
     credentials = ReceiverCredentials(settings, section=section, check=check)
-    readiness.add_periodic(credentials.look)
+    readiness.add_periodic(credentials.look, check=check)
     return credentials
 
 

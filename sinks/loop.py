@@ -80,7 +80,7 @@ async def run_sink(
                 },
                 max_poll_records=settings.max_poll_records,
             ),
-            check=readiness.check(f"{kind.name}.bus"),
+            check=readiness.check(f"{kind.name}.kafka"),
             gaps=readiness.check(f"{kind.name}.gaps", severity=CheckSeverity.WARNING),
             clock=clock,
         )
@@ -101,7 +101,7 @@ async def consume(
         sink=sink.name,
         receiver=sink.receiver,
         group=config.group,
-        member=config.member,
+        group_instance_id=config.member,
         topics=sorted(config.decoders),
     )
     lag = Lag(clock=clock)

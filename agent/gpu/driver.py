@@ -191,7 +191,7 @@ class Driver:
         # An opening for a lost GPU may find what the one before did: that is no news.
         unheard = self.lifecycle.unbind_capability.reason
         if was_lost or (there, unheard) != self._logged:
-            _log.info("nvml_started", count=len(there), unbind_unheard=unheard)
+            _log.info("nvml_started", count=len(there), unbind_event_error=unheard)
         self._logged = (there, unheard)
         for uuid in self._availability.known:
             if uuid not in there:

@@ -46,7 +46,7 @@ class LeakedThreads:
         worker.end()
         self._requests[uuid].append(request)
         group = request.current_group
-        _log.warning("thread_abandoned", gpu=uuid, call_group=group and group.value)
+        _log.warning("thread_leaked", gpu=uuid, call_group=group and group.value)
         self.update_metric()
         return True
 

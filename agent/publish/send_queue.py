@@ -67,6 +67,8 @@ class SendQueue:
         self._filled = asyncio.Event()
         self._overdue = asyncio.Event()
         self._emptied = asyncio.Event()
+        # A series of its own, as one without labels would be 0 also where no disk is wanted.
+        self._usable = SPOOL_USABLE.labels(folder=str(spool.path)) if spool else None
         if spool is None:
             self._check.ok("off")
 
@@ -266,7 +268,8 @@ class SendQueue:
                 self._reading.worked()  # there is nothing left that could not be read
         waits = self._opening.error if self._waits_on_disk else None
         memory_only = self._opening.error or self._writing.error
-        SPOOL_USABLE.set(not (memory_only or self._reading.error))
+        if self._usable:
+            self._usable.set(not (memory_only or self._reading.error))
         if memory_only and not waits:
             self._check.failed(f"in memory only: {memory_only}")
         elif error := waits or self._reading.error:

@@ -89,6 +89,11 @@ class Spool:
         self._in_flight: SpoolPosition | None = None
 
     @property
+    def path(self) -> Path:
+        """The node's folder."""
+        return self._folder.path
+
+    @property
     def is_empty(self) -> bool:
         """Whether nothing waits here, nor in a file or folder that cannot be read now."""
         return not (self._segments or self._is_partly_scanned or self._unreadable.are_awaited)

@@ -58,7 +58,7 @@ def main() -> int:
     topics = Topics(settings.kafka.topic_prefix)
     about = {
         "group": topics.group(settings.join.group),
-        "member": settings.kafka.group_instance_id or None,
+        "group_instance_id": settings.kafka.group_instance_id or None,
         "guarantee": settings.join.processing_guarantee,
         "brokers": settings.kafka.bootstrap_servers,
     }
@@ -73,14 +73,14 @@ def main() -> int:
 async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readiness) -> None:
     """Join until cancelled; brokers, topics and rights that are missing are waited for.
 
-    Raises `FreshStartError` where nothing has gone round for ten minutes. The checks are `bus`, ok
-    while the brokers answer, `pods`, ok once those of the assigned partitions are read back, and
-    `delivery`, ok while what is made can be published.
+    Raises `FreshStartError` where no call to Kafka has ended for ten minutes. The checks are
+    `kafka`, ok while the brokers answer, `pods`, ok once those of the assigned partitions are read
+    back, and `delivery`, ok while what is made can be published.
     """
     settings = _in_group_of(bus.topics, settings)
     metrics.count_topics_from_zero(bus.topics)
     stage_check, delivery_check = readiness.check("pods"), readiness.check("delivery")
-    retry = bus_retry(check=readiness.check("bus"), backoff=_new_backoff)
+    retry = bus_retry(check=readiness.check("kafka"), backoff=_new_backoff)
     # What was published and cannot be committed is not delivered: the delivery passes the check.
     publishing = bus_retry(check=delivery_check, backoff=_new_backoff, passes_check=False)
 

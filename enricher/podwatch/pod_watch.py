@@ -42,9 +42,9 @@ async def run_podwatch(
 
     Brokers, topics and rights that are missing are waited for. Raises `UserError` where the Lease
     has no namespace.
-    The checks are `known`, ok once it was read which pods Kafka knows, `api`, ok once the pods were
-    listed, `kafka`, with a Lease `lease`, and the warning `readable`; all are ok while another one
-    leads.
+    The checks are `known_pods`, ok once it was read which pods Kafka knows, `api`, ok once the pods
+    were listed, `kafka`, with a Lease `lease`, and the warning `pod_objects`; all are ok while
+    another one leads.
     """
     podwatch = PodWatch(api=api, bus=bus, settings=settings, readiness=readiness, clock=clock)
     if not settings.lease.enabled:
@@ -79,9 +79,9 @@ class PodWatch:
     def stand_by(self) -> None:
         """Report that there is nothing to be done for the moment."""
         # Ready: standing by is all that it has to do.
-        for name in ("known", "api", "kafka"):
+        for name in ("known_pods", "api", "kafka"):
             self.readiness.check(name).ok("standing by")
-        self.readiness.check("readable", severity=CheckSeverity.WARNING).ok("standing by")
+        self.readiness.check("pod_objects", severity=CheckSeverity.WARNING).ok("standing by")
         # Another one counts the same pods, and a sum over both would have them twice.
         pod_metrics.PODS.set(0)
         pod_metrics.UNPUBLISHED.set(0)
@@ -92,7 +92,9 @@ class PodWatch:
         for name in ("api", "kafka"):
             self.readiness.check(name).waits("starting")
         # Before the first list, which says of every known pod that is not in it that it is gone.
-        known = await read_known(bus=self.bus, check=self.readiness.check("known"), clock=clock)
+        known = await read_known(
+            bus=self.bus, check=self.readiness.check("known_pods"), clock=clock
+        )
         table = PodTable(
             tombstone_after_seconds=settings.tombstone_after_seconds,
             max_tombstones=settings.max_tombstones,
@@ -113,7 +115,7 @@ class PodWatch:
             publisher=publisher,
             check=self.readiness.check("api"),
             unreadable=UnreadablePods(
-                self.readiness.check("readable", severity=CheckSeverity.WARNING)
+                self.readiness.check("pod_objects", severity=CheckSeverity.WARNING)
             ),
             clock=clock,
         )

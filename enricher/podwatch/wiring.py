@@ -20,9 +20,8 @@ def main() -> int:
     )
     kubernetes = settings.kubernetes
     about = {
-        "api": shown_url(kubernetes.url)
-        or kubernetes.kubeconfig
-        or "the pod's service account, or kubectl's",
+        "url": shown_url(kubernetes.url) or None,
+        "kubeconfig": kubernetes.kubeconfig or None,
         "lease": settings.lease.name if settings.lease.enabled else None,
         "brokers": settings.kafka.bootstrap_servers,
     }

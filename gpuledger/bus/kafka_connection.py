@@ -195,9 +195,10 @@ class KafkaConnection:
         # Before any client is there: it logs from its first connection on.
         demote_logs()
         if readiness and settings.security_protocol != "PLAINTEXT":
-            self._credentials = KafkaCredentials(settings, check=_check_of(readiness))
+            check = _check_of(readiness)
+            self._credentials = KafkaCredentials(settings, check=check)
             # Also while nothing connects: a mistake in a new file shows before it is needed.
-            readiness.add_periodic(self._credentials.look)
+            readiness.add_periodic(self._credentials.look, check=check)
 
     @cached_property
     def _credentials(self) -> KafkaCredentials:

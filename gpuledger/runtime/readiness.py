@@ -215,22 +215,22 @@ class Readiness:
 
     def __init__(self, **checks: Check) -> None:
         self._checks = checks
-        self._periodic: list[Callable[[], None]] = []
+        self._periodic: list[tuple[Check, Callable[[], None]]] = []
 
-    def add_periodic(self, look: Callable[[], None]) -> None:
-        """Have something called each second that finds what changes unasked, used or not."""
-        self._periodic.append(look)
+    def add_periodic(self, look: Callable[[], None], *, check: Check) -> None:
+        """Have the files of a check looked at each second, as they change unasked."""
+        self._periodic.append((check, look))
 
     async def run_periodic(self, *, every_seconds: float = POLL_INTERVAL_SECONDS) -> None:
         """Call each second, until cancelled, all that was added."""
         while True:
             await asyncio.sleep(every_seconds)
-            for look in self._periodic:
+            for check, look in self._periodic:
                 try:
                     look()
                 except Exception:  # noqa: BLE001  # a mistake of ours in one must not end the others
-                    if count := _repeats.count("look"):
-                        _log.exception("look_failed", count=count)
+                    if count := _repeats.count(("look", check.name)):
+                        _log.exception("file_watch_failed", check=check.name, count=count)
 
     def check(self, name: str, *, severity: CheckSeverity = CheckSeverity.CRITICAL) -> Check:
         """Return the check of that name; the first call makes it, with its severity."""

@@ -237,8 +237,9 @@ def run_service(
     readiness = Readiness()
     guard = None
     if file := settings.http.web_config_file:
-        guard = WebGuard(file, check=readiness.check("web_config", severity=CheckSeverity.WARNING))
-        readiness.add_periodic(guard.look)
+        check = readiness.check("web_config", severity=CheckSeverity.WARNING)
+        guard = WebGuard(file, check=check)
+        readiness.add_periodic(guard.look, check=check)
 
     async def work() -> None:
         async with serve_health(

@@ -123,4 +123,6 @@ async def end_where_stalled(
         await sleep(stall_seconds / _LOOKS)
         now = attempts()
         last, looks = now, looks + 1 if now == last else 0
-    raise FreshStartError(f"{what} has not gone round for {stall_seconds:.0f} s")
+    raise FreshStartError(
+        f"{what} has stalled: none of its calls has ended for {stall_seconds:.0f} s"
+    )

@@ -80,7 +80,7 @@ def has_counted(of: Deployable, name: str, *, least: float) -> bool:
 
 
 def buried(of: Deployable) -> list[int]:
-    lines = [line for line in of.log.read_text().splitlines() if '"records_buried"' in line]
+    lines = [line for line in of.log.read_text().splitlines() if '"records_rejected"' in line]
     return [json.loads(line)["count"] for line in lines]
 
 

@@ -9,9 +9,9 @@ import threading
 import pytest
 
 from agent.command import OPTIONS
-from agent.settings import AgentSettings, name_node
+from agent.settings import AgentSettings, KubeletSettings, name_node
 from agent.source_selection import find_source, open_source
-from gpuledger.errors import SettingsError
+from gpuledger.errors import SettingsError, UserError
 from gpuledger.settings import load_settings
 from tests.hanging import HANG_SECONDS
 
@@ -134,6 +134,14 @@ def test_without_kafka_its_client_is_not_loaded() -> None:
 def test_the_scenario_that_is_played_without_a_file_has_one_node_whatever_it_is_called() -> None:
     machine = find_source(AgentSettings(source="simulated", node_name="anything"))
     assert len(machine.gpus.open()) == 4
+
+
+def test_a_recording_refuses_to_ask_a_kubelet_that_it_does_not_have() -> None:
+    settings = AgentSettings(
+        source="recorded:node.jsonl", kubelet=KubeletSettings(enabled=True), node_name="n"
+    )
+    with pytest.raises(UserError, match=r"^kubelet\.enabled: true, .* auto or false$"):
+        find_source(settings)
 
 
 def test_the_end_does_not_wait_for_a_driver_that_does_not_answer(

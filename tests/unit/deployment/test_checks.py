@@ -64,3 +64,11 @@ def test_what_the_agent_can_do_without_leaves_it_ready() -> None:
     critical = {name for name, severity in written("agent") if severity == "critical"}
 
     assert critical == {"nvml", "ticks"}
+
+
+@pytest.mark.parametrize("deployable", sorted(FOLDERS.keys() - {"all"}))
+def test_whether_kafka_works_is_the_check_of_that_name_in_every_deployable(deployable: str) -> None:
+    last_words = {name.removeprefix("<sink>.") for name, _ in written(deployable)}
+
+    assert "kafka" in last_words
+    assert "bus" not in last_words

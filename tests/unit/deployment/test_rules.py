@@ -40,6 +40,7 @@ COME_LATER: Final = {
     "gpuledger_sink_lag_seconds",
     "gpuledger_records_withheld_seconds",
     "gpuledger_certificate_not_after_timestamp_seconds",
+    "gpuledger_agent_spool_usable",
 }
 """Gauges that come with what they tell of, as the page says."""
 _TOPICS: Final = "from gpuledger.topics import Topics"

@@ -400,10 +400,10 @@ async def test_what_is_refused_for_ever_is_a_line_a_minute_for_each_topic_and_re
 
     told = [(line["event"], line["reason"], line["count"]) for line in lines]
     assert told == [
-        ("records_buried", "future", 1),
-        ("records_buried", "invalid", 1),
-        ("records_buried", "future", 60),
-        ("records_buried", "future", 60),
+        ("records_rejected", "future", 1),
+        ("records_rejected", "invalid", 1),
+        ("records_rejected", "future", 60),
+        ("records_rejected", "future", 60),
     ]
 
 

@@ -123,7 +123,7 @@ async def test_the_start_says_what_runs_where_to_and_as_whom_and_then_what_it_ho
         "sink": "recorder",
         "receiver": "http://prometheus:9090/write",
         "group": GROUP,
-        "member": None,
+        "group_instance_id": None,
         "topics": [EVENTS.name],
     }
     assert assigned["partitions"] == {EVENTS.name: list(range(PARTITIONS))}

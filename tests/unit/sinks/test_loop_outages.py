@@ -112,7 +112,7 @@ async def test_an_outage_of_the_bus_is_logged_where_it_begins_and_where_it_ends(
     on, sink, readiness = flaky(poll=7), Recorder(), Readiness()
     await publish(on, event(0))
     with capture_logs() as logged:
-        async with running(consuming(on, sink, check=readiness.check("t.bus"))):
+        async with running(consuming(on, sink, check=readiness.check("t.kafka"))):
             await eventually(is_committed(on, 1))
 
     told = [line["event"] for line in logged if line["log_level"] != "info" or "check" in line]
@@ -136,7 +136,7 @@ async def test_the_detail_of_a_healthy_sink_is_that_of_the_moment() -> None:
 async def test_what_was_removed_unread_stays_in_the_check_of_gaps_and_the_sink_ready() -> None:
     on, sink, readiness = bus(), Recorder(), Readiness()
     gaps = readiness.check("t.gaps", severity=CheckSeverity.WARNING)
-    how = {"check": readiness.check("t.bus"), "gaps": gaps}
+    how = {"check": readiness.check("t.kafka"), "gaps": gaps}
     await publish(on, *map(event, range(4)))
     async with running(consuming(on, sink, **how)):
         await eventually(is_committed(on, 4))

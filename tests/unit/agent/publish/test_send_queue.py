@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 from typing_extensions import override
 
@@ -79,6 +80,12 @@ def outbox_of(
         ),
         now_seconds=clock or Hands(),
     )
+
+
+def usable_in(folder: Path) -> float | None:
+    """Return what the metric says of the spool in this folder; `None` where it has no series."""
+    labels = {"folder": str(folder / NODE)}
+    return REGISTRY.get_sample_value("gpuledger_agent_spool_usable", labels)
 
 
 async def put(send_queue: SendQueue, clock: Hands, *numbers: int) -> None:
@@ -166,15 +173,26 @@ async def test_a_disk_that_refuses_is_counted_and_told_and_memory_goes_on(tmp_pa
     disk.error = OSError(errno.ENOSPC, "No space left on device")
     await put(send_queue, clock, *range(12))
     assert value_of(failures) > before
-    assert (check.has_failed, value_of(SPOOL_USABLE)) == (True, 0)
+    assert (check.has_failed, usable_in(tmp_path)) == (True, 0)
     assert check.detail == "in memory only: [Errno 28] No space left on device"
     assert (send_queue.bundles_in_memory, value_of(TICKS_DROPPED) - dropped) == (10, 2)
     disk.error = None
     await put(send_queue, clock, 12)
-    assert (send_queue.bundles_in_memory, value_of(SPOOL_USABLE)) == (0, 1)
+    assert (send_queue.bundles_in_memory, usable_in(tmp_path)) == (0, 1)
     assert check.detail == "10 ticks on the disk"
     assert await take_all(send_queue, 10) == list(range(3, 13))
     spilling.cancel()
+
+
+async def test_a_spool_that_is_off_has_no_series_that_an_alert_could_take_for_a_broken_one() -> (
+    None
+):
+    SPOOL_USABLE.clear()
+    check = Check()
+    send_queue, clock = outbox_of(None, check=check), Hands()
+    await put(send_queue, clock, *range(20))
+    assert (check.is_ok, check.detail) == (True, "off")
+    assert [one.samples for one in SPOOL_USABLE.collect()] == [[]]
 
 
 async def test_what_is_on_the_disk_is_sent_first_also_while_the_disk_takes_nothing_more(
@@ -209,12 +227,12 @@ async def test_nothing_overtakes_what_lies_on_a_disk_that_cannot_be_read_for_a_w
         # A read and a write of the same file, each every four seconds.
         assert len(attempts) <= 2 * (1 + 13 // 4)
         assert check.detail.endswith("Too many open files: " + repr(str(files_in(tmp_path)[0])))
-        assert (check.has_failed, value_of(SPOOL_USABLE)) == (True, 0)
+        assert (check.has_failed, usable_in(tmp_path)) == (True, 0)
     await put(send_queue, clock, *range(20, 30))
     assert await taking == list(range(30))
     await put(send_queue, clock, 30)
     assert await take_all(send_queue, 1) == [30]
-    assert (check.is_ok, value_of(SPOOL_USABLE)) == (True, 1)
+    assert (check.is_ok, usable_in(tmp_path)) == (True, 1)
     spilling.cancel()
 
 

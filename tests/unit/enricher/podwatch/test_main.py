@@ -79,5 +79,6 @@ def test_a_signal_does_not_wait_for_the_import_of_the_client_library(tmp_path: P
         finally:
             child.kill()
     assert '"service_started"' in said
+    assert f'"url":null,"kubeconfig":"{tmp_path}/kubeconfig"' in said
     assert "service_ended" in rest
     assert child.returncode == 0

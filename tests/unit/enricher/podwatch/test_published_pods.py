@@ -96,23 +96,23 @@ async def test_all_partitions_are_read_to_their_end() -> None:
     bus, readiness = MemoryBus(), Readiness()
     await publish(bus, *((number % 12, f"u{number}", value(f"u{number}")) for number in range(30)))
     await publish(bus, (3, "u3", None), (4, "u4", value("u4", deleted_time_ns=1)))
-    known = await read_known(bus=bus, check=readiness.check("known"), clock=PatientClock())
+    known = await read_known(bus=bus, check=readiness.check("known_pods"), clock=PatientClock())
     assert known.by_uid.keys() == {f"u{number}" for number in range(30)} - {"u3"}
-    check = readiness.check("known")
+    check = readiness.check("known_pods")
     assert (check.is_ok, check.detail) == (True, "29 pods were known, 1 of them deleted")
 
 
 async def test_a_bus_that_is_away_is_asked_again_after_a_pause() -> None:
     bus, readiness, clock = FlakyBus(failures=3), Readiness(), PatientClock()
     await publish(bus, (0, "a", value("a")))
-    known = await read_known(bus=bus, check=readiness.check("known"), clock=clock)
+    known = await read_known(bus=bus, check=readiness.check("known_pods"), clock=clock)
     assert phases(known) == {"a": "Running"}
     assert len(clock.slept) == 3
     assert clock.slept[2] > clock.slept[0]
 
 
 async def test_a_missing_topic_is_named_and_waited_for() -> None:
-    bus, check, clock = MemoryBus(topics=[]), Readiness().check("known"), PatientClock()
+    bus, check, clock = MemoryBus(topics=[]), Readiness().check("known_pods"), PatientClock()
     reading = asyncio.create_task(read_known(bus=bus, check=check, clock=clock))
     await soon(lambda: len(clock.slept) >= 2)
     assert "there is no topic 'gpuledger.pods.v1'" in check.detail

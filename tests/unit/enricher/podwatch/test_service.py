@@ -267,7 +267,7 @@ async def test_a_pod_that_cannot_be_read_is_named_until_it_can_or_is_gone(
     async with running(
         bus=MemoryBus(), settings=settings, readiness=readiness, clock=PatientClock()
     ):
-        api, readable = readiness.check("api"), readiness.check("readable")
+        api, readable = readiness.check("api"), readiness.check("pod_objects")
         await soon(lambda: readable.has_failed)
         assert "pod team-red/pod-a cannot be read" in readable.detail
         assert api.detail == "2 pods"

@@ -71,14 +71,15 @@ async def test_what_changes_unasked_is_looked_at_whatever_becomes_of_the_others(
         if is_broken:
             raise ValueError("a mistake of ours")
 
-    readiness.add_periodic(look)
-    readiness.add_periodic(looked.set)
+    readiness.add_periodic(look, check=readiness.check("web_config"))
+    readiness.add_periodic(looked.set, check=readiness.check("kafka.credentials"))
     looking = asyncio.create_task(readiness.run_periodic(every_seconds=0))
     with capture_logs() as lines:
         async with asyncio.timeout(HANG_SECONDS):
             await looked.wait()
     await end_tasks(looking)
-    assert [line["event"] for line in lines] == (["look_failed"] if is_broken else [])
+    said = [(line["event"], line["check"]) for line in lines]
+    assert said == ([("file_watch_failed", "web_config")] if is_broken else [])
 
 
 def test_another_reason_of_a_failure_is_told_through_the_check() -> None:

@@ -28,14 +28,16 @@ class Sleeper:
             raise asyncio.CancelledError
 
 
-async def watch(rounds: Iterable[int], sleep: Sleeper) -> None:
-    counted = iter(rounds)
+async def watch(attempts: Iterable[int], sleep: Sleeper) -> None:
+    counted = iter(attempts)
     await end_where_stalled(lambda: next(counted), what="it", stall_seconds=600.0, sleep=sleep)
 
 
 async def test_work_that_stands_still_for_its_whole_time_ends_the_process() -> None:
     sleep = Sleeper()
-    with pytest.raises(FreshStartError, match="it has not gone round for 600 s"):
+    with pytest.raises(
+        FreshStartError, match="it has stalled: none of its calls has ended for 600 s"
+    ):
         await watch(repeat(7), sleep)
     assert sleep.slept_seconds == pytest.approx(600)
 
