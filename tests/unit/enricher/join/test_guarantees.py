@@ -29,7 +29,7 @@ from gpuledger.records import NodeProgress
 from gpuledger.runtime import Check, RetryingCaller
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import DEAD_LETTERS, EVENTS, PROGRESS, SAMPLES
-from tests.unit.enricher.join.test_service import (
+from tests.unit.enricher.join.joining import (
     GROUP,
     PLACE,
     committed,

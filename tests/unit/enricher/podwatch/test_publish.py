@@ -21,7 +21,7 @@ from gpuledger.runtime import Readiness
 from gpuledger.runtime.readiness import Check
 from gpuledger.topics import PODS
 from tests.unit.enricher.podwatch.builders import pod_record, soon
-from tests.unit.enricher.podwatch.test_restart import states, topic
+from tests.unit.enricher.podwatch.running import states, topic
 
 KNOWN = {"a": ["Running"], "b": ["Running"]}
 
