@@ -24,6 +24,7 @@ from enricher.podwatch.objects import (
     Resources,
     Terminated,
 )
+from gpuledger.clock import NS_PER_MINUTE
 from gpuledger.records import PodContainer
 
 Nanoseconds = Callable[[str | None], int | None]
@@ -118,7 +119,6 @@ def _id_of(container_id: str | None) -> str | None:
 # here.
 
 Owner = tuple[str, str]
-_NS_PER_MINUTE: Final = 60_000_000_000
 _MAX_MINUTES_LATE: Final = 2 * 366 * 24 * 60
 # The two times are of two clocks.
 _MAX_MINUTES_EARLY: Final = 5
@@ -176,7 +176,7 @@ def _by_minute(job: str, created_time_ns: int) -> Owner | None:
     name, _, minute = job.rpartition("-")
     if not (name and minute.isascii() and minute.isdigit()):
         return None
-    late = created_time_ns // _NS_PER_MINUTE - int(minute)
+    late = created_time_ns // NS_PER_MINUTE - int(minute)
     return ("CronJob", name) if -_MAX_MINUTES_EARLY <= late <= _MAX_MINUTES_LATE else None
 
 

@@ -29,7 +29,7 @@ from gpuledger.records import NodeProgress
 from gpuledger.runtime import Check, RetryingCaller
 from gpuledger.settings import KafkaSettings
 from tests.default_topics import DEAD_LETTERS, EVENTS, PROGRESS, SAMPLES, TOPICS
-from tests.unit.enricher.join.test_service import (
+from tests.unit.enricher.join.joining import (
     GROUP,
     PLACE,
     committed,

@@ -12,7 +12,7 @@ from gpuledger.bus.protocol import Consumer, Message, Record, Subscription, Topi
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
 from tests.default_topics import INCIDENTS, PODS, PROCESSES, SAMPLES
-from tests.unit.enricher.join.test_service import (
+from tests.unit.enricher.join.joining import (
     PLACE,
     joining,
     publish,

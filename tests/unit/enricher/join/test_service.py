@@ -1,15 +1,13 @@
 """The join's shell on the bus in memory: order, rebuilding, commits, retries."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 from prometheus_client import REGISTRY
 from typing_extensions import override
 
-from enricher.join.join_settings import JoinSettings, JoinTuning
-from enricher.join.run import run_join
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import (
     Consumer,
@@ -19,66 +17,31 @@ from gpuledger.bus.protocol import (
     TopicPartition,
     Transactions,
 )
-from gpuledger.codec import Decoder, encode
+from gpuledger.codec import Decoder
 from gpuledger.records import DeadLetter, GpuEvent, PodState
-from gpuledger.runtime import Readiness
-from gpuledger.topics import Topic, partition_of_node
-from tests.default_topics import DEAD_LETTERS, EVENTS, INCIDENTS, PODS, PROCESSES, SAMPLES, TOPICS
+from gpuledger.topics import Topic
+from tests.default_topics import (
+    DEAD_LETTERS,
+    EVENTS,
+    INCIDENTS,
+    PODS,
+    PROCESSES,
+    SAMPLES,
+    TOPICS,
+)
 from tests.hanging import HANG_SECONDS
-from tests.unit.enricher.join.ticks import UIDS, pod, process, sample
-
-PLACE = partition_of_node("node-a", partitions=12)
-SETTINGS = JoinSettings(join=JoinTuning(poll_timeout_seconds=0.05, commit_interval_seconds=0.001))
-GROUP = SETTINGS.join.group
-
-
-@asynccontextmanager
-async def joining(bus: MemoryBus, *, settings: JoinSettings = SETTINGS) -> AsyncIterator[Readiness]:
-    """Run a join on the bus while the context is open."""
-    readiness = Readiness()
-    task = asyncio.create_task(run_join(bus=bus, settings=settings, readiness=readiness))
-    try:
-        yield readiness
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
-
-
-async def publish(bus: MemoryBus, topic: Topic, *values: object, key: str = "node-a") -> None:
-    """Publish values, or bytes as they are, where the node's records go."""
-    data = [value if isinstance(value, bytes) else encode(value) for value in values]
-    async with bus.producer() as producer:
-        messages = [Message(key.encode(), value, 1_790_000_000_000) for value in data]
-        await producer.publish(topic.name, PLACE, messages)
-
-
-async def read(bus: MemoryBus, topic: Topic, count: int) -> Sequence[bytes]:
-    """Read `count` records of a topic from its beginning, within two seconds."""
-    found: list[bytes] = []
-    subscription = Subscription(group="reader", topics=[topic.name])
-    async with asyncio.timeout(HANG_SECONDS), bus.consumer(subscription) as consumer:
-        while len(found) < count:
-            batch = await consumer.poll(timeout_seconds=1, max_records=100)
-            found += [each.value or b"" for records in batch.values() for each in records]
-    return found
-
-
-async def read_events(bus: MemoryBus, count: int) -> list[GpuEvent]:
-    """Read `count` events."""
-    decoder = Decoder(topic=EVENTS.name, record=GpuEvent)
-    return [decoder.decode(value) for value in await read(bus, EVENTS, count)]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what the join brings about."""
-    async with asyncio.timeout(HANG_SECONDS):
-        while not condition():  # noqa: ASYNC110  # checks send no event
-            await asyncio.sleep(0.01)
-
-
-def tick(seq: int) -> object:
-    """Return a tick on which the first pod was busy."""
-    return sample(seq=seq, processes=[process(container=0, sm_utilization_ratio=0.5)])
+from tests.unit.enricher.join.joining import (
+    GROUP,
+    PLACE,
+    committed,
+    joining,
+    publish,
+    read,
+    read_events,
+    tick,
+    until,
+)
+from tests.unit.enricher.join.ticks import UIDS, pod
 
 
 async def test_pods_that_were_there_before_are_known_to_the_first_event() -> None:
@@ -148,17 +111,6 @@ async def test_a_join_that_starts_again_goes_on_where_it_stopped() -> None:
     async with joining(bus):
         events = await read_events(bus, 2)
     assert [event.seq for event in events] == [1, 2]
-
-
-async def committed(bus: MemoryBus, offset: int) -> None:
-    """Wait until the join has committed this offset of its ticks."""
-    place = TopicPartition(SAMPLES.name, PLACE)
-    async with (
-        asyncio.timeout(HANG_SECONDS),
-        bus.consumer(Subscription(group=GROUP, topics=[])) as consumer,
-    ):
-        while await consumer.committed(place) != offset:  # noqa: ASYNC110 - the bus has no event for commits
-            await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("topic", [SAMPLES, PROCESSES, INCIDENTS, PODS], ids=lambda each: each.name)

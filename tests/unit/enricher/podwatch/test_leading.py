@@ -20,8 +20,7 @@ from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import PatientClock, pod, pod_record, soon
 from tests.unit.enricher.podwatch.lease_shelf import LeaseShelf
 from tests.unit.enricher.podwatch.misbehaving import MisbehavingServer, page, serving
-from tests.unit.enricher.podwatch.test_restart import states, topic
-from tests.unit.enricher.podwatch.test_service import running
+from tests.unit.enricher.podwatch.running import running, states, topic
 
 PATH = "/apis/coordination.k8s.io/v1/namespaces/ledger/leases/gpuledger-podwatch"
 

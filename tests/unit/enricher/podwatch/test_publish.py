@@ -22,7 +22,7 @@ from gpuledger.runtime.readiness import Check
 from tests.default_topics import PODS
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import pod_record, soon
-from tests.unit.enricher.podwatch.test_restart import states, topic
+from tests.unit.enricher.podwatch.running import states, topic
 
 KNOWN = {"a": ["Running"], "b": ["Running"]}
 

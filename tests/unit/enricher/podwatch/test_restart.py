@@ -6,7 +6,7 @@ import pytest
 
 from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Message, Record
+from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.runtime import Readiness
 from tests.default_topics import PODS
@@ -18,7 +18,7 @@ from tests.unit.enricher.podwatch.misbehaving import (
     events,
     page,
 )
-from tests.unit.enricher.podwatch.test_service import StillClock, decoded, running
+from tests.unit.enricher.podwatch.running import StillClock, decoded, running, states, topic
 
 
 @pytest.fixture
@@ -26,33 +26,6 @@ def settings(server: MisbehavingServer) -> PodwatchSettings:
     return PodwatchSettings(
         kubernetes=KubernetesSettings(url=server.url), tombstone_after_seconds=60
     )
-
-
-async def topic(bus: MemoryBus) -> list[Record]:
-    """Return all that was published until now, each partition in order."""
-    async with bus.reader() as reader:
-        spans = await reader.spans(PODS.name)
-        return [
-            record
-            for place, span in spans.items()
-            async for records in reader.read(place, span)
-            for record in records
-        ]
-
-
-def states(records: list[Record]) -> dict[str, list[str]]:
-    """Return what became of each pod."""
-    found: dict[str, list[str]] = {}
-    for record in records:
-        found.setdefault((record.key or b"").decode(), []).append(_state(record))
-    return found
-
-
-def _state(record: Record) -> str:
-    if record.value is None:
-        return "tombstone"
-    pod = decoded(record)
-    return pod.phase if pod.deleted_time_ns is None else "deleted"
 
 
 async def run_until(

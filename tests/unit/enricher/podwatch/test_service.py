@@ -1,19 +1,15 @@
 """Podwatch as a whole, between an API server that misbehaves and a bus that may be away."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 import structlog
-from typing_extensions import override
 
-from enricher.podwatch.api import open_api
 from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
-from enricher.podwatch.pod_watch import run_podwatch
-from enricher.podwatch.publish import PodBus
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import (
     Bus,
@@ -24,10 +20,7 @@ from gpuledger.bus.protocol import (
     Subscription,
     TopicDescription,
 )
-from gpuledger.clock import Clock
-from gpuledger.codec import decoder_of
 from gpuledger.errors import BusUnavailableError
-from gpuledger.records import PodRecord
 from gpuledger.runtime import Readiness
 from gpuledger.topics import partition_of_node
 from tests.default_topics import PODS
@@ -46,14 +39,7 @@ from tests.unit.enricher.podwatch.misbehaving import (
     page,
     status,
 )
-
-
-class StillClock(PatientClock):
-    """A clock whose sleeps never end."""
-
-    @override
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.Event().wait()
+from tests.unit.enricher.podwatch.running import StillClock, decoded, running
 
 
 class ShakyBus:
@@ -96,23 +82,6 @@ def settings(server: MisbehavingServer, tmp_path: Path) -> PodwatchSettings:
     )
 
 
-@asynccontextmanager
-async def running(
-    *, bus: PodBus, settings: PodwatchSettings, readiness: Readiness, clock: Clock
-) -> AsyncGenerator[None]:
-    """Run podwatch while the context is open; a failure of it comes out of the context."""
-    async with open_api(settings.kubernetes) as api:
-        task = asyncio.create_task(
-            run_podwatch(api=api, bus=bus, settings=settings, readiness=readiness, clock=clock)
-        )
-        try:
-            yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-
-
 async def published(bus: Bus, count: int) -> list[Record]:
     """Read the topic of pods from its beginning until it has given `count` messages."""
     found: list[Record] = []
@@ -134,11 +103,6 @@ async def published_phase(bus: Bus, phase: str) -> None:
             polled = await consumer.poll(timeout_seconds=1, max_records=10)
             if any(decoded(one).phase == phase for records in polled.values() for one in records):
                 return
-
-
-def decoded(record: Record) -> PodRecord:
-    found: PodRecord = decoder_of(PODS.name, PodRecord).decode(record.value)
-    return found
 
 
 async def test_pods_are_published_under_their_uid_on_the_partition_of_their_node(
