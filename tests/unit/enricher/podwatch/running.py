@@ -18,7 +18,7 @@ from gpuledger.clock import Clock
 from gpuledger.codec import decoder_of
 from gpuledger.records import PodRecord
 from gpuledger.runtime import Readiness
-from gpuledger.topics import PODS
+from tests.default_topics import PODS
 from tests.unit.enricher.podwatch.builders import (
     PatientClock,
 )
