@@ -125,6 +125,7 @@ def _playing(folder: Path) -> Iterator[None]:
 
 def _agent(folder: Path, bootstrap_servers: str) -> Deployable:
     os.environ["LD_LIBRARY_PATH"] = str(folder)
+    os.environ["MALLOC_ARENA_MAX"] = "1"  # as in the image
     os.environ["NVML_STUB_MEMORY"] = str(folder / "memory")
     # The image has bytecode. An agent that has to compile its modules at the start keeps 10 MiB of
     # what that took: most of it for pynvml, a third of a megabyte of source.
