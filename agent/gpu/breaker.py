@@ -12,6 +12,7 @@ import structlog
 
 from agent.core.raw import CallGroup
 from agent.metrics import BREAKER_OPEN, CALL_GROUPS_FAILED
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.runtime import Backoff
 
 _log = structlog.get_logger(__name__)
@@ -71,7 +72,7 @@ class Breaker:
     def trip(self, now_ns: int) -> bool:
         """Open at once: another failure would cost too much; return whether it opened by it."""
         was_open = self.is_open
-        self._retry_ns = now_ns + round(self._backoff.next_seconds() * 1e9)
+        self._retry_ns = now_ns + round(self._backoff.next_seconds() * NS_PER_SECOND)
         return not was_open
 
 

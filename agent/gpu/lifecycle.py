@@ -29,7 +29,7 @@ from agent.gpu.protocol import (
 )
 from agent.gpu.threads import Worker
 from agent.metrics import EVENT_SET_FAILURES, NVML_STARTS
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_MINUTE, NS_PER_SECOND, Clock
 from gpuledger.records import Capability
 from gpuledger.runtime import Backoff
 
@@ -37,7 +37,7 @@ _log = structlog.get_logger(__name__)
 _WAIT_SECONDS: Final = 0.5
 _WAIT_MS: Final = round(_WAIT_SECONDS * 1000)
 # So long a source has to stay open, until its next loss counts as the first one.
-_CALM_NS: Final = 60_000_000_000
+_CALM_NS: Final = NS_PER_MINUTE
 
 
 class SourceListener(Protocol):
@@ -65,13 +65,13 @@ class Retry:
     def record_attempt(self, now_ns: int) -> None:
         """Begin the wait before the next attempt."""
         self._tried_ns = now_ns
-        self._due_ns = now_ns + round(self._backoff.next_seconds() * 1e9)
+        self._due_ns = now_ns + round(self._backoff.next_seconds() * NS_PER_SECOND)
 
     def wait(self, now_ns: int, seconds: float) -> None:
         """Do not try for `seconds`; the waits after that begin anew."""
         self._backoff.reset()
         self._tried_ns = now_ns
-        self._due_ns = now_ns + round(seconds * 1e9)
+        self._due_ns = now_ns + round(seconds * NS_PER_SECOND)
 
     def record_success(self, now_ns: int) -> None:
         """Forget earlier failures, unless they are so fresh that it may fail again at once."""

@@ -18,6 +18,7 @@ from agent.gpu.protocol import Gpu, GpuLostError, SourceLostError
 from agent.gpu.threads import PollCycle, Worker, wait_at_most
 from agent.gpu.worker import GpuWorker, HealthTimes, LeakedThreads
 from agent.metrics import GPU_DEADLINES_MISSED, GPUS_LOST, PROCESS_SCANS_LATE
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import UnavailableError
 from gpuledger.records import GpuFacts
 
@@ -96,7 +97,7 @@ class GpuPool:
         self._availability = availability
         self.deadline_seconds = deadline_seconds
         """How long a tick waits for the GPUs; it is read at each tick."""
-        self._health_ns = round(health_seconds * 1e9)
+        self._health_ns = round(health_seconds * NS_PER_SECOND)
         self._leaked = LeakedThreads()
         self._breaker_log = BreakerLog()
         self.workers: list[GpuWorker] = []

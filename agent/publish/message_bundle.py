@@ -15,13 +15,13 @@ import structlog
 from agent.core.tick import NodeTick
 from agent.metrics import QUEUE_TICKS, TICKS_DROPPED, VALUES_CUT
 from gpuledger.bus.protocol import Message
+from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import encode, validate
 from gpuledger.records import Incident, Inventory
 from gpuledger.records.fitting import fit
 from gpuledger.runtime.logs import Repeats
 from gpuledger.topics import Topics
 
-_NS_PER_MS: Final = 1_000_000
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
@@ -85,7 +85,7 @@ def _message(record: _NodeRecord) -> Message:
     return Message(
         key=record.node.encode(),
         value=encode(record),
-        timestamp_ms=record.time_ns // _NS_PER_MS,
+        timestamp_ms=record.time_ns // NS_PER_MS,
     )
 
 

@@ -24,10 +24,11 @@ from agent.gpu.nvidia.library import NvmlLibrary
 from agent.gpu.nvidia.mig import InstanceClient
 from agent.gpu.nvidia.query import check_code, mark_if_unsupported
 from agent.gpu.protocol import FailedError, UnsupportedError
+from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS
 
-MIN_NS: Final = 100_000_000
+MIN_NS: Final = 100 * NS_PER_MS
 """NVML's least time between two samples."""
-_MAX_NS: Final = 600_000_000_000
+_MAX_NS: Final = 10 * NS_PER_MINUTE
 _METRICS: Final = "nvmlGpmMetricsGet"
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_SECOND, Clock
 
 MAX_NAMES: Final = 4096
 """A node runs some hundreds of containers; their predecessors' logs are linked too."""
-_FIRST_WAIT_NS: Final = 1_000_000_000
+_FIRST_WAIT_NS: Final = NS_PER_SECOND
 _MAX_WAIT_NS: Final = 64 * _FIRST_WAIT_NS
 # Kubernetes' names are of these characters; other files may have any, and need not be UTF-8.
 _NAME: Final = re.compile(

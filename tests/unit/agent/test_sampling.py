@@ -12,6 +12,7 @@ from agent.core.raw import ListedProcess, RawGpuSample
 from agent.core.tick import ClockReading, NodeTick
 from agent.metrics import READINGS_DROPPED
 from agent.sampling import Sampler
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import (
     ContainerRef,
     DeviceAllocation,
@@ -31,15 +32,14 @@ from tests.ticks import play
 
 QUICKSTART = Path(__file__).parents[3] / "scenarios" / "quickstart.yaml"
 EPOCH_NS = 1_795_000_000_000_000_000
-SECOND_NS = 1_000_000_000
 WINDOW_SECONDS = 1 / 6
 ONE, TWO = "a" * 64, "b" * 64
 
 
 def moment(seconds: float) -> ClockReading:
-    now_ns = round(seconds * SECOND_NS)
+    now_ns = round(seconds * NS_PER_SECOND)
     return ClockReading(
-        time_ns=EPOCH_NS + now_ns, monotonic_ns=now_ns, boottime_ns=100 * SECOND_NS + now_ns
+        time_ns=EPOCH_NS + now_ns, monotonic_ns=now_ns, boottime_ns=100 * NS_PER_SECOND + now_ns
     )
 
 
@@ -93,8 +93,8 @@ def test_the_first_answers_only_open_the_first_interval(
     tick = sample(sampler, [answers()], 1.25)
     assert tick
     assert (tick.sample.node, tick.sample.boot_id) == ("node-1", "boot-1")
-    assert (tick.sample.interval_ns, tick.sample.seq) == (SECOND_NS // 4, 101_250)
-    assert tick.sample.time_ns == EPOCH_NS + SECOND_NS * 5 // 4
+    assert (tick.sample.interval_ns, tick.sample.seq) == (NS_PER_SECOND // 4, 101_250)
+    assert tick.sample.time_ns == EPOCH_NS + NS_PER_SECOND * 5 // 4
     assert [record.change for record in tick.processes] == [ProcessChange.SEEN, ProcessChange.ENDED]
     (process,) = tick.sample.processes
     assert process.ended
@@ -108,7 +108,7 @@ def test_an_interval_that_no_record_may_claim_is_given_up_and_told(sampler: Samp
     with capture_logs() as lines:
         assert sample(sampler, [answers()], 2 * MAX_INTERVAL_SECONDS + 0.5) is None
         after = tick_at(sampler, [answers()], 2 * MAX_INTERVAL_SECONDS + 1.5)
-    assert after.interval_ns == SECOND_NS
+    assert after.interval_ns == NS_PER_SECOND
     assert [(line["event"], line["interval_seconds"]) for line in lines] == [
         ("interval_dropped", MAX_INTERVAL_SECONDS + 0.5)
     ]
@@ -189,7 +189,7 @@ def busy_seconds(samples: list[NodeSample]) -> dict[str | None, float]:
         for process in one.processes:
             place = process.container
             uid = None if place is None else one.containers[place].pod_uid
-            busy[uid] += (process.sm_utilization_ratio or 0) * one.interval_ns / SECOND_NS
+            busy[uid] += (process.sm_utilization_ratio or 0) * one.interval_ns / NS_PER_SECOND
     return busy
 
 
@@ -285,7 +285,7 @@ def test_a_counter_that_rose_while_a_gpu_did_not_answer_is_believed(
     sample(sampler, [replace(answers(), readings={throttled: 0, sent: 0})], 1)
     for second in range(2, 2 + silent):
         sample(sampler, [answers(index=1)], second)
-    risen = {throttled: seconds * SECOND_NS, sent: seconds * (200 << 30)}
+    risen = {throttled: seconds * NS_PER_SECOND, sent: seconds * (200 << 30)}
     gpu = details_at(sampler, [replace(answers(), readings=risen)], 1 + seconds)["GPU-0"]
     assert gpu.throttling
     assert gpu.traffic

@@ -18,6 +18,7 @@ from agent.settings import AgentSettings
 from agent.source_selection import find_source, probe
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.codec import decoder_of
 from gpuledger.errors import BusUnavailableError, UserError
 from gpuledger.records import NodeSample, ProcessChange, ProcessRecord
@@ -40,14 +41,14 @@ class SleepersClock(ManualClock):
     def __init__(self, *, sleepers: int, rings_after_seconds: float) -> None:
         super().__init__(start_ns=EPOCH_NS)
         self._sleepers = sleepers
-        self._rings_at_ns = EPOCH_NS + round(rings_after_seconds * 1e9)
+        self._rings_at_ns = EPOCH_NS + round(rings_after_seconds * NS_PER_SECOND)
         self._wakings: list[tuple[int, asyncio.Event]] = []
         self.rung = asyncio.Event()
 
     @override
     async def sleep(self, seconds: float) -> None:
         awake = asyncio.Event()
-        self._wakings.append((self.time_ns() + round(seconds * 1e9), awake))
+        self._wakings.append((self.time_ns() + round(seconds * NS_PER_SECOND), awake))
         if len(self._wakings) == self._sleepers:
             self._wake_next()
         await awake.wait()
@@ -55,7 +56,7 @@ class SleepersClock(ManualClock):
     def _wake_next(self) -> None:
         next_one = min(self._wakings, key=lambda waking: waking[0])
         self._wakings.remove(next_one)
-        self.advance((next_one[0] - self.time_ns()) / 1e9)
+        self.advance((next_one[0] - self.time_ns()) / NS_PER_SECOND)
         next_one[1].set()
         if self.time_ns() >= self._rings_at_ns:
             self.rung.set()

@@ -16,6 +16,7 @@ from agent.publish.spool_file import START
 from agent.publish.spool_folder import IoThread
 from agent.settings import SpoolSettings
 from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import BusUnavailableError
 from tests.default_topics import PROCESSES, SAMPLES, TOPICS
 from tests.metric_values import value_of
@@ -48,7 +49,7 @@ class Uptime:
         self.seconds = seconds
 
     def __call__(self) -> int:
-        return round(self.seconds * 1e9)
+        return round(self.seconds * NS_PER_SECOND)
 
 
 def spool_in(

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from agent.core.raw import InstanceIdentity, ListedProcess, ProcessAccounting, RawGpuSample
 from agent.core.tick import ClockReading, NodeTick
 from agent.sampling import Sampler
+from gpuledger.clock import NS_PER_MS
 from gpuledger.records import ContainerRef, ProcessChange, ProcessKind, ProcessRecord
 from tests.fakes.nvml import stat
 
-TICK_NS: Final = 10_000_000
+TICK_NS: Final = 10 * NS_PER_MS
 # No kernel gives a pid again within a second, and accounts are told apart by no less.
 STEP_TICKS: Final = 200
 UIDS = {letter: f"{letter * 8}-0000-4000-8000-{letter * 12}" for letter in "abc"}
@@ -162,7 +163,7 @@ class Machine:
         self.accounts[device, process.pid] = ProcessAccounting(
             pid=process.pid,
             started_us=started_us,
-            lived_ms=(self.now_ticks - opened_ticks) * TICK_NS // 1_000_000,
+            lived_ms=(self.now_ticks - opened_ticks) * TICK_NS // NS_PER_MS,
             gpu_percent=50.0,
             memory_percent=None,
             max_memory_bytes=1,

@@ -7,11 +7,11 @@ import pytest
 from agent.core.processes.accounting.exit_matcher import Account, ExitMatcher
 from agent.core.processes.table import ProcessTable
 from agent.host.procfs import ProcessReader
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuTotals, ProcessRecord
 from tests.fakes.nvml import FakeProcfs
 
-SECOND_NS = 1_000_000_000
-BOOT_NS = 1_700_000_000 * SECOND_NS
+BOOT_NS = 1_700_000_000 * NS_PER_SECOND
 ONE, TWO = "a" * 64, "b" * 64
 
 
@@ -35,12 +35,12 @@ class Node:
         accounts: Mapping[str, Sequence[Account] | None],
     ) -> list[ProcessRecord]:
         self.seconds += 1
-        boottime_ns = self.seconds * SECOND_NS
+        boottime_ns = self.seconds * NS_PER_SECOND
         update = self.table.refresh(listed, listed_boottime_ns=boottime_ns, time_ns=boottime_ns)
         return self.matcher.match(
             update,
             accounts,
-            time_ns=BOOT_NS + self.set_by_seconds * SECOND_NS + boottime_ns,
+            time_ns=BOOT_NS + self.set_by_seconds * NS_PER_SECOND + boottime_ns,
             boottime_ns=boottime_ns,
         )
 
@@ -48,7 +48,7 @@ class Node:
 def account(
     pid: int, *, opened: float | None, gpu: str = "GPU-0", busy: float = 0.5, held: int = 7
 ) -> Account:
-    started_ns = None if opened is None else BOOT_NS + round(opened * SECOND_NS)
+    started_ns = None if opened is None else BOOT_NS + round(opened * NS_PER_SECOND)
     return pid, GpuTotals(
         gpu_uuid=gpu, busy_seconds=busy, max_memory_bytes=held, started_time_ns=started_ns
     )
@@ -82,7 +82,7 @@ def test_an_end_waits_for_its_account_but_not_for_ever(node: Node) -> None:
     assert node.tick({"GPU-0": []}, {"GPU-0": []}) == []
     late = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=60)]})
     assert told(late) == [("ended", 7, ONE, 0.5)]
-    assert late[0].time_ns == 102 * SECOND_NS
+    assert late[0].time_ns == 102 * NS_PER_SECOND
     node.start(7, seconds=103)
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
     waited = [told(node.tick({"GPU-0": []}, {"GPU-0": []})) for _ in range(8)]

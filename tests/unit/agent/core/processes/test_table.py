@@ -4,10 +4,11 @@ import pytest
 
 from agent.core.processes.table import UNREADABLE, Location, ProcessTable, TableUpdate
 from agent.host.procfs import ProcessReader, read_boot_id
+from gpuledger.clock import NS_PER_MS
 from gpuledger.records import ProcessChange
 from tests.fakes.nvml import FakeProcfs, stat
 
-TICK_NS = 10_000_000
+TICK_NS = 10 * NS_PER_MS
 ONE, TWO = "a" * 64, "b" * 64
 
 
