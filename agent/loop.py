@@ -7,7 +7,7 @@ from typing import Final
 import structlog
 
 from agent.core.raw import NodeFacts
-from agent.core.tick import ClockReading, NodeTick
+from agent.core.tick import NodeTick
 from agent.exposition.node_state import NodeState
 from agent.gpu.driver import Driver
 from agent.host.kubelet.allocations import Allocations
@@ -183,20 +183,17 @@ class SampleLoop:
     async def tick(self, *, late: bool = False) -> bool:
         """Make one tick and report it; return whether the driver answered at all."""
         began_seconds = time.perf_counter()
-        clocks: list[ClockReading] = []
-        raw = await self.driver.poll(
-            self.sampler.last_seen(), on_poll=lambda: clocks.append(ClockReading.read(self.clock))
-        )
+        poll = await self.driver.poll(self.sampler.last_seen())
         # Without an answer of any GPU there is nothing to book, and the interval stays open.
-        if raw is None:
+        if poll is None:
             return False
         # Before the tick: its allocations are found among these devices.
         if facts := self.driver.inventory():
             time_ns = self.clock.time_ns()
             self.outputs.report_inventory(self.inventory.update(facts, time_ns=time_ns))
         tick = self.sampler.sample(
-            raw,
-            at=clocks[-1],
+            poll.samples,
+            at=poll.at,
             allocations=self.allocations.current(self.inventory.devices)
             if self.allocations
             else (),

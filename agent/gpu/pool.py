@@ -103,7 +103,7 @@ class GpuPool:
         self.workers: list[GpuWorker] = []
         """One for each GPU of the open source that can be queried."""
         self._cycle: PollCycle | None = None
-        self.library_lost: str | None = None
+        self.source_lost: str | None = None
         """Why no GPU can answer any more, where the last answers said so."""
         self.facts: dict[str, GpuFacts] = {}
         """What is known of each GPU, by UUID."""
@@ -141,7 +141,7 @@ class GpuPool:
 
     def begin(self, found: Sequence[Gpu], now_ns: int) -> None:
         """Begin with the GPUs of a newly opened source; one whose threads all hang is left out."""
-        self.library_lost = None
+        self.source_lost = None
         self.workers = [
             GpuWorker(
                 gpu,
@@ -180,7 +180,7 @@ class GpuPool:
         samples = [sample for sample in evaluated if sample]
         GPU_DEADLINES_MISSED.inc(len(self.workers) - len(samples))
         # With the library no GPU answers, which says nothing of any one of them.
-        for worker in () if self.library_lost else self.workers:
+        for worker in () if self.source_lost else self.workers:
             if worker.is_silent:
                 self._availability.record_lost(worker.gpu.uuid, worker.silence)
         self._leaked.update_metric()
@@ -197,7 +197,7 @@ class GpuPool:
             self.workers.remove(worker)
             return None
         except SourceLostError as error:
-            self.library_lost = str(error)
+            self.source_lost = str(error)
             return None
         if sample:
             self._availability.record_answer(uuid, index=sample.index)

@@ -14,6 +14,7 @@ from agent.host.kmsg import Kmsg
 from agent.host.procfs import ProcessReader
 from agent.metrics import INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
 from agent.monitor import IncidentMonitor
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuHealth, IncidentProcess, Severity
 from gpuledger.runtime import Check
 from simulator.simulation import SimulatedNode
@@ -22,7 +23,6 @@ from tests.hanging import HANG_SECONDS
 from tests.metric_values import value_of
 from tests.unit.agent.core.incidents.builders import (
     EPOCH_NS,
-    SECOND_NS,
     PatientClock,
     Told,
     failing_node,
@@ -85,7 +85,7 @@ def idle(told: Told, clock: PatientClock) -> IncidentMonitor:
 
 def xid(code: int = 79, *, source: str = "nvml", at: float = 0, **more: object) -> Detection:
     given = {"kind": "xid", "gpu_uuid": GPU, "xid": code, "source": source, **more}
-    return Detection(time_ns=EPOCH_NS + round(at * SECOND_NS), **given)  # type: ignore[arg-type]  # a test's own fields
+    return Detection(time_ns=EPOCH_NS + round(at * NS_PER_SECOND), **given)  # type: ignore[arg-type]  # a test's own fields
 
 
 async def test_an_event_is_told_with_who_was_on_the_gpu(clock: PatientClock, told: Told) -> None:
@@ -104,7 +104,7 @@ async def test_an_event_is_told_with_who_was_on_the_gpu(clock: PatientClock, tol
     assert (incident.kind, incident.xid, incident.source) == ("xid", 48, "nvml")
     assert (incident.gpu_uuid, incident.gpu_instance) == (gpus[0].uuid, 3)
     assert incident.gpu_index == 0
-    assert incident.time_ns == EPOCH_NS + SECOND_NS
+    assert incident.time_ns == EPOCH_NS + NS_PER_SECOND
     assert incident.processes == on_it
 
 
@@ -241,13 +241,13 @@ def test_a_new_cut_that_an_event_and_a_later_tick_saw_is_told_once(
 def test_a_worse_reading_without_an_event_is_told_once(idle: IncidentMonitor, told: Told) -> None:
     worse = GpuHealth(recovery_action="reset", remapped_rows_pending=True)
     for second, health in enumerate([WELL, worse, worse, GpuHealth(), worse]):
-        idle.evaluate_health(GPU, health, time_ns=EPOCH_NS + second * SECOND_NS)
+        idle.evaluate_health(GPU, health, time_ns=EPOCH_NS + second * NS_PER_SECOND)
 
     assert [(one.kind, one.action) for one in told.incidents] == [
         ("recovery_action", "RESET_GPU"),
         ("row_remap_pending", "RESET_GPU"),
     ]
-    assert {one.time_ns for one in told.incidents} == {EPOCH_NS + SECOND_NS}
+    assert {one.time_ns for one in told.incidents} == {EPOCH_NS + NS_PER_SECOND}
 
 
 def test_a_worse_reading_that_an_event_told_of_is_not_told_again(
@@ -257,7 +257,7 @@ def test_a_worse_reading_that_an_event_told_of_is_not_told_again(
     idle.handle(xid(63, at=5))
     idle.handle(xid(154, at=5, source="kmsg", action="RESET_GPU"))
     worse = GpuHealth(recovery_action="reset", remapped_rows_pending=True)
-    idle.evaluate_health(GPU, worse, time_ns=EPOCH_NS + 10 * SECOND_NS)
+    idle.evaluate_health(GPU, worse, time_ns=EPOCH_NS + 10 * NS_PER_SECOND)
 
     assert [one.xid for one in told.incidents] == [63, 154]
 
@@ -269,7 +269,7 @@ def test_an_event_of_another_gpu_or_of_long_ago_says_nothing(
     idle.evaluate_health(GPU, WELL, time_ns=EPOCH_NS)
     idle.handle(xid(63, gpu_uuid=gpu, at=at))
     idle.evaluate_health(
-        GPU, GpuHealth(remapped_rows_pending=True), time_ns=EPOCH_NS + 10 * SECOND_NS
+        GPU, GpuHealth(remapped_rows_pending=True), time_ns=EPOCH_NS + 10 * NS_PER_SECOND
     )
 
     assert [one.kind for one in told.incidents] == ["xid", "row_remap_pending"]

@@ -11,12 +11,12 @@ from agent.core.incidents import Detection
 from agent.gpu.nvidia.events import KINDS, WANTED, NvmlGpuEvents
 from agent.gpu.protocol import FailedError, GpuLostError, UnsupportedError
 from agent.metrics import EVENT_SET_FAILURES
+from gpuledger.clock import NS_PER_SECOND
 from simulator.clock import ManualClock
 from tests.fakes.nvml_pointers import CLibrary
 from tests.metric_values import value_of
 from tests.unit.agent.core.incidents.builders import (
     EPOCH_NS,
-    SECOND_NS,
     SUCCESS,
     Device,
     device,
@@ -51,7 +51,7 @@ def opened(*devices: Device, clock: ManualClock) -> NvmlGpuEvents:
 
 
 def test_version_3_gives_the_drivers_own_time(functions: CLibrary, clock: ManualClock) -> None:
-    stamp_us = (EPOCH_NS - SECOND_NS) // 1000
+    stamp_us = (EPOCH_NS - NS_PER_SECOND) // 1000
     functions.functions["nvmlEventSetWait_v3"] = v3(
         "GPU-1", 0x8, eventData=79, timestampUsec=stamp_us, gpuInstanceId=9, computeInstanceId=0
     )
@@ -59,7 +59,7 @@ def test_version_3_gives_the_drivers_own_time(functions: CLibrary, clock: Manual
     assert opened(device("GPU-1"), clock=clock).wait(0) == Detection(
         kind="xid",
         gpu_uuid="GPU-1",
-        time_ns=EPOCH_NS - SECOND_NS,
+        time_ns=EPOCH_NS - NS_PER_SECOND,
         source="nvml",
         xid=79,
         gpu_instance=9,

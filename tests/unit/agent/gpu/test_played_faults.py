@@ -95,10 +95,10 @@ class Node:
         self, last_seen: Mapping[str, SampleCursor] | None = None
     ) -> dict[int, RawGpuSample]:
         self.looks.begin_tick()
-        answers = await self.driver.poll(last_seen or {})
+        poll = await self.driver.poll(last_seen or {})
         self.looks.end_tick()
         self.clock.advance(1)
-        return {answer.index: answer for answer in answers or ()}
+        return {sample.index: sample for sample in poll.samples} if poll else {}
 
     async def ticks(self, count: int) -> list[dict[int, RawGpuSample]]:
         return [await self.tick() for _ in range(count)]

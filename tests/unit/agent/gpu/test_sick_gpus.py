@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from typing_extensions import override
 
 from agent.core.raw import CallGroup, RawGpuSample
+from agent.core.tick import ClockReading
 from agent.gpu.driver import Driver
 from agent.gpu.protocol import (
     DriverNotLoadedError,
@@ -77,9 +78,9 @@ class Bench:
         assert all(back.wait(HANG_SECONDS) for back in backs)
 
     async def answers(self) -> dict[str, RawGpuSample] | None:
-        answers = await self.driver.poll({})
+        poll = await self.driver.poll({})
         self.clock.advance(1)
-        return None if answers is None else {answer.uuid: answer for answer in answers}
+        return None if poll is None else {sample.uuid: sample for sample in poll.samples}
 
     async def ask(self) -> list[str] | None:
         answers = await self.answers()
@@ -464,8 +465,15 @@ async def test_whatever_happens_losses_and_recoveries_come_in_turn_and_the_end_i
 async def test_the_time_of_a_tick_is_when_the_gpus_were_asked_however_long_it_waited(
     bench: Bench,
 ) -> None:
-    bench.hang(BOOKS)
-    asked: list[dict[str, int]] = []
-    await bench.driver.poll({}, on_poll=lambda: asked.append(bench.seen()))
-    assert asked == [{"GPU-0": 0, "GPU-1": 0, "GPU-2": 0}]
-    assert bench.seen()["GPU-1"] == 1
+    class SlowCall(threading.Event):
+        @override
+        def wait(self, timeout: float | None = None) -> bool:
+            bench.clock.advance(1)
+            return True
+
+    bench.sick.hangs = {BOOKS: SlowCall()}
+    began = ClockReading.read(bench.clock)
+    poll = await bench.driver.poll({})
+    assert poll is not None
+    assert poll.at == began
+    assert bench.clock.monotonic_ns() > began.monotonic_ns

@@ -149,11 +149,11 @@ async def test_the_library_is_closed_on_unbinding_and_opened_when_the_driver_is_
     )
 
     async def ask() -> bool:
-        answers = await driver.poll({})
+        poll = await driver.poll({})
         # Looks are made in the library's thread, between two ticks.
         await_driver_thread(driver)
         clock.advance(1)
-        return bool(answers)
+        return bool(poll and poll.samples)
 
     assert await ask()
     library.waiting = [UNBIND]
@@ -184,11 +184,15 @@ async def test_an_unbinding_that_is_heard_while_the_library_starts_is_heeded_aft
     library.waiting = [UNBIND]
     for gpu in gpus:
         gpu.errors = dict.fromkeys(CallGroup, LibraryLostError("lost"))
-    assert await driver.poll({}) == [], "it is started anew, and has heard of the unbinding"
+    poll = await driver.poll({})
+    assert poll is not None
+    assert poll.samples == [], "it is started anew, and has heard of the unbinding"
     for gpu in gpus:
         gpu.errors.clear()
     await_driver_thread(driver)
-    assert await driver.poll({})
+    poll = await driver.poll({})
+    assert poll is not None
+    assert poll.samples
     assert await driver.poll({}) is None
     await_driver_thread(driver)
     assert not nvml.is_open
