@@ -7,9 +7,10 @@ of files are read: their contents are root's, and none of our business.
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from gpuledger.clock import NS_PER_SECOND, Clock
 
@@ -27,8 +28,7 @@ ListNames = Callable[[], Iterable[str]]
 """Gives the names of all logs."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ContainerName:
+class ContainerName(msgspec.Struct, frozen=True, kw_only=True):
     """What people call a container."""
 
     namespace: str
