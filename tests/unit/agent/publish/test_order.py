@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.publish.message_bundle import TickQueue
+from agent.publish.message_bundle import BundleQueue
 from agent.publish.publisher import SamplePublisher, shut_down
 from agent.publish.send_queue import SendQueue
 from agent.publish.spool import Spool
@@ -67,7 +67,7 @@ class Node:
             segment_bytes=FILE_BYTES,
         )
         self.send_queue = SendQueue(
-            queue=TickQueue(max_ticks=10_000),
+            queue=BundleQueue(max_bundles=10_000),
             spool=self.spool,
             check=Check(),
             spill_after_seconds=AFTER_SECONDS,

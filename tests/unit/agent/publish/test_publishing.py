@@ -12,9 +12,9 @@ from typing_extensions import override
 from agent.core.tick import NodeTick
 from agent.metrics import QUEUE_TICKS, TICKS_DROPPED, count_published_from_zero
 from agent.publish.message_bundle import (
+    BundleQueue,
     MessageBundle,
-    QueuedMessage,
-    TickQueue,
+    QueuedBundle,
     bundle_incident,
     bundle_inventory,
     bundle_tick,
@@ -103,7 +103,7 @@ def bundle(number: int, processes: int = 0) -> MessageBundle:
 
 def outbox_in_memory(max_ticks: int = 9) -> SendQueue:
     return SendQueue(
-        queue=TickQueue(max_ticks=max_ticks), spool=None, check=Check(), spill_after_seconds=0
+        queue=BundleQueue(max_bundles=max_ticks), spool=None, check=Check(), spill_after_seconds=0
     )
 
 
@@ -179,9 +179,9 @@ def test_incidents_and_inventories_are_packed_under_their_node_and_their_own_tim
 
 def test_a_full_queue_drops_the_oldest_tick_and_counts_it() -> None:
     dropped, waiting = value_of(TICKS_DROPPED), value_of(QUEUE_TICKS)
-    queue = TickQueue(max_ticks=3)
+    queue = BundleQueue(max_bundles=3)
     for number in range(5):
-        queue.put(QueuedMessage(0.0, bundle(number)))
+        queue.put(QueuedBundle(0.0, bundle(number)))
     assert len(queue) == 3
     assert value_of(QUEUE_TICKS) - waiting == 3
     taken = queue.take(max_bundles=9)

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from typing_extensions import override
 
 from agent.metrics import SPOOL_DROPPED, SPOOL_FAILURES, SPOOL_USABLE, TICKS_DROPPED
-from agent.publish.message_bundle import TickQueue
+from agent.publish.message_bundle import BundleQueue
 from agent.publish.send_queue import SendQueue
 from agent.publish.spool import Spool
 from agent.publish.spool_folder import IoThread
@@ -70,7 +70,7 @@ def outbox_of(
     wait_seconds: float = 1,
 ) -> SendQueue:
     return SendQueue(
-        queue=TickQueue(max_ticks=max_ticks),
+        queue=BundleQueue(max_bundles=max_ticks),
         spool=spool,
         check=check or Check(),
         spill_after_seconds=5,
