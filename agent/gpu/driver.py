@@ -241,7 +241,7 @@ class Driver:
         for uuid in self._availability.known:
             if uuid not in there:
                 self._availability.record_lost(uuid, "not there when the library was started again")
-        self._availability.record_start(
+        self._availability.record_opening(
             {gpu.index: gpu.uuid for gpu in found}, self._source.unfound
         )
         if was_lost:

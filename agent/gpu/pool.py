@@ -60,7 +60,7 @@ class GpuAvailability:
         GPUS_LOST.set(len(self._lost))
         self._report("gpu_lost", uuid, reason)
 
-    def record_start(self, found: Mapping[int, str], unfound: Mapping[int, str]) -> None:
+    def record_opening(self, found: Mapping[int, str], unfound: Mapping[int, str]) -> None:
         """Record an opening: by index, the UUIDs that it found and what names the others.
 
         Those that an earlier one found are lost by their UUID, and not by another name.

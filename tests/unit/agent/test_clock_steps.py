@@ -34,7 +34,7 @@ def simulation_of(steps: Steps, clock: ManualClock) -> Simulation:
 
 
 def played(steps: Steps, *, driver_follows: bool = True) -> tuple[list[NodeSample], float]:
-    """Return the ticks, and for how long pods' processes kept GPUs busy that nobody was told."""
+    """Return the ticks, and for how long pods' processes kept GPUs busy unbeknown to the ticks."""
     clock = ManualClock(start_ns=EPOCH_NS)
     simulation = simulation_of(steps if driver_follows else (), clock)
     node = simulation.node(NODE)
@@ -43,9 +43,9 @@ def played(steps: Steps, *, driver_follows: bool = True) -> tuple[list[NodeSampl
     clock.advance(0.1)
     start_ns = clock.time_ns()
     samples = [tick.sample for tick in play(node, clock, [0.25, *[1.0] * TICKS])]
-    told = busy_seconds(samples)
+    reported = busy_seconds(samples)
     truth = simulation.truth(start_ns, clock.time_ns(), NODE)
-    return samples, sum(used.busy_seconds - told[used.uid] for used in truth)
+    return samples, sum(used.busy_seconds - reported[used.uid] for used in truth)
 
 
 def shown_by_another_clock(node: SimulatedNode, clock: ManualClock, steps: Steps) -> SimulatedNode:

@@ -88,11 +88,11 @@ def test_a_new_cut_is_in_the_next_tick_and_ends_what_was_in_the_old_one(
 
 
 def test_the_tick_of_a_new_cut_says_so(cut: list[NodeTick]) -> None:
-    told = [(place, tick.relayouted) for place, tick in enumerate(cut) if tick.relayouted]
+    reported = [(place, tick.relayouted) for place, tick in enumerate(cut) if tick.relayouted]
     first_new = next(
         place for place, tick in enumerate(cut) if tick.sample.gpus[1].mig_profile == "7g.80gb"
     )
-    assert told == [(first_new, [cut[0].sample.gpus[0].uuid])]
+    assert reported == [(first_new, [cut[0].sample.gpus[0].uuid])]
 
 
 def test_an_instance_that_vanishes_with_a_process_in_it_ends_that(clock: ManualClock) -> None:

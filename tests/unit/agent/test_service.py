@@ -130,7 +130,7 @@ async def test_several_nodes_in_one_process_publish_their_ticks_until_cancelled(
     assert any(one.pod_uid for sample in samples for one in sample.containers)
 
 
-async def test_processes_that_proc_does_not_show_are_told_and_leave_the_agent_ready() -> None:
+async def test_processes_that_proc_does_not_show_are_reported_and_leave_the_agent_ready() -> None:
     clock = SleepersClock(sleepers=1, rings_after_seconds=5)
     readiness = Readiness()
     agent = asyncio.create_task(
@@ -219,7 +219,7 @@ async def test_a_tick_that_fails_is_counted_and_the_next_one_is_taken() -> None:
     assert readiness.check("ticks").is_ok
 
 
-async def test_a_node_without_proc_is_told_in_one_line() -> None:
+async def test_a_node_without_proc_is_reported_in_one_line() -> None:
     procfs = FakeProcfs()
     procfs.files.clear()
     with pytest.raises(UserError, match="cannot read /proc"):
@@ -243,7 +243,7 @@ def test_a_scenario_is_a_source() -> None:
     assert len(source.gpus.open()) == 2
 
 
-def test_a_node_that_the_scenario_does_not_have_is_told_with_those_it_has() -> None:
+def test_a_node_that_the_scenario_does_not_have_is_reported_with_those_it_has() -> None:
     with pytest.raises(UserError, match="gpu-node-1, gpu-node-2"):
         find_source(AgentSettings(node_name="nobody", source=f"simulated:{QUICKSTART}"))
 

@@ -99,7 +99,7 @@ def test_the_server_of_mps_is_the_hosts() -> None:
         assert busy[pod.uid] == pytest.approx(pod.busy_seconds, rel=0.02)
 
 
-def test_a_batch_of_short_processes_is_told_to_the_second() -> None:
+def test_a_batch_of_short_processes_is_reported_to_the_second() -> None:
     run = Run("accounts-node", 15)
     totals = [
         total for tick in run.ticks for record in tick.processes for total in record.totals or ()

@@ -135,7 +135,7 @@ def test_a_wait_without_an_event_gives_nothing_and_counts_no_error(
     assert opened(device("GPU-1"), clock=clock).wait(0) is None
 
 
-def test_a_failure_of_a_version_3_that_worked_is_told(
+def test_a_failure_of_a_version_3_that_worked_is_reported(
     functions: CLibrary, clock: ManualClock
 ) -> None:
     functions.functions["nvmlEventSetWait_v3"] = fails(pynvml.NVML_ERROR_TIMEOUT)
@@ -148,7 +148,7 @@ def test_a_failure_of_a_version_3_that_worked_is_told(
 
 
 @pytest.mark.parametrize("version", ["nvmlEventSetWait_v3", "nvmlEventSetWait_v2"])
-def test_a_lost_gpu_is_told_by_the_wait(
+def test_a_lost_gpu_is_reported_by_the_wait(
     functions: CLibrary, clock: ManualClock, version: str
 ) -> None:
     functions.functions[version] = fails(pynvml.NVML_ERROR_GPU_IS_LOST)

@@ -44,7 +44,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(monkeypatch)
 
 
-def test_the_first_sample_tells_nothing_and_each_other_of_the_time_since_the_one_before(
+def test_the_first_sample_reports_nothing_and_each_other_of_the_time_since_the_one_before(
     bench: Bench,
 ) -> None:
     assert bench.query() == {}

@@ -9,7 +9,7 @@ from tests.unit.agent.core.incidents.builders import EPOCH_NS, failing_node, gpu
 
 
 @pytest.mark.parametrize("version", ["v3", "v2"])
-def test_a_played_driver_tells_each_event_of_its_scenario_once_and_in_order(version: str) -> None:
+def test_a_played_driver_reports_each_event_of_its_scenario_once_and_in_order(version: str) -> None:
     clock = ManualClock(start_ns=EPOCH_NS)
     node = failing_node(
         {"at_seconds": 3, "event": "double_bit_error", "gpu": 1},

@@ -145,8 +145,8 @@ async def test_what_the_driver_is_and_cannot_do_is_in_the_inventory() -> None:
     (inventory,) = await node.published(Inventory)
     assert inventory.driver_version == "direct 1.0"
     assert [gpu.index for gpu in inventory.gpus] == [0, 1]
-    told = [(one.call, one.supported) for one in inventory.gpus[0].capabilities]
-    assert told == [("driver_events", False)]
+    reported = [(one.call, one.supported) for one in inventory.gpus[0].capabilities]
+    assert reported == [("driver_events", False)]
 
 
 async def test_a_gpu_that_its_source_calls_lost_costs_no_other_one_its_ticks() -> None:

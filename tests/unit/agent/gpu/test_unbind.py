@@ -138,14 +138,14 @@ async def test_the_library_is_closed_on_unbinding_and_opened_when_the_driver_is_
     clock, check, library = ManualClock(start_ns=0), Check(), PlayedEvents()
     nvml = PlayedSource(PlayedGpu("GPU-0", 0))
     nvml.driver_events = NvmlDriverEvents(library)
-    told = []
+    reported = []
     driver = Driver(
         nvml,
         clock=clock,
         check=check,
         deadline_seconds=30,
         backoff=Backoff(first_seconds=1, max_seconds=8, jitter=lambda: 1.0),
-        report=lambda kind, uuid, _: told.append((kind, uuid)),
+        report=lambda kind, uuid, _: reported.append((kind, uuid)),
     )
 
     async def ask() -> bool:
@@ -168,7 +168,7 @@ async def test_the_library_is_closed_on_unbinding_and_opened_when_the_driver_is_
     nvml.error = None
     while not await ask():
         pass
-    assert told == [("driver_unbound", "GPU-0"), ("driver_reloaded", "GPU-0")]
+    assert reported == [("driver_unbound", "GPU-0"), ("driver_reloaded", "GPU-0")]
     assert library.sets == 1
     driver.close()
 

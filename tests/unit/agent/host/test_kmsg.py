@@ -80,7 +80,7 @@ def read(*records: bytes | OSError) -> list[Detection]:
     return reading.seen
 
 
-def test_a_line_is_a_sighting_of_the_gpu_in_that_slot() -> None:
+def test_a_line_is_a_detection_of_the_gpu_in_that_slot() -> None:
     assert read(record(LINE)) == [
         Detection(
             kind="xid",
@@ -95,7 +95,7 @@ def test_a_line_is_a_sighting_of_the_gpu_in_that_slot() -> None:
     ]
 
 
-def test_an_xid_of_a_gpu_that_never_answered_is_told_by_its_slot() -> None:
+def test_an_xid_of_a_gpu_that_never_answered_is_reported_by_its_slot() -> None:
     (seen,) = read(record(LINE.replace("1b", "2b")))
     assert seen.gpu_uuid == "PCI:0000:2b:00"
 
@@ -122,7 +122,7 @@ def test_what_else_the_kernel_says_is_passed_over(noise: bytes) -> None:
     assert [seen.xid for seen in read(noise, record(LINE))] == [79]
 
 
-def test_a_record_with_its_dictionary_is_one_sighting() -> None:
+def test_a_record_with_its_dictionary_is_one_detection() -> None:
     assert len(read(record(LINE) + b" SUBSYSTEM=pci\n DEVICE=+pci:0000:1b:00.0\n")) == 1
 
 
@@ -217,7 +217,7 @@ def test_a_log_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
         DeviceKmsg(tmp_path / "none")
 
 
-def test_a_played_log_tells_of_xids_with_their_own_time_and_not_of_old_ones() -> None:
+def test_a_played_log_reports_of_xids_with_their_own_time_and_not_of_old_ones() -> None:
     clock = ManualClock(start_ns=EPOCH_NS)
     node = failing_node(
         {"at_seconds": 1, "xid": 31},

@@ -26,7 +26,7 @@ NODE = "node-1"
 NOW_SECONDS = 1_000_000
 
 
-def parcel_of(number: int, *, size_bytes: int = 0) -> MessageBundle:
+def bundle_of(number: int, *, size_bytes: int = 0) -> MessageBundle:
     """Make the bundle of a second; every third one has a process record."""
     value = b"%d" % number
     value += b" " + number.to_bytes(8, "big") * (size_bytes // 8) if size_bytes else b""
@@ -87,7 +87,7 @@ def unreadable(path: Path, error: int) -> Iterator[list[int]]:
 
 def fill(spool: Spool, *numbers: int, size_bytes: int = 0) -> None:
     for number in numbers:
-        spool.append([parcel_of(number, size_bytes=size_bytes)])
+        spool.append([bundle_of(number, size_bytes=size_bytes)])
 
 
 class Frame(NamedTuple):

@@ -25,9 +25,9 @@ from tests.unit.agent.publish.builders import (
     NODE,
     FickleBus,
     ImmediateDisk,
+    bundle_of,
     files_in,
     number_of,
-    parcel_of,
     settings_in,
 )
 
@@ -89,7 +89,7 @@ class Node:
 
     async def ticks(self, count: int) -> None:
         for _ in range(count):
-            self.send_queue.put(parcel_of(self.made))
+            self.send_queue.put(bundle_of(self.made))
             self.made += 1
             self.time_seconds += 1
             await settle()
@@ -169,6 +169,6 @@ def test_a_nodes_order_on_the_bus_is_its_order_in_time_and_nothing_whole_is_lost
     assert set(bus.published) <= {
         (topic, message.value)
         for number in range(node.made)
-        for topic, message in parcel_of(number)
+        for topic, message in bundle_of(number)
     }
     assert files_in(node.folder) == []

@@ -109,8 +109,8 @@ class PatientClock(ManualClock):
         await asyncio.sleep(0)
 
 
-class Told:
-    """The incidents that were told, to be waited for."""
+class Reported:
+    """The incidents that were reported, to be waited for."""
 
     def __init__(self) -> None:
         self.incidents: list[Incident] = []

@@ -1,4 +1,4 @@
-"""What two sources see is told once."""
+"""What two sources see is reported once."""
 
 from collections.abc import Iterable
 from itertools import accumulate
@@ -15,9 +15,9 @@ Seen = tuple[str, int]
 """Source and time stamp."""
 
 
-def news(sightings: Iterable[Seen], key: tuple[str, int] = KEY) -> int:
+def news(detections: Iterable[Seen], key: tuple[str, int] = KEY) -> int:
     pairing = Deduplicator()
-    return sum(pairing.is_new(key, source=source, time_ns=at) for source, at in sightings)
+    return sum(pairing.is_new(key, source=source, time_ns=at) for source, at in detections)
 
 
 def interleaved(draw: st.DrawFn, first: list[Seen], second: list[Seen]) -> list[Seen]:
@@ -57,16 +57,16 @@ def far_apart(draw: st.DrawFn) -> tuple[int, list[Seen]]:
 def test_each_occurrence_that_both_sources_see_is_news_once_whoever_comes_first(
     drawn: tuple[int, list[Seen]],
 ) -> None:
-    count, sightings = drawn
-    assert news(sightings) == count
+    count, detections = drawn
+    assert news(detections) == count
 
 
 @given(far_apart())
 def test_each_occurrence_is_news_once_whoever_sees_it_and_in_any_order(
     drawn: tuple[int, list[Seen]],
 ) -> None:
-    count, sightings = drawn
-    assert news(sightings) == count
+    count, detections = drawn
+    assert news(detections) == count
 
 
 def test_two_equal_xids_five_seconds_apart_are_two_whoever_sees_them() -> None:
@@ -75,7 +75,7 @@ def test_two_equal_xids_five_seconds_apart_are_two_whoever_sees_them() -> None:
     assert news([("nvml", first), ("kmsg", first), ("kmsg", second), ("nvml", second)]) == 2
 
 
-def test_a_burst_that_one_source_sees_is_told_one_by_one() -> None:
+def test_a_burst_that_one_source_sees_is_reported_one_by_one() -> None:
     assert news([("nvml", NS_PER_SECOND)] * 100) == 100
 
 

@@ -1,4 +1,4 @@
-"""Ends of processes as ticks tell them: whose, on which ticks, and what was not told yet."""
+"""Ends of processes as ticks tell them: whose, on which ticks, and what was not reported yet."""
 
 from collections.abc import Sequence
 
@@ -97,7 +97,7 @@ def node() -> Node:
     return made
 
 
-def test_an_end_is_told_by_the_tick_that_covers_it(node: Node) -> None:
+def test_an_end_is_reported_by_the_tick_that_covers_it(node: Node) -> None:
     node.tick(closed(11.5, 0.4), ratio=0.3)
     # The driver's windows reach a little beyond the end: until 12.07.
     (end,) = node.tick(ratio=0.0)
@@ -152,7 +152,7 @@ def test_ends_on_one_gpu_share_what_is_nobodys(node: Node) -> None:
         (closed(9.9, 0.4), "older"),
     ],
 )
-def test_what_cannot_be_told_rightly_is_counted(
+def test_what_cannot_be_reported_rightly_is_counted(
     node: Node, end: ExitedProcess, reason: str
 ) -> None:
     assert node.tick(end) == node.tick() == []
@@ -181,8 +181,8 @@ def test_without_accounts_nothing_is_remembered() -> None:
     covered = TickInterval(seq=1, begin_ns=0, end_ns=NS_PER_SECOND, time_ns=EPOCH_NS)
     gpus = [GpuReading(uuid="GPU-0", index=0, utilization_ratio=0.5)]
     before = count_held(closing)
-    told = closing.report(
+    reported = closing.report(
         covered, gpus=gpus, processes=[], accounted=set(), container_index=ContainerTable().index_of
     )
-    assert told is None
+    assert reported is None
     assert count_held(closing) == before

@@ -77,7 +77,7 @@ def test_a_tick_says_of_a_process_its_part_of_what_is_booked_on_its_container(
     assert first == covered(0)
 
 
-def test_what_ticks_said_of_a_process_is_summed_until_it_is_told() -> None:
+def test_what_ticks_said_of_a_process_is_summed_until_it_is_reported() -> None:
     history = history_of((0.5, [process(1)]), (0.0, []), (0.25, [process(1)]))
     assert history.pop_sampled((1, NS_PER_SECOND)) == (0.75, covered(0))
     assert history.pop_sampled((1, NS_PER_SECOND)) == (0.0, None)
