@@ -5,15 +5,14 @@ Beside a tick stands the record of what was read and is not booked, in the same 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
 
 from agent.core.normalize.gpu import GpuTick
 from agent.core.raw import RawGpuSample
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuDetails, NodeReadings, NodeSample, ProcessRecord
-
-_NS_PER_SECOND: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,7 @@ class TickInterval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def seconds(self) -> float:
         """How long it is."""
-        return (self.end_ns - self.begin_ns) / _NS_PER_SECOND
+        return (self.end_ns - self.begin_ns) / NS_PER_SECOND
 
 
 class Clocks(Protocol):

@@ -21,12 +21,12 @@ import msgspec
 from agent.core.processes.accounting.exit_matcher import ExitedProcess
 from agent.core.processes.table import Location
 from agent.core.tick import TickInterval
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuProcess, GpuReading, ProcessExit
 from gpuledger.records.bounds import MAX_ENDED_PROCESSES
 
 WINDOW_SECONDS: Final = 120
 """For how long it is known what of a GPU's busy time was nobody's."""
-_NS: Final = 1_000_000_000
 # The driver reports whole sampling windows, so a process shows in ticks up to a window around it.
 _WINDOW_NS: Final = 166_667_000
 # Longer than an account is waited for after the process was listed last.
@@ -49,13 +49,13 @@ class ProcessInterval(NamedTuple):
         totals, opened_ns = process.totals, process.opened_boottime_ns
         if opened_ns is None or totals.lifetime_seconds is None or totals.busy_seconds is None:
             return None
-        closed_ns = opened_ns + round(totals.lifetime_seconds * _NS)
+        closed_ns = opened_ns + round(totals.lifetime_seconds * NS_PER_SECOND)
         return cls(opened_ns - _WINDOW_NS, closed_ns + _WINDOW_NS, totals.busy_seconds)
 
     def overlap_seconds(self, covered: TickInterval) -> float:
         """Return how much of it a tick covers."""
         overlap_ns = min(self.end_ns, covered.end_ns) - max(self.begin_ns, covered.begin_ns)
-        return max(0, overlap_ns) / _NS
+        return max(0, overlap_ns) / NS_PER_SECOND
 
 
 ProcessKey = tuple[int, int]
@@ -106,7 +106,7 @@ class GpuHistory:
             # Whoever is named, the reader of the tick gives them all of it.
             is_named = any(process.started_boottime_ns is not None for process in processes)
             self._unclaimed.append(_UnclaimedTime(covered, 0.0 if is_named else busy_seconds))
-        oldest_ns = covered.end_ns - WINDOW_SECONDS * _NS
+        oldest_ns = covered.end_ns - WINDOW_SECONDS * NS_PER_SECOND
         while self._unclaimed and self._unclaimed[0].covered.end_ns < oldest_ns:
             self._unclaimed.popleft()
         self._sampled = {
@@ -271,7 +271,7 @@ class ExitReporter:
             age_ns = covered.end_ns - pending.interval.end_ns
             if age_ns >= 0 and uuid in indices:
                 due.setdefault(uuid, []).append(pending)
-            elif age_ns <= WINDOW_SECONDS * _NS:
+            elif age_ns <= WINDOW_SECONDS * NS_PER_SECOND:
                 self._waiting.append(pending)
             else:
                 self._unreported["gpu_gone"] += 1

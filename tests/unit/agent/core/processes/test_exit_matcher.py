@@ -7,11 +7,11 @@ import pytest
 from agent.core.processes.accounting.exit_matcher import Account, ExitMatcher
 from agent.core.processes.table import ProcessTable
 from agent.host.procfs import ProcessReader
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuTotals, ProcessRecord
 from tests.fakes.nvml import FakeProcfs
 
-SECOND_NS = 1_000_000_000
-BOOT_NS = 1_700_000_000 * SECOND_NS
+BOOT_NS = 1_700_000_000 * NS_PER_SECOND
 ONE, TWO = "a" * 64, "b" * 64
 
 
@@ -35,12 +35,12 @@ class Node:
         accounts: Mapping[str, Sequence[Account] | None],
     ) -> list[ProcessRecord]:
         self.seconds += 1
-        boottime_ns = self.seconds * SECOND_NS
+        boottime_ns = self.seconds * NS_PER_SECOND
         update = self.table.refresh(listed, listed_boottime_ns=boottime_ns, time_ns=boottime_ns)
         return self.matcher.match(
             update,
             accounts,
-            time_ns=BOOT_NS + self.set_by_seconds * SECOND_NS + boottime_ns,
+            time_ns=BOOT_NS + self.set_by_seconds * NS_PER_SECOND + boottime_ns,
             boottime_ns=boottime_ns,
         )
 
@@ -48,13 +48,13 @@ class Node:
 def account(
     pid: int, *, opened: float | None, gpu: str = "GPU-0", busy: float = 0.5, held: int = 7
 ) -> Account:
-    started_ns = None if opened is None else BOOT_NS + round(opened * SECOND_NS)
+    started_ns = None if opened is None else BOOT_NS + round(opened * NS_PER_SECOND)
     return pid, GpuTotals(
         gpu_uuid=gpu, busy_seconds=busy, max_memory_bytes=held, started_time_ns=started_ns
     )
 
 
-def told(records: Sequence[ProcessRecord]) -> list[tuple[str, int, str | None, float | None]]:
+def reported(records: Sequence[ProcessRecord]) -> list[tuple[str, int, str | None, float | None]]:
     return [(one.change, one.pid, one.container_id, one.busy_seconds) for one in records]
 
 
@@ -65,9 +65,9 @@ def node() -> Node:
     return made
 
 
-def test_without_accounts_an_end_is_told_at_once(node: Node) -> None:
-    assert told(node.tick({"GPU-0": [7]}, {"GPU-0": None})) == [("seen", 7, ONE, None)]
-    assert told(node.tick({"GPU-0": []}, {"GPU-0": None})) == [("ended", 7, ONE, None)]
+def test_without_accounts_an_end_is_reported_at_once(node: Node) -> None:
+    assert reported(node.tick({"GPU-0": [7]}, {"GPU-0": None})) == [("seen", 7, ONE, None)]
+    assert reported(node.tick({"GPU-0": []}, {"GPU-0": None})) == [("ended", 7, ONE, None)]
 
 
 def test_an_end_carries_what_the_process_used(node: Node) -> None:
@@ -81,11 +81,11 @@ def test_an_end_waits_for_its_account_but_not_for_ever(node: Node) -> None:
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
     assert node.tick({"GPU-0": []}, {"GPU-0": []}) == []
     late = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=60)]})
-    assert told(late) == [("ended", 7, ONE, 0.5)]
-    assert late[0].time_ns == 102 * SECOND_NS
+    assert reported(late) == [("ended", 7, ONE, 0.5)]
+    assert late[0].time_ns == 102 * NS_PER_SECOND
     node.start(7, seconds=103)
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
-    waited = [told(node.tick({"GPU-0": []}, {"GPU-0": []})) for _ in range(8)]
+    waited = [reported(node.tick({"GPU-0": []}, {"GPU-0": []})) for _ in range(8)]
     assert [len(one) for one in waited] == [0, 0, 0, 0, 0, 1, 0, 0]
     # What comes after that makes no second process of it.
     assert node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=103.5)]}) == []
@@ -105,7 +105,7 @@ def test_a_process_on_two_gpus_ends_once_with_both(node: Node) -> None:
 def test_what_a_process_used_of_a_gpu_that_it_left_waits_for_its_end(node: Node) -> None:
     node.tick({"GPU-0": [7], "GPU-1": [7]}, {"GPU-0": [], "GPU-1": []})
     left = node.tick({"GPU-0": [7], "GPU-1": []}, {"GPU-1": [account(7, opened=60, gpu="GPU-1")]})
-    assert told(left) == [("changed", 7, ONE, None)]
+    assert reported(left) == [("changed", 7, ONE, None)]
     for _ in range(20):
         assert node.tick({"GPU-0": [7], "GPU-1": []}, {"GPU-0": [], "GPU-1": []}) == []
     (end,) = node.tick(
@@ -116,13 +116,13 @@ def test_what_a_process_used_of_a_gpu_that_it_left_waits_for_its_end(node: Node)
 
 def test_a_process_that_no_list_ever_showed_is_seen_and_ended(node: Node) -> None:
     records = node.tick({"GPU-0": []}, {"GPU-0": [account(9, opened=100.2, busy=0.25)]})
-    assert told(records) == [("seen", 9, None, None), ("ended", 9, None, 0.25)]
+    assert reported(records) == [("seen", 9, None, None), ("ended", 9, None, 0.25)]
     assert {one.started_boottime_ns for one in records} == {None}
 
 
 def test_one_that_lives_on_without_the_gpu_is_known_by_its_files(node: Node) -> None:
     records = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=100.2)]})
-    assert told(records) == [("seen", 7, ONE, None), ("ended", 7, ONE, 0.5)]
+    assert reported(records) == [("seen", 7, ONE, None), ("ended", 7, ONE, 0.5)]
 
 
 def test_one_whose_pid_is_another_processs_by_now_is_in_no_container(node: Node) -> None:
@@ -131,7 +131,7 @@ def test_one_whose_pid_is_another_processs_by_now_is_in_no_container(node: Node)
     assert [one.container_id for one in records] == [None, None]
 
 
-def test_an_account_that_comes_again_is_told_once(node: Node) -> None:
+def test_an_account_that_comes_again_is_reported_once(node: Node) -> None:
     given = {"GPU-0": [account(9, opened=100.2)]}
     assert [len(node.tick({"GPU-0": []}, given)) for _ in range(3)] == [2, 0, 0]
 
@@ -142,7 +142,7 @@ def test_an_account_that_began_after_the_last_list_is_another_processs(node: Nod
     first = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=101.5, busy=0.1)]})
     assert [(one.change, one.busy_seconds) for one in first] == [("seen", None), ("ended", 0.1)]
     rest = [one for _ in range(8) for one in node.tick({"GPU-0": []}, {"GPU-0": []})]
-    assert told(rest) == [("ended", 7, ONE, None)]
+    assert reported(rest) == [("ended", 7, ONE, None)]
 
 
 def test_an_account_from_before_a_process_started_is_not_its_own(node: Node) -> None:
@@ -159,12 +159,12 @@ def test_a_clock_that_is_set_costs_no_process_its_account(node: Node) -> None:
     node.set_by_seconds = 3600
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
     ends = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=60)]})
-    assert told(ends) == [("ended", 7, ONE, 0.5)]
+    assert reported(ends) == [("ended", 7, ONE, 0.5)]
 
 
 def test_an_account_without_a_start_goes_by_the_pid(node: Node) -> None:
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
-    assert told(node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=None)]})) == [
+    assert reported(node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=None)]})) == [
         ("ended", 7, ONE, 0.5)
     ]
 

@@ -8,16 +8,20 @@ from hypothesis import strategies as st
 
 from agent.core.processes.accounting.exit_reporter import GpuHistory, ProcessInterval
 from agent.core.tick import TickInterval
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuProcess, GpuReading, ProcessKind
 from tests.held_objects import is_bounded
-
-NS = 1_000_000_000
 
 
 def covered(second: int) -> TickInterval:
     """Return the tick that covers a second and begins with it."""
-    begin_ns = second * NS
-    return TickInterval(seq=second, begin_ns=begin_ns, end_ns=begin_ns + NS, time_ns=begin_ns + NS)
+    begin_ns = second * NS_PER_SECOND
+    return TickInterval(
+        seq=second,
+        begin_ns=begin_ns,
+        end_ns=begin_ns + NS_PER_SECOND,
+        time_ns=begin_ns + NS_PER_SECOND,
+    )
 
 
 def reading(ratio: float | None) -> GpuReading:
@@ -31,14 +35,14 @@ def process(
         gpu=0,
         pid=pid,
         kind=ProcessKind.COMPUTE,
-        started_boottime_ns=pid * NS if is_read else None,
+        started_boottime_ns=pid * NS_PER_SECOND if is_read else None,
         container=container if is_read else None,
         sm_utilization_ratio=ratio,
     )
 
 
 def interval(begin: float, end: float, untold: float) -> ProcessInterval:
-    return ProcessInterval(round(begin * NS), round(end * NS), untold)
+    return ProcessInterval(round(begin * NS_PER_SECOND), round(end * NS_PER_SECOND), untold)
 
 
 def history_of(*ticks: tuple[float | None, Sequence[GpuProcess]]) -> GpuHistory:
@@ -68,15 +72,15 @@ def history_of(*ticks: tuple[float | None, Sequence[GpuProcess]]) -> GpuHistory:
 def test_a_tick_says_of_a_process_its_part_of_what_is_booked_on_its_container(
     ratio: float | None, processes: list[GpuProcess], said: float
 ) -> None:
-    seconds, first = history_of((ratio, processes)).pop_sampled((1, NS))
+    seconds, first = history_of((ratio, processes)).pop_sampled((1, NS_PER_SECOND))
     assert seconds == pytest.approx(said)
     assert first == covered(0)
 
 
-def test_what_ticks_said_of_a_process_is_summed_until_it_is_told() -> None:
+def test_what_ticks_said_of_a_process_is_summed_until_it_is_reported() -> None:
     history = history_of((0.5, [process(1)]), (0.0, []), (0.25, [process(1)]))
-    assert history.pop_sampled((1, NS)) == (0.75, covered(0))
-    assert history.pop_sampled((1, NS)) == (0.0, None)
+    assert history.pop_sampled((1, NS_PER_SECOND)) == (0.75, covered(0))
+    assert history.pop_sampled((1, NS_PER_SECOND)) == (0.0, None)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +141,7 @@ def test_never_more_is_set_aside_than_there_was_however_often_it_is_asked_for(
     for intervals, parts in zip(asked, given_seconds, strict=True):
         for one, part in zip(intervals, parts, strict=True):
             assert 0.0 <= part <= one.missing_seconds + 1e-9
-            assert part <= (one.end_ns - one.begin_ns) / NS + 1e-9
+            assert part <= (one.end_ns - one.begin_ns) / NS_PER_SECOND + 1e-9
 
 
 def test_memory_of_it_is_bounded() -> None:
