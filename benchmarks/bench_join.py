@@ -19,9 +19,9 @@ from benchmarks.parts import run_kafka
 from benchmarks.quix import find_quix, measure_quix
 from benchmarks.ticks import Fleet
 from enricher.join.booking.books import book_tick
+from enricher.join.join_command import run_join
 from enricher.join.join_settings import Guarantee, JoinSettings, JoinTuning
 from enricher.join.pods.describe import DescriptionCache
-from enricher.join.run import run_join
 from enricher.join.stage import make_event
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus

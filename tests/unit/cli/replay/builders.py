@@ -9,10 +9,10 @@ from pathlib import Path
 from cli.replay.range_plan import Asked
 from cli.replay.replay_command import choose_output, replay_range
 from cli.replay.run import ReplayOutcome
+from enricher.join.join_command import run_join
 from enricher.join.join_settings import JoinSettings, JoinTuning
 from enricher.join.replay import TimeRange
 from enricher.join.replay_diff import Comparison
-from enricher.join.run import run_join
 from gpuledger.bus.memory import MAX_PARTITION_RECORDS, MemoryBus
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import Decoder, encode

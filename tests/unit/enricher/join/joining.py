@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from enricher.join.join_command import run_join
 from enricher.join.join_settings import JoinSettings, JoinTuning
-from enricher.join.run import run_join
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import (
     Message,
