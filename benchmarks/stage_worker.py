@@ -78,11 +78,11 @@ class _Work:
     def __init__(self, nodes: int) -> None:
         fleet = Fleet(nodes=nodes)
         self._now_ns = fleet.tick(0, 0).time_ns
-        self._office = DeadLetterQueue(
+        self._dead_letters = DeadLetterQueue(
             consumer="bench", producer=_Nobody(), partitions=1, topic=DEAD_LETTERS
         )
         self._stage = JoinStage(
-            office=self._office,
+            dead_letters=self._dead_letters,
             is_placed=placement_rule(partitions=SAMPLES.partitions),
             time_ns=lambda: self._now_ns,
             topics=TOPICS,
@@ -111,7 +111,7 @@ class _Work:
         begun_ns = time.thread_time_ns()
         for partition in set(self._places):
             self._stage.drain_progress(partition)
-        if events != count or self._office.rejected:
+        if events != count or self._dead_letters.rejected:
             raise AssertionError(f"{count} ticks made {events} events")
         return (spent_ns + time.thread_time_ns() - begun_ns) / 1e9
 

@@ -132,13 +132,13 @@ class AtLeastOnce:
         self,
         *,
         producer: Producer,
-        office: DeadLetterQueue,
+        dead_letters: DeadLetterQueue,
         retry: RetryingCaller[BusError],
         check: Check,
     ) -> None:
         """Take what publishes; `retry` fails the check, and only a commit passes it."""
         self._producer = producer
-        self._office = office
+        self._dead_letters = dead_letters
         self._retry = retry
         self._check = check
         self._done: dict[TopicPartition, int] = {}
@@ -161,7 +161,7 @@ class AtLeastOnce:
         await asyncio.gather(
             *(self._publish(made.progress_partition, made.progress) for made in batches)
         )
-        await self._retry(self._office.flush)
+        await self._retry(self._dead_letters.flush)
         for made in batches:
             count_events(made)
             self._done |= made.offsets
@@ -206,12 +206,12 @@ class ExactlyOnce:
         self,
         *,
         writers: TransactionalWriters,
-        office: DeadLetterQueue,
+        dead_letters: DeadLetterQueue,
         check: Check,
         fenced_seconds: float,
     ) -> None:
         self._writers = writers
-        self._office = office
+        self._dead_letters = dead_letters
         self._check = check
         self._fenced_seconds = fenced_seconds
         # Not a `RetryingCaller`: what was undone is polled again, not sent again.
@@ -250,7 +250,7 @@ class ExactlyOnce:
         return undone.keys()
 
     async def _commit(self, made: CommitBatch) -> Exception | None:
-        drained = self._office.drain(made.partition)
+        drained = self._dead_letters.drain(made.partition)
         messages = {**made.messages, made.progress_partition: made.progress, **drained.messages}
         try:
             await self._writers.commit(made.partition, messages, offsets=made.offsets)
@@ -265,7 +265,7 @@ class ExactlyOnce:
             )
             return drained.explain(error) if isinstance(error, BusError) else error
         # Only now: dead letters of what was aborted are made anew when the records come again.
-        self._office.acknowledge(drained)
+        self._dead_letters.acknowledge(drained)
         count_events(made)
         return None
 

@@ -45,7 +45,7 @@ class JoinWorker:
         *,
         lag: Lag,
         stage: JoinStage,
-        office: DeadLetterQueue,
+        dead_letters: DeadLetterQueue,
         delivery: Delivery,
         restorer: StateRestorer,
         retry: RetryingCaller[BusError],
@@ -59,7 +59,7 @@ class JoinWorker:
         self._lag = lag
         metrics.LAG_SECONDS.set_function(self._lag.seconds)
         self._stage = stage
-        self._office = office
+        self._dead_letters = dead_letters
         self._delivery = delivery
         self._restorer = restorer
         self._retry = retry
@@ -136,7 +136,7 @@ class JoinWorker:
         self._lag.drop(partitions)
         for partition in partitions:
             self._stage.forget(partition)
-            self._office.drop(partition)
+            self._dead_letters.drop(partition)
 
     async def _work(self, batch: Polled) -> None:
         """Work through what was polled, step by step, so that heartbeats and pages live."""
@@ -153,7 +153,7 @@ class JoinWorker:
                 into.add(TopicPartition(topic, place.partition), messages)
                 into.count(place, step)
         # Where all that came was put aside there is no batch yet to deliver the dead letters with.
-        for partition in self._office.waiting():
+        for partition in self._dead_letters.waiting():
             self._batches.at(partition, now=now)
 
     def _make(

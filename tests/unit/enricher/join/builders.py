@@ -26,11 +26,11 @@ class Given:
         self.homes: dict[str, int] = {}
         """The nodes whose records may lie in one partition alone."""
         self._letters = KeepingProducer()
-        self.office = DeadLetterQueue(
+        self.dead_letters = DeadLetterQueue(
             consumer="test", producer=self._letters, partitions=1, topic=DEAD_LETTERS
         )
         self.stage = JoinStage(
-            office=self.office,
+            dead_letters=self.dead_letters,
             is_placed=lambda node, partition: self.homes.get(node, partition) == partition,
             time_ns=lambda: self.now_ns,
             pending_pod_timeout_seconds=pending_pod_timeout_seconds,
@@ -78,7 +78,7 @@ class Given:
 
     async def letters(self) -> list[DeadLetter]:
         """Return what was put aside."""
-        await self.office.flush()
+        await self.dead_letters.flush()
         return [_LETTER.decode(message.value) for message in self._letters.messages()]
 
 

@@ -350,10 +350,12 @@ async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_g
         bus.producer() as producer,
         bus.consumer(Subscription(group=GROUP, topics=[SAMPLES.name])) as consumer,
     ):
-        office = DeadLetterQueue(
+        dead_letters = DeadLetterQueue(
             consumer=GROUP, producer=producer, partitions=1, topic=DEAD_LETTERS
         )
-        delivery = ExactlyOnce(writers=writers, office=office, check=check, fenced_seconds=0)
+        delivery = ExactlyOnce(
+            writers=writers, dead_letters=dead_letters, check=check, fenced_seconds=0
+        )
         await delivery.take_over([PLACE])
         made = CommitBatch(partition=PLACE, begun_at=0.0, topics=TOPICS)
         made.add(EVENTS_PLACE, [Message(b"node-a", b"", 0)])
@@ -371,11 +373,13 @@ async def test_at_least_once_passes_its_check_once_what_it_could_not_commit_is_g
     subscription = Subscription(group=GROUP, topics=[SAMPLES.name])
     async with bus.producer() as producer, bus.consumer(subscription) as consumer:
         await consumer.poll(timeout_seconds=0, max_records=1)
-        office = DeadLetterQueue(
+        dead_letters = DeadLetterQueue(
             consumer=GROUP, producer=producer, partitions=1, topic=DEAD_LETTERS
         )
         retry = RetryingCaller(on=BusError, check=check, passes_check=False)
-        delivery = AtLeastOnce(producer=producer, office=office, retry=retry, check=check)
+        delivery = AtLeastOnce(
+            producer=producer, dead_letters=dead_letters, retry=retry, check=check
+        )
         offsets = {TopicPartition(SAMPLES.name, PLACE): 1}
         await delivery.deliver(
             consumer, [CommitBatch(partition=PLACE, begun_at=0.0, offsets=offsets, topics=TOPICS)]
@@ -395,10 +399,12 @@ async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_d
         bus.producer() as producer,
         bus.consumer(Subscription(group=GROUP, topics=[SAMPLES.name])) as consumer,
     ):
-        office = DeadLetterQueue(
+        dead_letters = DeadLetterQueue(
             consumer=GROUP, producer=producer, partitions=1, topic=DEAD_LETTERS
         )
-        delivery = ExactlyOnce(writers=writers, office=office, check=check, fenced_seconds=0)
+        delivery = ExactlyOnce(
+            writers=writers, dead_letters=dead_letters, check=check, fenced_seconds=0
+        )
         for undone in ({PLACE}, set[int]()):
             await delivery.take_over([PLACE])
             made = CommitBatch(partition=PLACE, begun_at=0.0, topics=TOPICS)
@@ -412,11 +418,13 @@ async def test_at_least_once_commits_nothing_of_a_partition_that_is_not_held() -
     subscription = Subscription(group=GROUP, topics=[SAMPLES.name])
     async with bus.producer() as producer, bus.consumer(subscription) as consumer:
         await consumer.poll(timeout_seconds=0, max_records=1)
-        office = DeadLetterQueue(
+        dead_letters = DeadLetterQueue(
             consumer=GROUP, producer=producer, partitions=1, topic=DEAD_LETTERS
         )
         retry = RetryingCaller(on=BusError, check=check, passes_check=False)
-        delivery = AtLeastOnce(producer=producer, office=office, retry=retry, check=check)
+        delivery = AtLeastOnce(
+            producer=producer, dead_letters=dead_letters, retry=retry, check=check
+        )
         held, other = (TopicPartition(SAMPLES.name, at) for at in (PLACE, SAMPLES.partitions))
         made = CommitBatch(
             partition=PLACE, begun_at=0.0, offsets={held: 1, other: 1}, topics=TOPICS

@@ -102,7 +102,7 @@ async def letters_after(*steps: str) -> int:
     worker = JoinWorker(
         lag=Lag(clock=SystemClock()),
         stage=given.stage,
-        office=given.office,
+        dead_letters=given.dead_letters,
         delivery=delivery,
         restorer=StateRestorer(
             stage=given.stage,

@@ -124,9 +124,14 @@ class Workers:
 
 
 def _new_stage() -> JoinStage:
-    office = DeadLetterQueue(consumer="test", producer=_Nowhere(), partitions=1, topic=DEAD_LETTERS)
+    dead_letters = DeadLetterQueue(
+        consumer="test", producer=_Nowhere(), partitions=1, topic=DEAD_LETTERS
+    )
     return JoinStage(
-        office=office, is_placed=anywhere, time_ns=lambda: BEGIN_NS + 10**12, topics=TOPICS
+        dead_letters=dead_letters,
+        is_placed=anywhere,
+        time_ns=lambda: BEGIN_NS + 10**12,
+        topics=TOPICS,
     )
 
 

@@ -22,17 +22,19 @@ EVENT = Decoder(topic=EVENTS.name, record=GpuEvent)
 
 
 @pytest.fixture
-def office() -> DeadLetterQueue:
-    """Return an office whose letters can be counted."""
+def dead_letters() -> DeadLetterQueue:
+    """Return dead letters that can be counted."""
     return DeadLetterQueue(
         consumer="test", producer=KeepingProducer(), partitions=1, topic=DEAD_LETTERS
     )
 
 
 @pytest.fixture
-def stage(office: DeadLetterQueue) -> JoinStage:
+def stage(dead_letters: DeadLetterQueue) -> JoinStage:
     """Return a worker's stage."""
-    return JoinStage(office=office, is_placed=anywhere, time_ns=lambda: NOW_NS, topics=TOPICS)
+    return JoinStage(
+        dead_letters=dead_letters, is_placed=anywhere, time_ns=lambda: NOW_NS, topics=TOPICS
+    )
 
 
 def written(messages: list[Message]) -> list[Record]:
@@ -44,11 +46,11 @@ def written(messages: list[Message]) -> list[Record]:
 
 
 def test_the_next_worker_books_nothing_that_the_one_before_booked(
-    stage: JoinStage, office: DeadLetterQueue
+    stage: JoinStage, dead_letters: DeadLetterQueue
 ) -> None:
     """The marks are all that it needs; what came after them is booked."""
     stage.take_samples([record(USED, offset=4)])
-    heir = JoinStage(office=office, is_placed=anywhere, topics=TOPICS)
+    heir = JoinStage(dead_letters=dead_letters, is_placed=anywhere, topics=TOPICS)
     heir.restore_progress(written(stage.drain_progress(PARTITION)))
     assert heir.take_samples([record(USED, offset=4)]) == []
     assert len(heir.take_samples([record(sample(seq=2000), offset=5)])) == 1
@@ -118,13 +120,13 @@ def boots(*names: str, clock_runs: int = 1) -> list[Record]:
 
 
 def test_ticks_of_earlier_boots_that_come_again_are_not_booked_again(
-    stage: JoinStage, office: DeadLetterQueue
+    stage: JoinStage, dead_letters: DeadLetterQueue
 ) -> None:
     """As in a batch that is sent twice, in which a node rebooted; by the next worker neither."""
     ticks = boots("one", "two", "three")
     assert len(stage.take_samples(ticks)) == 6
     assert stage.take_samples(ticks) == []
-    heir = JoinStage(office=office, is_placed=anywhere, topics=TOPICS)
+    heir = JoinStage(dead_letters=dead_letters, is_placed=anywhere, topics=TOPICS)
     heir.restore_progress(written(stage.drain_progress(PARTITION)))
     assert heir.take_samples(ticks) == []
 
@@ -159,14 +161,14 @@ def test_of_the_boots_before_only_a_few_are_kept(stage: JoinStage) -> None:
 
 
 def test_marks_that_are_read_twice_say_what_they_say_once(
-    stage: JoinStage, office: DeadLetterQueue
+    stage: JoinStage, dead_letters: DeadLetterQueue
 ) -> None:
     """As where reading is begun anew half-way, and the clock went back at each boot."""
     watermarks: list[Record] = []
     for tick in boots("one", "two", "three", clock_runs=-1):
         stage.take_samples([tick])
         watermarks += written(stage.drain_progress(PARTITION))
-    heir = JoinStage(office=office, is_placed=anywhere, topics=TOPICS)
+    heir = JoinStage(dead_letters=dead_letters, is_placed=anywhere, topics=TOPICS)
     for read in (watermarks[:5], watermarks):
         heir.restore_progress(read)
     assert heir.take_samples(boots("one", "two", "three")) == []
@@ -189,10 +191,12 @@ def test_a_node_whose_mark_was_taken_back_begins_anew(stage: JoinStage) -> None:
     assert len(stage.take_samples([record(USED)])) == 1
 
 
-def test_a_mark_that_cannot_be_read_is_put_aside(stage: JoinStage, office: DeadLetterQueue) -> None:
+def test_a_mark_that_cannot_be_read_is_put_aside(
+    stage: JoinStage, dead_letters: DeadLetterQueue
+) -> None:
     """As any record."""
     stage.restore_progress([record(b"{", topic=PROGRESS.name)])
-    assert office.rejected == 1
+    assert dead_letters.rejected == 1
 
 
 def advance(watermarks: NodeWatermarks, node: str, *, at_seconds: float, boot: str = "b") -> None:
