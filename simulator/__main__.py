@@ -12,13 +12,12 @@ from pathlib import Path
 
 import orjson
 
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import UserError
 from gpuledger.runtime import configure_logs, run_until_signalled
 from gpuledger.settings import LogSettings
 from simulator.kube import serve_kube_api, write_kubeconfig
 from simulator.simulation import Simulation, open_simulation
-
-_NS = 1_000_000_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,8 +74,8 @@ def _drive(simulation: Simulation, options: argparse.Namespace) -> int:
 
 
 def _truth(simulation: Simulation, options: argparse.Namespace) -> int:
-    start_ns = simulation.epoch_ns + round(options.start_seconds * _NS)
-    end_ns = simulation.epoch_ns + round(options.end_seconds * _NS)
+    start_ns = simulation.epoch_ns + round(options.start_seconds * NS_PER_SECOND)
+    end_ns = simulation.epoch_ns + round(options.end_seconds * NS_PER_SECOND)
     for usage in simulation.truth(start_ns, end_ns, options.node):
         _say(asdict(usage))
     return 0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_SECOND, Clock
 from simulator.device import SimulatedGpu
 from simulator.gpu_models import SimulatedInstance
 from simulator.plan import PlannedPod
@@ -21,7 +21,6 @@ from simulator.scenario.schema import PluginDevice, ScenarioContainer
 CLAIM_DRIVER: Final = "gpu.nvidia.com"
 ENDED_SECONDS: Final = 5
 """For how long a pod is listed after its end."""
-_NS: Final = 1_000_000_000
 
 
 class SimulatedKubelet:
@@ -50,7 +49,7 @@ class SimulatedKubelet:
         return [
             pod
             for pod in self._pods
-            if pod.start_ns <= now_ns < pod.end_ns + ENDED_SECONDS * _NS
+            if pod.start_ns <= now_ns < pod.end_ns + ENDED_SECONDS * NS_PER_SECOND
             # Before the API server has given it one, no kubelet can have heard of it.
             and self._uid_of(pod) is not None
         ]

@@ -26,7 +26,7 @@ from gpuledger.bus.administration import (
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import History, Span, TopicPartition, TransactionalBus
-from gpuledger.clock import Clock, SystemClock
+from gpuledger.clock import NS_PER_SECOND, Clock, SystemClock
 from gpuledger.errors import BusUnavailableError, TopicsError
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.topics import Topic
@@ -73,7 +73,7 @@ async def wait_until_free(live: Callable[[], Awaitable[Sequence[str]]], *, clock
     They are not joined before: a live one would lose its partitions to this run. Members of a run
     that was killed go with their session. Raises `TopicsError` where they stay longer.
     """
-    until_ns = clock.monotonic_ns() + round(_LEAVING_SECONDS * 1e9)
+    until_ns = clock.monotonic_ns() + round(_LEAVING_SECONDS * NS_PER_SECOND)
     while groups := await live():
         if clock.monotonic_ns() >= until_ns:
             raise TopicsError(

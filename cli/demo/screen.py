@@ -23,6 +23,7 @@ from cli.demo.tables import (
     wrap,
 )
 from cli.demo.totals import LostGpu, Tally, owner_of
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.ledger.entries import EntryOwner, PodIndex, holder_of
 from gpuledger.records import (
     Account,
@@ -35,8 +36,7 @@ from gpuledger.records import (
 PAGE_SECONDS: Final = 4.0
 """For how long a page is shown where there are several."""
 _GIB: Final = 2**30
-_SECOND_NS: Final = 10**9
-_STANDSTILL_NS: Final = 5 * _SECOND_NS
+_STANDSTILL_NS: Final = 5 * NS_PER_SECOND
 _MAX_ALERTS: Final = 5
 # Lines of the table below its titles: where there is room, and at least, a node's name and a row.
 _GOOD_BODY: Final = 4
@@ -103,7 +103,7 @@ def standstill(tally: Tally, *, now_ns: int) -> str | None:
     newest_ns = max((event.time_ns for event in tally.latest.values()), default=None)
     if newest_ns is None or now_ns - newest_ns < _STANDSTILL_NS:
         return None
-    return f"no event for {(now_ns - newest_ns) / _SECOND_NS:.0f} s: the rows are as old as that"
+    return f"no event for {(now_ns - newest_ns) / NS_PER_SECOND:.0f} s: the rows are as old as that"
 
 
 def draw(
@@ -238,7 +238,7 @@ def _blocks(
             found.append((int(row.gpu), []))
         found[-1][1].append(ScreenLine(line(_COLUMNS, row[:-1], widths), row.style))
     for gpu in lost:
-        since = datetime.fromtimestamp(gpu.since_ns / _SECOND_NS, tz=UTC).strftime("%H:%M:%S UTC")
+        since = f"{datetime.fromtimestamp(gpu.since_ns / NS_PER_SECOND, tz=UTC):%H:%M:%S UTC}"
         held = f"held by {', '.join(gpu.holders)}" if gpu.holders else None
         said = ", ".join(filter(None, [f"(lost) since {since}", gpu.cause, held]))
         text = elide(f"{gpu.index!s:>{widths[0]}}  {said}", width=width)
@@ -250,7 +250,7 @@ def _blocks(
 def rows_of(event: GpuEvent) -> Iterator[ScreenRow]:
     """Yield a row for each entry, GPU by GPU; the GPU is named on its first row only."""
     pods = PodIndex(event)
-    seconds = event.interval_ns / _SECOND_NS
+    seconds = event.interval_ns / NS_PER_SECOND
     for gpu in sorted(event.gpus, key=lambda each: each.reading.index):
         index = str(gpu.reading.index)
         for entry in gpu.entries:

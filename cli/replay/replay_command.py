@@ -31,6 +31,7 @@ from enricher.join.replay import TimeRange
 from enricher.join.replay_diff import Comparison, Counts, Difference
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Bus, History
+from gpuledger.clock import NS_PER_MS
 from gpuledger.errors import UserError
 from gpuledger.runtime import configure_logs
 from gpuledger.settings import LogSettings
@@ -106,7 +107,7 @@ def replay(  # one parameter an option
 
     """
     configure_logs(LogSettings(level="error", format="text"))
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = time.time_ns() // NS_PER_MS
     asked = Asked(
         wanted=_range(from_, to, now_ms=now_ms),
         lead_in_ms=parse_duration(lead_in, option="--lead-in"),

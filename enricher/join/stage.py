@@ -37,7 +37,7 @@ from enricher.join.validation import (
 from enricher.pod_sharing import PodSharing
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Record
-from gpuledger.clock import NS_PER_MS
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from gpuledger.codec import Decoder, encode
 from gpuledger.dead_letter_queue import DeadLetterQueue, show_key
 from gpuledger.ledger.holders import TooManyEntriesError
@@ -199,7 +199,7 @@ class JoinStage:
             # Up to two days it can be a clock's error: it is booked, and reported. Beyond that no
             # clock explains it, and to book it would cost the node's ticks until that `seq`.
             self._observer.see_seq_ahead(sample.node, ahead_seconds)
-            if ahead_seconds * 1e9 > MAX_AHEAD_NS:
+            if ahead_seconds * NS_PER_SECOND > MAX_AHEAD_NS:
                 self._observer.see_refused(record, sample, now_ns=now_ns)
                 return self._refuse_seq(record, sample, ahead_seconds)
         descriptions = self._descriptions.describe(sample)

@@ -14,7 +14,7 @@ import structlog
 from typing_extensions import override
 
 from gpuledger.bus.protocol import Bus, Consumer, TopicPartition
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.errors import BusError, NotAssignedError
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.logs import Repeats
@@ -154,7 +154,7 @@ class RemoteWriteSink(Sink):
         What waits on the bus, as after an outage of the receiver, has come too: a node is silent
         where its partition is read to its end.
         """
-        silent_ns = round(self._settings.stale_after_seconds * 1e9)
+        silent_ns = round(self._settings.stale_after_seconds * NS_PER_SECOND)
         before_ns = self._clock.monotonic_ns() - silent_ns
         silent = {at for at, series in self._series.items() if series.has_silent(before_ns)}
         read_to_the_end = await _read_to_the_end(silent, context.consumer)
@@ -185,11 +185,11 @@ class RemoteWriteSink(Sink):
             self._timelines.setdefault(batch.partition, Timelines()),
             time_ns=time_ns,
             monotonic_ns=now_ns,
-            max_ahead_ns=round(self._settings.max_future_seconds * 1e9),
+            max_ahead_ns=round(self._settings.max_future_seconds * NS_PER_SECOND),
         ):
             if refusal is not None:
                 if refusal == FUTURE:
-                    seconds = (event.time_ns - time_ns) / 1e9
+                    seconds = (event.time_ns - time_ns) / NS_PER_SECOND
                     detail = (
                         f"time_ns {event.time_ns} is {seconds:.0f} s ahead of this machine's clock,"
                         " or of the ticks behind it: its series would take nothing more until then"

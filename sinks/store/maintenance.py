@@ -6,7 +6,7 @@ from functools import partial
 
 import structlog
 
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.runtime.tasks import in_daemon_thread
 from gpuledger.settings.secret import shown_url
 from sinks.errors import ReceiverUnavailableError
@@ -29,7 +29,7 @@ class Maintenance:
 
     def begin_if_due(self) -> None:
         """Begin in the background where it is time and the last one is over."""
-        interval_ns = round(self._settings.maintenance_interval_seconds * 1e9)
+        interval_ns = round(self._settings.maintenance_interval_seconds * NS_PER_SECOND)
         now_ns = self._clock.monotonic_ns()
         is_due = self._next_ns is None or now_ns >= self._next_ns
         if interval_ns == 0 or not is_due or (self._running and not self._running.done()):
