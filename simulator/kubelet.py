@@ -167,11 +167,6 @@ def plugin_id(device: PluginDevice, gpu: SimulatedGpu, instance: SimulatedInstan
     return uuid if replica is None else f"{uuid}::{replica}"
 
 
-# The kubelet's answer in Protocol Buffers' wire form: Kubernetes' `podresources/v1/api.proto`.
-#
-# Written by hand, as much as the answer needs: a message is a row of fields, each with its number,
-# its length and its bytes, and a message within a message is such a field.
-
 _LENGTH_DELIMITED: Final = 2
 _SEVEN_BITS: Final = 0x7F
 
@@ -179,7 +174,11 @@ _SEVEN_BITS: Final = 0x7F
 def write_pod(
     pod: PlannedPod, devices: Mapping[Container, Sequence[AssignedDevice]], *, node: str
 ) -> bytes:
-    """Return a `PodResources` with its containers."""
+    """Return a `PodResources` with its containers, in Protocol Buffers' wire form.
+
+    Written by hand, as much as the answer needs of Kubernetes' `podresources/v1/api.proto`: a
+    message is a row of fields, each with its number, its length and its bytes.
+    """
     name, namespace = pod.spec.name, pod.spec.namespace
     parts = [_text(1, name), _text(2, namespace)]
     for container in pod.spec.containers:

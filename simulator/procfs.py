@@ -98,15 +98,14 @@ class SimulatedProcfs:
         return f"{parent}/{pod_slice}/cri-containerd-{process.container_id}.scope"
 
 
-# The kernel's log of one node, with the driver's lines about XIDs, in `/dev/kmsg`'s form.
-#
-# Reading starts at the log's end, as after a seek to it.
-
 _KERNEL_WARNING: Final = 4
 
 
 class SimulatedKmsg:
-    """An open kernel log: each read gives one record."""
+    """An open `/dev/kmsg` with the driver's lines about XIDs: each read gives one record.
+
+    Reading starts at the log's end, as after a seek to it.
+    """
 
     def __init__(
         self, incidents: Sequence[PlannedIncident], *, clock: Clock, epoch_ns: int

@@ -214,11 +214,6 @@ def _process_start_seconds() -> float:
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
-# The terminal: a live screen of its own, or plain lines where there is none. The live screen is the
-# terminal's second one: whatever its size becomes, each frame replaces the whole of it, and nothing
-# of it is left behind at the end.
-
-
 def can_be_live(console: Console) -> bool:
     """Return whether frames can replace each other there."""
     return console.is_terminal and not console.is_dumb_terminal

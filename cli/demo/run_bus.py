@@ -227,16 +227,16 @@ class _RunConsumer:
         return self.inner.withheld_seconds()
 
 
-# The consumer groups of the demo are its own: no deployment loses a partition to it.
-#
-# The names of the join's transactions begin with its group, and so are the demo's own too.
-
 PREFIX: Final = "gpuledger-demo-"
 _OF_A_DEPLOYMENT: Final = "gpuledger-"
 
 
 def own_group(group: str) -> str:
-    """Return the name of the demo's group that does the work of a deployment's group."""
+    """Return the name of the demo's group that does the work of a deployment's group.
+
+    Its groups are its own, so that no deployment loses a partition to it; so are the join's
+    transactional ids, which begin with its group.
+    """
     return PREFIX + group.removeprefix(_OF_A_DEPLOYMENT)
 
 
@@ -244,8 +244,6 @@ def is_own(group: str) -> bool:
     """Return whether a group is a demo's."""
     return group.startswith(PREFIX)
 
-
-# What came of the run: its events, incidents and dead letters.
 
 _MAX_NEWEST: Final = 10_000
 

@@ -139,12 +139,6 @@ def _count(counter: Collector, **labels: str) -> float:
     )
 
 
-# Stand-ins for Prometheus and Alertmanager: they take what the sinks send, and count.
-#
-# Used where no real receiver is named, so that the demo needs nothing but Python. What a receiver
-# would answer to a wrong request is not played: that is for tests on the real ones.
-
-
 @dataclass
 class Received:
     """What has come in so far."""
@@ -157,7 +151,11 @@ class Received:
 
 @asynccontextmanager
 async def serve_receivers() -> AsyncIterator[Received]:
-    """Serve both on a free port of this machine while the context is open."""
+    """Serve stand-ins for Prometheus and Alertmanager, which count what the sinks send.
+
+    They are on a free port of this machine while the context is open, for a demo that needs
+    nothing but Python: a wrong request is answered as any other.
+    """
 
     async def take_write(request: web.Request) -> web.Response:
         received.writes += 1

@@ -78,8 +78,6 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [leaf for each in error.exceptions for leaf in _leaves(each)]
 
 
-# Ends the start of a run that is told to stop: nothing was booked yet that could be told.
-
 T = TypeVar("T")
 
 INTERRUPTED: Final = 130

@@ -238,10 +238,6 @@ def owner_of(description: PodDescription) -> str | None:
     return f"{description.owner_kind}/{description.owner_name}"
 
 
-# The alerts of a run, by the alerts sink's own rules, whichever Alertmanager the sink tells. The
-# sink evaluates nothing further while no Alertmanager answers; here every event and incident of the
-# run is evaluated, so that the screen says the same whoever the receiver is.
-
 _MAX_ALERTS: Final = 200
 
 
@@ -280,7 +276,11 @@ class AlertLine(BaseRecord, frozen=True, kw_only=True):
 
 
 class RunAlerts:
-    """Follows what fires and what has fired; bounded in both."""
+    """Follows what fires and what has fired, by the alerts sink's own rules; bounded in both.
+
+    The sink evaluates nothing further while no Alertmanager answers. Here every event and incident
+    of the run is evaluated, so that the screen says the same whoever the receiver is.
+    """
 
     def __init__(self, *, settings: AlertsSettings, clock: Clock) -> None:
         self._watch = RuleEvaluator(rules=rules_of(settings))

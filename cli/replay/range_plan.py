@@ -155,8 +155,6 @@ async def _cut(
     }
 
 
-# Times and durations as people write them. Nothing is read from a clock here.
-
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+")
 _PART: Final = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[smhd])")

@@ -249,8 +249,6 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
-# Says on standard error how far a replay is: a bar on a terminal, else a line now and then.
-
 Advance = Callable[[int], None]
 """Takes how many more ticks are done."""
 LINE_SECONDS: Final = 10.0

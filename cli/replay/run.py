@@ -1,4 +1,4 @@
-"""Where replayed events go: a file of JSON lines, another topic, or nowhere.
+"""The loop of a replay, and where its events go: a file of JSON lines, a topic, or nowhere.
 
 Each output is a context that gives a `write`; leaving it by an error leaves no half of a file.
 """
@@ -98,11 +98,6 @@ def _telling(path: Path) -> Iterator[None]:
         raise UserError(f"--output {path}: cannot be written: {error.strerror or error}") from error
 
 
-# The loop of a replay: partition by partition, pods first, then ticks; beside it the first run.
-#
-# Memory is bounded by one partition's pods and nodes, some batches, and the events that wait for
-# their counterpart.
-
 _Chunks = AsyncGenerator[Sequence[Record], None]
 
 
@@ -118,7 +113,11 @@ class ReplayOutcome(NamedTuple):
 
 
 class Replaying:
-    """Runs the parts of a plan one after the other."""
+    """Runs a plan partition by partition: pods first, then ticks; beside it the first run.
+
+    Memory is bounded by one partition's pods and nodes, some batches, and the events that wait for
+    their counterpart.
+    """
 
     def __init__(
         self,

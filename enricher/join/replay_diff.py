@@ -149,11 +149,6 @@ def _losses(path: str, was: Mapping[str, Any], is_: Mapping[str, Any]) -> Iterat
             yield EntryChange(f"{path}.{name}", value, found)
 
 
-# Pairs the events of two runs by their identity and counts how they agree.
-#
-# Both runs give a partition's events in the same order, so few wait for their counterpart; those
-# that wait are bounded in bytes. How one pair is compared is `agreement`'s business.
-
 MAX_WAITING_BYTES: Final = 64 * 2**20
 MAX_REMEMBERED: Final = 50_000
 _MISSING: Final = EntryChange("(event)", "there", "absent")
@@ -206,7 +201,11 @@ class Counts(msgspec.Struct):
 
 
 class Comparison:
-    """Takes the events of both runs, partition by partition, and says what differs."""
+    """Takes the events of both runs, partition by partition, and says what differs.
+
+    Both runs give a partition's events in the same order, so few wait for their counterpart; those
+    that wait are bounded in bytes.
+    """
 
     def __init__(self, *, shown: int, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
         self.counts = Counts()

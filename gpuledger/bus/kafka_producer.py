@@ -86,11 +86,6 @@ class KafkaProducer:
         task.add_done_callback(self._retired.discard)
 
 
-# Transactions on Kafka: one client for one transactional id, from its opening to its failure.
-#
-# aiokafka sends no generation of a group with a transaction's offsets, so the brokers cannot tell a
-# member that its group gave up from one that it has; what tells them apart is the transactional id.
-
 TRANSACTION_SECONDS: Final = 15.0
 """After so long the brokers abort what a writer left open; until then its readers wait."""
 COMMIT_SECONDS: Final = 12.0
@@ -100,7 +95,11 @@ Batches = Mapping[TopicPartition, Sequence[Message]]
 
 
 class KafkaTransactions:
-    """The one writer under a transactional id, as long as nobody else opens it."""
+    """The one writer under a transactional id, as long as nobody else opens it.
+
+    aiokafka sends no generation of a group with a transaction's offsets, so the brokers cannot tell
+    a member that its group gave up from one that it has: the transactional id tells them apart.
+    """
 
     def __init__(self, connection: KafkaConnection, transactional_id: str) -> None:
         self._connection = connection

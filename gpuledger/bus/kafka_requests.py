@@ -345,17 +345,17 @@ async def fetch_topic_ids(
     }
 
 
-# The identities of the topics that are read, and which of them are of other topics by now. Pure.
-#
-# Brokers before Kafka 2.8 cannot be asked for identities, and some topics have none: what is not
-# known is no other topic. It is taken over when it becomes known, as at an upgrade of the brokers.
-
 Found = Mapping[str, str | None]
 """The identity of each topic that exists; `None` for a topic that has none."""
 
 
 class TopicIds:
-    """What was known of the topics when partitions were assigned, and has become known since."""
+    """What was known of the topics when partitions were assigned, and has become known since.
+
+    Brokers before Kafka 2.8 cannot be asked for identities, and some topics have none: what is not
+    known is no other topic. It is taken over when it becomes known, as at an upgrade of the
+    brokers.
+    """
 
     def __init__(self, found: Found | None) -> None:
         """Take what the brokers answered; `None` where they cannot be asked."""

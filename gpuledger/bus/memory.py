@@ -163,9 +163,6 @@ class MemoryBus:
                 raise TopicsError(f"there is no topic {topic!r} on this bus")
 
 
-# The publishing end of the bus in memory.
-
-
 class MemoryProducer:
     """Appends batches to partitions, each batch whole or not at all."""
 
@@ -193,8 +190,6 @@ def check_batch(
         raise TopicsError(f"{place.topic} is compacted: each message on it needs a key")
     return log
 
-
-# Transactions on the bus in memory: all checks first, then everything between two awaits.
 
 Owners = MutableMapping[str, object]
 CommitOffsets = Callable[[str, Mapping[TopicPartition, int]], None]
@@ -235,8 +230,6 @@ class MemoryTransactions:
         # A publisher that never waits would keep every consumer from running.
         await asyncio.sleep(0)
 
-
-# Reads partitions kept in memory again, outside any group.
 
 MAX_RECORDS: Final = 500
 

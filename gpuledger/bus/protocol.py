@@ -299,11 +299,6 @@ class TransactionalBus(Bus, Protocol):
         """
 
 
-# Reading a topic again, outside any group: the seam of who looks back instead of following. No
-# group is joined and nothing is committed, so a reader disturbs nobody. Any method may raise
-# `BusUnavailableError`.
-
-
 class Span(NamedTuple):
     """Offsets of one partition, from `first` up to and without `end`."""
 
@@ -312,7 +307,11 @@ class Span(NamedTuple):
 
 
 class HistoryReader(Protocol):
-    """Reads any partition of any topic, one at a time; of transactions what was committed."""
+    """Reads any partition of any topic, one at a time; of transactions what was committed.
+
+    It joins no group and commits nothing, so that it disturbs nobody. Any method may raise
+    `BusUnavailableError`.
+    """
 
     async def spans(self, topic: str) -> Mapping[TopicPartition, Span]:
         """Return what is kept of each partition; `TopicsError` where the topic does not exist.

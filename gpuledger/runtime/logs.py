@@ -90,11 +90,6 @@ def _to_json(event: dict[str, Any], **_: Any) -> str:  # noqa: ANN401  # structl
     return orjson.dumps(event, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
-# What comes again and again is written now and then, with how often it came.
-#
-# Keys may be anybody's, such as the names of nodes. Those beyond the bound share one line a minute,
-# so that whoever makes names up gets no line for each.
-
 _QUIET_SECONDS: Final = 60.0
 _MAX_KEYS: Final = 1000
 
@@ -109,7 +104,8 @@ class _Line(NamedTuple):
 class Repeats:
     """At most one line a minute for each key; the next one counts those that were left out.
 
-    Of 1,000 keys that were written within the minute; all others count as one more.
+    Keys may be anybody's, such as the names of nodes. 1,000 that were written within the minute
+    have a line each; all others share one, so that whoever makes names up gets no line for each.
     """
 
     def __init__(

@@ -203,9 +203,6 @@ def _foreseen(error: BaseException, kind: type[GpuledgerError]) -> GpuledgerErro
     return error if isinstance(error, kind) else None
 
 
-# The same with logs and health pages around the work.
-
-
 class ServiceSettings(Protocol):
     """What the settings of every deployable have."""
 

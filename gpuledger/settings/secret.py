@@ -191,10 +191,6 @@ def _secret_in(content: str) -> str:
     return text
 
 
-# How addresses are shown to people: without user, password or query, where tokens may stand.
-#
-# Here it is known that they are addresses; above, whatever looks like one in a text is masked.
-
 _PLAIN_HOST: Final = re.compile(r"(?:[\w.-]*|\[[0-9A-Fa-f:.]+\])(?::\d*)?(?:;.*)?", re.ASCII)
 _NO_HOST: Final = re.compile(r"/[^/]")
 """What follows the scheme of a folder of this machine, `file:///var`."""
@@ -203,7 +199,7 @@ _PLAIN_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 
 
 def shown_url(url: str) -> str:
-    """Return the URL, or the path, with nothing in it that may be a secret.
+    """Return the URL, or the path, with nothing in it that may be a secret: no user, no query.
 
     Where a password that is not encoded makes it unclear what the host is, only the scheme is left.
     """

@@ -128,9 +128,6 @@ def _walk(model: type[msgspec.Struct], path: Path, instance: Any) -> Iterator[Se
             yield Setting(path=here, type=field.type, default=default, group=model)
 
 
-# The sources.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Given:
     """A value that was given for a setting."""
@@ -273,8 +270,6 @@ class _StrictLoader(yaml.SafeLoader):
             )
         return made
 
-
-# What a YAML parser found wrong, without the text that it stumbled over, which may be a secret.
 
 # What a parser says where a text is taken for YAML's own, as it begins with one of YAML's signs.
 _UNQUOTED: Final = re.compile(

@@ -31,11 +31,6 @@ from simulator.kube.store import (
     unworded,
 )
 
-# Field and label selectors: which objects a list or a watch is about.
-#
-# Here lives the small language of `fieldSelector` (equality alone) and `labelSelector` (equality
-# and presence), as far as a reader of pods uses it.
-
 Selector = Callable[[Json], bool]
 
 _TERM: Final = re.compile(r"^\s*([^=!\s]+)\s*(==|!=|=)\s*([^=!]*?)\s*$")
@@ -48,7 +43,10 @@ _FIELDS: Final[dict[str, Callable[[Json], str]]] = {
 
 
 def parse_selectors(*, fields: str, labels: str, namespace: str = "") -> Selector:
-    """Make one test of both selectors and the namespace; raises ApiError 400."""
+    """Make one test of both selectors and the namespace; raises ApiError 400.
+
+    Of `fieldSelector` it knows equality, of `labelSelector` equality and presence.
+    """
     tests = [_field_test(term) for term in fields.split(",") if term]
     tests += [_label_test(term) for term in labels.split(",") if term]
     if namespace:

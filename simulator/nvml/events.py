@@ -143,8 +143,6 @@ def _instance(number: int | None) -> int:
     return _NO_INSTANCE if number is None else number
 
 
-# What the driver tells of itself: that it will be unbound, and that it was bound.
-
 _MS_PER_SECOND = 1000
 
 

@@ -150,8 +150,6 @@ class Health(Subject):
         return gpu.facts.ailments.count(name, self._session.since_epoch_ns())
 
 
-# The numbered fields: many in one call, each with its own return code and type.
-
 _KIB: Final = 1024
 _ALL_LINKS: Final = 0xFFFFFFFF
 _UINT: Final = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT

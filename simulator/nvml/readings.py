@@ -108,9 +108,6 @@ class Readings(Subject):
         return [round(100 * worked_ns / _ENGINE_NS), _ENGINE_NS // 1000]
 
 
-# How busy a GPU and its processes are, in whole percents of the driver's windows.
-
-
 class Utilization(Subject):
     """The functions that tell of the driver's sampling windows."""
 
@@ -163,8 +160,6 @@ class Utilization(Subject):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return found
 
-
-# The driver's accounts of processes, kept over their ends.
 
 _BUFFER_PROCESSES: Final = 4000
 _NS_PER_SAMPLE: Final = 20_000_000

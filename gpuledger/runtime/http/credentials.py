@@ -112,8 +112,6 @@ def _is_visible(character: str) -> bool:
     return "!" <= character <= "~"
 
 
-# Escapes, undone.
-
 _DEPTH: Final = 2
 """A proxy writes as JSON what its server wrote percent-encoded."""
 _BEGUN: Final = re.compile(
@@ -254,8 +252,6 @@ def _length_of_cut(text: str, wanted: str) -> int:
             return length
     return 0
 
-
-# The credentials of one request.
 
 _TELLING_HEADER: Final = re.compile(
     r"auth|token|key|secret|passw|credential|cookie|signature", re.IGNORECASE

@@ -238,8 +238,6 @@ def _comparable(kind: str, name: str) -> str:
     return name
 
 
-# TLS as it is configured.
-
 _VERSIONS: Final = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 _SUITE: Final = re.compile(r"TLS_(?:(ECDHE|DHE)_)?(RSA|ECDSA)_WITH_(\w+)")
 
