@@ -97,15 +97,15 @@ async def _refuse_removed(
 ) -> list[str]:
     """Return how much of the range retention has removed; as a warning where that was accepted."""
     begin_ms = asked.wanted.begin_ms
-    removed = [place for place, span in kept.items() if span.first > 0]
+    removed = [partition for partition, span in kept.items() if span.first > 0]
     at_begin = await reader.offsets_at(removed, begin_ms) if removed else {}
     # Only where the range begins before what is kept is the oldest record worth a read.
     oldest_ms = {
-        place: await _oldest_ms(reader, place, kept[place])
-        for place in removed
-        if at_begin[place] <= kept[place].first
+        partition: await _oldest_ms(reader, partition, kept[partition])
+        for partition in removed
+        if at_begin[partition] <= kept[partition].first
     }
-    late = {place: oldest for place, oldest in oldest_ms.items() if oldest > begin_ms}
+    late = {partition: oldest for partition, oldest in oldest_ms.items() if oldest > begin_ms}
     if not late:
         return []
     last_ms = min(max(late.values()), asked.wanted.end_ms)
@@ -129,9 +129,9 @@ async def _refuse_removed(
     )
 
 
-async def _oldest_ms(reader: HistoryReader, place: TopicPartition, span: Span) -> int:
+async def _oldest_ms(reader: HistoryReader, partition: TopicPartition, span: Span) -> int:
     """Return the time of the oldest record kept; without one, nothing of any time is."""
-    async with aclosing(reader.read(place, span)) as chunks:
+    async with aclosing(reader.read(partition, span)) as chunks:
         async for records in chunks:
             return records[0].timestamp_ms
     return 0
@@ -150,8 +150,8 @@ async def _cut(
     first = await reader.offsets_at(kept, asked.wanted.begin_ms - lead_in_ms)
     end = await reader.offsets_at(kept, asked.wanted.end_ms + asked.lateness_ms)
     return {
-        place: Span(max(first[place], span.first), min(end[place], span.end))
-        for place, span in kept.items()
+        partition: Span(max(first[partition], span.first), min(end[partition], span.end))
+        for partition, span in kept.items()
     }
 
 

@@ -55,17 +55,17 @@ class CommitBatch:
         """Where the progress of its nodes goes."""
         return TopicPartition(self.topics.progress.name, self.partition)
 
-    def count(self, place: TopicPartition, records: Sequence[Record]) -> None:
+    def count(self, partition: TopicPartition, records: Sequence[Record]) -> None:
         """Count records of an input, at least one, whose work is in this batch."""
         self.records += len(records)
-        self.offsets[place] = records[-1].offset + 1
-        if place.topic == self.topics.samples.name:
+        self.offsets[partition] = records[-1].offset + 1
+        if partition.topic == self.topics.samples.name:
             self.last_tick_ms = records[-1].timestamp_ms
 
-    def add(self, place: TopicPartition, messages: Sequence[Message]) -> None:
+    def add(self, partition: TopicPartition, messages: Sequence[Message]) -> None:
         """Add messages behind those that are there."""
         if messages:
-            self.messages.setdefault(place, []).extend(messages)
+            self.messages.setdefault(partition, []).extend(messages)
 
 
 class CommitBatches:
@@ -168,9 +168,9 @@ class AtLeastOnce:
         await self._commit(consumer)
         return _NOBODY
 
-    async def _publish(self, place: TopicPartition, messages: Sequence[Message]) -> None:
+    async def _publish(self, partition: TopicPartition, messages: Sequence[Message]) -> None:
         if messages:
-            await self._retry(lambda: self._producer.publish(*place, messages))
+            await self._retry(lambda: self._producer.publish(*partition, messages))
 
     async def _commit(self, consumer: Consumer) -> None:
         """Commit what is done, in one attempt; what is refused is for the next one.
@@ -180,7 +180,9 @@ class AtLeastOnce:
         """
         # What was taken from this worker meanwhile is another's to commit; Kafka would refuse all.
         held = consumer.assignment()
-        self._done = {place: offset for place, offset in self._done.items() if place in held}
+        self._done = {
+            partition: offset for partition, offset in self._done.items() if partition in held
+        }
         if self._done:
             try:
                 await consumer.commit(self._done)

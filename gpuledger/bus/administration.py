@@ -131,7 +131,7 @@ class KafkaAdmin:
                 partial(self._client.list_consumer_group_offsets, name),
             )
             # A group that is new has committed nothing, one that ended subscribes to nothing.
-            committed = frozenset(place.topic for place in offsets)
+            committed = frozenset(partition.topic for partition in offsets)
             found[name] = committed | subscribed_topics(await self._members(name))
         return found
 

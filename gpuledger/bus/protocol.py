@@ -320,14 +320,14 @@ class HistoryReader(Protocol):
         """
 
     async def offsets_at(
-        self, places: Iterable[TopicPartition], timestamp_ms: int
+        self, partitions: Iterable[TopicPartition], timestamp_ms: int
     ) -> Mapping[TopicPartition, int]:
         """Return, for each partition, the offset before which every record is older than that.
 
         Younger records may come before older ones; where none is as young, it is the end.
         """
 
-    def read(self, place: TopicPartition, span: Span) -> AsyncGenerator[Sequence[Record], None]:
+    def read(self, partition: TopicPartition, span: Span) -> AsyncGenerator[Sequence[Record], None]:
         """Return the records of a span in their order, some at a time; one call at a time."""
 
 

@@ -21,7 +21,7 @@ from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from tests.default_topics import EVENTS, PODS
-from tests.real.join_workers import PLACES, JoinWorkers, committed_consumer, partition_of
+from tests.real.join_workers import PARTITIONS, JoinWorkers, committed_consumer, partition_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,7 +69,7 @@ class Workers(JoinWorkers):
         found: set[str] = set()
         consumer = committed_consumer(self.settings.bootstrap_servers)
         await consumer.start()
-        consumer.assign(PLACES)
+        consumer.assign(PARTITIONS)
         end = time.monotonic() + LOOK_SECONDS
         try:
             while len(found) < NODES and time.monotonic() < end:

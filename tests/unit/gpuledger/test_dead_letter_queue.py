@@ -73,8 +73,8 @@ async def test_a_letter_holds_the_place_the_reason_and_the_very_bytes(value: byt
     await dead_letters.flush()
 
     (letter,) = letters(producer)
-    place = (letter.topic, letter.partition, letter.offset, letter.consumer, letter.time_ns)
-    assert place == ("a.topic", 3, 41, "a-group", NOW_NS)
+    partition = (letter.topic, letter.partition, letter.offset, letter.consumer, letter.time_ns)
+    assert partition == ("a.topic", 3, 41, "a-group", NOW_NS)
     assert letter.reason == "undecodable"
     assert letter.detail.startswith("a.topic: ")
     assert base64.b64decode(letter.value_base64 or "", validate=True) == value
@@ -103,7 +103,7 @@ async def test_letters_lie_by_the_partition_they_speak_of_under_their_topic_and_
 
     await dead_letters.flush()
 
-    assert [(topic, place) for topic, place, _ in producer.batches] == [
+    assert [(topic, at) for topic, at, _ in producer.batches] == [
         (DEAD_LETTERS.name, 0),
         (DEAD_LETTERS.name, 1),
     ]
@@ -271,9 +271,9 @@ def test_letters_can_be_taken_out_partition_by_partition_to_be_published_elsewhe
             record(b"x", offset=offset, partition=partition), reason="r", detail="d"
         )
 
-    ((place, messages),) = dead_letters.drain(3).messages.items()
+    ((at, messages),) = dead_letters.drain(3).messages.items()
 
-    assert place == TopicPartition(DEAD_LETTERS.name, 3 % 2)
+    assert at == TopicPartition(DEAD_LETTERS.name, 3 % 2)
     assert [READ_LETTER.decode(message.value).offset for message in messages] == [0, 2]
     assert dead_letters.drain(3).messages == {}
     assert dead_letters.waiting() == {4}

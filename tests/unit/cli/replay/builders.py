@@ -90,8 +90,8 @@ async def read_topic(bus: MemoryBus, topic: Topic) -> list[bytes]:
     async with bus.reader() as reader:
         return [
             record.value or b""
-            for place, span in (await reader.spans(topic.name)).items()
-            async for some in reader.read(place, span)
+            for partition, span in (await reader.spans(topic.name)).items()
+            async for some in reader.read(partition, span)
             for record in some
         ]
 

@@ -210,10 +210,10 @@ class LosingReader(MemoryReader):
 
     @override
     async def read(
-        self, place: TopicPartition, span: Span
+        self, partition: TopicPartition, span: Span
     ) -> AsyncGenerator[Sequence[Record], None]:
-        async for records in super().read(place, span):
-            if place.topic == EVENTS.name:
+        async for records in super().read(partition, span):
+            if partition.topic == EVENTS.name:
                 raise BusUnavailableError("no broker answers")
             yield records
 

@@ -71,8 +71,8 @@ class Given:
         """Have marks read as the next worker reads them."""
         self.stage.restore_progress(
             [
-                Record(PROGRESS.name, 3, place, one.timestamp_ms, one.key, one.value)
-                for place, one in enumerate(watermarks)
+                Record(PROGRESS.name, 3, partition, one.timestamp_ms, one.key, one.value)
+                for partition, one in enumerate(watermarks)
             ]
         )
 

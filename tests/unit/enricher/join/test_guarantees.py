@@ -31,7 +31,7 @@ from gpuledger.settings import KafkaSettings
 from tests.default_topics import DEAD_LETTERS, EVENTS, PROGRESS, SAMPLES, TOPICS
 from tests.unit.enricher.join.joining import (
     GROUP,
-    PLACE,
+    PARTITION,
     committed,
     joining,
     publish,
@@ -57,8 +57,8 @@ EXACTLY_ONCE = msgspec.structs.replace(
 BOTH = pytest.mark.parametrize(
     "settings", [AT_LEAST_ONCE, EXACTLY_ONCE], ids=["at_least_once", "exactly_once"]
 )
-TRANSACTIONAL_ID = f"{GROUP}-{PLACE}"
-EVENTS_PLACE = TopicPartition(EVENTS.name, PLACE)
+TRANSACTIONAL_ID = f"{GROUP}-{PARTITION}"
+EVENTS_PARTITION = TopicPartition(EVENTS.name, PARTITION)
 
 
 class BrittleBus(MemoryBus):
@@ -147,8 +147,8 @@ async def events_there(bus: MemoryBus) -> list[int]:
     found: list[bytes] = []
     asked = Subscription(group=f"look-{next(_looks)}", topics=[EVENTS.name])
     async with bus.consumer(asked) as consumer:
-        ends = await consumer.end_offsets([EVENTS_PLACE])
-        while len(found) < ends[EVENTS_PLACE]:
+        ends = await consumer.end_offsets([EVENTS_PARTITION])
+        while len(found) < ends[EVENTS_PARTITION]:
             polled = await consumer.poll(timeout_seconds=1, max_records=100)
             found += [each.value or b"" for records in polled.values() for each in records]
     return [msgspec.json.decode(value)["seq"] for value in found]
@@ -243,12 +243,12 @@ async def test_at_least_once_marks_nothing_before_its_events_are_there() -> None
     """A mark without its event would be a tick lost."""
     bus = BrittleBus(before=10_000)
     await publish(bus, SAMPLES, tick(1))
-    place = TopicPartition(PROGRESS.name, PLACE)
+    partition = TopicPartition(PROGRESS.name, PARTITION)
     async with joining(bus, settings=AT_LEAST_ONCE):
         while bus.before == 10_000:  # noqa: ASYNC110  # the bus has no event for its failures
             await asyncio.sleep(0)
         async with bus.consumer(Subscription(group="ends", topics=[])) as consumer:
-            assert await consumer.end_offsets([place]) == {place: 0}
+            assert await consumer.end_offsets([partition]) == {partition: 0}
         bus.before = 0
         assert len(await read_marks(bus, 1)) == 1
 
@@ -292,8 +292,11 @@ async def test_exactly_once_gives_way_to_who_takes_its_partition_and_goes_on_aft
         async with bus.transactions(TRANSACTIONAL_ID) as other:
             await publish(bus, SAMPLES, tick(2), tick(3))
             await other.commit(
-                {EVENTS_PLACE: [_event(2)], TopicPartition(PROGRESS.name, PLACE): [_marked(2)]},
-                offsets={TopicPartition(SAMPLES.name, PLACE): 2},
+                {
+                    EVENTS_PARTITION: [_event(2)],
+                    TopicPartition(PROGRESS.name, PARTITION): [_marked(2)],
+                },
+                offsets={TopicPartition(SAMPLES.name, PARTITION): 2},
                 group=GROUP,
             )
         await committed(bus, 3)
@@ -303,14 +306,14 @@ async def test_exactly_once_gives_way_to_who_takes_its_partition_and_goes_on_aft
 async def test_exactly_once_commits_offsets_with_their_events_and_never_alone() -> None:
     """Whatever is committed has its events there."""
     bus = MemoryBus()
-    place = TopicPartition(SAMPLES.name, PLACE)
+    partition = TopicPartition(SAMPLES.name, PARTITION)
     async with joining(bus, settings=EXACTLY_ONCE):
         for seq in range(1, 30):
             await publish(bus, SAMPLES, tick(seq))
             async with bus.consumer(Subscription(group=GROUP, topics=[])) as consumer:
-                done = await consumer.committed(place) or 0
-                ends = await consumer.end_offsets([EVENTS_PLACE])
-            assert ends[EVENTS_PLACE] == done
+                done = await consumer.committed(partition) or 0
+                ends = await consumer.end_offsets([EVENTS_PARTITION])
+            assert ends[EVENTS_PARTITION] == done
         await committed(bus, 29)
 
 
@@ -356,15 +359,15 @@ async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_g
         delivery = ExactlyOnce(
             writers=writers, dead_letters=dead_letters, check=check, fenced_seconds=0
         )
-        await delivery.take_over([PLACE])
-        made = CommitBatch(partition=PLACE, begun_at=0.0, topics=TOPICS)
-        made.add(EVENTS_PLACE, [Message(b"node-a", b"", 0)])
-        assert set(await delivery.deliver(consumer, [made])) == {PLACE}
+        await delivery.take_over([PARTITION])
+        made = CommitBatch(partition=PARTITION, begun_at=0.0, topics=TOPICS)
+        made.add(EVENTS_PARTITION, [Message(b"node-a", b"", 0)])
+        assert set(await delivery.deliver(consumer, [made])) == {PARTITION}
         assert check.has_failed
 
-        await delivery.give_up([PLACE + 1])
+        await delivery.give_up([PARTITION + 1])
         assert check.has_failed
-        await delivery.give_up([PLACE])
+        await delivery.give_up([PARTITION])
         assert check.is_ok
 
 
@@ -380,15 +383,16 @@ async def test_at_least_once_passes_its_check_once_what_it_could_not_commit_is_g
         delivery = AtLeastOnce(
             producer=producer, dead_letters=dead_letters, retry=retry, check=check
         )
-        offsets = {TopicPartition(SAMPLES.name, PLACE): 1}
+        offsets = {TopicPartition(SAMPLES.name, PARTITION): 1}
         await delivery.deliver(
-            consumer, [CommitBatch(partition=PLACE, begun_at=0.0, offsets=offsets, topics=TOPICS)]
+            consumer,
+            [CommitBatch(partition=PARTITION, begun_at=0.0, offsets=offsets, topics=TOPICS)],
         )
         assert check.has_failed
 
-        await delivery.give_up([PLACE + 1])
+        await delivery.give_up([PARTITION + 1])
         assert check.has_failed
-        await delivery.give_up([PLACE])
+        await delivery.give_up([PARTITION])
         assert check.is_ok
 
 
@@ -405,10 +409,10 @@ async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_d
         delivery = ExactlyOnce(
             writers=writers, dead_letters=dead_letters, check=check, fenced_seconds=0
         )
-        for undone in ({PLACE}, set[int]()):
-            await delivery.take_over([PLACE])
-            made = CommitBatch(partition=PLACE, begun_at=0.0, topics=TOPICS)
-            made.add(EVENTS_PLACE, [Message(b"node-a", b"", 0)])
+        for undone in ({PARTITION}, set[int]()):
+            await delivery.take_over([PARTITION])
+            made = CommitBatch(partition=PARTITION, begun_at=0.0, topics=TOPICS)
+            made.add(EVENTS_PARTITION, [Message(b"node-a", b"", 0)])
             assert set(await delivery.deliver(consumer, [made])) == undone
             assert check.has_failed == bool(undone)
 
@@ -425,9 +429,9 @@ async def test_at_least_once_commits_nothing_of_a_partition_that_is_not_held() -
         delivery = AtLeastOnce(
             producer=producer, dead_letters=dead_letters, retry=retry, check=check
         )
-        held, other = (TopicPartition(SAMPLES.name, at) for at in (PLACE, SAMPLES.partitions))
+        held, other = (TopicPartition(SAMPLES.name, at) for at in (PARTITION, SAMPLES.partitions))
         made = CommitBatch(
-            partition=PLACE, begun_at=0.0, offsets={held: 1, other: 1}, topics=TOPICS
+            partition=PARTITION, begun_at=0.0, offsets={held: 1, other: 1}, topics=TOPICS
         )
         await delivery.deliver(consumer, [made])
 

@@ -219,13 +219,13 @@ def drained(
     *answers: PartitionBatches,
 ) -> tuple[Callable[[int], list[list[int]]], Callable[[], list[int]]]:
     """Return what polls the answers as aiokafka's fetcher does, and what tells positions."""
-    places = [named(TopicPartition("a.topic", number)) for number in range(len(answers))]
-    assignment = Assignment(places)
+    partitions = [named(TopicPartition("a.topic", number)) for number in range(len(answers))]
+    assignment = Assignment(partitions)
     results = []
-    for place, each in zip(places, answers, strict=True):
-        assignment.state_value(place).seek(each.next_fetch_offset)
+    for partition, each in zip(partitions, answers, strict=True):
+        assignment.state_value(partition).seek(each.next_fetch_offset)
         results.append(
-            PartitionAnswer(place, assignment=assignment, partition_records=each, backoff=0)
+            PartitionAnswer(partition, assignment=assignment, partition_records=each, backoff=0)
         )
 
     def poll(most: int) -> list[list[int]]:
@@ -235,7 +235,7 @@ def drained(
         ]
 
     def positions() -> list[int]:
-        return [assignment.state_value(place).position for place in places]
+        return [assignment.state_value(partition).position for partition in partitions]
 
     return poll, positions
 

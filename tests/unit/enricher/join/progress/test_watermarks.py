@@ -40,8 +40,8 @@ def stage(dead_letters: DeadLetterQueue) -> JoinStage:
 def written(messages: list[Message]) -> list[Record]:
     """Return marks as the next worker reads them."""
     return [
-        record(each.value, topic=PROGRESS.name, offset=place, key=(each.key or b"").decode())
-        for place, each in enumerate(messages)
+        record(each.value, topic=PROGRESS.name, offset=partition, key=(each.key or b"").decode())
+        for partition, each in enumerate(messages)
     ]
 
 
@@ -112,10 +112,12 @@ def boots(*names: str, clock_runs: int = 1) -> list[Record]:
     """Return two ticks of each boot, in their order."""
     return [
         record(
-            sample(boot_id=name, seq=seq, time_ns=USED.time_ns + clock_runs * place * SECOND_NS),
-            offset=place,
+            sample(
+                boot_id=name, seq=seq, time_ns=USED.time_ns + clock_runs * partition * SECOND_NS
+            ),
+            offset=partition,
         )
-        for place, (name, seq) in enumerate(product(names, (1000, 2000)))
+        for partition, (name, seq) in enumerate(product(names, (1000, 2000)))
     ]
 
 
