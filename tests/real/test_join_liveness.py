@@ -1,4 +1,4 @@
-"""A join worker that is disturbed while it reads pods and marks back: no partition is left alone.
+"""A join worker that is disturbed while it reads pods and watermarks: no partition is left alone.
 
 A worker takes few records at once here, so that reading back takes seconds with few pods; that is
 the setting of any worker with more pods.
@@ -39,7 +39,7 @@ LOOK_SECONDS = 45.0
 
 
 class Workers(JoinWorkers):
-    """Workers that read few pods and marks at once."""
+    """Workers that read few pods and watermarks at once."""
 
     def __init__(
         self, *, servers: str, folder: Path, guarantee: str, pods_per_node: int = PODS_PER_NODE

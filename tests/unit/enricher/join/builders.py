@@ -67,8 +67,8 @@ class Given:
         read = record(None, topic=PODS.name, key=uid)
         self.stage.take_pods([read._replace(partition=partition)])
 
-    def read_marks(self, watermarks: Sequence[Message]) -> None:
-        """Have marks read as the next worker reads them."""
+    def read_watermarks(self, watermarks: Sequence[Message]) -> None:
+        """Have watermarks read as the next worker reads them."""
         self.stage.restore_progress(
             [
                 Record(PROGRESS.name, 3, partition, one.timestamp_ms, one.key, one.value)

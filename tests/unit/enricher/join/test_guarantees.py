@@ -157,14 +157,14 @@ async def events_there(bus: MemoryBus) -> list[int]:
 _looks = count()
 
 
-def mark(seq: int, *, offset: int = 0) -> NodeProgress:
-    """Return the mark that says that the node was booked up to this tick."""
+def watermark(seq: int, *, offset: int = 0) -> NodeProgress:
+    """Return the watermark that says that the node was booked up to this tick."""
     boot_id = sample().boot_id
     return NodeProgress(node="node-a", boot_id=boot_id, seq=seq, time_ns=SECOND_NS, offset=offset)
 
 
-async def read_marks(bus: MemoryBus, number: int) -> list[NodeProgress]:
-    """Read so many marks."""
+async def read_watermarks(bus: MemoryBus, number: int) -> list[NodeProgress]:
+    """Read so many watermarks."""
     decoder = Decoder(topic=PROGRESS.name, record=NodeProgress)
     return [decoder.decode(value) for value in await read(bus, PROGRESS, number)]
 
@@ -175,7 +175,7 @@ async def test_a_node_is_marked_where_its_last_event_stands(settings: JoinSettin
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1), tick(2))
     async with joining(bus, settings=settings):
-        (marked,) = await read_marks(bus, 1)
+        (marked,) = await read_watermarks(bus, 1)
     assert (marked.node, marked.seq, marked.offset) == ("node-a", 2, 1)
 
 
@@ -186,7 +186,7 @@ async def test_what_an_earlier_life_published_and_marked_is_not_published_again(
     """Even where it could not commit that."""
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1), tick(2), tick(3))
-    await publish(bus, PROGRESS, mark(2, offset=1))
+    await publish(bus, PROGRESS, watermark(2, offset=1))
     async with joining(bus, settings=settings):
         await committed(bus, 3)
     assert await events_there(bus) == [3]
@@ -240,7 +240,7 @@ async def test_exactly_once_repeats_nothing_that_was_done_without_an_answer() ->
 
 
 async def test_at_least_once_marks_nothing_before_its_events_are_there() -> None:
-    """A mark without its event would be a tick lost."""
+    """A watermark without its event would be a tick lost."""
     bus = BrittleBus(before=10_000)
     await publish(bus, SAMPLES, tick(1))
     partition = TopicPartition(PROGRESS.name, PARTITION)
@@ -250,7 +250,7 @@ async def test_at_least_once_marks_nothing_before_its_events_are_there() -> None
         async with bus.consumer(Subscription(group="ends", topics=[])) as consumer:
             assert await consumer.end_offsets([partition]) == {partition: 0}
         bus.before = 0
-        assert len(await read_marks(bus, 1)) == 1
+        assert len(await read_watermarks(bus, 1)) == 1
 
 
 async def test_at_least_once_drops_what_it_marked_but_never_committed() -> None:
@@ -258,7 +258,7 @@ async def test_at_least_once_drops_what_it_marked_but_never_committed() -> None:
     bus = BrittleBus(refused=10_000)
     await publish(bus, SAMPLES, tick(1), tick(2))
     async with joining(bus, settings=AT_LEAST_ONCE):
-        await read_marks(bus, 1)
+        await read_watermarks(bus, 1)
     bus.refused = 0
     async with joining(bus, settings=AT_LEAST_ONCE):
         await committed(bus, 2)
@@ -272,7 +272,7 @@ async def test_at_least_once_fails_its_check_while_commits_are_refused_and_tells
             check = readiness.check("delivery")
             for seq in (1, 2, 3):
                 await publish(bus, SAMPLES, tick(seq))
-                await read_marks(bus, seq)
+                await read_watermarks(bus, seq)
             await until(lambda: check.has_failed)
             assert "published, but not committed: the group has rebalanced" in check.detail
             bus.refused = 0
@@ -294,7 +294,7 @@ async def test_exactly_once_gives_way_to_who_takes_its_partition_and_goes_on_aft
             await other.commit(
                 {
                     EVENTS_PARTITION: [_event(2)],
-                    TopicPartition(PROGRESS.name, PARTITION): [_marked(2)],
+                    TopicPartition(PROGRESS.name, PARTITION): [_watermark(2)],
                 },
                 offsets={TopicPartition(SAMPLES.name, PARTITION): 2},
                 group=GROUP,
@@ -342,8 +342,8 @@ def _event(seq: int) -> Message:
     return Message(b"node-a", msgspec.json.encode({"seq": seq}), 0)
 
 
-def _marked(seq: int) -> Message:
-    return Message(b"node-a", encode(mark(seq, offset=1)), 0)
+def _watermark(seq: int) -> Message:
+    return Message(b"node-a", encode(watermark(seq, offset=1)), 0)
 
 
 async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_given_up() -> None:

@@ -138,7 +138,7 @@ def test_a_tombstone_of_another_partition_takes_no_pod_out(stage: JoinStage) -> 
 
 
 def test_a_tick_that_comes_twice_is_booked_once(stage: JoinStage) -> None:
-    """The mark is per node and boot; another boot begins again."""
+    """The watermark is per node and boot; another boot begins again."""
     assert len(stage.take_samples([record(USED), record(USED, offset=1)])) == 1
     rebooted = sample(boot_id="another", seq=1)
     assert len(stage.take_samples([record(rebooted, offset=2)])) == 1
@@ -167,7 +167,7 @@ def test_an_event_without_ends_has_no_settlements(stage: JoinStage) -> None:
 
 
 def test_what_belongs_to_a_partition_is_forgotten_with_it(stage: JoinStage) -> None:
-    """Its pods and its marks: another worker has them now."""
+    """Its pods and its watermarks: another worker has them now."""
     stage.take_pods([pod_record()])
     stage.take_samples([record(USED)])
     stage.forget(3)

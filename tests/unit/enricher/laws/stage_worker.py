@@ -19,7 +19,7 @@ from tests.unit.enricher.join.ticks import anywhere
 from tests.unit.enricher.laws.topics import BEGIN_NS, Topics
 
 Made = tuple[list[Message], list[Message], int]
-"""Events, marks, and how many records were put aside."""
+"""Events, watermarks, and how many records were put aside."""
 
 
 def make(topics: Topics) -> Made:
@@ -31,12 +31,12 @@ def make(topics: Topics) -> Made:
         dead_letters=dead_letters, is_placed=anywhere, time_ns=lambda: BEGIN_NS, topics=TOPICS
     )
     events: list[Message] = []
-    marks: list[Message] = []
+    watermarks: list[Message] = []
     for partition, samples in topics.samples.items():
         stage.take_pods(topics.pods.get(partition, []))
         events += stage.take_samples(samples)
-        marks += stage.drain_progress(partition)
-    return events, marks, dead_letters.rejected
+        watermarks += stage.drain_progress(partition)
+    return events, watermarks, dead_letters.rejected
 
 
 def main() -> None:

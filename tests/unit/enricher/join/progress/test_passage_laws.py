@@ -47,7 +47,7 @@ STEPS = st.lists(
 
 
 def worker(watermarks: list[Record]) -> JoinStage:
-    """Return a worker that begins where these marks end."""
+    """Return a worker that begins where these watermarks end."""
     dead_letters = DeadLetterQueue(
         consumer="test", producer=KeepingProducer(), partitions=1, topic=DEAD_LETTERS
     )
