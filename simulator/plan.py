@@ -294,8 +294,8 @@ class HealthFaults:
 
     def recovery(self, time_ns: int) -> str:
         """Return what the driver asks for now: the last of what it asks for."""
-        asked = [fault.recovery for fault in self.lasting(time_ns) if fault.recovery != "none"]
-        return asked[-1] if asked else "none"
+        recoveries = [fault.recovery for fault in self.lasting(time_ns) if fault.recovery != "none"]
+        return recoveries[-1] if recoveries else "none"
 
     def lasting(self, time_ns: int) -> list[HealthFault]:
         """Return what lasts at an instant, in the scenario's order."""

@@ -175,7 +175,7 @@ def _header(run: Run, plan: DemoPlan, *, is_over: bool = False) -> ScreenHeader:
     facts = ("gpuledger demo", run.machine.headline, bus, *counts, "" if is_over else "Ctrl-C ends")
     return ScreenHeader(
         facts=[fact for fact in facts if fact],
-        problems=[said for said in problems if said],
+        problems=[problem for problem in problems if problem],
         alerts=[as_line(alert) for alert in run.alerts.firing()],
     )
 

@@ -154,7 +154,7 @@ class _RunConsumer:
 
     def __init__(self, *, view: RunBus, subscription: Subscription) -> None:
         self._view = view
-        self._asked = subscription
+        self._subscription = subscription
         self.subscription = replace(
             subscription, on_assigned=self._on_assigned, on_revoked=self._on_revoked
         )
@@ -163,12 +163,12 @@ class _RunConsumer:
         # Before anybody is told: what a topic that was made anew holds is all the run's.
         for topic in sorted({partition.topic for partition in partitions}):
             self._view.learn(topic, await self.inner.topic_id(topic))
-        await self._asked.on_assigned(partitions)
+        await self._subscription.on_assigned(partitions)
         self._view.hold(partitions)
 
     async def _on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         self._view.give_up(partitions)
-        await self._asked.on_revoked(partitions)
+        await self._subscription.on_revoked(partitions)
 
     async def poll(
         self, *, timeout_seconds: float, max_records: int

@@ -174,7 +174,7 @@ def _short_head(
     """Return a line for each sentence, at most so many lines: of facts the last ones go first."""
     facts = _facts(header, width)
     problems = [
-        ScreenLine(elide(said, width=width), "bold red") for said in header.problems[:maximum]
+        ScreenLine(elide(problem, width=width), "bold red") for problem in header.problems[:maximum]
     ]
     room = _MAX_ALERTS if maximum is None else min(maximum - len(problems), _MAX_ALERTS)
     alerts = [
@@ -240,8 +240,8 @@ def _blocks(
     for gpu in lost:
         since = f"{datetime.fromtimestamp(gpu.since_ns / NS_PER_SECOND, tz=UTC):%H:%M:%S UTC}"
         held = f"held by {', '.join(gpu.holders)}" if gpu.holders else None
-        said = ", ".join(filter(None, [f"(lost) since {since}", gpu.cause, held]))
-        text = elide(f"{gpu.index!s:>{widths[0]}}  {said}", width=width)
+        facts = ", ".join(filter(None, [f"(lost) since {since}", gpu.cause, held]))
+        text = elide(f"{gpu.index!s:>{widths[0]}}  {facts}", width=width)
         found.append((gpu.index, [ScreenLine(text, "bold red")]))
     # A lost GPU stands where it stood.
     return [_Block(node, lines) for _, lines in sorted(found, key=lambda gpu: gpu[0])]

@@ -95,8 +95,8 @@ class SinkWatch:
         assert isinstance(checks, dict)  # noqa: S101 - the report's own form
         details = (str(check["detail"]) for check in checks.values() if not check["ok"])
         # Several checks may say the same of the one receiver.
-        said = dict.fromkeys(detail.removeprefix(f"{self._receiver}: ") for detail in details)
-        return elide("; ".join(said), width=_MAX_CHARACTERS) or None
+        texts = dict.fromkeys(detail.removeprefix(f"{self._receiver}: ") for detail in details)
+        return elide("; ".join(texts), width=_MAX_CHARACTERS) or None
 
 
 def has_failed(line: SinkLine, *, events: int) -> bool:
@@ -109,8 +109,8 @@ def has_failed(line: SinkLine, *, events: int) -> bool:
 
 def problem(line: SinkLine, *, events: int) -> str | None:
     """Return the sentence that says what is wrong with a sink's sends; `None` where nothing is."""
-    said = (line.failing or "").removeprefix(f"{line.receiver}: ")
-    why = f": {said}" if said else ""
+    detail = (line.failing or "").removeprefix(f"{line.receiver}: ")
+    why = f": {detail}" if detail else ""
     if has_failed(line, events=events):
         if line.retries:
             failure = f"nothing has reached {line.receiver} in {line.retries} tries"

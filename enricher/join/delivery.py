@@ -86,9 +86,9 @@ class CommitBatches:
         """Return how long more may be gathered, at least 0; `None` where nothing waits."""
         if not self._batches:
             return None
-        if sum(each.records for each in self._batches.values()) >= self._max_records:
+        if sum(batch.records for batch in self._batches.values()) >= self._max_records:
             return 0.0
-        begun_at = min(each.begun_at for each in self._batches.values())
+        begun_at = min(batch.begun_at for batch in self._batches.values())
         return max(0.0, begun_at + self._max_seconds - now)
 
     def take(self) -> list[CommitBatch]:
@@ -155,7 +155,11 @@ class AtLeastOnce:
     async def deliver(self, consumer: Consumer, batches: Sequence[CommitBatch]) -> Collection[int]:
         """Deliver everything, however long it takes."""
         await asyncio.gather(
-            *(self._publish(*each) for made in batches for each in made.messages.items())
+            *(
+                self._publish(partition, messages)
+                for made in batches
+                for partition, messages in made.messages.items()
+            )
         )
         # A watermark without its events would be a promise to leave them out.
         await asyncio.gather(

@@ -45,7 +45,7 @@ class _NodeHistory:
     """When the first tick was read that was not booked, since the last one that was."""
     last_ns: int
     """When the last one was."""
-    is_told: bool = False
+    is_reported: bool = False
 
     @property
     def is_unbooked(self) -> bool:
@@ -67,18 +67,18 @@ class UnbookedNodes:
         self._nodes: dict[str, _NodeHistory] = {}
 
     def see_duplicate(self, node: str, *, partition: int, written_ns: int, now_ns: int) -> bool:
-        """Record that a tick counts as booked before; return whether the node is to be told of.
+        """Record that a tick counts as booked before; return whether the node is to be reported.
 
-        It is told once, until a tick is booked again.
+        It is reported once, until a tick is booked again.
         """
         found = self._see(node, partition=partition, written_ns=written_ns, now_ns=now_ns)
         if found is None:
             return False
-        is_new, found.is_told = not found.is_told, found.is_unbooked
-        return is_new and found.is_told
+        is_new, found.is_reported = not found.is_reported, found.is_unbooked
+        return is_new and found.is_reported
 
     def see_refused(self, node: str, *, partition: int, written_ns: int, now_ns: int) -> None:
-        """Record that a tick was put aside, as it runs ahead: that is told of each."""
+        """Record that a tick was put aside, as it runs ahead: that is reported of each."""
         self._see(node, partition=partition, written_ns=written_ns, now_ns=now_ns)
 
     def _see(
@@ -306,7 +306,7 @@ class JoinObserver:
             by_seconds = (seq - sample.seq) / 1e3
             _log.warning("node_seq_leapt", node=sample.node, by_seconds=by_seconds, count=1)
 
-    def tell(self, now_ns: int) -> None:
+    def report(self, now_ns: int) -> None:
         """Show the clocks and who is waited for; log one pod for all that did not come in time."""
         if self._newest_ns:
             self._skew.see_ticks(self._newest_ns, now_ns=now_ns)

@@ -165,9 +165,9 @@ class StateRestorer:
             if left < before:
                 moved_at = self._seconds()
             elif self._seconds() - moved_at > _STALL_SECONDS:
-                said = f"{_READING}: nothing came for {_STALL_SECONDS:.0f} s, {left:.0f} are left"
-                self._check.failed(said)
-                raise StalledError(said)
+                detail = f"{_READING}: nothing came for {_STALL_SECONDS:.0f} s, {left:.0f} are left"
+                self._check.failed(detail)
+                raise StalledError(detail)
             batch = await self._poll(consumer)
             if changes == self._changes:
                 await self.take_state(batch)

@@ -149,7 +149,7 @@ class JoinStage:
                 detail = f"{record.topic}: its event would be too large: {error}"
                 self._dead_letters.reject(record, reason="too_large", detail=detail)
         metrics.TICKS_TOTAL.inc(len(records))
-        self._observer.tell(now_ns)
+        self._observer.report(now_ns)
         return events
 
     def take_processes(self, records: Sequence[Record]) -> None:

@@ -114,7 +114,9 @@ class JoinWorker:
 
     async def _on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         held = sorted(
-            each.partition for each in partitions if each.topic == self._topics.samples.name
+            partition.partition
+            for partition in partitions
+            if partition.topic == self._topics.samples.name
         )
         self._restorer.require(held)
         if not held:
@@ -123,7 +125,7 @@ class JoinWorker:
         _log.info("partitions_assigned", partitions=held)
 
     async def _on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        revoked = {each.partition for each in partitions}
+        revoked = {partition.partition for partition in partitions}
         await self._restorer.cancel(revoked)
         # Before anything is awaited for the delivery: a batch that is left here would be published
         # by this worker beside the one that has the partition now.

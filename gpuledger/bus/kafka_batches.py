@@ -110,8 +110,8 @@ async def send_all(
     """Send messages in batches, and what is to be done beside; wait until all of it is done."""
     waiting: list[asyncio.Future[Any]] = []
     try:
-        for partition, each in messages.items():
-            for batch in pack(client, each):
+        for partition, of_partition in messages.items():
+            for batch in pack(client, of_partition):
                 waiting.append(await send_batch(client, batch, *partition))  # noqa: PERF401  # `finally` needs those sent before a failure
         if beside is not None:
             waiting.append(asyncio.ensure_future(beside()))

@@ -100,12 +100,12 @@ class Positions:
 
     def note(self, records: Polled) -> None:
         """Record how far partitions were read."""
-        for partition, each in records.items():
-            if each:
+        for partition, read in records.items():
+            if read:
                 self._last_read[partition] = _LastRead(
                     topic_id=self._topic_ids.by_topic.get(partition.topic),
-                    next_offset=each[-1].offset + 1,
-                    time_ms=known_time_ms(each[-1].timestamp_ms),
+                    next_offset=read[-1].offset + 1,
+                    time_ms=known_time_ms(read[-1].timestamp_ms),
                 )
 
     async def committed(self, client: AIOKafkaConsumer, partition: TopicPartition) -> int | None:

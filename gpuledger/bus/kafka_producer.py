@@ -143,9 +143,9 @@ class KafkaTransactions:
         Raises `TopicsError` and `MessageTooLargeError` with nothing begun. After any other failure
         only closing is of use: nobody knows whether it was done.
         """
-        for partition, each in messages.items():
-            refuse_too_large(partition.topic, each)
-        filled = {partition: each for partition, each in messages.items() if each}
+        for partition, batch in messages.items():
+            refuse_too_large(partition.topic, batch)
+        filled = {partition: batch for partition, batch in messages.items() if batch}
         if not filled and not offsets:
             return
         async with self._busy:

@@ -225,7 +225,8 @@ class MemoryTransactions:
         """Publish and commit at once; `FencedError` where the id was opened anew."""
         # All checks before the first append: nothing of a transaction is seen where one fails.
         checked = [
-            (check_batch(self._logs, partition, each), each) for partition, each in messages.items()
+            (check_batch(self._logs, partition, batch), batch)
+            for partition, batch in messages.items()
         ]
         if self._owners[self._id] is not self:
             raise FencedError(f"another writer took over the transactional id {self._id!r}")

@@ -97,7 +97,7 @@ class PartitionLog:
     def offset_at(self, timestamp_ms: int) -> int:
         """Return the offset of the first record that is not older than that, or the end."""
         return next(
-            (each.offset for each in self._records if each.timestamp_ms >= timestamp_ms),
+            (record.offset for record in self._records if record.timestamp_ms >= timestamp_ms),
             self.end_offset,
         )
 

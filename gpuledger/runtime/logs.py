@@ -39,7 +39,7 @@ _SHARED: Final[list[Processor]] = [
     _begin_line,
 ]
 # Of libraries: what the writer to a connection gets anyway, as an exception.
-_SAID_OTHERWISE: Final = frozenset({"socket.send() raised exception."})
+_LOGGED_OTHERWISE: Final = frozenset({"socket.send() raised exception."})
 
 
 class _Handler(logging.StreamHandler[Any]):
@@ -82,7 +82,7 @@ def _is_worth_a_line(record: logging.LogRecord) -> bool:
     """Let everything of our own pass (structlog hands over a dict), of libraries only warnings."""
     if isinstance(record.msg, dict):
         return True
-    return record.levelno >= logging.WARNING and record.msg not in _SAID_OTHERWISE
+    return record.levelno >= logging.WARNING and record.msg not in _LOGGED_OTHERWISE
 
 
 def _to_json(event: dict[str, Any], **_: Any) -> str:  # noqa: ANN401  # structlog's own options

@@ -286,9 +286,9 @@ def explain_yaml(error: yaml.YAMLError) -> str:
     """Return where the mistake is and what it is; neither the line nor a piece of a value."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return " ".join(str(error).split())
-    said = ": ".join(filter(None, (error.context, error.problem)))
-    said = " ".join(_OF_A_VALUE.sub(rf"\1 {MASK}", said).split())
+    mistake = ": ".join(filter(None, (error.context, error.problem)))
+    mistake = " ".join(_OF_A_VALUE.sub(rf"\1 {MASK}", mistake).split())
     mark = error.problem_mark or error.context_mark
     if mark:
-        said = f"{said} (line {mark.line + 1}, column {mark.column + 1})"
-    return f"{said}; {_REMEDY}" if _UNQUOTED.search(said) else said
+        mistake = f"{mistake} (line {mark.line + 1}, column {mark.column + 1})"
+    return f"{mistake}; {_REMEDY}" if _UNQUOTED.search(mistake) else mistake

@@ -159,12 +159,12 @@ def list_objects(collection: Collection, selector: Selector, query: Mapping[str,
         version, start = _parse_token(token)
         items = collection.snapshot_at(version)
     else:
-        asked = _number(query, "resourceVersion")
+        wanted = _number(query, "resourceVersion")
         current = collection.versions.current
-        if asked > current:
-            raise too_new(asked, current)
-        if query.get("resourceVersionMatch") == "Exact" and asked != current:
-            if not collection.is_kept(asked):
+        if wanted > current:
+            raise too_new(wanted, current)
+        if query.get("resourceVersionMatch") == "Exact" and wanted != current:
+            if not collection.is_kept(wanted):
                 raise expired("The resourceVersion for the provided list is too old.")
             raise bad_request("this server lists only its newest version exactly")
         start = 0
@@ -232,10 +232,10 @@ class ApiWatch:
                 "resourceVersionMatch: Forbidden: sendInitialEvents requires setting "
                 "resourceVersionMatch to NotOlderThan"
             )
-        asked = query.get("resourceVersion") or "0"
-        if not asked.isdigit():
-            raise unworded(f'parsing resource version "{asked}": invalid syntax')
-        self._version = int(asked)
+        wanted = query.get("resourceVersion") or "0"
+        if not wanted.isdigit():
+            raise unworded(f'parsing resource version "{wanted}": invalid syntax')
+        self._version = int(wanted)
 
     async def lines(self) -> AsyncIterator[bytes]:
         """Yield the lines of the answer until its time is over or its version is forgotten."""

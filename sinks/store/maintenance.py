@@ -47,8 +47,8 @@ class Maintenance:
                 )
             except Exception as error:  # noqa: BLE001  # the sink does its own work without it
                 # What the storage said is a sentence; of a defect its class says more.
-                is_said = isinstance(error, ReceiverUnavailableError)
-                shown = str(error) if is_said else repr(error)
+                is_explained = isinstance(error, ReceiverUnavailableError)
+                shown = str(error) if is_explained else repr(error)
                 _log.warning("maintenance_failed", url=shown_url(table.uri), error=shown)
                 continue
             ORPHANS_REMOVED_TOTAL.inc(removed)

@@ -90,7 +90,7 @@ class HttpClient:
         It goes over no connection that was opened with another `trust`.
         """
         sent = BasicCredentials.sent(url, {**self._session.headers, **headers})
-        with translating(lambda said: NoAnswerError(f"{shown_url(url)}: {said}"), sent=sent):
+        with translating(lambda reason: NoAnswerError(f"{shown_url(url)}: {reason}"), sent=sent):
             async with self._session.post(
                 url, data=data, headers=headers, allow_redirects=False, ssl=trust
             ) as response:

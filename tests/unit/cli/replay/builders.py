@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cli.replay.range_plan import Asked
+from cli.replay.range_plan import ReplayRequest
 from cli.replay.replay_command import choose_output, replay_range
 from cli.replay.run import ReplayOutcome
 from enricher.join.join_command import run_join
@@ -129,7 +129,7 @@ class Again:
     async def run(self) -> ReplayOutcome:
         """Replay."""
         self.comparison = Comparison(shown=100) if self.compare else None
-        asked = Asked(
+        request = ReplayRequest(
             wanted=TimeRange(self._ms(self.begin_second), self._ms(self.end_second)),
             lead_in_ms=round(self.lead_in_seconds * 1000),
             lateness_ms=600_000,
@@ -139,7 +139,7 @@ class Again:
         return await replay_range(
             self.bus,
             self.bus,
-            asked=asked,
+            request=request,
             open_output=choose_output(self.output, self.topic, compare=self.compare),
             comparison=self.comparison,
         )
