@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import orjson
 import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from gpuledger.bus.administration import create_topics
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Message
 from gpuledger.records import GpuEvent
 from gpuledger.rights import DEPLOYABLES, Grant, KafkaUser, grants
 from gpuledger.settings import KafkaSettings
@@ -27,10 +31,13 @@ if TYPE_CHECKING:
     from tests.real.services.kafka import KafkaDistribution
     from tests.real.services.kube_client import KubeApiClient
 
-SCENARIO: Final = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
-WITHIN_SECONDS: Final = 15.0
+# It has an incident after eight seconds, on this node.
+SCENARIO: Final = Path(__file__).parents[2] / "cli" / "demo" / "demo.yaml"
+NODE: Final = "gpu-node-2"
+WITHIN_SECONDS: Final = 40.0
+GONE: Final = Message(key=b"gone", value=None, timestamp_ms=1)
 OWN: Final = {
-    "agent": {"NODE_NAME": "gpu-node-1", "SOURCE": f"simulated:{SCENARIO}"},
+    "agent": {"NODE_NAME": NODE, "SOURCE": f"simulated:{SCENARIO}"},
     "podwatch": {"LEASE__ENABLED": "false"},
     "sink remote_write": {"REMOTE_WRITE__URL": "http://127.0.0.1:9/"},
     "sink alerts": {"ALERTS__URLS": "http://127.0.0.1:9"},
@@ -59,7 +66,10 @@ CASES: Final = [
 def brokers(
     kafka_distribution: KafkaDistribution, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OauthKafka]:
-    """Yield brokers with all topics that admit whoever a token names, and deny all to them."""
+    """Yield brokers that admit whoever a token names and deny all to them.
+
+    They hold records of every stage, and ticks go on to come: some rights are needed for a record.
+    """
     refuse_stray_settings()
     folder = tmp_path_factory.mktemp("oauth-kafka")
     with running(OauthKafka(distribution=kafka_distribution, folder=folder)) as part:
@@ -67,7 +77,64 @@ def brokers(
         asyncio.run(create_topics(settings, partitions=1))
         otlp = Topic(name="otlp_metrics", record=GpuEvent, key="node", partitions=1)
         asyncio.run(create_topics(settings, [otlp]))
-        yield part
+        plain = {"KAFKA__BOOTSTRAP_SERVERS": part.plaintext_bootstrap_servers}
+        with ExitStack() as stack:
+            folder = tmp_path_factory.mktemp("stages")
+            own = {"agent": {"SPOOL__FOLDER": str(folder / "spool")}, "join": {}}
+            stages = {
+                name: Deployable(
+                    name=name,
+                    command=[f"gpuledger-{name}"],
+                    folder=folder / name,
+                    environment={**plain, **OWN.get(name, {}), **others},
+                )
+                for name, others in own.items()
+            }
+            for stage in stages.values():
+                stack.callback(stage.kill)
+                stage.start()
+            await_records(part.plaintext_bootstrap_servers, Topics().events.name)
+            stages["join"].stop()  # the group is those joins' that are looked at
+            yield part
+
+
+def await_records(servers: str, topic: str) -> None:
+    async def count() -> int:
+        client = AIOKafkaConsumer(bootstrap_servers=servers)
+        await client.start()
+        try:
+            place = TopicPartition(topic, 0)
+            return int((await client.end_offsets([place]))[place])
+        finally:
+            await client.stop()
+
+    deadline = time.monotonic() + WITHIN_SECONDS
+    while not asyncio.run(count()):
+        assert time.monotonic() < deadline, topic
+        time.sleep(0.5)
+
+
+@pytest.fixture
+def pod(kube_api: KubeApiClient, brokers: OauthKafka) -> None:
+    """Have a pod to be published, and one on Kafka to be read back."""
+    namespace = "rights"
+    kube_api.create_namespace(namespace)
+    container = {"name": "c", "image": "i"}
+    kube_api.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "one", "namespace": namespace},
+            "spec": {"nodeName": NODE, "containers": [container]},
+        }
+    )
+
+    async def publish() -> None:
+        settings = KafkaSettings(bootstrap_servers=brokers.plaintext_bootstrap_servers)
+        async with KafkaBus(settings).producer() as producer:
+            await producer.publish(Topics().pods.name, 0, [GONE])
+
+    asyncio.run(publish())
 
 
 def rights_without(case: Case | None, who: KafkaUser, user: str) -> list[Right]:
@@ -104,7 +171,11 @@ def shown(deployable: Deployable) -> str:
     ids=lambda case: f"{case.who.name} {case.operation} {case.missing.name}".replace(" ", "-"),
 )
 def test_a_right_that_is_missing_is_missed_by_name(
-    brokers: OauthKafka, kube_api: KubeApiClient, tmp_path: Path, case: Case
+    brokers: OauthKafka,
+    kube_api: KubeApiClient,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    case: Case,
 ) -> None:
     who, missing = case.who, case.missing
     user = f"{who.user}-{CASES.index(case)}"
@@ -114,6 +185,7 @@ def test_a_right_that_is_missing_is_missed_by_name(
     if name == "agent":
         own["SPOOL__FOLDER"] = str(tmp_path / "spool")
     if name == "podwatch":
+        request.getfixturevalue("pod")
         own["KUBERNETES__KUBECONFIG"] = str(kube_api.kubeconfig)
     if kind == "store":
         own["STORE__URI"] = str(tmp_path / "store")
