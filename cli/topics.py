@@ -41,7 +41,7 @@ Config = Annotated[Path | None, Parameter(help="Settings file (YAML); its kafka 
 Partitions = Annotated[
     int | None,
     Parameter(
-        help="Partitions of the topics placed by node; absent: as those that are there, else 12.",
+        help="Partitions of the topics placed by node; absent: as the ticks' topic has, else 12.",
         validator=Number(gte=1),
     ),
 ]

@@ -287,7 +287,7 @@ async def create_topics(
     """Make the topics that are missing, with as many replicas as there are brokers, at most 3.
 
     Of the topic table those that are placed by node get `partitions`, or where absent as many as
-    the ones of them that are there. Raises `TopicsError`, and makes nothing, where a topic has
+    the ticks' topic has. Raises `TopicsError`, and makes nothing, where a topic has
     another number of partitions.
     """
     async with open_admin(KafkaConnection(settings)) as admin:
@@ -407,20 +407,12 @@ async def _table(
     """Return the topics that are wanted: these, or the table with a number of partitions."""
     if topics is not None:
         return list(topics)
-    table = list(Topics(settings.topic_prefix))
+    table = Topics(settings.topic_prefix)
     if partitions is None:
-        found = await admin.describe([topic.name for topic in table])
-        partitions = chosen_partitions(table, found)
+        # What somebody chose: the ticks' topic is the one that is made first.
+        found = await admin.describe([table.samples.name])
+        partitions = next((topic.partitions for topic in found.values()), None)
     return with_partitions(table, partitions)
-
-
-def chosen_partitions(table: Iterable[Topic], found: Mapping[str, FoundTopic]) -> int | None:
-    """Return the number of the first topic placed by node that is there; `None` without any.
-
-    That of the ticks is the first of the table.
-    """
-    placed = (found.get(topic.name) for topic in table if topic.is_placed_by_node)
-    return next((each.partitions for each in placed if each), None)
 
 
 def with_partitions(table: Iterable[Topic], partitions: int | None) -> list[Topic]:
