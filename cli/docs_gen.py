@@ -39,6 +39,8 @@ from agent.gpu.nvidia.catalogue import (
 from gpuledger.codegen import generate
 from gpuledger.errors import UserError
 from gpuledger.ledger.series import FAMILIES
+from gpuledger.rights import COLUMNS, table_rows
+from gpuledger.topics import Topics
 from gpuledger.xids import all_xids
 
 
@@ -322,10 +324,16 @@ def xids_page() -> str:
     return "\n".join([_XIDS_HEAD, *table(_XID_COLUMNS, rows), ""])
 
 
+def rights_page(standing: str) -> str:
+    """Return the page with its table renewed, raises `UserError` where that has no place."""
+    return put_between_marks(standing, "rights", table(COLUMNS, table_rows(Topics())))
+
+
 PAGES: Final[Mapping[str, Callable[[Path], str]]] = {
     "agent.md": lambda path: readings_page(path.read_text(encoding="utf-8")),
     "metrics.md": lambda _: metrics_page(),
     "node-metrics.md": lambda _: node_metrics_page(),
+    "security.md": lambda path: rights_page(path.read_text(encoding="utf-8")),
     "xids.md": lambda _: xids_page(),
 }
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from typing_extensions import override
 
+from gpuledger.errors import TopicsError
 from gpuledger.ledger.rows import EntryRow
 from gpuledger.records import (
     AttributedIncident,
@@ -46,7 +47,8 @@ class Topic:
     """`node`: murmur2 of the node's name, as Kafka's own default partitioner would place that key;
     `source`: the partition number of the record it speaks of, modulo the partitions."""
     partitions: int = DEFAULT_PARTITIONS
-    """How many partitions; all topics placed by node have the same number, and it never changes."""
+    """How many partitions are made where nobody chooses; all topics placed by node have the same
+    number, and it never changes. Whoever reads or writes asks the brokers how many there are."""
     cleanup_policy: str = "delete"
     """Kafka's `cleanup.policy`."""
     retention_ms: int | None = None
@@ -55,6 +57,11 @@ class Topic:
     """Kafka's `min.insync.replicas`, on clusters with at least three replicas."""
     extra: dict[str, str] = field(default_factory=dict)
     """Further configuration of the topic."""
+
+    @property
+    def is_placed_by_node(self) -> bool:
+        """Whether a record's partition follows from its node: all such topics have one number."""
+        return self.partitioner == "node"
 
     def config(self, *, replication_factor: int) -> dict[str, str]:
         """Return the Kafka configuration of the topic on a cluster with that many replicas."""
@@ -205,6 +212,21 @@ class Topics(Collection[Topic]):
         if not name.startswith(f"{OWN_PREFIX}-"):
             return name
         return self.prefix + name.removeprefix(OWN_PREFIX)
+
+
+def agreed_partitions(counts: Mapping[str, int]) -> int:
+    """Return how many partitions these topics placed by node have, given each one's number.
+
+    Raises `TopicsError` where they differ: a node's records would lie in partitions of different
+    numbers.
+    """
+    if len(set(counts.values())) != 1:
+        raise TopicsError(
+            "topics placed by node must have the same number of partitions, found"
+            f" {', '.join(f'{name} {count}' for name, count in counts.items())};"
+            " `gpuledger topics check` says which number each should have"
+        )
+    return next(iter(counts.values()))
 
 
 def partition_of_node(node: str, *, partitions: int) -> int:

@@ -30,7 +30,7 @@ from gpuledger.errors import BusError, MessageTooLargeError, TimestampRefusedErr
 from gpuledger.runtime import Backoff, Check
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.tasks import wait_event
-from gpuledger.topics import partition_of_node
+from gpuledger.topics import agreed_partitions, partition_of_node
 
 _LONGEST_GAP_MS: Final = 60_000  # the longest tick; a longer gap is no ticks to be spread
 
@@ -81,6 +81,7 @@ class SamplePublisher:
         self._chance = chance
         self._times_ms: list[int] = []
         self._unsent: dict[str, list[Message]] = {}
+        self._partitions: dict[str, int] = {}
         self._skip_pauses = asyncio.Event()
 
     def skip_pauses(self) -> None:
@@ -111,9 +112,9 @@ class SamplePublisher:
         )
 
     async def _publish_from(self, producer: Producer) -> None:
-        # All topics that are placed by node have the same number of partitions.
-        partitions = await self._bus.partitions(self._bus.topics.samples.name)
-        partition = partition_of_node(self._node, partitions=partitions)
+        samples = self._bus.topics.samples.name
+        self._partitions = {samples: await self._bus.partitions(samples)}
+        partition = partition_of_node(self._node, partitions=self._partitions[samples])
         # Brokers may answer this and take no record; only where none waits is it all there is.
         if not self._times_ms and self._send_queue.is_empty:
             self._check.ok(self._describe_waiting())
@@ -137,7 +138,14 @@ class SamplePublisher:
                 await wait_event(self._skip_pauses, pause)
 
     async def _publish(self, producer: Producer, topic: str, partition: int) -> None:
-        """Publish what is left of a topic; what was taken or dropped is out of it for good."""
+        """Publish what is left of a topic; what was taken or dropped is out of it for good.
+
+        Raises `TopicsError` where the topic has another number of partitions than the ticks'. Asked
+        once a topic and producer, when there is something for it: ticks do not wait for the others.
+        """
+        if topic not in self._partitions:
+            self._partitions[topic] = await self._bus.partitions(topic)
+            agreed_partitions(self._partitions)
         messages = self._unsent[topic] = _without_oversized(self._unsent[topic])
         try:
             await producer.publish(topic, partition, messages)

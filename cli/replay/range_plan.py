@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 from enricher.join.replay import TimeRange
 from gpuledger.bus.protocol import HistoryReader, Span, TopicPartition
-from gpuledger.errors import TopicsError, UserError
-from gpuledger.topics import Topics
+from gpuledger.errors import UserError
+from gpuledger.topics import Topics, agreed_partitions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +68,8 @@ async def make_plan(reader: HistoryReader, request: ReplayRequest, *, topics: To
         events = await reader.spans(topics.events.name)
     # By partition number a node's ticks, pods and events meet; other numbers would part them.
     counts = {next(iter(spans)).topic: len(spans) for spans in (pods, kept, events) if spans}
-    if len(set(counts.values())) > 1:
-        raise TopicsError(
-            f"topics placed by node must have the same number of partitions, found {counts};"
-            " `gpuledger topics check` says what each should have"
-        )
+    if counts:
+        agreed_partitions(counts)
     warnings = await _refuse_removed(reader, kept, request)
     warnings += await _refuse_removed(reader, events, request)
     tick_spans = await _cut(reader, kept, request, lead_in_ms=request.lead_in_ms)

@@ -26,7 +26,7 @@ from gpuledger.bus.protocol import (
 from gpuledger.bus.transactional_writers import TransactionalWriters
 from gpuledger.clock import SystemClock
 from gpuledger.dead_letter_queue import DeadLetterQueue
-from gpuledger.errors import BusError, TopicsError
+from gpuledger.errors import BusError
 from gpuledger.lag import Lag
 from gpuledger.runtime import (
     Backoff,
@@ -39,7 +39,7 @@ from gpuledger.runtime import (
     run_service,
 )
 from gpuledger.settings import load_settings
-from gpuledger.topics import Topics
+from gpuledger.topics import Topics, agreed_partitions
 
 # Each has its own, as it grows with the failures of what it waits for.
 _new_backoff: Final = partial(Backoff, first_seconds=0.2, max_seconds=10.0)
@@ -208,9 +208,4 @@ async def _count_partitions(bus: Bus) -> tuple[int, int]:
     )
     # A node's pods, ticks and progress must lie in one partition number, or no worker has them all.
     counts = {name: await bus.partitions(name) for name in by_node}
-    if len(set(counts.values())) != 1:
-        raise TopicsError(
-            f"topics placed by node must have the same number of partitions, found {counts};"
-            " `gpuledger topics check` says what each should have"
-        )
-    return counts[topics.samples.name], await bus.partitions(topics.dead_letters.name)
+    return agreed_partitions(counts), await bus.partitions(topics.dead_letters.name)

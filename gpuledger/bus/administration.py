@@ -17,7 +17,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any, Final, Literal, TypeVar
@@ -283,15 +283,18 @@ async def create_topics(
     settings: KafkaSettings,
     topics: Iterable[Topic] | None = None,
     *,
+    partitions: int | None = None,
     replication_factor: int | None = None,
 ) -> list[TopicLine]:
     """Make the topics that are missing, with as many replicas as there are brokers, at most 3.
 
-    Raises `TopicsError`, and makes nothing, where a topic has another number of partitions.
+    Of the topic table those that are placed by node get `partitions`, or where absent as many as
+    the ticks' topic has. Raises `TopicsError`, and makes nothing, where a topic has
+    another number of partitions.
     """
-    table = _table(settings, topics)
     async with open_admin(KafkaConnection(settings)) as admin:
         try:
+            table = await _table(admin, settings, topics, partitions=partitions)
             before = await _check(admin, table)
         except RefusedError as error:
             # Whether it has that right only making a topic would tell.
@@ -327,18 +330,26 @@ async def create_topics(
 
 
 async def check_topics(
-    settings: KafkaSettings, topics: Iterable[Topic] | None = None
+    settings: KafkaSettings,
+    topics: Iterable[Topic] | None = None,
+    *,
+    partitions: int | None = None,
 ) -> list[TopicLine]:
-    """Compare each topic with the topic table, and change nothing."""
+    """Compare each topic with the topic table, and change nothing.
+
+    Those that are placed by node must have `partitions`, or where absent as many as the ticks' has.
+    """
     async with open_admin(KafkaConnection(settings)) as admin:
-        return await _check(admin, _table(settings, topics))
+        table = await _table(admin, settings, topics, partitions=partitions)
+        return await _check(admin, table)
 
 
 async def find_groups(
     settings: KafkaSettings, topics: Iterable[Topic] | None = None
 ) -> dict[str, list[str]]:
     """Return the consumer groups that read these topics, each with those that it reads, sorted."""
-    names = {topic.name for topic in _table(settings, topics)}
+    table = Topics(settings.topic_prefix) if topics is None else topics
+    names = {topic.name for topic in table}
     async with open_admin(KafkaConnection(settings)) as admin:
         found = await admin.groups()
     return {group: sorted(read & names) for group, read in sorted(found.items()) if read & names}
@@ -388,8 +399,30 @@ def compare(topic: Topic, found: FoundTopic | None) -> TopicLine:
     )
 
 
-def _table(settings: KafkaSettings, topics: Iterable[Topic] | None) -> list[Topic]:
-    return list(Topics(settings.topic_prefix) if topics is None else topics)
+async def _table(
+    admin: KafkaAdmin,
+    settings: KafkaSettings,
+    topics: Iterable[Topic] | None,
+    *,
+    partitions: int | None,
+) -> list[Topic]:
+    """Return the topics that are wanted: these, or the table with a number of partitions."""
+    if topics is not None:
+        return list(topics)
+    table = Topics(settings.topic_prefix)
+    if partitions is None:
+        # What somebody chose: the ticks' topic is the one that is made first.
+        found = await admin.describe([table.samples.name])
+        partitions = next((topic.partitions for topic in found.values()), None)
+    return with_partitions(table, partitions)
+
+
+def with_partitions(table: Iterable[Topic], partitions: int | None) -> list[Topic]:
+    """Return the topics, those placed by node with so many partitions; `None` changes nothing."""
+    return [
+        replace(topic, partitions=partitions) if partitions and topic.is_placed_by_node else topic
+        for topic in table
+    ]
 
 
 async def _check(admin: KafkaAdmin, topics: Sequence[Topic]) -> list[TopicLine]:

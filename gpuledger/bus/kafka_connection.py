@@ -9,11 +9,13 @@ of their own.
 import asyncio
 import math
 import random
+import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final, Self
 
 import structlog
@@ -32,23 +34,28 @@ from gpuledger.bus.kafka_errors import (
     translate,
 )
 from gpuledger.bus.kafka_requests import fetch_topic_ids
+from gpuledger.bus.kafka_tokens import TokenFile, TokenProvider, TokenSource
 from gpuledger.bus.protocol import TopicDescription
+from gpuledger.bus.token_endpoint import DEADLINE_SECONDS, TokenEndpoint
 from gpuledger.certificates import Validity, authorities_of, load_own, trusting
 from gpuledger.errors import BusUnavailableError, RefusedError, TopicsError
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.file_watch import POLL_INTERVAL_SECONDS, FilesInForce, FileWatch
 from gpuledger.runtime.http.credentials import NO_CREDENTIALS, BasicCredentials
 from gpuledger.settings import KafkaSettings, Secret
+from gpuledger.settings.groups import OauthSettings
 from gpuledger.settings.secret import MASK
 
 _log = structlog.get_logger(__name__)
 _MAX_RECENT: Final = 8
+_BEARER: Final = re.compile(r"(\bBearer )[^\s'\"]+")
 
 
 class KafkaCredentials:
     """The certificates and passwords in force."""
 
     _context: ssl.SSLContext
+    _token_context: ssl.SSLContext
     sent: BasicCredentials = NO_CREDENTIALS
     """The passwords, the former ones too: to be masked in what a broker says."""
 
@@ -63,8 +70,19 @@ class KafkaCredentials:
     ) -> None:
         """Read the files; raises `SettingsError` naming one that cannot be used."""
         self._settings = settings
-        secrets = (settings.sasl_password, settings.ssl_key_password)
-        files = (settings.ssl_ca_file, settings.ssl_cert_file, settings.ssl_key_file)
+        oauth = settings.oauth if settings.uses_tokens else OauthSettings()
+        secrets = (
+            settings.sasl_password,
+            settings.ssl_key_password,
+            oauth.token,
+            oauth.client_secret,
+        )
+        files = (
+            settings.ssl_ca_file,
+            settings.ssl_cert_file,
+            settings.ssl_key_file,
+            oauth.ca_file,
+        )
         named = (*files, *(secret.file for secret in secrets if secret))
         watch = FileWatch(
             (file for file in named if file),
@@ -90,6 +108,26 @@ class KafkaCredentials:
         self.look()
         return self._password
 
+    def token(self) -> str:
+        """Return the token that stands in its file now; empty where there is none."""
+        self.look()
+        return self._token
+
+    def client_secret(self) -> str:
+        """Return the secret for a request to the token endpoint; empty where there is none."""
+        self.look()
+        return self._client_secret
+
+    def token_context(self) -> ssl.SSLContext:
+        """Return the TLS context for a connection to the token endpoint."""
+        self.look()
+        return self._token_context
+
+    def note_sent(self, secret: str) -> None:
+        """Have a token masked that did not stand in a file."""
+        recent = dict.fromkeys((secret, *self.sent.secrets))
+        self.sent = BasicCredentials(tuple(filter(None, recent))[:_MAX_RECENT])
+
     def look(self) -> None:
         """Read the files again where they changed; with a mistake in them the old ones stay."""
         self._files.look()
@@ -97,13 +135,19 @@ class KafkaCredentials:
     def _take(self) -> list[Validity]:
         password = _current("sasl_password", self._settings.sasl_password)
         key_password = _current("ssl_key_password", self._settings.ssl_key_password)
+        oauth = self._settings.oauth if self._settings.uses_tokens else OauthSettings()
+        token = _current("oauth.token", oauth.token)
+        client_secret = _current("oauth.client_secret", oauth.client_secret)
         validities: list[Validity] = []
         if self._settings.security_protocol.endswith("SSL"):
             self._context, validities = tls_context(self._settings)
-        self._password = password
+        if oauth.token_url:
+            self._token_context, found = _trusted("kafka.oauth.ca_file", oauth.ca_file)
+            validities += found
+        self._password, self._token, self._client_secret = password, token, client_secret
         # A connection that was opened with the former one may still be answered.
-        recent = dict.fromkeys((password, key_password, *self.sent.secrets))
-        self.sent = BasicCredentials(tuple(filter(None, recent))[:_MAX_RECENT])
+        for secret in (key_password, client_secret, token, password):
+            self.note_sent(secret)
         return validities
 
 
@@ -147,14 +191,7 @@ def tls_context(settings: KafkaSettings) -> tuple[ssl.SSLContext, list[Validity]
 
     Raises `SettingsError` naming the setting whose file cannot be used.
     """
-    validities: list[Validity] = []
-    if settings.ssl_ca_file:
-        setting, file = "kafka.ssl_ca_file", settings.ssl_ca_file
-        context = trusting(setting=setting, file=file)
-        validities += authorities_of(context, setting=setting, file=file)
-    else:
-        # The machine's own authorities.
-        context = ssl.create_default_context()
+    context, validities = _trusted("kafka.ssl_ca_file", settings.ssl_ca_file)
     context.check_hostname = settings.ssl_check_hostname
     if settings.ssl_cert_file and settings.ssl_key_file:
         validities += load_own(
@@ -165,6 +202,14 @@ def tls_context(settings: KafkaSettings) -> tuple[ssl.SSLContext, list[Validity]
             password=_current("ssl_key_password", settings.ssl_key_password),
         )
     return context, validities
+
+
+def _trusted(setting: str, file: Path | None) -> tuple[ssl.SSLContext, list[Validity]]:
+    """Return a client's context, and how long its authorities are valid; raises `SettingsError`."""
+    if file is None:
+        return ssl.create_default_context(), []  # the machine's own authorities
+    context = trusting(setting=setting, file=file)
+    return context, authorities_of(context, setting=setting, file=file)
 
 
 def _current(name: str, secret: Secret | None) -> str:
@@ -199,10 +244,16 @@ class KafkaConnection:
             self._credentials = KafkaCredentials(settings, check=check)
             # Also while nothing connects: a mistake in a new file shows before it is needed.
             readiness.add_periodic(self._credentials.look, check=check)
+            if settings.uses_tokens:
+                self._token_check = _token_check_of(readiness)
 
     @cached_property
     def _credentials(self) -> KafkaCredentials:
         return KafkaCredentials(self.settings, check=_check_of(Readiness()))
+
+    @cached_property
+    def _token_check(self) -> Check:
+        return _token_check_of(Readiness())
 
     @cached_property
     def arguments(self) -> dict[str, Any]:
@@ -219,7 +270,13 @@ class KafkaConnection:
         credentials = self._credentials
         if settings.security_protocol.endswith("SSL"):
             made["ssl_context"] = CurrentContext(credentials.context)
-        if settings.security_protocol.startswith("SASL"):
+        if settings.uses_tokens:
+            kafka_internals.hand_logins_to_providers()
+            made |= {
+                "sasl_mechanism": settings.sasl_mechanism,
+                "sasl_oauth_token_provider": self._tokens(credentials),
+            }
+        elif settings.security_protocol.startswith("SASL"):
             # Before the first login: PLAIN would join the mask, and not the password.
             kafka_internals.encode_password_at_login()
             made |= {
@@ -228,6 +285,21 @@ class KafkaConnection:
                 "sasl_plain_password": CurrentPassword(credentials.password),
             }
         return made
+
+    def _tokens(self, credentials: KafkaCredentials) -> TokenProvider:
+        """Return what has the token in force, by the one or the other source of it."""
+        oauth = self.settings.oauth
+        if not oauth.token_url:
+            source: TokenSource = TokenFile(credentials.token)
+        else:
+            source = TokenEndpoint(
+                oauth,
+                secret=credentials.client_secret,
+                context=credentials.token_context,
+                # Within the deadline of what a login is for, so that its error says why.
+                deadline_seconds=min(DEADLINE_SECONDS, self.settings.request_timeout_seconds / 2),
+            )
+        return TokenProvider(source, check=self._token_check, on_token=credentials.note_sent)
 
     @asynccontextmanager
     async def asking(self, doing: str, *, at_most_seconds: float = math.inf) -> AsyncIterator[None]:
@@ -267,7 +339,8 @@ class KafkaConnection:
         """Return what a broker says with the login that it was sent masked."""
         if not self.settings.security_protocol.startswith("SASL"):
             return said
-        return self._credentials.sent.mask(said)
+        # A request is logged with the begin of its token, by which that is not found.
+        return _BEARER.sub(rf"\1{MASK}", self._credentials.sent.mask(said))
 
     def refused_within(self, seconds: float) -> str:
         """Return why connections failed in so many seconds, as a message's end; empty for none."""
@@ -289,6 +362,12 @@ class KafkaConnection:
 
 def _check_of(readiness: Readiness) -> Check:
     return readiness.check("kafka.credentials", severity=CheckSeverity.WARNING)
+
+
+def _token_check_of(readiness: Readiness) -> Check:
+    check = readiness.check("kafka.token", severity=CheckSeverity.WARNING)
+    check.ok("no login yet")  # one that stands by may never need any
+    return check
 
 
 async def count_partitions(

@@ -39,8 +39,11 @@ FAILURES: Final = (
     OSError,
 )
 _SIGNS: Final = {
-    "SaslAuthenticationFailed": "kafka.sasl_username, kafka.sasl_password",
+    # What is said of a token names its setting and the remedy itself.
+    "TokenUnavailableError": "kafka.oauth",
     "UnsupportedSaslMechanism": "kafka.sasl_mechanism",
+    "OAUTHBEARER": "kafka.oauth",
+    "SaslAuthenticationFailed": "kafka.sasl_username, kafka.sasl_password",
     "IllegalSaslState": "kafka.security_protocol",
     "doesn't match": "kafka.bootstrap_servers, kafka.ssl_check_hostname",
     "is not valid for": "kafka.bootstrap_servers, kafka.ssl_check_hostname",

@@ -22,6 +22,59 @@ _DEMOS_PREFIX: Final = "gpuledger-demo"
 _SHOWN_CHARACTERS: Final = 40
 
 
+class OauthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the token of a login by OAUTHBEARER comes from: a file, or a token endpoint."""
+
+    token: Secret | None = None
+    """The token itself, which something else renews in its file, as the kubelet does; the other
+    settings are then left out."""
+    token_url: str = ""
+    """Endpoint that gives tokens for client credentials (OAuth 2.0), `https://…`."""
+    ca_file: Path | None = None
+    """Authorities to trust for that endpoint, PEM; absent means those of the system."""
+    client_id: str = ""
+    """Name to log in at that endpoint with."""
+    client_secret: Secret | None = None
+    """Password to log in at that endpoint with."""
+    scope: str = ""
+    """What is asked for, separated by blanks; empty means what the endpoint gives by itself."""
+    parameters: dict[str, str] = {}
+    """Further parameters of the request, such as `audience`."""
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` where a token cannot be had by these."""
+        if not self.token_url:
+            given = ("ca_file", "client_id", "client_secret", "scope", "parameters")
+            for name in given if self.token is None else ():
+                if getattr(self, name):
+                    raise ValueError(f"{name}: needs token_url too, the endpoint that it is for")
+            return
+        if self.token is not None:
+            raise ValueError("token_url: give it or token_file, not both")
+        if not self.token_url.lower().startswith("https://"):
+            # Of the value nothing is shown: it may hold a login.
+            raise ValueError("token_url: expected https://…, as a secret is sent to it")
+        try:
+            require_http_url(self.token_url)
+        except ValueError as error:
+            raise ValueError(f"token_url: {error}") from error
+        if may_part_a_login(self.token_url) or "#" in self.token_url:
+            raise ValueError(
+                "token_url: must have neither a login nor a fragment in it; the login is client_id"
+                " and client_secret"
+            )
+        if not (self.client_id and self.client_secret):
+            raise ValueError("token_url: needs client_id and client_secret_file too")
+        for name in sorted(_OWN_PARAMETERS & self.parameters.keys()):
+            raise ValueError(f"parameters: {name} is none of them; {_OWN_PARAMETERS_REMEDY}")
+
+
+_OWN_PARAMETERS: Final = frozenset(
+    {"grant_type", "scope", "client_id", "client_secret", "client_assertion"}
+)
+_OWN_PARAMETERS_REMEDY: Final = "scope, client_id and client_secret_file are settings of their own"
+
+
 class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to reach the brokers."""
 
@@ -29,12 +82,16 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Brokers to ask first, `host:port`, separated by commas."""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     """How connections are protected."""
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] = (
+        "SCRAM-SHA-512"
+    )
     """How to log in; only read where the protocol begins with SASL."""
     sasl_username: str = ""
     """Name to log in with."""
     sasl_password: Secret | None = None
     """Password to log in with."""
+    oauth: OauthSettings = OauthSettings()
+    """Token to log in with; only read where the mechanism is OAUTHBEARER."""
     ssl_ca_file: Path | None = None
     """Authorities to trust, PEM; absent means those of the system."""
     ssl_cert_file: Path | None = None
@@ -67,12 +124,23 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """
         return min(_LONGEST_HEARTBEAT_SECONDS, self.session_timeout_seconds / 3)
 
+    @property
+    def uses_tokens(self) -> bool:
+        """Whether the login is by OAUTHBEARER."""
+        return self.security_protocol.startswith("SASL") and self.sasl_mechanism == "OAUTHBEARER"
+
     def __post_init__(self) -> None:
         """Raise `ValueError` where brokers are misnamed or a combination cannot work."""
         require_brokers(self.bootstrap_servers)
         require_topic_prefix(self.topic_prefix)
         login = self.sasl_username and self.sasl_password
-        if self.security_protocol.startswith("SASL") and not login:
+        if self.uses_tokens:
+            if not (self.oauth.token or self.oauth.token_url):
+                raise ValueError(
+                    "sasl_mechanism OAUTHBEARER needs oauth.token_file, or oauth.token_url with"
+                    " oauth.client_id and oauth.client_secret_file"
+                )
+        elif self.security_protocol.startswith("SASL") and not login:
             raise ValueError(
                 f"security_protocol {self.security_protocol} needs sasl_username and sasl_password"
             )

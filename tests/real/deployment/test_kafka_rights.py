@@ -13,15 +13,16 @@ import pytest
 from gpuledger.bus.administration import create_topics
 from gpuledger.codec import Decoder
 from gpuledger.records import DeadLetter, GpuEvent
+from gpuledger.rights import DEPLOYABLES, grants
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import Topic
+from gpuledger.topics import Topic, Topics
 from sinks.settings import OtlpSettings
 from tests.default_topics import DEAD_LETTERS, EVENTS, INVENTORY, PROCESSES, READINGS, ROWS, SAMPLES
 from tests.real.deployment.installation import OVERLAY, copy_of_k8s, eventually, fill_in
 from tests.real.deployment.rendering import Rendering, render
 from tests.real.end_to_end.deployables import BIN, Deployable, refuse_stray_settings
 from tests.real.services.authorizing_kafka import AuthorizingKafka, Operation, Resource, Right
-from tests.unit.repository.test_security_page import GROUPS, named, rows
+from tests.unit.repository.test_security_page import GROUPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -32,35 +33,24 @@ if TYPE_CHECKING:
     from tests.real.services.kube_client import KubeApiClient
     from tests.real.services.kustomize import Kustomize
 
-USERS: Final = {
-    "topics Job, `gpuledger topics create`": "topics",
-    "`gpuledger topics check`": "topics-check",
-    "`gpuledger replay`": "replay",
-}
-"""The users of those rows of the table that are not a deployable's."""
-NOBODYS: Final = {"who reads dead letters", "who reads events, rows, other topics"}
 WITHIN_SECONDS: Final = 60.0
 _decode_letter: Final = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter).decode
 
 
-def documented_rights() -> Iterator[Right]:
-    """Yield the entries of the access lists that the table of docs/security.md asks for."""
-    for who, cells in rows().items():
-        if who in NOBODYS:
-            continue
-        _, reads, writes, groups, ids, others = cells
-        user = f"gpuledger-{USERS.get(who, who.replace(' ', '-').replace('_', '-'))}"
-        for topic in named(reads):
-            yield Right(user, Operation.Read, Resource.TOPIC, topic)
-        for topic in named(writes):
-            yield Right(user, Operation.Write, Resource.TOPIC, topic)
-        for group in named(groups):
-            yield Right(user, Operation.Read, Resource.GROUP, group)
-        for prefix in named(ids):
-            name = prefix.removesuffix("…")
-            yield Right(user, Operation.Write, Resource.TRANSACTIONAL_ID, name, is_prefix=True)
-        for operation in named(others) & set(Operation.__members__):
-            yield Right(user, Operation[operation], Resource.TOPIC, "gpuledger.", is_prefix=True)
+RESOURCES: Final = {
+    "topic": Resource.TOPIC,
+    "group": Resource.GROUP,
+    "transactionalId": Resource.TRANSACTIONAL_ID,
+}
+
+
+def granted_rights() -> Iterator[Right]:
+    """Yield the entries of the access lists by the table of rights."""
+    for who in DEPLOYABLES:
+        for grant in grants(who, Topics()):
+            for operation in grant.operations:
+                kind, name = RESOURCES[grant.resource], grant.name
+                yield Right(who.user, Operation[operation], kind, name, is_prefix=grant.is_prefix)
 
 
 def start(
@@ -108,7 +98,7 @@ def overlay(
     """Return brokers that grant what the table says, and the overlay filled in for them."""
     refuse_stray_settings()
     kafka = start_authorizing_kafka()
-    asyncio.run(kafka.allow(documented_rights()))
+    asyncio.run(kafka.allow(granted_rights()))
     filled_in = copy_of_k8s(tmp_path) / OVERLAY
     fill_in(filled_in, kafka)
     objects = [*render(filled_in).objects, *render(filled_in / "topics").objects]

@@ -76,24 +76,7 @@ class AuthorizingKafka(SecureKafka):
 
     async def allow(self, rights: Iterable[Right]) -> None:
         """Add entries to the access lists, without a process for each."""
-        client = AIOKafkaClient(bootstrap_servers=self.plaintext_bootstrap_servers)
-        await client.bootstrap()
-        try:
-            for right in rights:
-                pattern = _PREFIXED if right.is_prefix else _LITERAL
-                request = CreateAclsRequest(
-                    right.resource,
-                    right.name,
-                    pattern,
-                    f"User:{right.user}",
-                    "*",
-                    right.operation,
-                    _ALLOW,
-                )
-                answer = await client.send(client.get_random_node(), request)
-                assert [code for code, _ in answer.creation_responses] == [0], answer
-        finally:
-            await client.close()
+        await allow_on(self.plaintext_bootstrap_servers, rights)
 
     def _change(self, *arguments: str, operations: Sequence[str] = ("All",)) -> None:
         argv = self._java("org.apache.kafka.tools.AclCommand")
@@ -104,3 +87,25 @@ class AuthorizingKafka(SecureKafka):
         changing = Process(name="acl", argv=argv, folder=self.folder)
         changing.start()
         changing.wait_until(lambda: changing.exit_status() == 0, deadline_seconds=GRANT_SECONDS)
+
+
+async def allow_on(bootstrap_servers: str, rights: Iterable[Right]) -> None:
+    """Add entries to the access lists of brokers whose listener is above them."""
+    client = AIOKafkaClient(bootstrap_servers=bootstrap_servers)
+    await client.bootstrap()
+    try:
+        for right in rights:
+            pattern = _PREFIXED if right.is_prefix else _LITERAL
+            request = CreateAclsRequest(
+                right.resource,
+                right.name,
+                pattern,
+                f"User:{right.user}",
+                "*",
+                right.operation,
+                _ALLOW,
+            )
+            answer = await client.send(client.get_random_node(), request)
+            assert [code for code, _ in answer.creation_responses] == [0], answer
+    finally:
+        await client.close()

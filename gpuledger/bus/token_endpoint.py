@@ -1,0 +1,187 @@
+"""Tokens of an OAuth 2.0 token endpoint, by client credentials (RFC 6749, 4.4).
+
+One request a token, over a connection of its own, by h11, which every deployable has. An endpoint
+may hang, answer anything, and quote what was sent to it: each request has a deadline, of an answer
+a bounded part is read, and the secret is masked in what is shown of it.
+"""
+
+import asyncio
+import base64
+import json
+import math
+import ssl
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import quote_plus, urlencode, urlsplit
+
+import h11
+
+from gpuledger.bus.kafka_tokens import BearerToken, spread_renewal
+from gpuledger.errors import UnavailableError
+from gpuledger.runtime.http.credentials import BasicCredentials
+from gpuledger.settings.groups import OauthSettings
+from gpuledger.settings.secret import shown_url
+from gpuledger.texts import readable
+
+DEADLINE_SECONDS: Final = 10.0
+"""How long one request may take, from the name's look-up to the last byte."""
+_MAX_BODY_BYTES: Final = 64 * 1024
+_MAX_HEAD_BYTES: Final = 16 * 1024
+_SHOWN_BYTES: Final = 2048
+_REFUSED_CLIENT: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+
+
+class TokenEndpoint:
+    """Asks for a token, and again before it ends."""
+
+    def __init__(
+        self,
+        settings: OauthSettings,
+        *,
+        secret: Callable[[], str],
+        context: Callable[[], ssl.SSLContext],
+        deadline_seconds: float = DEADLINE_SECONDS,
+        time_seconds: Callable[[], float] = time.time,
+    ) -> None:
+        """Take what returns the client's secret and the TLS context that are in force."""
+        self._settings, self._secret, self._context = settings, secret, context
+        self._deadline_seconds, self._time_seconds = deadline_seconds, time_seconds
+        self._renew_seconds = math.inf
+
+    async def fetch(self) -> BearerToken:
+        """Return a new token; raises `UnavailableError` naming the endpoint and what is wrong."""
+        settings, secret = self._settings, self._secret()
+        asked = {"grant_type": "client_credentials", **settings.parameters}
+        if settings.scope:
+            asked["scope"] = settings.scope
+        # Both are encoded as in a form before they are joined (RFC 6749, 2.3.1).
+        login = f"{quote_plus(settings.client_id)}:{quote_plus(secret)}".encode()
+        headers = {"Authorization": f"Basic {base64.b64encode(login).decode()}"}
+        sent = BasicCredentials(
+            (
+                *BasicCredentials.sent(settings.token_url, headers).secrets,
+                secret,
+                *settings.parameters.values(),
+            )
+        )
+        try:
+            status, body = await self._post(urlencode(asked).encode(), headers)
+            token = self._read(status, body, sent)
+        except TimeoutError as error:
+            raise self._error(f"no answer within {self._deadline_seconds:g} s") from error
+        except ssl.SSLCertVerificationError as error:
+            said = f"{error.verify_message}; look at kafka.oauth.ca_file"
+            raise self._error(said) from error
+        except h11.RemoteProtocolError as error:
+            raise self._error(f"no valid HTTP: {readable(sent.mask(str(error)))}") from error
+        except (OSError, ValueError, RecursionError) as error:
+            raise self._error(readable(str(error)) or type(error).__name__) from error
+        self._renew_seconds = spread_renewal(token)
+        return token
+
+    def is_due(self, token: BearerToken, *, now_seconds: float) -> bool:
+        """Return whether most of the token's time is over."""
+        return now_seconds >= min(self._renew_seconds, token.end_seconds)
+
+    def _read(self, status: int, body: bytes, sent: BasicCredentials) -> BearerToken:
+        """Return the token of an answer; raises `ValueError` saying what it has instead."""
+        if status != HTTPStatus.OK:
+            said = sent.mask(body[:_SHOWN_BYTES].decode(errors="replace"))
+            remedy = (
+                "; look at kafka.oauth.client_id, kafka.oauth.client_secret_file, kafka.oauth.scope"
+                " and kafka.oauth.parameters"
+                if status in _REFUSED_CLIENT
+                else "; look at kafka.oauth.token_url"
+            )
+            raise ValueError(f"answered {status}: {said}{remedy}")
+        try:
+            found: Any = json.loads(body)
+        except ValueError:
+            found = None
+        text = found.get("access_token") if isinstance(found, dict) else None
+        if not text or not isinstance(text, str):
+            # Not shown: a success may have a token in it, in whatever form.
+            raise ValueError(
+                'answered 200 without a JSON object that has a text "access_token"; look at'
+                " kafka.oauth.token_url"
+            )
+        kind = found.get("token_type", "bearer")
+        if not isinstance(kind, str) or kind.lower() != "bearer":
+            raise ValueError('answered with a token whose "token_type" is not Bearer')
+        try:
+            return BearerToken.parse(
+                text,
+                now_seconds=self._time_seconds(),
+                for_seconds=_valid_for(found.get("expires_in")),
+            )
+        except ValueError as error:
+            raise ValueError(f"answered with a token that cannot be used: {error}") from None
+
+    def _error(self, said: str) -> UnavailableError:
+        return UnavailableError(
+            f"kafka.oauth.token_url {shown_url(self._settings.token_url)}: {said}"
+        )
+
+    async def _post(self, form: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+        """Return status and body; raises OSError, TimeoutError, `ValueError` and h11's error.
+
+        A redirection is not followed: the secret is for this endpoint alone.
+        """
+        parts = urlsplit(self._settings.token_url)
+        query = f"?{parts.query}" if parts.query else ""
+        request = h11.Request(
+            method="POST",
+            target=f"{parts.path or '/'}{query}",
+            headers=[
+                ("Host", parts.netloc),
+                ("User-Agent", "gpuledger"),
+                ("Accept", "application/json"),
+                ("Content-Type", "application/x-www-form-urlencoded"),
+                ("Content-Length", str(len(form))),
+                ("Connection", "close"),
+                *headers.items(),
+            ],
+        )
+        exchange = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
+        events = (request, h11.Data(form), h11.EndOfMessage())
+        async with asyncio.timeout(self._deadline_seconds):
+            reader, writer = await asyncio.open_connection(
+                parts.hostname, parts.port or 443, ssl=self._context()
+            )
+            try:
+                writer.write(b"".join(filter(None, map(exchange.send, events))))
+                return await _read_answer(exchange, reader)
+            finally:
+                writer.transport.abort()
+
+
+async def _read_answer(exchange: h11.Connection, reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    status, body = 0, bytearray()
+    while True:
+        match exchange.next_event():
+            case h11.NEED_DATA:
+                data = await reader.read(_MAX_HEAD_BYTES)
+                if not data and not status:
+                    raise ValueError("closed the connection without an answer")
+                exchange.receive_data(data)
+            case h11.Response() as response:
+                status = response.status_code
+            case h11.Data() as part:
+                body += part.data
+                if len(body) > _MAX_BODY_BYTES:
+                    raise ValueError(f"answered with more than {_MAX_BODY_BYTES // 1024} KiB")
+            case h11.EndOfMessage():
+                return status, bytes(body)
+            case _:  # an informational response; the deadline ends a flood of them
+                pass
+
+
+def _valid_for(said: object) -> float:
+    """Return the seconds of `expires_in`, which some write as a text; infinite without."""
+    try:
+        seconds = float(said) if isinstance(said, int | float | str) else math.inf
+    except ValueError:
+        return math.inf
+    return math.inf if math.isnan(seconds) else seconds

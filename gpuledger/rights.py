@@ -1,0 +1,232 @@
+"""What each deployable may do on Kafka: the one source of the table, the manifests and the tests.
+
+A topic is a row of `USES`, a deployable one of `DEPLOYABLES`. `grants` makes of both what is to be
+granted to whom, with the names of one installation. Here no broker is asked.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from gpuledger.topics import Topics
+
+Resource = Literal["topic", "group", "transactionalId"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicUse:
+    """Who writes and who reads a topic, by the names of `DEPLOYABLES`."""
+
+    topic: str
+    """The attribute of `Topics`."""
+    writers: tuple[str, ...]
+    readers: tuple[str, ...] = ()
+
+
+_SINKS: Final = ("sink remote_write", "sink alerts", "sink store", "sink rows", "sink otlp")
+
+USES: Final = (
+    TopicUse(topic="samples", writers=("agent",), readers=("join", "replay")),
+    TopicUse(topic="readings", writers=("agent",)),
+    TopicUse(topic="processes", writers=("agent",), readers=("join",)),
+    TopicUse(topic="incidents", writers=("agent",), readers=("join",)),
+    TopicUse(topic="inventory", writers=("agent",)),
+    TopicUse(topic="pods", writers=("podwatch",), readers=("podwatch", "join", "replay")),
+    TopicUse(topic="events", writers=("join",), readers=(*_SINKS, "replay")),
+    TopicUse(topic="progress", writers=("join",), readers=("join",)),
+    TopicUse(topic="attributed_incidents", writers=("join",), readers=("sink alerts",)),
+    TopicUse(topic="rows", writers=("sink rows",)),
+    TopicUse(topic="dead_letters", writers=("join", *_SINKS)),
+)
+"""One row a topic, in the order of the topic table. What others read is granted to them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KafkaUser:
+    """A deployable, or a command for people, as a user of Kafka."""
+
+    name: str
+    """Its name in `USES`."""
+    user: str
+    """The user's name where the prefix is our own."""
+    shown: str = ""
+    """How the table names it, where that is another name."""
+    group: str = ""
+    """Its consumer group where the prefix is our own; its transactional ids begin with it."""
+    is_transactional: bool = False
+    """Whether it writes in transactions."""
+    foreign_topics: tuple[str, ...] = ()
+    """Topics that it writes to and that are none of the topic table."""
+    on_all_topics: tuple[str, ...] = ()
+    """Operations on whatever topic begins with the prefix."""
+
+
+_CHECKS: Final = ("Describe", "DescribeConfigs")
+
+DEPLOYABLES: Final = (
+    KafkaUser(name="agent", user="gpuledger-agent"),
+    KafkaUser(name="podwatch", user="gpuledger-podwatch"),
+    KafkaUser(name="join", user="gpuledger-join", group="gpuledger-join", is_transactional=True),
+    KafkaUser(
+        name="sink remote_write",
+        user="gpuledger-sink-remote-write",
+        group="gpuledger-remote-write",
+    ),
+    KafkaUser(name="sink alerts", user="gpuledger-sink-alerts", group="gpuledger-alerts"),
+    KafkaUser(name="sink store", user="gpuledger-sink-store", group="gpuledger-store"),
+    KafkaUser(
+        name="sink rows",
+        user="gpuledger-sink-rows",
+        group="gpuledger-rows",
+        is_transactional=True,
+    ),
+    KafkaUser(
+        name="sink otlp",
+        user="gpuledger-sink-otlp",
+        group="gpuledger-otlp",
+        is_transactional=True,
+        foreign_topics=("otlp_metrics",),
+    ),
+    KafkaUser(
+        name="topics create",
+        user="gpuledger-topics",
+        shown="topics Job, `gpuledger topics create`",
+        on_all_topics=("Create", *_CHECKS),
+    ),
+    KafkaUser(
+        name="topics check",
+        user="gpuledger-topics-check",
+        shown="`gpuledger topics check`",
+        on_all_topics=_CHECKS,
+    ),
+    KafkaUser(name="replay", user="gpuledger-replay", shown="`gpuledger replay`"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grant:
+    """Operations on one resource, or on all that begin with its name."""
+
+    resource: Resource
+    """What it is, as Kafka and Strimzi name it."""
+    name: str
+    operations: tuple[str, ...]
+    """Kafka's names of them."""
+    is_prefix: bool = False
+
+
+def grants(who: KafkaUser, topics: Topics) -> Iterator[Grant]:
+    """Yield what one user is to be granted, and no more, in an installation.
+
+    `Read` and `Write` imply `Describe`.
+    """
+    for use in USES:
+        reads, writes = who.name in use.readers, who.name in use.writers
+        operations = (*(["Read"] if reads else []), *(["Write"] if writes else []))
+        if operations:
+            name = getattr(topics, use.topic).name
+            yield Grant(resource="topic", name=name, operations=operations)
+    for name in who.foreign_topics:
+        yield Grant(resource="topic", name=name, operations=("Write",))
+    if who.group:
+        group = topics.group(who.group)
+        yield Grant(resource="group", name=group, operations=("Read",))
+        if who.is_transactional:
+            # Behind the group's name stand the topic and the partition that is worked on.
+            yield Grant(
+                resource="transactionalId", name=f"{group}-", operations=("Write",), is_prefix=True
+            )
+    if who.on_all_topics:
+        yield Grant(
+            resource="topic",
+            name=f"{topics.prefix}.",
+            operations=who.on_all_topics,
+            is_prefix=True,
+        )
+
+
+COLUMNS: Final = ("who", "reads", "writes", "group", "transactional ids", "other operations")
+
+
+def table_rows(topics: Topics) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each user, in Markdown, by `COLUMNS`."""
+    for who in DEPLOYABLES:
+        found = list(grants(who, topics))
+
+        def named(resource: Resource, operation: str, found: list[Grant] = found) -> str:
+            return ", ".join(
+                f"`{each.name}{'…' if each.is_prefix else ''}`"
+                for each in found
+                if each.resource == resource and operation in each.operations
+            )
+
+        others = ", ".join(f"`{operation}`" for operation in who.on_all_topics)
+        yield (
+            who.shown or who.name,
+            named("topic", "Read"),
+            named("topic", "Write"),
+            named("group", "Read"),
+            named("transactionalId", "Write"),
+            f"{others} on all topics that begin with `{topics.prefix}.`" if others else "",
+        )
+
+
+# Manifests for Strimzi, whose operators make topics and users of them.
+
+ApiVersion = Literal["v1", "v1beta2"]
+
+
+def strimzi_manifests(
+    topics: Topics,
+    *,
+    cluster: str,
+    partitions: int | None = None,
+    replicas: int = 3,
+    api_version: ApiVersion = "v1",
+) -> Iterator[dict[str, object]]:
+    """Yield a KafkaTopic for each topic and a KafkaUser for each user, as Kubernetes objects.
+
+    `partitions` is for the topics placed by node; `cluster` the name of the Kafka object.
+    """
+    labels = {"strimzi.io/cluster": cluster, "app.kubernetes.io/part-of": "gpuledger"}
+
+    def made(kind: str, name: str, spec: dict[str, object]) -> dict[str, object]:
+        return {
+            "apiVersion": f"kafka.strimzi.io/{api_version}",
+            "kind": kind,
+            "metadata": {"name": name, "labels": labels},
+            "spec": spec,
+        }
+
+    for topic in topics:
+        name = _name_of_object(topic.name)
+        spec: dict[str, object] = {} if name == topic.name else {"topicName": topic.name}
+        spec["partitions"] = (
+            partitions if partitions and topic.is_placed_by_node else topic.partitions
+        )
+        spec["replicas"] = replicas
+        spec["config"] = topic.config(replication_factor=replicas)
+        yield made("KafkaTopic", name, spec)
+    for who in DEPLOYABLES:
+        acls = [_acl_of(grant) for grant in grants(who, topics)]
+        spec = {
+            "authentication": {"type": "scram-sha-512"},
+            "authorization": {"type": "simple", "acls": acls},
+        }
+        yield made("KafkaUser", _name_of_object(topics.group(who.user)), spec)
+
+
+def _acl_of(grant: Grant) -> dict[str, object]:
+    return {
+        "resource": {
+            "type": grant.resource,
+            "name": grant.name,
+            "patternType": "prefix" if grant.is_prefix else "literal",
+        },
+        "operations": list(grant.operations),
+    }
+
+
+def _name_of_object(name: str) -> str:
+    """Return a name that Kubernetes takes: it has neither capitals nor underscores."""
+    return name.lower().replace("_", "-")

@@ -1,0 +1,207 @@
+"""Each right of the table is needed: without it a deployable names what it may not do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import orjson
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from gpuledger.bus.administration import create_topics
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Message
+from gpuledger.records import GpuEvent
+from gpuledger.rights import DEPLOYABLES, Grant, KafkaUser, grants
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import Topic, Topics
+from tests.real.deployment.test_kafka_rights import RESOURCES
+from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+from tests.real.services.authorizing_kafka import Operation, Right, allow_on
+from tests.real.services.oauth_kafka import OauthKafka
+from tests.real.services.starter import running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.real.services.kafka import KafkaDistribution
+    from tests.real.services.kube_client import KubeApiClient
+
+# It has an incident after eight seconds, on this node.
+SCENARIO: Final = Path(__file__).parents[2] / "cli" / "demo" / "demo.yaml"
+NODE: Final = "gpu-node-2"
+WITHIN_SECONDS: Final = 40.0
+GONE: Final = Message(key=b"gone", value=None, timestamp_ms=1)
+OWN: Final = {
+    "agent": {"NODE_NAME": NODE, "SOURCE": f"simulated:{SCENARIO}"},
+    "podwatch": {"LEASE__ENABLED": "false"},
+    "sink remote_write": {"REMOTE_WRITE__URL": "http://127.0.0.1:9/"},
+    "sink alerts": {"ALERTS__URLS": "http://127.0.0.1:9"},
+}
+"""What a deployable needs to be told beside its brokers."""
+
+
+class Case(NamedTuple):
+    """One operation of one grant, which a deployable is to do without."""
+
+    who: KafkaUser
+    missing: Grant
+    operation: str
+
+
+CASES: Final = [
+    Case(who, grant, operation)
+    for who in DEPLOYABLES
+    for grant in grants(who, Topics())
+    for operation in grant.operations
+    if not who.on_all_topics and who.name != "replay"  # commands: test_topics_rights, test_replay
+]
+
+
+@pytest.fixture(scope="module")
+def brokers(
+    kafka_distribution: KafkaDistribution, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OauthKafka]:
+    """Yield brokers that admit whoever a token names and deny all to them.
+
+    They hold records of every stage, and ticks go on to come: some rights are needed for a record.
+    """
+    refuse_stray_settings()
+    folder = tmp_path_factory.mktemp("oauth-kafka")
+    with running(OauthKafka(distribution=kafka_distribution, folder=folder)) as part:
+        settings = KafkaSettings(bootstrap_servers=part.plaintext_bootstrap_servers)
+        asyncio.run(create_topics(settings, partitions=1))
+        otlp = Topic(name="otlp_metrics", record=GpuEvent, key="node", partitions=1)
+        asyncio.run(create_topics(settings, [otlp]))
+        plain = {"KAFKA__BOOTSTRAP_SERVERS": part.plaintext_bootstrap_servers}
+        with ExitStack() as stack:
+            folder = tmp_path_factory.mktemp("stages")
+            own = {"agent": {"SPOOL__FOLDER": str(folder / "spool")}, "join": {}}
+            stages = {
+                name: Deployable(
+                    name=name,
+                    command=[f"gpuledger-{name}"],
+                    folder=folder / name,
+                    environment={**plain, **OWN.get(name, {}), **others},
+                )
+                for name, others in own.items()
+            }
+            for stage in stages.values():
+                stack.callback(stage.kill)
+                stage.start()
+            await_records(part.plaintext_bootstrap_servers, Topics().events.name)
+            stages["join"].stop()  # the group is those joins' that are looked at
+            yield part
+
+
+def await_records(servers: str, topic: str) -> None:
+    async def count() -> int:
+        client = AIOKafkaConsumer(bootstrap_servers=servers)
+        await client.start()
+        try:
+            place = TopicPartition(topic, 0)
+            return int((await client.end_offsets([place]))[place])
+        finally:
+            await client.stop()
+
+    deadline = time.monotonic() + WITHIN_SECONDS
+    while not asyncio.run(count()):
+        assert time.monotonic() < deadline, topic
+        time.sleep(0.5)
+
+
+@pytest.fixture
+def pod(kube_api: KubeApiClient, brokers: OauthKafka) -> None:
+    """Have a pod to be published, and one on Kafka to be read back."""
+    namespace = "rights"
+    kube_api.create_namespace(namespace)
+    container = {"name": "c", "image": "i"}
+    kube_api.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "one", "namespace": namespace},
+            "spec": {"nodeName": NODE, "containers": [container]},
+        }
+    )
+
+    async def publish() -> None:
+        settings = KafkaSettings(bootstrap_servers=brokers.plaintext_bootstrap_servers)
+        async with KafkaBus(settings).producer() as producer:
+            await producer.publish(Topics().pods.name, 0, [GONE])
+
+    asyncio.run(publish())
+
+
+def rights_without(case: Case | None, who: KafkaUser, user: str) -> list[Right]:
+    return [
+        Right(user, Operation[operation], RESOURCES[grant.resource], grant.name, grant.is_prefix)
+        for grant in grants(who, Topics())
+        for operation in grant.operations
+        if case is None or (grant, operation) != (case.missing, case.operation)
+    ]
+
+
+def login(brokers: OauthKafka, user: str, folder: Path) -> dict[str, str]:
+    token = folder / "token"
+    token.write_text(brokers.keys.sign(user, for_seconds=600.0))
+    return {
+        "KAFKA__BOOTSTRAP_SERVERS": brokers.bootstrap_servers,
+        "KAFKA__SECURITY_PROTOCOL": "SASL_SSL",
+        "KAFKA__SASL_MECHANISM": "OAUTHBEARER",
+        "KAFKA__OAUTH__TOKEN_FILE": str(token),
+        "KAFKA__SSL_CA_FILE": str(brokers.ca_file),
+    }
+
+
+def shown(deployable: Deployable) -> str:
+    try:
+        return orjson.dumps(deployable.readyz()).decode()
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize(
+    "case",
+    CASES,
+    ids=lambda case: f"{case.who.name} {case.operation} {case.missing.name}".replace(" ", "-"),
+)
+def test_a_right_that_is_missing_is_missed_by_name(
+    brokers: OauthKafka,
+    kube_api: KubeApiClient,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    case: Case,
+) -> None:
+    who, missing = case.who, case.missing
+    user = f"{who.user}-{CASES.index(case)}"
+    asyncio.run(allow_on(brokers.plaintext_bootstrap_servers, rights_without(case, who, user)))
+    name, _, kind = who.name.partition(" ")
+    own = dict(OWN.get(who.name, {}))
+    if name == "agent":
+        own["SPOOL__FOLDER"] = str(tmp_path / "spool")
+    if name == "podwatch":
+        request.getfixturevalue("pod")
+        own["KUBERNETES__KUBECONFIG"] = str(kube_api.kubeconfig)
+    if kind == "store":
+        own["STORE__URI"] = str(tmp_path / "store")
+    made = Deployable(
+        name=f"{user}",
+        command=[f"gpuledger-{name}", *([kind] if kind else [])],
+        folder=tmp_path / "run",
+        environment={**login(brokers, user, tmp_path), **own},
+    )
+    made.start()
+    try:
+        deadline = time.monotonic() + WITHIN_SECONDS
+        wanted = missing.name if missing.resource != "transactionalId" else "transactional id"
+        while not (wanted in (said := shown(made)) and "does not allow this user" in said):
+            assert made.exit_status() is None, made.log_tail()
+            assert time.monotonic() < deadline, said
+            time.sleep(0.2)
+    finally:
+        made.kill()

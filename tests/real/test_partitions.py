@@ -1,0 +1,135 @@
+"""The number of partitions is chosen at creation; every stage finds it out from the brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.__main__ import main
+from gpuledger.bus.administration import create_topics
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import partition_of_node
+from tests.default_topics import (
+    DEAD_LETTERS,
+    EVENTS,
+    INVENTORY,
+    PODS,
+    READINGS,
+    ROWS,
+    SAMPLES,
+    TOPICS,
+)
+from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.real.services.kafka import Kafka
+    from tests.real.services.kcat import Kcat
+    from tests.real.services.kube_client import KubeApiClient
+
+SCENARIO = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
+NODE = "gpu-node-1"
+WITHIN_SECONDS = 60.0
+
+
+def start(stack: ExitStack, servers: str, folder: Path, *command: str, **own: str) -> Deployable:
+    made = Deployable(
+        name="-".join(command),
+        command=[f"gpuledger-{command[0]}", *command[1:]],
+        folder=folder / "-".join(command),
+        environment={"KAFKA__BOOTSTRAP_SERVERS": servers, **own},
+    )
+    stack.callback(made.kill)
+    made.start()
+    return made
+
+
+@pytest.mark.parametrize("partitions", [3, 24])
+def test_every_stage_works_with_the_number_that_was_chosen(
+    start_kafka: Callable[[], Kafka],
+    kube_api: KubeApiClient,
+    kcat: Kcat,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    partitions: int,
+) -> None:
+    refuse_stray_settings()
+    servers = start_kafka().bootstrap_servers
+    at = ["--bootstrap-servers", servers]
+    assert main(["topics", "create", *at, "--partitions", str(partitions)]) == 0
+    # Whoever does not say the number gets the one that is there; another one is refused.
+    assert main(["topics", "create", *at]) == main(["topics", "check", *at]) == 0
+    assert main(["topics", "create", *at, "--partitions", "5"]) == 2
+    assert f"has partitions={partitions}, wanted partitions=5" in capsys.readouterr().err
+    listed = {one["topic"]: len(one["partitions"]) for one in kcat.metadata(servers)["topics"]}
+    assert (listed[SAMPLES.name], listed[PODS.name]) == (partitions, partitions)
+    assert listed[DEAD_LETTERS.name] == 1
+
+    with ExitStack() as stack:
+        agent = {"NODE_NAME": NODE, "SOURCE": f"simulated:{SCENARIO}"}
+        start(stack, servers, tmp_path, "agent", SPOOL__FOLDER=str(tmp_path / "spool"), **agent)
+        kubernetes = {"KUBERNETES__KUBECONFIG": str(kube_api.kubeconfig), "LEASE__ENABLED": "false"}
+        podwatch = start(stack, servers, tmp_path, "podwatch", **kubernetes)
+        join = start(stack, servers, tmp_path, "join")
+        start(stack, servers, tmp_path, "sink", "rows")
+        podwatch.wait_until_ready()
+        join.wait_until_ready()
+        assert join.metric("gpuledger_join_partitions") == partitions
+        home = partition_of_node(NODE, partitions=partitions)
+        for topic in (SAMPLES, READINGS, INVENTORY, EVENTS, ROWS):
+            deadline = time.monotonic() + WITHIN_SECONDS
+            while not (found := kcat.consume(servers, topic.name)):
+                assert time.monotonic() < deadline, topic.name
+                time.sleep(0.5)
+            assert {message.partition for message in found} == {home}
+        replay = ["replay", *at, "--from", "-1h", "--to", "-1s", "--compare"]
+        assert main(replay) == 0, capsys.readouterr()
+    assert kcat.consume(servers, DEAD_LETTERS.name) == []
+
+
+def test_topics_that_do_not_agree_are_named_with_both_numbers(
+    start_kafka: Callable[[], Kafka], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refuse_stray_settings()
+    servers = start_kafka().bootstrap_servers
+    wrong = {READINGS.name, EVENTS.name}
+    table = [
+        replace(topic, partitions=6 if topic.name in wrong else 3)
+        for topic in TOPICS
+        if topic is not DEAD_LETTERS
+    ]
+    asyncio.run(create_topics(KafkaSettings(bootstrap_servers=servers), [*table, DEAD_LETTERS]))
+    at = ["--bootstrap-servers", servers]
+    assert main(["topics", "check", *at]) == 1
+    assert capsys.readouterr().out.count("partitions differ") == len(wrong)
+    assert main(["topics", "create", *at]) == 2
+    said = capsys.readouterr().err
+    assert all(f"{name} has partitions=6, wanted partitions=3" in said for name in wrong)
+    with ExitStack() as stack:
+        agent = {"NODE_NAME": NODE, "SOURCE": f"simulated:{SCENARIO}"}
+        spool = {"SPOOL__FOLDER": str(tmp_path / "spool")}
+        running = {
+            READINGS.name: start(stack, servers, tmp_path, "agent", **spool, **agent),
+            EVENTS.name: start(stack, servers, tmp_path, "join"),
+        }
+        for name, deployable in running.items():
+            deadline = time.monotonic() + WITHIN_SECONDS
+            while f"{name} 6" not in (said := detail_of(deployable)):
+                assert time.monotonic() < deadline, said
+                time.sleep(0.2)
+            assert f"{SAMPLES.name} 3" in said
+
+
+def detail_of(deployable: Deployable) -> str:
+    try:
+        return str(deployable.readyz()["checks"]["kafka"]["detail"])
+    except (OSError, KeyError):
+        return ""

@@ -1,0 +1,84 @@
+"""The table of rights names what there is, and what is made of it says the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from cli.__main__ import main
+from enricher.join.join_settings import GROUP
+from gpuledger.rights import DEPLOYABLES, USES, grants, strimzi_manifests
+from gpuledger.topics import Topics
+from sinks.registry import KINDS, SinkKind
+from sinks.settings import OtlpSettings
+from tests.default_topics import EVENTS, TOPICS
+
+OPERATIONS = {"Read", "Write", "Create", "Describe", "DescribeConfigs"}
+
+
+def test_each_topic_has_a_row_and_each_row_names_deployables_that_there_are() -> None:
+    assert [getattr(Topics(), use.topic).name for use in USES] == [one.name for one in TOPICS]
+    names = {who.name for who in DEPLOYABLES}
+    for use in USES:
+        assert use.writers
+        assert {*use.writers, *use.readers} <= names
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+def test_a_sink_has_its_own_group_and_reads_its_own_topics(kind: SinkKind) -> None:
+    who = next(each for each in DEPLOYABLES if each.name == f"sink {kind.name}")
+    found = list(grants(who, Topics()))
+    reads = {each.name for each in found if each.resource == "topic" and "Read" in each.operations}
+    assert who.group == kind.group
+    assert reads == {topic.name for topic in kind.topics(Topics())}
+
+
+def test_the_join_has_its_own_group_and_otlp_its_own_topic() -> None:
+    by_name = {who.name: who for who in DEPLOYABLES}
+    assert by_name["join"].group == GROUP
+    assert by_name["sink otlp"].foreign_topics == (OtlpSettings().topic,)
+
+
+def test_all_names_of_an_installation_begin_with_its_prefix() -> None:
+    foreign = {name for who in DEPLOYABLES for name in who.foreign_topics}
+    for who in DEPLOYABLES:
+        for grant in grants(who, Topics("blue")):
+            assert grant.name in foreign or grant.name.startswith(("blue.", "blue-"))
+            assert set(grant.operations) <= OPERATIONS
+
+
+def test_the_command_prints_topics_and_users_for_strimzi(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPULEDGER_KAFKA__TOPIC_PREFIX", "Blue_Team")
+    assert main(["topics", "strimzi", "--cluster", "main", "--partitions", "24"]) == 0
+    found = list(yaml.safe_load_all(capsys.readouterr().out))
+    topics = Topics("Blue_Team")
+    assert found == list(strimzi_manifests(topics, cluster="main", partitions=24))
+    assert len(found) == len(topics) + len(DEPLOYABLES)
+    by_name = {each["metadata"]["name"]: each for each in found}
+    assert by_name["blue-team.samples.v1"]["spec"]["topicName"] == "Blue_Team.samples.v1"
+    assert by_name["blue-team.samples.v1"]["spec"]["partitions"] == 24
+    assert by_name["blue-team.dead-letters.v1"]["spec"]["partitions"] == 1
+    acls = by_name["blue-team-sink-rows"]["spec"]["authorization"]["acls"]
+    assert {
+        "resource": {
+            "type": "transactionalId",
+            "name": "Blue_Team-rows-",
+            "patternType": "prefix",
+        },
+        "operations": ["Write"],
+    } in acls
+
+
+def test_a_topic_for_strimzi_has_the_configuration_of_the_table() -> None:
+    objects: Any = list(strimzi_manifests(Topics(), cluster="main", replicas=3))
+    events = next(each for each in objects if each["metadata"]["name"] == EVENTS.name)
+    assert events["metadata"]["labels"]["strimzi.io/cluster"] == "main"
+    assert events["spec"] == {
+        "partitions": EVENTS.partitions,
+        "replicas": 3,
+        "config": EVENTS.config(replication_factor=3),
+    }
