@@ -77,16 +77,16 @@ def check(record: PodRecord) -> None:
 @given(line=changed_bytes(LINES) | changed_json(LINES))
 def test_a_line_of_a_watch_is_read_or_passed_over_or_is_the_servers_error(line: bytes) -> None:
     try:
-        found = WatchReader(reader()).read(line)
+        found = WatchReader(reader(), kind="pod").read(line)
     except KubernetesError:
         return
     if isinstance(found, Upserted | Deleted):
-        check(found.pod)
+        check(found.record)
 
 
 @example(item=encoded(pod(status={"containerStatuses": [{"name": "m", "restartCount": 2**63}]})))
 @given(item=changed_bytes(PODS_TOLD) | changed_json(PODS_TOLD))
 def test_an_item_of_a_list_is_read_or_passed_over(item: bytes) -> None:
-    found = WatchReader(reader()).item(Raw(item))
+    found = WatchReader(reader(), kind="pod").item(Raw(item))
     if isinstance(found, Upserted):
-        check(found.pod)
+        check(found.record)
