@@ -289,6 +289,8 @@ def mirrored_hash(
 # for the pod from a template, by its status.
 
 _SUFFIXES: Final = {"k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+_MAX_AMOUNT: Final = 2**63 - 1
+_MAX_DIGITS: Final = 30
 _MPS_VARIABLE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _MPS_BYTES: Final = _MPS_VARIABLE.encode()
 _PERCENTAGE: Final = re.compile(r"[0-9]{1,3}(?:\.[0-9]+)?")
@@ -353,11 +355,18 @@ def mps_ratio(env: Raw) -> float | None:
 
 
 def parse_quantity(quantity: Quantity) -> int:
-    """Return a whole Kubernetes quantity such as `2` or `1k`; 0 for what is none."""
+    """Return a whole Kubernetes quantity such as `2` or `1k`; 0 for what is none.
+
+    One that a record cannot hold is the largest that it can.
+    """
     text = str(quantity)
     digits = text.rstrip("kMGi")
     # `isdigit` alone is true of digits of other scripts, which `int` reads too.
     if not (digits.isascii() and digits.isdigit()):
         return 0
     suffix = text[len(digits) :]
-    return int(digits) * (_SUFFIXES.get(suffix, 0) if suffix else 1)
+    # Of more digits than any amount has Python makes no number.
+    amount = int(digits.lstrip("0")[:_MAX_DIGITS] or 0) * (
+        _SUFFIXES.get(suffix, 0) if suffix else 1
+    )
+    return min(amount, _MAX_AMOUNT)

@@ -20,7 +20,8 @@ Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class MisbehavingServer:
     """Plays its scripts and keeps what it was asked; nodes and namespaces are there as they should.
 
-    Those have no scripts: a list of them is what `others` says, and a watch of them is silent.
+    Those have no scripts: a list of them is what `others` says, and a watch of them is silent;
+    `refused` answers in the place of both.
     """
 
     def __init__(self) -> None:
@@ -32,6 +33,7 @@ class MisbehavingServer:
         self.tokens: list[str] = []
         self.agents: set[str] = set()
         self.others: dict[str, list[Object]] = {"nodes": [], "namespaces": []}
+        self.refused: dict[str, Answering] = {}
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Play the next answer of the script that the request is for."""
@@ -48,9 +50,12 @@ class MisbehavingServer:
 
     async def answer_others(self, request: web.Request) -> web.StreamResponse:
         """Answer for nodes and namespaces."""
+        plural = request.path.rpartition("/")[2]
+        if plural in self.refused:
+            return await self.refused[plural](request)
         if "sendInitialEvents" in request.query:
             return await status(422, reason="Invalid")(request)
-        found = self.others[request.path.rpartition("/")[2]]
+        found = self.others[plural]
         return await (silence() if "watch" in request.query else page(*found))(request)
 
     def serve(self, app: web.Application) -> None:

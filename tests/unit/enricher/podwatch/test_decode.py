@@ -204,6 +204,10 @@ def test_a_pod_that_no_kubelet_made_has_no_hash(item: Object) -> None:
         ("", 0),
         ("x", 0),
         ("1iG", 0),
+        ("9223372036854775808", 2**63 - 1),
+        ("90000000000G", 2**63 - 1),
+        ("9" * 5000, 2**63 - 1),
+        ("0" * 40 + "7", 7),
     ],
 )
 def test_whole_quantities_are_read_and_others_are_none(quantity: str | int, expected: int) -> None:
