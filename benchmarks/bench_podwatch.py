@@ -18,17 +18,27 @@ from typing import Any, Final, cast
 from kubernetes_asyncio.client.api_client import ApiClient
 
 from benchmarks.figure import Figure
-from benchmarks.pods import list_page, pod_server, training_pods, watch_line
-from enricher.podwatch.api import Answer, Api, open_api
-from enricher.podwatch.decode import PodReader
+from benchmarks.pods import (
+    gpu_nodes,
+    list_page,
+    pod_server,
+    team_namespaces,
+    training_pods,
+    watch_line,
+)
+from enricher.podwatch.api import JSON, Answer, Api, open_api
 from enricher.podwatch.events import Phase, Upserted
+from enricher.podwatch.kinds import NAMESPACE, NODE, POD, ObjectKind
 from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from enricher.podwatch.reflector import Reflector
-from enricher.podwatch.table import PodTable
+from enricher.podwatch.table import ObjectTable
+from enricher.versions import RecordT
 from gpuledger.clock import SystemClock
 
 NAME = "podwatch"
 _EVENTS: Final = 8_000
+_NODES: Final = 5_000
+_NAMESPACES: Final = 3_000
 _PODS: Final = 100_000
 _SAMPLE: Final = 500
 _ROUNDS: Final = 3
@@ -37,16 +47,20 @@ _CHUNK_BYTES: Final = 256 * 1024
 
 def run() -> Iterator[Figure]:
     """Measure the memory of a large cluster's pods, the rate of events, and two ways to list."""
+    pods, cluster = _memory_of_a_cluster()
     yield Figure(
         name="podwatch_bytes_100k_pods",
-        value=_memory_of_pods(),
+        value=pods,
         unit="bytes",
         reference=_memory_of_dictionaries(),
+    )
+    yield Figure(
+        name="podwatch_bytes_100k_pods_5k_nodes_3k_namespaces", value=cluster, unit="bytes"
     )
     lines = list(_lines(_EVENTS))
     yield Figure(
         name="podwatch_events_per_core_second",
-        value=_best_rate(lambda: asyncio.run(_follow(_chunks(lines), events=_EVENTS))),
+        value=_best_rate(lambda: asyncio.run(_follow(_chunks(lines), events=_EVENTS, kind=POD))),
         unit="events/s/core",
         reference=_best_rate(lambda: _parse_all(lines)),
     )
@@ -89,16 +103,31 @@ def _parse_all(lines: Iterable[bytes]) -> None:
         json.loads(line)
 
 
-def _memory_of_pods() -> float:
-    """Return by how much the process grew for a table of that many pods."""
+def _memory_of_a_cluster() -> tuple[float, float]:
+    """Return by how much the process grew for a table of that many pods, and for all tables.
+
+    In this order and at the start: what is freed is not given back to the system.
+    """
     before = _resident_bytes()
-    table = asyncio.run(_follow(_chunks(_lines(_PODS)), events=_PODS))
+    tables: list[ObjectTable[Any]] = [_published(POD, _lines(_PODS), _PODS)]
+    pods = _resident_bytes() - before
+    nodes = (watch_line("ADDED", each) for each in gpu_nodes(_NODES))
+    tables.append(_published(NODE, nodes, _NODES))
+    namespaces = (watch_line("ADDED", each) for each in team_namespaces(_NAMESPACES))
+    tables.append(_published(NAMESPACE, namespaces, _NAMESPACES))
+    return float(pods), float(_resident_bytes() - before)
+
+
+def _published(
+    kind: ObjectKind[RecordT], lines: Iterable[bytes], count: int
+) -> ObjectTable[RecordT]:
+    """Return a table of these objects, of which none is due any more."""
+    table = asyncio.run(_follow(_chunks(lines), events=count, kind=kind))
     while batch := table.batch(PodwatchSettings().publish_batch):
         table.acknowledge(batch)
-    grown = _resident_bytes() - before
-    if len(table) != _PODS:
-        raise AssertionError(f"{len(table)} pods in the table, not {_PODS}")
-    return float(grown)
+    if len(table) != count:
+        raise AssertionError(f"{len(table)} {kind.plural} in the table, not {count}")
+    return table
 
 
 def _memory_of_dictionaries() -> float:
@@ -113,16 +142,18 @@ def _resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-async def _follow(chunks: Iterable[bytes], *, events: int) -> PodTable:
+async def _follow(
+    chunks: Iterable[bytes], *, events: int, kind: ObjectKind[RecordT]
+) -> ObjectTable[RecordT]:
     """Run a watch's bytes through the reflector into a table."""
-    table = _table()
+    table = _table(kind)
     # It is only ever asked, never told anything.
     recorded = cast("Api", _Recorded(chunks))
-    reflector = _reflector(recorded, KubernetesSettings(watch_list="off"))
+    reflector = _reflector(recorded, KubernetesSettings(watch_list="off"), kind)
     async with aclosing(reflector.run()) as steps:
         async for step in steps:
             if isinstance(step, Upserted):
-                table.upsert(step.pod, time_ns=0)
+                table.upsert(step.record, time_ns=0)
                 events -= 1
                 if not events:
                     return table
@@ -131,8 +162,8 @@ async def _follow(chunks: Iterable[bytes], *, events: int) -> PodTable:
 
 async def _list(settings: KubernetesSettings) -> None:
     """List all pods into a table."""
-    table = _table()
-    async with open_api(settings) as api, aclosing(_reflector(api, settings).run()) as steps:
+    table = _table(POD)
+    async with open_api(settings) as api, aclosing(_reflector(api, settings, POD).run()) as steps:
         async for step in steps:
             match step:
                 case Upserted(pod):
@@ -148,14 +179,15 @@ async def _list(settings: KubernetesSettings) -> None:
         raise AssertionError(f"{len(table)} pods in the table, not {_PODS}")
 
 
-def _table() -> PodTable:
-    return PodTable(tombstone_after_seconds=900, max_tombstones=1000)
+def _table(kind: ObjectKind[RecordT]) -> ObjectTable[RecordT]:
+    return ObjectTable(node_of=kind.node_of, tombstone_after_seconds=900, max_tombstones=1000)
 
 
-def _reflector(api: Api, settings: KubernetesSettings) -> Reflector:
-    asked = PodwatchSettings()
-    reader = PodReader(labels=asked.labels, gpu_resource_prefixes=asked.gpu_resource_prefixes)
-    return Reflector(api=api, reader=reader, settings=settings, clock=SystemClock())
+def _reflector(
+    api: Api, settings: KubernetesSettings, kind: ObjectKind[RecordT]
+) -> Reflector[RecordT]:
+    reader = kind.reader(PodwatchSettings(node_labels=["team"], namespace_annotations=["cost"]))
+    return Reflector(kind=kind, api=api, reader=reader, settings=settings, clock=SystemClock())
 
 
 class _Recorded:
@@ -172,6 +204,7 @@ class _Recorded:
         query: Mapping[str, str],  # noqa: ARG002  # the form of the seam
         idle_timeout_seconds: float,  # noqa: ARG002  # the form of the seam
         total_seconds: float,  # noqa: ARG002  # the form of the seam
+        accept: str = JSON,  # noqa: ARG002  # the form of the seam
     ) -> AsyncIterator[Answer]:
         """Yield the same answer to everything."""
         yield _RecordedAnswer(self._chunks)

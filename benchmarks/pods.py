@@ -1,4 +1,7 @@
-"""Pods of a large training cluster, as an API server writes and serves them. Measures nothing."""
+"""Objects of a large training cluster, as an API server writes and serves them.
+
+Measures nothing.
+"""
 
 import asyncio
 import json
@@ -37,6 +40,45 @@ def _filled(template: str, number: int) -> str:
     for mark, seconds in (("@CREATED@", 0), ("@TAKEN@", 1), ("@STARTED@", 5)):
         text = text.replace(mark, f"{created + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%SZ}")
     return text
+
+
+def gpu_nodes(count: int) -> Iterator[bytes]:
+    """Yield the metadata of distinct nodes in pools of a provider, each with tens of labels."""
+    for number in range(count):
+        zone = f"us-east-1{'abc'[number % 3]}"
+        labels = {
+            "node.kubernetes.io/instance-type": ("p5.48xlarge", "g6.12xlarge")[number % 2],
+            "topology.kubernetes.io/zone": zone,
+            "topology.kubernetes.io/region": "us-east-1",
+            "karpenter.sh/nodepool": f"pool-{number % 20}",
+            "karpenter.sh/capacity-type": ("spot", "on-demand", "reserved")[number % 3],
+            "kubernetes.io/hostname": f"gpu-node-{number}",
+            "team": f"team-{number % 50}",
+            **{f"feature.node.kubernetes.io/cpu-{feature}": "true" for feature in range(40)},
+        }
+        yield _metadata(f"gpu-node-{number}", number, labels=labels)
+
+
+def team_namespaces(count: int) -> Iterator[bytes]:
+    """Yield the metadata of distinct namespaces, each with a cost centre of its own."""
+    for number in range(count):
+        name = f"team-{number}"
+        labels = {"kubernetes.io/metadata.name": name, "team": name, "project": f"p-{number % 99}"}
+        yield _metadata(name, number, labels=labels, annotations={"cost": f"{number:06d}"})
+
+
+def _metadata(name: str, number: int, **more: dict[str, str]) -> bytes:
+    """Return an object as a server writes it for whoever asks for metadata alone."""
+    metadata = {
+        "name": name,
+        "uid": f"0b7c1d2e-4d5e-4f60-8a7b-0000{number:08d}",
+        "resourceVersion": f"80{number:08d}",
+        "creationTimestamp": f"{_FIRST + number * _APART:%Y-%m-%dT%H:%M:%SZ}",
+        **more,
+        "managedFields": [{"manager": "kubelet", "fieldsV1": {"f:metadata": {"f:labels": {}}}}],
+    }
+    item = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata}
+    return json.dumps(item, separators=(",", ":")).encode()
 
 
 def watch_line(kind: str, item: bytes) -> bytes:

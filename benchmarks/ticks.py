@@ -13,6 +13,7 @@ from typing import Final
 from gpuledger.codec import encode
 from gpuledger.records import (
     ContainerRef,
+    ContainerRequest,
     GpuProcess,
     GpuReading,
     NodeSample,
@@ -145,8 +146,14 @@ def _pod(node: int, place: int, container: ContainerRef) -> PodRecord:
         owner_kind="Job",
         owner_name=f"train-{node}",
         labels={"app": "train", "team": "vision"},
-        containers=[PodContainer(name="main", container_id=container.container_id, restarts=0)],
-        gpus_requested={"nvidia.com/gpu": 1},
+        containers=[
+            PodContainer(
+                name="main",
+                container_id=container.container_id,
+                requested=ContainerRequest(resources={"nvidia.com/gpu": 1}),
+                restarts=0,
+            )
+        ],
         phase="Running",
         created_time_ns=_START_NS,
         resource_version="1",

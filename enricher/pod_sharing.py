@@ -11,7 +11,7 @@ from typing import Final, Generic, TypeVar, cast
 
 from msgspec.structs import replace
 
-from gpuledger.records import PodRecord
+from gpuledger.records import ContainerRequest, PodRecord
 
 V = TypeVar("V")
 # When one of them is full it is emptied: what is in use is shared again with the next pods, and
@@ -53,13 +53,37 @@ class Shared(Generic[V]):
         return shared
 
 
+class SharedRequests:
+    """One request for all containers that ask for the same."""
+
+    def __init__(self, *, max_shared: int = MAX_SHARED) -> None:
+        self._max_shared = max_shared
+        self._known: dict[tuple[object, ...], ContainerRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, request: ContainerRequest) -> ContainerRequest:
+        """Return an equal request, the same one each time while it is remembered."""
+        if request.claims:
+            # A claim is one pod's, or a few pods': nothing to share.
+            return request
+        key = (*request.resources.items(), request.mps_active_thread_ratio)
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        if len(self._known) >= self._max_shared:
+            self._known.clear()
+        return self._known.setdefault(key, request)
+
+
 class PodSharing:
     """Lets the records that were read from the topic hold what is equal once."""
 
     def __init__(self, *, max_shared: int = MAX_SHARED) -> None:
         self._texts: Shared[str] = Shared(max_shared=max_shared)
         """Labels and annotations."""
-        self._requests: Shared[int] = Shared(max_shared=max_shared)
+        self._requests = SharedRequests(max_shared=max_shared)
 
     def __len__(self) -> int:
         return len(self._texts) + len(self._requests)
@@ -74,8 +98,15 @@ class PodSharing:
             owner_name=pod.owner_name and intern(pod.owner_name),
             labels=self._texts.of(pod.labels),
             annotations=self._texts.of(pod.annotations) if pod.annotations else pod.annotations,
-            containers=[replace(each, name=intern(each.name)) for each in pod.containers],
-            gpus_requested=self._requests.of(pod.gpus_requested),
+            containers=[
+                replace(
+                    each,
+                    name=intern(each.name),
+                    kind=each.kind and intern(each.kind),
+                    requested=each.requested and self._requests.of(each.requested),
+                )
+                for each in pod.containers
+            ],
             phase=intern(pod.phase),
             qos_class=pod.qos_class and intern(pod.qos_class),
             priority_class=pod.priority_class and intern(pod.priority_class),

@@ -18,8 +18,10 @@ from gpuledger.records import (
     GpuEvent,
     Incident,
     Inventory,
+    NamespaceRecord,
     NodeProgress,
     NodeReadings,
+    NodeRecord,
     NodeSample,
     PodRecord,
     ProcessRecord,
@@ -31,6 +33,13 @@ MAX_MESSAGE_BYTES: Final = 1_048_588
 as well what may be in one when it is unpacked."""
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS
+# Every version outlives the samples that it describes, so that a replay finds what the first run
+# found; a tombstone outlives a reader that is a day behind.
+_OF_API_OBJECTS: Final = {
+    "min.compaction.lag.ms": str(6 * _HOUR_MS),
+    "delete.retention.ms": str(_DAY_MS),
+    "segment.ms": str(_HOUR_MS),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +54,8 @@ class Topic:
     """The field of the record that is the Kafka key, with a dot where it is inside another."""
     partitioner: str = "node"
     """`node`: murmur2 of the node's name, as Kafka's own default partitioner would place that key;
-    `source`: the partition number of the record it speaks of, modulo the partitions."""
+    `source`: the partition number of the record it speaks of, modulo the partitions;
+    `none`: one partition, which whoever needs the topic reads whole."""
     partitions: int = DEFAULT_PARTITIONS
     """How many partitions are made where nobody chooses; all topics placed by node have the same
     number, and it never changes. Whoever reads or writes asks the brokers how many there are."""
@@ -127,13 +137,24 @@ class Topics(Collection[Topic]):
             record=PodRecord,
             key="uid",
             cleanup_policy="compact",
-            # Every version outlives the samples that it describes, so that a replay finds what the
-            # first run found; a tombstone outlives a reader that is a day behind.
-            extra={
-                "min.compaction.lag.ms": str(6 * _HOUR_MS),
-                "delete.retention.ms": str(_DAY_MS),
-                "segment.ms": str(_HOUR_MS),
-            },
+            extra=_OF_API_OBJECTS,
+        )
+        self.nodes = Topic(
+            name=f"{prefix}.nodes.v1",
+            record=NodeRecord,
+            key="uid",
+            cleanup_policy="compact",
+            extra=_OF_API_OBJECTS,
+        )
+        self.namespaces = Topic(
+            name=f"{prefix}.namespaces.v1",
+            record=NamespaceRecord,
+            key="uid",
+            # Pods of one namespace are on any node: each worker needs them all.
+            partitioner="none",
+            partitions=1,
+            cleanup_policy="compact",
+            extra=_OF_API_OBJECTS,
         )
         self.events = Topic(
             name=f"{prefix}.events.v1", record=GpuEvent, key="node", retention_ms=_DAY_MS
@@ -180,6 +201,8 @@ class Topics(Collection[Topic]):
             self.incidents,
             self.inventory,
             self.pods,
+            self.nodes,
+            self.namespaces,
             self.events,
             self.progress,
             self.attributed_incidents,

@@ -21,20 +21,19 @@ from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
-from enricher.podwatch.api import Answer, Api, open_api
-from enricher.podwatch.decode import PodReader
+from enricher.podwatch.api import JSON, Answer, Api, open_api
 from enricher.podwatch.events import Deleted, Phase, Skipped, Step, Upserted
+from enricher.podwatch.kinds import POD, ObjectKind
 from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from enricher.podwatch.pod_watch import run_podwatch
 from enricher.podwatch.reflector import Reflector
-from enricher.podwatch.table import PodTable
+from enricher.podwatch.table import ObjectTable
+from enricher.versions import RecordT, WatchedRecord
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.clock import SystemClock
-from gpuledger.codec import decoder_of
 from gpuledger.records import PodRecord
 from gpuledger.runtime import Readiness
-from tests.default_topics import PODS
 
 DEADLINE_SECONDS = 30.0
 MERGE = "application/merge-patch+json"
@@ -87,6 +86,26 @@ class Cluster(ABC):
         path = f"{self._pods}/{name}/status"
         await self.send("PATCH", path, {"status": status}, content_type=MERGE)
 
+    def named(self, name: str) -> str:
+        """Return the name of a node or a namespace that is of this test alone."""
+        return f"{self.namespace}-{name}"
+
+    async def create(self, kind: ObjectKind[Any], name: str, **metadata: object) -> str:
+        """Create a node or a namespace; return its UID."""
+        made = await self._post(kind.path, {"metadata": {"name": self.named(name), **metadata}})
+        uid: str = made["metadata"]["uid"]
+        return uid
+
+    async def change(self, kind: ObjectKind[Any], name: str, **metadata: object) -> None:
+        """Change labels or annotations of a node or a namespace."""
+        path = f"{kind.path}/{self.named(name)}"
+        await self.send("PATCH", path, {"metadata": metadata}, content_type=MERGE)
+
+    async def delete(self, kind: ObjectKind[Any], name: str) -> None:
+        """Delete a node or a namespace."""
+        path = f"{kind.path}/{self.named(name)}"
+        await self.send("DELETE", path, {}, content_type="application/json")
+
     async def delete_pod(self, name: str) -> None:
         """Delete a pod at once."""
         body = {"gracePeriodSeconds": 0}
@@ -101,14 +120,14 @@ class Cluster(ABC):
 
 
 class Following:
-    """A reflector that runs in the background, and what it told of one namespace."""
+    """A reflector that runs in the background, and what it told of one test's objects."""
 
     def __init__(
-        self, reflector: Reflector, *, namespace: str, asked: Sequence[Mapping[str, str]]
+        self, reflector: Reflector[Any], *, namespace: str, asked: Sequence[Mapping[str, str]]
     ) -> None:
         self.reflector = reflector
         self.asked = asked
-        self.steps: list[Step] = []
+        self.steps: list[Step[Any]] = []
         self.listed_version = 0
         """At which version the last list was."""
         self._namespace = namespace
@@ -118,14 +137,24 @@ class Following:
         """Take steps, for ever."""
         async with aclosing(self.reflector.run()) as steps:
             async for step in steps:
-                if (
-                    not isinstance(step, Upserted | Deleted)
-                    or step.pod.namespace == self._namespace
-                ):
+                if not isinstance(step, Upserted | Deleted) or self._is_own(step.record):
                     self.steps.append(step)
                 if step is Phase.LISTED:
                     self.listed_version = int(self.reflector.version or 0)
                 self._more.set()
+
+    def _is_own(self, record: WatchedRecord) -> bool:
+        if isinstance(record, PodRecord):
+            return record.namespace == self._namespace
+        return record.name.startswith(f"{self._namespace}-")
+
+    def upserted(self) -> list[Any]:
+        """Return the records of what was seen until now, each time that it was."""
+        return [step.record for step in self.steps if isinstance(step, Upserted)]
+
+    def deleted(self) -> list[Any]:
+        """Return the records of what left until now."""
+        return [step.record for step in self.steps if isinstance(step, Deleted)]
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition that steps bring about."""
@@ -137,17 +166,16 @@ class Following:
 
     async def until_seen(self, uid: str, *, phase: str = "Pending") -> PodRecord:
         """Wait for a pod in this phase."""
-        await self.until(lambda: any(self._is(step, uid, phase) for step in self.steps))
-        return next(step.pod for step in self.steps if self._is(step, uid, phase))  # type: ignore[union-attr]  # `_is` holds for pods alone
+        await self.until(lambda: bool(self._seen(uid, phase)))
+        return self._seen(uid, phase)[0]
 
-    @staticmethod
-    def _is(step: Step, uid: str, phase: str) -> bool:
-        return isinstance(step, Upserted) and step.pod.uid == uid and step.pod.phase == phase
+    def _seen(self, uid: str, phase: str) -> list[PodRecord]:
+        return [pod for pod in self.upserted() if pod.uid == uid and pod.phase == phase]
 
 
-def published(steps: Iterable[Step]) -> dict[str, str]:
-    """Return what the table has due of each pod after these steps: `alive` or `deleted`."""
-    table = PodTable(tombstone_after_seconds=900, max_tombstones=100)
+def published(steps: Iterable[Step[Any]], *, kind: ObjectKind[Any] = POD) -> dict[str, str]:
+    """Return what the table has due of each object after these steps: `alive` or `deleted`."""
+    table = ObjectTable(node_of=kind.node_of, tombstone_after_seconds=900, max_tombstones=100)
     for step in steps:
         match step:
             case Upserted(found):
@@ -163,7 +191,7 @@ def published(steps: Iterable[Step]) -> dict[str, str]:
             case _:
                 pass
     return {
-        one.uid: "deleted" if one.pod and one.pod.deleted_time_ns else "alive"
+        one.uid: "deleted" if one.record and one.record.deleted_time_ns else "alive"
         for one in table.batch(100)
     }
 
@@ -183,6 +211,7 @@ class _Noting:
         query: Mapping[str, str],
         idle_timeout_seconds: float,
         total_seconds: float,
+        accept: str = JSON,
     ) -> AbstractAsyncContextManager[Answer]:
         self.asked.append(query)
         return self._api.get(
@@ -190,6 +219,7 @@ class _Noting:
             query=query,
             idle_timeout_seconds=idle_timeout_seconds,
             total_seconds=total_seconds,
+            accept=accept,
         )
 
 
@@ -197,12 +227,13 @@ class _Noting:
 async def following(
     cluster: Cluster,
     *,
+    kind: ObjectKind[Any] = POD,
     resumed: Following | None = None,
     watch_timeout_seconds: float = 60.0,
     watch_list: Literal["auto", "off"] = "auto",
     idle_timeout_seconds: float = 90.0,
 ) -> AsyncIterator[Following]:
-    """Follow the pods while the context is open; a resumed one goes on where it was left."""
+    """Follow a kind while the context is open; a resumed one goes on where it was left."""
     settings = KubernetesSettings(
         kubeconfig=str(cluster.kubeconfig),
         watch_list=watch_list,
@@ -212,12 +243,15 @@ async def following(
         backoff_first_seconds=0.02,
         backoff_max_seconds=0.5,
     )
-    reader = PodReader(labels=["app"], gpu_resource_prefixes=["nvidia.com/"])
+    chosen = PodwatchSettings(
+        labels=["app"], node_labels=["team"], namespace_annotations=["example.com/cost-center"]
+    )
     async with open_api(settings) as opened:
         api = _Noting(opened)
         reflector = Reflector(
+            kind=kind,
             api=api,
-            reader=reader,
+            reader=kind.reader(chosen),
             settings=settings,
             clock=SystemClock(),
             chance=lambda: 0.0,
@@ -252,12 +286,14 @@ async def running(
                 await task
 
 
-async def versions(bus: MemoryBus, uid: str) -> AsyncGenerator[PodRecord]:
-    """Yield what the topic of pods tells of one pod, as it comes."""
-    subscription = Subscription(group="contract", topics=[PODS.name])
+async def versions(
+    bus: MemoryBus, uid: str, *, kind: ObjectKind[RecordT]
+) -> AsyncGenerator[RecordT]:
+    """Yield what a kind's topic tells of one object, as it comes."""
+    subscription = Subscription(group=f"contract-{uid}", topics=[kind.topic(bus.topics).name])
     async with bus.consumer(subscription) as consumer:
         while True:
             polled = await consumer.poll(timeout_seconds=1, max_records=100)
             for record in itertools.chain.from_iterable(polled.values()):
                 if record.key == uid.encode():
-                    yield decoder_of(PODS.name, PodRecord).decode(record.value)
+                    yield kind.decoder(bus.topics).decode(record.value)

@@ -4,16 +4,28 @@ A subclass gives the clusters: `cluster` may be shared with others, `own_cluster
 """
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from enricher.podwatch.events import Deleted, Interrupted, Phase, Upserted
+from enricher.podwatch.kinds import NAMESPACE, NODE, POD, ObjectKind
 from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from gpuledger.bus.memory import MemoryBus
+from gpuledger.records import ContainerRequest
 from gpuledger.runtime import Readiness
-from tests.podwatch_cluster import DEADLINE_SECONDS, Cluster, following, running, versions
+from tests.podwatch_cluster import (
+    DEADLINE_SECONDS,
+    Cluster,
+    following,
+    published,
+    running,
+    versions,
+)
+
+each_other_kind = pytest.mark.parametrize("kind", [NODE, NAMESPACE], ids=lambda kind: kind.name)
 
 
 class PodwatchContract:
@@ -29,7 +41,7 @@ class PodwatchContract:
             last = await cluster.create_pod("last")
             await found.until_seen(last)
         end = found.steps.index(Phase.LISTED)
-        listed = [step.pod for step in found.steps[:end] if isinstance(step, Upserted)]
+        listed = [step.record for step in found.steps[:end] if isinstance(step, Upserted)]
         assert ({pod.uid for pod in listed}, len(listed)) == (uids, 5)
         # Whom such a list does not have is deleted as of its version: above all records of it.
         assert found.listed_version >= max(int(pod.resource_version) for pod in listed)
@@ -47,11 +59,12 @@ class PodwatchContract:
             await cluster.delete_pod("web")
             await found.until(lambda: any(isinstance(step, Deleted) for step in found.steps))
         assert (fresh.name, fresh.node, fresh.labels) == ("web", "node-a", {"app": "web"})
-        assert fresh.gpus_requested == {"nvidia.com/gpu": 1}
+        (main,) = fresh.containers
+        assert main.requested == ContainerRequest(resources={"nvidia.com/gpu": 1})
         assert [one.container_id for one in fresh.containers] == [None]
         assert [one.container_id for one in running.containers] == ["c1" * 32]
         assert int(running.resource_version) > int(fresh.resource_version)
-        gone = [step.pod for step in found.steps if isinstance(step, Deleted)]
+        gone = [step.record for step in found.steps if isinstance(step, Deleted)]
         assert [(pod.uid, pod.phase) for pod in gone] == [(uid, "Running")]
         # So that no record from before can be taken for newer than the deletion.
         assert int(gone[0].resource_version) > int(running.resource_version)
@@ -63,7 +76,7 @@ class PodwatchContract:
             await cluster.create_pod("unscheduled-too", node=None)
             uid = await cluster.create_pod("scheduled")
             await found.until_seen(uid)
-        assert {step.pod.name for step in found.steps if isinstance(step, Upserted)} == {
+        assert {step.record.name for step in found.steps if isinstance(step, Upserted)} == {
             "scheduled"
         }
 
@@ -89,7 +102,9 @@ class PodwatchContract:
         end = found.steps.index(Phase.LISTED)
         first = next(step for step in found.steps if isinstance(step, Interrupted))
         assert (first.error.status, first.error.expired) == (410, True)
-        assert [step.pod.uid for step in found.steps[:end] if isinstance(step, Upserted)] == [uid]
+        assert [step.record.uid for step in found.steps[:end] if isinstance(step, Upserted)] == [
+            uid
+        ]
 
     async def test_a_restart_in_mid_watch_loses_nothing(self, own_cluster: Cluster) -> None:
         async with following(own_cluster) as found:
@@ -102,6 +117,112 @@ class PodwatchContract:
             await found.until_seen(after)
             assert found.steps.count(Phase.WATCHING) > watches
 
+    @each_other_kind
+    @pytest.mark.parametrize("watch_list", ["off", "auto"])
+    async def test_nodes_and_namespaces_are_listed_in_pages_or_as_a_watch(
+        self, cluster: Cluster, kind: ObjectKind[Any], watch_list: Literal["off", "auto"]
+    ) -> None:
+        uids = {await cluster.create(kind, f"n{number}") for number in range(5)}
+        async with following(cluster, kind=kind, watch_list=watch_list) as found:
+            await found.until(lambda: Phase.WATCHING in found.steps)
+        end = found.steps.index(Phase.LISTED)
+        listed = [step.record for step in found.steps[:end] if isinstance(step, Upserted)]
+        assert ({each.uid for each in listed}, len(listed)) == (uids, 5)
+        assert found.listed_version >= max(int(each.resource_version) for each in listed)
+        # A watch that lists is one request; pages of two, and the watch after them, are several.
+        assert (len(found.asked) == 1) == (watch_list == "auto")
+        assert not any(isinstance(step, Interrupted) for step in found.steps)
+
+    @each_other_kind
+    async def test_a_node_or_a_namespace_is_seen_as_it_comes_changes_and_goes(
+        self, cluster: Cluster, kind: ObjectKind[Any]
+    ) -> None:
+        async with following(cluster, kind=kind) as found:
+            await found.until(lambda: Phase.WATCHING in found.steps)
+            uid = await cluster.create(kind, "one", labels={"team": "red"})
+            await found.until(lambda: bool(found.upserted()))
+            notes = {"example.com/cost-center": "4711"}
+            labels = {"team": "blue", "karpenter.sh/nodepool": "gpus"}
+            await cluster.change(kind, "one", labels=labels, annotations=notes)
+            await found.until(lambda: found.upserted()[-1].labels == {"team": "blue"})
+            changed = found.upserted()[-1]
+            await cluster.delete(kind, "one")
+            await found.until(lambda: bool(found.deleted()))
+        (gone,) = found.deleted()
+        first = found.upserted()[0]
+        assert (first.uid, first.name, first.labels) == (uid, cluster.named("one"), {"team": "red"})
+        assert first.created_time_ns > 0
+        if kind is NODE:
+            assert (first.pool, changed.pool) == (None, "gpus")
+        else:
+            assert (first.annotations, changed.annotations) == (None, notes)
+        assert (gone.uid, gone.labels) == (uid, {"team": "blue"})
+        versions_seen = [int(each.resource_version) for each in (first, changed, gone)]
+        assert versions_seen == sorted(set(versions_seen))
+
+    @each_other_kind
+    async def test_what_an_expired_watch_of_nodes_or_namespaces_missed_comes_with_a_new_list(
+        self, own_cluster: Cluster, kind: ObjectKind[Any]
+    ) -> None:
+        stays, goes = [await own_cluster.create(kind, name) for name in ("stays", "goes")]
+        async with following(own_cluster, kind=kind) as before:
+            await before.until(lambda: Phase.WATCHING in before.steps)
+        await own_cluster.delete(kind, "goes")
+        comes = await own_cluster.create(kind, "comes")
+        await own_cluster.force_expired()
+        async with following(own_cluster, kind=kind, resumed=before) as found:
+            await found.until(lambda: Phase.LISTED in found.steps)
+        first = next(step for step in found.steps if isinstance(step, Interrupted))
+        assert (first.error.status, first.error.expired) == (410, True)
+        expected = {stays: "alive", goes: "deleted", comes: "alive"}
+        assert published([*before.steps, *found.steps], kind=kind) == expected
+
+    @each_other_kind
+    async def test_a_watch_of_nodes_or_namespaces_that_is_cut_loses_nothing(
+        self, own_cluster: Cluster, kind: ObjectKind[Any]
+    ) -> None:
+        async with following(own_cluster, kind=kind) as found:
+            await found.until(lambda: Phase.WATCHING in found.steps)
+            before = await own_cluster.create(kind, "before")
+            await found.until(lambda: bool(found.upserted()))
+            await own_cluster.restart()
+            after = await own_cluster.create(kind, "after")
+            await found.until(lambda: {each.uid for each in found.upserted()} == {before, after})
+
+    async def test_the_change_of_a_node_and_of_a_namespace_are_published_and_their_deletion(
+        self, cluster: Cluster
+    ) -> None:
+        note = "example.com/cost-center"
+        settings = PodwatchSettings(
+            kubernetes=KubernetesSettings(kubeconfig=str(cluster.kubeconfig)),
+            node_labels=["team"],
+            namespace_annotations=[note],
+        )
+        uids = {kind.name: await cluster.create(kind, "one") for kind in (NODE, NAMESPACE)}
+        bus, readiness = MemoryBus(), Readiness()
+        async with running(bus, settings, readiness), asyncio.timeout(DEADLINE_SECONDS):
+            nodes = versions(bus, uids["node"], kind=NODE)
+            namespaces = versions(bus, uids["namespace"], kind=NAMESPACE)
+            async with aclosing(nodes), aclosing(namespaces):
+                assert (await anext(nodes)).labels == {}
+                assert (await anext(namespaces)).annotations is None
+                await cluster.change(NODE, "one", labels={"team": "red", "agentpool": "gpu"})
+                await cluster.change(NAMESPACE, "one", annotations={note: "4711"})
+                node = await anext(nodes)
+                assert (node.labels, node.pool) == ({"team": "red"}, "gpu")
+                assert (await anext(namespaces)).annotations == {note: "4711"}
+                following_up: list[tuple[ObjectKind[Any], AsyncGenerator[Any]]]
+                following_up = [(NODE, nodes), (NAMESPACE, namespaces)]
+                for kind, records in following_up:
+                    await cluster.delete(kind, "one")
+                    last = await anext(records)
+                    if last.deleted_time_ns is None:
+                        # A real server finalizes a namespace, and says first that it will go.
+                        assert last.deletion_time_ns is not None
+                        last = await anext(records)
+                    assert last.deleted_time_ns is not None
+            assert readiness.is_ready()
+
     async def test_a_pod_and_then_its_deletion_are_published(self, cluster: Cluster) -> None:
         uid = await cluster.create_pod("short")
         settings = PodwatchSettings(
@@ -109,7 +230,7 @@ class PodwatchContract:
         )
         bus, readiness = MemoryBus(), Readiness()
         async with running(bus, settings, readiness):
-            records = versions(bus, uid)
+            records = versions(bus, uid, kind=POD)
             async with asyncio.timeout(DEADLINE_SECONDS), aclosing(records):
                 assert (await anext(records)).deleted_time_ns is None
                 await cluster.delete_pod("short")

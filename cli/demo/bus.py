@@ -15,7 +15,7 @@ from cli.demo.plan import SESSION_SECONDS, DemoPlan
 from cli.demo.run_bus import PREFIX, Offsets, RunBus, is_own, own_group
 from cli.demo.stage_tasks import Stages
 from enricher.join.join_settings import GROUP as JOIN_GROUP
-from enricher.podwatch.publish import PodBus
+from enricher.podwatch.publish import WatchBus
 from gpuledger.bus.administration import (
     check_topics,
     create_topics,
@@ -36,7 +36,7 @@ _LEAVING_SECONDS: Final = SESSION_SECONDS + 5.0
 _ASKING_SECONDS: Final = 0.5
 
 
-class DemoBus(TransactionalBus, PodBus, Protocol):
+class DemoBus(TransactionalBus, WatchBus, Protocol):
     """A bus that the whole pipeline runs on; the pod watch reads back what it published."""
 
 

@@ -36,9 +36,12 @@ from gpuledger.settings.secret import shown_url
 from gpuledger.texts import readable
 
 Method = Literal["POST", "PUT"]
+JSON: Final = "application/json"
 USER_AGENT: Final = f"gpuledger-podwatch/{__version__}"
 _NO_CREDENTIALS: Final = ": its credentials were refused; check the service account's token"
-_NO_PERMISSION: Final = ": grant its account get, list and watch on pods in a ClusterRole"
+_NO_PERMISSION: Final = (
+    ": grant its account get, list and watch on pods, nodes and namespaces in a ClusterRole"
+)
 _REMEDIES: Final[dict[int, str]] = {
     HTTPStatus.UNAUTHORIZED: _NO_CREDENTIALS,
     HTTPStatus.FORBIDDEN: _NO_PERMISSION,
@@ -66,7 +69,7 @@ class KubernetesError(UnavailableError):
     ) -> None:
         super().__init__(message + _REMEDIES.get(status or 0, ""))
         self.detail = message
-        """What happened, without the remedy, which is for requests about pods."""
+        """What happened, without the remedy, which is for lists and watches."""
         self.status = status
         self.reason = reason
         self.retry_after_seconds = retry_after_seconds
@@ -117,10 +120,12 @@ class Api(Protocol):
         query: Mapping[str, str],
         idle_timeout_seconds: float,
         total_seconds: float,
+        accept: str = JSON,
     ) -> AbstractAsyncContextManager[Answer]:
         """Open the answer to a GET; `KubernetesError` for all but success.
 
-        `idle_timeout_seconds` is the longest time without a byte, `total_seconds` that of it all.
+        `idle_timeout_seconds` is the longest time without a byte, `total_seconds` that of it all;
+        `accept` says in which form the answer is wanted.
         """
 
     def send(
@@ -161,6 +166,7 @@ class HttpApi(ABC):
         query: Mapping[str, str],
         idle_timeout_seconds: float,
         total_seconds: float,
+        accept: str = JSON,
     ) -> AbstractAsyncContextManager[Answer]:
         """Open the answer to a GET; `KubernetesError` for all but success."""
         time_limits = limits(
@@ -168,7 +174,7 @@ class HttpApi(ABC):
             idle_timeout_seconds=idle_timeout_seconds,
             total_seconds=total_seconds,
         )
-        return self.request("GET", path, time_limits=time_limits, query=query)
+        return self.request("GET", path, time_limits=time_limits, query=query, accept=accept)
 
     def send(
         self, method: Method, path: str, *, body: Mapping[str, object], total_seconds: float
@@ -190,6 +196,7 @@ class HttpApi(ABC):
         time_limits: aiohttp.ClientTimeout,
         query: Mapping[str, str] = MappingProxyType({}),
         body: Mapping[str, object] | None = None,
+        accept: str = JSON,
     ) -> AbstractAsyncContextManager[Answer]:
         """Send a request and open its answer; `KubernetesError` for all but success."""
 
@@ -198,8 +205,7 @@ class HttpApi(ABC):
 async def open_anonymous_client(settings: KubernetesSettings, check: Check) -> AsyncIterator[Api]:
     """Open the API server at `settings.url`; the check of credentials passes, as there are none."""
     check.ok("none are needed")
-    headers = {"Accept": "application/json", "User-Agent": USER_AGENT}
-    async with aiohttp.ClientSession(headers=headers) as session:
+    async with aiohttp.ClientSession(headers={"User-Agent": USER_AGENT}) as session:
         yield AnonymousClient(settings, session)
 
 
@@ -220,12 +226,14 @@ class AnonymousClient(HttpApi):
         time_limits: aiohttp.ClientTimeout,
         query: Mapping[str, str] = MappingProxyType({}),
         body: Mapping[str, object] | None = None,
+        accept: str = JSON,
     ) -> AbstractAsyncContextManager[Answer]:
         request = self._session.request(
             method,
             self._server + path,
             params=query,
             json=body,
+            headers={"Accept": accept},
             timeout=time_limits,
             # A redirect would carry the request to a server that nobody has named.
             allow_redirects=False,

@@ -23,7 +23,7 @@ from kubernetes_asyncio.client.api_client import ApiClient
 from kubernetes_asyncio.client.configuration import Configuration
 from typing_extensions import override
 
-from enricher.podwatch.api import USER_AGENT, Answer, Api, HttpApi, KubernetesError, answered
+from enricher.podwatch.api import JSON, USER_AGENT, Answer, Api, HttpApi, KubernetesError, answered
 from enricher.podwatch.kubeconfig import (
     LOAD_SECONDS,
     LOGIN,
@@ -185,11 +185,12 @@ class Client(HttpApi):
         time_limits: aiohttp.ClientTimeout,
         query: Mapping[str, str] = MappingProxyType({}),
         body: Mapping[str, object] | None = None,
+        accept: str = JSON,
     ) -> AsyncIterator[Answer]:
         login = await self._fresh_login()
         configuration = login.client.configuration
         rest = login.client.rest_client
-        headers = {"Accept": "application/json", **login.client.default_headers}
+        headers = {"Accept": accept, **login.client.default_headers}
         token = configuration.api_key.get(LOGIN, "")
         if token:
             headers["Authorization"] = token

@@ -1,45 +1,60 @@
-"""From the API server's bytes to a slim `PodRecord`. Pure; an odd pod is an error, never a guess.
+"""From the API server's bytes to a slim record. Pure; an odd object is an error, never a guess.
 
 Records are small and the garbage collector never visits them, so that a hundred thousand of them
 can be kept. What many have in common is kept once: nobody changes a record, so records can hold the
 same dictionary, and pods of a workload have the same labels and requests. That, and times read
 once, saves a quarter of the memory.
 
-Here are, in this order, what is shared, the reader of pods, and what is done with bytes that it
-cannot read: JSON that is nested too deep is cut, and of any other pod at least its name is found.
+Here are, in this order, what is shared, the readers of pods, nodes and namespaces, and what is done
+with bytes that they cannot read: JSON that is nested too deep is cut, and of any other object at
+least its name is found.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from sys import intern
-from typing import Annotated, Any, Final, NamedTuple, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Final, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 from msgspec import Meta, Raw
+from typing_extensions import override
 
 from enricher.pod_sharing import Shared, same
+from enricher.podwatch.node_facts import (
+    INSTANCE_TYPE_LABELS,
+    POOL_LABELS,
+    REGION_LABELS,
+    ZONE_LABELS,
+    capacity_type_of,
+    first_of,
+)
 from enricher.podwatch.objects import (
     Annotations,
     ApiPod,
     IdentityMeta,
     IdentityOnly,
+    MetadataOnly,
+    ObjectEvent,
+    PodAnnotations,
     PodSpec,
     PodStatus,
-    PodWatchEvent,
 )
 from enricher.podwatch.pod_facts import (
     ChosenAnnotations,
-    containers_of,
-    gpus_requested,
+    ContainerReader,
     known_owner,
     last_end_ns,
     mirrored_hash,
 )
 from enricher.podwatch.pod_settings import ALL_LABELS
+from enricher.versions import RecordT
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import UndecodableError
-from gpuledger.records import PodRecord
+from gpuledger.records import NamespaceRecord, NodeRecord, PodRecord
+from gpuledger.records.base import NodeName
+from gpuledger.records.bounds import Label
 
 T = TypeVar("T")
 # When it is full it is emptied: what is in use is read again.
@@ -81,16 +96,90 @@ _NO_STATUS: Final = PodStatus()
 _OVER: Final = frozenset({"Succeeded", "Failed"})
 
 
-class PodOfEvent(NamedTuple):
-    """A line of a watch about a pod; `pod` is `None` where it has no node."""
+class ObjectOfEvent(NamedTuple, Generic[RecordT]):
+    """A line of a watch about an object; `record` is `None` for a pod without a node."""
 
     kind: str
-    pod: PodRecord | None
+    record: RecordT | None
     version: str
 
 
-class PodReader:
-    """Reads pods, with the labels, annotations and GPU resources that the settings ask for."""
+class ObjectReader(ABC, Generic[RecordT]):
+    """Reads objects of one kind, with the labels and annotations that the settings ask for."""
+
+    what: ClassVar[str]
+    """One of them, for error messages."""
+
+    def __init__(
+        self,
+        struct: type[MetadataOnly[Any]],
+        *,
+        labels: Iterable[str],
+        annotations: Iterable[str] = (),
+        fixed_annotations: type[Annotations] = Annotations,
+    ) -> None:
+        self._labels = tuple(labels)
+        self._all_labels = ALL_LABELS in self._labels
+        self._annotations = ChosenAnnotations(annotations, base=fixed_annotations)
+        self._shared_labels: Shared[str] = Shared()
+        self._shared_annotations: Shared[str] = Shared()
+        self.nanoseconds = Times().nanoseconds
+        chosen = cast("Any", struct)[self._annotations.struct]
+        self._decode = msgspec.json.Decoder(chosen).decode
+        self._decode_event = msgspec.json.Decoder(cast("Any", ObjectEvent)[chosen]).decode
+
+    @abstractmethod
+    def record(self, found: Any) -> RecordT | None:  # noqa: ANN401  # the struct that was given
+        """Return the record of an object, `None` for a pod without a node.
+
+        Raises `msgspec.MsgspecError` for what is none.
+        """
+
+    def read(self, data: bytes | Raw) -> RecordT | None:
+        """Return the record of an object, `None` for a pod without a node.
+
+        Raises `UndecodableError` for what is no such object.
+        """
+        try:
+            return self._named(decode_cut(self._decode, data))
+        except _UNREADABLE as error:
+            raise UndecodableError(
+                f"not {self.what} as the API server describes it: {error}"
+            ) from error
+
+    def read_event(self, line: bytes) -> ObjectOfEvent[RecordT]:
+        """Read the line of a watch about an object, in one pass over its bytes.
+
+        Raises `UndecodableError` for what is no such line.
+        """
+        try:
+            event = decode_cut(self._decode_event, line)
+            record = self._named(event.object)
+        except _UNREADABLE as error:
+            raise UndecodableError(f"not {self.what} in an event: {error}") from error
+        return ObjectOfEvent(event.type, record, event.object.metadata.resource_version)
+
+    def labels_of(self, labels: Mapping[str, str]) -> dict[str, str]:
+        """Return those labels of an object that are asked for, shared with others of its kind."""
+        wanted = labels if self._all_labels else [name for name in self._labels if name in labels]
+        return self._shared_labels.of({intern(name): intern(labels[name]) for name in wanted})
+
+    def annotations_of(self, annotations: Annotations | None) -> dict[str, str] | None:
+        """Return those annotations that are asked for; `None` where none of them is there."""
+        # Most objects have none: then no empty dictionary either.
+        chosen = self._annotations.of(annotations) if annotations else None
+        return self._shared_annotations.of(chosen) if chosen else None
+
+    def _named(self, found: MetadataOnly[Any]) -> RecordT | None:
+        if not found.metadata.uid:
+            raise msgspec.ValidationError("metadata.uid is empty")
+        return self.record(found)
+
+
+class PodReader(ObjectReader[PodRecord]):
+    """Reads pods, with what they ask for of the GPU resources that the settings name."""
+
+    what = "a pod"
 
     def __init__(
         self,
@@ -99,54 +188,24 @@ class PodReader:
         gpu_resource_prefixes: Iterable[str],
         annotations: Iterable[str] = (),
     ) -> None:
-        self._labels = tuple(labels)
-        self._all_labels = ALL_LABELS in self._labels
-        self._prefixes = tuple(gpu_resource_prefixes)
-        self._annotations = ChosenAnnotations(annotations)
-        self._shared_labels: Shared[str] = Shared()
-        self._shared_annotations: Shared[str] = Shared()
-        self._shared_requests: Shared[int] = Shared()
-        self._nanoseconds = Times().nanoseconds
-        struct = self._annotations.struct
-        self._decode = msgspec.json.Decoder(_reading(ApiPod, struct)).decode
-        self._decode_event = msgspec.json.Decoder(_reading(PodWatchEvent, struct)).decode
+        super().__init__(
+            ApiPod, labels=labels, annotations=annotations, fixed_annotations=PodAnnotations
+        )
+        self._containers = ContainerReader(
+            nanoseconds=self.nanoseconds, gpu_resource_prefixes=gpu_resource_prefixes
+        )
 
-    def read(self, data: bytes | Raw) -> PodRecord | None:
-        """Return the record of a pod, `None` where it has no node yet.
-
-        Raises `UndecodableError` for what is no pod.
-        """
-        try:
-            return self._record(decode_cut(self._decode, data))
-        except _UNREADABLE as error:
-            raise UndecodableError(f"not a pod as the API server describes it: {error}") from error
-
-    def read_event(self, line: bytes) -> PodOfEvent:
-        """Read the line of a watch about a pod, in one pass over its bytes.
-
-        Raises `UndecodableError` for what is no such line.
-        """
-        try:
-            event = decode_cut(self._decode_event, line)
-            pod = self._record(event.object)
-        except _UNREADABLE as error:
-            raise UndecodableError(f"not a pod's event: {error}") from error
-        return PodOfEvent(event.type, pod, event.object.metadata.resource_version)
-
-    def _record(self, pod: ApiPod[Annotations]) -> PodRecord | None:
-        meta, spec, status = pod.metadata, pod.spec or _NO_SPEC, pod.status or _NO_STATUS
-        if not meta.uid:
-            raise msgspec.ValidationError("metadata.uid is empty")
+    @override
+    def record(self, found: ApiPod[PodAnnotations]) -> PodRecord | None:
+        meta, spec, status = found.metadata, found.spec or _NO_SPEC, found.status or _NO_STATUS
         if not spec.node_name:
             return None
         labels, notes = meta.labels or {}, meta.annotations
-        wanted = labels if self._all_labels else [name for name in self._labels if name in labels]
-        chosen = self._annotations.of(notes) if notes else None
-        created_time_ns = self._nanoseconds(meta.creation_timestamp) or 0
+        created_time_ns = self.nanoseconds(meta.creation_timestamp) or 0
         owner_kind, owner_name = known_owner(
             meta.owner_references, labels, created_time_ns=created_time_ns
         )
-        containers = containers_of(spec, status, self._nanoseconds)
+        containers = self._containers.read(spec, status)
         # Else a container may be started again, and the pod has not ended with its last one.
         is_over = status.phase in _OVER or meta.deletion_timestamp is not None
         return PodRecord(
@@ -156,27 +215,91 @@ class PodReader:
             node=intern(spec.node_name),
             owner_kind=owner_kind and intern(owner_kind),
             owner_name=owner_name and intern(owner_name),
-            labels=self._shared_labels.of({intern(name): intern(labels[name]) for name in wanted}),
-            # Most pods have none of those that are wanted: then none, and no empty dictionary.
-            annotations=self._shared_annotations.of(chosen) if chosen else None,
+            labels=self.labels_of(labels),
+            annotations=self.annotations_of(notes),
             containers=containers,
             config_hash=mirrored_hash(notes, spec, meta.owner_references) if notes else None,
-            gpus_requested=self._shared_requests.of(gpus_requested(spec, self._prefixes)),
             phase=intern(status.phase or "Unknown"),
             qos_class=intern(status.qos_class) if status.qos_class else None,
             priority=same(spec.priority),
             priority_class=intern(spec.priority_class_name) if spec.priority_class_name else None,
             created_time_ns=created_time_ns,
-            started_time_ns=self._nanoseconds(status.start_time),
+            started_time_ns=self.nanoseconds(status.start_time),
             ended_time_ns=last_end_ns(containers) if is_over else None,
-            deletion_time_ns=self._nanoseconds(meta.deletion_timestamp),
+            deletion_time_ns=self.nanoseconds(meta.deletion_timestamp),
             resource_version=meta.resource_version,
         )
 
 
-def _reading(kind: type[T], annotations: type[Annotations]) -> type[T]:
-    """Return the struct of a pod, or of its event, of whose annotations these are read."""
-    return cast("type[T]", cast("Any", kind)[annotations])
+class NodeReader(ObjectReader[NodeRecord]):
+    """Reads nodes, with what the labels of their providers say of them."""
+
+    what = "a node"
+
+    def __init__(
+        self,
+        *,
+        labels: Iterable[str] = (),
+        pool_labels: Iterable[str] = (),
+        instance_type_labels: Iterable[str] = (),
+        zone_labels: Iterable[str] = (),
+        region_labels: Iterable[str] = (),
+        capacity_type_labels: Iterable[str] = (),
+    ) -> None:
+        """Take the labels to carry, and of each fact those to look at before the known ones."""
+        super().__init__(MetadataOnly, labels=labels)
+        self._pool_labels = (*pool_labels, *POOL_LABELS)
+        self._instance_type_labels = (*instance_type_labels, *INSTANCE_TYPE_LABELS)
+        self._zone_labels = (*zone_labels, *ZONE_LABELS)
+        self._region_labels = (*region_labels, *REGION_LABELS)
+        self._capacity_type_labels = tuple(capacity_type_labels)
+
+    @override
+    def record(self, found: MetadataOnly[Annotations]) -> NodeRecord:
+        meta = found.metadata
+        labels = meta.labels or {}
+
+        def one_of(names: Iterable[str]) -> str | None:
+            value = first_of(labels, names)
+            return value and intern(value)
+
+        capacity_type = capacity_type_of(labels, self._capacity_type_labels)
+        return NodeRecord(
+            uid=meta.uid,
+            # Held to the rule of a node's name, by which its record is placed.
+            name=intern(msgspec.convert(meta.name, NodeName)),
+            pool=one_of(self._pool_labels),
+            instance_type=one_of(self._instance_type_labels),
+            zone=one_of(self._zone_labels),
+            region=one_of(self._region_labels),
+            capacity_type=capacity_type and intern(capacity_type),
+            labels=self.labels_of(labels),
+            created_time_ns=self.nanoseconds(meta.creation_timestamp) or 0,
+            deletion_time_ns=self.nanoseconds(meta.deletion_timestamp),
+            resource_version=meta.resource_version,
+        )
+
+
+class NamespaceReader(ObjectReader[NamespaceRecord]):
+    """Reads namespaces."""
+
+    what = "a namespace"
+
+    def __init__(self, *, labels: Iterable[str] = (), annotations: Iterable[str] = ()) -> None:
+        super().__init__(MetadataOnly, labels=labels, annotations=annotations)
+
+    @override
+    def record(self, found: MetadataOnly[Annotations]) -> NamespaceRecord:
+        meta = found.metadata
+        return NamespaceRecord(
+            uid=meta.uid,
+            name=intern(msgspec.convert(meta.name, Label)),
+            labels=self.labels_of(meta.labels or {}),
+            annotations=self.annotations_of(meta.annotations),
+            created_time_ns=self.nanoseconds(meta.creation_timestamp) or 0,
+            deletion_time_ns=self.nanoseconds(meta.deletion_timestamp),
+            resource_version=meta.resource_version,
+        )
 
 
 # JSON nested deeper than a decoder follows, cut where nobody reads. Pure.
@@ -224,7 +347,7 @@ def cut(data: bytes, *, max_depth: int = MAX_DEPTH) -> bytes:
     return b"".join(parts) if depth > max_depth else b"".join([*parts, data[kept_to:]])
 
 
-# Which pod it is that cannot be read: by decoding that alone, else by looking at its begin. Pure.
+# Which object it is that cannot be read: by decoding that alone, else by its begin. Pure.
 #
 # The API server writes name, namespace, UID and version first, before anything that a tenant
 # writes.
@@ -235,7 +358,7 @@ _METADATA: Final = b'"metadata"'
 
 
 def identity_of(data: bytes | Raw) -> IdentityMeta:
-    """Return what can be found of which pod it is in JSON; what cannot is empty."""
+    """Return what can be found of which object it is in JSON; what cannot is empty."""
     try:
         return decode_cut(_decode_identity, data).metadata
     except (msgspec.MsgspecError, UnicodeDecodeError):

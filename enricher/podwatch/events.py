@@ -1,12 +1,12 @@
-"""What a list and a watch of pods yield: from bytes to lines, and from a line to a typed event.
+"""What a list and a watch of objects yield: from bytes to lines, and from a line to a typed event.
 
 A watch is one JSON object a line, which says `type` and `object`. Some of Kubernetes' traps:
 
-* A line may have any length: a pod has up to 1.5 MB, and a chunk ends anywhere within a line.
-* A `BOOKMARK` is no pod, though its object is of that kind: it has a version and nothing else.
+* A line may have any length: an object has up to 1.5 MB, and a chunk ends anywhere within a line.
+* A `BOOKMARK` is no object, though it has one of that kind: it has a version and nothing else.
 * An `ERROR` comes with status 200, since the answer has begun; its object is a `Status`, and 410 in
   it means that the version is too old.
-* A pod that cannot be read must not end the watch: the next one would begin at the same pod.
+* An object that cannot be read must not end the watch: the next one would begin at the same one.
 
 What follows from an event is the reflector's business.
 """
@@ -15,41 +15,43 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from enum import Enum, auto
 from http import HTTPStatus
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple
 
 import msgspec
 import structlog
 
 from enricher.podwatch import pod_metrics
 from enricher.podwatch.api import KubernetesError
-from enricher.podwatch.decode import HEAD_BYTES, PodOfEvent, PodReader, decode_cut, identity_of
+from enricher.podwatch.decode import (
+    HEAD_BYTES,
+    ObjectOfEvent,
+    ObjectReader,
+    decode_cut,
+    identity_of,
+)
 from enricher.podwatch.objects import Status, VersionOnly, WatchEvent
+from enricher.versions import RecordT
 from gpuledger.errors import UndecodableError
-from gpuledger.records import PodRecord
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.readiness import Check
 
 # etcd refuses objects above 1.5 MiB by default and nobody runs it with more than a few times that.
 MAX_LINE_BYTES: Final = 32 * 2**20
 MAX_NAMED: Final = 1000
-"""How many pods that cannot be read are remembered at most."""
+"""How many objects that cannot be read are remembered at most."""
 _decode_event: Final = msgspec.json.Decoder(WatchEvent).decode
 _decode_status: Final = msgspec.json.Decoder(Status).decode
 _decode_version: Final = msgspec.json.Decoder(VersionOnly).decode
 _UNKNOWN: Final = "unknown"
 _CHANGES: Final = ("ADDED", "MODIFIED", "DELETED")
 # As the API server writes them; a line in another order is read in parts.
-_OF_A_POD: Final = tuple(f'{{"type":"{kind}",'.encode() for kind in _CHANGES)
-_COUNTERS: Final = {
-    kind: pod_metrics.EVENTS.labels(type=kind)
-    for kind in (*_CHANGES, "BOOKMARK", "ERROR", _UNKNOWN)
-}
+_OF_AN_OBJECT: Final = tuple(f'{{"type":"{kind}",'.encode() for kind in _CHANGES)
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
 
 class Phase(Enum):
-    """A step that is about no single pod."""
+    """A step that is about no single object."""
 
     LISTING = auto()
     """A complete list begins: what is not seen until `LISTED` is gone."""
@@ -59,20 +61,20 @@ class Phase(Enum):
     """A watch is open: the server answers."""
 
 
-class Upserted(NamedTuple):
-    """A pod that is new, changed, or only listed again."""
+class Upserted(NamedTuple, Generic[RecordT]):
+    """An object that is new, changed, or only listed again."""
 
-    pod: PodRecord
+    record: RecordT
 
 
-class Deleted(NamedTuple):
-    """A pod that left the API server, in its last state."""
+class Deleted(NamedTuple, Generic[RecordT]):
+    """An object that left the API server, in its last state."""
 
-    pod: PodRecord
+    record: RecordT
 
 
 class Skipped(NamedTuple):
-    """A pod whose newest state cannot be read; what was known of it stays known."""
+    """An object whose newest state cannot be read; what was known of it stays known."""
 
     uid: str
     """Empty where not even that can be found."""
@@ -90,7 +92,7 @@ class Interrupted(NamedTuple):
     error: KubernetesError
 
 
-Step = Phase | Upserted | Deleted | Skipped | Interrupted
+Step = Phase | Upserted[RecordT] | Deleted[RecordT] | Skipped | Interrupted
 """What the reflector yields."""
 
 
@@ -102,49 +104,55 @@ class Bookmark(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """A version at which something changed that is no pod with a node."""
+    """A version at which something changed of which there is no record: a pod without a node."""
 
     version: str
 
 
-LineEvent = Upserted | Deleted | Skipped | Bookmark | Passed
+LineEvent = Upserted[RecordT] | Deleted[RecordT] | Skipped | Bookmark | Passed
 """What a line of a watch says."""
 
 
-class WatchReader:
+class WatchReader(Generic[RecordT]):
     """Reads lines, and counts what they were."""
 
-    def __init__(self, reader: PodReader) -> None:
+    def __init__(self, reader: ObjectReader[RecordT], *, kind: str) -> None:
+        """`kind` is that of the objects, as in the metrics."""
         self._reader = reader
+        self._kind = kind
+        self._counters = {
+            of: pod_metrics.EVENTS.labels(kind=kind, type=of) for of in pod_metrics.EVENT_TYPES
+        }
 
-    def read(self, line: bytes) -> LineEvent | None:
+    def read(self, line: bytes) -> LineEvent[RecordT] | None:
         """Return the event of a line; `None` for a type that is not known.
 
         Raises `KubernetesError` for a line that reports an error, or is no event.
         """
-        # Nearly all lines: type and pod are decoded in one go, without a copy of the pod's bytes.
-        if line.startswith(_OF_A_POD):
+        # Nearly all lines: type and object are decoded in one go, without a copy of its bytes.
+        if line.startswith(_OF_AN_OBJECT):
             with suppress(UndecodableError):
-                return _counted(self._reader.read_event(line))
+                return self._counted(self._reader.read_event(line))
         return self._read_in_parts(line)
 
-    def _read_in_parts(self, line: bytes) -> LineEvent | None:
-        """Read the type before the object: for all that is no pod as it should be."""
+    def _read_in_parts(self, line: bytes) -> LineEvent[RecordT] | None:
+        """Read the type before the object: for all that is not as it should be."""
         try:
             event = decode_cut(_decode_event, line)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             # No JSON, such as the begin of a line that was too long, yet it is known what it was.
-            for kind, begin in zip(_CHANGES, _OF_A_POD, strict=True):
+            for kind, begin in zip(_CHANGES, _OF_AN_OBJECT, strict=True):
                 if line.startswith(begin):
-                    return _skipped(line, error, kind=kind)
+                    return self._skipped(line, error, change=kind)
             raise KubernetesError(f"the API server sent no watch event: {error}") from error
         if event.type in _CHANGES:
             try:
-                pod = self._reader.read(event.object)
+                record = self._reader.read(event.object)
             except UndecodableError as error:
-                return _skipped(event.object, error, kind=event.type)
-            return _counted(PodOfEvent(event.type, pod, _bookmark(event.object).version))
-        (_COUNTERS.get(event.type) or _COUNTERS[_UNKNOWN]).inc()
+                return self._skipped(event.object, error, change=event.type)
+            version = _bookmark(event.object).version
+            return self._counted(ObjectOfEvent(event.type, record, version))
+        (self._counters.get(event.type) or self._counters[_UNKNOWN]).inc()
         match event.type:
             case "BOOKMARK":
                 return _bookmark(event.object)
@@ -154,42 +162,47 @@ class WatchReader:
                 # A type of a later Kubernetes: stepped over, as its other clients do.
                 return None
 
-    def item(self, raw: msgspec.Raw) -> Upserted | Skipped | None:
-        """Return the event of a pod in a list, `None` where it has no node."""
+    def item(self, raw: msgspec.Raw) -> Upserted[RecordT] | Skipped | None:
+        """Return the event of an object in a list, `None` for a pod without a node."""
         try:
-            pod = self._reader.read(raw)
+            record = self._reader.read(raw)
         except UndecodableError as error:
-            return _skipped(raw, error)
-        return Upserted(pod) if pod else None
+            return self._skipped(raw, error)
+        return Upserted(record) if record else None
 
-
-def _skipped(data: bytes | msgspec.Raw, error: Exception, *, kind: str | None = None) -> Skipped:
-    """Return that a pod cannot be read, counted and logged with its name."""
-    if kind:
-        _COUNTERS[kind].inc()
-    pod_metrics.UNDECODABLE.inc()
-    found = identity_of(data)
-    if count := _repeats.count("pod"):
-        _log.warning(
-            "pod_skipped",
-            pods=[f"{found.namespace}/{found.name}"],
+    def _skipped(
+        self, data: bytes | msgspec.Raw, error: Exception, *, change: str | None = None
+    ) -> Skipped:
+        """Return that an object cannot be read, counted and logged with its name."""
+        if change:
+            self._counters[change].inc()
+        pod_metrics.UNDECODABLE.labels(kind=self._kind).inc()
+        found = identity_of(data)
+        # Of a pod nearly always both; nodes and namespaces lie in none.
+        name = f"{found.namespace}/{found.name}" if found.namespace else found.name
+        if count := _repeats.count(self._kind):
+            _log.warning(
+                "object_skipped",
+                kind=self._kind,
+                object=name,
+                error=str(error),
+                count=count,
+            )
+        return Skipped(
+            uid=found.uid,
+            version=found.resource_version,
+            name=name,
             error=str(error),
-            count=count,
+            is_deleted=change == "DELETED",
         )
-    return Skipped(
-        uid=found.uid,
-        version=found.resource_version,
-        name=f"{found.namespace}/{found.name}",
-        error=str(error),
-        is_deleted=kind == "DELETED",
-    )
 
-
-def _counted(event: PodOfEvent) -> Upserted | Deleted | Passed:
-    _COUNTERS[event.kind].inc()
-    if event.pod is None:
-        return Passed(event.version)
-    return Deleted(event.pod) if event.kind == "DELETED" else Upserted(event.pod)
+    def _counted(
+        self, event: ObjectOfEvent[RecordT]
+    ) -> Upserted[RecordT] | Deleted[RecordT] | Passed:
+        self._counters[event.kind].inc()
+        if event.record is None:
+            return Passed(event.version)
+        return Deleted(event.record) if event.kind == "DELETED" else Upserted(event.record)
 
 
 def _bookmark(raw: msgspec.Raw) -> Bookmark:
@@ -257,44 +270,44 @@ async def split_lines(
         raise KubernetesError(f"the connection ended within a line, after {line_bytes} bytes of it")
 
 
-class UnreadablePods:
-    """The pods whose newest state cannot be read, as a check; what is known of them stays known.
+class UnreadableObjects:
+    """The objects whose newest state cannot be read, as a check; what was known of them stays so.
 
     Each is remembered until it can be read or is gone.
     """
 
     def __init__(self, check: Check) -> None:
         self._check = check
-        self._pods: dict[str, Skipped] = {}
+        self._objects: dict[str, Skipped] = {}
         check.ok()
 
     def begin_list(self) -> None:
-        """Record that all pods are listed anew."""
+        """Record that all objects are listed anew."""
         # The check stays as it is until the list ends: it would recover and fail with every list.
-        self._pods.clear()
+        self._objects.clear()
 
-    def add(self, pod: Skipped) -> None:
-        """Record that a pod cannot be read."""
+    def add(self, skipped: Skipped) -> None:
+        """Record that an object cannot be read."""
 
         def detail() -> str:
-            some = next(iter(self._pods.values()), None)
+            some = next(iter(self._objects.values()), None)
             if some is None:
-                return "the pods are listed again"
-            others = len(self._pods) - 1
-            return f"pod {some.name} cannot be read, and {others} others: {some.error}"
+                return "they are listed again"
+            others = len(self._objects) - 1
+            return f"{some.name} cannot be read, and {others} others: {some.error}"
 
-        if pod.is_deleted:
-            self.discard(pod.uid)
-        elif len(self._pods) < MAX_NAMED:
-            self._pods[pod.uid] = pod
+        if skipped.is_deleted:
+            self.discard(skipped.uid)
+        elif len(self._objects) < MAX_NAMED:
+            self._objects[skipped.uid] = skipped
             self._check.failed(detail)
 
     def discard(self, uid: str) -> None:
-        """Record that a pod was read, or is gone."""
-        if self._pods.pop(uid, None):
+        """Record that an object was read, or is gone."""
+        if self._objects.pop(uid, None):
             self.end_list()
 
     def end_list(self) -> None:
-        """Pass the check where all pods can be read: after a list, and when one is read again."""
-        if not self._pods:
+        """Pass the check where all can be read: after a list, and when one is read again."""
+        if not self._objects:
             self._check.ok()

@@ -34,7 +34,11 @@ class OwnerReference(_Object):
 
 
 class Annotations(_Object):
-    """The two annotations of a static pod's mirror; others can be long and are not read.
+    """The annotations that are read; others can be long, and are stepped over."""
+
+
+class PodAnnotations(Annotations):
+    """The two annotations of a static pod's mirror.
 
     What a mirror is stands in `pod_facts`: these two alone anybody may write.
     """
@@ -60,11 +64,25 @@ class ObjectMeta(_Object, Generic[NotesT]):
     owner_references: list[OwnerReference] | None = None
 
 
+class ClaimInUse(_Object):
+    """Which of its pod's claims a container uses."""
+
+    name: str
+
+
 class Resources(_Object):
     """What a container requests."""
 
     requests: dict[str, Quantity] | None = None
     limits: dict[str, Quantity] | None = None
+    claims: list[ClaimInUse] | None = None
+
+
+class Variable(_Object):
+    """A variable of a container's environment; without a value where that stands elsewhere."""
+
+    name: str
+    value: str | None = None
 
 
 class ApiContainer(_Object):
@@ -73,6 +91,15 @@ class ApiContainer(_Object):
     name: Label
     restart_policy: str | None = None
     resources: Resources | None = None
+    # Undecoded: tens of variables, of which one is wanted and nearly no container has it.
+    env: Raw = Raw(b"null")
+
+
+class ClaimOfPod(_Object):
+    """A ResourceClaim by the name that a pod gives it."""
+
+    name: str
+    resource_claim_name: Subdomain | None = None
 
 
 class PodSpec(_Object):
@@ -85,6 +112,7 @@ class PodSpec(_Object):
     containers: list[ApiContainer] | None = None
     init_containers: list[ApiContainer] | None = None
     ephemeral_containers: list[ApiContainer] | None = None
+    resource_claims: list[ClaimOfPod] | None = None
 
 
 class Running(_Object):
@@ -127,21 +155,30 @@ class PodStatus(_Object):
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
     ephemeral_container_statuses: list[ContainerStatus] | None = None
+    resource_claim_statuses: list[ClaimOfPod] | None = None
 
 
-class ApiPod(_Object, Generic[NotesT]):
-    """A pod."""
+class MetadataOnly(_Object, Generic[NotesT]):
+    """Any object, of which only the metadata is wanted."""
 
     metadata: ObjectMeta[NotesT]
+
+
+class ApiPod(MetadataOnly[NotesT], Generic[NotesT]):
+    """A pod."""
+
     spec: PodSpec | None = None
     status: PodStatus | None = None
 
 
-class PodWatchEvent(_Object, Generic[NotesT]):
-    """One line of a watch about a pod, read at once."""
+ObjectT = TypeVar("ObjectT")
+
+
+class ObjectEvent(_Object, Generic[ObjectT]):
+    """One line of a watch about an object, read at once."""
 
     type: str
-    object: ApiPod[NotesT]
+    object: ObjectT
 
 
 class ListMeta(_Object):
@@ -151,8 +188,8 @@ class ListMeta(_Object):
     continue_token: str | None = field(default=None, name="continue")
 
 
-class PodPage(_Object):
-    """One page of a list; its pods undecoded, so that a strange one does not spoil the others."""
+class ObjectPage(_Object):
+    """One page of a list, its items undecoded, so that a strange one does not spoil the others."""
 
     metadata: ListMeta
     items: list[Raw] | None = None
@@ -178,7 +215,7 @@ class VersionOnly(_Object):
 
 
 class IdentityMeta(_Object):
-    """Which pod an object is."""
+    """Which object it is."""
 
     uid: str = ""
     name: str = ""
@@ -187,7 +224,7 @@ class IdentityMeta(_Object):
 
 
 class IdentityOnly(_Object):
-    """A pod, of which only is wanted which one it is."""
+    """An object, of which only is wanted which one it is."""
 
     metadata: IdentityMeta
 

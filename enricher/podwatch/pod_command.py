@@ -28,7 +28,7 @@ def main() -> int:
 
     async def watch(settings: PodwatchSettings, readiness: Readiness) -> None:
         # Without a critical check it would be ready as soon as its credentials are read.
-        readiness.check("api").waits("starting")
+        readiness.check("pods.api").waits("starting")
         credentials = readiness.check("credentials", severity=CheckSeverity.WARNING)
         async with open_api(settings.kubernetes, check=credentials) as api:
             await run_podwatch(

@@ -1,31 +1,34 @@
 """What is read of one pod. Pure.
 
-Its containers, the workload it belongs to, its annotations, the static pod that it mirrors, and how
-many GPUs it requests; each part has its rules above it.
+Its containers, the workload it belongs to, its annotations, the static pod that it mirrors, and
+what its containers ask for of GPUs; each part has its rules above it.
 """
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from sys import intern
-from typing import Final, cast
+from typing import Final, Generic, cast
 
 import msgspec
+from msgspec import Raw
 
+from enricher.pod_sharing import SharedRequests
 from enricher.podwatch.objects import (
-    Annotations,
     ApiContainer,
     ContainerState,
     ContainerStatus,
+    NotesT,
     OwnerReference,
+    PodAnnotations,
     PodSpec,
     PodStatus,
     Quantity,
     Resources,
     Terminated,
+    Variable,
 )
 from gpuledger.clock import NS_PER_MINUTE
-from gpuledger.records import PodContainer
+from gpuledger.records import ContainerRequest, PodContainer
 
 Nanoseconds = Callable[[str | None], int | None]
 _NO_STATE: Final = ContainerState()
@@ -33,15 +36,51 @@ _NO_RESOURCES: Final = Resources()
 _CONTAINER_ID: Final = re.compile(r"(?:[a-z0-9.+-]+://)?([0-9a-f]{64})")
 
 
-def containers_of(spec: PodSpec, status: PodStatus, nanoseconds: Nanoseconds) -> list[PodContainer]:
-    """Return the containers of all three kinds: as their status names them, else as specified."""
-    found = [
-        *_of_one_kind(spec.init_containers, status.init_container_statuses, nanoseconds),
-        *_of_one_kind(spec.containers, status.container_statuses, nanoseconds),
-        *_of_one_kind(spec.ephemeral_containers, status.ephemeral_container_statuses, nanoseconds),
-    ]
-    # A list that grew has room for more; of a hundred thousand pods that is 3 MB for nothing.
-    return found.copy()
+class ContainerReader:
+    """Reads the containers of pods."""
+
+    def __init__(self, *, nanoseconds: Nanoseconds, gpu_resource_prefixes: Iterable[str]) -> None:
+        self._nanoseconds = nanoseconds
+        self._requests = RequestReader(gpu_resource_prefixes)
+
+    def read(self, spec: PodSpec, status: PodStatus) -> list[PodContainer]:
+        """Return those of all kinds: as their status names them, else as specified."""
+        claims = claim_names(spec, status)
+        found = [
+            *self._of_one_kind(
+                "init", spec.init_containers, status.init_container_statuses, claims
+            ),
+            *self._of_one_kind(None, spec.containers, status.container_statuses, claims),
+            *self._of_one_kind(
+                "ephemeral", spec.ephemeral_containers, status.ephemeral_container_statuses, claims
+            ),
+        ]
+        # A list that grew has room for more; of a hundred thousand pods that is 3 MB for nothing.
+        return found.copy()
+
+    def _of_one_kind(
+        self,
+        kind: str | None,
+        specs: Sequence[ApiContainer] | None,
+        statuses: Sequence[ContainerStatus] | None,
+        claims: Mapping[str, str],
+    ) -> Iterator[PodContainer]:
+        # Two of three kinds are absent in most pods.
+        if not (specs or statuses):
+            return
+        by_name = {status.name: status for status in statuses or ()}
+        # In the order of the spec; those that only the status has come last.
+        for spec in specs or ():
+            is_sidecar = kind == "init" and spec.restart_policy == "Always"
+            yield _container(
+                spec.name,
+                by_name.pop(spec.name, None),
+                self._nanoseconds,
+                kind="sidecar" if is_sidecar else kind,
+                requested=self._requests.read(spec, claims),
+            )
+        for status in by_name.values():
+            yield _container(status.name, status, self._nanoseconds, kind=kind)
 
 
 def last_end_ns(containers: Sequence[PodContainer]) -> int | None:
@@ -56,23 +95,16 @@ def last_end_ns(containers: Sequence[PodContainer]) -> int | None:
     return last
 
 
-def _of_one_kind(
-    specs: Sequence[ApiContainer] | None,
-    statuses: Sequence[ContainerStatus] | None,
+def _container(
+    name: str,
+    status: ContainerStatus | None,
     nanoseconds: Nanoseconds,
-) -> list[PodContainer]:
-    # Two of three kinds are absent in most pods.
-    if not (specs or statuses):
-        return []
-    by_name = {status.name: status for status in statuses or ()}
-    # In the order of the spec; those that only the status has come last.
-    names = dict.fromkeys(spec.name for spec in specs or ()) | dict.fromkeys(by_name)
-    return [_container(name, by_name.get(name), nanoseconds) for name in names]
-
-
-def _container(name: str, status: ContainerStatus | None, nanoseconds: Nanoseconds) -> PodContainer:
+    *,
+    kind: str | None,
+    requested: ContainerRequest | None = None,
+) -> PodContainer:
     if status is None:
-        return PodContainer(name=intern(name), restarts=0)
+        return PodContainer(name=intern(name), kind=kind, requested=requested, restarts=0)
     container_id = _id_of(status.container_id)
     last = (status.last_state or _NO_STATE).terminated
     last_id = _id_of(last.container_id) if last else None
@@ -82,6 +114,8 @@ def _container(name: str, status: ContainerStatus | None, nanoseconds: Nanosecon
     life = state.running or state.terminated or (last if last_id == container_id else None)
     return PodContainer(
         name=intern(name),
+        kind=kind,
+        requested=requested,
         container_id=container_id,
         restarts=status.restart_count,
         started_time_ns=nanoseconds(life.started_at) if life else None,
@@ -180,21 +214,21 @@ def _by_minute(job: str, created_time_ns: int) -> Owner | None:
     return ("CronJob", name) if -_MAX_MINUTES_EARLY <= late <= _MAX_MINUTES_LATE else None
 
 
-# Which annotations are read of a pod.
+# Which annotations are read of an object.
 #
-# The others are stepped over where they stand: they can be long, up to 256 KiB for all of a pod's.
-
-_FIXED: Final = {field.encode_name: field.name for field in msgspec.structs.fields(Annotations)}
+# The others are stepped over where they stand: they can be long, 256 KiB for all of an object's.
 
 
-class ChosenAnnotations:
+class ChosenAnnotations(Generic[NotesT]):
     """The annotations that the settings name, as a struct to decode and as a dictionary."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        # Attributes by number, as an annotation's name is no identifier. The two fixed ones have a
-        # field already, and a second one of the same encoded name is an error.
+    def __init__(self, names: Iterable[str], *, base: type[NotesT]) -> None:
+        """Take the names, and the struct with the annotations that are read in any case."""
+        fixed = {field.encode_name: field.name for field in msgspec.structs.fields(base)}
+        # Attributes by number, as an annotation's name is no identifier. Fixed ones have a field
+        # already, and a second one of the same encoded name is an error.
         self._attributes = {
-            intern(name): _FIXED.get(name, f"chosen_{index}")
+            intern(name): fixed.get(name, f"chosen_{index}")
             for index, name in enumerate(dict.fromkeys(names))
         }
         struct = msgspec.defstruct(
@@ -202,15 +236,15 @@ class ChosenAnnotations:
             [
                 (attribute, str | None, msgspec.field(default=None, name=name))
                 for name, attribute in self._attributes.items()
-                if name not in _FIXED
+                if name not in fixed
             ],
-            bases=(Annotations,),
+            bases=(base,),
             gc=False,
         )
-        self.struct = cast("type[Annotations]", struct)
+        self.struct = cast("type[NotesT]", struct)
 
-    def of(self, annotations: Annotations) -> dict[str, str]:
-        """Return those that a pod has."""
+    def of(self, annotations: NotesT) -> dict[str, str]:
+        """Return those that an object has."""
         found: dict[str, str] = {}
         for name, attribute in self._attributes.items():
             value = getattr(annotations, attribute)
@@ -233,7 +267,7 @@ MAX_HASH_LENGTH: Final = 64
 
 
 def mirrored_hash(
-    notes: Annotations, spec: PodSpec, owners: Sequence[OwnerReference] | None
+    notes: PodAnnotations, spec: PodSpec, owners: Sequence[OwnerReference] | None
 ) -> str | None:
     """Return the hash of the static pod whose mirror this is; `None` where it is none."""
     name = notes.config_hash
@@ -246,43 +280,93 @@ def mirrored_hash(
     return name if is_node and owner.name == spec.node_name else None
 
 
-# How many GPUs a pod requests, by resource name.
+# What a container asks for of GPUs.
+#
+# Amounts stand as the spec has them, in each resource's own unit: `nvidia.com/gpu` counts GPUs or
+# replicas, HAMi's `nvidia.com/gpumem` and Volcano's `volcano.sh/vgpu-memory` MiB, Alibaba's
+# `aliyun.com/gpu-mem` GiB, `nvidia.com/gpucores` and the like percent of a GPU. MPS is told by a
+# variable. A claim is named as the ResourceClaim is: by the pod's spec, or, of one that was made
+# for the pod from a template, by its status.
 
 _SUFFIXES: Final = {"k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+_MAX_AMOUNT: Final = 2**63 - 1
+_MAX_DIGITS: Final = 30
+_MPS_VARIABLE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+_MPS_BYTES: Final = _MPS_VARIABLE.encode()
+_PERCENTAGE: Final = re.compile(r"[0-9]{1,3}(?:\.[0-9]+)?")
+_decode_variables: Final = msgspec.json.Decoder(list[Variable] | None).decode
 
 
-def gpus_requested(spec: PodSpec, prefixes: tuple[str, ...]) -> dict[str, int]:
-    """Return what the pod holds at most at a time, as the scheduler counts it.
+class RequestReader:
+    """Reads what containers ask for of GPUs."""
 
-    Containers run side by side, together with the init containers that are restarted always; the
-    other init containers run alone before them.
-    """
-    inits = spec.init_containers or []
-    sidecars = [container for container in inits if container.restart_policy == "Always"]
-    total = _sum([*(spec.containers or []), *sidecars], prefixes)
-    for container in inits:
-        # `|` of counters is the larger of two counts.
-        total |= _sum([container], prefixes)
-    return dict(total)
+    def __init__(self, gpu_resource_prefixes: Iterable[str]) -> None:
+        self._prefixes = tuple(gpu_resource_prefixes)
+        self._shared = SharedRequests()
 
-
-def _sum(containers: Iterable[ApiContainer], prefixes: tuple[str, ...]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for container in containers:
+    def read(
+        self, container: ApiContainer, claim_names: Mapping[str, str]
+    ) -> ContainerRequest | None:
+        """Return what it asks for, `None` for nothing; `claim_names` are those of its pod."""
         resources = container.resources or _NO_RESOURCES
+        amounts = {}
         # Devices cannot be overcommitted, so a limit without a request is a request as well.
         for name, quantity in {**(resources.limits or {}), **(resources.requests or {})}.items():
-            if name.startswith(prefixes) and (amount := parse_quantity(quantity)):
-                total[name] += amount
-    return total
+            if name.startswith(self._prefixes) and (amount := parse_quantity(quantity)):
+                amounts[intern(name)] = amount
+        used = [
+            claim_names[claim.name] for claim in resources.claims or () if claim.name in claim_names
+        ]
+        ratio = mps_ratio(container.env)
+        if not (amounts or used or ratio is not None):
+            return None
+        return self._shared.of(
+            ContainerRequest(
+                resources=amounts,
+                mps_active_thread_ratio=ratio,
+                claims=list(dict.fromkeys(used)) or None,
+            )
+        )
+
+
+def claim_names(spec: PodSpec, status: PodStatus) -> Mapping[str, str]:
+    """Return the names of a pod's ResourceClaims by those that its spec gives them.
+
+    A claim that is still to be made from its template has none.
+    """
+    claims = [*(spec.resource_claims or ()), *(status.resource_claim_statuses or ())]
+    return {claim.name: claim.resource_claim_name for claim in claims if claim.resource_claim_name}
+
+
+def mps_ratio(env: Raw) -> float | None:
+    """Return the part of a GPU's threads that a container's variables allow it under MPS.
+
+    `None` where they say nothing, or nothing that is a percentage: a value may refer to another
+    variable, or stand in a ConfigMap. Raises `msgspec.ValidationError` for what are no variables.
+    """
+    if _MPS_BYTES not in bytes(env):
+        return None
+    # Of two of one name the last one is the container's.
+    values = [each.value for each in _decode_variables(env) or () if each.name == _MPS_VARIABLE]
+    if not values or not values[-1] or not _PERCENTAGE.fullmatch(values[-1]):
+        return None
+    ratio = round(float(values[-1]) / 100, 6)
+    return ratio if ratio <= 1 else None
 
 
 def parse_quantity(quantity: Quantity) -> int:
-    """Return a whole Kubernetes quantity such as `2` or `1k`; 0 for what is none."""
+    """Return a whole Kubernetes quantity such as `2` or `1k`; 0 for what is none.
+
+    One that a record cannot hold is the largest that it can.
+    """
     text = str(quantity)
     digits = text.rstrip("kMGi")
     # `isdigit` alone is true of digits of other scripts, which `int` reads too.
     if not (digits.isascii() and digits.isdigit()):
         return 0
     suffix = text[len(digits) :]
-    return int(digits) * (_SUFFIXES.get(suffix, 0) if suffix else 1)
+    # Of more digits than any amount has Python makes no number.
+    amount = int(digits.lstrip("0")[:_MAX_DIGITS] or 0) * (
+        _SUFFIXES.get(suffix, 0) if suffix else 1
+    )
+    return min(amount, _MAX_AMOUNT)

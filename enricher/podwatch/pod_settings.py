@@ -24,9 +24,9 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     context: str = ""
     """Context in that file; empty: its current one."""
     watch_list: Literal["auto", "off"] = "auto"
-    """Whether to list the pods as a watch where the server offers that; `off` asks for pages."""
+    """Whether to list objects as a watch where the server offers that; `off` asks for pages."""
     page_limit: Count = 500
-    """How many pods to ask for in one page of a list."""
+    """How many objects to ask for in one page of a list."""
     page_timeout_seconds: Seconds = 60.0
     """How long one page may take."""
     connect_timeout_seconds: Seconds = 10.0
@@ -85,7 +85,7 @@ class PodwatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Settings of gpuledger-podwatch."""
 
     kafka: KafkaSettings = KafkaSettings(client_id="gpuledger-podwatch")
-    """Where the pods are published."""
+    """Where the records are published."""
     http: HttpSettings = HttpSettings(listen="0.0.0.0:9821")
     """Where health and metrics are served."""
     log: LogSettings = LogSettings()
@@ -109,17 +109,43 @@ class PodwatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     annotations: list[str] = msgspec.field(default_factory=list)
     """Annotations of pods to carry along, by their full names."""
     gpu_resource_prefixes: list[str] = msgspec.field(
-        default_factory=lambda: ["nvidia.com/", "aliyun.com/gpu"]
+        default_factory=lambda: [
+            "nvidia.com/",
+            "aliyun.com/gpu",
+            "volcano.sh/vgpu-",
+            "volcano.sh/gpu-",
+        ]
     )
     """A container resource whose name begins with one of these counts as a GPU request."""
+    node_labels: list[str] = msgspec.field(default_factory=list)
+    """Labels of nodes to carry along; `*` carries all of them."""
+    node_pool_labels: list[str] = msgspec.field(default_factory=list)
+    """Labels that name a node's pool, before those of the known providers."""
+    node_instance_type_labels: list[str] = msgspec.field(default_factory=list)
+    """Labels that name a node's kind of machine, before `node.kubernetes.io/instance-type`."""
+    node_zone_labels: list[str] = msgspec.field(default_factory=list)
+    """Labels that name a node's zone, before `topology.kubernetes.io/zone`."""
+    node_region_labels: list[str] = msgspec.field(default_factory=list)
+    """Labels that name a node's region, before `topology.kubernetes.io/region`."""
+    node_capacity_type_labels: list[str] = msgspec.field(default_factory=list)
+    """Labels that say how a node was bought (`spot`, `on-demand`, `reserved`, ...), before those of
+    the known providers."""
+    namespace_labels: list[str] = msgspec.field(
+        default_factory=lambda: ["team", "project", "cost-center"]
+    )
+    """Labels of namespaces to carry along; `*` carries all of them."""
+    namespace_annotations: list[str] = msgspec.field(default_factory=list)
+    """Annotations of namespaces to carry along, by their full names."""
     tombstone_after_seconds: Seconds = 900.0
-    """How long a deleted pod's record stays before a tombstone lets compaction drop it."""
+    """How long a deleted object's record stays before a tombstone lets compaction drop it."""
     max_tombstones: Count = 100_000
-    """How many deleted pods wait for that at most; beyond it the oldest waits no longer."""
+    """How many deleted objects of a kind wait for that at most; beyond it the oldest waits no
+    longer."""
     publish_batch: Count = 5000
-    """How many pods are published in one go at most."""
+    """How many objects are published in one go at most."""
 
     def __post_init__(self) -> None:
         """Refuse to carry all annotations, which can be long; raises `ValueError`."""
-        if ALL_LABELS in self.annotations:
-            raise ValueError(f"annotations has {ALL_LABELS}: name those that are wanted")
+        for name in ("annotations", "namespace_annotations"):
+            if ALL_LABELS in getattr(self, name):
+                raise ValueError(f"{name} has {ALL_LABELS}: name those that are wanted")

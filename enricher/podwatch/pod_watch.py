@@ -7,13 +7,12 @@ from the topic, because another podwatch has published and this one's table is o
 import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Generic, Self
 
 import structlog
 
 from enricher.podwatch import pod_metrics
 from enricher.podwatch.api import Api
-from enricher.podwatch.decode import PodReader
 from enricher.podwatch.election import Elector, LeaseClient, identity_of, namespace_of
 from enricher.podwatch.events import (
     Deleted,
@@ -21,13 +20,15 @@ from enricher.podwatch.events import (
     Phase,
     Skipped,
     Step,
-    UnreadablePods,
+    UnreadableObjects,
     Upserted,
 )
+from enricher.podwatch.kinds import KINDS, ObjectKind
 from enricher.podwatch.pod_settings import PodwatchSettings
-from enricher.podwatch.publish import Fence, PodBus, PodPublisher, let_pass, read_known
+from enricher.podwatch.publish import Fence, RecordPublisher, WatchBus, let_pass, read_known
 from enricher.podwatch.reflector import Reflector
-from enricher.podwatch.table import PodTable
+from enricher.podwatch.table import ObjectTable
+from enricher.versions import RecordT
 from gpuledger.clock import Clock
 from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
 
@@ -36,14 +37,13 @@ _log = structlog.get_logger(__name__)
 
 
 async def run_podwatch(
-    *, api: Api, bus: PodBus, settings: PodwatchSettings, readiness: Readiness, clock: Clock
+    *, api: Api, bus: WatchBus, settings: PodwatchSettings, readiness: Readiness, clock: Clock
 ) -> None:
-    """Publish the pods of the API server until cancelled; with a Lease, while it is held.
+    """Publish what is watched until cancelled; with a Lease, while it is held.
 
     Brokers, topics and rights that are missing are waited for. Raises `UserError` where the Lease
     has no namespace.
-    The checks are `known_pods`, ok once it was read which pods Kafka knows, `api`, ok once the pods
-    were listed, `kafka`, with a Lease `lease`, and the warning `pod_objects`; all are ok while
+    The checks are those of `KindChecks`, for each kind, and with a Lease `lease`; all are ok while
     another one leads.
     """
     podwatch = PodWatch(api=api, bus=bus, settings=settings, readiness=readiness, clock=clock)
@@ -71,102 +71,136 @@ class PodWatch:
     """What publishes; each time anew, for another one may have published meanwhile."""
 
     api: Api
-    bus: PodBus
+    bus: WatchBus
     settings: PodwatchSettings
     readiness: Readiness
     clock: Clock
 
     def stand_by(self) -> None:
         """Report that there is nothing to be done for the moment."""
-        # Ready: standing by is all that it has to do.
-        for name in ("known_pods", "api", "kafka"):
-            self.readiness.check(name).ok("standing by")
-        self.readiness.check("pod_objects", severity=CheckSeverity.WARNING).ok("standing by")
-        # Another one counts the same pods, and a sum over both would have them twice.
-        pod_metrics.PODS.set(0)
-        pod_metrics.UNPUBLISHED.set(0)
+        for kind in KINDS:
+            KindChecks.of(kind, self.readiness).stand_by()
+            # Another one counts the same objects, and a sum over both would have them twice.
+            pod_metrics.OBJECTS.labels(kind=kind.name).set(0)
+            pod_metrics.UNPUBLISHED.labels(kind=kind.name).set(0)
 
     async def publish(self, *, fence: Fence = let_pass) -> None:
-        """Read what is known, then list, watch and publish until cancelled."""
+        """Read what is known, then list, watch and publish until cancelled.
+
+        Each kind by itself: where the right to one is missing, the others go on.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            for kind in KINDS:
+                tasks.create_task(self._publish_kind(kind, fence=fence))
+
+    async def _publish_kind(self, kind: ObjectKind[RecordT], *, fence: Fence) -> None:
         settings, clock = self.settings, self.clock
-        for name in ("api", "kafka"):
-            self.readiness.check(name).waits("starting")
-        # Before the first list, which says of every known pod that is not in it that it is gone.
-        known = await read_known(
-            bus=self.bus, check=self.readiness.check("known_pods"), clock=clock
-        )
-        table = PodTable(
+        checks = KindChecks.of(kind, self.readiness)
+        checks.begin()
+        # Before the first list, which says of all that is known and not in it that it is gone.
+        known = await read_known(kind=kind, bus=self.bus, check=checks.known, clock=clock)
+        table = ObjectTable(
             tombstone_after_seconds=settings.tombstone_after_seconds,
             max_tombstones=settings.max_tombstones,
+            node_of=kind.node_of,
         )
         table.restore(known.by_uid.values())
         table.repeat(known.overtaken, time_ns=clock.time_ns())
-        publisher = PodPublisher(
+        publisher = RecordPublisher(
+            kind=kind,
             bus=self.bus,
             table=table,
-            check=self.readiness.check("kafka"),
+            check=checks.kafka,
             clock=clock,
             batch_max=settings.publish_batch,
             topic_id=known.topic_id,
             fence=fence,
         )
-        follower = Follower(
-            table=table,
-            publisher=publisher,
-            check=self.readiness.check("api"),
-            unreadable=UnreadablePods(
-                self.readiness.check("pod_objects", severity=CheckSeverity.WARNING)
-            ),
+        follower = Follower(kind=kind, table=table, publisher=publisher, checks=checks, clock=clock)
+        reflector = Reflector(
+            kind=kind,
+            api=self.api,
+            reader=kind.reader(settings),
+            settings=settings.kubernetes,
             clock=clock,
         )
-        reader = PodReader(
-            labels=settings.labels,
-            annotations=settings.annotations,
-            gpu_resource_prefixes=settings.gpu_resource_prefixes,
-        )
-        reflector = Reflector(
-            api=self.api, reader=reader, settings=settings.kubernetes, clock=clock
-        )
+        # What was read is in the table now, and would be kept beside it for ever.
+        del known
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follower.run(reflector))
             tasks.create_task(publisher.run())
-            tasks.create_task(run_expiry(table, publisher, clock))
+            tasks.create_task(run_expiry(kind, table, publisher, clock))
 
 
-class Follower:
+@dataclass(frozen=True, kw_only=True)
+class KindChecks:
+    """The checks of one kind of object."""
+
+    known: Check
+    """Whether it was read what Kafka knows."""
+    api: Check
+    """Whether the objects were listed, and are watched."""
+    kafka: Check
+    """Whether Kafka takes what is published."""
+    objects: Check
+    """Whether every object can be read; a warning."""
+
+    @classmethod
+    def of(cls, kind: ObjectKind[Any], readiness: Readiness) -> Self:
+        """Return the checks of a kind, the same ones each time."""
+        return cls(
+            known=readiness.check(f"{kind.plural}.known"),
+            api=readiness.check(f"{kind.plural}.api"),
+            kafka=readiness.check(f"{kind.plural}.kafka"),
+            objects=readiness.check(f"{kind.plural}.objects", severity=CheckSeverity.WARNING),
+        )
+
+    def stand_by(self) -> None:
+        """Pass all of them: standing by is all that there is to do."""
+        for check in (self.known, self.api, self.kafka, self.objects):
+            check.ok("standing by")
+
+    def begin(self) -> None:
+        """Report that work begins."""
+        for check in (self.known, self.api, self.kafka):
+            check.waits("starting")
+
+
+class Follower(Generic[RecordT]):
     """Applies the reflector's steps to the table, and reports the API server's state as a check."""
 
     def __init__(
         self,
         *,
-        table: PodTable,
-        publisher: PodPublisher,
-        check: Check,
-        unreadable: UnreadablePods,
+        kind: ObjectKind[RecordT],
+        table: ObjectTable[RecordT],
+        publisher: RecordPublisher[RecordT],
+        checks: KindChecks,
         clock: Clock,
     ) -> None:
-        self._unreadable = unreadable
+        self._kind = kind
+        self._unreadable = UnreadableObjects(checks.objects)
         self._table = table
         self._publisher = publisher
-        self._check = check
+        self._check = checks.api
         self._clock = clock
 
-    async def run(self, reflector: Reflector) -> None:
+    async def run(self, reflector: Reflector[RecordT]) -> None:
         """Apply the steps, for ever."""
         async with aclosing(reflector.run()) as steps:
             async for step in steps:
                 self.apply(step, version=reflector.version)
 
-    def apply(self, step: Step, *, version: str | None = None) -> None:
+    def apply(self, step: Step[RecordT], *, version: str | None = None) -> None:
         """Apply one step, with the version that the reflector has reached."""
         time_ns = self._clock.time_ns()
         match step:
-            case Upserted(pod):
-                self._unreadable.discard(pod.uid)
-                self._table.upsert(pod, time_ns=time_ns)
-            case Deleted(pod):
-                self._unreadable.discard(pod.uid)
-                self._table.delete(pod, time_ns=time_ns)
+            case Upserted(record):
+                self._unreadable.discard(record.uid)
+                self._table.upsert(record, time_ns=time_ns)
+            case Deleted(record):
+                self._unreadable.discard(record.uid)
+                self._table.delete(record, time_ns=time_ns)
             case Skipped(is_deleted=True):
                 self._unreadable.add(step)
                 self._table.delete_known(step.uid, version=step.version, time_ns=time_ns)
@@ -182,7 +216,12 @@ class Follower:
                 self._check.ok(self.describe_table)
                 self._unreadable.end_list()
                 self._publisher.measure()
-                _log.info("pods_listed", count=len(self._table), gone_count=gone)
+                _log.info(
+                    "objects_listed",
+                    kind=self._kind.name,
+                    count=len(self._table),
+                    gone_count=gone,
+                )
             case Phase.WATCHING:
                 # After a watch that failed the check recovers here, without a list.
                 self._check.ok(self.describe_table)
@@ -191,13 +230,20 @@ class Follower:
         self._publisher.wake()
 
     def describe_table(self) -> str:
-        """Return how many pods there are, for the check."""
-        return f"{len(self._table)} pods"
+        """Return how many objects there are, for the check."""
+        return f"{len(self._table)} {self._kind.plural}"
 
 
-async def run_expiry(table: PodTable, publisher: PodPublisher, clock: Clock) -> None:
+async def run_expiry(
+    kind: ObjectKind[RecordT],
+    table: ObjectTable[RecordT],
+    publisher: RecordPublisher[RecordT],
+    clock: Clock,
+) -> None:
     """Let tombstones fall due, for ever."""
     while True:
         await clock.sleep(_EXPIRY_SECONDS)
-        pod_metrics.EARLY_TOMBSTONES.inc(table.expire(time_ns=clock.time_ns()))
+        pod_metrics.EARLY_TOMBSTONES.labels(kind=kind.name).inc(
+            table.expire(time_ns=clock.time_ns())
+        )
         publisher.wake()

@@ -1,4 +1,4 @@
-"""The topic of pods: read to its end after a start, then published to, for ever.
+"""A topic of podwatch: read to its end after a start, then published to, for ever.
 
 Nobody is in a consumer group for that and nothing is committed: the topic itself is the state. What
 it has already is not published again, and what left the API server while no podwatch ran is found.
@@ -6,8 +6,7 @@ While Kafka is away, what is due waits in the table.
 
 Two podwatches may publish at once: one that lost the Lease while it was stopped sends the rest of
 its batch when it wakes. So order is by `resourceVersion` and never by offset (`enricher.versions`),
-and a pod whose newest record has an older one behind it is published again: compaction keeps the
-last one.
+and what has an older record behind its newest one is published again: compaction keeps the last.
 """
 
 import asyncio
@@ -15,15 +14,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol
 
-import msgspec
 import structlog
 
-from enricher.pod_sharing import PodSharing
 from enricher.podwatch import pod_metrics
-from enricher.podwatch.table import PendingMessage, PodTable
-from enricher.versions import is_older
+from enricher.podwatch.kinds import ObjectKind
+from enricher.podwatch.table import ObjectTable, PendingMessage
+from enricher.versions import RecordT, WatchedRecord, is_older
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import (
     History,
@@ -34,7 +32,7 @@ from gpuledger.bus.protocol import (
     is_other_topic,
 )
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
-from gpuledger.codec import decoder_of, encode
+from gpuledger.codec import encode
 from gpuledger.dead_letter_queue import count_unreadable, describe_unreadable
 from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import PodRecord
@@ -58,7 +56,7 @@ def let_pass() -> None:
     """Let everything pass: there is nobody else, or others do no harm."""
 
 
-class PodBus(History, Protocol):
+class WatchBus(History, Protocol):
     """What podwatch needs of a bus: to publish, and to read back what it published."""
 
     def producer(self) -> AbstractAsyncContextManager[Producer]:
@@ -68,19 +66,22 @@ class PodBus(History, Protocol):
         """Return what is known of a topic now; `TopicsError` where it does not exist."""
 
 
-class KnownPods:
-    """The newest record of each pod; memory is bounded by the pods without a tombstone."""
+class KnownRecords(Generic[RecordT]):
+    """The newest record of each object; memory is bounded by those without a tombstone."""
 
-    def __init__(self, *, topics: Topics, topic_id: str | None = None) -> None:
-        self._decoder = decoder_of(topics.pods.name, PodRecord)
+    def __init__(
+        self, *, kind: ObjectKind[RecordT], topics: Topics, topic_id: str | None = None
+    ) -> None:
+        self._kind = kind
+        self._decoder = kind.decoder(topics)
         self.topic_id = topic_id
         """The identity of the topic that was read, as of before."""
-        self.by_uid: dict[str, PodRecord] = {}
+        self.by_uid: dict[str, RecordT] = {}
         self.overtaken: set[str] = set()
-        """Pods behind whose newest record stands an older one."""
+        """Objects behind whose newest record stands an older one."""
         self.undecodable = 0
-        """How many records were none; a pod whose newest is one of them is unknown."""
-        self._sharing = PodSharing()
+        """How many records were none; what has one of them for its newest is unknown."""
+        self._share = kind.sharing()
 
     def ingest(self, records: Iterable[Record]) -> None:
         """Record these records of the topic, in the order of their partition."""
@@ -90,47 +91,52 @@ class KnownPods:
                 self._count_undecodable(describe_unreadable(record, record.unreadable))
                 continue
             uid = (record.key or b"").decode(errors="replace")
-            pod = self._read(uid, record.value) if record.value is not None else None
-            if pod is None:
+            found = self._read(uid, record.value) if record.value is not None else None
+            if found is None:
                 # A tombstone, or a record that is none: compaction has let go of what was before.
                 self.by_uid.pop(uid, None)
                 self.overtaken.discard(uid)
                 continue
             known = self.by_uid.get(uid)
-            if known and is_older(pod, than=known):
+            if known and is_older(found, than=known):
                 self.overtaken.add(uid)
                 continue
             self.overtaken.discard(uid)
             # Not under the record's key, which would be kept beside its own UID.
-            self.by_uid[pod.uid] = self._sharing.share(pod)
+            self.by_uid[found.uid] = self._share(found)
 
-    def _read(self, uid: str, value: bytes) -> PodRecord | None:
+    def _read(self, uid: str, value: bytes) -> RecordT | None:
         try:
-            pod: PodRecord = self._decoder.decode(value)
+            found = self._decoder.decode(value)
         except UndecodableError as error:
             self._count_undecodable(str(error))
             return None
-        if pod.uid != uid:
-            # Compaction goes by the key: this record has replaced another pod's.
-            self._count_undecodable(f"{self._decoder.topic}: uid {pod.uid!r} under the key {uid!r}")
+        if found.uid != uid:
+            # Compaction goes by the key: this record has replaced another object's.
+            self._count_undecodable(
+                f"{self._decoder.topic}: uid {found.uid!r} under the key {uid!r}"
+            )
             return None
-        return pod
+        return found
 
     def _count_undecodable(self, error: str) -> None:
         self.undecodable += 1
-        pod_metrics.UNDECODABLE_RECORDS.inc()
+        pod_metrics.UNDECODABLE_RECORDS.labels(kind=self._kind.name).inc()
         if count := _repeats.count("record"):
             _log.warning("record_skipped", error=error, count=count)
 
 
-async def read_known(*, bus: PodBus, check: Check, clock: Clock) -> KnownPods:
+async def read_known(
+    *, kind: ObjectKind[RecordT], bus: WatchBus, check: Check, clock: Clock
+) -> KnownRecords[RecordT]:
     """Read the topic to its end, as often as it takes; a missing topic or right is waited for."""
 
-    async def read_once() -> KnownPods:
-        name = bus.topics.pods.name
+    async def read_once() -> KnownRecords[RecordT]:
+        name = kind.topic(bus.topics).name
         # The identity first: a topic that is deleted and made anew while it is read is then found
         # to be another one by the publisher.
-        known = KnownPods(topics=bus.topics, topic_id=(await bus.describe(name)).topic_id)
+        topic_id = (await bus.describe(name)).topic_id
+        known = KnownRecords(kind=kind, topics=bus.topics, topic_id=topic_id)
         async with bus.reader() as reader:
             for partition, span in (await reader.spans(name)).items():
                 async for records in reader.read(partition, span):
@@ -141,17 +147,18 @@ async def read_known(*, bus: PodBus, check: Check, clock: Clock) -> KnownPods:
         on=BusError,
         check=check,
         passes_check=False,
-        counter=pod_metrics.READ_FAILURES,
+        counter=pod_metrics.READ_FAILURES.labels(kind=kind.name),
         clock=clock,
-        describe=lambda error: f"reading which pods are known: {error}",
+        describe=lambda error: f"reading which {kind.plural} are known: {error}",
     )
-    check.waits("reading which pods are known")
+    check.waits(f"reading which {kind.plural} are known")
     known = await retry(read_once)
     count = len(known.by_uid)
-    deleted = sum(pod.deleted_time_ns is not None for pod in known.by_uid.values())
-    check.ok(f"{count} pods were known, {deleted} of them deleted")
+    deleted = sum(each.deleted_time_ns is not None for each in known.by_uid.values())
+    check.ok(f"{count} {kind.plural} were known, {deleted} of them deleted")
     _log.info(
-        "known_pods_read",
+        "known_objects_read",
+        kind=kind.name,
         count=count,
         deleted_count=deleted,
         undecodable_count=known.undecodable,
@@ -159,14 +166,15 @@ async def read_known(*, bus: PodBus, check: Check, clock: Clock) -> KnownPods:
     return known
 
 
-class PodPublisher:
-    """Sends batches of pods to the partitions of their nodes."""
+class RecordPublisher(Generic[RecordT]):
+    """Sends batches of records to their partitions."""
 
     def __init__(
         self,
         *,
-        bus: PodBus,
-        table: PodTable,
+        kind: ObjectKind[RecordT],
+        bus: WatchBus,
+        table: ObjectTable[RecordT],
         check: Check,
         clock: Clock,
         batch_max: int,
@@ -176,7 +184,8 @@ class PodPublisher:
     ) -> None:
         """`topic_id` is the identity of the topic that has what is not due in the table."""
         self._bus = bus
-        self._topic = bus.topics.pods.name
+        self._kind = kind
+        self._topic = kind.topic(bus.topics).name
         self._fence = fence
         self._table = table
         self._check = check
@@ -195,9 +204,9 @@ class PodPublisher:
         self._changed.set()
 
     def measure(self) -> None:
-        """Set the gauges: after batches and lists, not for each pod."""
-        pod_metrics.PODS.set(len(self._table))
-        pod_metrics.UNPUBLISHED.set(self._table.unpublished)
+        """Set the gauges: after batches and lists, not for each object."""
+        pod_metrics.OBJECTS.labels(kind=self._kind.name).set(len(self._table))
+        pod_metrics.UNPUBLISHED.labels(kind=self._kind.name).set(self._table.unpublished)
 
     async def run(self) -> None:
         """Publish what comes; a producer that failed is replaced after a pause."""
@@ -205,13 +214,13 @@ class PodPublisher:
             try:
                 await self._with_one_producer()
             except BusError as error:
-                pod_metrics.PUBLISH_FAILURES.inc()
+                pod_metrics.PUBLISH_FAILURES.labels(kind=self._kind.name).inc()
                 self._check.failed(partial(self.describe_unpublished, behind=str(error)))
                 await self._clock.sleep(self._backoff.next_seconds())
 
     def describe_unpublished(self, *, behind: str | None = None) -> str:
         """Return how much is to be published, for the check, `behind` what it waits for."""
-        count = f"{self._table.unpublished} pods are to be published"
+        count = f"{self._table.unpublished} {self._kind.plural} are to be published"
         return count if behind is None else f"{behind}; {count}"
 
     async def _with_one_producer(self) -> None:
@@ -240,7 +249,7 @@ class PodPublisher:
     async def _look(self) -> TopicDescription:
         """Return what the topic is now; have all published again where it is another one.
 
-        Without it nobody would hear, while no pod changes, that the brokers are away or that the
+        Without it nobody would hear, while nothing changes, that the brokers are away or that the
         topic was deleted.
         """
         found = await self._bus.describe(self._topic)
@@ -253,10 +262,10 @@ class PodPublisher:
         return found
 
     async def _send(
-        self, producer: Producer, batch: Sequence[PendingMessage], partitions: int
+        self, producer: Producer, batch: Sequence[PendingMessage[RecordT]], partitions: int
     ) -> None:
         """Send each partition its part; what arrived counts even if others failed."""
-        parts: dict[int, list[PendingMessage]] = defaultdict(list)
+        parts: dict[int, list[PendingMessage[RecordT]]] = defaultdict(list)
         for message in batch:
             parts[partition_of_node(message.node, partitions=partitions)].append(message)
         results = await asyncio.gather(
@@ -271,58 +280,62 @@ class PodPublisher:
         self._check.ok(self.describe_unpublished)
 
     async def _send_part(
-        self, producer: Producer, partition: int, part: list[PendingMessage]
+        self, producer: Producer, partition: int, part: list[PendingMessage[RecordT]]
     ) -> None:
         # Before each part and not once a batch: a part may wait for long, and the Lease be lost.
         self._fence()
         messages = [
             Message(
                 key=message.uid.encode(),
-                value=encode_bounded(message.pod, topic=self._topic) if message.pod else None,
+                value=encode_bounded(message.record, kind=self._kind, topics=self._bus.topics)
+                if message.record
+                else None,
                 timestamp_ms=message.seen_time_ns // NS_PER_MS,
             )
             for message in part
         ]
         await producer.publish(self._topic, partition, messages)
         self._table.acknowledge(part)
-        tombstones = sum(message.pod is None for message in part)
-        pod_metrics.PUBLISHED.labels(kind="tombstone").inc(tombstones)
-        pod_metrics.PUBLISHED.labels(kind="record").inc(len(part) - tombstones)
+        tombstones = sum(message.record is None for message in part)
+        of_kind = {"kind": self._kind.name}
+        pod_metrics.PUBLISHED.labels(**of_kind, type="tombstone").inc(tombstones)
+        pod_metrics.PUBLISHED.labels(**of_kind, type="record").inc(len(part) - tombstones)
         # The first is the oldest. Never negative, though the clock may have been set back.
-        pod_metrics.LAG.observe(
+        pod_metrics.LAG.labels(**of_kind).observe(
             max(0, self._clock.time_ns() - part[0].seen_time_ns) / NS_PER_SECOND
         )
 
 
-def encode_bounded(pod: PodRecord, *, topic: str) -> bytes:
-    """Encode a pod; what nobody would decode, or take as one message, is cut.
+def encode_bounded(record: RecordT, *, kind: ObjectKind[RecordT], topics: Topics) -> bytes:
+    """Encode a record; what nobody would decode, or take as one message, is cut.
 
     A record that a broker refuses would be sent again and again, and hold up its whole partition.
     """
-    value = encode(pod)
+    value = encode(record)
     try:
-        decoder_of(topic, PodRecord).decode(value)
+        kind.decoder(topics).decode(value)
     except UndecodableError as error:
-        _report_cut(pod, str(error))
-        pod, _ = fit(pod)
-        value = encode(pod)
-    if (size := len(pod.uid.encode()) + len(value)) > MAX_MESSAGE_BYTES:
-        _report_cut(pod, f"its record has {size} bytes, of {MAX_MESSAGE_BYTES} allowed")
-        # What names it stays; what there may be any number of goes.
-        value = encode(
-            msgspec.structs.replace(
-                pod, labels={}, annotations=None, containers=[], gpus_requested={}
-            )
-        )
+        _report_cut(record, kind, str(error))
+        record, _ = fit(record)
+        value = encode(record)
+    if (size := len(record.uid.encode()) + len(value)) > MAX_MESSAGE_BYTES:
+        _report_cut(record, kind, f"its record has {size} bytes, of {MAX_MESSAGE_BYTES} allowed")
+        value = encode(kind.bare(record))
     return value
 
 
-def _report_cut(pod: PodRecord, detail: str) -> None:
-    pod_metrics.CUT.inc()
-    if count := _repeats.count("pod"):
+def _report_cut(record: RecordT, kind: ObjectKind[RecordT], detail: str) -> None:
+    pod_metrics.CUT.labels(kind=kind.name).inc()
+    if count := _repeats.count(kind.name):
         _log.warning(
-            "pod_shortened",
-            pods=f"{pod.namespace}/{pod.name}",
+            "record_shortened",
+            kind=kind.name,
+            object=full_name(record),
             detail=detail,
             count=count,
         )
+
+
+def full_name(record: WatchedRecord) -> str:
+    """Return an object's name, with its namespace where it is in one."""
+    return f"{record.namespace}/{record.name}" if isinstance(record, PodRecord) else record.name

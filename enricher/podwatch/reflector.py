@@ -1,7 +1,7 @@
-"""The pods as they change, for ever: list, watch, and begin again whatever the server does.
+"""The objects of a kind as they change, for ever: list, watch, and begin again whatever happens.
 
 Four thin layers, each an asynchronous generator of steps: `_stream` is one watch request, which may
-begin with all pods, `_list` and `_list_then_watch` make the pods' whole story, `_connection` ends
+begin with all objects, `_list` and `_list_then_watch` make their whole story, `_connection` ends
 with a pause, `run` is the loop. Nothing is kept here but the version reached and whether the
 server lists as a watch; who was deleted between two lists is for the caller to find, who knows what
 there was.
@@ -13,26 +13,26 @@ What Kubernetes promises, and what follows from it:
 * A watch sends what changed after its version. The server keeps changes for five minutes by
   default: an older version is refused with 410, at the start or as an `ERROR` in the middle, and
   only a new list helps. So a version is kept across watches, and dropped where it has expired.
-* While no pod changes the server sends bookmarks, which keep the version young. It promises them at
-  no interval.
+* While nothing changes the server sends bookmarks, which keep the version young. It promises them
+  at no interval.
 * A page names the next one with `continue`, and all pages are of the version of the first. That
   token too expires with 410.
 * A list as a watch (`sendInitialEvents`) is complete with the bookmark that is marked so, and with
-  nothing else: until then no pod that is missing may be taken for deleted.
+  nothing else: until then none that is missing may be taken for deleted.
 """
 
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from http import HTTPStatus
-from typing import Final
+from typing import Final, Generic
 
 import msgspec
 import structlog
 
 from enricher.podwatch import pod_metrics
 from enricher.podwatch.api import AnswerTooLargeError, Api, KubernetesError, SilentError
-from enricher.podwatch.decode import PodReader, decode_cut
+from enricher.podwatch.decode import ObjectReader, decode_cut
 from enricher.podwatch.events import (
     Bookmark,
     Deleted,
@@ -45,15 +45,13 @@ from enricher.podwatch.events import (
     WatchReader,
     split_lines,
 )
-from enricher.podwatch.objects import PodPage
+from enricher.podwatch.kinds import ObjectKind
+from enricher.podwatch.objects import ObjectPage
 from enricher.podwatch.pod_settings import KubernetesSettings
+from enricher.versions import RecordT
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.runtime.retry import Backoff
 
-PODS_PATH: Final = "/api/v1/pods"
-# A pod that waits for the scheduler uses nothing. The server leaves those pods out, and sends a pod
-# as ADDED when it is bound to its node.
-_WITH_A_NODE: Final = {"fieldSelector": "spec.nodeName!="}
 _INITIAL_EVENTS: Final = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
 _MAX_UNENDED: Final = 2
 # How servers and proxies refuse a parameter that they do not know.
@@ -71,7 +69,7 @@ _MAX_RETRY_AFTER_SECONDS: Final = 300.0
 # A page of 500 usual pods is 4 MB; tenants may make pods of 1.5 MB each.
 MAX_PAGE_BYTES: Final = 32 * 2**20
 _PAGE_SHRINK_FACTOR: Final = 4
-_decode_page: Final = msgspec.json.Decoder(PodPage).decode
+_decode_page: Final = msgspec.json.Decoder(ObjectPage).decode
 _log = structlog.get_logger(__name__)
 
 
@@ -80,9 +78,9 @@ class NoEndMarkError(KubernetesError):
 
 
 class WatchLists:
-    """Whether the pods are listed as a watch, by what the server did with that until now. Pure.
+    """Whether objects are listed as a watch, by what the server did with that until now. Pure.
 
-    A list as a watch costs the server less and comes one pod at a time. Servers before
+    A list as a watch costs the server less and comes one object at a time. Servers before
     Kubernetes 1.34 refuse it unless configured otherwise, and a proxy in between may not bear it.
     """
 
@@ -100,7 +98,7 @@ class WatchLists:
         self._unended += 1
 
     def end(self) -> None:
-        """Record that every pod came."""
+        """Record that every object came."""
         self._unended = 0
 
     def refused(self, error: KubernetesError) -> bool:
@@ -115,22 +113,24 @@ class WatchLists:
         return error.status == HTTPStatus.FORBIDDEN
 
 
-class Reflector:
-    """Follows the pods of one API server."""
+class Reflector(Generic[RecordT]):
+    """Follows the objects of one kind of one API server."""
 
     def __init__(
         self,
         *,
         api: Api,
-        reader: PodReader,
+        reader: ObjectReader[RecordT],
         settings: KubernetesSettings,
         clock: Clock,
+        kind: ObjectKind[RecordT],
         chance: Callable[[], float] = random.random,
         version: str | None = None,
     ) -> None:
         """Take the parts; with a `version` it goes on with what came after that, without a list."""
         self._api = api
-        self._events = WatchReader(reader)
+        self._kind = kind
+        self._events = WatchReader(reader, kind=kind.name)
         self._settings = settings
         self._clock = clock
         self._chance = chance
@@ -150,14 +150,14 @@ class Reflector:
         """From where the next watch goes on; `None` where a list is needed first."""
         return self._version
 
-    async def run(self) -> AsyncGenerator[Step]:
+    async def run(self) -> AsyncGenerator[Step[RecordT]]:
         """Yield the steps of one connection after the other."""
         while True:
             async with aclosing(self._connection()) as steps:
                 async for step in steps:
                     yield step
 
-    async def _connection(self) -> AsyncGenerator[Step]:
+    async def _connection(self) -> AsyncGenerator[Step[RecordT]]:
         """List if need be, watch until that ends, pause as it deserves."""
         self._watching_since_ns = None
         error: KubernetesError | None = None
@@ -170,7 +170,8 @@ class Reflector:
         if error is not None:
             if error.expired:
                 self._version = None
-            pod_metrics.INTERRUPTIONS.labels(status=str(error.status or "none")).inc()
+            status = str(error.status or "none")
+            pod_metrics.INTERRUPTIONS.labels(kind=self._kind.name, status=status).inc()
             yield Interrupted(error)
         await self._clock.sleep(self._pause_seconds(error))
 
@@ -193,8 +194,8 @@ class Reflector:
         self._last_pause_seconds = max(self._backoff.next_seconds(), asked)
         return self._last_pause_seconds
 
-    async def _list_then_watch(self) -> AsyncGenerator[Step]:
-        """Yield all pods if need be, in one request with the watch or in pages before it."""
+    async def _list_then_watch(self) -> AsyncGenerator[Step[RecordT]]:
+        """Yield all objects if need be, in one request with the watch or in pages before it."""
         if self._version is None and self._watch_lists.wanted:
             try:
                 async with aclosing(self._stream(lists=True)) as steps:
@@ -211,15 +212,15 @@ class Reflector:
                 async for step in steps:
                     yield step
 
-    async def _list(self) -> AsyncGenerator[Step]:
-        """Yield every pod, page by page; all pages are of one version.
+    async def _list(self) -> AsyncGenerator[Step[RecordT]]:
+        """Yield every object, page by page; all pages are of one version.
 
         Where a page is larger than may be held, smaller ones are read from there on.
         """
-        pod_metrics.RELISTS.inc()
+        pod_metrics.RELISTS.labels(kind=self._kind.name).inc()
         yield Phase.LISTING
         token: str | None = ""
-        page: PodPage | None = None
+        page: ObjectPage | None = None
         limit = self._settings.page_limit
         while token is not None:
             try:
@@ -227,35 +228,41 @@ class Reflector:
             except AnswerTooLargeError:
                 if limit == 1:
                     raise
-                # The token names the next pod and no size, so it is good for a smaller page.
+                # The token names the next object and no size, so it is good for a smaller page.
                 limit = max(1, limit // _PAGE_SHRINK_FACTOR)
                 continue
             for raw in page.items or ():
                 if step := self._events.item(raw):
                     yield step
             token = page.metadata.continue_token or None
-        # Only now: a watch from a list that broke off would miss the pods of the pages not read.
+        # Only now: a watch from a list that broke off would miss the objects of the pages not read.
         self._version = page.metadata.resource_version if page else None
         yield Phase.LISTED
 
-    async def _page(self, token: str, *, limit: int) -> PodPage:
+    async def _page(self, token: str, *, limit: int) -> ObjectPage:
         # Without `resourceVersion` the list is as new as etcd. From the cache of a server that is
-        # behind, pods that are gone would be published anew.
-        query = {**_WITH_A_NODE, "limit": str(limit)}
+        # behind, objects that are gone would be published anew.
+        query = {**self._kind.selector, "limit": str(limit)}
         if token:
             query["continue"] = token
         seconds = self._settings.page_timeout_seconds
         async with self._api.get(
-            PODS_PATH, query=query, idle_timeout_seconds=seconds, total_seconds=seconds
+            self._kind.path,
+            query=query,
+            idle_timeout_seconds=seconds,
+            total_seconds=seconds,
+            accept=self._kind.accept(as_list=True),
         ) as answer:
             body = await answer.read(max_bytes=MAX_PAGE_BYTES)
         try:
             return decode_cut(_decode_page, body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise KubernetesError(f"the API server sent no list of pods: {error}") from error
+            raise KubernetesError(
+                f"the API server sent no list of {self._kind.plural}: {error}"
+            ) from error
 
-    async def _stream(self, *, lists: bool = False) -> AsyncGenerator[Step]:
-        """Yield the steps of one watch request, with `lists` all pods first, until it is closed."""
+    async def _stream(self, *, lists: bool = False) -> AsyncGenerator[Step[RecordT]]:
+        """Yield the steps of one watch request, with `lists` all objects first, until its end."""
         async with self._lines(lists=lists) as lines:
             if lists:
                 async with aclosing(self._initial(lines)) as steps:
@@ -269,7 +276,7 @@ class Reflector:
                         # The version is taken before the step is yielded, so that the caller reads
                         # at `version` how far it is with this step.
                         case Upserted() | Deleted():
-                            self._version = found.pod.resource_version or self._version
+                            self._version = found.record.resource_version or self._version
                             yield found
                         case Skipped(version=version):
                             # Its version too: the next watch would otherwise begin before it.
@@ -280,21 +287,21 @@ class Reflector:
                         case None:
                             pass
             except SilentError:
-                # No failure: a server on which no pod changes owes no line. Bookmarks are promised
+                # No failure: a server on which nothing changes owes no line. Bookmarks are promised
                 # at no interval, and one that is due before the server has heard of any change
                 # since its own start is left out. The next watch, on a connection of its own, finds
                 # out whether the server is there, and fails where it is not.
                 return
 
-    async def _initial(self, lines: AsyncGenerator[bytes]) -> AsyncGenerator[Step]:
-        """Yield every pod; only the bookmark that ends the list is a version reached."""
+    async def _initial(self, lines: AsyncGenerator[bytes]) -> AsyncGenerator[Step[RecordT]]:
+        """Yield every object; only the bookmark that ends the list is a version reached."""
         self._watch_lists.begin()
-        pod_metrics.RELISTS.inc()
+        pod_metrics.RELISTS.labels(kind=self._kind.name).inc()
         yield Phase.LISTING
         async for line in lines:
             match found := self._events.read(line):
                 case Upserted() | Deleted() | Skipped():
-                    # Without its version: these pods come in no order of versions.
+                    # Without its version: these come in no order of versions.
                     yield found
                 case Bookmark(version, ends_list=True):
                     self._watch_lists.end()
@@ -316,7 +323,7 @@ class Reflector:
         # restart of the server do not all come back together.
         server_seconds = round(self._settings.watch_timeout_seconds * (1 + self._chance()))
         query = {
-            **_WITH_A_NODE,
+            **self._kind.selector,
             "watch": "true",
             "allowWatchBookmarks": "true",
             **(_INITIAL_EVENTS if lists else {"resourceVersion": self._version or ""}),
@@ -325,8 +332,9 @@ class Reflector:
         }
         async with (
             self._api.get(
-                PODS_PATH,
+                self._kind.path,
                 query=query,
+                accept=self._kind.accept(as_list=False),
                 idle_timeout_seconds=self._settings.idle_timeout_seconds,
                 # The server ends it; this is for one that does not.
                 total_seconds=server_seconds + self._settings.idle_timeout_seconds,

@@ -1,42 +1,50 @@
-"""The pods as last seen, and which of them Kafka does not know yet. Pure: no clock, no waiting.
+"""The objects of a kind as last seen, and which of them Kafka does not know yet.
 
-Memory is bounded by the pods of the cluster and the deleted ones that wait for their tombstone;
-while Kafka is away, a pod's newer state replaces its older one.
+Pure: no clock, no waiting. Memory is bounded by the objects of the cluster and the deleted ones
+that wait for their tombstone; while Kafka is away, an object's newer state replaces its older one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain, islice
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 from msgspec.structs import replace
 
-from enricher.versions import is_older
+from enricher.versions import RecordT, is_older
 from gpuledger.clock import NS_PER_SECOND
-from gpuledger.records import PodRecord
 
 
-class PendingMessage(NamedTuple):
-    """One message that is due: a pod's newest state, or a tombstone where it has none."""
+class PendingMessage(NamedTuple, Generic[RecordT]):
+    """One message that is due: an object's newest state, or a tombstone where it has none."""
 
     uid: str
     node: str
-    pod: PodRecord | None
+    record: RecordT | None
     seen_time_ns: int
 
 
-class PodTable:
+class ObjectTable(Generic[RecordT]):
     """Records what the reflector observed, and holds what is to be published.
 
-    A pod is in one of three maps: alive, deleted until its tombstone is due, or a tombstone until
-    Kafka has that. Which of them Kafka does not have yet stands beside, in the order of change.
+    An object is in one of three maps: alive, deleted until its tombstone is due, or a tombstone
+    until Kafka has that. Which of them Kafka does not have yet stands beside, in the order of
+    change.
     """
 
-    def __init__(self, *, tombstone_after_seconds: float, max_tombstones: int) -> None:
+    def __init__(
+        self,
+        *,
+        tombstone_after_seconds: float,
+        max_tombstones: int,
+        node_of: Callable[[RecordT], str],
+    ) -> None:
+        """`node_of` gives the node by whose name a record is placed."""
+        self._node_of = node_of
         self._tombstone_after_ns = round(tombstone_after_seconds * NS_PER_SECOND)
         self._max_tombstones = max_tombstones
-        self._alive: dict[str, PodRecord] = {}
-        self._deleted: dict[str, PodRecord] = {}
+        self._alive: dict[str, RecordT] = {}
+        self._deleted: dict[str, RecordT] = {}
         self._tombstones: dict[str, str] = {}
         self._unpublished: dict[str, int] = {}
         self._listed: set[str] | None = None
@@ -46,70 +54,70 @@ class PodTable:
 
     @property
     def unpublished(self) -> int:
-        """How many pods have a state that was not acknowledged."""
+        """How many objects have a state that was not acknowledged."""
         return len(self._unpublished)
 
-    def restore(self, pods: Iterable[PodRecord]) -> None:
+    def restore(self, records: Iterable[RecordT]) -> None:
         """Begin with what Kafka has from before: nothing of it is due. The table is empty before.
 
         Those alive may be gone from the API server meanwhile: the first list finds that.
         """
         deleted = []
-        for pod in pods:
-            if pod.deleted_time_ns is None:
-                self._alive[pod.uid] = pod
+        for record in records:
+            if record.deleted_time_ns is None:
+                self._alive[record.uid] = record
             else:
-                deleted.append((pod.deleted_time_ns, pod))
+                deleted.append((record.deleted_time_ns, record))
         # The topic has them by key; `expire` goes by the order of their deletion.
         deleted.sort(key=itemgetter(0))
-        self._deleted = {pod.uid: pod for _, pod in deleted}
+        self._deleted = {record.uid: record for _, record in deleted}
 
     def repeat(self, uids: Iterable[str], *, time_ns: int) -> None:
         """Have what was restored published again: something older stands behind it."""
         self._unpublished |= dict.fromkeys(uids, time_ns)
 
     def repeat_all(self, *, time_ns: int) -> None:
-        """Have every pod published again: the topic that knew them is gone."""
+        """Have every object published again: the topic that knew them is gone."""
         for uid in chain(self._deleted, self._alive):
             self._unpublished.setdefault(uid, time_ns)
 
-    def upsert(self, pod: PodRecord, *, time_ns: int) -> None:
-        """Record a pod's state; one that only differs in its version is the same.
+    def upsert(self, record: RecordT, *, time_ns: int) -> None:
+        """Record an object's state; one that only differs in its version is the same.
 
-        Most changes of a pod are none of its record: conditions, annotations, managed fields.
+        Most changes of an object are none of its record: conditions, annotations, managed fields.
         """
         if self._listed is not None:
-            self._listed.add(pod.uid)
-        known = self._alive.get(pod.uid)
-        if known is None or replace(pod, resource_version=known.resource_version) != known:
-            deleted = self._deleted.pop(pod.uid, None)
-            if deleted and is_older(pod, than=deleted):
+            self._listed.add(record.uid)
+        known = self._alive.get(record.uid)
+        if known is None or replace(record, resource_version=known.resource_version) != known:
+            deleted = self._deleted.pop(record.uid, None)
+            if deleted and is_older(record, than=deleted):
                 # It was deleted as of a list's version, above its own. A reader would take it for
                 # older than its deletion, and stay with that.
-                pod = replace(pod, resource_version=deleted.resource_version)
-            self._tombstones.pop(pod.uid, None)
-            self._alive[pod.uid] = pod
-            self._unpublished[pod.uid] = time_ns
-        elif pod.uid not in self._unpublished:
-            # A pod just read shares its strings with others; one from the topic has its own.
-            self._alive[pod.uid] = pod
+                record = replace(record, resource_version=deleted.resource_version)
+            self._tombstones.pop(record.uid, None)
+            self._alive[record.uid] = record
+            self._unpublished[record.uid] = time_ns
+        elif record.uid not in self._unpublished:
+            # A record just read shares its strings with others; one from the topic has its own.
+            self._alive[record.uid] = record
 
-    def delete(self, pod: PodRecord, *, time_ns: int) -> None:
-        """Record that a pod left the API server."""
-        self._alive.pop(pod.uid, None)
-        self._deleted[pod.uid] = replace(pod, deleted_time_ns=time_ns)
-        self._unpublished[pod.uid] = time_ns
+    def delete(self, record: RecordT, *, time_ns: int) -> None:
+        """Record that an object left the API server."""
+        self._alive.pop(record.uid, None)
+        self._deleted[record.uid] = replace(record, deleted_time_ns=time_ns)
+        self._unpublished[record.uid] = time_ns
 
     def keep(self, uid: str) -> None:
-        """Record that a pod is there in a state that cannot be read: what is known of it stays.
+        """Record that an object is there in a state that cannot be read: what is known of it stays.
 
-        Without a UID it may be any, so that no pod is missing from the list that it is in.
+        Without a UID it may be any, so that none is missing from the list that it is in.
         """
         if self._listed is not None:
             self._listed.update([uid] if uid else self._alive)
 
     def delete_known(self, uid: str, *, version: str, time_ns: int) -> None:
-        """Record that a pod left the API server, of which only the UID can be read."""
+        """Record that an object left the API server, of which only the UID can be read."""
         if known := self._alive.get(uid):
             as_of = version or known.resource_version
             self.delete(replace(known, resource_version=as_of), time_ns=time_ns)
@@ -124,51 +132,51 @@ class PodTable:
         They are deleted as of the list's version, which is above that of every record of them.
         """
         listed, self._listed = self._listed or set(), None
-        gone = [pod for uid, pod in self._alive.items() if uid not in listed]
-        for pod in gone:
-            as_of = version or pod.resource_version
-            self.delete(replace(pod, resource_version=as_of), time_ns=time_ns)
+        gone = [record for uid, record in self._alive.items() if uid not in listed]
+        for record in gone:
+            as_of = version or record.resource_version
+            self.delete(replace(record, resource_version=as_of), time_ns=time_ns)
         return len(gone)
 
     def expire(self, *, time_ns: int) -> int:
-        """Make tombstones of the deleted pods whose time is over; return how many came early."""
+        """Make tombstones of the deleted objects whose time is over; return how many came early."""
         early = max(0, len(self._deleted) - self._max_tombstones)
         due = list(islice(self._deleted, early))
-        for uid, pod in self._deleted.items():
-            if (pod.deleted_time_ns or 0) + self._tombstone_after_ns > time_ns:
+        for uid, record in self._deleted.items():
+            if (record.deleted_time_ns or 0) + self._tombstone_after_ns > time_ns:
                 break
-            # Readers must have the deletion before the tombstone, which says nothing of the pod.
+            # Readers must have the deletion before the tombstone, which says nothing of the object.
             if uid not in self._unpublished:
                 due.append(uid)
         for uid in due:
             # One of the first may be due by its time as well.
             if deleted := self._deleted.pop(uid, None):
-                self._tombstones[uid] = deleted.node
+                self._tombstones[uid] = self._node_of(deleted)
                 self._unpublished[uid] = time_ns
         return early
 
-    def batch(self, maximum: int) -> list[PendingMessage]:
+    def batch(self, maximum: int) -> list[PendingMessage[RecordT]]:
         """Return what is to be published, oldest first; it stays due until acknowledged."""
         batch = []
         for uid, time_ns in islice(self._unpublished.items(), maximum):
-            pod = self._state(uid)
+            record = self._state(uid)
             # A tombstone goes to the partition of the node, behind the records that it ends.
-            node = pod.node if pod else self._tombstones[uid]
-            batch.append(PendingMessage(uid=uid, node=node, pod=pod, seen_time_ns=time_ns))
+            node = self._node_of(record) if record else self._tombstones[uid]
+            batch.append(PendingMessage(uid=uid, node=node, record=record, seen_time_ns=time_ns))
         return batch
 
-    def acknowledge(self, batch: Iterable[PendingMessage]) -> None:
+    def acknowledge(self, batch: Iterable[PendingMessage[RecordT]]) -> None:
         """Record that these were published; what changed meanwhile stays due."""
         for message in batch:
             # The same object and not an equal one: a state that came back is published again.
-            if self._state(message.uid) is not message.pod:
+            if self._state(message.uid) is not message.record:
                 continue
             self._unpublished.pop(message.uid, None)
-            if message.pod is None:
+            if message.record is None:
                 self._tombstones.pop(message.uid, None)
         if not self._unpublished:
             # Empty, it would still hold the room that the first list took: 5 MB for 100,000 pods.
             self._unpublished.clear()
 
-    def _state(self, uid: str) -> PodRecord | None:
+    def _state(self, uid: str) -> RecordT | None:
         return self._alive.get(uid) or self._deleted.get(uid)

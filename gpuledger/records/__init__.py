@@ -18,7 +18,8 @@ from gpuledger.records.events import (
 )
 from gpuledger.records.incidents import AttributedIncident, Incident, IncidentProcess, Severity
 from gpuledger.records.inventory import Capability, GpuFacts, Inventory, MigInstance
-from gpuledger.records.pods import PodContainer, PodRecord
+from gpuledger.records.nodes import NamespaceRecord, NodeRecord
+from gpuledger.records.pods import ContainerRequest, PodContainer, PodRecord
 from gpuledger.records.processes import GpuTotals, ProcessChange, ProcessExit, ProcessRecord
 from gpuledger.records.readings import (
     GpuDetails,
@@ -44,6 +45,7 @@ __all__ = [
     "BootProgress",
     "Capability",
     "ContainerRef",
+    "ContainerRequest",
     "DeadLetter",
     "DeviceAllocation",
     "Entry",
@@ -65,8 +67,10 @@ __all__ = [
     "Inventory",
     "Method",
     "MigInstance",
+    "NamespaceRecord",
     "NodeProgress",
     "NodeReadings",
+    "NodeRecord",
     "NodeSample",
     "PodContainer",
     "PodDescription",

@@ -118,6 +118,8 @@ MAX_LABELS: Final = 256
 """Labels or annotations of one pod, of those that are asked for."""
 MAX_RESOURCES: Final = 256
 """Kinds of GPU resources that a pod asks for: a plugin names some for each MIG profile."""
+MAX_CLAIMS: Final = 256
+"""ResourceClaims of one container, each of which is one of its pod's."""
 MAX_CAPABILITIES: Final = 4_096
 """Questions that a driver is put: NVML has 400 functions, and fields with numbers below 300."""
 MAX_COUNTERS: Final = 1_024

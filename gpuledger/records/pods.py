@@ -7,6 +7,7 @@ from typing import Annotated
 
 from gpuledger.records.base import BaseRecord, Integer, Natural, NodeName
 from gpuledger.records.bounds import (
+    MAX_CLAIMS,
     MAX_POD_CONTAINERS,
     MAX_RESOURCES,
     Annotations,
@@ -14,10 +15,26 @@ from gpuledger.records.bounds import (
     Label,
     Labels,
     QualifiedName,
+    Ratio,
     Subdomain,
     Word,
     at_most,
 )
+
+
+class ContainerRequest(BaseRecord, frozen=True, kw_only=True):
+    """What a container asks for of GPUs, as its pod's spec says it; a description, not a holding.
+
+    What it holds is what the kubelet gave it, which the ticks say.
+    """
+
+    resources: Annotated[dict[QualifiedName, Natural], at_most(MAX_RESOURCES)]
+    """Amounts by resource name, each in that resource's own unit: GPUs, instances, MiB, percent."""
+    mps_active_thread_ratio: Ratio | None = None
+    """The part of a GPU's threads that CUDA's MPS lets it have: its variable
+    `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`, where the spec has it as a literal."""
+    claims: Annotated[list[Subdomain], at_most(MAX_CLAIMS)] | None = None
+    """The ResourceClaims that it names, of whatever devices: a pod does not say which."""
 
 
 class PodContainer(BaseRecord, frozen=True, kw_only=True):
@@ -25,6 +42,11 @@ class PodContainer(BaseRecord, frozen=True, kw_only=True):
 
     name: Label
     """The container's name in the pod."""
+    kind: Word | None = None
+    """`init`, `sidecar` (an init container that is always restarted), or `ephemeral`; absent for
+    the pod's ordinary containers."""
+    requested: ContainerRequest | None = None
+    """What it asks for of GPUs; absent where that is nothing."""
     container_id: Id | None = None
     """The runtime's id without its scheme; absent until the container was started."""
     restarts: Natural
@@ -61,8 +83,6 @@ class PodRecord(BaseRecord, frozen=True, kw_only=True):
     """All containers, init and ephemeral ones included."""
     config_hash: Id | None = None
     """A static pod's hash, by which cgroup paths call it instead of its UID."""
-    gpus_requested: Annotated[dict[QualifiedName, Natural], at_most(MAX_RESOURCES)]
-    """GPU resources asked for, by resource name, summed over the containers."""
     phase: Word
     """`Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`."""
     qos_class: Word | None = None

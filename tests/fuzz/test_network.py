@@ -1,23 +1,26 @@
-"""What comes over the network: requests for the pages, and what the API server tells of pods."""
+"""What comes over the network: requests for the pages, and what the API server tells."""
 
 import asyncio
+from typing import Any
 
 import orjson
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Raw
 from structlog.testing import capture_logs
 
 from enricher.podwatch.api import KubernetesError
-from enricher.podwatch.decode import PodReader
 from enricher.podwatch.events import Deleted, Upserted, WatchReader
-from gpuledger.codec import decoder_of, encode
-from gpuledger.records import PodRecord
+from enricher.podwatch.kinds import KINDS, ObjectKind
+from enricher.podwatch.pod_settings import PodwatchSettings
+from enricher.podwatch.publish import encode_bounded
+from enricher.versions import WatchedRecord
 from gpuledger.runtime.http.exchange import HttpRequest, Response
 from gpuledger.runtime.http.server import serve_pages
-from tests.default_topics import PODS
+from tests.default_topics import TOPICS
 from tests.fuzz.mutations import changed_bytes, changed_json
-from tests.unit.enricher.podwatch.builders import encoded, owned_by, pod
+from tests.unit.enricher.podwatch.builders import Object, encoded, owned_by, pod
 
 REQUESTS = [
     b"GET /metrics HTTP/1.1\r\nHost: a:9400\r\nAccept: text/plain\r\nAccept-Encoding: gzip\r\n\r\n",
@@ -26,8 +29,28 @@ REQUESTS = [
 ]
 GOOD = b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 OWNED = pod(metadata={"ownerReferences": [owned_by("Job", "j")], "labels": {"app": "a"}})
-PODS_TOLD = [encoded(pod()), encoded(OWNED)]
+
+
+def asking(limits: Object) -> Object:
+    """Return a pod that asks for GPUs in every way."""
+    mps = {"name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "value": "12.5"}
+    resources = {"limits": limits, "claims": [{"name": "gpus"}]}
+    claims = [{"name": "gpus", "resourceClaimName": "two-gpus"}]
+    container = {"name": "main", "env": [mps], "resources": resources}
+    return pod(spec={"containers": [container], "resourceClaims": claims})
+
+
+LABELS = {"karpenter.sh/nodepool": "gpus", "eks.amazonaws.com/capacityType": "SPOT"}
+OF_A_NODE = {"uid": "n1", "name": "node-1", "labels": LABELS, "annotations": {"a/b": "c"}}
+OBJECTS_TOLD = [
+    encoded(pod()),
+    encoded(OWNED),
+    encoded(asking({"nvidia.com/gpu": "1"})),
+    encoded({"metadata": OF_A_NODE}),
+]
+each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 LINES = [orjson.dumps({"type": kind, "object": OWNED}) for kind in ("ADDED", "DELETED")] + [
+    encoded({"type": "MODIFIED", "object": {"metadata": OF_A_NODE}}),
     b'{"type":"BOOKMARK","object":{"kind":"Pod","metadata":{"resourceVersion":"5"}}}',
     b'{"type":"ERROR","object":{"kind":"Status","code":410,"reason":"Expired","message":"m"}}',
 ]
@@ -65,28 +88,42 @@ def test_the_pages_answer_the_next_one_whatever_was_asked_before(data: list[byte
     assert "page_failed" not in {line["event"] for line in lines}
 
 
-def reader() -> PodReader:
-    return PodReader(labels=["*"], annotations=["a/b"], gpu_resource_prefixes=["nvidia.com/"])
+SETTINGS = PodwatchSettings(
+    labels=["*"],
+    annotations=["a/b"],
+    node_labels=["*"],
+    namespace_labels=["*"],
+    namespace_annotations=["a/b"],
+)
 
 
-def check(record: PodRecord) -> None:
+def reader(kind: ObjectKind[Any]) -> WatchReader[Any]:
+    return WatchReader(kind.reader(SETTINGS), kind=kind.name)
+
+
+def check(kind: ObjectKind[Any], record: WatchedRecord) -> None:
     """What podwatch publishes can be read."""
-    decoder_of(PODS.name, PodRecord).decode(encode(record))
+    kind.decoder(TOPICS).decode(encode_bounded(record, kind=kind, topics=TOPICS))
 
 
+@each_kind
 @given(line=changed_bytes(LINES) | changed_json(LINES))
-def test_a_line_of_a_watch_is_read_or_passed_over_or_is_the_servers_error(line: bytes) -> None:
+def test_a_line_of_a_watch_is_read_or_passed_over_or_is_the_servers_error(
+    kind: ObjectKind[Any], line: bytes
+) -> None:
     try:
-        found = WatchReader(reader()).read(line)
+        found = reader(kind).read(line)
     except KubernetesError:
         return
     if isinstance(found, Upserted | Deleted):
-        check(found.pod)
+        check(kind, found.record)
 
 
+@each_kind
 @example(item=encoded(pod(status={"containerStatuses": [{"name": "m", "restartCount": 2**63}]})))
-@given(item=changed_bytes(PODS_TOLD) | changed_json(PODS_TOLD))
-def test_an_item_of_a_list_is_read_or_passed_over(item: bytes) -> None:
-    found = WatchReader(reader()).item(Raw(item))
+@example(item=encoded(asking({"nvidia.com/gpu": str(2**70)})))
+@given(item=changed_bytes(OBJECTS_TOLD) | changed_json(OBJECTS_TOLD))
+def test_an_item_of_a_list_is_read_or_passed_over(kind: ObjectKind[Any], item: bytes) -> None:
+    found = reader(kind).item(Raw(item))
     if isinstance(found, Upserted):
-        check(found.pod)
+        check(kind, found.record)

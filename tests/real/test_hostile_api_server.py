@@ -63,6 +63,6 @@ async def test_whatever_answers_in_the_api_servers_place_podwatch_asks_again(
             assert await asyncio.to_thread(podwatch.stop) == 0, podwatch.log_tail()
         finally:
             podwatch.kill()
-    assert checks["api"]["ok"] is False
+    assert checks["pods.api"]["ok"] is False
     assert max_bytes < 384 * MIB
     assert "Traceback" not in podwatch.log.read_text()

@@ -15,6 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from benchmarks.ticks import SEQ_PER_TICK, Fleet, node_name
+from enricher.podwatch.kinds import POD
 from enricher.podwatch.publish import read_known
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
@@ -189,7 +190,7 @@ async def test_the_join_goes_on_behind_whatever_lies_on_its_topics(scene: Scene)
     again = replay(scene.kafka, "--compare")
     assert again.returncode == 0, again.stdout + again.stderr
     assert f"compared {events} events" in again.stdout
-    known = await read_known(bus=scene.bus, check=Check(), clock=SystemClock())
+    known = await read_known(kind=POD, bus=scene.bus, check=Check(), clock=SystemClock())
     assert known.undecodable == len(HOSTILE)
 
 

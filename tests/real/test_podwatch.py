@@ -8,11 +8,16 @@ from typing import Any, Self
 import pytest
 from typing_extensions import override
 
+from enricher.podwatch.api import open_api
 from enricher.podwatch.events import Interrupted, Phase
+from enricher.podwatch.kinds import NAMESPACE, NODE, ObjectKind
+from enricher.podwatch.pod_settings import KubernetesSettings
 from tests.podwatch_cluster import Cluster, following
 from tests.podwatch_contract import PodwatchContract
+from tests.real.deployment.rendering import render
 from tests.real.services.kube_client import KubeApiClient
 from tests.real.services.kubernetes import KubeApi
+from tests.real.services.kustomize import Kustomize
 
 ROLE = {
     "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -43,6 +48,31 @@ class RealCluster(Cluster):
         )
         assert status < 400, found
         return found
+
+    @classmethod
+    async def installed(cls, server: KubeApiClient) -> Self:
+        """Return the cluster to a podwatch with the rights of the rendered manifests alone."""
+        account = {"namespace": "gpuledger", "name": "gpuledger-podwatch"}
+
+        def grant() -> Path:
+            kubeconfig = server.service_account_kubeconfig(**account)
+            (found,) = render().of_kind("ClusterRole")
+            bind(server, found, account)
+            return kubeconfig
+
+        cluster = cls(server, kubeconfig=await asyncio.to_thread(grant))
+        await cluster.prepare()
+        return cluster
+
+    @override
+    async def delete(self, kind: ObjectKind[Any], name: str) -> None:
+        """Delete it, and a namespace's content, as the controller that does not run here."""
+        await super().delete(kind, name)
+        if kind is NAMESPACE:
+            path = f"{kind.path}/{self.named(name)}"
+            found = await self.send("GET", path, None, content_type="application/json")
+            body = {**found, "spec": {"finalizers": []}}
+            await self.send("PUT", f"{path}/finalize", body, content_type="application/json")
 
     @override
     async def force_expired(self) -> None:
@@ -75,12 +105,34 @@ def bind(server: KubeApiClient, role: dict[str, Any], account: Mapping[str, str]
 
 class TestPodwatchAgainstARealApiServer(PodwatchContract):
     @pytest.fixture
-    async def cluster(self, kube_api: KubeApiClient) -> Cluster:
-        return await RealCluster.prepared(kube_api)
+    async def cluster(
+        self, kube_api: KubeApiClient, kustomize: Kustomize
+    ) -> Cluster:  # without it nothing renders
+        return await RealCluster.installed(kube_api)
 
     @pytest.fixture
-    async def own_cluster(self, start_kube_api: Callable[[], KubeApi]) -> Cluster:
-        return await RealCluster.prepared(start_kube_api())
+    async def own_cluster(
+        self,
+        start_kube_api: Callable[[], KubeApi],
+        kustomize: Kustomize,  # without it nothing renders
+    ) -> Cluster:
+        return await RealCluster.installed(start_kube_api())
+
+    @pytest.mark.parametrize("kind", [NODE, NAMESPACE], ids=lambda kind: kind.name)
+    async def test_of_nodes_and_namespaces_the_server_sends_metadata_alone(
+        self, cluster: Cluster, kind: ObjectKind[Any]
+    ) -> None:
+        await cluster.create(kind, "one")
+        settings = KubernetesSettings(kubeconfig=str(cluster.kubeconfig))
+        seconds = {"idle_timeout_seconds": 10.0, "total_seconds": 10.0}
+        async with open_api(settings) as api:
+            for as_list in (True, False):
+                query = {} if as_list else {"watch": "true", "timeoutSeconds": "1"}
+                accept = kind.accept(as_list=as_list)
+                async with api.get(kind.path, query=query, accept=accept, **seconds) as answer:
+                    body = await answer.read(max_bytes=2**20)
+                assert cluster.named("one").encode() in body
+                assert (b"PartialObjectMetadata" in body, b'"spec"' in body) == (True, False)
 
 
 async def test_without_a_role_the_server_refuses_and_podwatch_goes_on_once_it_has_one(
@@ -95,7 +147,7 @@ async def test_without_a_role_the_server_refuses_and_podwatch_goes_on_once_it_ha
         assert refused.status == 403
         assert 'cannot list resource "pods"' in str(refused)
         assert str(refused).endswith(
-            "grant its account get, list and watch on pods in a ClusterRole"
+            "grant its account get, list and watch on pods, nodes and namespaces in a ClusterRole"
         )
         await asyncio.to_thread(bind, kube_api, ROLE, account)
         await found.until(lambda: Phase.WATCHING in found.steps)

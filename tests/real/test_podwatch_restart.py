@@ -267,4 +267,4 @@ def test_a_topic_made_anew_gets_all_pods_and_a_dead_broker_is_told_while_no_pod_
 
     cluster.await_history(expected)
     cluster.kill_broker()
-    until(lambda: not podwatch.readyz()["checks"]["kafka"]["ok"])
+    until(lambda: not podwatch.readyz()["checks"]["pods.kafka"]["ok"])

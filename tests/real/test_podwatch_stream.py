@@ -3,13 +3,25 @@
 import asyncio
 import re
 from collections.abc import Callable
+from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any, Literal
 
 import pytest
 
 from enricher.podwatch.events import Interrupted, Phase
-from tests.podwatch_cluster import Following, following, published
+from enricher.podwatch.kinds import NODE, POD
+from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.runtime import Readiness
+from tests.podwatch_cluster import (
+    DEADLINE_SECONDS,
+    Following,
+    following,
+    published,
+    running,
+    versions,
+)
 from tests.real.deployment.rendering import render
 from tests.real.services.kube_client import KubeApiClient
 from tests.real.services.kubernetes import KubeApi
@@ -110,6 +122,34 @@ async def test_a_cut_role_is_said_and_podwatch_goes_on_once_it_is_whole(
         assert "grant its account get, list and watch on pods" in str(first)
         await asyncio.to_thread(bind, kube_api, role(without=""), account)
         await found.until(lambda: Phase.WATCHING in found.steps)
+
+
+async def test_without_the_right_to_nodes_the_other_kinds_go_on(
+    kube_api: KubeApiClient, kustomize: Kustomize
+) -> None:
+    """As where a role of an earlier version is still in force."""
+    account = {"namespace": "podwatch-cut", "name": "without-nodes"}
+    kubeconfig = await asyncio.to_thread(lambda: kube_api.service_account_kubeconfig(**account))
+    old = role(without="")
+    old["metadata"]["name"] = "podwatch-without-nodes"
+    whole = {**old, "rules": [dict(rule) for rule in old["rules"]]}
+    old["rules"][0]["resources"] = ["pods", "namespaces"]
+    await asyncio.to_thread(bind, kube_api, old, account)
+    cluster = RealCluster(kube_api, kubeconfig=kubeconfig)
+    await cluster.prepare()
+    uid = await cluster.create_pod("web")
+    node = await cluster.create(NODE, "one")
+    bus, readiness = MemoryBus(), Readiness()
+    settings = PodwatchSettings(kubernetes=KubernetesSettings(kubeconfig=str(kubeconfig)))
+    async with running(bus, settings, readiness), asyncio.timeout(DEADLINE_SECONDS):
+        async with aclosing(versions(bus, uid, kind=POD)) as pods:
+            assert (await anext(pods)).name == "web"
+        while not readiness.check("nodes.api").has_failed:  # noqa: ASYNC110  # a check has no event to wait on
+            await asyncio.sleep(0.05)
+        assert 'cannot list resource "nodes"' in readiness.check("nodes.api").detail
+        await asyncio.to_thread(bind, kube_api, whole, account)
+        async with aclosing(versions(bus, node, kind=NODE)) as nodes:
+            assert (await anext(nodes)).name == cluster.named("one")
 
 
 async def create_deep_pod(cluster: RealCluster, server: KubeApiClient, name: str) -> str:

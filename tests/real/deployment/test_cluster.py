@@ -14,7 +14,7 @@ from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic
 from sinks.settings import OtlpSettings
 from tests.data.kubernetes.subset import subset
-from tests.default_topics import PODS
+from tests.default_topics import NAMESPACES, NODES, PODS
 from tests.real.deployment.installation import (
     COPY,
     NAMESPACE,
@@ -50,16 +50,24 @@ DEFAULT_ACCOUNTS = [
 LEASES = {"group": "coordination.k8s.io", "resource": "leases"}
 LEASE = {**LEASES, "name": "gpuledger-podwatch"}
 MAY: list[dict[str, str]] = [
-    *({"verb": verb, "resource": "pods"} for verb in ("get", "list", "watch")),
+    *(
+        {"verb": verb, "resource": name}
+        for name in ("pods", "nodes", "namespaces")
+        for verb in ("get", "list", "watch")
+    ),
     {"verb": "create", **LEASES, "namespace": NAMESPACE},
     *({"verb": verb, **LEASE, "namespace": NAMESPACE} for verb in ("get", "update")),
 ]
 MAY_NOT: list[dict[str, str]] = [
-    *({"verb": verb, "resource": "pods"} for verb in ("create", "update", "patch", "delete")),
+    *(
+        {"verb": verb, "resource": name}
+        for name in ("pods", "nodes", "namespaces")
+        for verb in ("create", "update", "patch", "delete")
+    ),
     {"verb": "get", "resource": "pods", "subresource": "log"},
     {"verb": "create", "resource": "pods", "subresource": "exec"},
-    *({"verb": "get", "resource": name} for name in ("secrets", "configmaps", "nodes")),
-    *({"verb": "list", "resource": name} for name in ("secrets", "namespaces", "services")),
+    *({"verb": "get", "resource": name} for name in ("secrets", "configmaps")),
+    *({"verb": "list", "resource": name} for name in ("secrets", "services")),
     {"verb": "get", "resource": "secrets", "namespace": NAMESPACE},
     {"verb": "create", "resource": "serviceaccounts", "subresource": "token"},
     {"verb": "impersonate", "resource": "users"},
@@ -256,11 +264,18 @@ def test_podwatch_leads_and_publishes_with_the_rights_of_its_account_alone(
     installation: Installation, kcat: Kcat
 ) -> None:
     uid = installation.create_pod("research", "trainer")
+    _, found = installation.api.request("GET", "/api/v1/namespaces/research")
+    namespace = found["metadata"]["uid"]
+    installation.api.request("POST", "/api/v1/nodes", {"metadata": {"name": "node-1"}})
+    _, found = installation.api.request("GET", "/api/v1/nodes/node-1")
+    node = found["metadata"]["uid"]
     podwatch = installation.start(installation.rendering().workload("gpuledger-podwatch"))
     try:
         podwatch.wait_until_ready()
         eventually(lambda: lease_check(podwatch) == "leading")
-        eventually(lambda: uid in published(installation, kcat))
+        eventually(lambda: uid in published(installation, kcat, PODS))
+        eventually(lambda: namespace in published(installation, kcat, NAMESPACES))
+        eventually(lambda: node in published(installation, kcat, NODES))
     finally:
         assert podwatch.stop() == 0, podwatch.log_tail()
 
@@ -271,7 +286,7 @@ def lease_check(podwatch: Deployable) -> str:
     return detail if answer.status == 200 else ""
 
 
-def published(installation: Installation, kcat: Kcat) -> set[str]:
-    """Return the UIDs on the topic of pods."""
-    found = kcat.consume(installation.plain_servers, PODS.name)
+def published(installation: Installation, kcat: Kcat, topic: Topic) -> set[str]:
+    """Return the UIDs on a topic of podwatch."""
+    found = kcat.consume(installation.plain_servers, topic.name)
     return {message.key.decode() for message in found if message.key}

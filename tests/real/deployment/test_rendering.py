@@ -457,14 +457,18 @@ def test_a_container_has_the_least_privilege(installation: Rendering) -> None:
         assert workload.pod["automountServiceAccountToken"] == (workload.name == PODWATCH)
 
 
-def test_podwatch_may_read_pods_and_keep_its_own_lease_and_nothing_else(
+def test_podwatch_may_read_what_it_watches_and_keep_its_own_lease_and_nothing_else(
     installation: Rendering, settings: dict[str, dict[str, Any]]
 ) -> None:
     (cluster_role,), (role,) = map(installation.of_kind, ("ClusterRole", "Role"))
     lease = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
 
     assert cluster_role["rules"] == [
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+        {
+            "apiGroups": [""],
+            "resources": ["pods", "nodes", "namespaces"],
+            "verbs": ["get", "list", "watch"],
+        }
     ]
     assert role["rules"] == [
         {

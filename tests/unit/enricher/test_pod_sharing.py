@@ -2,7 +2,7 @@
 
 from enricher.pod_sharing import PodSharing
 from gpuledger.codec import Decoder, encode
-from gpuledger.records import PodRecord
+from gpuledger.records import ContainerRequest, PodContainer, PodRecord
 from tests.default_topics import PODS
 from tests.unit.enricher.join.ticks import pod
 
@@ -25,7 +25,7 @@ def test_two_pods_of_a_workload_share_what_they_say_alike() -> None:
     sharing = PodSharing()
     one, other = (sharing.share(decoded(pod(number))) for number in (0, 1))
     assert one.labels is other.labels
-    assert one.gpus_requested is other.gpus_requested
+    assert one.containers[0].requested is other.containers[0].requested
     for name in ("namespace", "node", "owner_kind", "owner_name", "phase"):
         assert getattr(one, name) is getattr(other, name), name
     assert one.created_time_ns is other.created_time_ns
@@ -36,6 +36,8 @@ def test_what_is_remembered_is_bounded() -> None:
     """Labels can be different in each pod; the records stay right."""
     sharing = PodSharing(max_shared=5)
     for number in range(50):
-        record = pod(labels={"job": str(number)}, gpus_requested={"gpu": number})
+        requested = ContainerRequest(resources={"gpu": number})
+        container = PodContainer(name="main", kind="init", requested=requested, restarts=0)
+        record = pod(labels={"job": str(number)}, containers=[container])
         assert sharing.share(decoded(record)) == decoded(record)
         assert len(sharing) <= 10

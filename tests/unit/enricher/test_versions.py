@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enricher.join.pods.pods import PodCache
-from enricher.podwatch.publish import KnownPods
+from enricher.podwatch.kinds import POD
+from enricher.podwatch.publish import KnownRecords
 from enricher.versions import is_older
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
@@ -44,9 +45,9 @@ def newest(told: Sequence[Told]) -> PodRecord | None:
     return found.record if found else None
 
 
-def read_back(told: Sequence[Told]) -> KnownPods:
+def read_back(told: Sequence[Told]) -> KnownRecords:
     """Return what a podwatch reads of these records when it starts."""
-    known = KnownPods(topics=TOPICS)
+    known = KnownRecords(kind=POD, topics=TOPICS)
     known.ingest(
         Record(PODS.name, 0, number, 0, UID.encode(), None if one is None else encode(one))
         for number, one in enumerate(told)

@@ -42,7 +42,6 @@ POD: dict[str, object] = {
     "node": "n",
     "labels": {},
     "containers": [],
-    "gpus_requested": {},
     "phase": "Running",
     "created_time_ns": 1,
     "resource_version": "1",
@@ -73,7 +72,10 @@ BAD_SAMPLES: list[tuple[dict[str, object], str]] = [
 ]
 BAD_PODS: list[tuple[dict[str, object], str]] = [
     ({"labels": {"a.b": 1}}, "field labels[...]: Expected `str`, got `int`; value {'a.b': 1}"),
-    ({"gpus_requested": {"x": -1}}, "field gpus_requested[...]: Expected `int` >= 0"),
+    (
+        {"containers": [{"name": "c", "restarts": 0, "requested": {"resources": {"x": -1}}}]},
+        "field containers[0].requested.resources[...]: Expected `int` >= 0",
+    ),
 ]
 BAD_BYTES = [
     (None, "no value (a tombstone), but this topic has none"),

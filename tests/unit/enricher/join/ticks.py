@@ -4,6 +4,7 @@ from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
 from gpuledger.records import (
     ContainerRef,
+    ContainerRequest,
     GpuProcess,
     GpuReading,
     NodeSample,
@@ -93,8 +94,14 @@ def pod(number: int = 0, **changes: object) -> PodRecord:
         "owner_kind": "Job",
         "owner_name": "train",
         "labels": {"team": "vision"},
-        "containers": [PodContainer(name="main", container_id=CONTAINER_IDS[number], restarts=0)],
-        "gpus_requested": {"nvidia.com/gpu": 1},
+        "containers": [
+            PodContainer(
+                name="main",
+                container_id=CONTAINER_IDS[number],
+                requested=ContainerRequest(resources={"nvidia.com/gpu": 1}),
+                restarts=0,
+            )
+        ],
         "phase": "Running",
         "created_time_ns": 1_789_999_000 * SECOND_NS,
         "resource_version": "7",

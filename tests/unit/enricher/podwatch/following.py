@@ -6,6 +6,7 @@ from contextlib import aclosing
 
 from enricher.podwatch.api import Api, open_api
 from enricher.podwatch.events import Deleted, Interrupted, Skipped, Step, Upserted
+from enricher.podwatch.kinds import POD
 from enricher.podwatch.pod_settings import KubernetesSettings
 from enricher.podwatch.reflector import Reflector
 from tests.hanging import HANG_SECONDS
@@ -18,7 +19,7 @@ def reflector_of(
 ) -> Reflector:
     """Return a reflector for which chance always decides the same."""
     return Reflector(
-        api=api, reader=reader_of(), settings=settings, clock=clock, chance=lambda: chance
+        kind=POD, api=api, reader=reader_of(), settings=settings, clock=clock, chance=lambda: chance
     )
 
 

@@ -18,7 +18,11 @@ Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class MisbehavingServer:
-    """Plays its scripts and keeps what it was asked."""
+    """Plays its scripts and keeps what it was asked; nodes and namespaces are there as they should.
+
+    Those have no scripts: a list of them is what `others` says, and a watch of them is silent;
+    `refused` answers in the place of both.
+    """
 
     def __init__(self) -> None:
         self.url = ""
@@ -28,6 +32,8 @@ class MisbehavingServer:
         self.asked: list[Mapping[str, str]] = []
         self.tokens: list[str] = []
         self.agents: set[str] = set()
+        self.others: dict[str, list[Object]] = {"nodes": [], "namespaces": []}
+        self.refused: dict[str, Answering] = {}
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Play the next answer of the script that the request is for."""
@@ -41,6 +47,22 @@ class MisbehavingServer:
         if "watch" in request.query:
             return await (self.watches.popleft() if self.watches else silence())(request)
         return await (self.lists.popleft() if self.lists else page())(request)
+
+    async def answer_others(self, request: web.Request) -> web.StreamResponse:
+        """Answer for nodes and namespaces."""
+        plural = request.path.rpartition("/")[2]
+        if plural in self.refused:
+            return await self.refused[plural](request)
+        if "sendInitialEvents" in request.query:
+            return await status(422, reason="Invalid")(request)
+        found = self.others[plural]
+        return await (silence() if "watch" in request.query else page(*found))(request)
+
+    def serve(self, app: web.Application) -> None:
+        """Add its routes."""
+        app.router.add_get("/api/v1/pods", self.answer)
+        for plural in self.others:
+            app.router.add_get(f"/api/v1/{plural}", self.answer_others)
 
     def kinds(self) -> list[str]:
         """Return what was asked for, as `list`, `watch` and `initial`, in order."""
@@ -58,7 +80,7 @@ async def misbehaving_server() -> AsyncIterator[MisbehavingServer]:
     """Serve on a free port of the loopback."""
     server = MisbehavingServer()
     app = web.Application()
-    app.router.add_get("/api/v1/pods", server.answer)
+    server.serve(app)
     async with serving(app) as server.url:
         yield server
 

@@ -9,7 +9,7 @@ from typing_extensions import override
 from enricher.podwatch.api import open_api
 from enricher.podwatch.pod_settings import PodwatchSettings
 from enricher.podwatch.pod_watch import run_podwatch
-from enricher.podwatch.publish import PodBus
+from enricher.podwatch.publish import WatchBus
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import (
     Record,
@@ -34,7 +34,7 @@ class StillClock(PatientClock):
 
 @asynccontextmanager
 async def running(
-    *, bus: PodBus, settings: PodwatchSettings, readiness: Readiness, clock: Clock
+    *, bus: WatchBus, settings: PodwatchSettings, readiness: Readiness, clock: Clock
 ) -> AsyncGenerator[None]:
     """Run podwatch while the context is open; a failure of it comes out of the context."""
     async with open_api(settings.kubernetes) as api:

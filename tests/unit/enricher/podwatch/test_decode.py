@@ -38,7 +38,6 @@ def test_a_pod_becomes_a_record_that_every_reader_of_the_topic_decodes() -> None
         node="node-a",
         labels={},
         containers=[PodContainer(name="main", container_id=hex_id("u1"), restarts=0)],
-        gpus_requested={},
         phase="Running",
         created_time_ns=CREATED_NS,
         started_time_ns=CREATED_NS + 10**9,
@@ -194,36 +193,6 @@ def test_a_pod_that_no_kubelet_made_has_no_hash(item: Object) -> None:
     assert read(item).config_hash is None
 
 
-def gpu(name: str, amount: object, *, kind: str = "limits", always: bool = False) -> Object:
-    container: Object = {"name": name, "resources": {kind: {"nvidia.com/gpu": amount, "cpu": "4"}}}
-    return container | ({"restartPolicy": "Always"} if always else {})
-
-
-@pytest.mark.parametrize(
-    ("inits", "containers", "expected"),
-    [
-        ([], [gpu("a", "2"), gpu("b", "1")], 3),
-        ([], [gpu("a", "2", kind="requests")], 2),
-        ([gpu("i", "8")], [gpu("a", "2")], 8),
-        ([gpu("i", "1")], [gpu("a", "2")], 2),
-        ([gpu("i", "1", always=True)], [gpu("a", "2")], 3),
-        ([], [gpu("a", 4)], 4),
-    ],
-)
-def test_requested_gpus_are_those_held_at_a_time(
-    inits: list[Object], containers: list[Object], expected: int
-) -> None:
-    found = read(pod(spec={"initContainers": inits, "containers": containers}))
-    assert found.gpus_requested == {"nvidia.com/gpu": expected}
-
-
-def test_only_resources_with_a_prefix_asked_for_count_as_gpus() -> None:
-    limits = {"nvidia.com/mig-1g.5gb": "1", "amd.com/gpu": "1", "memory": "1Gi"}
-    item = pod(spec={"containers": [{"name": "main", "resources": {"limits": limits}}]})
-    assert read(item).gpus_requested == {"nvidia.com/mig-1g.5gb": 1}
-    assert read(item, gpu_resource_prefixes=["amd.com/"]).gpus_requested == {"amd.com/gpu": 1}
-
-
 @pytest.mark.parametrize(
     ("quantity", "expected"),
     [
@@ -235,6 +204,10 @@ def test_only_resources_with_a_prefix_asked_for_count_as_gpus() -> None:
         ("", 0),
         ("x", 0),
         ("1iG", 0),
+        ("9223372036854775808", 2**63 - 1),
+        ("90000000000G", 2**63 - 1),
+        ("9" * 5000, 2**63 - 1),
+        ("0" * 40 + "7", 7),
     ],
 )
 def test_whole_quantities_are_read_and_others_are_none(quantity: str | int, expected: int) -> None:

@@ -21,7 +21,7 @@ def turned(item: Object) -> bytes:
 
 @pytest.fixture
 def events() -> WatchReader:
-    return WatchReader(reader_of())
+    return WatchReader(reader_of(), kind="pod")
 
 
 @pytest.mark.parametrize("write", [encoded, spaced, turned])

@@ -64,7 +64,7 @@ def expired(token: str) -> bytes:
 
 async def follow(settings: KubernetesSettings) -> None:
     """Read one watch as podwatch does."""
-    reader = WatchReader(reader_of())
+    reader = WatchReader(reader_of(), kind="pod")
     async with (
         open_api(settings) as api,
         api.get("/api", query={}, idle_timeout_seconds=9.0, total_seconds=9.0) as answer,

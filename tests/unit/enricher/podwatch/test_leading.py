@@ -10,9 +10,10 @@ from aiohttp import web
 from typing_extensions import override
 
 from enricher.podwatch.election import LeaseLostError
+from enricher.podwatch.kinds import POD
 from enricher.podwatch.pod_settings import KubernetesSettings, LeaseSettings, PodwatchSettings
-from enricher.podwatch.publish import PodPublisher
-from enricher.podwatch.table import PodTable
+from enricher.podwatch.publish import RecordPublisher
+from enricher.podwatch.table import ObjectTable
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.clock import SystemClock
 from gpuledger.runtime import Readiness
@@ -69,7 +70,7 @@ class Place:
 async def place() -> AsyncIterator[Place]:
     place = Place(MisbehavingServer(), LeaseShelf(), MemoryBus())
     app = web.Application()
-    app.router.add_get("/api/v1/pods", place.server.answer)
+    place.server.serve(app)
     place.shelf.serve(app)
     async with serving(app) as place.server.url:
         yield place
@@ -79,13 +80,13 @@ async def test_one_of_two_leads_and_the_other_stands_by_ready(place: Place) -> N
     place.server.lists += [page(pod("a"))] * 2
     first, second = Readiness(), Readiness()
     async with place.run("one", first):
-        await soon(lambda: first.check("api").detail == "1 pods")
+        await soon(lambda: first.check("pods.api").detail == "1 pods")
         asked = place.server.kinds().count("list")
         async with place.run("two", second):
             await soon(lambda: "standing by" in second.check("lease").detail)
             assert second.is_ready()
             assert second.check("lease").detail == "standing by: one leads"
-            assert second.check("api").detail == "standing by"
+            assert second.check("pods.api").detail == "standing by"
             assert (place.holder(), place.server.kinds().count("list")) == ("one", asked)
     assert place.holder() == ""
     assert states(await topic(place.bus)) == {"a": ["Running"]}
@@ -98,7 +99,7 @@ async def test_the_next_leader_says_what_changed_and_nothing_twice(place: Place)
     ]
     first, second = Readiness(), Readiness()
     async with place.run("two", second):
-        await soon(lambda: second.check("api").detail == "2 pods")
+        await soon(lambda: second.check("pods.api").detail == "2 pods")
         async with place.run("one", first):
             await soon(lambda: first.check("lease").detail == "standing by: two leads")
             place.shelf.put(PATH, _held_by("nobody, for one second", seconds=1))
@@ -124,11 +125,12 @@ async def test_nothing_is_published_once_another_one_may_lead() -> None:
         if not held[0]:
             raise LeaseLostError("lost")
 
-    table = PodTable(tombstone_after_seconds=60, max_tombstones=10)
-    publisher = PodPublisher(
+    table = ObjectTable(node_of=POD.node_of, tombstone_after_seconds=60, max_tombstones=10)
+    publisher = RecordPublisher(
+        kind=POD,
         bus=bus,
         table=table,
-        check=Readiness().check("kafka"),
+        check=Readiness().check("pods.kafka"),
         clock=PatientClock(),
         batch_max=10,
         topic_id=None,

@@ -8,8 +8,9 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 from typing_extensions import override
 
-from enricher.podwatch.publish import PodPublisher
-from enricher.podwatch.table import PodTable
+from enricher.podwatch.kinds import POD
+from enricher.podwatch.publish import RecordPublisher
+from enricher.podwatch.table import ObjectTable
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import TopicDescription
 from gpuledger.clock import SystemClock
@@ -41,11 +42,12 @@ class DeadBus(MemoryBus):
 
 @asynccontextmanager
 async def publishing(
-    bus: MemoryBus, table: PodTable, *, topic_id: str | None = None
+    bus: MemoryBus, table: ObjectTable, *, topic_id: str | None = None
 ) -> AsyncIterator[Check]:
     """Publish from the table, with a look at the topic every few milliseconds."""
-    check = Readiness().check("kafka")
-    publisher = PodPublisher(
+    check = Readiness().check("pods.kafka")
+    publisher = RecordPublisher(
+        kind=POD,
         bus=bus,
         table=table,
         check=check,
@@ -63,9 +65,9 @@ async def publishing(
             await task
 
 
-def table_of(*uids: str) -> PodTable:
+def table_of(*uids: str) -> ObjectTable:
     """Return a table that Kafka knows nothing of."""
-    table = PodTable(tombstone_after_seconds=60, max_tombstones=10)
+    table = ObjectTable(node_of=POD.node_of, tombstone_after_seconds=60, max_tombstones=10)
     for uid in uids:
         table.upsert(pod_record(uid), time_ns=1)
     return table
@@ -120,7 +122,7 @@ async def test_a_pod_too_large_for_a_message_is_published_without_what_makes_it_
     bus, table = MemoryBus(), table_of("a", "b")
     annotations = {f"a{number}": "x" * 250_000 for number in range(5)}
     table.upsert(pod_record("large", annotations=annotations), time_ns=2)
-    before = value_of("gpuledger_podwatch_pods_cut_total")
+    before = value_of("gpuledger_podwatch_records_cut_total")
     with capture_logs() as lines:
         async with publishing(bus, table):
             await has(bus, KNOWN | {"large": ["Running"]})
@@ -128,21 +130,23 @@ async def test_a_pod_too_large_for_a_message_is_published_without_what_makes_it_
     assert (pods["large"].annotations, pods["large"].containers) == (None, [])
     assert (pods["large"].namespace, pods["large"].name) == ("team-red", "pod-large")
     assert pods["a"].containers
-    assert value_of("gpuledger_podwatch_pods_cut_total") == before + 1
-    assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["pod_shortened"]
+    assert value_of("gpuledger_podwatch_records_cut_total") == before + 1
+    assert [line["event"] for line in lines if line["log_level"] == "warning"] == [
+        "record_shortened"
+    ]
 
 
 async def test_a_pod_with_more_than_a_record_may_carry_is_published_with_that_cut() -> None:
     """A status is written by the kubelet, and an owner's kind by anybody."""
     bus, table = MemoryBus(), table_of("a")
     table.upsert(pod_record("odd", owner_kind="K" * 100_000, config_hash="h" * 250_000), time_ns=2)
-    before = value_of("gpuledger_podwatch_pods_cut_total")
+    before = value_of("gpuledger_podwatch_records_cut_total")
     async with publishing(bus, table):
         await has(bus, {"a": ["Running"], "odd": ["Running"]})
     pods = {pod.uid: pod for pod in await published(bus)}
     assert pods["odd"].owner_kind == "K" * MAX_WORD_LENGTH
     assert pods["odd"].config_hash == "h" * MAX_ID_LENGTH
-    assert value_of("gpuledger_podwatch_pods_cut_total") == before + 1
+    assert value_of("gpuledger_podwatch_records_cut_total") == before + 1
 
 
 async def published(bus: MemoryBus) -> list[PodRecord]:
@@ -153,4 +157,4 @@ async def published(bus: MemoryBus) -> list[PodRecord]:
 
 def value_of(name: str) -> float:
     """Return what a metric says now."""
-    return REGISTRY.get_sample_value(name) or 0.0
+    return REGISTRY.get_sample_value(name, {"kind": "pod"}) or 0.0

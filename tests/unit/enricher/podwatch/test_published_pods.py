@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 from typing_extensions import override
 
-from enricher.podwatch.publish import KnownPods, read_known
+from enricher.podwatch.kinds import POD
+from enricher.podwatch.publish import KnownRecords, read_known
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import HistoryReader, Message, Record, Unreadable, UnreadableReason
 from gpuledger.codec import encode
@@ -30,7 +31,7 @@ def records(*pairs: tuple[str, bytes | None]) -> list[Record]:
     ]
 
 
-def phases(known: KnownPods) -> dict[str, str]:
+def phases(known: KnownRecords) -> dict[str, str]:
     return {uid: pod.phase for uid, pod in known.by_uid.items()}
 
 
@@ -49,23 +50,23 @@ def phases(known: KnownPods) -> dict[str, str]:
 def test_of_each_pod_the_newest_record_counts(
     pairs: Sequence[tuple[str, bytes | None]], expected: dict[str, str], undecodable: int
 ) -> None:
-    known = KnownPods(topics=TOPICS)
+    known = KnownRecords(kind=POD, topics=TOPICS)
     known.ingest(records(*pairs))
     assert (phases(known), known.undecodable) == (expected, undecodable)
 
 
 def test_a_record_without_a_key_is_no_pod() -> None:
-    known = KnownPods(topics=TOPICS)
+    known = KnownRecords(kind=POD, topics=TOPICS)
     known.ingest([Record(PODS.name, 0, 0, 0, None, value("a"))])
     assert (known.by_uid, known.undecodable) == ({}, 1)
 
 
 def test_records_hold_what_is_equal_once() -> None:
-    known = KnownPods(topics=TOPICS)
+    known = KnownRecords(kind=POD, topics=TOPICS)
     known.ingest(records(("a", value("a")), ("b", value("b"))))
     one, other = known.by_uid["a"], known.by_uid["b"]
     assert one == pod_record("a")
-    for part in ("namespace", "node", "labels", "gpus_requested", "phase", "created_time_ns"):
+    for part in ("namespace", "node", "labels", "phase", "created_time_ns"):
         assert getattr(one, part) is getattr(other, part)
 
 
@@ -96,24 +97,26 @@ async def test_all_partitions_are_read_to_their_end() -> None:
     bus, readiness = MemoryBus(), Readiness()
     await publish(bus, *((number % 12, f"u{number}", value(f"u{number}")) for number in range(30)))
     await publish(bus, (3, "u3", None), (4, "u4", value("u4", deleted_time_ns=1)))
-    known = await read_known(bus=bus, check=readiness.check("known_pods"), clock=PatientClock())
+    known = await read_known(
+        kind=POD, bus=bus, check=readiness.check("pods.known"), clock=PatientClock()
+    )
     assert known.by_uid.keys() == {f"u{number}" for number in range(30)} - {"u3"}
-    check = readiness.check("known_pods")
+    check = readiness.check("pods.known")
     assert (check.is_ok, check.detail) == (True, "29 pods were known, 1 of them deleted")
 
 
 async def test_a_bus_that_is_away_is_asked_again_after_a_pause() -> None:
     bus, readiness, clock = FlakyBus(failures=3), Readiness(), PatientClock()
     await publish(bus, (0, "a", value("a")))
-    known = await read_known(bus=bus, check=readiness.check("known_pods"), clock=clock)
+    known = await read_known(kind=POD, bus=bus, check=readiness.check("pods.known"), clock=clock)
     assert phases(known) == {"a": "Running"}
     assert len(clock.slept) == 3
     assert clock.slept[2] > clock.slept[0]
 
 
 async def test_a_missing_topic_is_named_and_waited_for() -> None:
-    bus, check, clock = MemoryBus(topics=[]), Readiness().check("known_pods"), PatientClock()
-    reading = asyncio.create_task(read_known(bus=bus, check=check, clock=clock))
+    bus, check, clock = MemoryBus(topics=[]), Readiness().check("pods.known"), PatientClock()
+    reading = asyncio.create_task(read_known(kind=POD, bus=bus, check=check, clock=clock))
     await soon(lambda: len(clock.slept) >= 2)
     assert "there is no topic 'gpuledger.pods.v1'" in check.detail
     bus.create([PODS])
@@ -121,7 +124,7 @@ async def test_a_missing_topic_is_named_and_waited_for() -> None:
 
 
 def test_a_batch_that_cannot_be_unpacked_takes_no_pod_away_and_is_counted() -> None:
-    known = KnownPods(topics=TOPICS)
+    known = KnownRecords(kind=POD, topics=TOPICS)
     why = Unreadable(1, UnreadableReason.DAMAGED, "no zstd")
     known.ingest([*records(("a", value("a"))), Record(PODS.name, 0, 3, 0, None, None, why)])
     assert (phases(known), known.undecodable) == ({"a": "Running"}, 1)

@@ -295,7 +295,7 @@ async def test_a_missing_role_is_said_with_its_remedy(
     assert isinstance(told_error, Interrupted)
     assert str(told_error.error) == (
         "the API server answered 403: says 403:"
-        " grant its account get, list and watch on pods in a ClusterRole"
+        " grant its account get, list and watch on pods, nodes and namespaces in a ClusterRole"
     )
 
 

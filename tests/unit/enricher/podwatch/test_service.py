@@ -23,7 +23,7 @@ from gpuledger.bus.protocol import (
 from gpuledger.errors import BusUnavailableError
 from gpuledger.runtime import Readiness
 from gpuledger.topics import partition_of_node
-from tests.default_topics import PODS
+from tests.default_topics import NAMESPACES, NODES, PODS
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import (
     PatientClock,
@@ -154,7 +154,7 @@ async def test_readiness_tells_of_both_sides(
         assert not readiness.is_ready()
         await published(bus, 1)
         await soon(readiness.is_ready)
-        assert readiness.check("api").detail == "1 pods"
+        assert readiness.check("pods.api").detail == "1 pods"
 
 
 async def test_an_api_server_on_which_no_pod_changes_is_ready_and_nothing_is_said(
@@ -181,7 +181,7 @@ async def test_a_missing_role_makes_podwatch_unready_and_says_why(
     async with running(
         bus=MemoryBus(), settings=settings, readiness=readiness, clock=PatientClock()
     ):
-        await soon(lambda: "403" in readiness.check("api").detail)
+        await soon(lambda: "403" in readiness.check("pods.api").detail)
         assert not readiness.is_ready()
 
 
@@ -193,7 +193,7 @@ async def test_pods_wait_for_a_bus_that_is_away(
     server.watches += [events(event("MODIFIED", pod("a", status={"phase": "Failed"})), keep=True)]
     async with running(bus=bus, settings=settings, readiness=readiness, clock=clock):
         await published_phase(bus.inner, "Failed")
-        await soon(lambda: readiness.check("kafka").is_ok)
+        await soon(lambda: readiness.check("pods.kafka").is_ok)
     assert bus.refusals == 0
 
 
@@ -203,7 +203,7 @@ async def test_a_bus_that_is_away_makes_podwatch_unready_and_is_not_asked_all_th
     bus, readiness, clock = ShakyBus(refusals=10**9), Readiness(), StillClock()
     server.lists += [page(pod("a"))]
     async with running(bus=bus, settings=settings, readiness=readiness, clock=clock):
-        await soon(lambda: "no broker answers" in readiness.check("kafka").detail)
+        await soon(lambda: "no broker answers" in readiness.check("pods.kafka").detail)
         assert bus.refusals == 10**9 - 1
         assert not readiness.is_ready()
 
@@ -217,6 +217,11 @@ async def test_a_missing_topic_is_named_and_waited_for(
         await soon(lambda: "there is no topic 'gpuledger.pods.v1'" in str(readiness.report()))
         assert not readiness.is_ready()
         bus.create([PODS])
+        await soon(lambda: readiness.check("pods.known").is_ok)
+        # Each kind by itself: pods are published while the others wait for their topics.
+        await soon(lambda: len(bus.kept(PODS.name)) == 1)
+        assert not readiness.is_ready()
+        bus.create([NODES, NAMESPACES])
         await soon(readiness.is_ready)
 
 
@@ -231,9 +236,9 @@ async def test_a_pod_that_cannot_be_read_is_named_until_it_can_or_is_gone(
     async with running(
         bus=MemoryBus(), settings=settings, readiness=readiness, clock=PatientClock()
     ):
-        api, readable = readiness.check("api"), readiness.check("pod_objects")
+        api, readable = readiness.check("pods.api"), readiness.check("pods.objects")
         await soon(lambda: readable.has_failed)
-        assert "pod team-red/pod-a cannot be read" in readable.detail
+        assert "team-red/pod-a cannot be read" in readable.detail
         assert api.detail == "2 pods"
         go_on.set()
         await soon(lambda: readable.is_ok)

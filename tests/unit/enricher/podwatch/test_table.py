@@ -1,6 +1,7 @@
 """Which pods the table has due, and for how long."""
 
-from enricher.podwatch.table import PodTable
+from enricher.podwatch.kinds import POD
+from enricher.podwatch.table import ObjectTable
 from gpuledger.records import PodRecord
 from tests.unit.enricher.podwatch.builders import encoded, pod, pod_record, reader_of
 
@@ -15,13 +16,17 @@ def record(uid: str, *, version: str = "1", phase: str = "Running") -> PodRecord
     return found
 
 
-def table(*, tombstone_after_seconds: float = 900.0, max_tombstones: int = 10) -> PodTable:
-    return PodTable(tombstone_after_seconds=tombstone_after_seconds, max_tombstones=max_tombstones)
+def table(*, tombstone_after_seconds: float = 900.0, max_tombstones: int = 10) -> ObjectTable:
+    return ObjectTable(
+        node_of=POD.node_of,
+        tombstone_after_seconds=tombstone_after_seconds,
+        max_tombstones=max_tombstones,
+    )
 
 
-def due(pods: PodTable) -> list[tuple[str, str]]:
+def due(pods: ObjectTable) -> list[tuple[str, str]]:
     """Return what is due, as UID and state."""
-    return [(one.uid, _state(one.pod)) for one in pods.batch(MOST)]
+    return [(one.uid, _state(one.record)) for one in pods.batch(MOST)]
 
 
 def _state(found: PodRecord | None) -> str:
@@ -30,7 +35,7 @@ def _state(found: PodRecord | None) -> str:
     return found.phase if found.deleted_time_ns is None else f"deleted {found.deleted_time_ns}"
 
 
-def publish(pods: PodTable) -> list[tuple[str, str]]:
+def publish(pods: ObjectTable) -> list[tuple[str, str]]:
     """Acknowledge what is due, and return what it was."""
     was = due(pods)
     pods.acknowledge(pods.batch(MOST))
@@ -117,8 +122,8 @@ def test_what_a_list_did_not_have_is_deleted_as_of_the_lists_version() -> None:
     pods.begin_list()
     pods.end_list(time_ns=3, version="100")
     (gone,) = pods.batch(MOST)
-    assert gone.pod is not None
-    assert (gone.pod.resource_version, gone.pod.deleted_time_ns) == ("100", 3)
+    assert gone.record is not None
+    assert (gone.record.resource_version, gone.record.deleted_time_ns) == ("100", 3)
 
 
 def test_a_pod_that_lives_in_spite_of_a_list_does_so_from_that_lists_version_on() -> None:
@@ -129,10 +134,10 @@ def test_a_pod_that_lives_in_spite_of_a_list_does_so_from_that_lists_version_on(
     pods.end_list(time_ns=2, version="100")
     pods.upsert(record("a", version="5"), time_ns=3)
     (lives,) = pods.batch(MOST)
-    assert lives.pod is not None
-    assert (lives.pod.resource_version, lives.pod.deleted_time_ns) == ("100", None)
+    assert lives.record is not None
+    assert (lives.record.resource_version, lives.record.deleted_time_ns) == ("100", None)
     pods.upsert(record("a", version="101", phase="Failed"), time_ns=4)
-    assert [one.pod and one.pod.resource_version for one in pods.batch(MOST)] == ["101"]
+    assert [one.record and one.record.resource_version for one in pods.batch(MOST)] == ["101"]
 
 
 def test_what_is_to_be_repeated_is_due_as_it_was_restored() -> None:
@@ -218,7 +223,7 @@ def test_of_equal_records_the_last_seen_is_kept_unless_the_other_is_on_its_way()
     pods.begin_list()
     pods.end_list(time_ns=2)
     assert due(pods) == [("a", "deleted 2")]
-    assert pods.batch(MOST)[0].pod.resource_version == "2"  # type: ignore[union-attr]  # it is no tombstone
+    assert pods.batch(MOST)[0].record.resource_version == "2"  # type: ignore[union-attr]  # it is no tombstone
     pods.upsert(first, time_ns=3)
     on_the_way = pods.batch(MOST)
     pods.upsert(second, time_ns=4)

@@ -1,0 +1,148 @@
+"""Podwatch as a whole with nodes and namespaces beside the pods, each kind by itself."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from enricher.podwatch.kinds import KINDS, NAMESPACE, NODE, ObjectKind
+from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
+from enricher.podwatch.publish import encode_bounded
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.clock import Clock
+from gpuledger.records import NamespaceRecord, NodeRecord
+from gpuledger.records.bounds import MAX_LABEL_LENGTH
+from gpuledger.runtime import Readiness
+from gpuledger.topics import partition_of_node
+from tests.default_topics import NAMESPACES, NODES, PODS, TOPICS
+from tests.unit.enricher.podwatch.builders import CREATED, Object, PatientClock, pod, soon
+from tests.unit.enricher.podwatch.misbehaving import MisbehavingServer, page, status
+from tests.unit.enricher.podwatch.running import StillClock, running
+
+
+@pytest.fixture
+def settings(server: MisbehavingServer) -> PodwatchSettings:
+    return PodwatchSettings(
+        kubernetes=KubernetesSettings(url=server.url), tombstone_after_seconds=60
+    )
+
+
+def item(uid: str, *, version: str = "7", **metadata: object) -> Object:
+    named = {"uid": uid, "name": f"name-{uid}", "resourceVersion": version}
+    return {"metadata": named | {"creationTimestamp": CREATED} | metadata}
+
+
+def told(bus: MemoryBus, kind: ObjectKind[Any]) -> list[tuple[str, int, str]]:
+    """Return what a kind's topic has, as name, partition and state."""
+    found = []
+    for record in bus.kept(kind.topic(bus.topics).name):
+        key = (record.key or b"").decode()
+        if record.value is None:
+            found.append((key, record.partition, "tombstone"))
+            continue
+        decoded = kind.decoder(bus.topics).decode(record.value)
+        state = "there" if decoded.deleted_time_ns is None else "deleted"
+        found.append((decoded.uid, record.partition, state))
+    return found
+
+
+async def run_until(
+    bus: MemoryBus, settings: PodwatchSettings, clock: Clock, counts: dict[str, int]
+) -> Readiness:
+    """Run podwatch until its topics have so many messages, and some time longer."""
+    readiness = Readiness()
+    async with running(bus=bus, settings=settings, readiness=readiness, clock=clock):
+        await soon(
+            lambda: (
+                {name: len(bus.kept(name)) for name in counts} == counts and readiness.is_ready()
+            )
+        )
+        await asyncio.sleep(0.02)
+    assert {name: len(bus.kept(name)) for name in counts} == counts
+    return readiness
+
+
+async def test_nodes_lie_with_their_samples_and_namespaces_in_one_partition(
+    server: MisbehavingServer, settings: PodwatchSettings
+) -> None:
+    server.others = {"nodes": [item("n1"), item("n2")], "namespaces": [item("s1"), item("s2")]}
+    bus = MemoryBus()
+    readiness = await run_until(bus, settings, StillClock(), {NODES.name: 2, NAMESPACES.name: 2})
+    places = [partition_of_node(f"name-{uid}", partitions=NODES.partitions) for uid in ("n1", "n2")]
+    assert sorted(told(bus, NODE)) == [("n1", places[0], "there"), ("n2", places[1], "there")]
+    assert sorted(told(bus, NAMESPACE)) == [("s1", 0, "there"), ("s2", 0, "there")]
+    assert {kind.plural: readiness.check(f"{kind.plural}.api").detail for kind in KINDS} == {
+        "pods": "0 pods",
+        "nodes": "2 nodes",
+        "namespaces": "2 namespaces",
+    }
+
+
+async def test_a_restart_repeats_nothing_and_finds_what_went_and_later_come_tombstones(
+    server: MisbehavingServer, settings: PodwatchSettings
+) -> None:
+    bus = MemoryBus()
+    server.others = {"nodes": [item("n1"), item("n2")], "namespaces": [item("s1"), item("s2")]}
+    await run_until(bus, settings, StillClock(), {NODES.name: 2, NAMESPACES.name: 2})
+    # Another version, and nothing else; and one of each is gone.
+    server.others = {
+        "nodes": [item("n1", version="8")],
+        "namespaces": [item("s1", version="8")],
+    }
+    await run_until(bus, settings, StillClock(), {NODES.name: 3, NAMESPACES.name: 3})
+    await run_until(
+        bus, settings, PatientClock(start_ns=2**62), {NODES.name: 4, NAMESPACES.name: 4}
+    )
+    for kind, gone in ((NODE, "n2"), (NAMESPACE, "s2")):
+        mine = [(place, state) for uid, place, state in told(bus, kind) if uid == gone]
+        assert [state for _, state in mine] == ["there", "deleted", "tombstone"]
+        assert len({place for place, _ in mine}) == 1
+
+
+async def test_without_the_right_to_nodes_pods_are_published_and_the_check_names_the_right(
+    server: MisbehavingServer, settings: PodwatchSettings
+) -> None:
+    server.refused = {"nodes": status(403, reason="Forbidden")}
+    server.lists += [page(pod("a"))]
+    bus, readiness = MemoryBus(), Readiness()
+    async with running(bus=bus, settings=settings, readiness=readiness, clock=PatientClock()):
+        await soon(lambda: len(bus.kept(PODS.name)) == 1)
+        await soon(lambda: readiness.check("nodes.api").has_failed)
+        assert "list and watch on pods, nodes and namespaces" in readiness.check("nodes.api").detail
+        assert readiness.check("namespaces.api").is_ok
+        assert not readiness.is_ready()
+        server.refused.clear()
+        await soon(readiness.is_ready)
+
+
+def cut(kind: str) -> float:
+    """Return how many records of a kind were cut."""
+    name = "gpuledger_podwatch_records_cut_total"
+    return REGISTRY.get_sample_value(name, {"kind": kind}) or 0.0
+
+
+def test_what_a_node_or_a_namespace_has_too_much_of_is_cut_and_counted() -> None:
+    times: dict[str, Any] = {"created_time_ns": 1, "resource_version": "7"}
+    node = NodeRecord(uid="u", name="n", pool="p" * 500, labels={}, **times)
+    notes = {f"a{number}": "x" * 250_000 for number in range(5)}
+    space = NamespaceRecord(uid="u", name="n", labels={"a": "b"}, annotations=notes, **times)
+    before = cut("node"), cut("namespace")
+    found = NODE.decoder(TOPICS).decode(encode_bounded(node, kind=NODE, topics=TOPICS))
+    bare = NAMESPACE.decoder(TOPICS).decode(encode_bounded(space, kind=NAMESPACE, topics=TOPICS))
+    assert found.pool == "p" * MAX_LABEL_LENGTH
+    assert (bare.name, bare.labels, bare.annotations) == ("n", {}, None)
+    assert (cut("node"), cut("namespace")) == (before[0] + 1, before[1] + 1)
+
+
+async def test_a_node_that_cannot_be_read_is_named_and_the_others_are_published(
+    server: MisbehavingServer, settings: PodwatchSettings
+) -> None:
+    server.others["nodes"] = [item("odd", labels=5), item("n1")]
+    bus, readiness = MemoryBus(), Readiness()
+    async with running(bus=bus, settings=settings, readiness=readiness, clock=StillClock()):
+        await soon(lambda: [uid for uid, _, _ in told(bus, NODE)] == ["n1"])
+        check = readiness.check("nodes.objects")
+        await soon(lambda: check.has_failed)
+        assert check.detail.startswith("name-odd cannot be read, and 0 others: not a node")
+        assert readiness.check("pods.objects").is_ok

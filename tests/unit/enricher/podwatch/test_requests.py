@@ -1,0 +1,149 @@
+"""What podwatch reads of what containers ask for of GPUs."""
+
+import pytest
+
+from enricher.podwatch.pod_settings import PodwatchSettings
+from gpuledger.codec import Decoder, encode
+from gpuledger.errors import UndecodableError
+from gpuledger.records import ContainerRequest, PodRecord
+from tests.default_topics import PODS
+from tests.unit.enricher.podwatch.builders import Object, encoded, pod, reader_of
+
+ASKED = PodwatchSettings().gpu_resource_prefixes
+
+
+def read(item: Object, *, prefixes: list[str] = ASKED) -> PodRecord:
+    found = reader_of(gpu_resource_prefixes=prefixes).read(encoded(item))
+    assert found is not None
+    return found
+
+
+def container(name: str = "main", **more: object) -> Object:
+    return {"name": name, **more}
+
+
+def asking(amounts: Object, *, kind: str = "limits") -> Object:
+    return container(resources={kind: {"cpu": "4", "memory": "1Gi", **amounts}})
+
+
+def requested(item: Object, **section: object) -> ContainerRequest | None:
+    """Return what a pod's only container asks for."""
+    (found,) = read(pod(spec={"containers": [item], **section})).containers
+    return found.requested
+
+
+@pytest.mark.parametrize(
+    "amounts",
+    [
+        pytest.param({"nvidia.com/gpu": 2}, id="GPUs"),
+        pytest.param({"nvidia.com/gpu.shared": 1}, id="replicas"),
+        pytest.param({"nvidia.com/mig-1g.10gb": 3}, id="MIG"),
+        pytest.param(
+            {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 30}, id="HAMi"
+        ),
+        pytest.param({"aliyun.com/gpu-mem": 8, "aliyun.com/gpu-core.percentage": 40}, id="Alibaba"),
+        pytest.param(
+            {
+                "volcano.sh/vgpu-number": 1,
+                "volcano.sh/vgpu-memory": 3000,
+                "volcano.sh/vgpu-cores": 5,
+            },
+            id="Volcano",
+        ),
+        pytest.param({"volcano.sh/gpu-memory": 1024}, id="Volcano, as it was"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["limits", "requests"])
+def test_amounts_are_those_of_the_spec_by_resource_name(amounts: dict[str, int], kind: str) -> None:
+    texts = {name: str(amount) for name, amount in amounts.items()}
+    assert requested(asking(texts, kind=kind)) == ContainerRequest(resources=amounts)
+
+
+@pytest.mark.parametrize("amounts", [{}, {"amd.com/gpu": "1"}, {"nvidia.com/gpu": "0"}])
+def test_a_container_that_asks_for_no_gpu_has_no_request(amounts: Object) -> None:
+    assert requested(asking(amounts)) is None
+    assert requested(container()) is None
+
+
+def test_which_resources_are_gpus_is_a_setting() -> None:
+    item = pod(spec={"containers": [asking({"amd.com/gpu": "1", "nvidia.com/gpu": "1"})]})
+    (found,) = read(item, prefixes=["amd.com/"]).containers
+    assert found.requested == ContainerRequest(resources={"amd.com/gpu": 1})
+
+
+def test_each_container_says_what_it_asks_for_and_which_kind_it_is() -> None:
+    """So that who wants the sum of a pod can count as the scheduler does."""
+    gpu = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    spec = {
+        "initContainers": [
+            container("fetch", **gpu),
+            container("proxy", restartPolicy="Always", **gpu),
+        ],
+        "containers": [container("main", **gpu), container("side")],
+        "ephemeralContainers": [container("debug")],
+    }
+    found = read(pod(spec=spec, status={"containerStatuses": []}))
+    one = ContainerRequest(resources={"nvidia.com/gpu": 1})
+    assert [(each.name, each.kind, each.requested) for each in found.containers] == [
+        ("fetch", "init", one),
+        ("proxy", "sidecar", one),
+        ("main", None, one),
+        ("side", None, None),
+        ("debug", "ephemeral", None),
+    ]
+    assert found.containers[0].requested is found.containers[2].requested
+    assert Decoder(topic=PODS.name, record=PodRecord).decode(encode(found)) == found
+
+
+MPS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+
+
+@pytest.mark.parametrize(
+    ("variables", "ratio"),
+    [
+        ([{"name": MPS, "value": "25"}], 0.25),
+        ([{"name": MPS, "value": "100"}], 1.0),
+        ([{"name": MPS, "value": "12.5"}], 0.125),
+        ([{"name": "A", "value": "b"}, {"name": MPS, "value": "7"}], 0.07),
+        ([{"name": MPS, "value": "7"}, {"name": MPS, "value": "9"}], 0.09),
+        ([{"name": MPS, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}], None),
+        ([{"name": MPS, "value": "$(SHARE)"}], None),
+        ([{"name": MPS, "value": "120"}], None),
+        ([{"name": MPS, "value": "-5"}], None),
+        ([{"name": MPS}], None),
+        ([{"name": "NOTE", "value": MPS}], None),
+        ([], None),
+        (None, None),
+    ],
+)
+def test_the_share_under_mps_is_the_variable_where_it_is_a_literal(
+    variables: list[Object] | None, ratio: float | None
+) -> None:
+    found = requested(container(env=variables))
+    assert (found and found.mps_active_thread_ratio) == ratio
+
+
+def test_variables_that_are_none_make_the_pod_unreadable() -> None:
+    with pytest.raises(UndecodableError, match="not a pod"):
+        read(pod(spec={"containers": [container(env=[{"name": 5, "value": MPS}])]}))
+
+
+def test_claims_are_named_as_the_claims_are_and_not_as_the_pod_calls_them() -> None:
+    """One of the spec by its own name, one of a template by that which the status tells."""
+    resources = {"claims": [{"name": name} for name in ("own", "made", "waits", "own")]}
+    spec = {
+        "containers": [container(resources=resources)],
+        "resourceClaims": [
+            {"name": "own", "resourceClaimName": "shared-gpus"},
+            {"name": "made", "resourceClaimTemplateName": "one-gpu"},
+            {"name": "waits", "resourceClaimTemplateName": "one-gpu"},
+        ],
+    }
+    statuses = [
+        {"name": "made", "resourceClaimName": "pod-u1-made-7xk2p"},
+        {"name": "waits", "resourceClaimName": None},
+    ]
+    (found,) = read(pod(spec=spec, status={"resourceClaimStatuses": statuses})).containers
+    assert found.requested == ContainerRequest(
+        resources={}, claims=["shared-gpus", "pod-u1-made-7xk2p"]
+    )
