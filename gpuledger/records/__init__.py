@@ -7,11 +7,13 @@ seconds as the name says. An optional field that is not known is absent, never z
 from gpuledger.records.bookkeeping import BootProgress, DeadLetter, NodeProgress
 from gpuledger.records.events import (
     Account,
+    BusyMethod,
     Entry,
     GpuBooks,
     GpuEvent,
     HolderState,
-    Method,
+    IdleDrawSource,
+    MemoryMethod,
     PodDescription,
     PodState,
     Settlement,
@@ -21,6 +23,7 @@ from gpuledger.records.inventory import Capability, GpuFacts, Inventory, MigInst
 from gpuledger.records.pods import PodContainer, PodRecord
 from gpuledger.records.processes import GpuTotals, ProcessChange, ProcessExit, ProcessRecord
 from gpuledger.records.readings import (
+    EnergyMethod,
     GpuDetails,
     GpuHealth,
     GpuLimits,
@@ -42,10 +45,12 @@ __all__ = [
     "Account",
     "AttributedIncident",
     "BootProgress",
+    "BusyMethod",
     "Capability",
     "ContainerRef",
     "DeadLetter",
     "DeviceAllocation",
+    "EnergyMethod",
     "Entry",
     "GpuBooks",
     "GpuDetails",
@@ -60,10 +65,11 @@ __all__ = [
     "GpuTotals",
     "GpuTraffic",
     "HolderState",
+    "IdleDrawSource",
     "Incident",
     "IncidentProcess",
     "Inventory",
-    "Method",
+    "MemoryMethod",
     "MigInstance",
     "NodeProgress",
     "NodeReadings",

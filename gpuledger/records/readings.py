@@ -10,7 +10,7 @@ is named in `resets`.
 
 from typing import Annotated
 
-from gpuledger.records.base import ArrayRecord, BaseRecord, Natural, SmallNatural
+from gpuledger.records.base import ArrayRecord, BaseRecord, Natural, OpenEnum, SmallNatural
 from gpuledger.records.bounds import (
     MAX_COUNTERS,
     MAX_LINKS,
@@ -29,6 +29,14 @@ from gpuledger.records.bounds import (
     Word,
     at_most,
 )
+
+
+class EnergyMethod(OpenEnum):
+    """How the energy of a tick was found."""
+
+    COUNTER = "counter"
+    INTERPOLATED = "interpolated"
+    POWER = "power"
 
 
 class GpuThrottling(BaseRecord, frozen=True, kw_only=True):
