@@ -11,10 +11,9 @@ Amounts are whole numbers and ratios have six digits, so that what is booked of 
 last digit.
 """
 
-from enum import StrEnum
 from typing import Annotated
 
-from gpuledger.records.base import ArrayRecord, BaseRecord, Natural, SmallNatural
+from gpuledger.records.base import ArrayRecord, BaseRecord, Natural, OpenEnum, SmallNatural
 from gpuledger.records.bounds import (
     MAX_COUNTERS,
     MAX_LINKS,
@@ -226,8 +225,7 @@ class GpuTraffic(BaseRecord, frozen=True, kw_only=True):
     """To the GPU over all NVLinks, data without headers."""
 
 
-# Values of enumerations are written: one is added, none is ever renamed.
-class EnergyMethod(StrEnum):
+class EnergyMethod(OpenEnum):
     """How the energy of a tick was found."""
 
     COUNTER = "counter"
@@ -275,9 +273,8 @@ class GpuReading(ArrayRecord, frozen=True, kw_only=True):
     what it has come to in all, so that ticks in a row add up to the driver's counter."""
     energy_total_millijoules: Millijoules | None = None
     """The driver's energy counter; it starts again when the driver is loaded."""
-    # A word and no enumeration: readers pass on what they do not know.
-    energy_method: Word | None = None
-    """How `energy_millijoules` was found, a word of `EnergyMethod`; absent where that is."""
+    energy_method: EnergyMethod | None = None
+    """How `energy_millijoules` was found; absent where that is."""
     idle_draw_milliwatts: Milliwatts | None = None
     """The least that the board has drawn over a tick without a process, since the agent started;
     absent until such a tick was seen, and on a MIG instance."""
