@@ -56,6 +56,16 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     rest: int = 0
     """Of the draw times the time: what makes no millijoule yet, in milliwatts times nanoseconds."""
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the counter stood still for longer than its steps when it was read last."""
+        return self.read_ns - self.moved_ns > MAX_STEP_NS
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the next ticks will not be booked less than what is drawn in them."""
+        return self.ahead == 0 or self.has_stopped
+
     def measure(
         self,
         counter: int | None,
@@ -109,7 +119,7 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             counter=self.counter,
             read_ns=read_ns,
             moved_ns=self.moved_ns,
-            ahead=self.ahead + (by_draw or 0),
+            ahead=0 if self.counter is None else self.ahead + (by_draw or 0),
             rest=rest,
         )
         return after, energy
@@ -123,7 +133,7 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         if since_ns > interval_ns:
             part = max(0, drawn - self.ahead) * interval_ns // since_ns
             energy = TickEnergy(part, EnergyMethod.INTERPOLATED)
-        if self.read_ns - self.moved_ns <= MAX_STEP_NS:
+        if not self.has_stopped:
             return energy, max(0, self.ahead - drawn)
         # It had stopped, and what it left out meanwhile was drawn all the same.
         if by_draw is not None and by_draw > (energy.millijoules or 0):
@@ -159,7 +169,7 @@ class IdleDraw(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Return what is known after a tick.
 
         `is_free` says that it ended without a process, `is_unused` that no kernel ran in it, and
-        `is_settled` that no tick before it had booked more than the counter showed.
+        `is_settled` that it is not booked less, as ticks before it were booked more than was drawn.
         """
         # Where a board is said to draw nothing, it does not say what it draws.
         is_known = is_free and self.was_free and is_unused and bool(energy.millijoules)

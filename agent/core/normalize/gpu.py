@@ -258,7 +258,7 @@ class _BoardEnergy(NamedTuple):
             tick,
             is_free=is_free,
             is_unused=utilization_ratio == 0.0,
-            is_settled=before.ahead == 0,
+            is_settled=before.is_settled,
             interval_ns=interval_ns,
         )
         return cls(tick, meter, idle)

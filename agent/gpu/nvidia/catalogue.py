@@ -359,7 +359,9 @@ _HEALTH: Final = (
 
 _LIMITS: Final = (
     *(
-        _row(f"limits.power_limit_{name}_milliwatts", FunctionCall(f"nvmlDeviceGet{call}", (), part))
+        _row(
+            f"limits.power_limit_{name}_milliwatts", FunctionCall(f"nvmlDeviceGet{call}", (), part)
+        )
         for name, call, part in (
             ("enforced", "EnforcedPowerLimit", None),
             ("requested", "PowerManagementLimit", None),

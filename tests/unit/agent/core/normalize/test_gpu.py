@@ -330,3 +330,68 @@ def test_a_sample_of_nobody_or_beyond_belief_is_left_out_and_counted(
     assert usage(tick, 7).sm_ratio == 0.0
     assert dict(tick.dropped_samples) == {reason: 1}
     assert tick.state.last_seen.process_us == START_US
+
+
+# Whether a board is without a process, so that what it draws is its idle draw.
+
+FREE = replace(
+    BLANK,
+    percent=0,
+    processes=(),
+    memory_total_bytes=80 << 30,
+    memory_used_bytes=4 << 20,
+    memory_reserved_bytes=600 << 20,
+    power_milliwatts=70_000,
+)
+CUT = replace(
+    FREE,
+    percent=None,
+    mig_enabled=True,
+    profiling={"profiling.graphics_engine_active_ratio": 0.0},
+    memory_used_bytes=80 << 20,
+    instances=tuple(RawGpuSample(uuid=f"MIG-{n}", index=0, processes=()) for n in range(2)),
+)
+
+
+def idle_draw(answers: RawGpuSample) -> int | None:
+    tick = read(answers, None, seconds=10)
+    return read(answers, tick.state, seconds=10).reading.idle_draw_milliwatts
+
+
+@pytest.mark.parametrize(
+    ("law", "answers"),
+    [
+        ("nobody is listed and no kernel ran", FREE),
+        ("an older driver's reserve is in what is in use", replace(
+            FREE, memory_used_bytes=700 << 20, memory_reserved_bytes=None)),
+        ("all instances are free, and the chip's counters say that no kernel ran", CUT),
+    ],
+)  # fmt: skip
+def test_a_board_is_free_where_nobody_is_on_it(law: str, answers: RawGpuSample) -> None:
+    assert idle_draw(answers) == 70_000, law
+
+
+@pytest.mark.parametrize(
+    ("law", "answers"),
+    [
+        ("somebody is there", replace(FREE, processes=(compute(7),))),
+        ("a list failed", replace(FREE, processes=None)),
+        ("a kernel ran", replace(FREE, percent=1)),
+        ("nobody knows whether a kernel ran", replace(FREE, percent=None)),
+        ("memory shows somebody unlisted", replace(FREE, memory_used_bytes=101 << 20)),
+        ("somebody is in an instance", replace(CUT, instances=(
+            CUT.instances[0], replace(CUT.instances[1], processes=(compute(7),))))),
+        ("an instance's list failed", replace(CUT, instances=(
+            CUT.instances[0], replace(CUT.instances[1], processes=None)))),
+        ("no counters of the chip are there", replace(CUT, profiling={})),
+    ],
+)  # fmt: skip
+def test_a_board_is_not_free_where_somebody_may_be_on_it(law: str, answers: RawGpuSample) -> None:
+    assert idle_draw(answers) is None, law
+
+
+def test_what_is_known_of_the_idle_draw_outlives_a_silence_and_a_new_driver() -> None:
+    first = read(FREE, read(FREE, None, seconds=10).state, seconds=10)
+    silent = first.state.forget()
+    back = read(replace(FREE, processes=(compute(7),), energy_millijoules=5), silent)
+    assert back.reading.idle_draw_milliwatts == 70_000

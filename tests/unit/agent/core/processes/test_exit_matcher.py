@@ -110,7 +110,8 @@ def test_what_a_process_used_of_a_gpu_that_it_left_waits_for_its_end(node: Node)
     for _ in range(20):
         assert node.tick({"GPU-0": [7], "GPU-1": []}, {"GPU-0": [], "GPU-1": []}) == []
     (end,) = node.tick(
-        {"GPU-0": [], "GPU-1": []}, {"GPU-0": [account(7, opened=60, busy_ns=2 * HALF_NS)], "GPU-1": []}
+        {"GPU-0": [], "GPU-1": []},
+        {"GPU-0": [account(7, opened=60, busy_ns=2 * HALF_NS)], "GPU-1": []},
     )
     assert end.busy_ns == 3 * HALF_NS
 
