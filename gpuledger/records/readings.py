@@ -11,7 +11,6 @@ Amounts are whole numbers and ratios have six digits, so that what is booked of 
 last digit.
 """
 
-from enum import StrEnum
 from typing import Annotated
 
 from gpuledger.records.base import ArrayRecord, BaseRecord, Natural, OpenEnum, SmallNatural
@@ -232,18 +231,6 @@ class GpuTraffic(BaseRecord, frozen=True, kw_only=True):
     """From the GPU over all NVLinks, data without headers."""
     nvlink_received_bytes_total: Natural | None = None
     """To the GPU over all NVLinks, data without headers."""
-
-
-# Values of enumerations are written: one is added, none is ever renamed.
-class EnergyMethod(StrEnum):
-    """How the energy of a tick was found."""
-
-    COUNTER = "counter"
-    """By the driver's counter at the tick's two ends."""
-    INTERPOLATED = "interpolated"
-    """By the draw, as the driver's counter stood still between its steps, and up to the counter."""
-    POWER = "power"
-    """By the draw alone, times the time: the driver has no counter, or it has begun again."""
 
 
 class GpuReading(ArrayRecord, frozen=True, kw_only=True):
