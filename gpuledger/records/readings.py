@@ -34,14 +34,6 @@ from gpuledger.records.bounds import (
 )
 
 
-class EnergyMethod(OpenEnum):
-    """How the energy of a tick was found."""
-
-    COUNTER = "counter"
-    INTERPOLATED = "interpolated"
-    POWER = "power"
-
-
 class GpuThrottling(BaseRecord, frozen=True, kw_only=True):
     """Why the clocks are lower than they could be, and for how long they were."""
 
@@ -233,6 +225,17 @@ class GpuTraffic(BaseRecord, frozen=True, kw_only=True):
     """To the GPU over all NVLinks, data without headers."""
 
 
+class EnergyMethod(OpenEnum):
+    """How the energy of a tick was found."""
+
+    COUNTER = "counter"
+    """By the driver's counter at the tick's two ends."""
+    INTERPOLATED = "interpolated"
+    """By the draw, as the driver's counter stood still between its steps, and up to the counter."""
+    POWER = "power"
+    """By the draw alone, times the time: the driver has no counter, or it has begun again."""
+
+
 class GpuReading(ArrayRecord, frozen=True, kw_only=True):
     """What one GPU or MIG instance read in a tick; what the driver does not give is absent."""
 
@@ -270,9 +273,8 @@ class GpuReading(ArrayRecord, frozen=True, kw_only=True):
     what it has come to in all, so that ticks in a row add up to the driver's counter."""
     energy_total_millijoules: Millijoules | None = None
     """The driver's energy counter; it starts again when the driver is loaded."""
-    # A word and no enumeration: readers pass on what they do not know.
-    energy_method: Word | None = None
-    """How `energy_millijoules` was found, a word of `EnergyMethod`; absent where that is."""
+    energy_method: EnergyMethod | None = None
+    """How `energy_millijoules` was found; absent where that is."""
     idle_draw_milliwatts: Milliwatts | None = None
     """The least that the board has drawn over a tick without a process, since the agent started;
     absent until such a tick was seen, and on a MIG instance."""
