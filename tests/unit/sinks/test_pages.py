@@ -207,8 +207,8 @@ def test_the_query_of_the_page_names_rows_that_came_before_the_pods_name(
 def test_the_query_of_the_page_says_who_held_idle_gpus_for_how_long(tmp_path: Path) -> None:
     held = [allocation(), allocation(namespace="serving", pod="chat-0")]
     idle = [
-        entry(Account.IDLE, busy_seconds=seconds, allocation=holder)
-        for seconds, holder in ((1800.0, 0), (900.0, 1), (2700.0, None))
+        entry(Account.IDLE, busy_ns=seconds * SECOND_NS, allocation=holder)
+        for seconds, holder in ((1800, 0), (900, 1), (2700, None))
     ]
     fill(tmp_path, [event(tick, entries=[entry(), *idle], allocations=held) for tick in range(2)])
 

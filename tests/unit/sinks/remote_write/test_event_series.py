@@ -19,8 +19,8 @@ CHAT = {"holder_namespace": "serving", "holder_pod": "chat-0", "holder_container
 IDLE = "gpuledger_account_gpu_busy_ratio"
 
 
-def idle(busy_seconds: float, holder: int | None = None) -> Entry:
-    return entry(Account.IDLE, busy_seconds=busy_seconds, allocation=holder)
+def idle(seconds: float, holder: int | None = None) -> Entry:
+    return entry(Account.IDLE, busy_ns=round(seconds * SECOND_NS), allocation=holder)
 
 
 def holders(series: list[Series]) -> dict[str | None, float]:
@@ -30,7 +30,7 @@ def holders(series: list[Series]) -> dict[str | None, float]:
 
 
 def test_idle_has_a_series_for_each_holder_and_one_for_what_nobody_holds() -> None:
-    booked = [idle(0.25, 0), idle(0.125, 1), idle(0.5), entry(Account.HOST, busy_seconds=0.125)]
+    booked = [idle(0.25, 0), idle(0.125, 1), idle(0.5), entry(Account.HOST, busy_ns=125_000_000)]
 
     series = encode(ActiveSeries(), event(entries=booked, allocations=HELD))
 
@@ -106,9 +106,9 @@ def test_a_holder_that_the_event_does_not_list_is_refused_and_changes_nothing(
 def test_activity_becomes_ratios_of_the_tick_where_the_chip_counts_it() -> None:
     counted = reading(sm_active_ratio=0.3, tensor_active_ratio=0.15)
     booked = [
-        entry(busy_seconds=1.0),
-        entry(Account.HOST, busy_seconds=0.5),
-        entry(Account.IDLE, busy_seconds=0.5),
+        entry(busy_ns=1_000_000_000),
+        entry(Account.HOST, busy_ns=500_000_000),
+        entry(Account.IDLE, busy_ns=500_000_000),
     ]
     series = encode(ActiveSeries(), event(of=counted, entries=booked, interval_ns=2 * SECOND_NS))
 
