@@ -13,7 +13,7 @@ from typing import Final
 
 from gpuledger.clock import Clock
 from gpuledger.ledger.entries import EntryOwner, PodIndex, holder_of, name_holder
-from gpuledger.ledger.quantities import conservation_error
+from gpuledger.ledger.quantities import imbalances
 from gpuledger.records import (
     Account,
     AttributedIncident,
@@ -197,8 +197,8 @@ class Tally:
                     self.without_pod_ns += entry.busy_ns or 0
                 elif entry.account is Account.IDLE:
                     self._book_unused(entry, event)
-        error = conservation_error(event.gpus, event.interval_ns)
-        self.conservation_error_max_ratio = max(self.conservation_error_max_ratio, error)
+        errors = [off.ratio for off in imbalances(event.gpus, event.interval_ns)]
+        self.conservation_error_max_ratio = max([self.conservation_error_max_ratio, *errors])
         if self.first_named_seconds is None and any(pod.name for pod in event.pods):
             self.first_named_seconds = time.clock_gettime(time.CLOCK_BOOTTIME)
 

@@ -90,10 +90,6 @@ class Column:
         return self.optional or self.added > 0
 
 
-TABLE_VERSION: Final = 0
-"""The store's table counted by its columns: what is added next is `added` with one more."""
-
-
 _OF_ENTRIES: Final = {field.name: field.type for field in msgspec.structs.fields(Entry)}
 
 
@@ -374,6 +370,8 @@ COLUMNS: Final = (
         meaning="On `idle`: the container that held this part unused.",
     ),
 )
+TABLE_VERSION: Final = max(column.added for column in COLUMNS)
+"""The store's table counted by its columns: what is added next is `added` with one more."""
 TOPIC_COLUMNS: Final = tuple(column for column in COLUMNS if column.bounds is not None)
 """The columns of `gpuledger.rows.v1`, in the order of its record."""
 ATTRIBUTES: Final = {

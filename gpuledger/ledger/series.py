@@ -9,7 +9,7 @@ Whole numbers become base units here, at the edge and last: what is summed is su
 numbers. Pure; nothing is remembered from one tick to the next.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -42,6 +42,8 @@ class Family:
     """The metrics, in the order in which values are given."""
 
 
+_QUANTITIES: Final = (*BOOKED, *APPORTIONED)
+"""The quantities in the order in which a group has their values."""
 _GPU_LABELS: Final = ("gpu_uuid", "gpu_index")
 _HOLDER_LABELS: Final = ("holder_namespace", "holder_pod", "holder_container", "holder_state")
 
@@ -131,14 +133,14 @@ POD: Final = Family(
     ),
     metrics=tuple(
         FamilyMetric(name=f"gpuledger_pod_gpu_{quantity.average}", help=quantity.pod_help)
-        for quantity in (*BOOKED, *APPORTIONED)
+        for quantity in _QUANTITIES
     ),
 )
 ACCOUNT: Final = Family(
     labels=(*_GPU_LABELS, "account", "busy_method", *_HOLDER_LABELS),
     metrics=tuple(
         FamilyMetric(name=f"gpuledger_account_gpu_{quantity.average}", help=quantity.account_help)
-        for quantity in (*BOOKED, *APPORTIONED)
+        for quantity in _QUANTITIES
     ),
 )
 FAMILIES: Final = (DEVICE, INSTANCE, NODE, POD, ACCOUNT)
@@ -172,15 +174,6 @@ _NO_NAMES: Final = ("", "", "", "")
 _booked_amounts: Final[Callable[[Entry], Amounts]] = attrgetter(
     *(quantity.name for quantity in BOOKED)
 )
-# An amount of a tick as its series has it, by the unit of the quantity: the amount times the one,
-# over the other, where `None` is the length of the tick.
-_AVERAGES: Final[Mapping[str, tuple[int, int | None]]] = {
-    "ns": (1, None),
-    "By": (1, 1),
-    # Of millijoules a nanosecond one is a million watts.
-    "mJ": (10**6, None),
-}
-_SCALES: Final = tuple(_AVERAGES[quantity.unit] for quantity in (*BOOKED, *APPORTIONED))
 
 
 def values_of(event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
@@ -196,7 +189,6 @@ def values_of(event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
     pods = PodIndex(event)
     memories: set[_Memory] = set()
     interval_ns = event.interval_ns
-    scales = [(times, interval_ns if over is None else over) for times, over in _SCALES]
     for books in event.gpus:
         gpu = (books.reading.uuid, str(books.reading.index))
         if books.reading.parent_uuid is None:
@@ -217,16 +209,18 @@ def values_of(event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
             else:
                 group = _account_group(entry, gpu, holder_of(entry, event), method)
             amounts = (*_booked_amounts(entry), *apportioned)
-            if before := booked.get(group):
+            before = booked.setdefault(group, amounts)
+            if before is not amounts:
                 pairs = zip(before, amounts, strict=True)
-                amounts = tuple([b if a is None else a if b is None else a + b for a, b in pairs])
-            booked[group] = amounts
+                booked[group] = tuple(
+                    [b if a is None else a if b is None else a + b for a, b in pairs]
+                )
         for group, amounts in booked.items():
             # Of a list: a tuple of a generator takes a third longer, for each entry of each tick.
             values[group] = tuple(
                 [
-                    None if amount is None else amount * times / over
-                    for amount, (times, over) in zip(amounts, scales, strict=True)
+                    None if amount is None else quantity.averaged(amount, interval_ns)
+                    for amount, quantity in zip(amounts, _QUANTITIES, strict=True)
                 ]
             )
         # After each device, so that one event cannot grow without end before it is refused.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpuledger.bus.protocol import Record
 from gpuledger.ledger.series import FAMILIES, MAX_GROUPS
-from gpuledger.records import Account, GpuBooks, GpuEvent, Method, PodDescription, PodState
+from gpuledger.records import Account, GpuEvent, PodDescription, PodState
 from sinks.remote_write.active_series import STALE_VALUE, ActiveSeries, EncodedTick, series_budget
 from sinks.remote_write.write_requests import WrittenTick, split_into_requests
 from tests.unit.sinks.builders import (
@@ -17,6 +17,7 @@ from tests.unit.sinks.builders import (
     SECOND_NS,
     START_NS,
     allocation,
+    books,
     entry,
     event,
     pod,
@@ -326,7 +327,7 @@ def test_a_tick_of_more_things_than_have_series_is_refused() -> None:
     """What a node says in a few bytes is a hundred times as much in labels."""
     entries = [entry(Account.HOST), entry(Account.IDLE)]
     gpus = [
-        GpuBooks(reading=reading(uuid=f"GPU-{number}"), entries=entries)
+        books(reading(uuid=f"GPU-{number}"), *entries)
         for number in range(MAX_GROUPS // 3 + 1)
     ]
 
