@@ -10,7 +10,6 @@ from typing import Any
 import duckdb
 import pytest
 
-from gpuledger.bus.protocol import Record
 from gpuledger.ledger.rows import EntryRow
 from gpuledger.ledger.series import FAMILIES
 from gpuledger.records import Account, GpuEvent
@@ -19,11 +18,10 @@ from gpuledger.store.query import entries_sql
 from gpuledger.store.schema import ENTRIES, GAPS, StoreColumn
 from sinks import otlp_names as naming
 from sinks.rows import encoded_rows_of
-from sinks.store.buffer import rows_of
 from sinks.store.table import EntriesTable, GapsTable
 from tests.default_topics import ROWS
 from tests.unit.sinks.builders import SECOND_NS, START_NS, allocation, entry, event
-from tests.unit.sinks.store.storing import AT, STREAM, a_row
+from tests.unit.sinks.store.storing import AT, STREAM, a_row, fill, query
 
 DOCS = Path(__file__).parents[3] / "docs"
 TYPES = {
@@ -227,13 +225,6 @@ def test_the_query_of_the_page_counts_each_gap_once(tmp_path: Path) -> None:
     assert ask(sql_of_the_page("AS gap"), view_of(tmp_path)) == [("node-a", 10.0)]
 
 
-def fill(store: Path, events: list[GpuEvent]) -> None:
-    entries = EntriesTable(store_uri=str(store))
-    entries.load([STREAM])
-    rows = [row for offset, one in enumerate(events) for row in rows_of(one, record_at(offset))]
-    entries.append(rows, {STREAM: len(events) - 1}, time_ms=0)
-
-
 def sql_of_the_page(word: str) -> str:
     queries: list[str] = re.findall(r"```sql\n(.*?)```", (DOCS / "store.md").read_text(), re.DOTALL)
     (found,) = [query for query in queries if word in query]
@@ -242,10 +233,6 @@ def sql_of_the_page(word: str) -> str:
 
 def view_of(store: Path) -> str:
     return f"CREATE VIEW entries AS FROM {entries_sql(str(store))}"
-
-
-def record_at(offset: int) -> Record:
-    return Record(AT.topic, AT.partition, offset, 0, None, b"")
 
 
 class Shown:

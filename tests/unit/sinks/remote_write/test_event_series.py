@@ -1,9 +1,14 @@
 """What an event's entries become: idle by its holder, activity, and a node's gaps."""
 
-import pytest
+from fractions import Fraction
 
-from gpuledger.ledger.series import values_of
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuledger.ledger.series import POD, values_of
 from gpuledger.records import Account, Entry
+from gpuledger.records.bounds import MAX_INTERVAL_NS, MAX_MEMORY_BYTES, MAX_TICK_MILLIJOULES
 from sinks.remote_write.active_series import ActiveSeries
 from tests.unit.sinks.builders import SECOND_NS, allocation, entry, event, reading, settlement
 from tests.unit.sinks.remote_write.oracle import Series
@@ -50,6 +55,37 @@ def test_what_is_settled_of_ticks_before_is_in_no_gauge() -> None:
     without, settled = event(), event(settlements=[settlement()])
 
     assert values_of(settled) == values_of(without)
+
+
+@given(
+    busy_ns=st.integers(0, MAX_INTERVAL_NS),
+    memory_bytes=st.integers(0, MAX_MEMORY_BYTES),
+    energy_millijoules=st.integers(0, MAX_TICK_MILLIJOULES),
+    interval_ns=st.integers(1, MAX_INTERVAL_NS),
+)
+def test_the_whole_numbers_of_an_entry_can_be_had_back_from_its_series_digit_for_digit(
+    busy_ns: int, memory_bytes: int, energy_millijoules: int, interval_ns: int
+) -> None:
+    booked = entry(
+        busy_ns=busy_ns, memory_bytes=memory_bytes, energy_millijoules=energy_millijoules
+    )
+    values = values_of(event(entries=[booked], interval_ns=interval_ns))
+    ((busy, held, watts, *_),) = [of for group, of in values.items() if group.family is POD]
+
+    assert None not in (busy, held, watts)
+    assert round(Fraction(busy or 0) * interval_ns) == busy_ns
+    assert held == memory_bytes
+    assert round(Fraction(watts or 0) * interval_ns / 10**6) == energy_millijoules
+
+
+def test_containers_without_names_are_summed_in_whole_numbers() -> None:
+    """In floats three tenths would be more than 0.3."""
+    parts = [entry(pod_uid="uid", container_id=one, busy_ns=100_000_000) for one in "abc"]
+
+    values = values_of(event(entries=parts, pods=[]))
+
+    ((busy, *_),) = [of for group, of in values.items() if group.family is POD]
+    assert busy == 0.3
 
 
 def test_what_one_container_holds_in_several_parts_is_one_series_that_sums_them() -> None:
