@@ -14,7 +14,7 @@ from gpuledger.ledger.rows import EntryRow
 from gpuledger.ledger.series import FAMILIES
 from gpuledger.records import Account, GpuEvent
 from gpuledger.schemas import schema_of
-from gpuledger.store.query import entries_sql
+from gpuledger.store.query import DERIVED_COLUMNS, entries_sql
 from gpuledger.store.schema import ENTRIES, GAPS, StoreColumn
 from sinks import otlp_names as naming
 from sinks.rows import encoded_rows_of
@@ -99,6 +99,20 @@ def test_the_page_lists_the_columns_of_the_table() -> None:
     assert table("store.md", "columns") == list(columns()), as_markdown(columns())
 
 
+def test_the_page_lists_what_the_relation_has_beside_the_columns_of_the_table(
+    tmp_path: Path,
+) -> None:
+    fill(tmp_path, [event()])
+    with duckdb.connect() as connection:
+        described = connection.execute(f"DESCRIBE FROM {entries_sql(str(tmp_path))}").fetchall()
+    types = {name: kind for name, kind, *_ in described}
+
+    expected = [["column", "type", "is"], ["---"] * 3]
+    expected += [[f"`{name}`", types[name], f"`{sql}`"] for name, sql in DERIVED_COLUMNS.items()]
+    assert table("store.md", "derived") == expected, as_markdown(iter(expected))
+    assert types.keys() == {column.name for column in ENTRIES.columns} | DERIVED_COLUMNS.keys()
+
+
 def test_the_page_lists_the_columns_of_the_table_of_gaps() -> None:
     found = columns(GAPS.columns)
     assert table("store.md", "gaps") == list(found), as_markdown(columns(GAPS.columns))
@@ -140,7 +154,7 @@ def test_the_query_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (shown,) = shown_by(python_of_the_page("sum(joules)"), monkeypatch)
 
     assert AT.partition in (0, 1)
-    assert shown == [("research", "train-0", 0.5, 2.0**30, 100.0)]
+    assert shown == [("research", "train-0", 0.5, 2**30, 100, 0.5 / 3600)]
 
 
 def test_the_query_of_the_page_says_which_bills_are_not_complete_and_whom_it_concerns(
