@@ -21,6 +21,7 @@ from gpuledger.records.inventory import Capability, GpuFacts, Inventory, MigInst
 from gpuledger.records.pods import PodContainer, PodRecord
 from gpuledger.records.processes import GpuTotals, ProcessChange, ProcessExit, ProcessRecord
 from gpuledger.records.readings import (
+    EnergyMethod,
     GpuDetails,
     GpuHealth,
     GpuLimits,
@@ -46,6 +47,7 @@ __all__ = [
     "ContainerRef",
     "DeadLetter",
     "DeviceAllocation",
+    "EnergyMethod",
     "Entry",
     "GpuBooks",
     "GpuDetails",
