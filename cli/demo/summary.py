@@ -253,7 +253,7 @@ def _sentences(summary: Summary) -> list[str]:
     truth = summary.truth_error_ratio
     ticks = "An unknown number of" if summary.ticks is None else summary.ticks
     sent = ", ".join(f"{sink.sent} by {sink.sink}" for sink in summary.sinks)
-    said = [
+    sentences = [
         f"{summary.without_pod_gpu_seconds:.2f} GPU s ran without a pod.",
         "" if truth is None else f"{truth:.2%} of the pods' GPU time was booked wrongly.",
         f"{ticks} ticks, {summary.events} events, {summary.entries} entries.",
@@ -261,4 +261,4 @@ def _sentences(summary: Summary) -> list[str]:
         f"Entries sum to the device within {summary.conservation_error_max_ratio:.1e}.",
         f"Sent: {sent}.",
     ]
-    return [sentence for sentence in said if sentence]
+    return [sentence for sentence in sentences if sentence]

@@ -159,7 +159,7 @@ class RetryingCaller(Generic[ErrorT]):
                 if self._counter is not None:
                     self._counter.inc()
                 self._check.failed(self._describe(error))
-                asked_seconds = self._min_seconds(error) if self._min_seconds else 0.0
+                min_wait_seconds = self._min_seconds(error) if self._min_seconds else 0.0
             else:
                 if self._passes_check:
                     self._check.ok(self._receiver)
@@ -169,17 +169,17 @@ class RetryingCaller(Generic[ErrorT]):
             # Most calls succeed at once, and need none. Outside of `except`, as what ends the wait,
             # such as a cancellation, is no consequence of the failure.
             backoff = backoff or self._backoff()
-            await self._clock.sleep(max(asked_seconds, backoff.next_seconds()))
+            await self._clock.sleep(max(min_wait_seconds, backoff.next_seconds()))
 
     @contextmanager
     def awaiting(self) -> Iterator[None]:
         """Fail the check while what is asked of the receiver in here takes too long."""
         loop = asyncio.get_running_loop()
-        asked_at = loop.time()
+        begun_at = loop.time()
         late = loop.call_later(
             SLOW_SECONDS,
             self._check.failed,
-            lambda: f"{self._receiver}: no answer for {loop.time() - asked_at:.0f} s",
+            lambda: f"{self._receiver}: no answer for {loop.time() - begun_at:.0f} s",
         )
         try:
             yield
