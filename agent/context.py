@@ -22,7 +22,7 @@ from agent.host.procfs import Procfs, check_procfs, read_boot_id
 from agent.loop import InventoryTracker, Outputs, SampleLoop
 from agent.metrics import ATTRIBUTION, count_published_from_zero
 from agent.monitor import IncidentMonitor
-from agent.publish.message_bundle import TickQueue
+from agent.publish.message_bundle import BundleQueue
 from agent.publish.publisher import SamplePublisher, shut_down
 from agent.publish.send_queue import SendQueue
 from agent.publish.spool import Spool
@@ -191,7 +191,7 @@ class AgentContext:
             boottime_ns=self._host.clock.boottime_ns,
         )
         return SendQueue(
-            queue=TickQueue(max_ticks=settings.queue_ticks),
+            queue=BundleQueue(max_bundles=settings.queue_ticks),
             spool=spool if settings.spool.folder else None,
             check=self._readiness.check("spool", severity=CheckSeverity.WARNING),
             spill_after_seconds=settings.spool.spill_after_seconds,

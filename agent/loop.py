@@ -7,7 +7,7 @@ from typing import Final
 import structlog
 
 from agent.core.raw import NodeFacts
-from agent.core.tick import ClockReading, NodeTick
+from agent.core.tick import NodeTick
 from agent.exposition.node_state import NodeState
 from agent.gpu.driver import Driver
 from agent.host.kubelet.allocations import Allocations
@@ -18,7 +18,7 @@ from agent.publish.message_bundle import bundle_incident, bundle_inventory, bund
 from agent.publish.send_queue import SendQueue
 from agent.sampling import Sampler
 from agent.settings import AgentSettings
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.records import Incident, Inventory
 from gpuledger.runtime import Check
 from gpuledger.runtime.logs import Repeats
@@ -45,7 +45,7 @@ class Schedule:
         """Go on to the first tick that is still to come; return the seconds until then."""
         missed = max(0, now_ns - self.due_ns) // self.tick_ns
         self.due_ns += (missed + 1) * self.tick_ns
-        return (self.due_ns - now_ns) / 1e9
+        return (self.due_ns - now_ns) / NS_PER_SECOND
 
 
 class InventoryTracker:
@@ -129,13 +129,14 @@ class SampleLoop:
 
     async def run(self) -> None:
         """Tick for ever."""
-        tick_ns = round(self.settings.tick_seconds * 1e9)
-        first_ns = round(min(self.settings.first_tick_seconds, self.settings.tick_seconds) * 1e9)
+        tick_ns = round(self.settings.tick_seconds * NS_PER_SECOND)
+        first_seconds = min(self.settings.first_tick_seconds, self.settings.tick_seconds)
+        first_ns = round(first_seconds * NS_PER_SECOND)
         # Until the driver answers there is no interval to begin.
         while not await self._try_tick():
-            await self.clock.sleep(first_ns / 1e9)
+            await self.clock.sleep(first_ns / NS_PER_SECOND)
         schedule = Schedule(tick_ns=tick_ns, due_ns=self.clock.monotonic_ns() + first_ns)
-        wait_seconds = first_ns / 1e9
+        wait_seconds = first_ns / NS_PER_SECOND
         while True:
             await self._wait(wait_seconds)
             late = schedule.is_late(self.clock.monotonic_ns())
@@ -146,16 +147,16 @@ class SampleLoop:
 
     async def _wait(self, seconds: float) -> None:
         """Wait for the next tick; where the driver keeps accounts, look meanwhile who comes."""
-        end_ns = self.clock.monotonic_ns() + seconds * 1e9
+        end_ns = self.clock.monotonic_ns() + seconds * NS_PER_SECOND
         pause_seconds = self.settings.process_scan_seconds
         while (
             self.driver.has_process_accounting
-            and self.clock.monotonic_ns() + pause_seconds * 1e9 < end_ns
+            and self.clock.monotonic_ns() + pause_seconds * NS_PER_SECOND < end_ns
         ):
             await self.clock.sleep(pause_seconds)
             seen_ns = self.clock.boottime_ns()
             self.sampler.record_seen(await self.driver.scan_processes(), seen_boottime_ns=seen_ns)
-        await self.clock.sleep(max(0.0, (end_ns - self.clock.monotonic_ns()) / 1e9))
+        await self.clock.sleep(max(0.0, (end_ns - self.clock.monotonic_ns()) / NS_PER_SECOND))
 
     async def _try_tick(self, *, late: bool = False) -> bool:
         """Make one tick; what goes wrong in it costs that tick, and is logged once."""
@@ -171,28 +172,28 @@ class SampleLoop:
             return False
         if has_answered:
             made_ns, clock = self.clock.monotonic_ns(), self.clock
-            self.ticks_check.ok(
-                lambda: f"the last tick was {(clock.monotonic_ns() - made_ns) / 1e9:.1f} s ago"
-            )
+
+            def describe() -> str:
+                seconds_ago = (clock.monotonic_ns() - made_ns) / NS_PER_SECOND
+                return f"the last tick was {seconds_ago:.1f} s ago"
+
+            self.ticks_check.ok(describe)
         return has_answered
 
     async def tick(self, *, late: bool = False) -> bool:
         """Make one tick and report it; return whether the driver answered at all."""
         began_seconds = time.perf_counter()
-        clocks: list[ClockReading] = []
-        raw = await self.driver.poll(
-            self.sampler.last_seen(), on_poll=lambda: clocks.append(ClockReading.read(self.clock))
-        )
+        poll = await self.driver.poll(self.sampler.last_seen())
         # Without an answer of any GPU there is nothing to book, and the interval stays open.
-        if raw is None:
+        if poll is None:
             return False
         # Before the tick: its allocations are found among these devices.
         if facts := self.driver.inventory():
             time_ns = self.clock.time_ns()
             self.outputs.report_inventory(self.inventory.update(facts, time_ns=time_ns))
         tick = self.sampler.sample(
-            raw,
-            at=clocks[-1],
+            poll.samples,
+            at=poll.at,
             allocations=self.allocations.current(self.inventory.devices)
             if self.allocations
             else (),

@@ -28,7 +28,7 @@ from agent.gpu.lifecycle import EventThread
 from agent.gpu.protocol import GpuIdentity, GpuSource
 from agent.host.kmsg import Kmsg, KmsgReader
 from agent.metrics import EVENT_SET_FAILURES, INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_MINUTE, NS_PER_SECOND, Clock
 from gpuledger.records import DeviceAllocation, GpuHealth, Incident, IncidentProcess, Severity
 from gpuledger.runtime import Backoff, Check
 from gpuledger.runtime.logs import Repeats
@@ -50,9 +50,9 @@ _PAUSE_SECONDS: Final = 0.05
 # Each hanging wait keeps a thread and a handle of the driver, until the process ends.
 _MAX_HANGING: Final = 4
 _MAX_RECENT: Final = 64
-_RECENT_NS: Final = 60_000_000_000
+_RECENT_NS: Final = NS_PER_MINUTE
 # The driver reports a new layout at once, the agent sees it at a tick.
-_WINDOWS_NS: Final = {"xid": WINDOW_NS, "mig_changed": 10_000_000_000}
+_WINDOWS_NS: Final = {"xid": WINDOW_NS, "mig_changed": 10 * NS_PER_SECOND}
 
 
 class IncidentLog:

@@ -6,7 +6,7 @@ decided in `loop`.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import structlog
 
@@ -35,12 +35,11 @@ from agent.metrics import (
     READINGS_DROPPED,
     TICKS,
 )
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, NS_PER_US
 from gpuledger.records import DeviceAllocation, IncidentProcess, NodeSample
 from gpuledger.records.bounds import MAX_INTERVAL_NS
 
 _log = structlog.get_logger(__name__)
-_NS_PER_MS: Final = 1_000_000
-_NS_PER_US: Final = 1_000
 
 
 class Sampler:
@@ -109,7 +108,7 @@ class Sampler:
         raw = self._with_health(raw, is_reported=before is not None)
         interval_ns = max(1, at.monotonic_ns - before.monotonic_ns) if before else 1
         self._set_back.follow(time_ns=at.time_ns, boottime_ns=at.boottime_ns)
-        set_back_now_us = at.time_ns // _NS_PER_US if self._set_back.is_recent else None
+        set_back_now_us = at.time_ns // NS_PER_US if self._set_back.is_recent else None
         ticks = [
             read_gpu(
                 gpu,
@@ -151,7 +150,8 @@ class Sampler:
         if before is None or at.monotonic_ns - before.monotonic_ns <= MAX_INTERVAL_NS:
             return before
         _log.warning(
-            "interval_dropped", interval_seconds=(at.monotonic_ns - before.monotonic_ns) / 1e9
+            "interval_dropped",
+            interval_seconds=(at.monotonic_ns - before.monotonic_ns) / NS_PER_SECOND,
         )
         self.forget()
         return None
@@ -182,7 +182,7 @@ class Sampler:
         windows_us = [tick.state.gpu_window_us for tick in ticks if tick.state.gpu_window_us]
         if self._lag_ns is None and windows_us:
             # Found once and kept, so that each tick begins where the one before ended.
-            self._lag_ns = round(LAG_WINDOWS * max(windows_us) * _NS_PER_US)
+            self._lag_ns = round(LAG_WINDOWS * max(windows_us) * NS_PER_US)
 
     def _tick(
         self,
@@ -195,7 +195,7 @@ class Sampler:
         late: bool,
     ) -> NodeTick:
         # Milliseconds since boot, but never the same twice, whatever a clock does.
-        self._seq = max(at.boottime_ns // _NS_PER_MS, self._seq + 1)
+        self._seq = max(at.boottime_ns // NS_PER_MS, self._seq + 1)
         lag_ns = self._lag_ns or 0
         covered = TickInterval(
             seq=self._seq,

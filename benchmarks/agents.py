@@ -18,9 +18,9 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 
 from benchmarks.join_load import partition_of
 from benchmarks.ticks import Fleet, TickTemplate
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from tests.default_topics import SAMPLES
 
-_NS: Final = 1_000_000_000
 _CONNECTIONS: Final = 4
 _LOOK_SECONDS: Final = 0.005
 _TRIAL: Final = 500
@@ -95,7 +95,7 @@ async def _offer(
         pack.pack(started_ns=time.time_ns(), count=_TRIAL)
         each_seconds = (time.monotonic() - began) / _TRIAL * _SAFETY
         ready_seconds = 1 + each_seconds * offer.rate * offer.seconds
-        started_ns = round(time.time() + ready_seconds) * _NS
+        started_ns = round(time.time() + ready_seconds) * NS_PER_SECOND
         packed = pack.pack(started_ns=started_ns, count=offer.rate * offer.seconds)
         connection.send(started_ns)
         await _send(producers, packed)
@@ -129,10 +129,10 @@ class _Packing:
     def _one(self, number: int, started_ns: int) -> _Packed:
         node = number % self._offer.rate
         template = self._templates[node]
-        due_ns = started_ns + number * _NS // self._offer.rate
-        value = template.at(seq=due_ns // 1_000_000, time_ns=due_ns)
+        due_ns = started_ns + number * NS_PER_SECOND // self._offer.rate
+        value = template.at(seq=due_ns // NS_PER_MS, time_ns=due_ns)
         batch = self._producer.create_batch()
-        batch.append(key=template.node.encode(), value=value, timestamp=due_ns // 1_000_000)
+        batch.append(key=template.node.encode(), value=value, timestamp=due_ns // NS_PER_MS)
         batch._build()  # noqa: SLF001  # packed now, and not again when it is sent
         return _Packed(due_ns, node % _CONNECTIONS, partition_of(node), batch)
 

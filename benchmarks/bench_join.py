@@ -19,13 +19,14 @@ from benchmarks.parts import run_kafka
 from benchmarks.quix import find_quix, measure_quix
 from benchmarks.ticks import Fleet
 from enricher.join.booking.books import book_tick
+from enricher.join.join_command import run_join
 from enricher.join.join_settings import Guarantee, JoinSettings, JoinTuning
 from enricher.join.pods.describe import DescriptionCache
-from enricher.join.run import run_join
 from enricher.join.stage import make_event
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Bus, Message, Record, Subscription, WholeBus
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import GpuEvent, NodeSample
 from gpuledger.runtime import Check, Readiness
@@ -105,7 +106,7 @@ def _timed(spent: dict[str, float], step: str, work: Callable[[A], B], thing: A)
     """Do the work on one thing, and add its CPU seconds to the step's."""
     begun_ns = time.thread_time_ns()
     made = work(thing)
-    spent[step] += (time.thread_time_ns() - begun_ns) / 1e9
+    spent[step] += (time.thread_time_ns() - begun_ns) / NS_PER_SECOND
     return made
 
 

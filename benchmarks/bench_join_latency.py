@@ -23,6 +23,7 @@ from benchmarks.parts import run_kafka, run_workers
 from benchmarks.processes import cpu_seconds
 from benchmarks.ticks import Fleet
 from gpuledger.bus.administration import create_topics
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.settings import KafkaSettings
 
 NAME = "join_latency"
@@ -140,7 +141,7 @@ async def _measure(
     async with open_events_reader(settings.bootstrap_servers) as reader:
         offer = Offer(rate, _WARM_UP_SECONDS + _SECONDS)
         started_ns = await asyncio.to_thread(agents.offer, offer)
-        begin = started_ns // 1_000_000_000 + _WARM_UP_SECONDS
+        begin = started_ns // NS_PER_SECOND + _WARM_UP_SECONDS
         async with asyncio.TaskGroup() as group:
             cores = group.create_task(_cores(pids, begin=begin))
             ages = await _read(reader, begin=begin, count=rate * _SECONDS)

@@ -10,6 +10,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from benchmarks.events import booked
 from benchmarks.figure import Figure
+from gpuledger.clock import NS_PER_MS
 from gpuledger.ledger.series import values_of
 from gpuledger.records import GpuEvent
 from sinks.remote_write.active_series import ActiveSeries
@@ -60,7 +61,7 @@ def _with_protobuf(events: list[GpuEvent], *, compress: bool) -> int:
     """Do the same as a sender that builds messages does."""
     make, size = _write_request(), 0
     for event in events:
-        request, time_ms = make(), event.time_ns // 1_000_000
+        request, time_ms = make(), event.time_ns // NS_PER_MS
         for group, values in values_of(event).items():
             labels = [
                 ("node", event.node),

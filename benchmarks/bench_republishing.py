@@ -13,6 +13,7 @@ from benchmarks.parts import run_kafka
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from gpuledger.codec import encode
 from gpuledger.errors import UnavailableError
 from gpuledger.records import GpuEvent
@@ -51,11 +52,13 @@ def run() -> Iterator[Figure]:
 async def _publish(settings: KafkaSettings) -> None:
     await create_topics(settings, [*TOPICS, _OTLP_METRICS])
     # What is older than the topic keeps may be deleted before it was read.
-    start_ns = time.time_ns() - _TICKS * 10**9
+    start_ns = time.time_ns() - _TICKS * NS_PER_SECOND
     async with KafkaBus(settings).producer() as producer:
         for node in (f"gpu-node-{number}" for number in range(_NODES)):
             events = (booked(tick, node=node, start_ns=start_ns) for tick in range(_TICKS))
-            messages = [Message(node.encode(), encode(one), one.time_ns // 10**6) for one in events]
+            messages = [
+                Message(node.encode(), encode(one), one.time_ns // NS_PER_MS) for one in events
+            ]
             at = partition_of_node(node, partitions=EVENTS.partitions)
             await producer.publish(EVENTS.name, at, messages)
 

@@ -15,6 +15,7 @@ from agent.loop import Outputs
 from agent.publish.message_bundle import bundle_size_bytes, bundle_tick
 from agent.sampling import Sampler
 from agent.settings import ExpositionSettings
+from gpuledger.clock import NS_PER_US
 from simulator.clock import ManualClock
 from tests.default_topics import TOPICS
 from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs
@@ -87,7 +88,7 @@ class Day:
             gpu.compute[pid] = 1_000
 
     def _run(self, gpu: FakeGpu) -> None:
-        now_us = self._clock.time_ns() // 1000
+        now_us = self._clock.time_ns() // NS_PER_US
         stamps = [now_us - 1_000_000 * place // _WINDOWS for place in range(2 * _WINDOWS)]
         gpu.samples = [(stamp, 50) for stamp in reversed(stamps)]
         gpu.process_samples = [(pid, stamp, 8) for stamp in reversed(stamps) for pid in gpu.compute]

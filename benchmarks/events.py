@@ -7,6 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import (
     Account,
     BusyMethod,
@@ -35,8 +36,8 @@ def booked(tick: int, *, node: str = NODE, start_ns: int = START_NS) -> GpuEvent
         node=node,
         boot_id="0f2f3c1e-5a86-4a0a-9a52-8d3b0a6d3f11",
         seq=1000 * (tick + 1),
-        time_ns=start_ns + tick * 1_000_000_000,
-        interval_ns=1_000_000_000,
+        time_ns=start_ns + tick * NS_PER_SECOND,
+        interval_ns=NS_PER_SECOND,
         gpus=[_books(number, tick) for number in range(GPUS)],
         containers=[
             ContainerRef(container_id=f"{one:064x}", pod_uid=f"uid-{one}")

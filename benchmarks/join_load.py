@@ -11,6 +11,7 @@ from enricher.join.pods.pods import PodCache
 from enricher.pod_sharing import PodSharing
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
+from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import PodRecord
 from gpuledger.settings import KafkaSettings
@@ -56,7 +57,7 @@ async def publish_one_by_one(
     try:
         waiting = []
         # What is older than the topic keeps may be deleted before it was read.
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = time.time_ns() // NS_PER_MS
         for number, tick in enumerate(ticks):
             batch = producer.create_batch()
             node = number % nodes

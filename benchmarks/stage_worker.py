@@ -18,13 +18,13 @@ from enricher.join.join_settings import JoinTuning
 from enricher.join.placement import placement_rule
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message, Record
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from gpuledger.codec import encode
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.records import PodRecord
 from gpuledger.topics import partition_of_node
 from tests.default_topics import DEAD_LETTERS, PODS, SAMPLES, TOPICS
 
-_SECOND_NS: Final = 1_000_000_000
 _TUNING: Final = JoinTuning()
 _TICKS: Final = _TUNING.records_per_commit
 
@@ -78,11 +78,11 @@ class _Work:
     def __init__(self, nodes: int) -> None:
         fleet = Fleet(nodes=nodes)
         self._now_ns = fleet.tick(0, 0).time_ns
-        self._office = DeadLetterQueue(
+        self._dead_letters = DeadLetterQueue(
             consumer="bench", producer=_Nobody(), partitions=1, topic=DEAD_LETTERS
         )
         self._stage = JoinStage(
-            office=self._office,
+            dead_letters=self._dead_letters,
             is_placed=placement_rule(partitions=SAMPLES.partitions),
             time_ns=lambda: self._now_ns,
             topics=TOPICS,
@@ -111,9 +111,9 @@ class _Work:
         begun_ns = time.thread_time_ns()
         for partition in set(self._places):
             self._stage.drain_progress(partition)
-        if events != count or self._office.rejected:
+        if events != count or self._dead_letters.rejected:
             raise AssertionError(f"{count} ticks made {events} events")
-        return (spent_ns + time.thread_time_ns() - begun_ns) / 1e9
+        return (spent_ns + time.thread_time_ns() - begun_ns) / NS_PER_SECOND
 
     def _poll(self, count: int) -> dict[int, list[Record]]:
         polled: dict[int, list[Record]] = {}
@@ -127,13 +127,13 @@ class _Work:
         second, node = divmod(self._ticks, len(self._templates))
         self._ticks += 1
         template = self._templates[node]
-        time_ns = self._now_ns = self._now_ns + _SECOND_NS // len(self._templates)
+        time_ns = self._now_ns = self._now_ns + NS_PER_SECOND // len(self._templates)
         value = template.at(seq=second * SEQ_PER_TICK, time_ns=time_ns)
         return Record(
             SAMPLES.name,
             self._places[node],
             self._ticks,
-            time_ns // 1_000_000,
+            time_ns // NS_PER_MS,
             template.node.encode(),
             value,
         )

@@ -75,11 +75,6 @@ def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-# The text of docs/metrics.md: all metrics of all deployables.
-#
-# What a metric means is said where it is made: in the `metrics.py` of its deployable, and for the
-# series that are sent in `gpuledger.ledger.series`.
-
 DEPLOYABLES: Final = {
     "agent": agent.metrics,
     "podwatch": enricher.podwatch.pod_metrics,
@@ -113,7 +108,7 @@ _Row = tuple[str, str, str, str]
 
 
 def metrics_page() -> str:
-    """Return the page, in Markdown."""
+    """Return docs/metrics.md: all metrics of all deployables, in the words of their modules."""
     own = (
         line
         for name, module in DEPLOYABLES.items()
@@ -152,8 +147,6 @@ def _own_rows(module: ModuleType) -> Iterator[_Row]:
             suffix = "_total" if family.type == "counter" else ""
             yield code(f"{family.name}{suffix}"), family.type, code(*labels), family.documentation
 
-
-# The text of docs/node-metrics.md: what a node shows of its GPUs, by the agent's own tables.
 
 _NODE_HEAD: Final = """\
 # What a node shows of its GPUs
@@ -232,8 +225,6 @@ def _info_row(family: InfoFamily) -> tuple[str, ...]:
     return code(family.name), family.kind, code(*family.label_names), family.help
 
 
-# The table in docs/agent.md: the catalogue of what the agent reads of a GPU, and how it asks.
-
 _READING_COLUMNS: Final = ("reading", "asked by", "driver's unit", "group", "since")
 _NVML_FIELDS: Final = {
     getattr(pynvml, name): name for name in dir(pynvml) if name.startswith("NVML_FI_DEV_")
@@ -283,8 +274,6 @@ def _describe_source(source: Source) -> str:
     return f"metric {source.number}{last} `{_GPM_METRICS[source.number]}`"
 
 
-# The text of docs/xids.md: all XIDs. The facts are `gpuledger.xids`'.
-
 _XIDS_HEAD: Final = """\
 # XIDs
 
@@ -332,8 +321,6 @@ def xids_page() -> str:
     )
     return "\n".join([_XIDS_HEAD, *table(_XID_COLUMNS, rows), ""])
 
-
-# Which page is made by what.
 
 PAGES: Final[Mapping[str, Callable[[Path], str]]] = {
     "agent.md": lambda path: readings_page(path.read_text(encoding="utf-8")),

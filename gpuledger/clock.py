@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 NS_PER_SECOND: Final = 1_000_000_000
 NS_PER_MS: Final = 1_000_000
+NS_PER_US: Final = 1_000
 NS_PER_MINUTE: Final = 60 * NS_PER_SECOND
 NS_PER_HOUR: Final = 60 * NS_PER_MINUTE
 NS_PER_DAY: Final = 24 * NS_PER_HOUR

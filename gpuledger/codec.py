@@ -68,8 +68,6 @@ def decoder_of(topic: str, record: type[T]) -> Decoder[T]:
     return Decoder(topic=topic, record=record)
 
 
-# What is wrong with a value that does not decode.
-
 _SHOWN_CHARACTERS: Final = 120
 _STEP: Final = re.compile(r"(?P<key>[^.\[\]]+)(?!\])|\[(?P<position>\d+)\]|\[\.\.\.\]")
 _MISSING: Final = re.compile(r"Object missing required field `(?P<field>\w+)`")

@@ -31,8 +31,6 @@ def generate(write: Callable[[Path], None], *, into: str) -> int:
     return 0
 
 
-# Docstrings of classes and their fields.
-
 FIELD_DOCSTRINGS: Final = "__field_docstrings__"
 """The attribute of a class without source that has the docstring of each field, by its name."""
 

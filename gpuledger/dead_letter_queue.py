@@ -18,6 +18,7 @@ from prometheus_client import Counter
 from gpuledger.bus import metrics
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Producer, Record, TopicPartition, Unreadable
+from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import Decoder, encode, validate
 from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import DeadLetter
@@ -61,7 +62,7 @@ class _Letter(NamedTuple):
     def message(self) -> Message:
         """Return what is published of it."""
         validate(self.content)
-        key, timestamp_ms = self.content.topic.encode(), self.content.time_ns // 1_000_000
+        key, timestamp_ms = self.content.topic.encode(), self.content.time_ns // NS_PER_MS
         return Message(key=key, value=encode(self.content), timestamp_ms=timestamp_ms)
 
 

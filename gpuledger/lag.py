@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gpuledger.bus.protocol import Record, TopicPartition
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
 
 
 class Lag:
@@ -50,7 +50,7 @@ class Lag:
         """Record where partitions end by now, while nothing can be polled of them."""
         for partition, end in offsets.items():
             if end > self._ends.setdefault(partition, end):
-                self._arrived_ms.setdefault(partition, self._clock.time_ns() // 1_000_000)
+                self._arrived_ms.setdefault(partition, self._clock.time_ns() // NS_PER_MS)
 
     def done(
         self, partition: TopicPartition, next_offset: int, *, time_ms: int | None = None
@@ -97,4 +97,4 @@ class Lag:
         withheld_seconds = self._withheld_seconds()
         if oldest_ms is None:
             return withheld_seconds
-        return max(withheld_seconds, self._clock.time_ns() / 1e9 - oldest_ms / 1e3)
+        return max(withheld_seconds, self._clock.time_ns() / NS_PER_SECOND - oldest_ms / 1e3)

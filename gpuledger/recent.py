@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Final, Generic, TypeVar
 
+from gpuledger.clock import NS_PER_DAY
+
 K = TypeVar("K")
 V = TypeVar("V")
 
-FORGOTTEN_AFTER_NS: Final = 24 * 3_600 * 10**9
+FORGOTTEN_AFTER_NS: Final = NS_PER_DAY
 """As long as events are kept: nothing of a node that was silent for so long comes again."""
 
 

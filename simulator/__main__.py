@@ -12,13 +12,12 @@ from pathlib import Path
 
 import orjson
 
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import UserError
 from gpuledger.runtime import configure_logs, run_until_signalled
 from gpuledger.settings import LogSettings
 from simulator.kube import serve_kube_api, write_kubeconfig
 from simulator.simulation import Simulation, open_simulation
-
-_NS = 1_000_000_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +43,7 @@ def _kube_api(simulation: Simulation, options: argparse.Namespace) -> int:
         async with serve_kube_api(simulation, listen=options.listen) as url:
             if options.kubeconfig:
                 write_kubeconfig(options.kubeconfig, url)
-            _say({"url": url, "epoch_ns": simulation.epoch_ns})
+            _print({"url": url, "epoch_ns": simulation.epoch_ns})
             await asyncio.Event().wait()
 
     return run_until_signalled(work)
@@ -58,7 +57,7 @@ def _kubelet(simulation: Simulation, options: argparse.Namespace) -> int:
 
     async def work() -> None:
         async with serve_kubelet(kubelet, options.socket, logs=options.logs):
-            _say({"socket": str(options.socket), "epoch_ns": simulation.epoch_ns})
+            _print({"socket": str(options.socket), "epoch_ns": simulation.epoch_ns})
             await asyncio.Event().wait()
 
     return run_until_signalled(work)
@@ -75,10 +74,10 @@ def _drive(simulation: Simulation, options: argparse.Namespace) -> int:
 
 
 def _truth(simulation: Simulation, options: argparse.Namespace) -> int:
-    start_ns = simulation.epoch_ns + round(options.start_seconds * _NS)
-    end_ns = simulation.epoch_ns + round(options.end_seconds * _NS)
+    start_ns = simulation.epoch_ns + round(options.start_seconds * NS_PER_SECOND)
+    end_ns = simulation.epoch_ns + round(options.end_seconds * NS_PER_SECOND)
     for usage in simulation.truth(start_ns, end_ns, options.node):
-        _say(asdict(usage))
+        _print(asdict(usage))
     return 0
 
 
@@ -123,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _say(item: object) -> None:
+def _print(item: object) -> None:
     sys.stdout.buffer.write(orjson.dumps(item) + b"\n")
     sys.stdout.buffer.flush()
 

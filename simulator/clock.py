@@ -6,11 +6,9 @@ one of them as the node shows it: its wall clock may be wrong, and be set, as th
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from gpuledger.clock import Clock, SystemClock
-
-_NS: Final = 1_000_000_000
+from gpuledger.clock import NS_PER_SECOND, Clock, SystemClock
 
 
 class ScaledClock:
@@ -49,7 +47,7 @@ class ManualClock:
 
     def advance(self, seconds: float) -> None:
         """Move on by `seconds`."""
-        self._now_ns += round(seconds * _NS)
+        self._now_ns += round(seconds * NS_PER_SECOND)
 
     def time_ns(self) -> int:
         """Nanoseconds since the Unix epoch."""

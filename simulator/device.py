@@ -19,6 +19,7 @@ from random import Random
 from threading import Lock
 from typing import Final
 
+from gpuledger.clock import NS_PER_SECOND
 from simulator.gpu_models import (
     ARCHITECTURES,
     MODELS,
@@ -33,7 +34,6 @@ from simulator.gpu_models import (
 from simulator.plan import HealthFaults, PlannedProcess
 from simulator.scenario.schema import GpuGroup
 
-_NS: Final = 1_000_000_000
 MAX_INTERVALS: Final = 1 << 17
 """Two megabytes a process and GPU; hours of kernels of 10 ms, and what is older is joined."""
 
@@ -234,7 +234,7 @@ class SimulatedGpu:
             process: Stream(
                 start_ns=process.start_ns,
                 end_ns=process.end_ns,
-                kernel_ns=round(process.spec.load.kernel_seconds * _NS),
+                kernel_ns=round(process.spec.load.kernel_seconds * NS_PER_SECOND),
                 busy_ratio=process.spec.load.busy_ratio,
                 seed=f"{seed}/{facts.uuid}/{process.pid}",
             )
@@ -319,9 +319,9 @@ class SimulatedGpu:
 
     def active_joules(self, busy_ns: float) -> float:
         """Energy beyond the idle draw that `busy_ns` of kernels cost."""
-        return busy_ns / _NS * (self.facts.max_watts - self.facts.idle_watts)
+        return busy_ns / NS_PER_SECOND * (self.facts.max_watts - self.facts.idle_watts)
 
     def joules(self, start_ns: int, end_ns: int) -> float:
         """Energy drawn within [start, end); times before the scenario's start count as idle."""
-        idle = (end_ns - start_ns) / _NS * self.facts.idle_watts
+        idle = (end_ns - start_ns) / NS_PER_SECOND * self.facts.idle_watts
         return idle + self.active_joules(self.device_busy_ns(start_ns, end_ns))

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gpuledger.clock import NS_PER_SECOND
 from simulator import identities
 from simulator.scenario.schema import ScenarioMigLayout
 
@@ -143,7 +144,6 @@ ARCHITECTURES: Final = {
 
 MAX_INSTANCES: Final = 7
 _MEMORY_SLICES: Final = 8
-_NS: Final = 1_000_000_000
 _PROFILE: Final = re.compile(r"(?:(\d)c\.)?(\d)g\.(\d+)gb")
 
 
@@ -192,7 +192,7 @@ def plan_cuts(layouts: Sequence[ScenarioMigLayout], *, gpu_uuid: str, room_bytes
     """Lay out a GPU's cuts; `room_bytes` is its memory without the driver's reserve."""
     return [
         Cut(
-            start_ns=round(layout.start_seconds * _NS),
+            start_ns=round(layout.start_seconds * NS_PER_SECOND),
             instances=tuple(_instances(layout, f"{gpu_uuid}/{number}", room_bytes)),
         )
         for number, layout in enumerate(layouts)

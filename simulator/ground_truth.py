@@ -6,10 +6,9 @@ Here the kernels' busy intervals are summed by pod. Nothing here passes through 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from gpuledger.clock import NS_PER_SECOND
 from simulator.device import SimulatedGpu
 from simulator.plan import PlannedPod, PlannedProcess
-
-_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +99,11 @@ def sum_usage(
 def _sum(pairs: Sequence[tuple[SimulatedGpu, PlannedProcess]], start_ns: int, end_ns: int) -> Usage:
     busy = [gpu.busy_ns(process, start_ns, end_ns) for gpu, process in pairs]
     return Usage(
-        busy_seconds=sum(busy) / _NS,
+        busy_seconds=sum(busy) / NS_PER_SECOND,
         memory_byte_seconds=sum(
             process.spec.memory_bytes
             * max(0, min(end_ns, process.end_ns) - max(start_ns, process.start_ns))
-            / _NS
+            / NS_PER_SECOND
             for _, process in pairs
         ),
         joules=sum(

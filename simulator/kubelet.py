@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_SECOND, Clock
 from simulator.device import SimulatedGpu
 from simulator.gpu_models import SimulatedInstance
 from simulator.plan import PlannedPod
@@ -21,7 +21,6 @@ from simulator.scenario.schema import PluginDevice, ScenarioContainer
 CLAIM_DRIVER: Final = "gpu.nvidia.com"
 ENDED_SECONDS: Final = 5
 """For how long a pod is listed after its end."""
-_NS: Final = 1_000_000_000
 
 
 class SimulatedKubelet:
@@ -50,7 +49,7 @@ class SimulatedKubelet:
         return [
             pod
             for pod in self._pods
-            if pod.start_ns <= now_ns < pod.end_ns + ENDED_SECONDS * _NS
+            if pod.start_ns <= now_ns < pod.end_ns + ENDED_SECONDS * NS_PER_SECOND
             # Before the API server has given it one, no kubelet can have heard of it.
             and self._uid_of(pod) is not None
         ]
@@ -168,11 +167,6 @@ def plugin_id(device: PluginDevice, gpu: SimulatedGpu, instance: SimulatedInstan
     return uuid if replica is None else f"{uuid}::{replica}"
 
 
-# The kubelet's answer in Protocol Buffers' wire form: Kubernetes' `podresources/v1/api.proto`.
-#
-# Written by hand, as much as the answer needs: a message is a row of fields, each with its number,
-# its length and its bytes, and a message within a message is such a field.
-
 _LENGTH_DELIMITED: Final = 2
 _SEVEN_BITS: Final = 0x7F
 
@@ -180,7 +174,11 @@ _SEVEN_BITS: Final = 0x7F
 def write_pod(
     pod: PlannedPod, devices: Mapping[Container, Sequence[AssignedDevice]], *, node: str
 ) -> bytes:
-    """Return a `PodResources` with its containers."""
+    """Return a `PodResources` with its containers, in Protocol Buffers' wire form.
+
+    Written by hand, as much as the answer needs of Kubernetes' `podresources/v1/api.proto`: a
+    message is a row of fields, each with its number, its length and its bytes.
+    """
     name, namespace = pod.spec.name, pod.spec.namespace
     parts = [_text(1, name), _text(2, namespace)]
     for container in pod.spec.containers:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from gpuledger.errors import UserError
 from simulator import identities
 from simulator.scenario.schema import (
@@ -23,8 +24,6 @@ from simulator.scenario.schema import (
     ScenarioPod,
 )
 
-_NS: Final = 1_000_000_000
-_NS_PER_MS: Final = 1_000_000
 _COMM_BYTES: Final = 15  # TASK_COMM_LEN without its end, as in /proc/<pid>/comm
 NEVER_NS: Final = 1 << 62
 
@@ -152,7 +151,7 @@ def plan_processes(scenario: Scenario, pods: list[PlannedPod]) -> list[PlannedPr
 
 
 def _ns(seconds: float) -> int:
-    return round(seconds * _NS)
+    return round(seconds * NS_PER_SECOND)
 
 
 def _end_ns(seconds: float | None, *, after_ns: int = 0) -> int:
@@ -253,7 +252,7 @@ def plan_incidents(scenario: Scenario, node: Node) -> list[PlannedIncident]:
     ]
     planned = [
         # A burst is a millisecond apart, so that each has a time of its own.
-        PlannedIncident(time_ns=_ns(spec.at_seconds) + repeat * _NS_PER_MS, spec=spec)
+        PlannedIncident(time_ns=_ns(spec.at_seconds) + repeat * NS_PER_MS, spec=spec)
         for spec in specs
         for repeat in range(spec.times)
     ]
@@ -267,7 +266,7 @@ class HealthFaults:
     all: Sequence[HealthFault] = ()
     """As the scenario has them."""
 
-    def count(self, name: str, time_ns: int, *, since_ns: int = -_NS) -> int:
+    def count(self, name: str, time_ns: int, *, since_ns: int = -NS_PER_SECOND) -> int:
         """Return how often something has happened by now, and after `since_ns`."""
         # By itself from before the start, or what happens at second 0 would not have happened.
         return sum(
@@ -295,8 +294,8 @@ class HealthFaults:
 
     def recovery(self, time_ns: int) -> str:
         """Return what the driver asks for now: the last of what it asks for."""
-        asked = [fault.recovery for fault in self.lasting(time_ns) if fault.recovery != "none"]
-        return asked[-1] if asked else "none"
+        recoveries = [fault.recovery for fault in self.lasting(time_ns) if fault.recovery != "none"]
+        return recoveries[-1] if recoveries else "none"
 
     def lasting(self, time_ns: int) -> list[HealthFault]:
         """Return what lasts at an instant, in the scenario's order."""

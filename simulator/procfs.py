@@ -6,7 +6,7 @@ Here live the few files that are read, in the kernel's own form. Paths are as on
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_US, Clock
 from simulator.identities import pci_bus_id
 from simulator.plan import PlannedIncident, PlannedPod, PlannedProcess
 
@@ -98,16 +98,14 @@ class SimulatedProcfs:
         return f"{parent}/{pod_slice}/cri-containerd-{process.container_id}.scope"
 
 
-# The kernel's log of one node, with the driver's lines about XIDs, in `/dev/kmsg`'s form.
-#
-# Reading starts at the log's end, as after a seek to it.
-
-_NS_PER_US: Final = 1_000
 _KERNEL_WARNING: Final = 4
 
 
 class SimulatedKmsg:
-    """An open kernel log: each read gives one record."""
+    """An open `/dev/kmsg` with the driver's lines about XIDs: each read gives one record.
+
+    Reading starts at the log's end, as after a seek to it.
+    """
 
     def __init__(
         self, incidents: Sequence[PlannedIncident], *, clock: Clock, epoch_ns: int
@@ -131,7 +129,7 @@ class SimulatedKmsg:
         incident = self._incidents[self._read]
         self._read += 1
         # The log's stamps are of the time since boot, which nobody can set.
-        stamp_us = (incident.time_ns - self._boot_ns) // _NS_PER_US
+        stamp_us = (incident.time_ns - self._boot_ns) // NS_PER_US
         spec = incident.spec
         bus = pci_bus_id(spec.gpu)[
             4:-2

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from gpuledger.clock import NS_PER_SECOND
 from simulator.device import SimulatedGpu
 
 RING_SAMPLES: Final = 100
 _PERCENT: Final = 100
-_NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class SamplingWindows:
     def milliwatts(self, window: DriverWindow) -> int:
         """Mean draw over the window."""
         joules = self._gpu.joules(window.start_ns, window.end_ns)
-        return round(joules * _NS * 1000 / (window.end_ns - window.start_ns))
+        return round(joules * NS_PER_SECOND * 1000 / (window.end_ns - window.start_ns))
 
     def process_samples(self, window: DriverWindow) -> Iterator[SimulatedProcessSample]:
         """Yield a sample of each process that used the GPU and outlived the window."""

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.errors import UserError
 from gpuledger.small_files import read_small_file
 from simulator import identities
@@ -43,7 +43,6 @@ from simulator.procfs import SimulatedKmsg, SimulatedProcfs
 from simulator.scenario.load import load_scenario
 from simulator.scenario.schema import Node, Scenario
 
-_NS: Final = 1_000_000_000
 DEFAULT_SCENARIO: Final = Path(__file__).with_name("default.yaml")
 """A scenario of one node, for who has none of his own."""
 
@@ -136,7 +135,7 @@ class Simulation:
         return instance_usages(self.node(node).gpus, start, end)
 
     def _make_node(self, node: Node) -> SimulatedNode:
-        seed, uptime_ns = self.scenario.seed, round(node.uptime_seconds * _NS)
+        seed, uptime_ns = self.scenario.seed, round(node.uptime_seconds * NS_PER_SECOND)
         processes = [process for process in self.processes if process.node == node.name]
         gpus = self._make_gpus(node, processes)
         incidents = plan_incidents(self.scenario, node)
@@ -144,7 +143,10 @@ class Simulation:
         # By which the node's parts work, and what the node shows.
         truth = NodeClock(self.clock, boot_time_ns=boot_time_ns)
         steps = [
-            SetClock(self.epoch_ns + round(step.at_seconds * _NS), round(step.by_seconds * _NS))
+            SetClock(
+                self.epoch_ns + round(step.at_seconds * NS_PER_SECOND),
+                round(step.by_seconds * NS_PER_SECOND),
+            )
             for step in node.clock_steps
         ]
         clock = NodeClock(self.clock, boot_time_ns=boot_time_ns, steps=steps)
@@ -157,7 +159,7 @@ class Simulation:
                 shown_ns=clock.shown_ns,
                 epoch_ns=self.epoch_ns,
                 uptime_ns=uptime_ns,
-                sample_period_ns=round(self.scenario.sample_period_seconds * _NS),
+                sample_period_ns=round(self.scenario.sample_period_seconds * NS_PER_SECOND),
                 incidents=incidents,
                 event_support=node.events,
             ),
@@ -190,7 +192,7 @@ class Simulation:
                 describe_gpu(group, uuid=identities.gpu_uuid(seed, node.name, index), index=index),
                 [process for process in processes if index in process.spec.gpus],
                 seed=seed,
-                time_slice_ns=round(self.scenario.time_slice_seconds * _NS),
+                time_slice_ns=round(self.scenario.time_slice_seconds * NS_PER_SECOND),
             )
             for index, group in enumerate(gpu_groups(node))
         ]

@@ -160,17 +160,17 @@ def explain(answer: HttpAnswer, *, url: str, setting: str) -> str:
 
     `setting` is the name of the one that has the address; the login stands in the same section.
     """
-    said = f"{shown_url(url)}: {answer.status} {answer.text}".rstrip()
+    shown = f"{shown_url(url)}: {answer.status} {answer.text}".rstrip()
     if answer.is_success:
         return (
-            f"{said} with a page ({answer.content_type}), which is not the receiver's: the address"
+            f"{shown} with a page ({answer.content_type}), which is not the receiver's: the address"
             " leads elsewhere, or a proxy wants a login"
         )
     section = setting.partition(".")[0]
     if answer.status in _LOGINS:
-        return f"{said}: look at the login ({section}.username and .password, or .bearer_token)"
+        return f"{shown}: look at the login ({section}.username and .password, or .bearer_token)"
     # 429 and 5xx pass by themselves: they say nothing of the settings.
     is_of_settings = answer.status // 100 in {3, 4}
     if is_of_settings and answer.status != HTTPStatus.TOO_MANY_REQUESTS:
-        return f"{said}: look at {setting}: its scheme, host, port and path"
-    return said
+        return f"{shown}: look at {setting}: its scheme, host, port and path"
+    return shown

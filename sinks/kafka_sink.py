@@ -17,7 +17,7 @@ from typing_extensions import override
 from gpuledger.bus.limits import refuse_too_large
 from gpuledger.bus.protocol import Bus, Message, TopicPartition, TransactionalBus
 from gpuledger.bus.transactional_writers import TransactionalWriters, pause_seconds_after
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
 from gpuledger.errors import (
     BusError,
     FencedError,
@@ -247,7 +247,7 @@ class KafkaSink(Sink):
 
     def _parts(self, batch: Batch, context: SinkContext) -> Iterator["_Part"]:
         """Yield what is made of a batch, cut where it is more than is held at once."""
-        newest_ns = self._clock.time_ns() + round(self._settings.max_future_seconds * 1e9)
+        newest_ns = self._clock.time_ns() + round(self._settings.max_future_seconds * NS_PER_SECOND)
         part = _Part()
         for record, event in batch.items:
             if part.size_bytes >= MAX_TRANSACTION_BYTES:
@@ -269,12 +269,12 @@ class KafkaSink(Sink):
 
     def _messages_of(self, event: GpuEvent, newest_ns: int) -> list[Message]:
         if event.time_ns > newest_ns:
-            seconds = (event.time_ns - newest_ns) / 1e9
+            seconds = (event.time_ns - newest_ns) / NS_PER_SECOND
             raise _UnfitError(
                 f"time_ns {event.time_ns} is {seconds:.0f} s further in the future than is sent",
                 reason="future",
             )
-        key, timestamp_ms = event.node.encode(), event.time_ns // 1_000_000
+        key, timestamp_ms = event.node.encode(), event.time_ns // NS_PER_MS
         try:
             values = self._values_of(event)
             messages = [

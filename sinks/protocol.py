@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any, Final, Protocol
 
 from gpuledger.bus.protocol import Consumer, Gap, Record, TopicPartition
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_MS, Clock
 from gpuledger.codec import Decoder
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.lag import Lag
@@ -143,7 +143,7 @@ class SinkContext:
         """
         if not self.is_current(partition):
             return
-        time_ms = None if time_ns is None else time_ns // 1_000_000
+        time_ms = None if time_ns is None else time_ns // NS_PER_MS
         self.lag.done(partition, next_offset, time_ms=time_ms)
         # An offset that is in the sink's own transaction must not be committed beside it.
         if not is_committed:

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from gpuledger.bus.protocol import TransactionalBus
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_US, Clock
 from gpuledger.codec import encode
 from gpuledger.ledger.entries import booked_entries
 from gpuledger.ledger.rows import TOPIC_COLUMNS, ColumnType, EntryRow, row_maker
@@ -31,7 +31,7 @@ def encoded_rows_of(event: GpuEvent) -> list[bytes]:
 
 
 def _as_text(time_ns: int) -> str:
-    at = _EPOCH + timedelta(microseconds=time_ns // 1000)
+    at = _EPOCH + timedelta(microseconds=time_ns // NS_PER_US)
     return f"{at.isoformat(timespec='microseconds')}Z"
 
 

@@ -23,7 +23,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from gpuledger.bus.protocol import TopicPartition
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS, NS_PER_SECOND, Clock
 from gpuledger.recent import Recent
 from gpuledger.records import GpuEvent
 
@@ -76,11 +76,10 @@ class SeenTicks:
             self._nodes.pop(partition, None)
 
 
-_NS_PER_MS: Final = 1_000_000
-_OVER_AFTER_NS: Final = 60 * 10**9
+_OVER_AFTER_NS: Final = NS_PER_MINUTE
 """A boot of which nothing has arrived for so long gives way to one whose ticks are stamped earlier:
 that boot is the later one then, and its clock is behind."""
-LEAP_NS: Final = 10 * 10**9
+LEAP_NS: Final = 10 * NS_PER_SECOND
 """Clocks that differ by less agree, as far as a sink is concerned."""
 _TRIAL_MS: Final = 60_000
 """For how long of the node's time a clock that leapt ahead is on trial."""
@@ -140,7 +139,7 @@ class Timeline:
         is_alive = self._boot_id != "" and received_ns - self.received_ns < _OVER_AFTER_NS
         if event.boot_id == self._boot_id:
             # By how much the wall clock went otherwise than the clock that is never set.
-            step_ns = event.time_ns - self._time_ns - (event.seq - self._seq) * _NS_PER_MS
+            step_ns = event.time_ns - self._time_ns - (event.seq - self._seq) * NS_PER_MS
             if abs(step_ns) > LEAP_NS:
                 self._offset_ns += step_ns
                 # Only a leap ahead may be taken back; a clock that was set back was wrong before.
@@ -153,7 +152,7 @@ class Timeline:
         else:
             # A boot that follows another: its clock may be wrong, as before NTP has answered, so
             # that it begins on trial. Of the first boot there is nothing to compare it with.
-            booted_ns = event.time_ns - event.seq * _NS_PER_MS
+            booted_ns = event.time_ns - event.seq * NS_PER_MS
             self._offset_ns = min(0, booted_ns - self._time_ns) if self._boot_id else 0
             self._leapt_seq = event.seq if self._boot_id else None
             self._boot_id = event.boot_id

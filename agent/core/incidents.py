@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import DeviceAllocation, GpuHealth, Incident, IncidentProcess, Severity
 from gpuledger.xids import RECOVERY_ACTION_CHANGED, UNKNOWN, find_xid, recovery_action
 
@@ -160,7 +161,7 @@ def severities_of(kind: str) -> tuple[Severity, ...]:
 
 
 T = TypeVar("T")
-WINDOW_NS: Final = 2_000_000_000
+WINDOW_NS: Final = 2 * NS_PER_SECOND
 # Of some hundred XIDs on 8 GPUs; a line in the log may name any GPU and any code.
 _MAX_KEYS: Final = 256
 _MAX_UNPAIRED: Final = 512

@@ -21,12 +21,12 @@ from agent.exposition.native import (
 )
 from agent.exposition.node_state import NodeState
 from agent.settings import ExpositionSettings
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.errors import UserError
 from gpuledger.runtime.file_watch import FileWatch
 
 _log = structlog.get_logger(__name__)
-_KEEP_NS: Final = 1_000_000_000
+_KEEP_NS: Final = NS_PER_SECOND
 
 
 class PageRenderer:

@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from agent.core.incidents import severities_of
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import (
     GpuDetails,
     GpuFacts,
@@ -125,7 +126,7 @@ class _Counter:
 
     def update(self, total: int, at_ns: int) -> None:
         """Record a new reading; one that fell has begun again, and gives no rate."""
-        elapsed_seconds = (at_ns - self.at_ns) / 1e9
+        elapsed_seconds = (at_ns - self.at_ns) / NS_PER_SECOND
         # Two reads of one instant give no rate.
         if elapsed_seconds <= 0:
             return

@@ -38,6 +38,7 @@ from agent.exposition.families import (
 from agent.exposition.holders import NodeHolder, Share, find_shares, holders_of
 from agent.exposition.node_state import Snapshot
 from agent.settings import Profile
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuProcess
 
 _MIB: Final = 1 << 20
@@ -80,7 +81,7 @@ def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
     inventory = next((device.node for device in now.devices if device.node), None)
     versions = [(name, getattr(inventory, name, None) or "") for name in NODE_INFO.label_names[1:]]
     yield from NODE_INFO.write([([node, ("boot_id", now.sample.boot_id), *versions], 1)])
-    yield from TICK_TIME.write([([node], now.sample.time_ns / 1e9)])
+    yield from TICK_TIME.write([([node], now.sample.time_ns / NS_PER_SECOND)])
     gpus: list[Labels] = []
     for device in now.devices:
         # The first of these are of the GPU's facts, which a silent or lost GPU may lack.

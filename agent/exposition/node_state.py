@@ -16,7 +16,7 @@ from agent.exposition.device import GpuEventHistory, NvlinkRates, ShownDevice
 from agent.exposition.holders import ContainerLookup, NamedContainer
 from agent.metrics import PROCESS_SERIES_DROPPED
 from agent.settings import ExpositionSettings
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.records import (
     GpuDetails,
     GpuFacts,
@@ -132,9 +132,9 @@ class NodeState:
         """Take for how long readings are shown, and how many processes (`None`: none are)."""
         self._clock = clock
         self._max_processes = max_processes
-        self._stale_ns = round(stale_seconds * 1e9)
-        self._slow_stale_ns = round(slow_stale_seconds * 1e9)
-        self._window_ns = round(event_window_seconds * 1e9)
+        self._stale_ns = round(stale_seconds * NS_PER_SECOND)
+        self._slow_stale_ns = round(slow_stale_seconds * NS_PER_SECOND)
+        self._window_ns = round(event_window_seconds * NS_PER_SECOND)
         self._sample: NodeSample | None = None
         self._shown_ns = 0
         self._device_states: dict[str, DeviceState] = {}

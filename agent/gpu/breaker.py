@@ -12,7 +12,7 @@ import structlog
 
 from agent.core.raw import CallGroup
 from agent.metrics import BREAKER_OPEN, CALL_GROUPS_FAILED
-from gpuledger.runtime import Backoff
+from gpuledger.runtime import Backoff, RetryTimer
 
 _log = structlog.get_logger(__name__)
 
@@ -40,27 +40,25 @@ class Breaker:
     """Opens where something fails again and again; then lets single probes through, ever rarer."""
 
     def __init__(self, *, backoff: Backoff, max_failures: int = MAX_FAILURES) -> None:
-        self._backoff = backoff
         self._max_failures = max_failures
         self._failures = 0
-        self._retry_ns: int | None = None
+        self._probes = RetryTimer(backoff)
 
     @property
     def is_open(self) -> bool:
         """Whether there are probes only."""
-        return self._retry_ns is not None
+        return self._probes.is_running
 
     def permit(self, now_ns: int) -> Permit:
         """Return what may be done now; a probe has to be followed by `succeeded` or `failed`."""
-        if self._retry_ns is None:
+        if not self.is_open:
             return Permit.ASK
-        return Permit.SKIP if now_ns < self._retry_ns else Permit.PROBE
+        return Permit.PROBE if self._probes.is_due(now_ns) else Permit.SKIP
 
     def succeeded(self) -> None:
         """Close: it answered in its time."""
         self._failures = 0
-        self._retry_ns = None
-        self._backoff.reset()
+        self._probes.reset()
 
     def failed(self, now_ns: int) -> bool:
         """Count a failure; return whether it opened by it."""
@@ -71,7 +69,7 @@ class Breaker:
     def trip(self, now_ns: int) -> bool:
         """Open at once: another failure would cost too much; return whether it opened by it."""
         was_open = self.is_open
-        self._retry_ns = now_ns + round(self._backoff.next_seconds() * 1e9)
+        self._probes.record_attempt(now_ns)
         return not was_open
 
 

@@ -4,7 +4,6 @@ A driver's calls can block for seconds or for ever, and a blocked thread cannot 
 call is made in a thread, and the event loop waits for none longer than the tick's deadline:
 
     Driver ── SourceLifecycle   opens and closes the source, in one thread
-       │                        (`_opening` is the opening under way, `_closed` why it is needed)
        ├───── GpuPool           the GPUs that the last opening found, one GpuWorker and thread each
        ├───── ProcessScanner    who is on the GPUs between two ticks, in one thread
        └───── GpuAvailability   which GPUs are lost, whatever the reason; it reports the changes
@@ -13,30 +12,72 @@ A GPU that hangs costs its own readings, never the tick of the others. Opening t
 helps where no GPU answers, and may bring back a GPU that is lost; but it takes all of them out of
 the ticks meanwhile, and can hang itself. So it is tried at ever longer intervals, and for the sake
 of a lost GPU only while no call hangs.
+
+The source is in one `SourceState`; in each but OPEN there is a reason, and an opening is begun as
+soon as its wait is over (it may take many ticks):
+
+    from      to       when
+    OPENING   OPEN     an opening found the GPUs (none is an answer too)
+    OPEN      OPENING  it is to be opened again: for a GPU that was bound or is lost, or as all are
+                       silent; what answered before is not lost
+    OPEN      LOST     the source said that it is lost as a whole
+    OPEN      UNBOUND  the driver is taken from its GPUs: closed at once, as the driver waits for it
+    OPENING   LOST     an opening failed, though a GPU has answered before
+    LOST      OPEN     an opening found GPUs: it is reported of each that the driver was reloaded
+    UNBOUND   OPEN     as from LOST; that no driver is loaded meanwhile is as it should be
+
+An opening that fails leaves each other state as it is, for another reason.
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
+from enum import Enum
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 from msgspec.structs import replace
 
 from agent.core.raw import NodeFacts, RawGpuSample, SampleCursor
+from agent.core.tick import ClockReading
 from agent.gpu.breaker import slow_backoff
-from agent.gpu.lifecycle import Retry, SourceLifecycle, SourceListener
+from agent.gpu.lifecycle import SourceLifecycle, SourceListener
 from agent.gpu.pool import GpuAvailability, GpuPool, ProcessScanner, Report, report_nowhere
 from agent.gpu.protocol import DriverEvent, DriverNotLoadedError, Gpu, GpuSource, SourceLostError
 from agent.gpu.threads import wait_at_most
 from agent.metrics import DRIVER_UP
 from gpuledger.clock import Clock
-from gpuledger.runtime import Backoff, Check
+from gpuledger.records import Capability
+from gpuledger.runtime import Backoff, Check, RetryTimer
 
 _log = structlog.get_logger(__name__)
-# How long an unbinding has before the library is opened again.
+# How long an unbinding has before the source is opened again.
 _UNBINDING_SECONDS: Final = 5.0
+# So long a source has to stay open, until its next loss counts as the first one.
+_CALM_SECONDS: Final = 60.0
+
+
+class SourceState(Enum):
+    """Whether the GPUs can be queried; the table of the module's docstring has the changes."""
+
+    OPENING = "opening"
+    """It is to be opened, the first time or again; nothing is lost by that."""
+    OPEN = "open"
+    """Its GPUs are queried."""
+    LOST = "lost"
+    """No GPU answers until it is opened again."""
+    UNBOUND = "unbound"
+    """The same, as the driver was taken from its GPUs."""
+
+
+class Poll(NamedTuple):
+    """The answers of one tick."""
+
+    at: ClockReading
+    """When the GPUs were queried, and not when the last one answered or did not."""
+    samples: list[RawGpuSample]
+    """Those of the GPUs that answered in time."""
 
 
 class Driver:
@@ -73,16 +114,20 @@ class Driver:
         )
         """The GPUs that the last opening found."""
         self._scanner = ProcessScanner()
-        self._open_retry = Retry(backoff)
-        self._lost_gpu_retry = Retry(lost_gpu_backoff or slow_backoff())
+        self._open_timer = RetryTimer(backoff, calm_seconds=_CALM_SECONDS)
+        self._lost_gpu_timer = RetryTimer(
+            lost_gpu_backoff or slow_backoff(), calm_seconds=_CALM_SECONDS
+        )
+        self._state, self._reason = SourceState.OPENING, "not started yet"
         self._opening: Future[Sequence[Gpu]] | None = None
-        self._closed: str | None = "not started yet"
-        self._was_lost = False
-        self._is_unbound = False
+        """The opening that is under way."""
         self._worked_seconds = time.monotonic()
-        self._reported: object = None
-        self._logged: object = None
         self._pending_event = DriverEvent.NOTHING
+        """What the driver asked for while the source was not open."""
+        self._reported: tuple[int, Mapping[str, str | None], Capability] | None = None
+        """What was reported of the node last, as far as it tells whether there is news."""
+        self._logged: tuple[set[str], str | None] | None = None
+        """The GPUs that the last opening found, and why no unbinding is heard of."""
 
     @property
     def idle_seconds(self) -> float:
@@ -99,30 +144,29 @@ class Driver:
         """The UUIDs of all GPUs that answered once."""
         return self._availability.known
 
-    async def poll(
-        self, cursors: Mapping[str, SampleCursor], *, on_poll: Callable[[], object] = bool
-    ) -> list[RawGpuSample] | None:
-        """Return the samples of the GPUs that answered in time; `None` without a working library.
+    @property
+    def is_open(self) -> bool:
+        """Whether the GPUs can be queried now."""
+        return self._state is SourceState.OPEN
 
-        `on_poll` is called when the GPUs are queried: the samples are of then, and not of when the
-        last one came or did not come.
-        """
+    async def poll(self, cursors: Mapping[str, SampleCursor]) -> Poll | None:
+        """Query the GPUs; `None` where the source is not open."""
         self._handle_driver_events()
-        if self._closed is not None and not await self._open():
+        if not self.is_open and not await self._open():
             DRIVER_UP.set(0)
             return None
-        on_poll()
-        samples = await self.pool.poll(cursors, self._clock.monotonic_ns())
-        if self.pool.library_lost:
-            self._lose_library(self.pool.library_lost)
+        at = ClockReading.read(self._clock)
+        samples = await self.pool.poll(cursors, at.monotonic_ns)
+        if self.pool.source_lost:
+            self._lose(SourceState.LOST, self.pool.source_lost)
         self._update_checks({sample.uuid for sample in samples})
         self._restart_where_it_helps()
-        return samples
+        return Poll(at, samples)
 
     @property
     def has_process_accounting(self) -> bool:
         """Whether a GPU's driver keeps accounts of processes, so that a scan is worth its calls."""
-        return self._closed is None and bool(self.pool.accounting_gpus)
+        return self.is_open and bool(self.pool.accounting_gpus)
 
     async def scan_processes(self) -> Collection[int]:
         """Return the pids that are new since the last scan, on GPUs that keep accounts."""
@@ -131,10 +175,10 @@ class Driver:
     def inventory(self) -> NodeFacts | None:
         """Return what the node is built of, where that is news."""
         unbind = self.lifecycle.unbind_capability
-        state = (self.pool.facts_changes, self.lifecycle.versions, unbind)
-        if not self.pool.facts or state == self._reported:
+        known = (self.pool.facts_changes, self.lifecycle.versions, unbind)
+        if not self.pool.facts or known == self._reported:
             return None
-        self._reported = state
+        self._reported = known
         return NodeFacts(
             versions=self.lifecycle.versions,
             gpus=sorted(
@@ -157,7 +201,7 @@ class Driver:
     async def _open(self) -> bool:
         """Open the source; return whether it is open now. An opening may outlive many ticks."""
         if self._opening is None:
-            if not self._open_retry.is_due(self._clock.monotonic_ns()):
+            if not self._open_timer.is_due(self._clock.monotonic_ns()):
                 return False
             self._opening = self.lifecycle.open()
         await wait_at_most(self._opening, self.deadline_seconds)
@@ -165,28 +209,29 @@ class Driver:
             self._fail("the library does not return from its start")
             return False
         opening, self._opening = self._opening, None
-        self._open_retry.record_attempt(self._clock.monotonic_ns())
+        self._open_timer.record_attempt(self._clock.monotonic_ns())
         try:
             self._use(opening.result())
         except SourceLostError as error:
             # Whatever the driver asked for before is out of date: it is not open.
             self._pending_event = DriverEvent.NOTHING
-            if self._is_unbound and isinstance(error, DriverNotLoadedError):
+            if self._state is SourceState.UNBOUND and isinstance(error, DriverNotLoadedError):
                 # As it should be while a driver is exchanged, so no reason to give up.
                 self._worked_seconds = time.monotonic()
                 self._fail(f"the driver was unbound: {error}")
             else:
                 # Before any GPU has answered there is nothing that could have been lost.
-                self._was_lost = bool(self._availability.known)
-                self._closed = str(error)
-                self._fail(self._closed)
-        return self._closed is None
+                if self._state is SourceState.OPENING and self._availability.known:
+                    self._state = SourceState.LOST
+                self._reason = str(error)
+                self._fail(self._reason)
+        return self.is_open
 
     def _use(self, found: Sequence[Gpu]) -> None:
         """Begin to query the GPUs that an opening found."""
         self.pool.begin(found, self._clock.monotonic_ns())
-        reason, self._closed = self._closed, None
-        was_lost, self._was_lost, self._is_unbound = self._was_lost, False, False
+        was_lost, reason = self._state is not SourceState.OPENING, self._reason
+        self._state, self._reason = SourceState.OPEN, ""
         there = {gpu.uuid for gpu in found}
         # An opening for a lost GPU may find what the one before did: that is no news.
         unheard = self.lifecycle.unbind_capability.reason
@@ -196,7 +241,7 @@ class Driver:
         for uuid in self._availability.known:
             if uuid not in there:
                 self._availability.record_lost(uuid, "not there when the library was started again")
-        self._availability.record_start(
+        self._availability.record_opening(
             {gpu.index: gpu.uuid for gpu in found}, self._source.unfound
         )
         if was_lost:
@@ -206,31 +251,30 @@ class Driver:
         """Do what the driver's events ask for, now or as soon as the source is open again."""
         event = self.lifecycle.poll_driver_events()
         self._pending_event = self._pending_event if event is DriverEvent.NOTHING else event
-        if self._closed is not None or self._pending_event is DriverEvent.NOTHING:
+        if not self.is_open or self._pending_event is DriverEvent.NOTHING:
             return
         event, self._pending_event = self._pending_event, DriverEvent.NOTHING
         if event is DriverEvent.BIND:
             # Only a new opening counts the GPU that has come.
             self._restart("the driver was bound to a GPU")
             return
-        # An open library is a user of the driver: it blocks the unbinding until it is closed.
+        # An open source is a user of the driver: it blocks the unbinding until it is closed.
         self._availability.report_all("driver_unbound", "the agent has closed the library")
-        self._is_unbound = True
-        self._lose_library("the driver was unbound")
-        self._fail("the driver was unbound")
+        self._lose(SourceState.UNBOUND, "the driver was unbound")
+        self._fail(self._reason)
         # Not opened again at once: the driver waits until nobody holds it.
         self.lifecycle.close()
-        self._open_retry.wait(self._clock.monotonic_ns(), _UNBINDING_SECONDS)
+        self._open_timer.wait(self._clock.monotonic_ns(), seconds=_UNBINDING_SECONDS)
 
-    def _lose_library(self, reason: str) -> None:
+    def _lose(self, state: SourceState, reason: str) -> None:
         """Record that no GPU answers until the source is opened again."""
-        self._closed = reason
-        self._was_lost = True
+        self._state, self._reason = state, reason
         self.pool.end()
 
     def _restart(self, reason: str) -> None:
         """Begin to open again now, so that with luck it is over before the next tick."""
-        self._closed = self._closed or reason
+        if self.is_open:
+            self._state, self._reason = SourceState.OPENING, reason
         self.pool.end()
         self._opening = self.lifecycle.open()
 
@@ -238,20 +282,20 @@ class Driver:
         now_ns, missing = self._clock.monotonic_ns(), self._missing()
         is_stuck = self.pool.is_stuck or self.lifecycle.is_stuck or self._scanner.is_stuck
         may_harm = is_stuck and bool(self.pool.uuids)
-        if not self._open_retry.is_due(now_ns):
+        if not self._open_timer.is_due(now_ns):
             return
-        if self._closed is not None:
+        if not self.is_open:
             # It was lost in this tick: no need to wait for the next one.
-            self._restart(self._closed)
+            self._restart(self._reason)
         elif self.pool.is_silent:
             self._restart("no GPU answers")
-        elif missing and not may_harm and self._lost_gpu_retry.is_due(now_ns):
+        elif missing and not may_harm and self._lost_gpu_timer.is_due(now_ns):
             # Where a call hangs an opening may hang too, and cost the GPUs that answer.
-            self._lost_gpu_retry.record_attempt(now_ns)
+            self._lost_gpu_timer.record_attempt(now_ns)
             self._restart(missing)
         elif not missing:
-            self._open_retry.record_success(now_ns)
-            self._lost_gpu_retry.record_success(now_ns)
+            self._open_timer.record_success(now_ns)
+            self._lost_gpu_timer.record_success(now_ns)
 
     def _missing(self) -> str:
         """Return which GPUs only a new opening could bring back; empty where there are none."""
@@ -267,8 +311,8 @@ class Driver:
             self._worked_seconds = time.monotonic()
         DRIVER_UP.set(bool(answered))
         trouble = f"no answer in time from {', '.join(sorted(silent))}" if silent else missing
-        if self._closed is not None or (trouble and not answered):
-            self._fail(self._closed or trouble)
+        if not self.is_open or (trouble and not answered):
+            self._fail(self._reason or trouble)
             return
         count = f"{len(answered)} GPUs"
         self._check.ok(count)

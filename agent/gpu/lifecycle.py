@@ -36,8 +36,6 @@ from gpuledger.runtime import Backoff
 _log = structlog.get_logger(__name__)
 _WAIT_SECONDS: Final = 0.5
 _WAIT_MS: Final = round(_WAIT_SECONDS * 1000)
-# So long a source has to stay open, until its next loss counts as the first one.
-_CALM_NS: Final = 60_000_000_000
 
 
 class SourceListener(Protocol):
@@ -48,36 +46,6 @@ class SourceListener(Protocol):
 
     def closing(self) -> None:
         """Stop using it, and free what it gave, within about a second."""
-
-
-class Retry:
-    """When something may be tried again; the wait begins anew after a calm minute."""
-
-    def __init__(self, backoff: Backoff) -> None:
-        self._backoff = backoff
-        self._tried_ns: int | None = None
-        self._due_ns = 0
-
-    def is_due(self, now_ns: int) -> bool:
-        """Return whether it may be tried."""
-        return self._tried_ns is None or now_ns >= self._due_ns
-
-    def record_attempt(self, now_ns: int) -> None:
-        """Begin the wait before the next attempt."""
-        self._tried_ns = now_ns
-        self._due_ns = now_ns + round(self._backoff.next_seconds() * 1e9)
-
-    def wait(self, now_ns: int, seconds: float) -> None:
-        """Do not try for `seconds`; the waits after that begin anew."""
-        self._backoff.reset()
-        self._tried_ns = now_ns
-        self._due_ns = now_ns + round(seconds * 1e9)
-
-    def record_success(self, now_ns: int) -> None:
-        """Forget earlier failures, unless they are so fresh that it may fail again at once."""
-        if self._tried_ns is not None and now_ns - self._tried_ns > _CALM_NS:
-            self._backoff.reset()
-            self._tried_ns = None
 
 
 class SourceLifecycle:

@@ -18,6 +18,7 @@ from agent.gpu.protocol import Gpu, GpuLostError, SourceLostError
 from agent.gpu.threads import PollCycle, Worker, wait_at_most
 from agent.gpu.worker import GpuWorker, HealthTimes, LeakedThreads
 from agent.metrics import GPU_DEADLINES_MISSED, GPUS_LOST, PROCESS_SCANS_LATE
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import UnavailableError
 from gpuledger.records import GpuFacts
 
@@ -59,7 +60,7 @@ class GpuAvailability:
         GPUS_LOST.set(len(self._lost))
         self._report("gpu_lost", uuid, reason)
 
-    def record_start(self, found: Mapping[int, str], unfound: Mapping[int, str]) -> None:
+    def record_opening(self, found: Mapping[int, str], unfound: Mapping[int, str]) -> None:
         """Record an opening: by index, the UUIDs that it found and what names the others.
 
         Those that an earlier one found are lost by their UUID, and not by another name.
@@ -96,13 +97,13 @@ class GpuPool:
         self._availability = availability
         self.deadline_seconds = deadline_seconds
         """How long a tick waits for the GPUs; it is read at each tick."""
-        self._health_ns = round(health_seconds * 1e9)
+        self._health_ns = round(health_seconds * NS_PER_SECOND)
         self._leaked = LeakedThreads()
         self._breaker_log = BreakerLog()
         self.workers: list[GpuWorker] = []
         """One for each GPU of the open source that can be queried."""
         self._cycle: PollCycle | None = None
-        self.library_lost: str | None = None
+        self.source_lost: str | None = None
         """Why no GPU can answer any more, where the last answers said so."""
         self.facts: dict[str, GpuFacts] = {}
         """What is known of each GPU, by UUID."""
@@ -140,7 +141,7 @@ class GpuPool:
 
     def begin(self, found: Sequence[Gpu], now_ns: int) -> None:
         """Begin with the GPUs of a newly opened source; one whose threads all hang is left out."""
-        self.library_lost = None
+        self.source_lost = None
         self.workers = [
             GpuWorker(
                 gpu,
@@ -179,7 +180,7 @@ class GpuPool:
         samples = [sample for sample in evaluated if sample]
         GPU_DEADLINES_MISSED.inc(len(self.workers) - len(samples))
         # With the library no GPU answers, which says nothing of any one of them.
-        for worker in () if self.library_lost else self.workers:
+        for worker in () if self.source_lost else self.workers:
             if worker.is_silent:
                 self._availability.record_lost(worker.gpu.uuid, worker.silence)
         self._leaked.update_metric()
@@ -196,7 +197,7 @@ class GpuPool:
             self.workers.remove(worker)
             return None
         except SourceLostError as error:
-            self.library_lost = str(error)
+            self.source_lost = str(error)
             return None
         if sample:
             self._availability.record_answer(uuid, index=sample.index)

@@ -151,7 +151,7 @@ class GpuSource(Protocol):
         """What the driver says of itself."""
 
     def open(self) -> Sequence[Gpu]:
-        """Return the GPUs that answer; raises SourceLostError where the library does not start."""
+        """Return the GPUs that answer; raises SourceLostError where it cannot be opened."""
 
     def close(self) -> None:
         """Let go of the driver; a library that is lost has nothing to let go of."""

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from agent.core.incidents import Detection, read_bus, read_xid_line, write_bus
 from agent.metrics import KMSG_FAILURES, KMSG_OVERRUNS
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_US, Clock
 from gpuledger.runtime import Backoff, Check
 
 SOURCE: Final = "kmsg"
@@ -22,7 +22,6 @@ _RECORD_BYTES: Final = 8192
 _LOOK_SECONDS: Final = 0.5
 # A log in a storm is never read to its end: the ticks' turn comes first.
 _MAX_AT_ONCE: Final = 1000
-_NS_PER_US: Final = 1_000
 _HEAD: Final = re.compile(r"(\d{1,9}),\d+,(\d{1,19})(?!\d)", re.ASCII)
 """Facility with level, number, stamp."""
 _FIRST_OF_PROGRAMS: Final = 8
@@ -82,7 +81,7 @@ class RecordTime:
     def time_ns(self, stamp_us: int) -> int:
         """Return when a record was written that was read just now, nanoseconds since the epoch."""
         now_ns = self._clock.boottime_ns()
-        written_ns = min(max(stamp_us * _NS_PER_US, self._empty_ns), now_ns)
+        written_ns = min(max(stamp_us * NS_PER_US, self._empty_ns), now_ns)
         return self._clock.time_ns() - (now_ns - written_ns)
 
 

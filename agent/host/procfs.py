@@ -22,6 +22,7 @@ from typing import Final, Literal, Protocol
 
 from agent.core.processes.table import UNREADABLE, Location, ProcessFacts
 from agent.host.cgroup import NodePaths, find_node_paths, locate
+from gpuledger.clock import NS_PER_SECOND
 
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _OWN_CGROUP: Final = "/proc/self/cgroup"
@@ -34,7 +35,6 @@ _KERNEL_THREAD: Final = 0x00200000
 """PF_KTHREAD of the kernel's `include/linux/sched.h`."""
 _FLAGS_FIELD: Final = 6
 """Field 9 of the line; the name in parentheses, fields 1 and 2, is cut off."""
-_NS: Final = 1_000_000_000
 _CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -113,7 +113,7 @@ def _parse_stat(stat: bytes) -> tuple[str, int]:
     head, _, rest = stat.rpartition(b")")
     ticks = int(rest.split()[_START_FIELD])
     command = head.partition(b"(")[2].decode("utf-8", "replace")
-    return command, ticks * _NS // _CLOCK_TICKS
+    return command, ticks * NS_PER_SECOND // _CLOCK_TICKS
 
 
 @dataclass(frozen=True, kw_only=True)

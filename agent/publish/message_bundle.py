@@ -15,13 +15,13 @@ import structlog
 from agent.core.tick import NodeTick
 from agent.metrics import QUEUE_TICKS, TICKS_DROPPED, VALUES_CUT
 from gpuledger.bus.protocol import Message
+from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import encode, validate
 from gpuledger.records import Incident, Inventory
 from gpuledger.records.fitting import fit
 from gpuledger.runtime.logs import Repeats
 from gpuledger.topics import Topics
 
-_NS_PER_MS: Final = 1_000_000
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
@@ -85,11 +85,11 @@ def _message(record: _NodeRecord) -> Message:
     return Message(
         key=record.node.encode(),
         value=encode(record),
-        timestamp_ms=record.time_ns // _NS_PER_MS,
+        timestamp_ms=record.time_ns // NS_PER_MS,
     )
 
 
-class QueuedMessage(NamedTuple):
+class QueuedBundle(NamedTuple):
     """A bundle, and since when it waits."""
 
     since_seconds: float
@@ -97,12 +97,12 @@ class QueuedMessage(NamedTuple):
     bundle: MessageBundle
 
 
-class TickQueue:
-    """Bundles in their order, at most `max_ticks` of them."""
+class BundleQueue:
+    """Bundles in their order, at most `max_bundles` of them."""
 
-    def __init__(self, *, max_ticks: int) -> None:
-        self._max_ticks = max_ticks
-        self._waiting: deque[QueuedMessage] = deque()
+    def __init__(self, *, max_bundles: int) -> None:
+        self._max_bundles = max_bundles
+        self._waiting: deque[QueuedBundle] = deque()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -110,28 +110,28 @@ class TickQueue:
     @property
     def is_half_full(self) -> bool:
         """Whether it is time to take bundles elsewhere, before any is dropped."""
-        return len(self._waiting) > self._max_ticks // 2
+        return len(self._waiting) > self._max_bundles // 2
 
     @property
     def oldest_since_seconds(self) -> float | None:
         """Since when the oldest bundle waits; `None` where none does."""
         return self._waiting[0].since_seconds if self._waiting else None
 
-    def put(self, waiting: QueuedMessage) -> None:
+    def put(self, waiting: QueuedBundle) -> None:
         """Add the newest bundle; where there is no room the oldest one is dropped and counted."""
         self._waiting.append(waiting)
         # Counted up and down rather than set: several nodes may run in one process.
         QUEUE_TICKS.inc()
         self._keep_within_bounds()
 
-    def take(self, *, max_bundles: int) -> list[QueuedMessage]:
+    def take(self, *, max_bundles: int) -> list[QueuedBundle]:
         """Take the oldest bundles, in their order."""
         count = min(max_bundles, len(self._waiting))
         taken = [self._waiting.popleft() for _ in range(count)]
         QUEUE_TICKS.dec(count)
         return taken
 
-    def put_back(self, taken: Iterable[QueuedMessage]) -> None:
+    def put_back(self, taken: Iterable[QueuedBundle]) -> None:
         """Put what was taken in front of all others again."""
         before = len(self._waiting)
         # In front, as they are the oldest, and in their own order: a deque extends leftwards.
@@ -140,7 +140,7 @@ class TickQueue:
         self._keep_within_bounds()
 
     def _keep_within_bounds(self) -> None:
-        dropped = max(0, len(self._waiting) - self._max_ticks)
+        dropped = max(0, len(self._waiting) - self._max_bundles)
         for _ in range(dropped):
             self._waiting.popleft()
         TICKS_DROPPED.inc(dropped)

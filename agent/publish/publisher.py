@@ -25,6 +25,7 @@ from agent.publish.message_bundle import time_ms
 from agent.publish.send_queue import SendQueue
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Bus, Message, Producer
+from gpuledger.clock import NS_PER_MS
 from gpuledger.errors import BusError, MessageTooLargeError, TimestampRefusedError
 from gpuledger.runtime import Backoff, Check
 from gpuledger.runtime.logs import Repeats
@@ -51,7 +52,6 @@ _BATCH_TICKS: Final = 60
 _CLOSING_SECONDS: Final = 2.0
 # A broker's and a node's clock differ by less than this where both are synchronised.
 _AHEAD_MS: Final = 60_000
-_NS_PER_MS: Final = 1_000_000
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
@@ -165,7 +165,7 @@ class SamplePublisher:
                 _log_dropped(str(error), 1)
             except TimestampRefusedError:
                 # Looked at with each attempt: the clock may have been set right since.
-                now_ms = self._now_ns() // _NS_PER_MS
+                now_ms = self._now_ns() // NS_PER_MS
                 if message.timestamp_ms <= now_ms + _AHEAD_MS:
                     raise
                 MESSAGES_REJECTED.labels(reason="future").inc()

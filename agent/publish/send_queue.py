@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from agent.metrics import SPOOL_DROPPED, SPOOL_USABLE
-from agent.publish.message_bundle import MessageBundle, QueuedMessage, TickQueue
+from agent.publish.message_bundle import BundleQueue, MessageBundle, QueuedBundle
 from agent.publish.spool import Spool, SpoolPosition, count_failure
 from agent.publish.spool_folder import Attempts, DiskHungError, IoThread
 from gpuledger.runtime import Backoff, Check
@@ -37,7 +37,7 @@ class SendQueue:
     def __init__(
         self,
         *,
-        queue: TickQueue,
+        queue: BundleQueue,
         spool: Spool | None,
         check: Check,
         spill_after_seconds: float,
@@ -55,7 +55,7 @@ class SendQueue:
             Attempts(backoff=backoff(first_seconds=1, max_seconds=seconds), now_seconds=now_seconds)
             for seconds in (_READ_WITHIN_SECONDS, _READ_WITHIN_SECONDS, _WRITE_WITHIN_SECONDS)
         )
-        self._in_flight: list[QueuedMessage] = []
+        self._in_flight: list[QueuedBundle] = []
         self._position: SpoolPosition | None = None
         """Where what is in flight ends on the disk; `None` where it is nowhere but in memory."""
         self._is_open = False
@@ -95,7 +95,7 @@ class SendQueue:
     def put(self, bundle: MessageBundle) -> None:
         """Add the newest bundle."""
         now_seconds = self._now_seconds()
-        self._queue.put(QueuedMessage(now_seconds, bundle))
+        self._queue.put(QueuedBundle(now_seconds, bundle))
         self._filled.set()
         oldest_seconds = self._queue.oldest_since_seconds
         if self._in_flight and self._position is None:
@@ -196,7 +196,7 @@ class SendQueue:
         if found:
             bundles, self._position = found
             spool.set_in_flight(self._position)
-            self._in_flight = [QueuedMessage(self._now_seconds(), bundle) for bundle in bundles]
+            self._in_flight = [QueuedBundle(self._now_seconds(), bundle) for bundle in bundles]
 
     async def _spill(self) -> None:
         spool = await self._open_spool()
@@ -220,7 +220,7 @@ class SendQueue:
             if not kept:
                 return
 
-    async def _append(self, spool: Spool, waiting: Sequence[QueuedMessage]) -> SpoolPosition | None:
+    async def _append(self, spool: Spool, waiting: Sequence[QueuedBundle]) -> SpoolPosition | None:
         bundles = [queued.bundle for queued in waiting]
         return await self._on_disk(partial(spool.append, bundles), self._writing)
 

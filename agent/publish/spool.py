@@ -45,11 +45,11 @@ from agent.publish.spool_file import (
 )
 from agent.publish.spool_folder import NoFolderError, SpoolFolder, UnreadableFiles
 from agent.settings import SpoolSettings
+from gpuledger.clock import NS_PER_MS
 
 _SEGMENT_BYTES: Final = 4 * 2**20
 _FEWEST_SEGMENTS: Final = 8  # so that dropping the oldest one drops an eighth at most
 _READ_BYTES: Final = 2**20
-_NS_PER_MS: Final = 1_000_000
 _SET_ASIDE: Final = ".foreign"
 _log = structlog.get_logger(__name__)
 
@@ -343,7 +343,7 @@ class Spool:
             self._remove(segment)
 
     def _now_ms(self) -> int:
-        return self._boottime_ns() // _NS_PER_MS
+        return self._boottime_ns() // NS_PER_MS
 
     def _drop(self, segment: Segment, *, reason: str) -> None:
         SPOOL_DROPPED.labels(reason=reason).inc(self._count_not_in_flight(segment))

@@ -20,23 +20,23 @@ from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import quote
 
-from gpuledger.runtime import Backoff
+from gpuledger.clock import NS_PER_SECOND
+from gpuledger.runtime import Backoff, RetryTimer
 
 
 class Attempts:
     """One kind of work of the disk, such as its reads: its last error, and the wait after it."""
 
     def __init__(self, *, backoff: Backoff, now_seconds: Callable[[], float]) -> None:
-        self._backoff = backoff
+        self._timer = RetryTimer(backoff)
         self._now_seconds = now_seconds
-        self._until_seconds = 0.0
         self.error: OSError | None = None
         """What it refused, until it has worked."""
 
     @property
     def wait_seconds(self) -> float:
         """How long it is not to be asked."""
-        return max(0.0, self._until_seconds - self._now_seconds()) if self.error else 0.0
+        return self._timer.wait_ns(self._now_ns()) / NS_PER_SECOND
 
     @property
     def is_due(self) -> bool:
@@ -46,16 +46,19 @@ class Attempts:
     def failed(self, error: OSError) -> None:
         """Record a refusal, and begin the wait after it."""
         self.error = error
-        self._until_seconds = self._now_seconds() + self._backoff.next_seconds()
+        self._timer.record_attempt(self._now_ns())
 
     def worked(self) -> None:
         """Record that it worked."""
         self.error = None
-        self._backoff.reset()
+        self._timer.reset()
 
     def skip_wait(self) -> None:
         """End the wait."""
-        self._until_seconds = 0.0
+        self._timer.skip_wait()
+
+    def _now_ns(self) -> int:
+        return round(self._now_seconds() * NS_PER_SECOND)
 
 
 T = TypeVar("T")

@@ -31,7 +31,7 @@ from agent.recording.format import (
     read_recording,
 )
 from agent.recording.serialize import Handles, fill, from_json, to_json
-from gpuledger.clock import Clock, SystemClock
+from gpuledger.clock import NS_PER_SECOND, Clock, SystemClock
 
 _DAY_US: Final = 86_400_000_000
 _TIMES: Final = frozenset(
@@ -129,7 +129,7 @@ class ReplayLibrary:
         self._header = header
         self._handles = Handles()
         self._devices: dict[int, Any] = {}
-        slack_ns = round(header.tick_seconds * 1e9 / 2)
+        slack_ns = round(header.tick_seconds * NS_PER_SECOND / 2)
         self._rows = _Rows(clock, slack_ns=slack_ns)
         self._end_ns = max((line.at_ns for line in lines), default=0) + slack_ns
         self._has_ended = False
@@ -150,7 +150,7 @@ class ReplayLibrary:
         if self._clock.since_begin_ns() > self._end_ns:
             if not self._has_ended:
                 self._has_ended = True
-                seconds = round(self._end_ns / 1e9, 1)
+                seconds = round(self._end_ns / NS_PER_SECOND, 1)
                 _log.warning("recording_ended", recorded_seconds=seconds)
             raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         written = [to_json(argument, self._handles) for argument in arguments]
@@ -210,7 +210,7 @@ class ReplayProcfs:
     def __init__(
         self, header: RecordingHeader, lines: list[RecordingLine], clock: ReplayClock
     ) -> None:
-        self._rows = _Rows(clock, slack_ns=round(header.tick_seconds * 1e9 / 2))
+        self._rows = _Rows(clock, slack_ns=round(header.tick_seconds * NS_PER_SECOND / 2))
         for line in lines:
             if line.read:
                 self._rows.add(line.read, line)

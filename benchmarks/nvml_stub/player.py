@@ -21,6 +21,7 @@ from benchmarks.nvml_stub.functions import (
     as_bytes,
 )
 from benchmarks.nvml_stub.memory import Question, SharedMemory
+from gpuledger.clock import NS_PER_US
 from simulator.simulation import SimulatedNode, open_simulation
 
 _REFRESH_SECONDS: Final = 0.5
@@ -88,7 +89,7 @@ class Player:
             arguments.append(number if letter == "i" else self._handles[number])
         arguments += function.more
         if "q" in function.pattern:
-            arguments.append(time.time_ns() // 1000 - _BUFFERED_US)
+            arguments.append(time.time_ns() // NS_PER_US - _BUFFERED_US)
         call = getattr(self._nvml, function.python)
         if function.fills is not None:
             struct = function.fills()

@@ -26,7 +26,7 @@ from gpuledger.bus.administration import (
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import History, Span, TopicPartition, TransactionalBus
-from gpuledger.clock import Clock, SystemClock
+from gpuledger.clock import NS_PER_SECOND, Clock, SystemClock
 from gpuledger.errors import BusUnavailableError, TopicsError
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.topics import Topic
@@ -73,7 +73,7 @@ async def wait_until_free(live: Callable[[], Awaitable[Sequence[str]]], *, clock
     They are not joined before: a live one would lose its partitions to this run. Members of a run
     that was killed go with their session. Raises `TopicsError` where they stay longer.
     """
-    until_ns = clock.monotonic_ns() + round(_LEAVING_SECONDS * 1e9)
+    until_ns = clock.monotonic_ns() + round(_LEAVING_SECONDS * NS_PER_SECOND)
     while groups := await live():
         if clock.monotonic_ns() >= until_ns:
             raise TopicsError(
@@ -129,7 +129,7 @@ def holds_records(spans: Mapping[TopicPartition, Span]) -> bool:
 _JOINING_SECONDS: Final = 30.0
 """How long the groups may take to give all partitions to this run. Members of a run that ended
 without a word hold theirs for a session, which is `cli.demo.plan`'s."""
-_BROKERS_ASKED_SECONDS: Final = 1.0
+_BROKERS_POLL_SECONDS: Final = 1.0
 
 
 async def hold_all(bus: DemoBus, stages: Stages, views: Sequence[RunBus]) -> None:
@@ -138,14 +138,14 @@ async def hold_all(bus: DemoBus, stages: Stages, views: Sequence[RunBus]) -> Non
     Raises `BusError` where the brokers fall silent, or the groups have other members; and what a
     stage has raised.
     """
-    asking = asyncio.create_task(_ask_until_silent(bus))
+    querying = asyncio.create_task(_query_until_silent(bus))
     try:
         async with asyncio.timeout(_JOINING_SECONDS):
             while not all(view.holds_all() for view in views):
                 stages.must_run()
                 # A consumer waits for brokers without an end; who asks them hears of their silence.
-                if asking.done():
-                    await asking
+                if querying.done():
+                    await querying
                 await asyncio.sleep(0.02)
     except TimeoutError as error:
         raise BusUnavailableError(
@@ -154,7 +154,7 @@ async def hold_all(bus: DemoBus, stages: Stages, views: Sequence[RunBus]) -> Non
             " the other's ticks; end it, or name other brokers"
         ) from error
     finally:
-        await end_tasks(asking)
+        await end_tasks(querying)
 
 
 def refuse_changes(beginning: Offsets, now: Offsets, *, samples: Topic) -> None:
@@ -171,8 +171,8 @@ def refuse_changes(beginning: Offsets, now: Offsets, *, samples: Topic) -> None:
         )
 
 
-async def _ask_until_silent(bus: DemoBus) -> None:
+async def _query_until_silent(bus: DemoBus) -> None:
     """Raise `BusError` once the brokers do not answer: stages wait for them, without an end."""
     while True:
         await bus.partitions(bus.topics.samples.name)
-        await asyncio.sleep(_BROKERS_ASKED_SECONDS)
+        await asyncio.sleep(_BROKERS_POLL_SECONDS)

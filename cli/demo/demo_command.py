@@ -175,7 +175,7 @@ def _header(run: Run, plan: DemoPlan, *, is_over: bool = False) -> ScreenHeader:
     facts = ("gpuledger demo", run.machine.headline, bus, *counts, "" if is_over else "Ctrl-C ends")
     return ScreenHeader(
         facts=[fact for fact in facts if fact],
-        problems=[said for said in problems if said],
+        problems=[problem for problem in problems if problem],
         alerts=[as_line(alert) for alert in run.alerts.firing()],
     )
 
@@ -212,11 +212,6 @@ def _process_start_seconds() -> float:
     # Behind the last bracket: a program's name may hold blanks and brackets itself.
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
-
-
-# The terminal: a live screen of its own, or plain lines where there is none. The live screen is the
-# terminal's second one: whatever its size becomes, each frame replaces the whole of it, and nothing
-# of it is left behind at the end.
 
 
 def can_be_live(console: Console) -> bool:

@@ -18,9 +18,9 @@ from cli.demo.sending import Received, SinkWatch, serve_receivers
 from cli.demo.source import DemoSource
 from cli.demo.stage_tasks import Stages
 from cli.demo.totals import RunAlerts, Tally
+from enricher.join.join_command import run_join
 from enricher.join.join_settings import GROUP as JOIN_GROUP
 from enricher.join.join_settings import JoinSettings, JoinTuning
-from enricher.join.run import run_join
 from gpuledger.errors import BusError, TopicsError
 from gpuledger.runtime import Readiness
 from gpuledger.settings.secret import shown_url

@@ -48,9 +48,9 @@ async def find_beginning(bus: History) -> dict[TopicPartition, int]:
     )
     async with bus.reader() as reader:
         return {
-            place: span.end
+            partition: span.end
             for topic in of_a_run
-            for place, span in (await reader.spans(topic.name)).items()
+            for partition, span in (await reader.spans(topic.name)).items()
         }
 
 
@@ -87,7 +87,8 @@ class RunBus:
         The offsets are `taken` or `delivered`.
         """
         return sum(
-            place in self._wanted and offset >= offsets.get(place, 0) for place, offset in records
+            partition in self._wanted and offset >= offsets.get(partition, 0)
+            for partition, offset in records
         )
 
     def producer(self) -> AbstractAsyncContextManager[Producer]:
@@ -114,20 +115,20 @@ class RunBus:
         async with self._bus.consumer(consumer.subscription) as consumer.inner:
             yield consumer
 
-    def first(self, place: TopicPartition) -> int:
+    def first(self, partition: TopicPartition) -> int:
         """Return the offset before which nothing of a partition is given."""
-        return self._first.get(place, 0)
+        return self._first.get(partition, 0)
 
-    def take(self, place: TopicPartition, records: Sequence[Record]) -> Sequence[Record]:
+    def take(self, partition: TopicPartition, records: Sequence[Record]) -> Sequence[Record]:
         """Return what is to be given of polled records, and record that it was."""
-        first = self.first(place)
+        first = self.first(partition)
         kept = records
         if records and records[0].offset < first:
             kept = [record for record in records if record.offset >= first]
         if kept:
-            self.taken[place] = kept[-1].offset + 1
+            self.taken[partition] = kept[-1].offset + 1
             if self._once:
-                self._first[place] = kept[-1].offset + 1
+                self._first[partition] = kept[-1].offset + 1
         return kept
 
     def hold(self, partitions: Iterable[TopicPartition]) -> None:
@@ -153,35 +154,37 @@ class _RunConsumer:
 
     def __init__(self, *, view: RunBus, subscription: Subscription) -> None:
         self._view = view
-        self._asked = subscription
+        self._subscription = subscription
         self.subscription = replace(
             subscription, on_assigned=self._on_assigned, on_revoked=self._on_revoked
         )
 
     async def _on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         # Before anybody is told: what a topic that was made anew holds is all the run's.
-        for topic in sorted({place.topic for place in partitions}):
+        for topic in sorted({partition.topic for partition in partitions}):
             self._view.learn(topic, await self.inner.topic_id(topic))
-        await self._asked.on_assigned(partitions)
+        await self._subscription.on_assigned(partitions)
         self._view.hold(partitions)
 
     async def _on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         self._view.give_up(partitions)
-        await self._asked.on_revoked(partitions)
+        await self._subscription.on_revoked(partitions)
 
     async def poll(
         self, *, timeout_seconds: float, max_records: int
     ) -> Mapping[TopicPartition, Sequence[Record]]:
         """Return records of the run; go on to it where the group was before it."""
         batch = await self.inner.poll(timeout_seconds=timeout_seconds, max_records=max_records)
-        for place, records in batch.items():
-            first = self._view.first(place)
+        for partition, records in batch.items():
+            first = self._view.first(partition)
             # Many batches before the run's beginning: leap over them rather than poll each.
             if records and records[-1].offset + 1 < first:
                 with suppress(NotAssignedError):
-                    await self.inner.seek(place, first)
-        given = {place: self._view.take(place, records) for place, records in batch.items()}
-        return {place: records for place, records in given.items() if records}
+                    await self.inner.seek(partition, first)
+        given = {
+            partition: self._view.take(partition, records) for partition, records in batch.items()
+        }
+        return {partition: records for partition, records in given.items() if records}
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit, and record that what is before the offsets is done."""
@@ -227,16 +230,16 @@ class _RunConsumer:
         return self.inner.withheld_seconds()
 
 
-# The consumer groups of the demo are its own: no deployment loses a partition to it.
-#
-# The names of the join's transactions begin with its group, and so are the demo's own too.
-
 PREFIX: Final = "gpuledger-demo-"
 _OF_A_DEPLOYMENT: Final = "gpuledger-"
 
 
 def own_group(group: str) -> str:
-    """Return the name of the demo's group that does the work of a deployment's group."""
+    """Return the name of the demo's group that does the work of a deployment's group.
+
+    Its groups are its own, so that no deployment loses a partition to it; so are the join's
+    transactional ids, which begin with its group.
+    """
     return PREFIX + group.removeprefix(_OF_A_DEPLOYMENT)
 
 
@@ -244,8 +247,6 @@ def is_own(group: str) -> bool:
     """Return whether a group is a demo's."""
     return group.startswith(PREFIX)
 
-
-# What came of the run: its events, incidents and dead letters.
 
 _MAX_NEWEST: Final = 10_000
 
@@ -294,23 +295,23 @@ class EventReader:
                 await asyncio.sleep(backoff.next_seconds())
                 continue
             backoff.reset()
-            for place, records in batch.items():
-                self.newest.extend((place, record.offset) for record in records)
+            for partition, records in batch.items():
+                self.newest.extend((partition, record.offset) for record in records)
                 self._take(records)
 
     async def count_ticks(self) -> int:
         """Return how many ticks have been published since the run began."""
         ends = await self._consumer.end_offsets(self._begun)
-        return sum(end - self._begun[place] for place, end in ends.items())
+        return sum(end - self._begun[partition] for partition, end in ends.items())
 
     async def has_read_all(self) -> bool:
         """Return whether nothing is left to read now: an incident may come behind its event."""
         try:
             ends = await self._consumer.end_offsets(self._consumer.assignment())
-            at = {place: await self._consumer.position(place) for place in ends}
+            at = {partition: await self._consumer.position(partition) for partition in ends}
         except NotAssignedError:
             return False
-        return all(at[place] >= end for place, end in ends.items())
+        return all(at[partition] >= end for partition, end in ends.items())
 
     def _take(self, records: Sequence[Record]) -> None:
         for record in records:

@@ -23,6 +23,7 @@ from cli.demo.tables import (
     wrap,
 )
 from cli.demo.totals import LostGpu, Tally, owner_of
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.ledger.entries import EntryOwner, PodIndex, holder_of
 from gpuledger.records import (
     Account,
@@ -35,8 +36,7 @@ from gpuledger.records import (
 PAGE_SECONDS: Final = 4.0
 """For how long a page is shown where there are several."""
 _GIB: Final = 2**30
-_SECOND_NS: Final = 10**9
-_STANDSTILL_NS: Final = 5 * _SECOND_NS
+_STANDSTILL_NS: Final = 5 * NS_PER_SECOND
 _MAX_ALERTS: Final = 5
 # Lines of the table below its titles: where there is room, and at least, a node's name and a row.
 _GOOD_BODY: Final = 4
@@ -104,7 +104,7 @@ def standstill(tally: Tally, *, now_ns: int) -> str | None:
     newest_ns = max((event.time_ns for event in tally.latest.values()), default=None)
     if newest_ns is None or now_ns - newest_ns < _STANDSTILL_NS:
         return None
-    return f"no event for {(now_ns - newest_ns) / _SECOND_NS:.0f} s: the rows are as old as that"
+    return f"no event for {(now_ns - newest_ns) / NS_PER_SECOND:.0f} s: the rows are as old as that"
 
 
 def draw(
@@ -175,7 +175,7 @@ def _short_head(
     """Return a line for each sentence, at most so many lines: of facts the last ones go first."""
     facts = _facts(header, width)
     problems = [
-        ScreenLine(elide(said, width=width), "bold red") for said in header.problems[:maximum]
+        ScreenLine(elide(problem, width=width), "bold red") for problem in header.problems[:maximum]
     ]
     room = _MAX_ALERTS if maximum is None else min(maximum - len(problems), _MAX_ALERTS)
     alerts = [
@@ -239,10 +239,10 @@ def _blocks(
             found.append((int(row.gpu), []))
         found[-1][1].append(ScreenLine(line(_COLUMNS, row[:-1], widths), row.style))
     for gpu in lost:
-        since = datetime.fromtimestamp(gpu.since_ns / _SECOND_NS, tz=UTC).strftime("%H:%M:%S UTC")
+        since = f"{datetime.fromtimestamp(gpu.since_ns / NS_PER_SECOND, tz=UTC):%H:%M:%S UTC}"
         held = f"held by {', '.join(gpu.holders)}" if gpu.holders else None
-        said = ", ".join(filter(None, [f"(lost) since {since}", gpu.cause, held]))
-        text = elide(f"{gpu.index!s:>{widths[0]}}  {said}", width=width)
+        facts = ", ".join(filter(None, [f"(lost) since {since}", gpu.cause, held]))
+        text = elide(f"{gpu.index!s:>{widths[0]}}  {facts}", width=width)
         found.append((gpu.index, [ScreenLine(text, "bold red")]))
     # A lost GPU stands where it stood.
     return [_Block(node, lines) for _, lines in sorted(found, key=lambda gpu: gpu[0])]

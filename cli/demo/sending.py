@@ -95,8 +95,8 @@ class SinkWatch:
         assert isinstance(checks, dict)  # noqa: S101 - the report's own form
         details = (str(check["detail"]) for check in checks.values() if not check["ok"])
         # Several checks may say the same of the one receiver.
-        said = dict.fromkeys(detail.removeprefix(f"{self._receiver}: ") for detail in details)
-        return elide("; ".join(said), width=_MAX_CHARACTERS) or None
+        texts = dict.fromkeys(detail.removeprefix(f"{self._receiver}: ") for detail in details)
+        return elide("; ".join(texts), width=_MAX_CHARACTERS) or None
 
 
 def has_failed(line: SinkLine, *, events: int) -> bool:
@@ -109,8 +109,8 @@ def has_failed(line: SinkLine, *, events: int) -> bool:
 
 def problem(line: SinkLine, *, events: int) -> str | None:
     """Return the sentence that says what is wrong with a sink's sends; `None` where nothing is."""
-    said = (line.failing or "").removeprefix(f"{line.receiver}: ")
-    why = f": {said}" if said else ""
+    detail = (line.failing or "").removeprefix(f"{line.receiver}: ")
+    why = f": {detail}" if detail else ""
     if has_failed(line, events=events):
         if line.retries:
             failure = f"nothing has reached {line.receiver} in {line.retries} tries"
@@ -139,12 +139,6 @@ def _count(counter: Collector, **labels: str) -> float:
     )
 
 
-# Stand-ins for Prometheus and Alertmanager: they take what the sinks send, and count.
-#
-# Used where no real receiver is named, so that the demo needs nothing but Python. What a receiver
-# would answer to a wrong request is not played: that is for tests on the real ones.
-
-
 @dataclass
 class Received:
     """What has come in so far."""
@@ -157,7 +151,11 @@ class Received:
 
 @asynccontextmanager
 async def serve_receivers() -> AsyncIterator[Received]:
-    """Serve both on a free port of this machine while the context is open."""
+    """Serve stand-ins for Prometheus and Alertmanager, which count what the sinks send.
+
+    They are on a free port of this machine while the context is open, for a demo that needs
+    nothing but Python: a wrong request is answered as any other.
+    """
 
     async def take_write(request: web.Request) -> web.Response:
         received.writes += 1

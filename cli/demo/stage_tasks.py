@@ -44,18 +44,18 @@ class Stages:
 
         Errors of the kind that is `known` are said elsewhere, and so is why a stage has not ended.
         """
-        said = []
+        lines = []
         for task in self._agents + self._others:
             if not task.done():
                 if known is None:
-                    said.append(f"{task.get_name()} has not ended within {_STOP_SECONDS:g} s")
+                    lines.append(f"{task.get_name()} has not ended within {_STOP_SECONDS:g} s")
             elif not task.cancelled() and (error := task.exception()):
                 for leaf in _leaves(error):
                     # Our own errors are sentences for people; of others the type says most.
                     why = str(leaf) if isinstance(leaf, GpuledgerError) else repr(leaf)
                     if known is None or not isinstance(leaf, known):
-                        said.append(f"{task.get_name()} has failed: {why}")
-        return said
+                        lines.append(f"{task.get_name()} has failed: {why}")
+        return lines
 
     async def end_agents(self) -> None:
         """End what makes ticks."""
@@ -77,8 +77,6 @@ def _leaves(error: BaseException) -> list[BaseException]:
         return [error]
     return [leaf for each in error.exceptions for leaf in _leaves(each)]
 
-
-# Ends the start of a run that is told to stop: nothing was booked yet that could be told.
 
 T = TypeVar("T")
 

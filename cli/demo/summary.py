@@ -138,7 +138,8 @@ def pod_lines(
             memory_byte_seconds=total.memory_byte_ns / _SECOND_NS,
             joules=total.energy_millijoules / 1000,
             true_gpu_seconds=None if truth is None else truth.get(uid, 0.0),
-            unused_gpu_seconds=unused_ns.get((total.namespace or "", total.pod or ""), 0) / _SECOND_NS,
+            unused_gpu_seconds=unused_ns.get((total.namespace or "", total.pod or ""), 0)
+            / _SECOND_NS,
         )
         for uid, total in names.items()
     ]
@@ -254,7 +255,7 @@ def _sentences(summary: Summary) -> list[str]:
     truth, error = summary.truth_error_ratio, summary.conservation_error_max_ratio
     ticks = "An unknown number of" if summary.ticks is None else summary.ticks
     sent = ", ".join(f"{sink.sent} by {sink.sink}" for sink in summary.sinks)
-    said = [
+    sentences = [
         f"{summary.without_pod_gpu_seconds:.2f} GPU s ran without a pod.",
         "" if truth is None else f"{truth:.2%} of the pods' GPU time was booked wrongly.",
         f"{ticks} ticks, {summary.events} events, {summary.entries} entries.",
@@ -264,4 +265,4 @@ def _sentences(summary: Summary) -> list[str]:
         else "Entries sum to the device, to the last digit.",
         f"Sent: {sent}.",
     ]
-    return [sentence for sentence in said if sentence]
+    return [sentence for sentence in sentences if sentence]

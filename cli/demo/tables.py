@@ -102,10 +102,6 @@ def shown(columns: Sequence[TableColumn], widths: Sequence[int]) -> set[str]:
     return {column.name for column, width in zip(columns, widths, strict=True) if width}
 
 
-# Sentences that fit a screen: broken between words, or with words left out of their middle.
-#
-# Pure text, as `cli.demo.tables`. A word that is wider than the screen is shortened as names are.
-
 _LEFT_OUT: Final = " … "
 
 
@@ -141,8 +137,6 @@ def wrap(facts: Iterable[str], *, width: int) -> list[str]:
             lines += fold(fact, width=width)
     return lines
 
-
-# What the columns mean: the same words below the tables and in `--help`.
 
 LIVE_COLUMNS: Final = {
     "SM %": "share of the last tick in which its kernels ran",

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_MINUTE, NS_PER_SECOND, Clock
 from gpuledger.ledger.entries import EntryOwner, PodIndex, holder_of, name_holder
 from gpuledger.ledger.quantities import imbalances
 from gpuledger.records import (
@@ -30,11 +30,9 @@ from sinks.alerts.slots import Labels
 from sinks.settings import AlertsSettings
 
 _WITHOUT_POD = (Account.HOST, Account.UNATTRIBUTED)
-
-
 XID: Final = "xid"
 _MAX_INCIDENTS: Final = 200
-_SAME_CAUSE_NS: Final = 60 * 10**9
+_SAME_CAUSE_NS: Final = NS_PER_MINUTE
 """An XID at most so long before a GPU's last reading is taken for the cause of its loss."""
 
 
@@ -239,10 +237,6 @@ def owner_of(description: PodDescription) -> str | None:
     return f"{description.owner_kind}/{description.owner_name}"
 
 
-# The alerts of a run, by the alerts sink's own rules, whichever Alertmanager the sink tells. The
-# sink evaluates nothing further while no Alertmanager answers; here every event and incident of the
-# run is evaluated, so that the screen says the same whoever the receiver is.
-
 _MAX_ALERTS: Final = 200
 
 
@@ -281,12 +275,16 @@ class AlertLine(BaseRecord, frozen=True, kw_only=True):
 
 
 class RunAlerts:
-    """Follows what fires and what has fired; bounded in both."""
+    """Follows what fires and what has fired, by the alerts sink's own rules; bounded in both.
+
+    The sink evaluates nothing further while no Alertmanager answers. Here every event and incident
+    of the run is evaluated, so that the screen says the same whoever the receiver is.
+    """
 
     def __init__(self, *, settings: AlertsSettings, clock: Clock) -> None:
         self._watch = RuleEvaluator(rules=rules_of(settings))
-        self._hold_ns = round(settings.incident_hold_seconds * 1e9)
-        self._silent_ns = round(settings.stale_after_seconds * 1e9)
+        self._hold_ns = round(settings.incident_hold_seconds * NS_PER_SECOND)
+        self._silent_ns = round(settings.stale_after_seconds * NS_PER_SECOND)
         self._clock = clock
         self._fired: dict[Labels, ActiveAlert] = {}
 

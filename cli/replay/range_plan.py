@@ -17,7 +17,7 @@ from gpuledger.topics import Topics
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ReplayRequest:
     """What the user asked for."""
 
     wanted: TimeRange
@@ -59,12 +59,12 @@ class Plan(NamedTuple):
 _NOTHING: Final = Span(0, 0)
 
 
-async def make_plan(reader: HistoryReader, asked: Asked, *, topics: Topics) -> Plan:
+async def make_plan(reader: HistoryReader, request: ReplayRequest, *, topics: Topics) -> Plan:
     """Look the range up; raises `TopicsError` and, where it is not all kept, `UserError`."""
     pods = await reader.spans(topics.pods.name)
     kept = await reader.spans(topics.samples.name)
     events: Mapping[TopicPartition, Span] = {}
-    if asked.compare:
+    if request.compare:
         events = await reader.spans(topics.events.name)
     # By partition number a node's ticks, pods and events meet; other numbers would part them.
     counts = {next(iter(spans)).topic: len(spans) for spans in (pods, kept, events) if spans}
@@ -73,10 +73,10 @@ async def make_plan(reader: HistoryReader, asked: Asked, *, topics: Topics) -> P
             f"topics placed by node must have the same number of partitions, found {counts};"
             " `gpuledger topics check` says what each should have"
         )
-    warnings = await _refuse_removed(reader, kept, asked)
-    warnings += await _refuse_removed(reader, events, asked)
-    tick_spans = await _cut(reader, kept, asked, lead_in_ms=asked.lead_in_ms)
-    event_spans = await _cut(reader, events, asked, lead_in_ms=0)
+    warnings = await _refuse_removed(reader, kept, request)
+    warnings += await _refuse_removed(reader, events, request)
+    tick_spans = await _cut(reader, kept, request, lead_in_ms=request.lead_in_ms)
+    event_spans = await _cut(reader, events, request, lead_in_ms=0)
     parts = [
         Part(
             number=number,
@@ -93,31 +93,31 @@ async def make_plan(reader: HistoryReader, asked: Asked, *, topics: Topics) -> P
 
 
 async def _refuse_removed(
-    reader: HistoryReader, kept: Mapping[TopicPartition, Span], asked: Asked
+    reader: HistoryReader, kept: Mapping[TopicPartition, Span], request: ReplayRequest
 ) -> list[str]:
     """Return how much of the range retention has removed; as a warning where that was accepted."""
-    begin_ms = asked.wanted.begin_ms
-    removed = [place for place, span in kept.items() if span.first > 0]
+    begin_ms = request.wanted.begin_ms
+    removed = [partition for partition, span in kept.items() if span.first > 0]
     at_begin = await reader.offsets_at(removed, begin_ms) if removed else {}
     # Only where the range begins before what is kept is the oldest record worth a read.
     oldest_ms = {
-        place: await _oldest_ms(reader, place, kept[place])
-        for place in removed
-        if at_begin[place] <= kept[place].first
+        partition: await _oldest_ms(reader, partition, kept[partition])
+        for partition in removed
+        if at_begin[partition] <= kept[partition].first
     }
-    late = {place: oldest for place, oldest in oldest_ms.items() if oldest > begin_ms}
+    late = {partition: oldest for partition, oldest in oldest_ms.items() if oldest > begin_ms}
     if not late:
         return []
-    last_ms = min(max(late.values()), asked.wanted.end_ms)
+    last_ms = min(max(late.values()), request.wanted.end_ms)
     topic = next(iter(late)).topic
     lost = (
         f"{topic}: retention has removed the first {write_duration(last_ms - begin_ms)} of"
-        f" {write_duration(asked.wanted.end_ms - begin_ms)} in {len(late)} of {len(kept)}"
+        f" {write_duration(request.wanted.end_ms - begin_ms)} in {len(late)} of {len(kept)}"
         " partitions"
     )
-    if asked.accept_gaps:
+    if request.accept_gaps:
         return [lost]
-    if last_ms == asked.wanted.end_ms:
+    if last_ms == request.wanted.end_ms:
         raise UserError(
             f"--from {write_moment(begin_ms)}: {lost}, which is all; take a later range"
         )
@@ -129,9 +129,9 @@ async def _refuse_removed(
     )
 
 
-async def _oldest_ms(reader: HistoryReader, place: TopicPartition, span: Span) -> int:
+async def _oldest_ms(reader: HistoryReader, partition: TopicPartition, span: Span) -> int:
     """Return the time of the oldest record kept; without one, nothing of any time is."""
-    async with aclosing(reader.read(place, span)) as chunks:
+    async with aclosing(reader.read(partition, span)) as chunks:
         async for records in chunks:
             return records[0].timestamp_ms
     return 0
@@ -140,22 +140,20 @@ async def _oldest_ms(reader: HistoryReader, place: TopicPartition, span: Span) -
 async def _cut(
     reader: HistoryReader,
     kept: Mapping[TopicPartition, Span],
-    asked: Asked,
+    request: ReplayRequest,
     *,
     lead_in_ms: int,
 ) -> dict[TopicPartition, Span]:
     """Return what is to be read of each partition, with the offsets as they are now."""
     if not kept:
         return {}
-    first = await reader.offsets_at(kept, asked.wanted.begin_ms - lead_in_ms)
-    end = await reader.offsets_at(kept, asked.wanted.end_ms + asked.lateness_ms)
+    first = await reader.offsets_at(kept, request.wanted.begin_ms - lead_in_ms)
+    end = await reader.offsets_at(kept, request.wanted.end_ms + request.lateness_ms)
     return {
-        place: Span(max(first[place], span.first), min(end[place], span.end))
-        for place, span in kept.items()
+        partition: Span(max(first[partition], span.first), min(end[partition], span.end))
+        for partition, span in kept.items()
     }
 
-
-# Times and durations as people write them. Nothing is read from a clock here.
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+")

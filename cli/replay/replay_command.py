@@ -15,7 +15,13 @@ from cyclopts.validators import Number
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from cli.replay.range_plan import Asked, make_plan, parse_duration, parse_moment, write_moment
+from cli.replay.range_plan import (
+    ReplayRequest,
+    make_plan,
+    parse_duration,
+    parse_moment,
+    write_moment,
+)
 from cli.replay.run import (
     Replaying,
     ReplayOutcome,
@@ -31,6 +37,7 @@ from enricher.join.replay import TimeRange
 from enricher.join.replay_diff import Comparison, Counts, Difference
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Bus, History
+from gpuledger.clock import NS_PER_MS
 from gpuledger.errors import UserError
 from gpuledger.runtime import configure_logs
 from gpuledger.settings import LogSettings
@@ -106,8 +113,8 @@ def replay(  # one parameter an option
 
     """
     configure_logs(LogSettings(level="error", format="text"))
-    now_ms = time.time_ns() // 1_000_000
-    asked = Asked(
+    now_ms = time.time_ns() // NS_PER_MS
+    request = ReplayRequest(
         wanted=_range(from_, to, now_ms=now_ms),
         lead_in_ms=parse_duration(lead_in, option="--lead-in"),
         lateness_ms=parse_duration(lateness, option="--lateness"),
@@ -118,15 +125,15 @@ def replay(  # one parameter an option
     comparison = Comparison(shown=show) if compare else None
     bus = KafkaBus(kafka_settings(bootstrap_servers=bootstrap_servers, config=config))
     try:
-        outcome = asyncio.run(_until_signal(bus, asked, open_output, comparison))
+        outcome = asyncio.run(_until_signal(bus, request, open_output, comparison))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
-    tell_outcome(outcome, asked.wanted, where=str(output or topic or "") or None)
-    return tell_comparison(comparison) if comparison else 0
+    print_outcome(outcome, request.wanted, where=str(output or topic or "") or None)
+    return print_comparison(comparison) if comparison else 0
 
 
 def choose_output(output: Path | None, topic: str | None, *, compare: bool) -> OpenOutput:
-    """Return what opens the output that was asked for; raises `UserError` for none, or for two."""
+    """Return what opens the output that was named; raises `UserError` for none, or for two."""
     if output is not None and topic is not None:
         raise UserError("--output and --topic: give one of them")
     if output is not None:
@@ -142,22 +149,22 @@ async def replay_range(
     bus: Bus,
     history: History,
     *,
-    asked: Asked,
+    request: ReplayRequest,
     open_output: OpenOutput,
     comparison: Comparison | None,
 ) -> ReplayOutcome:
     """Replay a range from the bus; raises `UserError` where there is nothing, or not all of it."""
     async with history.reader() as reader:
-        plan = await make_plan(reader, asked, topics=history.topics)
-    begin, end = map(write_moment, asked.wanted)
-    refuse_nothing(plan, asked, shown=f"from {begin} to {end}")
+        plan = await make_plan(reader, request, topics=history.topics)
+    begin, end = map(write_moment, request.wanted)
+    refuse_nothing(plan, request, shown=f"from {begin} to {end}")
     for warning in plan.warnings:
         sys.stderr.write(f"gpuledger: {warning}\n")
     # Opened only now, so that a range without ticks leaves no empty file.
-    with telling_progress(count_ticks(plan)) as advance:
+    with printing_progress(count_ticks(plan)) as advance:
         async with open_output(bus) as write:
             replaying = Replaying(
-                wanted=asked.wanted,
+                wanted=request.wanted,
                 partitions=plan.partitions,
                 topics=history.topics,
                 write=write,
@@ -168,14 +175,16 @@ async def replay_range(
 
 
 async def _until_signal(
-    bus: KafkaBus, asked: Asked, open_output: OpenOutput, comparison: Comparison | None
+    bus: KafkaBus, request: ReplayRequest, open_output: OpenOutput, comparison: Comparison | None
 ) -> ReplayOutcome:
     """Replay; SIGTERM ends it as Ctrl-C does, which asyncio sees to itself."""
     # By cancelling, so that an output's context is left by an error, and leaves no half of a file.
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await replay_range(bus, bus, asked=asked, open_output=open_output, comparison=comparison)
+    return await replay_range(
+        bus, bus, request=request, open_output=open_output, comparison=comparison
+    )
 
 
 def _range(from_: str, to: str, *, now_ms: int) -> TimeRange:
@@ -192,7 +201,7 @@ _SHOWN_CHARACTERS: Final = 200
 DIFFERENT: Final = 1
 
 
-def tell_outcome(outcome: ReplayOutcome, wanted: TimeRange, *, where: str | None) -> None:
+def print_outcome(outcome: ReplayOutcome, wanted: TimeRange, *, where: str | None) -> None:
     """Return how many events there were, and what could not be used."""
     begin, end = map(write_moment, wanted)
     into = f", into {where}" if where else ""
@@ -204,7 +213,7 @@ def tell_outcome(outcome: ReplayOutcome, wanted: TimeRange, *, where: str | None
         )
 
 
-def tell_comparison(comparison: Comparison) -> int:
+def print_comparison(comparison: Comparison) -> int:
     """Print what differs, then the verdict; return the exit code."""
     for difference in comparison.differences:
         print_line(show_difference(difference))
@@ -248,15 +257,13 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
-# Says on standard error how far a replay is: a bar on a terminal, else a line now and then.
-
 Advance = Callable[[int], None]
 """Takes how many more ticks are done."""
 LINE_SECONDS: Final = 10.0
 
 
 @contextmanager
-def telling_progress(total: int) -> Iterator[Advance]:
+def printing_progress(total: int) -> Iterator[Advance]:
     """Report progress while the context is open."""
     if sys.stderr.isatty():
         columns = (
@@ -279,12 +286,12 @@ class _Lines:
         self._total = total
         self._seconds = seconds
         self._done = 0
-        self._said_at = seconds()
+        self._printed_at = seconds()
 
     def advance(self, count: int) -> None:
         self._done += count
         now = self._seconds()
-        if now - self._said_at >= LINE_SECONDS:
-            self._said_at = now
+        if now - self._printed_at >= LINE_SECONDS:
+            self._printed_at = now
             sys.stderr.write(f"gpuledger: replayed {self._done} of {self._total} ticks\n")
             sys.stderr.flush()

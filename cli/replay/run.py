@@ -1,4 +1,4 @@
-"""Where replayed events go: a file of JSON lines, another topic, or nowhere.
+"""The loop of a replay, and where its events go: a file of JSON lines, a topic, or nowhere.
 
 Each output is a context that gives a `write`; leaving it by an error leaves no half of a file.
 """
@@ -11,7 +11,7 @@ from typing import BinaryIO, Final, NamedTuple, cast
 
 import msgspec
 
-from cli.replay.range_plan import Asked, Part, Plan
+from cli.replay.range_plan import Part, Plan, ReplayRequest
 from enricher.join.placement import placement_rule
 from enricher.join.replay import Replay, TimeRange
 from enricher.join.replay_diff import Comparison
@@ -42,17 +42,17 @@ async def to_file(path: Path) -> AsyncIterator[Write]:
     The file gets its name when all is written.
     """
     part = path.with_name(f"{path.name}.part")
-    with _telling(path):
+    with _naming(path):
         raw = part.open("wb")
     try:
         with raw, _packed(raw) if path.suffix == ".gz" else raw as file:
 
             async def write(_partition: int, events: Sequence[Message]) -> None:
-                with _telling(path):
+                with _naming(path):
                     file.writelines((event.value or b"") + b"\n" for event in events)
 
             yield write
-        with _telling(path):
+        with _naming(path):
             part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -91,17 +91,12 @@ def _packed(raw: BinaryIO) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _telling(path: Path) -> Iterator[None]:
+def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise UserError(f"--output {path}: cannot be written: {error.strerror or error}") from error
 
-
-# The loop of a replay: partition by partition, pods first, then ticks; beside it the first run.
-#
-# Memory is bounded by one partition's pods and nodes, some batches, and the events that wait for
-# their counterpart.
 
 _Chunks = AsyncGenerator[Sequence[Record], None]
 
@@ -118,7 +113,11 @@ class ReplayOutcome(NamedTuple):
 
 
 class Replaying:
-    """Runs the parts of a plan one after the other."""
+    """Runs a plan partition by partition: pods first, then ticks; beside it the first run.
+
+    Memory is bounded by one partition's pods and nodes, some batches, and the events that wait for
+    their counterpart.
+    """
 
     def __init__(
         self,
@@ -216,8 +215,8 @@ def count_ticks(plan: Plan) -> int:
     return sum(part.ticks.end - part.ticks.first for part in plan.parts)
 
 
-def refuse_nothing(plan: Plan, asked: Asked, *, shown: str) -> None:
+def refuse_nothing(plan: Plan, request: ReplayRequest, *, shown: str) -> None:
     """Raise `UserError` where there is no tick and no event to look at."""
     if not plan.parts:
-        what = "ticks nor events" if asked.compare else "ticks"
+        what = "ticks nor events" if request.compare else "ticks"
         raise UserError(f"there are no {what} {shown} in the topics")

@@ -1,4 +1,4 @@
-"""`gpuledger-join`: heeds signals, then imports and runs `enricher.join.run`."""
+"""`gpuledger-join`: heeds signals, then imports and runs `enricher.join.join_command`."""
 
 from gpuledger.early import end_on_signals, end_process
 
@@ -6,7 +6,7 @@ from gpuledger.early import end_on_signals, end_process
 def main() -> None:
     """Run the join until a signal, and end the process."""
     end_on_signals()
-    from enricher.join.run import main as run  # noqa: PLC0415  # takes long enough for a signal to come
+    from enricher.join.join_command import main as run  # noqa: PLC0415  # takes long enough for a signal to come
 
     end_process(run())
 

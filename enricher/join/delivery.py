@@ -55,17 +55,17 @@ class CommitBatch:
         """Where the progress of its nodes goes."""
         return TopicPartition(self.topics.progress.name, self.partition)
 
-    def count(self, place: TopicPartition, records: Sequence[Record]) -> None:
+    def count(self, partition: TopicPartition, records: Sequence[Record]) -> None:
         """Count records of an input, at least one, whose work is in this batch."""
         self.records += len(records)
-        self.offsets[place] = records[-1].offset + 1
-        if place.topic == self.topics.samples.name:
+        self.offsets[partition] = records[-1].offset + 1
+        if partition.topic == self.topics.samples.name:
             self.last_tick_ms = records[-1].timestamp_ms
 
-    def add(self, place: TopicPartition, messages: Sequence[Message]) -> None:
+    def add(self, partition: TopicPartition, messages: Sequence[Message]) -> None:
         """Add messages behind those that are there."""
         if messages:
-            self.messages.setdefault(place, []).extend(messages)
+            self.messages.setdefault(partition, []).extend(messages)
 
 
 class CommitBatches:
@@ -86,9 +86,9 @@ class CommitBatches:
         """Return how long more may be gathered, at least 0; `None` where nothing waits."""
         if not self._batches:
             return None
-        if sum(each.records for each in self._batches.values()) >= self._max_records:
+        if sum(batch.records for batch in self._batches.values()) >= self._max_records:
             return 0.0
-        begun_at = min(each.begun_at for each in self._batches.values())
+        begun_at = min(batch.begun_at for batch in self._batches.values())
         return max(0.0, begun_at + self._max_seconds - now)
 
     def take(self) -> list[CommitBatch]:
@@ -132,13 +132,13 @@ class AtLeastOnce:
         self,
         *,
         producer: Producer,
-        office: DeadLetterQueue,
+        dead_letters: DeadLetterQueue,
         retry: RetryingCaller[BusError],
         check: Check,
     ) -> None:
         """Take what publishes; `retry` fails the check, and only a commit passes it."""
         self._producer = producer
-        self._office = office
+        self._dead_letters = dead_letters
         self._retry = retry
         self._check = check
         self._done: dict[TopicPartition, int] = {}
@@ -155,22 +155,26 @@ class AtLeastOnce:
     async def deliver(self, consumer: Consumer, batches: Sequence[CommitBatch]) -> Collection[int]:
         """Deliver everything, however long it takes."""
         await asyncio.gather(
-            *(self._publish(*each) for made in batches for each in made.messages.items())
+            *(
+                self._publish(partition, messages)
+                for made in batches
+                for partition, messages in made.messages.items()
+            )
         )
         # A watermark without its events would be a promise to leave them out.
         await asyncio.gather(
             *(self._publish(made.progress_partition, made.progress) for made in batches)
         )
-        await self._retry(self._office.flush)
+        await self._retry(self._dead_letters.flush)
         for made in batches:
             count_events(made)
             self._done |= made.offsets
         await self._commit(consumer)
         return _NOBODY
 
-    async def _publish(self, place: TopicPartition, messages: Sequence[Message]) -> None:
+    async def _publish(self, partition: TopicPartition, messages: Sequence[Message]) -> None:
         if messages:
-            await self._retry(lambda: self._producer.publish(*place, messages))
+            await self._retry(lambda: self._producer.publish(*partition, messages))
 
     async def _commit(self, consumer: Consumer) -> None:
         """Commit what is done, in one attempt; what is refused is for the next one.
@@ -180,7 +184,9 @@ class AtLeastOnce:
         """
         # What was taken from this worker meanwhile is another's to commit; Kafka would refuse all.
         held = consumer.assignment()
-        self._done = {place: offset for place, offset in self._done.items() if place in held}
+        self._done = {
+            partition: offset for partition, offset in self._done.items() if partition in held
+        }
         if self._done:
             try:
                 await consumer.commit(self._done)
@@ -206,12 +212,12 @@ class ExactlyOnce:
         self,
         *,
         writers: TransactionalWriters,
-        office: DeadLetterQueue,
+        dead_letters: DeadLetterQueue,
         check: Check,
         fenced_seconds: float,
     ) -> None:
         self._writers = writers
-        self._office = office
+        self._dead_letters = dead_letters
         self._check = check
         self._fenced_seconds = fenced_seconds
         # Not a `RetryingCaller`: what was undone is polled again, not sent again.
@@ -250,7 +256,7 @@ class ExactlyOnce:
         return undone.keys()
 
     async def _commit(self, made: CommitBatch) -> Exception | None:
-        drained = self._office.drain(made.partition)
+        drained = self._dead_letters.drain(made.partition)
         messages = {**made.messages, made.progress_partition: made.progress, **drained.messages}
         try:
             await self._writers.commit(made.partition, messages, offsets=made.offsets)
@@ -265,7 +271,7 @@ class ExactlyOnce:
             )
             return drained.explain(error) if isinstance(error, BusError) else error
         # Only now: dead letters of what was aborted are made anew when the records come again.
-        self._office.acknowledge(drained)
+        self._dead_letters.acknowledge(drained)
         count_events(made)
         return None
 

@@ -45,7 +45,7 @@ class _NodeHistory:
     """When the first tick was read that was not booked, since the last one that was."""
     last_ns: int
     """When the last one was."""
-    is_told: bool = False
+    is_reported: bool = False
 
     @property
     def is_unbooked(self) -> bool:
@@ -67,18 +67,18 @@ class UnbookedNodes:
         self._nodes: dict[str, _NodeHistory] = {}
 
     def see_duplicate(self, node: str, *, partition: int, written_ns: int, now_ns: int) -> bool:
-        """Record that a tick counts as booked before; return whether the node is to be told of.
+        """Record that a tick counts as booked before; return whether the node is to be reported.
 
-        It is told once, until a tick is booked again.
+        It is reported once, until a tick is booked again.
         """
         found = self._see(node, partition=partition, written_ns=written_ns, now_ns=now_ns)
         if found is None:
             return False
-        is_new, found.is_told = not found.is_told, found.is_unbooked
-        return is_new and found.is_told
+        is_new, found.is_reported = not found.is_reported, found.is_unbooked
+        return is_new and found.is_reported
 
     def see_refused(self, node: str, *, partition: int, written_ns: int, now_ns: int) -> None:
-        """Record that a tick was put aside, as it runs ahead: that is told of each."""
+        """Record that a tick was put aside, as it runs ahead: that is reported of each."""
         self._see(node, partition=partition, written_ns=written_ns, now_ns=now_ns)
 
     def _see(
@@ -131,7 +131,7 @@ class ClockSkew:
     def see_ticks(self, newest_ns: int, *, now_ns: int) -> None:
         """Take how new the newest of some ticks is: from the future, a node's clock is ahead."""
         if self._ages_ns.add(now_ns - newest_ns, now_ns=now_ns):
-            metrics.MIN_AGE_SECONDS.set(self._ages_ns.minimum / 1e9)
+            metrics.MIN_AGE_SECONDS.set(self._ages_ns.minimum / NS_PER_SECOND)
 
     def see_pod(self, pod: PodRecord, *, now_ns: int) -> None:
         """Take a pod: that its node had it before it was made shows the node's clock behind.
@@ -141,7 +141,7 @@ class ClockSkew:
         if pod.started_time_ns is None or pod.config_hash is not None:
             return
         if self._leads_ns.add(pod.started_time_ns - pod.created_time_ns, now_ns=now_ns):
-            metrics.NODE_BEHIND_SECONDS.set(max(0.0, -self._leads_ns.minimum / 1e9))
+            metrics.NODE_BEHIND_SECONDS.set(max(0.0, -self._leads_ns.minimum / NS_PER_SECOND))
 
     def see_step(self, node: str, seconds: float) -> None:
         """Record that a node's clock was set; what it stamps from now on is of a new timeline.
@@ -200,7 +200,7 @@ class JoinObserver:
         """Record that a pod's record has come; yield the nodes that named it before."""
         self._skew.see_pod(pod, now_ns=now_ns)
         for waiting in self._pending.resolve(pod):
-            metrics.PENDING_DELAY_SECONDS.observe(max(0, now_ns - waiting.first_ns) / 1e9)
+            metrics.PENDING_DELAY_SECONDS.observe(max(0, now_ns - waiting.first_ns) / NS_PER_SECOND)
             yield waiting.node
 
     def see_event(
@@ -221,7 +221,7 @@ class JoinObserver:
             metrics.LATE_TOTAL.inc()
         if event.gap_ns is not None:
             metrics.GAPS_TOTAL.inc()
-            metrics.GAP_SECONDS_TOTAL.inc(event.gap_ns / 1e9)
+            metrics.GAP_SECONDS_TOTAL.inc(event.gap_ns / NS_PER_SECOND)
         if event.settlements:
             metrics.SETTLED_SECONDS_TOTAL.inc(settled_ns(event.settlements) / 1e9)
         if descriptions.pending:
@@ -307,7 +307,7 @@ class JoinObserver:
             by_seconds = (seq - sample.seq) / 1e3
             _log.warning("node_seq_leapt", node=sample.node, by_seconds=by_seconds, count=1)
 
-    def tell(self, now_ns: int) -> None:
+    def report(self, now_ns: int) -> None:
         """Show the clocks and who is waited for; log one pod for all that did not come in time."""
         if self._newest_ns:
             self._skew.see_ticks(self._newest_ns, now_ns=now_ns)

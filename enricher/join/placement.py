@@ -32,7 +32,9 @@ def placement_rule(*, partitions: int) -> IsPlaced:
 
 def explain_misplaced(record: Record, *, node: str, key: str, is_placed: IsPlaced) -> str:
     """Return whose record it is, where it belongs, and where it lies."""
-    home = next((each for each in range(_MAX_PARTITIONS) if is_placed(node, each)), "another")
+    home = next(
+        (partition for partition in range(_MAX_PARTITIONS) if is_placed(node, partition)), "another"
+    )
     found = "none" if record.key is None else repr(record.key.decode(errors="replace"))
     return (
         f"{record.topic}: a record of node {node} belongs in partition {home} under key {key!r};"

@@ -35,7 +35,7 @@ class Replay:
     def __init__(self, wanted: TimeRange, *, is_placed: IsPlaced, topics: Topics) -> None:
         self.unusable = _Unusable(topics.dead_letters)
         self._wanted = wanted
-        self._stage = JoinStage(office=self.unusable, is_placed=is_placed, topics=topics)
+        self._stage = JoinStage(dead_letters=self.unusable, is_placed=is_placed, topics=topics)
 
     def take_pods(self, records: Sequence[Record]) -> None:
         """Take pods in; tombstones are left out: who was deleted later was there at the time."""
@@ -73,7 +73,7 @@ class _Unusable(DeadLetterQueue):
 
 
 class _Nowhere:
-    """A producer for an office that never publishes."""
+    """A producer for dead letters that are never published."""
 
     async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
         """Publish nothing."""

@@ -149,11 +149,6 @@ def _losses(path: str, was: Mapping[str, Any], is_: Mapping[str, Any]) -> Iterat
             yield EntryChange(f"{path}.{name}", value, found)
 
 
-# Pairs the events of two runs by their identity and counts how they agree.
-#
-# Both runs give a partition's events in the same order, so few wait for their counterpart; those
-# that wait are bounded in bytes. How one pair is compared is `agreement`'s business.
-
 MAX_WAITING_BYTES: Final = 64 * 2**20
 MAX_REMEMBERED: Final = 50_000
 _MISSING: Final = EntryChange("(event)", "there", "absent")
@@ -206,7 +201,11 @@ class Counts(msgspec.Struct):
 
 
 class Comparison:
-    """Takes the events of both runs, partition by partition, and says what differs."""
+    """Takes the events of both runs, partition by partition, and says what differs.
+
+    Both runs give a partition's events in the same order, so few wait for their counterpart; those
+    that wait are bounded in bytes.
+    """
 
     def __init__(self, *, shown: int, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
         self.counts = Counts()
@@ -233,7 +232,7 @@ class Comparison:
             elif (other := self._replayed.pop(event_id)) is not None:
                 self._pair(event_id, event, other)
             else:
-                self.counts.missing += self._tell(self._first.put(event_id, event), _MISSING)
+                self.counts.missing += self._note(self._first.put(event_id, event), _MISSING)
 
     def take_replayed(self, events: Iterable[bytes]) -> None:
         """Take events of the replay."""
@@ -242,12 +241,12 @@ class Comparison:
             if (other := self._first.pop(event_id)) is not None:
                 self._pair(event_id, other, event)
             else:
-                self.counts.extra += self._tell(self._replayed.put(event_id, event), _EXTRA)
+                self.counts.extra += self._note(self._replayed.put(event_id, event), _EXTRA)
 
     def end_partition(self) -> None:
         """Count what found no counterpart."""
-        self.counts.missing += self._tell(self._first.clear(), _MISSING)
-        self.counts.extra += self._tell(self._replayed.clear(), _EXTRA)
+        self.counts.missing += self._note(self._first.clear(), _MISSING)
+        self.counts.extra += self._note(self._replayed.clear(), _EXTRA)
         self._paired.clear()
 
     def _pair(self, event_id: EventId, first: bytes, replayed: bytes) -> None:
@@ -260,14 +259,14 @@ class Comparison:
         else:
             self.counts.different += 1
         for change in changes:
-            self._tell([event_id], change)
+            self._note([event_id], change)
         self._paired[event_id] = None
         # Remembered to recognise repetitions, which follow closely: at-least-once sends again what
         # one commit held.
         if len(self._paired) > MAX_REMEMBERED:
             del self._paired[next(iter(self._paired))]
 
-    def _tell(self, events: list[EventId], change: EntryChange) -> int:
+    def _note(self, events: list[EventId], change: EntryChange) -> int:
         self.changes += len(events)
         left = max(0, self._shown - len(self.differences))
         self.differences += [Difference(event, change) for event in events[:left]]

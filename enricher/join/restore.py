@@ -116,8 +116,8 @@ class StateRestorer:
 
     async def take_state(self, batch: Polled) -> None:
         """Take in what a poll brought of the state."""
-        for place, records in batch.items():
-            if place.topic in self._state:
+        for partition, records in batch.items():
+            if partition.topic in self._state:
                 async for step in step_through(records):
                     self._stage.take_pods(step)
         metrics.PODS.set(len(self._stage.pods))
@@ -165,9 +165,9 @@ class StateRestorer:
             if left < before:
                 moved_at = self._seconds()
             elif self._seconds() - moved_at > _STALL_SECONDS:
-                said = f"{_READING}: nothing came for {_STALL_SECONDS:.0f} s, {left:.0f} are left"
-                self._check.failed(said)
-                raise StalledError(said)
+                detail = f"{_READING}: nothing came for {_STALL_SECONDS:.0f} s, {left:.0f} are left"
+                self._check.failed(detail)
+                raise StalledError(detail)
             batch = await self._poll(consumer)
             if changes == self._changes:
                 await self.take_state(batch)
@@ -198,15 +198,17 @@ class StateRestorer:
         await self._delivery.take_over(partitions)
         # After the take-over alone: until then whoever had the partitions may write progress.
         async with self._history.reader() as reader:
-            for place, span in (await reader.spans(self._history.topics.progress.name)).items():
-                if place.partition in partitions and span.first < span.end:
-                    async for records in reader.read(place, span):
+            for partition, span in (await reader.spans(self._history.topics.progress.name)).items():
+                if partition.partition in partitions and span.first < span.end:
+                    async for records in reader.read(partition, span):
                         self._stage.restore_progress(records)
-        held = {place for place in consumer.assignment() if place.partition in partitions}
-        state = {place for place in held if place.topic in self._state}
-        for place in held:
-            offset = 0 if place in state else await consumer.committed(place)
-            await consumer.seek(place, offset or 0)
+        held = {
+            partition for partition in consumer.assignment() if partition.partition in partitions
+        }
+        state = {partition for partition in held if partition.topic in self._state}
+        for partition in held:
+            offset = 0 if partition in state else await consumer.committed(partition)
+            await consumer.seek(partition, offset or 0)
         ends = await consumer.end_offsets(state)
         consumer.resume(state)
         return ends
@@ -215,11 +217,11 @@ class StateRestorer:
         """Return how many offsets are left; infinity where a position is not known in time."""
         try:
             async with asyncio.timeout(self._tuning.poll_timeout_seconds):
-                positions = {place: await consumer.position(place) for place in ends}
+                positions = {partition: await consumer.position(partition) for partition in ends}
         except TimeoutError:
             # Without a leader the client waits on, and a member that does not poll is given up.
             return math.inf
-        return sum(max(0, end - positions[place]) for place, end in ends.items())
+        return sum(max(0, end - positions[partition]) for partition, end in ends.items())
 
     async def _poll(self, consumer: Consumer, *, maximum: float = math.inf) -> Polled:
         return await poll(consumer, retry=self._retry, tuning=self._tuning, maximum=maximum)

@@ -37,7 +37,7 @@ from enricher.join.validation import (
 from enricher.pod_sharing import PodSharing
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Record
-from gpuledger.clock import NS_PER_MS
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from gpuledger.codec import Decoder, encode
 from gpuledger.dead_letter_queue import DeadLetterQueue, show_key
 from gpuledger.ledger.holders import TooManyEntriesError
@@ -63,7 +63,7 @@ class JoinStage:
     def __init__(
         self,
         *,
-        office: DeadLetterQueue,
+        dead_letters: DeadLetterQueue,
         is_placed: IsPlaced,
         topics: Topics,
         time_ns: Callable[[], int] = time.time_ns,
@@ -79,7 +79,7 @@ class JoinStage:
         self._time_ns = time_ns
         self._observer = JoinObserver(pending_pod_timeout_seconds=pending_pod_timeout_seconds)
         self._sharing = PodSharing()
-        self._office = office
+        self._dead_letters = dead_letters
         self._watermarks: defaultdict[int, NodeWatermarks] = defaultdict(NodeWatermarks)
         self._descriptions = DescriptionCache(self.pods)
 
@@ -92,7 +92,7 @@ class JoinStage:
                 uid = record.key.decode(errors="replace")
                 self.pods.remove(uid, partition=record.partition)
                 continue
-            for _, decoded in self._office.decode(self._pod_decoder, [record]):
+            for _, decoded in self._dead_letters.decode(self._pod_decoder, [record]):
                 if not self._is_at_home(record, node=decoded.node, key=decoded.uid):
                     continue
                 pod = self._sharing.share(decoded)
@@ -110,7 +110,7 @@ class JoinStage:
             if record.value is None and record.key is not None:
                 watermarks.remove(record.key.decode(errors="replace"))
                 continue
-            for _, watermark in self._office.decode(self._progress_decoder, [record]):
+            for _, watermark in self._dead_letters.decode(self._progress_decoder, [record]):
                 if not self._is_at_home(record, node=watermark.node, key=watermark.node):
                     continue
                 watermarks.take(watermark, heard_ns=record.timestamp_ms * NS_PER_MS)
@@ -137,24 +137,24 @@ class JoinStage:
         """Book ticks: one event for each that is new and whole, in the order of the ticks."""
         events: list[Message] = []
         now_ns = self._time_ns()
-        for record, sample in self._office.decode(self._sample_decoder, records):
+        for record, sample in self._dead_letters.decode(self._sample_decoder, records):
             if not self._is_at_home(record, node=sample.node, key=sample.node):
                 continue
             try:
                 events += self._take_sample(record, sample, now_ns=now_ns)
             except InvalidTickError as error:
                 detail = f"{record.topic}: {error}"
-                self._office.reject(record, reason="invalid", detail=detail)
+                self._dead_letters.reject(record, reason="invalid", detail=detail)
             except TooManyEntriesError as error:
                 detail = f"{record.topic}: its event would be too large: {error}"
-                self._office.reject(record, reason="too_large", detail=detail)
+                self._dead_letters.reject(record, reason="too_large", detail=detail)
         metrics.TICKS_TOTAL.inc(len(records))
-        self._observer.tell(now_ns)
+        self._observer.report(now_ns)
         return events
 
     def take_processes(self, records: Sequence[Record]) -> None:
         """Count process records; the ticks carry what is booked, ends included."""
-        for record, process in self._office.decode(self._process_decoder, records):
+        for record, process in self._dead_letters.decode(self._process_decoder, records):
             if not self._is_at_home(record, node=process.node, key=process.node):
                 continue
             metrics.PROCESS_RECORDS_TOTAL.labels(change=process.change).inc()
@@ -162,7 +162,7 @@ class JoinStage:
     def take_incidents(self, records: Sequence[Record]) -> list[Message]:
         """Attribute incidents to the pods that were on the GPU: with processes, or holding it."""
         found: list[Message] = []
-        for record, incident in self._office.decode(self._incident_decoder, records):
+        for record, incident in self._dead_letters.decode(self._incident_decoder, records):
             if not self._is_at_home(record, node=incident.node, key=incident.node):
                 continue
             kind = incident.kind if incident.kind in INCIDENT_KINDS else metrics.OTHER_KIND
@@ -199,7 +199,7 @@ class JoinStage:
             # Up to two days it can be a clock's error: it is booked, and reported. Beyond that no
             # clock explains it, and to book it would cost the node's ticks until that `seq`.
             self._observer.see_seq_ahead(sample.node, ahead_seconds)
-            if ahead_seconds * 1e9 > MAX_AHEAD_NS:
+            if ahead_seconds * NS_PER_SECOND > MAX_AHEAD_NS:
                 self._observer.see_refused(record, sample, now_ns=now_ns)
                 return self._refuse_seq(record, sample, ahead_seconds)
         descriptions = self._descriptions.describe(sample)
@@ -239,7 +239,7 @@ class JoinStage:
             f"{record.topic}: the {what} of {show_key(record.key)} has {size} bytes, of"
             f" {MAX_MESSAGE_BYTES} allowed"
         )
-        self._office.reject(record, reason="too_large", detail=detail)
+        self._dead_letters.reject(record, reason="too_large", detail=detail)
         return ()
 
     def _refuse_seq(self, record: Record, sample: NodeSample, ahead_seconds: float) -> tuple[()]:
@@ -248,7 +248,7 @@ class JoinStage:
             f"{record.topic}: field seq: {sample.seq} of node {sample.node} is"
             f" {ahead_seconds:.0f} s more than can have passed since its boot, by its earlier ticks"
         )
-        self._office.reject(record, reason="seq_ahead", detail=detail)
+        self._dead_letters.reject(record, reason="seq_ahead", detail=detail)
         return ()
 
     def _is_at_home(self, record: Record, *, node: str, key: str) -> bool:
@@ -259,7 +259,7 @@ class JoinStage:
         if record.key == key.encode() and self._is_placed(node, record.partition):
             return True
         detail = explain_misplaced(record, node=node, key=key, is_placed=self._is_placed)
-        self._office.reject(record, reason="misplaced", detail=detail)
+        self._dead_letters.reject(record, reason="misplaced", detail=detail)
         return False
 
 

@@ -45,7 +45,7 @@ class JoinWorker:
         *,
         lag: Lag,
         stage: JoinStage,
-        office: DeadLetterQueue,
+        dead_letters: DeadLetterQueue,
         delivery: Delivery,
         restorer: StateRestorer,
         retry: RetryingCaller[BusError],
@@ -59,7 +59,7 @@ class JoinWorker:
         self._lag = lag
         metrics.LAG_SECONDS.set_function(self._lag.seconds)
         self._stage = stage
-        self._office = office
+        self._dead_letters = dead_letters
         self._delivery = delivery
         self._restorer = restorer
         self._retry = retry
@@ -102,9 +102,9 @@ class JoinWorker:
         restored = await self._restorer.run(consumer)
         held = consumer.assignment()
         known = {
-            place: records
-            for place, records in batch.items()
-            if place in held and place.partition not in restored
+            partition: records
+            for partition, records in batch.items()
+            if partition in held and partition.partition not in restored
         }
         await self._restorer.take_state(known)  # pods come before the ticks of the same batch
         await self._work(known)
@@ -114,7 +114,9 @@ class JoinWorker:
 
     async def _on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         held = sorted(
-            each.partition for each in partitions if each.topic == self._topics.samples.name
+            partition.partition
+            for partition in partitions
+            if partition.topic == self._topics.samples.name
         )
         self._restorer.require(held)
         if not held:
@@ -123,7 +125,7 @@ class JoinWorker:
         _log.info("partitions_assigned", partitions=held)
 
     async def _on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        revoked = {each.partition for each in partitions}
+        revoked = {partition.partition for partition in partitions}
         await self._restorer.cancel(revoked)
         # Before anything is awaited for the delivery: a batch that is left here would be published
         # by this worker beside the one that has the partition now.
@@ -136,7 +138,7 @@ class JoinWorker:
         self._lag.drop(partitions)
         for partition in partitions:
             self._stage.forget(partition)
-            self._office.drop(partition)
+            self._dead_letters.drop(partition)
 
     async def _work(self, batch: Polled) -> None:
         """Work through what was polled, step by step, so that heartbeats and pages live."""
@@ -144,27 +146,27 @@ class JoinWorker:
         self._lag.polled(
             {at: each for at, each in batch.items() if at.topic == self._topics.samples.name}
         )
-        for place, records in batch.items():
-            if place.topic not in self._inputs:
+        for at, records in batch.items():
+            if at.topic not in self._inputs:
                 continue
             async for step in step_through(records):
-                into = self._batches.at(place.partition, now=now)
-                topic, messages = self._make(place, step)
-                into.add(TopicPartition(topic, place.partition), messages)
-                into.count(place, step)
+                into = self._batches.at(at.partition, now=now)
+                topic, messages = self._make(at, step)
+                into.add(TopicPartition(topic, at.partition), messages)
+                into.count(at, step)
         # Where all that came was put aside there is no batch yet to deliver the dead letters with.
-        for partition in self._office.waiting():
+        for partition in self._dead_letters.waiting():
             self._batches.at(partition, now=now)
 
     def _make(
-        self, place: TopicPartition, records: Sequence[Record]
+        self, partition: TopicPartition, records: Sequence[Record]
     ) -> tuple[str, Sequence[Message]]:
         """Return what is to be published for these records, and where."""
-        if place.topic == self._topics.processes.name:
+        if partition.topic == self._topics.processes.name:
             # Nothing is published: the audit trail is counted, and its offsets are committed.
             self._stage.take_processes(records)
             return self._topics.events.name, ()
-        if place.topic == self._topics.incidents.name:
+        if partition.topic == self._topics.incidents.name:
             return self._topics.attributed_incidents.name, self._stage.take_incidents(records)
         return self._topics.events.name, self._stage.take_samples(records)
 
@@ -177,9 +179,9 @@ class JoinWorker:
         for made in batches:
             if made.partition in undone:
                 continue
-            for place, next_offset in made.offsets.items():
-                if place.topic == self._topics.samples.name:
-                    self._lag.done(place, next_offset, time_ms=made.last_tick_ms)
+            for partition, next_offset in made.offsets.items():
+                if partition.topic == self._topics.samples.name:
+                    self._lag.done(partition, next_offset, time_ms=made.last_tick_ms)
         if undone:
             self._forget(undone)
             self._restorer.require(undone)

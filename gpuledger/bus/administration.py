@@ -131,7 +131,7 @@ class KafkaAdmin:
                 partial(self._client.list_consumer_group_offsets, name),
             )
             # A group that is new has committed nothing, one that ended subscribes to nothing.
-            committed = frozenset(place.topic for place in offsets)
+            committed = frozenset(partition.topic for partition in offsets)
             found[name] = committed | subscribed_topics(await self._members(name))
         return found
 
@@ -173,8 +173,10 @@ class KafkaAdmin:
 
         `listed` are those whose `Describe` the user has.
         """
-        asked = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
-        found = await self._repeated("reading configurations", lambda: self._ask_configs(asked))
+        resources = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
+        found = await self._repeated(
+            "reading configurations", lambda: self._describe_configs(resources)
+        )
         refused = [name for name in topics if name not in found]
         if refused:
             has_describe = all(name in listed for name in refused)
@@ -182,15 +184,15 @@ class KafkaAdmin:
             raise self._refused("reading configurations", refused, rights=rights)
         return {name: config for name, config in found.items() if config is not None}
 
-    async def _ask_configs(
-        self, asked: Sequence[ConfigResource]
+    async def _describe_configs(
+        self, resources: Sequence[ConfigResource]
     ) -> dict[str, dict[str, str] | None]:
         """Return each topic's configuration, `None` of an absent one; what is refused is left out.
 
         aiokafka hands each topic's error over as a number. Raises `KafkaError` for the others.
         """
         found: dict[str, dict[str, str] | None] = {}
-        answers = await self._client.describe_configs(list(asked)) if asked else ()
+        answers = await self._client.describe_configs(list(resources)) if resources else ()
         for code, message, _, name, entries in chain.from_iterable(
             answer.resources for answer in answers
         ):
@@ -352,10 +354,10 @@ def refuse_other_partitions(lines: Iterable[TopicLine]) -> None:
     """Raise `TopicsError` where a topic has another number of partitions than it must have."""
     other = [line for line in lines if line.status == "partitions differ"]
     if other:
-        said = "; ".join(f"{line.topic} has {line.found}, wanted {line.wanted}" for line in other)
+        found = "; ".join(f"{line.topic} has {line.found}, wanted {line.wanted}" for line in other)
         raise TopicsError(
-            f"{said}. The number of partitions is never changed in place, because a node's records "
-            f"must stay where its readers look for them. Stop all producers and consumers, delete "
+            f"{found}. The number of partitions is never changed in place, because a node's records"
+            f" must stay where its readers look for them. Stop all producers and consumers, delete "
             f"the topic with Kafka's own tools (its records are lost), and create it again"
         )
 

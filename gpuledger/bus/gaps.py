@@ -25,9 +25,10 @@ from gpuledger.bus.metrics import (
     RECORDS_WITHHELD_SECONDS,
 )
 from gpuledger.bus.protocol import Gap, GapReason, Subscription, TopicPartition
+from gpuledger.clock import NS_PER_MS
 from gpuledger.runtime import Check
 
-_LAST_MS: Final = (2**63 - 1) // 1_000_000
+_LAST_MS: Final = (2**63 - 1) // NS_PER_MS
 _log = structlog.get_logger(__name__)
 
 

@@ -4,9 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from gpuledger.bus.kafka_connection import KafkaConnection
-from gpuledger.bus.kafka_consumer import KafkaConsumer
 from gpuledger.bus.kafka_producer import KafkaProducer, KafkaTransactions
-from gpuledger.bus.kafka_reader import KafkaReader
 from gpuledger.bus.protocol import (
     Consumer,
     HistoryReader,
@@ -63,6 +61,8 @@ class KafkaBus:
     @asynccontextmanager
     async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
         """Open a consumer; it connects and joins its group with the first poll."""
+        from gpuledger.bus.kafka_consumer import KafkaConsumer  # noqa: PLC0415  # an agent reads nothing
+
         consumer = KafkaConsumer(connection=self._connection, subscription=subscription)
         try:
             yield consumer
@@ -72,6 +72,8 @@ class KafkaBus:
     @asynccontextmanager
     async def reader(self) -> AsyncIterator[HistoryReader]:
         """Open a reader of what is kept; it connects with the first question."""
+        from gpuledger.bus.kafka_reader import KafkaReader  # noqa: PLC0415  # as above
+
         reader = KafkaReader(self._connection)
         try:
             yield reader

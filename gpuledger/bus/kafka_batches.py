@@ -45,13 +45,15 @@ class KnownPartitions:
         self._servers = connection.servers
         self._counts: dict[str, int] = {}
 
-    async def must_have(self, client: AIOKafkaProducer, places: Sequence[TopicPartition]) -> None:
+    async def must_have(
+        self, client: AIOKafkaProducer, partitions: Sequence[TopicPartition]
+    ) -> None:
         """Raise `TopicsError` where a topic or a partition does not exist, or `RefusedError`."""
-        if unknown := {place.topic for place in places} - self._counts.keys():
+        if unknown := {at.topic for at in partitions} - self._counts.keys():
             self._counts |= await count_partitions(
                 client.client, unknown, servers=self._servers, rights="Write"
             )
-        for topic, partition in places:
+        for topic, partition in partitions:
             if not 0 <= partition < self._counts[topic]:
                 raise TopicsError(
                     f"there is no partition {partition} of {topic} on {self._servers}: "
@@ -61,7 +63,7 @@ class KnownPartitions:
     async def send(
         self,
         client: AIOKafkaProducer,
-        places: Sequence[TopicPartition],
+        partitions: Sequence[TopicPartition],
         sending: Coroutine[Any, Any, None],
     ) -> None:
         """Send to these partitions; raise `TopicsError` where one is deleted meanwhile.
@@ -76,18 +78,18 @@ class KnownPartitions:
                 await asyncio.wait({task}, timeout=_CHECK_SECONDS)
                 if task.done():
                     return task.result()
-                absence = await self._absence(client, places)
+                absence = await self._absence(client, partitions)
                 absent_checks = absent_checks + 1 if absence else 0
                 if absence and absent_checks >= ABSENT_ANSWERS:
                     raise absence
 
     async def _absence(
-        self, client: AIOKafkaProducer, places: Sequence[TopicPartition]
+        self, client: AIOKafkaProducer, partitions: Sequence[TopicPartition]
     ) -> TopicsError | RefusedError | None:
         """Ask again; return what is missing, and nothing where the brokers do not answer."""
         self.forget()
         try:
-            await self.must_have(client, places)
+            await self.must_have(client, partitions)
         except (TopicsError, RefusedError) as error:
             return error
         except (KafkaError, OSError):
@@ -108,9 +110,9 @@ async def send_all(
     """Send messages in batches, and what is to be done beside; wait until all of it is done."""
     waiting: list[asyncio.Future[Any]] = []
     try:
-        for place, each in messages.items():
-            for batch in pack(client, each):
-                waiting.append(await send_batch(client, batch, *place))  # noqa: PERF401  # `finally` needs those sent before a failure
+        for partition, of_partition in messages.items():
+            for batch in pack(client, of_partition):
+                waiting.append(await send_batch(client, batch, *partition))  # noqa: PERF401  # `finally` needs those sent before a failure
         if beside is not None:
             waiting.append(asyncio.ensure_future(beside()))
         await asyncio.gather(*waiting)

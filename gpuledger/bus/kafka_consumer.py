@@ -109,7 +109,10 @@ class KafkaConsumer:
         async with self._connection.asking(self._doing("committing")):
             metadata = self._positions.metadata
             await client.commit(
-                {named(place): (offset, metadata(place)) for place, offset in offsets.items()}
+                {
+                    named(partition): (offset, metadata(partition))
+                    for partition, offset in offsets.items()
+                }
             )
 
     async def committed(self, partition: TopicPartition) -> int | None:
@@ -165,11 +168,11 @@ class KafkaConsumer:
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int]:
         """Return the offsets that the next published records will get."""
-        wanted = [named(place) for place in partitions]
+        wanted = [named(partition) for partition in partitions]
         client = await self._opened()
         async with self._connection.asking(self._doing("looking up end offsets")):
             found = await client.end_offsets(wanted)
-        return {TopicPartition(*place): offset for place, offset in found.items()}
+        return {TopicPartition(*partition): offset for partition, offset in found.items()}
 
     def withheld_seconds(self) -> float:
         """Return for how long records have been withheld behind an open transaction."""
@@ -185,9 +188,9 @@ class KafkaConsumer:
             await self._positions.go_on_after(client, error)
         except NoOffsetForPartitionError as error:
             # It was said between the assignment and our own seek, which may have come since.
-            (place,) = error.args
-            if kafka_internals.position_or_none(client, place) is None:
-                await self.seek(TopicPartition(*place), 0)
+            (partition,) = error.args
+            if kafka_internals.position_or_none(client, partition) is None:
+                await self.seek(TopicPartition(*partition), 0)
         return {}
 
     async def _begin(self, partitions: frozenset[TopicPartition]) -> None:

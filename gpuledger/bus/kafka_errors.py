@@ -125,8 +125,8 @@ def translate(
         return BusUnavailableError(f"no broker of {servers} can be used{name_refusals(refusals)}")
     kind, meaning = _MEANINGS.get(type(error), (BusUnavailableError, "failed"))
     refused = name_refusals(refusals) if kind is BusUnavailableError else ""
-    said = f"{type(error).__name__}: {mask(str(error))}".removesuffix(": ")
-    return kind(f"{doing}: {servers} {meaning} ({said}){refused}")
+    text = f"{type(error).__name__}: {mask(str(error))}".removesuffix(": ")
+    return kind(f"{doing}: {servers} {meaning} ({text}){refused}")
 
 
 def name_refusals(refusals: Sequence[str]) -> str:
@@ -134,20 +134,20 @@ def name_refusals(refusals: Sequence[str]) -> str:
     if not refusals:
         return ""
     found = (
-        next((settings for sign, settings in _SIGNS.items() if sign in each), None)
-        for each in refusals
+        next((settings for sign, settings in _SIGNS.items() if sign in refusal), None)
+        for refusal in refusals
     )
     named = dict.fromkeys(settings for settings in found if settings)
     # Where no sign is known, as of a broker that is just down, no setting of ours explains it.
     remedy = f"; where it stays so, look at {', '.join(named)}" if named else ""
     return (
         ": it is unreachable, or refused the protocol, the certificate or the login "
-        f"({'; '.join(_CLIENT.sub('', each) for each in refusals)}){remedy}"
+        f"({'; '.join(_CLIENT.sub('', refusal) for refusal in refusals)}){remedy}"
     )
 
 
 LIBRARY: Final = "aiokafka"
-TOLD: Final = (
+LOGGED: Final = (
     # Raised by a callback of ours, and seen by nobody else.
     "User provided subscription listener %s for group %s failed on_partitions_revoked",
     "User provided listener %s for group %s failed on partition assignment: %s",
@@ -221,7 +221,7 @@ class Demotion:
 
     def __init__(self, *, seconds: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
-        self._said_at: dict[str, float] = {}
+        self._logged_at: dict[str, float] = {}
 
     def __call__(self, record: logging.LogRecord) -> bool:
         """Return whether a line passes; it may have become a debug line."""
@@ -238,10 +238,10 @@ class Demotion:
 
     def _is_news(self, template: str) -> bool:
         now_seconds = self._seconds()
-        said_at_seconds = self._said_at.get(template, -math.inf)
-        if template not in TOLD or now_seconds - said_at_seconds < QUIET_SECONDS:
+        logged_at_seconds = self._logged_at.get(template, -math.inf)
+        if template not in LOGGED or now_seconds - logged_at_seconds < QUIET_SECONDS:
             return False
-        self._said_at[template] = now_seconds
+        self._logged_at[template] = now_seconds
         return True
 
 
@@ -261,8 +261,8 @@ def _is_remembered(record: logging.LogRecord) -> bool:
     if refusals is None or name is None or not isinstance(record.args, tuple):
         return False
     *broker, error = record.args
-    said = str(error) or type(error).__name__
+    text = str(error) or type(error).__name__
     # Of a connection that was lost the reason is in what is behind the error.
     cause = getattr(error, "__cause__", None)
-    refusals.note(name % tuple(broker), f"{said}: {cause}" if cause and str(cause) else said)
+    refusals.note(name % tuple(broker), f"{text}: {cause}" if cause and str(cause) else text)
     return True

@@ -46,7 +46,7 @@ class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka i
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         """Offer the partitions; without waiting, for heartbeats begin only after this."""
-        self._offered = frozenset(TopicPartition(*place) for place in assigned)
+        self._offered = frozenset(TopicPartition(*partition) for partition in assigned)
         self.changed.set()
 
     async def follow(self) -> None:
@@ -93,13 +93,13 @@ async def fetch(
     Partitions take turns: whoever was served goes last, so that a backlog in one, whatever its
     records are, keeps no other waiting for longer than one poll.
     """
-    places = [named(place) for place in rebalances.held]
+    partitions = [named(partition) for partition in rebalances.held]
     raise_group_errors(client)
     # Without a task where something is there, as under load: a task costs more than a small poll.
-    if places and not rebalances.changed.is_set():
+    if partitions and not rebalances.changed.is_set():
         try:
             async with asyncio.timeout(GRACE_SECONDS):
-                found = await client.getmany(*places, timeout_ms=0, max_records=max_records)
+                found = await client.getmany(*partitions, timeout_ms=0, max_records=max_records)
         # The group is being rebalanced: `getmany` waits for its end, which waits for our poll.
         except TimeoutError:
             return {}
@@ -111,9 +111,11 @@ async def fetch(
         return {}
     # Woken by a rebalance too: the group waits for this member until it has given up.
     changed = asyncio.create_task(rebalances.changed.wait())
-    if not places:
+    if not partitions:
         return await _first_of(None, changed, client=client, seconds=left_seconds)
-    getting = client.getmany(*places, timeout_ms=int(left_seconds * 1000), max_records=max_records)
+    getting = client.getmany(
+        *partitions, timeout_ms=int(left_seconds * 1000), max_records=max_records
+    )
     fetching = asyncio.create_task(getting)
     seconds = left_seconds + GRACE_SECONDS
     return await _first_of(fetching, changed, client=client, seconds=seconds)
@@ -134,8 +136,8 @@ async def _first_of(
         # Records that nobody will see are to be fetched again: the position is behind them already.
         is_done = fetching is not None and fetching.done() and not fetching.cancelled()
         if fetching is not None and is_done and fetching.exception() is None:
-            for place, records in fetching.result().items():
-                client.seek(place, records[0].first_offset)
+            for partition, records in fetching.result().items():
+                client.seek(partition, records[0].first_offset)
         raise
     finally:
         for task in waiting:
@@ -147,10 +149,10 @@ async def _first_of(
     return _records(found)
 
 
-def named(place: TopicPartition) -> Any:  # noqa: ANN401  # aiokafka is untyped
+def named(partition: TopicPartition) -> Any:  # noqa: ANN401  # aiokafka is untyped
     """Return aiokafka's own partition: equal to ours, but it asks for its type."""
-    return aiokafka.TopicPartition(*place)
+    return aiokafka.TopicPartition(*partition)
 
 
 def _records(found: Mapping[Any, Sequence[Record]]) -> Polled:
-    return {TopicPartition(*place): records for place, records in found.items()}
+    return {TopicPartition(*partition): records for partition, records in found.items()}

@@ -183,7 +183,7 @@ def packer() -> Callable[[Any], bytes]:
 def modules_of_records() -> set[ModuleType]:
     """Return where batches are packed and unpacked: the module in C keeps names of its own."""
     classes = (default_records.DefaultRecordBatchBuilder, default_records.DefaultRecordBatch)
-    return {default_records, *(sys.modules[each.__module__] for each in classes)}
+    return {default_records, *(sys.modules[class_.__module__] for class_ in classes)}
 
 
 async def send_batch(

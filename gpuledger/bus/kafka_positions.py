@@ -100,12 +100,12 @@ class Positions:
 
     def note(self, records: Polled) -> None:
         """Record how far partitions were read."""
-        for partition, each in records.items():
-            if each:
+        for partition, read in records.items():
+            if read:
                 self._last_read[partition] = _LastRead(
                     topic_id=self._topic_ids.by_topic.get(partition.topic),
-                    next_offset=each[-1].offset + 1,
-                    time_ms=known_time_ms(each[-1].timestamp_ms),
+                    next_offset=read[-1].offset + 1,
+                    time_ms=known_time_ms(read[-1].timestamp_ms),
                 )
 
     async def committed(self, client: AIOKafkaConsumer, partition: TopicPartition) -> int | None:
@@ -162,11 +162,11 @@ class Positions:
     async def go_on_after(self, client: AIOKafkaConsumer, error: OffsetOutOfRangeError) -> None:
         """Report what is missing where a broker has no such offset, and go to the first it has."""
         (refused,) = error.args
-        for place, offset in refused.items():
-            partition = TopicPartition(*place)
+        for at, offset in refused.items():
+            partition = TopicPartition(*at)
             async with self._connection.asking("looking up the first offset"):
-                first = (await client.beginning_offsets([place]))[place]
-                end = (await client.end_offsets([place]))[place]
+                first = (await client.beginning_offsets([at]))[at]
+                end = (await client.end_offsets([at]))[at]
             # The broker had been behind, as one that has just become the leader: nothing is gone.
             if first <= offset <= end:
                 kafka_internals.seek_or_leave(client, named(partition), offset)
@@ -242,8 +242,8 @@ class Positions:
     async def _first_time_ms(
         self, client: AIOKafkaConsumer, partition: TopicPartition
     ) -> int | None:
-        place = named(partition)
+        at = named(partition)
         async with self._connection.asking("looking up the time of the first record"):
             # The first record that is not older than the epoch.
-            found: Any = (await client.offsets_for_times({place: 0})).get(place)
+            found: Any = (await client.offsets_for_times({at: 0})).get(at)
         return None if found is None else known_time_ms(int(found.timestamp))

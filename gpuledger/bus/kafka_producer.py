@@ -46,14 +46,14 @@ class KafkaProducer:
         refuse_too_large(topic, messages)
         if not messages:
             return
-        client, place, has_begun = self._client, TopicPartition(topic, partition), False
+        client, at, has_begun = self._client, TopicPartition(topic, partition), False
         try:
             async with self._connection.asking(f"publishing to {topic}-{partition}"):
                 client = await self._opened()
-                await self._partitions.must_have(client, [place])
+                await self._partitions.must_have(client, [at])
                 has_begun = True
-                sending = send_all(client, {place: messages})
-                await self._partitions.send(client, [place], sending)
+                sending = send_all(client, {at: messages})
+                await self._partitions.send(client, [at], sending)
         except GpuledgerError as error:
             # An absent topic was found before anything was sent: the client is as good as new.
             if has_begun or not isinstance(error, TopicsError):
@@ -86,11 +86,6 @@ class KafkaProducer:
         task.add_done_callback(self._retired.discard)
 
 
-# Transactions on Kafka: one client for one transactional id, from its opening to its failure.
-#
-# aiokafka sends no generation of a group with a transaction's offsets, so the brokers cannot tell a
-# member that its group gave up from one that it has; what tells them apart is the transactional id.
-
 TRANSACTION_SECONDS: Final = 15.0
 """After so long the brokers abort what a writer left open; until then its readers wait."""
 COMMIT_SECONDS: Final = 12.0
@@ -100,7 +95,11 @@ Batches = Mapping[TopicPartition, Sequence[Message]]
 
 
 class KafkaTransactions:
-    """The one writer under a transactional id, as long as nobody else opens it."""
+    """The one writer under a transactional id, as long as nobody else opens it.
+
+    aiokafka sends no generation of a group with a transaction's offsets, so the brokers cannot tell
+    a member that its group gave up from one that it has: the transactional id tells them apart.
+    """
 
     def __init__(self, connection: KafkaConnection, transactional_id: str) -> None:
         self._connection = connection
@@ -144,9 +143,9 @@ class KafkaTransactions:
         Raises `TopicsError` and `MessageTooLargeError` with nothing begun. After any other failure
         only closing is of use: nobody knows whether it was done.
         """
-        for place, each in messages.items():
-            refuse_too_large(place.topic, each)
-        filled = {place: each for place, each in messages.items() if each}
+        for partition, batch in messages.items():
+            refuse_too_large(partition.topic, batch)
+        filled = {partition: batch for partition, batch in messages.items() if batch}
         if not filled and not offsets:
             return
         async with self._busy:
@@ -192,8 +191,8 @@ class KafkaTransactions:
             await begin_transaction(client)
             topic_ids = self._connection.topic_ids.get(group, {})
             committed = {
-                named(place): (offset, commit_metadata(topic_ids, place.topic))
-                for place, offset in offsets.items()
+                named(partition): (offset, commit_metadata(topic_ids, partition.topic))
+                for partition, offset in offsets.items()
             }
             # Offsets go their own way, to the group's coordinator: beside the batches, not behind.
             beside = partial(client.send_offsets_to_transaction, committed, group)

@@ -40,41 +40,46 @@ class KafkaReader:
         inner, servers = kafka_internals.inner_client(client), self._connection.servers
         async with self._connection.asking(f"looking up the offsets of {topic}"):
             count = (await count_partitions(inner, [topic], servers=servers, rights="Read"))[topic]
-            places = [TopicPartition(topic, number) for number in range(count)]
-            first = await client.beginning_offsets([named(place) for place in places])
-            end = await client.end_offsets([named(place) for place in places])
-        return {place: Span(first[named(place)], end[named(place)]) for place in places}
+            partitions = [TopicPartition(topic, number) for number in range(count)]
+            first = await client.beginning_offsets([named(partition) for partition in partitions])
+            end = await client.end_offsets([named(partition) for partition in partitions])
+        return {
+            partition: Span(first[named(partition)], end[named(partition)])
+            for partition in partitions
+        }
 
     async def offsets_at(
-        self, places: Iterable[TopicPartition], timestamp_ms: int
+        self, partitions: Iterable[TopicPartition], timestamp_ms: int
     ) -> Mapping[TopicPartition, int]:
         """Return, for each partition, the offset before which every record is older than that."""
-        wanted = {named(place): timestamp_ms for place in places}
+        wanted = {named(partition): timestamp_ms for partition in partitions}
         client = await self._opened()
         async with self._connection.asking("looking up offsets by time"):
             found = await client.offsets_for_times(wanted)
-            absent = [place for place in wanted if found.get(place) is None]
+            absent = [partition for partition in wanted if found.get(partition) is None]
             ends = await client.end_offsets(absent) if absent else {}
         return {
-            TopicPartition(*place): ends[place] if place in ends else found[place].offset
-            for place in wanted
+            TopicPartition(*partition): ends[partition]
+            if partition in ends
+            else found[partition].offset
+            for partition in wanted
         }
 
     async def read(
-        self, place: TopicPartition, span: Span
+        self, partition: TopicPartition, span: Span
     ) -> AsyncGenerator[Sequence[Record], None]:
         """Yield the records of a span in their order, some at a time.
 
         Raises `BusUnavailableError` where nothing came for `request_timeout_seconds`, or where the
         broker removed the records in the meantime.
         """
-        client, its_name = await self._opened(), named(place)
+        client, its_name = await self._opened(), named(partition)
         client.assign([its_name])
         client.seek(its_name, span.first)
         now_seconds = asyncio.get_running_loop().time
         position, heard_at = span.first, now_seconds()
         while position < span.end:
-            with self._connection.translating(f"reading {place.topic}-{place.partition}"):
+            with self._connection.translating(f"reading {partition.topic}-{partition.partition}"):
                 found = await client.getmany(its_name, timeout_ms=_POLL_MS, max_records=MAX_RECORDS)
             records: Sequence[Record] = found.get(its_name, ())
             # The position passes over markers and what compaction removed, which a count of records
@@ -89,8 +94,9 @@ class KafkaReader:
             silent_seconds = now_seconds() - heard_at
             if silent_seconds > self._connection.settings.request_timeout_seconds:
                 raise BusUnavailableError(
-                    f"reading {place.topic}-{place.partition}: {self._connection.servers} gave"
-                    f" nothing for {silent_seconds:.0f} s at offset {position}, before {span.end}"
+                    f"reading {partition.topic}-{partition.partition}: {self._connection.servers}"
+                    f" gave nothing for {silent_seconds:.0f} s at offset {position}, before"
+                    f" {span.end}"
                 )
 
     async def _opened(self) -> AIOKafkaConsumer:

@@ -132,7 +132,7 @@ class _StableOffsets(Request[OffsetFetchRequest_v3 | _StableRequest]):  # type: 
         if request_struct_class is not _StableRequest:
             return request_struct_class(self._group, self._partitions)
         tags: dict[int, bytes] = {}
-        topics = [(topic, each, tags) for topic, each in self._partitions]
+        topics = [(topic, numbers, tags) for topic, numbers in self._partitions]
         require_stable = True
         return _StableRequest(self._group, topics, require_stable, tags)
 
@@ -345,22 +345,22 @@ async def fetch_topic_ids(
     }
 
 
-# The identities of the topics that are read, and which of them are of other topics by now. Pure.
-#
-# Brokers before Kafka 2.8 cannot be asked for identities, and some topics have none: what is not
-# known is no other topic. It is taken over when it becomes known, as at an upgrade of the brokers.
-
 Found = Mapping[str, str | None]
 """The identity of each topic that exists; `None` for a topic that has none."""
 
 
 class TopicIds:
-    """What was known of the topics when partitions were assigned, and has become known since."""
+    """What was known of the topics when partitions were assigned, and has become known since.
+
+    Brokers before Kafka 2.8 cannot be asked for identities, and some topics have none: what is not
+    known is no other topic. It is taken over when it becomes known, as at an upgrade of the
+    brokers.
+    """
 
     def __init__(self, found: Found | None) -> None:
         """Take what the brokers answered; `None` where they cannot be asked."""
         self.by_topic: dict[str, str | None] = dict(found or {})
-        self._could_ask = found is not None
+        self._could_query = found is not None
 
     def update(self, found: Found) -> frozenset[str]:
         """Return the topics that are others now; where there are none, take over what is new.
@@ -374,7 +374,7 @@ class TopicIds:
                 is_other_topic(self.by_topic[topic], topic_id)
                 if topic in self.by_topic
                 # Absent before, where that was known: brokers that could not be asked said nothing.
-                else self._could_ask
+                else self._could_query
             )
         )
         # With others the client is opened anew, and begins with what it finds then.
@@ -382,5 +382,5 @@ class TopicIds:
             self.by_topic |= {
                 topic: own or self.by_topic.get(topic) for topic, own in found.items()
             }
-            self._could_ask = True
+            self._could_query = True
         return others

@@ -290,11 +290,11 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
                 return ()
         codec = getattr(batch, "compression_type", None)
         if codec not in _OUR_CODECS:
-            said = "it is in the form before Kafka 0.11"  # whose class knows no codec
+            detail = "it is in the form before Kafka 0.11"  # whose class knows no codec
             if codec is not None:
                 name = _CODECS.get(codec, f"codec {codec}")
-                said = f"it is packed with {name}; here it is zstd, or nothing"
-            raise UnreadableError(said, reason=UnreadableReason.CODEC)
+                detail = f"it is packed with {name}; here it is zstd, or nothing"
+            raise UnreadableError(detail, reason=UnreadableReason.CODEC)
         count = batch.last_offset_delta + 1  # as written: compaction leaves it as it was
         if count > MAX_BATCH_RECORDS:
             raise UnreadableError(

@@ -73,9 +73,9 @@ class MemoryBus:
             # One for all partitions of it, as Kafka has it: a topic made anew shows by another one.
             topic_id = uuid4().hex
             for number in range(topic.partitions):
-                place = TopicPartition(topic.name, number)
-                self._logs[place] = PartitionLog(
-                    place,
+                partition = TopicPartition(topic.name, number)
+                self._logs[partition] = PartitionLog(
+                    partition,
                     topic_id=topic_id,
                     compacted="compact" in topic.cleanup_policy,
                     max_bytes=self._max_bytes,
@@ -126,8 +126,8 @@ class MemoryBus:
     def kept(self, topic: str) -> list[Record]:
         """Return the records of a topic that are kept, partition by partition."""
         self._must_exist([topic])
-        places = (TopicPartition(topic, number) for number in range(self._partitions[topic]))
-        logs = (self._logs[place] for place in places)
+        partitions = (TopicPartition(topic, number) for number in range(self._partitions[topic]))
+        logs = (self._logs[partition] for partition in partitions)
         return [record for log in logs for record in log.read(0, max_records=log.end_offset)]
 
     def committed(self, group: str, partition: TopicPartition) -> int | None:
@@ -163,9 +163,6 @@ class MemoryBus:
                 raise TopicsError(f"there is no topic {topic!r} on this bus")
 
 
-# The publishing end of the bus in memory.
-
-
 class MemoryProducer:
     """Appends batches to partitions, each batch whole or not at all."""
 
@@ -180,21 +177,22 @@ class MemoryProducer:
 
 
 def check_batch(
-    logs: Mapping[TopicPartition, PartitionLog], place: TopicPartition, messages: Sequence[Message]
+    logs: Mapping[TopicPartition, PartitionLog],
+    partition: TopicPartition,
+    messages: Sequence[Message],
 ) -> PartitionLog:
     """Return the log that takes the messages; `TopicsError` or `MessageTooLargeError` if none."""
-    log = logs.get(place)
+    log = logs.get(partition)
     if log is None:
         raise TopicsError(
-            f"there is no partition {place.partition} of a topic {place.topic!r} on this bus"
+            f"there is no partition {partition.partition} of a topic {partition.topic!r}"
+            " on this bus"
         )
-    refuse_too_large(place.topic, messages)
+    refuse_too_large(partition.topic, messages)
     if log.compacted and any(message.key is None for message in messages):
-        raise TopicsError(f"{place.topic} is compacted: each message on it needs a key")
+        raise TopicsError(f"{partition.topic} is compacted: each message on it needs a key")
     return log
 
-
-# Transactions on the bus in memory: all checks first, then everything between two awaits.
 
 Owners = MutableMapping[str, object]
 CommitOffsets = Callable[[str, Mapping[TopicPartition, int]], None]
@@ -226,7 +224,10 @@ class MemoryTransactions:
     ) -> None:
         """Publish and commit at once; `FencedError` where the id was opened anew."""
         # All checks before the first append: nothing of a transaction is seen where one fails.
-        checked = [(check_batch(self._logs, place, each), each) for place, each in messages.items()]
+        checked = [
+            (check_batch(self._logs, partition, batch), batch)
+            for partition, batch in messages.items()
+        ]
         if self._owners[self._id] is not self:
             raise FencedError(f"another writer took over the transactional id {self._id!r}")
         for log, batch in checked:
@@ -235,8 +236,6 @@ class MemoryTransactions:
         # A publisher that never waits would keep every consumer from running.
         await asyncio.sleep(0)
 
-
-# Reads partitions kept in memory again, outside any group.
 
 MAX_RECORDS: Final = 500
 
@@ -250,26 +249,28 @@ class MemoryReader:
     async def spans(self, topic: str) -> Mapping[TopicPartition, Span]:
         """Return what is kept of each partition; `TopicsError` where the topic does not exist."""
         found = {
-            place: Span(log.first_offset, log.end_offset)
-            for place, log in self._logs.items()
-            if place.topic == topic
+            partition: Span(log.first_offset, log.end_offset)
+            for partition, log in self._logs.items()
+            if partition.topic == topic
         }
         if not found:
             raise TopicsError(f"there is no topic {topic!r} on this bus")
         return found
 
     async def offsets_at(
-        self, places: Iterable[TopicPartition], timestamp_ms: int
+        self, partitions: Iterable[TopicPartition], timestamp_ms: int
     ) -> Mapping[TopicPartition, int]:
         """Return, for each partition, the offset before which every record is older than that."""
-        return {place: self._logs[place].offset_at(timestamp_ms) for place in places}
+        return {
+            partition: self._logs[partition].offset_at(timestamp_ms) for partition in partitions
+        }
 
     async def read(
-        self, place: TopicPartition, span: Span
+        self, partition: TopicPartition, span: Span
     ) -> AsyncGenerator[Sequence[Record], None]:
         """Yield the records of a span in their order, some at a time."""
         position = span.first
-        while records := self._logs[place].read(position, max_records=MAX_RECORDS):
+        while records := self._logs[partition].read(position, max_records=MAX_RECORDS):
             # The span is of the time when it was asked for; what came since is not in it.
             wanted = [record for record in records if record.offset < span.end]
             if not wanted:

@@ -70,8 +70,8 @@ class MemoryConsumer:
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit offsets of partitions that are held."""
-        for place in offsets:
-            self._must_hold(place)
+        for partition in offsets:
+            self._must_hold(partition)
         self._group.commit(offsets)
 
     async def committed(self, partition: TopicPartition) -> int | None:
@@ -115,10 +115,10 @@ class MemoryConsumer:
     ) -> Mapping[TopicPartition, int]:
         """Return the offsets that the next published records will get."""
         wanted = list(partitions)
-        for place in wanted:
-            if place not in self._logs:
-                raise TopicsError(f"there is no partition {place} on this bus")
-        return {place: self._logs[place].end_offset for place in wanted}
+        for partition in wanted:
+            if partition not in self._logs:
+                raise TopicsError(f"there is no partition {partition} on this bus")
+        return {partition: self._logs[partition].end_offset for partition in wanted}
 
     def withheld_seconds(self) -> float:
         """Return 0: a transaction on this bus is never open."""
@@ -154,10 +154,10 @@ class MemoryConsumer:
 
     async def _leave_old_topics(self) -> None:
         """Return everything up as in a rebalance, and have it assigned again."""
-        for place, own in self._topic_ids.items():
-            if self._logs[place].topic_id != own:
-                self._left.add((place, self._logs[place].topic_id))
-                self._add_gap(place, self._positions[place], 0, GapReason.TOPIC_RECREATED)
+        for partition, own in self._topic_ids.items():
+            if self._logs[partition].topic_id != own:
+                self._left.add((partition, self._logs[partition].topic_id))
+                self._add_gap(partition, self._positions[partition], 0, GapReason.TOPIC_RECREATED)
         await self._report_gaps()
         await self._give_up()
         self._generation = 0
@@ -169,66 +169,72 @@ class MemoryConsumer:
         finally:
             self._hold(frozenset())
 
-    def _hold(self, places: frozenset[TopicPartition]) -> None:
-        for place in self._positions:
-            self._logs[place].readers.discard(self._wake)
-        for place in places:
-            self._logs[place].readers.add(self._wake)
-        self._turns = sorted(places)
-        self._topic_ids = {place: self._logs[place].topic_id for place in self._turns}
-        self._group.topic_ids |= {place.topic: own for place, own in self._topic_ids.items()}
+    def _hold(self, partitions: frozenset[TopicPartition]) -> None:
+        for partition in self._positions:
+            self._logs[partition].readers.discard(self._wake)
+        for partition in partitions:
+            self._logs[partition].readers.add(self._wake)
+        self._turns = sorted(partitions)
+        self._topic_ids = {partition: self._logs[partition].topic_id for partition in self._turns}
+        self._group.topic_ids |= {
+            partition.topic: own for partition, own in self._topic_ids.items()
+        }
         self._positions = {}
-        for place in self._turns:
-            log, committed = self._logs[place], self._group.committed.get(place)
-            valid = self._group.committed_of(place, log.topic_id)
+        for partition in self._turns:
+            log, committed = self._logs[partition], self._group.committed.get(partition)
+            valid = self._group.committed_of(partition, log.topic_id)
             # What was committed is an offset of the topic before: that one's rest is lost. Not said
             # again of a topic that this consumer has just left for the new one.
-            if committed is not None and valid is None and (place, log.topic_id) not in self._left:
-                self._add_gap(place, committed, 0, GapReason.TOPIC_RECREATED)
-            self._positions[place] = log.first_offset if valid is None else valid
+            if (
+                committed is not None
+                and valid is None
+                and (partition, log.topic_id) not in self._left
+            ):
+                self._add_gap(partition, committed, 0, GapReason.TOPIC_RECREATED)
+            self._positions[partition] = log.first_offset if valid is None else valid
         self._last_ms.clear()
         self._paused.clear()
 
     def _take(self, max_records: int) -> dict[TopicPartition, Sequence[Record]]:
         taken: dict[TopicPartition, Sequence[Record]] = {}
         left = max_records
-        for place in tuple(self._turns):
+        for partition in tuple(self._turns):
             if not left:
                 break
-            if place in self._paused:
+            if partition in self._paused:
                 continue
-            log, position = self._logs[place], self._positions[place]
+            log, position = self._logs[partition], self._positions[partition]
             if position < log.expired_before:
-                self._add_gap(place, position, log.expired_before, GapReason.RETENTION)
+                self._add_gap(partition, position, log.expired_before, GapReason.RETENTION)
                 position = log.expired_before
             # Behind the end: the log is shorter than it was, as after an unclean election.
             if position > log.end_offset:
-                self._add_gap(place, position, log.first_offset, GapReason.TRUNCATED)
+                self._add_gap(partition, position, log.first_offset, GapReason.TRUNCATED)
                 position = log.first_offset
             records = log.read(position, max_records=left)
             # Where compaction left nothing up to the end, the position goes there all the same.
-            self._positions[place] = records[-1].offset + 1 if records else log.end_offset
+            self._positions[partition] = records[-1].offset + 1 if records else log.end_offset
             if records:
-                self._last_ms[place] = records[-1].timestamp_ms
-                taken[place] = records
+                self._last_ms[partition] = records[-1].timestamp_ms
+                taken[partition] = records
                 left -= len(records)
                 # Whoever was served goes last, so that a busy partition starves no other.
-                self._turns.remove(place)
-                self._turns.append(place)
+                self._turns.remove(partition)
+                self._turns.append(partition)
         return taken
 
     def _add_gap(
-        self, place: TopicPartition, first: int, next_offset: int, reason: GapReason
+        self, partition: TopicPartition, first: int, next_offset: int, reason: GapReason
     ) -> None:
-        kept = self._logs[place].read(next_offset, max_records=1)
+        kept = self._logs[partition].read(next_offset, max_records=1)
         # The first record of the new topic says nothing of the time that is missing.
         is_same_topic = reason is not GapReason.TOPIC_RECREATED
         gap = Gap(
-            partition=place,
+            partition=partition,
             first_offset=first,
             next_offset=next_offset,
             reason=reason,
-            time_before_ms=self._last_ms.get(place),
+            time_before_ms=self._last_ms.get(partition),
             time_after_ms=kept[0].timestamp_ms if kept and is_same_topic else None,
         )
         self._gaps.append(gap)
@@ -239,9 +245,9 @@ class MemoryConsumer:
             report_gap(gap, group=self._subscription.group)
             await self._subscription.on_gap(gap)
 
-    def _must_hold(self, place: TopicPartition) -> None:
-        if place not in self._positions:
+    def _must_hold(self, partition: TopicPartition) -> None:
+        if partition not in self._positions:
             raise NotAssignedError(
-                f"{place.topic}-{place.partition} is not held by this consumer "
+                f"{partition.topic}-{partition.partition} is not held by this consumer "
                 f"of the group {self._subscription.group!r}"
             )

@@ -29,14 +29,14 @@ class PartitionLog:
 
     def __init__(
         self,
-        place: TopicPartition,
+        partition: TopicPartition,
         *,
         topic_id: str,
         compacted: bool,
         max_bytes: int,
         max_records: int,
     ) -> None:
-        self.place = place
+        self.partition = partition
         self.end_offset = 0
         """The offset that the next record gets."""
         self.expired_before = 0
@@ -61,7 +61,9 @@ class PartitionLog:
     def append(self, messages: Sequence[Message]) -> None:
         """Append all messages at once and wake the readers."""
         for offset, message in enumerate(messages, start=self.end_offset):
-            record = Record(*self.place, offset, message.timestamp_ms, message.key, message.value)
+            record = Record(
+                *self.partition, offset, message.timestamp_ms, message.key, message.value
+            )
             self._records.append(record)
             self._bytes += _size_bytes(record)
         self.end_offset += len(messages)
@@ -95,7 +97,7 @@ class PartitionLog:
     def offset_at(self, timestamp_ms: int) -> int:
         """Return the offset of the first record that is not older than that, or the end."""
         return next(
-            (each.offset for each in self._records if each.timestamp_ms >= timestamp_ms),
+            (record.offset for record in self._records if record.timestamp_ms >= timestamp_ms),
             self.end_offset,
         )
 
@@ -172,15 +174,15 @@ class ConsumerGroup:
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit offsets of the topics that the members read."""
         self.committed.update(offsets)
-        for place in offsets:
-            if identity := self.topic_ids.get(place.topic):
-                self._committed_ids[place] = identity
+        for partition in offsets:
+            if identity := self.topic_ids.get(partition.topic):
+                self._committed_ids[partition] = identity
 
-    def committed_of(self, place: TopicPartition, topic_id: str) -> int | None:
+    def committed_of(self, partition: TopicPartition, topic_id: str) -> int | None:
         """Return the committed offset, unless it is one of another topic of that name."""
-        if self._committed_ids.get(place, topic_id) != topic_id:
+        if self._committed_ids.get(partition, topic_id) != topic_id:
             return None
-        return self.committed.get(place)
+        return self.committed.get(partition)
 
     def join(self, *, name: str | None, topics: Sequence[str], wake: Callable[[], None]) -> Member:
         """Add a member; a static one that returns takes up its share and moves nobody else's."""

@@ -299,11 +299,6 @@ class TransactionalBus(Bus, Protocol):
         """
 
 
-# Reading a topic again, outside any group: the seam of who looks back instead of following. No
-# group is joined and nothing is committed, so a reader disturbs nobody. Any method may raise
-# `BusUnavailableError`.
-
-
 class Span(NamedTuple):
     """Offsets of one partition, from `first` up to and without `end`."""
 
@@ -312,7 +307,11 @@ class Span(NamedTuple):
 
 
 class HistoryReader(Protocol):
-    """Reads any partition of any topic, one at a time; of transactions what was committed."""
+    """Reads any partition of any topic, one at a time; of transactions what was committed.
+
+    It joins no group and commits nothing, so that it disturbs nobody. Any method may raise
+    `BusUnavailableError`.
+    """
 
     async def spans(self, topic: str) -> Mapping[TopicPartition, Span]:
         """Return what is kept of each partition; `TopicsError` where the topic does not exist.
@@ -321,14 +320,14 @@ class HistoryReader(Protocol):
         """
 
     async def offsets_at(
-        self, places: Iterable[TopicPartition], timestamp_ms: int
+        self, partitions: Iterable[TopicPartition], timestamp_ms: int
     ) -> Mapping[TopicPartition, int]:
         """Return, for each partition, the offset before which every record is older than that.
 
         Younger records may come before older ones; where none is as young, it is the end.
         """
 
-    def read(self, place: TopicPartition, span: Span) -> AsyncGenerator[Sequence[Record], None]:
+    def read(self, partition: TopicPartition, span: Span) -> AsyncGenerator[Sequence[Record], None]:
         """Return the records of a span in their order, some at a time; one call at a time."""
 
 

@@ -86,8 +86,8 @@ class TransactionalWriters:
         What is being opened is ended first: the id is the next owner's to take.
         """
         numbers = list(numbers)
-        await end_tasks(*(self._opening.pop(each, None) for each in numbers))
-        closing = [self._open.pop(each) for each in numbers if each in self._open]
+        await end_tasks(*(self._opening.pop(number, None) for number in numbers))
+        closing = [self._open.pop(number) for number in numbers if number in self._open]
         # All of them, also where one fails: an open transaction would withhold what is behind it.
         for outcome in await asyncio.gather(*map(self._end, closing), return_exceptions=True):
             if outcome is not None:

@@ -3,7 +3,7 @@
 from gpuledger.runtime.http.health_pages import serve_health
 from gpuledger.runtime.logs import configure_logs
 from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
-from gpuledger.runtime.retry import Backoff, RetryingCaller
+from gpuledger.runtime.retry import Backoff, RetryingCaller, RetryTimer
 from gpuledger.runtime.service import (
     ServiceSettings,
     explain_user_errors,
@@ -17,6 +17,7 @@ __all__ = [
     "Check",
     "CheckSeverity",
     "Readiness",
+    "RetryTimer",
     "RetryingCaller",
     "ServiceSettings",
     "configure_logs",

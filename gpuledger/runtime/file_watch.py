@@ -79,15 +79,12 @@ def stamp_of(file: Path) -> Stamp | None:
     return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-# What was read of some files and counts: read again once they have changed, and said of.
-#
-# Here lives what credentials and the web configuration have in common: with a mistake in the files
-# what was read before stays in force, which a check shows until they are mended. It shows likewise
-# of certificates that have expired, or are not valid yet, while they are in force.
-
-
 class FilesInForce:
-    """The files that were read last without a mistake."""
+    """The files that were read last without a mistake, for credentials and the web configuration.
+
+    With a mistake in them what was read before stays in force, which a check shows until they are
+    mended. It shows likewise certificates in force that have expired, or are not valid yet.
+    """
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ _SHARED: Final[list[Processor]] = [
     _begin_line,
 ]
 # Of libraries: what the writer to a connection gets anyway, as an exception.
-_SAID_OTHERWISE: Final = frozenset({"socket.send() raised exception."})
+_LOGGED_OTHERWISE: Final = frozenset({"socket.send() raised exception."})
 
 
 class _Handler(logging.StreamHandler[Any]):
@@ -82,18 +82,13 @@ def _is_worth_a_line(record: logging.LogRecord) -> bool:
     """Let everything of our own pass (structlog hands over a dict), of libraries only warnings."""
     if isinstance(record.msg, dict):
         return True
-    return record.levelno >= logging.WARNING and record.msg not in _SAID_OTHERWISE
+    return record.levelno >= logging.WARNING and record.msg not in _LOGGED_OTHERWISE
 
 
 def _to_json(event: dict[str, Any], **_: Any) -> str:  # noqa: ANN401  # structlog's own options
     # What JSON has no form for is written as its text, which is a mask where it is a secret.
     return orjson.dumps(event, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
 
-
-# What comes again and again is written now and then, with how often it came.
-#
-# Keys may be anybody's, such as the names of nodes. Those beyond the bound share one line a minute,
-# so that whoever makes names up gets no line for each.
 
 _QUIET_SECONDS: Final = 60.0
 _MAX_KEYS: Final = 1000
@@ -109,7 +104,8 @@ class _Line(NamedTuple):
 class Repeats:
     """At most one line a minute for each key; the next one counts those that were left out.
 
-    Of 1,000 keys that were written within the minute; all others count as one more.
+    Keys may be anybody's, such as the names of nodes. 1,000 that were written within the minute
+    have a line each; all others share one, so that whoever makes names up gets no line for each.
     """
 
     def __init__(

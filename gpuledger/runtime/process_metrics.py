@@ -45,9 +45,6 @@ for _reason in Dropped:
     CONNECTIONS_DROPPED_TOTAL.labels(reason=_reason.value)
 
 
-# Counters that are there before there is anything to count.
-
-
 def count_from_zero(counter: MetricWrapperBase, **values: Iterable[str]) -> None:
     """Make a series at 0 for each combination of the known values of a counter's labels.
 

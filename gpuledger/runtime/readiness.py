@@ -92,12 +92,12 @@ class CheckLog:
         now_seconds = self._seconds()
         if now_seconds - self._logged_seconds < CALM_SECONDS or len(self._reasons) >= MAX_REASONS:
             return
-        said = detail()
-        reason = _NUMBER.sub("0", said)
+        shown = detail()
+        reason = _NUMBER.sub("0", shown)
         if reason not in self._reasons:
             self._logged_seconds = now_seconds
             self._reasons.add(reason)
-            _log.warning("check_reason_changed", **self._facts, detail=said)
+            _log.warning("check_reason_changed", **self._facts, detail=shown)
 
     def recovered(self) -> None:
         """Record that the check holds; without a failure before it that is no news.

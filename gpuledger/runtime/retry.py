@@ -3,7 +3,9 @@
 `RetryingCaller` is that loop, for everything that is asked of one other side: it waits between the
 attempts, fails a check while they fail and counts them. `Backoff` is its waits alone, for a loop
 that does other things between its attempts (polls, reads on, waits for what is due), and for code
-without asyncio; such a loop says at its `Backoff` why it is no `RetryingCaller`.
+without asyncio; such a loop says at its `Backoff` why it is no `RetryingCaller`. `RetryTimer`
+remembers when the wait of a `Backoff` is over, for code that is told the time and asks each time
+whether it may try.
 """
 
 import asyncio
@@ -12,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, Generic, Protocol, TypeVar
 
-from gpuledger.clock import Sleeper, SystemClock
+from gpuledger.clock import NS_PER_SECOND, Sleeper, SystemClock
 from gpuledger.runtime.readiness import Check
 
 T = TypeVar("T")
@@ -53,6 +55,58 @@ class Backoff:
     def reset(self) -> None:
         """Begin again with the first wait, after an attempt that succeeded."""
         self._ceiling_seconds = self._first_seconds
+
+
+class RetryTimer:
+    """When something may be tried again, for a caller that comes by anyway and asks.
+
+    Pure: the time is an argument, nanoseconds of one clock.
+    """
+
+    def __init__(self, backoff: Backoff, *, calm_seconds: float = 0.0) -> None:
+        """Take the waits; after `calm_seconds` without an attempt a success ends them."""
+        self._backoff = backoff
+        self._calm_ns = round(calm_seconds * NS_PER_SECOND)
+        self._tried_ns: int | None = None
+        self._due_ns = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a wait was begun since the last reset, be it over or not."""
+        return self._tried_ns is not None
+
+    def wait_ns(self, now_ns: int) -> int:
+        """Return how long it is not to be tried; 0 where it may be tried now."""
+        return max(0, self._due_ns - now_ns) if self.is_running else 0
+
+    def is_due(self, now_ns: int) -> bool:
+        """Return whether it may be tried now."""
+        return not self.wait_ns(now_ns)
+
+    def record_attempt(self, now_ns: int) -> None:
+        """Begin the wait before the next attempt, longer than the one before."""
+        self._tried_ns = now_ns
+        self._due_ns = now_ns + round(self._backoff.next_seconds() * NS_PER_SECOND)
+
+    def record_success(self, now_ns: int) -> None:
+        """Reset, unless the last attempt is so fresh that it may fail again at once."""
+        if self._tried_ns is not None and now_ns - self._tried_ns >= self._calm_ns:
+            self.reset()
+
+    def wait(self, now_ns: int, *, seconds: float) -> None:
+        """Do not try for `seconds`; the waits after that begin anew."""
+        self._backoff.reset()
+        self._tried_ns = now_ns
+        self._due_ns = now_ns + round(seconds * NS_PER_SECOND)
+
+    def skip_wait(self) -> None:
+        """End the wait that runs; the one after it is as long as it would have been."""
+        self._due_ns = 0
+
+    def reset(self) -> None:
+        """Allow an attempt now; the waits begin anew."""
+        self._backoff.reset()
+        self._tried_ns = None
 
 
 class FailureCounter(Protocol):
@@ -105,7 +159,7 @@ class RetryingCaller(Generic[ErrorT]):
                 if self._counter is not None:
                     self._counter.inc()
                 self._check.failed(self._describe(error))
-                asked_seconds = self._min_seconds(error) if self._min_seconds else 0.0
+                min_wait_seconds = self._min_seconds(error) if self._min_seconds else 0.0
             else:
                 if self._passes_check:
                     self._check.ok(self._receiver)
@@ -115,17 +169,17 @@ class RetryingCaller(Generic[ErrorT]):
             # Most calls succeed at once, and need none. Outside of `except`, as what ends the wait,
             # such as a cancellation, is no consequence of the failure.
             backoff = backoff or self._backoff()
-            await self._clock.sleep(max(asked_seconds, backoff.next_seconds()))
+            await self._clock.sleep(max(min_wait_seconds, backoff.next_seconds()))
 
     @contextmanager
     def awaiting(self) -> Iterator[None]:
         """Fail the check while what is asked of the receiver in here takes too long."""
         loop = asyncio.get_running_loop()
-        asked_at = loop.time()
+        begun_at = loop.time()
         late = loop.call_later(
             SLOW_SECONDS,
             self._check.failed,
-            lambda: f"{self._receiver}: no answer for {loop.time() - asked_at:.0f} s",
+            lambda: f"{self._receiver}: no answer for {loop.time() - begun_at:.0f} s",
         )
         try:
             yield

@@ -182,11 +182,11 @@ class _Deadline:
 
 def _explain(error: BaseException) -> int:
     if mistake := _foreseen(error, UserError):
-        said = mask_addresses(" ".join(str(mistake).split()))
+        text = mask_addresses(" ".join(str(mistake).split()))
         # The name under which this was started, also by `python -m`.
         started = Path(sys.argv[0])
         program = started.parent.name if started.name == "__main__.py" else started.name
-        sys.stderr.write(f"{program}: {said}\n")
+        sys.stderr.write(f"{program}: {text}\n")
         return _USER_ERROR
     if end := _foreseen(error, FreshStartError):
         _log.critical("service_failed", error=str(end))
@@ -201,9 +201,6 @@ def _foreseen(error: BaseException, kind: type[GpuledgerError]) -> GpuledgerErro
         inner = [_foreseen(part, kind) for part in error.exceptions]
         return inner[0] if all(inner) else None
     return error if isinstance(error, kind) else None
-
-
-# The same with logs and health pages around the work.
 
 
 class ServiceSettings(Protocol):

@@ -41,7 +41,7 @@ _NAMES: Final[Mapping[Any, str]] = {
     FilePath: "a path",
 }
 # How a group's own __post_init__ begins what it says of one of its fields.
-_OF_A_FIELD: Final = re.compile(r"(?P<field>[a-z_]+):? (?!and )(?P<said>.+)", re.DOTALL)
+_OF_A_FIELD: Final = re.compile(r"(?P<field>[a-z_]+):? (?!and )(?P<mistake>.+)", re.DOTALL)
 _BOUNDS: Final = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "of length >="}
 
 
@@ -79,11 +79,11 @@ def _convert(setting: Setting, given: Given) -> Any:  # noqa: ANN401  # any sett
             else shorten(repr(mask_value(given.value)), _SHOWN_CHARACTERS)
         )
         expected = describe(setting.type)
-        said = explain_yaml(error) if isinstance(error, yaml.YAMLError) else str(error)
-        if setting.is_mapping and "`$[" not in said:  # the value itself, not one in it
-            said = f"expected a mapping, {{name: value}}: {said}"
-        said = shorten_middle(mask_texts(said, _texts_in(given.value)))
-        problem = f"expected {expected}, got {shown}" if expected else f"{said}; got {shown}"
+        mistake = explain_yaml(error) if isinstance(error, yaml.YAMLError) else str(error)
+        if setting.is_mapping and "`$[" not in mistake:  # the value itself, not one in it
+            mistake = f"expected a mapping, {{name: value}}: {mistake}"
+        mistake = shorten_middle(mask_texts(mistake, _texts_in(given.value)))
+        problem = f"expected {expected}, got {shown}" if expected else f"{mistake}; got {shown}"
         raise SettingsError(f"{given.origin}: {problem}") from error
 
 
@@ -128,8 +128,8 @@ def _from_text(wanted: type, value: Any) -> Any:  # noqa: ANN401  # msgspec's ho
 def describe(hint: Any) -> str | None:  # noqa: ANN401  # any type annotation
     """Return what a simple setting accepts; None for lists and mappings, which msgspec explains."""
     parts = [part for part in alternatives(hint) if part is not type(None)]
-    said = [_describe_one(part) for part in parts]
-    return " or ".join(text for text in said if text) if all(said) else None
+    descriptions = [_describe_one(part) for part in parts]
+    return " or ".join(text for text in descriptions if text) if all(descriptions) else None
 
 
 def _describe_one(hint: Any) -> str | None:  # noqa: ANN401  # any type annotation
@@ -163,20 +163,20 @@ def _construct(
         return model(**arguments)
     except ValueError as error:  # raised by a group's own __post_init__
         # What a group says may quote its values, with the secrets of addresses among them.
-        said = shorten_middle(mask_texts(str(error), _texts_in(list(arguments.values()))))
-        raise SettingsError(_with_origin(said, path, arguments, given)) from error
+        mistake = shorten_middle(mask_texts(str(error), _texts_in(list(arguments.values()))))
+        raise SettingsError(_with_origin(mistake, path, arguments, given)) from error
 
 
 def _with_origin(
-    said: str, path: Path, fields: Collection[str], given: Mapping[Path, Given]
+    mistake: str, path: Path, fields: Collection[str], given: Mapping[Path, Given]
 ) -> str:
     """Name the field that a group's message begins with as whoever gave it wrote it."""
-    found = _OF_A_FIELD.fullmatch(said)
+    found = _OF_A_FIELD.fullmatch(mistake)
     if not found or found["field"] not in fields:
-        return f"{dotted(path)}: {said}" if path else said
+        return f"{dotted(path)}: {mistake}" if path else mistake
     at = (*path, found["field"])
     name = given[at].origin if at in given else dotted(at)
-    return f"{name}: {found['said']}"
+    return f"{name}: {found['mistake']}"
 
 
 def _texts_in(value: Any) -> Iterator[str]:  # noqa: ANN401  # any built-in value

@@ -25,7 +25,7 @@ MASK: Final = "********"
 # `#`, `;`.
 _AT: Final = re.compile(r"@|%40|[\uff20\ufe6b]|\\+u(?:0040|[fF]{2}20|[fF][eE]6[bB])")
 """What parts user and password from the host, also as keyboards, addresses and JSON write it."""
-_TELLING: Final = re.compile(rf"[?#;]|{_AT.pattern}")
+_MAY_BE_SECRET: Final = re.compile(rf"[?#;]|{_AT.pattern}")
 _WORD: Final = re.compile(r"[^\s\"']+")
 # What may stand before user and password: a plain scheme, in a text as `name=scheme://` too.
 _SCHEME: Final = re.compile(r"\s*(?:(?:[\w.-]*[=(\[{<])?[A-Za-z][A-Za-z0-9+.-]{0,15}:)?//+|\s*")
@@ -49,7 +49,7 @@ def mask_addresses(text: str) -> str:
 
     A word ends at a blank or a quote: a whole value, which may hold some, is for `mask_address`.
     """
-    if not _TELLING.search(text) and _SCHEME_SIGN not in text:
+    if not _MAY_BE_SECRET.search(text) and _SCHEME_SIGN not in text:
         return text
     return _WORD.sub(lambda found: _mask_word(found[0]), text)
 
@@ -66,7 +66,7 @@ def mask_address(value: str) -> str:
 
 
 def _mask(value: str) -> str:
-    if not _TELLING.search(value):
+    if not _MAY_BE_SECRET.search(value):
         return value
     if _PATH.fullmatch(value):
         return _mask_tail(value) if _OPTION.search(value) else value
@@ -92,13 +92,13 @@ def _mask_tail(text: str) -> str:
     return _TAIL.sub(rf"\1{MASK}", text)
 
 
-def mask_texts(said: str, texts: Iterable[str]) -> str:
-    """Return what is said of some values, each of them masked as a whole, then each word."""
+def mask_texts(message: str, texts: Iterable[str]) -> str:
+    """Return a message about some values, each of them masked as a whole, then each word."""
     for text in sorted(texts, key=len, reverse=True):
         shown = mask_address(text)
         if shown != text:
-            said = said.replace(repr(text), repr(shown)).replace(text, shown)
-    return mask_addresses(said)
+            message = message.replace(repr(text), repr(shown)).replace(text, shown)
+    return mask_addresses(message)
 
 
 def _mask_word(word: str) -> str:
@@ -191,10 +191,6 @@ def _secret_in(content: str) -> str:
     return text
 
 
-# How addresses are shown to people: without user, password or query, where tokens may stand.
-#
-# Here it is known that they are addresses; above, whatever looks like one in a text is masked.
-
 _PLAIN_HOST: Final = re.compile(r"(?:[\w.-]*|\[[0-9A-Fa-f:.]+\])(?::\d*)?(?:;.*)?", re.ASCII)
 _NO_HOST: Final = re.compile(r"/[^/]")
 """What follows the scheme of a folder of this machine, `file:///var`."""
@@ -203,7 +199,7 @@ _PLAIN_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 
 
 def shown_url(url: str) -> str:
-    """Return the URL, or the path, with nothing in it that may be a secret.
+    """Return the URL, or the path, with nothing in it that may be a secret: no user, no query.
 
     Where a password that is not encoded makes it unclear what the host is, only the scheme is left.
     """

@@ -128,9 +128,6 @@ def _walk(model: type[msgspec.Struct], path: Path, instance: Any) -> Iterator[Se
             yield Setting(path=here, type=field.type, default=default, group=model)
 
 
-# The sources.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Given:
     """A value that was given for a setting."""
@@ -274,8 +271,6 @@ class _StrictLoader(yaml.SafeLoader):
         return made
 
 
-# What a YAML parser found wrong, without the text that it stumbled over, which may be a secret.
-
 # What a parser says where a text is taken for YAML's own, as it begins with one of YAML's signs.
 _UNQUOTED: Final = re.compile(
     r"character '[@`%]' that cannot start|expected the node content|alias|anchor|\btag\b"
@@ -291,9 +286,9 @@ def explain_yaml(error: yaml.YAMLError) -> str:
     """Return where the mistake is and what it is; neither the line nor a piece of a value."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return " ".join(str(error).split())
-    said = ": ".join(filter(None, (error.context, error.problem)))
-    said = " ".join(_OF_A_VALUE.sub(rf"\1 {MASK}", said).split())
+    mistake = ": ".join(filter(None, (error.context, error.problem)))
+    mistake = " ".join(_OF_A_VALUE.sub(rf"\1 {MASK}", mistake).split())
     mark = error.problem_mark or error.context_mark
     if mark:
-        said = f"{said} (line {mark.line + 1}, column {mark.column + 1})"
-    return f"{said}; {_REMEDY}" if _UNQUOTED.search(said) else said
+        mistake = f"{mistake} (line {mark.line + 1}, column {mark.column + 1})"
+    return f"{mistake}; {_REMEDY}" if _UNQUOTED.search(mistake) else mistake

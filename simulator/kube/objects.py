@@ -10,18 +10,18 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from simulator import identities
 from simulator.plan import NEVER_NS, PlannedPod, gpu_groups
 from simulator.scenario.schema import Controller, Node, Owner, ScenarioContainer, ScenarioPod
 from simulator.simulation import Simulation
 
-_MS: Final = 1_000_000
 # A scenario's start of a pod is that of its containers; the API server has it earlier.
-CREATED_BEFORE_NS: Final = 1500 * _MS
+CREATED_BEFORE_NS: Final = 1500 * NS_PER_MS
 # Those of second 0 are created all at once, for which a busy API server takes its time.
-FIRST_CREATED_BEFORE_NS: Final = 6000 * _MS
-TERMINATING_NS: Final = 500 * _MS
-FINISHED_STAYS_NS: Final = 3000 * _MS
+FIRST_CREATED_BEFORE_NS: Final = 6000 * NS_PER_MS
+TERMINATING_NS: Final = 500 * NS_PER_MS
+FINISHED_STAYS_NS: Final = 3000 * NS_PER_MS
 RUNS_TO_AN_END: Final = ("Job", "CronJob", "PyTorchJob", "RayJob", "Workflow")
 
 
@@ -81,7 +81,6 @@ def _one_after_another(pods: list[PlannedPod]) -> list[PodEvent]:
 
 Json = dict[str, Any]
 
-_NS: Final = 1_000_000_000
 _API_VERSIONS: Final = {
     "Deployment": "apps/v1",
     "ReplicaSet": "apps/v1",
@@ -106,7 +105,7 @@ _QOS_CLASSES: Final = {
 
 def kube_time(time_ns: int) -> str:
     """Write an instant as Kubernetes does: RFC 3339 in whole seconds."""
-    return datetime.fromtimestamp(time_ns // _NS, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(time_ns // NS_PER_SECOND, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def node_object(simulation: Simulation, node: Node) -> Json:

@@ -10,10 +10,10 @@ from typing import Protocol
 import structlog
 import yaml
 
+from gpuledger.clock import NS_PER_SECOND
 from simulator.kube.objects import Json, PodStep, pod_events, pod_object, pod_status
 from simulator.simulation import Simulation
 
-_NS = 1_000_000_000
 _log = structlog.get_logger(__name__)
 
 
@@ -67,7 +67,7 @@ class PodDriver:
 
     def _wait_seconds(self) -> float:
         at_ns = self._simulation.epoch_ns + self._events[self._next].at_ns
-        return (at_ns - self._simulation.clock.time_ns()) / _NS
+        return (at_ns - self._simulation.clock.time_ns()) / NS_PER_SECOND
 
 
 def write_kubeconfig(path: Path, url: str) -> None:

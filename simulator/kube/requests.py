@@ -31,11 +31,6 @@ from simulator.kube.store import (
     unworded,
 )
 
-# Field and label selectors: which objects a list or a watch is about.
-#
-# Here lives the small language of `fieldSelector` (equality alone) and `labelSelector` (equality
-# and presence), as far as a reader of pods uses it.
-
 Selector = Callable[[Json], bool]
 
 _TERM: Final = re.compile(r"^\s*([^=!\s]+)\s*(==|!=|=)\s*([^=!]*?)\s*$")
@@ -48,7 +43,10 @@ _FIELDS: Final[dict[str, Callable[[Json], str]]] = {
 
 
 def parse_selectors(*, fields: str, labels: str, namespace: str = "") -> Selector:
-    """Make one test of both selectors and the namespace; raises ApiError 400."""
+    """Make one test of both selectors and the namespace; raises ApiError 400.
+
+    Of `fieldSelector` it knows equality, of `labelSelector` equality and presence.
+    """
     tests = [_field_test(term) for term in fields.split(",") if term]
     tests += [_label_test(term) for term in labels.split(",") if term]
     if namespace:
@@ -161,12 +159,12 @@ def list_objects(collection: Collection, selector: Selector, query: Mapping[str,
         version, start = _parse_token(token)
         items = collection.snapshot_at(version)
     else:
-        asked = _number(query, "resourceVersion")
+        wanted = _number(query, "resourceVersion")
         current = collection.versions.current
-        if asked > current:
-            raise too_new(asked, current)
-        if query.get("resourceVersionMatch") == "Exact" and asked != current:
-            if not collection.is_kept(asked):
+        if wanted > current:
+            raise too_new(wanted, current)
+        if query.get("resourceVersionMatch") == "Exact" and wanted != current:
+            if not collection.is_kept(wanted):
                 raise expired("The resourceVersion for the provided list is too old.")
             raise bad_request("this server lists only its newest version exactly")
         start = 0
@@ -234,10 +232,10 @@ class ApiWatch:
                 "resourceVersionMatch: Forbidden: sendInitialEvents requires setting "
                 "resourceVersionMatch to NotOlderThan"
             )
-        asked = query.get("resourceVersion") or "0"
-        if not asked.isdigit():
-            raise unworded(f'parsing resource version "{asked}": invalid syntax')
-        self._version = int(asked)
+        wanted = query.get("resourceVersion") or "0"
+        if not wanted.isdigit():
+            raise unworded(f'parsing resource version "{wanted}": invalid syntax')
+        self._version = int(wanted)
 
     async def lines(self) -> AsyncIterator[bytes]:
         """Yield the lines of the answer until its time is over or its version is forgotten."""

@@ -53,7 +53,6 @@ class KubeApi:
         self.pod_driver = PodDriver(simulation, self)
         self._bookmark_seconds = bookmark_seconds
         self._watchers: set[asyncio.Transport] = set()
-        self._refusals: list[int] = []
         # What is there from the start: nodes, namespaces, the pods' controllers.
         for node in simulation.scenario.nodes:
             self.collections["nodes"].create(node_object(simulation, node))
@@ -85,10 +84,6 @@ class KubeApi:
         """Cut every watch in the middle, as a broken network would."""
         for transport in self._watchers:
             transport.abort()
-
-    def fail_next(self, code: int, *, times: int = 1) -> None:
-        """Answer the next requests with an error of this code."""
-        self._refusals += [code] * times
 
     def app(self) -> web.Application:
         """Return the web application."""
@@ -139,10 +134,6 @@ class KubeApi:
 
     @web.middleware
     async def _answer_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if self._refusals:
-            code = self._refusals.pop(0)
-            refusal = ApiError(code=code, reason="Refused", message="refused on demand")
-            return answer(refusal.status, code)
         try:
             return await handler(request)
         except ApiError as error:

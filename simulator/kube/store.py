@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
 
+from gpuledger.clock import NS_PER_SECOND
 from simulator.kube.objects import Json, kube_time
 
 
@@ -89,7 +90,6 @@ def invalid(message: str) -> ApiError:
 
 Key = tuple[str, str]
 
-_NS: Final = 1_000_000_000
 MAX_CHANGES: Final = 10_000
 MAX_SNAPSHOTS: Final = 16
 
@@ -275,7 +275,7 @@ def delete_object(collection: Collection, key: Key, *, grace_seconds: int | None
     elif grace_seconds is None:
         grace_seconds = int(spec.get("terminationGracePeriodSeconds", 30))
     marks = {
-        "deletionTimestamp": kube_time(time.time_ns() + grace_seconds * _NS),
+        "deletionTimestamp": kube_time(time.time_ns() + grace_seconds * NS_PER_SECOND),
         "deletionGracePeriodSeconds": grace_seconds,
     }
     marked = collection.replace({**item, "metadata": {**item["metadata"], **marks}})

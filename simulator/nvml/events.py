@@ -41,7 +41,7 @@ class EventSet:
     """By GPU, the events that are registered."""
     since_ns: dict[int, int] = field(default_factory=dict)
     """By GPU, when they were registered, since the scenario's start."""
-    told: int = 0
+    reported: int = 0
     """How many of the node's incidents are behind it."""
     is_free: bool = False
     """Whether it was freed."""
@@ -119,12 +119,12 @@ class Events(Subject):
 
     def _next(self, events: EventSet) -> PlannedIncident | None:
         now_ns = self._session.since_epoch_ns()
-        while events.told < len(self._session.incidents):
-            incident = self._session.incidents[events.told]
+        while events.reported < len(self._session.incidents):
+            incident = self._session.incidents[events.reported]
             if incident.time_ns > now_ns:
                 return None
             # Also one that the set is not told of: what was not registered then never comes later.
-            events.told += 1
+            events.reported += 1
             gpu = incident.spec.gpu
             if (
                 incident.spec.told_by != "kmsg"
@@ -143,8 +143,6 @@ def _instance(number: int | None) -> int:
     return _NO_INSTANCE if number is None else number
 
 
-# What the driver tells of itself: that it will be unbound, and that it was bound.
-
 _MS_PER_SECOND = 1000
 
 
@@ -154,7 +152,7 @@ class SystemEventSet:
 
     mask: int
     """What is registered."""
-    told_ns: int
+    reported_ns: int
     """Until when it was told what happened, since the scenario's start."""
 
 
@@ -169,7 +167,7 @@ class SystemEventCalls(Subject):
     def nvmlSystemEventSetCreate(self, version: int) -> SystemEventSet:
         """Return a set that nothing is registered in."""
         self._check_request(version, pynvml.nvmlSystemEventSetCreateRequest_v1)
-        return SystemEventSet(mask=0, told_ns=self._session.since_epoch_ns())
+        return SystemEventSet(mask=0, reported_ns=self._session.since_epoch_ns())
 
     def nvmlSystemEventSetFree(self, version: int, setHandle: SystemEventSet) -> None:
         """Let a set go."""
@@ -195,11 +193,11 @@ class SystemEventCalls(Subject):
         self._check_request(version, pynvml.nvmlSystemEventSetWaitRequest_v1)
         end = time.monotonic() + timeoutMs / _MS_PER_SECOND
         while True:
-            since_ns, setHandle.told_ns = setHandle.told_ns, self._session.since_epoch_ns()
+            since_ns, setHandle.reported_ns = setHandle.reported_ns, self._session.since_epoch_ns()
             happened = [
                 kind
                 for at_ns, kind in self._system_events
-                if since_ns < at_ns <= setHandle.told_ns and kind & setHandle.mask
+                if since_ns < at_ns <= setHandle.reported_ns and kind & setHandle.mask
             ][:eventDataSize]
             # The scenario's clock may run faster than the machine's, so the end of the wait is the
             # machine's: a caller's thread waits as long as it said.

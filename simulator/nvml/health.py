@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pynvml
 
+from gpuledger.clock import NS_PER_SECOND
 from simulator.device import SimulatedGpu
 from simulator.nvml.session import Handle, Subject
 
@@ -149,16 +150,13 @@ class Health(Subject):
         return gpu.facts.ailments.count(name, self._session.since_epoch_ns())
 
 
-# The numbered fields: many in one call, each with its own return code and type.
-
-_NS: Final = 1_000_000_000
 _KIB: Final = 1024
 _ALL_LINKS: Final = 0xFFFFFFFF
 _UINT: Final = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
 _ULONG_LONG: Final = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
 _COOL_CELSIUS: Final = 34
 _WARMING_CELSIUS: Final = 45
-_WARMING_NS: Final = 30 * _NS
+_WARMING_NS: Final = 30 * NS_PER_SECOND
 _INSTANT_NS: Final = 20_000_000
 _RECOVERIES: Final = ("none", "reset", "reboot", "drain_p2p", "drain_and_reset")
 _Taken = Callable[[SimulatedGpu, int, int], int | None]
@@ -210,7 +208,7 @@ def _memory_celsius(gpu: SimulatedGpu, _loaded_ns: int, now_ns: int) -> int | No
 def _instant_milliwatts(gpu: SimulatedGpu, _loaded_ns: int, now_ns: int) -> int | None:
     if not gpu.facts.architecture.has_instant_power:
         return None
-    return round(gpu.joules(now_ns - _INSTANT_NS, now_ns) * 1000 * _NS / _INSTANT_NS)
+    return round(gpu.joules(now_ns - _INSTANT_NS, now_ns) * 1000 * NS_PER_SECOND / _INSTANT_NS)
 
 
 def _throttled(*throttles: str) -> _Taken:
@@ -225,13 +223,13 @@ def _throttled(*throttles: str) -> _Taken:
 def _pcie_bytes(gpu: SimulatedGpu, loaded_ns: int, now_ns: int) -> int | None:
     if not gpu.facts.architecture.has_profiling:
         return None
-    return int(gpu.mixed_ns("pcie_bytes_per_second", loaded_ns, now_ns) / _NS)
+    return int(gpu.mixed_ns("pcie_bytes_per_second", loaded_ns, now_ns) / NS_PER_SECOND)
 
 
 def _nvlink_kibibytes(gpu: SimulatedGpu, loaded_ns: int, now_ns: int) -> int | None:
     if not gpu.facts.model.nvlinks:
         return None
-    return int(gpu.mixed_ns("nvlink_bytes_per_second", loaded_ns, now_ns) / _NS / _KIB)
+    return int(gpu.mixed_ns("nvlink_bytes_per_second", loaded_ns, now_ns) / NS_PER_SECOND / _KIB)
 
 
 _PER_LINK: Final = frozenset({138, 139})

@@ -161,8 +161,6 @@ class Mig(Subject):
         return self._session.whole_gpu(handle).cut(self._session.since_epoch_ns())
 
 
-# Which processes are on a GPU, or in an instance of it.
-
 _NO_INSTANCE: Final = 0xFFFFFFFF
 
 

@@ -10,17 +10,17 @@ from typing import Any, Final
 
 import pynvml
 
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from simulator.nvml.session import Handle, Subject
 from simulator.plan import PlannedProcess
 
 # ruff: noqa: N802, N803, A002  # NVML's own names
 
 
-_NS: Final = 1_000_000_000
 _IDLE_SM_MEGAHERTZ: Final = 345
 _COOL_CELSIUS: Final = 31
 _WARMING_CELSIUS: Final = 42
-_WARMING_NS: Final = 20 * _NS
+_WARMING_NS: Final = 20 * NS_PER_SECOND
 _ENGINE_NS: Final = 167_000_000
 _IDLE_PERFORMANCE_STATE: Final = 8
 _IDLE_REASON: Final = 0x1
@@ -55,7 +55,7 @@ class Readings(Subject):
     def nvmlDeviceGetPowerUsage(self, handle: Handle) -> int:
         """Return the draw in milliwatts, averaged over the last second."""
         now_ns = self._session.since_epoch_ns()
-        return round(self._session.gpu(handle).joules(now_ns - _NS, now_ns) * 1000)
+        return round(self._session.gpu(handle).joules(now_ns - NS_PER_SECOND, now_ns) * 1000)
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: Handle) -> int:
         """Return the energy since the driver was loaded, in millijoules."""
@@ -107,9 +107,6 @@ class Readings(Subject):
         now_ns = self._session.since_epoch_ns()
         worked_ns = self._session.gpu(handle).mixed_ns(what, now_ns - _ENGINE_NS, now_ns)
         return [round(100 * worked_ns / _ENGINE_NS), _ENGINE_NS // 1000]
-
-
-# How busy a GPU and its processes are, in whole percents of the driver's windows.
 
 
 class Utilization(Subject):
@@ -165,10 +162,7 @@ class Utilization(Subject):
         return found
 
 
-# The driver's accounts of processes, kept over their ends.
-
 _BUFFER_PROCESSES: Final = 4000
-_NS_PER_MS: Final = 1_000_000
 _NS_PER_SAMPLE: Final = 20_000_000
 _PERCENT: Final = 100
 
@@ -219,7 +213,7 @@ class AccountingCalls(Subject):
         stats.memoryUtilization = round(percent * process.spec.load.memory_ratio)
         stats.maxMemoryUsage = process.spec.memory_bytes
         # The driver says how long a process lived only once it has ended.
-        stats.time = 0 if is_running else lived_ns // _NS_PER_MS
+        stats.time = 0 if is_running else lived_ns // NS_PER_MS
         stats.startTime = self._session.stamp_us(process.start_ns)
         stats.isRunning = int(is_running)
         return stats

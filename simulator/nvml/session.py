@@ -136,8 +136,6 @@ class Identity(Subject):
         return self._session.gpu(handle).facts.name
 
 
-# What is built into a board or set on it.
-
 _LANES: Final = 16
 _SERIAL_DIGITS: Final = 13
 _INFOROM: Final = {

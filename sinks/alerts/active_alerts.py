@@ -10,15 +10,14 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_HOUR, NS_PER_SECOND, NS_PER_US, Clock
 from sinks.alerts.slots import AlertSlots, Labels
 
-SECOND_NS: Final = 1_000_000_000
 _ENDS_AFTER_RESENDS: Final = 4
 """As Prometheus does: two sends may be lost before a firing alert ends by itself."""
-_SEND_END_NS: Final = 300 * SECOND_NS
+_SEND_END_NS: Final = 300 * NS_PER_SECOND
 """How long the end of an alert is sent again."""
-_REJECTED_NS: Final = 3600 * SECOND_NS
+_REJECTED_NS: Final = NS_PER_HOUR
 """How long an alert that is refused and that nobody took is held anew each time it is offered."""
 
 MAX_CHARACTERS: Final = 2_000
@@ -136,7 +135,7 @@ class ActiveAlert:
 
 def rfc3339(time_ns: int) -> str:
     """Write a time as RFC 3339 in UTC, to the microsecond."""
-    return (_EPOCH + timedelta(microseconds=time_ns // 1000)).isoformat()
+    return (_EPOCH + timedelta(microseconds=time_ns // NS_PER_US)).isoformat()
 
 
 class ActiveAlerts:

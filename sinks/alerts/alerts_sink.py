@@ -17,7 +17,7 @@ import structlog
 from typing_extensions import override
 
 from gpuledger.bus.protocol import Bus, TopicPartition
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
 from gpuledger.records import AttributedIncident
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.http.client import open_http
@@ -150,7 +150,7 @@ class AlertsSink(Sink):
     ) -> None:
         self._settings, self._clock = settings, clock
         self._events = topics.events.name
-        self._kept_ns = (topics.attributed_incidents.retention_ms or 0) * 1_000_000
+        self._kept_ns = (topics.attributed_incidents.retention_ms or 0) * NS_PER_MS
         self.receiver = ", ".join(map(shown_url, settings.urls))
         self._rules = rules_of(settings)
         self._evaluators: dict[int, RuleEvaluator] = {}
@@ -163,7 +163,7 @@ class AlertsSink(Sink):
             active=lambda: [evaluator.alerts for evaluator in self._evaluators.values()],
             check=check,
             clock=clock,
-            resend_ns=round(settings.resend_seconds * 1e9),
+            resend_ns=round(settings.resend_seconds * NS_PER_SECOND),
         )
 
     @override
@@ -255,10 +255,10 @@ class AlertsSink(Sink):
         wrong, as one in 1970, and when it happened is not known.
         """
         age_ns = evaluator.age_ns(attributed, now=now)
-        if self._settings.incident_age_seconds * 1e9 < age_ns <= self._kept_ns:
+        if self._settings.incident_age_seconds * NS_PER_SECOND < age_ns <= self._kept_ns:
             count_dropped(NAME, "too_old")
             return
-        hold_ns = round(self._settings.incident_hold_seconds * 1e9)
+        hold_ns = round(self._settings.incident_hold_seconds * NS_PER_SECOND)
         evaluator.add_incident(attributed, hold_ns=hold_ns, now=now)
 
     def _count_left_out(self) -> None:
@@ -272,7 +272,7 @@ class AlertsSink(Sink):
 
     def _forget_silent(self) -> None:
         """Drop alerts of GPUs of which nothing comes any more."""
-        silent_ns = round(self._settings.stale_after_seconds * 1e9)
+        silent_ns = round(self._settings.stale_after_seconds * NS_PER_SECOND)
         for evaluator in self._evaluators.values():
             silent = evaluator.forget(now=Now.of(self._clock), silent_ns=silent_ns)
             if silent:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS
 from gpuledger.recent import Recent
 from gpuledger.records import AttributedIncident, GpuBooks, GpuEvent
 from sinks.alerts.active_alerts import ActiveAlerts, Now
@@ -19,11 +20,10 @@ from sinks.alerts.slots import AlertSlots, Labels
 from sinks.timelines import TickOrder, Timelines
 
 _Key = tuple[str, str, str]
-_NS_PER_MS: Final = 1_000_000
 MAX_CONDITIONS: Final = 10_000
 """Of how many GPUs a partition knows for how long a rule's condition has held, or twice as many:
 ten times what the largest fleet has of GPUs that all work for no pod."""
-_LONGEST_GAP_NS: Final = 60 * 10**9
+_LONGEST_GAP_NS: Final = NS_PER_MINUTE
 """What held before a longer time that no tick covers says nothing of what holds after it."""
 
 
@@ -45,7 +45,7 @@ class _Condition:
 
         A tick that covers more than has passed since the one before counts what has passed.
         """
-        passed_ns = (event.seq - self.seq) * _NS_PER_MS
+        passed_ns = (event.seq - self.seq) * NS_PER_MS
         uncovered_ns = passed_ns - event.interval_ns
         follows = event.boot_id == self.boot_id and uncovered_ns <= _LONGEST_GAP_NS
         self.held_ns = self.held_ns + min(passed_ns, event.interval_ns) if follows else 0

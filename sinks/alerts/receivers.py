@@ -20,14 +20,13 @@ import orjson
 import structlog
 
 from gpuledger import __version__
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_MINUTE, NS_PER_SECOND, Clock
 from gpuledger.runtime import Check
 from gpuledger.runtime.http.client import HttpClient, NoAnswerError
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings.secret import shown_url
 from sinks.alerts.active_alerts import (
-    SECOND_NS,
     ActiveAlert,
     ActiveAlerts,
     Now,
@@ -85,7 +84,7 @@ class AlertmanagerClient:
 
 
 NAME: Final = "alerts"
-_REFUSAL_SHOWN_NS: Final = 600 * SECOND_NS
+_REFUSAL_SHOWN_NS: Final = 10 * NS_PER_MINUTE
 """For how long checks show an alert that was refused."""
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
@@ -270,7 +269,7 @@ class _Receiver:
         now_ns = self._answered_ns = self._clock.monotonic_ns()
         self._has_more = self._is_due()
         if self._send_order.late_ns > self._resend_ns:
-            late_seconds = self._send_order.late_ns / 1e9
+            late_seconds = self._send_order.late_ns / NS_PER_SECOND
             self._check.failed(f"slow: it answers, but what it is due waits {late_seconds:.0f} s")
         else:
             self._rejected.show(now_ns=now_ns)

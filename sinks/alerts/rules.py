@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import (
     Account,
     AttributedIncident,
@@ -77,7 +78,7 @@ def rules_of(settings: AlertsSettings) -> tuple[Rule, ...]:
         Rule(
             name=BUSY_WITHOUT_POD,
             severity=Severity.WARNING,
-            for_ns=round(busy.for_seconds * 1e9),
+            for_ns=round(busy.for_seconds * NS_PER_SECOND),
             threshold=busy.threshold_ratio,
             measure=busy_without_pod_ratio,
             summary="GPU {gpu} on node {node} works for no pod",

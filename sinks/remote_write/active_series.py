@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
+from gpuledger.clock import NS_PER_MS
 from gpuledger.ledger.series import SeriesGroup, SeriesValues, values_of
 from gpuledger.recent import Budget, Recent
 from gpuledger.records import GpuEvent
@@ -69,7 +70,6 @@ def varint(number: int) -> bytes:
     return bytes(encoded)
 
 
-_MS_NS: Final = 1_000_000
 MAX_SERIES_BYTES: Final = 128 * 2**20
 _GROUP_BYTES: Final = 500
 """Bytes of a group in memory beside its labels, which are there twice, and its prefixes."""
@@ -133,7 +133,7 @@ class _Node:
 
     def go_to(self, event: GpuEvent) -> bool:
         """Remember a tick's time; return whether one of it or a later one was encoded before."""
-        time_ms = event.time_ns // _MS_NS
+        time_ms = event.time_ns // NS_PER_MS
         is_behind = time_ms <= self.latest_ms
         self.latest_ms = max(self.latest_ms, time_ms)
         return is_behind
@@ -178,7 +178,7 @@ class ActiveSeries:
         no series, for a time that the wire cannot carry or a holder that the event does not list.
         """
         # What may raise comes first: an event that is put aside has changed nothing.
-        suffix = timestamp_suffix(event.time_ns // _MS_NS)
+        suffix = timestamp_suffix(event.time_ns // NS_PER_MS)
         values = values_of(event)
         node = self._node(event.node, now_ns)
         node.seen_ns = now_ns
@@ -205,7 +205,7 @@ class ActiveSeries:
 
         Raises ValueError as `encode` does.
         """
-        suffix = timestamp_suffix(event.time_ns // _MS_NS)
+        suffix = timestamp_suffix(event.time_ns // NS_PER_MS)
         parts: list[bytes] = []
         for group, of_group in values_of(event).items():
             # Of nothing that was sent before, so that nothing ends.

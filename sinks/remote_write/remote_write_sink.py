@@ -5,7 +5,7 @@ made elsewhere in this package; the consume loop is `sinks.loop`'s.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Final
@@ -14,10 +14,11 @@ import structlog
 from typing_extensions import override
 
 from gpuledger.bus.protocol import Bus, Consumer, TopicPartition
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.errors import BusError, NotAssignedError
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.logs import Repeats
+from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings.secret import shown_url
 from sinks.errors import RejectedError, retry_receiver
 from sinks.metrics import SENT_TOTAL, SERIES_FORGOTTEN_TOTAL, count_dropped
@@ -37,6 +38,7 @@ from sinks.timelines import TickOrder, Timelines
 
 NAME: Final = REMOTE_WRITE.name
 _RELEASE_SECONDS: Final = 3.0
+_CANCEL_SECONDS: Final = 0.5  # both together within `loop.RELEASE_SECONDS`
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
@@ -84,7 +86,8 @@ class RemoteWriteSink(Sink):
     async def assign(self, partitions: Partitions, context: SinkContext) -> None:
         """Begin without any series: those of who held these before are not known here."""
         for partition in partitions:
-            self._forget_series(partition)
+            if (series := self._series.pop(partition, None)) is not None:
+                series.clear()
             # No end is sent of what the former owner has sent: its series go on here, and those
             # that do not end by themselves at the receiver, after five minutes.
             self._series[partition] = ActiveSeries(budget=self._budget)
@@ -107,34 +110,35 @@ class RemoteWriteSink(Sink):
         # a node's series are all in one partition, and that sends one after another.
         async with asyncio.TaskGroup() as group:
             for batch in batches:
-                self._sending[batch.partition] = group.create_task(self._send_all(batch, context))
+                at = batch.partition
+                series = self._series.setdefault(at, ActiveSeries(budget=self._budget))
+                self._sending[at] = group.create_task(self._send_all(batch, series, context))
         await self._end_silent(context)
 
     @override
     async def release(self, partitions: Partitions, context: SinkContext) -> None:
         """Let requests on their way be answered, then forget the series without ending them."""
-        sending = {self._sending[at] for at in partitions if at in self._sending}
-        if sending:
-            # A request that is cancelled on its way may have been taken: its ticks come twice.
-            _, late = await asyncio.wait(sending, timeout=_RELEASE_SECONDS)
-            for task in late:
-                task.cancel()  # the group in `handle`, whose task it is, waits for its end
+        # Before anything is awaited: `handle` goes on meanwhile, and may end no series that the
+        # next owner goes on with.
+        released = [self._series.pop(at) for at in partitions if at in self._series]
+        # A request that is cancelled on its way may have been taken: its ticks come twice.
+        await end_tasks(
+            *(self._sending.pop(at, None) for at in partitions),
+            grace_seconds=_RELEASE_SECONDS,
+            seconds=_CANCEL_SECONDS,
+        )
+        for series in released:
+            series.clear()
         for partition in partitions:
-            self._forget_series(partition)
             self._timelines.pop(partition, None)
             self._repeated_before.pop(partition, None)
-            self._sending.pop(partition, None)
 
-    def _forget_series(self, partition: TopicPartition) -> None:
-        if (series := self._series.pop(partition, None)) is not None:
-            series.clear()
-
-    async def _send_all(self, batch: Batch, context: SinkContext) -> None:
+    async def _send_all(self, batch: Batch, series: ActiveSeries, context: SinkContext) -> None:
         partition = batch.partition
         async with self._turns.enter(batch):
             # Ticks are encoded as requests are sent, so that few of them are held.
             requests = split_into_requests(
-                self._ticks(batch, context),
+                self._ticks(batch, series, context),
                 max_samples=self._settings.samples_per_request,
                 repeated_before=self._repeated_before.get(partition, batch.next_offset),
             )
@@ -150,26 +154,30 @@ class RemoteWriteSink(Sink):
         What waits on the bus, as after an outage of the receiver, has come too: a node is silent
         where its partition is read to its end.
         """
-        silent_ns = round(self._settings.stale_after_seconds * 1e9)
+        silent_ns = round(self._settings.stale_after_seconds * NS_PER_SECOND)
         before_ns = self._clock.monotonic_ns() - silent_ns
         silent = {at for at, series in self._series.items() if series.has_silent(before_ns)}
-        for partition in await _read_to_the_end(silent, context.consumer):
-            # It may have been given up meanwhile.
-            if (series := self._series.get(partition)) is not None:
-                for tick in series.end_silent(before_ns=before_ns):
-                    await self._end_series(tick)
+        read_to_the_end = await _read_to_the_end(silent, context.consumer)
+        async with asyncio.TaskGroup() as group:
+            for at in read_to_the_end:
+                # It may have been given up meanwhile.
+                if (series := self._series.get(at)) is not None:
+                    ends = series.end_silent(before_ns=before_ns)
+                    self._sending[at] = group.create_task(self._send_ends(ends))
 
-    async def _end_series(self, tick: EncodedTick) -> None:
-        try:
-            await self._write(tick.body)
-        except RejectedError as error:
-            if count := _repeats.count("stale_markers", more=tick.samples):
-                _log.warning("stale_markers_rejected", count=count, error=str(error))
-        else:
-            SENT_TOTAL.labels(sink=NAME).inc(tick.samples)
+    async def _send_ends(self, ends: Iterable[EncodedTick]) -> None:
+        for tick in ends:
+            try:
+                await self._write(tick.body)
+            except RejectedError as error:
+                if count := _repeats.count("stale_markers", more=tick.samples):
+                    _log.warning("stale_markers_rejected", count=count, error=str(error))
+            else:
+                SENT_TOTAL.labels(sink=NAME).inc(tick.samples)
 
-    def _ticks(self, batch: Batch, context: SinkContext) -> Iterator[WrittenTick]:
-        series = self._series.setdefault(batch.partition, ActiveSeries(budget=self._budget))
+    def _ticks(
+        self, batch: Batch, series: ActiveSeries, context: SinkContext
+    ) -> Iterator[WrittenTick]:
         forgotten_before = series.forgotten
         time_ns, now_ns = self._clock.time_ns(), self._clock.monotonic_ns()
         for record, event, order, refusal in admit(
@@ -177,11 +185,11 @@ class RemoteWriteSink(Sink):
             self._timelines.setdefault(batch.partition, Timelines()),
             time_ns=time_ns,
             monotonic_ns=now_ns,
-            max_ahead_ns=round(self._settings.max_future_seconds * 1e9),
+            max_ahead_ns=round(self._settings.max_future_seconds * NS_PER_SECOND),
         ):
             if refusal is not None:
                 if refusal == FUTURE:
-                    seconds = (event.time_ns - time_ns) / 1e9
+                    seconds = (event.time_ns - time_ns) / NS_PER_SECOND
                     detail = (
                         f"time_ns {event.time_ns} is {seconds:.0f} s ahead of this machine's clock,"
                         " or of the ticks behind it: its series would take nothing more until then"

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from gpuledger.bus.protocol import TopicPartition
+from gpuledger.clock import NS_PER_DAY, NS_PER_SECOND
 from gpuledger.ledger.entries import Origin, booked_entries
 from gpuledger.ledger.rows import ColumnType, row_maker, store_columns
 from gpuledger.records import GpuEvent
@@ -49,7 +50,6 @@ _make_row: Final = row_maker(
 )
 
 
-_DAY_NS: Final = 86_400 * 10**9
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -74,10 +74,10 @@ class DayWindow(NamedTuple):
             return None
         # A settlement may be of an earlier day than its tick, so an event has rows of several.
         first, last = min(days), max(days)
-        if last > (now_ns + round(self.max_future_seconds * 1e9)) // _DAY_NS:
+        if last > (now_ns + round(self.max_future_seconds * NS_PER_SECOND)) // NS_PER_DAY:
             setting = f"store.max_future_seconds is {self.max_future_seconds:.0f}"
             return Refusal("future", f"time_ns is of {_shown(last)}, too far ahead: {setting}")
-        if first < (now_ns - round(self.max_age_seconds * 1e9)) // _DAY_NS:
+        if first < (now_ns - round(self.max_age_seconds * NS_PER_SECOND)) // NS_PER_DAY:
             setting = f"store.max_age_seconds is {self.max_age_seconds:.0f}"
             return Refusal("too_old", f"time_ns is of {_shown(first)}, too long ago: {setting}")
         return None

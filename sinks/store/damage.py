@@ -55,8 +55,8 @@ def explain(error: Exception, uri: str) -> str:
         # The lines below the first that are causes, each of the one before.
         lines = (_COLOUR.sub("", line).strip() for line in str(error).strip().splitlines()[1:])
         causes = [line.removeprefix(_CAUSE).strip() for line in lines if line.startswith(_CAUSE)]
-        said = ": ".join([first, *causes])[:_SHOWN_CHARACTERS]
-        return f"{said}; {_GIVE_CREDENTIALS}" if _NO_CREDENTIALS in said else said
+        shown = ": ".join([first, *causes])[:_SHOWN_CHARACTERS]
+        return f"{shown}; {_GIVE_CREDENTIALS}" if _NO_CREDENTIALS in shown else shown
     return f"{_damaged(uri)}; deltalake says: {first[:300]}"
 
 

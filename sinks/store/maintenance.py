@@ -6,7 +6,7 @@ from functools import partial
 
 import structlog
 
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.runtime.tasks import in_daemon_thread
 from gpuledger.settings.secret import shown_url
 from sinks.errors import ReceiverUnavailableError
@@ -29,7 +29,7 @@ class Maintenance:
 
     def begin_if_due(self) -> None:
         """Begin in the background where it is time and the last one is over."""
-        interval_ns = round(self._settings.maintenance_interval_seconds * 1e9)
+        interval_ns = round(self._settings.maintenance_interval_seconds * NS_PER_SECOND)
         now_ns = self._clock.monotonic_ns()
         is_due = self._next_ns is None or now_ns >= self._next_ns
         if interval_ns == 0 or not is_due or (self._running and not self._running.done()):
@@ -47,8 +47,8 @@ class Maintenance:
                 )
             except Exception as error:  # noqa: BLE001  # the sink does its own work without it
                 # What the storage said is a sentence; of a defect its class says more.
-                is_said = isinstance(error, ReceiverUnavailableError)
-                shown = str(error) if is_said else repr(error)
+                is_explained = isinstance(error, ReceiverUnavailableError)
+                shown = str(error) if is_explained else repr(error)
                 _log.warning("maintenance_failed", url=shown_url(table.uri), error=shown)
                 continue
             ORPHANS_REMOVED_TOTAL.inc(removed)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from gpuledger.bus.protocol import Consumer, Gap, GapReason, TopicPartition
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_MS, NS_PER_US, Clock
 from gpuledger.errors import BusUnavailableError
 from gpuledger.runtime import RetryingCaller
 from gpuledger.runtime.tasks import in_daemon_thread
@@ -125,13 +125,13 @@ class GapRecorder:
                 recorded=recorded,
                 topic_id=self._stored.topic_id if gap.has_end else None,
                 time_before_us=time_before_us,
-                detected_us=time_ns // 1000,
+                detected_us=time_ns // NS_PER_US,
             )
             if row is not None:
                 rows.append(row)
                 recorded = recorded_up_to(gap)
         if rows and recorded is not None:
-            self._table.append(rows, {stream: recorded}, time_ms=time_ns // 1_000_000)
+            self._table.append(rows, {stream: recorded}, time_ms=time_ns // NS_PER_MS)
 
 
 class Resuming:

@@ -14,7 +14,7 @@ import structlog
 from typing_extensions import override
 
 from gpuledger.bus.protocol import Bus, Gap, Record, TopicPartition
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness, RetryingCaller
 from gpuledger.settings.secret import shown_url
@@ -150,7 +150,7 @@ class StoreSink(Sink):
                     )
             if self._is_full() or self._pending.is_due(
                 now_ns=self._clock.monotonic_ns(),
-                after_ns=round(self._settings.flush_seconds * 1e9),
+                after_ns=round(self._settings.flush_seconds * NS_PER_SECOND),
                 max_rows=self._settings.flush_rows,
             ):
                 await self._flush(context)

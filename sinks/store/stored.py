@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gpuledger.bus.protocol import TopicPartition
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_MS, Clock
 from gpuledger.errors import UserError
 from gpuledger.runtime.tasks import in_daemon_thread
 from sinks.store.buffer import RowBuffer
@@ -138,7 +138,7 @@ class Appending:
             offsets = {
                 self._stored.streams.of(at): last for at, last in pending.last_offsets.items()
             }
-            time_ms = self._clock.time_ns() // 1_000_000
+            time_ms = self._clock.time_ns() // NS_PER_MS
             self._writing = asyncio.create_task(
                 in_daemon_thread(
                     partial(

@@ -27,34 +27,34 @@ class GapLaws:
     async def test_a_new_group_misses_nothing_of_what_was_removed_before_it(
         self, harness: Harness
     ) -> None:
-        place, gaps = TopicPartition(harness.readings, 0), list[Gap]()
+        partition, gaps = TopicPartition(harness.readings, 0), list[Gap]()
         async with harness.bus.producer() as producer:
-            await producer.publish(*place, messages("a", "b", "c"))
-        await harness.remove_before(place, 2)
+            await producer.publish(*partition, messages("a", "b", "c"))
+        await harness.remove_before(partition, 2)
 
         async with harness.bus.consumer(reading(harness, on_gap=keeping(gaps))) as consumer:
             assert texts(await read(1, consumer)) == ["c"]
-            await consumer.seek(place, 0)
+            await consumer.seek(partition, 0)
             assert texts(await read(1, consumer)) == ["c"]
 
         assert gaps == []
 
     async def test_what_was_removed_while_nobody_read_is_a_gap(self, harness: Harness) -> None:
-        place, gaps = TopicPartition(harness.readings, 1), list[Gap]()
+        partition, gaps = TopicPartition(harness.readings, 1), list[Gap]()
         async with harness.bus.producer() as producer:
-            await producer.publish(*place, messages("a", "b", "c"))
+            await producer.publish(*partition, messages("a", "b", "c"))
             async with harness.bus.consumer(reading(harness)) as consumer:
                 await read(3, consumer)
-                await consumer.commit({place: 1})
-            await producer.publish(*place, [message("d", at_ms=AFTER_MS)])
-        await harness.remove_before(place, 3)
+                await consumer.commit({partition: 1})
+            await producer.publish(*partition, [message("d", at_ms=AFTER_MS)])
+        await harness.remove_before(partition, 3)
 
         async with harness.bus.consumer(reading(harness, on_gap=keeping(gaps))) as consumer:
             assert texts(await read(1, consumer)) == ["d"]
 
         assert gaps == [
             Gap(
-                partition=place,
+                partition=partition,
                 first_offset=1,
                 next_offset=3,
                 reason=GapReason.RETENTION,
@@ -64,26 +64,26 @@ class GapLaws:
         assert gaps[0].missed == 2
 
     async def test_what_is_removed_while_a_consumer_waits_is_a_gap(self, harness: Harness) -> None:
-        place, gaps = TopicPartition(harness.readings, 2), list[Gap]()
+        partition, gaps = TopicPartition(harness.readings, 2), list[Gap]()
         async with (
             harness.bus.producer() as producer,
             harness.bus.consumer(reading(harness, on_gap=keeping(gaps))) as consumer,
         ):
-            await producer.publish(*place, [message("a", at_ms=BEFORE_MS)])
+            await producer.publish(*partition, [message("a", at_ms=BEFORE_MS)])
             await read(1, consumer)
-            consumer.pause([place])
-            await producer.publish(*place, messages("b", "c", "d"))
-            await producer.publish(*place, [message("e", at_ms=AFTER_MS)])
-            await harness.remove_before(place, 4)
+            consumer.pause([partition])
+            await producer.publish(*partition, messages("b", "c", "d"))
+            await producer.publish(*partition, [message("e", at_ms=AFTER_MS)])
+            await harness.remove_before(partition, 4)
             # What the client had fetched before it was removed would still be given.
-            await consumer.seek(place, 1)
-            consumer.resume([place])
+            await consumer.seek(partition, 1)
+            consumer.resume([partition])
 
             assert texts(await read(1, consumer)) == ["e"]
 
         assert gaps == [
             Gap(
-                partition=place,
+                partition=partition,
                 first_offset=1,
                 next_offset=4,
                 reason=GapReason.RETENTION,
@@ -94,31 +94,31 @@ class GapLaws:
 
     async def test_a_gap_to_which_is_gone_back_is_reported_once(self, harness: Harness) -> None:
         """A stage goes to where its own transaction or table is, maybe after the first poll."""
-        place, gaps = TopicPartition(harness.readings, 3), list[Gap]()
+        partition, gaps = TopicPartition(harness.readings, 3), list[Gap]()
         async with (
             harness.bus.producer() as producer,
             harness.bus.consumer(reading(harness, on_gap=keeping(gaps))) as consumer,
         ):
-            await producer.publish(*place, messages(*"abcdef"))
+            await producer.publish(*partition, messages(*"abcdef"))
             await read(6, consumer)
-            await harness.remove_before(place, 3)
+            await harness.remove_before(partition, 3)
             for _ in range(2):
-                await consumer.seek(place, 1)
+                await consumer.seek(partition, 1)
                 assert texts(await read(3, consumer)) == ["d", "e", "f"]
-            await harness.remove_before(place, 5)
-            await consumer.seek(place, 1)
+            await harness.remove_before(partition, 5)
+            await consumer.seek(partition, 1)
             assert texts(await read(1, consumer)) == ["f"]
 
         assert [(gap.first_offset, gap.next_offset) for gap in gaps] == [(1, 3), (3, 5)]
 
     async def test_a_gap_is_found_where_nothing_is_left_behind_it(self, harness: Harness) -> None:
-        place, gaps = TopicPartition(harness.readings, 0), list[Gap]()
+        partition, gaps = TopicPartition(harness.readings, 0), list[Gap]()
         async with harness.bus.producer() as producer:
-            await producer.publish(*place, messages("a", "b", "c"))
+            await producer.publish(*partition, messages("a", "b", "c"))
         async with harness.bus.consumer(reading(harness)) as consumer:
             await settle(consumer)
-            await consumer.commit({place: 1})
-        await harness.remove_before(place, 3)
+            await consumer.commit({partition: 1})
+        await harness.remove_before(partition, 3)
 
         async with harness.bus.consumer(reading(harness, on_gap=keeping(gaps))) as consumer:
             await poll_until(lambda _: bool(gaps), consumer)
@@ -129,26 +129,26 @@ class GapLaws:
 
     async def test_a_topic_made_anew_is_read_from_its_beginning(self, harness: Harness) -> None:
         """Also where it has grown beyond what was committed of the one before."""
-        place, gaps = TopicPartition(harness.readings, 0), list[Gap]()
+        partition, gaps = TopicPartition(harness.readings, 0), list[Gap]()
         async with harness.bus.producer() as producer:
-            await producer.publish(*place, messages("a", "b"))
+            await producer.publish(*partition, messages("a", "b"))
         async with harness.bus.consumer(reading(harness)) as consumer:
             await read(2, consumer)
             before = await consumer.topic_id(harness.readings)
-            await consumer.commit({place: 2})
+            await consumer.commit({partition: 2})
         await harness.recreate(harness.readings)
         async with harness.bus.producer() as producer:
-            await producer.publish(*place, messages("A", "B", "C", "D"))
+            await producer.publish(*partition, messages("A", "B", "C", "D"))
 
         async with harness.bus.consumer(reading(harness, on_gap=keeping(gaps))) as consumer:
             assert texts(await read(4, consumer)) == ["A", "B", "C", "D"]
             assert await consumer.topic_id(harness.readings) != before
-            assert await consumer.committed(place) is None
+            assert await consumer.committed(partition) is None
 
     async def test_a_topic_made_anew_while_it_is_read_is_assigned_anew_and_said(
         self, harness: Harness
     ) -> None:
-        place, gaps, notes = TopicPartition(harness.readings, 0), list[Gap](), list[str]()
+        partition, gaps, notes = TopicPartition(harness.readings, 0), list[Gap](), list[str]()
 
         async def revoked(_: frozenset[TopicPartition]) -> None:
             notes.append("revoked")
@@ -156,18 +156,18 @@ class GapLaws:
         asked = reading(harness, on_gap=keeping(gaps), on_revoked=revoked)
         async with harness.bus.consumer(asked) as consumer:
             async with harness.bus.producer() as producer:
-                await producer.publish(*place, [message("a", at_ms=BEFORE_MS), message("b")])
+                await producer.publish(*partition, [message("a", at_ms=BEFORE_MS), message("b")])
             await read(2, consumer)
-            await consumer.commit({place: 1})
+            await consumer.commit({partition: 1})
             await harness.recreate(harness.readings)
             async with harness.bus.producer() as producer:
-                await producer.publish(*place, messages("A", "B", "C", "D"))
+                await producer.publish(*partition, messages("A", "B", "C", "D"))
 
             found = await poll_until(lambda got: len(texts(got)) >= 4, consumer)
 
             assert texts(found)[-4:] == ["A", "B", "C", "D"]
             assert notes == ["revoked"]
-        (gap,) = [gap for gap in gaps if gap.partition == place]
+        (gap,) = [gap for gap in gaps if gap.partition == partition]
         assert (gap.first_offset, gap.next_offset) == (2, 0)
         assert (gap.reason, gap.missed) == (GapReason.TOPIC_RECREATED, None)
 
@@ -175,23 +175,23 @@ class GapLaws:
         self, harness: Harness
     ) -> None:
         """A worker that has not noticed yet commits what it read of the old topic."""
-        place, other = (TopicPartition(harness.readings, number) for number in (0, 1))
+        partition, other = (TopicPartition(harness.readings, number) for number in (0, 1))
         async with (
             harness.bus.producer() as producer,
             harness.bus.transactions(f"{harness.group}-writer") as transactions,
         ):
-            for each in (place, other):
+            for each in (partition, other):
                 await producer.publish(*each, messages("a", "b"))
             async with harness.bus.consumer(reading(harness)) as consumer:
                 await read(4, consumer)
                 await harness.recreate(harness.readings)
-                await transactions.commit({}, offsets={place: 2}, group=harness.group)
+                await transactions.commit({}, offsets={partition: 2}, group=harness.group)
                 await consumer.commit({other: 2})
         async with harness.bus.producer() as producer:
-            for each in (place, other):
+            for each in (partition, other):
                 await producer.publish(*each, messages("A", "B", "C"))
 
         async with harness.bus.consumer(reading(harness)) as consumer:
             assert sorted(texts(await read(6, consumer))) == ["A", "A", "B", "B", "C", "C"]
-            assert await consumer.committed(place) is None
+            assert await consumer.committed(partition) is None
             assert await consumer.committed(other) is None

@@ -40,8 +40,12 @@ class GroupLaws:
             held = [consumer.assignment() for consumer in (first, second)]
         assert not held[0] & held[1]
         for partitions in held:
-            of_readings = {place.partition for place in partitions if place[0] == harness.readings}
-            of_pods = {place.partition for place in partitions if place[0] == harness.pods}
+            of_readings = {
+                partition.partition for partition in partitions if partition[0] == harness.readings
+            }
+            of_pods = {
+                partition.partition for partition in partitions if partition[0] == harness.pods
+            }
             assert of_readings == of_pods
             assert len(of_readings) == PARTITIONS // 2
 
@@ -115,20 +119,20 @@ class GroupLaws:
     async def test_a_member_that_works_is_waited_for_and_may_still_commit(
         self, harness: Harness
     ) -> None:
-        places = [TopicPartition(harness.readings, number) for number in range(PARTITIONS)]
+        partitions = [TopicPartition(harness.readings, number) for number in range(PARTITIONS)]
         async with (
             harness.bus.producer() as producer,
             harness.bus.consumer(reading(harness)) as working,
             harness.bus.consumer(reading(harness)) as joining,
         ):
-            for place in places:
-                await producer.publish(*place, messages("done", "to do"))
+            for partition in partitions:
+                await producer.publish(*partition, messages("done", "to do"))
             await read(2 * PARTITIONS, working)
             for _ in range(10):
                 assert await poll_once(joining) == []
             assert joining.assignment() == frozenset()
             assert len(working.assignment()) == PARTITIONS
-            await working.commit(dict.fromkeys(places, 1))
+            await working.commit(dict.fromkeys(partitions, 1))
             records = await settle(working, joining)
             records += await read(PARTITIONS - len(records), working, joining)
 
@@ -137,15 +141,15 @@ class GroupLaws:
     async def test_what_is_committed_on_revocation_is_where_the_next_member_begins(
         self, harness: Harness
     ) -> None:
-        places = [TopicPartition(harness.readings, number) for number in range(PARTITIONS)]
+        them = [TopicPartition(harness.readings, number) for number in range(PARTITIONS)]
 
         async def commit(partitions: frozenset[TopicPartition]) -> None:
             await first.commit(dict.fromkeys(partitions, 1))
 
         async with AsyncExitStack() as opened:
             producer = await opened.enter_async_context(harness.bus.producer())
-            for place in places:
-                await producer.publish(*place, messages("done", "to do"))
+            for partition in them:
+                await producer.publish(*partition, messages("done", "to do"))
             asked = reading(harness, on_revoked=commit)
             first = await opened.enter_async_context(harness.bus.consumer(asked))
             await read(2 * PARTITIONS, first)
@@ -156,13 +160,13 @@ class GroupLaws:
             assert set(texts(records)) == {"to do"}
 
     async def test_a_consumer_can_commit_while_it_closes(self, harness: Harness) -> None:
-        place = TopicPartition(harness.readings, 0)
+        partition = TopicPartition(harness.readings, 0)
 
         async def commit(_: frozenset[TopicPartition]) -> None:
-            await closing.commit({place: 1})
+            await closing.commit({partition: 1})
 
         async with harness.bus.producer() as producer:
-            await producer.publish(*place, messages("a", "b"))
+            await producer.publish(*partition, messages("a", "b"))
         async with harness.bus.consumer(reading(harness, on_revoked=commit)) as closing:
             await read(2, closing)
         async with harness.bus.consumer(reading(harness)) as reopened:

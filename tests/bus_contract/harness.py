@@ -38,10 +38,10 @@ class Harness(Protocol):
     async def compact(self, *, last: Message) -> None:
         """Publish one more message to `states`, and see that everything before it is compacted."""
 
-    async def remove_before(self, place: TopicPartition, offset: int) -> None:
+    async def remove_before(self, partition: TopicPartition, offset: int) -> None:
         """Remove the records before an offset, as retention does."""
 
-    def open_transaction(self, place: TopicPartition) -> AbstractAsyncContextManager[None]:
+    def open_transaction(self, partition: TopicPartition) -> AbstractAsyncContextManager[None]:
         """Have somebody's transaction, with a record in it, open on a partition while within.
 
         On a bus where none is ever open, do nothing.

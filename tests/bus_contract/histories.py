@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _AT_MS = 1_790_000_000_000
 
 
-async def read_span(reader: HistoryReader, place: TopicPartition, span: Span) -> list[Record]:
-    return [record async for some in reader.read(place, span) for record in some]
+async def read_span(reader: HistoryReader, partition: TopicPartition, span: Span) -> list[Record]:
+    return [record async for some in reader.read(partition, span) for record in some]
 
 
 class HistoryLaws:
@@ -32,16 +32,21 @@ class HistoryLaws:
     async def test_what_is_kept_is_read_by_offsets_as_often_as_one_likes(
         self, harness: Harness
     ) -> None:
-        place = TopicPartition(harness.readings, 2)
+        partition = TopicPartition(harness.readings, 2)
         async with harness.bus.producer() as producer, harness.bus.reader() as reader:
-            await producer.publish(*place, messages("a", "b", "c", "d"))
+            await producer.publish(*partition, messages("a", "b", "c", "d"))
             spans = await reader.spans(harness.readings)
 
-            assert spans[place] == Span(0, 4)
+            assert spans[partition] == Span(0, 4)
             assert spans[TopicPartition(harness.readings, 0)] == Span(0, 0)
-            assert texts(await read_span(reader, place, spans[place])) == ["a", "b", "c", "d"]
-            assert texts(await read_span(reader, place, Span(1, 3))) == ["b", "c"]
-            assert await read_span(reader, place, Span(2, 2)) == []
+            assert texts(await read_span(reader, partition, spans[partition])) == [
+                "a",
+                "b",
+                "c",
+                "d",
+            ]
+            assert texts(await read_span(reader, partition, Span(1, 3))) == ["b", "c"]
+            assert await read_span(reader, partition, Span(2, 2)) == []
 
     async def test_partitions_are_read_one_after_the_other(self, harness: Harness) -> None:
         first, second = (TopicPartition(harness.readings, number) for number in (0, 1))
@@ -55,34 +60,34 @@ class HistoryLaws:
     async def test_before_the_offset_of_a_time_every_record_is_older(
         self, harness: Harness
     ) -> None:
-        place, empty = (TopicPartition(harness.readings, number) for number in (0, 1))
+        partition, empty = (TopicPartition(harness.readings, number) for number in (0, 1))
         seconds = [0, 1, 5, 2, 9]
         async with harness.bus.producer() as producer, harness.bus.reader() as reader:
             sent = [message(str(each), at_ms=_AT_MS + each * 1000) for each in seconds]
             for each in sent:
-                await producer.publish(*place, [each])
+                await producer.publish(*partition, [each])
 
             async def at(second: float) -> int:
                 asked = _AT_MS + int(second * 1000)
-                return (await reader.offsets_at([place, empty], asked))[place]
+                return (await reader.offsets_at([partition, empty], asked))[partition]
 
             assert [await at(second) for second in (-1, 0, 0.5, 2, 3, 9)] == [0, 0, 1, 2, 2, 4]
             assert await at(9.001) == 5
             assert await reader.offsets_at([empty], _AT_MS) == {empty: 0}
 
     async def test_looking_back_moves_no_group(self, harness: Harness) -> None:
-        place = TopicPartition(harness.readings, 0)
+        partition = TopicPartition(harness.readings, 0)
         async with harness.bus.producer() as producer, harness.bus.reader() as reader:
-            await producer.publish(*place, messages("a", "b"))
-            await read_span(reader, place, Span(0, 2))
+            await producer.publish(*partition, messages("a", "b"))
+            await read_span(reader, partition, Span(0, 2))
             async with harness.bus.consumer(reading(harness)) as consumer:
                 assert texts(await read(2, consumer)) == ["a", "b"]
 
     async def test_holes_that_compaction_left_are_stepped_over(self, harness: Harness) -> None:
-        place = TopicPartition(harness.states, 0)
+        partition = TopicPartition(harness.states, 0)
         async with harness.bus.producer() as producer, harness.bus.reader() as reader:
-            await producer.publish(*place, [message(text, key="k") for text in "abc"])
+            await producer.publish(*partition, [message(text, key="k") for text in "abc"])
             await harness.compact(last=message("last", key="l", at_ms=_AT_MS + 10_000))
-            span = (await reader.spans(harness.states))[place]
+            span = (await reader.spans(harness.states))[partition]
 
-            assert texts(await read_span(reader, place, span))[-2:] == ["c", "last"]
+            assert texts(await read_span(reader, partition, span))[-2:] == ["c", "last"]

@@ -40,14 +40,14 @@ class PositionLaws:
     async def test_a_reopened_consumer_goes_on_after_what_was_committed(
         self, harness: Harness
     ) -> None:
-        place = TopicPartition(harness.readings, 1)
+        partition = TopicPartition(harness.readings, 1)
         async with harness.bus.producer() as producer:
-            await producer.publish(*place, messages("a", "b", "c"))
+            await producer.publish(*partition, messages("a", "b", "c"))
         async with harness.bus.consumer(reading(harness)) as consumer:
             await read(3, consumer)
-            assert await consumer.committed(place) is None
-            await consumer.commit({place: 2})
-            assert await consumer.committed(place) == 2
+            assert await consumer.committed(partition) is None
+            await consumer.commit({partition: 2})
+            assert await consumer.committed(partition) == 2
         async with harness.bus.consumer(reading(harness)) as reopened:
             assert texts(await read(1, reopened)) == ["c"]
 
@@ -62,28 +62,30 @@ class PositionLaws:
         self, harness: Harness
     ) -> None:
         """Not as if the bus were away: asking again would not help, only a poll does."""
-        place = TopicPartition(harness.pods, 3)
+        partition = TopicPartition(harness.pods, 3)
         async with harness.bus.consumer(reading(harness)) as consumer:
             await settle(consumer)
 
-            for asking in (consumer.commit({place: 1}), consumer.seek(place, 1)):
+            for asking in (consumer.commit({partition: 1}), consumer.seek(partition, 1)):
                 with pytest.raises(NotAssignedError, match=f"{harness.pods}-3 is not held"):
                     await asking
             with pytest.raises(NotAssignedError, match=f"{harness.pods}-3 is not held"):
-                await consumer.position(place)
+                await consumer.position(partition)
 
     async def test_what_a_rebalance_has_taken_is_not_assigned(self, harness: Harness) -> None:
-        places = [TopicPartition(harness.readings, number) for number in range(PARTITIONS)]
+        partitions = [TopicPartition(harness.readings, number) for number in range(PARTITIONS)]
         async with (
             harness.bus.consumer(reading(harness)) as staying,
             harness.bus.consumer(reading(harness)) as joining,
         ):
             await settle(staying)
-            assert [await staying.position(place) for place in places] == [0] * PARTITIONS
+            assert [await staying.position(partition) for partition in partitions] == [
+                0
+            ] * PARTITIONS
             await settle(staying, joining)
-            for place in joining.assignment():
+            for partition in joining.assignment():
                 with pytest.raises(NotAssignedError):
-                    await staying.position(place)
+                    await staying.position(partition)
 
     async def test_a_paused_partition_waits_and_loses_nothing(self, harness: Harness) -> None:
         paused, other = (TopicPartition(harness.readings, number) for number in (0, 1))
@@ -103,16 +105,16 @@ class PositionLaws:
             assert texts(await read(2, consumer)) == ["b", "c"]
 
     async def test_seek_reads_again_from_there(self, harness: Harness) -> None:
-        place = TopicPartition(harness.readings, 0)
+        partition = TopicPartition(harness.readings, 0)
         async with (
             harness.bus.producer() as producer,
             harness.bus.consumer(reading(harness)) as consumer,
         ):
-            await producer.publish(*place, messages("a", "b", "c"))
+            await producer.publish(*partition, messages("a", "b", "c"))
             await read(3, consumer)
-            assert await consumer.position(place) == 3
-            await consumer.seek(place, 1)
-            assert await consumer.position(place) == 1
+            assert await consumer.position(partition) == 3
+            await consumer.seek(partition, 1)
+            assert await consumer.position(partition) == 1
             assert texts(await read(2, consumer)) == ["b", "c"]
 
     async def test_end_offsets_are_those_of_the_next_records(self, harness: Harness) -> None:
@@ -128,12 +130,12 @@ class PositionLaws:
     async def test_compaction_keeps_the_last_of_each_key_and_its_offset(
         self, harness: Harness
     ) -> None:
-        place = TopicPartition(harness.states, 0)
+        partition = TopicPartition(harness.states, 0)
         written = [message(str(number), key="pod-a") for number in range(10)]
         written += [message("gone soon", key="pod-b"), Message(b"pod-b", None, 5)]
         asked = reading(harness, topics=[harness.states])
         async with harness.bus.producer() as producer:
-            await producer.publish(*place, written)
+            await producer.publish(*partition, written)
         # Later than the others by event time, which is what Kafka closes a segment by.
         await harness.compact(last=message("last", key="pod-c", at_ms=1_790_000_010_000))
         async with harness.bus.consumer(asked) as consumer:
@@ -144,9 +146,9 @@ class PositionLaws:
                 (11, b"pod-b", None),
                 (12, b"pod-c", b"last"),
             ]
-            assert await consumer.position(place) == 13
-            assert (await consumer.end_offsets([place]))[place] == 13
-            await consumer.seek(place, 3)
+            assert await consumer.position(partition) == 13
+            assert (await consumer.end_offsets([partition]))[partition] == 13
+            await consumer.seek(partition, 3)
             assert texts(await read(3, consumer))[0] == "9"
 
     async def test_a_poll_gives_at_most_so_many_and_the_rest_later(self, harness: Harness) -> None:

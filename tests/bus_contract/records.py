@@ -123,14 +123,14 @@ class RecordLaws:
                 await poll_once(consumer)
 
     async def test_an_empty_batch_is_nothing(self, harness: Harness) -> None:
-        place = TopicPartition(harness.readings, 0)
+        partition = TopicPartition(harness.readings, 0)
         async with (
             harness.bus.producer() as producer,
             harness.bus.consumer(reading(harness)) as consumer,
         ):
-            await producer.publish(*place, [])
+            await producer.publish(*partition, [])
 
-            assert await consumer.end_offsets([place]) == {place: 0}
+            assert await consumer.end_offsets([partition]) == {partition: 0}
 
     async def test_the_bus_knows_the_number_of_partitions(self, harness: Harness) -> None:
         assert await harness.bus.partitions(harness.readings) == PARTITIONS

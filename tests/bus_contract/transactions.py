@@ -53,74 +53,80 @@ class TransactionLaws:
     async def test_a_group_goes_on_after_the_offsets_of_a_transaction(
         self, harness: Harness
     ) -> None:
-        place = TopicPartition(harness.readings, 1)
+        partition = TopicPartition(harness.readings, 1)
         async with harness.bus.producer() as producer:
-            await producer.publish(*place, messages("done", "to do"))
+            await producer.publish(*partition, messages("done", "to do"))
         async with harness.bus.transactions(f"{harness.group}-1") as transactions:
-            await transactions.commit({}, offsets={place: 1}, group=harness.group)
+            await transactions.commit({}, offsets={partition: 1}, group=harness.group)
         async with harness.bus.consumer(reading(harness)) as consumer:
             assert texts(await read(1, consumer)) == ["to do"]
-            assert await consumer.committed(place) == 1
+            assert await consumer.committed(partition) == 1
 
     async def test_offsets_of_a_transaction_are_seen_by_who_opens_its_id_next(
         self, harness: Harness
     ) -> None:
-        place, name = TopicPartition(harness.readings, 0), f"{harness.group}-0"
+        partition, name = TopicPartition(harness.readings, 0), f"{harness.group}-0"
         async with (
             harness.bus.producer() as producer,
             harness.bus.consumer(reading(harness)) as consumer,
         ):
-            await producer.publish(*place, messages("x"))
+            await producer.publish(*partition, messages("x"))
             for offset in (1, 2, 3):
                 async with harness.bus.transactions(name) as transactions:
                     held = {TopicPartition(harness.pods, 0): messages(str(offset))}
-                    await transactions.commit(held, offsets={place: offset}, group=harness.group)
+                    await transactions.commit(
+                        held, offsets={partition: offset}, group=harness.group
+                    )
                 async with harness.bus.transactions(name):
-                    assert await consumer.committed(place) == offset
+                    assert await consumer.committed(partition) == offset
 
     async def test_whoever_opens_an_id_shuts_out_who_had_it(self, harness: Harness) -> None:
-        place, name = TopicPartition(harness.readings, 0), f"{harness.group}-0"
+        partition, name = TopicPartition(harness.readings, 0), f"{harness.group}-0"
         async with (
             harness.bus.transactions(name) as first,
             harness.bus.consumer(reading(harness)) as consumer,
         ):
-            await first.commit({place: messages("of the first")}, offsets={}, group=harness.group)
+            await first.commit(
+                {partition: messages("of the first")}, offsets={}, group=harness.group
+            )
             async with harness.bus.transactions(name) as second:
                 with pytest.raises(FencedError, match=name):
                     await first.commit(
-                        {place: messages("too late")}, offsets={place: 7}, group=harness.group
+                        {partition: messages("too late")},
+                        offsets={partition: 7},
+                        group=harness.group,
                     )
                 await second.commit(
-                    {place: messages("of the second")}, offsets={}, group=harness.group
+                    {partition: messages("of the second")}, offsets={}, group=harness.group
                 )
                 assert texts(await read(2, consumer)) == ["of the first", "of the second"]
-                assert await consumer.committed(place) is None
+                assert await consumer.committed(partition) is None
 
     async def test_who_was_shut_out_may_open_the_id_again(self, harness: Harness) -> None:
-        place, name = TopicPartition(harness.readings, 0), f"{harness.group}-0"
+        partition, name = TopicPartition(harness.readings, 0), f"{harness.group}-0"
         async with harness.bus.transactions(name) as shut_out:
             async with harness.bus.transactions(name):
                 pass
             with pytest.raises(FencedError):
-                await shut_out.commit({place: messages("a")}, offsets={}, group=harness.group)
+                await shut_out.commit({partition: messages("a")}, offsets={}, group=harness.group)
         async with (
             harness.bus.transactions(name) as again,
             harness.bus.consumer(reading(harness)) as consumer,
         ):
-            await again.commit({place: messages("b")}, offsets={}, group=harness.group)
+            await again.commit({partition: messages("b")}, offsets={}, group=harness.group)
             assert texts(await read(1, consumer)) == ["b"]
 
     async def test_writers_under_different_ids_do_not_shut_each_other_out(
         self, harness: Harness
     ) -> None:
-        place = TopicPartition(harness.readings, 0)
+        partition = TopicPartition(harness.readings, 0)
         async with (
             harness.bus.transactions(f"{harness.group}-0") as one,
             harness.bus.transactions(f"{harness.group}-1") as other,
             harness.bus.consumer(reading(harness)) as consumer,
         ):
             for writer, text in ((one, "a"), (other, "b"), (one, "c")):
-                await writer.commit({place: messages(text)}, offsets={}, group=harness.group)
+                await writer.commit({partition: messages(text)}, offsets={}, group=harness.group)
             assert texts(await read(3, consumer)) == ["a", "b", "c"]
 
     async def test_one_message_too_large_keeps_the_whole_transaction_back(
@@ -147,7 +153,7 @@ class TransactionLaws:
     async def test_a_place_that_is_not_there_is_named_and_nothing_is_done(
         self, harness: Harness, topic: str | None, partition: int
     ) -> None:
-        place = TopicPartition(harness.readings, 0)
+        at = TopicPartition(harness.readings, 0)
         absent = TopicPartition(topic or harness.readings, partition)
         async with (
             harness.bus.transactions(f"{harness.group}-0") as transactions,
@@ -155,48 +161,50 @@ class TransactionLaws:
         ):
             with pytest.raises(TopicsError, match=absent.topic):
                 await transactions.commit(
-                    {place: messages("kept back"), absent: messages("x")},
+                    {at: messages("kept back"), absent: messages("x")},
                     offsets={},
                     group=harness.group,
                 )
-            await transactions.commit({place: messages("b")}, offsets={}, group=harness.group)
+            await transactions.commit({at: messages("b")}, offsets={}, group=harness.group)
 
             assert texts(await read(1, consumer)) == ["b"]
 
     async def test_nothing_at_all_can_be_committed(self, harness: Harness) -> None:
-        place = TopicPartition(harness.readings, 0)
+        partition = TopicPartition(harness.readings, 0)
         async with (
             harness.bus.transactions(f"{harness.group}-0") as transactions,
             harness.bus.consumer(reading(harness)) as consumer,
         ):
-            await transactions.commit({place: []}, offsets={}, group=harness.group)
+            await transactions.commit({partition: []}, offsets={}, group=harness.group)
 
-            assert await consumer.end_offsets([place]) == {place: 0}
+            assert await consumer.end_offsets([partition]) == {partition: 0}
 
     async def test_a_position_reaches_the_end_of_what_transactions_wrote(
         self, harness: Harness
     ) -> None:
-        place = TopicPartition(harness.readings, 0)
+        partition = TopicPartition(harness.readings, 0)
         async with (
             harness.bus.transactions(f"{harness.group}-0") as transactions,
             harness.bus.consumer(reading(harness)) as consumer,
         ):
             for text in "abc":
-                await transactions.commit({place: messages(text)}, offsets={}, group=harness.group)
+                await transactions.commit(
+                    {partition: messages(text)}, offsets={}, group=harness.group
+                )
             await read(3, consumer)
-            end = (await consumer.end_offsets([place]))[place]
+            end = (await consumer.end_offsets([partition]))[partition]
             # Kafka writes an end of each transaction, which is no record: a poll steps over it.
-            while await consumer.position(place) < end:
+            while await consumer.position(partition) < end:
                 assert await poll_once(consumer) == []
 
     async def test_a_batch_larger_than_the_limit_is_committed_whole(self, harness: Harness) -> None:
-        place = TopicPartition(harness.readings, 0)
+        partition = TopicPartition(harness.readings, 0)
         large = [Message(b"k", incompressible(100_000, seed=number), 1) for number in range(15)]
         async with (
             harness.bus.transactions(f"{harness.group}-0") as transactions,
             harness.bus.consumer(reading(harness)) as consumer,
         ):
-            await transactions.commit({place: large}, offsets={}, group=harness.group)
+            await transactions.commit({partition: large}, offsets={}, group=harness.group)
             records = await poll_until(lambda found: len(found) >= 15, consumer)
 
         assert [each.value for each in records] == [each.value for each in large]
@@ -204,27 +212,29 @@ class TransactionLaws:
     async def test_nobodys_open_transaction_stops_who_reads_what_is_not_committed(
         self, harness: Harness
     ) -> None:
-        place = TopicPartition(harness.readings, 1)
+        partition = TopicPartition(harness.readings, 1)
         asked = reading(harness, isolation_level=IsolationLevel.READ_UNCOMMITTED)
         async with (
             harness.bus.producer() as producer,
             harness.bus.consumer(asked) as consumer,
-            harness.open_transaction(place),
+            harness.open_transaction(partition),
         ):
-            await producer.publish(*place, messages("behind it"))
+            await producer.publish(*partition, messages("behind it"))
             records = await poll_until(lambda found: "behind it" in texts(found), consumer)
-            assert await consumer.end_offsets([place]) == {place: records[-1].offset + 1}
+            assert await consumer.end_offsets([partition]) == {partition: records[-1].offset + 1}
             assert consumer.withheld_seconds() == 0
 
     async def test_who_reads_what_is_not_committed_reads_what_is_committed_as_well(
         self, harness: Harness
     ) -> None:
-        place = TopicPartition(harness.readings, 1)
+        partition = TopicPartition(harness.readings, 1)
         asked = reading(harness, isolation_level=IsolationLevel.READ_UNCOMMITTED)
         async with (
             harness.bus.transactions(f"{harness.group}-0") as transactions,
             harness.bus.consumer(asked) as consumer,
         ):
             for text in ("a", "b"):
-                await transactions.commit({place: messages(text)}, offsets={}, group=harness.group)
+                await transactions.commit(
+                    {partition: messages(text)}, offsets={}, group=harness.group
+                )
             assert texts(await read(2, consumer)) == ["a", "b"]

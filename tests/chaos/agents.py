@@ -66,8 +66,8 @@ def make_agents(fleet: Fleet, *, uids: Sequence[str], partitions: int) -> list[A
 def _agent(fleet: Fleet, number: int, uid: str, *, phase_seconds: float, partitions: int) -> Agent:
     tick = fleet.tick(number, 0)
     containers = [
-        replace(container, pod_uid=None if place % 2 else uid)
-        for place, container in enumerate(tick.containers)
+        replace(container, pod_uid=None if partition % 2 else uid)
+        for partition, container in enumerate(tick.containers)
     ]
     tick = replace(tick, containers=containers, interval_ns=_NS_PER_SECOND)
     return Agent(

@@ -65,13 +65,15 @@ class EventsReader:
         try:
             async with asyncio.timeout(_END_SECONDS):
                 ends = await self._consumer.end_offsets(list(self._positions))
-                return all([await self._position(place) >= end for place, end in ends.items()])
+                return all(
+                    [await self._position(partition) >= end for partition, end in ends.items()]
+                )
         except (KafkaError, OSError, TimeoutError):
             return False
 
-    async def _position(self, place: TopicPartition) -> int:
+    async def _position(self, partition: TopicPartition) -> int:
         # Beyond markers of transactions too, which are no records.
-        position: int = await self._consumer.position(place) if self._consumer else 0
+        position: int = await self._consumer.position(partition) if self._consumer else 0
         return position
 
     async def _read(self) -> None:
@@ -84,8 +86,8 @@ class EventsReader:
         try:
             await consumer.start()
             consumer.assign(list(self._positions))
-            for place, offset in self._positions.items():
-                consumer.seek(place, offset)
+            for partition, offset in self._positions.items():
+                consumer.seek(partition, offset)
             self._consumer = consumer
             while True:
                 self._take(await consumer.getmany(timeout_ms=_POLL_MS, max_records=_MAX_RECORDS))
@@ -94,9 +96,9 @@ class EventsReader:
             await consumer.stop()
 
     def _take(self, polled: Mapping[TopicPartition, Sequence[ConsumerRecord]]) -> None:
-        for place, records in polled.items():
+        for partition, records in polled.items():
             for record in records:
                 event = _decode(record.value)
                 self._tally.see(event.node, event.boot_id, event.seq, bytes(event.gpus))
             if records:
-                self._positions[place] = records[-1].offset + 1
+                self._positions[partition] = records[-1].offset + 1

@@ -30,10 +30,10 @@ from gpuledger.runtime.readiness import Check
 from tests.fuzz.mutations import changed_bytes
 
 DATA = Path(__file__).parents[1] / "data"
-PARCEL = (("t", Message(key=b"n", value=b"{}" * 100, timestamp_ms=5)),)
+BUNDLE = (("t", Message(key=b"n", value=b"{}" * 100, timestamp_ms=5)),)
 FRAMES = [
-    pack_frame([PARCEL], spooled_ms=7),
-    pack_frame([PARCEL] * 20, spooled_ms=2**40),
+    pack_frame([BUNDLE], spooled_ms=7),
+    pack_frame([BUNDLE] * 20, spooled_ms=2**40),
 ]
 CGROUPS = [
     json.loads(line)["line"].encode()
@@ -87,7 +87,7 @@ def packed(*bundles: object) -> bytes:
 
 @example(body=packed(), bundles=1)
 @example(body=packed(()), bundles=1)
-@example(body=packed(PARCEL), bundles=2)
+@example(body=packed(BUNDLE), bundles=2)
 @given(body=bodies().filter(bool), bundles=st.sampled_from([1, 2, 20, 10_000]))
 def test_a_frame_that_was_written_as_it_is_holds_parcels_or_is_damaged(
     body: bytes, bundles: int

@@ -45,13 +45,13 @@ def values(topic: Topic) -> st.SearchStrategy[bytes]:
     return changed_bytes(seeds) | changed_json(seeds)
 
 
-def office(producer: KeepingProducer) -> DeadLetterQueue:
+def dead_letter_queue(producer: KeepingProducer) -> DeadLetterQueue:
     return DeadLetterQueue(consumer="fuzz", producer=producer, partitions=1, topic=DEAD_LETTERS)
 
 
-def check_letters(deadly: DeadLetterQueue, producer: KeepingProducer) -> None:
+def check_letters(dead_letters: DeadLetterQueue, producer: KeepingProducer) -> None:
     """Every letter fits on the bus, and can be read."""
-    asyncio.run(deadly.flush())
+    asyncio.run(dead_letters.flush())
     refuse_too_large(DEAD_LETTERS.name, producer.messages())
     for message in producer.messages():
         decoder_of(DEAD_LETTERS.name, DeadLetter).decode(message.value)
@@ -68,10 +68,10 @@ def test_a_refused_record_fits_in_a_letter_and_an_accepted_one_encodes_back(
         found = decoder.decode(value)
     except UndecodableError:
         producer = KeepingProducer()
-        deadly = office(producer)
+        dead_letters = dead_letter_queue(producer)
         place = Record(topic.name, 0, 0, 1, b"k", value)
-        assert list(deadly.decode(decoder, [place])) == []
-        check_letters(deadly, producer)
+        assert list(dead_letters.decode(decoder, [place])) == []
+        check_letters(dead_letters, producer)
     else:
         validate(found)
         assert decoder.decode(encode(found)) == found
@@ -88,8 +88,8 @@ def test_what_the_join_makes_of_anything_can_be_read_and_balances(
     sample: bytes, pods: list[bytes], process: bytes, incident: bytes, key: bytes | str | None
 ) -> None:
     producer = KeepingProducer()
-    deadly = office(producer)
-    stage = JoinStage(office=deadly, is_placed=anywhere, topics=TOPICS)
+    dead_letters = dead_letter_queue(producer)
+    stage = JoinStage(dead_letters=dead_letters, is_placed=anywhere, topics=TOPICS)
     stage.take_pods([record_of(PODS, pod, key) for pod in pods])
     stage.take_processes([record_of(PROCESSES, process, key)])
     attributed = stage.take_incidents([record_of(INCIDENTS, incident, key)])
@@ -100,7 +100,7 @@ def test_what_the_join_makes_of_anything_can_be_read_and_balances(
     refuse_too_large(EVENTS.name, [*events, *attributed])
     if read:
         assert conservation_error(read[0].gpus, read[0].interval_ns / 1e9) <= MAX_ERROR
-    check_letters(deadly, producer)
+    check_letters(dead_letters, producer)
 
 
 def record_of(topic: Topic, value: bytes, key: bytes | str | None) -> Record:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-PLACES = [aiokafka.TopicPartition(EVENTS.name, number) for number in range(EVENTS.partitions)]
+PARTITIONS = [aiokafka.TopicPartition(EVENTS.name, number) for number in range(EVENTS.partitions)]
 """Every partition of the events."""
 
 

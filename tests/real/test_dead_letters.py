@@ -79,7 +79,7 @@ def has_counted(of: Deployable, name: str, *, least: float) -> bool:
     return total(of, name) >= least
 
 
-def buried(of: Deployable) -> list[int]:
+def rejected(of: Deployable) -> list[int]:
     lines = [line for line in of.log.read_text().splitlines() if '"records_rejected"' in line]
     return [json.loads(line)["count"] for line in lines]
 
@@ -119,7 +119,7 @@ async def test_a_record_is_counted_and_told_as_put_aside_once_its_letter_is_on_t
         if name in UNDONE:
             await until(partial(has_counted, one, UNDONE[name], least=3), one)
     for one in running.values():
-        assert (total(one, LETTERS), buried(one)) == (0, [])
+        assert (total(one, LETTERS), rejected(one)) == (0, [])
 
     await create_topics(settings, [DEAD_LETTERS])
     for one in running.values():
@@ -128,4 +128,4 @@ async def test_a_record_is_counted_and_told_as_put_aside_once_its_letter_is_on_t
     letters = kcat.consume(kafka.bootstrap_servers, DEAD_LETTERS.name)
     assert len(letters) == len(running)
     for one in running.values():
-        assert (total(one, LETTERS), buried(one)) == (1, [1])
+        assert (total(one, LETTERS), rejected(one)) == (1, [1])

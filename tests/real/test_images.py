@@ -37,7 +37,7 @@ FIND_PROGRAMS = "from gpuledger.programs import find_programs; find_programs()"
 NEEDED = {
     "agent": ["agent.context", "agent.source_selection", "simulator.simulation"],
     "podwatch": ["enricher.podwatch.pod_watch"],
-    "join": ["enricher.join.run"],
+    "join": ["enricher.join.join_command"],
     "sinks": [
         "sinks.remote_write.remote_write_sink",
         "sinks.alerts.alerts_sink",

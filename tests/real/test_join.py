@@ -94,7 +94,7 @@ async def publish_pods(settings: KafkaSettings, fleet: Fleet) -> None:
     async with KafkaBus(settings).producer() as producer:
         for node in range(NODES):
             pods = [Message(pod.uid.encode(), encode(pod), 0) for pod in fleet.pods(node)]
-            await producer.publish(PODS.name, place(node), pods)
+            await producer.publish(PODS.name, partition_of(node), pods)
 
 
 async def publish_ticks(settings: KafkaSettings, fleet: Fleet, numbers: range) -> None:
@@ -104,9 +104,9 @@ async def publish_ticks(settings: KafkaSettings, fleet: Fleet, numbers: range) -
             for node in range(NODES):
                 key, value = node_name(node).encode(), encode(fleet.tick(node, number))
                 message = Message(key, value, time.time_ns() // 1_000_000)
-                await producer.publish(SAMPLES.name, place(node), [message])
+                await producer.publish(SAMPLES.name, partition_of(node), [message])
 
 
-def place(node: int) -> int:
+def partition_of(node: int) -> int:
     """Return a node's partition."""
     return partition_of_node(node_name(node), partitions=SAMPLES.partitions)

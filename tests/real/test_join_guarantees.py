@@ -21,7 +21,7 @@ from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message, Subscription
 from tests.default_topics import DEAD_LETTERS, SAMPLES
-from tests.real.join_workers import PLACES, JoinWorkers, committed_consumer
+from tests.real.join_workers import PARTITIONS, JoinWorkers, committed_consumer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +93,12 @@ class Scene(JoinWorkers):
 
     async def _is_at_end(self) -> bool:
         _, ends = await self.look()
-        return all([await self._committed.position(place) >= ends[place] for place in PLACES])
+        return all(
+            [
+                await self._committed.position(partition) >= ends[partition]
+                for partition in PARTITIONS
+            ]
+        )
 
     async def await_first_events(self) -> None:
         """Wait for the moment at which there is an event; asks without a pause."""
@@ -126,8 +131,8 @@ class Scene(JoinWorkers):
 
     async def look(self) -> tuple[Ends, Ends]:
         """Return the ends of all events and of those that are committed, partition by partition."""
-        every = await self._every.end_offsets(PLACES)
-        return every, await self._ends.end_offsets(PLACES)
+        every = await self._every.end_offsets(PARTITIONS)
+        return every, await self._ends.end_offsets(PARTITIONS)
 
     async def __aenter__(self) -> Self:
         servers = self.settings.bootstrap_servers
@@ -138,7 +143,7 @@ class Scene(JoinWorkers):
         self._ends, self._committed = [committed_consumer(servers) for _ in range(2)]
         for consumer in (self._every, self._ends, self._committed):
             await consumer.start()
-        self._committed.assign(PLACES)
+        self._committed.assign(PARTITIONS)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -153,7 +158,7 @@ def scene(start_kafka: Callable[[], Kafka], tmp_path: Path) -> Callable[[str], S
 
 
 def is_in_transaction(every: Ends, committed: Ends) -> bool:
-    return any(every[place] > committed[place] for place in PLACES)
+    return any(every[partition] > committed[partition] for partition in PARTITIONS)
 
 
 def max_often(found: dict[Id, list[Event]]) -> int:

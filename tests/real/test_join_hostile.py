@@ -65,7 +65,7 @@ PLAIN = Hostile(lambda data: pack(data, ZSTD), ZSTD)
 Letter = tuple[str, int, int | None, str]
 
 
-def place(topic: str, node: str = NODE) -> TopicPartition:
+def partition_of(topic: str, node: str = NODE) -> TopicPartition:
     return TopicPartition(topic, partition_of_node(node, partitions=SAMPLES.partitions))
 
 
@@ -102,7 +102,7 @@ class Scene:
             for node in range(2):
                 ticks = [self.tick(number, node) for number in numbers]
                 messages = [Message(each.key, each.value, now_ms) for each in ticks]
-                partition = place(SAMPLES.name, node_name(node)).partition
+                partition = partition_of(SAMPLES.name, node_name(node)).partition
                 await producer.publish(SAMPLES.name, partition, messages)
 
     def read(self, topic: str) -> list[dict[str, Any]]:
@@ -153,19 +153,19 @@ async def test_the_join_goes_on_behind_whatever_lies_on_its_topics(scene: Scene)
     wanted: list[Letter] = []
     for how in HOSTILE.values():
         for topic in (SAMPLES.name, PODS.name, PROGRESS.name):
-            first, last = await write(scene.kafka, place(topic), how, [scene.tick(0)] * 3)
+            first, last = await write(scene.kafka, partition_of(topic), how, [scene.tick(0)] * 3)
             wanted.append((topic, first, last, "unreadable"))
     booked = [*BEFORE, *AFTER]
     for index, how in enumerate(LEGAL.values()):
         numbers = range(10 * (index + 1), 10 * (index + 1) + 4)
         await write(
-            scene.kafka, place(SAMPLES.name), how, [scene.tick(number) for number in numbers]
+            scene.kafka, partition_of(SAMPLES.name), how, [scene.tick(number) for number in numbers]
         )
         booked += numbers
     wanted += [await write_long_key(scene), *await write_large_incidents(scene)]
     await scene.publish_ticks(AFTER)
-    ends = {place(SAMPLES.name): await end_of(scene, SAMPLES.name)}
-    ends |= {place(INCIDENTS.name): await end_of(scene, INCIDENTS.name)}
+    ends = {partition_of(SAMPLES.name): await end_of(scene, SAMPLES.name)}
+    ends |= {partition_of(INCIDENTS.name): await end_of(scene, INCIDENTS.name)}
     worker = scene.worker
     try:
         worker.start()
@@ -185,7 +185,7 @@ async def test_the_join_goes_on_behind_whatever_lies_on_its_topics(scene: Scene)
         worker.kill()
 
     events = len(scene.events())
-    await write(scene.kafka, place(EVENTS.name), HOSTILE["lz4"], [Raw(NODE.encode(), b"{}")])
+    await write(scene.kafka, partition_of(EVENTS.name), HOSTILE["lz4"], [Raw(NODE.encode(), b"{}")])
     again = replay(scene.kafka, "--compare")
     assert again.returncode == 0, again.stdout + again.stderr
     assert f"compared {events} events" in again.stdout
@@ -200,8 +200,8 @@ async def test_batches_of_headers_in_all_partitions_keep_neither_pages_nor_the_e
     await scene.make_topics()
     await scene.publish_ticks(BEFORE)
     inputs = (SAMPLES, PROCESSES, INCIDENTS)
-    places = [TopicPartition(each.name, at) for each in inputs for at in range(each.partitions)]
-    for at in 2 * places:
+    partitions = [TopicPartition(each.name, at) for each in inputs for at in range(each.partitions)]
+    for at in 2 * partitions:
         await write(scene.kafka, at, HEADERS, [])
     await scene.publish_ticks(AFTER)
     worker = scene.worker
@@ -214,14 +214,14 @@ async def test_batches_of_headers_in_all_partitions_keep_neither_pages_nor_the_e
         assert worker.stop() == 0
         worker.start()
         await scene.await_committed(
-            {place(SAMPLES.name, node): 12 for node in (NODE, OTHER)}
-            | {at: 2 for at in places if at.topic != SAMPLES.name}
+            {partition_of(SAMPLES.name, node): 12 for node in (NODE, OTHER)}
+            | {at: 2 for at in partitions if at.topic != SAMPLES.name}
         )
 
         assert scene.events() == sorted(
             (node, number) for node in (NODE, OTHER) for number in (*BEFORE, *AFTER)
         )
-        assert len(scene.letters()) == 2 * len(places)
+        assert len(scene.letters()) == 2 * len(partitions)
         assert max_memory_bytes(worker.pid) < 200 * 2**20
     finally:
         worker.kill()
@@ -238,11 +238,11 @@ async def test_nobodys_open_transaction_on_its_inputs_stops_the_join(scene: Scen
     try:
         await anybody.begin_transaction()
         for topic in (SAMPLES.name, PODS.name):
-            at = place(topic)
+            at = partition_of(topic)
             await anybody.send_and_wait(topic, b"open", key=b"x", partition=at.partition)
         await scene.publish_ticks(BEFORE)
         worker.start()
-        await scene.await_committed({place(SAMPLES.name): 1 + len(BEFORE)})
+        await scene.await_committed({partition_of(SAMPLES.name): 1 + len(BEFORE)})
 
         assert scene.events() == sorted(
             (node, number) for node in (NODE, OTHER) for number in BEFORE
@@ -263,7 +263,7 @@ async def test_a_topic_that_takes_less_than_it_should_is_named_and_waited_for(sc
         await until(lambda: "max.message.bytes" in str(worker.readyz()), worker)
         assert "gpuledger_join_events_total 0.0" in worker.metrics()
         await set_limit(scene.kafka, EVENTS.name, 1_048_588)
-        await scene.await_committed({place(SAMPLES.name): len(BEFORE)})
+        await scene.await_committed({partition_of(SAMPLES.name): len(BEFORE)})
 
         assert scene.events() == sorted(
             (node, number) for node in (NODE, OTHER) for number in BEFORE
@@ -297,7 +297,7 @@ async def set_limit(kafka: Kafka, topic: str, limit_bytes: int) -> None:
 async def write_long_key(scene: Scene) -> Letter:
     """A tick under a key of 250 kB, of which the letter would quote five times as much."""
     record = scene.tick(50)._replace(key=b"\x7f" * 250_000)
-    first, _ = await write(scene.kafka, place(SAMPLES.name), PLAIN, [record])
+    first, _ = await write(scene.kafka, partition_of(SAMPLES.name), PLAIN, [record])
     return (SAMPLES.name, first, None, "misplaced")
 
 
@@ -322,7 +322,7 @@ async def write_large_incidents(scene: Scene) -> list[Letter]:
     large = small[:-1] + b" " * 1_500_000 + b"}"
     quoted = small.replace(b'"critical"', b'"' + b"\x7f" * 250_000 + b'"')
     key = NODE.encode()
-    at = place(INCIDENTS.name)
+    at = partition_of(INCIDENTS.name)
     first, _ = await write(scene.kafka, at, PLAIN, [Raw(key, large)])
     second, _ = await write(scene.kafka, at, PLAIN, [Raw(key, quoted)])
     grown = msgspec.structs.replace(
@@ -345,4 +345,4 @@ async def write_large_incidents(scene: Scene) -> list[Letter]:
 async def end_of(scene: Scene, topic: str) -> int:
     async with scene.bus.reader() as reader:
         spans = await reader.spans(topic)
-    return spans[place(topic)].end
+    return spans[partition_of(topic)].end

@@ -1,4 +1,4 @@
-"""A join worker that is disturbed while it reads pods and marks back: no partition is left alone.
+"""A join worker that is disturbed while it reads pods and watermarks: no partition is left alone.
 
 A worker takes few records at once here, so that reading back takes seconds with few pods; that is
 the setting of any worker with more pods.
@@ -21,7 +21,7 @@ from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from tests.default_topics import EVENTS, PODS
-from tests.real.join_workers import PLACES, JoinWorkers, committed_consumer, partition_of
+from tests.real.join_workers import PARTITIONS, JoinWorkers, committed_consumer, partition_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ LOOK_SECONDS = 45.0
 
 
 class Workers(JoinWorkers):
-    """Workers that read few pods and marks at once."""
+    """Workers that read few pods and watermarks at once."""
 
     def __init__(
         self, *, servers: str, folder: Path, guarantee: str, pods_per_node: int = PODS_PER_NODE
@@ -69,7 +69,7 @@ class Workers(JoinWorkers):
         found: set[str] = set()
         consumer = committed_consumer(self.settings.bootstrap_servers)
         await consumer.start()
-        consumer.assign(PLACES)
+        consumer.assign(PARTITIONS)
         end = time.monotonic() + LOOK_SECONDS
         try:
             while len(found) < NODES and time.monotonic() < end:

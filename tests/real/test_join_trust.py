@@ -59,8 +59,8 @@ class World:
         value = record if is_written else encode(record)
         now_ms = time.time_ns() // 1_000_000 if time_ms is None else time_ms
         async with KafkaBus(self.settings).producer() as producer:
-            place = TopicPartition(topic, number)
-            await producer.publish(*place, [Message(key.encode(), value, now_ms)])
+            partition = TopicPartition(topic, number)
+            await producer.publish(*partition, [Message(key.encode(), value, now_ms)])
 
     async def tick(self, node: str, **changes: Any) -> None:  # noqa: ANN401 - as sample() takes them
         """Write a tick of a node where it belongs."""

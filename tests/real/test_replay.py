@@ -178,8 +178,8 @@ async def read_events(settings: KafkaSettings, topic: Topic) -> list[dict[str, A
     async with KafkaBus(settings).reader() as reader:
         return [
             json.loads(record.value or b"")
-            for place, span in (await reader.spans(topic.name)).items()
-            async for some in reader.read(place, span)
+            for partition, span in (await reader.spans(topic.name)).items()
+            async for some in reader.read(partition, span)
             for record in some
         ]
 
@@ -213,7 +213,7 @@ async def publish(
 ) -> None:
     """Publish where the node's records go, as of now."""
     now_ms = time.time_ns() // 10**6
-    place = partition_of_node(node_name(node), partitions=topic.partitions)
+    partition = partition_of_node(node_name(node), partitions=topic.partitions)
     async with KafkaBus(settings).producer() as producer:
         messages = [Message(key.encode(), value, now_ms) for key, value in records]
-        await producer.publish(topic.name, place, messages)
+        await producer.publish(topic.name, partition, messages)

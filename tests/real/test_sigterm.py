@@ -15,7 +15,7 @@ import pytest
 from tests.real.services.ports import free_ports
 
 BIN = Path(sys.executable).parent
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 STARTS: dict[str, list[str | Path]] = {
     "agent": [BIN / "gpuledger-agent", "--source", "simulated"],
     "podwatch": [BIN / "gpuledger-podwatch"],
@@ -57,7 +57,7 @@ def test_sigterm_at_any_moment_after_the_first_instruction_ends_with_zero(start:
                 time.sleep(0.0005)
             time.sleep(after_seconds)
             child.send_signal(signal.SIGTERM)
-            _, written = child.communicate(timeout=PATIENCE_SECONDS)
+            _, written = child.communicate(timeout=TIMEOUT_SECONDS)
 
         assert child.returncode == 0, (after_seconds, written.decode())
         assert b"Traceback" not in written, (after_seconds, written.decode())

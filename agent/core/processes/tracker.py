@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from agent.core.normalize.gpu import GpuTick
 from agent.core.normalize.shares import ProcessUsage
-from agent.core.processes.accounting import ExitAccounting
+from agent.core.processes.accounting.exit_matcher import ExitMatcher
+from agent.core.processes.accounting.exit_reporter import ExitReporter
 from agent.core.processes.table import (
     UNREADABLE,
     Location,
@@ -76,14 +77,17 @@ class ProcessTracker:
         """With `reads_processes` off, nobody is ever there."""
         self.reads_processes = reads_processes
         self._table = ProcessTable(processes=processes, node=node, boot_id=boot_id)
-        self._accounting = ExitAccounting(processes=processes, node=node, boot_id=boot_id)
+        self._matcher = ExitMatcher(processes=processes, node=node, boot_id=boot_id)
+        self._reporter = ExitReporter()
+        self._accounted: Collection[str] = ()
+        """The GPUs whose driver keeps accounts."""
         self._records: list[ProcessRecord] = []
         self._unreadable = 0
 
     def record_seen(self, pids: Iterable[int], *, seen_boottime_ns: int) -> None:
         """Look up who is new on the GPUs between two ticks: at the next one it may be gone."""
         if self.reads_processes:
-            self._accounting.record_seen(pids, seen_boottime_ns=seen_boottime_ns)
+            self._matcher.seen_pids.record(pids, seen_boottime_ns=seen_boottime_ns)
 
     def processes_on(self, gpus: Collection[str]) -> list[IncidentProcess]:
         """Return the processes that the last update found on any of these GPUs."""
@@ -108,9 +112,11 @@ class ProcessTracker:
         )
         self._unreadable += table_update.unreadable
         accounts = {tick.reading.uuid: tick.accounts for tick in read}
-        self._records += self._accounting.match(
+        self._accounted = {uuid for uuid, given in accounts.items() if given is not None}
+        self._records += self._matcher.match(
             table_update, accounts, time_ns=time_ns, boottime_ns=boottime_ns
         )
+        self._reporter.add(self._matcher.drain())
         return table_update
 
     def describe(
@@ -125,10 +131,11 @@ class ProcessTracker:
             for usage in usages_of_gpu
             for process in describe(gpu, usage, table_update, containers)
         ]
-        exits = self._accounting.report(
+        exits = self._reporter.report(
             covered,
             gpus=[tick.reading for tick in ticks],
             processes=processes,
+            accounted=self._accounted,
             container_index=containers.index_of,
         )
         return TickProcesses(containers.refs(), processes, exits)
@@ -141,9 +148,10 @@ class ProcessTracker:
     def drain_counts(self) -> ProcessCounts:
         """Return what is to be counted since the last call."""
         unreadable, self._unreadable = self._unreadable, 0
-        accounts_late, exits_unreported = self._accounting.drain_counts()
         return ProcessCounts(
-            unreadable=unreadable, accounts_late=accounts_late, exits_unreported=exits_unreported
+            unreadable=unreadable,
+            accounts_late=self._matcher.drain_late(),
+            exits_unreported=self._reporter.drain_unreported(),
         )
 
 

@@ -9,10 +9,11 @@ counters (fields 197 and 198) and the chip's own metrics say the same without.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+import msgspec
 import pynvml as nvml
+from msgspec.structs import replace
 from typing_extensions import override
 
 from agent.core.raw import CallGroup
@@ -61,8 +62,7 @@ class DriverRange(NamedTuple):
         return f"{self.first} to {self.last}" if self.last else f"from {self.first} on"
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionCall:
+class FunctionCall(msgspec.Struct, frozen=True):
     """A function with the arguments behind the handle."""
 
     name: str
@@ -80,8 +80,7 @@ class FunctionCall:
         return (self.name, *self.arguments)
 
 
-@dataclass(frozen=True, slots=True)
-class FieldValue:
+class FieldValue(msgspec.Struct, frozen=True):
     """One of the numbered fields of `nvmlDeviceGetFieldValues`."""
 
     number: int
@@ -108,8 +107,7 @@ class FieldValue:
         return replace(self, link=link)
 
 
-@dataclass(frozen=True, slots=True)
-class GpmMetric:
+class GpmMetric(msgspec.Struct, frozen=True):
     """One of the metrics of `nvmlGpmMetricsGet`, or several in a row that make a list."""
 
     number: int
@@ -126,8 +124,7 @@ class GpmMetric:
 Source = FunctionCall | FieldValue | GpmMetric
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MetricSpec:
+class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One of our readings and where it comes from."""
 
     name: str

@@ -100,11 +100,10 @@ def list_processes(client: DeviceClient) -> tuple[ListedProcess, ...] | None:
     """Return the three lists, one after the other; `None` where one of them failed."""
     listed: list[ListedProcess] | None = None
     for kind, function in _LISTS.items():
-        try:
-            processes = client.list_or_raise((), function)
-        except UnsupportedError:
-            continue
-        except FailedError:
+        processes = client.query_list((), function)
+        if processes is None:
+            if client.is_unsupported((function.__name__,)):
+                continue
             # Two lists of three would show the processes of the third one as ended.
             return None
         listed = [
@@ -127,10 +126,10 @@ def list_processes(client: DeviceClient) -> tuple[ListedProcess, ...] | None:
 def _samples(
     client: DeviceClient, kind: int, last_seen_us: int
 ) -> tuple[UtilizationSample, ...] | None:
-    try:
-        value_type, samples = client.samples_or_raise(kind, last_seen_us)
-    except (UnsupportedError, FailedError):
+    answer = client.query_samples(kind, last_seen_us)
+    if answer is None:
         return None
+    value_type, samples = answer
     name = value_name(value_type)
     return tuple(
         UtilizationSample(
@@ -144,12 +143,10 @@ def _samples(
 def _process_samples(
     client: DeviceClient, last_seen_us: int
 ) -> tuple[ProcessUtilizationSample, ...] | None:
-    try:
-        # With 0 the driver answers from its whole buffer, so also processes that are long gone.
-        samples = client.list_or_raise(
-            (), NvmlLibrary.nvmlDeviceGetProcessUtilization, last_seen_us
-        )
-    except (UnsupportedError, FailedError):
+    # With 0 the driver answers from its whole buffer, so also processes that are long gone.
+    function = NvmlLibrary.nvmlDeviceGetProcessUtilization
+    samples = client.query_list((), function, last_seen_us)
+    if samples is None:
         return None
     return tuple(
         ProcessUtilizationSample(
@@ -214,11 +211,13 @@ class AccountingReader:
 
     def _query_buffered_pids(self) -> set[int] | None:
         """Return the pids in the ring buffer, `None` where there is none; raises FailedError."""
-        client = self.client
+        client, get_mode = self.client, NvmlLibrary.nvmlDeviceGetAccountingMode
+        mode = client.query(get_mode)
+        if mode is None and not client.is_unsupported((get_mode.__name__,)):
+            raise FailedError(f"{get_mode.__name__}: no answer")
+        if mode != pynvml.NVML_FEATURE_ENABLED:
+            return None
         try:
-            mode = client.query_or_raise(NvmlLibrary.nvmlDeviceGetAccountingMode)
-            if mode != pynvml.NVML_FEATURE_ENABLED:
-                return None
             # Not through the client: it is refused while the mode is off, and may be there later.
             function = NvmlLibrary.nvmlDeviceGetAccountingPids
             return set(list_nvml(client.library, (), function, client.handle))
@@ -248,13 +247,11 @@ class AccountingReader:
 
     def _query_stats(self, pid: int) -> AccountingStats | None:
         """Return the account of a pid, `None` where there is none; raises SourceLostError."""
-        client = self.client
-        try:
-            return client.query_or_raise(NvmlLibrary.nvmlDeviceGetAccountingStats_v2, pid)
-        except FailedError:
-            return None
-        except UnsupportedError:
-            pass  # an older driver has the first version alone
+        client, newer = self.client, NvmlLibrary.nvmlDeviceGetAccountingStats_v2
+        stats = client.query_varying(newer, pid)
+        # An older driver has the first version alone.
+        if stats is not None or not client.is_unsupported((newer.__name__,)):
+            return stats
         try:
             function = NvmlLibrary.nvmlDeviceGetAccountingStats
             return call_nvml(client.library, function, client.handle, pid)

@@ -3,9 +3,9 @@
 The library's error codes become the errors of the seam (`agent.gpu.protocol`), and its exceptions
 go no further than this module. A driver says in three ways that it does not give something: the
 binding lacks the function, the driver's library lacks it, or the call is refused. All of them are
-`UnsupportedError`; a device is queried once, and what it does not support is remembered by the
-function's name and those arguments that never change. Opening the library again makes new clients,
-so everything is probed again. What failed is queried again at the next tick.
+`UnsupportedError`; a device is queried once, and what it does not support is remembered by its
+`Key`. Opening the library again makes new clients, so everything is probed again. What failed is
+queried again at the next tick.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -146,7 +146,12 @@ Key = tuple[object, ...]
 
 @dataclass(kw_only=True)
 class DeviceClient:
-    """Queries one device of an open library, a GPU or a MIG instance."""
+    """Queries one device of an open library, a GPU or a MIG instance.
+
+    Each query returns `None` where there is no answer, and raises SourceLostError. Where it makes a
+    difference whether that is for now or for good, `is_unsupported` says it of the query's key: the
+    function's name, and the arguments by which a refusal is remembered.
+    """
 
     library: object
     """The library that gave the handle."""
@@ -163,75 +168,63 @@ class DeviceClient:
         *arguments: P.args,
         **named: P.kwargs,
     ) -> T | None:
-        """Return the answer, or `None` where there is none; raises SourceLostError."""
-        return cast("T | None", self.query_by_name(function.__name__, *arguments, **named))
+        """Return the answer; a refusal is remembered of the function with these arguments."""
+        return cast("T | None", self.query_key((function.__name__, *arguments), **named))
 
-    def query_by_name(self, name: str, *arguments: object) -> object | None:
-        """As `query`, of a function that only its caller knows the type of."""
-        key = (name, *arguments)
-        if self.is_unsupported(key):
-            return None
-        try:
-            return self._call(key)
-        except (UnsupportedError, FailedError):
-            return None
-
-    def fill(self, name: str, struct: str) -> object | None:
-        """Return the struct that the function filled, or `None`; raises SourceLostError."""
-        if self.is_unsupported((name,)):
-            return None
-        filled: Structure = getattr(pynvml, struct)()
-        try:
-            self._call((name,), byref(filled))
-        except (UnsupportedError, FailedError):
-            return None
-        return filled
-
-    def query_or_raise(
+    def query_varying(
         self,
         function: Callable[Concatenate[NvmlLibrary, object, P], T],
         *arguments: P.args,
         **named: P.kwargs,
-    ) -> T:
-        """Return the answer; what is unsupported is so whatever the arguments are.
+    ) -> T | None:
+        """Return the answer; a refusal is remembered of the function, whatever the arguments."""
+        return cast("T | None", self.query_key((function.__name__,), *arguments, **named))
 
-        Raises UnsupportedError (at once where that is known), FailedError and SourceLostError.
-        """
-        return cast("T", self._call((function.__name__,), *arguments, **named))
-
-    def list_or_raise(
+    def query_list(
         self,
         empty: T,
         function: Callable[Concatenate[NvmlLibrary, object, P], T],
         *arguments: P.args,
         **named: P.kwargs,
-    ) -> T:
-        """As `query_or_raise`; `empty` is the answer where there is nothing to list."""
-        return cast("T", self._call((function.__name__,), *arguments, empty=empty, **named))
+    ) -> T | None:
+        """As `query_varying`; `empty` is the answer where there is nothing to list."""
+        return cast(
+            "T | None", self.query_key((function.__name__,), *arguments, empty=empty, **named)
+        )
 
-    def samples_or_raise(self, kind: int, since_us: int) -> tuple[int | None, Sequence[object]]:
-        """Return the samples of a ring buffer and their type; one kind may be unsupported alone.
+    def query_samples(self, kind: int, since_us: int) -> tuple[int | None, Sequence[object]] | None:
+        """Return the samples of a ring buffer and their type; one kind may be refused alone."""
+        answer = self.query_key((_SAMPLES, kind), since_us, empty=(None, ()))
+        return cast("tuple[int | None, Sequence[object]] | None", answer)
 
-        Raises as `query_or_raise` does.
+    def fill(self, name: str, struct: str) -> object | None:
+        """Return the struct that the function filled."""
+        if self.is_unsupported((name,)):
+            return None
+        filled: Structure = getattr(pynvml, struct)()
+        return self.query_key((name,), byref(filled), fills=filled)
+
+    def query_key(
+        self, key: Key, *varying: object, empty: object = None, fills: object = None
+    ) -> object | None:
+        """Return the answer to a call; `varying` arguments are no part of what is remembered.
+
+        Where the call fills a struct, that is the answer, whatever the call returns.
         """
-        answer = self._call((_SAMPLES, kind), since_us, empty=(None, ()))
-        return cast("tuple[int | None, Sequence[object]]", answer)
-
-    def _call(self, key: Key, *more: object, empty: object = None) -> object:
-        """Return the answer; `more` arguments are no part of what may be unsupported."""
-        reason = self.outcomes.get(key)
-        if reason is not None:
-            raise UnsupportedError(f"{key[0]}: {reason}")
+        if self.is_unsupported(key):
+            return None
         name, *arguments = key
         try:
             answer = call_by_name(
-                self.library, str(name), self.handle, *arguments, *more, empty=empty
+                self.library, str(name), self.handle, *arguments, *varying, empty=empty
             )
         except UnsupportedError as error:
             self.mark_unsupported(key, reason_of(error))
-            raise
+            return None
+        except FailedError:
+            return None
         self.outcomes[key] = None
-        return answer
+        return answer if fills is None else fills
 
     def is_unsupported(self, key: Key) -> bool:
         """Return whether the device is known not to support it."""

@@ -28,7 +28,7 @@ from agent.gpu.protocol import (
     UnsupportedError,
 )
 from agent.metrics import EVENT_SET_FAILURES
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_HOUR, NS_PER_US, Clock
 from gpuledger.errors import UnavailableError
 from gpuledger.records import Capability
 
@@ -138,9 +138,8 @@ KINDS: Final = {
     0x100: "mig_changed",
 }
 WANTED: Final[int] = sum(KINDS)
-_NS_PER_US: Final = 1_000
 # Nobody says by which clock a driver stamps; a stamp that is far from now is by another one.
-_BELIEVABLE_NS: Final = 3_600_000_000_000
+_BELIEVABLE_NS: Final = NS_PER_HOUR
 
 _log = structlog.get_logger(__name__)
 
@@ -200,7 +199,7 @@ class NvmlGpuEvents:
             uuid = event.uuid
         except UnicodeDecodeError:
             uuid = None
-        now_ns, stamp_ns = self._clock.time_ns(), event.timestampUsec * _NS_PER_US
+        now_ns, stamp_ns = self._clock.time_ns(), event.timestampUsec * NS_PER_US
         is_believable = abs(now_ns - stamp_ns) <= _BELIEVABLE_NS
         return _make_detection(event, uuid, stamp_ns if is_believable else now_ns)
 

@@ -24,10 +24,11 @@ from agent.gpu.nvidia.library import NvmlLibrary
 from agent.gpu.nvidia.mig import InstanceClient
 from agent.gpu.nvidia.query import check_code, mark_if_unsupported
 from agent.gpu.protocol import FailedError, UnsupportedError
+from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS
 
-MIN_NS: Final = 100_000_000
+MIN_NS: Final = 100 * NS_PER_MS
 """NVML's least time between two samples."""
-_MAX_NS: Final = 600_000_000_000
+_MAX_NS: Final = 10 * NS_PER_MINUTE
 _METRICS: Final = "nvmlGpmMetricsGet"
 
 
@@ -182,9 +183,12 @@ class Gpm:
         self._allocate()
         older, newer = self._buffers
         if self._gpu_instance is None:
-            self._client.query_or_raise(NvmlLibrary.nvmlGpmSampleGet, newer)
+            taken = self._client.query_varying(NvmlLibrary.nvmlGpmSampleGet, newer)
         else:
-            self._client.query_or_raise(NvmlLibrary.nvmlGpmMigSampleGet, self._gpu_instance, newer)
+            function = NvmlLibrary.nvmlGpmMigSampleGet
+            taken = self._client.query_varying(function, self._gpu_instance, newer)
+        if taken is None:
+            return {}
         before_ns, self._taken_ns = self._taken_ns, now_ns
         # The newer one is the older one of the next time, whatever comes of this one.
         self._buffers = [newer, older]
@@ -205,7 +209,10 @@ class Gpm:
         if self._client.is_unsupported((_METRICS,)):
             raise UnsupportedError(_METRICS)
         # Of the GPU, as an instance answers for it or not, by its driver.
-        if not self._whole.query_or_raise(NvmlLibrary.nvmlGpmQueryDeviceSupport).isSupportedDevice:
+        support = self._whole.query(NvmlLibrary.nvmlGpmQueryDeviceSupport)
+        if support is None:
+            raise FailedError("nvmlGpmQueryDeviceSupport: no answer")
+        if not support.isSupportedDevice:
             self._client.mark_unsupported((_METRICS,), "NotSupported")
             raise UnsupportedError(_METRICS)
         library = self._client.library

@@ -5,6 +5,7 @@ The layout of MIG instances is known elsewhere.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final
 
@@ -31,12 +32,20 @@ def capabilities_of(outcomes: Mapping[Key, str | None]) -> list[Capability]:
     An argument stands behind the name where one function was called with several.
     """
     times = Counter(name for name, *_ in outcomes)
-    capabilities = []
-    for (name, *arguments), reason in outcomes.items():
-        is_alone = times[name] == 1 or not arguments
-        call = str(name) if is_alone else f"{name}:{','.join(map(str, arguments))}"
-        capabilities.append(Capability(call=call, supported=not reason, reason=reason))
+    capabilities = [
+        _capability(key if times[key[0]] > 1 else key[:1], reason)
+        for key, reason in outcomes.items()
+    ]
     return sorted(capabilities, key=attrgetter("call"))
+
+
+# The GPUs of a node answer alike, and again with each of their facts: 20 KiB for each that would
+# hold records of its own.
+@lru_cache(maxsize=2048)
+def _capability(key: Key, reason: str | None) -> Capability:
+    name, *arguments = key
+    call = f"{name}:{','.join(map(str, arguments))}" if arguments else str(name)
+    return Capability(call=call, supported=not reason, reason=reason)
 
 
 _BRANDS: Final = {
@@ -127,7 +136,7 @@ class Facts:
             self._built_in["memory_total_bytes"] = total if is_true else None
         for name, call, convert in _BUILT_IN:
             if name not in self._built_in:
-                answer = self._client.query_by_name(*call)
+                answer = self._client.query_key(call)
                 if answer is not None:
                     self._built_in[name] = convert(answer)
                 elif self._client.is_unsupported(call):

@@ -22,7 +22,6 @@ from agent.core.raw import InstanceIdentity, ListedProcess, RawGpuSample
 from agent.gpu.nvidia.core import list_processes, query_memory
 from agent.gpu.nvidia.device_client import DeviceClient, small_number
 from agent.gpu.nvidia.library import DeviceAttributes, NvmlLibrary
-from agent.gpu.protocol import FailedError, UnsupportedError
 from gpuledger.records import MigInstance
 
 _log = structlog.get_logger(__name__)
@@ -122,12 +121,12 @@ class MigLayout:
         ]
 
     def _query_mode(self) -> bool | None:
-        try:
-            current, _ = self.client.query_or_raise(NvmlLibrary.nvmlDeviceGetMigMode)
-        except UnsupportedError:
-            return None
-        except FailedError:
-            return self.is_enabled  # a call that failed once has changed nothing
+        function = NvmlLibrary.nvmlDeviceGetMigMode
+        mode = self.client.query(function)
+        if mode is None:
+            # A call that failed once has changed nothing.
+            return None if self.client.is_unsupported((function.__name__,)) else self.is_enabled
+        current, _ = mode
         return bool(current)
 
     def _record(self, found: list[InstanceClient]) -> None:
@@ -142,19 +141,17 @@ class MigLayout:
         before = next(
             (instance for instance in self.instances if instance.identity.index == index), None
         )
-        try:
-            function = NvmlLibrary.nvmlDeviceGetMigDeviceHandleByIndex
-            # NOT_FOUND is an index that no instance has; there may be more behind it.
-            handle = self.client.list_or_raise(_HOLE, function, index)
-            if handle is _HOLE:
-                return None
-            client = DeviceClient(library=self.client.library, handle=handle)
-            uuid = client.query_or_raise(NvmlLibrary.nvmlDeviceGetUUID)
-        except UnsupportedError:
+        # NOT_FOUND is an index that no instance has; there may be more behind it.
+        function = NvmlLibrary.nvmlDeviceGetMigDeviceHandleByIndex
+        handle = self.client.query_list(_HOLE, function, index)
+        if handle is _HOLE or self.client.is_unsupported((function.__name__,)):
             return None
-        except FailedError:
+        client = DeviceClient(library=self.client.library, handle=handle)
+        get_uuid = NvmlLibrary.nvmlDeviceGetUUID
+        uuid = None if handle is None else client.query(get_uuid)
+        if uuid is None:
             # Its processes must not count as ended for a call that failed once.
-            return before
+            return None if client.is_unsupported((get_uuid.__name__,)) else before
         known = self._known.get(uuid)
         # Known by its UUID, so what never changes of it is not queried at each tick.
         if known is None or known.identity.index != index:

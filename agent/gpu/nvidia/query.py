@@ -185,7 +185,7 @@ class QueryPlan:
             if call.fills:
                 answer = self._client.fill(call.name, call.fills)
             else:
-                answer = self._client.query_by_name(call.name, *call.arguments)
+                answer = self._client.query_key(call.key)
             if answer is not None:
                 for name, extract in wanted:
                     values[name] = extract(answer)

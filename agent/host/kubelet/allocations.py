@@ -22,7 +22,7 @@ from agent.host.kubelet.assignments import (
 from agent.host.kubelet.messages import parse_answer
 from agent.metrics import ALLOCATIONS, ALLOCATIONS_UNRESOLVED, KUBELET_ANSWERS, KUBELET_ERRORS
 from agent.settings import KubeletSettings
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.errors import UnavailableError
 from gpuledger.records import DeviceAllocation
 from gpuledger.runtime import Backoff, Check
@@ -95,7 +95,6 @@ class SocketKubelet:
 
 MIN_SECONDS: Final = 1.0
 """Between two questions, however many reasons there are to ask."""
-_NS: Final = 1_000_000_000
 
 _log = structlog.get_logger(__name__)
 
@@ -201,4 +200,4 @@ class Allocations:
         if self._answered_ns is None:
             return False
         age_ns = self._clock.monotonic_ns() - self._answered_ns
-        return age_ns <= self._settings.cache_ttl_seconds * _NS
+        return age_ns <= self._settings.cache_ttl_seconds * NS_PER_SECOND

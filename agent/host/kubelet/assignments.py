@@ -13,6 +13,8 @@ from enum import StrEnum
 from fnmatch import translate
 from typing import Final
 
+import msgspec
+
 from agent.host.kubelet.messages import ContainerResources, PodResources
 from gpuledger.records import DeviceAllocation, GpuFacts, MigInstance
 
@@ -40,8 +42,7 @@ class Unresolved(StrEnum):
     node has several."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResolvedDevice:
+class ResolvedDevice(msgspec.Struct, frozen=True, kw_only=True):
     """The GPU, or the part of one, that a device is."""
 
     gpu_uuid: str
@@ -178,8 +179,7 @@ def _as_in_names(profile: str | None) -> str:
     return re.sub(r"[^a-z0-9]", "-", (profile or "").lower().replace(".", "")).strip("-")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceAssignment:
+class DeviceAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """A device of a container, as the kubelet names it."""
 
     namespace: str

@@ -7,15 +7,16 @@ of files are read: their contents are root's, and none of our business.
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpuledger.clock import Clock
+import msgspec
+
+from gpuledger.clock import NS_PER_SECOND, Clock
 
 MAX_NAMES: Final = 4096
 """A node runs some hundreds of containers; their predecessors' logs are linked too."""
-_FIRST_WAIT_NS: Final = 1_000_000_000
+_FIRST_WAIT_NS: Final = NS_PER_SECOND
 _MAX_WAIT_NS: Final = 64 * _FIRST_WAIT_NS
 # Kubernetes' names are of these characters; other files may have any, and need not be UTF-8.
 _NAME: Final = re.compile(
@@ -27,8 +28,7 @@ ListNames = Callable[[], Iterable[str]]
 """Gives the names of all logs."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ContainerName:
+class ContainerName(msgspec.Struct, frozen=True, kw_only=True):
     """What people call a container."""
 
     namespace: str

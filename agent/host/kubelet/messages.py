@@ -7,8 +7,9 @@ why no generated code is used; the tests hold this to Protocol Buffers' own.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 _VARINT: Final = 0
 _FIXED_BYTES: Final = {1: 8, 5: 4}
@@ -57,8 +58,7 @@ def _read_varint(message: bytes, position: int) -> tuple[int, int]:
 METHOD: Final = "/v1.PodResourcesLister/List"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ContainerDevices:
+class ContainerDevices(msgspec.Struct, frozen=True, kw_only=True):
     """Devices that a device plugin gave to a container under one resource."""
 
     resource_name: str
@@ -67,8 +67,7 @@ class ContainerDevices:
     """The plugin's ids of the devices."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClaimedDevice:
+class ClaimedDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A device that a resource claim gave to a container."""
 
     driver_name: str
@@ -81,8 +80,7 @@ class ClaimedDevice:
     """Where the claim holds a share of the device: the share."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResourceClaim:
+class ResourceClaim(msgspec.Struct, frozen=True, kw_only=True):
     """A resource claim of a container."""
 
     name: str
@@ -93,8 +91,7 @@ class ResourceClaim:
     """What it gave."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ContainerResources:
+class ContainerResources(msgspec.Struct, frozen=True, kw_only=True):
     """A container of a pod."""
 
     name: str
@@ -105,8 +102,7 @@ class ContainerResources:
     """What resource claims gave it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PodResources:
+class PodResources(msgspec.Struct, frozen=True, kw_only=True):
     """A pod that the kubelet knows."""
 
     name: str

@@ -30,12 +30,12 @@ MIN_GAP_NS: Final = 50 * NS_PER_MS
 _STEP_NS: Final = NS_PER_SECOND
 # Two clocks of one machine drift apart by less than a thousandth.
 _DRIFT: Final = 1000
-_LATE_NS: Final = round(LATE_SECONDS * 1e9)
+_LATE_NS: Final = round(LATE_SECONDS * NS_PER_SECOND)
 # As long as an agent keeps ticks that it cannot send; a node that is silent for longer is away.
 _AWAY_NS: Final = NS_PER_HOUR
 # As far as a broker lets a record's timestamp run ahead of its clock (`gpuledger.topics`).
-_TOLD_AHEAD_NS: Final = NS_PER_DAY
-MAX_AHEAD_NS: Final = _TOLD_AHEAD_NS + NS_PER_DAY
+_REPORTED_AHEAD_NS: Final = NS_PER_DAY
+MAX_AHEAD_NS: Final = _REPORTED_AHEAD_NS + NS_PER_DAY
 """The same, and a day for which a tick may have lain on its node."""
 
 
@@ -176,7 +176,7 @@ def clock_step_seconds(sample: NodeSample, watermark: NodeWatermark | None) -> f
     else:
         # A late tick of an earlier boot: how long the node was down is in no clock.
         return None
-    return step_ns / 1e9 if abs(step_ns) > min_ns else None
+    return step_ns / NS_PER_SECOND if abs(step_ns) > min_ns else None
 
 
 def begin_of(seq: int, *, time_ns: int) -> int:
@@ -195,7 +195,7 @@ def seq_ahead_seconds(
     if begun_ns is None:
         return None
     ahead_ns = begun_ns - (max(written_ms * NS_PER_MS, now_ns) - sample.seq * NS_PER_MS)
-    return ahead_ns / 1e9 if ahead_ns > _TOLD_AHEAD_NS else None
+    return ahead_ns / NS_PER_SECOND if ahead_ns > _REPORTED_AHEAD_NS else None
 
 
 def is_late(time_ns: int, reached_ns: int | None) -> bool:

@@ -110,8 +110,6 @@ def _parse(header: str | None) -> tuple[str, bytes] | None:
         return None
 
 
-# The web configuration in force.
-
 _log = structlog.get_logger(__name__)
 OPEN_PAGES: Final = frozenset({"/livez", "/readyz", "/health"})
 

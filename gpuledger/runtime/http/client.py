@@ -90,7 +90,7 @@ class HttpClient:
         It goes over no connection that was opened with another `trust`.
         """
         sent = BasicCredentials.sent(url, {**self._session.headers, **headers})
-        with translating(lambda said: NoAnswerError(f"{shown_url(url)}: {said}"), sent=sent):
+        with translating(lambda reason: NoAnswerError(f"{shown_url(url)}: {reason}"), sent=sent):
             async with self._session.post(
                 url, data=data, headers=headers, allow_redirects=False, ssl=trust
             ) as response:
@@ -174,8 +174,6 @@ def translating(
         raise error_of(readable(sent.mask(text)) or type(error).__name__) from error
 
 
-# `Retry-After`: how long a server asks to be left alone. Pure.
-
 MAX_SECONDS: Final = 600.0
 """The longest wait that is granted: a server that is back must not go unnoticed for hours."""
 # What the standard library raises of dates that are none, are in no calendar or in no time zone.
@@ -183,9 +181,10 @@ _NO_DATE: Final = (ValueError, TypeError, OverflowError, IndexError)
 
 
 def retry_after_seconds(header: str, *, now: datetime) -> float:
-    """Return the seconds to wait, of 0 to `MAX_SECONDS`, from a header in seconds or as a date.
+    """Return the seconds to wait, of 0 to `MAX_SECONDS`, from a `Retry-After`.
 
-    It is 0 where the header says nothing that can be read, or a time that has passed.
+    The header may have seconds or a date. It is 0 where the header says nothing that can be read,
+    or a time that has passed.
     """
     seconds = 0.0
     try:

@@ -112,8 +112,6 @@ def _is_visible(character: str) -> bool:
     return "!" <= character <= "~"
 
 
-# Escapes, undone.
-
 _DEPTH: Final = 2
 """A proxy writes as JSON what its server wrote percent-encoded."""
 _BEGUN: Final = re.compile(
@@ -219,18 +217,18 @@ class _View(NamedTuple):
         seen = [at for at, character in enumerate(self.characters) if _is_visible(character)]
         visible = "".join([self.characters[position] for position in seen]).lower()
         is_raw = isinstance(self.starts, range)
-        for each in wanted:
-            if not is_raw and not each.in_escapes:
+        for secret in wanted:
+            if not is_raw and not secret.in_escapes:
                 continue
-            text = visible if each.is_visible else self.characters
-            positions = seen if each.is_visible else range(len(text))
-            for found in re.finditer(re.escape(each.text), text):
+            text = visible if secret.is_visible else self.characters
+            positions = seen if secret.is_visible else range(len(text))
+            for found in re.finditer(re.escape(secret.text), text):
                 first, last = positions[found.start()], positions[found.end() - 1]
                 yield (
-                    self.starts[self.reach(first, -1, over=each.before)],
-                    self.ends[self.reach(last, 1, over=each.behind)],
+                    self.starts[self.reach(first, -1, over=secret.before)],
+                    self.ends[self.reach(last, 1, over=secret.behind)],
                 )
-            if length := _length_of_cut(text, each.text):
+            if length := _length_of_cut(text, secret.text):
                 yield self.starts[positions[-length]], end
 
     def reach(self, position: int, step: int, *, over: str) -> int:
@@ -255,9 +253,7 @@ def _length_of_cut(text: str, wanted: str) -> int:
     return 0
 
 
-# The credentials of one request.
-
-_TELLING_HEADER: Final = re.compile(
+_SECRET_HEADER: Final = re.compile(
     r"auth|token|key|secret|passw|credential|cookie|signature", re.IGNORECASE
 )
 _MIN_OF_QUERY: Final = 4
@@ -286,7 +282,7 @@ NO_CREDENTIALS: Final = BasicCredentials()
 
 def _of_headers(headers: Mapping[str, str]) -> Iterator[str]:
     for name, value in headers.items():
-        if not _TELLING_HEADER.search(name):
+        if not _SECRET_HEADER.search(name):
             continue
         scheme, _, token = value.strip().partition(" ")
         if "authorization" not in name.lower() or not token:

@@ -169,17 +169,12 @@ def _find_wrong(event: h11.Request, head: bytes) -> HTTPStatus | None:
     return HTTPStatus.REQUEST_ENTITY_TOO_LARGE if has_coding or length.strip(b"0") else None
 
 
-# A connection's bytes, in the clear or within TLS. How long to wait for them is the caller's.
-#
-# TLS runs between two buffers in memory and not in asyncio's transport: that sets 256 KiB aside for
-# each connection before its client has said a word, ten times of what OpenSSL itself needs.
-
 READ_BYTES: Final = 16_384
 _PIECE_BYTES: Final = 65_536
 
 
 class Channel:
-    """A connection in the clear."""
+    """A connection in the clear; how long to wait for its bytes is the caller's."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -217,7 +212,11 @@ class Channel:
 
 
 class TlsChannel(Channel):
-    """A connection within TLS, as its server."""
+    """A connection within TLS, as its server.
+
+    TLS runs between two buffers in memory and not in asyncio's transport: that sets 256 KiB aside
+    for each connection before its client has said a word, ten times of what OpenSSL itself needs.
+    """
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext

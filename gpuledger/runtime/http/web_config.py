@@ -76,7 +76,7 @@ class TlsServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Whether the server's order of suites counts."""
 
     @property
-    def asks_clients(self) -> bool:
+    def requests_certificates(self) -> bool:
         """Whether clients' certificates are looked at."""
         return self.client_auth_type not in ("", "NoClientCert")
 
@@ -87,16 +87,16 @@ class TlsServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def check(self) -> None:
         """Raise `ValueError` naming the field where fields contradict each other."""
-        if self.asks_clients and not self.client_ca_file:
+        if self.requests_certificates and not self.client_ca_file:
             raise ValueError(
                 f"tls_server_config.client_auth_type {self.client_auth_type} needs client_ca_file"
             )
-        if self.client_ca_file and not self.asks_clients:
+        if self.client_ca_file and not self.requests_certificates:
             raise ValueError(
                 "tls_server_config.client_ca_file is without effect: client_auth_type"
                 " RequireAndVerifyClientCert asks clients for a certificate"
             )
-        if self.client_allowed_sans and not self.asks_clients:
+        if self.client_allowed_sans and not self.requests_certificates:
             raise ValueError(
                 "tls_server_config.client_allowed_sans is without effect: client_auth_type"
                 " RequireAndVerifyClientCert asks clients for a certificate"
@@ -135,7 +135,7 @@ class WebConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Names with the bcrypt hash of their passwords; empty means that nobody is asked."""
 
     @property
-    def asks_everybody(self) -> bool:
+    def authenticates_everybody(self) -> bool:
         """Whether nobody sees the pages without a password or a certificate."""
         tls = self.tls_server_config
         return bool(self.basic_auth_users) or (tls is not None and tls.requires_clients)
@@ -165,8 +165,8 @@ def read_web_config(file: Path) -> WebConfig:
     except OSError as error:
         raise UserError(f"http.web_config_file: cannot read {file}: {error.strerror}") from error
     except yaml.YAMLError as error:
-        said = explain_yaml(error)
-        raise UserError(f"http.web_config_file: {file} is no YAML: {said}") from error
+        mistake = explain_yaml(error)
+        raise UserError(f"http.web_config_file: {file} is no YAML: {mistake}") from error
     except ValueError as error:  # not UTF-8, or a date that is none
         raise UserError(f"http.web_config_file: {file} is no YAML in UTF-8") from error
     except RecursionError as error:
@@ -182,8 +182,8 @@ def read_web_config(file: Path) -> WebConfig:
         config = msgspec.convert(raw, WebConfig)
         _check(config)
     except msgspec.ValidationError as error:
-        said = shorten_middle(explain_invalid(WebConfig, error))
-        raise UserError(f"{file}: {said}") from error
+        mistake = shorten_middle(explain_invalid(WebConfig, error))
+        raise UserError(f"{file}: {mistake}") from error
     except ValueError as error:
         raise UserError(f"{file}: {shorten_middle(str(error))}") from error
     return config.with_whole_paths(file.parent)
@@ -194,7 +194,7 @@ def refuse_loss(before: WebConfig, after: WebConfig) -> None:
 
     A file that is being written may for a moment lack what stands at its end.
     """
-    if before.asks_everybody and not after.asks_everybody:
+    if before.authenticates_everybody and not after.authenticates_everybody:
         raise UserError(
             "basic_auth_users: nobody would be asked for a password or a certificate any more,"
             " which needs a restart"
@@ -238,8 +238,6 @@ def _comparable(kind: str, name: str) -> str:
     return name
 
 
-# TLS as it is configured.
-
 _VERSIONS: Final = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 _SUITE: Final = re.compile(r"TLS_(?:(ECDHE|DHE)_)?(RSA|ECDSA)_WITH_(\w+)")
 
@@ -262,15 +260,15 @@ def make_context(config: TlsServerConfig) -> tuple[ssl.SSLContext, list[Validity
             context.set_ciphers(":".join(suites) or "ECDHE")
         except ssl.SSLError as error:
             shown = shorten_middle(", ".join(config.cipher_suites))
-            said = f"tls_server_config.cipher_suites: OpenSSL has none of {shown}"
-            raise UserError(said) from error
+            mistake = f"tls_server_config.cipher_suites: OpenSSL has none of {shown}"
+            raise UserError(mistake) from error
     validities = load_own(
         context,
         prefix="tls_server_config.",
         cert_file=Path(config.cert_file),
         key_file=Path(config.key_file),
     )
-    if config.asks_clients:
+    if config.requests_certificates:
         # A client without one is refused page by page: the kubelet has none to show for its probes.
         context.verify_mode = ssl.CERT_OPTIONAL
         setting, file = "tls_server_config.client_ca_file", Path(config.client_ca_file)

@@ -18,10 +18,10 @@ def client_of(holder: KafkaProducer | KafkaConsumer | KafkaTransactions) -> Any:
     return holder._client
 
 
-def lose_sequence(of: KafkaProducer | KafkaTransactions, place: TopicPartition) -> None:
+def lose_sequence(of: KafkaProducer | KafkaTransactions, partition: TopicPartition) -> None:
     """As after a batch that expired without a leader: the brokers wait for a number in between."""
     manager = client_of(of)._txn_manager
-    manager.increment_sequence_number(aiokafka.TopicPartition(*place), 5)
+    manager.increment_sequence_number(aiokafka.TopicPartition(*partition), 5)
 
 
 def is_in_transaction(writer: KafkaTransactions) -> bool:

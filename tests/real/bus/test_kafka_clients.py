@@ -88,24 +88,24 @@ async def test_a_consumer_behind_the_first_record_kept_goes_on_with_it(
     settings = settings_of(kafka.bootstrap_servers)
     await create_topics(settings, [topic])
     bus = KafkaBus(settings)
-    place = TopicPartition(topic.name, 0)
+    partition = TopicPartition(topic.name, 0)
     async with (
         bus.producer() as producer,
         bus.consumer(Subscription(group=f"g-{topic.name}", topics=[topic.name])) as consumer,
     ):
-        await producer.publish(*place, [numbered(number) for number in range(10)])
+        await producer.publish(*partition, [numbered(number) for number in range(10)])
         await poll_until(lambda found: len(found) >= 10, consumer)
-        await _delete_before(kafka.bootstrap_servers, place, 7)
-        await consumer.seek(place, 2)
+        await _delete_before(kafka.bootstrap_servers, partition, 7)
+        await consumer.seek(partition, 2)
 
         assert texts(await poll_until(lambda found: len(found) >= 3, consumer)) == ["7", "8", "9"]
 
 
-async def _delete_before(servers: str, place: TopicPartition, offset: int) -> None:
+async def _delete_before(servers: str, partition: TopicPartition, offset: int) -> None:
     admin = AIOKafkaAdminClient(bootstrap_servers=servers)
     await admin.start()
     try:
-        await admin.delete_records({aiokafka.TopicPartition(*place): RecordsToDelete(offset)})
+        await admin.delete_records({aiokafka.TopicPartition(*partition): RecordsToDelete(offset)})
     finally:
         await admin.close()
 
@@ -138,19 +138,19 @@ async def test_a_coordinator_that_moved_is_not_taken_for_a_group_that_committed_
     topic = Topic(name="moved", record=PodRecord, key="uid", partitions=1)
     settings = settings_of(cluster.bootstrap_servers)
     await create_topics(settings, [topic])
-    place = TopicPartition(topic.name, 0)
+    partition = TopicPartition(topic.name, 0)
     asked = Subscription(group="g", topics=[topic.name])
     consumer = KafkaConsumer(connection=KafkaConnection(settings), subscription=asked)
     try:
         async with KafkaBus(settings).producer() as producer:
             await producer.publish(topic.name, 0, [numbered(1), numbered(2)])
         await poll_until(lambda found: len(found) >= 2, consumer)
-        await consumer.commit({place: 2})
+        await consumer.commit({partition: 2})
         coordinator = coordinator_of(consumer)
         others = {broker.node_id for broker in cluster.brokers} - {coordinator.coordinator_id}
         for other in others:
             coordinator.coordinator_id = other
-            assert await consumer.committed(place) == 2
+            assert await consumer.committed(partition) == 2
         async with open_admin(KafkaConnection(settings)) as admin:
             assert (await admin.groups())["g"] == {topic.name}
     finally:

@@ -69,18 +69,18 @@ class KafkaHarness:
             while not await self._has_holes():  # noqa: ASYNC110  # Kafka's cleaner sends no event
                 await asyncio.sleep(0.2)
 
-    async def remove_before(self, place: TopicPartition, offset: int) -> None:
-        await remove_before(self.settings, place, offset)
+    async def remove_before(self, partition: TopicPartition, offset: int) -> None:
+        await remove_before(self.settings, partition, offset)
 
     @asynccontextmanager
-    async def open_transaction(self, place: TopicPartition) -> AsyncIterator[None]:
+    async def open_transaction(self, partition: TopicPartition) -> AsyncIterator[None]:
         anybody = AIOKafkaProducer(
             bootstrap_servers=self.settings.bootstrap_servers, transactional_id=uuid4().hex
         )
         await anybody.start()
         try:
             await anybody.begin_transaction()
-            await anybody.send_and_wait(place.topic, b"open", partition=place.partition)
+            await anybody.send_and_wait(partition.topic, b"open", partition=partition.partition)
             yield
             await anybody.abort_transaction()
         finally:

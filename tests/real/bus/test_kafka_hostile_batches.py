@@ -38,7 +38,7 @@ class Scene:
         """The offset of each record, and of each batch that is none its first and last."""
 
     @property
-    def place(self) -> TopicPartition:
+    def partition(self) -> TopicPartition:
         return TopicPartition(self.topic, 0)
 
     async def fill(self) -> None:
@@ -50,7 +50,7 @@ class Scene:
                 first = self._next()
                 self.written += [first, first + 1]
                 raw = [Raw(b"k", b"%d" % number) for number in range(3)]
-                at = aiokafka.TopicPartition(*self.place)
+                at = aiokafka.TopicPartition(*self.partition)
                 first, last = await write(self._kafka, at, how, raw)
                 self.written += [(first, last)] if name in HOSTILE else range(first, last + 1)
             await producer.publish(self.topic, 0, [numbered(2)])
@@ -78,23 +78,23 @@ async def scene(kafka: Kafka) -> Scene:
 async def read(scene: Scene, span: Span) -> list[Shown]:
     found: list[Shown] = []
     async with scene.bus.reader() as reader:
-        async for records in reader.read(scene.place, span):
+        async for records in reader.read(scene.partition, span):
             found += shown(records)
     return found
 
 
 async def test_who_reads_a_topic_again_reads_past_them(scene: Scene) -> None:
     async with scene.bus.reader() as reader:
-        span = (await reader.spans(scene.topic))[scene.place]
+        span = (await reader.spans(scene.topic))[scene.partition]
 
     assert await read(scene, span) == scene.written
 
 
 async def test_a_span_that_ends_in_such_a_batch_has_it(scene: Scene) -> None:
     """The batch begins in the span: of what it is a part nobody else would tell."""
-    for place, shown_batch in enumerate(scene.written):
+    for partition, shown_batch in enumerate(scene.written):
         if isinstance(shown_batch, tuple):
-            before, (first, last) = scene.written[place - 1], shown_batch
+            before, (first, last) = scene.written[partition - 1], shown_batch
             assert await read(scene, Span(first - 1, first + 1)) == [before, (first, last)]
             rest = [(first + 1, last)] if first < last else []
             assert await read(scene, Span(first + 1, last + 2)) == [*rest, last + 1]
@@ -108,8 +108,8 @@ async def test_a_group_goes_on_behind_them_wherever_it_was_interrupted(scene: Sc
         subscription = Subscription(group=group, topics=[scene.topic])
         async with scene.bus.consumer(subscription) as consumer:
             (record,) = await poll_until(bool, consumer, max_records=1)
-            assert await consumer.position(scene.place) == record.offset + 1
-            await consumer.commit({scene.place: record.offset + 1})
+            assert await consumer.position(scene.partition) == record.offset + 1
+            await consumer.commit({scene.partition: record.offset + 1})
             found += shown([record])
 
     assert found == scene.written[:12]

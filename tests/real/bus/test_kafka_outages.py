@@ -97,7 +97,9 @@ async def test_nothing_acknowledged_is_lost_or_out_of_order_over_a_restart(
 
 def _is_complete(records: list[Record], acknowledged: list[list[int]]) -> bool:
     found = {(record.partition, int(record.value or b"")) for record in records}
-    wanted = {(place, number) for place, numbers in enumerate(acknowledged) for number in numbers}
+    wanted = {
+        (partition, number) for partition, numbers in enumerate(acknowledged) for number in numbers
+    }
     return wanted <= found
 
 

@@ -98,11 +98,11 @@ async def test_nothing_unread_is_left_of_a_commit_without_the_right_to_write(
     unseen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, said: unseen.append(said))
     bus = KafkaBus(settings(kafka))
-    places = [TopicPartition(SEEN.name, number) for number in range(SEEN.partitions)]
+    partitions = [TopicPartition(SEEN.name, number) for number in range(SEEN.partitions)]
     for _ in range(5):
         async with bus.transactions(GROUP) as transactions:
-            batches = {place: [numbered(1)] for place in places}
-            doing = transactions.commit(batches, offsets={places[0]: 1}, group=GROUP)
+            batches = {partition: [numbered(1)] for partition in partitions}
+            doing = transactions.commit(batches, offsets={partitions[0]: 1}, group=GROUP)
             error = await raised(doing)
             assert isinstance(error, RefusedError), error
             del error, doing
@@ -116,10 +116,10 @@ async def test_a_commit_of_many_batches_without_the_right_to_write_names_the_rig
     kafka: AuthorizingKafka,
 ) -> None:
     """Its client takes no more of them once it was refused the first, and says nothing by that."""
-    place = TopicPartition(SEEN.name, 0)
+    partition = TopicPartition(SEEN.name, 0)
     large = [Message(key=b"k", value=bytes(900_000), timestamp_ms=0) for _ in range(6)]
     async with KafkaBus(settings(kafka)).transactions(GROUP) as transactions:
-        error = await raised(transactions.commit({place: large}, offsets={}, group=GROUP))
+        error = await raised(transactions.commit({partition: large}, offsets={}, group=GROUP))
 
     assert isinstance(error, RefusedError)
     assert SEEN.name in str(error)

@@ -38,26 +38,26 @@ async def test_an_output_topic_that_is_deleted_is_named_and_no_broker_is_blamed(
 ) -> None:
     name = uuid4().hex[:8]
     topic = Topic(name=f"output-{name}", record=PodRecord, key="uid", partitions=2)
-    place = TopicPartition(topic.name, 0)
+    partition = TopicPartition(topic.name, 0)
     bus = KafkaBus(settings_of(kafka.bootstrap_servers))
     await create_topics(settings_of(kafka.bootstrap_servers), [topic])
     async with bus.producer() as producer, bus.transactions(f"w-{name}") as writer:
-        await producer.publish(*place, [numbered(1)])
-        await writer.commit({place: [numbered(2)]}, offsets={}, group="g")
+        await producer.publish(*partition, [numbered(1)])
+        await writer.commit({partition: [numbered(2)]}, offsets={}, group="g")
         await _delete(kafka.bootstrap_servers, topic)
         for _ in range(2):
             with pytest.raises(TopicsError, match=f"no topic {topic.name}"):
-                await producer.publish(*place, [numbered(3)])
+                await producer.publish(*partition, [numbered(3)])
         with pytest.raises(BusUnavailableError, match=f"no topic {topic.name}"):
-            await writer.commit({place: [numbered(4)]}, offsets={}, group="g")
+            await writer.commit({partition: [numbered(4)]}, offsets={}, group="g")
         await create_topics(settings_of(kafka.bootstrap_servers), [topic])
         async with asyncio.timeout(DEADLINE_SECONDS):
             while True:
                 with suppress(BusError):
-                    await producer.publish(*place, [numbered(5)])
+                    await producer.publish(*partition, [numbered(5)])
                     break
     async with bus.transactions(f"w-{name}") as writer:
-        await writer.commit({place: [numbered(6)]}, offsets={}, group="g")
+        await writer.commit({partition: [numbered(6)]}, offsets={}, group="g")
     asked = Subscription(group=f"g-{name}", topics=[topic.name])
     async with bus.consumer(asked) as consumer:
         found = await poll_until(lambda read: len(read) >= 2, consumer)

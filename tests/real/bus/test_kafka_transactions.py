@@ -41,66 +41,68 @@ def settings(kafka: Kafka) -> KafkaSettings:
 
 
 @pytest.fixture
-async def place(settings: KafkaSettings) -> TopicPartition:
+async def partition(settings: KafkaSettings) -> TopicPartition:
     topic = Topic(name=f"written-{uuid4().hex[:8]}", record=PodRecord, key="uid", partitions=2)
     await create_topics(settings, [topic])
     return TopicPartition(topic.name, 0)
 
 
 @pytest.fixture
-async def stuck(settings: KafkaSettings, place: TopicPartition) -> AsyncIterator[KafkaTransactions]:
+async def stuck(
+    settings: KafkaSettings, partition: TopicPartition
+) -> AsyncIterator[KafkaTransactions]:
     """Yield a writer in the middle of a transaction that has one record by now."""
-    stuck = KafkaTransactions(KafkaConnection(settings), place.topic)
+    stuck = KafkaTransactions(KafkaConnection(settings), partition.topic)
     await stuck.open()
     client = client_of(stuck)
     await client.begin_transaction()
     batch = client.create_batch()
     batch.append(key=b"node-a", value=b"left open", timestamp=1)
-    await (await client.send_batch(batch, place.topic, partition=place.partition))
+    await (await client.send_batch(batch, partition.topic, partition=partition.partition))
     yield stuck
     await stuck.close()
 
 
 async def test_what_a_writer_left_open_is_aborted_by_the_next_one(
-    settings: KafkaSettings, place: TopicPartition, stuck: KafkaTransactions
+    settings: KafkaSettings, partition: TopicPartition, stuck: KafkaTransactions
 ) -> None:
     """At once, not after the time that a transaction may take."""
     assert is_in_transaction(stuck)
-    asked = Subscription(group=f"g-{place.topic}", topics=[place.topic])
+    asked = Subscription(group=f"g-{partition.topic}", topics=[partition.topic])
     bus = KafkaBus(settings)
-    async with bus.transactions(place.topic) as next_one, bus.consumer(asked) as consumer:
+    async with bus.transactions(partition.topic) as next_one, bus.consumer(asked) as consumer:
         begun = time.monotonic()
-        await next_one.commit({place: [numbered(1)]}, offsets={}, group=GROUP)
+        await next_one.commit({partition: [numbered(1)]}, offsets={}, group=GROUP)
 
         assert texts(await poll_until(bool, consumer)) == ["1"]
         assert time.monotonic() - begun < 30
 
 
 async def test_a_writer_that_closes_in_the_middle_makes_nobody_wait(
-    settings: KafkaSettings, place: TopicPartition, stuck: KafkaTransactions
+    settings: KafkaSettings, partition: TopicPartition, stuck: KafkaTransactions
 ) -> None:
-    asked = Subscription(group=f"g-{place.topic}", topics=[place.topic])
+    asked = Subscription(group=f"g-{partition.topic}", topics=[partition.topic])
     bus = KafkaBus(settings)
     async with bus.producer() as producer, bus.consumer(asked) as consumer:
-        await producer.publish(*place, [numbered(1)])
-        assert await consumer.end_offsets([place]) == {place: 0}
+        await producer.publish(*partition, [numbered(1)])
+        assert await consumer.end_offsets([partition]) == {partition: 0}
         await stuck.close()
 
         assert texts(await poll_until(bool, consumer)) == ["1"]
 
 
 async def test_an_open_transaction_shows_as_the_time_for_which_it_withholds_what_is_behind_it(
-    settings: KafkaSettings, place: TopicPartition, stuck: KafkaTransactions
+    settings: KafkaSettings, partition: TopicPartition, stuck: KafkaTransactions
 ) -> None:
     """Or a consumer would stand still, and all that is shown of it say that it is at the end."""
-    asked = Subscription(group=f"g-{place.topic}", topics=[place.topic])
+    asked = Subscription(group=f"g-{partition.topic}", topics=[partition.topic])
     bus = KafkaBus(settings)
     async with bus.producer() as producer, bus.consumer(asked) as consumer:
-        await producer.publish(*place, [numbered(1)])
+        await producer.publish(*partition, [numbered(1)])
         async with asyncio.timeout(DEADLINE_SECONDS):
             while consumer.withheld_seconds() <= 1:
                 assert await poll_once(consumer) == []
-        labels = {"topic": place.topic, "consumer": asked.group}
+        labels = {"topic": partition.topic, "consumer": asked.group}
         shown = REGISTRY.get_sample_value("gpuledger_records_withheld_seconds", labels)
         assert shown is not None
         assert shown > 1
@@ -111,14 +113,14 @@ async def test_an_open_transaction_shows_as_the_time_for_which_it_withholds_what
 
 
 async def test_a_committed_offset_is_told_once_no_transaction_will_move_it(
-    settings: KafkaSettings, place: TopicPartition, stuck: KafkaTransactions
+    settings: KafkaSettings, partition: TopicPartition, stuck: KafkaTransactions
 ) -> None:
     """A worker that went on from the one before would make once more what was made already."""
-    bus, client, group = KafkaBus(settings), client_of(stuck), f"g-{place.topic}"
-    async with bus.consumer(Subscription(group=group, topics=[place.topic])) as consumer:
-        offsets = {aiokafka.TopicPartition(*place): 1}
+    bus, client, group = KafkaBus(settings), client_of(stuck), f"g-{partition.topic}"
+    async with bus.consumer(Subscription(group=group, topics=[partition.topic])) as consumer:
+        offsets = {aiokafka.TopicPartition(*partition): 1}
         await client.send_offsets_to_transaction(offsets, group)
-        asking = asyncio.create_task(consumer.committed(place))
+        asking = asyncio.create_task(consumer.committed(partition))
         await asyncio.wait({asking}, timeout=1)
         assert not asking.done()
         await client.commit_transaction()
@@ -126,19 +128,19 @@ async def test_a_committed_offset_is_told_once_no_transaction_will_move_it(
 
 
 async def test_a_writer_that_lost_its_sequence_is_over_and_the_next_one_goes_on(
-    settings: KafkaSettings, place: TopicPartition
+    settings: KafkaSettings, partition: TopicPartition
 ) -> None:
     bus = KafkaBus(settings)
-    asked = Subscription(group=f"g-{place.topic}", topics=[place.topic])
-    async with bus.transactions(place.topic) as writer:
-        await writer.commit({place: [numbered(1)]}, offsets={}, group=GROUP)
+    asked = Subscription(group=f"g-{partition.topic}", topics=[partition.topic])
+    async with bus.transactions(partition.topic) as writer:
+        await writer.commit({partition: [numbered(1)]}, offsets={}, group=GROUP)
         assert isinstance(writer, KafkaTransactions)
-        lose_sequence(writer, place)
+        lose_sequence(writer, partition)
         for _ in range(2):
             with pytest.raises(BusUnavailableError, match="OutOfOrderSequenceNumber"):
-                await writer.commit({place: [numbered(2)]}, offsets={place: 9}, group=GROUP)
-    async with bus.transactions(place.topic) as writer, bus.consumer(asked) as consumer:
-        await writer.commit({place: [numbered(3)]}, offsets={}, group=GROUP)
+                await writer.commit({partition: [numbered(2)]}, offsets={partition: 9}, group=GROUP)
+    async with bus.transactions(partition.topic) as writer, bus.consumer(asked) as consumer:
+        await writer.commit({partition: [numbered(3)]}, offsets={}, group=GROUP)
         assert texts(await poll_until(lambda found: len(found) >= 2, consumer)) == ["1", "3"]
 
 
@@ -149,19 +151,19 @@ async def test_a_commit_without_a_broker_fails_in_time_and_works_again_when_it_i
     settings = settings_of(kafka.bootstrap_servers, request_timeout_seconds=3.0)
     topic = Topic(name="written", record=PodRecord, key="uid", partitions=2)
     await create_topics(settings, [topic])
-    bus, place = KafkaBus(settings), TopicPartition(topic.name, 0)
+    bus, partition = KafkaBus(settings), TopicPartition(topic.name, 0)
     async with bus.transactions("w") as writer:
-        await writer.commit({place: [numbered(1)]}, offsets={place: 1}, group=GROUP)
+        await writer.commit({partition: [numbered(1)]}, offsets={partition: 1}, group=GROUP)
         kafka.kill()
         with pytest.raises(BusUnavailableError, match="did not answer within 3 s"):
-            await writer.commit({place: [numbered(2)]}, offsets={place: 2}, group=GROUP)
+            await writer.commit({partition: [numbered(2)]}, offsets={partition: 2}, group=GROUP)
     with pytest.raises(BusUnavailableError):
         async with bus.transactions("w"):
             pass
     kafka.start()
     asked = Subscription(group="g", topics=[topic.name])
     async with bus.transactions("w") as writer, bus.consumer(asked) as consumer:
-        await writer.commit({place: [numbered(3)]}, offsets={place: 3}, group=GROUP)
+        await writer.commit({partition: [numbered(3)]}, offsets={partition: 3}, group=GROUP)
         assert texts(await poll_until(lambda found: len(found) >= 2, consumer)) == ["1", "3"]
 
 
@@ -173,12 +175,12 @@ async def test_a_writer_closed_under_a_commit_that_stalls_never_aborts_under_it(
     settings = settings_of(kafka.bootstrap_servers)
     topic = Topic(name="written", record=PodRecord, key="uid", partitions=2)
     await create_topics(settings, [topic])
-    bus, place = KafkaBus(settings), TopicPartition(topic.name, 0)
+    bus, partition = KafkaBus(settings), TopicPartition(topic.name, 0)
     async with bus.transactions("w") as writer:
-        await writer.commit({place: [numbered(1)]}, offsets={place: 1}, group=GROUP)
+        await writer.commit({partition: [numbered(1)]}, offsets={partition: 1}, group=GROUP)
         kafka.process.send(signal.SIGSTOP)
         committing = asyncio.create_task(
-            writer.commit({place: [numbered(2)]}, offsets={place: 2}, group=GROUP)
+            writer.commit({partition: [numbered(2)]}, offsets={partition: 2}, group=GROUP)
         )
         await asyncio.sleep(0.3)
         assert isinstance(writer, KafkaTransactions)
@@ -191,7 +193,7 @@ async def test_a_writer_closed_under_a_commit_that_stalls_never_aborts_under_it(
             await committing
     asked = Subscription(group="g", topics=[topic.name])
     async with bus.transactions("w") as writer, bus.consumer(asked) as consumer:
-        await writer.commit({place: [numbered(3)]}, offsets={place: 3}, group=GROUP)
+        await writer.commit({partition: [numbered(3)]}, offsets={partition: 3}, group=GROUP)
         found = texts(
             await poll_until(lambda read: any(each.value == b"3" for each in read), consumer)
         )
@@ -207,7 +209,7 @@ async def test_an_id_that_is_given_up_while_it_is_opened_is_its_next_owners(
     settings = settings_of(kafka.bootstrap_servers)
     topic = Topic(name="written", record=PodRecord, key="uid", partitions=2)
     await create_topics(settings, [topic])
-    bus, place = KafkaBus(settings), TopicPartition(topic.name, 0)
+    bus, partition = KafkaBus(settings), TopicPartition(topic.name, 0)
     async with (
         TransactionalWriters(bus=bus, group=GROUP, finish_seconds=1.0) as before,
         TransactionalWriters(bus=bus, group=GROUP, finish_seconds=1.0) as after,
@@ -223,4 +225,4 @@ async def test_an_id_that_is_given_up_while_it_is_opened_is_its_next_owners(
         kafka.process.send(signal.SIGCONT)
         await after.open([0])
         for offset in range(3):
-            await after.commit(0, {place: [numbered(offset)]}, offsets={place: offset + 1})
+            await after.commit(0, {partition: [numbered(offset)]}, offsets={partition: offset + 1})

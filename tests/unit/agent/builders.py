@@ -9,6 +9,7 @@ from agent.context import Host, run_agent
 from agent.gpu.nvidia.session import NvmlSession
 from agent.settings import AgentSettings
 from gpuledger.bus.memory import MemoryBus
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.runtime import Readiness
 from simulator.clock import ManualClock
 from simulator.scenario.load import parse_scenario
@@ -22,7 +23,7 @@ class RingingClock(ManualClock):
 
     def __init__(self, *, rings_after_seconds: float) -> None:
         super().__init__(start_ns=EPOCH_NS)
-        self._rings_at_ns = EPOCH_NS + round(rings_after_seconds * 1e9)
+        self._rings_at_ns = EPOCH_NS + round(rings_after_seconds * NS_PER_SECOND)
         self.rung = asyncio.Event()
 
     @override

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.core.normalize.driver_clock import SetBack
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import NodeSample
 from simulator.clock import ManualClock, NodeClock, SetClock
 from simulator.scenario.load import load_scenario
 from simulator.scenario.schema import ClockStep
 from simulator.simulation import SimulatedNode, Simulation
 from tests.ticks import play
-from tests.unit.agent.test_sampling import EPOCH_NS, QUICKSTART, SECOND_NS, busy_seconds
+from tests.unit.agent.test_sampling import EPOCH_NS, QUICKSTART, busy_seconds
 
 NODE = "gpu-node-1"
 STEP_AT = 20
@@ -33,7 +34,7 @@ def simulation_of(steps: Steps, clock: ManualClock) -> Simulation:
 
 
 def played(steps: Steps, *, driver_follows: bool = True) -> tuple[list[NodeSample], float]:
-    """Return the ticks, and for how long pods' processes kept GPUs busy that nobody was told."""
+    """Return the ticks, and for how long pods' processes kept GPUs busy unbeknown to the ticks."""
     clock = ManualClock(start_ns=EPOCH_NS)
     simulation = simulation_of(steps if driver_follows else (), clock)
     node = simulation.node(NODE)
@@ -42,15 +43,18 @@ def played(steps: Steps, *, driver_follows: bool = True) -> tuple[list[NodeSampl
     clock.advance(0.1)
     start_ns = clock.time_ns()
     samples = [tick.sample for tick in play(node, clock, [0.25, *[1.0] * TICKS])]
-    told = busy_seconds(samples)
+    reported = busy_seconds(samples)
     truth = simulation.truth(start_ns, clock.time_ns(), NODE)
-    return samples, sum(used.busy_seconds - told[used.uid] for used in truth)
+    return samples, sum(used.busy_seconds - reported[used.uid] for used in truth)
 
 
 def shown_by_another_clock(node: SimulatedNode, clock: ManualClock, steps: Steps) -> SimulatedNode:
     """Return the node whose wall clock is set and whose driver stamps by a clock of its own."""
     booted_ns = clock.time_ns() - node.clock.boottime_ns()
-    made = [SetClock(EPOCH_NS + round(at * SECOND_NS), round(by * SECOND_NS)) for at, by in steps]
+    made = [
+        SetClock(EPOCH_NS + round(at * NS_PER_SECOND), round(by * NS_PER_SECOND))
+        for at, by in steps
+    ]
     return replace(node, clock=NodeClock(clock, boot_time_ns=booted_ns, steps=made))
 
 
@@ -94,7 +98,7 @@ def test_seq_and_intervals_follow_no_clock_that_can_be_set(steps: list[tuple[int
     assert [sample.seq for sample in samples[1:]] == [
         samples[0].seq + 1000 * number for number in range(1, TICKS + 1)
     ]
-    assert {sample.interval_ns for sample in samples[1:]} == {SECOND_NS}
+    assert {sample.interval_ns for sample in samples[1:]} == {NS_PER_SECOND}
 
 
 def test_samples_of_both_times_are_expected_until_the_drivers_buffers_are_past_it() -> None:
@@ -104,8 +108,8 @@ def test_samples_of_both_times_are_expected_until_the_drivers_buffers_are_past_i
         follows = SetBack()
         shown[back_seconds] = 0
         for second in range(400):
-            back_ns = round(back_seconds * SECOND_NS) if second >= 100 else 0
-            boottime_ns = second * SECOND_NS
+            back_ns = round(back_seconds * NS_PER_SECOND) if second >= 100 else 0
+            boottime_ns = second * NS_PER_SECOND
             follows.follow(time_ns=EPOCH_NS + boottime_ns - back_ns, boottime_ns=boottime_ns)
             shown[back_seconds] += follows.is_recent
     assert shown == {0.01: 0, 5: 7, 3600: 151}

@@ -252,7 +252,7 @@ def test_every_flag_can_be_given_by_each_of_its_names() -> None:
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.names.split()[0])
-def test_the_documentation_tells_of_every_flag(flag: Flag) -> None:
+def test_the_documentation_reports_of_every_flag(flag: Flag) -> None:
     page = Path(__file__).parents[3] / "docs" / "agent.md"
     assert f"`{flag.variable}`" in page.read_text()
     assert f"`--{flag.names.split()[0]}`" in page.read_text()

@@ -14,6 +14,7 @@ from agent.settings import AgentSettings
 from agent.source_selection import play
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Subscription
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.codec import decoder_of
 from gpuledger.records import Incident, NodeSample, Severity
 from gpuledger.runtime import Readiness
@@ -22,7 +23,7 @@ from simulator.scenario.load import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
 from tests.default_topics import INCIDENTS, SAMPLES
 from tests.hanging import HANG_SECONDS
-from tests.unit.agent.core.incidents.builders import EPOCH_NS, SECOND_NS, pausing
+from tests.unit.agent.core.incidents.builders import EPOCH_NS, pausing
 
 FAULT_SECONDS = 20.0
 CONTENT: dict[str, Any] = {
@@ -58,7 +59,7 @@ class MovedClock(ManualClock):
     @override
     async def sleep(self, seconds: float) -> None:
         awake = asyncio.Event()
-        self._wakings.append((self.time_ns() + round(seconds * SECOND_NS), awake))
+        self._wakings.append((self.time_ns() + round(seconds * NS_PER_SECOND), awake))
         await awake.wait()
 
     async def move(self, seconds: float) -> None:
@@ -143,9 +144,9 @@ async def test_a_fault_is_on_the_bus_once_with_who_was_on_the_gpu(
 ) -> None:
     async with running(node, clock) as agent:
         await agent.until(lambda: agent.is_ready, step_seconds=0.02)
-        assert clock.time_ns() < EPOCH_NS + FAULT_SECONDS * SECOND_NS
+        assert clock.time_ns() < EPOCH_NS + FAULT_SECONDS * NS_PER_SECOND
         await agent.until(lambda: len(agent.incidents) == 3, step_seconds=0.25)
-        until_ns = clock.time_ns() + 2 * SECOND_NS
+        until_ns = clock.time_ns() + 2 * NS_PER_SECOND
         await agent.until(lambda: clock.time_ns() > until_ns, step_seconds=0.25)
 
     by_what = {(one.kind, one.xid): one for one in agent.incidents}

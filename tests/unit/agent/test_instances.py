@@ -10,14 +10,13 @@ from agent.core.tick import ClockReading, NodeTick
 from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import Account, NodeSample, ProcessChange, ProcessRecord
 from simulator.clock import ManualClock
 from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 from tests.ticks import play
 from tests.unit.simulator.mig_builders import EPOCH_NS, GIB, cut_simulation
-
-SECOND_NS = 1_000_000_000
 
 
 def records_of(ticks: list[NodeTick]) -> list[ProcessRecord]:
@@ -89,11 +88,11 @@ def test_a_new_cut_is_in_the_next_tick_and_ends_what_was_in_the_old_one(
 
 
 def test_the_tick_of_a_new_cut_says_so(cut: list[NodeTick]) -> None:
-    told = [(place, tick.relayouted) for place, tick in enumerate(cut) if tick.relayouted]
+    reported = [(place, tick.relayouted) for place, tick in enumerate(cut) if tick.relayouted]
     first_new = next(
         place for place, tick in enumerate(cut) if tick.sample.gpus[1].mig_profile == "7g.80gb"
     )
-    assert told == [(first_new, [cut[0].sample.gpus[0].uuid])]
+    assert reported == [(first_new, [cut[0].sample.gpus[0].uuid])]
 
 
 def test_an_instance_that_vanishes_with_a_process_in_it_ends_that(clock: ManualClock) -> None:
@@ -125,7 +124,7 @@ def sums(samples: list[NodeSample]) -> dict[str, float]:
 def test_the_books_of_a_cut_gpu_sum_to_the_gpu(cut: list[NodeTick]) -> None:
     samples = [tick.sample for tick in cut]
     booked = sums(samples)
-    boards = [(one.gpus[0], one.interval_ns / SECOND_NS) for one in samples]
+    boards = [(one.gpus[0], one.interval_ns / NS_PER_SECOND) for one in samples]
     whole = sum((gpu.memory_total_bytes or 0) * seconds for gpu, seconds in boards)
     assert booked["memory"] == pytest.approx(whole, rel=1e-9)
     assert booked["joules"] == pytest.approx(sum(gpu.energy_millijoules or 0 for gpu, _ in boards))

@@ -43,5 +43,5 @@ async def test_the_reason_for_the_end_is_published_before_it() -> None:
             settings=AgentSettings(node_name="node-a", watchdog_seconds=0.3),
             readiness=Readiness(),
         )
-    told = [(one.kind, one.gpu_uuid) for one in await incidents_on(bus)]
-    assert told == [("gpu_lost", "GPU-0"), ("agent_ended", "GPU-0")]
+    reported = [(one.kind, one.gpu_uuid) for one in await incidents_on(bus)]
+    assert reported == [("gpu_lost", "GPU-0"), ("agent_ended", "GPU-0")]

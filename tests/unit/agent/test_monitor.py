@@ -1,4 +1,4 @@
-"""The watch: what the sources see becomes incidents, each told once and at once."""
+"""The watch: what the sources see becomes incidents, each reported once and at once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -14,6 +14,7 @@ from agent.host.kmsg import Kmsg
 from agent.host.procfs import ProcessReader
 from agent.metrics import INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
 from agent.monitor import IncidentMonitor
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuHealth, IncidentProcess, Severity
 from gpuledger.runtime import Check
 from simulator.simulation import SimulatedNode
@@ -22,9 +23,8 @@ from tests.hanging import HANG_SECONDS
 from tests.metric_values import value_of
 from tests.unit.agent.core.incidents.builders import (
     EPOCH_NS,
-    SECOND_NS,
     PatientClock,
-    Told,
+    Reported,
     failing_node,
     gpus_of,
     pausing,
@@ -36,7 +36,7 @@ WELL = GpuHealth(recovery_action="none", remapped_rows_pending=False, remapped_r
 
 def watch_of(
     node: SimulatedNode,
-    told: Told,
+    reported: Reported,
     *,
     processes: Sequence[IncidentProcess] = (),
     open_kmsg: Callable[[], Kmsg] | None = None,
@@ -47,7 +47,7 @@ def watch_of(
         boot_id="boot-1",
         source=NvmlSession(node.nvml),
         clock=node.clock,
-        publish=told,
+        publish=reported,
         processes_on=lambda _uuid, _instance: processes,
         open_kmsg=open_kmsg,
         kmsg_check=check,
@@ -74,24 +74,26 @@ def clock() -> PatientClock:
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def reported() -> Reported:
+    return Reported()
 
 
 @pytest.fixture
-def idle(told: Told, clock: PatientClock) -> IncidentMonitor:
-    return watch_of(failing_node(clock=clock), told)
+def idle(reported: Reported, clock: PatientClock) -> IncidentMonitor:
+    return watch_of(failing_node(clock=clock), reported)
 
 
 def xid(code: int = 79, *, source: str = "nvml", at: float = 0, **more: object) -> Detection:
     given = {"kind": "xid", "gpu_uuid": GPU, "xid": code, "source": source, **more}
-    return Detection(time_ns=EPOCH_NS + round(at * SECOND_NS), **given)  # type: ignore[arg-type]  # a test's own fields
+    return Detection(time_ns=EPOCH_NS + round(at * NS_PER_SECOND), **given)  # type: ignore[arg-type]  # a test's own fields
 
 
-async def test_an_event_is_told_with_who_was_on_the_gpu(clock: PatientClock, told: Told) -> None:
+async def test_an_event_is_reported_with_who_was_on_the_gpu(
+    clock: PatientClock, reported: Reported
+) -> None:
     node = failing_node({"at_seconds": 1, "xid": 48, "gpu_instance": 3}, clock=clock)
     on_it = [IncidentProcess(pid=7, command="train", pod_uid="uid-train")]
-    watch = watch_of(node, told, processes=on_it)
+    watch = watch_of(node, reported, processes=on_it)
     gpus = gpus_of(node)
     waits = asyncio.Event()
     node.nvml.events.pause = pausing(waits)
@@ -99,17 +101,17 @@ async def test_an_event_is_told_with_who_was_on_the_gpu(clock: PatientClock, tol
         await asyncio.to_thread(watch.opened, gpus)
         await asyncio.wait_for(waits.wait(), HANG_SECONDS)
         clock.advance(2)
-        incident = await told.next()
+        incident = await reported.next()
 
     assert (incident.kind, incident.xid, incident.source) == ("xid", 48, "nvml")
     assert (incident.gpu_uuid, incident.gpu_instance) == (gpus[0].uuid, 3)
     assert incident.gpu_index == 0
-    assert incident.time_ns == EPOCH_NS + SECOND_NS
+    assert incident.time_ns == EPOCH_NS + NS_PER_SECOND
     assert incident.processes == on_it
 
 
-async def test_a_gpu_is_told_by_its_index_also_once_it_is_lost_and_an_unknown_one_has_none(
-    told: Told, idle: IncidentMonitor, clock: PatientClock
+async def test_a_gpu_is_reported_by_its_index_also_once_it_is_lost_and_an_unknown_one_has_none(
+    reported: Reported, idle: IncidentMonitor, clock: PatientClock
 ) -> None:
     """The library does not list a lost GPU when it is opened again."""
     gpus = gpus_of(failing_node(clock=clock))
@@ -121,57 +123,59 @@ async def test_a_gpu_is_told_by_its_index_also_once_it_is_lost_and_an_unknown_on
     for uuid in (*(gpu.uuid for gpu in gpus), "PCI:0000:3B:00"):
         idle.report("gpu_lost", uuid, "it is lost")
 
-    assert [one.gpu_index for one in told.incidents] == [0, 1, None]
+    assert [one.gpu_index for one in reported.incidents] == [0, 1, None]
 
 
-async def test_what_both_sources_see_is_told_once_and_counted(
-    told: Told, clock: PatientClock
+async def test_what_both_sources_see_is_reported_once_and_counted(
+    reported: Reported, clock: PatientClock
 ) -> None:
     node = failing_node({"at_seconds": 1, "xid": 79, "told_by": "kmsg"}, clock=clock)
-    watch = watch_of(node, told, open_kmsg=node.open_kmsg)
+    watch = watch_of(node, reported, open_kmsg=node.open_kmsg)
     watch.opened(gpus_of(node))
     before = value_of(INCIDENTS_DUPLICATE.labels(source="nvml"))
     async with running(watch):
         clock.advance(2)
-        first = await told.next()
+        first = await reported.next()
         watch.handle(xid(gpu_uuid=node.gpus[0].facts.uuid, at=1.2))
 
     assert (first.source, first.gpu_uuid) == ("kmsg", node.gpus[0].facts.uuid)
-    assert told.incidents == [first]
+    assert reported.incidents == [first]
     assert value_of(INCIDENTS_DUPLICATE.labels(source="nvml")) == before + 1
 
 
 async def test_a_log_that_cannot_be_read_does_not_cost_the_events(
-    told: Told, clock: PatientClock
+    reported: Reported, clock: PatientClock
 ) -> None:
     def refuse() -> Kmsg:
         raise PermissionError(1, "Operation not permitted")
 
     node, check = failing_node(clock=clock), Check()
-    watch = watch_of(node, told, open_kmsg=refuse, check=check)
+    watch = watch_of(node, reported, open_kmsg=refuse, check=check)
     async with running(watch):
         watch.hand_over(xid())
-        assert (await told.next()).xid == 79
+        assert (await reported.next()).xid == 79
     assert "cannot read the kernel's log" in check.detail
 
 
-async def test_what_came_before_the_loop_ran_is_told(idle: IncidentMonitor, told: Told) -> None:
+async def test_what_came_before_the_loop_ran_is_reported(
+    idle: IncidentMonitor, reported: Reported
+) -> None:
     idle.hand_over(xid())
     async with running(idle):
-        assert (await told.next()).xid == 79
+        assert (await reported.next()).xid == 79
 
 
 async def test_what_nobody_takes_in_time_is_counted_and_the_oldest_is_kept(
-    idle: IncidentMonitor, told: Told
+    idle: IncidentMonitor, reported: Reported
 ) -> None:
     before = value_of(INCIDENTS_DROPPED)
     for number in range(5000):
         idle.hand_over(xid(31, at=number))
 
     async with running(idle):
-        first = await told.next()
-        while len(told.incidents) < 4096:
-            await told.next()
+        first = await reported.next()
+        while len(reported.incidents) < 4096:
+            await reported.next()
     assert value_of(INCIDENTS_DROPPED) == before + 5000 - 4096
     assert first.time_ns == EPOCH_NS
 
@@ -187,36 +191,38 @@ class SleepingClock(PatientClock):
         await super().sleep(seconds)
 
 
-async def test_a_burst_is_told_no_faster_than_a_disk_can_take_it(told: Told) -> None:
+async def test_a_burst_is_reported_no_faster_than_a_disk_can_take_it(reported: Reported) -> None:
     clock = SleepingClock(start_ns=EPOCH_NS)
-    watch = watch_of(failing_node(clock=clock), told)
+    watch = watch_of(failing_node(clock=clock), reported)
     for number in range(2000):
         watch.hand_over(xid(31, at=number))
     async with running(watch):
-        while len(told.incidents) < 2000:
-            await told.next()
+        while len(reported.incidents) < 2000:
+            await reported.next()
     assert 0.9 <= clock.slept_seconds <= 2
 
 
-def test_the_process_that_the_kernel_names_is_told_even_where_it_is_gone(
-    told: Told, clock: PatientClock
+def test_the_process_that_the_kernel_names_is_reported_even_where_it_is_gone(
+    reported: Reported, clock: PatientClock
 ) -> None:
-    watch = watch_of(failing_node(clock=clock), told, processes=[IncidentProcess(pid=7)])
+    watch = watch_of(failing_node(clock=clock), reported, processes=[IncidentProcess(pid=7)])
     watch.handle(xid(source="kmsg", pid=9, command="gone"))
     watch.handle(xid(31, source="kmsg", pid=7, command="there"))
 
-    assert [one.processes for one in told.incidents] == [
+    assert [one.processes for one in reported.incidents] == [
         [IncidentProcess(pid=7), IncidentProcess(pid=9, command="gone")],
         [IncidentProcess(pid=7)],
     ]
 
 
-def test_what_the_agent_finds_out_is_told_with_its_words(idle: IncidentMonitor, told: Told) -> None:
+def test_what_the_agent_finds_out_is_reported_with_its_words(
+    idle: IncidentMonitor, reported: Reported
+) -> None:
     before = value_of(INCIDENTS.labels(kind="gpu_lost", source="agent"))
     idle.report("gpu_lost", GPU, "nvmlDeviceGetName: GPU is lost")
     idle.report("gpu_lost", GPU, "nvmlDeviceGetName: GPU is lost")
 
-    first, second = told.incidents
+    first, second = reported.incidents
     assert first == second
     assert first.severity is Severity.CRITICAL
     assert first.message.endswith("for this GPU: nvmlDeviceGetName: GPU is lost")
@@ -224,8 +230,8 @@ def test_what_the_agent_finds_out_is_told_with_its_words(idle: IncidentMonitor, 
     assert value_of(INCIDENTS.labels(kind="gpu_lost", source="agent")) == before + 2
 
 
-def test_a_new_cut_that_an_event_and_a_later_tick_saw_is_told_once(
-    idle: IncidentMonitor, told: Told, clock: PatientClock
+def test_a_new_cut_that_an_event_and_a_later_tick_saw_is_reported_once(
+    idle: IncidentMonitor, reported: Reported, clock: PatientClock
 ) -> None:
     idle.handle(Detection(kind="mig_changed", gpu_uuid=GPU, time_ns=EPOCH_NS, source="nvml"))
     clock.advance(5)
@@ -234,48 +240,50 @@ def test_a_new_cut_that_an_event_and_a_later_tick_saw_is_told_once(
     clock.advance(15)
     idle.report("mig_changed", GPU, "it has no instances now")
 
-    found = [(one.gpu_uuid, one.source) for one in told.incidents]
+    found = [(one.gpu_uuid, one.source) for one in reported.incidents]
     assert found == [(GPU, "nvml"), ("GPU-2", "agent"), (GPU, "agent")]
 
 
-def test_a_worse_reading_without_an_event_is_told_once(idle: IncidentMonitor, told: Told) -> None:
+def test_a_worse_reading_without_an_event_is_reported_once(
+    idle: IncidentMonitor, reported: Reported
+) -> None:
     worse = GpuHealth(recovery_action="reset", remapped_rows_pending=True)
     for second, health in enumerate([WELL, worse, worse, GpuHealth(), worse]):
-        idle.evaluate_health(GPU, health, time_ns=EPOCH_NS + second * SECOND_NS)
+        idle.evaluate_health(GPU, health, time_ns=EPOCH_NS + second * NS_PER_SECOND)
 
-    assert [(one.kind, one.action) for one in told.incidents] == [
+    assert [(one.kind, one.action) for one in reported.incidents] == [
         ("recovery_action", "RESET_GPU"),
         ("row_remap_pending", "RESET_GPU"),
     ]
-    assert {one.time_ns for one in told.incidents} == {EPOCH_NS + SECOND_NS}
+    assert {one.time_ns for one in reported.incidents} == {EPOCH_NS + NS_PER_SECOND}
 
 
-def test_a_worse_reading_that_an_event_told_of_is_not_told_again(
-    idle: IncidentMonitor, told: Told
+def test_a_worse_reading_that_an_event_reported_of_is_not_reported_again(
+    idle: IncidentMonitor, reported: Reported
 ) -> None:
     idle.evaluate_health(GPU, WELL, time_ns=EPOCH_NS)
     idle.handle(xid(63, at=5))
     idle.handle(xid(154, at=5, source="kmsg", action="RESET_GPU"))
     worse = GpuHealth(recovery_action="reset", remapped_rows_pending=True)
-    idle.evaluate_health(GPU, worse, time_ns=EPOCH_NS + 10 * SECOND_NS)
+    idle.evaluate_health(GPU, worse, time_ns=EPOCH_NS + 10 * NS_PER_SECOND)
 
-    assert [one.xid for one in told.incidents] == [63, 154]
+    assert [one.xid for one in reported.incidents] == [63, 154]
 
 
 @pytest.mark.parametrize(("gpu", "at"), [("GPU-2", 5), (GPU, -120)])
 def test_an_event_of_another_gpu_or_of_long_ago_says_nothing(
-    idle: IncidentMonitor, told: Told, gpu: str, at: float
+    idle: IncidentMonitor, reported: Reported, gpu: str, at: float
 ) -> None:
     idle.evaluate_health(GPU, WELL, time_ns=EPOCH_NS)
     idle.handle(xid(63, gpu_uuid=gpu, at=at))
     idle.evaluate_health(
-        GPU, GpuHealth(remapped_rows_pending=True), time_ns=EPOCH_NS + 10 * SECOND_NS
+        GPU, GpuHealth(remapped_rows_pending=True), time_ns=EPOCH_NS + 10 * NS_PER_SECOND
     )
 
-    assert [one.kind for one in told.incidents] == ["xid", "row_remap_pending"]
+    assert [one.kind for one in reported.incidents] == ["xid", "row_remap_pending"]
 
 
-def test_the_table_of_processes_tells_who_is_on_a_gpu_or_its_instances() -> None:
+def test_the_table_of_processes_reports_who_is_on_a_gpu_or_its_instances() -> None:
     procfs = FakeProcfs()
     procfs.start(7, started_ticks=5, cgroup="/system.slice/ssh.service", command="train")
     procfs.start(9, started_ticks=5, cgroup="/system.slice/ssh.service", command="other")

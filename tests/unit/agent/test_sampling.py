@@ -12,6 +12,7 @@ from agent.core.raw import ListedProcess, RawGpuSample
 from agent.core.tick import ClockReading, NodeTick
 from agent.metrics import READINGS_DROPPED
 from agent.sampling import Sampler
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import (
     ContainerRef,
     DeviceAllocation,
@@ -31,15 +32,14 @@ from tests.ticks import play
 
 QUICKSTART = Path(__file__).parents[3] / "scenarios" / "quickstart.yaml"
 EPOCH_NS = 1_795_000_000_000_000_000
-SECOND_NS = 1_000_000_000
 WINDOW_SECONDS = 1 / 6
 ONE, TWO = "a" * 64, "b" * 64
 
 
 def moment(seconds: float) -> ClockReading:
-    now_ns = round(seconds * SECOND_NS)
+    now_ns = round(seconds * NS_PER_SECOND)
     return ClockReading(
-        time_ns=EPOCH_NS + now_ns, monotonic_ns=now_ns, boottime_ns=100 * SECOND_NS + now_ns
+        time_ns=EPOCH_NS + now_ns, monotonic_ns=now_ns, boottime_ns=100 * NS_PER_SECOND + now_ns
     )
 
 
@@ -93,22 +93,22 @@ def test_the_first_answers_only_open_the_first_interval(
     tick = sample(sampler, [answers()], 1.25)
     assert tick
     assert (tick.sample.node, tick.sample.boot_id) == ("node-1", "boot-1")
-    assert (tick.sample.interval_ns, tick.sample.seq) == (SECOND_NS // 4, 101_250)
-    assert tick.sample.time_ns == EPOCH_NS + SECOND_NS * 5 // 4
+    assert (tick.sample.interval_ns, tick.sample.seq) == (NS_PER_SECOND // 4, 101_250)
+    assert tick.sample.time_ns == EPOCH_NS + NS_PER_SECOND * 5 // 4
     assert [record.change for record in tick.processes] == [ProcessChange.SEEN, ProcessChange.ENDED]
     (process,) = tick.sample.processes
     assert process.ended
     assert tick.sample.containers == [ContainerRef(container_id=ONE)]
 
 
-def test_an_interval_that_no_record_may_claim_is_given_up_and_told(sampler: Sampler) -> None:
+def test_an_interval_that_no_record_may_claim_is_given_up_and_reported(sampler: Sampler) -> None:
     """As that of an agent that was stopped for days; the counters are kept, so that falls show."""
     sample(sampler, [answers()], 0)
     assert tick_at(sampler, [answers()], MAX_INTERVAL_SECONDS).interval_ns == MAX_INTERVAL_NS
     with capture_logs() as lines:
         assert sample(sampler, [answers()], 2 * MAX_INTERVAL_SECONDS + 0.5) is None
         after = tick_at(sampler, [answers()], 2 * MAX_INTERVAL_SECONDS + 1.5)
-    assert after.interval_ns == SECOND_NS
+    assert after.interval_ns == NS_PER_SECOND
     assert [(line["event"], line["interval_seconds"]) for line in lines] == [
         ("interval_dropped", MAX_INTERVAL_SECONDS + 0.5)
     ]
@@ -189,7 +189,7 @@ def busy_seconds(samples: list[NodeSample]) -> dict[str | None, float]:
         for process in one.processes:
             place = process.container
             uid = None if place is None else one.containers[place].pod_uid
-            busy[uid] += (process.sm_utilization_ratio or 0) * one.interval_ns / SECOND_NS
+            busy[uid] += (process.sm_utilization_ratio or 0) * one.interval_ns / NS_PER_SECOND
     return busy
 
 
@@ -208,7 +208,7 @@ def test_what_the_agent_adds_up_is_what_the_kernels_did(
     truth = simulation.truth(start_ns, clock.time_ns(), node_name)
     assert truth
     for used in truth:
-        # At either end of a process's life a part of a window is not told of it.
+        # At either end of a process's life a part of a window is not reported of it.
         assert busy[used.uid] == pytest.approx(used.busy_seconds, rel=0.005, abs=WINDOW_SECONDS)
     for place, gpu in enumerate(node.gpus):
         drawn = sum(one.gpus[place].energy_millijoules or 0 for one in samples)
@@ -255,8 +255,8 @@ def test_a_reading_that_cannot_be_true_is_counted_by_reading_and_reason(sampler:
 
 def test_the_other_readings_stand_beside_the_tick_under_its_identity(sampler: Sampler) -> None:
     sample(sampler, [answers(), answers(index=1)], 1)
-    told = [answers(), replace(answers(index=1), readings={"performance_state": 2})]
-    tick = sample(sampler, told, 2)
+    reported = [answers(), replace(answers(index=1), readings={"performance_state": 2})]
+    tick = sample(sampler, reported, 2)
     assert tick
     assert tick.readings == NodeReadings(
         **{
@@ -286,20 +286,20 @@ def test_a_counter_that_rose_while_a_gpu_did_not_answer_is_believed(
     sample(sampler, [replace(answers(), readings={throttled: 0, sent: 0})], 1)
     for second in range(2, 2 + silent):
         sample(sampler, [answers(index=1)], second)
-    risen = {throttled: seconds * SECOND_NS, sent: seconds * (200 << 30)}
+    risen = {throttled: seconds * NS_PER_SECOND, sent: seconds * (200 << 30)}
     gpu = details_at(sampler, [replace(answers(), readings=risen)], 1 + seconds)["GPU-0"]
     assert gpu.throttling
     assert gpu.traffic
-    assert gpu.throttling.power_ns_total == seconds * SECOND_NS
+    assert gpu.throttling.power_ns_total == seconds * NS_PER_SECOND
     assert gpu.traffic.pcie_sent_bytes_total == seconds * (200 << 30)
 
 
 def test_the_health_that_came_with_the_first_answers_is_in_the_first_tick(sampler: Sampler) -> None:
     healthy = {"health.pcie_replays_total": 3, "health.remapped_rows_pending": 1}
     sample(sampler, [replace(answers(), health=healthy), answers(index=1)], 1)
-    told = details_at(sampler, [answers(), answers(index=1)], 1.25)
-    assert told.keys() == {"GPU-0"}
-    health = told["GPU-0"].health
+    reported = details_at(sampler, [answers(), answers(index=1)], 1.25)
+    assert reported.keys() == {"GPU-0"}
+    health = reported["GPU-0"].health
     assert health
     assert (health.pcie_replays_total, health.remapped_rows_pending) == (3, True)
     assert not details_at(sampler, [answers()], 2.25)
@@ -313,7 +313,7 @@ def test_newer_health_counts_in_the_first_tick(sampler: Sampler) -> None:
     assert first.health.pcie_replays_total == 4
 
 
-def test_after_a_tick_that_was_not_made_nothing_is_told_of_its_time(sampler: Sampler) -> None:
+def test_after_a_tick_that_was_not_made_nothing_is_reported_of_its_time(sampler: Sampler) -> None:
     drawing = [replace(answers(), energy_millijoules=mj) for mj in (1000, 2000, 9000, 9500)]
     sample(sampler, drawing[:1], 1)
     assert tick_at(sampler, drawing[1:2], 2).gpus[0].energy_millijoules == 1_000
@@ -322,7 +322,7 @@ def test_after_a_tick_that_was_not_made_nothing_is_told_of_its_time(sampler: Sam
     assert tick
     (after,) = tick.sample.gpus
     # What it drew is the counter's difference over just the time that the tick covers.
-    assert tick.sample.interval_ns == 2 * SECOND_NS
+    assert tick.sample.interval_ns == 2 * NS_PER_SECOND
     assert (after.energy_millijoules, after.energy_total_millijoules) == (7_000, 9_000)
     assert not tick.readings.gpus
     assert tick_at(sampler, drawing[3:], 5).gpus[0].energy_millijoules == 500

@@ -3,8 +3,9 @@
 import pytest
 
 from agent.loop import Schedule
+from gpuledger.clock import NS_PER_SECOND
 
-TICK_NS = 1_000_000_000
+TICK_NS = NS_PER_SECOND
 
 
 @pytest.mark.parametrize(

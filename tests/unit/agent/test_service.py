@@ -18,6 +18,7 @@ from agent.settings import AgentSettings
 from agent.source_selection import find_source, probe
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.codec import decoder_of
 from gpuledger.errors import BusUnavailableError, UserError
 from gpuledger.records import NodeSample, ProcessChange, ProcessRecord
@@ -40,14 +41,14 @@ class SleepersClock(ManualClock):
     def __init__(self, *, sleepers: int, rings_after_seconds: float) -> None:
         super().__init__(start_ns=EPOCH_NS)
         self._sleepers = sleepers
-        self._rings_at_ns = EPOCH_NS + round(rings_after_seconds * 1e9)
+        self._rings_at_ns = EPOCH_NS + round(rings_after_seconds * NS_PER_SECOND)
         self._wakings: list[tuple[int, asyncio.Event]] = []
         self.rung = asyncio.Event()
 
     @override
     async def sleep(self, seconds: float) -> None:
         awake = asyncio.Event()
-        self._wakings.append((self.time_ns() + round(seconds * 1e9), awake))
+        self._wakings.append((self.time_ns() + round(seconds * NS_PER_SECOND), awake))
         if len(self._wakings) == self._sleepers:
             self._wake_next()
         await awake.wait()
@@ -55,7 +56,7 @@ class SleepersClock(ManualClock):
     def _wake_next(self) -> None:
         next_one = min(self._wakings, key=lambda waking: waking[0])
         self._wakings.remove(next_one)
-        self.advance((next_one[0] - self.time_ns()) / 1e9)
+        self.advance((next_one[0] - self.time_ns()) / NS_PER_SECOND)
         next_one[1].set()
         if self.time_ns() >= self._rings_at_ns:
             self.rung.set()
@@ -129,7 +130,7 @@ async def test_several_nodes_in_one_process_publish_their_ticks_until_cancelled(
     assert any(one.pod_uid for sample in samples for one in sample.containers)
 
 
-async def test_processes_that_proc_does_not_show_are_told_and_leave_the_agent_ready() -> None:
+async def test_processes_that_proc_does_not_show_are_reported_and_leave_the_agent_ready() -> None:
     clock = SleepersClock(sleepers=1, rings_after_seconds=5)
     readiness = Readiness()
     agent = asyncio.create_task(
@@ -218,7 +219,7 @@ async def test_a_tick_that_fails_is_counted_and_the_next_one_is_taken() -> None:
     assert readiness.check("ticks").is_ok
 
 
-async def test_a_node_without_proc_is_told_in_one_line() -> None:
+async def test_a_node_without_proc_is_reported_in_one_line() -> None:
     procfs = FakeProcfs()
     procfs.files.clear()
     with pytest.raises(UserError, match="cannot read /proc"):
@@ -242,7 +243,7 @@ def test_a_scenario_is_a_source() -> None:
     assert len(source.gpus.open()) == 2
 
 
-def test_a_node_that_the_scenario_does_not_have_is_told_with_those_it_has() -> None:
+def test_a_node_that_the_scenario_does_not_have_is_reported_with_those_it_has() -> None:
     with pytest.raises(UserError, match="gpu-node-1, gpu-node-2"):
         find_source(AgentSettings(node_name="nobody", source=f"simulated:{QUICKSTART}"))
 

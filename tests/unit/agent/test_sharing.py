@@ -9,6 +9,7 @@ from agent.core.tick import NodeTick
 from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import Account, Entry, ProcessKind
 from simulator.clock import ManualClock
 from simulator.scenario.load import load_scenario
@@ -18,7 +19,6 @@ from tests.unit.owners import pod_of
 
 SHARING = Path(__file__).parents[3] / "scenarios" / "sharing.yaml"
 EPOCH_NS = 1_795_000_000_000_000_000
-SECOND_NS = 1_000_000_000
 
 
 class Run:
@@ -64,7 +64,9 @@ def test_pods_in_instances_are_debited_with_what_they_ran() -> None:
     ran: dict[str, float] = defaultdict(float)
     for tick in run.ticks:
         for gpu in tick.sample.gpus[1:]:
-            ran[gpu.uuid] += (gpu.utilization_ratio or 0.0) * tick.sample.interval_ns / SECOND_NS
+            ran[gpu.uuid] += (
+                (gpu.utilization_ratio or 0.0) * tick.sample.interval_ns / NS_PER_SECOND
+            )
     for instance in instances:
         # The first sample of the chip's counters has none before it to be compared with.
         assert ran[instance.uuid] == pytest.approx(instance.usage.busy_seconds, abs=1.0)
@@ -97,7 +99,7 @@ def test_the_server_of_mps_is_the_hosts() -> None:
         assert busy[pod.uid] == pytest.approx(pod.busy_seconds, rel=0.02)
 
 
-def test_a_batch_of_short_processes_is_told_to_the_second() -> None:
+def test_a_batch_of_short_processes_is_reported_to_the_second() -> None:
     run = Run("accounts-node", 15)
     totals = [
         total for tick in run.ticks for record in tick.processes for total in record.totals or ()

@@ -14,7 +14,7 @@ from tests.unit.agent.builders import EPOCH_NS, short_lives, watch
 BETWEEN_TICKS = (2.4, 3.0)
 
 
-async def told(bus: MemoryBus) -> list[ProcessRecord]:
+async def reported(bus: MemoryBus) -> list[ProcessRecord]:
     """Return the ends of processes on the bus."""
     async with bus.consumer(Subscription(group="test", topics=[PROCESSES.name])) as consumer:
         batches = await consumer.poll(timeout_seconds=0.05, max_records=500)
@@ -35,16 +35,16 @@ async def ticks_on(bus: MemoryBus) -> list[NodeSample]:
     ("process_scan_seconds", "is_known"),
     [(0.1, True), (0.5, True), (60.0, False)],
 )
-async def test_one_that_no_tick_lists_is_known_where_it_was_glanced_at(
+async def test_one_that_no_tick_lists_is_known_where_it_was_scanned(
     process_scan_seconds: float, *, is_known: bool
 ) -> None:
     settings = AgentSettings(node_name="gpu-a", process_scan_seconds=process_scan_seconds)
-    (end,) = await told(await watch(short_lives([BETWEEN_TICKS]), settings, seconds=6))
+    (end,) = await reported(await watch(short_lives([BETWEEN_TICKS]), settings, seconds=6))
     assert end.busy_ns == pytest.approx(0.48e9, abs=0.1e9)
     assert (end.container_id is not None) == is_known
 
 
-async def test_the_tick_that_covers_its_end_tells_it_and_it_is_settled() -> None:
+async def test_the_tick_that_covers_its_end_reports_it_and_it_is_settled() -> None:
     settings = AgentSettings(node_name="gpu-a")
     bus = await watch(short_lives([BETWEEN_TICKS]), settings, seconds=6)
     ((tick, end),) = [
@@ -59,7 +59,7 @@ async def test_the_tick_that_covers_its_end_tells_it_and_it_is_settled() -> None
     assert tick.time_ns - tick.interval_ns <= EPOCH_NS + 3.2e9
 
 
-async def test_without_accounts_nobody_is_glanced_at_and_nothing_is_told() -> None:
+async def test_without_accounts_nobody_is_scanned_and_nothing_is_reported() -> None:
     settings = AgentSettings(node_name="gpu-a")
     scenario = short_lives([BETWEEN_TICKS], accounting="off")
-    assert await told(await watch(scenario, settings, seconds=6)) == []
+    assert await reported(await watch(scenario, settings, seconds=6)) == []

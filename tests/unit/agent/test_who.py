@@ -1,4 +1,4 @@
-"""Who is told to have been on a GPU, and on an instance of it."""
+"""Who is reported to have been on a GPU, and on an instance of it."""
 
 import pytest
 

@@ -1,6 +1,6 @@
 """Processes of 50 to 900 ms that come and go between ticks: settled, pods are nearer to the truth.
 
-The agent watches the simulator as it does a node: it ticks each second, and glances ten times
+The agent watches the simulator as it does a node: it ticks each second, and scans ten times
 between. Truth is the simulator's; what its accounts say is rounded as the driver's are.
 """
 
@@ -34,7 +34,7 @@ RUN_SECONDS: Final = 24.0
 LEAD_SECONDS: Final = 2.0
 GLANCES: Final = 10
 WINDOW_SECONDS: Final = 1 / 6
-Debtor = str
+EntryOwner = str
 """A pod's UID, or the name of another account."""
 
 
@@ -51,38 +51,38 @@ class Run:
         """Tell the run in short: hypothesis shows this, and refuses to show all."""
         return f"Run(ticks={len(self.samples)}, pods={len(self.simulation.pods)})"
 
-    def booked(self) -> Mapping[Debtor, float]:
+    def booked(self) -> Mapping[EntryOwner, float]:
         """Return the busy seconds that ticks book on each."""
-        found: dict[Debtor, float] = defaultdict(float)
+        found: dict[EntryOwner, float] = defaultdict(float)
         for sample in self.samples:
             for books in book_tick(sample):
                 for entry in books.entries:
-                    found[_debtor(entry, sample)] += entry.busy_seconds or 0.0
+                    found[_owner_of(entry, sample)] += entry.busy_seconds or 0.0
         return found
 
-    def settled(self) -> Mapping[Debtor, float]:
+    def settled(self) -> Mapping[EntryOwner, float]:
         """Return the busy seconds that settlements add to them."""
-        found: dict[Debtor, float] = defaultdict(float)
+        found: dict[EntryOwner, float] = defaultdict(float)
         for sample in self.samples:
             for settlement in settle_ends(sample) or ():
                 for entry in settlement.entries:
-                    found[_debtor(entry, sample)] += entry.busy_seconds or 0.0
+                    found[_owner_of(entry, sample)] += entry.busy_seconds or 0.0
         return found
 
-    def truth(self) -> Mapping[Debtor, float]:
+    def truth(self) -> Mapping[EntryOwner, float]:
         """Return the busy seconds of each pod, while ticks covered it."""
         begin_ns = self.samples[0].time_ns - self.samples[0].interval_ns
         used = self.simulation.truth(begin_ns, self.samples[-1].time_ns)
         return {one.uid: one.busy_seconds for one in used}
 
 
-def _debtor(entry: Entry, sample: NodeSample) -> Debtor:
+def _owner_of(entry: Entry, sample: NodeSample) -> EntryOwner:
     if entry.account is not Account.POD:
         return entry.account.value
     return sample.containers[entry.container or 0].pod_uid or "?"
 
 
-def play(seed: int, *, pods_a_gpu: int, accounting: str, glances: int = GLANCES) -> Run:
+def play(seed: int, *, pods_a_gpu: int, accounting: str, scans: int = GLANCES) -> Run:
     """Let an agent watch two GPUs on which pods run short processes, one after the other."""
     clock = ManualClock(start_ns=EPOCH_NS)
     random = Random(seed)  # noqa: S311  # no secret is made of it
@@ -95,12 +95,12 @@ def play(seed: int, *, pods_a_gpu: int, accounting: str, glances: int = GLANCES)
     while clock.monotonic_ns() < RUN_SECONDS * SECOND_NS:
         if tick := tick_of(sampler, gpus, node.clock):
             made.append(tick.sample)
-        for place in range(glances + 1):
+        for place in range(scans + 1):
             if place:
                 there = _running(gpus)
                 sampler.record_seen(there - known, seen_boottime_ns=node.clock.boottime_ns())
                 known = there
-            clock.advance(1 / (glances + 1))
+            clock.advance(1 / (scans + 1))
     return Run(made, simulation, node)
 
 
@@ -147,12 +147,14 @@ def _lives(random: Random, gpu: int) -> Iterator[dict[str, object]]:
         at = end + random.uniform(0.2, 3.0)
 
 
-def error_seconds(booked: Mapping[Debtor, float], truth: Mapping[Debtor, float]) -> float:
+def error_seconds(booked: Mapping[EntryOwner, float], truth: Mapping[EntryOwner, float]) -> float:
     """Return how far pods are from the truth, in sum."""
     return sum(abs(booked.get(uid, 0.0) - seconds) for uid, seconds in truth.items())
 
 
-def added(one: Mapping[Debtor, float], other: Mapping[Debtor, float]) -> dict[Debtor, float]:
+def added(
+    one: Mapping[EntryOwner, float], other: Mapping[EntryOwner, float]
+) -> dict[EntryOwner, float]:
     """Return the sums of both."""
     return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {*one, *other}}
 
@@ -164,7 +166,7 @@ accountings = st.sampled_from(["v1", "v2"])
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(seeds, accountings)
 def test_a_pod_alone_on_its_gpu_has_all_that_it_used(seed: int, accounting: str) -> None:
-    """But for processes too short for a glance, and the driver's rounding."""
+    """But for processes too short for a process scan, and the driver's rounding."""
     run = play(seed, pods_a_gpu=1, accounting=accounting)
     booked, truth = run.booked(), run.truth()
     both = added(booked, run.settled())
@@ -209,7 +211,7 @@ def test_the_page_tells_how_much_nearer_to_the_truth_pods_are(
 
 
 def test_without_glances_nobody_is_known_and_nothing_is_settled() -> None:
-    run = play(7, pods_a_gpu=1, accounting="v2", glances=0)
+    run = play(7, pods_a_gpu=1, accounting="v2", scans=0)
     assert run.booked()["unattributed"] > 0.5
     assert run.settled() == {}
 

@@ -113,6 +113,7 @@ def test_an_identity_is_made_of_fields_of_the_record(topic: Topic) -> None:
     for path in message["x-identity"]:
         place = definitions[topic.record.__name__]
         for step in path.split("."):
+            assert step in place["properties"], path
             field = place["properties"][step]
             place = definitions.get(field.get("$ref", "").rpartition("/")[2], {})
 

@@ -122,7 +122,7 @@ def test_what_is_made_of_a_tick_has_the_bounds_of_its_interval(record: type) -> 
 def test_no_agent_can_be_told_to_make_a_tick_that_is_longer_than_the_bound() -> None:
     """Without an answer of any GPU it goes on for so long, and one tick covers all of that."""
     longest_seconds = sum(
-        _most(AgentSettings, name) for name in ("watchdog_seconds", "tick_seconds")
+        _maximum(AgentSettings, name) for name in ("watchdog_seconds", "tick_seconds")
     )
     assert longest_seconds < MAX_INTERVAL_SECONDS
 
@@ -149,7 +149,7 @@ def _limit(hint: Any) -> float | None:  # noqa: ANN401 - any type annotation
     return next((note.le for note in get_args(hint)[1:] if isinstance(note, msgspec.Meta)), None)
 
 
-def _most(settings: type, name: str) -> float:
+def _maximum(settings: type, name: str) -> float:
     found = _limit(get_type_hints(settings, include_extras=True)[name])
     assert found is not None
     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from gpuledger.certificates import authorities_of, load_own, trusting
+from gpuledger.certificates import Validity, authorities_of, load_own, trusting
 from gpuledger.errors import SettingsError
 from tests.real.services.certificates import Authority
 
@@ -25,8 +25,8 @@ class Files:
         self.certificate, self.key = pair.certificate, pair.key
         self.password: str | None = ""
 
-    def load(self) -> None:
-        load_own(
+    def load(self) -> list[Validity]:
+        return load_own(
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
             prefix="kafka.ssl_",
             cert_file=self.certificate,
@@ -126,7 +126,8 @@ def test_a_file_with_a_name_of_any_length_is_said_in_a_line_that_fits_on_a_scree
 
 def test_a_key_is_opened_with_its_password(files: Files) -> None:
     files.encrypt(given=PASSWORD.decode())
-    files.load()
+
+    assert len(files.load()) == 1
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def record(value: bytes | None, *, offset: int = 0, partition: int = 3) -> Recor
     return Record("a.topic", partition, offset, 1, b"a-key", value)
 
 
-def office(producer: KeepingProducer, *, partitions: int = 2) -> DeadLetterQueue:
+def dead_letter_queue(producer: KeepingProducer, *, partitions: int = 2) -> DeadLetterQueue:
     return DeadLetterQueue(
         consumer="a-group",
         producer=producer,
@@ -56,25 +56,25 @@ def counted(reason: str) -> float:
 
 def test_what_decodes_comes_through_in_order_and_the_rest_is_left_out() -> None:
     records = [record(GOOD), record(b"{", offset=1), record(GOOD, offset=2)]
-    deadly = office(KeepingProducer())
+    dead_letters = dead_letter_queue(KeepingProducer())
 
-    decoded = list(deadly.decode(DECODER, records))
+    decoded = list(dead_letters.decode(DECODER, records))
 
     assert decoded == [(one, GpuReading(uuid="u", index=0)) for one in records[::2]]
-    assert deadly.rejected == 1
+    assert dead_letters.rejected == 1
 
 
 @pytest.mark.parametrize("value", [b"{", b"\xff\x00\xfe", b"", b"x" * 100_000, b'{"uuid":1}'])
 async def test_a_letter_holds_the_place_the_reason_and_the_very_bytes(value: bytes) -> None:
     producer = KeepingProducer()
-    deadly = office(producer)
-    list(deadly.decode(DECODER, [record(value, offset=41)]))
+    dead_letters = dead_letter_queue(producer)
+    list(dead_letters.decode(DECODER, [record(value, offset=41)]))
 
-    await deadly.flush()
+    await dead_letters.flush()
 
     (letter,) = letters(producer)
-    place = (letter.topic, letter.partition, letter.offset, letter.consumer, letter.time_ns)
-    assert place == ("a.topic", 3, 41, "a-group", NOW_NS)
+    partition = (letter.topic, letter.partition, letter.offset, letter.consumer, letter.time_ns)
+    assert partition == ("a.topic", 3, 41, "a-group", NOW_NS)
     assert letter.reason == "undecodable"
     assert letter.detail.startswith("a.topic: ")
     assert base64.b64decode(letter.value_base64 or "", validate=True) == value
@@ -83,10 +83,10 @@ async def test_a_letter_holds_the_place_the_reason_and_the_very_bytes(value: byt
 
 async def test_what_was_absent_stays_absent() -> None:
     producer = KeepingProducer()
-    deadly = office(producer)
-    deadly.reject(Record("a.topic", 0, 0, 1, None, None), reason="invalid", detail="why")
+    dead_letters = dead_letter_queue(producer)
+    dead_letters.reject(Record("a.topic", 0, 0, 1, None, None), reason="invalid", detail="why")
 
-    await deadly.flush()
+    await dead_letters.flush()
 
     (letter,) = letters(producer)
     assert (letter.key_base64, letter.value_base64) == (None, None)
@@ -95,13 +95,15 @@ async def test_what_was_absent_stays_absent() -> None:
 
 async def test_letters_lie_by_the_partition_they_speak_of_under_their_topic_and_in_order() -> None:
     producer = KeepingProducer()
-    deadly = office(producer, partitions=2)
+    dead_letters = dead_letter_queue(producer, partitions=2)
     for partition, offset in [(0, 5), (1, 6), (2, 7), (0, 8)]:
-        deadly.reject(record(b"", partition=partition, offset=offset), reason="invalid", detail="")
+        dead_letters.reject(
+            record(b"", partition=partition, offset=offset), reason="invalid", detail=""
+        )
 
-    await deadly.flush()
+    await dead_letters.flush()
 
-    assert [(topic, place) for topic, place, _ in producer.batches] == [
+    assert [(topic, at) for topic, at, _ in producer.batches] == [
         (DEAD_LETTERS.name, 0),
         (DEAD_LETTERS.name, 1),
     ]
@@ -112,10 +114,10 @@ async def test_letters_lie_by_the_partition_they_speak_of_under_their_topic_and_
 
 async def test_a_record_too_large_for_a_letter_is_told_without_its_bytes() -> None:
     producer = KeepingProducer()
-    deadly = office(producer)
+    dead_letters = dead_letter_queue(producer)
 
-    deadly.reject(record(b"x" * 900_000), reason="undecodable", detail="why")
-    await deadly.flush()
+    dead_letters.reject(record(b"x" * 900_000), reason="undecodable", detail="why")
+    await dead_letters.flush()
 
     (letter,) = letters(producer)
     assert (letter.partition, letter.offset, letter.value_base64) == (3, 0, None)
@@ -127,10 +129,12 @@ async def test_a_record_too_large_for_a_letter_is_told_without_its_bytes() -> No
 
 async def test_a_key_that_does_not_fit_either_is_named_by_its_begin() -> None:
     producer = KeepingProducer()
-    deadly = office(producer)
+    dead_letters = dead_letter_queue(producer)
 
-    deadly.reject(record(b"x")._replace(key=b"\x00n" * 400_000), reason="invalid", detail="why")
-    await deadly.flush()
+    dead_letters.reject(
+        record(b"x")._replace(key=b"\x00n" * 400_000), reason="invalid", detail="why"
+    )
+    await dead_letters.flush()
 
     (letter,) = letters(producer)
     assert (letter.key_base64, letter.value_base64) == (None, None)
@@ -141,21 +145,21 @@ async def test_a_key_that_does_not_fit_either_is_named_by_its_begin() -> None:
 async def test_without_letters_nothing_is_published() -> None:
     producer = KeepingProducer()
 
-    await office(producer).flush()
+    await dead_letter_queue(producer).flush()
 
     assert producer.batches == []
 
 
 async def test_letters_that_could_not_be_published_stay_for_the_next_flush() -> None:
     producer = KeepingProducer(refusals=1)
-    deadly = office(producer)
-    deadly.reject(record(b"", offset=1), reason="invalid", detail="")
+    dead_letters = dead_letter_queue(producer)
+    dead_letters.reject(record(b"", offset=1), reason="invalid", detail="")
 
     with pytest.raises(BusUnavailableError):
-        await deadly.flush()
-    deadly.reject(record(b"", offset=2), reason="invalid", detail="")
-    await deadly.flush()
-    await deadly.flush()
+        await dead_letters.flush()
+    dead_letters.reject(record(b"", offset=2), reason="invalid", detail="")
+    await dead_letters.flush()
+    await dead_letters.flush()
 
     assert [letter.offset for letter in letters(producer)] == [1, 2]
 
@@ -187,112 +191,114 @@ class BusyProducer(KeepingProducer):
 
 async def test_a_letter_that_comes_during_a_flush_is_for_the_next_one() -> None:
     producer = BusyProducer()
-    deadly = office(producer)
-    producer.meanwhile = lambda: deadly.reject(  # type: ignore[method-assign]  # closes the circle between the two
+    dead_letters = dead_letter_queue(producer)
+    producer.meanwhile = lambda: dead_letters.reject(  # type: ignore[method-assign]  # closes the circle between the two
         record(b"", offset=2), reason="invalid", detail=""
     )
-    deadly.reject(record(b"", offset=1), reason="invalid", detail="")
+    dead_letters.reject(record(b"", offset=1), reason="invalid", detail="")
 
-    await deadly.flush()
+    await dead_letters.flush()
     assert [letter.offset for letter in letters(producer)] == [1]
-    await deadly.flush()
+    await dead_letters.flush()
     assert [letter.offset for letter in letters(producer)] == [1, 2]
 
 
 async def test_each_letter_is_counted_by_topic_and_reason_once_the_topic_has_it() -> None:
     before = counted("undecodable"), counted("invalid")
-    deadly = office(KeepingProducer(refusals=1))
-    list(deadly.decode(DECODER, [record(b"{"), record(b"["), record(GOOD)]))
-    deadly.reject(record(GOOD), reason="invalid", detail="")
+    dead_letters = dead_letter_queue(KeepingProducer(refusals=1))
+    list(dead_letters.decode(DECODER, [record(b"{"), record(b"["), record(GOOD)]))
+    dead_letters.reject(record(GOOD), reason="invalid", detail="")
 
     with capture_logs() as lines, pytest.raises(BusUnavailableError):
-        await deadly.flush()
+        await dead_letters.flush()
     assert (counted("undecodable"), counted("invalid")) == before
     assert lines == []
 
-    await deadly.flush()
+    await dead_letters.flush()
     assert (counted("undecodable"), counted("invalid")) == (before[0] + 2, before[1] + 1)
 
 
 def test_letters_that_were_taken_out_are_counted_once_it_is_said_that_the_topic_has_them() -> None:
     before, told = counted("invalid"), list[tuple[str, int]]()
-    deadly = DeadLetterQueue(
+    dead_letters = DeadLetterQueue(
         consumer="a-group",
         producer=KeepingProducer(),
         partitions=1,
         count=lambda reason, count: told.append((reason, count)),
         topic=DEAD_LETTERS,
     )
-    deadly.reject(record(b""), reason="invalid", detail="why")
-    deadly.drain(3)  # of a transaction that was undone: the record is read again
-    deadly.reject(record(b""), reason="invalid", detail="why")
-    drained = deadly.drain(3)
+    dead_letters.reject(record(b""), reason="invalid", detail="why")
+    dead_letters.drain(3)  # of a transaction that was undone: the record is read again
+    dead_letters.reject(record(b""), reason="invalid", detail="why")
+    drained = dead_letters.drain(3)
     assert (counted("invalid"), told) == (before, [])
 
-    deadly.acknowledge(drained)
+    dead_letters.acknowledge(drained)
 
     assert (counted("invalid"), told) == (before + 1, [("invalid", 1)])
 
 
 async def test_of_two_places_the_letters_of_one_that_has_them_are_not_published_again() -> None:
     producer = FullProducer()
-    deadly = office(producer)
+    dead_letters = dead_letter_queue(producer)
     for partition in (0, 1, 3):
-        deadly.reject(record(b"", partition=partition), reason="invalid", detail="")
+        dead_letters.reject(record(b"", partition=partition), reason="invalid", detail="")
 
     with pytest.raises(BusUnavailableError, match=r"^2 dead letters wait to be published: full"):
-        await deadly.flush()
+        await dead_letters.flush()
     producer.is_full = False
-    await deadly.flush()
+    await dead_letters.flush()
 
     assert [letter.partition for letter in letters(producer)] == [0, 1, 3]
 
 
 def test_the_error_of_a_transaction_says_how_many_letters_wait_with_it() -> None:
-    deadly = office(KeepingProducer())
-    deadly.reject(record(b""), reason="invalid", detail="")
+    dead_letters = dead_letter_queue(KeepingProducer())
+    dead_letters.reject(record(b""), reason="invalid", detail="")
     error = TopicsError("there is no topic")
 
-    explained = deadly.drain(3).explain(error)
+    explained = dead_letters.drain(3).explain(error)
 
     assert isinstance(explained, TopicsError)
     assert str(explained) == "1 dead letter waits to be published: there is no topic"
-    assert deadly.drain(3).explain(error) is error
+    assert dead_letters.drain(3).explain(error) is error
 
 
 def test_letters_can_be_taken_out_partition_by_partition_to_be_published_elsewhere() -> None:
-    deadly = office(KeepingProducer())
+    dead_letters = dead_letter_queue(KeepingProducer())
     for offset, partition in enumerate((3, 4, 3)):
-        deadly.reject(record(b"x", offset=offset, partition=partition), reason="r", detail="d")
+        dead_letters.reject(
+            record(b"x", offset=offset, partition=partition), reason="r", detail="d"
+        )
 
-    ((place, messages),) = deadly.drain(3).messages.items()
+    ((at, messages),) = dead_letters.drain(3).messages.items()
 
-    assert place == TopicPartition(DEAD_LETTERS.name, 3 % 2)
+    assert at == TopicPartition(DEAD_LETTERS.name, 3 % 2)
     assert [READ_LETTER.decode(message.value).offset for message in messages] == [0, 2]
-    assert deadly.drain(3).messages == {}
-    assert deadly.waiting() == {4}
+    assert dead_letters.drain(3).messages == {}
+    assert dead_letters.waiting() == {4}
 
 
 async def test_letters_of_records_that_will_be_read_again_can_be_dropped() -> None:
     producer = KeepingProducer()
-    deadly = office(producer)
+    dead_letters = dead_letter_queue(producer)
     for partition in (3, 4):
-        deadly.reject(record(b"x", partition=partition), reason="r", detail="d")
+        dead_letters.reject(record(b"x", partition=partition), reason="r", detail="d")
 
-    deadly.drop(3)
-    await deadly.flush()
+    dead_letters.drop(3)
+    await dead_letters.flush()
 
     assert [letter.partition for letter in letters(producer)] == [4]
 
 
 async def test_letters_are_dropped_of_the_topic_that_is_named_and_of_no_other() -> None:
     producer = KeepingProducer()
-    deadly = office(producer)
-    deadly.reject(record(b"x"), reason="r", detail="d")
-    deadly.reject(record(b"x")._replace(topic="b.topic"), reason="r", detail="d")
+    dead_letters = dead_letter_queue(producer)
+    dead_letters.reject(record(b"x"), reason="r", detail="d")
+    dead_letters.reject(record(b"x")._replace(topic="b.topic"), reason="r", detail="d")
 
-    deadly.drop(3, topic="a.topic")
-    await deadly.flush()
+    dead_letters.drop(3, topic="a.topic")
+    await dead_letters.flush()
 
     assert [letter.topic for letter in letters(producer)] == ["b.topic"]
 
@@ -301,17 +307,17 @@ async def test_a_letter_that_is_dropped_while_it_is_refused_is_not_published_lat
     class DroppingProducer(KeepingProducer):
         @override
         async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
-            deadly.drop(3)
+            dead_letters.drop(3)
             await super().publish(topic, partition, messages)
 
     producer = DroppingProducer(refusals=1)
-    deadly = office(producer)
+    dead_letters = dead_letter_queue(producer)
     for partition in (3, 5):
-        deadly.reject(record(b"x", partition=partition), reason="r", detail="d")
+        dead_letters.reject(record(b"x", partition=partition), reason="r", detail="d")
 
     with pytest.raises(BusUnavailableError, match=r"^1 dead letter waits"):
-        await deadly.flush()
-    await deadly.flush()
+        await dead_letters.flush()
+    await dead_letters.flush()
 
     assert [letter.partition for letter in letters(producer)] == [5]
 
@@ -335,12 +341,12 @@ class GatedProducer(KeepingProducer):
 
 async def test_who_flushes_while_another_does_waits_until_the_letters_are_on_the_topic() -> None:
     producer = GatedProducer()
-    deadly = office(producer)
-    deadly.reject(record(b"x"), reason="r", detail="d")
+    dead_letters = dead_letter_queue(producer)
+    dead_letters.reject(record(b"x"), reason="r", detail="d")
 
-    first = asyncio.create_task(deadly.flush())
+    first = asyncio.create_task(dead_letters.flush())
     await producer.asked.wait()
-    second = asyncio.create_task(deadly.flush())
+    second = asyncio.create_task(dead_letters.flush())
     # Without waiting it would be done by now, and its caller would commit.
     await asyncio.wait({second}, timeout=0)
     for _ in range(5):
@@ -354,35 +360,35 @@ async def test_who_flushes_while_another_does_waits_until_the_letters_are_on_the
 
 async def test_after_a_flush_that_failed_older_letters_come_before_younger_ones() -> None:
     producer = GatedProducer(refusals=1)
-    deadly = office(producer)
-    deadly.reject(record(b"x", offset=1), reason="r", detail="d")
-    failing = asyncio.create_task(deadly.flush())
+    dead_letters = dead_letter_queue(producer)
+    dead_letters.reject(record(b"x", offset=1), reason="r", detail="d")
+    failing = asyncio.create_task(dead_letters.flush())
     await producer.asked.wait()
-    deadly.reject(record(b"x", offset=2), reason="r", detail="d")
+    dead_letters.reject(record(b"x", offset=2), reason="r", detail="d")
     producer.gate.set()
     with pytest.raises(BusUnavailableError):
         await failing
 
-    await deadly.flush()
+    await dead_letters.flush()
 
     assert [letter.offset for letter in letters(producer)] == [1, 2]
 
 
 async def test_a_place_all_of_whose_letters_were_dropped_meanwhile_is_sent_nothing() -> None:
-    producer = GatedProducer(first=lambda: deadly.drop(4))
+    producer = GatedProducer(first=lambda: dead_letters.drop(4))
     producer.gate.set()
-    deadly = office(producer)
+    dead_letters = dead_letter_queue(producer)
     for partition in (3, 4):
-        deadly.reject(record(b"x", partition=partition), reason="r", detail="d")
+        dead_letters.reject(record(b"x", partition=partition), reason="r", detail="d")
 
-    await deadly.flush()
+    await dead_letters.flush()
 
     assert [partition for _, partition, _ in producer.batches] == [1]
 
 
 async def test_what_is_refused_for_ever_is_a_line_a_minute_for_each_topic_and_reason() -> None:
     now_seconds = 0.0
-    deadly = DeadLetterQueue(
+    dead_letters = DeadLetterQueue(
         consumer="a-group",
         producer=KeepingProducer(),
         partitions=1,
@@ -391,12 +397,12 @@ async def test_what_is_refused_for_ever_is_a_line_a_minute_for_each_topic_and_re
     )
     with capture_logs() as lines:
         for now_seconds in map(float, range(0, 180, 2)):  # the clock reads it
-            deadly.reject(record(b""), reason="future", detail="ahead")
+            dead_letters.reject(record(b""), reason="future", detail="ahead")
             if now_seconds == 30.0:
-                deadly.reject(record(b""), reason="invalid", detail="why")
-            await deadly.flush()
-            deadly.reject(record(b""), reason="future", detail="ahead")
-            deadly.acknowledge(deadly.drain(3))
+                dead_letters.reject(record(b""), reason="invalid", detail="why")
+            await dead_letters.flush()
+            dead_letters.reject(record(b""), reason="future", detail="ahead")
+            dead_letters.acknowledge(dead_letters.drain(3))
 
     told = [(line["event"], line["reason"], line["count"]) for line in lines]
     assert told == [
@@ -417,11 +423,11 @@ async def test_a_letter_fits_in_a_message_whatever_it_is_about(
     value_bytes: int, detail: str
 ) -> None:
     producer = KeepingProducer()
-    deadly = office(producer)
+    dead_letters = dead_letter_queue(producer)
     large = Record("t" * 249, 3, 1, 1, LONGEST.encode(), b"x" * value_bytes)
 
-    deadly.reject(large, reason="invalid", detail=detail)
-    await deadly.flush()
+    dead_letters.reject(large, reason="invalid", detail=detail)
+    await dead_letters.flush()
 
     refuse_too_large(DEAD_LETTERS.name, producer.messages())
     (letter,) = letters(producer)
@@ -431,12 +437,12 @@ async def test_a_letter_fits_in_a_message_whatever_it_is_about(
 
 async def test_a_record_larger_than_a_message_is_put_aside_undecoded_and_the_next_is_read() -> None:
     producer = KeepingProducer()
-    deadly = office(producer)
+    dead_letters = dead_letter_queue(producer)
     huge = GOOD[:-1] + b" " * MAX_MESSAGE_BYTES + b"]"
     DECODER.decode(huge)
 
-    decoded = list(deadly.decode(DECODER, [record(huge), record(GOOD, offset=1)]))
-    await deadly.flush()
+    decoded = list(dead_letters.decode(DECODER, [record(huge), record(GOOD, offset=1)]))
+    await dead_letters.flush()
 
     assert [read.offset for read, _ in decoded] == [1]
     (letter,) = letters(producer)
@@ -448,11 +454,13 @@ async def test_a_record_larger_than_a_message_is_put_aside_undecoded_and_the_nex
 
 async def test_a_batch_that_cannot_be_unpacked_is_one_letter_of_its_offsets() -> None:
     producer = KeepingProducer()
-    deadly = office(producer)
+    dead_letters = dead_letter_queue(producer)
     unreadable = gzipped(range(40, 50))
 
-    decoded = list(deadly.decode(DECODER, [record(GOOD), unreadable, record(GOOD, offset=50)]))
-    await deadly.flush()
+    decoded = list(
+        dead_letters.decode(DECODER, [record(GOOD), unreadable, record(GOOD, offset=50)])
+    )
+    await dead_letters.flush()
 
     assert [read.offset for read, _ in decoded] == [0, 50]
     (letter,) = letters(producer)
@@ -465,18 +473,18 @@ async def test_a_batch_that_cannot_be_unpacked_is_one_letter_of_its_offsets() ->
 
 async def test_what_a_batch_hides_is_counted_once_the_topic_has_its_letter() -> None:
     before = unreadable_offsets("codec")
-    deadly = office(KeepingProducer())
-    list(deadly.decode(DECODER, [gzipped(range(40, 50))]))
-    deadly.drain(3)  # of a transaction that was undone: the batch is read again
-    list(deadly.decode(DECODER, [gzipped(range(40, 50))]))
-    drained = deadly.drain(3)
-    list(deadly.decode(DECODER, [gzipped(range(50, 53))]))
+    dead_letters = dead_letter_queue(KeepingProducer())
+    list(dead_letters.decode(DECODER, [gzipped(range(40, 50))]))
+    dead_letters.drain(3)  # of a transaction that was undone: the batch is read again
+    list(dead_letters.decode(DECODER, [gzipped(range(40, 50))]))
+    drained = dead_letters.drain(3)
+    list(dead_letters.decode(DECODER, [gzipped(range(50, 53))]))
     assert unreadable_offsets("codec") == before
 
-    deadly.acknowledge(drained)
+    dead_letters.acknowledge(drained)
     assert unreadable_offsets("codec") == before + 10
 
-    await deadly.flush()
+    await dead_letters.flush()
     assert unreadable_offsets("codec") == before + 13
 
 

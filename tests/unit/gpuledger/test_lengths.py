@@ -121,16 +121,18 @@ def test_a_value_at_its_bound_is_decoded_and_one_beyond_is_refused_by_name(
     bounded: Bounded,
 ) -> None:
     decoder: Decoder[Any] = Decoder(topic="t", record=bounded.record)
-    most = bounded.limits.max_length
-    assert most is not None
+    max_length = bounded.limits.max_length
+    assert max_length is not None
 
     written = [
         msgspec.json.encode(least(bounded.record, **{bounded.field: bounded.value(length)}))
-        for length in (most, most + 1)
+        for length in (max_length, max_length + 1)
     ]
 
     decoder.decode(written[0])
-    with pytest.raises(UndecodableError, match=rf"field \S*{bounded.field}\b.* length <= {most}"):
+    with pytest.raises(
+        UndecodableError, match=rf"field \S*{bounded.field}\b.* length <= {max_length}"
+    ):
         decoder.decode(written[1])
 
 
@@ -146,19 +148,19 @@ def test_a_key_or_a_value_beyond_its_bound_is_refused_by_the_mapping_it_is_in(
 
 @each_field
 def test_a_record_that_was_fitted_is_encoded_and_says_what_was_cut(bounded: Bounded) -> None:
-    most = bounded.limits.max_length
-    assert most is not None
+    max_length = bounded.limits.max_length
+    assert max_length is not None
     # Processes are cut off as well where the device that they point to is not in the tick.
     devices = {"gpus": [least(GpuReading)]} if bounded.record is NodeSample else {}
     made: Any = msgspec.convert(least(bounded.record, **devices), bounded.record)
-    long = _values_of(bounded, most + 3)
+    long = _values_of(bounded, max_length + 3)
     expected = 1 if bounded.kind is str else 3
     made = msgspec.structs.replace(made, **{bounded.field: long})
 
     fitted, cut = fit(made)
 
     assert cut == {f"{bounded.record.__name__}.{bounded.field}": expected}
-    assert len(getattr(fitted, bounded.field)) == most
+    assert len(getattr(fitted, bounded.field)) == max_length
     Decoder(topic="t", record=bounded.record).decode(encode(fitted))
 
 

@@ -136,7 +136,7 @@ def test_a_golden_message_decodes_and_encodes_to_the_same_json(message: Path) ->
 def test_a_golden_message_is_valid_by_its_json_schema(message: Path) -> None:
     topic, written = read(message)
 
-    jsonschema.Draft202012Validator(schema_of(topic)).validate(written)
+    assert list(jsonschema.Draft202012Validator(schema_of(topic)).iter_errors(written)) == []
 
 
 @each_message

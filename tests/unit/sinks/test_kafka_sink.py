@@ -120,8 +120,8 @@ async def test_values_lie_in_the_partition_of_their_event_with_its_key_and_its_t
     async with running(republishing(on)):
         await eventually(lambda: len(on.kept(ROWS.name)) == 4)
 
-    place = place_of("node-1", ROWS.name)
-    assert {(record.topic, record.partition) for record in on.kept(ROWS.name)} == {place}
+    partition = place_of("node-1", ROWS.name)
+    assert {(record.topic, record.partition) for record in on.kept(ROWS.name)} == {partition}
     assert {record.key for record in on.kept(ROWS.name)} == {b"node-1"}
     assert [record.timestamp_ms for record in on.kept(ROWS.name)] == [
         (START_NS + tick * SECOND_NS) // 1_000_000 for tick in (0, 0, 1, 1)
@@ -437,8 +437,8 @@ async def test_a_topic_with_fewer_partitions_takes_a_node_in_one_of_them() -> No
         assert [(one.value or b"").decode() for one in of_node] == expected(
             [one for one in events if one.node == node]
         )
-        (place,) = {one.partition for one in of_node}
-        assert place == partition_of_node(node, partitions=EVENTS.partitions) % 3
+        (partition,) = {one.partition for one in of_node}
+        assert partition == partition_of_node(node, partitions=EVENTS.partitions) % 3
 
 
 async def test_after_a_poll_that_was_not_full_more_is_waited_for() -> None:

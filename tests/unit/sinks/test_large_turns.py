@@ -20,19 +20,19 @@ def batch(number: int, *, size_bytes: int) -> Batch:
 async def test_one_partition_at_a_time_works_on_what_is_large(
     size_bytes: int, at_once: int
 ) -> None:
-    turns, working, most = LargeTurns(), 0, 0
+    turns, working, maximum = LargeTurns(), 0, 0
 
     async def work(on: Batch) -> None:
-        nonlocal working, most
+        nonlocal working, maximum
         async with turns.enter(on):
             working += 1
-            most = max(most, working)
+            maximum = max(maximum, working)
             await asyncio.sleep(0)
             working -= 1
 
     await asyncio.gather(*(work(batch(number, size_bytes=size_bytes)) for number in range(4)))
 
-    assert most == at_once
+    assert maximum == at_once
 
 
 async def test_who_stops_waiting_for_its_turn_keeps_nobody_from_it() -> None:

@@ -6,7 +6,8 @@ out its last windows. Where accounting mode is on, the driver keeps an account o
 is done with a GPU: when it opened the GPU, for how long it held it, in which share of that time its
 kernels ran. This folder turns such accounts into `ProcessExit`s, from which the join settles what
 no tick has booked. Without it everything else works the same: ticks have no `ended_processes`,
-records of ends have no totals. `ExitAccounting` is all of it that others use.
+records of ends have no totals. Others use `ExitMatcher` and `ExitReporter`, which `ProcessTracker`
+puts together, and nothing else of it.
 
 How an account becomes an exit, in the order of the modules:
 
@@ -28,57 +29,3 @@ What cannot be reported rightly is left out and counted by reason: a process tha
 (`unidentified`), an account without times (`undated`), one from before the agent's start (`older`),
 one of a GPU that does not come back (`gpu_gone`), more than a record may hold (`too_many`).
 """
-
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-
-from agent.core.processes.accounting.exit_matcher import Accounts, ExitMatcher
-from agent.core.processes.accounting.exit_reporter import ExitReporter
-from agent.core.processes.table import Location, ProcessLookup, TableUpdate
-from agent.core.tick import TickInterval
-from gpuledger.records import GpuProcess, GpuReading, ProcessExit, ProcessRecord
-
-
-class ExitAccounting:
-    """The accounts of one node's processes."""
-
-    def __init__(self, *, processes: ProcessLookup, node: str, boot_id: str) -> None:
-        self._matcher = ExitMatcher(processes=processes, node=node, boot_id=boot_id)
-        self._reporter = ExitReporter()
-        self._accounted: Collection[str] = ()
-
-    def record_seen(self, pids: Iterable[int], *, seen_boottime_ns: int) -> None:
-        """Record processes that had a GPU open at that time, between two ticks."""
-        self._matcher.seen_pids.record(pids, seen_boottime_ns=seen_boottime_ns)
-
-    def match(
-        self, table_update: TableUpdate, accounts: Accounts, *, time_ns: int, boottime_ns: int
-    ) -> list[ProcessRecord]:
-        """Return the records that are whole by now, those of this update and earlier ones."""
-        records = self._matcher.match(
-            table_update, accounts, time_ns=time_ns, boottime_ns=boottime_ns
-        )
-        self._accounted = {uuid for uuid, given in accounts.items() if given is not None}
-        self._reporter.add(self._matcher.drain())
-        return records
-
-    def report(
-        self,
-        covered: TickInterval,
-        *,
-        gpus: Sequence[GpuReading],
-        processes: Sequence[GpuProcess],
-        container_index: Callable[[Location], int | None],
-    ) -> list[ProcessExit] | None:
-        """Return the exits that ticks cover by now, if any; record what this tick says."""
-        return self._reporter.report(
-            covered,
-            gpus=gpus,
-            processes=processes,
-            accounted=self._accounted,
-            container_index=container_index,
-        )
-
-    def drain_counts(self) -> tuple[int, Counter[str]]:
-        """Return how many accounts came too late, and the exits left out by reason."""
-        return self._matcher.drain_late(), self._reporter.drain_unreported()

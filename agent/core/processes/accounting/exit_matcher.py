@@ -20,9 +20,10 @@ from agent.core.processes.table import (
     TableUpdate,
     make_record,
 )
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuTotals, ProcessChange, ProcessRecord
 
-_SLACK_NS: Final = 1_000_000_000
+_SLACK_NS: Final = NS_PER_SECOND
 """The kernel counts starts in hundredths of a second, and the wall clock may be set in between."""
 _MAX_WAIT_TICKS: Final = 5
 # For longer than any answer repeats an account.

@@ -42,7 +42,7 @@ class Row(NamedTuple):
     details: GpuDetails
 
 
-class Told(NamedTuple):
+class Reported(NamedTuple):
     """A tick, and what stands beside it."""
 
     sample: NodeSample
@@ -117,7 +117,7 @@ def sample(
     processes: Sequence[GpuProcess] = (),
     allocations: Sequence[DeviceAllocation] = (),
     time_ns: int = 1_700_000_000_000_000_000,
-) -> Told:
+) -> Reported:
     tick: dict[str, Any] = {
         "node": "node-1",
         "boot_id": "boot",
@@ -125,14 +125,14 @@ def sample(
         "time_ns": time_ns,
         "interval_ns": 1_000_000_000,
     }
-    told = NodeSample(
+    reported = NodeSample(
         **tick,
         gpus=[one.reading for one in rows],
         containers=[ContainerRef(container_id=one, pod_uid=f"uid-{one}") for one in containers],
         processes=list(processes),
         allocations=list(allocations),
     )
-    return Told(told, NodeReadings(**tick, gpus=[one.details for one in rows]))
+    return Reported(reported, NodeReadings(**tick, gpus=[one.details for one in rows]))
 
 
 def inventory(*indices: int) -> Inventory:
@@ -182,7 +182,7 @@ class Node:
 
     def show(
         self,
-        told: Told,
+        reported: Reported,
         *,
         inventory: Inventory | None = None,
         incidents: Iterable[Incident] = (),
@@ -191,7 +191,7 @@ class Node:
         """Show a tick with what stands beside it; the inventory stays until another one."""
         if inventory:
             self.view.set_inventory(inventory)
-        self.view.update(told.sample, told.readings, processes=processes)
+        self.view.update(reported.sample, reported.readings, processes=processes)
         for each in incidents:
             self.view.record_incident(each)
 

@@ -270,7 +270,7 @@ def split_instance(first: dict[str, Any], second: dict[str, Any]) -> list[Row]:
     ]
 
 
-def test_compute_instances_of_one_gpu_instance_are_told_apart() -> None:
+def test_compute_instances_of_one_gpu_instance_are_reported_apart() -> None:
     it = node()
     it.show(sample(*split_instance({"utilization_ratio": 0.5}, {"utilization_ratio": 0.25})))
     assert it.values("DCGM_FI_DEV_GPU_UTIL", "GPU_I_ID", "GPU_C_ID") == {
@@ -279,7 +279,7 @@ def test_compute_instances_of_one_gpu_instance_are_told_apart() -> None:
     }
 
 
-def test_the_memory_that_compute_instances_share_is_told_once_and_of_each_pod_its_part() -> None:
+def test_memory_that_compute_instances_share_is_reported_once_and_of_each_pod_its_part() -> None:
     it = node(PARTS, one="ml/a/main", two="ml/b/main")
     it.show(
         sample(
@@ -321,7 +321,7 @@ def test_an_allocation_by_an_instances_uuid_is_of_that_one_alone() -> None:
     ("utilization", "parts"),
     [(0.5, {("",): 0.5, ("a",): 0.25}), (0.0, {("",): 0.5, ("a",): 0.0}), (None, {("",): 0.5})],
 )
-def test_what_cannot_be_divided_is_not_told_of_a_pod(
+def test_what_cannot_be_divided_is_not_reported_of_a_pod(
     utilization: float | None, parts: dict[tuple[str, ...], float]
 ) -> None:
     it = node(PARTS, one="ml/a/main")
@@ -429,7 +429,7 @@ def test_health_that_was_not_read_is_not_judged(tmp_path: Path) -> None:
     assert not it.lines(HEALTH)
 
 
-def test_peers_are_told_with_the_state_of_their_link(tmp_path: Path) -> None:
+def test_peers_are_reported_with_the_state_of_their_link(tmp_path: Path) -> None:
     it = node(settings_with(tmp_path, "DCGM_EXP_P2P_STATUS, counter, x"))
     known = inventory(0, 1, 2)
     peers = {"GPU-1": "ok", "GPU-2": "topology_not_supported", "GPU-9": "ok"}

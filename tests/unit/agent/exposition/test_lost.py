@@ -75,7 +75,7 @@ def test_a_gpu_fails_from_the_moment_it_is_lost_to_the_moment_it_is_back(tmp_pat
     assert it.values(XID, "gpu")["0",] == 79
 
 
-def test_a_gpu_lost_by_another_xid_is_told_by_it(tmp_path: Path) -> None:
+def test_a_gpu_lost_by_another_xid_is_reported_by_it(tmp_path: Path) -> None:
     it = watched(tmp_path)
     lose(it, with_xid=119)
     assert verdicts(it)["0", "ALL", "DCGM_FR_XID_ERROR"] == 20

@@ -25,8 +25,8 @@ FULL = ExpositionSettings(profile="full")
 INCIDENTS = "gpuledger_node_gpu_incidents_total"
 
 
-def told(it: Node, *labels: str) -> dict[tuple[str, ...], float]:
-    """Return the counts of incidents that were told, by some of their labels."""
+def reported(it: Node, *labels: str) -> dict[tuple[str, ...], float]:
+    """Return the counts of incidents that were reported, by some of their labels."""
     counts = it.values(INCIDENTS, *labels, "severity")
     return {key[: len(labels)]: count for key, count in counts.items() if count}
 
@@ -114,7 +114,7 @@ def test_incidents_are_counted_for_ever() -> None:
     it = node()
     it.show(sample(gpu(0)), incidents=[incident(0, 31), incident(0, kind="gpu_lost")])
     it.show(sample(gpu(0)), incidents=[incident(0, 31)])
-    assert told(it, "kind", "severity") == {("xid", "warning"): 2, ("gpu_lost", "warning"): 1}
+    assert reported(it, "kind", "severity") == {("xid", "warning"): 2, ("gpu_lost", "warning"): 1}
 
 
 def test_xids_and_losses_are_counted_from_zero_on_each_gpu_of_the_inventory() -> None:
@@ -163,7 +163,7 @@ def test_incidents_of_a_gpu_outlive_its_readings() -> None:
     assert it.values("gpuledger_node_gpu_up", "gpu_index") == {("0",): 0, ("1",): 1}
     labels = ("gpu_uuid", "gpu_index")
     assert it.values("gpuledger_node_gpu_xids_total", *labels, "xid") == {("GPU-0", "0", "79"): 1}
-    assert told(it, *labels, "kind") == {
+    assert reported(it, *labels, "kind") == {
         ("GPU-0", "0", "gpu_lost"): 1,
         ("GPU-0", "0", "xid"): 1,
     }

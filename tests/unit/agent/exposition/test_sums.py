@@ -9,8 +9,8 @@ from gpuledger.records import GpuReading
 from tests.unit.agent.exposition.builders import (
     GIB,
     Node,
+    Reported,
     Row,
-    Told,
     allocation,
     gpu,
     instance,
@@ -30,7 +30,7 @@ MEMORY_FIELDS = [field.old for field in all_fields() if field.is_of_memory and f
 OWNERS = ("ml/a/main", "ml/b/main", "ml/c/main")
 
 
-def shared(*rows: Row, on: Sequence[int], **allocated: object) -> Told:
+def shared(*rows: Row, on: Sequence[int], **allocated: object) -> Reported:
     """Return a tick in which three containers hold memory on the devices at the places `on`."""
     return sample(
         *rows,
@@ -79,14 +79,14 @@ SCENARIOS = {
 
 def of(name: str) -> Node:
     it = node(a=OWNERS[0], b=OWNERS[1], c=OWNERS[2])
-    told = SCENARIOS[name]
-    it.show(told, inventory=inventory(0))
+    reported = SCENARIOS[name]
+    it.show(reported, inventory=inventory(0))
     return it
 
 
-def memories(told: Told) -> list[GpuReading]:
+def memories(reported: Reported) -> list[GpuReading]:
     """Return one row for each memory: the GPU's, or those of its GPU instances."""
-    gpu_itself, *instances = told.sample.gpus
+    gpu_itself, *instances = reported.sample.gpus
     return list({one.gpu_instance: one for one in instances}.values()) or [gpu_itself]
 
 

@@ -8,6 +8,7 @@ import pytest
 from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
 from agent.core.raw import SampleCursor
 from agent.gpu.nvidia.session import NvmlSession
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuProfiling
 from simulator.clock import ManualClock
 from simulator.scenario.load import parse_scenario
@@ -15,7 +16,6 @@ from simulator.simulation import Simulation
 from tests.unit.record_fields import present_in
 
 EPOCH_NS = 1_790_000_000_000_000_000
-SECOND_NS = 1_000_000_000
 H100 = "NVIDIA H100 80GB HBM3"
 
 
@@ -46,7 +46,7 @@ class Machine:
             tick = read_gpu(
                 answers,
                 self._state,
-                interval_ns=SECOND_NS,
+                interval_ns=NS_PER_SECOND,
                 now_ns=self.clock.monotonic_ns(),
             )
             self._state = tick.state
@@ -132,8 +132,10 @@ def test_profiling_is_the_truth_of_the_time_between_two_ticks() -> None:
         profiling = tick.details.profiling
         assert (profiling is None) == (place == 0)
         if profiling:
-            busy_ns = machine.truth.device_busy_ns(place * SECOND_NS, (place + 1) * SECOND_NS)
-            busy = busy_ns / SECOND_NS
+            busy_ns = machine.truth.device_busy_ns(
+                place * NS_PER_SECOND, (place + 1) * NS_PER_SECOND
+            )
+            busy = busy_ns / NS_PER_SECOND
             assert profiling.graphics_engine_active_ratio == round(busy, 6)
             assert profiling.sm_active_ratio == pytest.approx(0.5 * busy, abs=1e-6)
             assert profiling.nvlink_sent_bytes_per_second == pytest.approx(1e9 * busy)

@@ -3,9 +3,8 @@
 import pytest
 
 from agent.gpu.breaker import Breaker, Permit
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.runtime import Backoff
-
-SECOND_NS = 1_000_000_000
 
 
 @pytest.fixture
@@ -15,7 +14,7 @@ def breaker() -> Breaker:
 
 
 def turns(breaker: Breaker, *seconds: int) -> list[Permit]:
-    return [breaker.permit(second * SECOND_NS) for second in seconds]
+    return [breaker.permit(second * NS_PER_SECOND) for second in seconds]
 
 
 def test_failures_that_are_not_in_a_row_open_nothing(breaker: Breaker) -> None:
@@ -40,16 +39,16 @@ def test_probes_that_fail_come_ever_rarer_up_to_a_bound(breaker: Breaker) -> Non
     breaker.trip(0)
     probed = []
     for second in range(60):
-        if breaker.permit(second * SECOND_NS) is Permit.PROBE:
+        if breaker.permit(second * NS_PER_SECOND) is Permit.PROBE:
             probed.append(second)
-            breaker.failed(second * SECOND_NS)
+            breaker.failed(second * NS_PER_SECOND)
     assert probed == [4, 12, 28, 44]
 
 
 def test_a_probe_that_succeeds_closes_it_and_its_waits_begin_anew(breaker: Breaker) -> None:
     breaker.trip(0)
-    breaker.failed(4 * SECOND_NS)
+    breaker.failed(4 * NS_PER_SECOND)
     breaker.succeeded()
-    assert breaker.permit(5 * SECOND_NS) is Permit.ASK
-    breaker.trip(5 * SECOND_NS)
+    assert breaker.permit(5 * NS_PER_SECOND) is Permit.ASK
+    breaker.trip(5 * NS_PER_SECOND)
     assert turns(breaker, 8, 9) == [Permit.SKIP, Permit.PROBE]

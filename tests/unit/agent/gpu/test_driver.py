@@ -32,8 +32,8 @@ class Bench:
         )
 
     async def ask(self) -> list[str] | None:
-        answers = await self.driver.poll({})
-        return None if answers is None else sorted(answer.uuid for answer in answers)
+        poll = await self.driver.poll({})
+        return None if poll is None else sorted(sample.uuid for sample in poll.samples)
 
     def thread_is_back(self, uuid: str) -> None:
         """Wait until a GPU's thread has done what it was handed."""

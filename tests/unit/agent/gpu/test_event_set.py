@@ -11,12 +11,12 @@ from agent.core.incidents import Detection
 from agent.gpu.nvidia.events import KINDS, WANTED, NvmlGpuEvents
 from agent.gpu.protocol import FailedError, GpuLostError, UnsupportedError
 from agent.metrics import EVENT_SET_FAILURES
+from gpuledger.clock import NS_PER_SECOND
 from simulator.clock import ManualClock
 from tests.fakes.nvml_pointers import CLibrary
 from tests.metric_values import value_of
 from tests.unit.agent.core.incidents.builders import (
     EPOCH_NS,
-    SECOND_NS,
     SUCCESS,
     Device,
     device,
@@ -51,7 +51,7 @@ def opened(*devices: Device, clock: ManualClock) -> NvmlGpuEvents:
 
 
 def test_version_3_gives_the_drivers_own_time(functions: CLibrary, clock: ManualClock) -> None:
-    stamp_us = (EPOCH_NS - SECOND_NS) // 1000
+    stamp_us = (EPOCH_NS - NS_PER_SECOND) // 1000
     functions.functions["nvmlEventSetWait_v3"] = v3(
         "GPU-1", 0x8, eventData=79, timestampUsec=stamp_us, gpuInstanceId=9, computeInstanceId=0
     )
@@ -59,7 +59,7 @@ def test_version_3_gives_the_drivers_own_time(functions: CLibrary, clock: Manual
     assert opened(device("GPU-1"), clock=clock).wait(0) == Detection(
         kind="xid",
         gpu_uuid="GPU-1",
-        time_ns=EPOCH_NS - SECOND_NS,
+        time_ns=EPOCH_NS - NS_PER_SECOND,
         source="nvml",
         xid=79,
         gpu_instance=9,
@@ -135,7 +135,7 @@ def test_a_wait_without_an_event_gives_nothing_and_counts_no_error(
     assert opened(device("GPU-1"), clock=clock).wait(0) is None
 
 
-def test_a_failure_of_a_version_3_that_worked_is_told(
+def test_a_failure_of_a_version_3_that_worked_is_reported(
     functions: CLibrary, clock: ManualClock
 ) -> None:
     functions.functions["nvmlEventSetWait_v3"] = fails(pynvml.NVML_ERROR_TIMEOUT)
@@ -148,7 +148,7 @@ def test_a_failure_of_a_version_3_that_worked_is_told(
 
 
 @pytest.mark.parametrize("version", ["nvmlEventSetWait_v3", "nvmlEventSetWait_v2"])
-def test_a_lost_gpu_is_told_by_the_wait(
+def test_a_lost_gpu_is_reported_by_the_wait(
     functions: CLibrary, clock: ManualClock, version: str
 ) -> None:
     functions.functions[version] = fails(pynvml.NVML_ERROR_GPU_IS_LOST)

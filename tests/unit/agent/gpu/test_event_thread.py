@@ -201,7 +201,7 @@ def event_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "nvml-events"}
 
 
-def test_where_no_gpu_answers_no_event_is_waited_for_and_no_failure_is_told(
+def test_where_no_gpu_answers_no_event_is_waited_for_and_no_failure_is_reported(
     clock: ManualClock,
 ) -> None:
     driver = bursting(clock)

@@ -9,9 +9,9 @@ from agent.core.units import RATIO
 from agent.gpu.nvidia.catalogue import GpmMetric, MetricSpec
 from agent.gpu.nvidia.device_client import DeviceClient
 from agent.gpu.nvidia.gpm import Gpm
+from gpuledger.clock import NS_PER_SECOND
 from tests.fakes.nvml_pointers import GpmFunctions, play
 
-SECOND_NS = 1_000_000_000
 METRICS = "nvmlGpmMetricsGet"
 
 
@@ -35,7 +35,7 @@ class Bench:
         )
 
     def query(self, after_seconds: float = 1.0) -> dict[str, object]:
-        self.now_ns += round(after_seconds * SECOND_NS)
+        self.now_ns += round(after_seconds * NS_PER_SECOND)
         return self.gpm.query()
 
 
@@ -44,13 +44,13 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(monkeypatch)
 
 
-def test_the_first_sample_tells_nothing_and_each_other_of_the_time_since_the_one_before(
+def test_the_first_sample_reports_nothing_and_each_other_of_the_time_since_the_one_before(
     bench: Bench,
 ) -> None:
     assert bench.query() == {}
     busy = {"profiling": {"busy": 50.0, "occupied": 25.0}}
-    assert bench.query(1.0) == {**busy, "profiling_ns": SECOND_NS}
-    assert bench.query(0.25) == {**busy, "profiling_ns": SECOND_NS // 4}
+    assert bench.query(1.0) == {**busy, "profiling_ns": NS_PER_SECOND}
+    assert bench.query(0.25) == {**busy, "profiling_ns": NS_PER_SECOND // 4}
 
 
 def test_two_buffers_and_one_struct_are_used_in_turn(bench: Bench) -> None:
@@ -65,13 +65,13 @@ def test_samples_less_than_a_tenth_of_a_second_apart_are_not_compared(bench: Ben
     bench.query()
     assert bench.query(0.099) == {}
     assert bench.chip.samples == 1
-    assert bench.query(0.001)["profiling_ns"] == SECOND_NS // 10
+    assert bench.query(0.001)["profiling_ns"] == NS_PER_SECOND // 10
 
 
 def test_after_a_long_gap_the_counters_start_anew(bench: Bench) -> None:
     bench.query()
     assert bench.query(601) == {}
-    assert bench.query()["profiling_ns"] == SECOND_NS
+    assert bench.query()["profiling_ns"] == NS_PER_SECOND
     assert bench.chip.pairs == [(2, 3)]
 
 
@@ -90,7 +90,7 @@ def test_a_metric_counts_only_where_the_whole_call_is_success(bench: Bench) -> N
     bench.chip.error = pynvml.NVML_ERROR_TIMEOUT
     assert bench.query() == {}
     bench.chip.error = 0
-    assert bench.query()["profiling_ns"] == SECOND_NS
+    assert bench.query()["profiling_ns"] == NS_PER_SECOND
 
 
 def test_not_a_number_is_no_data_and_no_refusal(bench: Bench) -> None:
@@ -138,7 +138,7 @@ def test_a_sample_that_failed_costs_its_tick_and_is_said_so(bench: Bench) -> Non
     bench.chip.sample_error = pynvml.NVML_ERROR_TIMEOUT
     assert bench.query() == {}
     bench.chip.sample_error = 0
-    assert bench.query()["profiling_ns"] == 2 * SECOND_NS
+    assert bench.query()["profiling_ns"] == 2 * NS_PER_SECOND
 
 
 def test_an_instance_is_sampled_through_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_the_buffers_are_freed_at_the_end_and_made_anew_after_it(bench: Bench) -
     bench.gpm.close()
     assert sorted(bench.chip.freed) == sorted(bench.chip.holds)
     assert bench.query() == {}
-    assert bench.query()["profiling_ns"] == SECOND_NS
+    assert bench.query()["profiling_ns"] == NS_PER_SECOND
 
 
 def test_a_refused_metric_is_asked_again_once_everything_is_probed_anew(bench: Bench) -> None:

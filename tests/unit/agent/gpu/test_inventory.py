@@ -1,4 +1,4 @@
-"""What is built into a GPU is asked once, what is set on it each time, and refusals are told."""
+"""What is built into a GPU is asked once, what is set on it always, and refusals are reported."""
 # ruff: noqa: ANN401  # the binding's structs have no types
 
 from typing import Any
@@ -33,7 +33,7 @@ def facts(library: Any) -> list[GpuFacts]:
     ]
 
 
-def test_a_gpu_tells_what_it_is_and_whom_it_reaches() -> None:
+def test_a_gpu_reports_what_it_is_and_whom_it_reaches() -> None:
     first, second, third = facts(
         machine({"model": "NVIDIA H100 80GB HBM3", "count": 2}, {"model": "NVIDIA L4"})
     )
@@ -85,7 +85,7 @@ def test_the_versions_are_the_nodes() -> None:
         ("Tesla T4", "nvmlDeviceGetGpuFabricInfoV", False, "NotSupported"),
     ],
 )
-def test_each_call_is_told_with_the_drivers_reason_where_it_is_refused(
+def test_each_call_is_reported_with_the_drivers_reason_where_it_is_refused(
     model: str,
     call: str,
     supported: bool,  # noqa: FBT001  # a table
@@ -94,11 +94,11 @@ def test_each_call_is_told_with_the_drivers_reason_where_it_is_refused(
     (gpu,) = NvmlSession(machine({"model": model})).open()
     found = gpu.query_all(SampleCursor()).facts
     assert found
-    told = {one.call: one for one in found.capabilities}
-    assert told[call] == Capability(call=call, supported=supported, reason=reason)
+    reported = {one.call: one for one in found.capabilities}
+    assert reported[call] == Capability(call=call, supported=supported, reason=reason)
 
 
-def test_a_call_that_was_asked_with_one_argument_only_is_told_without_it() -> None:
+def test_a_call_that_was_asked_with_one_argument_only_is_reported_without_it() -> None:
     outcomes: dict[Key, str | None] = {
         ("a", 1): None,
         ("b", 1): None,

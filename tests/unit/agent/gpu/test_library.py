@@ -149,7 +149,7 @@ def test_a_gpu_that_is_lost_at_the_start_does_not_cost_the_others() -> None:
     assert len(nvml.unfound) == 1
 
 
-def test_a_gpu_that_does_not_tell_who_it_is_is_named_by_its_slot() -> None:
+def test_a_gpu_that_does_not_report_who_it_is_is_named_by_its_slot() -> None:
     class Slotted(FakeNvml):
         @override
         def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:
@@ -185,7 +185,7 @@ def test_a_gpu_that_hangs_at_the_start_does_not_cost_the_others() -> None:
         pass
 
 
-def test_a_missing_library_is_told_by_its_error() -> None:
+def test_a_missing_library_is_reported_by_its_error() -> None:
     library = FakeNvml()
     library.errors["nvmlInit"] = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
     with pytest.raises(SourceLostError, match="nvmlInit: NVML Shared Library Not Found"):

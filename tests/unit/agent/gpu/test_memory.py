@@ -48,7 +48,7 @@ class Driver:
         return self.codes[V2]
 
 
-def test_the_drivers_own_part_is_told_apart_where_the_driver_can(
+def test_the_drivers_own_part_is_reported_apart_where_the_driver_can(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     driver = Driver()

@@ -202,7 +202,7 @@ def test_an_instance_whose_handle_fails_now_is_still_there(bench: Bench) -> None
     assert [one.uuid for one in bench.answer().instances] == expected
 
 
-def test_a_gpu_that_is_cut_tells_no_utilization_even_where_the_driver_does(bench: Bench) -> None:
+def test_a_gpu_that_is_cut_reports_no_utilization_even_where_the_driver_does(bench: Bench) -> None:
     bench.library.functions["nvmlDeviceGetUtilizationRates"] = lambda _: SimpleNamespace(
         gpu=70, memory=9
     )
@@ -235,7 +235,7 @@ def test_a_mode_that_fails_now_is_what_it_was(bench: Bench) -> None:
     assert len(bench.answer().instances) == 4
 
 
-def test_a_profile_that_no_name_tells_is_built_of_the_slices(bench: Bench) -> None:
+def test_a_profile_that_no_name_reports_is_built_of_the_slices(bench: Bench) -> None:
     bench.library.functions["nvmlDeviceGetName"] = lambda _: "Some GPU"
     profiles = [one.instance and one.instance.profile for one in bench.answer().instances]
     assert profiles == ["1g.10gb", "3g.40gb", "1c.2g.20gb", "1c.2g.20gb"]
@@ -256,7 +256,7 @@ def test_what_cannot_be_true_of_an_instance_is_not_known(bench: Bench) -> None:
     assert (one.multiprocessors, one.memory_bytes) == (None, None)
 
 
-def test_a_new_layout_is_told_with_what_is_booked_once(bench: Bench) -> None:
+def test_a_new_layout_is_reported_with_what_is_booked_once(bench: Bench) -> None:
     """Not with the next health: the kubelet's ids lead to instances by it."""
     bench.answer()
     assert bench.gpu.query(CallGroup.HEALTH, SampleCursor())["facts"].mig_enabled
@@ -268,7 +268,7 @@ def test_a_new_layout_is_told_with_what_is_booked_once(bench: Bench) -> None:
     assert bench.answer().facts is None
 
 
-def test_the_layout_is_told_as_facts(bench: Bench) -> None:
+def test_the_layout_is_reported_as_facts(bench: Bench) -> None:
     bench.answer()
     facts = bench.gpu.query(CallGroup.HEALTH, SampleCursor())["facts"]
     first = facts.instances[0]
@@ -280,7 +280,7 @@ def test_the_layout_is_told_as_facts(bench: Bench) -> None:
 @pytest.mark.parametrize(
     "refused", ["nvmlDeviceGetGpuInstanceById", "nvmlGpuInstanceGetInfo", None]
 )
-def test_the_place_of_an_instance_is_told_once_to_those_who_may_know(
+def test_the_place_of_an_instance_is_reported_once_to_those_who_may_know(
     bench: Bench, refused: str | None
 ) -> None:
     if refused:

@@ -3,12 +3,13 @@
 import pytest
 
 from agent.gpu.nvidia.events import NvmlGpuEvents, pci_buses_of
+from gpuledger.clock import NS_PER_SECOND
 from simulator.clock import ManualClock
-from tests.unit.agent.core.incidents.builders import EPOCH_NS, SECOND_NS, failing_node, gpus_of
+from tests.unit.agent.core.incidents.builders import EPOCH_NS, failing_node, gpus_of
 
 
 @pytest.mark.parametrize("version", ["v3", "v2"])
-def test_a_played_driver_tells_each_event_of_its_scenario_once_and_in_order(version: str) -> None:
+def test_a_played_driver_reports_each_event_of_its_scenario_once_and_in_order(version: str) -> None:
     clock = ManualClock(start_ns=EPOCH_NS)
     node = failing_node(
         {"at_seconds": 3, "event": "double_bit_error", "gpu": 1},
@@ -29,7 +30,7 @@ def test_a_played_driver_tells_each_event_of_its_scenario_once_and_in_order(vers
     assert second is not None
     assert (first.xid, first.gpu_uuid, first.gpu_instance) == (48, gpus[0].uuid, 9)
     assert (second.kind, second.gpu_uuid) == ("ecc_uncorrected", gpus[1].uuid)
-    taken_ns = EPOCH_NS + (2 if version == "v3" else 4) * SECOND_NS
+    taken_ns = EPOCH_NS + (2 if version == "v3" else 4) * NS_PER_SECOND
     assert first.time_ns == taken_ns
     events.close()
 

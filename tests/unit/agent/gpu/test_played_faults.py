@@ -69,7 +69,7 @@ class Node:
         )
         self.uuids = [gpu.facts.uuid for gpu in played.gpus]
         self.check = Check()
-        self.told: list[tuple[str, int]] = []
+        self.reported: list[tuple[str, int]] = []
         self.looks = LongLooks(played.nvml)
         self.driver = Driver(
             NvmlSession(
@@ -82,7 +82,7 @@ class Node:
             deadline_seconds=seconds,
             backoff=Backoff(first_seconds=1, max_seconds=2, jitter=lambda: 1.0),
             lost_gpu_backoff=Backoff(first_seconds=2, max_seconds=4, jitter=lambda: 1.0),
-            report=lambda kind, name, _: self.told.append((kind, self.index_of(name))),
+            report=lambda kind, name, _: self.reported.append((kind, self.index_of(name))),
         )
 
     def index_of(self, name: str) -> int:
@@ -95,10 +95,10 @@ class Node:
         self, last_seen: Mapping[str, SampleCursor] | None = None
     ) -> dict[int, RawGpuSample]:
         self.looks.begin_tick()
-        answers = await self.driver.poll(last_seen or {})
+        poll = await self.driver.poll(last_seen or {})
         self.looks.end_tick()
         self.clock.advance(1)
-        return {answer.index: answer for answer in answers or ()}
+        return {sample.index: sample for sample in poll.samples} if poll else {}
 
     async def ticks(self, count: int) -> list[dict[int, RawGpuSample]]:
         return [await self.tick() for _ in range(count)]
@@ -124,7 +124,7 @@ async def test_a_lost_gpu_is_out_while_it_is_lost_and_the_other_never(
     node = node_with(kind="lost", gpus=[0], start_seconds=5, end_seconds=15)
     ticks = await node.ticks(15)
     async with asyncio.timeout(HANG_SECONDS):
-        while len(node.told) < 2:  # it is opened again in a thread, however busy the machine is
+        while len(node.reported) < 2:  # it is opened again in a thread, however busy the machine is
             ticks.append(await node.tick())
     ticks += await node.ticks(5)
     assert all(1 in tick for tick in ticks)
@@ -132,7 +132,7 @@ async def test_a_lost_gpu_is_out_while_it_is_lost_and_the_other_never(
     assert there[:5] == [True] * 5
     assert not any(there[5:15])
     assert there[-5:] == [True] * 5
-    assert node.told == [("gpu_lost", 0), ("gpu_recovered", 0)]
+    assert node.reported == [("gpu_lost", 0), ("gpu_recovered", 0)]
     assert node.check.is_ok
 
 
@@ -160,8 +160,8 @@ async def test_a_node_that_lost_all_its_gpus_sees_them_again(
     ticks = await node.ticks(120)
     assert not all(ticks), "for a while none answers"
     assert sorted(ticks[-1]) == [*range(count)]
-    recovered = [gpu for kind, gpu in node.told if kind == "gpu_recovered"]
-    assert sorted(recovered) == sorted(gpu for kind, gpu in node.told if kind == "gpu_lost")
+    recovered = [gpu for kind, gpu in node.reported if kind == "gpu_recovered"]
+    assert sorted(recovered) == sorted(gpu for kind, gpu in node.reported if kind == "gpu_lost")
     assert node.check.is_ok
 
 
@@ -177,7 +177,7 @@ async def test_a_reloaded_driver_comes_back_with_counters_from_zero(
     assert before
     assert after
     assert after < before
-    assert node.told == [("driver_reloaded", 0), ("driver_reloaded", 1)]
+    assert node.reported == [("driver_reloaded", 0), ("driver_reloaded", 1)]
 
 
 async def test_an_unbinding_is_let_through_and_the_node_comes_back(
@@ -190,12 +190,12 @@ async def test_an_unbinding_is_let_through_and_the_node_comes_back(
         # The look for it is made in the library's thread, between two ticks.
         await_driver_thread(node.driver)
         ticks.append(await node.tick())
-        if len(node.told) == 4:
+        if len(node.reported) == 4:
             break
     silent = sum(not tick for tick in ticks)
     assert 23 <= silent <= 27
-    assert node.told[:2] == [("driver_unbound", 0), ("driver_unbound", 1)]
-    assert node.told[2:] == [("driver_reloaded", 0), ("driver_reloaded", 1)]
+    assert node.reported[:2] == [("driver_unbound", 0), ("driver_unbound", 1)]
+    assert node.reported[2:] == [("driver_reloaded", 0), ("driver_reloaded", 1)]
 
 
 @pytest.mark.parametrize("calls", [["nvmlDeviceGetPowerUsage"], []])
@@ -208,7 +208,7 @@ async def test_calls_that_grow_or_vanish_cost_their_own_values_only(
     assert ticks[-1][0].power_milliwatts is None
     assert ticks[-1][1].power_milliwatts is not None
     assert bool(ticks[-1][0].processes) == bool(calls)
-    assert not node.told
+    assert not node.reported
 
 
 async def test_lists_that_grow_between_two_calls_are_read_all_the_same(

@@ -85,7 +85,7 @@ def pids(answer: tuple[ProcessAccounting, ...] | None) -> list[int]:
     return [account.pid for account in answer]
 
 
-def test_what_ended_before_the_first_question_is_not_told() -> None:
+def test_what_ended_before_the_first_question_is_not_reported() -> None:
     buffer = Buffer()
     buffer.add(1)
     assert ask(on(buffer)) == ()
@@ -158,7 +158,7 @@ def test_without_sums_the_whole_percents_are_taken(changes: dict[str, Any]) -> N
     assert (account.gpu_percent, account.memory_percent) == (40, 20)
 
 
-def test_what_the_driver_does_not_tell_is_not_known() -> None:
+def test_what_the_driver_does_not_report_is_not_known() -> None:
     buffer = Buffer(has_v2=False)
     accounting = on(buffer)
     ask(accounting)
@@ -208,10 +208,10 @@ def test_a_burst_is_asked_for_in_parts() -> None:
     ask(accounting)
     for pid in range(1, 101):
         buffer.add(pid)
-    told = set(pids(ask(accounting)))
-    assert len(told) == len(buffer.asked) == 64
-    told |= set(pids(ask(accounting)))
-    assert told == set(range(1, 101))
+    reported = set(pids(ask(accounting)))
+    assert len(reported) == len(buffer.asked) == 64
+    reported |= set(pids(ask(accounting)))
+    assert reported == set(range(1, 101))
     assert len(buffer.asked) == 100
 
 
@@ -228,7 +228,7 @@ def test_an_account_that_the_ring_buffer_has_lost_is_not_asked_for() -> None:
 # The true functions of nvidia-ml-py, over a library that is nothing but function pointers.
 
 
-def test_the_true_wrapper_breaks_where_the_memory_is_not_told_and_we_do_not(
+def test_the_true_wrapper_breaks_where_the_memory_is_not_reported_and_we_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It writes None into a field of a C struct, which is a TypeError."""

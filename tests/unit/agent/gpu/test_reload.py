@@ -3,12 +3,12 @@
 from agent.core.normalize.gpu import read_gpu
 from agent.core.raw import SampleCursor
 from agent.gpu.nvidia.session import NvmlSession
+from gpuledger.clock import NS_PER_SECOND
 from simulator.clock import ManualClock
 from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 
 EPOCH_NS = 1_790_000_000_000_000_000
-SECOND_NS = 1_000_000_000
 
 
 def test_counters_that_a_reload_set_back_are_named_and_lifetime_counts_are_not() -> None:
@@ -26,7 +26,7 @@ def test_counters_that_a_reload_set_back_are_named_and_lifetime_counts_are_not()
     before = read_gpu(
         nvml.open()[0].query_all(SampleCursor()),
         None,
-        interval_ns=SECOND_NS,
+        interval_ns=NS_PER_SECOND,
         now_ns=clock.monotonic_ns(),
     )
     clock.advance(12)
@@ -34,7 +34,7 @@ def test_counters_that_a_reload_set_back_are_named_and_lifetime_counts_are_not()
     after = read_gpu(
         nvml.open()[0].query_all(SampleCursor()),
         before.state.forget(),
-        interval_ns=SECOND_NS,
+        interval_ns=NS_PER_SECOND,
         now_ns=clock.monotonic_ns(),
     )
     assert before.details.resets is None

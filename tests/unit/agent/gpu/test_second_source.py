@@ -15,6 +15,7 @@ from agent.settings import AgentSettings
 from enricher.join.booking.books import book_tick
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.codec import decoder_of
 from gpuledger.records import GpuBooks, Incident, Inventory, NodeSample
 from gpuledger.runtime import Readiness
@@ -36,8 +37,8 @@ def direct(node: SimulatedNode, simulation: Simulation) -> DirectSource:
     return DirectSource(
         node,
         epoch_ns=EPOCH_NS,
-        period_ns=round(simulation.scenario.sample_period_seconds * 1e9),
-        uptime_ns=round(spec.uptime_seconds * 1e9),
+        period_ns=round(simulation.scenario.sample_period_seconds * NS_PER_SECOND),
+        uptime_ns=round(spec.uptime_seconds * NS_PER_SECOND),
     )
 
 
@@ -144,8 +145,8 @@ async def test_what_the_driver_is_and_cannot_do_is_in_the_inventory() -> None:
     (inventory,) = await node.published(Inventory)
     assert inventory.driver_version == "direct 1.0"
     assert [gpu.index for gpu in inventory.gpus] == [0, 1]
-    told = [(one.call, one.supported) for one in inventory.gpus[0].capabilities]
-    assert told == [("driver_events", False)]
+    reported = [(one.call, one.supported) for one in inventory.gpus[0].capabilities]
+    assert reported == [("driver_events", False)]
 
 
 async def test_a_gpu_that_its_source_calls_lost_costs_no_other_one_its_ticks() -> None:

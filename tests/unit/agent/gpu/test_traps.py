@@ -146,7 +146,7 @@ def test_one_list_that_failed_leaves_all_processes_unknown(answer: Answer, broke
     assert answer({**functions, broken: list_of([TIMEOUT])}).processes is None
 
 
-def test_memory_and_instances_that_the_driver_does_not_tell_are_not_known(answer: Answer) -> None:
+def test_memory_and_instances_that_the_driver_does_not_report_are_not_known(answer: Answer) -> None:
     rows = [(7, NO_BYTES, NO_ID, NO_ID), (8, 5, 0, 0)]
     (one, other) = answer({COMPUTE: list_of([GREW, OK], rows)}).processes or ()
     assert (one.memory_bytes, one.gpu_instance, one.compute_instance) == (None, None, None)

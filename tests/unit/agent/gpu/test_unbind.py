@@ -138,22 +138,22 @@ async def test_the_library_is_closed_on_unbinding_and_opened_when_the_driver_is_
     clock, check, library = ManualClock(start_ns=0), Check(), PlayedEvents()
     nvml = PlayedSource(PlayedGpu("GPU-0", 0))
     nvml.driver_events = NvmlDriverEvents(library)
-    told = []
+    reported = []
     driver = Driver(
         nvml,
         clock=clock,
         check=check,
         deadline_seconds=30,
         backoff=Backoff(first_seconds=1, max_seconds=8, jitter=lambda: 1.0),
-        report=lambda kind, uuid, _: told.append((kind, uuid)),
+        report=lambda kind, uuid, _: reported.append((kind, uuid)),
     )
 
     async def ask() -> bool:
-        answers = await driver.poll({})
+        poll = await driver.poll({})
         # Looks are made in the library's thread, between two ticks.
         await_driver_thread(driver)
         clock.advance(1)
-        return bool(answers)
+        return bool(poll and poll.samples)
 
     assert await ask()
     library.waiting = [UNBIND]
@@ -168,7 +168,7 @@ async def test_the_library_is_closed_on_unbinding_and_opened_when_the_driver_is_
     nvml.error = None
     while not await ask():
         pass
-    assert told == [("driver_unbound", "GPU-0"), ("driver_reloaded", "GPU-0")]
+    assert reported == [("driver_unbound", "GPU-0"), ("driver_reloaded", "GPU-0")]
     assert library.sets == 1
     driver.close()
 
@@ -184,11 +184,15 @@ async def test_an_unbinding_that_is_heard_while_the_library_starts_is_heeded_aft
     library.waiting = [UNBIND]
     for gpu in gpus:
         gpu.errors = dict.fromkeys(CallGroup, LibraryLostError("lost"))
-    assert await driver.poll({}) == [], "it is started anew, and has heard of the unbinding"
+    poll = await driver.poll({})
+    assert poll is not None
+    assert poll.samples == [], "it is started anew, and has heard of the unbinding"
     for gpu in gpus:
         gpu.errors.clear()
     await_driver_thread(driver)
-    assert await driver.poll({})
+    poll = await driver.poll({})
+    assert poll is not None
+    assert poll.samples
     assert await driver.poll({}) is None
     await_driver_thread(driver)
     assert not nvml.is_open

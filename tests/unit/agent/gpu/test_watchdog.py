@@ -15,39 +15,43 @@ class PlayedDriver:
 
 
 @pytest.fixture
-def told() -> list[tuple[str, str, str]]:
+def reported() -> list[tuple[str, str, str]]:
     return []
 
 
-def watchdog(driver: PlayedDriver, told: list[tuple[str, str, str]]) -> Watchdog:
-    return Watchdog(driver, seconds=300, report=lambda *told_: told.append(told_))
+def watchdog(driver: PlayedDriver, reported: list[tuple[str, str, str]]) -> Watchdog:
+    return Watchdog(driver, seconds=300, report=lambda *told_: reported.append(told_))
 
 
-def test_a_driver_that_works_now_and_then_is_left_alone(told: list[tuple[str, str, str]]) -> None:
+def test_a_driver_that_works_now_and_then_is_left_alone(
+    reported: list[tuple[str, str, str]],
+) -> None:
     driver = PlayedDriver()
     for driver.idle_seconds in (0, 100, 299, 1):
-        watchdog(driver, told).look()
-    assert not told
+        watchdog(driver, reported).look()
+    assert not reported
 
 
-async def test_the_end_is_told_for_each_gpu_with_its_reason_before_it_comes(
-    told: list[tuple[str, str, str]],
+async def test_the_end_is_reported_for_each_gpu_with_its_reason_before_it_comes(
+    reported: list[tuple[str, str, str]],
 ) -> None:
     driver = PlayedDriver()
     driver.idle_seconds = 301.0
     with pytest.raises(NothingWorksError, match="Driver Not Loaded"):
-        await watchdog(driver, told).run()
+        await watchdog(driver, reported).run()
     reason = "no GPU answered for 301 s: nvmlInit: Driver Not Loaded"
-    assert told == [("agent_ended", "GPU-0", reason), ("agent_ended", "GPU-1", reason)]
+    assert reported == [("agent_ended", "GPU-0", reason), ("agent_ended", "GPU-1", reason)]
 
 
-def test_a_process_that_was_stopped_gets_its_time_anew(told: list[tuple[str, str, str]]) -> None:
+def test_a_process_that_was_stopped_gets_its_time_anew(
+    reported: list[tuple[str, str, str]],
+) -> None:
     driver = PlayedDriver()
     now_seconds = 1000.0
     dog = Watchdog(
         driver,
         seconds=300,
-        report=lambda *told_: told.append(told_),
+        report=lambda *told_: reported.append(told_),
         now_seconds=lambda: now_seconds,
     )
     dog.look()
@@ -57,7 +61,7 @@ def test_a_process_that_was_stopped_gets_its_time_anew(told: list[tuple[str, str
     for _ in range(59):
         now_seconds, driver.idle_seconds = now_seconds + 5, driver.idle_seconds + 5
         dog.look()
-    assert not told
+    assert not reported
     now_seconds += 5
     with pytest.raises(NothingWorksError, match="no GPU answered for 300 s"):
         dog.look()

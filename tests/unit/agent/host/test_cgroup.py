@@ -112,7 +112,7 @@ def test_of_equal_lines_the_usual_controllers_win() -> None:
     assert locate("\n".join(lines)).line == lines[1]
 
 
-def test_a_host_process_is_told_by_its_first_line() -> None:
+def test_a_host_process_is_reported_by_its_first_line() -> None:
     found = locate("3:cpu,cpuacct:/\n1:name=systemd:/user.slice\n")
     assert found == Location(line="3:cpu,cpuacct:/")
     assert not found.in_container

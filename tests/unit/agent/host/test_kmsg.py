@@ -9,11 +9,12 @@ import pytest
 from agent.core.incidents import Detection
 from agent.host.kmsg import DeviceKmsg, Kmsg, KmsgReader, RecordTime
 from agent.metrics import KMSG_FAILURES, KMSG_OVERRUNS
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
 from simulator.procfs import SimulatedKmsg
 from tests.metric_values import value_of
-from tests.unit.agent.core.incidents.builders import EPOCH_NS, SECOND_NS, failing_node
+from tests.unit.agent.core.incidents.builders import EPOCH_NS, failing_node
 
 UUID = "GPU-1"
 BUSES = {"00000000:1B:00.0": UUID}
@@ -79,7 +80,7 @@ def read(*records: bytes | OSError) -> list[Detection]:
     return reading.seen
 
 
-def test_a_line_is_a_sighting_of_the_gpu_in_that_slot() -> None:
+def test_a_line_is_a_detection_of_the_gpu_in_that_slot() -> None:
     assert read(record(LINE)) == [
         Detection(
             kind="xid",
@@ -94,7 +95,7 @@ def test_a_line_is_a_sighting_of_the_gpu_in_that_slot() -> None:
     ]
 
 
-def test_an_xid_of_a_gpu_that_never_answered_is_told_by_its_slot() -> None:
+def test_an_xid_of_a_gpu_that_never_answered_is_reported_by_its_slot() -> None:
     (seen,) = read(record(LINE.replace("1b", "2b")))
     assert seen.gpu_uuid == "PCI:0000:2b:00"
 
@@ -121,7 +122,7 @@ def test_what_else_the_kernel_says_is_passed_over(noise: bytes) -> None:
     assert [seen.xid for seen in read(noise, record(LINE))] == [79]
 
 
-def test_a_record_with_its_dictionary_is_one_sighting() -> None:
+def test_a_record_with_its_dictionary_is_one_detection() -> None:
     assert len(read(record(LINE) + b" SUBSYSTEM=pci\n DEVICE=+pci:0000:1b:00.0\n")) == 1
 
 
@@ -151,7 +152,7 @@ async def test_a_log_that_is_lost_is_opened_again_after_a_while_and_counted() ->
     assert second.closed
     assert value_of(KMSG_FAILURES) == before + 3
     assert not reading.check.is_ok
-    assert reading.clock.monotonic_ns() == (1 + 2 + 4) * SECOND_NS
+    assert reading.clock.monotonic_ns() == (1 + 2 + 4) * NS_PER_SECOND
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ def test_a_stamp_counts_as_far_as_it_can_be_true(
 
     found_ns = times.time_ns(round(stamp_seconds * 1e6))
 
-    assert found_ns == EPOCH_NS + round(written_seconds * SECOND_NS)
+    assert found_ns == EPOCH_NS + round(written_seconds * NS_PER_SECOND)
 
 
 def test_a_record_is_written_after_the_log_was_last_seen_empty() -> None:
@@ -181,7 +182,7 @@ def test_a_record_is_written_after_the_log_was_last_seen_empty() -> None:
     clock.advance(0.5)
     reading.reader.read(Log([record(LINE, stamp_us=0)]))
 
-    assert [seen.time_ns for seen in reading.seen] == [EPOCH_NS + 30 * SECOND_NS]
+    assert [seen.time_ns for seen in reading.seen] == [EPOCH_NS + 30 * NS_PER_SECOND]
 
 
 def test_an_opened_file_is_read_from_its_end_on(tmp_path: Path) -> None:
@@ -216,7 +217,7 @@ def test_a_log_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
         DeviceKmsg(tmp_path / "none")
 
 
-def test_a_played_log_tells_of_xids_with_their_own_time_and_not_of_old_ones() -> None:
+def test_a_played_log_reports_of_xids_with_their_own_time_and_not_of_old_ones() -> None:
     clock = ManualClock(start_ns=EPOCH_NS)
     node = failing_node(
         {"at_seconds": 1, "xid": 31},
@@ -234,5 +235,5 @@ def test_a_played_log_tells_of_xids_with_their_own_time_and_not_of_old_ones() ->
     reading.reader.read(log)
 
     assert [(seen.xid, seen.gpu_instance, seen.pid) for seen in reading.seen] == [(94, 5, 77)]
-    assert reading.seen[0].time_ns == EPOCH_NS + 3 * SECOND_NS
+    assert reading.seen[0].time_ns == EPOCH_NS + 3 * NS_PER_SECOND
     assert (reading.seen[0].gpu_uuid, reading.seen[0].detail) == (UUID, "Contained")

@@ -16,6 +16,7 @@ from agent.publish.spool_file import START
 from agent.publish.spool_folder import IoThread
 from agent.settings import SpoolSettings
 from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import BusUnavailableError
 from tests.default_topics import PROCESSES, SAMPLES, TOPICS
 from tests.metric_values import value_of
@@ -25,7 +26,7 @@ NODE = "node-1"
 NOW_SECONDS = 1_000_000
 
 
-def parcel_of(number: int, *, size_bytes: int = 0) -> MessageBundle:
+def bundle_of(number: int, *, size_bytes: int = 0) -> MessageBundle:
     """Make the bundle of a second; every third one has a process record."""
     value = b"%d" % number
     value += b" " + number.to_bytes(8, "big") * (size_bytes // 8) if size_bytes else b""
@@ -48,7 +49,7 @@ class Uptime:
         self.seconds = seconds
 
     def __call__(self) -> int:
-        return round(self.seconds * 1e9)
+        return round(self.seconds * NS_PER_SECOND)
 
 
 def spool_in(
@@ -86,7 +87,7 @@ def unreadable(path: Path, error: int) -> Iterator[list[int]]:
 
 def fill(spool: Spool, *numbers: int, size_bytes: int = 0) -> None:
     for number in numbers:
-        spool.append([parcel_of(number, size_bytes=size_bytes)])
+        spool.append([bundle_of(number, size_bytes=size_bytes)])
 
 
 class Frame(NamedTuple):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.publish.message_bundle import TickQueue
+from agent.publish.message_bundle import BundleQueue
 from agent.publish.publisher import SamplePublisher, shut_down
 from agent.publish.send_queue import SendQueue
 from agent.publish.spool import Spool
@@ -25,9 +25,9 @@ from tests.unit.agent.publish.builders import (
     NODE,
     FickleBus,
     ImmediateDisk,
+    bundle_of,
     files_in,
     number_of,
-    parcel_of,
     settings_in,
 )
 
@@ -67,7 +67,7 @@ class Node:
             segment_bytes=FILE_BYTES,
         )
         self.send_queue = SendQueue(
-            queue=TickQueue(max_ticks=10_000),
+            queue=BundleQueue(max_bundles=10_000),
             spool=self.spool,
             check=Check(),
             spill_after_seconds=AFTER_SECONDS,
@@ -89,7 +89,7 @@ class Node:
 
     async def ticks(self, count: int) -> None:
         for _ in range(count):
-            self.send_queue.put(parcel_of(self.made))
+            self.send_queue.put(bundle_of(self.made))
             self.made += 1
             self.time_seconds += 1
             await settle()
@@ -169,6 +169,6 @@ def test_a_nodes_order_on_the_bus_is_its_order_in_time_and_nothing_whole_is_lost
     assert set(bus.published) <= {
         (topic, message.value)
         for number in range(node.made)
-        for topic, message in parcel_of(number)
+        for topic, message in bundle_of(number)
     }
     assert files_in(node.folder) == []

@@ -12,9 +12,9 @@ from typing_extensions import override
 from agent.core.tick import NodeTick
 from agent.metrics import QUEUE_TICKS, TICKS_DROPPED, count_published_from_zero
 from agent.publish.message_bundle import (
+    BundleQueue,
     MessageBundle,
-    QueuedMessage,
-    TickQueue,
+    QueuedBundle,
     bundle_incident,
     bundle_inventory,
     bundle_tick,
@@ -101,9 +101,9 @@ def bundle(number: int, processes: int = 0) -> MessageBundle:
     return ((SAMPLES.name, message), *(((PROCESSES.name, message),) * processes))
 
 
-def outbox_in_memory(max_ticks: int = 9) -> SendQueue:
+def send_queue_in_memory(max_ticks: int = 9) -> SendQueue:
     return SendQueue(
-        queue=TickQueue(max_ticks=max_ticks), spool=None, check=Check(), spill_after_seconds=0
+        queue=BundleQueue(max_bundles=max_ticks), spool=None, check=Check(), spill_after_seconds=0
     )
 
 
@@ -149,8 +149,8 @@ def test_a_tick_is_packed_under_its_node_and_its_own_time() -> None:
         (READINGS.name, b"node-1", 2000),
         (PROCESSES.name, b"node-1", 3000),
     ]
-    told = (sample, readings, record)
-    for (topic, message), one in zip(bundle, told, strict=True):
+    reported = (sample, readings, record)
+    for (topic, message), one in zip(bundle, reported, strict=True):
         assert decoder_of(topic, BY_NAME[topic].record).decode(message.value) == one
 
 
@@ -179,9 +179,9 @@ def test_incidents_and_inventories_are_packed_under_their_node_and_their_own_tim
 
 def test_a_full_queue_drops_the_oldest_tick_and_counts_it() -> None:
     dropped, waiting = value_of(TICKS_DROPPED), value_of(QUEUE_TICKS)
-    queue = TickQueue(max_ticks=3)
+    queue = BundleQueue(max_bundles=3)
     for number in range(5):
-        queue.put(QueuedMessage(0.0, bundle(number)))
+        queue.put(QueuedBundle(0.0, bundle(number)))
     assert len(queue) == 3
     assert value_of(QUEUE_TICKS) - waiting == 3
     taken = queue.take(max_bundles=9)
@@ -191,7 +191,7 @@ def test_a_full_queue_drops_the_oldest_tick_and_counts_it() -> None:
 
 
 async def test_ticks_and_process_records_go_to_the_nodes_partition_in_their_order() -> None:
-    bus, send_queue = FakeBus(), outbox_in_memory(999)
+    bus, send_queue = FakeBus(), send_queue_in_memory(999)
     for number in range(100):
         send_queue.put(bundle(number, processes=number % 2))
     await publish_all(bus, send_queue)
@@ -206,7 +206,7 @@ async def test_ticks_and_process_records_go_to_the_nodes_partition_in_their_orde
 async def test_a_bus_that_refuses_is_asked_again_and_nothing_is_lost_or_overtaken(
     error: Exception, refusals: int
 ) -> None:
-    bus, send_queue, check = FakeBus(), outbox_in_memory(), Check()
+    bus, send_queue, check = FakeBus(), send_queue_in_memory(), Check()
     bus.refusals = [error] * refusals
     for number in range(3):
         send_queue.put(bundle(number, processes=1))
@@ -218,7 +218,7 @@ async def test_a_bus_that_refuses_is_asked_again_and_nothing_is_lost_or_overtake
 
 async def test_brokers_that_answer_and_take_no_record_do_not_pass_the_check() -> None:
     """As where too few replicas are in sync, or one of the topics is missing."""
-    bus, send_queue, shown = FakeBus(), outbox_in_memory(), list[bool]()
+    bus, send_queue, shown = FakeBus(), send_queue_in_memory(), list[bool]()
     check = Check(on_change=lambda one: shown.append(one.is_ok))
     truth, refused = bus.publish, [BusUnavailableError("too few replicas are in sync")] * 7
 
@@ -235,7 +235,7 @@ async def test_brokers_that_answer_and_take_no_record_do_not_pass_the_check() ->
 
 
 async def test_brokers_that_answer_pass_the_check_where_nothing_waits() -> None:
-    bus, send_queue, check = FakeBus(), outbox_in_memory(), Check()
+    bus, send_queue, check = FakeBus(), send_queue_in_memory(), Check()
     bus.refusals = [BusUnavailableError("away")] * 3
     publishing = asyncio.create_task(publisher_of(bus, send_queue, check).run())
     async with asyncio.timeout(HANG_SECONDS):
@@ -246,7 +246,7 @@ async def test_brokers_that_answer_pass_the_check_where_nothing_waits() -> None:
 
 
 async def test_what_is_acknowledged_is_not_sent_again_when_the_rest_fails() -> None:
-    bus, send_queue = FakeBus(), outbox_in_memory()
+    bus, send_queue = FakeBus(), send_queue_in_memory()
     bus.published.append(("before", 0, []))  # so that only the process records are refused
     bus.refuse_after_asking = [BusUnavailableError("away")]
     send_queue.put(bundle(0, processes=1))
@@ -257,7 +257,7 @@ async def test_what_is_acknowledged_is_not_sent_again_when_the_rest_fails() -> N
 
 async def test_a_tick_is_acknowledged_before_its_readings_are_sent_and_not_sent_again() -> None:
     """As where the readings' topic is missing after an upgrade."""
-    bus, send_queue, check = FakeBus(), outbox_in_memory(), Check()
+    bus, send_queue, check = FakeBus(), send_queue_in_memory(), Check()
     truth, refused = bus.publish, [TopicsError(f"{READINGS.name} does not exist")] * 3
 
     async def publish(topic: str, partition: int, messages: Sequence[Message]) -> None:
@@ -277,7 +277,7 @@ async def test_a_tick_is_acknowledged_before_its_readings_are_sent_and_not_sent_
 
 
 async def test_the_last_chance_is_bounded() -> None:
-    bus, send_queue, check = FakeBus(), outbox_in_memory(), Check()
+    bus, send_queue, check = FakeBus(), send_queue_in_memory(), Check()
     bus.refusals = [BusUnavailableError("no broker at localhost:9092")] * 10**6
     send_queue.put(bundle(0))
     publisher = publisher_of(bus, send_queue, check)
@@ -293,7 +293,7 @@ async def test_the_last_chance_is_bounded() -> None:
 
 async def test_a_record_that_no_broker_takes_does_not_stop_those_behind_it() -> None:
     refused = counted("messages_rejected", reason="too_large")
-    bus, send_queue = FakeBus(), outbox_in_memory()
+    bus, send_queue = FakeBus(), send_queue_in_memory()
     huge = Message(key=b"k", value=b"x" * MAX_MESSAGE_BYTES, timestamp_ms=0)
     send_queue.put(((SAMPLES.name, huge), (PROCESSES.name, huge)))
     send_queue.put(bundle(1))
@@ -304,7 +304,7 @@ async def test_a_record_that_no_broker_takes_does_not_stop_those_behind_it() -> 
 
 async def test_what_this_broker_alone_does_not_take_is_left_out_and_nothing_else() -> None:
     refused = counted("messages_rejected", reason="too_large")
-    bus, send_queue = FakeBus(), outbox_in_memory()
+    bus, send_queue = FakeBus(), send_queue_in_memory()
     truth = bus.publish
 
     async def publish(topic: str, partition: int, messages: Sequence[Message]) -> None:
@@ -353,7 +353,7 @@ async def test_of_a_clock_that_was_wrong_only_what_the_broker_refuses_is_left_ou
     what: str, node_now_ms: int, published: list[bytes], left_out: int
 ) -> None:
     before = counted("messages_rejected", reason="future")
-    bus, send_queue = DatedBus(), outbox_in_memory()
+    bus, send_queue = DatedBus(), send_queue_in_memory()
     send_queue.put(stamped(b"1", NOW_MS - 5000))
     send_queue.put(stamped(b"ahead", NOW_MS + 7 * DAY_MS))
     send_queue.put(stamped(b"2", NOW_MS))
@@ -368,7 +368,7 @@ async def test_of_a_clock_that_was_wrong_only_what_the_broker_refuses_is_left_ou
 async def test_what_one_refused_record_makes_wait_repeats_and_counts_nothing_before_it() -> None:
     """However often it is tried, as for hours where the broker's clock is behind."""
     refused = counted("messages_rejected", reason="too_large")
-    bus, send_queue = DatedBus(), outbox_in_memory()
+    bus, send_queue = DatedBus(), send_queue_in_memory()
     for number in (1, 2):
         send_queue.put(stamped(b"%d" % number, NOW_MS))
     send_queue.put(stamped(b"x" * MAX_MESSAGE_BYTES, NOW_MS))
@@ -387,7 +387,7 @@ async def test_what_one_refused_record_makes_wait_repeats_and_counts_nothing_bef
 
 async def test_what_is_ahead_of_the_broker_alone_waits_for_the_clocks_to_agree() -> None:
     before = counted("messages_rejected", reason="future")
-    bus, send_queue, check = DatedBus(), outbox_in_memory(), Check()
+    bus, send_queue, check = DatedBus(), send_queue_in_memory(), Check()
     bus.now_ms = NOW_MS - 7 * DAY_MS
     send_queue.put(stamped(b"1", NOW_MS))
     publisher = publisher_of(bus, send_queue, check, now_ms=NOW_MS)
@@ -401,7 +401,7 @@ async def test_what_is_ahead_of_the_broker_alone_waits_for_the_clocks_to_agree()
 
 
 async def test_a_topic_that_this_version_does_not_know_is_published_all_the_same() -> None:
-    bus, send_queue = FakeBus(), outbox_in_memory()
+    bus, send_queue = FakeBus(), send_queue_in_memory()
     message = Message(key=b"k", value=b"of a newer agent's spool", timestamp_ms=0)
     send_queue.put((("gpuledger.tomorrow.v1", message),))
     await publish_all(bus, send_queue)

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from typing_extensions import override
 
 from agent.metrics import SPOOL_DROPPED, SPOOL_FAILURES, SPOOL_USABLE, TICKS_DROPPED
-from agent.publish.message_bundle import TickQueue
+from agent.publish.message_bundle import BundleQueue
 from agent.publish.send_queue import SendQueue
 from agent.publish.spool import Spool
 from agent.publish.spool_folder import IoThread
@@ -28,9 +28,9 @@ from tests.unit.agent.publish.builders import (
     NODE,
     ImmediateDisk,
     Uptime,
+    bundle_of,
     files_in,
     number_of,
-    parcel_of,
     spool_in,
     unreadable,
 )
@@ -60,7 +60,7 @@ class FailingDisk(ImmediateDisk):
         return work()
 
 
-def outbox_of(
+def send_queue_of(
     spool: Spool | None,
     *,
     disk: IoThread | None = None,
@@ -70,7 +70,7 @@ def outbox_of(
     wait_seconds: float = 1,
 ) -> SendQueue:
     return SendQueue(
-        queue=TickQueue(max_ticks=max_ticks),
+        queue=BundleQueue(max_bundles=max_ticks),
         spool=spool,
         check=check or Check(),
         spill_after_seconds=5,
@@ -92,7 +92,7 @@ async def put(send_queue: SendQueue, clock: Hands, *numbers: int) -> None:
     """Put a bundle a second."""
     for number in numbers:
         clock.seconds += 1
-        send_queue.put(parcel_of(number))
+        send_queue.put(bundle_of(number))
         for _ in range(3):
             await asyncio.sleep(0)
 
@@ -107,7 +107,7 @@ async def take_all(send_queue: SendQueue, count: int) -> list[int]:
 
 async def test_while_everything_is_sent_the_disk_is_not_touched(tmp_path: Path) -> None:
     clock = Hands()
-    send_queue = outbox_of(spool_in(tmp_path), clock=clock)
+    send_queue = send_queue_of(spool_in(tmp_path), clock=clock)
     spilling = asyncio.create_task(send_queue.run())
     for number in range(20):
         await put(send_queue, clock, number)
@@ -120,7 +120,7 @@ async def test_what_waits_longer_than_it_may_goes_to_the_disk_what_is_in_hand_fi
     tmp_path: Path,
 ) -> None:
     clock = Hands()
-    send_queue = outbox_of(spool_in(tmp_path), clock=clock)
+    send_queue = send_queue_of(spool_in(tmp_path), clock=clock)
     spilling = asyncio.create_task(send_queue.run())
     await put(send_queue, clock, 0)
     assert [number_of(one) for one in await send_queue.take(max_bundles=9)] == [0]
@@ -139,11 +139,11 @@ async def test_what_the_disk_turns_out_to_hold_is_not_forgotten_with_newer_ticks
     tmp_path: Path,
 ) -> None:
     spool, clock = spool_in(tmp_path), Hands()
-    send_queue = outbox_of(spool, clock=clock)
+    send_queue = send_queue_of(spool, clock=clock)
     spilling = asyncio.create_task(send_queue.run())
     await put(send_queue, clock, 1)
     assert [number_of(one) for one in await send_queue.take(max_bundles=9)] == [1]
-    spool.append([parcel_of(0)])
+    spool.append([bundle_of(0)])
     await put(send_queue, clock, *range(2, 9))
     assert send_queue.bundles_in_memory < 7
     await send_queue.ack()
@@ -156,18 +156,22 @@ async def test_what_the_disk_turns_out_to_hold_is_not_forgotten_with_newer_ticks
 
 async def test_what_an_earlier_agent_left_is_sent_before_anything_new(tmp_path: Path) -> None:
     before = spool_in(tmp_path)
-    before.append([parcel_of(1), parcel_of(2)])
+    before.append([bundle_of(1), bundle_of(2)])
     before.close()
-    send_queue, clock = outbox_of(spool_in(tmp_path)), Hands()
+    send_queue, clock = send_queue_of(spool_in(tmp_path)), Hands()
     await put(send_queue, clock, 3)
     assert await take_all(send_queue, 3) == [1, 2, 3]
 
 
-async def test_a_disk_that_refuses_is_counted_and_told_and_memory_goes_on(tmp_path: Path) -> None:
+async def test_a_disk_that_refuses_is_counted_and_reported_and_memory_goes_on(
+    tmp_path: Path,
+) -> None:
     clock, disk, check = Hands(), FailingDisk(), Check()
     failures, dropped = SPOOL_FAILURES.labels(error="ENOSPC"), value_of(TICKS_DROPPED)
     before = value_of(failures)
-    send_queue = outbox_of(spool_in(tmp_path), disk=disk, clock=clock, check=check, max_ticks=10)
+    send_queue = send_queue_of(
+        spool_in(tmp_path), disk=disk, clock=clock, check=check, max_ticks=10
+    )
     spilling = asyncio.create_task(send_queue.run())
     await asyncio.sleep(0)
     disk.error = OSError(errno.ENOSPC, "No space left on device")
@@ -189,7 +193,7 @@ async def test_a_spool_that_is_off_has_no_series_that_an_alert_could_take_for_a_
 ):
     SPOOL_USABLE.clear()
     check = Check()
-    send_queue, clock = outbox_of(None, check=check), Hands()
+    send_queue, clock = send_queue_of(None, check=check), Hands()
     await put(send_queue, clock, *range(20))
     assert (check.is_ok, check.detail) == (True, "off")
     assert [one.samples for one in SPOOL_USABLE.collect()] == [[]]
@@ -199,7 +203,7 @@ async def test_what_is_on_the_disk_is_sent_first_also_while_the_disk_takes_nothi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool, clock = spool_in(tmp_path), Hands()
-    send_queue = outbox_of(spool, clock=clock)
+    send_queue = send_queue_of(spool, clock=clock)
     spilling = asyncio.create_task(send_queue.run())
     await put(send_queue, clock, *range(6))
     assert send_queue.is_on_disk
@@ -217,7 +221,7 @@ async def test_nothing_overtakes_what_lies_on_a_disk_that_cannot_be_read_for_a_w
     tmp_path: Path,
 ) -> None:
     spool, clock, check = spool_in(tmp_path), Hands(), Check()
-    send_queue = outbox_of(spool, clock=clock, check=check, wait_seconds=4)
+    send_queue = send_queue_of(spool, clock=clock, check=check, wait_seconds=4)
     spilling = asyncio.create_task(send_queue.run())
     await put(send_queue, clock, *range(7))
     taking = asyncio.create_task(take_all(send_queue, 30))
@@ -241,13 +245,13 @@ async def test_while_one_file_cannot_be_read_what_is_newer_goes_to_the_disk(
 ) -> None:
     up, clock, check = Uptime(0), Hands(), Check()
     spool = spool_in(tmp_path, up_seconds=up, max_bytes=4_000)
-    spool.append([parcel_of(number) for number in range(30)])
+    spool.append([bundle_of(number) for number in range(30)])
     damaged = SPOOL_DROPPED.labels(reason="damaged")
     before = value_of(damaged)
-    send_queue = outbox_of(spool, clock=clock, check=check)
+    send_queue = send_queue_of(spool, clock=clock, check=check)
     spilling = asyncio.create_task(send_queue.run())
     taking = asyncio.create_task(take_all(send_queue, 20))
-    spool.append([parcel_of(number, size_bytes=900) for number in range(30, 33)])
+    spool.append([bundle_of(number, size_bytes=900) for number in range(30, 33)])
     with unreadable(files_in(tmp_path)[0], errno.EIO):
         await put(send_queue, clock, *range(33, 45))
         assert not taking.done()
@@ -264,7 +268,7 @@ async def test_while_one_file_cannot_be_read_what_is_newer_goes_to_the_disk(
 
 async def test_a_disk_that_refused_is_tried_again_though_nothing_waits(tmp_path: Path) -> None:
     clock, disk, check = Hands(), FailingDisk(), Check()
-    send_queue = outbox_of(spool_in(tmp_path), disk=disk, clock=clock, check=check)
+    send_queue = send_queue_of(spool_in(tmp_path), disk=disk, clock=clock, check=check)
     spilling = asyncio.create_task(send_queue.run())
     await asyncio.sleep(0)
     disk.error = OSError(errno.ENOSPC, "No space left on device")
@@ -278,9 +282,9 @@ async def test_a_disk_that_refused_is_tried_again_though_nothing_waits(tmp_path:
     spilling.cancel()
 
 
-async def test_a_folder_that_cannot_be_used_is_told_and_memory_goes_on(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_used_is_reported_and_memory_goes_on(tmp_path: Path) -> None:
     check, clock = Check(), Hands()
-    send_queue = outbox_of(spool_in(tmp_path / "absent"), check=check, clock=clock)
+    send_queue = send_queue_of(spool_in(tmp_path / "absent"), check=check, clock=clock)
     await put(send_queue, clock, 0)
     assert await take_all(send_queue, 1) == [0]
     assert check.has_failed
@@ -314,7 +318,9 @@ async def test_nothing_overtakes_what_may_lie_in_a_folder_that_cannot_be_opened_
 ) -> None:
     left_behind(tmp_path, 0, 1)
     clock, check, up = Hands(), Check(), Uptime(1000)
-    send_queue = outbox_of(spool_in(tmp_path, up_seconds=up), clock=clock, check=check, max_ticks=5)
+    send_queue = send_queue_of(
+        spool_in(tmp_path, up_seconds=up), clock=clock, check=check, max_ticks=5
+    )
     before = value_of(TICKS_DROPPED)
     with refusing(name, error):
         taking = asyncio.create_task(take_all(send_queue, 7))
@@ -335,7 +341,7 @@ async def test_a_folder_that_cannot_be_opened_for_a_minute_is_passed_over_and_th
 ) -> None:
     left_behind(tmp_path, 0, 1)
     clock, check, up = Hands(), Check(), Uptime(1000)
-    send_queue = outbox_of(spool_in(tmp_path, up_seconds=up), clock=clock, check=check)
+    send_queue = send_queue_of(spool_in(tmp_path, up_seconds=up), clock=clock, check=check)
     late = SPOOL_DROPPED.labels(reason="late")
     before = value_of(late)
     taking = asyncio.create_task(take_all(send_queue, 61))
@@ -359,33 +365,35 @@ async def test_a_folder_that_cannot_be_opened_for_a_minute_is_passed_over_and_th
 def left_behind(folder: Path, *numbers: int) -> None:
     """Leave bundles, as an earlier agent."""
     before = spool_in(folder)
-    before.append([parcel_of(number) for number in numbers])
+    before.append([bundle_of(number) for number in numbers])
     before.close()
 
 
 async def test_without_a_spool_memory_is_all_there_is() -> None:
     check = Check()
-    send_queue, clock = outbox_of(None, check=check), Hands()
+    send_queue, clock = send_queue_of(None, check=check), Hands()
     await put(send_queue, clock, *range(10))
     await send_queue.spill_all()
     assert (check.is_ok, check.detail, send_queue.bundles_in_memory) == (True, "off", 10)
 
 
 async def test_at_the_end_what_is_not_sent_is_on_the_disk_in_its_order(tmp_path: Path) -> None:
-    send_queue, clock = outbox_of(spool_in(tmp_path)), Hands()
+    send_queue, clock = send_queue_of(spool_in(tmp_path)), Hands()
     await put(send_queue, clock, 0, 1, 2)
     assert len(await send_queue.take(max_bundles=2)) == 2
     await send_queue.spill_all()
     send_queue.close()
-    assert await take_all(outbox_of(spool_in(tmp_path)), 3) == [0, 1, 2]
+    assert await take_all(send_queue_of(spool_in(tmp_path)), 3) == [0, 1, 2]
 
 
 async def test_a_disk_that_hangs_is_given_up_and_what_lies_there_counted(tmp_path: Path) -> None:
     spool, clock, check = spool_in(tmp_path), Hands(), Check()
-    spool.append([parcel_of(0)])
+    spool.append([bundle_of(0)])
     hung = SPOOL_DROPPED.labels(reason="hung")
     before = value_of(hung)
-    send_queue = outbox_of(spool, clock=clock, check=check, disk=IoThread(hung_after_seconds=0.05))
+    send_queue = send_queue_of(
+        spool, clock=clock, check=check, disk=IoThread(hung_after_seconds=0.05)
+    )
     answer = threading.Event()
     spool.read = lambda *, max_bundles: answer.wait(HANG_SECONDS) and None  # type: ignore[method-assign, assignment, return-value]  # it hangs
     await put(send_queue, clock, 1, 2)
@@ -399,7 +407,7 @@ async def test_a_disk_that_hangs_is_given_up_and_what_lies_there_counted(tmp_pat
 async def test_a_disk_that_answers_with_a_timeout_is_tried_again(tmp_path: Path) -> None:
     left_behind(tmp_path, 0)
     clock, check = Hands(), Check()
-    send_queue = outbox_of(spool_in(tmp_path), clock=clock, check=check)
+    send_queue = send_queue_of(spool_in(tmp_path), clock=clock, check=check)
     hung = SPOOL_DROPPED.labels(reason="hung")
     before = value_of(hung)
     taking = asyncio.create_task(take_all(send_queue, 3))
@@ -432,23 +440,23 @@ async def test_the_event_loop_goes_on_while_the_disk_is_slow(tmp_path: Path) -> 
         return truth(*bundles)  # type: ignore[arg-type]  # passed on
 
     spool.append = write_slowly  # type: ignore[method-assign, assignment]  # it waits for the loop
-    send_queue = outbox_of(spool, disk=IoThread())
-    send_queue.put(parcel_of(0))
+    send_queue = send_queue_of(spool, disk=IoThread())
+    send_queue.put(bundle_of(0))
     keeping = asyncio.create_task(send_queue.spill_all())
     await asyncio.sleep(0)
-    send_queue.put(parcel_of(1))
+    send_queue.put(bundle_of(1))
     written.set()
     await keeping
     send_queue.close()
-    assert await take_all(outbox_of(spool_in(tmp_path)), 2) == [0, 1]
+    assert await take_all(send_queue_of(spool_in(tmp_path)), 2) == [0, 1]
 
 
 async def test_a_burst_goes_to_the_disk_before_memory_is_full(tmp_path: Path) -> None:
-    send_queue = outbox_of(spool_in(tmp_path), max_ticks=20)
+    send_queue = send_queue_of(spool_in(tmp_path), max_ticks=20)
     dropped = value_of(TICKS_DROPPED)
     spilling = asyncio.create_task(send_queue.run())
     for number in range(100):
-        send_queue.put(parcel_of(number))
+        send_queue.put(bundle_of(number))
         if number % 5 == 0:
             await asyncio.sleep(0)
     assert value_of(TICKS_DROPPED) == dropped
@@ -461,7 +469,7 @@ async def test_at_the_end_a_disk_that_has_refused_is_asked_once_more_without_a_w
     tmp_path: Path, fails_at: str
 ) -> None:
     disk, clock = FailingDisk(), Hands()
-    send_queue = outbox_of(spool_in(tmp_path), disk=disk, clock=clock, wait_seconds=1000)
+    send_queue = send_queue_of(spool_in(tmp_path), disk=disk, clock=clock, wait_seconds=1000)
     if fails_at == "opening":
         disk.error = OSError(errno.EIO, "no disk")
     spilling = asyncio.create_task(send_queue.run())
@@ -503,7 +511,7 @@ async def test_at_the_end_a_scan_gives_way_to_what_is_in_memory(tmp_path: Path) 
     left_behind(tmp_path, 0, 1)
     made = SpoolSettings(folder=str(tmp_path), min_free_bytes=0)
     spool = ScannedForEver(made, node=NODE, boot_id=BOOT, boottime_ns=Uptime(0))
-    send_queue, clock = outbox_of(spool, disk=IoThread()), Hands()
+    send_queue, clock = send_queue_of(spool, disk=IoThread()), Hands()
     running = asyncio.create_task(send_queue.run())
     await asyncio.to_thread(spool.began.wait)
     await put(send_queue, clock, 2, 3)
@@ -513,4 +521,4 @@ async def test_at_the_end_a_scan_gives_way_to_what_is_in_memory(tmp_path: Path) 
     await send_queue.spill_all()
     assert send_queue.bundles_in_memory == 0
     send_queue.close()
-    assert await take_all(outbox_of(spool_in(tmp_path)), 4) == [0, 1, 2, 3]
+    assert await take_all(send_queue_of(spool_in(tmp_path)), 4) == [0, 1, 2, 3]

@@ -15,12 +15,12 @@ from tests.default_topics import INCIDENTS
 from tests.metric_values import value_of
 from tests.unit.agent.publish.builders import (
     NOW_SECONDS,
+    bundle_of,
     drain,
     dropped,
     files_in,
     fill,
     number_of,
-    parcel_of,
     reopened,
     spool_in,
 )
@@ -36,8 +36,8 @@ def test_what_was_written_is_read_in_its_order_and_nothing_is_left(tmp_path: Pat
 
 def test_reading_gives_at_most_what_is_asked_for_or_one_frame(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
-    spool.append([parcel_of(number) for number in range(5)])
-    spool.append([parcel_of(number) for number in range(5, 9)])
+    spool.append([bundle_of(number) for number in range(5)])
+    spool.append([bundle_of(number) for number in range(5, 9)])
     found = spool.read(max_bundles=3)
     assert found
     assert [number_of(bundle) for bundle in found[0]] == [0, 1, 2, 3, 4]
@@ -76,7 +76,7 @@ def test_a_full_spool_drops_its_oldest_and_counts_it(tmp_path: Path) -> None:
     before = dropped("bytes")
     spool = spool_in(tmp_path, max_bytes=16_000)
     for number in range(200):
-        spool.append([parcel_of(number, size_bytes=64)])
+        spool.append([bundle_of(number, size_bytes=64)])
         assert sum(file.stat().st_size for file in files_in(tmp_path)) <= 16_000
     assert value_of(SPOOL_BYTES) > 12_000
     kept = drain(spool)
@@ -100,7 +100,7 @@ def test_what_somebody_holds_is_not_counted_as_dropped(tmp_path: Path) -> None:
 def test_what_counts_incidents_and_inventories_beside_ticks_says_so(tmp_path: Path) -> None:
     incident = Message(key=b"node-1", value=b"xid", timestamp_ms=1000 * NOW_SECONDS)
     spool, before = spool_in(tmp_path), written()
-    spool.append([parcel_of(1), ((INCIDENTS.name, incident),), parcel_of(2)])
+    spool.append([bundle_of(1), ((INCIDENTS.name, incident),), bundle_of(2)])
     assert written() - before == 3
     for metric in (SPOOL_WRITTEN, SPOOL_TICKS, SPOOL_DROPPED, QUEUE_TICKS, TICKS_DROPPED):
         (family,) = metric.collect()

@@ -13,20 +13,20 @@ from tests.unit.agent.publish.builders import (
     EARLIER_BOOT,
     NOW_SECONDS,
     Uptime,
+    bundle_of,
     drain,
     dropped,
     fill,
     number_of,
-    parcel_of,
     reopened,
     spool_in,
 )
 
 
-def test_the_oldest_that_waits_is_the_oldest_parcel_of_the_oldest_frame(tmp_path: Path) -> None:
+def test_the_oldest_that_waits_is_the_oldest_bundle_of_the_oldest_frame(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
-    spool.append([parcel_of(number) for number in (3, 4, 5)])
-    spool.append([parcel_of(6)])
+    spool.append([bundle_of(number) for number in (3, 4, 5)])
+    spool.append([bundle_of(6)])
     assert value_of(SPOOL_OLDEST_SECONDS) == NOW_SECONDS + 3
     reopened(spool, tmp_path)
     assert value_of(SPOOL_OLDEST_SECONDS) == NOW_SECONDS + 3
@@ -92,7 +92,7 @@ def test_a_spool_of_the_first_form_is_taken_over_and_ages_from_when_it_was_found
     folder = tmp_path / "node-1"
     folder.mkdir()
     frames = [
-        pack_frame([parcel_of(number)], spooled_ms=1000 * (NOW_SECONDS + number))
+        pack_frame([bundle_of(number)], spooled_ms=1000 * (NOW_SECONDS + number))
         for number in range(6)
     ]
     position = 24 + len(frames[0])

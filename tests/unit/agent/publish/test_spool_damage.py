@@ -23,26 +23,26 @@ from tests.metric_values import value_of
 from tests.unit.agent.publish.builders import (
     NODE,
     Frame,
+    bundle_of,
     change_byte,
     drain,
     dropped,
     files_in,
     fill,
     fill_frames,
-    parcel_of,
     reopened,
     spool_in,
 )
 
 
 def test_a_frame_gives_back_what_was_put_in() -> None:
-    bundles = [parcel_of(number) for number in range(5)]
+    bundles = [bundle_of(number) for number in range(5)]
     assert unpack_frame(pack_frame(bundles, spooled_ms=7)) == bundles
 
 
 @given(at=st.integers(min_value=0), flip=st.integers(min_value=1, max_value=255))
 def test_a_frame_with_any_byte_changed_is_refused(at: int, flip: int) -> None:
-    frame = bytearray(pack_frame([parcel_of(1), parcel_of(2)], spooled_ms=7))
+    frame = bytearray(pack_frame([bundle_of(1), bundle_of(2)], spooled_ms=7))
     frame[at % len(frame)] ^= flip
     if at % len(frame) >= 4:  # the length is the file's business
         with pytest.raises(DamagedError):
@@ -55,7 +55,7 @@ def test_a_file_cut_anywhere_gives_the_frames_before_the_cut(
 ) -> None:
     folder = tmp_path_factory.mktemp("spool")
     spool = spool_in(folder)
-    frames = fill_frames(spool, folder, *([parcel_of(number)] for number in range(10)))
+    frames = fill_frames(spool, folder, *([bundle_of(number)] for number in range(10)))
     (file,) = files_in(folder)
     ends = [frame.end for frame in frames]
     cut %= ends[-1] + 1
@@ -80,7 +80,7 @@ def test_a_file_that_a_power_cut_left_full_of_zeros_ends_there(tmp_path: Path) -
 def test_a_frame_with_a_broken_byte_is_lost_alone(tmp_path: Path) -> None:
     before = dropped("damaged")
     spool = spool_in(tmp_path, max_bytes=20_000)
-    bundles = ([parcel_of(number, size_bytes=64)] for number in range(30))
+    bundles = ([bundle_of(number, size_bytes=64)] for number in range(30))
     frames = fill_frames(spool, tmp_path, *bundles)
     second = files_in(tmp_path)[1]
     lost = [frame.file for frame in frames].index(second) + 2
@@ -93,13 +93,13 @@ def test_a_frame_with_a_broken_byte_is_lost_alone(tmp_path: Path) -> None:
 # A length that reaches to the next frame's border.
 @example(frame=0, at=0, flip=227)
 @given(frame=st.integers(0, 12), at=st.integers(min_value=0), flip=st.integers(1, 255))
-def test_of_a_file_with_any_byte_changed_the_other_frames_are_sent_and_the_loss_is_told(
+def test_of_a_file_with_any_byte_changed_the_other_frames_are_sent_and_the_loss_is_reported(
     tmp_path_factory: pytest.TempPathFactory, frame: int, at: int, flip: int
 ) -> None:
     before, torn = dropped("damaged"), value_of(SPOOL_TORN)
     folder = tmp_path_factory.mktemp("spool")
     spool = spool_in(folder)
-    pairs = ([parcel_of(10 * number), parcel_of(10 * number + 1)] for number in range(14))
+    pairs = ([bundle_of(10 * number), bundle_of(10 * number + 1)] for number in range(14))
     hit = fill_frames(spool, folder, *pairs)[frame]
     change_byte(hit.file, hit.start + at % (hit.end - hit.start), flip)
     with capture_logs() as logs:
@@ -114,7 +114,7 @@ def test_of_a_file_with_any_byte_changed_the_other_frames_are_sent_and_the_loss_
 def spool_with_a_long_frame(folder: Path, *, to: int) -> tuple[Spool, list[Frame]]:
     """Return five frames, the first one's length reaching over those before the border `to`."""
     spool = spool_in(folder)
-    frames = fill_frames(spool, folder, *([parcel_of(number)] for number in range(5)))
+    frames = fill_frames(spool, folder, *([bundle_of(number)] for number in range(5)))
     first = frames[0]
     length = frames[to].start - first.start - HEAD_BYTES
     with files_in(folder)[0].open("r+b") as file:
@@ -165,9 +165,9 @@ def test_a_file_whose_own_head_is_broken_gives_its_frames(tmp_path: Path, at: in
     assert drain(reopened(spool, tmp_path)) == list(range(5))
 
 
-def test_what_is_told_to_be_damaged_is_what_is_counted_as_lost(tmp_path: Path) -> None:
+def test_what_is_reported_to_be_damaged_is_what_is_counted_as_lost(tmp_path: Path) -> None:
     before, spool = dropped("damaged"), spool_in(tmp_path)
-    spool.append([parcel_of(number) for number in range(5)])
+    spool.append([bundle_of(number) for number in range(5)])
     fill(spool, 5)
     found = spool.read(max_bundles=5)
     assert found
@@ -190,7 +190,7 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize("body", UNREADABLE, ids=range(len(UNREADABLE)))
-def test_a_frame_that_holds_no_parcels_is_lost_alone(tmp_path: Path, body: bytes) -> None:
+def test_a_frame_that_holds_no_bundles_is_lost_alone(tmp_path: Path, body: bytes) -> None:
     before = dropped("damaged")
     spool = spool_in(tmp_path)
     fill(spool, 1)
@@ -240,7 +240,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("write", FOREIGN.values(), ids=FOREIGN)
-def test_a_file_that_no_spool_writes_is_set_aside_as_it_is_and_told(
+def test_a_file_that_no_spool_writes_is_set_aside_as_it_is_and_reported(
     tmp_path: Path, write: Callable[[Path], object]
 ) -> None:
     spool = spool_in(tmp_path)

@@ -16,12 +16,12 @@ from agent.publish.spool import Spool
 from tests.metric_values import value_of
 from tests.unit.agent.publish.builders import (
     Uptime,
+    bundle_of,
     drain,
     dropped,
     files_in,
     fill,
     fill_frames,
-    parcel_of,
     reopened,
     settings_in,
     spool_in,
@@ -53,7 +53,7 @@ def test_a_file_that_cannot_be_read_for_a_minute_is_given_up_and_the_next_one_re
 ) -> None:
     before, clock = dropped("damaged"), Uptime(1000)
     spool = spool_in(tmp_path, up_seconds=clock, max_bytes=20_000)
-    bundles = ([parcel_of(number, size_bytes=64)] for number in range(30))
+    bundles = ([bundle_of(number, size_bytes=64)] for number in range(30))
     files = [frame.file for frame in fill_frames(spool, tmp_path, *bundles)]
     in_first = files.count(files[0])
     with unreadable(files[0], errno.EIO):

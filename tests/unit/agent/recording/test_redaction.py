@@ -54,7 +54,7 @@ def test_programs_and_serials_are_numbered() -> None:
     assert serial["result"] == "name-2"
 
 
-def test_where_a_gpu_sits_is_not_told() -> None:
+def test_where_a_gpu_sits_is_not_reported() -> None:
     fields = {"domain": 3, "bus": 27, "device": 1, "busId": {"ascii": "00000003:1B:01.0"}}
     (line,) = written(
         RecordingLine(

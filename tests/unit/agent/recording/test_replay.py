@@ -3,7 +3,6 @@
 import gzip
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,8 +145,12 @@ def test_a_compressed_recording_with_any_byte_changed_is_read_or_its_mistake_is_
     data[at % len(data)] ^= flip
     changed = compressed.with_name("changed.jsonl.gz")
     changed.write_bytes(data)
-    with suppress(UserError):
+    mistake = str(changed)
+    try:
         read_recording(changed)
+    except UserError as error:
+        mistake = str(error)
+    assert str(changed) in mistake
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tests.default_topics import ATTRIBUTED_INCIDENTS, EVENTS, PODS, TOPICS
 from tests.hanging import HANG_SECONDS
 from tests.unit.cli.demo.events import event
 
-PLACE = TopicPartition(EVENTS.name, 0)
+PARTITION = TopicPartition(EVENTS.name, 0)
 READ = Subscription(group="read", topics=[EVENTS.name])
 
 
@@ -56,9 +56,9 @@ async def test_nothing_from_before_the_run_is_given_not_even_where_it_is_sought(
     await publish(bus, [b"d"])
     async with view.consumer(READ) as consumer:
         assert await values_of(consumer) == [b"d"]
-        await consumer.seek(PLACE, 0)
+        await consumer.seek(PARTITION, 0)
         assert await values_of(consumer) == [b"d"]
-        await consumer.seek(PLACE, 4)
+        await consumer.seek(PARTITION, 4)
         assert await values_of(consumer) == []
 
 
@@ -84,14 +84,14 @@ async def test_all_of_a_topic_that_is_made_anew_is_the_run_s() -> None:
 async def test_it_is_known_what_a_stage_has_not_taken_and_not_delivered() -> None:
     bus = MemoryBus()
     view = RunBus(bus, beginning=await find_beginning(bus))
-    published = [(PLACE, 0), (PLACE, 1), (TopicPartition("of.nobody", 0), 0)]
+    published = [(PARTITION, 0), (PARTITION, 1), (TopicPartition("of.nobody", 0), 0)]
     await publish(bus, [b"a", b"b"])
     async with view.consumer(READ) as consumer:
         assert view.count_behind(view.taken, published) == 2
         await values_of(consumer)
         assert view.count_behind(view.taken, published) == 0
         assert view.count_behind(view.delivered, published) == 2
-        await consumer.commit({PLACE: 1})
+        await consumer.commit({PARTITION: 1})
         assert view.count_behind(view.delivered, published) == 1
 
 
@@ -148,7 +148,7 @@ async def test_what_lies_in_another_topic_than_the_events_is_waited_for_too() ->
         async with following(reader), asyncio.timeout(HANG_SECONDS):
             while not await reader.has_read_all():  # noqa: ASYNC110  # a bus has no event for this
                 await asyncio.sleep(0)
-    assert [place.topic for place, _ in reader.newest] == [ATTRIBUTED_INCIDENTS.name]
+    assert [partition.topic for partition, _ in reader.newest] == [ATTRIBUTED_INCIDENTS.name]
 
 
 @asynccontextmanager

@@ -44,7 +44,7 @@ def makes_metrics(path: Path) -> bool:
     )
 
 
-def test_metrics_are_made_in_the_metrics_modules_and_the_dead_letter_office_only() -> None:
+def test_metrics_are_made_in_the_metrics_modules_and_the_dead_letter_queue_only() -> None:
     made = {str(path.relative_to(ROOT)) for path in SOURCES if makes_metrics(path)}
 
     assert made == {

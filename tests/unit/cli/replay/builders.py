@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cli.replay.range_plan import Asked
+from cli.replay.range_plan import ReplayRequest
 from cli.replay.replay_command import choose_output, replay_range
 from cli.replay.run import ReplayOutcome
+from enricher.join.join_command import run_join
 from enricher.join.join_settings import JoinSettings, JoinTuning
 from enricher.join.replay import TimeRange
 from enricher.join.replay_diff import Comparison
-from enricher.join.run import run_join
 from gpuledger.bus.memory import MAX_PARTITION_RECORDS, MemoryBus
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import Decoder, encode
@@ -90,8 +90,8 @@ async def read_topic(bus: MemoryBus, topic: Topic) -> list[bytes]:
     async with bus.reader() as reader:
         return [
             record.value or b""
-            for place, span in (await reader.spans(topic.name)).items()
-            async for some in reader.read(place, span)
+            for partition, span in (await reader.spans(topic.name)).items()
+            async for some in reader.read(partition, span)
             for record in some
         ]
 
@@ -129,7 +129,7 @@ class Again:
     async def run(self) -> ReplayOutcome:
         """Replay."""
         self.comparison = Comparison(shown=100) if self.compare else None
-        asked = Asked(
+        request = ReplayRequest(
             wanted=TimeRange(self._ms(self.begin_second), self._ms(self.end_second)),
             lead_in_ms=round(self.lead_in_seconds * 1000),
             lateness_ms=600_000,
@@ -139,7 +139,7 @@ class Again:
         return await replay_range(
             self.bus,
             self.bus,
-            asked=asked,
+            request=request,
             open_output=choose_output(self.output, self.topic, compare=self.compare),
             comparison=self.comparison,
         )

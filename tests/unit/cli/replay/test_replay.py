@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 from typing_extensions import override
 
-from cli.replay.replay_command import show_difference, tell_comparison, verdict
+from cli.replay.replay_command import print_comparison, show_difference, verdict
 from gpuledger.bus.memory import MemoryBus, MemoryReader
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
@@ -144,7 +144,7 @@ async def test_what_differs_is_told_and_ends_in_one_line(
     await again.run()
 
     assert again.comparison is not None
-    assert tell_comparison(again.comparison) == 1
+    assert print_comparison(again.comparison) == 1
     shown = capsys.readouterr().out.splitlines()
     assert f"node {first.node} boot boot seq 0 interval_ns: first 7, replayed 1000000000" in shown
     assert f"node {first.node} boot never seq 0 (event): first there, replayed absent" in shown
@@ -159,7 +159,7 @@ async def test_agreement_is_exit_code_0(bus: MemoryBus, capsys: pytest.CaptureFi
     await again.run()
 
     assert again.comparison is not None
-    assert tell_comparison(again.comparison) == 0
+    assert print_comparison(again.comparison) == 0
     assert capsys.readouterr().out == f"{verdict(again.comparison.counts)}\n"
     assert not [show_difference(one) for one in again.comparison.differences]
 
@@ -185,7 +185,7 @@ async def test_what_of_the_first_run_is_no_event_is_counted_and_the_rest_compare
     outcome = await again.run()
 
     assert again.comparison is not None
-    assert tell_comparison(again.comparison) == 0
+    assert print_comparison(again.comparison) == 0
     assert (outcome.unusable, again.comparison.counts.compared) == (3, 40)
     assert (outcome.first_detail or "").startswith(f"{EVENTS.name}: not an event")
 
@@ -210,10 +210,10 @@ class LosingReader(MemoryReader):
 
     @override
     async def read(
-        self, place: TopicPartition, span: Span
+        self, partition: TopicPartition, span: Span
     ) -> AsyncGenerator[Sequence[Record], None]:
-        async for records in super().read(place, span):
-            if place.topic == EVENTS.name:
+        async for records in super().read(partition, span):
+            if partition.topic == EVENTS.name:
                 raise BusUnavailableError("no broker answers")
             yield records
 

@@ -26,11 +26,11 @@ class Given:
         self.homes: dict[str, int] = {}
         """The nodes whose records may lie in one partition alone."""
         self._letters = KeepingProducer()
-        self.office = DeadLetterQueue(
+        self.dead_letters = DeadLetterQueue(
             consumer="test", producer=self._letters, partitions=1, topic=DEAD_LETTERS
         )
         self.stage = JoinStage(
-            office=self.office,
+            dead_letters=self.dead_letters,
             is_placed=lambda node, partition: self.homes.get(node, partition) == partition,
             time_ns=lambda: self.now_ns,
             pending_pod_timeout_seconds=pending_pod_timeout_seconds,
@@ -67,18 +67,18 @@ class Given:
         read = record(None, topic=PODS.name, key=uid)
         self.stage.take_pods([read._replace(partition=partition)])
 
-    def read_marks(self, watermarks: Sequence[Message]) -> None:
-        """Have marks read as the next worker reads them."""
+    def read_watermarks(self, watermarks: Sequence[Message]) -> None:
+        """Have watermarks read as the next worker reads them."""
         self.stage.restore_progress(
             [
-                Record(PROGRESS.name, 3, place, one.timestamp_ms, one.key, one.value)
-                for place, one in enumerate(watermarks)
+                Record(PROGRESS.name, 3, partition, one.timestamp_ms, one.key, one.value)
+                for partition, one in enumerate(watermarks)
             ]
         )
 
     async def letters(self) -> list[DeadLetter]:
         """Return what was put aside."""
-        await self.office.flush()
+        await self.dead_letters.flush()
         return [_LETTER.decode(message.value) for message in self._letters.messages()]
 
 

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from enricher.join.join_command import run_join
 from enricher.join.join_settings import JoinSettings, JoinTuning
-from enricher.join.run import run_join
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import (
     Message,
@@ -20,7 +20,7 @@ from tests.default_topics import EVENTS, SAMPLES
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.join.ticks import process, sample
 
-PLACE = partition_of_node("node-a", partitions=12)
+PARTITION = partition_of_node("node-a", partitions=12)
 SETTINGS = JoinSettings(join=JoinTuning(poll_timeout_seconds=0.05, commit_interval_seconds=0.001))
 GROUP = SETTINGS.join.group
 
@@ -42,7 +42,7 @@ async def publish(bus: MemoryBus, topic: Topic, *values: object, key: str = "nod
     data = [value if isinstance(value, bytes) else encode(value) for value in values]
     async with bus.producer() as producer:
         messages = [Message(key.encode(), value, 1_790_000_000_000) for value in data]
-        await producer.publish(topic.name, PLACE, messages)
+        await producer.publish(topic.name, PARTITION, messages)
 
 
 async def read(bus: MemoryBus, topic: Topic, count: int) -> Sequence[bytes]:
@@ -76,10 +76,10 @@ def tick(seq: int) -> object:
 
 async def committed(bus: MemoryBus, offset: int) -> None:
     """Wait until the join has committed this offset of its ticks."""
-    place = TopicPartition(SAMPLES.name, PLACE)
+    partition = TopicPartition(SAMPLES.name, PARTITION)
     async with (
         asyncio.timeout(HANG_SECONDS),
         bus.consumer(Subscription(group=GROUP, topics=[])) as consumer,
     ):
-        while await consumer.committed(place) != offset:  # noqa: ASYNC110 - the bus has no event for commits
+        while await consumer.committed(partition) != offset:  # noqa: ASYNC110 - the bus has no event for commits
             await asyncio.sleep(0)

@@ -17,8 +17,8 @@ def gathered(*sizes: tuple[int, int, float]) -> CommitBatches:
     """Return slices of so many records, by partition number and when they came."""
     slices = CommitBatches(max_records=MAX_RECORDS, max_seconds=MAX_SECONDS, topics=TOPICS)
     for number, count, now in sizes:
-        place = TopicPartition(SAMPLES.name, number)
-        slices.at(number, now=now).count(place, records(*place, count=count))
+        partition = TopicPartition(SAMPLES.name, number)
+        slices.at(number, now=now).count(partition, records(*partition, count=count))
     return slices
 
 
@@ -58,8 +58,8 @@ def test_what_is_taken_is_gone_and_gathering_begins_anew() -> None:
 def test_how_far_the_ticks_are_done_is_told_by_ticks_alone() -> None:
     made = CommitBatch(partition=0, begun_at=0.0, topics=TOPICS)
     for topic, time_ms in ((PROCESSES, 5_000), (SAMPLES, 1_000), (INCIDENTS, 9_000)):
-        place = TopicPartition(topic.name, 0)
-        made.count(place, records(*place, count=3, time_ms=time_ms))
+        partition = TopicPartition(topic.name, 0)
+        made.count(partition, records(*partition, count=3, time_ms=time_ms))
 
     assert made.last_tick_ms == 1_000
     assert (made.records, set(made.offsets.values())) == (9, {3})

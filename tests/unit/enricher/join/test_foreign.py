@@ -255,7 +255,9 @@ def test_the_same_ticks_give_the_same_books_whatever_pods_are_cached(
         with_some.read_pod(each)
     of_node = {each.uid: each.node for each in cached}
     for number, named in enumerate(containers, 1):
-        processes = [process(container=place, pid=place + 1) for place in range(len(named))]
+        processes = [
+            process(container=partition, pid=partition + 1) for partition in range(len(named))
+        ]
         tick = record(
             sample(seq=number, containers=named, processes=processes, allocations=held),
             offset=number,

@@ -31,7 +31,7 @@ from gpuledger.settings import KafkaSettings
 from tests.default_topics import DEAD_LETTERS, EVENTS, PROGRESS, SAMPLES, TOPICS
 from tests.unit.enricher.join.joining import (
     GROUP,
-    PLACE,
+    PARTITION,
     committed,
     joining,
     publish,
@@ -57,8 +57,8 @@ EXACTLY_ONCE = msgspec.structs.replace(
 BOTH = pytest.mark.parametrize(
     "settings", [AT_LEAST_ONCE, EXACTLY_ONCE], ids=["at_least_once", "exactly_once"]
 )
-TRANSACTIONAL_ID = f"{GROUP}-{PLACE}"
-EVENTS_PLACE = TopicPartition(EVENTS.name, PLACE)
+TRANSACTIONAL_ID = f"{GROUP}-{PARTITION}"
+EVENTS_PARTITION = TopicPartition(EVENTS.name, PARTITION)
 
 
 class BrittleBus(MemoryBus):
@@ -147,8 +147,8 @@ async def events_there(bus: MemoryBus) -> list[int]:
     found: list[bytes] = []
     asked = Subscription(group=f"look-{next(_looks)}", topics=[EVENTS.name])
     async with bus.consumer(asked) as consumer:
-        ends = await consumer.end_offsets([EVENTS_PLACE])
-        while len(found) < ends[EVENTS_PLACE]:
+        ends = await consumer.end_offsets([EVENTS_PARTITION])
+        while len(found) < ends[EVENTS_PARTITION]:
             polled = await consumer.poll(timeout_seconds=1, max_records=100)
             found += [each.value or b"" for records in polled.values() for each in records]
     return [msgspec.json.decode(value)["seq"] for value in found]
@@ -157,14 +157,14 @@ async def events_there(bus: MemoryBus) -> list[int]:
 _looks = count()
 
 
-def mark(seq: int, *, offset: int = 0) -> NodeProgress:
-    """Return the mark that says that the node was booked up to this tick."""
+def watermark(seq: int, *, offset: int = 0) -> NodeProgress:
+    """Return the watermark that says that the node was booked up to this tick."""
     boot_id = sample().boot_id
     return NodeProgress(node="node-a", boot_id=boot_id, seq=seq, time_ns=SECOND_NS, offset=offset)
 
 
-async def read_marks(bus: MemoryBus, number: int) -> list[NodeProgress]:
-    """Read so many marks."""
+async def read_watermarks(bus: MemoryBus, number: int) -> list[NodeProgress]:
+    """Read so many watermarks."""
     decoder = Decoder(topic=PROGRESS.name, record=NodeProgress)
     return [decoder.decode(value) for value in await read(bus, PROGRESS, number)]
 
@@ -175,7 +175,7 @@ async def test_a_node_is_marked_where_its_last_event_stands(settings: JoinSettin
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1), tick(2))
     async with joining(bus, settings=settings):
-        (marked,) = await read_marks(bus, 1)
+        (marked,) = await read_watermarks(bus, 1)
     assert (marked.node, marked.seq, marked.offset) == ("node-a", 2, 1)
 
 
@@ -186,7 +186,7 @@ async def test_what_an_earlier_life_published_and_marked_is_not_published_again(
     """Even where it could not commit that."""
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1), tick(2), tick(3))
-    await publish(bus, PROGRESS, mark(2, offset=1))
+    await publish(bus, PROGRESS, watermark(2, offset=1))
     async with joining(bus, settings=settings):
         await committed(bus, 3)
     assert await events_there(bus) == [3]
@@ -240,17 +240,17 @@ async def test_exactly_once_repeats_nothing_that_was_done_without_an_answer() ->
 
 
 async def test_at_least_once_marks_nothing_before_its_events_are_there() -> None:
-    """A mark without its event would be a tick lost."""
+    """A watermark without its event would be a tick lost."""
     bus = BrittleBus(before=10_000)
     await publish(bus, SAMPLES, tick(1))
-    place = TopicPartition(PROGRESS.name, PLACE)
+    partition = TopicPartition(PROGRESS.name, PARTITION)
     async with joining(bus, settings=AT_LEAST_ONCE):
         while bus.before == 10_000:  # noqa: ASYNC110  # the bus has no event for its failures
             await asyncio.sleep(0)
         async with bus.consumer(Subscription(group="ends", topics=[])) as consumer:
-            assert await consumer.end_offsets([place]) == {place: 0}
+            assert await consumer.end_offsets([partition]) == {partition: 0}
         bus.before = 0
-        assert len(await read_marks(bus, 1)) == 1
+        assert len(await read_watermarks(bus, 1)) == 1
 
 
 async def test_at_least_once_drops_what_it_marked_but_never_committed() -> None:
@@ -258,7 +258,7 @@ async def test_at_least_once_drops_what_it_marked_but_never_committed() -> None:
     bus = BrittleBus(refused=10_000)
     await publish(bus, SAMPLES, tick(1), tick(2))
     async with joining(bus, settings=AT_LEAST_ONCE):
-        await read_marks(bus, 1)
+        await read_watermarks(bus, 1)
     bus.refused = 0
     async with joining(bus, settings=AT_LEAST_ONCE):
         await committed(bus, 2)
@@ -272,7 +272,7 @@ async def test_at_least_once_fails_its_check_while_commits_are_refused_and_tells
             check = readiness.check("delivery")
             for seq in (1, 2, 3):
                 await publish(bus, SAMPLES, tick(seq))
-                await read_marks(bus, seq)
+                await read_watermarks(bus, seq)
             await until(lambda: check.has_failed)
             assert "published, but not committed: the group has rebalanced" in check.detail
             bus.refused = 0
@@ -292,8 +292,11 @@ async def test_exactly_once_gives_way_to_who_takes_its_partition_and_goes_on_aft
         async with bus.transactions(TRANSACTIONAL_ID) as other:
             await publish(bus, SAMPLES, tick(2), tick(3))
             await other.commit(
-                {EVENTS_PLACE: [_event(2)], TopicPartition(PROGRESS.name, PLACE): [_marked(2)]},
-                offsets={TopicPartition(SAMPLES.name, PLACE): 2},
+                {
+                    EVENTS_PARTITION: [_event(2)],
+                    TopicPartition(PROGRESS.name, PARTITION): [_watermark(2)],
+                },
+                offsets={TopicPartition(SAMPLES.name, PARTITION): 2},
                 group=GROUP,
             )
         await committed(bus, 3)
@@ -303,14 +306,14 @@ async def test_exactly_once_gives_way_to_who_takes_its_partition_and_goes_on_aft
 async def test_exactly_once_commits_offsets_with_their_events_and_never_alone() -> None:
     """Whatever is committed has its events there."""
     bus = MemoryBus()
-    place = TopicPartition(SAMPLES.name, PLACE)
+    partition = TopicPartition(SAMPLES.name, PARTITION)
     async with joining(bus, settings=EXACTLY_ONCE):
         for seq in range(1, 30):
             await publish(bus, SAMPLES, tick(seq))
             async with bus.consumer(Subscription(group=GROUP, topics=[])) as consumer:
-                done = await consumer.committed(place) or 0
-                ends = await consumer.end_offsets([EVENTS_PLACE])
-            assert ends[EVENTS_PLACE] == done
+                done = await consumer.committed(partition) or 0
+                ends = await consumer.end_offsets([EVENTS_PARTITION])
+            assert ends[EVENTS_PARTITION] == done
         await committed(bus, 29)
 
 
@@ -339,8 +342,8 @@ def _event(seq: int) -> Message:
     return Message(b"node-a", msgspec.json.encode({"seq": seq}), 0)
 
 
-def _marked(seq: int) -> Message:
-    return Message(b"node-a", encode(mark(seq, offset=1)), 0)
+def _watermark(seq: int) -> Message:
+    return Message(b"node-a", encode(watermark(seq, offset=1)), 0)
 
 
 async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_given_up() -> None:
@@ -350,19 +353,21 @@ async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_g
         bus.producer() as producer,
         bus.consumer(Subscription(group=GROUP, topics=[SAMPLES.name])) as consumer,
     ):
-        office = DeadLetterQueue(
+        dead_letters = DeadLetterQueue(
             consumer=GROUP, producer=producer, partitions=1, topic=DEAD_LETTERS
         )
-        delivery = ExactlyOnce(writers=writers, office=office, check=check, fenced_seconds=0)
-        await delivery.take_over([PLACE])
-        made = CommitBatch(partition=PLACE, begun_at=0.0, topics=TOPICS)
-        made.add(EVENTS_PLACE, [Message(b"node-a", b"", 0)])
-        assert set(await delivery.deliver(consumer, [made])) == {PLACE}
+        delivery = ExactlyOnce(
+            writers=writers, dead_letters=dead_letters, check=check, fenced_seconds=0
+        )
+        await delivery.take_over([PARTITION])
+        made = CommitBatch(partition=PARTITION, begun_at=0.0, topics=TOPICS)
+        made.add(EVENTS_PARTITION, [Message(b"node-a", b"", 0)])
+        assert set(await delivery.deliver(consumer, [made])) == {PARTITION}
         assert check.has_failed
 
-        await delivery.give_up([PLACE + 1])
+        await delivery.give_up([PARTITION + 1])
         assert check.has_failed
-        await delivery.give_up([PLACE])
+        await delivery.give_up([PARTITION])
         assert check.is_ok
 
 
@@ -371,20 +376,23 @@ async def test_at_least_once_passes_its_check_once_what_it_could_not_commit_is_g
     subscription = Subscription(group=GROUP, topics=[SAMPLES.name])
     async with bus.producer() as producer, bus.consumer(subscription) as consumer:
         await consumer.poll(timeout_seconds=0, max_records=1)
-        office = DeadLetterQueue(
+        dead_letters = DeadLetterQueue(
             consumer=GROUP, producer=producer, partitions=1, topic=DEAD_LETTERS
         )
         retry = RetryingCaller(on=BusError, check=check, passes_check=False)
-        delivery = AtLeastOnce(producer=producer, office=office, retry=retry, check=check)
-        offsets = {TopicPartition(SAMPLES.name, PLACE): 1}
+        delivery = AtLeastOnce(
+            producer=producer, dead_letters=dead_letters, retry=retry, check=check
+        )
+        offsets = {TopicPartition(SAMPLES.name, PARTITION): 1}
         await delivery.deliver(
-            consumer, [CommitBatch(partition=PLACE, begun_at=0.0, offsets=offsets, topics=TOPICS)]
+            consumer,
+            [CommitBatch(partition=PARTITION, begun_at=0.0, offsets=offsets, topics=TOPICS)],
         )
         assert check.has_failed
 
-        await delivery.give_up([PLACE + 1])
+        await delivery.give_up([PARTITION + 1])
         assert check.has_failed
-        await delivery.give_up([PLACE])
+        await delivery.give_up([PARTITION])
         assert check.is_ok
 
 
@@ -395,14 +403,16 @@ async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_d
         bus.producer() as producer,
         bus.consumer(Subscription(group=GROUP, topics=[SAMPLES.name])) as consumer,
     ):
-        office = DeadLetterQueue(
+        dead_letters = DeadLetterQueue(
             consumer=GROUP, producer=producer, partitions=1, topic=DEAD_LETTERS
         )
-        delivery = ExactlyOnce(writers=writers, office=office, check=check, fenced_seconds=0)
-        for undone in ({PLACE}, set[int]()):
-            await delivery.take_over([PLACE])
-            made = CommitBatch(partition=PLACE, begun_at=0.0, topics=TOPICS)
-            made.add(EVENTS_PLACE, [Message(b"node-a", b"", 0)])
+        delivery = ExactlyOnce(
+            writers=writers, dead_letters=dead_letters, check=check, fenced_seconds=0
+        )
+        for undone in ({PARTITION}, set[int]()):
+            await delivery.take_over([PARTITION])
+            made = CommitBatch(partition=PARTITION, begun_at=0.0, topics=TOPICS)
+            made.add(EVENTS_PARTITION, [Message(b"node-a", b"", 0)])
             assert set(await delivery.deliver(consumer, [made])) == undone
             assert check.has_failed == bool(undone)
 
@@ -412,14 +422,16 @@ async def test_at_least_once_commits_nothing_of_a_partition_that_is_not_held() -
     subscription = Subscription(group=GROUP, topics=[SAMPLES.name])
     async with bus.producer() as producer, bus.consumer(subscription) as consumer:
         await consumer.poll(timeout_seconds=0, max_records=1)
-        office = DeadLetterQueue(
+        dead_letters = DeadLetterQueue(
             consumer=GROUP, producer=producer, partitions=1, topic=DEAD_LETTERS
         )
         retry = RetryingCaller(on=BusError, check=check, passes_check=False)
-        delivery = AtLeastOnce(producer=producer, office=office, retry=retry, check=check)
-        held, other = (TopicPartition(SAMPLES.name, at) for at in (PLACE, SAMPLES.partitions))
+        delivery = AtLeastOnce(
+            producer=producer, dead_letters=dead_letters, retry=retry, check=check
+        )
+        held, other = (TopicPartition(SAMPLES.name, at) for at in (PARTITION, SAMPLES.partitions))
         made = CommitBatch(
-            partition=PLACE, begun_at=0.0, offsets={held: 1, other: 1}, topics=TOPICS
+            partition=PARTITION, begun_at=0.0, offsets={held: 1, other: 1}, topics=TOPICS
         )
         await delivery.deliver(consumer, [made])
 

@@ -37,13 +37,13 @@ def held_by(*names: str, container: str = "main") -> list[DeviceAllocation]:
     return [
         DeviceAllocation(
             gpu_uuid="GPU-a",
-            device_id=f"GPU-a::{place}",
+            device_id=f"GPU-a::{partition}",
             resource_name="nvidia.com/gpu",
             namespace="research",
             pod=name,
             container=container,
         )
-        for place, name in enumerate(names)
+        for partition, name in enumerate(names)
     ]
 
 

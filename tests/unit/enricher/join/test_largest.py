@@ -128,9 +128,11 @@ def largest() -> dict[str, NodeSample]:
 def taken(value: object, take: Callable[[JoinStage], Sequence[Message]]) -> Sequence[Message]:
     """Return what was made of a record; nothing of it where one letter says so."""
     producer = KeepingProducer()
-    office = DeadLetterQueue(consumer="test", producer=producer, partitions=1, topic=DEAD_LETTERS)
-    made = take(JoinStage(office=office, is_placed=anywhere, topics=TOPICS))
-    assert len(made) + office.rejected == 1, value
+    dead_letters = DeadLetterQueue(
+        consumer="test", producer=producer, partitions=1, topic=DEAD_LETTERS
+    )
+    made = take(JoinStage(dead_letters=dead_letters, is_placed=anywhere, topics=TOPICS))
+    assert len(made) + dead_letters.rejected == 1, value
     assert all(len(one.key or b"") + len(one.value or b"") <= MAX_MESSAGE_BYTES for one in made)
     return made
 
@@ -219,11 +221,13 @@ def test_a_kind_that_is_not_known_is_counted_as_other() -> None:
     """A label for each word that somebody writes would be a series for each."""
     before = value_of("gpuledger_join_incidents_total", kind="other")
     told = [incident_record(incident(kind=f"kind-{number}")) for number in range(3)]
-    office = DeadLetterQueue(
+    dead_letters = DeadLetterQueue(
         consumer="test", producer=KeepingProducer(), partitions=1, topic=DEAD_LETTERS
     )
 
-    made = JoinStage(office=office, is_placed=anywhere, topics=TOPICS).take_incidents(told)
+    made = JoinStage(dead_letters=dead_letters, is_placed=anywhere, topics=TOPICS).take_incidents(
+        told
+    )
 
     assert value_of("gpuledger_join_incidents_total", kind="other") == before + 3
     assert [ATTRIBUTED.decode(one.value).incident.kind for one in made] == [
@@ -236,8 +240,13 @@ def test_a_kind_that_is_not_known_is_counted_as_other() -> None:
 def test_a_record_larger_than_a_message_is_put_aside_undecoded() -> None:
     """As one of 8 MB in a batch that was made by hand."""
     producer = KeepingProducer()
-    office = DeadLetterQueue(consumer="test", producer=producer, partitions=1, topic=DEAD_LETTERS)
+    dead_letters = DeadLetterQueue(
+        consumer="test", producer=producer, partitions=1, topic=DEAD_LETTERS
+    )
     huge = Record("t", 3, 0, 1, b"node-a", encode(sample())[:-1] + b" " * 8_000_000 + b"}")
 
-    assert JoinStage(office=office, is_placed=anywhere, topics=TOPICS).take_samples([huge]) == []
-    assert office.rejected == 1
+    assert (
+        JoinStage(dead_letters=dead_letters, is_placed=anywhere, topics=TOPICS).take_samples([huge])
+        == []
+    )
+    assert dead_letters.rejected == 1

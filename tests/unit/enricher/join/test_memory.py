@@ -20,7 +20,9 @@ _CODE = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
 def count_reachable(stage: JoinStage) -> int:
     """Return how many objects the stage's own state holds on to."""
     own = {
-        name: value for name, value in vars(stage).items() if name not in {"_office", "_time_ns"}
+        name: value
+        for name, value in vars(stage).items()
+        if name not in {"_dead_letters", "_time_ns"}
     }
     seen: dict[int, object] = {}
     waiting: list[object] = [own]

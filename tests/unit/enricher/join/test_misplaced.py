@@ -25,7 +25,7 @@ def given() -> Given:
 
 
 def watermark(**changes: object) -> NodeProgress:
-    """Return a mark far ahead of any tick."""
+    """Return a watermark far ahead of any tick."""
     values = {"node": "node-a", "boot_id": "boot", "seq": 10**9, "time_ns": 1, "offset": 1}
     return NodeProgress(**(values | changes))  # type: ignore[arg-type]  # the names are a NodeProgress's
 
@@ -85,7 +85,7 @@ async def test_what_lies_at_home_is_used(given: Given, what: str) -> None:
 
 
 def test_a_tombstone_takes_nothing_from_another_partition(given: Given) -> None:
-    """Neither a pod nor a mark; in its own it does."""
+    """Neither a pod nor a watermark; in its own it does."""
     given.read_pod(pod())
     given.take(seq=1000)
     given.read_tombstone(UIDS[0], partition=HOME + 1)

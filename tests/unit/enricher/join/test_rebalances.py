@@ -13,7 +13,7 @@ from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
 from tests.default_topics import INCIDENTS, PODS, PROCESSES, SAMPLES
 from tests.unit.enricher.join.joining import (
-    PLACE,
+    PARTITION,
     joining,
     publish,
     read_events,
@@ -102,9 +102,9 @@ class CrowdedBus(WatchedBus):
 
     async def _publish_in_both_halves(self) -> None:
         async with self.producer() as producer:
-            for place in (PLACE, (PLACE + 6) % 12):
+            for partition in (PARTITION, (PARTITION + 6) % 12):
                 message = Message(b"node-a", encode(tick(1)), 0)
-                await producer.publish(SAMPLES.name, place, [message])
+                await producer.publish(SAMPLES.name, partition, [message])
 
 
 async def test_a_commit_that_is_refused_until_the_next_poll_does_not_stop_the_join() -> None:

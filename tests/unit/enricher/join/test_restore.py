@@ -195,8 +195,8 @@ async def test_a_worker_that_was_ready_is_not_while_it_reads_new_partitions_back
     assert told == [(True, False), (False, False), (True, False)]
 
 
-POD_PLACE, TICK_PLACE = (TopicPartition(topic.name, 3) for topic in (PODS, SAMPLES))
-PODS_POLLED: Polled = {POD_PLACE: [record(pod(), topic=PODS.name)]}
+POD_PARTITION, TICK_PARTITION = (TopicPartition(topic.name, 3) for topic in (PODS, SAMPLES))
+PODS_POLLED: Polled = {POD_PARTITION: [record(pod(), topic=PODS.name)]}
 
 
 class Clock:
@@ -220,7 +220,7 @@ class OnePartition(TwoPartitions):
         brings: Polled | None = None,
     ) -> None:
         super().__init__()
-        self._held = {POD_PLACE, TICK_PLACE}
+        self._held = {POD_PARTITION, TICK_PARTITION}
         self.paused: set[TopicPartition] = set()
         self.polls = 0
         self.is_mute = False
@@ -385,7 +385,7 @@ async def test_while_it_is_read_back_no_tick_of_a_partition_is_handed_out() -> N
 
     await Reading(Watched(clock=(clock := Clock())), clock=clock).run()
 
-    assert paused == [{TICK_PLACE}] * 3
+    assert paused == [{TICK_PARTITION}] * 3
 
 
 async def test_a_partition_that_is_given_up_is_taken_over_no_further() -> None:

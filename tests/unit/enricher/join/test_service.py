@@ -32,7 +32,7 @@ from tests.default_topics import (
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.join.joining import (
     GROUP,
-    PLACE,
+    PARTITION,
     committed,
     joining,
     publish,
@@ -96,8 +96,8 @@ async def test_an_event_goes_to_the_partition_of_its_tick() -> None:
         events = await read_events(bus, 3)
     assert [event.seq for event in events] == [1, 2, 3]
     async with bus.consumer(Subscription(group="ends", topics=[EVENTS.name])) as consumer:
-        place = TopicPartition(EVENTS.name, PLACE)
-        assert (await consumer.end_offsets([place]))[place] == 3
+        partition = TopicPartition(EVENTS.name, PARTITION)
+        assert (await consumer.end_offsets([partition]))[partition] == 3
 
 
 async def test_a_join_that_starts_again_goes_on_where_it_stopped() -> None:
@@ -123,7 +123,7 @@ async def test_a_record_that_cannot_be_decoded_ends_as_a_dead_letter(topic: Topi
         await publish(bus, SAMPLES, tick(1))
         assert len(await read_events(bus, 1)) == 1
     letter = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter).decode(value)
-    assert (letter.topic, letter.partition, letter.offset) == (topic.name, PLACE, 0)
+    assert (letter.topic, letter.partition, letter.offset) == (topic.name, PARTITION, 0)
     assert letter.value_base64 == "bm8ganNvbg=="
 
 
@@ -174,13 +174,13 @@ async def test_ticks_that_were_removed_unread_are_shown_and_the_rest_is_joined()
         await read_events(bus, 1)
         await committed(bus, 1)
     await publish(bus, SAMPLES, tick(2), tick(3), tick(4))
-    bus.remove_before(TopicPartition(SAMPLES.name, PLACE), 3)
+    bus.remove_before(TopicPartition(SAMPLES.name, PARTITION), 3)
     async with joining(bus) as readiness:
         events = await read_events(bus, 2)
         gaps = readiness.check("gaps")
         assert readiness.is_ready()
         assert not gaps.is_ok
-        assert f"{SAMPLES.name}[{PLACE}] from offset 1: 2 offsets (retention)" in gaps.detail
+        assert f"{SAMPLES.name}[{PARTITION}] from offset 1: 2 offsets (retention)" in gaps.detail
     assert [event.seq for event in events] == [1, 4]
 
 
@@ -190,7 +190,7 @@ async def test_ticks_that_were_removed_before_the_group_came_are_no_gap() -> Non
     await publish(bus, SAMPLES, tick(1), tick(2))
     await publish(bus, PODS, pod(), pod(), key=UIDS[0])
     for topic in (SAMPLES, PODS):
-        bus.remove_before(TopicPartition(topic.name, PLACE), 1)
+        bus.remove_before(TopicPartition(topic.name, PARTITION), 1)
     async with joining(bus) as readiness:
         events = await read_events(bus, 1)
         assert readiness.check("gaps").is_ok

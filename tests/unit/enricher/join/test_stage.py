@@ -51,17 +51,17 @@ USED = sample(processes=[process(container=0, sm_utilization_ratio=0.5)])
 
 
 @pytest.fixture
-def office() -> DeadLetterQueue:
-    """Return an office whose letters can be counted."""
+def dead_letters() -> DeadLetterQueue:
+    """Return dead letters that can be counted."""
     return DeadLetterQueue(
         consumer="test", producer=KeepingProducer(), partitions=1, topic=DEAD_LETTERS
     )
 
 
 @pytest.fixture
-def stage(office: DeadLetterQueue) -> JoinStage:
+def stage(dead_letters: DeadLetterQueue) -> JoinStage:
     """Return a stage that knows no pod."""
-    return JoinStage(office=office, is_placed=anywhere, topics=TOPICS)
+    return JoinStage(dead_letters=dead_letters, is_placed=anywhere, topics=TOPICS)
 
 
 def pod_record(number: int = 0, **changes: object) -> Record:
@@ -138,7 +138,7 @@ def test_a_tombstone_of_another_partition_takes_no_pod_out(stage: JoinStage) -> 
 
 
 def test_a_tick_that_comes_twice_is_booked_once(stage: JoinStage) -> None:
-    """The mark is per node and boot; another boot begins again."""
+    """The watermark is per node and boot; another boot begins again."""
     assert len(stage.take_samples([record(USED), record(USED, offset=1)])) == 1
     rebooted = sample(boot_id="another", seq=1)
     assert len(stage.take_samples([record(rebooted, offset=2)])) == 1
@@ -167,7 +167,7 @@ def test_an_event_without_ends_has_no_settlements(stage: JoinStage) -> None:
 
 
 def test_what_belongs_to_a_partition_is_forgotten_with_it(stage: JoinStage) -> None:
-    """Its pods and its marks: another worker has them now."""
+    """Its pods and its watermarks: another worker has them now."""
     stage.take_pods([pod_record()])
     stage.take_samples([record(USED)])
     stage.forget(3)
@@ -210,11 +210,13 @@ async def test_a_tick_that_cannot_be_booked_is_put_aside_and_the_next_is_booked(
 ) -> None:
     """The letter says why and holds the original bytes."""
     producer = KeepingProducer()
-    office = DeadLetterQueue(consumer="test", producer=producer, partitions=1, topic=DEAD_LETTERS)
-    events = JoinStage(office=office, is_placed=anywhere, topics=TOPICS).take_samples(
+    dead_letters = DeadLetterQueue(
+        consumer="test", producer=producer, partitions=1, topic=DEAD_LETTERS
+    )
+    events = JoinStage(dead_letters=dead_letters, is_placed=anywhere, topics=TOPICS).take_samples(
         [record(value), record(USED, offset=1)]
     )
-    await office.flush()
+    await dead_letters.flush()
     (letter,) = [orjson.loads(message.value or b"") for message in producer.messages()]
     assert len(events) == 1
     assert letter["reason"] == reason
@@ -253,8 +255,10 @@ UNREADABLE = Record(
 
 async def test_what_cannot_be_unpacked_is_a_letter_on_every_topic_and_takes_nothing_away() -> None:
     producer = KeepingProducer()
-    office = DeadLetterQueue(consumer="test", producer=producer, partitions=1, topic=DEAD_LETTERS)
-    stage = JoinStage(office=office, is_placed=anywhere, topics=TOPICS)
+    dead_letters = DeadLetterQueue(
+        consumer="test", producer=producer, partitions=1, topic=DEAD_LETTERS
+    )
+    stage = JoinStage(dead_letters=dead_letters, is_placed=anywhere, topics=TOPICS)
     stage.take_pods([pod_record(), UNREADABLE._replace(topic=PODS.name)])
     stage.restore_progress([UNREADABLE._replace(topic=PROGRESS.name)])
     stage.take_processes([UNREADABLE._replace(topic=PROCESSES.name)])
@@ -264,7 +268,7 @@ async def test_what_cannot_be_unpacked_is_a_letter_on_every_topic_and_takes_noth
         == 2
     )
     assert len(stage.pods) == 1
-    await office.flush()
+    await dead_letters.flush()
     said = [orjson.loads(message.value or b"") for message in producer.messages()]
     assert [(each["topic"], each["offset"], each["last_offset"]) for each in said] == [
         (topic, 5, 9)
@@ -275,13 +279,15 @@ async def test_what_cannot_be_unpacked_is_a_letter_on_every_topic_and_takes_noth
 
 async def test_an_incident_of_which_too_much_is_made_is_put_aside_and_the_next_is_told() -> None:
     producer = KeepingProducer()
-    office = DeadLetterQueue(consumer="test", producer=producer, partitions=1, topic=DEAD_LETTERS)
+    dead_letters = DeadLetterQueue(
+        consumer="test", producer=producer, partitions=1, topic=DEAD_LETTERS
+    )
     processes = [IncidentProcess(pid=pid, container_id=f"{pid:0150}") for pid in range(4_000)]
     large, small = incident(processes=processes), incident()
-    told = JoinStage(office=office, is_placed=anywhere, topics=TOPICS).take_incidents(
+    told = JoinStage(dead_letters=dead_letters, is_placed=anywhere, topics=TOPICS).take_incidents(
         [incident_record(large), incident_record(small)._replace(offset=1)]
     )
-    await office.flush()
+    await dead_letters.flush()
     (letter,) = [orjson.loads(message.value or b"") for message in producer.messages()]
     assert len(told) == 1
     assert (letter["reason"], letter["offset"]) == ("too_large", 0)

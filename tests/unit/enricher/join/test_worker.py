@@ -21,8 +21,8 @@ from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.ticks import record
 
-PLACE = TopicPartition(SAMPLES.name, 3)
-BAD: Polled = {PLACE: [record(b"{")]}
+PARTITION = TopicPartition(SAMPLES.name, 3)
+BAD: Polled = {PARTITION: [record(b"{")]}
 
 
 class Undelivered:
@@ -59,7 +59,7 @@ class Member:
         await asyncio.sleep(0)
         match self._steps.pop(0) if self._steps else "ends":
             case "gains":
-                self._held = frozenset({PLACE})
+                self._held = frozenset({PARTITION})
                 await self.subscription.on_assigned(self._held)
             case "loses":
                 await self.subscription.on_revoked(self._held)
@@ -102,7 +102,7 @@ async def letters_after(*steps: str) -> int:
     worker = JoinWorker(
         lag=Lag(clock=SystemClock()),
         stage=given.stage,
-        office=given.office,
+        dead_letters=given.dead_letters,
         delivery=delivery,
         restorer=StateRestorer(
             stage=given.stage,

@@ -19,22 +19,24 @@ from tests.unit.enricher.join.ticks import anywhere
 from tests.unit.enricher.laws.topics import BEGIN_NS, Topics
 
 Made = tuple[list[Message], list[Message], int]
-"""Events, marks, and how many records were put aside."""
+"""Events, watermarks, and how many records were put aside."""
 
 
 def make(topics: Topics) -> Made:
     """Return what comes of the topics, partition by partition, pods first."""
-    office = DeadLetterQueue(
+    dead_letters = DeadLetterQueue(
         consumer="test", producer=KeepingProducer(), partitions=1, topic=DEAD_LETTERS
     )
-    stage = JoinStage(office=office, is_placed=anywhere, time_ns=lambda: BEGIN_NS, topics=TOPICS)
+    stage = JoinStage(
+        dead_letters=dead_letters, is_placed=anywhere, time_ns=lambda: BEGIN_NS, topics=TOPICS
+    )
     events: list[Message] = []
-    marks: list[Message] = []
+    watermarks: list[Message] = []
     for partition, samples in topics.samples.items():
         stage.take_pods(topics.pods.get(partition, []))
         events += stage.take_samples(samples)
-        marks += stage.drain_progress(partition)
-    return events, marks, office.rejected
+        watermarks += stage.drain_progress(partition)
+    return events, watermarks, dead_letters.rejected
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """A join of several workers without a bus: what the shell does around stages, step by step.
 
 Here is done by hand what a group of workers does over Kafka, so that a test may stop one anywhere:
-between events and marks, between marks and commit.
+between events and watermarks, between watermarks and commit.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Death(Enum):
 
     NEVER = "never"
     BEFORE_EVENTS = "before its events are there"
-    BEFORE_MARKS = "before its marks are there"
+    BEFORE_WATERMARKS = "before its watermarks are there"
     BEFORE_COMMIT = "before its offsets are there"
 
 
@@ -66,7 +66,7 @@ class Workers:
         self._holder = dict.fromkeys(PARTITIONS, 0)
         self._told = dict.fromkeys(PARTITIONS, 0)
         self._committed = dict.fromkeys(PARTITIONS, 0)
-        self._marks: dict[int, list[Record]] = {partition: [] for partition in PARTITIONS}
+        self._watermarks: dict[int, list[Record]] = {partition: [] for partition in PARTITIONS}
 
     def follow(self, steps: Sequence[Step]) -> None:
         """Go through the steps, and then to the end of the ticks; not all pods need be told."""
@@ -89,25 +89,25 @@ class Workers:
                 self._assign(partition, worker)
 
     def _assign(self, partition: int, worker: int) -> None:
-        """Read the pods and the marks to their end, before any tick."""
+        """Read the pods and the watermarks to their end, before any tick."""
         self._holder[partition] = worker
         self._stages[worker].take_pods(self._topics.pods[partition][: self._told[partition]])
-        self._stages[worker].restore_progress(self._marks[partition])
+        self._stages[worker].restore_progress(self._watermarks[partition])
 
     def _work(self, partition: int, ticks: int, death: Death) -> None:
         stage, begin = self._stages[self._holder[partition]], self._committed[partition]
         records = self._topics.samples[partition][begin : begin + ticks]
         events = stage.take_samples(records)
-        marks = stage.drain_progress(partition)
+        watermarks = stage.drain_progress(partition)
         if death is Death.BEFORE_EVENTS:
             return self._die(partition)
         self.events += events
-        if death is Death.BEFORE_MARKS:
+        if death is Death.BEFORE_WATERMARKS:
             return self._die(partition)
-        kept = self._marks[partition]
+        kept = self._watermarks[partition]
         kept += [
             Record(PROGRESS.name, partition, len(kept), each.timestamp_ms, each.key, each.value)
-            for each in marks
+            for each in watermarks
         ]
         if death is Death.BEFORE_COMMIT:
             return self._die(partition)
@@ -124,9 +124,14 @@ class Workers:
 
 
 def _new_stage() -> JoinStage:
-    office = DeadLetterQueue(consumer="test", producer=_Nowhere(), partitions=1, topic=DEAD_LETTERS)
+    dead_letters = DeadLetterQueue(
+        consumer="test", producer=_Nowhere(), partitions=1, topic=DEAD_LETTERS
+    )
     return JoinStage(
-        office=office, is_placed=anywhere, time_ns=lambda: BEGIN_NS + 10**12, topics=TOPICS
+        dead_letters=dead_letters,
+        is_placed=anywhere,
+        time_ns=lambda: BEGIN_NS + 10**12,
+        topics=TOPICS,
     )
 
 

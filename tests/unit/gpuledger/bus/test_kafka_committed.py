@@ -55,7 +55,7 @@ class Coordinator:
         return read.RESPONSE_TYPE.decode(BytesIO(answer.encode()))
 
     async def fetch_committed_offsets(self, partitions: Sequence[TopicPartition]) -> object:
-        numbers = [place.partition for place in partitions]
+        numbers = [partition.partition for partition in partitions]
         answer = await self._send_req(OffsetFetchRequest("rows", [("events", numbers)]))
         return answer.topics
 
@@ -81,13 +81,13 @@ def client_of(coordinator: Coordinator) -> Any:  # noqa: ANN401  # aiokafka is u
     return client
 
 
-PLACES: Final = [TopicPartition("events", 0), TopicPartition("events", 1)]
+PARTITIONS: Final = [TopicPartition("events", 0), TopicPartition("events", 1)]
 LOOKUPS: Final[Sequence[Any]] = [committed_offsets, stable_offsets]
 
 
 async def test_stable_offsets_are_asked_for_and_come_back_as_aiokafka_reads_them() -> None:
     coordinator = Coordinator([(0, 17, "topic_id=a", 0), (1, -1, None, 0)])
-    found: Any = await stable_offsets(client_of(coordinator), PLACES)
+    found: Any = await stable_offsets(client_of(coordinator), PARTITIONS)
     (asked,) = coordinator.asked
     assert asked.require_stable is True
     assert asked.consumer_group == "rows"
@@ -103,7 +103,7 @@ async def test_offsets_of_now_are_asked_for_as_ever_and_so_are_brokers_that_know
     versions: dict[int, tuple[int, int]],
 ) -> None:
     coordinator = Coordinator([(0, 17, "m", 0)], versions=versions)
-    found = await look_up(client_of(coordinator), PLACES)
+    found = await look_up(client_of(coordinator), PARTITIONS)
     (asked,) = coordinator.asked
     assert asked.API_VERSION == 3
     assert found == [("events", [(0, 17, "m", 0)])]
@@ -128,7 +128,7 @@ async def test_a_refusal_is_raised_and_a_coordinator_that_left_is_looked_for_ane
     """As it names no partitions, it would be taken for "nothing is committed"."""
     coordinator = Coordinator(error_code=error.errno)
     with pytest.raises(error):
-        await look_up(client_of(coordinator), PLACES)
+        await look_up(client_of(coordinator), PARTITIONS)
     assert coordinator.is_left is is_left
 
 
@@ -136,7 +136,7 @@ async def test_an_offset_that_a_transaction_is_about_to_move_is_asked_for_again(
     """The error is one after which aiokafka asks again."""
     coordinator = Coordinator([(0, 17, "", 0), (1, -1, "", UNSTABLE_OFFSET_COMMIT)])
     with pytest.raises(KafkaError) as raised:
-        await stable_offsets(client_of(coordinator), PLACES)
+        await stable_offsets(client_of(coordinator), PARTITIONS)
     assert raised.value.retriable
     assert not coordinator.is_left
 
@@ -144,8 +144,8 @@ async def test_an_offset_that_a_transaction_is_about_to_move_is_asked_for_again(
 async def test_what_is_asked_for_after_stable_offsets_is_of_now_again() -> None:
     coordinator = Coordinator([(0, 17, "", 0)])
     client = client_of(coordinator)
-    await stable_offsets(client, PLACES)
-    await committed_offsets(client, PLACES)
+    await stable_offsets(client, PARTITIONS)
+    await committed_offsets(client, PARTITIONS)
     assert [asked.API_VERSION for asked in coordinator.asked] == [7, 3]
 
 

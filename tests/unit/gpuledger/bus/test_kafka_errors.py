@@ -14,10 +14,10 @@ from aiokafka import errors as vendor
 
 from gpuledger.bus.kafka_errors import (
     FAILURES,
+    LOGGED,
     MAX_BROKERS,
     QUIET_SECONDS,
     REFUSED,
-    TOLD,
     Demotion,
     RefusedConnections,
     remembering,
@@ -86,7 +86,7 @@ def test_what_nobody_else_says_stays_and_is_said_once_an_hour() -> None:
     passes = Demotion(seconds=lambda: now_seconds)
     levels = []
     for _ in range(20):
-        said = line(TOLD[-1])
+        said = line(LOGGED[-1])
         assert passes(said)
         levels.append(said.levelno)
         now_seconds += QUIET_SECONDS / 10
@@ -94,7 +94,7 @@ def test_what_nobody_else_says_stays_and_is_said_once_an_hour() -> None:
     assert levels.count(logging.WARNING) == 2
 
 
-@pytest.mark.parametrize("template", TOLD)
+@pytest.mark.parametrize("template", LOGGED)
 def test_what_stays_is_what_the_client_says(template: str) -> None:
     """A new version may say it otherwise, and then it would be demoted unseen."""
     assert template in _constants()

@@ -24,8 +24,8 @@ class QueueingClient:
         self._message_accumulator = MessageAccumulator(Leaderless(), 1000, 0, batch_ttl=-1)
 
     async def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> object:
-        place = TopicPartition(topic, partition)
-        return await self._message_accumulator.add_batch(batch, place, 1)
+        at = TopicPartition(topic, partition)
+        return await self._message_accumulator.add_batch(batch, at, 1)
 
     def fail_what_is_out_of_date(self) -> None:
         self._message_accumulator.drain_by_nodes(ignore_nodes=())

@@ -219,13 +219,13 @@ def drained(
     *answers: PartitionBatches,
 ) -> tuple[Callable[[int], list[list[int]]], Callable[[], list[int]]]:
     """Return what polls the answers as aiokafka's fetcher does, and what tells positions."""
-    places = [named(TopicPartition("a.topic", number)) for number in range(len(answers))]
-    assignment = Assignment(places)
+    partitions = [named(TopicPartition("a.topic", number)) for number in range(len(answers))]
+    assignment = Assignment(partitions)
     results = []
-    for place, each in zip(places, answers, strict=True):
-        assignment.state_value(place).seek(each.next_fetch_offset)
+    for partition, each in zip(partitions, answers, strict=True):
+        assignment.state_value(partition).seek(each.next_fetch_offset)
         results.append(
-            PartitionAnswer(place, assignment=assignment, partition_records=each, backoff=0)
+            PartitionAnswer(partition, assignment=assignment, partition_records=each, backoff=0)
         )
 
     def poll(most: int) -> list[list[int]]:
@@ -235,7 +235,7 @@ def drained(
         ]
 
     def positions() -> list[int]:
-        return [assignment.state_value(place).position for place in places]
+        return [assignment.state_value(partition).position for partition in partitions]
 
     return poll, positions
 
@@ -302,10 +302,13 @@ def headed(*counts: int, codec: int = ZSTD) -> bytes:
 def test_a_record_of_more_headers_than_one_may_have_is_skipped_with_the_rest_of_its_batch(
     codec: int,
 ) -> None:
-    most = MAX_RECORD_HEADERS
 
-    assert shown(list(answer(headed(most, most, most, codec=codec)))) == [0, 0, 0]
-    found = shown(list(answer(headed(0, most + 1, 0, codec=codec))))
+    assert shown(
+        list(
+            answer(headed(MAX_RECORD_HEADERS, MAX_RECORD_HEADERS, MAX_RECORD_HEADERS, codec=codec))
+        )
+    ) == [0, 0, 0]
+    found = shown(list(answer(headed(0, MAX_RECORD_HEADERS + 1, 0, codec=codec))))
     assert found == [0, (1, 2, TOO_MANY)]
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from gpuledger.bus.protocol import Consumer, Record
 
-PLACE = TopicPartition("readings", 0)
+PARTITION = TopicPartition("readings", 0)
 READINGS = Topic(name="readings", record=PodRecord, key="uid", partitions=1)
 STATES = Topic(name="states", record=PodRecord, key="uid", partitions=1, cleanup_policy="compact")
 
@@ -43,7 +43,7 @@ async def test_a_partition_keeps_its_newest_records_within_the_bound() -> None:
     asked = Subscription(group="g", topics=["readings"])
     async with bus.producer() as producer, bus.consumer(asked) as consumer:
         for number in range(1000):
-            await producer.publish(*PLACE, numbered([number]))
+            await producer.publish(*PARTITION, numbered([number]))
         kept = [record.offset for record in await read_all(consumer)]
 
     assert kept == list(range(kept[0], 1000))
@@ -56,7 +56,7 @@ async def test_the_bound_counts_bytes_too() -> None:
     async with bus.producer() as producer, bus.consumer(asked) as consumer:
         for number in range(100):
             message = Message(key=b"", value=bytes(1000), timestamp_ms=number)
-            await producer.publish(*PLACE, [message])
+            await producer.publish(*PARTITION, [message])
         kept = [record.offset for record in await read_all(consumer)]
 
     assert kept[-1] == 99
@@ -67,10 +67,10 @@ async def test_a_consumer_that_fell_behind_goes_on_with_the_first_kept_and_it_is
     bus = MemoryBus([READINGS], max_partition_records=80)
     asked = Subscription(group="g", topics=["readings"])
     async with bus.producer() as producer, bus.consumer(asked) as consumer:
-        await producer.publish(*PLACE, numbered(range(10)))
+        await producer.publish(*PARTITION, numbered(range(10)))
         assert len(await read_all(consumer)) == 10
         for number in range(10, 200):
-            await producer.publish(*PLACE, numbered([number]))
+            await producer.publish(*PARTITION, numbered([number]))
         with structlog.testing.capture_logs() as logged:
             behind = await read_all(consumer)
 
@@ -79,17 +79,17 @@ async def test_a_consumer_that_fell_behind_goes_on_with_the_first_kept_and_it_is
         assert [(line["event"], line["count"]) for line in logged] == [
             ("records_missed", first - 10)
         ]
-        await consumer.seek(PLACE, 3)
-        assert await consumer.position(PLACE) == first
+        await consumer.seek(PARTITION, 3)
+        assert await consumer.position(PARTITION) == first
 
 
 async def test_a_consumer_beyond_the_end_begins_again_with_the_first_kept() -> None:
     bus = MemoryBus([READINGS])
     asked = Subscription(group="g", topics=["readings"])
     async with bus.producer() as producer, bus.consumer(asked) as consumer:
-        await producer.publish(*PLACE, numbered(range(3)))
+        await producer.publish(*PARTITION, numbered(range(3)))
         await read_all(consumer)
-        await consumer.seek(PLACE, 99)
+        await consumer.seek(PARTITION, 99)
 
         assert [record.offset for record in await read_all(consumer)] == [0, 1, 2]
 
@@ -117,9 +117,9 @@ async def test_a_tombstone_outlives_one_compaction_and_not_the_next() -> None:
             asked = Subscription(group=f"g{values}", topics=["states"])
             async with bus.consumer(asked) as consumer:
                 assert [record.value for record in await read_all(consumer)] == values
-                place = TopicPartition("states", 0)
-                assert await consumer.position(place) == 2
-                assert await consumer.end_offsets([place]) == {place: 2}
+                partition = TopicPartition("states", 0)
+                assert await consumer.position(partition) == 2
+                assert await consumer.end_offsets([partition]) == {partition: 2}
 
 
 async def test_a_compacted_topic_refuses_a_message_without_a_key() -> None:
@@ -175,4 +175,4 @@ async def test_a_busy_partition_starves_no_other() -> None:
         for _ in range(3):
             served |= set(await consumer.poll(timeout_seconds=0, max_records=10))
 
-    assert {place.partition for place in served} == {0, 1, 2}
+    assert {at.partition for at in served} == {0, 1, 2}

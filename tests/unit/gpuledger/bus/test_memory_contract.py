@@ -41,11 +41,11 @@ class MemoryHarness:
             await producer.publish(self.states, 0, [last])
         self.bus.compact(self.states)
 
-    async def remove_before(self, place: TopicPartition, offset: int) -> None:
-        self.bus.remove_before(place, offset)
+    async def remove_before(self, partition: TopicPartition, offset: int) -> None:
+        self.bus.remove_before(partition, offset)
 
     @asynccontextmanager
-    async def open_transaction(self, place: TopicPartition) -> AsyncIterator[None]:
+    async def open_transaction(self, partition: TopicPartition) -> AsyncIterator[None]:
         yield
 
     async def recreate(self, topic: str) -> None:

@@ -22,9 +22,9 @@ records = st.lists(
 
 @for_any(written=records)
 def test_the_max_headers_of_a_record_are_told(written: list[Raw]) -> None:
-    most = max((len(record.headers) for record in written), default=0)
+    expected = max((len(record.headers) for record in written), default=0)
 
-    assert max_headers(raw_batches.body(written), max_records=8) == most
+    assert max_headers(raw_batches.body(written), max_records=8) == expected
 
 
 def test_no_more_records_are_looked_through_than_the_library_would_read() -> None:

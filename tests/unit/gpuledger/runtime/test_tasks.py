@@ -3,6 +3,8 @@
 import asyncio
 import gc
 
+import pytest
+
 from gpuledger.runtime.tasks import end_tasks, run_tasks, wait_event
 
 FOR_EVER_SECONDS = 3600.0
@@ -81,9 +83,10 @@ async def test_who_is_cancelled_in_the_grace_of_a_task_cancels_the_task() -> Non
     assert (ending.cancelled(), endless.cancelled()) == (True, True)
 
 
-async def test_nothing_is_to_be_waited_for_where_there_is_no_task() -> None:
-    await end_tasks()
-    await end_tasks(None)
+@pytest.mark.parametrize("tasks", [(), (None,)])
+async def test_nothing_is_to_be_waited_for_where_there_is_no_task(tasks: tuple[None, ...]) -> None:
+    with pytest.raises(StopIteration):  # it has ended without giving the event loop a turn
+        end_tasks(*tasks, grace_seconds=FOR_EVER_SECONDS).send(None)
 
 
 async def test_what_runs_beside_ends_with_its_context_and_what_it_failed_with_is_the_contexts() -> (

@@ -8,8 +8,8 @@ from gpuledger.settings import KafkaSettings
 
 PROGRAMS = {
     "agent.command": [],
-    "enricher.podwatch.wiring": [],
-    "enricher.join.run": [],
+    "enricher.podwatch.pod_command": [],
+    "enricher.join.join_command": [],
     "sinks.command": ["rows"],
 }
 MISNAMED = [

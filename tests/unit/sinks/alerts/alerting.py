@@ -39,7 +39,7 @@ AT = place_of(NODE)
 AT_INCIDENTS = place_of(NODE, ATTRIBUTED_INCIDENTS.name)
 
 
-class PatientClock(ManualClock):
+class WaitingClock(ManualClock):
     """A clock that the test alone moves: who waits before another attempt moves no time."""
 
     @override
@@ -48,7 +48,7 @@ class PatientClock(ManualClock):
         await asyncio.sleep(0.005)
 
 
-class GatedClock(PatientClock):
+class GatedClock(WaitingClock):
     """A clock by which who waits before another attempt goes on when the test says so."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ def sink(
             bus=on,
             settings=settings,
             readiness=readiness or Readiness(),
-            clock=clock or PatientClock(START_NS + SECOND_NS),
+            clock=clock or WaitingClock(START_NS + SECOND_NS),
         )
     )
 

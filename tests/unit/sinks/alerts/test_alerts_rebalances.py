@@ -12,7 +12,7 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from sinks.registry import ALERTS
 from tests.default_topics import ATTRIBUTED_INCIDENTS, EVENTS
-from tests.unit.sinks.alerts.alerting import GatedClock, PatientClock, publish_incidents, sink, xids
+from tests.unit.sinks.alerts.alerting import GatedClock, WaitingClock, publish_incidents, sink, xids
 from tests.unit.sinks.builders import (
     NODE,
     SECOND_NS,
@@ -99,7 +99,7 @@ async def test_incidents_of_a_topic_made_anew_while_no_alertmanager_answers_are_
 
 
 async def test_alerts_of_a_partition_that_is_anothers_are_not_sent_again() -> None:
-    on, clock = bus(), PatientClock(START_NS + SECOND_NS)
+    on, clock = bus(), WaitingClock(START_NS + SECOND_NS)
     await publish_incidents(on, 48, node=STAYS)
     await publish_incidents(on, 79, node=GOES)
     async with receiving() as receiver, running(sink(on, receiver, clock=clock)):

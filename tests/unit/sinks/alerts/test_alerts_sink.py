@@ -14,7 +14,7 @@ from sinks.settings import AlertsSettings
 from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.unit.sinks.alerts.alerting import (
     AT_INCIDENTS,
-    PatientClock,
+    WaitingClock,
     alerts,
     busy,
     incident,
@@ -124,7 +124,7 @@ async def test_an_incident_is_sent_unless_it_is_long_past(age_seconds: int, sent
 
 async def test_an_incident_that_nobody_took_for_hours_is_held_from_when_it_is_taken() -> None:
     on, is_away = bus(), {True}
-    clock = PatientClock(START_NS + SECOND_NS)
+    clock = WaitingClock(START_NS + SECOND_NS)
     await publish_incidents(on, 79)
     async with (
         receiving(by_body=lambda _: Answer(503 if is_away else 200)) as receiver,

@@ -11,7 +11,7 @@ from tests.unit.sinks.alerts.alerting import (
     INVALID,
     REFUSED,
     TOO_LARGE,
-    PatientClock,
+    WaitingClock,
     alerts,
     books_of,
     busy,
@@ -59,7 +59,7 @@ async def test_an_address_that_becomes_wrong_while_nothing_is_due_is_known_withi
     None
 ):
     on, readiness, is_wrong = bus(), Readiness(), set[str]()
-    clock = PatientClock(START_NS + SECOND_NS)
+    clock = WaitingClock(START_NS + SECOND_NS)
     async with (
         receiving(by_body=lambda _: Answer(404) if is_wrong else Answer(200)) as receiver,
         running(sink(on, receiver, readiness=readiness, clock=clock)),
@@ -136,7 +136,7 @@ async def test_an_alert_that_is_refused_holds_up_nothing_and_is_said_for_ten_min
     answer: Answer,
 ) -> None:
     on, readiness = bus(), Readiness()
-    clock = PatientClock(START_NS + SECOND_NS)
+    clock = WaitingClock(START_NS + SECOND_NS)
     async with (
         receiving(answer) as receiver,
         running(sink(on, receiver, readiness=readiness, clock=clock)),
@@ -181,7 +181,7 @@ async def test_of_alerts_that_are_refused_together_each_good_one_is_told(answer:
 
 
 async def test_a_good_incident_is_told_while_hundreds_are_refused() -> None:
-    on, clock = bus(), PatientClock(START_NS + SECOND_NS)
+    on, clock = bus(), WaitingClock(START_NS + SECOND_NS)
     bad = range(1, 401)
 
     def refuses(body: bytes) -> Answer:

@@ -13,7 +13,7 @@ from gpuledger.runtime import Readiness
 from sinks.registry import ALERTS
 from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.unit.sinks.alerts.alerting import (
-    PatientClock,
+    WaitingClock,
     hanging,
     is_committed,
     is_told,
@@ -38,7 +38,7 @@ from tests.unit.sinks.receiver import Answer, Received, Receiver, receiving
 
 async def test_a_new_incident_is_told_next_however_slowly_those_that_stand_are_told_again() -> None:
     """With every answer more of them are due again, as they began one after another."""
-    on, clock, seconds = bus(), PatientClock(START_NS + SECOND_NS), [0.0]
+    on, clock, seconds = bus(), WaitingClock(START_NS + SECOND_NS), [0.0]
 
     def slowly(_: bytes) -> Answer:
         clock.advance(seconds[0])
@@ -57,7 +57,7 @@ async def test_a_new_incident_is_told_next_however_slowly_those_that_stand_are_t
 
 
 async def test_a_slow_alertmanager_holds_up_no_poll_and_nothing_untold_is_committed() -> None:
-    on, clock, may_answer = bus(), PatientClock(START_NS + SECOND_NS), asyncio.Event()
+    on, clock, may_answer = bus(), WaitingClock(START_NS + SECOND_NS), asyncio.Event()
     at = place_of(NODE, ATTRIBUTED_INCIDENTS.name)
     async with slow(may_answer) as receiver, running(sink(on, receiver, clock=clock)):
         await publish_incidents(on, 1)
@@ -72,7 +72,7 @@ async def test_a_slow_alertmanager_holds_up_no_poll_and_nothing_untold_is_commit
 
 
 async def test_an_alertmanager_that_is_told_late_fails_its_check_until_it_is_not() -> None:
-    on, clock, readiness = bus(), PatientClock(START_NS + SECOND_NS), Readiness()
+    on, clock, readiness = bus(), WaitingClock(START_NS + SECOND_NS), Readiness()
     seconds = [100.0]
 
     def slowly(_: bytes) -> Answer:
@@ -134,7 +134,7 @@ async def test_an_alertmanager_that_hangs_holds_up_no_other() -> None:
 
 
 async def test_an_alertmanager_that_is_away_is_left_alone_longer_from_attempt_to_attempt() -> None:
-    on, clock = bus(), PatientClock(START_NS + SECOND_NS)
+    on, clock = bus(), WaitingClock(START_NS + SECOND_NS)
     await publish_incidents(on, 1)
     async with (
         receiving() as well,
@@ -148,7 +148,7 @@ async def test_an_alertmanager_that_is_away_is_left_alone_longer_from_attempt_to
 
 async def test_the_check_of_an_alertmanager_passes_with_an_answer_and_with_nothing_else() -> None:
     on, readiness, is_away = bus(), Readiness(), {True}
-    clock = PatientClock(START_NS + SECOND_NS)
+    clock = WaitingClock(START_NS + SECOND_NS)
     await publish_incidents(on, 1)
     async with (
         receiving() as well,
@@ -171,7 +171,7 @@ async def test_the_check_of_an_alertmanager_passes_with_an_answer_and_with_nothi
 
 async def test_the_receiver_is_away_where_every_alertmanager_is() -> None:
     on, readiness, away = bus(), Readiness(), {"one", "other"}
-    clock = PatientClock(START_NS + SECOND_NS)
+    clock = WaitingClock(START_NS + SECOND_NS)
     check = readiness.check("alerts.receiver")
     await publish_incidents(on, 1)
 

@@ -265,6 +265,29 @@ async def test_what_is_given_up_in_an_outage_is_not_sent_by_who_gave_it_up() -> 
     assert nodes_of(receiver.received[seen:]) == {stays}
 
 
+async def test_silent_series_of_a_partition_that_is_given_up_are_not_ended() -> None:
+    on, clock, is_away = bus(), ManualClock(), set[str]()
+    goes = next(f"n{n}" for n in range(99) if place_of(f"n{n}").partition == 1)
+    async with receiving(by_body=lambda _: Answer(503 if is_away else 204)) as receiver:
+        await publish(on, event(0, node=goes))
+        with capture_logs() as logged:
+            async with running(sink(on, receiver, clock=clock)):
+                at = place_of(goes)
+                await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 1)
+                is_away.add("receiver")
+                clock.advance(61)
+                await eventually(lambda: len(receiver.received) > 1)
+                async with another_member(on, logged):
+                    seen = len(receiver.received)
+                    is_away.clear()
+                    stays = next(f"n{n}" for n in range(99) if place_of(f"n{n}").partition == 0)
+                    await publish(on, event(0, node=stays))
+                    at = place_of(stays)
+                    await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 1)
+
+    assert nodes_of(receiver.received[seen:]) == {stays}
+
+
 def nodes_of(received: Iterable[Received]) -> set[str | None]:
     return {one.label("node") for each in received for one in parse_compressed(each.body)}
 

@@ -87,6 +87,8 @@ async def test_any_2xx_is_taken_whatever_it_says(status: int) -> None:
     async with receiving(Answer(status, "" if status == 204 else "error: not really")) as receiver:
         await write(receiver.url)
 
+    assert len(receiver.received) == 1
+
 
 @pytest.mark.parametrize(
     "status", [429, 500, 503, 302, 401, 403, 404, 405, 407, 408, 410, 415, 421, 426, 451]
@@ -118,6 +120,9 @@ async def test_samples_are_refused_where_the_receiver_takes_a_request_without_an
 async def test_samples_that_another_server_refused_are_taken_once_it_is_gone() -> None:
     async with receiving(Answer(400, "unsupported path requested")) as receiver:
         await write(receiver.url)
+
+    sent = [decompress(request.body) for request in receiver.received]
+    assert sent == [ONE_SERIES, b"", ONE_SERIES]
 
 
 async def test_a_sample_that_is_said_to_be_out_of_order_is_refused_without_asking_again() -> None:

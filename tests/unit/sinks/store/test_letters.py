@@ -30,7 +30,7 @@ from tests.unit.sinks.builders import (
     running,
 )
 
-PLACE = place_of("node-a")
+PARTITION = place_of("node-a")
 
 
 class RefusingBus(MemoryBus):
@@ -83,7 +83,7 @@ async def test_a_letter_lies_on_the_bus_before_the_rows_behind_it_are_appended(
     async with running(
         run_sink(STORE, bus=on, settings=settings, readiness=readiness, clock=ManualClock())
     ):
-        await eventually(lambda: committed(on, STORE.group, PLACE) == 3)
+        await eventually(lambda: committed(on, STORE.group, PARTITION) == 3)
 
     assert letters_at_append == [2]
     assert sorted(letter.offset for letter in await dead_letters(on)) == [0, 1]

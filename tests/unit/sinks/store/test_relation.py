@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuledger.ledger.quantities import BOOKED
-from gpuledger.records import Account, BusyMethod, Entry, EnergyMethod, GpuEvent, MemoryMethod
+from gpuledger.records import Account, BusyMethod, EnergyMethod, Entry, GpuEvent, MemoryMethod
 from tests.unit.sinks.builders import SECOND_NS, allocation, books, entry, event, reading
 from tests.unit.sinks.events import events
 from tests.unit.sinks.store.storing import fill, query

@@ -201,6 +201,7 @@ async def test_what_comes_while_a_storage_has_never_answered_is_lag_too(
                 ticks += 1
                 clock.advance(1)
                 await asyncio.sleep(0.005)
+        assert not any(is_committed(on, offset)() for offset in range(1, ticks + 1))
 
         storage.answers.set()
         await eventually(is_committed(on, ticks))

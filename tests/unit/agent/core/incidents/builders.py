@@ -22,7 +22,6 @@ from tests.fakes.nvml_pointers import referent_of
 from tests.hanging import HANG_SECONDS
 
 EPOCH_NS = 1_790_000_000_000_000_000
-SECOND_NS = 1_000_000_000
 SUCCESS: int = pynvml.NVML_SUCCESS
 MODEL = "NVIDIA H100 80GB HBM3"
 
@@ -110,8 +109,8 @@ class PatientClock(ManualClock):
         await asyncio.sleep(0)
 
 
-class Told:
-    """The incidents that were told, to be waited for."""
+class Reported:
+    """The incidents that were reported, to be waited for."""
 
     def __init__(self) -> None:
         self.incidents: list[Incident] = []

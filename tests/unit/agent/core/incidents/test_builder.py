@@ -37,11 +37,11 @@ def test_an_xid_has_the_catalogues_name_class_action_and_severity() -> None:
     )
 
 
-def test_the_kinds_that_counters_begin_with_are_those_that_can_be_told() -> None:
+def test_the_kinds_that_counters_begin_with_are_those_that_can_be_reported() -> None:
     assert set(INCIDENT_KINDS) == KINDS
 
 
-def test_an_xid_that_nobody_knows_is_told_with_its_code() -> None:
+def test_an_xid_that_nobody_knows_is_reported_with_its_code() -> None:
     incident = made("xid", xid=1234, detail="something")
 
     assert (incident.category, incident.severity) == ("unknown", Severity.WARNING)
@@ -59,7 +59,7 @@ def test_every_kind_has_words_and_a_severity(kind: str) -> None:
     assert incident.source == "agent"
 
 
-def test_a_kind_that_nobody_tells_of_is_refused() -> None:
+def test_a_kind_that_nobody_reports_of_is_refused() -> None:
     with pytest.raises(KeyError):
         made("surprise")
 

@@ -1,4 +1,4 @@
-"""What two sources see is told once."""
+"""What two sources see is reported once."""
 
 from collections.abc import Iterable
 from itertools import accumulate
@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.core.incidents import WINDOW_NS, Deduplicator
+from gpuledger.clock import NS_PER_SECOND
 from tests.held_objects import is_bounded
 
 KEY = ("GPU-1", 79)
-SECOND_NS = 1_000_000_000
 Seen = tuple[str, int]
 """Source and time stamp."""
 
 
-def news(sightings: Iterable[Seen], key: tuple[str, int] = KEY) -> int:
+def news(detections: Iterable[Seen], key: tuple[str, int] = KEY) -> int:
     pairing = Deduplicator()
-    return sum(pairing.is_new(key, source=source, time_ns=at) for source, at in sightings)
+    return sum(pairing.is_new(key, source=source, time_ns=at) for source, at in detections)
 
 
 def interleaved(draw: st.DrawFn, first: list[Seen], second: list[Seen]) -> list[Seen]:
@@ -30,7 +30,7 @@ def interleaved(draw: st.DrawFn, first: list[Seen], second: list[Seen]) -> list[
 @st.composite
 def seen_by_both(draw: st.DrawFn) -> tuple[int, list[Seen]]:
     """Occurrences however near to one another, each seen by both sources in its order."""
-    gaps_ns = draw(st.lists(st.integers(0, 5 * SECOND_NS), max_size=12))
+    gaps_ns = draw(st.lists(st.integers(0, 5 * NS_PER_SECOND), max_size=12))
     times = list(accumulate(gaps_ns))
     # The order statistics of both differ by the window at most, as each pair does.
     late = sorted(at + draw(st.integers(0, WINDOW_NS)) for at in times)
@@ -46,7 +46,7 @@ def far_apart(draw: st.DrawFn) -> tuple[int, list[Seen]]:
     count = draw(st.integers(0, 12))
     seen: list[Seen] = []
     for number in range(count):
-        at = (number + 1) * 5 * SECOND_NS
+        at = (number + 1) * 5 * NS_PER_SECOND
         sources = draw(st.sampled_from([["nvml"], ["kmsg"], ["nvml", "kmsg"]]))
         # The sources differ by at most the window, and both are within one second of the truth.
         seen += [(s, at + draw(st.integers(-WINDOW_NS // 2, WINDOW_NS // 2))) for s in sources]
@@ -57,26 +57,26 @@ def far_apart(draw: st.DrawFn) -> tuple[int, list[Seen]]:
 def test_each_occurrence_that_both_sources_see_is_news_once_whoever_comes_first(
     drawn: tuple[int, list[Seen]],
 ) -> None:
-    count, sightings = drawn
-    assert news(sightings) == count
+    count, detections = drawn
+    assert news(detections) == count
 
 
 @given(far_apart())
 def test_each_occurrence_is_news_once_whoever_sees_it_and_in_any_order(
     drawn: tuple[int, list[Seen]],
 ) -> None:
-    count, sightings = drawn
-    assert news(sightings) == count
+    count, detections = drawn
+    assert news(detections) == count
 
 
 def test_two_equal_xids_five_seconds_apart_are_two_whoever_sees_them() -> None:
-    first, second = 100 * SECOND_NS, 105 * SECOND_NS
+    first, second = 100 * NS_PER_SECOND, 105 * NS_PER_SECOND
     assert news([("nvml", first), ("kmsg", second)]) == 2
     assert news([("nvml", first), ("kmsg", first), ("kmsg", second), ("nvml", second)]) == 2
 
 
-def test_a_burst_that_one_source_sees_is_told_one_by_one() -> None:
-    assert news([("nvml", SECOND_NS)] * 100) == 100
+def test_a_burst_that_one_source_sees_is_reported_one_by_one() -> None:
+    assert news([("nvml", NS_PER_SECOND)] * 100) == 100
 
 
 def test_the_window_holds_its_ends_and_no_more() -> None:
@@ -95,9 +95,9 @@ def test_what_is_remembered_is_bounded_and_the_newest_is_kept() -> None:
     pairing = Deduplicator()
 
     def see(number: int) -> None:
-        pairing.is_new(("GPU-1", 31), source="nvml", time_ns=number * SECOND_NS)
-        pairing.is_new((f"GPU-{number}", 79), source="nvml", time_ns=number * SECOND_NS)
+        pairing.is_new(("GPU-1", 31), source="nvml", time_ns=number * NS_PER_SECOND)
+        pairing.is_new((f"GPU-{number}", 79), source="nvml", time_ns=number * NS_PER_SECOND)
 
     assert is_bounded(pairing, see, times=10_000)
-    assert not pairing.is_new(("GPU-1", 31), source="kmsg", time_ns=19_999 * SECOND_NS)
-    assert not pairing.is_new(("GPU-19999", 79), source="kmsg", time_ns=19_999 * SECOND_NS)
+    assert not pairing.is_new(("GPU-1", 31), source="kmsg", time_ns=19_999 * NS_PER_SECOND)
+    assert not pairing.is_new(("GPU-19999", 79), source="kmsg", time_ns=19_999 * NS_PER_SECOND)

@@ -28,7 +28,7 @@ WELL = GpuHealth(recovery_action="none", remapped_rows_pending=False, remapped_r
         (GpuHealth(remapped_rows_failed=True), GpuHealth(remapped_rows_failed=True), []),
     ],
 )
-def test_what_has_come_up_between_two_readings_is_told(
+def test_what_has_come_up_between_two_readings_is_covered(
     before: GpuHealth | None, now: GpuHealth, changes: list[tuple[str, str | None]]
 ) -> None:
     assert degradations(before, now) == changes
@@ -43,7 +43,7 @@ def test_a_reading_that_says_nothing_takes_nothing_away() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told", "is_told"),
+    ("change", "event", "is_covered"),
     [
         (("row_remap_pending", None), ("xid", 63, None), True),
         (("row_remap_pending", None), ("page_retirement_pending", None, None), True),
@@ -56,7 +56,10 @@ def test_a_reading_that_says_nothing_takes_nothing_away() -> None:
     ],
 )
 def test_an_event_that_said_as_much_is_enough(
-    change: tuple[str, str | None], told: tuple[str, int | None, str | None], *, is_told: bool
+    change: tuple[str, str | None],
+    event: tuple[str, int | None, str | None],
+    *,
+    is_covered: bool,
 ) -> None:
-    kind, xid, action = told
-    assert is_covered_by(HealthChange(*change), kind=kind, xid=xid, action=action) is is_told
+    kind, xid, action = event
+    assert is_covered_by(HealthChange(*change), kind=kind, xid=xid, action=action) is is_covered

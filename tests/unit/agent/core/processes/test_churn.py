@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from agent.core.raw import InstanceIdentity, ListedProcess, ProcessAccounting, RawGpuSample
 from agent.core.tick import ClockReading, NodeTick
 from agent.sampling import Sampler
+from gpuledger.clock import NS_PER_MS
 from gpuledger.records import ContainerRef, ProcessChange, ProcessKind, ProcessRecord
 from tests.fakes.nvml import stat
 
-TICK_NS: Final = 10_000_000
+TICK_NS: Final = 10 * NS_PER_MS
 # No kernel gives a pid again within a second, and accounts are told apart by no less.
 STEP_TICKS: Final = 200
 UIDS = {letter: f"{letter * 8}-0000-4000-8000-{letter * 12}" for letter in "abc"}
@@ -55,7 +56,7 @@ steps = st.one_of(
 )
 Step = tuple[str, int, str]
 some = st.lists(steps, max_size=4)
-# Before a glance and before each read of its files; before the list, within it (between two
+# Before a scan and before each read of its files; before the list, within it (between two
 # devices), and before each read of a file.
 rounds = st.lists(st.tuples(some, some, some, some, some), min_size=2, max_size=8)
 Round = tuple[list[Step], list[Step], list[Step], list[Step], list[Step]]
@@ -162,7 +163,7 @@ class Machine:
         self.accounts[device, process.pid] = ProcessAccounting(
             pid=process.pid,
             started_us=started_us,
-            lived_ms=(self.now_ticks - opened_ticks) * TICK_NS // 1_000_000,
+            lived_ms=(self.now_ticks - opened_ticks) * TICK_NS // NS_PER_MS,
             gpu_percent=50.0,
             memory_percent=None,
             max_memory_bytes=1,
@@ -221,10 +222,10 @@ def test_no_process_is_ever_shown_where_it_was_not(
 ) -> None:
     machine = Machine()
     sampler = Sampler(node="node-1", procfs=machine)
-    told: list[ProcessRecord] = []
+    reported: list[ProcessRecord] = []
     known: set[int] = set()
-    for before_glance, glanced, before, within, between in world:
-        known = glance(machine, sampler, known, before_glance, glanced)
+    for before_scan, scanned, before, within, between in world:
+        known = scan(machine, sampler, known, before_scan, scanned)
         for step in before:
             machine.do(step)
         asked = machine.moment()
@@ -235,11 +236,11 @@ def test_no_process_is_ever_shown_where_it_was_not(
         if tick is not None:
             check_entries(machine, tick, listed)
             check_ends(machine, tick)
-            told += tick.processes
-    check_records(machine, told)
+            reported += tick.processes
+    check_records(machine, reported)
 
 
-def glance(
+def scan(
     machine: Machine, sampler: Sampler, known: set[int], before: list[Step], within: list[Step]
 ) -> set[int]:
     """Look who is new on the GPU, while the world goes on."""
@@ -287,10 +288,10 @@ def check_place(process: Process, shown: ContainerRef | None) -> None:
     assert shown.pod_uid == UIDS[letter]
 
 
-def check_records(machine: Machine, told: Sequence[ProcessRecord]) -> None:
+def check_records(machine: Machine, reported: Sequence[ProcessRecord]) -> None:
     """Records name the same; totals are of the process that used them; an end ends what began."""
     begun: set[tuple[int, int]] = set()
-    for record in told:
+    for record in reported:
         for total in record.totals or ():
             assert total.started_time_ns is not None
             owner = machine.owners[total.gpu_uuid, record.pid, total.started_time_ns]

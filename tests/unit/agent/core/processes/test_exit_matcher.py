@@ -7,6 +7,7 @@ import pytest
 from agent.core.processes.accounting.exit_matcher import Account, ExitMatcher
 from agent.core.processes.table import ProcessTable
 from agent.host.procfs import ProcessReader
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuTotals, ProcessRecord
 from tests.fakes.nvml import FakeProcfs
 
@@ -36,12 +37,12 @@ class Node:
         accounts: Mapping[str, Sequence[Account] | None],
     ) -> list[ProcessRecord]:
         self.seconds += 1
-        boottime_ns = self.seconds * SECOND_NS
+        boottime_ns = self.seconds * NS_PER_SECOND
         update = self.table.refresh(listed, listed_boottime_ns=boottime_ns, time_ns=boottime_ns)
         return self.matcher.match(
             update,
             accounts,
-            time_ns=BOOT_NS + self.set_by_seconds * SECOND_NS + boottime_ns,
+            time_ns=BOOT_NS + self.set_by_seconds * NS_PER_SECOND + boottime_ns,
             boottime_ns=boottime_ns,
         )
 
@@ -49,13 +50,13 @@ class Node:
 def account(
     pid: int, *, opened: float | None, gpu: str = "GPU-0", busy_ns: int = HALF_NS, held: int = 7
 ) -> Account:
-    started_ns = None if opened is None else BOOT_NS + round(opened * SECOND_NS)
+    started_ns = None if opened is None else BOOT_NS + round(opened * NS_PER_SECOND)
     return pid, GpuTotals(
         gpu_uuid=gpu, busy_ns=busy_ns, max_memory_bytes=held, started_time_ns=started_ns
     )
 
 
-def told(records: Sequence[ProcessRecord]) -> list[tuple[str, int, str | None, int | None]]:
+def reported(records: Sequence[ProcessRecord]) -> list[tuple[str, int, str | None, int | None]]:
     return [(one.change, one.pid, one.container_id, one.busy_ns) for one in records]
 
 
@@ -66,9 +67,9 @@ def node() -> Node:
     return made
 
 
-def test_without_accounts_an_end_is_told_at_once(node: Node) -> None:
-    assert told(node.tick({"GPU-0": [7]}, {"GPU-0": None})) == [("seen", 7, ONE, None)]
-    assert told(node.tick({"GPU-0": []}, {"GPU-0": None})) == [("ended", 7, ONE, None)]
+def test_without_accounts_an_end_is_reported_at_once(node: Node) -> None:
+    assert reported(node.tick({"GPU-0": [7]}, {"GPU-0": None})) == [("seen", 7, ONE, None)]
+    assert reported(node.tick({"GPU-0": []}, {"GPU-0": None})) == [("ended", 7, ONE, None)]
 
 
 def test_an_end_carries_what_the_process_used(node: Node) -> None:
@@ -82,11 +83,11 @@ def test_an_end_waits_for_its_account_but_not_for_ever(node: Node) -> None:
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
     assert node.tick({"GPU-0": []}, {"GPU-0": []}) == []
     late = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=60)]})
-    assert told(late) == [("ended", 7, ONE, HALF_NS)]
+    assert reported(late) == [("ended", 7, ONE, HALF_NS)]
     assert late[0].time_ns == 102 * SECOND_NS
     node.start(7, seconds=103)
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
-    waited = [told(node.tick({"GPU-0": []}, {"GPU-0": []})) for _ in range(8)]
+    waited = [reported(node.tick({"GPU-0": []}, {"GPU-0": []})) for _ in range(8)]
     assert [len(one) for one in waited] == [0, 0, 0, 0, 0, 1, 0, 0]
     # What comes after that makes no second process of it.
     assert node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=103.5)]}) == []
@@ -106,7 +107,7 @@ def test_a_process_on_two_gpus_ends_once_with_both(node: Node) -> None:
 def test_what_a_process_used_of_a_gpu_that_it_left_waits_for_its_end(node: Node) -> None:
     node.tick({"GPU-0": [7], "GPU-1": [7]}, {"GPU-0": [], "GPU-1": []})
     left = node.tick({"GPU-0": [7], "GPU-1": []}, {"GPU-1": [account(7, opened=60, gpu="GPU-1")]})
-    assert told(left) == [("changed", 7, ONE, None)]
+    assert reported(left) == [("changed", 7, ONE, None)]
     for _ in range(20):
         assert node.tick({"GPU-0": [7], "GPU-1": []}, {"GPU-0": [], "GPU-1": []}) == []
     (end,) = node.tick(
@@ -118,13 +119,13 @@ def test_what_a_process_used_of_a_gpu_that_it_left_waits_for_its_end(node: Node)
 
 def test_a_process_that_no_list_ever_showed_is_seen_and_ended(node: Node) -> None:
     records = node.tick({"GPU-0": []}, {"GPU-0": [account(9, opened=100.2, busy_ns=HALF_NS // 2)]})
-    assert told(records) == [("seen", 9, None, None), ("ended", 9, None, HALF_NS // 2)]
+    assert reported(records) == [("seen", 9, None, None), ("ended", 9, None, HALF_NS // 2)]
     assert {one.started_boottime_ns for one in records} == {None}
 
 
 def test_one_that_lives_on_without_the_gpu_is_known_by_its_files(node: Node) -> None:
     records = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=100.2)]})
-    assert told(records) == [("seen", 7, ONE, None), ("ended", 7, ONE, HALF_NS)]
+    assert reported(records) == [("seen", 7, ONE, None), ("ended", 7, ONE, HALF_NS)]
 
 
 def test_one_whose_pid_is_another_processs_by_now_is_in_no_container(node: Node) -> None:
@@ -133,7 +134,7 @@ def test_one_whose_pid_is_another_processs_by_now_is_in_no_container(node: Node)
     assert [one.container_id for one in records] == [None, None]
 
 
-def test_an_account_that_comes_again_is_told_once(node: Node) -> None:
+def test_an_account_that_comes_again_is_reported_once(node: Node) -> None:
     given = {"GPU-0": [account(9, opened=100.2)]}
     assert [len(node.tick({"GPU-0": []}, given)) for _ in range(3)] == [2, 0, 0]
 
@@ -144,7 +145,7 @@ def test_an_account_that_began_after_the_last_list_is_another_processs(node: Nod
     first = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=101.5, busy_ns=HALF_NS // 5)]})
     assert [(one.change, one.busy_ns) for one in first] == [("seen", None), ("ended", HALF_NS // 5)]
     rest = [one for _ in range(8) for one in node.tick({"GPU-0": []}, {"GPU-0": []})]
-    assert told(rest) == [("ended", 7, ONE, None)]
+    assert reported(rest) == [("ended", 7, ONE, None)]
 
 
 def test_an_account_from_before_a_process_started_is_not_its_own(node: Node) -> None:
@@ -161,12 +162,12 @@ def test_a_clock_that_is_set_costs_no_process_its_account(node: Node) -> None:
     node.set_by_seconds = 3600
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
     ends = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=60)]})
-    assert told(ends) == [("ended", 7, ONE, HALF_NS)]
+    assert reported(ends) == [("ended", 7, ONE, HALF_NS)]
 
 
 def test_an_account_without_a_start_goes_by_the_pid(node: Node) -> None:
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
-    assert told(node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=None)]})) == [
+    assert reported(node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=None)]})) == [
         ("ended", 7, ONE, HALF_NS)
     ]
 

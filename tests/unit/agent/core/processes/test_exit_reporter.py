@@ -1,4 +1,4 @@
-"""Ends of processes as ticks tell them: whose, on which ticks, and what was not told yet."""
+"""Ends of processes as ticks tell them: whose, on which ticks, and what was not reported yet."""
 
 from collections.abc import Sequence
 
@@ -9,6 +9,7 @@ from agent.core.processes.accounting.exit_reporter import ExitReporter
 from agent.core.processes.table import UNREADABLE, Location, ProcessFacts
 from agent.core.processes.tracker import ContainerTable
 from agent.core.tick import TickInterval
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import (
     ContainerRef,
     GpuProcess,
@@ -19,11 +20,12 @@ from gpuledger.records import (
 )
 from tests.held_objects import count_held
 
-NS = 1_000_000_000
-EPOCH_NS = 1_795_000_000 * NS
+EPOCH_NS = 1_795_000_000 * NS_PER_SECOND
 ONE = "a" * 64
-IN_ONE = ProcessFacts(started_boottime_ns=5 * NS, location=Location(container_id=ONE, pod_uid="u"))
-ON_HOST = ProcessFacts(started_boottime_ns=5 * NS)
+IN_ONE = ProcessFacts(
+    started_boottime_ns=5 * NS_PER_SECOND, location=Location(container_id=ONE, pod_uid="u")
+)
+ON_HOST = ProcessFacts(started_boottime_ns=5 * NS_PER_SECOND)
 
 
 def closed(
@@ -40,7 +42,7 @@ def closed(
 
 
 def ns(seconds: float | None) -> int | None:
-    return None if seconds is None else round(seconds * NS)
+    return None if seconds is None else round(seconds * NS_PER_SECOND)
 
 
 class Node:
@@ -59,12 +61,12 @@ class Node:
         reading: GpuReading | None = None,
     ) -> list[ProcessExit]:
         self.second += 1
-        begin_ns = self.second * NS
+        begin_ns = self.second * NS_PER_SECOND
         covered = TickInterval(
             seq=self.second * 1000,
             begin_ns=begin_ns,
-            end_ns=begin_ns + NS,
-            time_ns=EPOCH_NS + begin_ns + NS,
+            end_ns=begin_ns + NS_PER_SECOND,
+            time_ns=EPOCH_NS + begin_ns + NS_PER_SECOND,
         )
         containers = ContainerTable()
         self.reporter.add(ended)
@@ -84,7 +86,7 @@ def listed(*, ended: bool | None = None) -> GpuProcess:
         gpu=0,
         pid=7,
         kind=ProcessKind.COMPUTE,
-        started_boottime_ns=5 * NS,
+        started_boottime_ns=5 * NS_PER_SECOND,
         container=0,
         ended=ended,
     )
@@ -97,23 +99,23 @@ def node() -> Node:
     return made
 
 
-def test_an_end_is_told_by_the_tick_that_covers_it(node: Node) -> None:
+def test_an_end_is_reported_by_the_tick_that_covers_it(node: Node) -> None:
     node.tick(closed(11.5, 0.4), ratio=0.3)
     # The driver's windows reach a little beyond the end: until 12.07.
     (end,) = node.tick(ratio=0.0)
     assert end == ProcessExit(
         gpu=0,
         pid=7,
-        started_boottime_ns=5 * NS,
+        started_boottime_ns=5 * NS_PER_SECOND,
         container=0,
         lifetime_ns=400_000_000,
         busy_ns=300_000_000,
         sampled_busy_ns=0,
         reserved_busy_ns=300_000_000,
         from_seq=11_000,
-        from_time_ns=EPOCH_NS + 11 * NS,
+        from_time_ns=EPOCH_NS + 11 * NS_PER_SECOND,
         until_seq=12_000,
-        until_time_ns=EPOCH_NS + 13 * NS,
+        until_time_ns=EPOCH_NS + 13 * NS_PER_SECOND,
     )
     assert node.containers == [ContainerRef(container_id=ONE, pod_uid="u")]
     assert node.tick() == []
@@ -152,7 +154,7 @@ def test_ends_on_one_gpu_share_what_is_nobodys(node: Node) -> None:
         (closed(9.9, 0.4), "older"),
     ],
 )
-def test_what_cannot_be_told_rightly_is_counted(
+def test_what_cannot_be_reported_rightly_is_counted(
     node: Node, end: ExitedProcess, reason: str
 ) -> None:
     assert node.tick(end) == node.tick() == []
@@ -178,11 +180,11 @@ def test_a_gpu_that_is_cut_leaves_nothing_to_anybody(node: Node) -> None:
 
 def test_without_accounts_nothing_is_remembered() -> None:
     closing = ExitReporter()
-    covered = TickInterval(seq=1, begin_ns=0, end_ns=NS, time_ns=EPOCH_NS)
+    covered = TickInterval(seq=1, begin_ns=0, end_ns=NS_PER_SECOND, time_ns=EPOCH_NS)
     gpus = [GpuReading(uuid="GPU-0", index=0, utilization_ratio=0.5)]
     before = count_held(closing)
-    told = closing.report(
+    reported = closing.report(
         covered, gpus=gpus, processes=[], accounted=set(), container_index=ContainerTable().index_of
     )
-    assert told is None
+    assert reported is None
     assert count_held(closing) == before

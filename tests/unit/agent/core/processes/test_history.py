@@ -8,16 +8,20 @@ from hypothesis import strategies as st
 
 from agent.core.processes.accounting.exit_reporter import GpuHistory, ProcessInterval, split
 from agent.core.tick import TickInterval
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuProcess, GpuReading, ProcessKind
 from tests.held_objects import is_bounded
-
-NS = 1_000_000_000
 
 
 def covered(second: int) -> TickInterval:
     """Return the tick that covers a second and begins with it."""
-    begin_ns = second * NS
-    return TickInterval(seq=second, begin_ns=begin_ns, end_ns=begin_ns + NS, time_ns=begin_ns + NS)
+    begin_ns = second * NS_PER_SECOND
+    return TickInterval(
+        seq=second,
+        begin_ns=begin_ns,
+        end_ns=begin_ns + NS_PER_SECOND,
+        time_ns=begin_ns + NS_PER_SECOND,
+    )
 
 
 def reading(ratio: float | None) -> GpuReading:
@@ -31,14 +35,16 @@ def process(
         gpu=0,
         pid=pid,
         kind=ProcessKind.COMPUTE,
-        started_boottime_ns=pid * NS if is_read else None,
+        started_boottime_ns=pid * NS_PER_SECOND if is_read else None,
         container=container if is_read else None,
         sm_utilization_ratio=ratio,
     )
 
 
 def interval(begin: float, end: float, untold: float) -> ProcessInterval:
-    return ProcessInterval(round(begin * NS), round(end * NS), round(untold * NS))
+    return ProcessInterval(
+        round(begin * NS_PER_SECOND), round(end * NS_PER_SECOND), round(untold * NS_PER_SECOND)
+    )
 
 
 def history_of(*ticks: tuple[float | None, Sequence[GpuProcess]]) -> GpuHistory:
@@ -68,15 +74,15 @@ def history_of(*ticks: tuple[float | None, Sequence[GpuProcess]]) -> GpuHistory:
 def test_a_tick_says_of_a_process_its_part_of_what_is_booked_on_its_container(
     ratio: float | None, processes: list[GpuProcess], said: float
 ) -> None:
-    said_ns, first = history_of((ratio, processes)).pop_sampled((1, NS))
-    assert said_ns == said * NS
+    said_ns, first = history_of((ratio, processes)).pop_sampled((1, NS_PER_SECOND))
+    assert said_ns == said * NS_PER_SECOND
     assert first == covered(0)
 
 
-def test_what_ticks_said_of_a_process_is_summed_until_it_is_told() -> None:
+def test_what_ticks_said_of_a_process_is_summed_until_it_is_reported() -> None:
     history = history_of((0.5, [process(1)]), (0.0, []), (0.25, [process(1)]))
-    assert history.pop_sampled((1, NS)) == (0.75 * NS, covered(0))
-    assert history.pop_sampled((1, NS)) == (0, None)
+    assert history.pop_sampled((1, NS_PER_SECOND)) == (0.75 * NS_PER_SECOND, covered(0))
+    assert history.pop_sampled((1, NS_PER_SECOND)) == (0, None)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +99,7 @@ def test_busy_time_is_nobodys_where_nobody_was_seen(
     processes: list[GpuProcess], *, is_nobodys: bool
 ) -> None:
     history = history_of((0.5, processes))
-    assert history.reserve([interval(0, 1, 9.0)]) == [NS // 2 if is_nobodys else 0]
+    assert history.reserve([interval(0, 1, 9.0)]) == [NS_PER_SECOND // 2 if is_nobodys else 0]
 
 
 def test_a_tick_that_lacks_the_gpu_leaves_nothing_to_anybody() -> None:
@@ -120,7 +126,7 @@ def test_what_is_nobodys_is_set_aside_for_those_who_were_there(
     intervals: list[ProcessInterval], given_seconds: list[float]
 ) -> None:
     reserved = history_of((0.6, []), (0.6, [])).reserve(intervals)
-    assert reserved == [round(seconds * NS) for seconds in given_seconds]
+    assert reserved == [round(seconds * NS_PER_SECOND) for seconds in given_seconds]
 
 
 spans = st.tuples(

@@ -4,17 +4,17 @@ import pytest
 
 from agent.core.processes.accounting.exit_matcher import Account, SeenPids
 from agent.host.procfs import ProcessReader
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuTotals
 from tests.fakes.nvml import FakeProcfs
 from tests.held_objects import is_bounded
 
-SECOND_NS = 1_000_000_000
-BOOT_NS = 1_700_000_000 * SECOND_NS
+BOOT_NS = 1_700_000_000 * NS_PER_SECOND
 ONE, TWO = "a" * 64, "b" * 64
 
 
 def account(pid: int, *, opened: float | None) -> Account:
-    started_ns = None if opened is None else BOOT_NS + round(opened * SECOND_NS)
+    started_ns = None if opened is None else BOOT_NS + round(opened * NS_PER_SECOND)
     return pid, GpuTotals(gpu_uuid="GPU-0", busy_ns=500_000_000, started_time_ns=started_ns)
 
 
@@ -22,7 +22,7 @@ def seen(pid: int, *, started: int, at: int) -> SeenPids:
     procfs = FakeProcfs()
     procfs.start(pid, started_ticks=started * 100, cgroup=f"/docker/{ONE}")
     seen_pids = SeenPids(processes=ProcessReader(procfs))
-    seen_pids.record([pid], seen_boottime_ns=at * SECOND_NS)
+    seen_pids.record([pid], seen_boottime_ns=at * NS_PER_SECOND)
     return seen_pids
 
 
@@ -53,7 +53,7 @@ def test_nobody_elses_pid_is_known() -> None:
 
 def test_one_that_is_gone_already_is_not_known() -> None:
     seen_pids = SeenPids(processes=ProcessReader(FakeProcfs()))
-    seen_pids.record([7], seen_boottime_ns=61 * SECOND_NS)
+    seen_pids.record([7], seen_boottime_ns=61 * NS_PER_SECOND)
     assert seen_pids.find(account(7, opened=60), [BOOT_NS]) is None
 
 
@@ -62,7 +62,7 @@ def test_a_pid_that_is_seen_again_is_its_latest_process() -> None:
     seen_pids = SeenPids(processes=ProcessReader(procfs))
     for seconds, container in ((50, ONE), (70, TWO)):
         procfs.start(7, started_ticks=seconds * 100, cgroup=f"/docker/{container}")
-        seen_pids.record([7], seen_boottime_ns=(seconds + 1) * SECOND_NS)
+        seen_pids.record([7], seen_boottime_ns=(seconds + 1) * NS_PER_SECOND)
     found = seen_pids.find(account(7, opened=70.5), [BOOT_NS])
     assert found is not None
     assert found.location.container_id == TWO
@@ -76,6 +76,6 @@ def test_memory_of_them_is_bounded() -> None:
         procfs.start(pid, started_ticks=1, cgroup="/")
     assert is_bounded(
         seen_pids,
-        lambda pid: seen_pids.record([pid], seen_boottime_ns=SECOND_NS),
+        lambda pid: seen_pids.record([pid], seen_boottime_ns=NS_PER_SECOND),
         times=2500,
     )

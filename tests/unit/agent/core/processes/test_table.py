@@ -4,10 +4,11 @@ import pytest
 
 from agent.core.processes.table import UNREADABLE, Location, ProcessTable, TableUpdate
 from agent.host.procfs import ProcessReader, read_boot_id
+from gpuledger.clock import NS_PER_MS
 from gpuledger.records import ProcessChange
 from tests.fakes.nvml import FakeProcfs, stat
 
-TICK_NS = 10_000_000
+TICK_NS = 10 * NS_PER_MS
 ONE, TWO = "a" * 64, "b" * 64
 
 
@@ -25,7 +26,7 @@ def call(table: ProcessTable, *pids: int, at_ticks: int = 1000, gpu: str = "GPU-
     return table.refresh({gpu: pids}, listed_boottime_ns=at_ticks * TICK_NS, time_ns=at_ticks)
 
 
-def told(update: TableUpdate) -> list[tuple[str, int, int | None, str | None]]:
+def reported(update: TableUpdate) -> list[tuple[str, int, int | None, str | None]]:
     return [
         (
             record.change,
@@ -64,18 +65,18 @@ def test_the_boot_id_is_one_word(procfs: FakeProcfs) -> None:
     assert read_boot_id(procfs) == "boot-1"
 
 
-def test_a_process_is_told_when_first_seen_when_changed_and_when_ended(
+def test_a_process_is_reported_when_first_seen_when_changed_and_when_ended(
     procfs: FakeProcfs, table: ProcessTable
 ) -> None:
     procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}")
-    assert told(call(table, 7)) == [(ProcessChange.SEEN, 7, 100, ONE)]
-    assert told(call(table, 7)) == []
+    assert reported(call(table, 7)) == [(ProcessChange.SEEN, 7, 100, ONE)]
+    assert reported(call(table, 7)) == []
     procfs.start(7, started_ticks=100, cgroup=f"/docker/{TWO}")
-    assert told(call(table, 7)) == [(ProcessChange.CHANGED, 7, 100, TWO)]
+    assert reported(call(table, 7)) == [(ProcessChange.CHANGED, 7, 100, TWO)]
     procfs.end(7)
-    assert told(call(table, 7)) == []
-    assert told(call(table)) == [(ProcessChange.ENDED, 7, 100, TWO)]
-    assert told(call(table)) == []
+    assert reported(call(table, 7)) == []
+    assert reported(call(table)) == [(ProcessChange.ENDED, 7, 100, TWO)]
+    assert reported(call(table)) == []
 
 
 def test_a_record_says_all_that_is_known(procfs: FakeProcfs, table: ProcessTable) -> None:
@@ -94,7 +95,7 @@ def test_a_recycled_pid_is_one_process_ended_and_another_one_seen(
     call(table, 7, at_ticks=1000)
     procfs.start(7, started_ticks=1500, cgroup=f"/docker/{TWO}")
     update = call(table, 7, at_ticks=2000)
-    assert told(update) == [
+    assert reported(update) == [
         (ProcessChange.ENDED, 7, 100, ONE),
         (ProcessChange.SEEN, 7, 1500, TWO),
     ]
@@ -107,16 +108,16 @@ def test_a_process_younger_than_the_drivers_list_is_not_the_one_in_it(
     procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}")
     call(table, 7, at_ticks=1000)
     procfs.start(7, started_ticks=2001, cgroup=f"/docker/{TWO}")
-    assert told(call(table, 7, at_ticks=2000)) == []
-    assert told(call(table, at_ticks=3000)) == [(ProcessChange.ENDED, 7, 100, ONE)]
+    assert reported(call(table, 7, at_ticks=2000)) == []
+    assert reported(call(table, at_ticks=3000)) == [(ProcessChange.ENDED, 7, 100, ONE)]
 
 
 def test_a_process_never_read_is_not_taken_for_the_next_owner_of_its_pid(
     procfs: FakeProcfs, table: ProcessTable
 ) -> None:
-    assert told(call(table, 7, at_ticks=1000)) == [(ProcessChange.SEEN, 7, None, None)]
+    assert reported(call(table, 7, at_ticks=1000)) == [(ProcessChange.SEEN, 7, None, None)]
     procfs.start(7, started_ticks=1500, cgroup=f"/docker/{TWO}")
-    assert told(call(table, 7, at_ticks=2000)) == [
+    assert reported(call(table, 7, at_ticks=2000)) == [
         (ProcessChange.ENDED, 7, None, None),
         (ProcessChange.SEEN, 7, 1500, TWO),
     ]
@@ -125,7 +126,7 @@ def test_a_process_never_read_is_not_taken_for_the_next_owner_of_its_pid(
 def test_a_process_read_late_is_the_same_process(procfs: FakeProcfs, table: ProcessTable) -> None:
     call(table, 7, at_ticks=1000)
     procfs.start(7, started_ticks=500, cgroup=f"/docker/{ONE}")
-    assert told(call(table, 7, at_ticks=2000)) == [(ProcessChange.CHANGED, 7, 500, ONE)]
+    assert reported(call(table, 7, at_ticks=2000)) == [(ProcessChange.CHANGED, 7, 500, ONE)]
 
 
 def test_on_a_gpu_that_does_not_answer_processes_are_where_they_were(
@@ -151,18 +152,18 @@ def test_only_what_the_driver_listed_in_this_tick_is_counted_as_unreadable(
         lost = table.refresh({}, listed_boottime_ns=at_ticks * TICK_NS, time_ns=at_ticks)
         assert (list(lost.now), lost.records, lost.unreadable) == ([7], [], 0)
 
-    assert [change for change, *_ in told(call(table, at_ticks=1600))] == ["ended"]
+    assert [change for change, *_ in reported(call(table, at_ticks=1600))] == ["ended"]
     assert call(table, 8, at_ticks=1700).unreadable == 1
 
 
-def test_of_the_ended_ones_only_the_lingering_are_still_known_and_none_is_told_again(
+def test_of_the_ended_ones_only_the_lingering_are_still_known_and_none_is_reported_again(
     procfs: FakeProcfs, table: ProcessTable
 ) -> None:
     for pid in (7, 8):
         procfs.start(pid, started_ticks=100, cgroup=f"/docker/{ONE}")
     call(table, 7, 8)
     ended = table.refresh({"GPU-0": []}, lingering=[7], listed_boottime_ns=10**12, time_ns=2)
-    assert [change for change, *_ in told(ended)] == [ProcessChange.ENDED] * 2
+    assert [change for change, *_ in reported(ended)] == [ProcessChange.ENDED] * 2
     after = table.refresh({"GPU-0": []}, lingering=[], listed_boottime_ns=10**12, time_ns=3)
     assert (list(after.before), after.records) == ([7], [])
     assert not call(table).before
@@ -177,7 +178,7 @@ def test_a_pid_that_lingers_and_is_given_again_is_two_processes(
     procfs.start(7, started_ticks=2500, cgroup=f"/docker/{TWO}")
     update = call(table, 7, at_ticks=3000)
     assert update.was_recycled(7)
-    assert told(update) == [(ProcessChange.SEEN, 7, 2500, TWO)]
+    assert reported(update) == [(ProcessChange.SEEN, 7, 2500, TWO)]
 
 
 def test_a_pod_in_a_pod_is_the_outer_one_unless_the_node_is_in_that(procfs: FakeProcfs) -> None:

@@ -12,6 +12,7 @@ from typing_extensions import override
 from agent.host.kubelet.allocations import Allocations, KubeletError
 from agent.host.kubelet.assignments import DeviceIndex
 from agent.settings import KubeletSettings
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuFacts
 from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
@@ -46,7 +47,7 @@ class WaitingClock(ManualClock):
 
     @override
     async def sleep(self, seconds: float) -> None:
-        waking = (self.monotonic_ns() + round(seconds * 1e9), asyncio.Event())
+        waking = (self.monotonic_ns() + round(seconds * NS_PER_SECOND), asyncio.Event())
         self._wakings.append(waking)
         try:
             await waking[1].wait()

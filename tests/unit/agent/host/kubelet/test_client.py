@@ -63,7 +63,7 @@ async def test_the_played_kubelet_is_asked_as_the_real_one(socket: Path) -> None
     assert parse_answer(answer)
 
 
-async def test_no_socket_and_a_socket_without_a_listener_are_told_apart(socket: Path) -> None:
+async def test_no_socket_and_a_socket_without_a_listener_are_reported_apart(socket: Path) -> None:
     assert await reason_of(socket) == "missing"
     async with saying(socket, b""):
         pass

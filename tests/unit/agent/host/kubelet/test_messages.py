@@ -99,9 +99,10 @@ def test_what_protobuf_writes_is_read(given_pods: list[dict[str, Any]]) -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(answer: bytes) -> None:
     try:
-        parse_answer(answer)
+        pods = parse_answer(answer)
     except ValueError:
         return
+    assert all(isinstance(pod, PodResources) for pod in pods)
 
 
 @pytest.mark.parametrize(

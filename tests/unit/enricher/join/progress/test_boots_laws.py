@@ -78,7 +78,7 @@ def offer(given: Given, tick: Forged, *, read_ms: int) -> int:
 def hand_over(given: Given) -> None:
     watermarks = given.stage.drain_progress(3)
     given.stage.forget(3)
-    given.read_marks(watermarks)
+    given.read_watermarks(watermarks)
 
 
 @settings(deadline=None)

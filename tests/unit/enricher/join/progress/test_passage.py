@@ -43,13 +43,13 @@ def test_time_that_no_tick_covers_stands_in_the_next_event(
 
 
 def test_a_gap_shows_across_workers(given: Given) -> None:
-    """The mark that the one before left is where the gap begins."""
+    """The watermark that the one before left is where the gap begins."""
     given.take(seq=1000)
-    heir = Given()
-    heir.stage.restore_progress(
+    successor = Given()
+    successor.stage.restore_progress(
         [record(one.value, topic="watermarks") for one in given.stage.drain_progress(3)]
     )
-    assert heir.take(seq=4000).gap_ns == 2 * SECOND_NS
+    assert successor.take(seq=4000).gap_ns == 2 * SECOND_NS
 
 
 def test_a_tick_that_could_not_be_booked_is_a_gap(given: Given) -> None:
@@ -155,7 +155,7 @@ async def test_a_seq_that_runs_ahead_is_told_and_from_two_days_on_refused(
     times_ms: tuple[int, int],
     ahead_seconds: float | None,
 ) -> None:
-    """A refused tick moves no mark: what comes behind it is booked."""
+    """A refused tick moves no watermark: what comes behind it is booked."""
     given.take(seq=1000, time_ns=T_NS)
     before = value_of("gpuledger_join_seq_ahead_total")
     read_ms, stamped_ms = times_ms
@@ -182,10 +182,10 @@ async def test_an_earlier_boot_cannot_run_ahead_either(given: Given) -> None:
     given.take(boot_id="one", seq=1000)
     given.take(boot_id="two", seq=1000)
     watermarks = given.stage.drain_progress(3)
-    given.read_marks(watermarks)
+    given.read_watermarks(watermarks)
     assert given.offer(boot_id="one", seq=5 * DAY_MS) == []
     given.stage.forget(3)
-    given.read_marks(watermarks)
+    given.read_watermarks(watermarks)
     assert given.offer(boot_id="one", seq=5 * DAY_MS) == []
     assert given.offer(boot_id="two", seq=5 * DAY_MS) == []
     assert given.take(boot_id="one", seq=2000).seq == 2000
@@ -237,7 +237,7 @@ def test_most_of_a_partition_can_be_late() -> None:
 
 
 def test_a_node_not_heard_of_for_a_day_is_forgotten_for_good(given: Given) -> None:
-    """Its mark is taken back from the topic too; one that still speaks keeps its own."""
+    """Its watermark is taken back from the topic too; one that still speaks keeps its own."""
     given.take(node="gone")
     given.take(node="stays")
     given.stage.drain_progress(3)
@@ -249,7 +249,7 @@ def test_a_node_not_heard_of_for_a_day_is_forgotten_for_good(given: Given) -> No
     assert left[b"stays"] is not None
 
 
-def test_a_node_whose_clock_is_years_behind_keeps_its_mark(given: Given) -> None:
+def test_a_node_whose_clock_is_years_behind_keeps_its_watermark(given: Given) -> None:
     """How long a node was silent is told by the worker's clock."""
     for number in range(1, 4):
         given.take(node="old", seq=1000 * number, time_ns=SECOND_NS)

@@ -47,11 +47,13 @@ STEPS = st.lists(
 
 
 def worker(watermarks: list[Record]) -> JoinStage:
-    """Return a worker that begins where these marks end."""
-    office = DeadLetterQueue(
+    """Return a worker that begins where these watermarks end."""
+    dead_letters = DeadLetterQueue(
         consumer="test", producer=KeepingProducer(), partitions=1, topic=DEAD_LETTERS
     )
-    stage = JoinStage(office=office, is_placed=anywhere, time_ns=lambda: T_NS, topics=TOPICS)
+    stage = JoinStage(
+        dead_letters=dead_letters, is_placed=anywhere, time_ns=lambda: T_NS, topics=TOPICS
+    )
     stage.restore_progress(watermarks)
     return stage
 

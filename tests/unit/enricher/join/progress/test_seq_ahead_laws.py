@@ -72,7 +72,7 @@ def test_no_honest_tick_is_refused(
         if hand_over:
             watermarks = given.stage.drain_progress(3)
             given.stage.forget(3)
-            given.read_marks(watermarks)
+            given.read_watermarks(watermarks)
 
 
 forged_ticks = st.lists(

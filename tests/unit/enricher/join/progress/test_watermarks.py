@@ -17,49 +17,51 @@ from tests.unit.enricher.join.ticks import SECOND_NS, anywhere, process, record,
 PARTITION = 3
 NOW_NS = 1_795_000_000 * SECOND_NS
 USED = sample(processes=[process(container=0, sm_utilization_ratio=0.5)])
-MARK = Decoder(topic=PROGRESS.name, record=NodeProgress)
+WATERMARK = Decoder(topic=PROGRESS.name, record=NodeProgress)
 EVENT = Decoder(topic=EVENTS.name, record=GpuEvent)
 
 
 @pytest.fixture
-def office() -> DeadLetterQueue:
-    """Return an office whose letters can be counted."""
+def dead_letters() -> DeadLetterQueue:
+    """Return dead letters that can be counted."""
     return DeadLetterQueue(
         consumer="test", producer=KeepingProducer(), partitions=1, topic=DEAD_LETTERS
     )
 
 
 @pytest.fixture
-def stage(office: DeadLetterQueue) -> JoinStage:
+def stage(dead_letters: DeadLetterQueue) -> JoinStage:
     """Return a worker's stage."""
-    return JoinStage(office=office, is_placed=anywhere, time_ns=lambda: NOW_NS, topics=TOPICS)
+    return JoinStage(
+        dead_letters=dead_letters, is_placed=anywhere, time_ns=lambda: NOW_NS, topics=TOPICS
+    )
 
 
 def written(messages: list[Message]) -> list[Record]:
-    """Return marks as the next worker reads them."""
+    """Return watermarks as the next worker reads them."""
     return [
-        record(each.value, topic=PROGRESS.name, offset=place, key=(each.key or b"").decode())
-        for place, each in enumerate(messages)
+        record(each.value, topic=PROGRESS.name, offset=partition, key=(each.key or b"").decode())
+        for partition, each in enumerate(messages)
     ]
 
 
 def test_the_next_worker_books_nothing_that_the_one_before_booked(
-    stage: JoinStage, office: DeadLetterQueue
+    stage: JoinStage, dead_letters: DeadLetterQueue
 ) -> None:
-    """The marks are all that it needs; what came after them is booked."""
+    """The watermarks are all that it needs; what came after them is booked."""
     stage.take_samples([record(USED, offset=4)])
-    heir = JoinStage(office=office, is_placed=anywhere, topics=TOPICS)
-    heir.restore_progress(written(stage.drain_progress(PARTITION)))
-    assert heir.take_samples([record(USED, offset=4)]) == []
-    assert len(heir.take_samples([record(sample(seq=2000), offset=5)])) == 1
+    successor = JoinStage(dead_letters=dead_letters, is_placed=anywhere, topics=TOPICS)
+    successor.restore_progress(written(stage.drain_progress(PARTITION)))
+    assert successor.take_samples([record(USED, offset=4)]) == []
+    assert len(successor.take_samples([record(sample(seq=2000), offset=5)])) == 1
 
 
-def test_a_mark_says_which_tick_was_booked_last(stage: JoinStage) -> None:
-    """One mark a node, the newest, keyed by it."""
+def test_a_watermark_says_which_tick_was_booked_last(stage: JoinStage) -> None:
+    """One watermark a node, the newest, keyed by it."""
     stage.take_samples([record(USED, offset=4), record(sample(seq=2000), offset=5)])
     (message,) = stage.drain_progress(PARTITION)
     assert message.key == b"node-a"
-    assert MARK.decode(message.value) == NodeProgress(
+    assert WATERMARK.decode(message.value) == NodeProgress(
         node="node-a",
         boot_id="boot",
         seq=2000,
@@ -70,8 +72,8 @@ def test_a_mark_says_which_tick_was_booked_last(stage: JoinStage) -> None:
     )
 
 
-def test_a_mark_is_given_once_and_only_where_something_was_booked(stage: JoinStage) -> None:
-    """Neither a mark that was read, nor a duplicate, nor another partition has anything to tell."""
+def test_a_watermark_is_given_once_and_only_where_something_was_booked(stage: JoinStage) -> None:
+    """Neither what was read, nor a duplicate, nor another partition has any."""
     stage.take_samples([record(USED)])
     assert stage.drain_progress(PARTITION + 1) == []
     watermarks = stage.drain_progress(PARTITION)
@@ -80,7 +82,7 @@ def test_a_mark_is_given_once_and_only_where_something_was_booked(stage: JoinSta
     assert stage.drain_progress(PARTITION) == []
 
 
-def test_a_tick_that_could_not_be_booked_leaves_no_mark(stage: JoinStage) -> None:
+def test_a_tick_that_could_not_be_booked_leaves_no_watermark(stage: JoinStage) -> None:
     """It was put aside; that its time is not covered must show in the next."""
     stage.take_samples([record(sample(interval_ns=0))])
     assert stage.drain_progress(PARTITION) == []
@@ -110,23 +112,25 @@ def boots(*names: str, clock_runs: int = 1) -> list[Record]:
     """Return two ticks of each boot, in their order."""
     return [
         record(
-            sample(boot_id=name, seq=seq, time_ns=USED.time_ns + clock_runs * place * SECOND_NS),
-            offset=place,
+            sample(
+                boot_id=name, seq=seq, time_ns=USED.time_ns + clock_runs * partition * SECOND_NS
+            ),
+            offset=partition,
         )
-        for place, (name, seq) in enumerate(product(names, (1000, 2000)))
+        for partition, (name, seq) in enumerate(product(names, (1000, 2000)))
     ]
 
 
 def test_ticks_of_earlier_boots_that_come_again_are_not_booked_again(
-    stage: JoinStage, office: DeadLetterQueue
+    stage: JoinStage, dead_letters: DeadLetterQueue
 ) -> None:
     """As in a batch that is sent twice, in which a node rebooted; by the next worker neither."""
     ticks = boots("one", "two", "three")
     assert len(stage.take_samples(ticks)) == 6
     assert stage.take_samples(ticks) == []
-    heir = JoinStage(office=office, is_placed=anywhere, topics=TOPICS)
-    heir.restore_progress(written(stage.drain_progress(PARTITION)))
-    assert heir.take_samples(ticks) == []
+    successor = JoinStage(dead_letters=dead_letters, is_placed=anywhere, topics=TOPICS)
+    successor.restore_progress(written(stage.drain_progress(PARTITION)))
+    assert successor.take_samples(ticks) == []
 
 
 def test_a_tick_of_an_earlier_boot_that_comes_late_is_booked_once(stage: JoinStage) -> None:
@@ -137,14 +141,14 @@ def test_a_tick_of_an_earlier_boot_that_comes_late_is_booked_once(stage: JoinSta
     assert EVENT.decode(event.value).gap_ns == 1_000_000_000
     assert stage.take_samples([late, *boots("one", "two")]) == []
     (watermark,) = stage.drain_progress(PARTITION)
-    assert MARK.decode(watermark.value).boot_id == "two"
+    assert WATERMARK.decode(watermark.value).boot_id == "two"
 
 
 def test_of_the_boots_before_only_a_few_are_kept(stage: JoinStage) -> None:
     """Or a node that boots for ever would need ever more: the newest, and those booked longest."""
     stage.take_samples(boots(*(f"boot-{number}" for number in range(13))))
     (message,) = stage.drain_progress(PARTITION)
-    watermark = MARK.decode(message.value)
+    watermark = WATERMARK.decode(message.value)
     assert watermark.boot_id == "boot-12"
     assert watermark.boots_before == [
         BootProgress(
@@ -158,21 +162,21 @@ def test_of_the_boots_before_only_a_few_are_kept(stage: JoinStage) -> None:
     ]
 
 
-def test_marks_that_are_read_twice_say_what_they_say_once(
-    stage: JoinStage, office: DeadLetterQueue
+def test_watermarks_that_are_read_twice_say_what_they_say_once(
+    stage: JoinStage, dead_letters: DeadLetterQueue
 ) -> None:
     """As where reading is begun anew half-way, and the clock went back at each boot."""
     watermarks: list[Record] = []
     for tick in boots("one", "two", "three", clock_runs=-1):
         stage.take_samples([tick])
         watermarks += written(stage.drain_progress(PARTITION))
-    heir = JoinStage(office=office, is_placed=anywhere, topics=TOPICS)
+    successor = JoinStage(dead_letters=dead_letters, is_placed=anywhere, topics=TOPICS)
     for read in (watermarks[:5], watermarks):
-        heir.restore_progress(read)
-    assert heir.take_samples(boots("one", "two", "three")) == []
+        successor.restore_progress(read)
+    assert successor.take_samples(boots("one", "two", "three")) == []
 
 
-def test_a_mark_that_is_read_late_does_not_put_a_node_back(stage: JoinStage) -> None:
+def test_a_watermark_that_is_read_late_does_not_put_a_node_back(stage: JoinStage) -> None:
     """What this worker has booked since stays booked."""
     stage.take_samples([record(USED, offset=4)])
     old = written(stage.drain_progress(PARTITION))
@@ -182,17 +186,19 @@ def test_a_mark_that_is_read_late_does_not_put_a_node_back(stage: JoinStage) -> 
     assert stage.take_samples([record(newer, offset=5)]) == []
 
 
-def test_a_node_whose_mark_was_taken_back_begins_anew(stage: JoinStage) -> None:
+def test_a_node_whose_watermark_was_taken_back_begins_anew(stage: JoinStage) -> None:
     """A tombstone forgets it."""
     stage.take_samples([record(USED)])
     stage.restore_progress([record(None, topic=PROGRESS.name, key="node-a")])
     assert len(stage.take_samples([record(USED)])) == 1
 
 
-def test_a_mark_that_cannot_be_read_is_put_aside(stage: JoinStage, office: DeadLetterQueue) -> None:
+def test_a_watermark_that_cannot_be_read_is_put_aside(
+    stage: JoinStage, dead_letters: DeadLetterQueue
+) -> None:
     """As any record."""
     stage.restore_progress([record(b"{", topic=PROGRESS.name)])
-    assert office.rejected == 1
+    assert dead_letters.rejected == 1
 
 
 def advance(watermarks: NodeWatermarks, node: str, *, at_seconds: float, boot: str = "b") -> None:
@@ -249,12 +255,12 @@ def test_the_next_worker_knows_for_how_long_nodes_were_booked() -> None:
     first = NodeWatermarks()
     for at_seconds in (10, 1000):
         advance(first, "honest", at_seconds=at_seconds)
-    heir = NodeWatermarks()
+    successor = NodeWatermarks()
     for _, watermark in first.drain():
         assert watermark is not None
-        heir.take(watermark, heard_ns=1000 * SECOND_NS)
-    make_up_nodes(heir, at_seconds=1000.5)
-    assert heir.of("honest") is not None
+        successor.take(watermark, heard_ns=1000 * SECOND_NS)
+    make_up_nodes(successor, at_seconds=1000.5)
+    assert successor.of("honest") is not None
 
 
 def test_of_nodes_that_were_booked_once_those_heard_longest_ago_are_forgotten_first() -> None:

@@ -209,8 +209,8 @@ async def test_who_does_not_take_a_large_answer_gives_way_to_who_does() -> None:
         # The newcomer was one of them, and the bound is what is held in memory for all of them.
         left = [await takes_all(reader) for reader in waiting]
 
-    most = server.MAX_ANSWERS - 1
-    assert left == [False] * (count - most) + [True] * most
+    max_answers = server.MAX_ANSWERS - 1
+    assert left == [False] * (count - max_answers) + [True] * max_answers
 
 
 async def takes_all(reader: asyncio.StreamReader) -> bool:

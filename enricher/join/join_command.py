@@ -93,24 +93,27 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
         stage_check.waits("joining the group")
         delivery_check.ok("nothing to deliver yet")
         async with bus.producer() as producer:
-            office = DeadLetterQueue(
+            dead_letters = DeadLetterQueue(
                 consumer=settings.join.group,
                 producer=producer,
                 topic=bus.topics.dead_letters,
                 partitions=letters,
             )
             stage = JoinStage(
-                office=office,
+                dead_letters=dead_letters,
                 is_placed=placement_rule(partitions=inputs),
                 topics=bus.topics,
                 pending_pod_timeout_seconds=settings.join.pending_pod_timeout_seconds,
             )
             opening = _open_delivery(
                 AtLeastOnce(
-                    producer=producer, office=office, retry=publishing, check=delivery_check
+                    producer=producer,
+                    dead_letters=dead_letters,
+                    retry=publishing,
+                    check=delivery_check,
                 ),
                 bus=bus,
-                office=office,
+                dead_letters=dead_letters,
                 check=delivery_check,
                 settings=settings,
             )
@@ -120,7 +123,7 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
                     settings=settings,
                     readiness=readiness,
                     stage=stage,
-                    office=office,
+                    dead_letters=dead_letters,
                     delivery=delivery,
                     retry=retry,
                 )
@@ -139,7 +142,7 @@ async def _open_delivery(
     at_least_once: AtLeastOnce,
     *,
     bus: TransactionalBus,
-    office: DeadLetterQueue,
+    dead_letters: DeadLetterQueue,
     check: Check,
     settings: JoinSettings,
 ) -> AsyncIterator[Delivery]:
@@ -152,7 +155,7 @@ async def _open_delivery(
     ) as writers:
         yield ExactlyOnce(
             writers=writers,
-            office=office,
+            dead_letters=dead_letters,
             check=check,
             fenced_seconds=settings.kafka.heartbeat_seconds,
         )
@@ -164,7 +167,7 @@ def _make_worker(
     settings: JoinSettings,
     readiness: Readiness,
     stage: JoinStage,
-    office: DeadLetterQueue,
+    dead_letters: DeadLetterQueue,
     delivery: Delivery,
     retry: RetryingCaller[BusError],
 ) -> JoinWorker:
@@ -180,7 +183,7 @@ def _make_worker(
     return JoinWorker(
         lag=Lag(clock=SystemClock()),
         stage=stage,
-        office=office,
+        dead_letters=dead_letters,
         delivery=delivery,
         restorer=restorer,
         retry=retry,

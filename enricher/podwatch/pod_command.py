@@ -1,4 +1,4 @@
-"""`gpuledger-podwatch`: the wiring of the pod watch, and nothing else."""
+"""`gpuledger-podwatch`: settings, bus and API server are made, and `pod_watch` is run with them."""
 
 from enricher.podwatch.api import open_api
 from enricher.podwatch.pod_settings import PodwatchSettings
