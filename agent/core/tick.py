@@ -11,7 +11,6 @@ import msgspec
 
 from agent.core.normalize.gpu import GpuTick
 from agent.core.raw import RawGpuSample
-from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuDetails, NodeReadings, NodeSample, ProcessRecord
 
 
@@ -47,9 +46,9 @@ class TickInterval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.time_ns - (self.end_ns - self.begin_ns)
 
     @property
-    def seconds(self) -> float:
+    def length_ns(self) -> int:
         """How long it is."""
-        return (self.end_ns - self.begin_ns) / NS_PER_SECOND
+        return self.end_ns - self.begin_ns
 
 
 class Clocks(Protocol):

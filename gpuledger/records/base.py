@@ -1,15 +1,18 @@
 """What all records are: frozen, keyword-only, and without a key for what is not known.
 
-Here live the base classes of all records, their whole numbers, and the bounds of what identifies a
-tick: node, boot and `seq`. Decoding holds every record to them. No record itself, no encoding.
+Here live the base classes of all records and of enumerations that grow, their whole numbers, and
+the bounds of what identifies a tick: node, boot and `seq`. Decoding holds every record to them. No
+record itself, no encoding.
 
 `frozen` and `kw_only` are named at each record again: msgspec hands down the one but not the other,
 and type checkers neither.
 """
 
-from typing import Annotated, Final
+from enum import StrEnum
+from typing import Annotated, Final, Self
 
 import msgspec
+from typing_extensions import override
 
 # What does not fit in 64 bits decodes, but could never be encoded again; and a position of -1
 # would be the last one in Python.
@@ -34,6 +37,26 @@ NodeName = Annotated[
 ]
 # The kernel's are UUIDs, of 36 characters.
 BootId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+
+MAX_VALUE_LENGTH: Final = 64
+"""Of a value of an enumeration: longer ones are no newer version's."""
+
+
+class OpenEnum(StrEnum):
+    """An enumeration that grows: readers pass on a value that a newer writer has added to it.
+
+    Values are written: one is added, none is ever renamed.
+    """
+
+    @classmethod
+    @override
+    def _missing_(cls, value: object) -> Self | None:
+        # Of its own each time, as what is kept could be filled up by anybody.
+        if not isinstance(value, str) or not 0 < len(value) <= MAX_VALUE_LENGTH:
+            return None
+        unknown = str.__new__(cls, value)
+        unknown._name_ = unknown._value_ = value
+        return unknown
 
 
 class BaseRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

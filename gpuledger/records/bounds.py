@@ -15,7 +15,9 @@ from gpuledger.records.base import MAX_SEQ
 
 MAX_WATTS: Final = 3_000
 """Twice the power limit of the largest board: NVIDIA's B300 has 1,400 W."""
-MAX_JOULES: Final = 2**62 / 1000
+MAX_MILLIWATTS: Final = MAX_WATTS * 1_000
+"""`MAX_WATTS` in the driver's unit, as records have it."""
+MAX_MILLIJOULES: Final = 2**62
 """What a counter of millijoules in 64 bits may show (`nvmlDeviceGetTotalEnergyConsumption`)."""
 MAX_INTERVAL_SECONDS: Final = 86_400 + 3_600
 """A day and an hour. A tick comes a minute after the one before at most (`tick_seconds`), but where
@@ -28,8 +30,8 @@ MAX_BOOTTIME_NS: Final = MAX_SEQ * 10**6
 """`MAX_SEQ`, ten years, in nanoseconds: no process started later after the boot of its node."""
 MAX_PID: Final = 2**22
 """The kernel's own limit on 64-bit machines (`PID_MAX_LIMIT`)."""
-MAX_TICK_JOULES: Final = MAX_WATTS * MAX_INTERVAL_SECONDS
-"""`MAX_WATTS` for the longest interval of a tick."""
+MAX_TICK_MILLIJOULES: Final = MAX_MILLIWATTS * MAX_INTERVAL_SECONDS
+"""`MAX_MILLIWATTS` for the longest interval of a tick."""
 MIN_CELSIUS: Final = -20
 MAX_CELSIUS: Final = 150
 """Boards are specified for 0 to 50 °C around them and shut down by about 105 °C (memory)."""
@@ -41,6 +43,8 @@ MAX_FAN_RATIO: Final = 10.0
 """NVML's header: the speed is of the one that fans are meant to run at, and may exceed 100 %."""
 MAX_SECONDS: Final = 100 * 366 * 86_400
 """A century."""
+MAX_DURATION_NS: Final = MAX_SECONDS * 10**9
+"""`MAX_SECONDS` in nanoseconds, which are a third of what 64 bits hold."""
 MAX_BYTES_PER_SECOND: Final = 2**44
 """16 TiB/s: NVLink 5 has 1.8 TB/s a GPU, both directions together."""
 MAX_PERFORMANCE_STATE: Final = 15
@@ -51,16 +55,14 @@ BoottimeNs = Annotated[int, msgspec.Meta(ge=0, le=MAX_BOOTTIME_NS)]
 Pid = Annotated[int, msgspec.Meta(ge=0, le=MAX_PID)]
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 FanRatio = Annotated[float, msgspec.Meta(ge=0, le=MAX_FAN_RATIO)]
-Watts = Annotated[float, msgspec.Meta(ge=0, le=MAX_WATTS)]
-Joules = Annotated[float, msgspec.Meta(ge=0, le=MAX_JOULES)]
-TickJoules = Annotated[float, msgspec.Meta(ge=0, le=MAX_TICK_JOULES)]
+Milliwatts = Annotated[int, msgspec.Meta(ge=0, le=MAX_MILLIWATTS)]
+Millijoules = Annotated[int, msgspec.Meta(ge=0, le=MAX_MILLIJOULES)]
+TickMillijoules = Annotated[int, msgspec.Meta(ge=0, le=MAX_TICK_MILLIJOULES)]
 Celsius = Annotated[int, msgspec.Meta(ge=MIN_CELSIUS, le=MAX_CELSIUS)]
 Hertz = Annotated[int, msgspec.Meta(ge=0, le=MAX_HERTZ)]
 MemoryBytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_MEMORY_BYTES)]
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
-# Summed over the GPUs of a process, of which no machine has as many.
-GpuSeconds = Annotated[float, msgspec.Meta(ge=0, le=1024 * MAX_SECONDS)]
-BytesPerSecond = Annotated[float, msgspec.Meta(ge=0, le=MAX_BYTES_PER_SECOND)]
+DurationNs = Annotated[int, msgspec.Meta(ge=0, le=MAX_DURATION_NS)]
+BytesPerSecond = Annotated[int, msgspec.Meta(ge=0, le=MAX_BYTES_PER_SECOND)]
 PerformanceState = Annotated[int, msgspec.Meta(ge=0, le=MAX_PERFORMANCE_STATE)]
 
 # How long texts and lists may be: one tick costs whoever reads it time and memory by what it holds,

@@ -12,12 +12,11 @@ from gpuledger.records.base import BaseRecord, BootId, Natural, NodeName, Seq
 from gpuledger.records.bounds import (
     MAX_GPUS,
     BoottimeNs,
-    GpuSeconds,
+    DurationNs,
     Id,
     MemoryBytes,
     Path,
     Pid,
-    Seconds,
     Word,
     at_most,
 )
@@ -37,14 +36,14 @@ class ProcessExit(BaseRecord, frozen=True, kw_only=True):
     """Start of the process since the node's boot."""
     container: Natural | None = None
     """Position of its container in the tick's `containers`; absent for a process of the host."""
-    lifetime_seconds: Seconds
+    lifetime_ns: DurationNs
     """For how long it held the GPU open, by the driver's accounting."""
-    busy_seconds: Seconds
-    """Time in which its kernels ran, by the driver's accounting: percents of `lifetime_seconds`."""
-    sampled_busy_seconds: Seconds
+    busy_ns: DurationNs
+    """Time in which its kernels ran, by the driver's accounting: percents of `lifetime_ns`."""
+    sampled_busy_ns: DurationNs
     """What ticks have said of it: where its container was alone on the GPU, the process's part of
     the device's busy time, else what its own samples said."""
-    reserved_busy_seconds: Seconds
+    reserved_busy_ns: DurationNs
     """What of the device's busy time is set aside for it: of ticks in which no process was seen on
     the GPU, and set aside for no other process."""
     # Ticks by number and by time: the number says which, the time where on the books.
@@ -71,15 +70,15 @@ class GpuTotals(BaseRecord, frozen=True, kw_only=True):
 
     gpu_uuid: Id
     """The GPU."""
-    busy_seconds: Seconds | None = None
+    busy_ns: DurationNs | None = None
     """Time in which its kernels ran."""
-    memory_busy_seconds: Seconds | None = None
+    memory_busy_ns: DurationNs | None = None
     """Time in which it kept the memory controller busy."""
     max_memory_bytes: MemoryBytes | None = None
     """The most device memory it held."""
     started_time_ns: Natural | None = None
     """When it opened the GPU, nanoseconds since the epoch."""
-    lifetime_seconds: Seconds | None = None
+    lifetime_ns: DurationNs | None = None
     """For how long it held the GPU open."""
 
 
@@ -111,7 +110,7 @@ class ProcessRecord(BaseRecord, frozen=True, kw_only=True):
     """The pod's UID as the path shows it."""
     totals: Annotated[list[GpuTotals], at_most(MAX_GPUS)] | None = None
     """At the end: what it used of each GPU, where the driver's accounting is on."""
-    busy_seconds: GpuSeconds | None = None
+    busy_ns: Natural | None = None
     """At the end: GPU time over its whole life, summed over its GPUs, by the driver's accounting,
     where that is on."""
     max_memory_bytes: MemoryBytes | None = None

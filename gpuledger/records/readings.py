@@ -6,26 +6,29 @@ measure work, and those by which an operator sees how a GPU is held down, wears 
 which it was not asked: profiling, traffic and throttling come with each tick, health and limits
 every few seconds. Totals count since the driver was loaded unless they say otherwise; one that fell
 is named in `resets`.
+
+Amounts are whole numbers and ratios have six digits, so that what is booked of them adds up to the
+last digit.
 """
 
 from typing import Annotated
 
-from gpuledger.records.base import ArrayRecord, BaseRecord, Natural, SmallNatural
+from gpuledger.records.base import ArrayRecord, BaseRecord, Natural, OpenEnum, SmallNatural
 from gpuledger.records.bounds import (
     MAX_COUNTERS,
     MAX_LINKS,
     BytesPerSecond,
     Celsius,
+    DurationNs,
     FanRatio,
     Hertz,
     Id,
-    Joules,
     MemoryBytes,
+    Millijoules,
+    Milliwatts,
     PerformanceState,
     Ratio,
-    Seconds,
-    TickJoules,
-    Watts,
+    TickMillijoules,
     Word,
     at_most,
 )
@@ -39,23 +42,23 @@ class GpuThrottling(BaseRecord, frozen=True, kw_only=True):
     """The reasons at the tick, NVML's bits: 1 idle, 2 applications' clocks, 4 power cap, 8 hardware
     slowdown, 0x10 sync boost, 0x20 software thermal, 0x40 hardware thermal, 0x80 power brake,
     0x100 display clocks; newer drivers may set others."""
-    power_seconds_total: Seconds | None = None
+    power_ns_total: DurationNs | None = None
     """Time below the clocks for the power limit."""
-    thermal_seconds_total: Seconds | None = None
+    thermal_ns_total: DurationNs | None = None
     """Time below the clocks for the temperature."""
-    sync_boost_seconds_total: Seconds | None = None
+    sync_boost_ns_total: DurationNs | None = None
     """Time below the clocks to keep step with other GPUs."""
-    board_limit_seconds_total: Seconds | None = None
+    board_limit_ns_total: DurationNs | None = None
     """Time below the clocks for the board's limits."""
-    low_utilization_seconds_total: Seconds | None = None
+    low_utilization_ns_total: DurationNs | None = None
     """Time below the clocks for want of work."""
-    reliability_seconds_total: Seconds | None = None
+    reliability_ns_total: DurationNs | None = None
     """Time below the clocks for the chip's reliability."""
-    software_thermal_seconds_total: Seconds | None = None
+    software_thermal_ns_total: DurationNs | None = None
     """Time in the driver's thermal slowdown."""
-    hardware_thermal_seconds_total: Seconds | None = None
+    hardware_thermal_ns_total: DurationNs | None = None
     """Time in the hardware's thermal slowdown."""
-    power_brake_seconds_total: Seconds | None = None
+    power_brake_ns_total: DurationNs | None = None
     """Time in which the machine's power supply asked for less."""
 
 
@@ -146,15 +149,15 @@ class GpuHealth(BaseRecord, frozen=True, kw_only=True):
 class GpuLimits(BaseRecord, frozen=True, kw_only=True):
     """What the GPU may draw and how hot it may be; absent in ticks in which it was not asked."""
 
-    power_limit_enforced_watts: Watts | None = None
+    power_limit_enforced_milliwatts: Milliwatts | None = None
     """The limit in force: the least of all that are set."""
-    power_limit_requested_watts: Watts | None = None
+    power_limit_requested_milliwatts: Milliwatts | None = None
     """The limit that the owner has set."""
-    power_limit_default_watts: Watts | None = None
+    power_limit_default_milliwatts: Milliwatts | None = None
     """The limit without a setting."""
-    power_limit_min_watts: Watts | None = None
+    power_limit_min_milliwatts: Milliwatts | None = None
     """The lowest limit that can be set."""
-    power_limit_max_watts: Watts | None = None
+    power_limit_max_milliwatts: Milliwatts | None = None
     """The highest limit that can be set."""
     temperature_slowdown_celsius: Celsius | None = None
     """Where the hardware slows down."""
@@ -222,6 +225,17 @@ class GpuTraffic(BaseRecord, frozen=True, kw_only=True):
     """To the GPU over all NVLinks, data without headers."""
 
 
+class EnergyMethod(OpenEnum):
+    """How the energy of a tick was found."""
+
+    COUNTER = "counter"
+    """By the driver's counter at the tick's two ends."""
+    INTERPOLATED = "interpolated"
+    """By the draw, as the driver's counter stood still between its steps, and up to the counter."""
+    POWER = "power"
+    """By the draw alone, times the time: the driver has no counter, or it has begun again."""
+
+
 class GpuReading(ArrayRecord, frozen=True, kw_only=True):
     """What one GPU or MIG instance read in a tick; what the driver does not give is absent."""
 
@@ -252,12 +266,18 @@ class GpuReading(ArrayRecord, frozen=True, kw_only=True):
     driver does not tell that apart (before 510), and `memory_reserved_bytes` is absent."""
     memory_reserved_bytes: MemoryBytes | None = None
     """Memory that the driver and the firmware keep for themselves."""
-    power_watts: Watts | None = None
+    power_milliwatts: Milliwatts | None = None
     """Power draw; averaged by the driver over one second on most GPUs since Ampere."""
-    energy_joules: TickJoules | None = None
-    """Energy drawn in the covered interval: the difference of two counter readings."""
-    energy_total_joules: Joules | None = None
+    energy_millijoules: TickMillijoules | None = None
+    """Energy drawn in the covered interval, as `energy_method` says it was found: the difference of
+    what it has come to in all, so that ticks in a row add up to the driver's counter."""
+    energy_total_millijoules: Millijoules | None = None
     """The driver's energy counter; it starts again when the driver is loaded."""
+    energy_method: EnergyMethod | None = None
+    """How `energy_millijoules` was found; absent where that is."""
+    idle_draw_milliwatts: Milliwatts | None = None
+    """The least that the board has drawn over a tick without a process, since the agent started;
+    absent until such a tick was seen, and on a MIG instance."""
     temperature_celsius: Celsius | None = None
     """Temperature of the GPU's die."""
     sm_clock_hertz: Hertz | None = None
@@ -282,7 +302,7 @@ class GpuDetails(BaseRecord, frozen=True, kw_only=True):
     """Share of the driver's last window in which the video encoders were busy."""
     decoder_utilization_ratio: Ratio | None = None
     """Share of the driver's last window in which the video decoders were busy."""
-    power_instant_watts: Watts | None = None
+    power_instant_milliwatts: Milliwatts | None = None
     """Power draw of the instant."""
     memory_temperature_celsius: Celsius | None = None
     """Temperature of the memory."""
