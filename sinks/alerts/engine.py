@@ -75,7 +75,7 @@ class RuleEvaluator:
             return order
         for books in event.gpus:
             for rule in self._rules:
-                measure = rule.measure(books, event.interval_ns / 1e9)
+                measure = rule.measure(books, event.interval_ns)
                 key = (rule.name, event.node, books.reading.uuid)
                 if measure is not None and measure >= rule.threshold:
                     self._holds(rule, key, event, books, measure=measure, now=now)
