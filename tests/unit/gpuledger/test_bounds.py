@@ -168,8 +168,8 @@ def test_what_processes_are_said_to_have_used_is_bounded_too() -> None:
     """In a tick and at an end."""
     right = sample(processes=[process(sm_utilization_ratio=0.0)])
     refuse(_forge(right, sample(processes=[process(sm_utilization_ratio=-3.0)])), "sm_utilization")
-    right = sample(ended_processes=[process_end(busy_seconds=0.0)])
-    refuse(_forge(right, sample(ended_processes=[process_end(busy_seconds=-1.0)])), "busy_seconds")
+    right = sample(ended_processes=[process_end(busy_ns=0)])
+    refuse(_forge(right, sample(ended_processes=[process_end(busy_ns=-1)])), "busy_ns")
 
 
 def refuse(value: bytes, field: str) -> None:
