@@ -44,7 +44,7 @@ def test_a_gpu_keeps_the_memory_that_no_instance_has() -> None:
     assert memory_gib(books) == [30, 10, 40]
     # 20 GiB are in use on the board, and no instance tells of them.
     (nobody,) = [one for one in books[0].entries if one.account is Account.UNATTRIBUTED]
-    assert nobody.memory_byte_seconds == 20 * GIB
+    assert nobody.memory_bytes == 20 * GIB
     assert books[0].reading.memory_total_bytes == 80 * GIB
 
 

@@ -85,7 +85,7 @@ def test_a_description_may_become_more_complete_and_never_less(
         (event(), event(gap_ns=3), "gap_ns"),
         (event(), event(gpus=[]), "gpus"),
         (event(), event(interval_ns=5), "interval_ns"),
-        (event(), event().replace(b'"exclusive",null,0.5', b'"exclusive",null,0.50'), "gpus"),
+        (event(), event().replace(b'["pod",null,500', b'["pod",null,5e2'), "gpus"),
         (
             event(pods=(known(FIRST),)),
             event(pods=(known(FIRST, name="other"),)),
@@ -114,7 +114,7 @@ def test_what_differs_is_named_by_its_field(then: bytes, now: bytes, field: str)
 
 def test_both_values_of_what_differs_are_told() -> None:
     (change,) = compare_events(event(), event(busy_ns=250)).changes
-    assert (change.first, change.replayed) == (0.5, 0.25)
+    assert (change.first, change.replayed) == (500, 250)
 
 
 def test_what_is_settled_is_a_part_of_the_books() -> None:
