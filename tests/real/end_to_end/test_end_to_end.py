@@ -220,8 +220,7 @@ def true_seconds(pipeline: Pipeline, simulation: Simulation) -> dict[str, float]
     """Return the true busy seconds of each pod while its node's ticks covered it."""
     covered = query(
         pipeline,
-        "SELECT node, min(epoch_ns(time) - interval_ns), max(epoch_ns(time))"
-        " FROM {} GROUP BY node",
+        "SELECT node, min(epoch_ns(time) - interval_ns), max(epoch_ns(time)) FROM {} GROUP BY node",
     )
     used = {
         usage.uid: usage.busy_seconds

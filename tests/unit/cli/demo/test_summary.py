@@ -22,7 +22,9 @@ from tests.unit.cli.demo.events import incident
 
 def totals(**gpu_seconds: float) -> dict[str, PodTotal]:
     """Return totals by UID."""
-    return {uid: PodTotal(uid=uid, busy_ns=round(used * 10**9)) for uid, used in gpu_seconds.items()}
+    return {
+        uid: PodTotal(uid=uid, busy_ns=round(used * 10**9)) for uid, used in gpu_seconds.items()
+    }
 
 
 @pytest.mark.parametrize(

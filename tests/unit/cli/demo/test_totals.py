@@ -76,7 +76,9 @@ def test_adjacent_ticks_cover_one_stretch_and_a_gap_stays_a_gap(
 def test_a_gpu_balances_with_its_instances() -> None:
     """What no instance has stands on the GPU's own row, and the board's energy."""
     one = event()
-    board = GpuReading(uuid="GPU-a", index=0, memory_total_bytes=80 * GIB, energy_millijoules=200_000)
+    board = GpuReading(
+        uuid="GPU-a", index=0, memory_total_bytes=80 * GIB, energy_millijoules=200_000
+    )
     part = GpuReading(uuid="MIG-1", index=0, parent_uuid="GPU-a", memory_total_bytes=20 * GIB)
     left = entry(Account.UNATTRIBUTED, 0.0, gib=60, joules=200.0)
     own = [entry(Account.POD, 0.25, gib=5), entry(Account.IDLE, 0.75, gib=15)]

@@ -326,10 +326,7 @@ def test_the_bytes_of_series_that_ended_are_given_back() -> None:
 def test_a_tick_of_more_things_than_have_series_is_refused() -> None:
     """What a node says in a few bytes is a hundred times as much in labels."""
     entries = [entry(Account.HOST), entry(Account.IDLE)]
-    gpus = [
-        books(reading(uuid=f"GPU-{number}"), *entries)
-        for number in range(MAX_GROUPS // 3 + 1)
-    ]
+    gpus = [books(reading(uuid=f"GPU-{number}"), *entries) for number in range(MAX_GROUPS // 3 + 1)]
 
     with pytest.raises(ValueError, match=f"more than {MAX_GROUPS} devices and accounts"):
         ActiveSeries().encode(event(gpus=gpus))

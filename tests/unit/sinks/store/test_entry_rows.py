@@ -49,14 +49,20 @@ def test_what_is_settled_is_rows_of_the_ticks_that_it_is_about() -> None:
         ("pod", 250_000_000),
         ("unattributed", -250_000_000),
     ]
-    assert (owed["busy_method"], owed["pod"], owed["container"]) == ("accounting", "train-0", "trainer")
+    assert (owed["busy_method"], owed["pod"], owed["container"]) == (
+        "accounting",
+        "train-0",
+        "trainer",
+    )
     until = datetime.fromtimestamp(START_NS / 1e9, UTC)
     for one in (owed, written_off):
         assert (one["seq"], one["time"]) == (6000, START_NS // 1000)
         assert one["interval_ns"] == 3 * SECOND_NS
         assert one["event_date"] == (until.date() - date(1970, 1, 1)).days
         assert (one["gpu_uuid"], one["gpu_index"]) == (reading().uuid, 0)
-        assert {one[name] for name in ("energy_millijoules", "memory_bytes", "sm_active_ns")} == {None}
+        assert {one[name] for name in ("energy_millijoules", "memory_bytes", "sm_active_ns")} == {
+            None
+        }
         assert (one["memory_method"], one["energy_method"]) == (None, None)
 
 
@@ -156,7 +162,9 @@ COUNTED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("counted", "expected"), [(COUNTED, [500_000_000, 250_000_000, 125_000_000]), ({}, [None] * 3)])
+@pytest.mark.parametrize(
+    ("counted", "expected"), [(COUNTED, [500_000_000, 250_000_000, 125_000_000]), ({}, [None] * 3)]
+)
 def test_activity_is_apportioned_and_null_without_the_chips_counters(
     counted: dict[str, Any], expected: list[int | None]
 ) -> None:
@@ -180,7 +188,10 @@ def test_a_quantity_that_the_driver_does_not_give_is_null_not_zero() -> None:
 
     assert row["busy_ns"] is row["memory_bytes"] is row["energy_millijoules"] is None
     assert (
-        ENTRIES.table_of(list(rows_of(event(entries=[entry(energy_millijoules=None)]), RECORD))).num_rows == 1
+        ENTRIES.table_of(
+            list(rows_of(event(entries=[entry(energy_millijoules=None)]), RECORD))
+        ).num_rows
+        == 1
     )
 
 
