@@ -170,13 +170,13 @@ class Sampler:
     def _remember(self, ticks: Sequence[GpuTick], vanished: Collection[str]) -> None:
         """Remember what the next tick must know.
 
-        Of a GPU that did not answer only the counters are kept, so that their falls are seen: what
-        it says next covers more than one interval.
+        Of a GPU that did not answer only the counters are kept, so that their falls are seen, and
+        its idle draw: what it says next covers more than one interval.
         """
         silent = {
             uuid: state.forget()
             for uuid, state in self._states.items()
-            if state.totals and uuid not in vanished
+            if (state.totals or state.energy) and uuid not in vanished
         }
         self._states = silent | {tick.reading.uuid: tick.state for tick in ticks}
         windows_us = [tick.state.gpu_window_us for tick in ticks if tick.state.gpu_window_us]

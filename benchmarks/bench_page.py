@@ -99,17 +99,19 @@ def _memory(view: NodeState, page: PageRenderer, ticks: list[_Tick]) -> tuple[in
 def _beside(sample: NodeSample) -> NodeReadings:
     """Return what the GPUs read beside a tick: what comes with each of them."""
     measured = [one.name for one in fields(GpuProfiling) if not one.name.endswith("_ratios")]
-    values: dict[str, Any] = dict.fromkeys(measured, 0.123456)
+    values: dict[str, Any] = {
+        name: 123_456 if name.endswith("_per_second") else 0.123456 for name in measured
+    }
     counted = {one.name: 2**50 + place for place, one in enumerate(fields(GpuTraffic))}
     details = [
         GpuDetails(
             uuid=gpu.uuid,
-            power_instant_watts=412.345,
+            power_instant_milliwatts=412_345,
             memory_temperature_celsius=61,
             performance_state=0,
             profiling=GpuProfiling(**values),
             traffic=GpuTraffic(**counted),
-            throttling=GpuThrottling(reasons=4, power_seconds_total=1234.5),
+            throttling=GpuThrottling(reasons=4, power_ns_total=1_234_500_000_000),
         )
         for gpu in sample.gpus
     ]

@@ -1,6 +1,6 @@
 """Ticks as thousands of agents write them: 8 GPUs, 20 processes in 10 containers, random values.
 
-Ratios have all the digits of a mean, as an agent's have. Nothing says who was given which GPU.
+Ratios have six digits, as an agent's have. Nothing says who was given which GPU.
 
 Data for benchmarks only; nothing is measured here.
 """
@@ -13,6 +13,7 @@ from typing import Final
 from gpuledger.codec import encode
 from gpuledger.records import (
     ContainerRef,
+    EnergyMethod,
     GpuProcess,
     GpuReading,
     NodeSample,
@@ -89,25 +90,28 @@ class Fleet:
 
     def _reading(self, index: int, uuid_: str) -> GpuReading:
         chance = self._random
+        drawn = chance.randrange(100_000, 700_000)
         return GpuReading(
             uuid=uuid_,
             index=index,
             model="NVIDIA H100 80GB HBM3",
             mig_enabled=False,
-            utilization_ratio=chance.random(),
-            memory_utilization_ratio=chance.random(),
+            utilization_ratio=round(chance.random(), 6),
+            memory_utilization_ratio=round(chance.random(), 6),
             memory_total_bytes=_BYTES,
             memory_used_bytes=_USED_BYTES + chance.randrange(2**30),
             memory_reserved_bytes=600 * 2**20,
-            power_watts=round(chance.uniform(100, 700), 3),
-            energy_joules=round(chance.uniform(100, 700), 3),
-            energy_total_joules=round(chance.uniform(1e6, 1e9), 3),
+            power_milliwatts=drawn,
+            energy_millijoules=drawn,
+            energy_total_millijoules=chance.randrange(10**9, 10**12),
+            energy_method=EnergyMethod.COUNTER,
+            idle_draw_milliwatts=71_250,
             temperature_celsius=chance.randrange(30, 90),
             sm_clock_hertz=1_980_000_000,
             memory_clock_hertz=2_619_000_000,
-            sm_active_ratio=chance.random(),
-            tensor_active_ratio=chance.random(),
-            dram_active_ratio=chance.random(),
+            sm_active_ratio=round(chance.random(), 6),
+            tensor_active_ratio=round(chance.random(), 6),
+            dram_active_ratio=round(chance.random(), 6),
         )
 
     def _process(self, place: int) -> GpuProcess:
@@ -119,7 +123,7 @@ class Fleet:
             container=place % CONTAINERS,
             kind=ProcessKind.COMPUTE,
             memory_used_bytes=chance.randrange(_MAX_PROCESS_BYTES),
-            sm_utilization_ratio=chance.random(),
+            sm_utilization_ratio=round(chance.random(), 6),
         )
 
     def _container(self) -> ContainerRef:

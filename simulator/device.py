@@ -190,6 +190,8 @@ class DeviceFacts:
 
     cuts: list[Cut]
     """How it is cut into instances, one cut after the other."""
+    energy_step_ns: int
+    """From one step of its energy counter to the next; 0 where it has none."""
     accounting: str
     """`off`, or the version of the driver's accounting."""
 
@@ -209,6 +211,7 @@ def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> DeviceFacts:
         model=model,
         ailments=HealthFaults(group.ailments),
         cuts=plan_cuts(group.mig, gpu_uuid=uuid, room_bytes=room_bytes),
+        energy_step_ns=round(group.energy_step_seconds * _NS),
         accounting=group.accounting,
     )
 

@@ -5,15 +5,13 @@ Beside a tick stands the record of what was read and is not booked, in the same 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
 
 from agent.core.normalize.gpu import GpuTick
 from agent.core.raw import RawGpuSample
 from gpuledger.records import GpuDetails, NodeReadings, NodeSample, ProcessRecord
-
-_NS_PER_SECOND: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +46,9 @@ class TickInterval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.time_ns - (self.end_ns - self.begin_ns)
 
     @property
-    def seconds(self) -> float:
+    def length_ns(self) -> int:
         """How long it is."""
-        return (self.end_ns - self.begin_ns) / _NS_PER_SECOND
+        return self.end_ns - self.begin_ns
 
 
 class Clocks(Protocol):

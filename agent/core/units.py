@@ -18,7 +18,7 @@ _MAX: Final = 2**63 - 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
-    """What the driver counts in; ours is `value * times / over`."""
+    """What the driver counts in; ours is `value * times`, as a whole number, or `value / over`."""
 
     name: str
     """The driver's unit, for people."""
@@ -29,7 +29,7 @@ class Unit:
     times: int = 1
     """What one of the driver's is in ours."""
     over: int | None = None
-    """How many of the driver's make one of ours, where the reading is no whole number."""
+    """Of a ratio: how many of the driver's make one of ours."""
     cap: float | None = None
     """The most that ours can be, where the driver's is beyond it by rounding."""
     is_total: bool = False
@@ -48,13 +48,12 @@ FAN_SPEED: Final = Unit(name="%", high=bounds.MAX_FAN_RATIO * 100, over=100)
 ACTIVITY: Final = Unit(name="%", high=100.5, over=100, cap=1.0)
 CELSIUS: Final = Unit(name="°C", low=bounds.MIN_CELSIUS, high=bounds.MAX_CELSIUS)
 MEGAHERTZ: Final = Unit(name="MHz", high=bounds.MAX_HERTZ // 1_000_000, times=1_000_000)
-MILLIWATTS: Final = Unit(name="mW", high=bounds.MAX_WATTS * 1000, over=1000)
+MILLIWATTS: Final = Unit(name="mW", high=bounds.MAX_MILLIWATTS)
 MILLIJOULES: Final = Unit(
     name="mJ",
-    high=1 << 62,  # `bounds.MAX_JOULES`, as a whole number
-    over=1000,
+    high=bounds.MAX_MILLIJOULES,
     is_total=True,
-    max_per_second=bounds.MAX_WATTS * 1000,
+    max_per_second=bounds.MAX_MILLIWATTS,
 )
 MEMORY_BYTES: Final = Unit(name="B", high=bounds.MAX_MEMORY_BYTES)
 BITS: Final = Unit(name="bits")
@@ -64,8 +63,7 @@ EVER: Final = Unit(name="count", is_total=True)
 NANOSECONDS: Final = Unit(
     # Counters of all the GPU's units may be read an instant apart, so a second more than time.
     name="ns",
-    high=bounds.MAX_SECONDS * 1_000_000_000,
-    over=1_000_000_000,
+    high=bounds.MAX_DURATION_NS,
     is_total=True,
     max_per_second=2_000_000_000,
 )
@@ -75,7 +73,7 @@ KIBIBYTES_OF_A_LINK: Final = Unit(
     name="KiB", high=1 << 52, times=1024, is_total=True, max_per_second=1 << 28
 )
 MEBIBYTES_PER_SECOND: Final = Unit(
-    name="MiB/s", high=bounds.MAX_BYTES_PER_SECOND >> 20, times=1 << 20, over=1
+    name="MiB/s", high=bounds.MAX_BYTES_PER_SECOND >> 20, times=1 << 20
 )
 FLAG: Final = Unit(name="0 or 1", choices={0: False, 1: True})
 PERFORMANCE_STATE: Final = Unit(name="P-state", high=bounds.MAX_PERFORMANCE_STATE)
@@ -97,6 +95,8 @@ FABRIC_STATE: Final = Unit(
 )
 
 
+RATIO_DIGITS: Final = 6
+"""Digits behind the point of a ratio: a millionth is less than any driver measures."""
 PERCENT: Final = (0, 100)
 MEMORY_LIMITS: Final = (0, bounds.MAX_MEMORY_BYTES)
 PID: Final = (1, bounds.MAX_PID)
@@ -139,12 +139,12 @@ class Validator:
 
 def converter(unit: Unit) -> Callable[[Any], Any]:
     """Return what brings values that can be true into our unit, and the type of their field."""
-    times, over, cap = unit.times, unit.over or 1, unit.cap
+    times, over, cap = unit.times, unit.over, unit.cap
     # One function for each kind of unit: each is called for some hundred values a tick.
     if unit.choices:
         return unit.choices.__getitem__
-    if cap is not None:
-        return lambda value: min(cap, value * times / over)
-    if unit.over is not None:
-        return lambda value: value * times / over
-    return lambda value: int(value) * times
+    if over is None:
+        return lambda value: int(value * times)
+    if cap is None:
+        return lambda value: round(value / over, RATIO_DIGITS)
+    return lambda value: min(cap, round(value / over, RATIO_DIGITS))

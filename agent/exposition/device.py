@@ -1,8 +1,8 @@
 """A GPU or a MIG instance as the node knows it now, with what happened to it over time.
 
 `read_at` is how a table's path reads a value of a device. Here live the values that are made of two
-readings, and how a value of a record becomes a number of DCGM's: MiB, percent, MHz, mJ, ns. Which
-readings are too old is decided in `node_state`.
+readings, and how a value of a record becomes a number of a page: in DCGM's units (MiB, percent,
+MHz) or in a base unit. Which readings are too old is decided in `node_state`.
 
 Events (XIDs, incidents, reasons of throttling) are counted, for ever and over a window; bounded,
 whatever happens to the GPU. DCGM gives NVLink's rates under names of counters: KiB a second,
@@ -188,8 +188,9 @@ UNITS: Final[dict[str, Unit]] = {
     "MiB": lambda value: value // (1 << 20),
     "%": lambda value: round(value * 100, 4),
     "MHz": lambda value: value // 1_000_000,
-    "mJ": lambda value: round(value * 1e3),
-    "ns": lambda value: round(value * 1e9),
+    "W": lambda value: value / 1_000,
+    "J": lambda value: value / 1_000,
+    "s": lambda value: value / 1_000_000_000,
     "recovery": _RECOVERY_CODES.get,
     "text": str,
     "multi_series": lambda value: value,

@@ -73,7 +73,7 @@ def native_families() -> tuple[NativeFamily, ...]:
     """Return the families of devices in their order."""
     found: dict[str, NativeFamily] = {}
     with FILE.open(newline="") as lines:
-        for name, kind, help_text, path, further, profile in csv.reader(
+        for name, kind, help_text, path, further, profile, unit in csv.reader(
             line for line in lines if not line.startswith("#")
         ):
             labels = [tuple(pair.split("=", 1)) for pair in further.split(",") if pair]
@@ -82,7 +82,7 @@ def native_families() -> tuple[NativeFamily, ...]:
                 NativeFamily(name, kind, help_text, [], tuple(pair[0] for pair in labels), profile),  # type: ignore[arg-type]  # a test holds the file to the profiles
             )
             written = write_labels([(pair[0], pair[1]) for pair in labels])
-            family.members.append(("," + written if written else "", read_at(path)))  # type: ignore[attr-defined]  # a list while it is built
+            family.members.append(("," + written if written else "", read_at(path, unit)))  # type: ignore[attr-defined]  # a list while it is built
     return tuple(found.values())
 
 

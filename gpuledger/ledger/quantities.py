@@ -61,7 +61,7 @@ class Quantity:
     """Whether it is held over the tick, as memory is, and is no sum over time: its average is the
     amount itself, and what it comes to over time is the amount times the interval."""
     average: str
-    """What its average over the tick is called, in base units: the end of the name of its series."""
+    """What its average over the tick is called, in base units: the end of its series' name."""
     pod_help: str
     """What its series says of a container, as a sentence."""
     account_help: str

@@ -158,8 +158,8 @@ class GpuBooks(BaseRecord, frozen=True, kw_only=True):
     than is in use) or `apportioned` (the only ones on the device have what is in use); absent
     without a reading of memory."""
     energy_method: EnergyMethod | None = None
-    """How the energy of the tick was found that they share, `counter`, `interpolated` or `power`, as
-    the reading says; absent without energy."""
+    """How the energy was found that they share, as the board's reading says: `counter`,
+    `interpolated` or `power`; absent without energy."""
     idle_draw_milliwatts: Natural | None = None
     """What the board draws idle, as far as the split of energy went by it; absent where no idle
     draw is known, and on a MIG instance, whose energy is divided from the board's."""

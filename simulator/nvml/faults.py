@@ -50,6 +50,7 @@ class FaultyNvml(SimulatedNvml):
         self._opened_ns = 0
         self._grown: Counter[tuple[int, str]] = Counter()
         self._unloaded: set[int] = set()
+        self._frozen: dict[tuple[int, str, int | None], Any] = {}
 
     @override
     def __getattr__(self, name: str) -> NvmlFunction:
@@ -115,9 +116,11 @@ class FaultyNvml(SimulatedNvml):
                 self._meet_device(number, fault, call, now_ns)
 
     def distort(self, call: str, gpu: int | None, answer: Any) -> Any:  # noqa: ANN401  # as the library has it
-        """Return the answer, or garbage in its place."""
+        """Return the answer, or in its place garbage or the one that was frozen."""
         now_ns = self.session.since_epoch_ns()
-        for fault in self._faults:
+        for number, fault in enumerate(self._faults):
+            if fault.spec.kind == "frozen" and fault.is_there(now_ns) and fault.is_of(gpu, call):
+                return self._frozen.setdefault((number, call, gpu), answer)
             is_meant = call in fault.spec.calls or (
                 not fault.spec.calls and call in _PLAIN_READINGS
             )

@@ -60,9 +60,10 @@ class Readings(Subject):
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: Handle) -> int:
         """Return the energy since the driver was loaded, in millijoules."""
         gpu = self._session.gpu(handle)
-        return int(
-            gpu.joules(self._session.driver_loaded_ns, self._session.since_epoch_ns()) * 1000
-        )
+        loaded_ns, now_ns = self._session.driver_loaded_ns, self._session.since_epoch_ns()
+        if gpu.facts.energy_step_ns:
+            now_ns -= (now_ns - loaded_ns) % gpu.facts.energy_step_ns
+        return int(gpu.joules(loaded_ns, now_ns) * 1000)
 
     def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int:
         """Return the die's temperature in degrees Celsius, which follows the last 20 s of work."""

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct, field
 
 Kind = Literal[
     "lost", "reset_required", "hang", "garbage", "not_supported", "growing_list",
-    "driver_reload", "version_mismatch", "unbind",
+    "driver_reload", "version_mismatch", "unbind", "frozen",
 ]  # fmt: skip
 
 
@@ -26,7 +26,8 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     grew between the two calls that it takes to read them. `driver_reload`: there is no driver, and
     afterwards all counters begin anew and no handle is good. `version_mismatch`: the library is
     not the driver's. `unbind`: the driver tells that it will be unbound, and is so as soon as
-    nobody holds the library open; then as `driver_reload`."""
+    nobody holds the library open; then as `driver_reload`. `frozen`: `calls` answer what they
+    answered first in that time, as a counter of a virtual GPU that stands still."""
     gpus: list[Annotated[int, Meta(ge=0)]] = []
     """The driver's indices of the GPUs; all of them where there is none."""
     calls: list[Annotated[str, Meta(pattern="^nvml")]] = []
@@ -209,6 +210,9 @@ class GpuGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How it is cut into instances, one cut after the other; whole before the first."""
     ailments: list[HealthFault] = []
     """What befalls each of them."""
+    energy_step_seconds: Annotated[float, Meta(ge=0, le=10)] = 0.0
+    """How long the energy counter stands between its steps, as those of products do for 0.1 s; 0:
+    it shows each instant."""
     accounting: Literal["off", "v1", "v2"] = "off"
     """Whether the driver keeps accounts of processes, and which call it has for them."""
 

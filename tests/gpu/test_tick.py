@@ -56,8 +56,8 @@ def test_readings_are_there_and_plausible(ticks: list[NodeTick]) -> None:
         assert gpu.memory_total_bytes is not None
         assert gpu.memory_used_bytes is not None
         assert gpu.memory_total_bytes > gpu.memory_used_bytes
-        assert gpu.power_watts is not None
-        assert gpu.power_watts > 1
+        assert gpu.power_milliwatts is not None
+        assert gpu.power_milliwatts > 1
         assert gpu.temperature_celsius is not None
 
 
@@ -65,9 +65,9 @@ def test_energy_agrees_with_power(ticks: list[NodeTick]) -> None:
     for place, gpu in enumerate(ticks[-1].sample.gpus):
         if gpu.parent_uuid:
             continue
-        drawn = sum(tick.sample.gpus[place].energy_joules or 0 for tick in ticks[1:])
+        drawn = sum(tick.sample.gpus[place].energy_millijoules or 0 for tick in ticks[1:])
         seconds = sum(tick.sample.interval_ns for tick in ticks[1:]) / 1e9
-        watts = [tick.sample.gpus[place].power_watts or 0 for tick in ticks[1:]]
+        watts = [tick.sample.gpus[place].power_milliwatts or 0 for tick in ticks[1:]]
         assert drawn / seconds == pytest.approx(sum(watts) / len(watts), rel=0.25), gpu.model
 
 

@@ -200,8 +200,8 @@ def _values_by_group(raw: RawGpuSample, interval_ns: int) -> Mapping[CallGroup, 
         "memory_total_bytes": raw.memory_total_bytes,
         "memory_used_bytes": raw.memory_used_bytes,
         "memory_reserved_bytes": raw.memory_reserved_bytes,
-        "power_watts": raw.power_milliwatts,
-        "energy_total_joules": raw.energy_millijoules,
+        "power_milliwatts": raw.power_milliwatts,
+        "energy_total_millijoules": raw.energy_millijoules,
     }
     # After a silence the chip's counters are means over all of it, which no tick covers.
     is_of_this_tick = (raw.profiling_ns or 0) <= _MAX_PROFILING_TICKS * interval_ns

@@ -7,10 +7,11 @@ driver's time a tick covers is decided in `driver_clock`; a share is the mean ov
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from agent.core.normalize.driver_clock import Coverage, DriverClock, SampledWindow, without_former
-from agent.core.normalize.fields import CounterTotals, CounterTracker, read_fields
+from agent.core.normalize.energy import FREE_BYTES, EnergyMeter, IdleDraw, TickEnergy
+from agent.core.normalize.fields import CounterTotals, CounterTracker, ReadFields, read_fields
 from agent.core.normalize.shares import (
     GoneProcess,
     ProcessUsage,
@@ -26,11 +27,12 @@ from gpuledger.records import GpuDetails, GpuReading, GpuTotals, bounds
 _SILENCE_NS: Final = 5_000_000_000
 # A driver samples at least once a second; where the machine's clock was set back, this is enough.
 _SILENCE_BEHIND_NS: Final = 2_000_000_000
-_MILLI: Final = 1000
 _NS_PER_US: Final = 1000
-_NS_PER_SECOND: Final = 1_000_000_000
+_NS_PER_MS: Final = 1_000_000
 # Longer, and it was no length of time.
-_LIFETIME_MS: Final = (0, bounds.MAX_SECONDS * _MILLI)
+_LIFETIME_MS: Final = (0, bounds.MAX_DURATION_NS // _NS_PER_MS)
+# Percents have four digits behind the point: those of the sums of an account.
+_PARTS_PER_PERCENT: Final = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +47,10 @@ class GpuState:
     """The driver's sampling window of the GPU, once it has shown."""
     silent_ns: int = 0
     """For how long the driver has shown no sample of the GPU."""
-    energy_millijoules: int | None = None
-    """The energy counter."""
+    energy: EnergyMeter | None = None
+    """Its energy; `None` where it gives neither energy nor draw, as an instance."""
+    idle: IdleDraw = field(default_factory=IdleDraw)
+    """What it draws without a process."""
     window_us: int | None = None
     """The driver's sampling window of processes, once it has shown."""
     processes: Mapping[int, ListedProcess] = field(default_factory=dict)
@@ -62,7 +66,7 @@ class GpuState:
 
     def forget(self) -> "GpuState":
         """Return what is left of it after a tick in which the GPU did not answer: its counters."""
-        return GpuState(totals=self.totals)
+        return GpuState(totals=self.totals, energy=self.energy, idle=self.idle.interrupt())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,23 +123,37 @@ def read_gpu(
         validator=validator,
     )
     fields = read_fields(raw, interval_ns=interval_ns, counters=counters, validator=validator)
+    running = merge_processes(
+        raw.processes,
+        was.processes,
+        memory_bytes=fields.reading.get("memory_total_bytes"),
+        validator=validator,
+    )
+    gone = _gone(was, running, coverage.clock)
+    utilization_ratio = _utilization_ratio(raw, coverage, fields.details, validator)
+    board = _BoardEnergy.measure(
+        raw,
+        was,
+        fields,
+        is_free=not running and not gone and _is_free(raw, fields),
+        utilization_ratio=utilization_ratio,
+        interval_ns=interval_ns,
+        now_ns=now_ns,
+        validator=validator,
+    )
     reading = GpuReading(
         uuid=raw.uuid,
         index=raw.index,
         model=raw.model,
         **_identity(raw),
-        utilization_ratio=_utilization_ratio(raw, coverage, fields.details, validator),
+        utilization_ratio=utilization_ratio,
         memory_utilization_ratio=coverage.mean(
             coverage.memory, raw.memory_percent, "memory_utilization_ratio", validator
         ),
         **fields.reading,
-        energy_joules=energy_delta_joules(was.energy_millijoules, raw, interval_ns, validator),
-    )
-    running = merge_processes(
-        raw.processes,
-        was.processes,
-        memory_bytes=reading.memory_total_bytes,
-        validator=validator,
+        energy_millijoules=board.tick.millijoules,
+        energy_method=board.tick.method,
+        idle_draw_milliwatts=board.idle.lowest_milliwatts,
     )
     shares = apportion(
         raw.process_samples,
@@ -153,10 +171,11 @@ def read_gpu(
         last_seen=_next_cursor(was, coverage, shares),
         clock=coverage.clock,
         gpu_window_us=coverage.window_us,
-        energy_millijoules=raw.energy_millijoules,
+        energy=board.meter,
+        idle=board.idle,
         window_us=shares.window_us,
         processes=running,
-        gone=_gone(was, running, coverage.clock),
+        gone=gone,
         totals=counters.after,
         was_set_back=was.was_set_back,
     )
@@ -203,17 +222,56 @@ def _utilization_ratio(
     return profiling.graphics_engine_active_ratio if profiling else None
 
 
-def energy_delta_joules(
-    before_mj: int | None, raw: RawGpuSample, interval_ns: int, validator: Validator
-) -> float | None:
-    """Return the counter's difference; a counter that fell has started again and says nothing."""
-    now_mj = raw.energy_millijoules
-    if before_mj is None or now_mj is None or now_mj < before_mj:
-        return None
-    by_power_mj = bounds.MAX_WATTS * _MILLI * interval_ns // _NS_PER_SECOND
-    max_mj = min(by_power_mj, bounds.MAX_TICK_JOULES * _MILLI)
-    used_mj = validator.keep(now_mj - before_mj, (0, max_mj), reading="energy_joules")
-    return None if used_mj is None else used_mj / _MILLI
+class _BoardEnergy(NamedTuple):
+    """What a board drew; an instance gives neither energy nor draw."""
+
+    tick: TickEnergy
+    meter: EnergyMeter | None
+    idle: IdleDraw
+
+    @classmethod
+    def measure(
+        cls,
+        raw: RawGpuSample,
+        was: GpuState,
+        fields: ReadFields,
+        *,
+        is_free: bool,
+        utilization_ratio: float | None,
+        interval_ns: int,
+        now_ns: int,
+        validator: Validator,
+    ) -> "_BoardEnergy":
+        """Measure it over the tick; `is_free` says that no process is on the board at its end."""
+        counter = fields.reading.get("energy_total_millijoules")
+        power = fields.reading.get("power_milliwatts")
+        if raw.instance or (was.energy is None and counter is None and power is None):
+            return cls(TickEnergy(), was.energy, was.idle)
+        before = was.energy or EnergyMeter(covered_ns=now_ns)
+        meter, tick = before.measure(
+            counter, power, interval_ns=interval_ns, now_ns=now_ns, validator=validator
+        )
+        if utilization_ratio is None and "profiling" in fields.details:
+            # The driver has none of a GPU that is cut, where its chip may have counters.
+            utilization_ratio = fields.details["profiling"].graphics_engine_active_ratio
+        idle = was.idle.watch(
+            tick,
+            is_free=is_free,
+            is_unused=utilization_ratio == 0.0,
+            is_settled=before.is_settled,
+            interval_ns=interval_ns,
+        )
+        return cls(tick, meter, idle)
+
+
+def _is_free(raw: RawGpuSample, fields: ReadFields) -> bool:
+    """Return whether the driver lists nobody on a board, and no memory shows somebody unlisted."""
+    lists = [one.processes for one in raw.instances] if raw.mig_enabled else [raw.processes]
+    used = fields.reading.get("memory_used_bytes", 0)
+    # Before 510 the driver's reserve is in it.
+    is_told_apart = "memory_reserved_bytes" in fields.reading
+    is_hidden = is_told_apart and used > FREE_BYTES * max(1, len(raw.instances))
+    return not is_hidden and all(listed == () for listed in lists)
 
 
 def process_totals(raw: RawGpuSample, validator: Validator) -> list[tuple[int, GpuTotals]] | None:
@@ -225,28 +283,28 @@ def process_totals(raw: RawGpuSample, validator: Validator) -> list[tuple[int, G
 
 def _totals(gpu_uuid: str, account: ProcessAccounting, validator: Validator) -> GpuTotals:
     lifetime_ms = validator.keep(account.lived_ms, _LIFETIME_MS, reading="accounted_time")
-    lifetime_seconds = None if lifetime_ms is None else lifetime_ms / _MILLI
+    lifetime_ns = None if lifetime_ms is None else lifetime_ms * _NS_PER_MS
 
-    def part(percent: float | None) -> float | None:
-        if lifetime_seconds is None or percent is None:
+    def part(percent: float | None) -> int | None:
+        if lifetime_ns is None or percent is None:
             return None
         lowest, highest = PERCENT
         if not lowest <= percent <= highest:
             validator.drop("accounted_utilization", "out_of_range")
             return None
-        return lifetime_seconds * percent / 100
+        return lifetime_ns * round(percent * _PARTS_PER_PERCENT) // (highest * _PARTS_PER_PERCENT)
 
     return GpuTotals(
         gpu_uuid=gpu_uuid,
-        busy_seconds=part(account.gpu_percent),
-        memory_busy_seconds=part(account.memory_percent),
+        busy_ns=part(account.gpu_percent),
+        memory_busy_ns=part(account.memory_percent),
         max_memory_bytes=validator.keep(
             account.max_memory_bytes, MEMORY_LIMITS, reading="accounted_memory"
         ),
         started_time_ns=account.started_us * _NS_PER_US
         if 0 < account.started_us < TIMESTAMP_US[1] // _NS_PER_US
         else None,
-        lifetime_seconds=lifetime_seconds,
+        lifetime_ns=lifetime_ns,
     )
 
 

@@ -174,9 +174,9 @@ _BOOKS: Final = (
         FunctionCall(*_V1, "used"),
     ),
     _row("memory_reserved_bytes", FunctionCall(*_V2, "reserved")),
-    _row("power_watts", FunctionCall("nvmlDeviceGetPowerUsage")),
+    _row("power_milliwatts", FunctionCall("nvmlDeviceGetPowerUsage")),
     _row(
-        "energy_total_joules",
+        "energy_total_millijoules",
         FunctionCall("nvmlDeviceGetTotalEnergyConsumption"),
         since="Volta",
     ),
@@ -193,7 +193,7 @@ _INSTANT: Final = (
     _row("sm_clock_hertz", FunctionCall("nvmlDeviceGetClockInfo", (nvml.NVML_CLOCK_SM,))),
     _row("memory_clock_hertz", FunctionCall("nvmlDeviceGetClockInfo", (nvml.NVML_CLOCK_MEM,))),
     # `nvmlDeviceGetPowerUsage` is the mean of a second on most GPUs since Ampere; this is not.
-    _row("power_instant_watts", FieldValue(186), since="Ampere"),
+    _row("power_instant_milliwatts", FieldValue(186), since="Ampere"),
     # Position 1 of these answers is the sampling period.
     _row(
         "encoder_utilization_ratio",
@@ -219,7 +219,7 @@ _THROTTLING: Final = (
         FunctionCall("nvmlDeviceGetCurrentClocksThrottleReasons"),
     ),
     *(
-        _row(f"throttling.{name}_seconds_total", FieldValue(number))
+        _row(f"throttling.{name}_ns_total", FieldValue(number))
         for name, number in {
             "power": 74,
             "thermal": 75,
@@ -231,7 +231,7 @@ _THROTTLING: Final = (
     ),
     *(
         _row(
-            f"throttling.{name}_seconds_total",
+            f"throttling.{name}_ns_total",
             FieldValue(number, drivers=_RENUMBERED),
             FieldValue(before, drivers=_BEFORE_RENUMBERED),
         )
@@ -359,7 +359,9 @@ _HEALTH: Final = (
 
 _LIMITS: Final = (
     *(
-        _row(f"limits.power_limit_{name}_watts", FunctionCall(f"nvmlDeviceGet{call}", (), part))
+        _row(
+            f"limits.power_limit_{name}_milliwatts", FunctionCall(f"nvmlDeviceGet{call}", (), part)
+        )
         for name, call, part in (
             ("enforced", "EnforcedPowerLimit", None),
             ("requested", "PowerManagementLimit", None),

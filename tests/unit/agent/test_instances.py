@@ -42,8 +42,8 @@ def test_a_gpus_instances_stand_behind_it(cut: list[NodeTick]) -> None:
     assert [gpu.mig_enabled for gpu in gpus] == [True, None, None, None, None]
     assert {gpu.parent_uuid for gpu in gpus[1:]} == {gpus[0].uuid}
     assert gpus[0].utilization_ratio is None
-    assert {gpu.energy_joules is None for gpu in gpus[1:]} == {True}
-    assert gpus[0].energy_joules
+    assert {gpu.energy_millijoules is None for gpu in gpus[1:]} == {True}
+    assert gpus[0].energy_millijoules
 
 
 def test_processes_point_to_the_row_of_their_instance(cut: list[NodeTick]) -> None:
@@ -128,7 +128,7 @@ def test_the_books_of_a_cut_gpu_sum_to_the_gpu(cut: list[NodeTick]) -> None:
     boards = [(one.gpus[0], one.interval_ns / SECOND_NS) for one in samples]
     whole = sum((gpu.memory_total_bytes or 0) * seconds for gpu, seconds in boards)
     assert booked["memory"] == pytest.approx(whole, rel=1e-9)
-    assert booked["joules"] == pytest.approx(sum(gpu.energy_joules or 0 for gpu, _ in boards))
+    assert booked["joules"] == pytest.approx(sum(gpu.energy_millijoules or 0 for gpu, _ in boards))
     assert booked[f"busy {Account.POD}"] > 30
 
 
@@ -170,10 +170,10 @@ def test_processes_shorter_than_a_tick_still_get_their_seconds(
         found = ends[process.pid].totals
         assert found
         (totals,) = found
-        lived = (process.end_ns - process.start_ns) / SECOND_NS
-        busy = gpu.busy_ns(process, process.start_ns, process.end_ns) / SECOND_NS
-        assert totals.busy_seconds == pytest.approx(busy, abs=within * lived)
-        assert totals.lifetime_seconds == pytest.approx(lived, abs=0.001)
+        lived_ns = process.end_ns - process.start_ns
+        busy_ns = gpu.busy_ns(process, process.start_ns, process.end_ns)
+        assert totals.busy_ns == pytest.approx(busy_ns, abs=within * lived_ns)
+        assert totals.lifetime_ns == pytest.approx(lived_ns, abs=1_000_000)
         assert totals.max_memory_bytes == GIB
         assert totals.started_time_ns == pytest.approx(EPOCH_NS + process.start_ns, abs=1000)
     seen = [record.pid for record in records if record.change is ProcessChange.SEEN]

@@ -211,9 +211,9 @@ def test_what_the_agent_adds_up_is_what_the_kernels_did(
         # At either end of a process's life a part of a window is not told of it.
         assert busy[used.uid] == pytest.approx(used.busy_seconds, rel=0.005, abs=WINDOW_SECONDS)
     for place, gpu in enumerate(node.gpus):
-        drawn = sum(one.gpus[place].energy_joules or 0 for one in samples)
+        drawn = sum(one.gpus[place].energy_millijoules or 0 for one in samples)
         since = start_ns - EPOCH_NS, clock.time_ns() - EPOCH_NS
-        assert drawn == pytest.approx(gpu.joules(*since), abs=0.1)
+        assert drawn == pytest.approx(gpu.joules(*since) * 1_000, abs=1)
         ran = sum((one.gpus[place].utilization_ratio or 0) * one.interval_ns for one in samples)
         assert ran == pytest.approx(gpu.device_busy_ns(*since), rel=0.01)
 
@@ -247,7 +247,7 @@ def test_a_tick_carries_the_allocations_that_it_is_given(sampler: Sampler) -> No
 
 
 def test_a_reading_that_cannot_be_true_is_counted_by_reading_and_reason(sampler: Sampler) -> None:
-    counter = READINGS_DROPPED.labels(reading="power_watts", reason="out_of_range")
+    counter = READINGS_DROPPED.labels(reading="power_milliwatts", reason="out_of_range")
     before = value_of(counter)
     sample(sampler, [replace(answers(), power_milliwatts=2**32 - 1)], 1)
     assert value_of(counter) == before + 1
@@ -272,15 +272,16 @@ def test_counters_are_remembered_while_a_gpu_does_not_answer(sampler: Sampler) -
     assert not details_at(sampler, [answers(index=1)], 2)
     tick = sample(sampler, [replace(answers(), energy_millijoules=10)], 3)
     assert tick
-    assert [one.resets for one in tick.readings.gpus] == [["energy_total_joules"]]
-    assert tick.sample.gpus[0].energy_joules is None
+    assert [one.resets for one in tick.readings.gpus] == [["energy_total_millijoules"]]
+    # Without a draw either, nothing says what the GPU drew since it came back.
+    assert tick.sample.gpus[0].energy_millijoules is None
 
 
 @pytest.mark.parametrize("silent", [0, 1, 30])
 def test_a_counter_that_rose_while_a_gpu_did_not_answer_is_believed(
     sampler: Sampler, silent: int
 ) -> None:
-    throttled, sent = "throttling.power_seconds_total", "traffic.pcie_sent_bytes_total"
+    throttled, sent = "throttling.power_ns_total", "traffic.pcie_sent_bytes_total"
     seconds = silent + 1
     sample(sampler, [replace(answers(), readings={throttled: 0, sent: 0})], 1)
     for second in range(2, 2 + silent):
@@ -289,7 +290,7 @@ def test_a_counter_that_rose_while_a_gpu_did_not_answer_is_believed(
     gpu = details_at(sampler, [replace(answers(), readings=risen)], 1 + seconds)["GPU-0"]
     assert gpu.throttling
     assert gpu.traffic
-    assert gpu.throttling.power_seconds_total == seconds
+    assert gpu.throttling.power_ns_total == seconds * SECOND_NS
     assert gpu.traffic.pcie_sent_bytes_total == seconds * (200 << 30)
 
 
@@ -315,11 +316,13 @@ def test_newer_health_counts_in_the_first_tick(sampler: Sampler) -> None:
 def test_after_a_tick_that_was_not_made_nothing_is_told_of_its_time(sampler: Sampler) -> None:
     drawing = [replace(answers(), energy_millijoules=mj) for mj in (1000, 2000, 9000, 9500)]
     sample(sampler, drawing[:1], 1)
-    assert tick_at(sampler, drawing[1:2], 2).gpus[0].energy_joules == 1.0
+    assert tick_at(sampler, drawing[1:2], 2).gpus[0].energy_millijoules == 1_000
     sampler.forget()
     tick = sample(sampler, drawing[2:3], 4)
     assert tick
     (after,) = tick.sample.gpus
-    assert (after.energy_joules, after.energy_total_joules) == (None, 9.0)
+    # What it drew is the counter's difference over just the time that the tick covers.
+    assert tick.sample.interval_ns == 2 * SECOND_NS
+    assert (after.energy_millijoules, after.energy_total_millijoules) == (7_000, 9_000)
     assert not tick.readings.gpus
-    assert tick_at(sampler, drawing[3:], 5).gpus[0].energy_joules == 0.5
+    assert tick_at(sampler, drawing[3:], 5).gpus[0].energy_millijoules == 500

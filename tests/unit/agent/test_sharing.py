@@ -104,6 +104,6 @@ def test_a_batch_of_short_processes_is_told_to_the_second() -> None:
     ]
     (truth,) = run.simulation.truth(EPOCH_NS, run.end_ns, "accounts-node")
     assert len(totals) == 4
-    assert sum(one.busy_seconds or 0.0 for one in totals) == pytest.approx(
-        truth.busy_seconds, rel=0.001
+    assert sum(one.busy_ns or 0 for one in totals) == pytest.approx(
+        truth.busy_seconds * 1e9, rel=0.001
     )

@@ -40,7 +40,7 @@ async def test_one_that_no_tick_lists_is_known_where_it_was_glanced_at(
 ) -> None:
     settings = AgentSettings(node_name="gpu-a", process_scan_seconds=process_scan_seconds)
     (end,) = await told(await watch(short_lives([BETWEEN_TICKS]), settings, seconds=6))
-    assert end.busy_seconds == pytest.approx(0.48, abs=0.1)
+    assert end.busy_ns == pytest.approx(0.48e9, abs=0.1e9)
     assert (end.container_id is not None) == is_known
 
 
@@ -50,9 +50,9 @@ async def test_the_tick_that_covers_its_end_tells_it_and_it_is_settled() -> None
     ((tick, end),) = [
         (tick, end) for tick in await ticks_on(bus) for end in tick.ended_processes or ()
     ]
-    assert end.busy_seconds == pytest.approx(0.48, abs=0.1)
-    assert end.sampled_busy_seconds == 0.0
-    assert end.reserved_busy_seconds == pytest.approx(end.busy_seconds, abs=0.02)
+    assert end.busy_ns == pytest.approx(0.48e9, abs=0.1e9)
+    assert end.sampled_busy_ns == 0
+    assert end.reserved_busy_ns == pytest.approx(end.busy_ns, abs=0.02e9)
     assert tick.containers[end.container or 0].pod_uid is not None
     assert end.from_time_ns <= EPOCH_NS + 2.4e9 < EPOCH_NS + 3.0e9 <= end.until_time_ns
     assert end.until_time_ns <= tick.time_ns

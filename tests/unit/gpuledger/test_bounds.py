@@ -61,11 +61,11 @@ WRONG = [
     ("utilization_ratio", -3.0),
     ("utilization_ratio", 1.0000001),
     ("memory_utilization_ratio", 2.0),
-    ("power_watts", -5.0),
-    ("power_watts", 3001.0),
-    ("energy_joules", -1e-9),
-    ("energy_joules", 1e9),
-    ("energy_total_joules", -1.0),
+    ("power_milliwatts", -5.0),
+    ("power_milliwatts", 3001.0),
+    ("energy_millijoules", -1e-9),
+    ("energy_millijoules", 1e9),
+    ("energy_total_millijoules", -1.0),
     ("temperature_celsius", -274),
     ("temperature_celsius", 151),
     ("sm_clock_hertz", 10**12),
@@ -158,7 +158,7 @@ def _most(settings: type, name: str) -> float:
 @pytest.mark.parametrize("written", [b"1e999", b"-1e999", b"NaN", b"Infinity"])
 def test_what_is_no_finite_number_is_refused(written: bytes) -> None:
     """Also where it is spelt as a number that no float holds."""
-    right = encode(sample(gpus=[reading(power_watts=7.25)]))
+    right = encode(sample(gpus=[reading(power_milliwatts=7.25)]))
     assert right.count(b"7.25") == 1
     with pytest.raises(UndecodableError):
         Decoder(topic=SAMPLES.name, record=NodeSample).decode(right.replace(b"7.25", written))

@@ -60,9 +60,9 @@ def test_absent_and_none_are_the_same_value() -> None:
 
 
 def test_copies_keep_what_is_absent_absent() -> None:
-    reading = GpuReading(uuid="u", index=0, power_watts=1.0)
+    reading = GpuReading(uuid="u", index=0, power_milliwatts=1.0)
 
     for made in (copy.copy(reading), copy.deepcopy(reading), structs.replace(reading)):
         assert made == reading
         assert present_in(made) == present_in(reading)
-    assert present_in(structs.replace(reading, power_watts=None)) == {"uuid": "u", "index": 0}
+    assert present_in(structs.replace(reading, power_milliwatts=None)) == {"uuid": "u", "index": 0}

@@ -210,3 +210,17 @@ def test_without_faults_nothing_stands_between_the_library_and_its_user(
     simulation: Simulation,
 ) -> None:
     assert type(simulation.node("node-a").nvml) is SimulatedNvml
+
+
+def test_a_frozen_call_answers_what_it_answered_first(play: Play, clock: ManualClock) -> None:
+    call = "nvmlDeviceGetTotalEnergyConsumption"
+    library = play(kind="frozen", gpus=[1], calls=[call], start_seconds=1, end_seconds=4)
+    handles = [library.nvmlDeviceGetHandleByIndex(index) for index in (0, 1)]
+    answers = []
+    for _ in range(6):
+        clock.advance(1)
+        answers.append([library.nvmlDeviceGetTotalEnergyConsumption(one) for one in handles])
+    well, frozen = (list(column) for column in zip(*answers, strict=True))
+    assert len(set(well)) == 6
+    assert len(set(frozen[:3])) == 1
+    assert frozen[3:] == sorted(set(frozen[2:]))[1:], "what was drawn meanwhile is counted"

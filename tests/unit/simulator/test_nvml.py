@@ -10,6 +10,7 @@ import pytest
 from simulator.clock import ManualClock
 from simulator.nvml import SimulatedNvml
 from simulator.nvml.session import Handle
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 
 WITHOUT_GPUS = SimulatedNvml(
@@ -242,3 +243,19 @@ def test_a_gpu_warms_up_at_work(nvml: SimulatedNvml, shared: Handle, clock: Manu
     assert cold == 31
     assert 60 < warm < 80
     assert nvml.nvmlDeviceGetClockInfo(shared, pynvml.NVML_CLOCK_SM) == 1980
+
+
+def test_an_energy_counter_stands_still_between_its_steps(
+    clock: ManualClock, epoch_ns: int
+) -> None:
+    gpu = {"model": "NVIDIA L4", "idle_watts": 20, "energy_step_seconds": 0.1}
+    content = {"name": "steps", "nodes": [{"name": "n", "gpus": gpu}]}
+    node = Simulation(parse_scenario(content), epoch_ns=epoch_ns, clock=clock).node("n")
+    node.nvml.nvmlInit()
+    handle = node.nvml.nvmlDeviceGetHandleByIndex(0)
+    first = node.nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+    risen = []
+    for _ in range(6):
+        clock.advance(0.05)
+        risen.append(node.nvml.nvmlDeviceGetTotalEnergyConsumption(handle) - first)
+    assert risen == [0, 2_000, 2_000, 4_000, 4_000, 6_000]

@@ -331,11 +331,11 @@ def with_totals(record: ProcessRecord, totals: Sequence[GpuTotals]) -> ProcessRe
     """Return the record of an end with what the process used, of each GPU and in sum."""
     if not totals:
         return record
-    busy = [part.busy_seconds for part in totals if part.busy_seconds is not None]
+    busy = [part.busy_ns for part in totals if part.busy_ns is not None]
     held = [part.max_memory_bytes for part in totals if part.max_memory_bytes is not None]
     return msgspec.structs.replace(
         record,
         totals=sorted(totals, key=lambda part: part.gpu_uuid),
-        busy_seconds=sum(busy) if busy else None,
+        busy_ns=sum(busy) if busy else None,
         max_memory_bytes=max(held, default=None),
     )

@@ -26,7 +26,8 @@ from gpuledger.records.bounds import MAX_ENDED_PROCESSES
 
 WINDOW_SECONDS: Final = 120
 """For how long it is known what of a GPU's busy time was nobody's."""
-_NS: Final = 1_000_000_000
+_HISTORY_NS: Final = WINDOW_SECONDS * 1_000_000_000
+_PARTS: Final = 1_000_000
 # The driver reports whole sampling windows, so a process shows in ticks up to a window around it.
 _WINDOW_NS: Final = 166_667_000
 # Longer than an account is waited for after the process was listed last.
@@ -40,22 +41,21 @@ class ProcessInterval(NamedTuple):
     """Where it begins, since boot."""
     end_ns: int
     """Where it ends, since boot."""
-    missing_seconds: float
+    missing_ns: int
     """Busy time that is looked for."""
 
     @classmethod
     def of(cls, process: ExitedProcess) -> "ProcessInterval | None":
         """Return the time on the GPU, a sampling window around it included; `None` if undated."""
         totals, opened_ns = process.totals, process.opened_boottime_ns
-        if opened_ns is None or totals.lifetime_seconds is None or totals.busy_seconds is None:
+        if opened_ns is None or totals.lifetime_ns is None or totals.busy_ns is None:
             return None
-        closed_ns = opened_ns + round(totals.lifetime_seconds * _NS)
-        return cls(opened_ns - _WINDOW_NS, closed_ns + _WINDOW_NS, totals.busy_seconds)
+        closed_ns = opened_ns + totals.lifetime_ns
+        return cls(opened_ns - _WINDOW_NS, closed_ns + _WINDOW_NS, totals.busy_ns)
 
-    def overlap_seconds(self, covered: TickInterval) -> float:
+    def overlap_ns(self, covered: TickInterval) -> int:
         """Return how much of it a tick covers."""
-        overlap_ns = min(self.end_ns, covered.end_ns) - max(self.begin_ns, covered.begin_ns)
-        return max(0, overlap_ns) / _NS
+        return max(0, min(self.end_ns, covered.end_ns) - max(self.begin_ns, covered.begin_ns))
 
 
 ProcessKey = tuple[int, int]
@@ -65,7 +65,7 @@ ProcessKey = tuple[int, int]
 class _SampledTime(msgspec.Struct):
     """What ticks said of one process."""
 
-    seconds: float
+    busy_ns: int
     first: TickInterval
     ticks_absent: int = 0
 
@@ -74,7 +74,7 @@ class _UnclaimedTime(msgspec.Struct):
     """What a tick left to nobody."""
 
     covered: TickInterval
-    left_seconds: float
+    left_ns: int
 
 
 @dataclass
@@ -95,18 +95,18 @@ class GpuHistory:
             if ratio is None:
                 # The device gives none (MIG): its processes' samples are all that is known.
                 ratio = sum(process.sm_utilization_ratio or 0.0 for process in processes)
-            busy_seconds = min(ratio, 1.0) * covered.seconds
-            for process, seconds in split_busy_seconds(busy_seconds, processes, covered.seconds):
+            busy_ns = covered.length_ns * min(_parts(ratio), _PARTS) // _PARTS
+            for process, own_ns in split_busy_ns(busy_ns, processes, covered.length_ns):
                 if process.started_boottime_ns is None:
                     continue
                 key = (process.pid, process.started_boottime_ns)
-                sampled = self._sampled.setdefault(key, _SampledTime(0.0, covered))
-                sampled.seconds += seconds
+                sampled = self._sampled.setdefault(key, _SampledTime(0, covered))
+                sampled.busy_ns += own_ns
                 sampled.ticks_absent = 0
             # Whoever is named, the reader of the tick gives them all of it.
             is_named = any(process.started_boottime_ns is not None for process in processes)
-            self._unclaimed.append(_UnclaimedTime(covered, 0.0 if is_named else busy_seconds))
-        oldest_ns = covered.end_ns - WINDOW_SECONDS * _NS
+            self._unclaimed.append(_UnclaimedTime(covered, 0 if is_named else busy_ns))
+        oldest_ns = covered.end_ns - _HISTORY_NS
         while self._unclaimed and self._unclaimed[0].covered.end_ns < oldest_ns:
             self._unclaimed.popleft()
         self._sampled = {
@@ -115,57 +115,71 @@ class GpuHistory:
             if sampled.ticks_absent <= _MAX_TICKS_ABSENT
         }
 
-    def pop_sampled(self, key: ProcessKey) -> tuple[float, TickInterval | None]:
+    def pop_sampled(self, key: ProcessKey) -> tuple[int, TickInterval | None]:
         """Return what ticks said of a process, and the first that named it; both are forgotten."""
         found = self._sampled.pop(key, None)
-        return (found.seconds, found.first) if found else (0.0, None)
+        return (found.busy_ns, found.first) if found else (0, None)
 
     def ticks_of(self, interval: ProcessInterval) -> list[TickInterval]:
         """Return the ticks that cover some of an interval, as far as they are remembered."""
         ticks = (unclaimed.covered for unclaimed in self._unclaimed)
-        return [tick for tick in ticks if interval.overlap_seconds(tick)]
+        return [tick for tick in ticks if interval.overlap_ns(tick)]
 
-    def reserve(self, intervals: Sequence[ProcessInterval]) -> list[float]:
+    def reserve(self, intervals: Sequence[ProcessInterval]) -> list[int]:
         """Reserve unclaimed time for each interval; what one is given, no other ever is.
 
         Nobody gets more than was looked for, nor more of a tick than it was there. Where several
         look for more than there is, each gets a part in proportion.
         """
-        reserved = [0.0] * len(intervals)
+        reserved = [0] * len(intervals)
         for tick in self._unclaimed:
             wanted = [
-                min(interval.missing_seconds - got, interval.overlap_seconds(tick.covered))
+                min(interval.missing_ns - got, interval.overlap_ns(tick.covered))
                 for interval, got in zip(intervals, reserved, strict=True)
             ]
-            total = sum(wanted)
-            if total <= 0.0 or tick.left_seconds <= 0.0:
-                continue
-            scale = min(1.0, tick.left_seconds / total)
-            reserved = [got + want * scale for got, want in zip(reserved, wanted, strict=True)]
-            tick.left_seconds = max(0.0, tick.left_seconds - total * scale)
+            parts = split(min(tick.left_ns, sum(wanted)), wanted)
+            reserved = [got + part for got, part in zip(reserved, parts, strict=True)]
+            tick.left_ns -= sum(parts)
         return reserved
 
 
-def split_busy_seconds(
-    busy_seconds: float, processes: Sequence[GpuProcess], seconds: float
-) -> Iterator[tuple[GpuProcess, float]]:
+def split(whole: int, weights: Sequence[int]) -> list[int]:
+    """Return the parts of a whole by weights, which sum to it; zeros where all of these are zero.
+
+    No part is more than its weight where the whole is no more than their sum.
+    """
+    total, reached, given = sum(weights), 0, 0
+    parts = []
+    for weight in weights:
+        reached += weight
+        upto = whole * reached // total if total else 0
+        parts.append(upto - given)
+        given = upto
+    return parts
+
+
+def split_busy_ns(
+    busy_ns: int, processes: Sequence[GpuProcess], interval_ns: int
+) -> Iterator[tuple[GpuProcess, int]]:
     """Yield each process its part of what a reader of the tick books on its container.
 
     A container that is alone on a GPU has all of the device's busy time, whatever its processes'
     samples say; it is split among them by these, or equally where there are none. Of several
     containers each process has what its own samples say.
     """
-    ratios = [process.sm_utilization_ratio or 0.0 for process in processes]
-    total = sum(ratios)
+    parts = [_parts(process.sm_utilization_ratio) for process in processes]
     # One that could not be read is no part of the host, which has no container either.
     owners = {(process.container, process.started_boottime_ns is None) for process in processes}
-    for process, ratio in zip(processes, ratios, strict=True):
-        if len(owners) > 1:
-            yield process, ratio * seconds
-        elif total > 0.0:
-            yield process, busy_seconds * ratio / total
-        else:
-            yield process, busy_seconds / len(processes)
+    if len(owners) > 1:
+        own = [interval_ns * part // _PARTS for part in parts]
+    else:
+        own = split(busy_ns, parts if any(parts) else [1] * len(parts))
+    yield from zip(processes, own, strict=True)
+
+
+def _parts(ratio: float | None) -> int:
+    """Return a ratio in millionths."""
+    return round((ratio or 0.0) * _PARTS)
 
 
 class _PendingExit(NamedTuple):
@@ -271,7 +285,7 @@ class ExitReporter:
             age_ns = covered.end_ns - pending.interval.end_ns
             if age_ns >= 0 and uuid in indices:
                 due.setdefault(uuid, []).append(pending)
-            elif age_ns <= WINDOW_SECONDS * _NS:
+            elif age_ns <= _HISTORY_NS:
                 self._waiting.append(pending)
             else:
                 self._unreported["gpu_gone"] += 1
@@ -289,11 +303,11 @@ def _exits_on(
     sampled = [history.pop_sampled(pending.key) for pending in due]
     # What ticks said of a process is not looked for again.
     intervals = [
-        interval._replace(missing_seconds=max(0.0, interval.missing_seconds - seconds))
-        for (_, interval), (seconds, _) in zip(due, sampled, strict=True)
+        interval._replace(missing_ns=max(0, interval.missing_ns - sampled_ns))
+        for (_, interval), (sampled_ns, _) in zip(due, sampled, strict=True)
     ]
     parts = zip(due, sampled, intervals, history.reserve(intervals), strict=True)
-    for (process, _), (sampled_seconds, first), interval, reserved_seconds in parts:
+    for (process, _), (sampled_ns, first), interval, reserved_ns in parts:
         ticks = [tick for tick in (first, *history.ticks_of(interval)) if tick]
         ticks = sorted(ticks, key=attrgetter("seq")) or [covered]
         yield ProcessExit(
@@ -301,11 +315,10 @@ def _exits_on(
             pid=process.pid,
             started_boottime_ns=process.facts.started_boottime_ns or 0,
             container=container_index(process.facts.location),
-            lifetime_seconds=process.totals.lifetime_seconds or 0.0,
-            busy_seconds=process.totals.busy_seconds or 0.0,
-            # Sums and differences of shares of time may be a hair below zero, in floating point.
-            sampled_busy_seconds=max(0.0, sampled_seconds),
-            reserved_busy_seconds=max(0.0, reserved_seconds),
+            lifetime_ns=process.totals.lifetime_ns or 0,
+            busy_ns=process.totals.busy_ns or 0,
+            sampled_busy_ns=sampled_ns,
+            reserved_busy_ns=reserved_ns,
             from_seq=ticks[0].seq,
             from_time_ns=ticks[0].from_time_ns,
             until_seq=ticks[-1].seq,

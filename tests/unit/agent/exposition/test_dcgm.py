@@ -57,7 +57,7 @@ def test_a_series_has_dcgm_exporters_labels_in_their_order() -> None:
 
 def test_help_and_type_are_dcgm_exporters() -> None:
     it = node()
-    it.show(sample(gpu(energy_total_joules=1.5)))
+    it.show(sample(gpu(energy_total_millijoules=1_500)))
     text = it.page().decode()
     name = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
     assert f"# HELP {name} Total energy consumption since boot (in mJ).\n" in text
@@ -69,8 +69,8 @@ def test_help_and_type_are_dcgm_exporters() -> None:
     [
         ("DEV_SM_CLOCK", {"sm_clock_hertz": 1_980_000_000}, 1980),
         ("DEV_GPU_UTIL", {"utilization_ratio": 0.437}, 43.7),
-        ("DEV_POWER_USAGE", {"power_watts": 321.5}, 321.5),
-        ("DEV_TOTAL_ENERGY_CONSUMPTION", {"energy_total_joules": 12.3456}, 12346),
+        ("DEV_POWER_USAGE", {"power_milliwatts": 321_500}, 321.5),
+        ("DEV_TOTAL_ENERGY_CONSUMPTION", {"energy_total_millijoules": 12_346}, 12_346),
         ("DEV_FB_USED", {"memory_used_bytes": 3 * MIB + 5}, 3),
         (
             "DEV_FB_FREE",
@@ -81,7 +81,7 @@ def test_help_and_type_are_dcgm_exporters() -> None:
             },
             65,
         ),
-        ("DEV_POWER_VIOLATION", {"throttling": GpuThrottling(power_seconds_total=1.5)}, 1.5e9),
+        ("DEV_POWER_VIOLATION", {"throttling": GpuThrottling(power_ns_total=1_500_000_000)}, 1.5e9),
         ("DEV_ROW_REMAP_FAILURE", {"health": GpuHealth(remapped_rows_failed=True)}, 1),
         ("DEV_GET_GPU_RECOVERY_ACTION", {"health": GpuHealth(recovery_action="reboot")}, 2),
         (
@@ -231,7 +231,7 @@ def test_a_gpu_is_a_pods_where_one_container_alone_has_all_of_it(
     allocations: list[DeviceAllocation], holder: str
 ) -> None:
     it = node()
-    it.show(sample(gpu(power_watts=1.0), allocations=allocations))
+    it.show(sample(gpu(power_milliwatts=1_000), allocations=allocations))
     assert it.values("DCGM_FI_DEV_POWER_USAGE", "pod") == {(holder,): 1.0}
 
 
@@ -246,7 +246,7 @@ def test_an_instance_has_its_gpus_labels_its_profile_and_its_pod() -> None:
     it = node()
     it.show(
         sample(
-            gpu(0, mig_enabled=True, memory_used_bytes=3 * GIB, power_watts=300.0),
+            gpu(0, mig_enabled=True, memory_used_bytes=3 * GIB, power_milliwatts=300_000),
             instance(7, memory_used_bytes=GIB),
             instance(8, memory_used_bytes=2 * GIB),
             allocations=[allocation(0, OWNER, gpu_instance=8)],

@@ -23,7 +23,7 @@ def watched(tmp_path: Path) -> Node:
 
 def lose(it: Node, *, with_xid: int | None = 79) -> None:
     """Show two GPUs of which the first is lost, and an inventory without it."""
-    well = {"health": GpuHealth(remapped_rows_failed=False), "power_watts": 100.0}
+    well = {"health": GpuHealth(remapped_rows_failed=False), "power_milliwatts": 100_000}
     it.show(sample(gpu(0, **well), gpu(1, **well)), inventory=inventory(0, 1))
     if with_xid:
         it.view.record_incident(incident(0, with_xid))
@@ -40,7 +40,7 @@ def test_the_xid_of_a_lost_gpu_is_there_when_the_next_scrape_comes(tmp_path: Pat
     lose(it)
     for _ in range(3):
         it.clock.advance(30)
-        it.show(sample(gpu(1, power_watts=100.0)))
+        it.show(sample(gpu(1, power_milliwatts=100_000)))
         assert it.values(XID, "gpu", "UUID") == {("0", "GPU-0"): 79, ("1", "GPU-1"): 0}
         assert it.values(XIDS, "gpu", "xid")["0", "79"] == 1
         assert verdicts(it)["0", "ALL", "DCGM_FR_FALLEN_OFF_BUS"] == 20
@@ -56,7 +56,7 @@ def test_no_reading_of_a_lost_gpu_outlives_it(tmp_path: Path) -> None:
     it = watched(tmp_path)
     lose(it)
     it.clock.advance(6)
-    it.show(sample(gpu(1, power_watts=100.0)))
+    it.show(sample(gpu(1, power_milliwatts=100_000)))
     assert it.values(POWER, "gpu") == {("1",): 100.0}
     assert {watch for gpu_index, watch, _ in verdicts(it) if gpu_index == "0"} == {"ALL"}
 

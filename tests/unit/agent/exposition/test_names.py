@@ -70,7 +70,7 @@ def test_no_family_of_the_page_holds_a_device_and_parts_of_it(profile: str) -> N
     it = node(ExpositionSettings(profile=profile, process_series=True), one="ml/a/main")  # type: ignore[arg-type]  # one of the two
     it.show(
         sample(
-            gpu(0, utilization_ratio=0.5, memory_used_bytes=2 * GIB, power_watts=300.0),
+            gpu(0, utilization_ratio=0.5, memory_used_bytes=2 * GIB, power_milliwatts=300_000),
             containers=["one"],
             processes=[process(0, 0)],
             allocations=[
@@ -88,7 +88,7 @@ def test_a_lean_page_shows_less_of_our_own_names_and_no_less_of_dcgms() -> None:
     pages = {}
     for profile in ("lean", "full"):
         it = node(ExpositionSettings(profile=profile))
-        it.show(sample(gpu(0, utilization_ratio=0.5, sm_clock_hertz=10**9, power_watts=1.0)))
+        it.show(sample(gpu(0, utilization_ratio=0.5, sm_clock_hertz=10**9, power_milliwatts=1_000)))
         lines = it.page().decode().splitlines()
         pages[profile] = {line.partition("{")[0] for line in lines if not line.startswith("#")}
     more = pages["full"] - pages["lean"]

@@ -39,8 +39,10 @@ def test_own_values_are_the_records_own() -> None:
                 0,
                 utilization_ratio=0.25,
                 memory_used_bytes=GIB + 1,
-                throttling=GpuThrottling(power_seconds_total=1.5, thermal_seconds_total=0.5),
-                limits=GpuLimits(power_limit_enforced_watts=700.0),
+                throttling=GpuThrottling(
+                    power_ns_total=1_500_000_000, thermal_ns_total=500_000_000
+                ),
+                limits=GpuLimits(power_limit_enforced_milliwatts=700_000),
                 health=GpuHealth(remapped_rows_failed=False, recovery_action="reset"),
             )
         )

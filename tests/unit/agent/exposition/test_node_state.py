@@ -170,7 +170,7 @@ def test_a_changed_list_of_counters_is_read_again_and_one_with_a_mistake_is_not(
     file = tmp_path / "counters.csv"
     file.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, x")
     it = node(ExpositionSettings(counters_file=file))
-    shown = sample(gpu(0, temperature_celsius=40, power_watts=1.0))
+    shown = sample(gpu(0, temperature_celsius=40, power_milliwatts=1_000))
     it.show(shown)
     assert it.lines(TEMPERATURE)
 

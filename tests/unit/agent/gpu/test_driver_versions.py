@@ -20,9 +20,9 @@ SMOOTHING = 7
 BEFORE: Final = {251: 269, 252: 270, 253: 271}
 """The throttle counters as drivers up to 580.65 number them, by the numbers of today."""
 THROTTLED = {
-    "throttling.software_thermal_seconds_total": 0,
-    "throttling.hardware_thermal_seconds_total": 3_000_000_000,
-    "throttling.power_brake_seconds_total": 0,
+    "throttling.software_thermal_ns_total": 0,
+    "throttling.hardware_thermal_ns_total": 3_000_000_000,
+    "throttling.power_brake_ns_total": 0,
 }
 
 
@@ -89,7 +89,7 @@ def test_no_driver_gives_power_smoothing_as_seconds(
     readings = throttled_on(version, numbers)
     assert {name: readings[name] for name in THROTTLED if name in readings} == expected
     # What every driver numbers alike is there whatever it is.
-    assert readings["throttling.thermal_seconds_total"] == 3_000_000_000
+    assert readings["throttling.thermal_ns_total"] == 3_000_000_000
 
 
 def throttled_on(version: str | int, numbers: Mapping[int, int]) -> Mapping[str, Any]:
@@ -119,5 +119,5 @@ def test_a_driver_that_was_exchanged_is_asked_by_its_own_numbers() -> None:
     session = NvmlSession(driver)
     before = readings_of(session)
     driver.version, driver.numbers = "580.95.05", TODAY
-    assert before["throttling.hardware_thermal_seconds_total"] == 3_000_000_000
+    assert before["throttling.hardware_thermal_ns_total"] == 3_000_000_000
     assert readings_of(session) == before

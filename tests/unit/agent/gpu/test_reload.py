@@ -39,8 +39,8 @@ def test_counters_that_a_reload_set_back_are_named_and_lifetime_counts_are_not()
     )
     assert before.details.resets is None
     assert after.details.resets == [
-        "energy_total_joules",
-        "power_seconds_total",
+        "energy_total_millijoules",
+        "power_ns_total",
         "pcie_sent_bytes_total",
         "pcie_received_bytes_total",
         "ecc_corrected_volatile_total",

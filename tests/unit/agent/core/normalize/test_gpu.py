@@ -110,27 +110,6 @@ def test_utilization_falls_back_to_the_drivers_latest_window() -> None:
     assert read(BLANK).reading.utilization_ratio is None
 
 
-def test_energy_is_the_counters_difference() -> None:
-    tick = read(replace(BLANK, energy_millijoules=5500), replace(PRIMED, energy_millijoules=5000))
-    assert (tick.reading.energy_joules, tick.reading.energy_total_joules) == (0.5, 5.5)
-
-
-@pytest.mark.parametrize(
-    ("law", "before", "now"),
-    [
-        ("a counter that fell has started again", 5000, 400),
-        ("no difference without a first reading", None, 5000),
-        ("no difference without a second one", 5000, None),
-    ],
-)
-def test_energy_is_absent_where_there_is_no_difference(
-    law: str, before: int | None, now: int | None
-) -> None:
-    tick = read(replace(BLANK, energy_millijoules=now), replace(PRIMED, energy_millijoules=before))
-    assert tick.reading.energy_joules is None, law
-    assert not tick.dropped_readings
-
-
 @pytest.mark.parametrize(
     ("field", "value", "reading"),
     [
@@ -140,12 +119,12 @@ def test_energy_is_absent_where_there_is_no_difference(
         ("memory_total_bytes", 2**64 - 1, "memory_total_bytes"),
         ("memory_used_bytes", 2**64 - 1, "memory_used_bytes"),
         ("memory_reserved_bytes", 2**64 - 1, "memory_reserved_bytes"),
-        ("power_milliwatts", 3_000_001, "power_watts"),
+        ("power_milliwatts", 3_000_001, "power_milliwatts"),
         ("readings", {"temperature_celsius": 151}, "temperature_celsius"),
         ("readings", {"temperature_celsius": -21}, "temperature_celsius"),
         ("readings", {"sm_clock_hertz": 2**32 - 1}, "sm_clock_hertz"),
         ("readings", {"memory_clock_hertz": 2**32 - 1}, "memory_clock_hertz"),
-        ("energy_millijoules", 2**64 - 1, "energy_total_joules"),
+        ("energy_millijoules", 2**64 - 1, "energy_total_millijoules"),
     ],
 )
 def test_a_value_that_cannot_be_true_is_absent_and_counted(
@@ -176,19 +155,17 @@ def test_a_gpu_that_was_silent_says_nothing_of_the_time_before_the_interval() ->
         samples=samples(*[90] * 20, *[10] * 6),
         process_samples=uses(7, *[90] * 20, *[10] * 6),
         processes=(compute(7),),
-        energy_millijoules=5000,
     )
     tick = read(answers, before=None)
     assert tick.reading.utilization_ratio == pytest.approx(0.1)
-    assert tick.reading.energy_joules is None
     assert usage(tick, 7).sm_ratio == pytest.approx(0.1)
 
 
 def test_a_clock_that_was_set_back_is_found_again() -> None:
     ahead = SampleCursor(gpu_us=2 * START_US, memory_us=2 * START_US, process_us=2 * START_US)
-    state = GpuState(last_seen=ahead, energy_millijoules=1)
+    state = GpuState(last_seen=ahead)
     for _ in range(6):
-        state = read(replace(BLANK, samples=(), energy_millijoules=1), state).state
+        state = read(replace(BLANK, samples=()), state).state
     assert state.last_seen == SampleCursor()
     tick = read(replace(BLANK, samples=samples(*[90] * 20, *[10] * 6)), state)
     assert tick.reading.utilization_ratio == pytest.approx(0.1)
@@ -353,3 +330,68 @@ def test_a_sample_of_nobody_or_beyond_belief_is_left_out_and_counted(
     assert usage(tick, 7).sm_ratio == 0.0
     assert dict(tick.dropped_samples) == {reason: 1}
     assert tick.state.last_seen.process_us == START_US
+
+
+# Whether a board is without a process, so that what it draws is its idle draw.
+
+FREE = replace(
+    BLANK,
+    percent=0,
+    processes=(),
+    memory_total_bytes=80 << 30,
+    memory_used_bytes=4 << 20,
+    memory_reserved_bytes=600 << 20,
+    power_milliwatts=70_000,
+)
+CUT = replace(
+    FREE,
+    percent=None,
+    mig_enabled=True,
+    profiling={"profiling.graphics_engine_active_ratio": 0.0},
+    memory_used_bytes=80 << 20,
+    instances=tuple(RawGpuSample(uuid=f"MIG-{n}", index=0, processes=()) for n in range(2)),
+)
+
+
+def idle_draw(answers: RawGpuSample) -> int | None:
+    tick = read(answers, None, seconds=10)
+    return read(answers, tick.state, seconds=10).reading.idle_draw_milliwatts
+
+
+@pytest.mark.parametrize(
+    ("law", "answers"),
+    [
+        ("nobody is listed and no kernel ran", FREE),
+        ("an older driver's reserve is in what is in use", replace(
+            FREE, memory_used_bytes=700 << 20, memory_reserved_bytes=None)),
+        ("all instances are free, and the chip's counters say that no kernel ran", CUT),
+    ],
+)  # fmt: skip
+def test_a_board_is_free_where_nobody_is_on_it(law: str, answers: RawGpuSample) -> None:
+    assert idle_draw(answers) == 70_000, law
+
+
+@pytest.mark.parametrize(
+    ("law", "answers"),
+    [
+        ("somebody is there", replace(FREE, processes=(compute(7),))),
+        ("a list failed", replace(FREE, processes=None)),
+        ("a kernel ran", replace(FREE, percent=1)),
+        ("nobody knows whether a kernel ran", replace(FREE, percent=None)),
+        ("memory shows somebody unlisted", replace(FREE, memory_used_bytes=101 << 20)),
+        ("somebody is in an instance", replace(CUT, instances=(
+            CUT.instances[0], replace(CUT.instances[1], processes=(compute(7),))))),
+        ("an instance's list failed", replace(CUT, instances=(
+            CUT.instances[0], replace(CUT.instances[1], processes=None)))),
+        ("no counters of the chip are there", replace(CUT, profiling={})),
+    ],
+)  # fmt: skip
+def test_a_board_is_not_free_where_somebody_may_be_on_it(law: str, answers: RawGpuSample) -> None:
+    assert idle_draw(answers) is None, law
+
+
+def test_what_is_known_of_the_idle_draw_outlives_a_silence_and_a_new_driver() -> None:
+    first = read(FREE, read(FREE, None, seconds=10).state, seconds=10)
+    silent = first.state.forget()
+    back = read(replace(FREE, processes=(compute(7),), energy_millijoules=5), silent)
+    assert back.reading.idle_draw_milliwatts == 70_000

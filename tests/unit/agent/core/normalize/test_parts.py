@@ -38,15 +38,15 @@ def value_of(tick: GpuTick, name: str) -> Any:
         ("readings", "encoder_utilization_ratio", 25, 0.25),
         ("readings", "memory_temperature_celsius", 61, 61),
         ("readings", "sm_clock_hertz", 1980, 1_980_000_000),
-        ("readings", "power_instant_watts", 412_345, 412.345),
+        ("readings", "power_instant_milliwatts", 412_345, 412_345),
         ("readings", "performance_state", 15, 15),
         ("readings", "throttling.reasons", 0x1FF, 0x1FF),
-        ("readings", "throttling.power_seconds_total", 1_500_000_000, 1.5),
+        ("readings", "throttling.power_ns_total", 1_500_000_000, 1_500_000_000),
         ("readings", "traffic.pcie_sent_bytes_total", 1000, 1000),
         ("readings", "traffic.nvlink_sent_bytes_total", 3, 3072),
         ("profiling", "profiling.sm_occupancy_ratio", 12.5, 0.125),
         ("profiling", "profiling.sm_active_ratio", 100.000001, 1.0),
-        ("profiling", "profiling.pcie_sent_bytes_per_second", 1.5, 1_572_864.0),
+        ("profiling", "profiling.pcie_sent_bytes_per_second", 1.5, 1_572_864),
         ("profiling", "profiling.nvdec_active_ratios", [50.0, 0.0], [0.5, 0.0]),
         ("health", "health.recovery_action", 4, "drain_and_reset"),
         ("health", "health.remapped_rows_pending", 1, True),
@@ -54,7 +54,7 @@ def value_of(tick: GpuTick, name: str) -> Any:
         ("health", "health.ecc_corrected_volatile_total", 7, 7),
         ("health", "health.fan_speed_ratio", 30, 0.3),
         ("health", "health.fan_speed_ratio", 112, 1.12),
-        ("health", "limits.power_limit_min_watts", 200_000, 200.0),
+        ("health", "limits.power_limit_min_milliwatts", 200_000, 200_000),
         ("health", "limits.temperature_slowdown_celsius", 89, 89),
     ],
 )
@@ -71,8 +71,8 @@ def test_a_value_becomes_ours_in_base_units(group: str, name: str, value: Any, o
         ("readings", "encoder_utilization_ratio", 101, "out_of_range"),
         ("readings", "performance_state", 32, "out_of_range"),
         ("readings", "memory_temperature_celsius", 2**32 - 1, "out_of_range"),
-        ("readings", "power_instant_watts", -1, "out_of_range"),
-        ("readings", "throttling.power_seconds_total", 2**64 - 1, "out_of_range"),
+        ("readings", "power_instant_milliwatts", -1, "out_of_range"),
+        ("readings", "throttling.power_ns_total", 2**64 - 1, "out_of_range"),
         ("readings", "traffic.nvlink_sent_bytes_total", 2**64 - 1, "out_of_range"),
         ("profiling", "profiling.sm_active_ratio", 100.6, "out_of_range"),
         ("profiling", "profiling.sm_active_ratio", math.inf, "not_a_number"),
@@ -82,7 +82,7 @@ def test_a_value_becomes_ours_in_base_units(group: str, name: str, value: Any, o
         ("health", "health.recovery_action", 99, "unknown"),
         ("health", "health.sram_threshold_exceeded", 2, "unknown"),
         ("health", "health.fabric_state", "completed", "not_a_number"),
-        ("health", "limits.power_limit_max_watts", 2**32 - 1, "out_of_range"),
+        ("health", "limits.power_limit_max_milliwatts", 2**32 - 1, "out_of_range"),
     ],
 )
 def test_what_cannot_be_true_is_absent_and_counted_by_reading_and_reason(
@@ -151,7 +151,7 @@ def test_a_counter_that_fell_is_named_also_where_ticks_without_it_lie_between() 
     between = read(first.state, 2, energy_millijoules=6000)
     last = read(between.state, 3, health={name: 2}, energy_millijoules=100)
     assert (first.details.resets, between.details.resets) == (None, None)
-    assert last.details.resets == ["energy_total_joules", "ecc_corrected_volatile_total"]
+    assert last.details.resets == ["energy_total_millijoules", "ecc_corrected_volatile_total"]
 
 
 SENT = "health.nvlink_link_sent_bytes_totals"
@@ -181,7 +181,7 @@ FULL_SPEED = {
     ("health", SENT): 200 << 20,
     ("readings", "traffic.pcie_sent_bytes_total"): 200 << 30,
     ("readings", "traffic.nvlink_sent_bytes_total"): 3 << 30,
-    ("readings", "throttling.power_seconds_total"): 10**9,
+    ("readings", "throttling.power_ns_total"): 10**9,
 }
 """Of counters that are bounded: by how much one may rise in a second, in the driver's unit."""
 
@@ -208,7 +208,7 @@ def test_a_fast_counter_is_believed_however_long_it_was_not_read(
     assert not tick.dropped_readings
     assert tick.details.resets is None
     assert all(value_of(tick, name) for _, name in FULL_SPEED)
-    assert tick.reading.energy_total_joules
+    assert tick.reading.energy_total_millijoules
 
 
 def test_a_link_that_leapt_is_absent_alone_and_no_reset() -> None:
@@ -224,16 +224,16 @@ def test_a_link_that_leapt_is_absent_alone_and_no_reset() -> None:
 def test_counters_are_remembered_over_a_tick_in_which_the_gpu_did_not_answer() -> None:
     first = read(energy_millijoules=5000)
     after = read(first.state.forget(), 3, energy_millijoules=100)
-    assert after.details.resets == ["energy_total_joules"]
-    assert after.reading.energy_joules is None
+    assert after.details.resets == ["energy_total_millijoules"]
+    assert after.reading.energy_millijoules is None
 
 
 def test_a_counter_that_leapt_is_absent_counted_and_no_reset() -> None:
-    name = "throttling.power_seconds_total"
+    name = "throttling.power_ns_total"
     first = read(readings={name: 0})
     leapt = read(first.state, 2, readings={name: 10**17})
     back = read(leapt.state, 3, readings={name: 10**9})
     assert value_of(leapt, name) is None
     assert dict(leapt.dropped_readings) == {(name, "leap"): 1}
-    assert value_of(back, name) == 1.0
+    assert value_of(back, name) == 10**9
     assert back.details.resets is None

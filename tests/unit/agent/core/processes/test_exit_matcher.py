@@ -11,6 +11,7 @@ from gpuledger.records import GpuTotals, ProcessRecord
 from tests.fakes.nvml import FakeProcfs
 
 SECOND_NS = 1_000_000_000
+HALF_NS = SECOND_NS // 2
 BOOT_NS = 1_700_000_000 * SECOND_NS
 ONE, TWO = "a" * 64, "b" * 64
 
@@ -46,16 +47,16 @@ class Node:
 
 
 def account(
-    pid: int, *, opened: float | None, gpu: str = "GPU-0", busy: float = 0.5, held: int = 7
+    pid: int, *, opened: float | None, gpu: str = "GPU-0", busy_ns: int = HALF_NS, held: int = 7
 ) -> Account:
     started_ns = None if opened is None else BOOT_NS + round(opened * SECOND_NS)
     return pid, GpuTotals(
-        gpu_uuid=gpu, busy_seconds=busy, max_memory_bytes=held, started_time_ns=started_ns
+        gpu_uuid=gpu, busy_ns=busy_ns, max_memory_bytes=held, started_time_ns=started_ns
     )
 
 
-def told(records: Sequence[ProcessRecord]) -> list[tuple[str, int, str | None, float | None]]:
-    return [(one.change, one.pid, one.container_id, one.busy_seconds) for one in records]
+def told(records: Sequence[ProcessRecord]) -> list[tuple[str, int, str | None, int | None]]:
+    return [(one.change, one.pid, one.container_id, one.busy_ns) for one in records]
 
 
 @pytest.fixture
@@ -72,16 +73,16 @@ def test_without_accounts_an_end_is_told_at_once(node: Node) -> None:
 
 def test_an_end_carries_what_the_process_used(node: Node) -> None:
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
-    (end,) = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=60, busy=12.5)]})
-    assert (end.change, end.busy_seconds, end.max_memory_bytes) == ("ended", 12.5, 7)
-    assert end.totals == [account(7, opened=60, busy=12.5)[1]]
+    (end,) = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=60, busy_ns=25 * HALF_NS)]})
+    assert (end.change, end.busy_ns, end.max_memory_bytes) == ("ended", 25 * HALF_NS, 7)
+    assert end.totals == [account(7, opened=60, busy_ns=25 * HALF_NS)[1]]
 
 
 def test_an_end_waits_for_its_account_but_not_for_ever(node: Node) -> None:
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
     assert node.tick({"GPU-0": []}, {"GPU-0": []}) == []
     late = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=60)]})
-    assert told(late) == [("ended", 7, ONE, 0.5)]
+    assert told(late) == [("ended", 7, ONE, HALF_NS)]
     assert late[0].time_ns == 102 * SECOND_NS
     node.start(7, seconds=103)
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
@@ -96,9 +97,9 @@ def test_a_process_on_two_gpus_ends_once_with_both(node: Node) -> None:
     node.tick(both, {"GPU-0": [], "GPU-1": []})
     gone: dict[str, list[int]] = {"GPU-0": [], "GPU-1": []}
     assert node.tick(gone, {"GPU-0": [account(7, opened=60)], "GPU-1": []}) == []
-    other = account(7, opened=60, gpu="GPU-1", busy=2.0, held=9)
+    other = account(7, opened=60, gpu="GPU-1", busy_ns=4 * HALF_NS, held=9)
     (end,) = node.tick(gone, {"GPU-0": [], "GPU-1": [other]})
-    assert (end.busy_seconds, end.max_memory_bytes) == (2.5, 9)
+    assert (end.busy_ns, end.max_memory_bytes) == (5 * HALF_NS, 9)
     assert [one.gpu_uuid for one in end.totals or ()] == ["GPU-0", "GPU-1"]
 
 
@@ -109,20 +110,21 @@ def test_what_a_process_used_of_a_gpu_that_it_left_waits_for_its_end(node: Node)
     for _ in range(20):
         assert node.tick({"GPU-0": [7], "GPU-1": []}, {"GPU-0": [], "GPU-1": []}) == []
     (end,) = node.tick(
-        {"GPU-0": [], "GPU-1": []}, {"GPU-0": [account(7, opened=60, busy=1)], "GPU-1": []}
+        {"GPU-0": [], "GPU-1": []},
+        {"GPU-0": [account(7, opened=60, busy_ns=2 * HALF_NS)], "GPU-1": []},
     )
-    assert end.busy_seconds == 1.5
+    assert end.busy_ns == 3 * HALF_NS
 
 
 def test_a_process_that_no_list_ever_showed_is_seen_and_ended(node: Node) -> None:
-    records = node.tick({"GPU-0": []}, {"GPU-0": [account(9, opened=100.2, busy=0.25)]})
-    assert told(records) == [("seen", 9, None, None), ("ended", 9, None, 0.25)]
+    records = node.tick({"GPU-0": []}, {"GPU-0": [account(9, opened=100.2, busy_ns=HALF_NS // 2)]})
+    assert told(records) == [("seen", 9, None, None), ("ended", 9, None, HALF_NS // 2)]
     assert {one.started_boottime_ns for one in records} == {None}
 
 
 def test_one_that_lives_on_without_the_gpu_is_known_by_its_files(node: Node) -> None:
     records = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=100.2)]})
-    assert told(records) == [("seen", 7, ONE, None), ("ended", 7, ONE, 0.5)]
+    assert told(records) == [("seen", 7, ONE, None), ("ended", 7, ONE, HALF_NS)]
 
 
 def test_one_whose_pid_is_another_processs_by_now_is_in_no_container(node: Node) -> None:
@@ -139,8 +141,8 @@ def test_an_account_that_comes_again_is_told_once(node: Node) -> None:
 def test_an_account_that_began_after_the_last_list_is_another_processs(node: Node) -> None:
     """The driver keeps the latest of a pid only: what the one before used is lost, not mixed up."""
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
-    first = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=101.5, busy=0.1)]})
-    assert [(one.change, one.busy_seconds) for one in first] == [("seen", None), ("ended", 0.1)]
+    first = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=101.5, busy_ns=HALF_NS // 5)]})
+    assert [(one.change, one.busy_ns) for one in first] == [("seen", None), ("ended", HALF_NS // 5)]
     rest = [one for _ in range(8) for one in node.tick({"GPU-0": []}, {"GPU-0": []})]
     assert told(rest) == [("ended", 7, ONE, None)]
 
@@ -159,13 +161,13 @@ def test_a_clock_that_is_set_costs_no_process_its_account(node: Node) -> None:
     node.set_by_seconds = 3600
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
     ends = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=60)]})
-    assert told(ends) == [("ended", 7, ONE, 0.5)]
+    assert told(ends) == [("ended", 7, ONE, HALF_NS)]
 
 
 def test_an_account_without_a_start_goes_by_the_pid(node: Node) -> None:
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
     assert told(node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=None)]})) == [
-        ("ended", 7, ONE, 0.5)
+        ("ended", 7, ONE, HALF_NS)
     ]
 
 

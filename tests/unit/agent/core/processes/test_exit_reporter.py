@@ -35,8 +35,12 @@ def closed(
     facts: ProcessFacts = IN_ONE,
     gpu: str = "GPU-0",
 ) -> ExitedProcess:
-    totals = GpuTotals(gpu_uuid=gpu, busy_seconds=busy, lifetime_seconds=lived)
-    return ExitedProcess(pid, facts, totals, None if opened is None else round(opened * NS))
+    totals = GpuTotals(gpu_uuid=gpu, busy_ns=ns(busy), lifetime_ns=ns(lived))
+    return ExitedProcess(pid, facts, totals, ns(opened))
+
+
+def ns(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * NS)
 
 
 class Node:
@@ -102,10 +106,10 @@ def test_an_end_is_told_by_the_tick_that_covers_it(node: Node) -> None:
         pid=7,
         started_boottime_ns=5 * NS,
         container=0,
-        lifetime_seconds=0.4,
-        busy_seconds=0.3,
-        sampled_busy_seconds=0.0,
-        reserved_busy_seconds=0.3,
+        lifetime_ns=400_000_000,
+        busy_ns=300_000_000,
+        sampled_busy_ns=0,
+        reserved_busy_ns=300_000_000,
         from_seq=11_000,
         from_time_ns=EPOCH_NS + 11 * NS,
         until_seq=12_000,
@@ -126,15 +130,15 @@ def test_what_ticks_said_of_it_is_said_beside_what_they_left(node: Node) -> None
     node.tick(ratio=0.2)
     node.tick(ratio=0.4, listed=[listed()])
     (end,) = node.tick(closed(11.9, 1.5, 1.0), ratio=0.1, listed=[listed(ended=True)])
-    assert end.sampled_busy_seconds == pytest.approx(0.5)
+    assert end.sampled_busy_ns == 500_000_000
     # It was not listed in second 11 and had the GPU open for its last 0.1 s, or a window more.
-    assert end.reserved_busy_seconds == pytest.approx(0.2)
+    assert end.reserved_busy_ns == 200_000_000
     assert (end.from_seq, end.until_seq) == (11_000, 13_000)
 
 
 def test_ends_on_one_gpu_share_what_is_nobodys(node: Node) -> None:
     ends = node.tick(closed(11.2, 0.4), closed(11.3, 0.4, pid=8), ratio=0.3)
-    assert [one.reserved_busy_seconds for one in ends] == pytest.approx([0.15, 0.15])
+    assert [one.reserved_busy_ns for one in ends] == [150_000_000, 150_000_000]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +173,7 @@ def test_an_end_waits_for_a_tick_of_its_gpu_but_not_for_ever(node: Node) -> None
 def test_a_gpu_that_is_cut_leaves_nothing_to_anybody(node: Node) -> None:
     whole = GpuReading(uuid="GPU-0", index=0, utilization_ratio=0.9, mig_enabled=True)
     (end,) = node.tick(closed(11.2, 0.4), reading=whole)
-    assert end.reserved_busy_seconds == 0.0
+    assert end.reserved_busy_ns == 0
 
 
 def test_without_accounts_nothing_is_remembered() -> None:

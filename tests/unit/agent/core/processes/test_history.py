@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.processes.accounting.exit_reporter import GpuHistory, ProcessInterval
+from agent.core.processes.accounting.exit_reporter import GpuHistory, ProcessInterval, split
 from agent.core.tick import TickInterval
 from gpuledger.records import GpuProcess, GpuReading, ProcessKind
 from tests.held_objects import is_bounded
@@ -38,7 +38,7 @@ def process(
 
 
 def interval(begin: float, end: float, untold: float) -> ProcessInterval:
-    return ProcessInterval(round(begin * NS), round(end * NS), untold)
+    return ProcessInterval(round(begin * NS), round(end * NS), round(untold * NS))
 
 
 def history_of(*ticks: tuple[float | None, Sequence[GpuProcess]]) -> GpuHistory:
@@ -68,15 +68,15 @@ def history_of(*ticks: tuple[float | None, Sequence[GpuProcess]]) -> GpuHistory:
 def test_a_tick_says_of_a_process_its_part_of_what_is_booked_on_its_container(
     ratio: float | None, processes: list[GpuProcess], said: float
 ) -> None:
-    seconds, first = history_of((ratio, processes)).pop_sampled((1, NS))
-    assert seconds == pytest.approx(said)
+    said_ns, first = history_of((ratio, processes)).pop_sampled((1, NS))
+    assert said_ns == said * NS
     assert first == covered(0)
 
 
 def test_what_ticks_said_of_a_process_is_summed_until_it_is_told() -> None:
     history = history_of((0.5, [process(1)]), (0.0, []), (0.25, [process(1)]))
-    assert history.pop_sampled((1, NS)) == (0.75, covered(0))
-    assert history.pop_sampled((1, NS)) == (0.0, None)
+    assert history.pop_sampled((1, NS)) == (0.75 * NS, covered(0))
+    assert history.pop_sampled((1, NS)) == (0, None)
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ def test_busy_time_is_nobodys_where_nobody_was_seen(
     processes: list[GpuProcess], *, is_nobodys: bool
 ) -> None:
     history = history_of((0.5, processes))
-    assert history.reserve([interval(0, 1, 9.0)]) == [0.5 if is_nobodys else 0.0]
+    assert history.reserve([interval(0, 1, 9.0)]) == [NS // 2 if is_nobodys else 0]
 
 
 def test_a_tick_that_lacks_the_gpu_leaves_nothing_to_anybody() -> None:
     history = GpuHistory()
     history.record(covered(0), None, [])
-    assert history.reserve([interval(0, 1, 1.0)]) == [0.0]
+    assert history.reserve([interval(0, 1, 1.0)]) == [0]
     assert history.ticks_of(interval(0, 1, 1.0)) == []
 
 
@@ -119,7 +119,8 @@ def test_a_tick_that_lacks_the_gpu_leaves_nothing_to_anybody() -> None:
 def test_what_is_nobodys_is_set_aside_for_those_who_were_there(
     intervals: list[ProcessInterval], given_seconds: list[float]
 ) -> None:
-    assert history_of((0.6, []), (0.6, [])).reserve(intervals) == pytest.approx(given_seconds)
+    reserved = history_of((0.6, []), (0.6, [])).reserve(intervals)
+    assert reserved == [round(seconds * NS) for seconds in given_seconds]
 
 
 spans = st.tuples(
@@ -132,12 +133,20 @@ def test_never_more_is_set_aside_than_there_was_however_often_it_is_asked_for(
     ratios: list[float], asked: list[list[ProcessInterval]]
 ) -> None:
     history = history_of(*((ratio, []) for ratio in ratios))
-    given_seconds = [history.reserve(intervals) for intervals in asked]
-    assert sum(map(sum, given_seconds)) <= sum(ratios) + 1e-9
-    for intervals, parts in zip(asked, given_seconds, strict=True):
+    reserved = [history.reserve(intervals) for intervals in asked]
+    assert sum(map(sum, reserved)) <= sum(round(ratio * 1_000_000) for ratio in ratios) * 1_000
+    for intervals, parts in zip(asked, reserved, strict=True):
         for one, part in zip(intervals, parts, strict=True):
-            assert 0.0 <= part <= one.missing_seconds + 1e-9
-            assert part <= (one.end_ns - one.begin_ns) / NS + 1e-9
+            assert 0 <= part <= min(one.missing_ns, one.end_ns - one.begin_ns)
+
+
+@given(st.integers(0, 2**62), st.lists(st.integers(0, 10**6), min_size=1, max_size=9))
+def test_parts_by_weight_sum_to_the_whole(whole: int, weights: list[int]) -> None:
+    parts = split(whole, weights)
+    assert sum(parts) == (whole if any(weights) else 0)
+    assert all(part >= 0 for part in parts)
+    if whole <= sum(weights):
+        assert all(part <= weight for part, weight in zip(parts, weights, strict=True))
 
 
 def test_memory_of_it_is_bounded() -> None:

@@ -15,7 +15,7 @@ ONE, TWO = "a" * 64, "b" * 64
 
 def account(pid: int, *, opened: float | None) -> Account:
     started_ns = None if opened is None else BOOT_NS + round(opened * SECOND_NS)
-    return pid, GpuTotals(gpu_uuid="GPU-0", busy_seconds=0.5, started_time_ns=started_ns)
+    return pid, GpuTotals(gpu_uuid="GPU-0", busy_ns=500_000_000, started_time_ns=started_ns)
 
 
 def seen(pid: int, *, started: int, at: int) -> SeenPids:
