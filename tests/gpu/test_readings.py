@@ -171,12 +171,13 @@ def test_the_chips_counters_agree_with_the_drivers_utilization(watched: list[Wat
 def test_the_average_draw_and_that_of_the_instant_are_of_one_board(watched: list[Watched]) -> None:
     for one in watched:
         reading, details = one.ticks[-1].reading, one.ticks[-1].details
-        limits, mean = details.limits, reading.power_milliwatts
-        instant = details.power_instant_milliwatts
-        if instant is not None and mean is not None:
-            assert instant == pytest.approx(mean, rel=0.5)
-        if limits and limits.power_limit_max_milliwatts and mean is not None:
-            assert mean < limits.power_limit_max_milliwatts * 1.2
+        limits = details.limits
+        if details.power_instant_milliwatts is not None and reading.power_milliwatts is not None:
+            assert details.power_instant_milliwatts == pytest.approx(
+                reading.power_milliwatts, rel=0.5
+            )
+        if limits and limits.power_limit_max_milliwatts and reading.power_milliwatts is not None:
+            assert reading.power_milliwatts < limits.power_limit_max_milliwatts * 1.2
 
 
 def test_the_links_carry_together_what_all_of_them_carry(watched: list[Watched]) -> None:
