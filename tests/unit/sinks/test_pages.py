@@ -12,7 +12,7 @@ import pytest
 
 from gpuledger.ledger.rows import EntryRow
 from gpuledger.ledger.series import FAMILIES
-from gpuledger.records import Account, GpuEvent
+from gpuledger.records import Account
 from gpuledger.schemas import schema_of
 from gpuledger.store.query import DERIVED_COLUMNS, entries_sql
 from gpuledger.store.schema import ENTRIES, GAPS, StoreColumn
@@ -21,7 +21,7 @@ from sinks.rows import encoded_rows_of
 from sinks.store.table import EntriesTable, GapsTable
 from tests.default_topics import ROWS
 from tests.unit.sinks.builders import SECOND_NS, START_NS, allocation, entry, event
-from tests.unit.sinks.store.storing import AT, STREAM, a_row, fill, query
+from tests.unit.sinks.store.storing import AT, STREAM, a_row, fill
 
 DOCS = Path(__file__).parents[3] / "docs"
 TYPES = {
