@@ -126,10 +126,11 @@ def test_idle_is_split_by_what_each_holds_and_the_rest_is_nobodys() -> None:
     found = idle(book_tick(sample(allocations=allocations))[0].entries)
     assert [one.allocation for one in found] == [0, 20, None]
     assert [one.busy_ns for one in found] == [125_000_000, 6_250_000, 368_750_000]
-    assert [(one.memory_bytes or 0) / GIB for one in found] == [
-        59 * 20 / 80,
-        59 / 80,
-        59 * 59 / 80,
+    assert sum(one.memory_bytes or 0 for one in found) == 59 * GIB
+    assert [one.memory_bytes for one in found] == [
+        59 * GIB * 20 // 80,
+        59 * GIB // 80,
+        59 * GIB * 59 // 80 + 1,
     ]
 
 
