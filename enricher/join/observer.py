@@ -238,11 +238,11 @@ class JoinObserver:
         self._ticks_to_check -= 1
         if not self._ticks_to_check:
             self._ticks_to_check = TICKS_PER_CHECK
-            self._check(event)
+            self._check(event, interval_ns=sample.interval_ns)
 
-    def _check(self, event: GpuEvent) -> None:
+    def _check(self, event: GpuEvent, *, interval_ns: int) -> None:
         """Hold the entries of a tick to what its devices read."""
-        wrong = next(imbalances(event.gpus, event.interval_ns), None)
+        wrong = next(imbalances(event.gpus, interval_ns), None)
         if wrong is None:
             return
         metrics.UNBALANCED_TOTAL.inc()

@@ -2,9 +2,9 @@
 
 Here lives what a reader needs beside a SQL engine, such as DuckDB. Nothing is written here.
 
-The table has whole numbers. The relation has them too, and beside them what people ask for: seconds,
-byte-seconds, joules, GPU-hours. All but the hours are decimals, which DuckDB multiplies and sums
-without rounding, in 38 digits: a sum over rows is what the events sum to, to the last digit.
+The table has whole numbers. The relation has them too, and beside them what people ask for:
+seconds, byte-seconds, joules, GPU-hours. All but the hours are decimals, which DuckDB multiplies
+and sums without rounding, in 38 digits: a sum over rows is what the events sum to, to the last one.
 """
 
 from collections.abc import Mapping

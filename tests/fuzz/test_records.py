@@ -13,7 +13,7 @@ from gpuledger.bus.protocol import Record
 from gpuledger.codec import Decoder, decoder_of, encode, validate
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import UndecodableError
-from gpuledger.ledger.quantities import conservation_error
+from gpuledger.ledger.quantities import imbalances
 from gpuledger.records import AttributedIncident, DeadLetter, GpuEvent, NodeSample
 from gpuledger.topics import Topic
 from tests.default_topics import (
@@ -32,7 +32,6 @@ from tests.fuzz.mutations import changed_bytes, changed_json
 from tests.unit.enricher.join.ticks import anywhere
 
 MESSAGES = Path(__file__).parents[1] / "data" / "messages"
-MAX_ERROR = 1e-9
 SAMPLE_OF = Decoder(topic=SAMPLES.name, record=NodeSample)
 
 
@@ -99,7 +98,7 @@ def test_what_the_join_makes_of_anything_can_be_read_and_balances(
         decoder_of(ATTRIBUTED_INCIDENTS.name, AttributedIncident).decode(one.value)
     refuse_too_large(EVENTS.name, [*events, *attributed])
     if read:
-        assert conservation_error(read[0].gpus, read[0].interval_ns / 1e9) <= MAX_ERROR
+        assert list(imbalances(read[0].gpus, read[0].interval_ns)) == []
     check_letters(dead_letters, producer)
 
 

@@ -14,6 +14,7 @@ from tests.real.services import web
 from tests.real.services.ports import free_ports
 from tests.real.services.process import Process
 from tests.real.sinks.running_sinks import NODES, SINK, Sink, make_topics, publish, ticks
+from tests.unit.sinks.builders import SECOND_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,7 @@ from collections import defaultdict
 import pytest
 
 from enricher.join.booking.books import book_tick
-from enricher.join.booking.shares import idle_watts
+from enricher.join.booking.shares import idle_milliwatts
 from simulator.clock import ManualClock
 from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
@@ -54,10 +54,11 @@ def test_a_pod_is_debited_with_what_its_kernels_drew_and_idle_draw_for_their_tim
         for row in book_tick(sample):
             for entry in row.entries:
                 name = pod_of(entry, sample) or str(entry.account)
-                joules[name] += entry.joules or 0.0
+                joules[name] += (entry.energy_millijoules or 0) / 1e3
 
-    watts = idle_watts(MODEL)
-    assert watts is not None
+    milliwatts = idle_milliwatts(MODEL)
+    assert milliwatts is not None
+    watts = milliwatts / 1e3
     start_ns, end_ns = samples[0].time_ns - samples[0].interval_ns, samples[-1].time_ns
     pods = simulation.truth(start_ns, end_ns)
     for pod in pods:

@@ -74,7 +74,7 @@ class Run:
         for sample in self.samples:
             for books in book_tick(sample):
                 for entry in books.entries:
-                    found[pod_of(entry, sample)] += entry.busy_seconds or 0.0
+                    found[pod_of(entry, sample)] += (entry.busy_ns or 0) / 1e9
         return found
 
 

@@ -57,7 +57,7 @@ class Run:
         for sample in self.samples:
             for books in book_tick(sample):
                 for entry in books.entries:
-                    found[_owner_of(entry, sample)] += entry.busy_seconds or 0.0
+                    found[_owner_of(entry, sample)] += (entry.busy_ns or 0) / 1e9
         return found
 
     def settled(self) -> Mapping[EntryOwner, float]:
@@ -66,7 +66,7 @@ class Run:
         for sample in self.samples:
             for settlement in settle_ends(sample) or ():
                 for entry in settlement.entries:
-                    found[_owner_of(entry, sample)] += entry.busy_seconds or 0.0
+                    found[_owner_of(entry, sample)] += (entry.busy_ns or 0) / 1e9
         return found
 
     def truth(self) -> Mapping[EntryOwner, float]:
@@ -219,7 +219,7 @@ def test_without_glances_nobody_is_known_and_nothing_is_settled() -> None:
 def test_in_no_time_more_is_settled_than_nobody_was_debited_with() -> None:
     run = play(11, pods_a_gpu=2, accounting="v2")
     nobodys = [
-        (sample.time_ns, place, entry.busy_seconds or 0.0)
+        (sample.time_ns, place, (entry.busy_ns or 0) / 1e9)
         for sample in run.samples
         for place, books in enumerate(book_tick(sample))
         for entry in books.entries
@@ -230,7 +230,7 @@ def test_in_no_time_more_is_settled_than_nobody_was_debited_with() -> None:
     begins, ends = {one.from_time_ns for one in made}, {one.until_time_ns for one in made}
     for begin, end, gpu in product(begins, ends, range(2)):
         settled = [
-            one.entries[0].busy_seconds or 0.0
+            (one.entries[0].busy_ns or 0) / 1e9
             for one in made
             if one.gpu == gpu and begin <= one.from_time_ns and one.until_time_ns <= end
         ]

@@ -70,7 +70,7 @@ def booked_over_true(small_ratio: float, kernel_seconds: float) -> float:
     for sample in samples:
         for row in book_tick(sample):
             for entry in row.entries:
-                booked[pod_of(entry, sample)] += entry.busy_seconds or 0.0
+                booked[pod_of(entry, sample)] += (entry.busy_ns or 0) / 1e9
     start_ns = samples[0].time_ns - samples[0].interval_ns
     truth = {one.pod: one for one in simulation.truth(start_ns, samples[-1].time_ns)}
     return booked[truth["small"].uid] / truth["small"].busy_seconds

@@ -12,6 +12,7 @@ from gpuledger.records import (
     GpuBooks,
     GpuEvent,
     MemoryMethod,
+    PodState,
     Settlement,
 )
 from gpuledger.records.base import MAX_VALUE_LENGTH, OpenEnum
@@ -95,7 +96,7 @@ def events(draw: st.DrawFn) -> GpuEvent:
     ]
     return event(
         gpus=gpus,
-        pods=draw(st.sampled_from([[], [pod()]])),
+        pods=draw(st.sampled_from([[], [pod()], [pod(state=PodState("a_state_of_tomorrow"))]])),
         allocations=[allocation(), allocation(pod="chat-0", container="serve")],
         time_ns=START_NS + draw(st.integers(0, 10 * SECOND_NS)),
         interval_ns=draw(st.integers(0, 10 * SECOND_NS)),

@@ -95,9 +95,9 @@ AMOUNTS = tuple(quantity.name for quantity in BOOKED)
 
 def entries_of(one: GpuEvent) -> Iterator[tuple[Entry, dict[str, str | None]]]:
     """Yield the entries of an event in their order, each with how its amounts were found."""
-    for books in one.gpus:
-        methods = (books.busy_method, books.memory_method, books.energy_method)
-        for booked in books.entries:
+    for of_gpu in one.gpus:
+        methods = (of_gpu.busy_method, of_gpu.memory_method, of_gpu.energy_method)
+        for booked in of_gpu.entries:
             yield booked, dict(zip(METHODS, methods, strict=True))
     for settled in one.settlements or ():
         for booked in settled.entries:

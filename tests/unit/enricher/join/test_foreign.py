@@ -61,7 +61,7 @@ async def test_a_tick_that_names_another_nodes_pod_is_booked_and_the_pod_gets_no
     ]
     assert event.containers == [container]
     (entry,) = [one for one in event.gpus[0].entries if one.account is Account.POD]
-    assert (entry.container, entry.busy_seconds) == (0, 0.5)
+    assert (entry.container, entry.busy_ns) == (0, 500_000_000)
     assert refused() == before + 1
     assert await given.letters() == []
 

@@ -53,7 +53,7 @@ PLAIN = {
     "memory_total_bytes": None,
     "memory_used_bytes": None,
     "memory_reserved_bytes": None,
-    "energy_joules": None,
+    "energy_millijoules": None,
 }
 
 

@@ -154,7 +154,7 @@ def test_a_process_that_ended_is_settled_in_the_event_of_the_tick_that_tells_it(
     event = event_of(stage.take_samples([tick]))
     assert event.settlements is not None
     (settlement,) = event.settlements
-    assert sum(one.busy_seconds or 0.0 for one in settlement.entries) == 0.0
+    assert sum(one.busy_ns or 0 for one in settlement.entries) == 0
     debtor = event.containers[settlement.entries[0].container or 0]
     assert [pod.name for pod in event.pods if pod.uid == debtor.pod_uid] == ["train-1"]
     assert value_of("gpuledger_join_settled_seconds_total") - before == 0.5

@@ -88,6 +88,6 @@ def used_in(events: Sequence[GpuEvent]) -> tuple[dict[str | None, float], dict[s
         for books in event.gpus:
             for entry in books.entries:
                 if entry.account is not Account.IDLE:
-                    seconds[pod_of(entry, event)] += entry.busy_seconds or 0.0
-                    devices[books.reading.uuid] += entry.busy_seconds or 0.0
+                    seconds[pod_of(entry, event)] += (entry.busy_ns or 0) / 1e9
+                    devices[books.reading.uuid] += (entry.busy_ns or 0) / 1e9
     return seconds, devices

@@ -85,7 +85,7 @@ def ticks(draw: st.DrawFn, node: str, boot: str, *, seq: int, time_ns: int) -> N
                 uuid=f"GPU-{node}-{index}",
                 index=index,
                 utilization_ratio=draw(ratios),
-                energy_joules=draw(st.sampled_from([None, 0.0, 61.5, 699.125])),
+                energy_millijoules=draw(st.sampled_from([None, 0, 61_500, 699_125])),
             )
             for index in range(GPUS)
         ],
@@ -126,8 +126,8 @@ def ends(draw: st.DrawFn, containers: int) -> ProcessExit:
         container=draw(st.one_of(st.none(), st.integers(0, containers - 1)))
         if containers
         else None,
-        busy_seconds=draw(st.floats(0.0, 2.0)),
-        reserved_busy_seconds=draw(st.floats(0.0, 1.0)),
+        busy_ns=draw(st.integers(0, 2 * SECOND_NS)),
+        reserved_busy_ns=draw(st.integers(0, SECOND_NS)),
     )
 
 

@@ -58,7 +58,9 @@ def test_page_and_books_take_an_allocation_for_the_same_device(
         allocations=[allocation],
     )
 
-    assert [index for index, parts in enumerate(find_holders(sample)) if parts] == rows, case
+    assert [
+        row for row, held in enumerate(find_holders(sample)) if held.parts[0][0] is not None
+    ] == rows, case
     exclusive = [exclusive_holder(reading, [allocation]) for reading in ROWS]
     assert [index for index, holder in enumerate(exclusive) if holder] == rows, case
 

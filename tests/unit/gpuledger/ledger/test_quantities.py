@@ -1,25 +1,30 @@
-"""Quantities: what the chip's counters say of the device, apportioned by busy seconds."""
+"""Quantities: what the chip's counters say of the device, apportioned by busy time."""
+
+from decimal import Decimal
+from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpuledger.ledger.quantities import APPORTIONED, BOOKED, QUANTITIES, Quantity, apportion
-from gpuledger.records import Account, Entry, GpuBooks, GpuReading, Method
+from gpuledger.records import Account, Entry, GpuBooks, GpuReading
 
-SECONDS = 2.0
+INTERVAL_NS = 2_000_000_000
 
 
-def entry(account: Account, busy_seconds: float | None) -> Entry:
-    return Entry(account=account, busy_seconds=busy_seconds, method=Method.PROCESS_UTILIZATION)
+def entry(account: Account, busy_ns: int | None) -> Entry:
+    return Entry(account=account, busy_ns=busy_ns)
 
 
 def split(
     *entries: Entry, sm: float | None = 0.4, tensor: float | None = 0.2, mig: bool | None = None
-) -> list[dict[str, float]]:
+) -> list[dict[str, int]]:
     """Return the known amounts of each entry by name, of however many the table has."""
     reading = GpuReading(
         uuid="GPU-a", index=0, sm_active_ratio=sm, tensor_active_ratio=tensor, mig_enabled=mig
     )
-    found = apportion(GpuBooks(reading=reading, entries=list(entries)), SECONDS)
+    found = apportion(GpuBooks(reading=reading, entries=list(entries)), INTERVAL_NS)
     names = [quantity.name for quantity in APPORTIONED]
     return [
         {name: amount for name, amount in zip(names, amounts, strict=True) if amount is not None}
@@ -27,37 +32,60 @@ def split(
     ]
 
 
-def active(sm: float, tensor: float) -> dict[str, float]:
-    return {"sm_active_seconds": sm, "tensor_active_seconds": tensor}
+def active(sm: int, tensor: int) -> dict[str, int]:
+    return {"sm_active_ns": sm, "tensor_active_ns": tensor}
 
 
-POD, OTHER = entry(Account.POD, 1.2), entry(Account.HOST, 0.4)
-REST, NOBODY, IDLE = (
-    entry(Account.POD, 0.0),
-    entry(Account.UNATTRIBUTED, 0.0),
-    entry(Account.IDLE, 0.4),
-)
+POD, OTHER = entry(Account.POD, 1_200_000_000), entry(Account.HOST, 400_000_000)
+NOBODY, IDLE = entry(Account.UNATTRIBUTED, 0), entry(Account.IDLE, 400_000_000)
+ALL = active(800_000_000, 400_000_000)
+NOTHING = active(0, 0)
 
 
-def test_active_seconds_go_by_busy_seconds_and_idle_has_none() -> None:
+def test_active_time_goes_by_busy_time_and_idle_has_none() -> None:
     found = split(POD, OTHER, IDLE)
-    assert found[0] == pytest.approx(active(0.6, 0.3))
-    assert found[1] == pytest.approx(active(0.2, 0.1))
-    assert found[2] == {}
+
+    assert found == [active(600_000_000, 300_000_000), active(200_000_000, 100_000_000), {}]
+
+
+def test_what_does_not_divide_goes_by_the_largest_remainder_and_nothing_is_lost() -> None:
+    third = [entry(Account.POD, 7), entry(Account.HOST, 7), entry(Account.UNATTRIBUTED, 7)]
+
+    found = [amounts["sm_active_ns"] for amounts in split(*third, IDLE)[:3]]
+
+    assert sorted(found) == [266_666_666, 266_666_667, 266_666_667]
+
+
+@given(
+    busy=st.lists(st.none() | st.integers(0, INTERVAL_NS), min_size=1, max_size=8),
+    millionths=st.integers(0, 10**6),
+)
+def test_the_parts_are_the_whole_and_each_is_within_one_of_its_share(
+    busy: list[int | None], millionths: int
+) -> None:
+    entries = [entry(Account.POD, each) for each in busy]
+
+    parts = [amounts["sm_active_ns"] for amounts in split(*entries, NOBODY, sm=millionths / 10**6)]
+
+    total = Fraction(INTERVAL_NS * millionths, 10**6)
+    assert sum(parts) == round(total)
+    worked = sum(each or 0 for each in busy)
+    for part, each in zip(parts, busy, strict=False):
+        assert abs(part - total * (each or 0) / (worked or 1)) <= 1
 
 
 def test_without_counters_there_is_no_activity() -> None:
     assert split(POD, IDLE, sm=None, tensor=None) == [{}, {}]
 
 
-@pytest.mark.parametrize("busy", [0.0, None])
-def test_activity_where_nobody_was_seen_to_be_busy_is_nobodys(busy: float | None) -> None:
-    found = split(entry(Account.POD, busy), entry(Account.UNATTRIBUTED, busy), IDLE)
-    assert found == [active(0.0, 0.0), active(0.8, 0.4), {}]
+@pytest.mark.parametrize("busy_ns", [0, None])
+def test_activity_where_nobody_was_seen_to_be_busy_is_nobodys(busy_ns: int | None) -> None:
+    found = split(entry(Account.POD, busy_ns), entry(Account.UNATTRIBUTED, busy_ns), IDLE)
+    assert found == [NOTHING, ALL, {}]
 
 
 def test_activity_of_a_gpu_on_which_nothing_is_booked_but_idle_stays_there() -> None:
-    assert split(IDLE) == [active(0.8, 0.4)]
+    assert split(IDLE) == [ALL]
 
 
 def test_a_cut_gpus_activity_is_its_instances() -> None:
@@ -70,7 +98,7 @@ def test_a_tick_without_entries_has_no_activity() -> None:
 
 @pytest.mark.parametrize("quantity", QUANTITIES, ids=lambda quantity: quantity.name)
 def test_a_quantitys_name_ends_in_its_unit(quantity: Quantity) -> None:
-    ending = {"s": "_seconds", "By.s": "byte_seconds", "J": "joules"}[quantity.unit]
+    ending = {"ns": "_ns", "By": "_bytes", "mJ": "_millijoules"}[quantity.unit]
 
     assert quantity.name.endswith(ending)
 
@@ -78,3 +106,14 @@ def test_a_quantitys_name_ends_in_its_unit(quantity: Quantity) -> None:
 @pytest.mark.parametrize("quantity", BOOKED, ids=lambda quantity: quantity.name)
 def test_a_quantity_that_is_booked_is_a_field_of_an_entry(quantity: Quantity) -> None:
     assert hasattr(IDLE, quantity.name)
+
+
+AVERAGES = [("busy_ns", "0.5"), ("memory_bytes", "1000000000"), ("energy_millijoules", "500000")]
+
+
+@pytest.mark.parametrize(("name", "average"), AVERAGES)
+def test_an_average_is_in_base_units_by_the_second(name: str, average: str) -> None:
+    """Of what is held over the tick it is the amount itself."""
+    (quantity,) = [each for each in QUANTITIES if each.name == name]
+
+    assert quantity.averaged(10**9, INTERVAL_NS) == Decimal(average)

@@ -26,7 +26,7 @@ SECONDS = 20
 """No GPU of a scenario is cut anew in them."""
 OF_DEVICES = {"gpu_uuid", "gpu_index", "model"}
 OF_INSTANCES = {*OF_DEVICES, "parent_uuid", "gpu_instance", "compute_instance", "mig_profile"}
-OF_ACCOUNTS = {"account", "method", "pod", "namespace", "container", "holder_pod"}
+OF_ACCOUNTS = {"account", "busy_method", "pod", "namespace", "container", "holder_pod"}
 
 
 def names_of(family: Family) -> set[str]:

@@ -7,15 +7,15 @@ import pytest
 from msgspec.structs import replace
 
 from enricher.join.booking import books, settlement, shares
-from enricher.join.booking.shares import Claim, book_gpu, energy_of, idle_watts
+from enricher.join.booking.shares import Claim, book_gpu, energy_of, idle_milliwatts
 from gpuledger.ledger.holders import find_holders
 from gpuledger.ledger.quantities import apportion
-from gpuledger.records import Account, DeviceAllocation, GpuBooks, GpuReading, Method
-from tests.unit.enricher.join.ticks import GIB, sample
+from gpuledger.records import Account, BusyMethod, DeviceAllocation, EnergyMethod, GpuReading
+from tests.unit.enricher.join.ticks import GIB, SECOND_NS, sample
 
 ROOT: Final = Path(__file__).parents[5]
 PAGE: Final = (ROOT / "docs" / "attribution.md").read_text()
-SECONDS: Final = 2.0
+INTERVAL_NS: Final = 2 * SECOND_NS
 MEMORY_AFTER_THE_END_BYTES: Final = 34 * GIB
 
 
@@ -41,7 +41,8 @@ def device() -> GpuReading:
         memory_total_bytes=int(total) * GIB,
         memory_used_bytes=int(used) * GIB,
         memory_reserved_bytes=int(reserved) * GIB,
-        energy_joules=float(joules),
+        energy_millijoules=int(float(joules) * 1000),
+        energy_method=EnergyMethod.COUNTER,
         sm_active_ratio=float(active),
     )
 
@@ -68,7 +69,7 @@ def claims(*ended: str) -> list[Claim]:
         Claim(
             Account.HOST if name == "host" else Account.POD,
             None if name == "host" else NAMES.index(name),
-            sm_ratio=float(ratio),
+            sm_ppm=round(float(ratio) * 1_000_000),
             memory_bytes=None if name in ended else int(held) * GIB,
             has_ended=name in ended,
         )
@@ -88,21 +89,23 @@ def as_written(name: str) -> dict[tuple[str, str], tuple[float, ...]]:
 def as_booked(reading: GpuReading, found: list[Claim]) -> dict[tuple[str, str], tuple[float, ...]]:
     """Return what the join books, as a table of entries says it, with the sum."""
     (holders,) = find_holders(sample(gpus=[reading], allocations=allocations()))
-    entries = book_gpu(reading, found, SECONDS, energy=energy_of(reading, SECONDS), holders=holders)
-    books = GpuBooks(reading=reading, entries=entries)
+    energy = energy_of(reading, INTERVAL_NS)
+    booked = book_gpu(reading, reading, found, INTERVAL_NS, energy, holders)
+    assert booked.busy_method is BusyMethod.PROCESS_UTILIZATION
     rows = {
         (
             str(entry.account) if entry.container is None else NAMES[entry.container],
             "" if entry.allocation is None else str(entry.allocation),
         ): (
-            entry.busy_seconds or 0.0,
-            (entry.memory_byte_seconds or 0.0) / GIB,
-            entry.joules or 0.0,
-            sm_active_seconds or 0.0,
+            (entry.busy_ns or 0) / SECOND_NS,
+            (entry.memory_bytes or 0) / GIB,
+            (entry.energy_millijoules or 0) / 1000,
+            (sm_active_ns or 0) / SECOND_NS,
         )
-        for entry, (sm_active_seconds, _, _) in zip(entries, apportion(books, SECONDS), strict=True)
+        for entry, (sm_active_ns, _, _) in zip(
+            booked.entries, apportion(booked, INTERVAL_NS), strict=True
+        )
     }
-    assert {entry.method for entry in entries} == {Method.PROCESS_UTILIZATION}
     return rows | {("sum", ""): tuple(map(sum, zip(*rows.values(), strict=True)))}
 
 
@@ -134,7 +137,8 @@ def test_every_method_is_told_and_those_of_today_are_those_that_the_code_uses() 
     }
 
     assert told == {
-        method.value: "yes" if f"Method.{method.name}" in code else "no" for method in Method
+        method.value: "yes" if f"BusyMethod.{method.name}" in code else "no"
+        for method in BusyMethod
     }
 
 
@@ -145,7 +149,7 @@ def test_every_account_is_told() -> None:
 
 
 def test_the_page_tells_the_idle_draw_that_the_join_takes() -> None:
-    told = {product: float(watts) for product, watts in table("idle")}
+    told = {product: float(watts) * 1000 for product, watts in table("idle")}
 
-    assert {product: idle_watts(f"NVIDIA {product}") for product in told} == told
+    assert {product: idle_milliwatts(f"NVIDIA {product}") for product in told} == told
     assert len(told) == shares.LISTED_PRODUCTS

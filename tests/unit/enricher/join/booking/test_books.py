@@ -1,23 +1,30 @@
 """The entries of a GPU: to whom they go, how they were found, and that they sum to it."""
 
-import math
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from enricher.join.booking.books import book_tick
 from enricher.join.booking.shares import Claim, energy_of
 from enricher.join.booking.shares import book_gpu as book_row
-from gpuledger.records import Account, ContainerRef, Entry, GpuReading, Method, ProcessKind
-from tests.unit.enricher.join.ticks import GIB, process, reading, sample
+from gpuledger.records import (
+    Account,
+    BusyMethod,
+    ContainerRef,
+    EnergyMethod,
+    Entry,
+    GpuBooks,
+    GpuReading,
+    IdleDrawSource,
+    MemoryMethod,
+    ProcessKind,
+)
+from tests.unit.enricher.join.ticks import GIB, SECOND_NS, process, reading, sample
 
 POD, HOST, IDLE, NOBODY = Account.POD, Account.HOST, Account.IDLE, Account.UNATTRIBUTED
 
 
-def book_gpu(device: GpuReading, claims: list[Claim], seconds: float) -> list[Entry]:
+def book_gpu(device: GpuReading, claims: list[Claim], interval_ns: int = SECOND_NS) -> GpuBooks:
     """Book a GPU that is not cut and that nobody holds."""
-    return book_row(device, claims, seconds, energy=energy_of(device, seconds))
+    return book_row(device, device, claims, interval_ns, energy_of(device, interval_ns))
 
 
 def seconds_by_account(entries: list[Entry]) -> dict[str, float]:
@@ -25,7 +32,7 @@ def seconds_by_account(entries: list[Entry]) -> dict[str, float]:
     found: dict[str, float] = {}
     for entry in entries:
         name = str(entry.account if entry.container is None else entry.container)
-        found[name] = found.get(name, 0.0) + (entry.busy_seconds or 0.0)
+        found[name] = found.get(name, 0.0) + (entry.busy_ns or 0) / SECOND_NS
     return found
 
 
@@ -108,31 +115,59 @@ def test_busy_seconds_go_to_whoever_ran_kernels(
 
 
 METHODS = [
-    ([], Method.EXCLUSIVE),
-    ([Claim(POD, 0, sm_ratio=0.3)], Method.EXCLUSIVE),
-    ([Claim(POD, 0, sm_ratio=0.3), Claim(HOST)], Method.PROCESS_UTILIZATION),
-    ([Claim(POD, 0, memory_bytes=1), Claim(HOST)], Method.MEMORY_SHARE),
-    ([Claim(POD, 0), Claim(HOST)], Method.EQUAL_SHARE),
+    ([], BusyMethod.EXCLUSIVE, MemoryMethod.MEASURED),
+    ([Claim(POD, 0, sm_ppm=30)], BusyMethod.EXCLUSIVE, MemoryMethod.APPORTIONED),
+    (
+        [Claim(POD, 0, sm_ppm=30), Claim(HOST)],
+        BusyMethod.PROCESS_UTILIZATION,
+        MemoryMethod.MEASURED,
+    ),
+    (
+        [Claim(POD, 0, memory_bytes=21 * GIB), Claim(HOST)],
+        BusyMethod.MEMORY_SHARE,
+        MemoryMethod.SCALED,
+    ),
+    ([Claim(POD, 0), Claim(HOST)], BusyMethod.EQUAL_SHARE, MemoryMethod.MEASURED),
 ]
 
 
-@pytest.mark.parametrize(("claims", "method"), METHODS)
-def test_every_entry_says_how_it_was_found(claims: list[Claim], method: Method) -> None:
-    """All entries of a GPU carry the method by which its busy seconds were split."""
-    assert {entry.method for entry in book_gpu(reading(), claims, 1.0)} == {method}
+@pytest.mark.parametrize(("claims", "busy", "memory"), METHODS)
+def test_books_say_of_each_quantity_how_it_was_found(
+    claims: list[Claim], busy: BusyMethod, memory: MemoryMethod
+) -> None:
+    books = book_gpu(reading(), claims)
+    assert (books.busy_method, books.memory_method) == (busy, memory)
+    assert books.energy_method is EnergyMethod.COUNTER
+
+
+@pytest.mark.parametrize(
+    ("changes", "draw", "source"),
+    [
+        ({"model": "Vendor X"}, None, None),
+        ({"model": "NVIDIA L4"}, 15_000, IdleDrawSource.TABLE),
+        ({"model": "NVIDIA L4", "idle_draw_milliwatts": 12_345}, 12_345, IdleDrawSource.MEASURED),
+        ({"model": "NVIDIA L4", "energy_millijoules": None}, None, None),
+    ],
+)
+def test_books_say_by_which_idle_draw_energy_was_split(
+    changes: dict[str, object], draw: int | None, source: IdleDrawSource | None
+) -> None:
+    """So that a replay after a change of the table can be told apart."""
+    books = book_gpu(reading(**changes), [])
+    assert (books.idle_draw_milliwatts, books.idle_draw_source) == (draw, source)
 
 
 def test_the_drivers_reserved_memory_is_the_hosts() -> None:
     """A GPU with one pod has a host entry for what the driver keeps for itself."""
-    entries = book_gpu(reading(), [Claim(POD, 0, memory_bytes=20 * GIB)], 2.0)
-    held = {entry.account: entry.memory_byte_seconds for entry in entries}
-    assert held == {POD: 40 * GIB, HOST: 2 * GIB, IDLE: 118 * GIB}
+    entries = book_gpu(reading(), [Claim(POD, 0, memory_bytes=20 * GIB)]).entries
+    held = {entry.account: entry.memory_bytes for entry in entries}
+    assert held == {POD: 20 * GIB, HOST: GIB, IDLE: 59 * GIB}
 
 
 def test_memory_that_no_process_holds_is_unattributed() -> None:
     """Memory in use beyond what the processes hold has nobody to be booked on."""
-    entries = book_gpu(reading(), [Claim(POD, 0, memory_bytes=15 * GIB)], 1.0)
-    assert {e.account: e.memory_byte_seconds for e in entries}[NOBODY] == 5 * GIB
+    entries = book_gpu(reading(), [Claim(POD, 0, memory_bytes=15 * GIB)]).entries
+    assert {e.account: e.memory_bytes for e in entries}[NOBODY] == 5 * GIB
 
 
 def test_a_container_that_shows_neither_id_nor_pod_is_the_hosts() -> None:
@@ -177,83 +212,20 @@ def test_a_process_that_was_gone_before_it_could_be_read_is_unattributed() -> No
 @pytest.mark.parametrize(
     ("field", "missing"),
     [
-        ("busy_seconds", {"utilization_ratio": None}),
-        ("memory_byte_seconds", {"memory_total_bytes": None}),
-        ("joules", {"energy_joules": None, "power_watts": None}),
+        ("busy_ns", {"utilization_ratio": None}),
+        ("memory_bytes", {"memory_total_bytes": None}),
+        ("energy_millijoules", {"energy_millijoules": None}),
     ],
 )
 def test_a_quantity_that_the_driver_does_not_give_is_absent(
     field: str, missing: dict[str, None]
 ) -> None:
     """Absent is not zero: no entry has the field."""
-    entries = book_gpu(reading(**missing), [Claim(POD, 0, memory_bytes=GIB)], 1.0)
+    entries = book_gpu(reading(**missing), [Claim(POD, 0, memory_bytes=GIB)]).entries
     assert {getattr(entry, field) for entry in entries} == {None}
 
 
 def test_energy_without_busy_seconds_is_unattributed() -> None:
     """The device drew it, and nobody can be named."""
-    entries = book_gpu(reading(utilization_ratio=None), [Claim(POD, 0)], 1.0)
-    assert {entry.account: entry.joules for entry in entries}[NOBODY] == 300.0
-
-
-def test_power_stands_in_for_a_missing_energy_counter() -> None:
-    """Mean power times the interval is the energy."""
-    entries = book_gpu(reading(energy_joules=None, power_watts=100.0), [], 2.0)
-    assert sum(entry.joules or 0.0 for entry in entries) == pytest.approx(200.0)
-
-
-ratios = st.none() | st.floats(min_value=0.0, max_value=1.0)
-sizes = st.none() | st.integers(min_value=0, max_value=90 * GIB)
-claims = st.lists(
-    st.builds(
-        Claim,
-        account=st.just(POD),
-        container=st.integers(0, 100),
-        sm_ratio=st.none() | st.floats(min_value=0.0, max_value=3.0),
-        memory_bytes=sizes,
-        has_ended=st.booleans(),
-    ),
-    max_size=6,
-)
-hosts = st.lists(
-    st.builds(Claim, account=st.just(HOST), sm_ratio=ratios, memory_bytes=sizes), max_size=1
-)
-
-
-@given(
-    claims=claims,
-    host=hosts,
-    busy=ratios,
-    used=sizes,
-    reserved=sizes,
-    joules=st.none() | st.floats(min_value=0.0, max_value=1e4),
-    seconds=st.floats(min_value=0.01, max_value=100.0),
-)
-def test_the_entries_sum_to_the_device(  # noqa: PLR0917 - one argument a dimension of the law
-    claims: list[Claim],
-    host: list[Claim],
-    busy: float | None,
-    used: int | None,
-    reserved: int | None,
-    joules: float | None,
-    seconds: float,
-) -> None:
-    """Within 1e-9 of it, for each quantity that is known, and no entry is negative."""
-    device = reading(
-        utilization_ratio=busy,
-        memory_used_bytes=used,
-        memory_reserved_bytes=reserved,
-        energy_joules=joules,
-    )
-    entries = book_gpu(device, [*claims, *host], seconds)
-    totals = {
-        "busy_seconds": seconds,
-        "memory_byte_seconds": 80 * GIB * seconds,
-        "joules": joules,
-    }
-    for field, total in totals.items():
-        values = [getattr(entry, field) for entry in entries]
-        known = [value for value in values if value is not None]
-        assert all(value >= 0.0 for value in known)
-        assert not known or math.isclose(sum(known), total or 0.0, rel_tol=1e-9, abs_tol=1e-12)
-        assert len(known) in (0, len(values))
+    entries = book_gpu(reading(utilization_ratio=None), [Claim(POD, 0)]).entries
+    assert {entry.account: entry.energy_millijoules for entry in entries}[NOBODY] == 300_000

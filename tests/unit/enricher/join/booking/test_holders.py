@@ -1,7 +1,5 @@
 """Idle and its holders: what a container was given and did not use is told by its allocation."""
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 from enricher.join.booking.books import book_tick
 from gpuledger.ledger.holders import find_holders
 from gpuledger.records import Account, DeviceAllocation, Entry, GpuReading
-from tests.unit.enricher.join.ticks import GIB, process, reading, sample
+from tests.unit.enricher.join.ticks import GIB, SECOND_NS, process, reading, sample
 
 MIG_UUIDS = [f"MIG-00000000-0000-4000-8000-00000000000{digit}" for digit in range(3)]
 
@@ -37,46 +35,46 @@ def memory(number: int, pod: str) -> DeviceAllocation:
 
 
 HELD = [
-    ("by nobody", [], {}),
-    ("whole by one container", [allocation()], {0: 1.0}),
+    ("by nobody", [], {None: (1, 1)}),
+    ("whole by one container", [allocation()], {0: (1, 1)}),
     (
         "by a container that has another GPU too",
         [allocation(gpu_uuid="GPU-b"), allocation()],
-        {1: 1.0},
+        {1: (1, 1)},
     ),
-    ("one replica: nobody else may use it", [replica(3, "p")], {0: 1.0}),
-    ("replicas in equal parts", [replica(0, "p"), replica(1, "q")], {0: 0.5, 1: 0.5}),
+    ("one replica: nobody else may use it", [replica(3, "p")], {0: (1, 1)}),
+    ("replicas in equal parts", [replica(0, "p"), replica(1, "q")], {0: (1, 2), 1: (1, 2)}),
     (
         "two replicas of one container count twice, in one entry",
         [replica(0, "p"), replica(1, "q"), replica(2, "p")],
-        {0: 2 / 3, 1: 1 / 3},
+        {0: (2, 3), 1: (1, 3)},
     ),
     (
         "one claim of two pods: in equal parts",
         [allocation(pod="p", claim="research/c"), allocation(pod="q", claim="research/c")],
-        {0: 0.5, 1: 0.5},
+        {0: (1, 2), 1: (1, 2)},
     ),
     (
         "pieces of memory: by bytes, and the rest is nobody's",
         [*(memory(number, "p") for number in range(8)), memory(8, "q"), memory(9, "q")],
-        {0: 0.1, 8: 0.025},
+        {0: (8, 80), 8: (2, 80), None: (70, 80)},
     ),
-    ("a single piece of memory", [memory(0, "p")], {0: 1 / 80}),
+    ("a single piece of memory", [memory(0, "p")], {0: (1, 80), None: (79, 80)}),
     (
         "more pieces than there are (of MiB, or too many): never more than all",
         [memory(number, f"p{number % 2}") for number in range(160)],
-        {0: 0.5, 1: 0.5},
+        {0: (80, 160), 1: (80, 160)},
     ),
-    ("an instance is not the GPU", [allocation(MIG_UUIDS[0], gpu_instance=1)], {}),
+    ("an instance is not the GPU", [allocation(MIG_UUIDS[0], gpu_instance=1)], {None: (1, 1)}),
 ]
 
 
 @pytest.mark.parametrize(("case", "allocations", "parts"), HELD, ids=[row[0] for row in HELD])
 def test_a_device_is_held(
-    case: str, allocations: list[DeviceAllocation], parts: dict[int, float]
+    case: str, allocations: list[DeviceAllocation], parts: dict[int | None, tuple[int, int]]
 ) -> None:
     (found,) = find_holders(sample(allocations=allocations))
-    assert dict(found) == pytest.approx(parts), case
+    assert {place: (number, found.whole) for place, number in found.parts} == parts, case
 
 
 def instance(place: int, gpu_instance: int, compute_instance: int = 0) -> GpuReading:
@@ -86,7 +84,7 @@ def instance(place: int, gpu_instance: int, compute_instance: int = 0) -> GpuRea
         gpu_instance=gpu_instance,
         compute_instance=compute_instance,
         memory_total_bytes=10 * GIB,
-        energy_joules=None,
+        energy_millijoules=None,
     )
 
 
@@ -98,11 +96,11 @@ def test_an_instance_is_held_by_its_uuid_or_by_its_number() -> None:
         allocation("GPU-a", "whole"),
     ]
     board, first, second, third = find_holders(sample(gpus=rows, allocations=given_out))
-    assert [list(board), list(first), list(second), list(third)] == [
-        [(2, 1.0)],
-        [],
-        [(0, 1.0)],
-        [(1, 1.0)],
+    assert [row.parts for row in (board, first, second, third)] == [
+        [(2, 1)],
+        [(None, 1)],
+        [(0, 1)],
+        [(1, 1)],
     ]
 
 
@@ -113,25 +111,27 @@ def idle(entries: list[Entry]) -> list[Entry]:
 def test_a_held_gpu_without_a_process_names_its_holder() -> None:
     tick = sample(gpus=[reading(utilization_ratio=0.0)], allocations=[allocation()])
     (entry,) = idle(book_tick(tick)[0].entries)
-    assert (entry.allocation, entry.busy_seconds, entry.joules) == (0, 1.0, 300.0)
+    assert (entry.allocation, entry.busy_ns, entry.energy_millijoules) == (0, SECOND_NS, 300_000)
 
 
 def test_use_that_no_process_explains_is_nobodys_though_one_container_holds_the_gpu() -> None:
     """Nothing is booked on a pod without a process."""
     entries = book_tick(sample(allocations=[allocation()]))[0].entries
-    used = {one.account: one.busy_seconds for one in entries if one.account is not Account.IDLE}
-    assert used == {Account.HOST: 0.0, Account.UNATTRIBUTED: 0.5}
+    used = {one.account: one.busy_ns for one in entries if one.account is not Account.IDLE}
+    assert used == {Account.HOST: 0, Account.UNATTRIBUTED: SECOND_NS // 2}
 
 
 def test_idle_is_split_by_what_each_holds_and_the_rest_is_nobodys() -> None:
     allocations = [memory(number, "p") for number in range(20)] + [memory(20, "q")]
     found = idle(book_tick(sample(allocations=allocations))[0].entries)
     assert [one.allocation for one in found] == [0, 20, None]
-    assert [one.busy_seconds for one in found] == pytest.approx(
-        [0.5 * 20 / 80, 0.5 / 80, 0.5 * 59 / 80]
-    )
-    free = [(one.memory_byte_seconds or 0) / GIB for one in found]
-    assert free == pytest.approx([59 * 20 / 80, 59 / 80, 59 * 59 / 80])
+    assert [one.busy_ns for one in found] == [125_000_000, 6_250_000, 368_750_000]
+    assert sum(one.memory_bytes or 0 for one in found) == 59 * GIB
+    assert [one.memory_bytes for one in found] == [
+        59 * GIB * 20 // 80,
+        59 * GIB // 80,
+        59 * GIB * 59 // 80 + 1,
+    ]
 
 
 def test_idle_of_an_unknown_quantity_stays_unknown() -> None:
@@ -139,7 +139,7 @@ def test_idle_of_an_unknown_quantity_stays_unknown() -> None:
         gpus=[reading(utilization_ratio=None)], allocations=[replica(0, "p"), replica(1, "q")]
     )
     found = idle(book_tick(tick)[0].entries)
-    assert [one.busy_seconds for one in found] == [None, None]
+    assert [one.busy_ns for one in found] == [None, None]
 
 
 def test_a_pod_that_holds_nothing_is_booked_by_its_process_all_the_same() -> None:
@@ -148,7 +148,7 @@ def test_a_pod_that_holds_nothing_is_booked_by_its_process_all_the_same() -> Non
         allocations=[allocation(pod="another")],
     )
     (pod,) = [one for one in book_tick(tick)[0].entries if one.account is Account.POD]
-    assert pod.busy_seconds == 0.5
+    assert pod.busy_ns == SECOND_NS // 2
 
 
 pods = st.sampled_from(["p", "q", "r"])
@@ -164,14 +164,12 @@ allocations = st.lists(
 
 
 @given(allocations=allocations, total=st.none() | st.integers(0, 100 * GIB))
-def test_the_holders_of_a_row_hold_it_once_at_most(
+def test_the_holders_of_a_row_and_nobody_hold_it_once(
     allocations: list[DeviceAllocation], total: int | None
 ) -> None:
     rows = [reading(memory_total_bytes=total), instance(0, 1), instance(1, 2)]
-    for row, parts in zip(
-        rows, find_holders(sample(gpus=rows, allocations=allocations)), strict=True
-    ):
-        ratios = [ratio for _, ratio in parts]
-        assert all(ratio > 0.0 for ratio in ratios)
-        assert sum(ratios) < 1.0 or math.isclose(sum(ratios), 1.0), row
+    for parts, whole in find_holders(sample(gpus=rows, allocations=allocations)):
+        pieces = [number for _, number in parts]
+        assert all(number > 0 for number in pieces)
+        assert sum(pieces) == whole
         assert len({place for place, _ in parts}) == len(parts)

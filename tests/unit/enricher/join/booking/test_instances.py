@@ -1,13 +1,11 @@
 """GPUs cut by MIG: the entries of a GPU's rows together sum to the GPU, and nothing comes twice."""
 
-import math
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from enricher.join.booking.books import book_tick
 from gpuledger.records import Account, GpuBooks, GpuReading, NodeSample
-from tests.unit.enricher.join.ticks import GIB, process, reading, sample
+from tests.unit.enricher.join.ticks import GIB, SECOND_NS, process, reading, sample
 
 
 def board(**changes: object) -> GpuReading:
@@ -27,7 +25,8 @@ def instance(
         "memory_total_bytes": total * GIB,
         "memory_used_bytes": 0,
         "memory_reserved_bytes": None,
-        "energy_joules": None,
+        "energy_millijoules": None,
+        "energy_method": None,
     }
     return reading(**(values | changes))
 
@@ -36,16 +35,16 @@ def cut(*gpus: GpuReading, **changes: object) -> NodeSample:
     return sample(gpus=[board(), *gpus], **changes)
 
 
-def memory_seconds(books: list[GpuBooks]) -> list[float]:
-    return [sum(entry.memory_byte_seconds or 0.0 for entry in row.entries) / GIB for row in books]
+def memory_gib(books: list[GpuBooks]) -> list[float]:
+    return [sum(entry.memory_bytes or 0 for entry in row.entries) / GIB for row in books]
 
 
 def test_a_gpu_keeps_the_memory_that_no_instance_has() -> None:
     books = book_tick(cut(instance(1), instance(2, total=40)))
-    assert memory_seconds(books) == [30, 10, 40]
+    assert memory_gib(books) == [30, 10, 40]
     # 20 GiB are in use on the board, and no instance tells of them.
     (nobody,) = [one for one in books[0].entries if one.account is Account.UNATTRIBUTED]
-    assert nobody.memory_byte_seconds == 20 * GIB
+    assert nobody.memory_bytes == 20 * GIB
     assert books[0].reading.memory_total_bytes == 80 * GIB
 
 
@@ -54,8 +53,8 @@ def test_the_boards_busy_time_is_absent() -> None:
     for ratio in (None, 0.7):
         tick = sample(gpus=[board(utilization_ratio=ratio), instance(1)])
         whole, part = book_tick(tick)
-        assert {one.busy_seconds for one in whole.entries} == {None}
-        assert sum(one.busy_seconds or 0.0 for one in part.entries) == 1.0
+        assert {one.busy_ns for one in whole.entries} == {None}
+        assert sum(one.busy_ns or 0 for one in part.entries) == SECOND_NS
 
 
 def test_an_instances_busy_time_goes_to_its_own_processes_alone() -> None:
@@ -65,9 +64,11 @@ def test_an_instances_busy_time_goes_to_its_own_processes_alone() -> None:
         processes=[process(gpu=1, container=0), process(gpu=2, container=1, pid=2)],
     )
     _, one, other = book_tick(tick)
-    assert [(e.container, e.busy_seconds) for e in one.entries if e.account == "pod"] == [(0, 0.8)]
-    assert [(e.container, e.busy_seconds) for e in other.entries if e.account == "pod"] == [
-        (1, 0.4)
+    assert [(e.container, e.busy_ns) for e in one.entries if e.account == "pod"] == [
+        (0, 800_000_000)
+    ]
+    assert [(e.container, e.busy_ns) for e in other.entries if e.account == "pod"] == [
+        (1, 400_000_000)
     ]
 
 
@@ -83,9 +84,9 @@ def test_compute_instances_that_share_memory_book_it_once() -> None:
         ],
     )
     books = book_tick(tick)
-    assert memory_seconds(books) == [60, 16, 4]
+    assert memory_gib(books) == [60, 16, 4]
     held = [
-        (one.memory_byte_seconds or 0) / GIB
+        (one.memory_bytes or 0) / GIB
         for row in books
         for one in row.entries
         if one.container is not None
@@ -96,8 +97,8 @@ def test_compute_instances_that_share_memory_book_it_once() -> None:
 def test_instances_of_one_gpu_take_nothing_from_another() -> None:
     other = reading(uuid="GPU-b", index=1)
     books = book_tick(sample(gpus=[board(), instance(1), other]))
-    assert memory_seconds(books) == [70, 10, 80]
-    assert sum(one.joules or 0.0 for one in books[2].entries) == 300.0
+    assert memory_gib(books) == [70, 10, 80]
+    assert sum(one.energy_millijoules or 0 for one in books[2].entries) == 300_000
 
 
 sizes = st.none() | st.integers(min_value=0, max_value=12 * GIB)
@@ -130,7 +131,7 @@ def test_the_rows_of_a_gpu_sum_to_the_gpu_whatever_they_say(
         if gpu <= len(parts)
     ]
     books = book_tick(sample(gpus=[whole, *parts], processes=processes))
-    assert math.isclose(sum(memory_seconds(books)), 80, rel_tol=1e-9)
-    values = [one.memory_byte_seconds for row in books for one in row.entries]
-    assert all(value is not None and value >= 0.0 for value in values)
-    assert sum(one.joules or 0.0 for row in books for one in row.entries) == 300.0
+    assert sum(one.memory_bytes or 0 for row in books for one in row.entries) == 80 * GIB
+    values = [one.memory_bytes for row in books for one in row.entries]
+    assert all(value is not None and value >= 0 for value in values)
+    assert sum(one.energy_millijoules or 0 for row in books for one in row.entries) == 300_000

@@ -16,7 +16,7 @@ from enricher.join.pods.describe import (
 )
 from enricher.join.pods.pods import PodCache
 from gpuledger.ledger.holders import MAX_ENTRIES, TooManyEntriesError, find_holders
-from gpuledger.ledger.quantities import conservation_error
+from gpuledger.ledger.quantities import imbalances
 from gpuledger.records import (
     ContainerRef,
     DeviceAllocation,
@@ -141,10 +141,10 @@ def work(tick: NodeSample) -> int:
     before = _reads
     wrapped = counted(tick)
     exclusive_readings(wrapped.gpus, [[] for _ in tick.gpus])
-    energy_by_row(wrapped.gpus, 1.0)
+    energy_by_row(wrapped.gpus, wrapped.interval_ns)
     find_holders(wrapped)
     settle_ends(wrapped)
-    conservation_error(book_tick(wrapped), wrapped.interval_ns / 1e9)
+    list(imbalances(book_tick(wrapped), wrapped.interval_ns))
     find_named_holders(wrapped, PodCache())
     identities = [identity_of(each) for each in wrapped.containers]
     describe_pods(identities, PodCache(), node="node-a", time_ns=0)

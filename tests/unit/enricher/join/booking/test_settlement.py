@@ -4,9 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enricher.join.booking.settlement import MIN_LIFETIME_RATIO, settle_ends, unbooked_seconds
-from gpuledger.records import Account, ContainerRef, Entry, Method, ProcessExit, Settlement
+from enricher.join.booking.settlement import LIFETIME_PARTS, settle_ends, unbooked_ns
+from gpuledger.records import Account, BusyMethod, ContainerRef, Entry, ProcessExit, Settlement
+from gpuledger.records.bounds import MAX_DURATION_NS
 from tests.unit.enricher.join.ticks import SECOND_NS, process_end, sample
+
+HALF_NS = SECOND_NS // 2
 
 
 def settled(*ends: ProcessExit, **changes: object) -> list[Settlement]:
@@ -15,11 +18,12 @@ def settled(*ends: ProcessExit, **changes: object) -> list[Settlement]:
 
 def test_what_was_nobodys_goes_to_whose_it_was_and_sums_to_zero() -> None:
     (made,) = settled(process_end())
-    assert [(one.account, one.method, one.container, one.busy_seconds) for one in made.entries] == [
-        (Account.POD, Method.ACCOUNTING, 1, 0.5),
-        (Account.UNATTRIBUTED, Method.ACCOUNTING, None, -0.5),
+    assert made.busy_method is BusyMethod.ACCOUNTING
+    assert [(one.account, one.container, one.busy_ns) for one in made.entries] == [
+        (Account.POD, 1, HALF_NS),
+        (Account.UNATTRIBUTED, None, -HALF_NS),
     ]
-    assert {(one.memory_byte_seconds, one.joules) for one in made.entries} == {(None, None)}
+    assert {(one.memory_bytes, one.energy_millijoules) for one in made.entries} == {(None, None)}
 
 
 def test_it_names_process_and_ticks() -> None:
@@ -44,23 +48,24 @@ def test_an_end_that_a_clock_puts_far_from_its_tick_is_told_as_of_the_tick(
 
 
 @pytest.mark.parametrize(
-    ("changes", "seconds"),
+    ("changes", "unbooked"),
     [
-        ({}, 0.5),
+        ({}, HALF_NS),
         # Nothing is taken from anybody: what others were debited with stays theirs.
-        ({"reserved_busy_seconds": 0.125}, 0.125),
-        ({"reserved_busy_seconds": 0.0}, 0.0),
+        ({"reserved_busy_ns": 125}, 0),
+        ({"reserved_busy_ns": 125_000_001}, 125_000_001),
+        ({"reserved_busy_ns": 0}, 0),
         # Nothing is given back: ticks said more than the account.
-        ({"sampled_busy_seconds": 0.75}, 0.0),
-        ({"sampled_busy_seconds": 2.0}, 0.0),
+        ({"sampled_busy_ns": 750_000_000}, 0),
+        ({"sampled_busy_ns": 2 * SECOND_NS}, 0),
         # Half a percent of its life is the rounding of the account.
-        ({"lifetime_seconds": 100.0}, 0.0),
-        ({"lifetime_seconds": 99.0}, 0.5),
+        ({"lifetime_ns": 100 * SECOND_NS}, 0),
+        ({"lifetime_ns": 100 * SECOND_NS - 1}, HALF_NS),
     ],
 )
-def test_what_is_settled(changes: dict[str, object], seconds: float) -> None:
-    assert unbooked_seconds(process_end(**changes)) == seconds
-    assert len(settled(process_end(**changes))) == (1 if seconds else 0)
+def test_what_is_settled(changes: dict[str, object], unbooked: int) -> None:
+    assert unbooked_ns(process_end(**changes)) == unbooked
+    assert len(settled(process_end(**changes))) == (1 if unbooked else 0)
 
 
 @pytest.mark.parametrize("container", [None, 0])
@@ -72,7 +77,7 @@ def test_a_process_outside_every_container_is_the_hosts(container: int | None) -
 def test_a_tick_in_which_nothing_is_settled_has_no_settlements() -> None:
     assert settle_ends(sample()) is None
     assert settle_ends(sample(ended_processes=[])) is None
-    assert settle_ends(sample(ended_processes=[process_end(reserved_busy_seconds=0.0)])) is None
+    assert settle_ends(sample(ended_processes=[process_end(reserved_busy_ns=0)])) is None
 
 
 @pytest.mark.parametrize("changes", [{"gpu": 1}, {"container": 8}])
@@ -81,21 +86,21 @@ def test_a_position_that_the_tick_has_not_is_an_error(changes: dict[str, object]
         settled(process_end(**changes))
 
 
-seconds = st.floats(0.0, 1e6)
+lengths = st.integers(0, MAX_DURATION_NS) | st.integers(0, SECOND_NS)
 
 
-@given(seconds, seconds, seconds, seconds)
+@given(lengths, lengths, lengths, lengths)
 def test_never_more_than_was_missing_and_never_more_than_was_nobodys(
-    lived: float, busy: float, ticked: float, unclaimed: float
+    lived: int, busy: int, ticked: int, unclaimed: int
 ) -> None:
     end = process_end(
-        lifetime_seconds=lived,
-        busy_seconds=busy,
-        sampled_busy_seconds=ticked,
-        reserved_busy_seconds=unclaimed,
+        lifetime_ns=lived,
+        busy_ns=busy,
+        sampled_busy_ns=ticked,
+        reserved_busy_ns=unclaimed,
     )
-    found = unbooked_seconds(end)
-    assert 0.0 <= found <= min(max(0.0, busy - ticked), unclaimed)
-    assert found == 0.0 or found > MIN_LIFETIME_RATIO * lived
+    found = unbooked_ns(end)
+    assert 0 <= found <= min(max(0, busy - ticked), unclaimed)
+    assert found == 0 or found * LIFETIME_PARTS > lived
     entries: list[Entry] = [one for made in settled(end) for one in made.entries]
-    assert sum(one.busy_seconds or 0.0 for one in entries) == 0.0
+    assert sum(one.busy_ns or 0 for one in entries) == 0

@@ -30,10 +30,10 @@ def held_by(*names: str) -> list[DeviceAllocation]:
     ]
 
 
-def idle_of(event: GpuEvent) -> list[tuple[int | None, float | None]]:
+def idle_of(event: GpuEvent) -> list[tuple[int | None, int | None]]:
     """Return whose idle is, and how much."""
     entries = [one for one in event.gpus[0].entries if one.account is Account.IDLE]
-    return [(one.allocation, one.busy_seconds) for one in entries]
+    return [(one.allocation, one.busy_ns) for one in entries]
 
 
 def test_a_node_puts_idle_on_no_pod_of_another_node(given: Given) -> None:
@@ -45,7 +45,7 @@ def test_a_node_puts_idle_on_no_pod_of_another_node(given: Given) -> None:
     event = given.take(allocations=held, containers=[])
     assert event.holder_uids == [UIDS[0], None, None, None]
     assert event.allocations == held
-    assert idle_of(event) == [(0, 0.125), (1, 0.25), (3, 0.125)]
+    assert idle_of(event) == [(0, 125_000_000), (1, 250_000_000), (3, 125_000_000)]
     assert value_of(REFUSED, reason="unknown_holder") == before + 2
 
 

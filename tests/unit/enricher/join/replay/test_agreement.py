@@ -10,7 +10,6 @@ from gpuledger.records import (
     Entry,
     GpuBooks,
     GpuEvent,
-    Method,
     PodDescription,
     PodState,
 )
@@ -20,11 +19,9 @@ FIRST, SECOND = CONTAINER_IDS[:2]
 ENDED, ENDED_LATER = (sample(ended_processes=[process_end(until_seq=seq)]) for seq in (1000, 2000))
 
 
-def event(
-    *, busy_seconds: float = 0.5, pods: tuple[PodDescription, ...] = (), **more: object
-) -> bytes:
+def event(*, busy_ns: int = 500, pods: tuple[PodDescription, ...] = (), **more: object) -> bytes:
     """Return an encoded event of one entry."""
-    entry = Entry(account=Account.POD, busy_seconds=busy_seconds, method=Method.EXCLUSIVE)
+    entry = Entry(account=Account.POD, busy_ns=busy_ns)
     values: dict[str, object] = {
         "node": "node-a",
         "boot_id": "boot",
@@ -84,11 +81,11 @@ def test_a_description_may_become_more_complete_and_never_less(
 @pytest.mark.parametrize(
     ("then", "now", "field"),
     [
-        (event(), event(busy_seconds=0.25), "gpus[0].entries[0].busy_seconds"),
+        (event(), event(busy_ns=250), "gpus[0].entries[0].busy_ns"),
         (event(), event(gap_ns=3), "gap_ns"),
         (event(), event(gpus=[]), "gpus"),
         (event(), event(interval_ns=5), "interval_ns"),
-        (event(), event().replace(b'"exclusive",null,0.5', b'"exclusive",null,0.50'), "gpus"),
+        (event(), event().replace(b'["pod",null,500', b'["pod",null,5e2'), "gpus"),
         (
             event(pods=(known(FIRST),)),
             event(pods=(known(FIRST, name="other"),)),
@@ -116,8 +113,8 @@ def test_what_differs_is_named_by_its_field(then: bytes, now: bytes, field: str)
 
 
 def test_both_values_of_what_differs_are_told() -> None:
-    (change,) = compare_events(event(), event(busy_seconds=0.25)).changes
-    assert (change.first, change.replayed) == (0.5, 0.25)
+    (change,) = compare_events(event(), event(busy_ns=250)).changes
+    assert (change.first, change.replayed) == (500, 250)
 
 
 def test_what_is_settled_is_a_part_of_the_books() -> None:

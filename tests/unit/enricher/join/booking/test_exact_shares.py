@@ -1,0 +1,161 @@
+"""Each entry against its exact share: an oracle in fractions, by the rules of docs/attribution.md.
+
+It shares no line with the join. Boards that are cut are checked row by row, from the whole number
+of energy that each instance was given, and that number from the board's.
+"""
+
+from fractions import Fraction
+from math import ceil, floor
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from enricher.join.booking.books import book_tick
+from gpuledger.ledger.division import divide, part_of, parts_per_million
+from gpuledger.records import Account, ContainerRef, NodeSample
+from gpuledger.records.bounds import MAX_INTERVAL_NS, MAX_TICK_MILLIJOULES
+from tests.unit.enricher.join.booking.test_holders import replica
+from tests.unit.enricher.join.booking.test_laws import draws, energies, intervals
+from tests.unit.enricher.join.ticks import CONTAINER_IDS, UIDS, process, reading, sample
+
+PODS = 3
+
+
+@st.composite
+def shared_gpus(draw: st.DrawFn) -> NodeSample:
+    """Draw a GPU on which several pods ran that were sampled, and that some of them hold."""
+    busy = st.integers(1, 10**6).map(lambda ppm: ppm / 10**6) | st.floats(1e-6, 1.0)
+    return sample(
+        interval_ns=draw(intervals),
+        gpus=[
+            reading(
+                utilization_ratio=draw(busy),
+                model=None,
+                energy_millijoules=draw(energies),
+                idle_draw_milliwatts=draw(draws),
+            )
+        ],
+        processes=[
+            process(pid=10 + number, container=number, sm_utilization_ratio=draw(busy))
+            for number in range(draw(st.integers(2, PODS)))
+        ],
+        allocations=[replica(number, f"p{number}") for number in range(draw(st.integers(0, 3)))],
+    )
+
+
+def ppm_of(ratio: float | None) -> Fraction:
+    return Fraction(round((ratio or 0.0) * 1_000_000), 10**6)
+
+
+@settings(max_examples=300, deadline=None)
+@given(shared_gpus())
+def test_every_entry_is_within_one_unit_of_its_exact_share(tick: NodeSample) -> None:
+    (gpu,) = tick.gpus
+    (row,) = book_tick(tick)
+    busy_part = ppm_of(gpu.utilization_ratio)
+    used = [ppm_of(one.sm_utilization_ratio) for one in tick.processes]
+    holders = max(1, len(tick.allocations))
+    booked_busy = sum(e.busy_ns or 0 for e in row.entries if e.account is not Account.IDLE)
+    idle_ns = tick.interval_ns - booked_busy
+    drawn = gpu.energy_millijoules
+    draw = gpu.idle_draw_milliwatts
+    # What is drawn idle in a nanosecond: all of it, where nobody knows or more than was drawn.
+    rate = Fraction(drawn or 0, tick.interval_ns)
+    if draw is not None:
+        rate = min(rate, Fraction(draw, 10**9))
+    for entry in row.entries:
+        if entry.account is Account.IDLE:
+            time = (1 - busy_part) * tick.interval_ns / holders
+            energy = rate * idle_ns / holders if booked_busy else Fraction(drawn or 0, holders)
+        elif entry.account is Account.POD:
+            assert entry.container is not None
+            time = busy_part * tick.interval_ns * used[entry.container] / sum(used)
+            active = (drawn or 0) - rate * idle_ns
+            energy = active * Fraction(entry.busy_ns or 0, booked_busy) if booked_busy else active
+            energy = energy if booked_busy else Fraction(0)
+        else:
+            time = energy = Fraction(0)
+        assert entry.busy_ns in (floor(time), ceil(time))
+        if drawn is None:
+            assert entry.energy_millijoules is None
+        else:
+            assert entry.energy_millijoules in (floor(energy), ceil(energy))
+
+
+weights = st.lists(
+    st.integers(0, 5)
+    | st.sampled_from([2**31, 2**62, 2**63 - 1, 2**63, 2**64, 2**127])
+    | st.integers(0, 2**130),
+    min_size=1,
+    max_size=20,
+).filter(any)
+
+
+@given(weights, st.integers(0, 2**64), st.integers(1, 2**64))
+@example([1, 2], 2**63 - 1, 1)
+@example([2**63 - 1, 1], 2**63, 2**63)
+@example([2**62, 2**62 + 1], 2**64, 3)
+@example([1, 1], 2**126 - 1, 2)
+@example([1, 1], 2**126, 2)
+@example([1, 2**126], 1, 3)
+def test_parts_are_exact_shares_rounded_and_sum_to_the_whole_beyond_64_and_128_bits(
+    weights: list[int], numerator: int, denominator: int
+) -> None:
+    whole = Fraction(sum(weights) * numerator, denominator)
+    total = part_of(sum(weights), numerator, denominator)
+    assert abs(total - whole) <= Fraction(1, 2)
+    parts = divide(total, weights, numerator, denominator)
+    assert sum(parts) == total
+    shares = [Fraction(weight * numerator, denominator) for weight in weights]
+    for part, share in zip(parts, shares, strict=True):
+        assert part in (floor(share), ceil(share))
+    lost = [(share - floor(share), -index) for index, share in enumerate(shares)]
+    given_up = [lost[index] for index, part in enumerate(parts) if part > floor(shares[index])]
+    kept = [lost[i] for i, part in enumerate(parts) if part == floor(shares[i])]
+    assert not given_up or not kept or min(given_up) > max(kept)
+
+
+def test_of_equals_the_first_has_the_unit_that_is_left() -> None:
+    assert divide(10, [1, 1, 1], 10, 3) == [4, 3, 3]
+    assert divide(11, [1, 1, 1], 11, 3) == [4, 4, 3]
+
+
+@given(st.floats(0.0, 1.0))
+def test_a_ratio_counts_by_the_million(ratio: float) -> None:
+    assert parts_per_million(ratio) == round(ratio * 1_000_000)
+
+
+def test_of_equal_pods_the_one_with_the_lower_uid_has_the_nanosecond_that_is_left() -> None:
+    """Whichever the tick names first."""
+    refs = [ContainerRef(pod_uid=UIDS[n], container_id=CONTAINER_IDS[n]) for n in (1, 0)]
+    tick = sample(
+        interval_ns=3,
+        gpus=[reading(utilization_ratio=1.0, energy_millijoules=1)],
+        containers=refs,
+        processes=[process(container=n, pid=n + 1, sm_utilization_ratio=0.5) for n in (0, 1)],
+    )
+    (row,) = book_tick(tick)
+    pods = [one for one in row.entries if one.account is Account.POD]
+    assert [(one.container, one.busy_ns, one.energy_millijoules) for one in pods] == [
+        (1, 2, 1),
+        (0, 1, 0),
+    ]
+
+
+def test_days_of_a_board_at_its_limit_are_booked_to_the_nanosecond() -> None:
+    tick = sample(
+        interval_ns=MAX_INTERVAL_NS,
+        gpus=[reading(utilization_ratio=0.999999, energy_millijoules=MAX_TICK_MILLIJOULES)],
+        processes=[
+            process(container=n, pid=n + 1, sm_utilization_ratio=0.333333) for n in range(3)
+        ],
+    )
+    (row,) = book_tick(tick)
+    assert sum(one.busy_ns or 0 for one in row.entries) == MAX_INTERVAL_NS
+    assert sum(one.energy_millijoules or 0 for one in row.entries) == MAX_TICK_MILLIJOULES
+
+
+def test_a_tick_in_which_no_energy_was_drawn_books_none_and_says_so() -> None:
+    """Zero is known: it is not absent."""
+    tick = sample(gpus=[reading(energy_millijoules=0)], processes=[process(container=0)])
+    assert {one.energy_millijoules for one in book_tick(tick)[0].entries} == {0}
