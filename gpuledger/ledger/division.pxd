@@ -8,19 +8,31 @@ cdef extern from "<math.h>":
     # Rounds halves to even, as Python's round() does.
     long long round "llrint" (double)
 
-# Compiled twice: once for C's numbers, once for Python's, which grow.
+# Compiled for C's numbers and for Python's, which grow.
 ctypedef fused Whole:
     int128
     object
 
+ctypedef fused Total:
+    long long
+    object
+
 cpdef long long parts_per_million(double ratio)
 
+@cython.locals(
+    size=double, scale=double, amount=double, small_total="long long", small_numerator=int128,
+    small_denominator=int128, twice=int128,
+)
 cpdef part_of(total, numerator, denominator)
 
-@cython.locals(small_numerator=int128, small_denominator=int128)
+@cython.locals(
+    size=double, scale=double, weight=double, largest=double, small_total="long long",
+    small_numerator=int128, small_denominator=int128,
+)
 cpdef list divide(total, list weights, numerator, denominator)
 
 @cython.locals(
-    exact=Whole, part=Whole, parts=list, remainders=list, left=Py_ssize_t, index=Py_ssize_t,
+    exact=Whole, lost=Whole, max_lost=Whole, weight=Whole, part=Total, left=Total,
+    parts=list, remainders=list, index=Py_ssize_t, first=Py_ssize_t,
 )
-cdef list _divide(Whole numerator, Whole denominator, total, list weights)
+cdef list _divide(Total total, list weights, Whole numerator, Whole denominator)

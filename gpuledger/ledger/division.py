@@ -15,8 +15,9 @@ from typing import Final
 
 PPM: Final = 1_000_000
 """Parts of the whole in which ratios are counted: readings have six digits."""
-# Half of what 128 bits hold, as remainders are added to products.
-_MAX_SMALL: Final = 2**126
+# Less than 128 bits hold, with room for the rounding by which products are compared with it.
+_MAX_PRODUCT: Final = 1e37
+_MAX_TOTAL: Final = 2**62
 
 
 def parts_per_million(ratio: float) -> int:
@@ -26,6 +27,11 @@ def parts_per_million(ratio: float) -> int:
 
 def part_of(total: int, numerator: int, denominator: int) -> int:
     """Return total x numerator / denominator to the nearest whole number, halves rounded up."""
+    amount, size, scale = total, numerator, denominator
+    if size * amount < _MAX_PRODUCT and scale < _MAX_PRODUCT and amount < _MAX_TOTAL:
+        small_total, small_numerator, small_denominator = total, numerator, denominator
+        twice = 2 * small_numerator * small_total + small_denominator
+        return twice // (2 * small_denominator)
     return (2 * total * numerator + denominator) // (2 * denominator)
 
 
@@ -36,23 +42,34 @@ def divide(total: int, weights: Sequence[int], numerator: int, denominator: int)
     """
     if len(weights) == 1:
         return [total]
-    if numerator * max(weights) < _MAX_SMALL and denominator < _MAX_SMALL:
-        small_numerator, small_denominator = numerator, denominator
-        return _divide(small_numerator, small_denominator, total, weights)
-    return _divide(numerator, denominator, total, weights)
-
-
-def _divide(numerator: int, denominator: int, total: int, weights: Sequence[int]) -> list[int]:
-    left = total
-    parts = []
-    remainders = []
+    # Compared as C's floating-point numbers, which costs next to nothing.
+    size, scale = numerator, denominator
+    largest = 0
     for weight in weights:
+        if weight > largest:  # noqa: PLR1730 - max() costs three times as much
+            largest = weight
+    if size * largest < _MAX_PRODUCT and scale < _MAX_PRODUCT and total < _MAX_TOTAL:
+        small_total, small_numerator, small_denominator = total, numerator, denominator
+        return _divide(small_total, weights, small_numerator, small_denominator)
+    return _divide(total, weights, numerator, denominator)
+
+
+def _divide(total: int, weights: Sequence[int], numerator: int, denominator: int) -> list[int]:
+    left = total
+    first, max_lost = 0, 0
+    parts = []
+    for index, weight in enumerate(weights):
         exact = numerator * weight
         part = exact // denominator
+        lost = exact - part * denominator
         left -= part
         parts.append(part)
-        remainders.append(exact - part * denominator)
-    if left:
+        if lost > max_lost:
+            first, max_lost = index, lost
+    if left == 1:
+        parts[first] += 1
+    elif left:
+        remainders = [numerator * weight % denominator for weight in weights]
         # Sorting is stable, backwards too: of equal remainders the first one comes first.
         by_remainder = sorted(range(len(parts)), key=remainders.__getitem__, reverse=True)
         for index in by_remainder[:left]:

@@ -255,11 +255,17 @@ def gather_claims(sample: NodeSample) -> list[list[Claim]]:
         on_gpu = found[process.gpu]
         claim = on_gpu.get(key)
         if claim is None:
-            on_gpu[key] = claim = Claim(
+            # Made with what is known of the first process, as most claims have no second one.
+            ratio, ended = process.sm_utilization_ratio, process.ended is True
+            on_gpu[key] = Claim(
                 _POD if key >= 0 else _HOST if key == _HOST_KEY else _UNATTRIBUTED,
                 key if key >= 0 else None,
+                None if ratio is None else parts_per_million(ratio),
+                None if ended else process.memory_used_bytes,
+                ended,
             )
-        claim.add(process)
+        else:
+            claim.add(process)
     return [
         _in_order(on_gpu, sample.containers) if len(on_gpu) > 1 else list(on_gpu.values())
         for on_gpu in found
@@ -268,25 +274,14 @@ def gather_claims(sample: NodeSample) -> list[list[Claim]]:
 
 def _in_order(on_gpu: dict[int, Claim], containers: Sequence[ContainerRef]) -> list[Claim]:
     """Return claims by whose they are, never by when their processes came."""
-    pods: list[tuple[str, str, int, int, bool, int]] = []
-    for key, claim in on_gpu.items():
+    pods: list[tuple[str, str, int]] = []
+    for key in on_gpu:
         if key >= 0:
+            # A tick names each container once.
             ref = containers[key]
-            sm_ppm = -1 if claim.sm_ppm is None else claim.sm_ppm
-            memory_bytes = -1 if claim.memory_bytes is None else claim.memory_bytes
-            # A container is named once; where it is not, what is claimed for it tells them apart.
-            pods.append(
-                (
-                    ref.pod_uid or "",
-                    ref.container_id or "",
-                    sm_ppm,
-                    memory_bytes,
-                    claim.has_ended,
-                    key,
-                )
-            )
+            pods.append((ref.pod_uid or "", ref.container_id or "", key))
     pods.sort()
-    claims = [on_gpu[pod[5]] for pod in pods]
+    claims = [on_gpu[key] for _, _, key in pods]
     if _HOST_KEY in on_gpu:
         claims.append(on_gpu[_HOST_KEY])
     if _NOBODY_KEY in on_gpu:
@@ -318,7 +313,9 @@ def split_busy(
     if ppm > PPM:  # noqa: PLR1730 - min() costs three times as much, for each GPU and tick
         ppm = PPM
     busy_ns = part_of(interval_ns, ppm, PPM)
-    idle = _divide_idle(interval_ns - busy_ns, (PPM - ppm) * interval_ns, PPM, held)
+    idle = [interval_ns - busy_ns]
+    if len(held.parts) > 1:
+        idle = _divide_idle(interval_ns - busy_ns, (PPM - ppm) * interval_ns, PPM, held)
     if not claims:
         return Split(busy_ns, [], busy_ns, idle, _EXCLUSIVE)
     if len(claims) == 1:
@@ -377,7 +374,7 @@ def split_memory(
     if used > limit_bytes:  # noqa: PLR1730 - min() costs three times as much, for each GPU and tick
         used = limit_bytes
     free = limit_bytes - used
-    idle = _divide_idle(free, free, 1, held)
+    idle = [free] if len(held.parts) == 1 else _divide_idle(free, free, 1, held)
     if total > used:
         return Split(used, divide(used, of_claims, used, total), 0, idle, _SCALED)
     if len(claims) == 1 and claims[0].memory_bytes is None and not claims[0].has_ended:
@@ -435,7 +432,10 @@ def split_energy(
     idle_exact = idle_ns * energy.floor_numerator
     idle = part_of(idle_ns, energy.floor_numerator, denominator)
     active = millijoules - idle
-    of_idle = _divide_idle(idle + beside, idle_exact + beside * denominator, denominator, held)
+    of_idle = [idle + beside]
+    if len(held.parts) > 1:
+        exact = idle_exact + beside * denominator
+        of_idle = _divide_idle(idle + beside, exact, denominator, held)
     if not claims:
         return Split(active, [], active, of_idle, method)
     if len(claims) == 1:
