@@ -115,7 +115,6 @@ def _active_ns(part: str, what: str, meaning: str) -> Quantity:
         meaning=meaning,
         total=total,
         apportioned_from=field,
-        added=2,
         units_per_base=10**9,
         average=field,
         pod_help=help_of("the container"),
