@@ -10,12 +10,14 @@ from msgspec.structs import replace
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import (
     Account,
+    BusyMethod,
     ContainerRef,
+    EnergyMethod,
     Entry,
     GpuBooks,
     GpuEvent,
     GpuReading,
-    Method,
+    MemoryMethod,
     PodDescription,
     PodState,
 )
@@ -47,13 +49,12 @@ def booked(tick: int, *, node: str = NODE, start_ns: int = START_NS) -> GpuEvent
 
 
 def _books(number: int, tick: int) -> GpuBooks:
-    share = (tick * 37 + number) % 1000 / 1000
+    thousandths = (tick * 37 + number) % 1000
     entry = Entry(
         account=Account.IDLE,
-        busy_seconds=1 - share,
-        memory_byte_seconds=2.0**34 + tick,
-        joules=90.0 + share,
-        method=Method.PROCESS_UTILIZATION,
+        busy_ns=(1000 - thousandths) * 1_000_000,
+        memory_bytes=2**34 + tick,
+        energy_millijoules=90_000 + thousandths,
     )
     containers = range(number * CONTAINERS_A_GPU, (number + 1) * CONTAINERS_A_GPU)
     booked = [replace(entry, account=Account.POD, container=one) for one in containers]
@@ -61,19 +62,25 @@ def _books(number: int, tick: int) -> GpuBooks:
         uuid=f"GPU-{number:08d}-2222-3333-4444-555555555555",
         index=number,
         model="NVIDIA H100 80GB HBM3",
-        utilization_ratio=share,
-        memory_utilization_ratio=share / 2,
+        utilization_ratio=thousandths / 1000,
+        memory_utilization_ratio=thousandths / 2000,
         memory_total_bytes=80 * 2**30,
         memory_used_bytes=20 * 2**30 + tick,
         memory_reserved_bytes=600 * 2**20,
-        power_milliwatts=350_500 + tick % 1000,
+        power_milliwatts=350_500 + thousandths,
         energy_total_millijoules=10**12 + 350_000 * tick,
         temperature_celsius=61,
         sm_clock_hertz=1_980_000_000,
         memory_clock_hertz=2_619_000_000,
     )
     host = replace(entry, account=Account.HOST)
-    return GpuBooks(reading=reading, entries=[*booked, host, entry])
+    return GpuBooks(
+        reading=reading,
+        entries=[*booked, host, entry],
+        busy_method=BusyMethod.PROCESS_UTILIZATION,
+        memory_method=MemoryMethod.MEASURED,
+        energy_method=EnergyMethod.COUNTER,
+    )
 
 
 def _pod(number: int) -> PodDescription:

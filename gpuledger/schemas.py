@@ -14,7 +14,7 @@ import orjson
 
 from gpuledger.codegen import class_docstring, field_docstrings, generate
 from gpuledger.errors import UserError
-from gpuledger.records.base import ArrayRecord, BaseRecord
+from gpuledger.records.base import MAX_VALUE_LENGTH, ArrayRecord, BaseRecord, OpenEnum
 from gpuledger.topics import Topic, Topics
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -57,6 +57,15 @@ def _described(made: Mapping[str, Any], classes: Mapping[str, type]) -> dict[str
         cls = classes[name]
         titled = {"title": definition["title"], "description": class_docstring(cls)}
         definitions[name] = titled | definition
+        if issubclass(cls, OpenEnum):
+            # Readers are to expect others: these are the values that this version writes.
+            known = definitions[name].pop("enum")
+            definitions[name] |= {
+                "type": "string",
+                "minLength": 1,
+                "maxLength": MAX_VALUE_LENGTH,
+                "examples": known,
+            }
         if not issubclass(cls, BaseRecord):
             continue
         definitions[name]["description"] = titled["description"]  # msgspec's own has line breaks

@@ -39,7 +39,6 @@ _make_row: Final = row_maker(
     TOPIC_COLUMNS,
     {
         ColumnType.TIME: "as_text({})",
-        ColumnType.DURATION: "{} / 1e9",
         ColumnType.FLAG: "bool({})",
     },
     {"as_text": _as_text},

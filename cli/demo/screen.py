@@ -48,6 +48,7 @@ _STYLES: Final = {
     Account.UNATTRIBUTED: "red",
     Account.IDLE: "dim",
 }
+"""Of the accounts that this version knows."""
 _COLUMNS: Final = (
     TableColumn("GPU"),
     TableColumn("Pod", "left", floor=36),
@@ -250,28 +251,28 @@ def _blocks(
 def rows_of(event: GpuEvent) -> Iterator[ScreenRow]:
     """Yield a row for each entry, GPU by GPU; the GPU is named on its first row only."""
     pods = PodIndex(event)
-    seconds = event.interval_ns / NS_PER_SECOND
+    interval_ns = event.interval_ns
     for gpu in sorted(event.gpus, key=lambda each: each.reading.index):
         index = str(gpu.reading.index)
         for entry in gpu.entries:
-            held = entry.memory_byte_seconds
+            held, busy_ns, drawn = entry.memory_bytes, entry.busy_ns, entry.energy_millijoules
             # A host that ran nothing, and holds what the driver reserved for itself, is no news.
-            is_idle = not entry.busy_seconds and (held or 0) <= 2 * _GIB
+            is_idle = not busy_ns and (held or 0) <= 2 * _GIB
             if entry.account is Account.HOST and is_idle:
                 continue
             owner = pods.owner_of(entry)
             who = _pod(entry, owner) or _account(entry, event)
-            busy = entry.busy_seconds
             yield ScreenRow(
                 gpu=index,
                 pod=who,
                 # What was not measured stays empty: 0 would be a measurement.
-                sm="" if busy is None else f"{100 * busy / seconds:.0f}",
-                memory="" if held is None else f"{held / seconds / _GIB:.1f} GiB",
-                watts="" if entry.joules is None else f"{entry.joules / seconds:.0f}",
-                method=entry.method if entry.account is Account.POD else "",
+                sm="" if busy_ns is None else f"{100 * busy_ns / interval_ns:.0f}",
+                memory="" if held is None else f"{held / _GIB:.1f} GiB",
+                # A millijoule a nanosecond is a million watts.
+                watts="" if drawn is None else f"{drawn * 10**6 / interval_ns:.0f}",
+                method=(gpu.busy_method or "") if entry.account is Account.POD else "",
                 owner=(owner.pod and owner_of(owner.pod)) or "",
-                style=_STYLES[entry.account],
+                style=_STYLES.get(entry.account, ""),
             )
             index = ""
 

@@ -15,6 +15,7 @@ from gpuledger.records.base import BaseRecord
 
 FAILED: Final = 1
 """The exit code where something of the run is missing: not sent, not booked, or not known."""
+_SECOND_NS: Final = 10**9
 _GIB_HOUR: Final = 2**30 * 3600
 _COLUMNS: Final = (
     TableColumn("Pod", "left", floor=30),
@@ -122,7 +123,7 @@ class Summary(BaseRecord, frozen=True, kw_only=True):
 def pod_lines(
     pods: Mapping[str, PodTotal],
     truth: Mapping[str, float] | None,
-    unused: Mapping[tuple[str, str], float],
+    unused_ns: Mapping[tuple[str, str], int],
 ) -> list[PodLine]:
     """Return a line for each pod that was booked, truly used a GPU, or held one."""
     used = {uid for uid, seconds in (truth or {}).items() if seconds}
@@ -133,11 +134,11 @@ def pod_lines(
             pod=total.pod,
             uid=uid,
             owner=total.owner,
-            gpu_seconds=total.gpu_seconds,
-            memory_byte_seconds=total.memory_byte_seconds,
-            joules=total.joules,
+            gpu_seconds=total.busy_ns / _SECOND_NS,
+            memory_byte_seconds=total.memory_byte_ns / _SECOND_NS,
+            joules=total.energy_millijoules / 1000,
             true_gpu_seconds=None if truth is None else truth.get(uid, 0.0),
-            unused_gpu_seconds=unused.get((total.namespace or "", total.pod or ""), 0.0),
+            unused_gpu_seconds=unused_ns.get((total.namespace or "", total.pod or ""), 0) / _SECOND_NS,
         )
         for uid, total in names.items()
     ]
@@ -151,9 +152,9 @@ def pod_lines(
             memory_byte_seconds=0.0,
             joules=0.0,
             true_gpu_seconds=None if truth is None else 0.0,
-            unused_gpu_seconds=seconds,
+            unused_gpu_seconds=free_ns / _SECOND_NS,
         )
-        for (namespace, pod), seconds in unused.items()
+        for (namespace, pod), free_ns in unused_ns.items()
         if (namespace, pod) not in known
     ]
     return sorted(lines, key=lambda line: (-line.gpu_seconds, -line.unused_gpu_seconds))
@@ -179,7 +180,7 @@ def incident_lines(incidents: Iterable[AttributedIncident]) -> list[IncidentLine
 
 def truth_error_ratio(pods: Mapping[str, PodTotal], truth: Mapping[str, float]) -> float:
     """Return the GPU time that was booked wrongly, over all GPU time that the pods truly used."""
-    booked = {uid: total.gpu_seconds for uid, total in pods.items()}
+    booked = {uid: total.busy_ns / _SECOND_NS for uid, total in pods.items()}
     wrong = sum(abs(booked.get(uid, 0.0) - truth.get(uid, 0.0)) for uid in booked.keys() | truth)
     used = sum(truth.values())
     return wrong / used if used else 0.0
@@ -250,7 +251,7 @@ def _cells(pod: PodLine) -> list[str]:
 
 
 def _sentences(summary: Summary) -> list[str]:
-    truth = summary.truth_error_ratio
+    truth, error = summary.truth_error_ratio, summary.conservation_error_max_ratio
     ticks = "An unknown number of" if summary.ticks is None else summary.ticks
     sent = ", ".join(f"{sink.sent} by {sink.sink}" for sink in summary.sinks)
     sentences = [
@@ -258,7 +259,9 @@ def _sentences(summary: Summary) -> list[str]:
         "" if truth is None else f"{truth:.2%} of the pods' GPU time was booked wrongly.",
         f"{ticks} ticks, {summary.events} events, {summary.entries} entries.",
         f"{summary.dead_letters} records could not be used.",
-        f"Entries sum to the device within {summary.conservation_error_max_ratio:.1e}.",
+        f"Entries do not sum to the device: {error:.1e} of it is missing or too much."
+        if error
+        else "Entries sum to the device, to the last digit.",
         f"Sent: {sent}.",
     ]
     return [sentence for sentence in sentences if sentence]

@@ -13,7 +13,7 @@ from typing import Final
 
 from gpuledger.clock import NS_PER_MINUTE, NS_PER_SECOND, Clock
 from gpuledger.ledger.entries import EntryOwner, PodIndex, holder_of, name_holder
-from gpuledger.ledger.quantities import conservation_error
+from gpuledger.ledger.quantities import imbalances
 from gpuledger.records import (
     Account,
     AttributedIncident,
@@ -133,18 +133,18 @@ class PodTotal:
     """Its name, once known."""
     owner: str | None = None
     """Kind and name of its workload, once known."""
-    gpu_seconds: float = 0.0
-    """Busy seconds booked on it."""
-    memory_byte_seconds: float = 0.0
+    busy_ns: int = 0
+    """Busy time booked on it."""
+    memory_byte_ns: int = 0
     """Memory times time booked on it."""
-    joules: float = 0.0
+    energy_millijoules: int = 0
     """Energy booked on it."""
 
-    def add(self, entry: Entry) -> None:
-        """Add one entry."""
-        self.gpu_seconds += entry.busy_seconds or 0.0
-        self.memory_byte_seconds += entry.memory_byte_seconds or 0.0
-        self.joules += entry.joules or 0.0
+    def add(self, entry: Entry, *, interval_ns: int) -> None:
+        """Add one entry of a tick of that length."""
+        self.busy_ns += entry.busy_ns or 0
+        self.memory_byte_ns += (entry.memory_bytes or 0) * interval_ns
+        self.energy_millijoules += entry.energy_millijoules or 0
 
     def name(self, description: PodDescription) -> None:
         """Take over what a description knows."""
@@ -163,10 +163,10 @@ class Tally:
     """Entries in them."""
     pods: dict[str, PodTotal] = field(default_factory=dict)
     """What each pod used, by UID."""
-    unused_gpu_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
+    unused_ns: dict[tuple[str, str], int] = field(default_factory=dict)
     """For each namespace and pod, time in which GPUs that it held ran no kernel."""
-    without_pod_gpu_seconds: float = 0.0
-    """Busy seconds booked on the host or on nobody."""
+    without_pod_ns: int = 0
+    """Busy time booked on the host or on nobody."""
     presence: GpuPresence = field(default_factory=GpuPresence)
     """Which GPUs are there, and what has happened to them."""
     latest: dict[str, GpuEvent] = field(default_factory=dict)
@@ -190,23 +190,23 @@ class Tally:
         for books in (*event.gpus, *(event.settlements or ())):
             for entry in books.entries:
                 if entry.account is Account.POD:
-                    self._book(entry, pods.owner_of(entry), node=event.node)
+                    self._book(entry, pods.owner_of(entry), event)
                 elif entry.account in _WITHOUT_POD:
-                    self.without_pod_gpu_seconds += entry.busy_seconds or 0.0
-                else:
+                    self.without_pod_ns += entry.busy_ns or 0
+                elif entry.account is Account.IDLE:
                     self._book_unused(entry, event)
-        error = conservation_error(event.gpus, event.interval_ns / NS_PER_SECOND)
-        self.conservation_error_max_ratio = max(self.conservation_error_max_ratio, error)
+        errors = [off.ratio for off in imbalances(event.gpus, event.interval_ns)]
+        self.conservation_error_max_ratio = max([self.conservation_error_max_ratio, *errors])
         if self.first_named_seconds is None and any(pod.name for pod in event.pods):
             self.first_named_seconds = time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    def _book(self, entry: Entry, owner: EntryOwner, *, node: str) -> None:
+    def _book(self, entry: Entry, owner: EntryOwner, event: GpuEvent) -> None:
         description, uid = owner.pod, owner.pod_uid or owner.container_id or ""
         # What one node says of another one's pod is not that pod's.
         is_foreign = description is not None and description.state is PodState.FOREIGN
-        key = f"{node}/{uid}" if is_foreign else uid
+        key = f"{event.node}/{uid}" if is_foreign else uid
         total = self.pods.setdefault(key, PodTotal(uid=uid))
-        total.add(entry)
+        total.add(entry, interval_ns=event.interval_ns)
         if description:
             total.name(description)
 
@@ -217,8 +217,7 @@ class Tally:
         if holder.namespace is None or holder.pod is None:
             return
         name = (holder.namespace, holder.pod)
-        before = self.unused_gpu_seconds.get(name, 0.0)
-        self.unused_gpu_seconds[name] = before + (entry.busy_seconds or 0.0)
+        self.unused_ns[name] = self.unused_ns.get(name, 0) + (entry.busy_ns or 0)
 
     def _cover(self, event: GpuEvent) -> None:
         stretches = self.covered_ns.setdefault(event.node, [])

@@ -53,10 +53,10 @@ NAMES_REFUSED_TOTAL: Final = Counter(
     ["reason"],
 )
 count_from_zero(NAMES_REFUSED_TOTAL, reason=(FOREIGN_POD, UNKNOWN_HOLDER))
-CONSERVATION_ERROR_RATIO: Final = Gauge(
-    "gpuledger_conservation_error_ratio",
-    "Largest relative difference between what a device read and the sum of its entries, over all"
-    " quantities, in the ticks of the last ten minutes that were checked: one in 200.",
+UNBALANCED_TOTAL: Final = Counter(
+    "gpuledger_join_ticks_unbalanced",
+    "Ticks whose entries do not sum to what a device read, to the last unit: there are none, unless"
+    " the join has a defect. One tick in 200 is checked, the first one of each worker among them.",
 )
 PROCESS_RECORDS_TOTAL: Final = Counter(
     "gpuledger_join_process_records",

@@ -12,13 +12,13 @@ from typing import Final
 import structlog
 
 from enricher.join import join_metrics as metrics
-from enricher.join.booking.settlement import settled_seconds
+from enricher.join.booking.settlement import settled_ns
 from enricher.join.pods.describe import PodDescriptions
 from enricher.join.pods.pending import PendingPods
 from enricher.join.progress.passage import NodeWatermark
 from gpuledger.bus.protocol import Record
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
-from gpuledger.ledger.quantities import conservation_error
+from gpuledger.ledger.quantities import imbalances
 from gpuledger.records import GpuEvent, NodeSample, PodRecord
 from gpuledger.runtime.logs import Repeats
 from gpuledger.texts import shorten
@@ -183,34 +183,18 @@ class WindowedMin:
         return min(self._now, self._before)
 
 
-class WindowedMax:
-    """The same for the most."""
-
-    def __init__(self) -> None:
-        self._negated = WindowedMin()
-
-    def add(self, value: float, *, now_ns: int) -> bool:
-        """Take a value; say whether the most may be another than before."""
-        return self._negated.add(-value, now_ns=now_ns)
-
-    @property
-    def maximum(self) -> float:
-        """The greatest value; minus infinity where there was none."""
-        return -self._negated.minimum
-
-
 class JoinObserver:
     """Follows a worker's work; memory is bounded by the pods that are waited for."""
 
     def __init__(self, *, pending_pod_timeout_seconds: float) -> None:
         self._pending = PendingPods(pending_pod_timeout_seconds=pending_pod_timeout_seconds)
         self._skew = ClockSkew()
-        self._errors = WindowedMax()
         self._ticks_to_check = 1
         self._newest_ns = 0
         self._ahead = Repeats()
         self._unbooked = UnbookedNodes()
         self._foreign = Repeats()
+        self._unbalanced = Repeats()
 
     def see_pod(self, pod: PodRecord, *, now_ns: int) -> Iterable[str]:
         """Record that a pod's record has come; yield the nodes that named it before."""
@@ -239,7 +223,7 @@ class JoinObserver:
             metrics.GAPS_TOTAL.inc()
             metrics.GAP_SECONDS_TOTAL.inc(event.gap_ns / NS_PER_SECOND)
         if event.settlements:
-            metrics.SETTLED_SECONDS_TOTAL.inc(settled_seconds(event.settlements))
+            metrics.SETTLED_SECONDS_TOTAL.inc(settled_ns(event.settlements) / 1e9)
         if descriptions.pending:
             metrics.PENDING_TOTAL.inc(len(descriptions.pending))
             self._pending.record(
@@ -254,9 +238,26 @@ class JoinObserver:
         self._ticks_to_check -= 1
         if not self._ticks_to_check:
             self._ticks_to_check = TICKS_PER_CHECK
-            error = conservation_error(event.gpus, sample.interval_ns / NS_PER_SECOND)
-            if self._errors.add(error, now_ns=now_ns):
-                metrics.CONSERVATION_ERROR_RATIO.set(self._errors.maximum)
+            self._check(event)
+
+    def _check(self, event: GpuEvent) -> None:
+        """Hold the entries of a tick to what its devices read."""
+        wrong = next(imbalances(event.gpus, event.interval_ns), None)
+        if wrong is None:
+            return
+        metrics.UNBALANCED_TOTAL.inc()
+        if count := self._unbalanced.count(wrong.quantity):
+            _log.error(
+                "tick_unbalanced",
+                node=event.node,
+                boot_id=event.boot_id,
+                seq=event.seq,
+                gpu_uuid=wrong.gpu_uuid,
+                quantity=wrong.quantity,
+                total=wrong.total,
+                booked=wrong.booked,
+                count=count,
+            )
 
     def see_foreign(self, node: str, pods: Iterable[PodRecord]) -> None:
         """Record that a node named pods that the API server has placed on other nodes."""

@@ -11,13 +11,16 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from gpuledger.ledger.quantities import UNKNOWN, Amounts, apportion
 from gpuledger.records import (
+    BusyMethod,
     ContainerRef,
     DeviceAllocation,
+    EnergyMethod,
     Entry,
     GpuBooks,
     GpuEvent,
     GpuReading,
     HolderState,
+    MemoryMethod,
     PodDescription,
     Settlement,
 )
@@ -160,6 +163,12 @@ class BookedEntry(NamedTuple):
     """Length of that time: the tick's, or of all ticks that are settled."""
     gpu: GpuReading
     """The GPU's readings in the event's tick."""
+    busy_method: BusyMethod | None
+    """How the busy time was found, as the device's books or the settlement say."""
+    memory_method: MemoryMethod | None
+    """How the memory was found."""
+    energy_method: EnergyMethod | None
+    """How the energy was found."""
     owner: EntryOwner
     """On whom it is booked."""
     holder: DeviceHolder
@@ -177,7 +186,7 @@ def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[Bo
     pods = PodIndex(event)
     row = count()
     for books in event.gpus:
-        amounts = apportion(books, event.interval_ns / 1e9)
+        amounts = apportion(books, event.interval_ns)
         for entry, apportioned in zip(books.entries, amounts, strict=True):
             yield BookedEntry(
                 event,
@@ -187,6 +196,9 @@ def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[Bo
                 event.time_ns,
                 event.interval_ns,
                 books.reading,
+                books.busy_method,
+                books.memory_method,
+                books.energy_method,
                 pods.owner_of(entry),
                 holder_of(entry, event),
                 apportioned,
@@ -202,6 +214,9 @@ def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[Bo
                 settlement.until_time_ns,
                 length_ns,
                 gpu_of(settlement, event).reading,
+                settlement.busy_method,
+                None,
+                None,
                 pods.owner_of(entry),
                 holder_of(entry, event),
                 # The chip's counters of the ticks that are settled were split by what was known

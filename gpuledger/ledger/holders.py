@@ -36,11 +36,22 @@ _INSTANCE_UUID: Final = re.compile(r"MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{1
 MAX_ENTRIES: Final = 65_536
 """More entries than this are more bytes than a message may have."""
 
-# What one container holds of a device: the position, in the tick's `allocations`, of its first one
-# there, and which part of the device that is. The parts of all holders are 1 in sum at most.
-Part = tuple[int, float]
-Parts = Sequence[Part]
-_NOBODY: Final[Parts] = ()
+# What one container holds of a device, or nobody: the position, in the tick's `allocations`, of its
+# first one there, and how many pieces of the device it has.
+Part = tuple[int | None, int]
+
+
+class HeldParts(NamedTuple):
+    """Into which parts a device is held: by containers, and by nobody."""
+
+    parts: Sequence[Part]
+    """By namespace, pod and container, nobody's last; the pieces of all are the whole."""
+    whole: int
+    """How many pieces the device has."""
+
+
+NOBODYS: Final = HeldParts([(None, 1)], 1)
+"""A device that nobody holds."""
 # A GPU by its UUID alone; an instance by that of its GPU, and its own UUID or its number there.
 DeviceKey = tuple[str, str | int | None]
 _Devices = dict[DeviceKey, "_Device"]
@@ -99,36 +110,38 @@ def exclusive_holder(
     return holders.pop() if len(holders) == 1 else None
 
 
-def find_holders(sample: NodeSample) -> Sequence[Parts]:
-    """Return, for each row of the tick, what each container holds of it.
+def find_holders(sample: NodeSample) -> Sequence[HeldParts]:
+    """Return, for each row of the tick, what each container and nobody holds of it.
 
     Raises `TooManyEntriesError` where that is more than a message can hold: the kubelet may give
     every compute instance of a GPU instance to as many containers as there are.
     """
     if not sample.allocations:
-        return [_NOBODY] * len(sample.gpus)
+        return [NOBODYS] * len(sample.gpus)
     devices = _devices_of(sample.allocations)
     left = MAX_ENTRIES
     found = []
     for reading in sample.gpus:
-        parts = _parts(reading, devices, sample.allocations)
-        left -= len(parts)
+        held = _held_parts(reading, devices, sample.allocations)
+        left -= len(held.parts)
         if left < 0:
             raise TooManyEntriesError(f"idle has more than {MAX_ENTRIES} holders")
-        found.append(parts)
+        found.append(held)
     return found
 
 
 class _Device:
     """What the kubelet has given of one device."""
 
-    __slots__ = ("held", "indices")
+    __slots__ = ("held", "indices", "unit_sizes")
 
     def __init__(self) -> None:
         self.indices: list[int] = []
         """Positions in the tick's `allocations`, in order."""
         self.held: _Held | None = None
         """What each container has of it, once that is asked: rows of one device share it."""
+        self.unit_sizes: set[int] = set()
+        """In pieces of how many bytes it is given out, 0 where in others; known with `held`."""
 
 
 def _devices_of(allocations: Sequence[DeviceAllocation]) -> _Devices:
@@ -142,30 +155,33 @@ def _devices_of(allocations: Sequence[DeviceAllocation]) -> _Devices:
     return devices
 
 
-def _parts(
+def _held_parts(
     reading: GpuReading, devices: _Devices, allocations: Sequence[DeviceAllocation]
-) -> Parts:
+) -> HeldParts:
     found = [devices[key] for key in devices_named_by(reading) if key in devices]
     if not found:
-        return _NOBODY
+        return NOBODYS
     device = found[0]
     if len(found) == 1 and len(device.indices) == 1:
         # The common case: one container has all of it.
         index = device.indices[0]
         if allocations[index].resource_name not in _UNIT_BYTES:
-            return [(index, 1.0)]
-    held = _held(device, allocations)
+            return HeldParts([(index, 1)], 1)
+    held, count, sizes = _held(device, allocations), len(device.indices), device.unit_sizes
     if len(found) > 1:
         # By an instance's UUID and by its number, which no kubelet mixes; but anybody may write it.
-        both = dict(held)
-        for container, (first, count) in _held(found[1], allocations).items():
-            before, more = both.get(container, (first, 0))
-            both[container] = min(first, before), count + more
-        held = dict(sorted(both.items(), key=lambda item: item[1]))
+        held, more = dict(held), found[1]
+        for container, (first, number) in _held(more, allocations).items():
+            before, had = held.get(container, (first, 0))
+            held[container] = min(first, before), number + had
+        count, sizes = count + len(more.indices), sizes | more.unit_sizes
     # Shared out by the number of devices that a container has of it.
-    count = sum([number for _, number in held.values()])
-    whole = max(count, _units(reading, [allocations[index] for index, _ in held.values()]))
-    return [(index, number / whole) for index, number in held.values()]
+    whole = max(count, _units(reading, sizes))
+    # By their names, never by the order in which the kubelet told of them.
+    parts: list[Part] = [held[container] for container in sorted(held)]
+    if whole > count:
+        parts.append((None, whole - count))
+    return HeldParts(parts, whole)
 
 
 def _held(device: _Device, allocations: Sequence[DeviceAllocation]) -> _Held:
@@ -177,15 +193,15 @@ def _held(device: _Device, allocations: Sequence[DeviceAllocation]) -> _Held:
             container = allocation.namespace, allocation.pod, allocation.container
             first, count = held.get(container, (index, 0))
             held[container] = first, count + 1
+            device.unit_sizes.add(_UNIT_BYTES.get(allocation.resource_name, 0))
     return held
 
 
-def _units(reading: GpuReading, held: Iterable[DeviceAllocation]) -> int:
+def _units(reading: GpuReading, sizes: Iterable[int]) -> int:
     """Return of how many pieces the device is, where the resource says so; else 0.
 
     The replicas of a time-sliced device are none: who has one may use all that the others leave.
     """
     # Resources of different kinds have no unit in common.
-    sizes = {_UNIT_BYTES.get(allocation.resource_name) for allocation in held}
-    size = sizes.pop() if len(sizes) == 1 else None
-    return (reading.memory_total_bytes or 0) // size if size else 0
+    size, *others = sizes
+    return (reading.memory_total_bytes or 0) // size if size and not others else 0

@@ -20,7 +20,15 @@ from gpuledger.ledger.entries import BookedEntry
 from gpuledger.ledger.quantities import APPORTIONED, BOOKED, Quantity
 from gpuledger.records.base import BaseRecord, BootId, Natural, NodeName, Seq, SmallNatural
 from gpuledger.records.bounds import Id, Label, Labels, Subdomain, Word
-from gpuledger.records.events import Account, HolderState, Method, PodState
+from gpuledger.records.events import (
+    Account,
+    BusyMethod,
+    Entry,
+    HolderState,
+    MemoryMethod,
+    PodState,
+)
+from gpuledger.records.readings import EnergyMethod
 
 
 class ColumnType(Enum):
@@ -34,12 +42,10 @@ class ColumnType(Enum):
     SEQUENCE = "sequence"
     """A whole number of 64 bits that grows from row to row."""
     QUANTITY = "quantity"
-    """A floating-point number."""
+    """A whole number of 64 bits."""
     FLAG = "flag"
     TIME = "time"
     """Nanoseconds since the epoch; written to the microsecond."""
-    DURATION = "duration"
-    """Nanoseconds; written in seconds."""
     DAY = "day"
     """The day of a time in UTC."""
     LABELS = "labels"
@@ -84,8 +90,7 @@ class Column:
         return self.optional or self.added > 0
 
 
-TABLE_VERSION: Final = 4
-"""The store's table counted by its columns: what is added next is `added` with one more."""
+_OF_ENTRIES: Final = {field.name: field.type for field in msgspec.structs.fields(Entry)}
 
 
 def _quantities(quantities: Iterable[Quantity], *, source: str) -> list[Column]:
@@ -94,7 +99,8 @@ def _quantities(quantities: Iterable[Quantity], *, source: str) -> list[Column]:
             name=quantity.name,
             type=ColumnType.QUANTITY,
             source=f"{source}.{quantity.name}",
-            bounds=float,
+            # Below zero where an entry may be; what is apportioned never is.
+            bounds=_OF_ENTRIES.get(quantity.name, Natural),
             optional=True,
             added=quantity.added,
             meaning=quantity.meaning,
@@ -145,12 +151,28 @@ COLUMNS: Final = (
         " `2026-11-21T17:04:05.250000Z`.",
     ),
     Column(
-        name="interval_seconds",
-        type=ColumnType.DURATION,
+        name="interval_ns",
+        type=ColumnType.QUANTITY,
         source="interval_ns",
-        bounds=float,
-        meaning="Length of the covered interval; with method `accounting`, of all ticks that it"
-        " settles.",
+        bounds=Natural,
+        meaning="Length of the covered interval; with busy method `accounting`, of all ticks that"
+        " it settles.",
+    ),
+    Column(
+        name="late",
+        type=ColumnType.FLAG,
+        source="event.late",
+        bounds=bool,
+        meaning="Whether the node was late with the tick; the same in all rows of an event.",
+    ),
+    Column(
+        name="gap_ns",
+        type=ColumnType.QUANTITY,
+        source="event.gap_ns",
+        bounds=Natural,
+        optional=True,
+        meaning="Time right before the tick that no tick covers; in all rows of an event: count it"
+        " once.",
     ),
     Column(
         name="gpu_uuid",
@@ -186,14 +208,6 @@ COLUMNS: Final = (
         meaning="The kind of account.",
     ),
     Column(
-        name="method",
-        type=ColumnType.CODE,
-        source="entry.method",
-        bounds=Method,
-        attribute="gpuledger.method",
-        meaning="How the busy seconds were found.",
-    ),
-    Column(
         name="pod_uid",
         type=ColumnType.TEXT,
         source="owner.pod_uid",
@@ -217,7 +231,6 @@ COLUMNS: Final = (
         source="owner.described.state",
         bounds=PodState,
         optional=True,
-        added=4,
         meaning="On a pod's account: `known` by a pod record that names this node, `foreign` where"
         " the record names another node, `pending` where none has come. Names stand beside `known`"
         " alone.",
@@ -281,6 +294,33 @@ COLUMNS: Final = (
         meaning="The pod's labels that the pod watch was asked to keep.",
     ),
     *_quantities(BOOKED, source="entry"),
+    *_quantities(APPORTIONED, source="apportioned"),
+    Column(
+        name="busy_method",
+        type=ColumnType.CODE,
+        source="busy_method",
+        bounds=BusyMethod,
+        optional=True,
+        attribute="gpuledger.busy_method",
+        meaning="How the busy time of the device's accounts was found; absent where its use is not"
+        " known.",
+    ),
+    Column(
+        name="memory_method",
+        type=ColumnType.CODE,
+        source="memory_method",
+        bounds=MemoryMethod,
+        optional=True,
+        meaning="How their memory was found; absent where it is not known.",
+    ),
+    Column(
+        name="energy_method",
+        type=ColumnType.CODE,
+        source="energy_method",
+        bounds=EnergyMethod,
+        optional=True,
+        meaning="How the energy was found that they share; absent where it is not known.",
+    ),
     Column(name="kafka_partition", type=ColumnType.POSITION, source="origin.partition"),
     Column(name="kafka_offset", type=ColumnType.SEQUENCE, source="origin.offset"),
     Column(
@@ -289,7 +329,6 @@ COLUMNS: Final = (
         source="holder.state",
         bounds=HolderState,
         optional=True,
-        added=4,
         attribute="gpuledger.holder.state",
         meaning="On `idle`: `known` where a pod of this node has the name of who held this part"
         " unused, `unknown` where none is known to; absent where nobody held it. Names stand beside"
@@ -301,7 +340,6 @@ COLUMNS: Final = (
         source="holder.uid",
         bounds=Id,
         optional=True,
-        added=4,
         meaning="On `idle`: the UID of the pod that held this part unused.",
     ),
     Column(
@@ -310,7 +348,6 @@ COLUMNS: Final = (
         source="holder.namespace",
         bounds=Label,
         optional=True,
-        added=1,
         attribute="gpuledger.holder.namespace",
         meaning="On `idle`: the namespace of who held this part unused.",
     ),
@@ -320,7 +357,6 @@ COLUMNS: Final = (
         source="holder.pod",
         bounds=Subdomain,
         optional=True,
-        added=1,
         attribute="gpuledger.holder.pod",
         meaning="On `idle`: the pod that held this part unused.",
     ),
@@ -330,30 +366,12 @@ COLUMNS: Final = (
         source="holder.container",
         bounds=Label,
         optional=True,
-        added=1,
         attribute="gpuledger.holder.container",
         meaning="On `idle`: the container that held this part unused.",
     ),
-    *_quantities(APPORTIONED, source="apportioned"),
-    Column(
-        name="late",
-        type=ColumnType.FLAG,
-        source="event.late",
-        bounds=bool,
-        added=3,
-        meaning="Whether the node was late with the tick; the same in all rows of an event.",
-    ),
-    Column(
-        name="gap_seconds",
-        type=ColumnType.DURATION,
-        source="event.gap_ns",
-        bounds=float,
-        optional=True,
-        added=3,
-        meaning="Time right before the tick that no tick covers; in all rows of an event: count it"
-        " once.",
-    ),
 )
+TABLE_VERSION: Final = max(column.added for column in COLUMNS)
+"""The store's table counted by its columns: what is added next is `added` with one more."""
 TOPIC_COLUMNS: Final = tuple(column for column in COLUMNS if column.bounds is not None)
 """The columns of `gpuledger.rows.v1`, in the order of its record."""
 ATTRIBUTES: Final = {

@@ -5,7 +5,8 @@ things: a sum over a name counts nothing twice. So a GPU, the MIG instances into
 the accounts on which it is booked have names of their own, and none is a name of the nodes' pages
 (`gpuledger_node_gpu_…`), which one Prometheus may well scrape. Containers and accounts have a
 series of each quantity of the books, averaged over the tick. `values_of` fills them from one event.
-Pure; nothing is remembered from one tick to the next.
+Whole numbers become base units here, at the edge and last: what is summed is summed in whole
+numbers. Pure; nothing is remembered from one tick to the next.
 """
 
 from collections.abc import Callable
@@ -41,6 +42,8 @@ class Family:
     """The metrics, in the order in which values are given."""
 
 
+_QUANTITIES: Final = (*BOOKED, *APPORTIONED)
+"""The quantities in the order in which a group has their values."""
 _GPU_LABELS: Final = ("gpu_uuid", "gpu_index")
 _HOLDER_LABELS: Final = ("holder_namespace", "holder_pod", "holder_container", "holder_state")
 
@@ -126,18 +129,18 @@ POD: Final = Family(
         "container",
         "owner_kind",
         "owner_name",
-        "method",
+        "busy_method",
     ),
     metrics=tuple(
         FamilyMetric(name=f"gpuledger_pod_gpu_{quantity.average}", help=quantity.pod_help)
-        for quantity in (*BOOKED, *APPORTIONED)
+        for quantity in _QUANTITIES
     ),
 )
 ACCOUNT: Final = Family(
-    labels=(*_GPU_LABELS, "account", "method", *_HOLDER_LABELS),
+    labels=(*_GPU_LABELS, "account", "busy_method", *_HOLDER_LABELS),
     metrics=tuple(
         FamilyMetric(name=f"gpuledger_account_gpu_{quantity.average}", help=quantity.account_help)
-        for quantity in (*BOOKED, *APPORTIONED)
+        for quantity in _QUANTITIES
     ),
 )
 FAMILIES: Final = (DEVICE, INSTANCE, NODE, POD, ACCOUNT)
@@ -171,19 +174,6 @@ _NO_NAMES: Final = ("", "", "", "")
 _booked_amounts: Final[Callable[[Entry], Amounts]] = attrgetter(
     *(quantity.name for quantity in BOOKED)
 )
-# In the order of `DEVICE`'s metrics.
-_device_values: Final[Callable[[GpuReading], SeriesValues]] = attrgetter(
-    "utilization_ratio",
-    "memory_utilization_ratio",
-    "memory_used_bytes",
-    "memory_total_bytes",
-    "memory_reserved_bytes",
-    "power_watts",
-    "energy_total_joules",
-    "temperature_celsius",
-    "sm_clock_hertz",
-    "memory_clock_hertz",
-)
 
 
 def values_of(event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
@@ -195,10 +185,10 @@ def values_of(event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
     """
     values: dict[SeriesGroup, SeriesValues] = {}
     if event.gap_ns is not None:
-        values[SeriesGroup(NODE, ())] = (event.gap_ns / 1e9,)
+        values[SeriesGroup(NODE, ())] = (event.gap_ns / 10**9,)
     pods = PodIndex(event)
     memories: set[_Memory] = set()
-    interval_seconds = event.interval_ns / 1e9
+    interval_ns = event.interval_ns
     for books in event.gpus:
         gpu = (books.reading.uuid, str(books.reading.index))
         if books.reading.parent_uuid is None:
@@ -208,39 +198,66 @@ def values_of(event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
             group, found = _of_instance(books.reading, memories)
             values[group] = found
         # Nothing can be averaged over no time; what the device read stands all the same.
-        if interval_seconds <= 0:
+        if interval_ns <= 0:
             continue
-        of_entries = apportion(books, interval_seconds)
+        booked: dict[SeriesGroup, Amounts] = {}
+        of_entries = apportion(books, interval_ns)
+        method = "" if books.busy_method is None else books.busy_method.value
         for entry, apportioned in zip(books.entries, of_entries, strict=True):
             if entry.account is Account.POD:
-                group = _pod_group(entry, gpu, pods.owner_of(entry))
+                group = _pod_group(gpu, pods.owner_of(entry), method)
             else:
-                group = _account_group(entry, gpu, holder_of(entry, event))
+                group = _account_group(entry, gpu, holder_of(entry, event), method)
             amounts = (*_booked_amounts(entry), *apportioned)
+            before = booked.setdefault(group, amounts)
+            if before is not amounts:
+                pairs = zip(before, amounts, strict=True)
+                booked[group] = tuple(
+                    [b if a is None else a if b is None else a + b for a, b in pairs]
+                )
+        for group, amounts in booked.items():
             # Of a list: a tuple of a generator takes a third longer, for each entry of each tick.
-            found = tuple(
-                [None if amount is None else amount / interval_seconds for amount in amounts]
+            values[group] = tuple(
+                [
+                    None if amount is None else quantity.averaged(amount, interval_ns)
+                    for amount, quantity in zip(amounts, _QUANTITIES, strict=True)
+                ]
             )
-            if before := values.get(group):
-                pairs = zip(before, found, strict=True)
-                found = tuple([b if a is None else a if b is None else a + b for a, b in pairs])
-            values[group] = found
         # After each device, so that one event cannot grow without end before it is refused.
         if len(values) > MAX_GROUPS:
             raise ValueError(f"gpus: more than {MAX_GROUPS} devices and accounts have series")
     return values
 
 
-def _account_group(entry: Entry, gpu: tuple[str, str], holder: DeviceHolder) -> SeriesGroup:
+def _device_values(reading: GpuReading) -> SeriesValues:
+    """Return the values of `DEVICE`'s metrics, in their order."""
+    power, energy = reading.power_milliwatts, reading.energy_total_millijoules
+    return (
+        reading.utilization_ratio,
+        reading.memory_utilization_ratio,
+        reading.memory_used_bytes,
+        reading.memory_total_bytes,
+        reading.memory_reserved_bytes,
+        None if power is None else power / 1000,
+        None if energy is None else energy / 1000,
+        reading.temperature_celsius,
+        reading.sm_clock_hertz,
+        reading.memory_clock_hertz,
+    )
+
+
+def _account_group(
+    entry: Entry, gpu: tuple[str, str], holder: DeviceHolder, method: str
+) -> SeriesGroup:
     names = _NO_NAMES
     if holder is not NO_HOLDER:
         # Where the holder is known, its names say so: one label less to write.
         state = HolderState.UNKNOWN.value if holder.state is HolderState.UNKNOWN else ""
         names = (holder.namespace or "", holder.pod or "", holder.container or "", state)
-    return SeriesGroup(ACCOUNT, (*gpu, entry.account.value, entry.method.value, *names))
+    return SeriesGroup(ACCOUNT, (*gpu, entry.account.value, method, *names))
 
 
-def _pod_group(entry: Entry, gpu: tuple[str, str], owner: EntryOwner) -> SeriesGroup:
+def _pod_group(gpu: tuple[str, str], owner: EntryOwner, method: str) -> SeriesGroup:
     pod = owner.described
     names = (
         pod.namespace,
@@ -250,7 +267,7 @@ def _pod_group(entry: Entry, gpu: tuple[str, str], owner: EntryOwner) -> SeriesG
         pod.owner_kind,
         pod.owner_name,
     )
-    return SeriesGroup(POD, (*gpu, *(name or "" for name in names), entry.method.value))
+    return SeriesGroup(POD, (*gpu, *(name or "" for name in names), method))
 
 
 def _of_instance(reading: GpuReading, memories: set[_Memory]) -> tuple[SeriesGroup, SeriesValues]:

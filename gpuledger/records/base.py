@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Annotated, Final, Self
 
 import msgspec
+from typing_extensions import override
 
 # What does not fit in 64 bits decodes, but could never be encoded again; and a position of -1
 # would be the last one in Python.
@@ -48,6 +49,7 @@ class OpenEnum(StrEnum):
     """
 
     @classmethod
+    @override
     def _missing_(cls, value: object) -> Self | None:
         # Of its own each time, as what is kept could be filled up by anybody.
         if not isinstance(value, str) or not 0 < len(value) <= MAX_VALUE_LENGTH:

@@ -5,10 +5,18 @@ follows from an entry and its reading is not written again: who worked how much 
 `gpuledger.ledger.quantities`'s.
 """
 
-from enum import StrEnum
 from typing import Annotated
 
-from gpuledger.records.base import ArrayRecord, BaseRecord, BootId, Natural, NodeName, Seq
+from gpuledger.records.base import (
+    ArrayRecord,
+    BaseRecord,
+    BootId,
+    Integer,
+    Natural,
+    NodeName,
+    OpenEnum,
+    Seq,
+)
 from gpuledger.records.bounds import (
     MAX_ALLOCATIONS,
     MAX_CONTAINERS,
@@ -25,32 +33,47 @@ from gpuledger.records.bounds import (
     Word,
     at_most,
 )
-from gpuledger.records.readings import GpuReading
+from gpuledger.records.readings import EnergyMethod, GpuReading
 from gpuledger.records.samples import ContainerRef, DeviceAllocation
 
 
-# Values of enumerations are written: one is added, none is ever renamed.
-class Account(StrEnum):
+class Account(OpenEnum):
     """To whom a quantity is debited."""
 
     POD = "pod"
     HOST = "host"
     UNATTRIBUTED = "unattributed"
     IDLE = "idle"
+    # Reserved: nobody writes it yet.
+    JOB = "job"
 
 
-class Method(StrEnum):
-    """How an entry's quantities were found."""
+class BusyMethod(OpenEnum):
+    """How the busy time of a device's entries was found."""
 
     EXCLUSIVE = "exclusive"
     PROCESS_UTILIZATION = "process_utilization"
     ACCOUNTING = "accounting"
     MEMORY_SHARE = "memory_share"
-    ALLOCATION_SHARE = "allocation_share"
     EQUAL_SHARE = "equal_share"
 
 
-class PodState(StrEnum):
+class MemoryMethod(OpenEnum):
+    """How the memory of a device's entries was found."""
+
+    MEASURED = "measured"
+    SCALED = "scaled"
+    APPORTIONED = "apportioned"
+
+
+class IdleDrawSource(OpenEnum):
+    """Where the idle draw comes from by which energy was split."""
+
+    MEASURED = "measured"
+    TABLE = "table"
+
+
+class PodState(OpenEnum):
     """Whether the pod behind a UID or a container id was known when the event was written.
 
     Names stand beside `known` alone. Neither of the others changes what is booked.
@@ -61,7 +84,7 @@ class PodState(StrEnum):
     FOREIGN = "foreign"
 
 
-class HolderState(StrEnum):
+class HolderState(OpenEnum):
     """Whether a pod of the node is known by the name that the node gave a holder.
 
     The API server may have placed it on another node, or its record has not come: that cannot be
@@ -73,20 +96,18 @@ class HolderState(StrEnum):
 
 
 class Entry(ArrayRecord, frozen=True, kw_only=True):
-    """What one account used of one GPU in one tick."""
+    """What one account used of one GPU in one tick, in whole numbers."""
 
     account: Account
     """The kind of account."""
-    method: Method
-    """How the busy seconds were found."""
     container: Natural | None = None
     """On a pod's account: position in the event's `containers` of the one it ran in."""
-    busy_seconds: float | None = None
+    busy_ns: Integer | None = None
     """Time in which its kernels ran; on `idle`: in which none ran; absent without a reading. Below
     zero on `unattributed` in a settlement alone."""
-    memory_byte_seconds: float | None = None
-    """Memory held times the time it was held; on `idle`: free memory; absent without a reading."""
-    joules: float | None = None
+    memory_bytes: Natural | None = None
+    """Memory held over the tick; on `idle`: free memory; absent without a reading."""
+    energy_millijoules: Natural | None = None
     """Energy; absent on a GPU that gives neither energy nor power."""
     allocation: Natural | None = None
     """On `idle`: position in the event's `allocations` of what held this part unused; absent where
@@ -127,7 +148,24 @@ class GpuBooks(BaseRecord, frozen=True, kw_only=True):
     reading: GpuReading
     """The readings, as the node gave them."""
     entries: Annotated[list[Entry], at_most(MAX_ENTRIES)]
-    """The entries; for each quantity they sum to the device."""
+    """The entries; for each quantity they sum to the device, to the last unit."""
+    busy_method: BusyMethod | None = None
+    """How the busy time of the entries was found: `exclusive` (one account had all that was busy),
+    `process_utilization` (samples of each process), `memory_share` (by the memory that each held)
+    or `equal_share`; absent without a reading of use."""
+    memory_method: MemoryMethod | None = None
+    """How their memory was found: `measured` (of each process), `scaled` (processes claimed more
+    than is in use) or `apportioned` (the only ones on the device have what is in use); absent
+    without a reading of memory."""
+    energy_method: EnergyMethod | None = None
+    """How the energy was found that they share, as the board's reading says: `counter`,
+    `interpolated` or `power`; absent without energy."""
+    idle_draw_milliwatts: Natural | None = None
+    """What the board draws idle, as far as the split of energy went by it; absent where no idle
+    draw is known, and on a MIG instance, whose energy is divided from the board's."""
+    idle_draw_source: IdleDrawSource | None = None
+    """Whether that is `measured` on the board, as the reading says, or the `table`'s for its
+    product."""
 
 
 class Settlement(BaseRecord, frozen=True, kw_only=True):
@@ -148,7 +186,9 @@ class Settlement(BaseRecord, frozen=True, kw_only=True):
     until_time_ns: Natural
     """Where that tick's interval ends, nanoseconds since the epoch."""
     entries: Annotated[list[Entry], at_most(MAX_ENTRIES)]
-    """What is booked on it, and as much less on `unattributed`: busy seconds that sum to zero."""
+    """What is booked on it, and as much less on `unattributed`: busy time that sums to zero."""
+    busy_method: BusyMethod
+    """How it was found: `accounting`, by the driver's account of the process."""
 
 
 class GpuEvent(BaseRecord, frozen=True, kw_only=True):

@@ -1,22 +1,42 @@
 """How the store is read: the files of the table as they are now, as a relation for SQL.
 
 Here lives what a reader needs beside a SQL engine, such as DuckDB. Nothing is written here.
+
+The table has whole numbers. The relation has them too, and beside them what people ask for: seconds,
+byte-seconds, joules, GPU-hours. All but the hours are decimals, which DuckDB multiplies and sums
+without rounding, in 38 digits: a sum over rows is what the events sum to, to the last digit.
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import mask_address
-from gpuledger.store.schema import GAPS, table_uri
+from gpuledger.store.schema import ENTRIES, GAPS, table_uri
+
+DERIVED_COLUMNS: Final[Mapping[str, str]] = {
+    # 64 bits times a decimal of nine digits is one of 29 digits, which holds them all.
+    **{
+        f"{column.name.removesuffix('_ns')}_seconds": f"{column.name} * 0.000000001"
+        for column in ENTRIES.columns
+        if column.name.endswith("_ns")
+    },
+    # 64 bits do not hold the product: 80 GiB for a second are 8.6e19 byte-nanoseconds.
+    "memory_byte_seconds": "memory_bytes::DECIMAL(38, 0) * interval_ns * 0.000000001",
+    "joules": "energy_millijoules * 0.001",
+    "gpu_hours": "busy_ns / 3.6e12",
+}
+"""What the relation of the live rows adds to the table's columns, with DuckDB's SQL for each."""
 
 
 def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -> str:
     """Return DuckDB's SQL for the live rows: `SELECT … FROM {entries_sql(uri)}`.
 
-    Raises `UserError` where there is no table, or nothing was ever written to it.
+    They have the table's columns and `DERIVED_COLUMNS`. Raises `UserError` where there is no table,
+    or nothing was ever written to it.
     """
     try:
         table = DeltaTable(table_uri(store_uri), storage_options=dict(storage_options or {}))
@@ -30,7 +50,9 @@ def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None
         )
     files = ", ".join(map(_quoted, uris))
     # By name, because a file that is older than a column has not got it.
-    return f"read_parquet([{files}], hive_partitioning = true, union_by_name = true)"
+    rows = f"read_parquet([{files}], hive_partitioning = true, union_by_name = true)"
+    added = ", ".join(f"{sql} AS {name}" for name, sql in DERIVED_COLUMNS.items())
+    return f"(SELECT *, {added} FROM {rows})"  # noqa: S608  # the table's own names, quoted files
 
 
 def gaps_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS, NS_PER_SECOND
+from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS
 from gpuledger.recent import Recent
 from gpuledger.records import AttributedIncident, GpuBooks, GpuEvent
 from sinks.alerts.active_alerts import ActiveAlerts, Now
@@ -75,7 +75,7 @@ class RuleEvaluator:
             return order
         for books in event.gpus:
             for rule in self._rules:
-                measure = rule.measure(books, event.interval_ns / NS_PER_SECOND)
+                measure = rule.measure(books, event.interval_ns)
                 key = (rule.name, event.node, books.reading.uuid)
                 if measure is not None and measure >= rule.threshold:
                     self._holds(rule, key, event, books, measure=measure, now=now)

@@ -36,8 +36,8 @@ class Rule:
     """How long the measure must reach the threshold, by the events' time, before it fires."""
     threshold: float
     """From which measure on the condition holds."""
-    measure: Callable[[GpuBooks, float], float | None]
-    """Measures a GPU's books of so many seconds; `None` where the tick does not say."""
+    measure: Callable[[GpuBooks, int], float | None]
+    """Measures a GPU's books of so many nanoseconds; `None` where the tick does not say."""
     summary: str
     """One line for people, with `{gpu}` and `{node}`."""
     description: str
@@ -91,15 +91,15 @@ def rules_of(settings: AlertsSettings) -> tuple[Rule, ...]:
     )
 
 
-def busy_without_pod_ratio(books: GpuBooks, interval_seconds: float) -> float | None:
+def busy_without_pod_ratio(books: GpuBooks, interval_ns: int) -> float | None:
     """Return the share of the time booked on the host or on nobody; None where it is not known."""
-    if interval_seconds <= 0 or not books.entries:
+    if interval_ns <= 0 or not books.entries:
         return None
-    outside = [entry.busy_seconds for entry in books.entries if entry.account in _OUTSIDE_PODS]
-    known = [seconds for seconds in outside if seconds is not None]
+    outside = [entry.busy_ns for entry in books.entries if entry.account in _OUTSIDE_PODS]
+    known = [busy_ns for busy_ns in outside if busy_ns is not None]
     if len(known) < len(outside):
         return None  # a sum of what is known would end an alert for want of a reading
-    return sum(known) / interval_seconds
+    return sum(known) / interval_ns
 
 
 INCIDENT: Final = "GpuIncident"

@@ -38,7 +38,6 @@ _make_row: Final = row_maker(
     {
         ColumnType.DAY: "{} // 86_400_000_000_000",
         ColumnType.TIME: "{} // 1000",
-        ColumnType.DURATION: "{} / 1e9",
         ColumnType.FLAG: "bool({})",
         # The text, not the word, which is of a class of its own. `value` is a property written in
         # Python: for four words a row it took a seventh of the time in which rows are made.

@@ -15,6 +15,7 @@ from agent.gpu.protocol import SourceLostError
 from agent.host.procfs import SystemProcfs
 from agent.sampling import Sampler
 from gpuledger.clock import SystemClock
+from gpuledger.records import EnergyMethod
 from tests.ticks import tick_of
 
 
@@ -57,7 +58,7 @@ def test_readings_are_there_and_plausible(ticks: list[NodeTick]) -> None:
         assert gpu.memory_used_bytes is not None
         assert gpu.memory_total_bytes > gpu.memory_used_bytes
         assert gpu.power_milliwatts is not None
-        assert gpu.power_milliwatts > 1
+        assert gpu.power_milliwatts > 1_000
         assert gpu.temperature_celsius is not None
 
 
@@ -67,8 +68,20 @@ def test_energy_agrees_with_power(ticks: list[NodeTick]) -> None:
             continue
         drawn = sum(tick.sample.gpus[place].energy_millijoules or 0 for tick in ticks[1:])
         seconds = sum(tick.sample.interval_ns for tick in ticks[1:]) / 1e9
-        watts = [tick.sample.gpus[place].power_milliwatts or 0 for tick in ticks[1:]]
-        assert drawn / seconds == pytest.approx(sum(watts) / len(watts), rel=0.25), gpu.model
+        draws = [tick.sample.gpus[place].power_milliwatts or 0 for tick in ticks[1:]]
+        assert drawn / seconds == pytest.approx(sum(draws) / len(draws), rel=0.25), gpu.model
+
+
+def test_ticks_add_up_to_the_energy_counter(ticks: list[NodeTick]) -> None:
+    """Where it moves in each tick: so it does on boards, about every 100 ms."""
+    for place, gpu in enumerate(ticks[-1].sample.gpus):
+        if gpu.parent_uuid or gpu.energy_total_millijoules is None:
+            continue
+        board = [tick.sample.gpus[place] for tick in ticks]
+        methods = {one.energy_method for one in board[1:]}
+        assert methods == {EnergyMethod.COUNTER}, gpu.model
+        risen = gpu.energy_total_millijoules - (board[0].energy_total_millijoules or 0)
+        assert sum(one.energy_millijoules or 0 for one in board[1:]) == risen, gpu.model
 
 
 def test_ticks_follow_one_another(ticks: list[NodeTick]) -> None:

@@ -28,7 +28,7 @@ from agent.core.raw import (
     SampleCursor,
     UtilizationSample,
 )
-from agent.core.units import PERCENT, RATIO_DIGITS, TIMESTAMP_US, Validator
+from agent.core.units import PERCENT, TIMESTAMP_US, Validator, ratio_of
 
 LAG_WINDOWS: Final = 1.5
 """How far behind the driver's clock a tick's cover ends. Between one and two windows are closed
@@ -256,7 +256,7 @@ class Coverage:
             # A driver without samples gives its latest window alone.
             percent = validator.keep(latest_percent, PERCENT, reading=reading)
         # The mean of hundreds may be a hair more, in floating point.
-        return None if percent is None else min(1.0, round(percent / 100, RATIO_DIGITS))
+        return None if percent is None else min(1.0, ratio_of(percent))
 
 
 def _plausible(

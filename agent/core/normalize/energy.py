@@ -171,6 +171,8 @@ class IdleDraw(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         `is_free` says that it ended without a process, `is_unused` that no kernel ran in it, and
         `is_settled` that it is not booked less, as ticks before it were booked more than was drawn.
         """
+        if not is_free and not self.was_free:
+            return self
         # Where a board is said to draw nothing, it does not say what it draws.
         is_known = is_free and self.was_free and is_unused and bool(energy.millijoules)
         if not is_known or not (self.free_ns or is_settled):

@@ -15,7 +15,7 @@ from typing import Final
 
 from agent.core.normalize.driver_clock import Interval, SampledWindow, known_us, window_at
 from agent.core.raw import ListedProcess, ProcessUtilizationSample
-from agent.core.units import MEMORY_LIMITS, PERCENT, PID, RATIO_DIGITS, TIMESTAMP_US, Validator
+from agent.core.units import MEMORY_LIMITS, PERCENT, PID, TIMESTAMP_US, Validator, ratio_of
 from gpuledger.records import ProcessKind
 
 _MIN_WINDOW_US: Final = 10_000
@@ -161,7 +161,7 @@ def apportion(
         percent = 0.0
         for sample in kept.get(pid, ()):
             percent += sample.sm_percent * coverage.share(sample, window_us)
-        sm_ratio = min(round(percent / 100, RATIO_DIGITS), max_ratio) if is_known else None
+        sm_ratio = min(ratio_of(percent), max_ratio) if is_known else None
         usages.append(ProcessUsage(process=process, sm_ratio=sm_ratio, ended=pid not in running))
     return Shares(
         usages=sorted(usages, key=lambda usage: usage.ended),

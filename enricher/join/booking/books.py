@@ -9,7 +9,8 @@ compute instances of one GPU instance all have the memory of that. So before a r
   it, less what processes hold on the others; the GPU's own row keeps what no instance has;
 - busy time: the instances'; the GPU's own row has none, as it would count twice;
 - energy (`energy_by_row`): a driver gives the board's alone. What the board would draw idle goes by
-  the memory of each instance, what it drew beyond that by the compute slices that were busy.
+  the memory of each instance, what it drew beyond that by the compute slices that were busy; each
+  instance has a whole number of it, of which its own entries are made.
 
 Each step reads every row a bounded number of times, as a tick may have very many.
 Names and labels of pods are `enricher.join.pods`' subject, and change nothing here.
@@ -19,17 +20,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
+from math import lcm
 from typing import Final
 
-from enricher.join.booking.shares import (
-    MIN_RATIO,
-    Claim,
-    Energy,
-    add_up,
-    book_gpu,
-    energy_of,
-    gather_claims,
-)
+from enricher.join.booking.shares import Claim, Energy, book_gpu, energy_of, gather_claims
+from gpuledger.ledger.division import divide, parts_per_million
 from gpuledger.ledger.holders import find_holders
 from gpuledger.records import GpuBooks, GpuReading, NodeSample
 
@@ -41,17 +36,13 @@ def book_tick(sample: NodeSample) -> list[GpuBooks]:
 
     Raises `IndexError` where a process points to a GPU or a container that the tick has not.
     """
-    seconds = sample.interval_ns / 1e9
+    interval_ns = sample.interval_ns
     claims = gather_claims(sample)
     own = exclusive_readings(sample.gpus, claims)
-    energy = energy_by_row(sample.gpus, seconds)
+    energy = energy_by_row(sample.gpus, interval_ns)
     holders = find_holders(sample)
     return [
-        GpuBooks(
-            # As the node gave it: readers see the board's memory, whatever this row was booked.
-            reading=reading,
-            entries=book_gpu(own[row], claims[row], seconds, energy[row], holders[row]),
-        )
+        book_gpu(reading, own[row], claims[row], interval_ns, energy[row], holders[row])
         for row, reading in enumerate(sample.gpus)
     ]
 
@@ -172,13 +163,13 @@ def _with_memory(
     )
 
 
-def energy_by_row(readings: Sequence[GpuReading], seconds: float) -> list[Energy | None]:
-    """Return the energy of each row, that of a GPU shared out among the rows of its instances.
+def energy_by_row(readings: Sequence[GpuReading], interval_ns: int) -> list[Energy | None]:
+    """Return the energy of each row, that of a GPU divided among the rows of its instances.
 
     Where the memory or the busy time of one of them is not known, the GPU's row keeps it all.
     """
     if not has_instances(readings):
-        return [energy_of(reading, seconds) for reading in readings]
+        return [energy_of(reading, interval_ns) for reading in readings]
     gpus = {each.uuid: row for row, each in enumerate(readings) if each.parent_uuid is None}
     instances: dict[int, list[int]] = {}
     for row, reading in enumerate(readings):
@@ -190,42 +181,73 @@ def energy_by_row(readings: Sequence[GpuReading], seconds: float) -> list[Energy
             instances.setdefault(gpu, []).append(row)
     found: list[Energy | None] = [None] * len(readings)
     for gpu, rows in instances.items():
-        found[gpu] = board = energy_of(readings[gpu], seconds)
-        shared = board and _share_energy(board, readings[gpu], [readings[row] for row in rows])
-        if shared:
-            found[gpu], of_rows = shared
-            for row, energy in zip(rows, of_rows, strict=True):
-                found[row] = energy
+        found[gpu] = board = energy_of(readings[gpu], interval_ns)
+        if board is None or not rows:
+            continue
+        # Ties go by what the rows are, never by their order.
+        rows.sort(key=lambda row: readings[row].uuid)
+        shared = _share_energy(
+            board, readings[gpu], [readings[row] for row in rows], interval_ns=interval_ns
+        )
+        for row, energy in zip([gpu, *rows], shared or [], strict=False):
+            found[row] = energy
     return found
 
 
 def _share_energy(
-    board: Energy, gpu: GpuReading, instances: Sequence[GpuReading]
-) -> tuple[Energy, Sequence[Energy]] | None:
-    """Return what stays with the GPU's own row, as idle's, and what each instance has."""
-    if not instances:
-        return board, []
-    ratios = _memory_ratios(gpu, instances)
-    busy = [instance.utilization_ratio for instance in instances]
-    if ratios is None or None in busy:
+    board: Energy, gpu: GpuReading, instances: Sequence[GpuReading], *, interval_ns: int
+) -> list[Energy] | None:
+    """Return what stays with the GPU's own row, as idle's, and behind it what each instance has."""
+    sizes = _memory_sizes(gpu, instances)
+    if sizes is None:
         return None
+    memory, of_instances = sizes
+    worked = []
     slices = [compute_slices(instance.mig_profile) for instance in instances]
     # Without the slices of all of them, memory is the next best measure of an instance's size.
-    sizes = ratios if None in slices else slices
-    worked = [(ratio or 0.0) * (size or 0) for ratio, size in zip(busy, sizes, strict=True)]
-    floor, total = board.floor_joules, add_up(worked)
-    if total <= MIN_RATIO:
+    weights = of_instances if None in slices else slices
+    for instance, weight in zip(instances, weights, strict=True):
+        if instance.utilization_ratio is None:
+            return None
+        worked.append(parts_per_million(instance.utilization_ratio) * (weight or 0))
+    # All of it over one denominator, so that what is divided is exact.
+    denominator = board.floor_denominator
+    floor, drawn = board.floor_numerator * interval_ns, board.millijoules * denominator
+    total = sum(worked)
+    if not total:
         # Nobody worked: all that was drawn is the floor, and the divisor only has to be one.
-        floor, total = board.joules, 1.0
-    floors = [floor * ratio for ratio in ratios]
-    watts = (board.joules - floor) / total
-    return Energy(0.0, 0.0, max(0.0, floor - add_up(floors))), [
-        Energy(idle + work * watts, idle, 0.0) for idle, work in zip(floors, worked, strict=True)
+        floor, total = drawn, 1
+    exact = [(memory - sum(of_instances)) * total * floor]
+    exact += [
+        size * total * floor + work * memory * (drawn - floor)
+        for size, work in zip(of_instances, worked, strict=True)
+    ]
+    rest, *parts = divide(board.millijoules, exact, 1, denominator * memory * total)
+    return [
+        Energy(
+            0,
+            0,
+            1,
+            board.method,
+            board.idle_draw_milliwatts,
+            board.idle_draw_source,
+            idle_millijoules=rest,
+        ),
+        *(
+            # Rounded down, an instance may have a little less than its part of the floor.
+            Energy(part, part, interval_ns, board.method)
+            if size * floor > part * memory * denominator
+            else Energy(part, size * floor, memory * denominator * interval_ns, board.method)
+            for part, size in zip(parts, of_instances, strict=True)
+        ),
     ]
 
 
-def _memory_ratios(gpu: GpuReading, instances: Sequence[GpuReading]) -> list[float] | None:
-    """Return each instance's part of the memory; compute instances share that of theirs equally."""
+def _memory_sizes(gpu: GpuReading, instances: Sequence[GpuReading]) -> tuple[int, list[int]] | None:
+    """Return the memory of all and of each instance, in a unit that makes whole numbers of it.
+
+    Compute instances share that of their GPU instance equally.
+    """
     totals = [instance.memory_total_bytes for instance in instances]
     if gpu.memory_total_bytes is None or None in totals:
         return None
@@ -234,9 +256,12 @@ def _memory_ratios(gpu: GpuReading, instances: Sequence[GpuReading]) -> list[flo
         for instance in instances
     ]
     rows_of = Counter(homes)
-    own = [(total or 0) / rows_of[home] for total, home in zip(totals, homes, strict=True)]
-    whole = max(gpu.memory_total_bytes, add_up(own))
-    return [part / whole if whole else 0.0 for part in own]
+    unit = lcm(*rows_of.values())
+    own = [
+        (total or 0) * (unit // rows_of[home]) for total, home in zip(totals, homes, strict=True)
+    ]
+    # Nothing at all is a whole of which all have none.
+    return max(gpu.memory_total_bytes * unit, sum(own), 1), own
 
 
 @lru_cache(maxsize=256)

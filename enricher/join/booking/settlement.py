@@ -10,8 +10,8 @@ from typing import Final
 from gpuledger.clock import NS_PER_HOUR
 from gpuledger.records import (
     Account,
+    BusyMethod,
     Entry,
-    Method,
     NodeSample,
     ProcessExit,
     Settlement,
@@ -20,8 +20,9 @@ from gpuledger.records import (
 MAX_BEHIND_NS: Final = 25 * NS_PER_HOUR
 """How far before its tick an end may lie: an agent tells of it in the first tick that covers it,
 and no tick covers more than a day."""
-MIN_LIFETIME_RATIO: Final = 0.005
-"""The rounding of a whole percent: less of a process's life than that, its account cannot tell."""
+LIFETIME_PARTS: Final = 200
+"""The rounding of a whole percent: what is no more than one of so many parts of a process's life,
+its account cannot tell."""
 
 
 def settle_ends(sample: NodeSample) -> list[Settlement] | None:
@@ -32,34 +33,31 @@ def settle_ends(sample: NodeSample) -> list[Settlement] | None:
     """
     # Without what an account cannot tell: a settlement of nothing would be noise in every tick.
     settled = [
-        _settle(end, seconds, sample)
+        _settle(end, unbooked, sample)
         for end in sample.ended_processes or ()
-        if (seconds := unbooked_seconds(end)) > 0.0
+        if (unbooked := unbooked_ns(end))
     ]
     return settled or None
 
 
-def unbooked_seconds(end: ProcessExit) -> float:
+def unbooked_ns(end: ProcessExit) -> int:
     """Return what a process used and nobody was debited with; 0 where its account cannot tell.
 
     It is never more than what was set aside for it, so that nothing is taken from anybody.
     """
-    missing = end.busy_seconds - end.sampled_busy_seconds
-    seconds = min(missing, end.reserved_busy_seconds)
-    return seconds if seconds > MIN_LIFETIME_RATIO * end.lifetime_seconds else 0.0
+    unbooked = min(end.busy_ns - end.sampled_busy_ns, end.reserved_busy_ns)
+    return unbooked if unbooked * LIFETIME_PARTS > end.lifetime_ns else 0
 
 
-def settled_seconds(settlements: Iterable[Settlement]) -> float:
+def settled_ns(settlements: Iterable[Settlement]) -> int:
     """Return how much was found its user."""
     # What is owed alone: its counterpart on `unattributed` is below zero.
     return sum(
-        max(0.0, entry.busy_seconds or 0.0)
-        for settlement in settlements
-        for entry in settlement.entries
+        max(0, entry.busy_ns or 0) for settlement in settlements for entry in settlement.entries
     )
 
 
-def _settle(end: ProcessExit, seconds: float, sample: NodeSample) -> Settlement:
+def _settle(end: ProcessExit, unbooked: int, sample: NodeSample) -> Settlement:
     """Return what debits the process with its time, and takes the same from nobody's."""
     # Nothing of the GPU is needed here, but who counts rows counts on it that it is there.
     if end.gpu >= len(sample.gpus):
@@ -71,13 +69,10 @@ def _settle(end: ProcessExit, seconds: float, sample: NodeSample) -> Settlement:
             account = Account.POD
     owed = Entry(
         account=account,
-        method=Method.ACCOUNTING,
         container=container if account is Account.POD else None,
-        busy_seconds=seconds,
+        busy_ns=unbooked,
     )
-    written_off = Entry(
-        account=Account.UNATTRIBUTED, method=Method.ACCOUNTING, busy_seconds=-seconds
-    )
+    written_off = Entry(account=Account.UNATTRIBUTED, busy_ns=-unbooked)
     from_time_ns, until_time_ns = _times(end, sample)
     return Settlement(
         gpu=end.gpu,
@@ -88,6 +83,7 @@ def _settle(end: ProcessExit, seconds: float, sample: NodeSample) -> Settlement:
         until_seq=end.until_seq,
         until_time_ns=until_time_ns,
         entries=[owed, written_off],
+        busy_method=BusyMethod.ACCOUNTING,
     )
 
 

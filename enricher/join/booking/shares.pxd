@@ -1,5 +1,9 @@
 # Types of shares.py for Cython, which reads them where the wheel is built; Python never does.
+# Numbers that are C's have bounds: a tick's interval, parts per million of it. All others are
+# Python's, as their products grow.
 cimport cython
+
+from gpuledger.ledger.division cimport divide, part_of, parts_per_million
 
 
 @cython.final
@@ -7,7 +11,7 @@ cimport cython
 cdef class Claim:
     cdef readonly object account
     cdef readonly object container
-    cdef readonly object sm_ratio
+    cdef readonly object sm_ppm
     cdef readonly object memory_bytes
     cdef readonly bint has_ended
 
@@ -15,94 +19,63 @@ cdef class Claim:
 
 
 @cython.final
-@cython.freelist(8)
-cdef class BusySplit:
-    cdef readonly list weights
-    cdef readonly double seconds_per_weight
-    cdef readonly double ended_seconds
-    cdef readonly double worked_seconds
+@cython.freelist(16)
+cdef class Split:
+    cdef readonly object used
+    cdef readonly list of_claims
+    cdef readonly object unclaimed
+    cdef readonly list idle
     cdef readonly object method
-
-
-@cython.final
-@cython.freelist(8)
-cdef class MemorySplit:
-    cdef readonly list held_bytes
-    cdef readonly double seconds_per_byte
-    cdef readonly double unclaimed_byte_seconds
-    cdef readonly double free_byte_seconds
 
 
 @cython.final
 @cython.freelist(16)
 cdef class Energy:
-    cdef readonly double joules
-    cdef readonly double floor_joules
-    cdef readonly double idle_joules
-
-
-@cython.final
-@cython.freelist(8)
-cdef class EnergySplit:
-    cdef readonly double watts
-    cdef readonly double unclaimed_joules
-    cdef readonly double idle_joules
-
-
-@cython.final
-@cython.freelist(8)
-cdef class RowSplits:
-    cdef readonly BusySplit busy
-    cdef readonly MemorySplit memory
-    cdef readonly EnergySplit energy
+    cdef readonly object millijoules
+    cdef readonly object floor_numerator
+    cdef readonly object floor_denominator
     cdef readonly object method
+    cdef readonly object idle_draw_milliwatts
+    cdef readonly object idle_draw_source
+    cdef readonly object idle_millijoules
 
-    cpdef entry(self, account, container, double seconds, double byte_seconds, double joules)
 
+@cython.locals(busy=Split, memory=Split, joules=Split, split=Split, splits=list, place=Py_ssize_t)
+cpdef book_gpu(reading, own, list claims, interval_ns, Energy energy, held=*)
 
-cpdef list book_gpu(reading, list claims, double seconds, Energy energy, holders=*)
-
-@cython.locals(claim=Claim, on_gpu=dict, found=list, keys=list, key=Py_ssize_t, ended=bint)
+@cython.locals(claim=Claim, on_gpu=dict, found=list, keys=list, key=Py_ssize_t)
 cpdef list gather_claims(sample)
 
-@cython.locals(total=double)
-cpdef double add_up(list weights)
+@cython.locals(claim=Claim, pods=list, claims=list, key=Py_ssize_t, pod=tuple)
+cdef list _in_order(dict on_gpu, containers)
 
 @cython.locals(claim=Claim)
 cpdef bint are_unmeasured(list claims)
 
-@cython.locals(
-    claim=Claim, ratios=list, ended=list,
-    ratio=double, busy_seconds=double, total=double, missing=double, of_ended=double, rate=double,
-)
-cpdef BusySplit split_busy(utilization_ratio, list claims, double seconds)
-
-@cython.locals(claim=Claim, held=list, ones=list, total=double)
-cdef BusySplit _split_by_memory(double busy_seconds, list claims)
-
-@cython.locals(claim=Claim, held=list, total=double, limit=double, used=double, free=double)
-cpdef MemorySplit split_memory(used_bytes, list claims, double seconds, limit_bytes)
-
-@cython.locals(joules=double)
-cpdef Energy energy_of(reading, double seconds)
-
-@cython.locals(worked=double, floor_watts=double, watts=double)
-cpdef EnergySplit split_joules(Energy energy, worked_seconds, double seconds)
+@cython.locals(claim=Claim, weights=list, parts=list, idle=list, ppm=cython.longlong)
+cpdef Split split_busy(utilization_ratio, list claims, interval_ns, held)
 
 @cython.locals(
-    busy=BusySplit, memory=MemorySplit, energy=EnergySplit, claim=Claim, entries=list,
-    index=Py_ssize_t, watts=double, seconds=double, byte_seconds=double,
+    claim=Claim, total=cython.longlong, ended=cython.longlong, missing=cython.longlong,
+    is_measured=bint,
 )
-cdef list _book_claims(list claims, RowSplits splits, double reserved)
+cdef tuple _weigh(list claims, cython.longlong ppm)
 
-@cython.locals(
-    busy=BusySplit, memory=MemorySplit, energy=EnergySplit,
-    worked=double, seconds=double, byte_seconds=double, joules=double,
-)
-cdef _book_unclaimed(list entries, list claims, RowSplits splits, reading)
+@cython.locals(of_claims=list, idle=list, claim=Claim)
+cpdef Split split_memory(used_bytes, list claims, limit_bytes, held)
 
-@cython.locals(
-    busy=BusySplit, memory=MemorySplit, energy=EnergySplit, parts=list,
-    idle_seconds=double, byte_seconds=double, joules=double, held=double, ratio=double,
-)
-cdef _book_idle(list entries, RowSplits splits, double seconds, holders)
+cpdef Energy energy_of(reading, interval_ns)
+
+@cython.locals(of_idle=list, parts=list)
+cpdef Split split_energy(Energy energy, Split busy, list claims, interval_ns, held)
+
+cdef list _divide_idle(total, numerator, denominator, held)
+
+@cython.locals(claim=Claim, split=Split, place=Py_ssize_t)
+cdef Py_ssize_t _place_of(account, list claims, list splits) except -1
+
+@cython.locals(split=Split)
+cdef bint _has_unclaimed(list splits) except -1
+
+@cython.locals(claim=Claim, entries=list, index=Py_ssize_t)
+cdef list _enter(list claims, held, Split busy, Split memory, Split energy)

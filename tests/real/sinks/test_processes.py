@@ -30,9 +30,7 @@ def metric(sink: Sink, name: str) -> float:
 
 
 def stored(folder: Path) -> tuple[Any, ...]:
-    sql = (
-        "select count(*), count(distinct (kafka_partition, kafka_offset)), sum(busy_seconds) from "
-    )
+    sql = "select count(*), count(distinct (kafka_partition, kafka_offset)), sum(busy_ns) from "
     with duckdb.connect() as connection:
         row = connection.execute(sql + entries_sql(str(folder))).fetchone()
     assert row is not None
@@ -63,7 +61,7 @@ async def test_killed_in_the_middle_again_and_again_the_store_has_each_row_once(
     sink.wait_until(sink.is_ready, deadline_seconds=30)
     assert sink.stop(deadline_seconds=30) == 0
 
-    assert stored(folder) == (count, count, count * 0.5)
+    assert stored(folder) == (count, count, count * SECOND_NS // 2)
     letters = kcat.consume(broker.bootstrap_servers, DEAD_LETTERS.name)
     assert letters
     assert all(b"bm8gZXZlbnQ=" in (letter.value or b"") for letter in letters)

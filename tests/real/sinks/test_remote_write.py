@@ -46,7 +46,7 @@ def ticks(count: int, *, namespace: str, first_ns: int, **changes: object) -> li
             number,
             time_ns=first_ns + number * SECOND_NS,
             pods=[described],
-            **({"entries": [entry(busy_seconds=0.25), entry(Account.IDLE)]} | changes),  # type: ignore[arg-type]  # an event's fields
+            **({"entries": [entry(busy_ns=250_000_000), entry(Account.IDLE)]} | changes),  # type: ignore[arg-type]  # an event's fields
         )
         for number in range(count)
     ]
@@ -110,13 +110,13 @@ async def test_a_query_by_holder_answers_who_holds_idle_gpus(prometheus: Prometh
     on, first_ns, node = bus(), time.time_ns() - 5 * SECOND_NS, "node-idle"
     held = [allocation(), allocation(namespace="serving", pod="chat-0")]
     idle = [
-        entry(Account.IDLE, busy_seconds=seconds, allocation=holder)
-        for seconds, holder in ((0.25, 0), (0.125, 1), (0.5, None))
+        entry(Account.IDLE, busy_ns=busy_ns, allocation=holder)
+        for busy_ns, holder in ((250_000_000, 0), (125_000_000, 1), (500_000_000, None))
     ]
-    changes = {"entries": [entry(busy_seconds=0.125), *idle], "allocations": held, "node": node}
+    changes = {"entries": [entry(busy_ns=125_000_000), *idle], "allocations": held, "node": node}
     *before, last = ticks(3, namespace="idle", first_ns=first_ns, **changes)
     free = {
-        "entries": [entry(Account.IDLE, busy_seconds=1.0)],
+        "entries": [entry(Account.IDLE, busy_ns=1_000_000_000)],
         "allocations": [],
         "node": node,
         "seq": last.seq + 1000,

@@ -151,8 +151,8 @@ async def test_what_lies_in_the_otlp_topic_is_taken_by_prometheus_under_remote_w
     start_ns = time.time_ns() - 20 * SECOND_NS
     booked = [
         entry(),
-        entry(pod_uid="uid-other", container_id="d" * 64, busy_seconds=0.25),
-        entry(Account.IDLE, busy_seconds=0.25),
+        entry(pod_uid="uid-other", container_id="d" * 64, busy_ns=250_000_000),
+        entry(Account.IDLE, busy_ns=250_000_000),
     ]
     events = [
         event(tick, node=node, time_ns=start_ns + tick * SECOND_NS, entries=booked)

@@ -48,7 +48,7 @@ class Played:
         self.node: SimulatedNode = simulation.node("n")
         library = self.node.nvml
         library.nvmlInit()
-        self._first = library.nvmlDeviceGetTotalEnergyConsumption(
+        self._first: int = library.nvmlDeviceGetTotalEnergyConsumption(
             library.nvmlDeviceGetHandleByIndex(0)
         )
         ticks = play(self.node, self.clock, lengths)

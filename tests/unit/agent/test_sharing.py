@@ -48,7 +48,7 @@ class Run:
         for tick in self.ticks:
             for gpu in book_tick(tick.sample):
                 for entry in gpu.entries:
-                    busy[pod_of(entry, tick.sample)] += entry.busy_seconds or 0.0
+                    busy[pod_of(entry, tick.sample)] += (entry.busy_ns or 0) / SECOND_NS
         return busy
 
 
@@ -91,9 +91,8 @@ def test_the_server_of_mps_is_the_hosts() -> None:
     server = next(one for one in run.node.gpus[0].processes if one.pod is None)
     host = [one for one in run.entries() if one.account is Account.HOST]
     reserved = run.node.gpus[0].facts.model.reserved_bytes
-    seconds = len(run.ticks)
-    held = sum(one.memory_byte_seconds or 0.0 for one in host)
-    assert held == pytest.approx((reserved + server.spec.memory_bytes) * seconds)
+    held = sum(one.memory_bytes or 0 for one in host)
+    assert held == (reserved + server.spec.memory_bytes) * len(run.ticks)
     busy = run.busy_by_pod()
     for pod in run.simulation.truth(run.start_ns, run.end_ns, "mps-node"):
         assert busy[pod.uid] == pytest.approx(pod.busy_seconds, rel=0.02)

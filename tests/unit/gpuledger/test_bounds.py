@@ -61,11 +61,14 @@ WRONG = [
     ("utilization_ratio", -3.0),
     ("utilization_ratio", 1.0000001),
     ("memory_utilization_ratio", 2.0),
-    ("power_milliwatts", -5.0),
-    ("power_milliwatts", 3001.0),
-    ("energy_millijoules", -1e-9),
-    ("energy_millijoules", 1e9),
-    ("energy_total_millijoules", -1.0),
+    ("power_milliwatts", -1),
+    ("power_milliwatts", 3_000_001),
+    ("power_milliwatts", 0.5),
+    ("energy_millijoules", -1),
+    ("energy_millijoules", 10**12),
+    ("energy_total_millijoules", -1),
+    ("energy_total_millijoules", 2**62 + 1),
+    ("idle_draw_milliwatts", -1),
     ("temperature_celsius", -274),
     ("temperature_celsius", 151),
     ("sm_clock_hertz", 10**12),
@@ -158,18 +161,18 @@ def _maximum(settings: type, name: str) -> float:
 @pytest.mark.parametrize("written", [b"1e999", b"-1e999", b"NaN", b"Infinity"])
 def test_what_is_no_finite_number_is_refused(written: bytes) -> None:
     """Also where it is spelt as a number that no float holds."""
-    right = encode(sample(gpus=[reading(power_milliwatts=7.25)]))
-    assert right.count(b"7.25") == 1
+    right = encode(sample(gpus=[reading(tensor_active_ratio=0.725)]))
+    assert right.count(b"0.725") == 1
     with pytest.raises(UndecodableError):
-        Decoder(topic=SAMPLES.name, record=NodeSample).decode(right.replace(b"7.25", written))
+        Decoder(topic=SAMPLES.name, record=NodeSample).decode(right.replace(b"0.725", written))
 
 
 def test_what_processes_are_said_to_have_used_is_bounded_too() -> None:
     """In a tick and at an end."""
     right = sample(processes=[process(sm_utilization_ratio=0.0)])
     refuse(_forge(right, sample(processes=[process(sm_utilization_ratio=-3.0)])), "sm_utilization")
-    right = sample(ended_processes=[process_end(busy_seconds=0.0)])
-    refuse(_forge(right, sample(ended_processes=[process_end(busy_seconds=-1.0)])), "busy_seconds")
+    right = sample(ended_processes=[process_end(busy_ns=0)])
+    refuse(_forge(right, sample(ended_processes=[process_end(busy_ns=-1)])), "busy_ns")
 
 
 def refuse(value: bytes, field: str) -> None:

@@ -157,8 +157,8 @@ def test_what_is_absent_from_a_record_that_is_an_array_keeps_its_place() -> None
         (GpuDetails(uuid="u", performance_state=-1), "Expected `int` >= 0"),
         (GpuReading(uuid="u", index=-1), "Expected `int` >= 0"),
         (GpuReading(uuid="u", index=2**70), "Expected `int` <= 2147483647"),
-        (GpuDetails(uuid="u", power_instant_milliwatts=math.nan), "Expected `float`"),
-        (GpuDetails(uuid="u", power_instant_milliwatts=math.inf), "Expected `float`"),
+        (GpuDetails(uuid="u", encoder_utilization_ratio=math.nan), "Expected `float`"),
+        (GpuDetails(uuid="u", encoder_utilization_ratio=math.inf), "Expected `float`"),
         (GpuDetails(uuid=cast("str", None)), "Expected `str`, got `null`"),
         (GpuDetails(uuid=cast("str", b"u")), "Expected `str`, got `bytes`"),
         (GpuDetails(uuid=cast("str", object())), "object"),
@@ -176,13 +176,13 @@ def test_validation_names_the_place_of_what_is_wrong() -> None:
         seq=1,
         time_ns=1,
         interval_ns=1,
-        gpus=[GpuReading(uuid="u", index=0, power_milliwatts=-1.0)],
+        gpus=[GpuReading(uuid="u", index=0, power_milliwatts=-1)],
         containers=[],
         processes=[],
         allocations=[],
     )
     with pytest.raises(
-        msgspec.ValidationError, match=r"`float` >= 0.0 - at `\$\.gpus\[0\]\.power_milliwatts`"
+        msgspec.ValidationError, match=r"`int` >= 0 - at `\$\.gpus\[0\]\.power_milliwatts`"
     ):
         validate(sample)
 

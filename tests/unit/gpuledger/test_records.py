@@ -60,7 +60,7 @@ def test_absent_and_none_are_the_same_value() -> None:
 
 
 def test_copies_keep_what_is_absent_absent() -> None:
-    reading = GpuReading(uuid="u", index=0, power_milliwatts=1.0)
+    reading = GpuReading(uuid="u", index=0, power_milliwatts=1)
 
     for made in (copy.copy(reading), copy.deepcopy(reading), structs.replace(reading)):
         assert made == reading

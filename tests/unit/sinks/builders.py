@@ -11,14 +11,16 @@ from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import decoder_of, encode
 from gpuledger.records import (
     Account,
+    BusyMethod,
     ContainerRef,
     DeadLetter,
     DeviceAllocation,
+    EnergyMethod,
     Entry,
     GpuBooks,
     GpuEvent,
     GpuReading,
-    Method,
+    MemoryMethod,
     PodDescription,
     PodState,
     Settlement,
@@ -43,7 +45,7 @@ def reading(**changes: object) -> GpuReading:
         "utilization_ratio": 0.75,
         "memory_total_bytes": 80 * 2**30,
         "memory_used_bytes": 20 * 2**30,
-        "power_watts": 350.5,
+        "power_milliwatts": 350_500,
         "temperature_celsius": 61,
         "sm_clock_hertz": 1_980_000_000,
     }
@@ -72,10 +74,9 @@ def entry(
 ) -> Entry:
     values: dict[str, Any] = {
         "account": account,
-        "busy_seconds": 0.5,
-        "memory_byte_seconds": 2.0**30,
-        "joules": 100.0,
-        "method": Method.PROCESS_UTILIZATION,
+        "busy_ns": SECOND_NS // 2,
+        "memory_bytes": 2**30,
+        "energy_millijoules": 100_000,
     }
     if account is Account.POD:
         values["container"] = container(pod_uid=pod_uid, container_id=container_id)
@@ -112,11 +113,12 @@ def allocation(**changes: object) -> DeviceAllocation:
     return DeviceAllocation(**values)
 
 
-def settlement(seconds: float = 0.25, owner: Entry | None = None, **changes: object) -> Settlement:
+def settlement(
+    busy_ns: int = SECOND_NS // 4, owner: Entry | None = None, **changes: object
+) -> Settlement:
     """Return what is booked of the three seconds before the first event, on a pod or `owner`."""
-    nothing: dict[str, Any] = {"memory_byte_seconds": None, "joules": None}
-    how: dict[str, Any] = {"method": Method.ACCOUNTING, **nothing}
-    owed = owner or entry(busy_seconds=seconds, **how)
+    nothing: dict[str, Any] = {"memory_bytes": None, "energy_millijoules": None}
+    owed = owner or entry(busy_ns=busy_ns, **nothing)
     values: dict[str, Any] = {
         "gpu": 0,
         "pid": 4711,
@@ -125,10 +127,21 @@ def settlement(seconds: float = 0.25, owner: Entry | None = None, **changes: obj
         "from_time_ns": START_NS - 3 * SECOND_NS,
         "until_seq": 3,
         "until_time_ns": START_NS,
-        "entries": [owed, entry(Account.UNATTRIBUTED, busy_seconds=-seconds, **how)],
+        "entries": [owed, entry(Account.UNATTRIBUTED, busy_ns=-busy_ns, **nothing)],
+        "busy_method": BusyMethod.ACCOUNTING,
     }
     values.update(changes)
     return Settlement(**values)
+
+
+def books(of: GpuReading | None = None, *entries: Entry, **changes: object) -> GpuBooks:
+    """Return a GPU's books, by how they are found on a GPU that is shared in time."""
+    values: dict[str, Any] = {
+        "busy_method": BusyMethod.PROCESS_UTILIZATION,
+        "memory_method": MemoryMethod.MEASURED,
+        "energy_method": EnergyMethod.COUNTER,
+    }
+    return GpuBooks(reading=of or reading(), entries=list(entries), **values | changes)
 
 
 def event(
@@ -147,7 +160,7 @@ def event(
         "seq": 1000 * (tick + 1),
         "time_ns": START_NS + tick * SECOND_NS,
         "interval_ns": SECOND_NS,
-        "gpus": [GpuBooks(reading=of or reading(), entries=booked)],
+        "gpus": [books(of, *booked)],
         "containers": list(CONTAINERS),
         "pods": [pod()] if pods is None else list(pods),
         "allocations": [],

@@ -1,8 +1,21 @@
 """Any event that a join could make, for laws about what is made of events."""
 
+from typing import TypeVar
+
 from hypothesis import strategies as st
 
-from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, Method, Settlement
+from gpuledger.records import (
+    Account,
+    BusyMethod,
+    EnergyMethod,
+    Entry,
+    GpuBooks,
+    GpuEvent,
+    MemoryMethod,
+    Settlement,
+)
+from gpuledger.records.base import MAX_VALUE_LENGTH, OpenEnum
+from gpuledger.records.bounds import MAX_MILLIJOULES
 from tests.unit.sinks.builders import (
     SECOND_NS,
     START_NS,
@@ -19,32 +32,41 @@ _CONTAINER = st.builds(
     pod_uid=st.sampled_from(["uid-train", "uid-stranger", None]),
     container_id=st.sampled_from(["c" * 64, "d" * 64, None]),
 )
-_QUANTITY = st.none() | st.floats(0, 1e15, allow_nan=False)
-_RATIO = st.none() | st.floats(0, 1, allow_nan=False)
+# Up to what 64 bits hold, beyond which sums and products are.
+_QUANTITY = st.none() | st.integers(0, 2**63 - 1)
+_TIME = st.none() | st.integers(-(2**63), 2**63 - 1)
+_RATIO = st.none() | st.integers(0, 10**6).map(lambda millionths: millionths / 10**6)
+_Open = TypeVar("_Open", bound=OpenEnum)
+
+
+def _words(of: type[_Open]) -> st.SearchStrategy[_Open]:
+    """Return the words of an enumeration, and any that a newer version may have added."""
+    unknown = st.text(st.characters(codec="utf-8"), min_size=1, max_size=MAX_VALUE_LENGTH)
+    return st.sampled_from(of) | unknown.map(of)
 
 
 @st.composite
 def _entries(draw: st.DrawFn) -> Entry:
-    account = draw(st.sampled_from(Account))
+    account = draw(_words(Account))
     is_pod, is_idle = account is Account.POD, account is Account.IDLE
     return Entry(
         account=account,
-        method=draw(st.sampled_from(Method)),
         container=draw(_CONTAINER) if is_pod else None,
-        busy_seconds=draw(_QUANTITY),
-        memory_byte_seconds=draw(_QUANTITY),
-        joules=draw(_QUANTITY),
+        busy_ns=draw(_TIME),
+        memory_bytes=draw(_QUANTITY),
+        energy_millijoules=draw(_QUANTITY),
         allocation=draw(st.none() | st.integers(0, 1)) if is_idle else None,
     )
 
 
 @st.composite
 def _settlements(draw: st.DrawFn, gpus: int) -> Settlement:
-    seconds = draw(st.floats(0, 1e6))
-    owed = Entry(account=Account.HOST, method=Method.ACCOUNTING, busy_seconds=seconds)
+    busy_ns = draw(st.integers(0, 10**15))
+    owed = Entry(account=Account.HOST, busy_ns=busy_ns)
     return settlement(
-        seconds,
+        busy_ns,
         draw(st.sampled_from([None, owed])),
+        busy_method=draw(_words(BusyMethod)),
         gpu=draw(st.integers(0, gpus - 1)),
         from_time_ns=START_NS - draw(st.integers(0, 100 * SECOND_NS)),
     )
@@ -62,9 +84,12 @@ def events(draw: st.DrawFn) -> GpuEvent:
                 sm_active_ratio=draw(_RATIO),
                 tensor_active_ratio=draw(_RATIO),
                 dram_active_ratio=draw(_RATIO),
-                energy_total_joules=draw(_QUANTITY),
+                energy_total_millijoules=draw(st.none() | st.integers(0, MAX_MILLIJOULES)),
             ),
             entries=draw(st.lists(_entries(), max_size=5)),
+            busy_method=draw(st.none() | _words(BusyMethod)),
+            memory_method=draw(st.none() | _words(MemoryMethod)),
+            energy_method=draw(st.none() | _words(EnergyMethod)),
         )
         for number in range(draw(st.integers(0, 3)))
     ]

@@ -10,20 +10,18 @@ from typing import Any
 import duckdb
 import pytest
 
-from gpuledger.bus.protocol import Record
 from gpuledger.ledger.rows import EntryRow
 from gpuledger.ledger.series import FAMILIES
 from gpuledger.records import Account, GpuEvent
 from gpuledger.schemas import schema_of
-from gpuledger.store.query import entries_sql
+from gpuledger.store.query import DERIVED_COLUMNS, entries_sql
 from gpuledger.store.schema import ENTRIES, GAPS, StoreColumn
 from sinks import otlp_names as naming
 from sinks.rows import encoded_rows_of
-from sinks.store.buffer import rows_of
 from sinks.store.table import EntriesTable, GapsTable
 from tests.default_topics import ROWS
 from tests.unit.sinks.builders import SECOND_NS, START_NS, allocation, entry, event
-from tests.unit.sinks.store.storing import AT, STREAM, a_row
+from tests.unit.sinks.store.storing import AT, STREAM, a_row, fill, query
 
 DOCS = Path(__file__).parents[3] / "docs"
 TYPES = {
@@ -101,6 +99,20 @@ def test_the_page_lists_the_columns_of_the_table() -> None:
     assert table("store.md", "columns") == list(columns()), as_markdown(columns())
 
 
+def test_the_page_lists_what_the_relation_has_beside_the_columns_of_the_table(
+    tmp_path: Path,
+) -> None:
+    fill(tmp_path, [event()])
+    with duckdb.connect() as connection:
+        described = connection.execute(f"DESCRIBE FROM {entries_sql(str(tmp_path))}").fetchall()
+    types = {name: kind for name, kind, *_ in described}
+
+    expected = [["column", "type", "is"], ["---"] * 3]
+    expected += [[f"`{name}`", types[name], f"`{sql}`"] for name, sql in DERIVED_COLUMNS.items()]
+    assert table("store.md", "derived") == expected, as_markdown(iter(expected))
+    assert types.keys() == {column.name for column in ENTRIES.columns} | DERIVED_COLUMNS.keys()
+
+
 def test_the_page_lists_the_columns_of_the_table_of_gaps() -> None:
     found = columns(GAPS.columns)
     assert table("store.md", "gaps") == list(found), as_markdown(columns(GAPS.columns))
@@ -142,7 +154,7 @@ def test_the_query_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (shown,) = shown_by(python_of_the_page("sum(joules)"), monkeypatch)
 
     assert AT.partition in (0, 1)
-    assert shown == [("research", "train-0", 0.5, 2.0**30, 100.0)]
+    assert shown == [("research", "train-0", 0.5, 2**30, 100, 0.5 / 3600)]
 
 
 def test_the_query_of_the_page_says_which_bills_are_not_complete_and_whom_it_concerns(
@@ -207,8 +219,8 @@ def test_the_query_of_the_page_names_rows_that_came_before_the_pods_name(
 def test_the_query_of_the_page_says_who_held_idle_gpus_for_how_long(tmp_path: Path) -> None:
     held = [allocation(), allocation(namespace="serving", pod="chat-0")]
     idle = [
-        entry(Account.IDLE, busy_seconds=seconds, allocation=holder)
-        for seconds, holder in ((1800.0, 0), (900.0, 1), (2700.0, None))
+        entry(Account.IDLE, busy_ns=seconds * SECOND_NS, allocation=holder)
+        for seconds, holder in ((1800, 0), (900, 1), (2700, None))
     ]
     fill(tmp_path, [event(tick, entries=[entry(), *idle], allocations=held) for tick in range(2)])
 
@@ -227,13 +239,6 @@ def test_the_query_of_the_page_counts_each_gap_once(tmp_path: Path) -> None:
     assert ask(sql_of_the_page("AS gap"), view_of(tmp_path)) == [("node-a", 10.0)]
 
 
-def fill(store: Path, events: list[GpuEvent]) -> None:
-    entries = EntriesTable(store_uri=str(store))
-    entries.load([STREAM])
-    rows = [row for offset, one in enumerate(events) for row in rows_of(one, record_at(offset))]
-    entries.append(rows, {STREAM: len(events) - 1}, time_ms=0)
-
-
 def sql_of_the_page(word: str) -> str:
     queries: list[str] = re.findall(r"```sql\n(.*?)```", (DOCS / "store.md").read_text(), re.DOTALL)
     (found,) = [query for query in queries if word in query]
@@ -242,10 +247,6 @@ def sql_of_the_page(word: str) -> str:
 
 def view_of(store: Path) -> str:
     return f"CREATE VIEW entries AS FROM {entries_sql(str(store))}"
-
-
-def record_at(offset: int) -> Record:
-    return Record(AT.topic, AT.partition, offset, 0, None, b"")
 
 
 class Shown:

@@ -1,8 +1,8 @@
 """Flat rows: they say what the event and the store's rows say, and an SQL engine reads them."""
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from math import fsum
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,23 @@ from hypothesis import strategies as st
 
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import Decoder, encode
-from gpuledger.ledger.quantities import APPORTIONED, apportion
+from gpuledger.ledger.quantities import APPORTIONED, BOOKED, apportion
 from gpuledger.ledger.rows import EntryRow
-from gpuledger.records import Account, GpuBooks, GpuEvent
+from gpuledger.records import Account, Entry, GpuEvent
 from gpuledger.store.schema import ENTRIES
 from sinks.rows import encoded_rows_of
 from sinks.store.buffer import rows_of as store_rows_of
 from tests.default_topics import ROWS
-from tests.unit.sinks.builders import START_NS, allocation, entry, event, pod, reading, settlement
+from tests.unit.sinks.builders import (
+    START_NS,
+    allocation,
+    books,
+    entry,
+    event,
+    pod,
+    reading,
+    settlement,
+)
 from tests.unit.sinks.events import events
 
 RECORD = Record("gpuledger.events.v1", 3, 17, 0, None, b"")
@@ -71,39 +80,52 @@ def test_rows_are_numbered_through_their_event(one: GpuEvent) -> None:
     assert [row["row"] for row in rows(one)] == list(range(count))
 
 
-QUANTITIES = ("busy_seconds", "memory_byte_seconds", "joules")
-
-
 @settings(max_examples=50, deadline=None)
 @given(events())
-def test_the_rows_of_a_gpu_sum_to_what_its_entries_sum_to(one: GpuEvent) -> None:
+def test_a_row_says_what_its_entry_says_digit_for_digit(one: GpuEvent) -> None:
+    """Whatever its account and its methods are called, of which a newer version may have more."""
+    for row, (booked, methods) in zip(rows(one), entries_of(one), strict=True):
+        said = {name: row.get(name) for name in (*AMOUNTS, *methods)}
+        assert said == {name: getattr(booked, name) for name in AMOUNTS} | methods
+        assert row["account"] == str(booked.account)
+
+
+AMOUNTS = tuple(quantity.name for quantity in BOOKED)
+
+
+def entries_of(one: GpuEvent) -> Iterator[tuple[Entry, dict[str, str | None]]]:
+    """Yield the entries of an event in their order, each with how its amounts were found."""
     for books in one.gpus:
-        of_gpu = [row for row in rows(one) if row["gpu_uuid"] == books.reading.uuid]
-        for name in QUANTITIES:
-            booked = [getattr(each, name) for each in books.entries]
-            assert fsum(row.get(name, 0) for row in of_gpu) == fsum(each or 0 for each in booked)
+        methods = (books.busy_method, books.memory_method, books.energy_method)
+        for booked in books.entries:
+            yield booked, dict(zip(METHODS, methods, strict=True))
+    for settled in one.settlements or ():
+        for booked in settled.entries:
+            yield booked, dict(zip(METHODS, (settled.busy_method, None, None), strict=True))
+
+
+METHODS = ("busy_method", "memory_method", "energy_method")
 
 
 @given(
-    busy=st.lists(st.floats(0, 1), min_size=1, max_size=6),
-    ratio=st.floats(0, 1),
-    seconds=st.floats(0.1, 10),
+    busy=st.lists(st.integers(0, 10**10), min_size=1, max_size=6),
+    millionths=st.integers(0, 10**6),
+    interval_ns=st.integers(1, 10**11),
 )
-def test_the_active_seconds_of_a_gpus_rows_sum_to_its_counters(
-    busy: list[float], ratio: float, seconds: float
+def test_the_active_time_of_a_gpus_rows_sums_to_its_counters_to_the_last_digit(
+    busy: list[int], millionths: int, interval_ns: int
 ) -> None:
-    booked = [entry(busy_seconds=share * seconds) for share in busy]
-    booked += [entry(Account.UNATTRIBUTED, busy_seconds=0.0), entry(Account.IDLE)]
-    books = GpuBooks(reading=reading(sm_active_ratio=ratio), entries=booked)
-    one = event(gpus=[books], interval_ns=round(seconds * 1e9))
+    booked = [entry(busy_ns=each) for each in busy]
+    booked += [entry(Account.UNATTRIBUTED, busy_ns=0), entry(Account.IDLE)]
+    of_gpu = books(reading(sm_active_ratio=millionths / 10**6), *booked)
+    one = event(gpus=[of_gpu], interval_ns=interval_ns)
+    (active,) = (each for each in APPORTIONED if each.name == "sm_active_ns")
 
-    found = [row.get("sm_active_seconds") for row in rows(one)]
+    found = [row.get("sm_active_ns") for row in rows(one)]
 
-    assert fsum(each or 0 for each in found) == pytest.approx(
-        ratio * round(seconds * 1e9) / 1e9, rel=1e-9, abs=1e-12
-    )
-    at = [quantity.name for quantity in APPORTIONED].index("sm_active_seconds")
-    assert found == [amounts[at] for amounts in apportion(books, one.interval_ns / 1e9)]
+    assert sum(each or 0 for each in found) == active.total([of_gpu.reading], interval_ns)
+    at = APPORTIONED.index(active)
+    assert found == [amounts[at] for amounts in apportion(of_gpu, interval_ns)]
 
 
 @settings(max_examples=50, deadline=None)
@@ -152,7 +174,7 @@ def test_a_gpu_that_the_event_does_not_list_is_refused_by_its_position() -> None
 SQL: list[tuple[str, str, list[tuple[Any, ...]]]] = [
     (
         "GPU-seconds by pod",
-        """SELECT namespace, pod, sum(busy_seconds)
+        """SELECT namespace, pod, sum(busy_ns) / 1e9
            FROM (SELECT DISTINCT ON (node, boot_id, seq, row) * FROM rows)
            WHERE account = 'pod' GROUP BY ALL""",
         [("research", "train-0", 1.0)],
@@ -169,7 +191,7 @@ SQL: list[tuple[str, str, list[tuple[Any, ...]]]] = [
     ),
     (
         "what is not known is null",
-        "SELECT DISTINCT account FROM rows WHERE namespace IS NULL AND joules IS NULL",
+        "SELECT DISTINCT account FROM rows WHERE namespace IS NULL AND energy_millijoules IS NULL",
         [("idle",)],
     ),
     (
@@ -184,7 +206,7 @@ SQL: list[tuple[str, str, list[tuple[Any, ...]]]] = [
 def test_an_sql_engine_reads_rows_by_columns_without_taking_anything_apart(
     case: str, query: str, expected: list[tuple[Any, ...]], tmp_path: Path
 ) -> None:
-    booked = [entry(), entry(Account.IDLE, joules=None)]
+    booked = [entry(), entry(Account.IDLE, energy_millijoules=None)]
     ticks = [event(tick, entries=booked, pods=[pod()]) for tick in (0, 1, 0, 1)]
     file = tmp_path / "rows.json"
     file.write_bytes(b"\n".join(value for one in ticks for value in encoded_rows_of(one)))
@@ -198,7 +220,7 @@ def test_an_sql_engine_reads_rows_by_columns_without_taking_anything_apart(
 
 
 def columns() -> str:
-    types = {"Utf8": "VARCHAR", "Int32": "INTEGER", "Int64": "BIGINT", "Float64": "DOUBLE"}
+    types = {"Utf8": "VARCHAR", "Int32": "INTEGER", "Int64": "BIGINT"}
     types |= {"Boolean": "BOOLEAN", 'Timestamp(µs, "UTC")': "TIMESTAMPTZ"}
     shown = {
         column.name: types[str(column.kind).removeprefix("arro3.core.DataType<").rstrip(">\n")]

@@ -128,7 +128,7 @@ async def test_instances_are_booked_their_memory_whichever_source_they_come_from
     directly, through_nvml = [
         [
             (seq, books.reading.uuid, books.reading.mig_profile, entry.container,
-             entry.memory_byte_seconds)
+             entry.memory_bytes)
             for seq, books in await booked("sharing.yaml", "mig-node", make)
             if books.reading.parent_uuid
             for entry in books.entries

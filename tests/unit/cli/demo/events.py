@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from gpuledger.records import (
     Account,
     AttributedIncident,
+    BusyMethod,
     ContainerRef,
     DeviceAllocation,
     Entry,
@@ -12,7 +13,6 @@ from gpuledger.records import (
     GpuEvent,
     GpuReading,
     Incident,
-    Method,
     PodDescription,
     PodState,
     Severity,
@@ -56,11 +56,10 @@ def entry(
     return Entry(
         account=account,
         container=0 if of_pod else None,
-        busy_seconds=busy_seconds,
-        memory_byte_seconds=gib * GIB,
-        joules=joules,
+        busy_ns=round(busy_seconds * SECOND_NS),
+        memory_bytes=round(gib * GIB),
+        energy_millijoules=round(joules * 1000),
         allocation=allocation,
-        method=Method.EXCLUSIVE,
     )
 
 
@@ -99,6 +98,7 @@ def event(
     pods: list[PodDescription] | None = None,
     allocations: list[DeviceAllocation] | None = None,
     gpus: Sequence[int] = (0,),
+    method: BusyMethod = BusyMethod.EXCLUSIVE,
 ) -> GpuEvent:
     """Return the event of the second that ends at `second`: by default one GPU, a quarter used."""
     return GpuEvent(
@@ -113,13 +113,14 @@ def event(
                     uuid=uuid_of(index),
                     index=index,
                     memory_total_bytes=80 * GIB,
-                    energy_joules=200.0,
+                    energy_millijoules=200_000,
                 ),
                 entries=entries
                 or [
                     entry(Account.POD, 0.25, gib=20, joules=50.0),
                     entry(Account.IDLE, 0.75, gib=60, joules=150.0),
                 ],
+                busy_method=method,
             )
             for index in gpus
         ],

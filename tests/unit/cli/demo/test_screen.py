@@ -5,18 +5,26 @@ from msgspec.structs import replace
 
 from cli.demo.screen import PAGE_SECONDS, ScreenHeader, draw, rows_of, standstill
 from cli.demo.totals import Tally
-from gpuledger.records import Account, AttributedIncident, GpuEvent, Method
+from gpuledger.records import Account, AttributedIncident, BusyMethod, GpuEvent
 from tests.unit.cli.demo.events import HELD, KNOWN, PENDING, SECOND_NS, entry, event, incident
 
 HEADER = ScreenHeader(facts=["gpuledger demo", "scenario x"])
 LONG_POD = replace(
     KNOWN, name="llm-finetune-worker-0", owner_kind="PyTorchJob", owner_name="llm-finetune"
 )
-SHARED = [
-    replace(entry(Account.POD, 0.5, gib=20, joules=50), method=Method.PROCESS_UTILIZATION),
-    entry(Account.IDLE, 0.5, gib=60, joules=150.0, allocation=0),
-]
 HELD_LONG = replace(HELD, pod="llm-finetune-worker-0")
+
+
+def shared() -> GpuEvent:
+    """Return the tick of a GPU that a pod of long names uses in part."""
+    used = entry(Account.POD, 0.5, gib=20, joules=50)
+    left = entry(Account.IDLE, 0.5, gib=60, joules=150.0, allocation=0)
+    return event(
+        entries=[used, left],
+        pods=[LONG_POD],
+        allocations=[HELD_LONG],
+        method=BusyMethod.PROCESS_UTILIZATION,
+    )
 
 
 def draw_on(
@@ -76,14 +84,14 @@ def test_what_the_driver_reserved_is_not_worth_a_row() -> None:
     ],
 )
 def test_names_come_first_and_what_is_needed_least_goes(width: int, titles: list[str]) -> None:
-    lines = draw_on(width, event(entries=SHARED, pods=[LONG_POD], allocations=[HELD_LONG]))
+    lines = draw_on(width, shared())
     assert lines[1].split() == titles
     assert any("research/llm-finetune-worker-0" in line for line in lines)
     assert max(map(len, lines)) <= width
 
 
 def test_all_names_are_whole_where_people_have_120_columns() -> None:
-    drawn = draw_on(120, event(entries=SHARED, pods=[LONG_POD], allocations=[HELD_LONG]))
+    drawn = draw_on(120, shared())
     for whole in ("process_utilization", "PyTorchJob/llm-finetune", "(idle) research/llm-finetune"):
         assert any(whole in line for line in drawn)
 

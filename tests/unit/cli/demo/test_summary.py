@@ -22,7 +22,9 @@ from tests.unit.cli.demo.events import incident
 
 def totals(**gpu_seconds: float) -> dict[str, PodTotal]:
     """Return totals by UID."""
-    return {uid: PodTotal(uid=uid, gpu_seconds=used) for uid, used in gpu_seconds.items()}
+    return {
+        uid: PodTotal(uid=uid, busy_ns=round(used * 10**9)) for uid, used in gpu_seconds.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -57,8 +59,8 @@ def test_without_a_scenario_there_is_no_truth() -> None:
 
 def test_a_pod_that_holds_a_gpu_has_a_line_whether_it_uses_it_or_not() -> None:
     """The one that uses nothing is known by the kubelet's word alone, without a UID."""
-    trained = PodTotal(uid="a", namespace="research", pod="train-0", gpu_seconds=1.0)
-    unused = {("research", "train-0"): 3.0, ("research", "notebook-0"): 4.0}
+    trained = PodTotal(uid="a", namespace="research", pod="train-0", busy_ns=10**9)
+    unused = {("research", "train-0"): 3 * 10**9, ("research", "notebook-0"): 4 * 10**9}
     lines = pod_lines({"a": trained}, {"a": 1.0}, unused)
     assert [(line.uid, line.pod, line.gpu_seconds, line.unused_gpu_seconds) for line in lines] == [
         ("a", "train-0", 1.0, 3.0),
@@ -82,7 +84,7 @@ SUMMARY = Summary(
     ticks=4,
     events=4,
     entries=9,
-    pods=pod_lines({"a": PodTotal(uid="a", namespace="n", pod="p", gpu_seconds=2.0)}, None, {}),
+    pods=pod_lines({"a": PodTotal(uid="a", namespace="n", pod="p", busy_ns=2 * 10**9)}, None, {}),
     without_pod_gpu_seconds=1.5,
     incidents=[],
     alerts=[],

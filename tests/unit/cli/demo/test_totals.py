@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from cli.demo.totals import Tally
-from gpuledger.records import Account, GpuBooks, GpuReading, Settlement
+from gpuledger.records import Account, BusyMethod, GpuBooks, GpuReading, Settlement
 from tests.unit.cli.demo.events import GIB, HELD, PENDING, SECOND_NS, entry, event
 
 
@@ -19,9 +19,9 @@ def tally_of(*events: object) -> Tally:
 def test_what_is_booked_on_a_pod_adds_up() -> None:
     """Over ticks, for each quantity."""
     total = tally_of(event(second=1), event(second=2)).pods["uid-1"]
-    assert total.gpu_seconds == pytest.approx(0.5)
-    assert total.memory_byte_seconds == pytest.approx(40 * GIB)
-    assert total.joules == pytest.approx(100.0)
+    assert total.busy_ns == SECOND_NS // 2
+    assert total.memory_byte_ns == 40 * GIB * SECOND_NS
+    assert total.energy_millijoules == 100_000
 
 
 def test_what_is_settled_after_a_process_ended_is_its_pods_too() -> None:
@@ -34,16 +34,17 @@ def test_what_is_settled_after_a_process_ended_is_its_pods_too() -> None:
         until_seq=1,
         until_time_ns=SECOND_NS,
         entries=[entry(Account.POD, 0.125), entry(Account.UNATTRIBUTED, -0.125)],
+        busy_method=BusyMethod.ACCOUNTING,
     )
     total = tally_of(replace(event(second=1), settlements=[settled])).pods["uid-1"]
-    assert total.gpu_seconds == pytest.approx(0.375)
+    assert total.busy_ns == 375_000_000
 
 
 def test_a_pod_that_was_pending_is_named_once_its_name_is_known() -> None:
     """What was booked before the name came stays with it."""
     total = tally_of(event(second=1, pods=[PENDING]), event(second=2)).pods["uid-1"]
     assert (total.namespace, total.pod, total.owner) == ("research", "train-0", "Job/train")
-    assert total.gpu_seconds == pytest.approx(0.5)
+    assert total.busy_ns == SECOND_NS // 2
 
 
 def test_other_accounts_are_nobodys_pod() -> None:
@@ -51,7 +52,7 @@ def test_other_accounts_are_nobodys_pod() -> None:
     accounts = [Account.HOST, Account.UNATTRIBUTED, Account.IDLE]
     tally = tally_of(event(entries=[entry(account, 0.1) for account in accounts]))
     assert tally.pods == {}
-    assert tally.without_pod_gpu_seconds == pytest.approx(0.2)
+    assert tally.without_pod_ns == 200_000_000
     assert tally.entries == len(accounts)
 
 
@@ -75,12 +76,14 @@ def test_adjacent_ticks_cover_one_stretch_and_a_gap_stays_a_gap(
 def test_a_gpu_balances_with_its_instances() -> None:
     """What no instance has stands on the GPU's own row, and the board's energy."""
     one = event()
-    board = GpuReading(uuid="GPU-a", index=0, memory_total_bytes=80 * GIB, energy_joules=200.0)
+    board = GpuReading(
+        uuid="GPU-a", index=0, memory_total_bytes=80 * GIB, energy_millijoules=200_000
+    )
     part = GpuReading(uuid="MIG-1", index=0, parent_uuid="GPU-a", memory_total_bytes=20 * GIB)
     left = entry(Account.UNATTRIBUTED, 0.0, gib=60, joules=200.0)
     own = [entry(Account.POD, 0.25, gib=5), entry(Account.IDLE, 0.75, gib=15)]
     rows = [
-        GpuBooks(reading=board, entries=[replace(left, busy_seconds=None)]),
+        GpuBooks(reading=board, entries=[replace(left, busy_ns=None)]),
         GpuBooks(reading=part, entries=own),
     ]
     assert tally_of(replace(one, gpus=rows)).conservation_error_max_ratio == 0.0
@@ -92,9 +95,9 @@ def test_idle_of_several_holders_balances_and_is_no_pods_use() -> None:
     idle = [entry(Account.IDLE, 0.375, gib=30, joules=75.0, allocation=one) for one in (0, None)]
     booked = [entry(Account.POD, 0.25, gib=20, joules=50.0), *idle]
     tally = tally_of(event(entries=booked, allocations=[HELD]))
-    assert tally.unused_gpu_seconds == {("research", "notebook-0"): 0.375}
+    assert tally.unused_ns == {("research", "notebook-0"): 375_000_000}
     assert tally.conservation_error_max_ratio == 0.0
-    assert [total.gpu_seconds for total in tally.pods.values()] == [0.25]
+    assert [total.busy_ns for total in tally.pods.values()] == [SECOND_NS // 4]
 
 
 def test_books_that_do_not_balance_show() -> None:
@@ -104,4 +107,4 @@ def test_books_that_do_not_balance_show() -> None:
         entry(Account.IDLE, 0.5, gib=60, joules=150.0),
     ]
     assert tally_of(event()).conservation_error_max_ratio == 0.0
-    assert tally_of(event(entries=entries)).conservation_error_max_ratio == pytest.approx(0.25)
+    assert tally_of(event(entries=entries)).conservation_error_max_ratio == 0.25

@@ -4,6 +4,7 @@ from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
 from gpuledger.records import (
     ContainerRef,
+    EnergyMethod,
     GpuProcess,
     GpuReading,
     NodeSample,
@@ -29,7 +30,8 @@ def reading(**changes: object) -> GpuReading:
         "memory_total_bytes": 80 * GIB,
         "memory_used_bytes": 20 * GIB,
         "memory_reserved_bytes": GIB,
-        "energy_joules": 300.0,
+        "energy_millijoules": 300_000,
+        "energy_method": EnergyMethod.COUNTER,
     }
     return GpuReading(**(values | changes))  # type: ignore[arg-type]  # the names are a GpuReading's
 
@@ -52,10 +54,10 @@ def process_end(**changes: object) -> ProcessExit:
         "pid": 7,
         "started_boottime_ns": SECOND_NS,
         "container": 1,
-        "lifetime_seconds": 2.0,
-        "busy_seconds": 0.75,
-        "sampled_busy_seconds": 0.25,
-        "reserved_busy_seconds": 1.0,
+        "lifetime_ns": 2 * SECOND_NS,
+        "busy_ns": 750_000_000,
+        "sampled_busy_ns": 250_000_000,
+        "reserved_busy_ns": SECOND_NS,
         "from_seq": 998,
         "from_time_ns": 1_789_999_997 * SECOND_NS,
         "until_seq": 1000,

@@ -8,7 +8,6 @@ from gpuledger.ledger.entries import BookedEntry
 from gpuledger.ledger.quantities import QUANTITIES, Quantity
 from gpuledger.ledger.rows import (
     COLUMNS,
-    TABLE_VERSION,
     TOPIC_COLUMNS,
     Column,
     EntryRow,
@@ -37,10 +36,6 @@ def test_a_column_that_came_later_stands_behind_those_before_it_and_may_be_null(
 
     assert added == sorted(added)
     assert all(nullable[column.name] for column in store_columns() if column.added)
-
-
-def test_the_version_of_the_table_is_that_of_its_newest_column() -> None:
-    assert max(column.added for column in store_columns()) == TABLE_VERSION
 
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.name)

@@ -34,7 +34,8 @@ def watch(*, for_seconds: float = 3.0, slots: AlertSlots | None = None) -> RuleE
 
 
 def tick(number: int, *, host_seconds: float | None, node: str = NODE) -> GpuEvent:
-    booked = [entry(Account.HOST, busy_seconds=host_seconds), entry(Account.IDLE)]
+    busy_ns = None if host_seconds is None else round(host_seconds * SECOND_NS)
+    booked = [entry(Account.HOST, busy_ns=busy_ns), entry(Account.IDLE)]
     return event(number, entries=booked, node=node)
 
 
@@ -227,11 +228,11 @@ def test_an_alert_of_a_gpu_that_fell_silent_is_dropped_and_begins_anew() -> None
 @pytest.mark.parametrize(
     ("entries", "ratio"),
     [
-        ([entry(Account.HOST, busy_seconds=0.2), entry(Account.UNATTRIBUTED)], 0.7),
+        ([entry(Account.HOST, busy_ns=200_000_000), entry(Account.UNATTRIBUTED)], 0.7),
         ([entry(Account.POD), entry(Account.IDLE)], 0.0),
         ([entry(Account.IDLE, allocation=one) for one in (0, 1)], 0.0),
-        ([entry(Account.HOST, busy_seconds=None), entry(Account.IDLE)], None),
-        ([entry(Account.HOST, busy_seconds=None)], None),
+        ([entry(Account.HOST, busy_ns=None), entry(Account.IDLE)], None),
+        ([entry(Account.HOST, busy_ns=None)], None),
         ([], None),
     ],
 )
@@ -240,13 +241,13 @@ def test_only_what_is_booked_on_host_or_nobody_counts(
 ) -> None:
     (books,) = event(entries=entries).gpus
 
-    assert busy_without_pod_ratio(books, 1.0) == ratio
+    assert busy_without_pod_ratio(books, SECOND_NS) == ratio
 
 
 def test_without_an_interval_nothing_is_measured() -> None:
     (books,) = event().gpus
 
-    assert busy_without_pod_ratio(books, 0.0) is None
+    assert busy_without_pod_ratio(books, 0) is None
 
 
 def incident(*, time_ns: int = START_NS, pods: Any = (), **changes: Any) -> AttributedIncident:  # noqa: ANN401  # a record's fields

@@ -54,4 +54,4 @@ def test_a_gpu_of_which_nothing_is_known_is_not_measured(rule: Rule) -> None:
     """None: it neither begins nor ends an alert, where zero would end it."""
     nothing = GpuBooks(reading=GpuReading(uuid=GPU, index=0), entries=[])
 
-    assert rule.measure(nothing, 1.0) is None
+    assert rule.measure(nothing, 10**9) is None

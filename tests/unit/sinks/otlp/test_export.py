@@ -108,7 +108,7 @@ def test_json_is_as_otlp_asks_for_and_not_as_protobuf_would() -> None:
 
 
 def energy() -> GpuBooks:
-    return GpuBooks(reading=reading(energy_total_joules=5.5), entries=[])
+    return GpuBooks(reading=reading(energy_total_millijoules=5_500), entries=[])
 
 
 def test_what_the_driver_counts_is_a_monotonic_sum_and_all_else_a_gauge() -> None:
@@ -145,7 +145,7 @@ def test_a_containers_points_have_its_resource_by_the_semantic_conventions() -> 
         "hw.id": reading().uuid,
         "hw.type": "gpu",
         "gpuledger.gpu.index": "0",
-        "gpuledger.method": "process_utilization",
+        "gpuledger.busy_method": "process_utilization",
     }
 
 

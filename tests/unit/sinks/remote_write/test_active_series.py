@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpuledger.bus.protocol import Record
 from gpuledger.ledger.series import FAMILIES, MAX_GROUPS
-from gpuledger.records import Account, GpuBooks, GpuEvent, Method, PodDescription, PodState
+from gpuledger.records import Account, GpuEvent, PodDescription, PodState
 from sinks.remote_write.active_series import STALE_VALUE, ActiveSeries, EncodedTick, series_budget
 from sinks.remote_write.write_requests import WrittenTick, split_into_requests
 from tests.unit.sinks.builders import (
@@ -17,6 +17,7 @@ from tests.unit.sinks.builders import (
     SECOND_NS,
     START_NS,
     allocation,
+    books,
     entry,
     event,
     pod,
@@ -70,7 +71,7 @@ def test_device_readings_become_gauges_and_absent_ones_nothing() -> None:
 
 
 def test_entries_become_ratios_of_the_tick() -> None:
-    booked = [entry(busy_seconds=0.5, memory_byte_seconds=2e9, joules=700.0)]
+    booked = [entry(busy_ns=500_000_000, memory_bytes=10**9, energy_millijoules=700_000)]
     series = encode(ActiveSeries(), event(entries=booked, interval_ns=2 * SECOND_NS))
 
     busy = named(series, "gpuledger_pod_gpu_busy_ratio")
@@ -85,7 +86,7 @@ def test_entries_become_ratios_of_the_tick() -> None:
         "container": "trainer",
         "owner_kind": "StatefulSet",
         "owner_name": "train",
-        "method": "process_utilization",
+        "busy_method": "process_utilization",
     }
     assert busy.value == 0.25
     assert named(series, "gpuledger_pod_gpu_memory_bytes").value == 1e9
@@ -99,12 +100,12 @@ def test_what_is_booked_on_no_pod_has_series_of_its_own() -> None:
     accounts = [
         one.label("account") for one in series if one.name == "gpuledger_account_gpu_busy_ratio"
     ]
-    assert sorted(filter(None, accounts)) == ["host", "idle", "unattributed"]
+    assert sorted(filter(None, accounts)) == ["host", "idle", "job", "unattributed"]
 
 
 def test_two_containers_without_names_are_one_series_that_sums_them() -> None:
     pending = PodDescription(uid="u", container_ids=["a", "b"], state=PodState.PENDING)
-    booked = [entry(pod_uid="u", container_id=one, busy_seconds=0.25) for one in ("a", "b")]
+    booked = [entry(pod_uid="u", container_id=one, busy_ns=250_000_000) for one in ("a", "b")]
 
     series = encode(ActiveSeries(), event(entries=booked, pods=[pending]))
 
@@ -112,8 +113,7 @@ def test_two_containers_without_names_are_one_series_that_sums_them() -> None:
 
 
 def without(**gone: Any) -> dict[str, Any]:  # noqa: ANN401  # as GpuReading takes them
-    books = GpuBooks(reading=reading(**gone), entries=[entry()])
-    return {"gpus": [books]}
+    return {"gpus": [books(reading(**gone), entry())]}
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def without(**gone: Any) -> dict[str, Any]:  # noqa: ANN401  # as GpuReading tak
                 "gpuledger_pod_gpu_power_watts",
             },
         ),
-        (without(power_watts=None), {"gpuledger_gpu_power_watts"}),
+        (without(power_milliwatts=None), {"gpuledger_gpu_power_watts"}),
         ({"entries": [entry()]}, set()),
     ],
 )
@@ -230,12 +230,10 @@ def test_what_is_alive_is_what_the_last_tick_had(ticks: list[set[int]]) -> None:
 
 def test_no_series_comes_twice_in_a_tick() -> None:
     gpus = [
-        GpuBooks(
-            reading=reading(uuid=f"GPU-{number}", index=number),
-            entries=[
-                *(entry(), entry(method=Method.EQUAL_SHARE), *map(entry, Account)),
-                *(entry(Account.IDLE, allocation=holder) for holder in (0, 1)),
-            ],
+        books(
+            reading(uuid=f"GPU-{number}", index=number),
+            *(entry(), entry(), *map(entry, Account)),
+            *(entry(Account.IDLE, allocation=holder) for holder in (0, 1)),
         )
         for number in range(3)
     ]
@@ -328,10 +326,7 @@ def test_the_bytes_of_series_that_ended_are_given_back() -> None:
 def test_a_tick_of_more_things_than_have_series_is_refused() -> None:
     """What a node says in a few bytes is a hundred times as much in labels."""
     entries = [entry(Account.HOST), entry(Account.IDLE)]
-    gpus = [
-        GpuBooks(reading=reading(uuid=f"GPU-{number}"), entries=entries)
-        for number in range(MAX_GROUPS // 3 + 1)
-    ]
+    gpus = [books(reading(uuid=f"GPU-{number}"), *entries) for number in range(MAX_GROUPS // 3 + 1)]
 
     with pytest.raises(ValueError, match=f"more than {MAX_GROUPS} devices and accounts"):
         ActiveSeries().encode(event(gpus=gpus))

@@ -1,9 +1,14 @@
 """What an event's entries become: idle by its holder, activity, and a node's gaps."""
 
-import pytest
+from fractions import Fraction
 
-from gpuledger.ledger.series import values_of
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuledger.ledger.series import POD, values_of
 from gpuledger.records import Account, Entry
+from gpuledger.records.bounds import MAX_INTERVAL_NS, MAX_MEMORY_BYTES, MAX_TICK_MILLIJOULES
 from sinks.remote_write.active_series import ActiveSeries
 from tests.unit.sinks.builders import SECOND_NS, allocation, entry, event, reading, settlement
 from tests.unit.sinks.remote_write.oracle import Series
@@ -19,8 +24,8 @@ CHAT = {"holder_namespace": "serving", "holder_pod": "chat-0", "holder_container
 IDLE = "gpuledger_account_gpu_busy_ratio"
 
 
-def idle(busy_seconds: float, holder: int | None = None) -> Entry:
-    return entry(Account.IDLE, busy_seconds=busy_seconds, allocation=holder)
+def idle(seconds: float, holder: int | None = None) -> Entry:
+    return entry(Account.IDLE, busy_ns=round(seconds * SECOND_NS), allocation=holder)
 
 
 def holders(series: list[Series]) -> dict[str | None, float]:
@@ -30,7 +35,7 @@ def holders(series: list[Series]) -> dict[str | None, float]:
 
 
 def test_idle_has_a_series_for_each_holder_and_one_for_what_nobody_holds() -> None:
-    booked = [idle(0.25, 0), idle(0.125, 1), idle(0.5), entry(Account.HOST, busy_seconds=0.125)]
+    booked = [idle(0.25, 0), idle(0.125, 1), idle(0.5), entry(Account.HOST, busy_ns=125_000_000)]
 
     series = encode(ActiveSeries(), event(entries=booked, allocations=HELD))
 
@@ -50,6 +55,37 @@ def test_what_is_settled_of_ticks_before_is_in_no_gauge() -> None:
     without, settled = event(), event(settlements=[settlement()])
 
     assert values_of(settled) == values_of(without)
+
+
+@given(
+    busy_ns=st.integers(0, MAX_INTERVAL_NS),
+    memory_bytes=st.integers(0, MAX_MEMORY_BYTES),
+    energy_millijoules=st.integers(0, MAX_TICK_MILLIJOULES),
+    interval_ns=st.integers(1, MAX_INTERVAL_NS),
+)
+def test_the_whole_numbers_of_an_entry_can_be_had_back_from_its_series_digit_for_digit(
+    busy_ns: int, memory_bytes: int, energy_millijoules: int, interval_ns: int
+) -> None:
+    booked = entry(
+        busy_ns=busy_ns, memory_bytes=memory_bytes, energy_millijoules=energy_millijoules
+    )
+    values = values_of(event(entries=[booked], interval_ns=interval_ns))
+    ((busy, held, watts, *_),) = [of for group, of in values.items() if group.family is POD]
+
+    assert None not in (busy, held, watts)
+    assert round(Fraction(busy or 0) * interval_ns) == busy_ns
+    assert held == memory_bytes
+    assert round(Fraction(watts or 0) * interval_ns / 10**6) == energy_millijoules
+
+
+def test_containers_without_names_are_summed_in_whole_numbers() -> None:
+    """In floats three tenths would be more than 0.3."""
+    parts = [entry(pod_uid="uid", container_id=one, busy_ns=100_000_000) for one in "abc"]
+
+    values = values_of(event(entries=parts, pods=[]))
+
+    ((busy, *_),) = [of for group, of in values.items() if group.family is POD]
+    assert busy == 0.3
 
 
 def test_what_one_container_holds_in_several_parts_is_one_series_that_sums_them() -> None:
@@ -106,9 +142,9 @@ def test_a_holder_that_the_event_does_not_list_is_refused_and_changes_nothing(
 def test_activity_becomes_ratios_of_the_tick_where_the_chip_counts_it() -> None:
     counted = reading(sm_active_ratio=0.3, tensor_active_ratio=0.15)
     booked = [
-        entry(busy_seconds=1.0),
-        entry(Account.HOST, busy_seconds=0.5),
-        entry(Account.IDLE, busy_seconds=0.5),
+        entry(busy_ns=1_000_000_000),
+        entry(Account.HOST, busy_ns=500_000_000),
+        entry(Account.IDLE, busy_ns=500_000_000),
     ]
     series = encode(ActiveSeries(), event(of=counted, entries=booked, interval_ns=2 * SECOND_NS))
 

@@ -20,12 +20,14 @@ from gpuledger.bus.protocol import (
     TopicPartition,
 )
 from gpuledger.errors import BusUnavailableError
+from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
 from gpuledger.store.query import entries_sql, gaps_sql
 from sinks.loop import run_sink
 from sinks.registry import STORE
 from sinks.settings import StoreSettings
 from sinks.store.buffer import Row, rows_of
+from sinks.store.table import EntriesTable
 from tests.default_topics import DEAD_LETTERS, EVENTS
 from tests.unit.sinks.builders import (
     NODE,
@@ -98,8 +100,19 @@ def is_committed(on: MemoryBus, offset: int) -> Callable[[], bool]:
 
 
 def a_row(offset: int) -> list[Row]:
-    record = Record(AT.topic, AT.partition, offset, 0, None, b"")
-    return list(rows_of(event(offset, entries=[entry()]), record))
+    return list(rows_of(event(offset, entries=[entry()]), _record_at(offset)))
+
+
+def fill(uri: Path, events: Sequence[GpuEvent]) -> None:
+    """Make a store of the events' rows, each event at the offset of its place."""
+    table = EntriesTable(store_uri=str(uri))
+    table.load([STREAM])
+    rows = [row for offset, one in enumerate(events) for row in rows_of(one, _record_at(offset))]
+    table.append(rows, {STREAM: len(events) - 1}, time_ms=0)
+
+
+def _record_at(offset: int) -> Record:
+    return Record(AT.topic, AT.partition, offset, 0, None, b"")
 
 
 def lose(store: Path) -> Callable[[], None]:

@@ -9,7 +9,16 @@ from gpuledger.bus.protocol import Record
 from gpuledger.records import Account, Entry, PodDescription, PodState
 from gpuledger.store.schema import ENTRIES
 from sinks.store.buffer import rows_of
-from tests.unit.sinks.builders import START_NS, allocation, entry, event, pod, reading, settlement
+from tests.unit.sinks.builders import (
+    SECOND_NS,
+    START_NS,
+    allocation,
+    entry,
+    event,
+    pod,
+    reading,
+    settlement,
+)
 
 RECORD = Record(
     topic="gpuledger.events.v1", partition=3, offset=17, timestamp_ms=0, key=None, value=b""
@@ -34,19 +43,27 @@ def test_each_entry_is_one_row_with_its_tick_and_its_offset() -> None:
 
 def test_what_is_settled_is_rows_of_the_ticks_that_it_is_about() -> None:
     """They bear the identity of the event that says it, so that they come and go with it."""
-    owed, written_off = rows(tick=5, entries=[], settlements=[settlement(0.25)])
+    owed, written_off = rows(tick=5, entries=[], settlements=[settlement(250_000_000)])
 
-    assert [(one["account"], one["busy_seconds"]) for one in (owed, written_off)] == [
-        ("pod", 0.25),
-        ("unattributed", -0.25),
+    assert [(one["account"], one["busy_ns"]) for one in (owed, written_off)] == [
+        ("pod", 250_000_000),
+        ("unattributed", -250_000_000),
     ]
-    assert (owed["method"], owed["pod"], owed["container"]) == ("accounting", "train-0", "trainer")
+    assert (owed["busy_method"], owed["pod"], owed["container"]) == (
+        "accounting",
+        "train-0",
+        "trainer",
+    )
     until = datetime.fromtimestamp(START_NS / 1e9, UTC)
     for one in (owed, written_off):
-        assert (one["seq"], one["time"], one["interval_seconds"]) == (6000, START_NS // 1000, 3.0)
+        assert (one["seq"], one["time"]) == (6000, START_NS // 1000)
+        assert one["interval_ns"] == 3 * SECOND_NS
         assert one["event_date"] == (until.date() - date(1970, 1, 1)).days
         assert (one["gpu_uuid"], one["gpu_index"]) == (reading().uuid, 0)
-        assert (one["joules"], one["memory_byte_seconds"], one["sm_active_seconds"]) == (None,) * 3
+        assert {one[name] for name in ("energy_millijoules", "memory_bytes", "sm_active_ns")} == {
+            None
+        }
+        assert (one["memory_method"], one["energy_method"]) == (None, None)
 
 
 def test_a_settlement_on_a_gpu_that_the_event_does_not_list_is_refused() -> None:
@@ -120,7 +137,7 @@ def test_a_holder_that_no_pod_of_the_node_is_known_to_be_has_no_names(uids: obje
     (found,) = rows(entries=booked, allocations=[allocation()], holder_uids=uids)
 
     assert {name: found[name] for name in NOTEBOOK} == NOBODY | {"holder_state": "unknown"}
-    assert found["busy_seconds"] == 0.5
+    assert found["busy_ns"] == SECOND_NS // 2
 
 
 def test_a_foreign_pod_has_its_uid_and_no_name() -> None:
@@ -137,7 +154,7 @@ def test_a_holder_that_the_event_does_not_list_is_refused_by_its_position(positi
         rows(entries=[entry(Account.IDLE, allocation=position)], allocations=[allocation()])
 
 
-ACTIVE = ("sm_active_seconds", "tensor_active_seconds", "dram_active_seconds")
+ACTIVE = ("sm_active_ns", "tensor_active_ns", "dram_active_ns")
 COUNTED: dict[str, Any] = {
     "sm_active_ratio": 0.5,
     "tensor_active_ratio": 0.25,
@@ -145,9 +162,11 @@ COUNTED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("counted", "expected"), [(COUNTED, [0.5, 0.25, 0.125]), ({}, [None] * 3)])
+@pytest.mark.parametrize(
+    ("counted", "expected"), [(COUNTED, [500_000_000, 250_000_000, 125_000_000]), ({}, [None] * 3)]
+)
 def test_activity_is_apportioned_and_null_without_the_chips_counters(
-    counted: dict[str, Any], expected: list[float | None]
+    counted: dict[str, Any], expected: list[int | None]
 ) -> None:
     (row,) = rows(of=reading(**counted), entries=[entry()])
 
@@ -156,20 +175,23 @@ def test_activity_is_apportioned_and_null_without_the_chips_counters(
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
-    [({}, (False, None)), ({"late": True, "gap_ns": 2_500_000_000}, (True, 2.5))],
+    [({}, (False, None)), ({"late": True, "gap_ns": 2_500_000_000}, (True, 2_500_000_000))],
 )
 def test_all_rows_of_a_tick_say_whether_it_was_late_and_what_time_before_it_is_uncovered(
-    changes: dict[str, Any], expected: tuple[bool, float | None]
+    changes: dict[str, Any], expected: tuple[bool, int | None]
 ) -> None:
-    assert {(row["late"], row["gap_seconds"]) for row in rows(**changes)} == {expected}
+    assert {(row["late"], row["gap_ns"]) for row in rows(**changes)} == {expected}
 
 
 def test_a_quantity_that_the_driver_does_not_give_is_null_not_zero() -> None:
-    (row,) = rows(entries=[entry(busy_seconds=None, memory_byte_seconds=None, joules=None)])
+    (row,) = rows(entries=[entry(busy_ns=None, memory_bytes=None, energy_millijoules=None)])
 
-    assert row["busy_seconds"] is row["memory_byte_seconds"] is row["joules"] is None
+    assert row["busy_ns"] is row["memory_bytes"] is row["energy_millijoules"] is None
     assert (
-        ENTRIES.table_of(list(rows_of(event(entries=[entry(joules=None)]), RECORD))).num_rows == 1
+        ENTRIES.table_of(
+            list(rows_of(event(entries=[entry(energy_millijoules=None)]), RECORD))
+        ).num_rows
+        == 1
     )
 
 

@@ -61,7 +61,7 @@ from tests.unit.sinks.store.storing import (
 
 async def test_a_query_sums_what_the_events_said(tmp_path: Path) -> None:
     on = bus()
-    await publish(on, *(event(tick, entries=[entry(busy_seconds=0.25)]) for tick in range(8)))
+    await publish(on, *(event(tick, entries=[entry(busy_ns=250_000_000)]) for tick in range(8)))
 
     async with running(store(tmp_path, on)):
         await eventually(is_committed(on, 8))
@@ -73,8 +73,8 @@ async def test_a_query_sums_what_the_events_said(tmp_path: Path) -> None:
 async def test_a_query_sums_what_was_settled_after_the_end_of_a_process(tmp_path: Path) -> None:
     """On the day of its ticks; the sum over all accounts is what it was without."""
     on, midnight_ns = bus(), START_NS - START_NS % (86_400 * SECOND_NS) + 86_400 * SECOND_NS
-    nobodys = entry(Account.UNATTRIBUTED, busy_seconds=0.5)
-    settled = settlement(0.25, until_time_ns=midnight_ns - SECOND_NS)
+    nobodys = entry(Account.UNATTRIBUTED, busy_ns=500_000_000)
+    settled = settlement(250_000_000, until_time_ns=midnight_ns - SECOND_NS)
     await publish(on, event(entries=[nobodys], time_ns=midnight_ns, settlements=[settled]))
 
     async with running(store(tmp_path, on)):

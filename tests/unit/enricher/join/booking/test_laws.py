@@ -1,18 +1,21 @@
 """The laws of the books, for any tick: also for those whose readings contradict one another."""
 
 from collections.abc import Iterator
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from enricher.join.booking.books import book_tick
 from gpuledger.codec import Decoder, encode
-from gpuledger.ledger.quantities import conservation_error
+from gpuledger.ledger.quantities import imbalances
 from gpuledger.records import (
     Account,
     ContainerRef,
     DeviceAllocation,
+    EnergyMethod,
     Entry,
     GpuBooks,
     GpuProcess,
@@ -20,18 +23,40 @@ from gpuledger.records import (
     NodeSample,
     ProcessKind,
 )
+from gpuledger.records.bounds import (
+    MAX_INTERVAL_NS,
+    MAX_MEMORY_BYTES,
+    MAX_MILLIWATTS,
+    MAX_TICK_MILLIJOULES,
+)
 from tests.default_topics import SAMPLES
-from tests.unit.enricher.join.ticks import CONTAINER_IDS, GIB, UIDS, process, reading, sample
+from tests.unit.enricher.join.ticks import (
+    CONTAINER_IDS,
+    GIB,
+    SECOND_NS,
+    UIDS,
+    process,
+    reading,
+    sample,
+)
 
-MAX_ERROR = 1e-9
 QUANTITIES = [
-    "busy_seconds",
-    "memory_byte_seconds",
-    "joules",
+    "busy_ns",
+    "memory_bytes",
+    "energy_millijoules",
 ]
 
-ratios = st.none() | st.sampled_from([0.0, 1.0]) | st.floats(0.0, 1.0)
-sizes = st.none() | st.integers(0, 90 * GIB)
+ratios = (
+    st.none()
+    | st.sampled_from([0.0, 0.3, 1.0])
+    | st.integers(0, 10**6).map(lambda ppm: ppm / 10**6)
+    | st.floats(0.0, 1.0)
+)
+sizes = st.none() | st.sampled_from([0, GIB, 80 * GIB, MAX_MEMORY_BYTES]) | st.integers(0, 90 * GIB)
+# Few of each, so that ties are drawn; and the borders.
+energies = st.none() | st.sampled_from([0, 1, 7, 300_000]) | st.integers(0, MAX_TICK_MILLIJOULES)
+draws = st.none() | st.sampled_from([0, 1, 71_000]) | st.integers(0, MAX_MILLIWATTS)
+intervals = st.sampled_from([1, 1000, SECOND_NS, MAX_INTERVAL_NS]) | st.integers(1, MAX_INTERVAL_NS)
 COUNTERS = dict.fromkeys(("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"), ratios)
 
 
@@ -46,8 +71,9 @@ def rows_of(gpu: int, count: int) -> st.SearchStrategy[list[GpuReading]]:
         memory_total_bytes=sizes,
         memory_used_bytes=sizes,
         memory_reserved_bytes=sizes,
-        energy_joules=st.none() | st.floats(0.0, 1e5),
-        power_watts=st.none() | st.floats(0.0, 2e3),
+        energy_millijoules=energies,
+        energy_method=st.sampled_from(EnergyMethod),
+        idle_draw_milliwatts=draws,
         mig_enabled=st.just(value=count > 0),
         **COUNTERS,
     )
@@ -63,7 +89,8 @@ def rows_of(gpu: int, count: int) -> st.SearchStrategy[list[GpuReading]]:
             memory_total_bytes=sizes,
             memory_used_bytes=sizes,
             memory_reserved_bytes=sizes,
-            energy_joules=st.none(),
+            energy_millijoules=st.none(),
+            energy_method=st.none(),
             **COUNTERS,
         )
         for place in range(count)
@@ -87,7 +114,7 @@ def ticks(draw: st.DrawFn) -> NodeSample:
         ContainerRef(),
     ]
     return sample(
-        interval_ns=draw(st.integers(10**6, 10**11)),
+        interval_ns=draw(intervals),
         gpus=gpus,
         containers=containers,
         processes=draw(st.lists(processes(len(gpus)), max_size=8)) if gpus else [],
@@ -125,13 +152,69 @@ allocations = st.builds(
 @settings(max_examples=150, deadline=None)
 @given(ticks())
 def test_entries_sum_to_the_device_and_none_is_negative(tick: NodeSample) -> None:
-    """To 1e-9 of it, for each quantity, whatever the readings say."""
+    """They are equal, for each quantity, whatever the readings say."""
     books = book_tick(tick)
-    assert conservation_error(books, tick.interval_ns / 1e9) <= MAX_ERROR
+    assert list(imbalances(books, tick.interval_ns)) == []
     for row in books:
         for quantity in QUANTITIES:
             values = [getattr(entry, quantity) for entry in row.entries]
-            assert all(value is None or value >= 0.0 for value in values)
+            assert all(value is None or (type(value) is int and value >= 0) for value in values)
+
+
+@settings(max_examples=150, deadline=None)
+@given(ticks(), st.randoms(use_true_random=False))
+def test_the_order_in_which_a_tick_names_things_changes_nothing(
+    tick: NodeSample, random: Random
+) -> None:
+    """Who is on whose account has what he has, however processes and the like are ordered."""
+    assert amounts_of(in_another_order(tick, random)) == amounts_of(tick)
+
+
+def in_another_order(tick: NodeSample, random: Random) -> NodeSample:
+    """Return the same tick with its processes, containers and allocations shuffled."""
+    places = list(range(len(tick.containers)))
+    random.shuffle(places)
+    processes = [
+        one if one.container is None else replace(one, container=places.index(one.container))
+        for one in tick.processes
+    ]
+    allocations = list(tick.allocations)
+    random.shuffle(processes)
+    random.shuffle(allocations)
+    return replace(
+        tick,
+        containers=[tick.containers[place] for place in places],
+        processes=processes,
+        allocations=allocations,
+    )
+
+
+def amounts_of(tick: NodeSample) -> list[dict[tuple[object, ...], tuple[object, ...]]]:
+    """Return what each account has of each row, by whose it is and not by position."""
+    found = []
+    for row in book_tick(tick):
+        amounts: dict[tuple[object, ...], tuple[object, ...]] = {}
+        for entry in row.entries:
+            container = None if entry.container is None else tick.containers[entry.container]
+            held = None if entry.allocation is None else tick.allocations[entry.allocation]
+            holder = held and (held.namespace, held.pod, held.container)
+            account = (entry.account, container, holder)
+            assert account not in amounts
+            amounts[account] = tuple(getattr(entry, name) for name in QUANTITIES)
+        methods: tuple[object, ...] = (row.busy_method, row.memory_method, row.energy_method)
+        found.append(amounts | {("methods",): methods})
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(ticks())
+def test_a_method_is_told_where_the_quantity_is_known_and_only_there(tick: NodeSample) -> None:
+    for row in book_tick(tick):
+        told = (row.busy_method, row.memory_method, row.energy_method)
+        for quantity, method in zip(QUANTITIES, told, strict=True):
+            known = {getattr(entry, quantity) is not None for entry in row.entries}
+            assert known == {method is not None}, quantity
+        assert (row.idle_draw_milliwatts is None) == (row.idle_draw_source is None)
 
 
 @settings(max_examples=40, deadline=None)
@@ -187,34 +270,24 @@ def encode_books(books: list[GpuBooks]) -> list[list[tuple[object, ...]]]:
     return [[tuple(getattr(one, name) for name in NAMES) for one in row.entries] for row in books]
 
 
-NAMES = [*QUANTITIES, "account", "container", "allocation", "method"]
-
-
-def entry(account: Account, **quantities: float) -> Entry:
-    (row,) = book_tick(sample())
-    return Entry(account=account, method=row.entries[0].method, **quantities)  # type: ignore[arg-type]  # the names are its own
+NAMES = [*QUANTITIES, "account", "container", "allocation"]
 
 
 @pytest.mark.parametrize(
-    ("wrong", "error"),
+    ("wrong", "told"),
     [
-        ({}, 0.0),
-        ({"busy_seconds": 0.9}, 0.1),
-        ({"memory_byte_seconds": 60.0 * GIB}, 0.25),
-        ({"joules": 330.0}, 0.1),
+        ({}, []),
+        ({"busy_ns": SECOND_NS - 1}, [("GPU-a", "busy_ns", SECOND_NS, SECOND_NS - 1)]),
+        ({"memory_bytes": 1}, [("GPU-a", "memory_bytes", 80 * GIB, 1)]),
+        ({"energy_millijoules": 330_000}, [("GPU-a", "energy_millijoules", 300_000, 330_000)]),
     ],
-    ids=["nothing", "busy", "memory", "joules"],
+    ids=["nothing", "busy", "memory", "energy"],
 )
 def test_books_that_do_not_balance_are_told_by_how_much(
-    wrong: dict[str, float], error: float
+    wrong: dict[str, int], told: list[tuple[str, str, int, int]]
 ) -> None:
-    right = {
-        "busy_seconds": 1.0,
-        "memory_byte_seconds": 80.0 * GIB,
-        "joules": 300.0,
-    }
-    device = reading()
-    books = [GpuBooks(reading=device, entries=[entry(Account.UNATTRIBUTED, **(right | wrong))])]
-    assert conservation_error(books, sample(gpus=[device]).interval_ns / 1e9) == pytest.approx(
-        error
-    )
+    right = {"busy_ns": SECOND_NS, "memory_bytes": 80 * GIB, "energy_millijoules": 300_000}
+    entry = Entry(account=Account.UNATTRIBUTED, **(right | wrong))
+    found = list(imbalances([GpuBooks(reading=reading(), entries=[entry])], SECOND_NS))
+    assert found == told
+    assert [one.ratio for one in found if one.quantity == "energy_millijoules"] in ([], [0.1])

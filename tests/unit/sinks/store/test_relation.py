@@ -1,0 +1,103 @@
+"""What SQL reads of the store: the rows' whole numbers, and beside them base units that are exact."""
+
+from collections.abc import Iterator
+from decimal import Decimal, localcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuledger.ledger.quantities import BOOKED
+from gpuledger.records import Account, BusyMethod, Entry, EnergyMethod, GpuEvent, MemoryMethod
+from tests.unit.sinks.builders import SECOND_NS, allocation, books, entry, event, reading
+from tests.unit.sinks.events import events
+from tests.unit.sinks.store.storing import fill, query
+
+MAX = 2**63 - 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(events(), min_size=1, max_size=3))
+def test_sums_over_the_table_are_the_sums_over_the_events(ticks: list[GpuEvent]) -> None:
+    """Equal, not near; also where a sum has more than 64 bits."""
+    entries = [booked for one in ticks for booked in entries_in(one)]
+    sums = ", ".join(f"sum({name})" for name in AMOUNTS)
+    sql = f"select {sums} from {{entries}} where kafka_offset < {len(ticks)}"
+    with TemporaryDirectory() as folder:
+        # One event that has rows: without a row there is no store.
+        fill(Path(folder), [*ticks, event()])
+        (found,) = query(Path(folder), sql)
+
+    said = [[getattr(one, name) for one in entries] for name in AMOUNTS]
+    known = [[amount for amount in amounts if amount is not None] for amounts in said]
+    assert list(found) == [sum(amounts) if amounts else None for amounts in known]
+
+
+def entries_in(one: GpuEvent) -> Iterator[Entry]:
+    for each in (*one.gpus, *(one.settlements or ())):
+        yield from each.entries
+
+
+AMOUNTS = tuple(quantity.name for quantity in BOOKED)
+_AMOUNT = st.integers(0, MAX)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(_AMOUNT, st.integers(0, 2**48), _AMOUNT), min_size=1, max_size=5),
+    st.integers(1, 90_000 * SECOND_NS),
+)
+def test_base_units_are_the_whole_numbers_and_sum_without_rounding(
+    amounts: list[tuple[int, int, int]], interval_ns: int
+) -> None:
+    booked = [
+        entry(busy_ns=busy_ns, memory_bytes=held, energy_millijoules=drawn)
+        for busy_ns, held, drawn in amounts
+    ]
+    with TemporaryDirectory() as folder:
+        fill(Path(folder), [event(entries=booked, interval_ns=interval_ns)])
+        names = "busy_seconds", "memory_byte_seconds", "joules"
+        sums = ", ".join(f"sum({name})" for name in names)
+        (found,) = query(Path(folder), f"select {sums}, sum(interval_seconds) from {{entries}}")
+
+    busy, held, drawn = (sum(each) for each in zip(*amounts, strict=True))
+    with localcontext(prec=60):
+        nano, milli = Decimal(10) ** -9, Decimal(10) ** -3
+        expected = (busy * nano, held * interval_ns * nano, drawn * milli)
+        assert found == (*expected, len(amounts) * interval_ns * nano)
+
+
+def test_hours_of_a_device_are_the_hours_of_its_ticks(tmp_path: Path) -> None:
+    hour_ns = 3600 * SECOND_NS
+    halves = [entry(busy_ns=hour_ns // 2), entry(Account.IDLE, busy_ns=hour_ns // 2)]
+    fill(tmp_path, [event(tick, entries=halves, interval_ns=hour_ns) for tick in range(3)])
+
+    sql = "select account, sum(gpu_hours) from {entries} group by all order by all"
+    assert query(tmp_path, sql) == [("idle", 1.5), ("pod", 1.5)]
+
+
+def test_what_is_not_known_has_no_base_unit_either(tmp_path: Path) -> None:
+    nothing = {"busy_ns": None, "memory_bytes": None, "energy_millijoules": None}
+    fill(tmp_path, [event(entries=[entry(**nothing)])])
+
+    names = "busy_seconds, memory_byte_seconds, joules, gpu_hours, sm_active_seconds, gap_seconds"
+    assert query(tmp_path, f"select {names} from {{entries}}") == [(None,) * 6]
+
+
+@pytest.mark.parametrize("word", ["job", "a_kind_of_tomorrow", "ünknown"])
+def test_words_that_a_newer_writer_has_added_are_in_the_table_as_they_were_written(
+    word: str, tmp_path: Path
+) -> None:
+    of_gpu = books(
+        reading(),
+        entry(Account(word)),
+        busy_method=BusyMethod(word),
+        memory_method=MemoryMethod(word),
+        energy_method=EnergyMethod(word),
+    )
+    fill(tmp_path, [event(gpus=[of_gpu], allocations=[allocation()])])
+
+    sql = "select account, busy_method, memory_method, energy_method, busy_ns from {entries}"
+    assert query(tmp_path, sql) == [(word, word, word, word, SECOND_NS // 2)]
