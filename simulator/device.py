@@ -211,7 +211,7 @@ def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> DeviceFacts:
         model=model,
         ailments=HealthFaults(group.ailments),
         cuts=plan_cuts(group.mig, gpu_uuid=uuid, room_bytes=room_bytes),
-        energy_step_ns=round(group.energy_step_seconds * _NS),
+        energy_step_ns=round(group.energy_step_seconds * NS_PER_SECOND),
         accounting=group.accounting,
     )
 

@@ -48,7 +48,7 @@ class Run:
         for tick in self.ticks:
             for gpu in book_tick(tick.sample):
                 for entry in gpu.entries:
-                    busy[pod_of(entry, tick.sample)] += (entry.busy_ns or 0) / SECOND_NS
+                    busy[pod_of(entry, tick.sample)] += (entry.busy_ns or 0) / NS_PER_SECOND
         return busy
 
 
