@@ -138,7 +138,8 @@ def pod_lines(
             memory_byte_seconds=total.memory_byte_ns / _SECOND_NS,
             joules=total.energy_millijoules / 1000,
             true_gpu_seconds=None if truth is None else truth.get(uid, 0.0),
-            unused_gpu_seconds=unused_ns.get((total.namespace or "", total.pod or ""), 0) / _SECOND_NS,
+            unused_gpu_seconds=unused_ns.get((total.namespace or "", total.pod or ""), 0)
+            / _SECOND_NS,
         )
         for uid, total in names.items()
     ]
