@@ -38,6 +38,15 @@ class SimulatedKubelet:
     ) -> None:
         self._pods = [pod for pod in pods if pod.spec.node == node]
         self._devices = assign_devices(self._pods, gpus)
+        # What nobody ever holds is left out: of no replica would anybody ask.
+        self._allocatable = sorted(
+            {
+                (device.resource, device.device_id)
+                for held in self._devices.values()
+                for device in held
+                if device.claim is None
+            }
+        )
         self._node = node
         self._clock = clock
         self._epoch_ns = epoch_ns
@@ -58,6 +67,13 @@ class SimulatedKubelet:
         """Return the answer to `v1.PodResourcesLister/List` at this time."""
         return b"".join(
             _field(1, write_pod(pod, self._devices, node=self._node)) for pod in self.listed_pods()
+        )
+
+    async def list_allocatable(self) -> bytes:
+        """Return the answer to `v1.PodResourcesLister/GetAllocatableResources`."""
+        return b"".join(
+            _field(1, _text(1, resource) + _text(2, device_id))
+            for resource, device_id in self._allocatable
         )
 
     def log_names(self) -> list[str]:
