@@ -76,6 +76,22 @@ class SimulatedKubelet:
             for resource, device_id in self._allocatable
         )
 
+    def pod_folders(self) -> list[str]:
+        """Return the names of the folders in `/var/log/pods` at this time."""
+        return [
+            f"{pod.spec.namespace}_{pod.spec.name}_{self._uid_of(pod)}"
+            for pod in self.listed_pods()
+        ]
+
+    def has_cgroup(self, uid: str) -> bool:
+        """Return whether a pod has a cgroup at this time: until its end, however long listed."""
+        now_ns = self._clock.time_ns() - self._epoch_ns
+        return any(
+            pod.start_ns <= now_ns < pod.end_ns
+            for pod in self.listed_pods()
+            if self._uid_of(pod) == uid
+        )
+
     def log_names(self) -> list[str]:
         """Return the names of the links in `/var/log/containers` at this time."""
         return [

@@ -6,7 +6,8 @@ or the forms of device ids; gRPC is imported by the first question.
 
 import asyncio
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -121,6 +122,10 @@ ALLOCATABLE_SECONDS: Final = 60.0
 _log = structlog.get_logger(__name__)
 
 
+FindEnded = Callable[[AbstractSet[tuple[str, str]]], AbstractSet[tuple[str, str]]]
+"""Takes namespaces and names of pods, and gives those that are over."""
+
+
 class Allocations:
     """The devices of the node's containers, as the kubelet last said."""
 
@@ -132,7 +137,10 @@ class Allocations:
         check: Check,
         backoff: Backoff,
         settings: KubeletSettings,
+        find_ended: FindEnded = lambda _: frozenset(),
     ) -> None:
+        """Take the parts; `find_ended` says which pods are over that the kubelet lists on."""
+        self._find_ended = find_ended
         self._kubelet = kubelet
         self._clock = clock
         self._check = check
@@ -143,6 +151,7 @@ class Allocations:
         self._answered_ns: int | None = None
         self._assignments: Sequence[DeviceAssignment] = ()
         self._resolved: list[DeviceAllocation] = []
+        self._pods: AbstractSet[tuple[str, str]] = frozenset()
         self._resolved_of: (
             tuple[Sequence[DeviceAssignment], Sequence[ContainerDevices], DeviceIndex] | None
         ) = None
@@ -156,6 +165,8 @@ class Allocations:
 
     def current(self, devices: DeviceIndex) -> list[DeviceAllocation]:
         """Return what is allocated, as far as it leads to a GPU; the list is not to be changed.
+
+        What a pod held that is over is left out, though the kubelet may list it for long.
 
         Empty where there is no answer, or where the last one is too old.
         """
@@ -174,7 +185,11 @@ class Allocations:
             ALLOCATIONS.set(len(self._resolved))
             for reason in Unresolved:
                 ALLOCATIONS_UNRESOLVED.labels(reason=reason.value).set(unresolved[reason])
-        return self._resolved
+            self._pods = {(one.namespace, one.pod) for one in self._resolved}
+        ended = self._find_ended(self._pods)
+        if not ended:
+            return self._resolved
+        return [one for one in self._resolved if (one.namespace, one.pod) not in ended]
 
     async def run(self) -> None:
         """Ask until cancelled."""

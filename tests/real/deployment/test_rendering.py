@@ -35,7 +35,12 @@ INSTALLATIONS = ("base", ROOTLESS, "overlays/pages-tls", "overlays/sasl-ssl")
 """The folders that a user applies as a whole; the topics come beside them."""
 SPOOL = "/var/spool/gpuledger"
 SCRAPERS = {"kubernetes.io/metadata.name": "monitoring"}
-LOOKED_AT = {"/var/lib/kubelet/pod-resources", "/var/log/containers"}
+LOOKED_AT = {
+    "/var/lib/kubelet/pod-resources",
+    "/var/log/containers",
+    "/var/log/pods",
+    "/sys/fs/cgroup",
+}
 CLUSTER_KINDS = {"Namespace", "ClusterRole", "ClusterRoleBinding", "PriorityClass"}
 REFERENCES = re.compile(
     r"metadata\.name"
