@@ -427,7 +427,8 @@ def test_the_agent_finds_the_hosts_folders_where_it_looks(
 ) -> None:
     kubelet = settings[AGENT]["kubelet"]
 
-    assert {str(Path(kubelet["socket"]).parent), kubelet["container_log_dir"]} == LOOKED_AT
+    folders = {kubelet[name] for name in ("container_log_dir", "pod_log_dir", "cgroup_root")}
+    assert {str(Path(kubelet["socket"]).parent), *folders} == LOOKED_AT
     assert settings[AGENT]["spool"]["folder"] == SPOOL
 
 
