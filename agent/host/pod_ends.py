@@ -23,7 +23,8 @@ _FOLDER: Final = re.compile(
 _LOOK_NS: Final = NS_PER_SECOND
 # A hierarchy of the second version, and of the first those of which each pod has a cgroup.
 _HIERARCHIES: Final = ("", "memory", "pids", "systemd")
-_CLASSES: Final = ("", "burstable", "besteffort")
+# A guaranteed pod lies in the root of all pods.
+_CLASSES: Final = ("burstable", "besteffort")
 
 HasCgroup = Callable[[str], bool]
 """Takes a pod's UID, and says whether it has a cgroup now."""
@@ -35,7 +36,10 @@ class PodCgroups:
     """The pods' cgroups as folders of a node."""
 
     def __init__(self, root: Path) -> None:
-        self._root = str(root)
+        """Look where the node has pods: the kubelet's own folder is there before any agent is."""
+        roots = [root / hierarchy for hierarchy in _HIERARCHIES]
+        self._slices = [str(one) for one in roots if (one / "kubepods.slice").is_dir()]
+        self._plain = [str(one) for one in roots if (one / "kubepods").is_dir()]
         self._folders: dict[str, str] = {}
 
     def has_cgroup(self, uid: str) -> bool:
@@ -53,16 +57,14 @@ class PodCgroups:
 
     def _candidates(self, uid: str) -> list[str]:
         # systemd nests slices by the dashes of their names, so a UID's own become underscores.
-        written = uid.replace("-", "_")
-        folders = []
-        for hierarchy in _HIERARCHIES:
-            root = f"{self._root}/{hierarchy}" if hierarchy else self._root
-            for qos in _CLASSES:
-                name = f"kubepods-{qos}" if qos else "kubepods"
-                parent = f"kubepods.slice/{name}.slice" if qos else "kubepods.slice"
-                folders.append(f"{root}/{parent}/{name}-pod{written}.slice")
-                folders.append(f"{root}/kubepods/{qos}/pod{uid}".replace("//pod", "/pod"))
-        return folders
+        pod = f"pod{uid.replace('-', '_')}.slice"
+        slices = [f"kubepods.slice/kubepods-{pod}"]
+        slices += [f"kubepods.slice/kubepods-{qos}.slice/kubepods-{qos}-{pod}" for qos in _CLASSES]
+        plain = [f"kubepods/pod{uid}", *(f"kubepods/{qos}/pod{uid}" for qos in _CLASSES)]
+        return [
+            *(f"{root}/{folder}" for root in self._slices for folder in slices),
+            *(f"{root}/{folder}" for root in self._plain for folder in plain),
+        ]
 
 
 class PodEnds:

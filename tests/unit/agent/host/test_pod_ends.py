@@ -93,10 +93,11 @@ def test_folders_are_looked_at_once_a_second_whoever_asks() -> None:
     ],
 )
 def test_a_pods_cgroup_is_found_in_either_form(tmp_path: Path, hierarchy: str, folder: str) -> None:
+    made = tmp_path / f"{hierarchy}{folder}"
+    made.parent.mkdir(parents=True)
     cgroups = PodCgroups(tmp_path)
     assert not cgroups.has_cgroup(FIRST)
-    made = tmp_path / f"{hierarchy}{folder}"
-    made.mkdir(parents=True)
+    made.mkdir()
     assert cgroups.has_cgroup(FIRST)
     assert not cgroups.has_cgroup(SECOND)
     made.rmdir()
