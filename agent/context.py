@@ -18,6 +18,7 @@ from agent.host.kmsg import Kmsg
 from agent.host.kubelet.allocations import Allocations, Kubelet
 from agent.host.kubelet.assignments import find_on
 from agent.host.kubelet.container_logs import ListNames
+from agent.host.pod_ends import HasCgroup, PodEnds
 from agent.host.procfs import Procfs, check_procfs, read_boot_id
 from agent.loop import InventoryTracker, Outputs, SampleLoop
 from agent.metrics import ATTRIBUTION, count_published_from_zero
@@ -53,6 +54,10 @@ class Host:
     """Who says which container holds which device; `None` where nobody is to be asked."""
     list_log_names: ListNames = tuple
     """Gives the names of the containers' logs."""
+    list_pod_folders: ListNames = tuple
+    """Gives the names of the folders of the pods' logs."""
+    has_cgroup: HasCgroup = lambda _: False
+    """Says whether a pod has a cgroup, by its UID."""
     open_kmsg: Callable[[], Kmsg] | None = None
     """Opens the kernel's log at its end; `None` where it is not to be read."""
 
@@ -236,6 +241,11 @@ class AgentContext:
             check=self._readiness.check("kubelet", severity=CheckSeverity.WARNING),
             backoff=Backoff(),
             settings=settings,
+            find_ended=PodEnds(
+                list_folders=host.list_pod_folders,
+                has_cgroup=host.has_cgroup,
+                clock=host.clock,
+            ).find_ended,
         )
 
 

@@ -7,7 +7,7 @@ from typing import Final
 import structlog
 
 from agent.core.raw import NodeFacts
-from agent.core.tick import NodeTick
+from agent.core.tick import ClockReading, NodeTick
 from agent.exposition.node_state import NodeState
 from agent.gpu.driver import Driver
 from agent.host.kubelet.allocations import Allocations
@@ -86,6 +86,11 @@ class Outputs:
             self.send_queue.put(bundle_tick(tick, self.topics))
         if self.node_state:
             self.node_state.update(tick.sample, tick.readings, processes=tick.processes)
+
+    def report_silence(self, tick: NodeTick) -> None:
+        """Report a tick in which the driver was away; the page goes on to age."""
+        if self.send_queue:
+            self.send_queue.put(bundle_tick(tick, self.topics))
 
     def report_incident(self, incident: Incident) -> None:
         """Report an incident."""
@@ -184,25 +189,29 @@ class SampleLoop:
         """Make one tick and report it; return whether the driver answered at all."""
         began_seconds = time.perf_counter()
         poll = await self.driver.poll(self.sampler.last_seen())
-        # Without an answer of any GPU there is nothing to book, and the interval stays open.
-        if poll is None:
-            return False
         # Before the tick: its allocations are found among these devices.
-        if facts := self.driver.inventory():
+        if poll and (facts := self.driver.inventory()):
             time_ns = self.clock.time_ns()
             self.outputs.report_inventory(self.inventory.update(facts, time_ns=time_ns))
+        # Before any GPU is known there is nothing to tell of, and no interval to begin.
+        if poll is None and not self.inventory.devices.uuids:
+            return False
         tick = self.sampler.sample(
-            poll.samples,
-            at=poll.at,
+            # Where the driver is away, so are all its GPUs: who holds them holds them on.
+            poll.samples if poll else (),
+            at=poll.at if poll else ClockReading.read(self.clock),
+            known=self.inventory.devices.uuids,
             allocations=self.allocations.current(self.inventory.devices)
             if self.allocations
             else (),
             late=late,
         )
-        if tick:
+        if tick and poll:
             self._report(tick)
+        elif tick:
+            self.outputs.report_silence(tick)
         TICK_SECONDS.observe(time.perf_counter() - began_seconds)
-        return True
+        return poll is not None
 
     def _report(self, tick: NodeTick) -> None:
         if tick.processes and self.allocations:

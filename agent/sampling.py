@@ -19,12 +19,14 @@ from agent.core.tick import (
     ClockReading,
     NodeTick,
     TickInterval,
+    by_board,
     find_relayouted,
     find_vanished,
     flatten,
     gpu_instances_of,
     layout_of,
     read_details,
+    silence,
 )
 from agent.host.procfs import ProcessReader, Procfs, read_boot_id
 from agent.metrics import (
@@ -36,7 +38,7 @@ from agent.metrics import (
     TICKS,
 )
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, NS_PER_US
-from gpuledger.records import DeviceAllocation, IncidentProcess, NodeSample
+from gpuledger.records import DeviceAllocation, GpuReading, IncidentProcess, NodeSample
 from gpuledger.records.bounds import MAX_INTERVAL_NS
 
 _log = structlog.get_logger(__name__)
@@ -57,6 +59,8 @@ class Sampler:
             reads_processes=reads_processes,
         )
         self._states: Mapping[str, GpuState] = {}
+        self._rows: Mapping[str, Sequence[GpuReading]] = {}
+        """By GPU, the last rows of those that answered or are known."""
         self._layout: Mapping[str, frozenset[str]] = {}
         self._gpu_instances: Mapping[str, int] = {}
         self._relayouted: list[str] = []
@@ -96,13 +100,16 @@ class Sampler:
         *,
         at: ClockReading,
         allocations: Sequence[DeviceAllocation] = (),
+        known: Collection[str] = (),
         late: bool = False,
     ) -> NodeTick | None:
         """Make the tick that ends `at`; the first call only opens the first interval.
 
         So does one behind an interval that is too long to be reported. `late` says that it began
-        more than half a tick after its time. `at` is when the GPUs were queried: a process that
-        started later cannot be the one that they listed under its pid.
+        more than half a tick after its time. Of the `known` GPUs, by UUID, those that did not
+        answer stand in the tick as silent, as they were when they answered last. `at` is when the
+        GPUs were queried: a process that started later cannot be the one that they listed under its
+        pid.
         """
         before, self._before = self._interval_start(at), at
         raw = self._with_health(raw, is_reported=before is not None)
@@ -131,11 +138,28 @@ class Sampler:
             time_ns=at.time_ns,
             boottime_ns=at.boottime_ns,
         )
+        answered = by_board(tick.reading for tick in ticks)
+        silent = [
+            silence(row)
+            for uuid, rows in self._rows.items()
+            if uuid in known and uuid not in answered
+            for row in rows
+        ]
+        self._rows = {
+            **{uuid: rows for uuid, rows in self._rows.items() if uuid in known},
+            **answered,
+        }
         # The table of processes was brought up to date in any case: the next tick needs it.
         tick = None
         if before:
             tick = self._tick(
-                ticks, table_update, at, interval_ns, allocations=allocations, late=late
+                ticks,
+                table_update,
+                at,
+                interval_ns,
+                silent=silent,
+                allocations=allocations,
+                late=late,
             )
             TICKS.inc()
         self._count(ticks)
@@ -191,6 +215,7 @@ class Sampler:
         at: ClockReading,
         interval_ns: int,
         *,
+        silent: Sequence[GpuReading],
         allocations: Sequence[DeviceAllocation],
         late: bool,
     ) -> NodeTick:
@@ -211,7 +236,8 @@ class Sampler:
             time_ns=covered.time_ns,
             interval_ns=interval_ns,
             late=True if late else None,
-            gpus=[tick.reading for tick in ticks],
+            # Last, as the processes go by the positions of the GPUs that answered.
+            gpus=[*(tick.reading for tick in ticks), *silent],
             containers=found.containers,
             processes=found.processes,
             allocations=list(allocations),

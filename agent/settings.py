@@ -94,6 +94,11 @@ class KubeletSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     `gpu.nvidia.com` are always read."""
     container_log_dir: Path = Path("/var/log/containers")
     """Where the runtime links the containers' logs; the links' names tell pod and container."""
+    pod_log_dir: Path = Path("/var/log/pods")
+    """Where the kubelet keeps the pods' logs; the folders' names tell each pod's UID."""
+    cgroup_root: Path = Path("/sys/fs/cgroup")
+    """The node's cgroups: a pod whose cgroup is gone holds no device any more, though the kubelet
+    lists it on. Where the node's are not mounted there, pods hold as long as they are listed."""
 
 
 class IncidentsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ from agent.gpu.threads import Worker
 from agent.host.kmsg import DeviceKmsg
 from agent.host.kubelet.allocations import SocketKubelet
 from agent.host.kubelet.container_logs import list_folder
+from agent.host.pod_ends import PodCgroups
 from agent.host.procfs import SystemProcfs
 from agent.settings import AgentSettings
 from gpuledger.clock import SystemClock
@@ -56,6 +57,8 @@ def find_source(settings: AgentSettings) -> Host:
             settings.kubelet.socket, timeout_seconds=settings.kubelet.timeout_seconds
         ),
         list_log_names=list_folder(settings.kubelet.container_log_dir),
+        list_pod_folders=list_folder(settings.kubelet.pod_log_dir),
+        has_cgroup=PodCgroups(settings.kubelet.cgroup_root).has_cgroup,
         open_kmsg=partial(DeviceKmsg, settings.incidents.kmsg) if settings.incidents.kmsg else None,
     )
 
@@ -110,6 +113,8 @@ def play(node: "SimulatedNode") -> Host:
         clock=node.clock,
         kubelet=node.kubelet,
         list_log_names=node.kubelet.log_names,
+        list_pod_folders=node.kubelet.pod_folders,
+        has_cgroup=node.kubelet.has_cgroup,
     )
 
 

@@ -143,7 +143,7 @@ ARCHITECTURES: Final = {
 
 
 MAX_INSTANCES: Final = 7
-_MEMORY_SLICES: Final = 8
+MEMORY_SLICES: Final = 8
 _PROFILE: Final = re.compile(r"(?:(\d)c\.)?(\d)g\.(\d+)gb")
 
 
@@ -225,7 +225,7 @@ def _instances(
                 profile=profile,
                 gpu_slices=int(found[2]),
                 compute_slices=int(found[1] or found[2]),
-                memory_bytes=room_bytes * slices // _MEMORY_SLICES,
+                memory_bytes=room_bytes * slices // MEMORY_SLICES,
                 start=start,
                 slices=slices,
             )
@@ -239,5 +239,5 @@ def _read_profile(profile: str, room_bytes: int) -> tuple[re.Match[str], int]:
     if found is None:
         raise ValueError(profile)
     # Its name rounds the size, and by product differently: the nearest number of slices is meant.
-    slices = round(_MEMORY_SLICES * int(found[3]) * _GIB / room_bytes)
-    return found, min(_MEMORY_SLICES, max(1, slices))
+    slices = round(MEMORY_SLICES * int(found[3]) * _GIB / room_bytes)
+    return found, min(MEMORY_SLICES, max(1, slices))

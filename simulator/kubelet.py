@@ -38,6 +38,15 @@ class SimulatedKubelet:
     ) -> None:
         self._pods = [pod for pod in pods if pod.spec.node == node]
         self._devices = assign_devices(self._pods, gpus)
+        # What nobody ever holds is left out: of no replica would anybody ask.
+        self._allocatable = sorted(
+            {
+                (device.resource, device.device_id)
+                for held in self._devices.values()
+                for device in held
+                if device.claim is None
+            }
+        )
         self._node = node
         self._clock = clock
         self._epoch_ns = epoch_ns
@@ -58,6 +67,29 @@ class SimulatedKubelet:
         """Return the answer to `v1.PodResourcesLister/List` at this time."""
         return b"".join(
             _field(1, write_pod(pod, self._devices, node=self._node)) for pod in self.listed_pods()
+        )
+
+    async def list_allocatable(self) -> bytes:
+        """Return the answer to `v1.PodResourcesLister/GetAllocatableResources`."""
+        return b"".join(
+            _field(1, _text(1, resource) + _text(2, device_id))
+            for resource, device_id in self._allocatable
+        )
+
+    def pod_folders(self) -> list[str]:
+        """Return the names of the folders in `/var/log/pods` at this time."""
+        return [
+            f"{pod.spec.namespace}_{pod.spec.name}_{self._uid_of(pod)}"
+            for pod in self.listed_pods()
+        ]
+
+    def has_cgroup(self, uid: str) -> bool:
+        """Return whether a pod has a cgroup at this time: until its end, however long listed."""
+        now_ns = self._clock.time_ns() - self._epoch_ns
+        return any(
+            pod.start_ns <= now_ns < pod.end_ns
+            for pod in self.listed_pods()
+            if self._uid_of(pod) == uid
         )
 
     def log_names(self) -> list[str]:

@@ -18,6 +18,7 @@ from gpuledger.runtime.tasks import end_tasks
 from simulator.kubelet import SimulatedKubelet
 
 _METHOD = "/v1.PodResourcesLister/List"
+_ALLOCATABLE_METHOD = "/v1.PodResourcesLister/GetAllocatableResources"
 _LINK_SECONDS = 1.0
 
 
@@ -45,7 +46,14 @@ class _Lister:
             await stream.recv_message()
             await stream.send_message(await self._kubelet.list_pods())
 
-        return {_METHOD: Handler(list_pods, Cardinality.UNARY_UNARY, bytes, bytes)}
+        async def list_allocatable(stream: Stream[Any, Any]) -> None:
+            await stream.recv_message()
+            await stream.send_message(await self._kubelet.list_allocatable())
+
+        return {
+            _METHOD: Handler(list_pods, Cardinality.UNARY_UNARY, bytes, bytes),
+            _ALLOCATABLE_METHOD: Handler(list_allocatable, Cardinality.UNARY_UNARY, bytes, bytes),
+        }
 
 
 @asynccontextmanager

@@ -106,6 +106,8 @@ class InstanceIdentity:
     """Memory of its GPU instance."""
     placement_start: int | None = None
     """Where its GPU instance begins on the GPU, in memory slices; told to privileged users."""
+    memory_slices: int | None = None
+    """Memory slices of its GPU instance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +176,10 @@ class RawGpuSample:
     several answers. `None` where the driver keeps no accounts."""
     mig_enabled: bool | None = None
     """Whether MIG is on; `None` where the GPU has none."""
+    compute_slices: int | None = None
+    """Compute slices: into how many the GPU can be cut, or how many of them the instance has."""
+    memory_slices: int | None = None
+    """Memory slices, in the same way."""
     instances: tuple["RawGpuSample", ...] = ()
     """The answers of its MIG instances."""
     instance: InstanceIdentity | None = None

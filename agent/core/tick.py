@@ -1,5 +1,8 @@
 """A tick: its rows (each GPU, and behind it its MIG instances), its clocks, and what it says.
 
+Behind the rows of the GPUs that answered stand those of the known ones that did not, without
+anything measured: who holds them holds them on.
+
 Beside a tick stands the record of what was read and is not booked, in the same order.
 """
 
@@ -11,7 +14,7 @@ import msgspec
 
 from agent.core.normalize.gpu import GpuTick
 from agent.core.raw import RawGpuSample
-from gpuledger.records import GpuDetails, NodeReadings, NodeSample, ProcessRecord
+from gpuledger.records import GpuDetails, GpuReading, NodeReadings, NodeSample, ProcessRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +129,31 @@ def find_relayouted(before: Layout, raw: Iterable[RawGpuSample]) -> list[str]:
     """Return the GPUs whose instances are not those that they were."""
     now = layout_of(raw)
     return [gpu for gpu, found in now.items() if before.get(gpu, found) != found]
+
+
+def by_board(readings: Iterable[GpuReading]) -> Mapping[str, Sequence[GpuReading]]:
+    """Return the readings of each GPU, its own first, by its UUID."""
+    found: dict[str, list[GpuReading]] = {}
+    for reading in readings:
+        found.setdefault(reading.parent_uuid or reading.uuid, []).append(reading)
+    return found
+
+
+def silence(reading: GpuReading) -> GpuReading:
+    """Return the row of a device that does not answer: which one it is, and nothing measured."""
+    return GpuReading(
+        uuid=reading.uuid,
+        index=reading.index,
+        model=reading.model,
+        parent_uuid=reading.parent_uuid,
+        gpu_instance=reading.gpu_instance,
+        compute_instance=reading.compute_instance,
+        mig_profile=reading.mig_profile,
+        mig_enabled=reading.mig_enabled,
+        compute_slices=reading.compute_slices,
+        memory_slices=reading.memory_slices,
+        silent=True,
+    )
 
 
 def read_details(sample: NodeSample, ticks: Sequence[GpuTick]) -> NodeReadings:

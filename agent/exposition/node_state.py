@@ -6,7 +6,7 @@ instance goes with its layout. What happened to a GPU outlives its readings: one
 inventory, or that the driver has lost, stays as a silent device.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -159,10 +159,11 @@ class NodeState:
         self.version += 1
         self._sample, self._shown_ns = sample, now_ns
         details = {gpu.uuid: gpu for gpu in readings.gpus} if readings else {}
-        for reading in sample.gpus:
+        answered = [reading for reading in sample.gpus if not reading.silent]
+        for reading in answered:
             self._update_device(reading, details.get(reading.uuid), now_ns)
         # After what this tick has: an instance is gone only where its GPU answered without it.
-        self._forget(sample, now_ns)
+        self._forget({reading.uuid for reading in answered}, now_ns)
         for record in processes:
             if record.change is ProcessChange.ENDED:
                 self._commands.pop(record.pid, None)
@@ -260,9 +261,8 @@ class NodeState:
             if events:
                 events.record_reasons(throttling.reasons, at_ns=now_ns)
 
-    def _forget(self, sample: NodeSample, now_ns: int) -> None:
+    def _forget(self, present: Collection[str], now_ns: int) -> None:
         """Drop what is silent for too long, and instances that their GPU has no more."""
-        present = {reading.uuid for reading in sample.gpus}
         self._device_states = {
             uuid: state
             for uuid, state in self._device_states.items()

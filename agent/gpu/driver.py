@@ -126,6 +126,8 @@ class Driver:
         """What the driver asked for while the source was not open."""
         self._reported: tuple[int, Mapping[str, str | None], Capability] | None = None
         """What was reported of the node last, as far as it tells whether there is news."""
+        self._was_unbound = False
+        """Whether the driver was taken from its GPUs since the last opening."""
         self._logged: tuple[set[str], str | None] | None = None
         """The GPUs that the last opening found, and why no unbinding is heard of."""
 
@@ -176,7 +178,7 @@ class Driver:
         """Return what the node is built of, where that is news."""
         unbind = self.lifecycle.unbind_capability
         known = (self.pool.facts_changes, self.lifecycle.versions, unbind)
-        if not self.pool.facts or known == self._reported:
+        if not self.pool.facts_changes or known == self._reported:
             return None
         self._reported = known
         return NodeFacts(
@@ -238,6 +240,10 @@ class Driver:
         if was_lost or (there, unheard) != self._logged:
             _log.info("nvml_started", count=len(there), unbind_event_error=unheard)
         self._logged = (there, unheard)
+        if self._was_unbound:
+            # Somebody took the driver from its GPUs: one that has not come back was removed.
+            self._was_unbound = False
+            self.pool.keep_facts(there, indices=self._source.unfound.keys())
         for uuid in self._availability.known:
             if uuid not in there:
                 self._availability.record_lost(uuid, "not there when the library was started again")
@@ -260,6 +266,7 @@ class Driver:
             return
         # An open source is a user of the driver: it blocks the unbinding until it is closed.
         self._availability.report_all("driver_unbound", "the agent has closed the library")
+        self._was_unbound = True
         self._lose(SourceState.UNBOUND, "the driver was unbound")
         self._fail(self._reason)
         # Not opened again at once: the driver waits until nobody holds it.

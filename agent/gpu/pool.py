@@ -165,6 +165,16 @@ class GpuPool:
             worker.end()
         self.workers = []
 
+    def keep_facts(self, uuids: Collection[str], *, indices: Collection[int]) -> None:
+        """Forget the GPUs that are neither these nor at these indices: they are no more there."""
+        kept = {
+            uuid: facts
+            for uuid, facts in self.facts.items()
+            if uuid in uuids or facts.index in indices
+        }
+        self.facts_changes += len(kept) < len(self.facts)
+        self.facts = kept
+
     async def poll(self, cursors: Mapping[str, SampleCursor], now_ns: int) -> list[RawGpuSample]:
         """Return the samples of the GPUs that answered in time."""
         started = []

@@ -393,6 +393,7 @@ _SHAPES: Final[Mapping[str, Shape]] = {
     "nvmlDeviceGetAttributes_v2": Struct.of("c_nvmlDeviceAttributes"),
     "nvmlDeviceGetBAR1MemoryInfo": Struct.of("c_nvmlBAR1Memory_t"),
     "nvmlDeviceGetFieldValues": [Struct.of("c_nvmlFieldValue_t")],
+    "nvmlDeviceGetGpuInstanceProfileInfo": Struct.of("c_nvmlGpuInstanceProfileInfo_t"),
     "nvmlDeviceGetGridLicensableFeatures_v4": Struct.of("c_nvmlGridLicensableFeatures_v4_t"),
     "nvmlDeviceGetMemoryInfo": Struct.of("c_nvmlMemory_t", "c_nvmlMemory_v2_t"),
     "nvmlDeviceGetPciInfo_v3": Struct.of("nvmlPciInfo_t"),

@@ -253,6 +253,9 @@ def rows_of(event: GpuEvent) -> Iterator[ScreenRow]:
     pods = PodIndex(event)
     interval_ns = event.interval_ns
     for gpu in sorted(event.gpus, key=lambda each: each.reading.index):
+        # One that does not answer is shown as lost.
+        if gpu.reading.silent:
+            continue
         index = str(gpu.reading.index)
         for entry in gpu.entries:
             held, busy_ns, drawn = entry.memory_bytes, entry.busy_ns, entry.energy_millijoules

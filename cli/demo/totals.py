@@ -66,7 +66,8 @@ class GpuPresence:
 
     def add(self, event: GpuEvent) -> None:
         """Record which GPUs answered."""
-        boards = [gpu.reading for gpu in event.gpus if gpu.reading.parent_uuid is None]
+        readings = (gpu.reading for gpu in event.gpus if not gpu.reading.silent)
+        boards = [reading for reading in readings if reading.parent_uuid is None]
         here = {(event.node, reading.index) for reading in boards}
         # Whatever had its place before was taken out.
         self._seen = {
@@ -82,8 +83,8 @@ class GpuPresence:
         self.incidents.append(incident)
 
     def lost(self, newest: GpuEvent) -> list[LostGpu]:
-        """Return the GPUs of a node that its newest event does not have."""
-        here = {gpu.reading.uuid for gpu in newest.gpus}
+        """Return the GPUs of a node that did not answer in its newest event."""
+        here = {gpu.reading.uuid for gpu in newest.gpus if not gpu.reading.silent}
         gone = [
             (uuid, seen)
             for uuid, seen in self._seen.items()

@@ -291,6 +291,14 @@ class GpuReading(ArrayRecord, frozen=True, kw_only=True):
     """Share of cycles in which any tensor pipe was active."""
     dram_active_ratio: Ratio | None = None
     """Share of cycles in which the memory interface sent or received."""
+    compute_slices: SmallNatural | None = None
+    """Compute slices: of a MIG instance its own, of a GPU those into which it can be cut, all
+    instances' included; 1 of a GPU that cannot be cut."""
+    memory_slices: SmallNatural | None = None
+    """Memory slices, in the same way; compute instances of one GPU instance share its slices."""
+    silent: bool | None = None
+    """True of a GPU, or an instance, of the last inventory that did not answer in this tick: its
+    identity and its slices stand here, and nothing that is measured."""
 
 
 class GpuDetails(BaseRecord, frozen=True, kw_only=True):

@@ -99,6 +99,9 @@ class DeviceAllocation(BaseRecord, frozen=True, kw_only=True):
     """Where the device is one of several shares of a GPU or an instance: the share's name."""
     claim: QualifiedName | None = None
     """Where it was given by a resource claim: the claim, as `namespace/name`."""
+    device_replicas: SmallNatural | None = None
+    """Where the device is one of several shares: how many of them the kubelet has to give under
+    this resource, given or not; absent where it does not say."""
 
 
 class NodeSample(BaseRecord, frozen=True, kw_only=True):
@@ -118,7 +121,7 @@ class NodeSample(BaseRecord, frozen=True, kw_only=True):
     late: bool | None = None
     """True where the tick began more than half a tick after its time."""
     gpus: Annotated[list[GpuReading], at_most(MAX_GPUS)]
-    """The readings, one for each GPU that answered; behind a GPU its MIG instances."""
+    """The readings, one for each GPU of the node; behind a GPU its MIG instances."""
     # Once each, and pointed to: their ids would be most of a tick, repeated by process.
     containers: Annotated[list[ContainerRef], at_most(MAX_CONTAINERS)]
     """The containers of the tick's processes, of those that have ended too, each once."""

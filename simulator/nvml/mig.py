@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pynvml
 
-from simulator.gpu_models import MAX_INSTANCES, Cut, SimulatedInstance
+from simulator.gpu_models import MAX_INSTANCES, MEMORY_SLICES, Cut, SimulatedInstance
 from simulator.nvml.readings import Readings, Utilization
 from simulator.nvml.session import Handle, Identity, MigHandle, Session, Subject
 
@@ -18,6 +18,14 @@ from simulator.nvml.session import Handle, Identity, MigHandle, Session, Subject
 _CAPABLE: Final = ("A100", "A30", "H100", "H200", "B200")
 _MIB: Final = 1 << 20
 _MULTIPROCESSORS_PER_SLICE: Final = 16
+# Compute and memory slices by NVML's number of the profile; others are not played.
+_PROFILES: Final = {
+    pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE: (1, 1),
+    pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE: (2, 2),
+    pynvml.NVML_GPU_INSTANCE_PROFILE_3_SLICE: (3, 4),
+    pynvml.NVML_GPU_INSTANCE_PROFILE_4_SLICE: (4, 4),
+    pynvml.NVML_GPU_INSTANCE_PROFILE_7_SLICE: (MAX_INSTANCES, MEMORY_SLICES),
+}
 
 
 class Mig(Subject):
@@ -68,6 +76,20 @@ class Mig(Subject):
         info = pynvml.c_nvmlGpuInstanceInfo_t()
         info.id = instance.gpu_instance
         info.placement.start, info.placement.size = instance.start, instance.slices
+        return info
+
+    def nvmlDeviceGetGpuInstanceProfileInfo(
+        self, device: Handle, profile: int, version: int = 2
+    ) -> Any:  # noqa: ANN401  # a ctypes struct
+        """Return what a GPU instance of a profile has; NotSupported of others, or without MIG."""
+        self.nvmlDeviceGetMigMode(device)
+        if profile not in _PROFILES or version != 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        facts = self._session.gpu(device).facts
+        room_bytes = facts.memory_bytes - facts.model.reserved_bytes
+        info = pynvml.c_nvmlGpuInstanceProfileInfo_t()
+        info.id, (info.sliceCount, memory_slices) = profile, _PROFILES[profile]
+        info.memorySizeMB = room_bytes * memory_slices // MEMORY_SLICES // _MIB
         return info
 
     def nvmlDeviceGetComputeInstanceId(self, device: Handle) -> int:

@@ -154,6 +154,8 @@ def read_gpu(
         energy_millijoules=board.tick.millijoules,
         energy_method=board.tick.method,
         idle_draw_milliwatts=board.idle.lowest_milliwatts,
+        compute_slices=raw.compute_slices,
+        memory_slices=raw.memory_slices,
     )
     shares = apportion(
         raw.process_samples,

@@ -47,6 +47,12 @@ class DeviceAttributes:
 
 class Placement:
     start: int
+    size: int
+
+
+class GpuInstanceProfile:
+    sliceCount: int
+    memorySizeMB: int
 
 
 class GpuInstanceInfo:
@@ -138,6 +144,9 @@ class NvmlLibrary(Protocol):
     def nvmlDeviceGetComputeInstanceId(self, handle: object) -> int: ...
     def nvmlDeviceGetGpuInstanceById(self, handle: object, gpu_instance: int) -> object: ...
     def nvmlGpuInstanceGetInfo(self, handle: object) -> GpuInstanceInfo: ...
+    def nvmlDeviceGetGpuInstanceProfileInfo(
+        self, handle: object, profile: int, version: int
+    ) -> GpuInstanceProfile: ...
     def nvmlDeviceGetAttributes_v2(self, handle: object) -> DeviceAttributes: ...
 
     def nvmlGpmQueryDeviceSupport(self, handle: object) -> GpmSupport: ...

@@ -8,6 +8,11 @@ Whose a process is: the parent's lists name the instance of each process where t
 see them, in three calls for all instances. Whether it does is not said, and an empty list of the
 parent may mean either; so its lists are trusted once they have named every process that they hold,
 and until then the instances are queried one by one.
+
+What an instance is of the GPU is said in slices: of compute and of memory. How many the GPU has is
+said by its greatest profile, and the slices of memory by how often the least profile's memory goes
+into that: no product is known here. A small instance has a little less than its slices are, so the
+one is rounded down, and an instance's own slices, where no placement tells them, to the nearest.
 """
 
 import re
@@ -16,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import pynvml
 import structlog
 
 from agent.core.raw import InstanceIdentity, ListedProcess, RawGpuSample
@@ -28,6 +34,16 @@ _log = structlog.get_logger(__name__)
 _HOLE: Final = object()
 _BYTES_PER_MIB: Final = 1 << 20
 _PROFILE: Final = re.compile(r" MIG (\S+)$")
+_FULL_PROFILES: Final = (
+    pynvml.NVML_GPU_INSTANCE_PROFILE_8_SLICE,
+    pynvml.NVML_GPU_INSTANCE_PROFILE_7_SLICE,
+    pynvml.NVML_GPU_INSTANCE_PROFILE_6_SLICE,
+    pynvml.NVML_GPU_INSTANCE_PROFILE_4_SLICE,
+    pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE,
+)
+"""Those that can be all of a GPU; the greatest that it has is."""
+# The first version of the struct: every driver with MIG has it.
+_PROFILE_VERSION: Final = 1
 # What NVML gives of a whole GPU only; a stray answer under MIG would be of nobody.
 _ABSENT: Final = {
     "samples": None,
@@ -36,6 +52,29 @@ _ABSENT: Final = {
     "memory_percent": None,
     "process_samples": None,
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoardSlices:
+    """Into what a GPU can be cut; `None` is not known."""
+
+    compute: int | None = None
+    """Compute slices."""
+    memory: int | None = None
+    """Memory slices."""
+    memory_mebibytes: int | None = None
+    """Memory of an instance that has them all."""
+
+    def memory_slices_of(self, mebibytes: int | None) -> int | None:
+        """Return how many memory slices an instance with so much memory has."""
+        if not (mebibytes and self.memory and self.memory_mebibytes):
+            return None
+        slices = round(self.memory * mebibytes / self.memory_mebibytes)
+        return min(self.memory, max(1, slices))
+
+
+_WHOLE: Final = BoardSlices(compute=1, memory=1)
+"""A GPU that cannot be cut."""
 
 
 @dataclass(kw_only=True)
@@ -66,6 +105,7 @@ class MigLayout:
     """Counts the layouts."""
     _max_instances: int = 0
     _lists_all: bool = False
+    _slices: BoardSlices | None = None
     _known: dict[str, InstanceClient] = field(default_factory=dict)
 
     def query(self, core: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,9 +115,16 @@ class MigLayout:
             # What one mode does not support the other may.
             self.client.forget()
             self.version += 1
+            self._slices = None
+        slices = self._query_slices()
+        board = {
+            "mig_enabled": self.is_enabled,
+            "compute_slices": slices.compute,
+            "memory_slices": slices.memory,
+        }
         if not self.is_enabled:
             self._record([])
-            return {"mig_enabled": self.is_enabled}
+            return board
         self._max_instances = (
             self.client.query(NvmlLibrary.nvmlDeviceGetMaxMigDeviceCount) or self._max_instances
         )
@@ -97,9 +144,11 @@ class MigLayout:
                     memory_used_bytes=memory.used,
                     memory_reserved_bytes=memory.reserved,
                     processes=own[instance.identity.uuid],
+                    compute_slices=instance.identity.compute_slices,
+                    memory_slices=instance.identity.memory_slices,
                 )
             )
-        return {**_ABSENT, "mig_enabled": True, "instances": tuple(samples), "processes": left}
+        return {**_ABSENT, **board, "instances": tuple(samples), "processes": left}
 
     def describe(self) -> list[MigInstance]:
         """Return the layout as it was at the last query."""
@@ -128,6 +177,41 @@ class MigLayout:
             return None if self.client.is_unsupported((function.__name__,)) else self.is_enabled
         current, _ = mode
         return bool(current)
+
+    def _query_slices(self) -> BoardSlices:
+        """Return into what the GPU can be cut; queried until it was answered or refused."""
+        if self._slices is None:
+            self._slices = self._find_slices()
+        return self._slices or BoardSlices()
+
+    def _find_slices(self) -> BoardSlices | None:
+        """Return the slices; `None` where a call failed, so that nobody knows."""
+        mode, query = NvmlLibrary.nvmlDeviceGetMigMode, self.client.query
+        if self.is_enabled is None:
+            return _WHOLE if self.client.is_unsupported((mode.__name__,)) else None
+        info = NvmlLibrary.nvmlDeviceGetGpuInstanceProfileInfo
+        for profile in _FULL_PROFILES:
+            full = query(info, profile, _PROFILE_VERSION)
+            if full is not None:
+                break
+            if not self.client.is_unsupported((info.__name__, profile, _PROFILE_VERSION)):
+                return None
+        else:
+            # Some drivers tell it only while MIG is on; what is not cut is whole all the same.
+            return BoardSlices() if self.is_enabled else _WHOLE
+        smallest = pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE
+        least = query(info, smallest, _PROFILE_VERSION)
+        if least is None and not self.client.is_unsupported(
+            (info.__name__, smallest, _PROFILE_VERSION)
+        ):
+            return None
+        return BoardSlices(
+            compute=small_number(full.sliceCount),
+            memory=small_number(full.memorySizeMB // least.memorySizeMB)
+            if least and least.memorySizeMB
+            else None,
+            memory_mebibytes=full.memorySizeMB,
+        )
 
     def _record(self, found: list[InstanceClient]) -> None:
         known = {instance.identity.uuid: instance for instance in found}
@@ -184,6 +268,9 @@ class MigLayout:
             multiprocessors=small_number(attributes.multiprocessorCount) if attributes else None,
             memory_bytes=mebibytes * _BYTES_PER_MIB if mebibytes else None,
             placement_start=int(info.placement.start) if info else None,
+            memory_slices=small_number(info.placement.size)
+            if info
+            else self._query_slices().memory_slices_of(mebibytes),
         )
 
     def _apportion(

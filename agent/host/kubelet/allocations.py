@@ -6,7 +6,8 @@ or the forms of device ids; gRPC is imported by the first question.
 
 import asyncio
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -15,11 +16,19 @@ import structlog
 from agent.host.kubelet.assignments import (
     DeviceAssignment,
     DeviceIndex,
+    ReplicaCounts,
     Unresolved,
     allocate,
+    count_replicas,
     find_assignments,
 )
-from agent.host.kubelet.messages import parse_answer
+from agent.host.kubelet.messages import (
+    ALLOCATABLE_METHOD,
+    METHOD,
+    ContainerDevices,
+    parse_allocatable,
+    parse_answer,
+)
 from agent.metrics import ALLOCATIONS, ALLOCATIONS_UNRESOLVED, KUBELET_ANSWERS, KUBELET_ERRORS
 from agent.settings import KubeletSettings
 from gpuledger.clock import NS_PER_SECOND, Clock
@@ -61,6 +70,9 @@ class Kubelet(Protocol):
     async def list_pods(self) -> bytes:
         """Return a `v1.ListPodResourcesResponse`; raises KubeletError."""
 
+    async def list_allocatable(self) -> bytes:
+        """Return a `v1.AllocatableResourcesResponse`; raises KubeletError."""
+
 
 class SocketKubelet:
     """The kubelet behind its Unix socket."""
@@ -70,6 +82,14 @@ class SocketKubelet:
         self._timeout_seconds = timeout_seconds
 
     async def list_pods(self) -> bytes:
+        """Return which container holds which device; raises KubeletError."""
+        return await self._ask(METHOD)
+
+    async def list_allocatable(self) -> bytes:
+        """Return which devices there are, held or not; raises KubeletError."""
+        return await self._ask(ALLOCATABLE_METHOD)
+
+    async def _ask(self, method: str) -> bytes:
         """Ask, on a connection for this one question: a kubelet that restarts leaves none behind.
 
         Raises KubeletError.
@@ -77,11 +97,12 @@ class SocketKubelet:
         try:
             self._socket.stat()
             # Many a node has no kubelet to ask, and there the library would only take memory.
-            from agent.host.kubelet.grpc import list_pods  # noqa: PLC0415  # see above
+            from agent.host.kubelet.grpc import call_kubelet  # noqa: PLC0415  # see above
 
             async with asyncio.timeout(self._timeout_seconds):
-                return await list_pods(
+                return await call_kubelet(
                     self._socket,
+                    method,
                     timeout_seconds=self._timeout_seconds,
                     max_bytes=MAX_ANSWER_BYTES,
                 )
@@ -95,8 +116,14 @@ class SocketKubelet:
 
 MIN_SECONDS: Final = 1.0
 """Between two questions, however many reasons there are to ask."""
+ALLOCATABLE_SECONDS: Final = 60.0
+"""Between two questions for what there is to give: it changes with a plugin's settings."""
 
 _log = structlog.get_logger(__name__)
+
+
+FindEnded = Callable[[AbstractSet[tuple[str, str]]], AbstractSet[tuple[str, str]]]
+"""Takes namespaces and names of pods, and gives those that are over."""
 
 
 class Allocations:
@@ -110,7 +137,10 @@ class Allocations:
         check: Check,
         backoff: Backoff,
         settings: KubeletSettings,
+        find_ended: FindEnded = lambda _: frozenset(),
     ) -> None:
+        """Take the parts; `find_ended` says which pods are over that the kubelet lists on."""
+        self._find_ended = find_ended
         self._kubelet = kubelet
         self._clock = clock
         self._check = check
@@ -121,8 +151,13 @@ class Allocations:
         self._answered_ns: int | None = None
         self._assignments: Sequence[DeviceAssignment] = ()
         self._resolved: list[DeviceAllocation] = []
-        self._resolved_of: tuple[Sequence[DeviceAssignment], DeviceIndex] | None = None
+        self._pods: AbstractSet[tuple[str, str]] = frozenset()
+        self._resolved_of: (
+            tuple[Sequence[DeviceAssignment], Sequence[ContainerDevices], DeviceIndex] | None
+        ) = None
         self._is_logged = False
+        self._allocatable: Sequence[ContainerDevices] = ()
+        self._allocatable_ns: int | None = None
 
     def refresh_soon(self) -> None:
         """Have the kubelet asked within a second: something on the node has changed."""
@@ -131,18 +166,30 @@ class Allocations:
     def current(self, devices: DeviceIndex) -> list[DeviceAllocation]:
         """Return what is allocated, as far as it leads to a GPU; the list is not to be changed.
 
+        What a pod held that is over is left out, though the kubelet may list it for long.
+
         Empty where there is no answer, or where the last one is too old.
         """
         assignments = self._assignments if self._is_fresh() else ()
-        before = self._resolved_of
-        # Resolved anew only where the answer or the devices changed: it is asked for each tick.
-        if before is None or before[0] is not assignments or before[1] != devices:
-            self._resolved_of = (assignments, devices)
-            self._resolved, unresolved = allocate(assignments, devices)
+        before, there = self._resolved_of, self._allocatable
+        # Resolved anew only where an answer or the devices changed: it is asked for each tick.
+        if (
+            before is None
+            or before[0] is not assignments
+            or before[1] is not there
+            or before[2] != devices
+        ):
+            self._resolved_of = (assignments, there, devices)
+            replicas = count_replicas(there, devices) if assignments else ReplicaCounts()
+            self._resolved, unresolved = allocate(assignments, devices, replicas)
             ALLOCATIONS.set(len(self._resolved))
             for reason in Unresolved:
                 ALLOCATIONS_UNRESOLVED.labels(reason=reason.value).set(unresolved[reason])
-        return self._resolved
+            self._pods = {(one.namespace, one.pod) for one in self._resolved}
+        ended = self._find_ended(self._pods)
+        if not ended:
+            return self._resolved
+        return [one for one in self._resolved if (one.namespace, one.pod) not in ended]
 
     async def run(self) -> None:
         """Ask until cancelled."""
@@ -151,6 +198,7 @@ class Allocations:
             self._wanted.clear()
             try:
                 self._ingest(await self._kubelet.list_pods())
+                await self._refresh_allocatable()
             except KubeletError as error:
                 KUBELET_ERRORS.labels(reason=error.reason).inc()
                 self._evaluate_failure(f"the kubelet at {self._settings.socket}: {error}")
@@ -162,6 +210,23 @@ class Allocations:
                 # Not even a storm of new processes asks more often.
                 await self._clock.sleep(MIN_SECONDS)
                 await self._wait(self._settings.refresh_seconds - MIN_SECONDS)
+
+    async def _refresh_allocatable(self) -> None:
+        """Ask what there is to give, once a minute at most; what was answered last stands."""
+        now_ns, asked_ns = self._clock.monotonic_ns(), self._allocatable_ns
+        if asked_ns is not None and now_ns - asked_ns < ALLOCATABLE_SECONDS * NS_PER_SECOND:
+            return
+        self._allocatable_ns = now_ns
+        try:
+            there = parse_allocatable(await self._kubelet.list_allocatable())
+        except (KubeletError, ValueError) as error:
+            # Before 1.28 a kubelet may not know it: then nobody says how many replicas there are.
+            reason = error.reason if isinstance(error, KubeletError) else "malformed"
+            if reason != "unimplemented":
+                KUBELET_ERRORS.labels(reason=reason).inc()
+            return
+        if there != self._allocatable:
+            self._allocatable = there
 
     async def _wait(self, seconds: float) -> None:
         """Wait until it is time, or until somebody wants to know."""

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from agent.host.kubelet.messages import ContainerResources, PodResources
+from agent.host.kubelet.messages import ContainerDevices, ContainerResources, PodResources
 from gpuledger.records import DeviceAllocation, GpuFacts, MigInstance
 
 CLAIM_DRIVER: Final = "gpu.nvidia.com"
@@ -241,10 +241,41 @@ def assignments_of(
                 )
 
 
+SharedDevice = tuple[str, str, int | str | None]
+"""A resource, a GPU, and the instance of it by its UUID or by the driver's id, if it is one."""
+ReplicaCounts = Counter[SharedDevice]
+"""How many shares there are of each device."""
+
+
+def _shared_device(resource_name: str, device_id: str, device: ResolvedDevice) -> SharedDevice:
+    # Compute instances of one GPU instance are told apart by their UUIDs alone.
+    named = device_id.partition("::")[0]
+    instance = named if named.startswith("MIG-") else device.gpu_instance
+    return resource_name, device.gpu_uuid, instance
+
+
+def count_replicas(there: Iterable[ContainerDevices], index: DeviceIndex) -> ReplicaCounts:
+    """Count the shares of each device among all that the kubelet has to give."""
+    counts = ReplicaCounts()
+    for devices in there:
+        # The kubelet may name a device once for each of its memory nodes.
+        for device_id in set(devices.device_ids):
+            found = find_device(device_id, index)
+            if not isinstance(found, Unresolved) and found.replica is not None:
+                counts[_shared_device(devices.resource_name, device_id, found)] += 1
+    return counts
+
+
 def allocate(
-    assignments: Iterable[DeviceAssignment], index: DeviceIndex
+    assignments: Iterable[DeviceAssignment],
+    index: DeviceIndex,
+    replicas: ReplicaCounts | None = None,
 ) -> tuple[list[DeviceAllocation], Counter[Unresolved]]:
-    """Return the assignments whose GPU is known, and count the others by reason."""
+    """Return the assignments whose GPU is known, and count the others by reason.
+
+    `replicas` says how many shares there are of a device.
+    """
+    counts = replicas or ReplicaCounts()
     allocations: list[DeviceAllocation] = []
     unresolved: Counter[Unresolved] = Counter()
     for assignment in assignments:
@@ -266,6 +297,12 @@ def allocate(
                     gpu_instance=resolved.gpu_instance,
                     replica=resolved.replica,
                     claim=assignment.claim,
+                    # A share of a claim is no replica of a plugin's.
+                    device_replicas=counts.get(
+                        _shared_device(assignment.resource_name, assignment.device_id, resolved)
+                    )
+                    if resolved.replica is not None and assignment.claim is None
+                    else None,
                 )
             )
     return allocations, unresolved

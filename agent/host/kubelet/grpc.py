@@ -11,7 +11,6 @@ from grpclib.protocol import H2Protocol
 from typing_extensions import override
 
 from agent.host.kubelet.allocations import KubeletError
-from agent.host.kubelet.messages import METHOD
 from gpuledger.texts import readable
 
 _REASONS: Final = {
@@ -60,11 +59,13 @@ class _BoundedChannel(Channel):
         return protocol
 
 
-async def list_pods(socket: Path, *, timeout_seconds: float, max_bytes: int) -> bytes:
-    """Return the kubelet's answer to `List`; raises KubeletError, OSError, TimeoutError."""
+async def call_kubelet(
+    socket: Path, method: str, *, timeout_seconds: float, max_bytes: int
+) -> bytes:
+    """Return the kubelet's answer to a method; raises KubeletError, OSError, TimeoutError."""
     channel = _BoundedChannel(socket, max_bytes=max_bytes)
     try:
-        call = UnaryUnaryMethod(channel, METHOD, bytes, bytes)
+        call = UnaryUnaryMethod(channel, method, bytes, bytes)
         return await call(b"", timeout=timeout_seconds)
     except GRPCError as error:
         detail = f"{error.status.name}: {readable(error.message or '')}"

@@ -56,6 +56,7 @@ def _read_varint(message: bytes, position: int) -> tuple[int, int]:
 
 
 METHOD: Final = "/v1.PodResourcesLister/List"
+ALLOCATABLE_METHOD: Final = "/v1.PodResourcesLister/GetAllocatableResources"
 
 
 class ContainerDevices(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,13 +148,19 @@ def parse_answer(answer: bytes) -> list[PodResources]:
     ]
 
 
+def parse_allocatable(answer: bytes) -> list[ContainerDevices]:
+    """Read an `AllocatableResourcesResponse`; raises ValueError where the bytes are none."""
+    return [_devices(devices) for devices in MessageFields(answer).messages(1)]
+
+
+def _devices(devices: MessageFields) -> ContainerDevices:
+    return ContainerDevices(resource_name=devices.text(1), device_ids=devices.texts(2))
+
+
 def _container(container: MessageFields) -> ContainerResources:
     return ContainerResources(
         name=container.text(1),
-        devices=[
-            ContainerDevices(resource_name=devices.text(1), device_ids=devices.texts(2))
-            for devices in container.messages(2)
-        ],
+        devices=[_devices(devices) for devices in container.messages(2)],
         claims=[
             ResourceClaim(
                 name=claim.text(2),

@@ -35,7 +35,12 @@ INSTALLATIONS = ("base", ROOTLESS, "overlays/pages-tls", "overlays/sasl-ssl")
 """The folders that a user applies as a whole; the topics come beside them."""
 SPOOL = "/var/spool/gpuledger"
 SCRAPERS = {"kubernetes.io/metadata.name": "monitoring"}
-LOOKED_AT = {"/var/lib/kubelet/pod-resources", "/var/log/containers"}
+LOOKED_AT = {
+    "/var/lib/kubelet/pod-resources",
+    "/var/log/containers",
+    "/var/log/pods",
+    "/sys/fs/cgroup",
+}
 CLUSTER_KINDS = {"Namespace", "ClusterRole", "ClusterRoleBinding", "PriorityClass"}
 REFERENCES = re.compile(
     r"metadata\.name"
@@ -422,7 +427,8 @@ def test_the_agent_finds_the_hosts_folders_where_it_looks(
 ) -> None:
     kubelet = settings[AGENT]["kubelet"]
 
-    assert {str(Path(kubelet["socket"]).parent), kubelet["container_log_dir"]} == LOOKED_AT
+    folders = {kubelet[name] for name in ("container_log_dir", "pod_log_dir", "cgroup_root")}
+    assert {str(Path(kubelet["socket"]).parent), *folders} == LOOKED_AT
     assert settings[AGENT]["spool"]["folder"] == SPOOL
 
 

@@ -3,10 +3,13 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from agent.context import run_agent
 from agent.settings import AgentSettings, KubeletSettings
 from agent.source_selection import play
 from gpuledger.bus.memory import MemoryBus
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import NodeSample, ProcessRecord
 from gpuledger.runtime import Readiness
 from simulator.scenario.load import parse_scenario
@@ -100,3 +103,43 @@ async def test_attribution_that_is_turned_off_is_no_failure() -> None:
     assert [sample for sample in samples if sample.processes] == []
     assert processes == []
     assert readiness.check("procfs").is_ok
+
+
+def job(name: str, start: float, end: float) -> dict[str, Any]:
+    (pod,) = SCENARIO["pods"]
+    return {**pod, "name": name, "start_seconds": start, "end_seconds": end}
+
+
+async def held_by(*pods: dict[str, Any], seconds: float) -> dict[str, float]:
+    """Return for how many seconds each pod held the first GPU, by its name."""
+    clock = SleepersClock(sleepers=2, rings_after_seconds=seconds)
+    scenario = parse_scenario({**SCENARIO, "pods": list(pods)})
+    node = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock).node("node-a")
+    bus, settings = MemoryBus(), AgentSettings(node_name="node-a")
+    agent = asyncio.create_task(
+        run_agent(host=play(node), bus=bus, settings=settings, readiness=Readiness())
+    )
+    await clock.rung.wait()
+    agent.cancel()
+    await asyncio.gather(agent, return_exceptions=True)
+    held: dict[str, float] = {}
+    for sample in (await read_all(bus))[0]:
+        for pod in {one.pod for one in sample.allocations if one.gpu_uuid == sample.gpus[0].uuid}:
+            held[pod] = held.get(pod, 0) + sample.interval_ns / NS_PER_SECOND
+    return held
+
+
+async def test_a_job_holds_until_it_ends_though_the_kubelet_lists_it_on() -> None:
+    held = await held_by(job("job", 5, 16.3), seconds=40)
+
+    # It ends to one tick; of a new process the kubelet is asked within a second, in the next tick.
+    assert held == {"job": pytest.approx(11.3, abs=2.5)}
+
+
+async def test_three_jobs_in_a_row_on_one_device_have_their_own_time_each() -> None:
+    spans = {"a": (2, 16.0), "b": (17, 29.6), "c": (30, 70.6)}
+    held = await held_by(*(job(name, *span) for name, span in spans.items()), seconds=85)
+
+    assert held == {
+        name: pytest.approx(end - start, abs=2.5) for name, (start, end) in spans.items()
+    }

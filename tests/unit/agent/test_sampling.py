@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from agent.core.raw import ListedProcess, RawGpuSample
+from agent.core.raw import InstanceIdentity, ListedProcess, RawGpuSample
 from agent.core.tick import ClockReading, NodeTick
 from agent.metrics import READINGS_DROPPED
 from agent.sampling import Sampler
+from enricher.join.booking.books import book_tick
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import (
     ContainerRef,
     DeviceAllocation,
     GpuDetails,
+    GpuReading,
     NodeReadings,
     NodeSample,
     ProcessChange,
@@ -52,6 +54,17 @@ def answers(*pids: int, index: int = 0) -> RawGpuSample:
             ListedProcess(pid=pid, kind=ProcessKind.COMPUTE, memory_bytes=10) for pid in pids
         ),
         process_samples=(),
+    )
+
+
+def allocation() -> DeviceAllocation:
+    return DeviceAllocation(
+        gpu_uuid="GPU-0",
+        device_id="GPU-0::1",
+        resource_name="nvidia.com/gpu",
+        namespace="serving",
+        pod="chat",
+        container="server",
     )
 
 
@@ -99,6 +112,87 @@ def test_the_first_answers_only_open_the_first_interval(
     (process,) = tick.sample.processes
     assert process.ended
     assert tick.sample.containers == [ContainerRef(container_id=ONE)]
+
+
+def test_a_known_gpu_that_does_not_answer_stands_in_the_tick_behind_the_others(
+    sampler: Sampler,
+) -> None:
+    cut = replace(
+        answers(index=1),
+        model="NVIDIA H200",
+        mig_enabled=True,
+        compute_slices=7,
+        memory_slices=8,
+        instances=(
+            RawGpuSample(
+                uuid="MIG-1",
+                index=1,
+                instance=InstanceIdentity(
+                    uuid="MIG-1",
+                    parent_uuid="GPU-1",
+                    index=0,
+                    gpu_instance=9,
+                    compute_instance=0,
+                    profile="1g.18gb",
+                ),
+                compute_slices=1,
+                memory_slices=1,
+            ),
+        ),
+    )
+    both, held = ["GPU-0", "GPU-1"], [allocation()]
+
+    def tick(given: Sequence[RawGpuSample], seconds: float, known: Sequence[str]) -> NodeSample:
+        made = sampler.sample(given, at=moment(seconds), known=known, allocations=held)
+        assert made
+        return made.sample
+
+    sampler.sample([cut, answers()], at=moment(0), known=both)
+    assert [gpu.silent for gpu in tick([cut, answers()], 1, both).gpus] == [None] * 3
+    silent = [
+        GpuReading(
+            uuid="GPU-1",
+            index=1,
+            model="NVIDIA H200",
+            mig_enabled=True,
+            compute_slices=7,
+            memory_slices=8,
+            silent=True,
+        ),
+        GpuReading(
+            uuid="MIG-1",
+            index=1,
+            parent_uuid="GPU-1",
+            gpu_instance=9,
+            compute_instance=0,
+            mig_profile="1g.18gb",
+            compute_slices=1,
+            memory_slices=1,
+            silent=True,
+        ),
+    ]
+    for seconds in range(2, 36):
+        lost = tick([answers()], seconds, both)
+        assert [gpu.uuid for gpu in lost.gpus] == ["GPU-0", "GPU-1", "MIG-1"]
+        assert (lost.gpus[1:], lost.allocations) == (silent, held)
+    assert [gpu.silent for gpu in tick([cut, answers()], 36, both).gpus] == [None] * 3
+    assert [gpu.uuid for gpu in tick([answers()], 37, ["GPU-0"]).gpus] == ["GPU-0"], "removed"
+    assert [gpu.uuid for gpu in tick([answers()], 38, both).gpus] == ["GPU-0"], "for good"
+
+
+def test_where_no_gpu_answers_all_are_silent_and_processes_are_where_they_were(
+    sampler: Sampler, procfs: FakeProcfs
+) -> None:
+    procfs.start(7, started_ticks=1, cgroup=f"/docker/{ONE}")
+    sample(sampler, [answers(7)], 0)
+    tick_at(sampler, [answers(7)], 1)
+    away = sampler.sample([], at=moment(2), known=["GPU-0"])
+    assert away
+    assert [(gpu.uuid, gpu.silent) for gpu in away.sample.gpus] == [("GPU-0", True)]
+    assert (away.sample.processes, away.processes) == ([], [])
+    assert book_tick(away.sample)
+    back = tick_at(sampler, [answers(7)], 3)
+    assert [process.pid for process in back.processes] == [7]
 
 
 def test_an_interval_that_no_record_may_claim_is_given_up_and_reported(sampler: Sampler) -> None:
@@ -231,14 +325,7 @@ def test_without_attribution_a_tick_names_nobody_and_still_reads_the_gpus(
 
 
 def test_a_tick_carries_the_allocations_that_it_is_given(sampler: Sampler) -> None:
-    given = DeviceAllocation(
-        gpu_uuid="GPU-0",
-        device_id="GPU-0::1",
-        resource_name="nvidia.com/gpu",
-        namespace="serving",
-        pod="chat",
-        container="server",
-    )
+    given = allocation()
     sample(sampler, [answers()], 1)
     at = moment(2)
     tick = sampler.sample([answers()], at=at, allocations=[given])

@@ -69,6 +69,83 @@ def test_each_instance_is_named_by_its_ids_and_profile(bench: Bench) -> None:
     assert all(one.uuid.startswith("MIG-") for one in answer.instances)
 
 
+def test_each_instance_has_its_slices_and_the_gpu_those_of_all(bench: Bench) -> None:
+    """Compute instances of one GPU instance share its slices of memory."""
+    answer = bench.answer()
+    assert (answer.compute_slices, answer.memory_slices) == (7, 8)
+    assert [(one.compute_slices, one.memory_slices) for one in answer.instances] == [
+        (1, 1),
+        (3, 4),
+        (1, 2),
+        (1, 2),
+    ]
+
+
+class ProfileInfo(SimpleNamespace):
+    """What a driver says of a profile."""
+
+
+# Compute slices and MiB by profile, as `nvidia-smi mig -lgip` lists them (the GiB of its table).
+BOARDS: dict[str, tuple[dict[int, tuple[int, int]], tuple[int, int]]] = {
+    "A30": ({0: (1, 5952), 1: (2, 11968), 3: (4, 24125)}, (4, 4)),
+    "A100 40GB": (
+        {0: (1, 4864), 1: (2, 9856), 2: (3, 19968), 3: (4, 19968), 4: (7, 40192)},
+        (7, 8),
+    ),
+    "H200": (
+        {0: (1, 16384), 1: (2, 33280), 2: (3, 71168), 3: (4, 71168), 4: (7, 143360)},
+        (7, 8),
+    ),
+}
+
+
+@pytest.mark.parametrize("board", BOARDS)
+@pytest.mark.parametrize("names_placements", [True, False])
+def test_what_a_gpu_can_be_cut_into_is_what_its_profiles_say(
+    bench: Bench, board: str, *, names_placements: bool
+) -> None:
+    profiles, expected = BOARDS[board]
+
+    def info(_: Any, profile: int, version: int) -> ProfileInfo:
+        if profile not in profiles or version != 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        slices, mebibytes = profiles[profile]
+        return ProfileInfo(sliceCount=slices, memorySizeMB=mebibytes)
+
+    bench.library.functions["nvmlDeviceGetGpuInstanceProfileInfo"] = info
+    if not names_placements:
+        bench.library.refuse("nvmlGpuInstanceGetInfo", pynvml.NVML_ERROR_NO_PERMISSION)
+    answer = bench.answer()
+    assert (answer.compute_slices, answer.memory_slices) == expected
+
+
+def test_without_placements_slices_of_memory_follow_from_its_size(bench: Bench) -> None:
+    bench.library.refuse("nvmlGpuInstanceGetInfo", pynvml.NVML_ERROR_NO_PERMISSION)
+    assert [one.memory_slices for one in bench.answer().instances] == [1, 4, 2, 2]
+
+
+def test_a_driver_that_refuses_the_profiles_leaves_the_slices_of_the_board_absent(
+    bench: Bench,
+) -> None:
+    bench.library.refuse("nvmlDeviceGetGpuInstanceProfileInfo", pynvml.NVML_ERROR_NO_PERMISSION)
+    answer = bench.answer()
+    assert (answer.compute_slices, answer.memory_slices) == (None, None)
+    assert [one.compute_slices for one in answer.instances] == [1, 3, 1, 1]
+
+
+def test_a_gpu_that_cannot_be_cut_is_one_of_one(bench: Bench) -> None:
+    bench.library.refuse("nvmlDeviceGetMigMode", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    answer = bench.answer()
+    assert (answer.compute_slices, answer.memory_slices) == (1, 1)
+
+
+def test_a_failed_call_leaves_the_slices_to_the_next_tick(bench: Bench) -> None:
+    bench.library.refuse("nvmlDeviceGetGpuInstanceProfileInfo", pynvml.NVML_ERROR_TIMEOUT)
+    assert bench.answer().compute_slices is None
+    bench.library.functions.clear()
+    assert bench.answer().compute_slices == 7
+
+
 def test_each_instance_has_its_own_memory_and_processes(bench: Bench) -> None:
     answer = bench.answer()
     assert [(one.memory_used_bytes or 0) // GIB for one in answer.instances] == [5, 30, 6, 6]

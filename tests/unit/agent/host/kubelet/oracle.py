@@ -12,6 +12,11 @@ _FIELD = descriptor_pb2.FieldDescriptorProto
 _TEXT, _INT, _SIZE = _FIELD.TYPE_STRING, _FIELD.TYPE_INT64, _FIELD.TYPE_UINT64
 _MESSAGES: dict[str, list[tuple[str, int, int | str, bool]]] = {
     "ListPodResourcesResponse": [("pod_resources", 1, "PodResources", True)],
+    "AllocatableResourcesResponse": [
+        ("devices", 1, "ContainerDevices", True),
+        ("cpu_ids", 2, _INT, True),
+        ("memory", 3, "ContainerMemory", True),
+    ],
     "PodResources": [
         ("name", 1, _TEXT, False),
         ("namespace", 2, _TEXT, False),
@@ -54,7 +59,8 @@ _MESSAGES: dict[str, list[tuple[str, int, int | str, bool]]] = {
 }
 
 
-def _make() -> Any:  # noqa: ANN401  # a class made at run time
+def _make() -> dict[str, Any]:
+    """Return the classes, made at run time, by their names."""
     file = descriptor_pb2.FileDescriptorProto(name="api.proto", package="v1", syntax="proto3")
     for name, fields in _MESSAGES.items():
         message = file.message_type.add(name=name)
@@ -67,9 +73,12 @@ def _make() -> Any:  # noqa: ANN401  # a class made at run time
                 made.type = kind  # type: ignore[assignment]  # the enum's members are ints
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return message_factory.GetMessageClass(
-        pool.FindMessageTypeByName("v1.ListPodResourcesResponse")
-    )
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"v1.{name}"))
+        for name in _MESSAGES
+    }
 
 
-ListPodResourcesResponse = _make()
+_CLASSES = _make()
+ListPodResourcesResponse = _CLASSES["ListPodResourcesResponse"]
+AllocatableResourcesResponse = _CLASSES["AllocatableResourcesResponse"]

@@ -16,7 +16,10 @@ from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuFacts
 from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
-from tests.unit.agent.host.kubelet.oracle import ListPodResourcesResponse
+from tests.unit.agent.host.kubelet.oracle import (
+    AllocatableResourcesResponse,
+    ListPodResourcesResponse,
+)
 
 GPU, OTHER = "GPU-0", "GPU-1"
 
@@ -75,12 +78,20 @@ class FakeKubelet:
     def __init__(self, given: bytes | str) -> None:
         self.given = given
         self.asked = 0
+        self.allocatable: bytes | str = "unimplemented"
+        self.asked_allocatable = 0
 
     async def list_pods(self) -> bytes:
         self.asked += 1
         if isinstance(self.given, str):
             raise KubeletError(self.given)
         return self.given
+
+    async def list_allocatable(self) -> bytes:
+        self.asked_allocatable += 1
+        if isinstance(self.allocatable, str):
+            raise KubeletError(self.allocatable)
+        return self.allocatable
 
 
 class Bench:
@@ -203,3 +214,43 @@ async def test_allocations_are_made_anew_only_when_something_changed() -> None:
         before = bench.allocations.current(BOTH)
         await bench.clock.pass_by(30)
         assert bench.allocations.current(DeviceIndex.of([facts(GPU), facts(OTHER)])) is before
+
+
+def allocatable(*device_ids: str) -> bytes:
+    """Each device in an entry of its own, as the kubelet writes them."""
+    devices = [
+        {"resource_name": "nvidia.com/gpu", "device_ids": [device_id]} for device_id in device_ids
+    ]
+    written: bytes = AllocatableResourcesResponse(devices=devices).SerializeToString()
+    return written
+
+
+async def test_a_replica_names_how_many_its_device_has_held_or_not() -> None:
+    bench = Bench(answer(f"{GPU}::0", OTHER))
+    shares = [f"{GPU}::{replica}" for replica in range(4)]
+    bench.kubelet.allocatable = allocatable(*shares, OTHER)
+    async with bench.running():
+        assert [one.device_replicas for one in bench.allocations.current(BOTH)] == [4, None]
+
+
+@pytest.mark.parametrize("failure", ["unimplemented", "deadline", b"\xff"])
+async def test_a_kubelet_that_does_not_say_what_there_is_leaves_the_replicas_absent(
+    failure: bytes | str,
+) -> None:
+    bench = Bench(answer(f"{GPU}::0"))
+    bench.kubelet.allocatable = failure
+    async with bench.running():
+        assert [one.device_replicas for one in bench.allocations.current(BOTH)] == [None]
+        assert bench.is_ready()
+
+
+async def test_what_there_is_is_asked_once_a_minute_and_stands_while_nobody_answers() -> None:
+    bench = Bench(answer(f"{GPU}::0"))
+    bench.kubelet.allocatable = allocatable(f"{GPU}::0", f"{GPU}::1")
+    async with bench.running():
+        await bench.clock.pass_by(50)
+        assert bench.kubelet.asked_allocatable == 1
+        bench.kubelet.allocatable = "deadline"
+        await bench.clock.pass_by(20)
+        assert bench.kubelet.asked_allocatable == 2
+        assert [one.device_replicas for one in bench.allocations.current(BOTH)] == [2]

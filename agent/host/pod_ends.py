@@ -1,0 +1,121 @@
+"""Which pods that the kubelet still lists have ended, by what the node has of them.
+
+The kubelet lists a pod's devices until the pod is removed, long after its processes and its cgroup
+are gone (kubernetes#119423). The names of the folders in `/var/log/pods` lead from a pod's name to
+its UID, and the UID to its cgroup. A pod has ended where its cgroup was seen and is gone, under
+every UID that goes by its name; whatever cannot be told, such as a pod whose cgroup nobody has seen
+yet, goes on.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Final
+
+from agent.host.kubelet.container_logs import MAX_NAMES, ListNames
+from gpuledger.clock import NS_PER_SECOND, Clock
+
+_FOLDER: Final = re.compile(
+    r"(?P<namespace>[-a-z0-9]+)_(?P<pod>[-.a-z0-9]+)_(?P<uid>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"
+)
+_LOOK_NS: Final = NS_PER_SECOND
+# A hierarchy of the second version, and of the first those of which each pod has a cgroup.
+_HIERARCHIES: Final = ("", "memory", "pids", "systemd")
+# A guaranteed pod lies in the root of all pods.
+_CLASSES: Final = ("burstable", "besteffort")
+
+HasCgroup = Callable[[str], bool]
+"""Takes a pod's UID, and says whether it has a cgroup now."""
+PodName = tuple[str, str]
+"""Namespace and name of a pod."""
+
+
+class PodCgroups:
+    """The pods' cgroups as folders of a node."""
+
+    def __init__(self, root: Path) -> None:
+        """Look where the node has pods: the kubelet's own folder is there before any agent is."""
+        roots = [root / hierarchy for hierarchy in _HIERARCHIES]
+        self._slices = [str(one) for one in roots if (one / "kubepods.slice").is_dir()]
+        self._plain = [str(one) for one in roots if (one / "kubepods").is_dir()]
+        self._folders: dict[str, str] = {}
+
+    def has_cgroup(self, uid: str) -> bool:
+        """Return whether a pod has a cgroup now."""
+        folder = self._folders.get(uid)
+        if folder is not None:
+            return os.path.exists(folder)  # noqa: PTH110  # asked each tick, without a Path
+        for found in self._candidates(uid):
+            if os.path.exists(found):  # noqa: PTH110  # as above
+                if len(self._folders) >= MAX_NAMES:
+                    self._folders.clear()
+                self._folders[uid] = found
+                return True
+        return False
+
+    def _candidates(self, uid: str) -> list[str]:
+        # systemd nests slices by the dashes of their names, so a UID's own become underscores.
+        pod = f"pod{uid.replace('-', '_')}.slice"
+        slices = [f"kubepods.slice/kubepods-{pod}"]
+        slices += [f"kubepods.slice/kubepods-{qos}.slice/kubepods-{qos}-{pod}" for qos in _CLASSES]
+        plain = [f"kubepods/pod{uid}", *(f"kubepods/{qos}/pod{uid}" for qos in _CLASSES)]
+        return [
+            *(f"{root}/{folder}" for root in self._slices for folder in slices),
+            *(f"{root}/{folder}" for root in self._plain for folder in plain),
+        ]
+
+
+class PodEnds:
+    """The ends of pods, asked for each tick."""
+
+    def __init__(self, *, list_folders: ListNames, has_cgroup: HasCgroup, clock: Clock) -> None:
+        """`list_folders` gives the names of the folders of the pods' logs."""
+        self._list_folders = list_folders
+        self._has_cgroup = has_cgroup
+        self._clock = clock
+        self._uids: dict[PodName, dict[str, bool]] = {}
+        """By pod, its UIDs, and whether the cgroup of each was seen."""
+        self._looked_ns: int | None = None
+
+    def find_ended(self, pods: AbstractSet[PodName]) -> set[PodName]:
+        """Return those of the pods that the kubelet lists that are over, as far as it is certain.
+
+        What is known of the others is forgotten.
+        """
+        silent = {pod for pod in pods if not self._is_alive(pod)}
+        if not silent:
+            return set()
+        # Not known yet, or over: then another pod may have come under its name.
+        self._look(pods)
+        return {
+            pod
+            for pod in silent
+            if not self._is_alive(pod) and (uids := self._uids.get(pod)) and all(uids.values())
+        }
+
+    def _is_alive(self, pod: PodName) -> bool:
+        uids = self._uids.get(pod, {})
+        # The newest is the last.
+        for uid in reversed(uids):
+            if self._has_cgroup(uid):
+                uids[uid] = True
+                return True
+        return False
+
+    def _look(self, pods: AbstractSet[PodName]) -> None:
+        """Read the names of the folders, once a second at most."""
+        now_ns = self._clock.monotonic_ns()
+        if self._looked_ns is not None and now_ns - self._looked_ns < _LOOK_NS:
+            return
+        self._looked_ns = now_ns
+        # The folder of a pod that is over may go before the kubelet's answer does.
+        found = {pod: uids for pod, uids in self._uids.items() if pod in pods}
+        for count, name in enumerate(self._list_folders()):
+            if count >= MAX_NAMES:
+                break  # whoever can write there cannot make the agent slow
+            match = _FOLDER.fullmatch(name)
+            if match and (pod := (match["namespace"], match["pod"])) in pods:
+                found.setdefault(pod, {}).setdefault(match["uid"], False)
+        self._uids = found

@@ -1,0 +1,104 @@
+"""A pod is over once its cgroup is gone, however long the kubelet lists it, never on a guess."""
+
+from pathlib import Path
+
+import pytest
+
+from agent.host.pod_ends import PodCgroups, PodEnds
+from simulator.clock import ManualClock
+
+FIRST, SECOND = (f"0000000{digit}-7d52-4b8e-a1f4-9c0d2e5b7a63" for digit in (1, 2))
+
+WRITTEN = FIRST.replace("-", "_")
+
+
+class Pods:
+    """A node's folders and cgroups, as a test has them."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(start_ns=0)
+        self.folders: list[str] = []
+        self.cgroups: set[str] = set()
+        self.looks = 0
+        self.ends = PodEnds(
+            list_folders=self.list_folders,
+            has_cgroup=lambda uid: uid in self.cgroups,
+            clock=self.clock,
+        )
+
+    def list_folders(self) -> list[str]:
+        self.looks += 1
+        return self.folders
+
+    def has_ended(self) -> bool:
+        ended = self.ends.find_ended({("research", "job")})
+        self.clock.advance(1)
+        return bool(ended)
+
+
+def test_a_pod_ends_with_its_cgroup_and_not_before_it_has_one() -> None:
+    pods = Pods()
+    assert not pods.has_ended(), "just allocated"
+    pods.folders = [f"research_job_{FIRST}"]
+    assert not pods.has_ended(), "no cgroup yet"
+    pods.cgroups = {FIRST}
+    assert not pods.has_ended()
+    looks = pods.looks
+    assert not any(pods.has_ended() for _ in range(10))
+    assert pods.looks == looks, "one that lives costs no look into the folder"
+    pods.cgroups = set()
+    assert pods.has_ended()
+    pods.folders = []
+    assert pods.has_ended(), "the kubelet's answer is older than the folder's end"
+
+
+def test_one_that_comes_under_the_name_of_one_that_is_over_holds() -> None:
+    pods = Pods()
+    pods.folders, pods.cgroups = [f"research_job_{FIRST}"], {FIRST}
+    assert not pods.has_ended()
+    pods.folders, pods.cgroups = [f"research_job_{FIRST}", f"research_job_{SECOND}"], set()
+    assert not pods.has_ended(), "the second has no cgroup yet"
+    pods.cgroups = {SECOND}
+    assert not pods.has_ended()
+    pods.cgroups = set()
+    assert pods.has_ended()
+
+
+@pytest.mark.parametrize("folders", [[], ["research_job", f"other_job_{FIRST}", "x" * 5000]])
+def test_a_pod_that_cannot_be_told_holds(folders: list[str]) -> None:
+    pods = Pods()
+    pods.folders, pods.cgroups = folders, {FIRST}
+    assert not pods.has_ended()
+    pods.cgroups = set()
+    assert not pods.has_ended()
+
+
+def test_folders_are_looked_at_once_a_second_whoever_asks() -> None:
+    pods = Pods()
+    for number in range(100):
+        pods.ends.find_ended({("research", f"pod-{number}")})
+    pods.clock.advance(1)
+    pods.ends.find_ended({("research", "pod-0")})
+    assert pods.looks == 2
+
+
+@pytest.mark.parametrize("hierarchy", ["", "memory/", "pids/"])
+@pytest.mark.parametrize(
+    "folder",
+    [
+        f"kubepods.slice/kubepods-pod{WRITTEN}.slice",
+        f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{WRITTEN}.slice",
+        f"kubepods/pod{FIRST}",
+        f"kubepods/besteffort/pod{FIRST}",
+    ],
+)
+def test_a_pods_cgroup_is_found_in_either_form(tmp_path: Path, hierarchy: str, folder: str) -> None:
+    made = tmp_path / f"{hierarchy}{folder}"
+    made.parent.mkdir(parents=True)
+    cgroups = PodCgroups(tmp_path)
+    assert not cgroups.has_cgroup(FIRST)
+    made.mkdir()
+    assert cgroups.has_cgroup(FIRST)
+    assert not cgroups.has_cgroup(SECOND)
+    made.rmdir()
+    assert not cgroups.has_cgroup(FIRST)
