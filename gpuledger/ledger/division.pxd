@@ -17,13 +17,19 @@ ctypedef fused Total:
     long long
     object
 
+cdef class Share:
+    cdef public long long weight
+    cdef public long long part
+
 cpdef long long parts_per_million(double ratio)
 
 @cython.locals(
-    size=double, scale=double, amount=double, small_total="long long", small_numerator=int128,
-    small_denominator=int128, twice=int128,
+    size=double, scale=double, amount=double, small_total=int128, small_numerator=int128,
+    small_denominator=int128,
 )
 cpdef part_of(total, numerator, denominator)
+
+cpdef Whole nearest(Whole total, Whole numerator, Whole denominator)
 
 @cython.locals(
     size=double, scale=double, weight=double, largest=double, small_total="long long",
@@ -36,3 +42,9 @@ cpdef list divide(total, list weights, numerator, denominator)
     parts=list, remainders=list, index=Py_ssize_t, first=Py_ssize_t,
 )
 cdef list _divide(Total total, list weights, Whole numerator, Whole denominator)
+
+@cython.locals(
+    share=Share, first=Share, left="long long", part="long long", lost=Whole, max_lost=Whole,
+    remainders=list, index=Py_ssize_t,
+)
+cpdef share_out(long long total, list shares, Whole numerator, Whole denominator)

@@ -7,7 +7,8 @@ follows from what they are of, never into that in which they came. Nothing here 
 ratio of which `parts_per_million` makes a whole number.
 
 Compiled, numbers are C's of 128 bits where all products fit into these, else Python's, by the same
-function (`division.pxd`, ADR 019).
+function (`division.pxd`, ADR 019). Who divides in a hot place has the weights in objects whose
+fields are C's (`Share`), so that no number is boxed between a weight and its part.
 """
 
 from collections.abc import Sequence
@@ -15,9 +16,23 @@ from typing import Final
 
 PPM: Final = 1_000_000
 """Parts of the whole in which ratios are counted: readings have six digits."""
-# Less than 128 bits hold, with room for the rounding by which products are compared with it.
-_MAX_PRODUCT: Final = 1e37
+MAX_PRODUCT: Final = 1e37
+"""Less than 128 bits hold, with room for the rounding by which products are compared with it."""
 _MAX_TOTAL: Final = 2**62
+# Up to so many units that are left, looking for who lost most costs less than sorting all.
+_FEW: Final = 8
+
+
+class Share:
+    """Who has a part of a whole, for `share_out`."""
+
+    __slots__ = ("part", "weight")
+
+    def __init__(self) -> None:
+        self.weight = 0
+        """By what the whole is divided: less than 63 bits."""
+        self.part = 0
+        """What it has of the whole last divided."""
 
 
 def parts_per_million(ratio: float) -> int:
@@ -28,11 +43,15 @@ def parts_per_million(ratio: float) -> int:
 def part_of(total: int, numerator: int, denominator: int) -> int:
     """Return total x numerator / denominator to the nearest whole number, halves rounded up."""
     amount, size, scale = total, numerator, denominator
-    if size * amount < _MAX_PRODUCT and scale < _MAX_PRODUCT and amount < _MAX_TOTAL:
+    if size * amount < MAX_PRODUCT and scale < MAX_PRODUCT and amount < _MAX_TOTAL:
         small_total, small_numerator, small_denominator = total, numerator, denominator
-        twice = 2 * small_numerator * small_total + small_denominator
-        return twice // (2 * small_denominator)
-    return (2 * total * numerator + denominator) // (2 * denominator)
+        return nearest(small_total, small_numerator, small_denominator)
+    return nearest(total, numerator, denominator)
+
+
+def nearest(total: int, numerator: int, denominator: int) -> int:
+    """Return what `part_of` does, of numbers whose products fit into their own type."""
+    return (2 * numerator * total + denominator) // (2 * denominator)
 
 
 def divide(total: int, weights: Sequence[int], numerator: int, denominator: int) -> list[int]:
@@ -48,7 +67,7 @@ def divide(total: int, weights: Sequence[int], numerator: int, denominator: int)
     for weight in weights:
         if weight > largest:  # noqa: PLR1730 - max() costs three times as much
             largest = weight
-    if size * largest < _MAX_PRODUCT and scale < _MAX_PRODUCT and total < _MAX_TOTAL:
+    if size * largest < MAX_PRODUCT and scale < MAX_PRODUCT and total < _MAX_TOTAL:
         small_total, small_numerator, small_denominator = total, numerator, denominator
         return _divide(small_total, weights, small_numerator, small_denominator)
     return _divide(total, weights, numerator, denominator)
@@ -75,3 +94,27 @@ def _divide(total: int, weights: Sequence[int], numerator: int, denominator: int
         for index in by_remainder[:left]:
             parts[index] += 1
     return parts
+
+
+def share_out(total: int, shares: Sequence[Share], numerator: int, denominator: int) -> None:
+    """Set the part of each, as `divide` does, of numbers whose products fit into their own type."""
+    left = total
+    for share in shares:
+        part = numerator * share.weight // denominator
+        share.part = part
+        left -= part
+    if left > _FEW:
+        remainders = [numerator * share.weight % denominator for share in shares]
+        by_remainder = sorted(range(len(shares)), key=remainders.__getitem__, reverse=True)
+        for index in by_remainder[:left]:
+            shares[index].part += 1
+        return
+    while left > 0:
+        first, max_lost = shares[0], 0
+        for share in shares:
+            # Below zero once it has been given a unit.
+            lost = numerator * share.weight - denominator * share.part
+            if lost > max_lost:
+                first, max_lost = share, lost
+        first.part += 1
+        left -= 1

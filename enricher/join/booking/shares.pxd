@@ -1,81 +1,131 @@
 # Types of shares.py for Cython, which reads them where the wheel is built; Python never does.
-# Numbers that are C's have bounds: a tick's interval, parts per million of it. All others are
-# Python's, as their products grow.
+# Numbers that are C's have bounds, those of records: a tick's interval, parts per million of it,
+# what all of its processes hold together. Products of two of them are of 128 bits; products of
+# three are Python's where they do not fit (`MAX_PRODUCT`).
 cimport cython
 
-from gpuledger.ledger.division cimport divide, part_of, parts_per_million
+from gpuledger.ledger.division cimport (
+    Share, Whole, divide, int128, nearest, parts_per_million, share_out
+)
+
+cdef double MAX_PRODUCT
+cdef long long PPM
+cdef long long NS_PER_SECOND
 
 
 @cython.final
-@cython.freelist(64)
-cdef class Claim:
+@cython.no_gc
+cdef class Claim(Share):
     cdef readonly object account
     cdef readonly object container
-    cdef readonly object sm_ppm
-    cdef readonly object memory_bytes
+    cdef Py_ssize_t rank
+    cdef readonly bint is_sampled
+    cdef readonly bint has_memory
     cdef readonly bint has_ended
+    cdef readonly long long sm_ppm
+    cdef readonly long long memory_bytes
+    cdef readonly long long busy_ns
+    cdef readonly long long booked_bytes
+    cdef readonly long long millijoules
 
     cpdef add(self, process)
 
 
 @cython.final
+@cython.no_gc
 @cython.freelist(16)
 cdef class Split:
-    cdef readonly object used
-    cdef readonly list of_claims
-    cdef readonly object unclaimed
-    cdef readonly list idle
-    cdef readonly object method
+    cdef public long long used
+    cdef public long long unclaimed
+    cdef public long long idle
+    cdef public list idle_parts
+    cdef public object method
+
+    cpdef idle_of(self, Py_ssize_t part)
 
 
 @cython.final
+@cython.no_gc
 @cython.freelist(16)
 cdef class Energy:
-    cdef readonly object millijoules
+    cdef readonly long long millijoules
     cdef readonly object floor_numerator
     cdef readonly object floor_denominator
     cdef readonly object method
     cdef readonly object idle_draw_milliwatts
     cdef readonly object idle_draw_source
-    cdef readonly object idle_millijoules
+    cdef readonly long long idle_millijoules
 
 
-@cython.locals(busy=Split, memory=Split, joules=Split, split=Split, splits=list, place=Py_ssize_t)
-cpdef book_gpu(reading, own, list claims, interval_ns, Energy energy, held=*)
+@cython.locals(
+    parts=list, busy=Split, memory=Split, joules=Split, host=Claim, nobody=Claim, is_busy=bint,
+    limit_bytes=cython.longlong, reserved_bytes=cython.longlong, unclaimed_ns=cython.longlong,
+    unclaimed_bytes=cython.longlong, unclaimed_millijoules=cython.longlong,
+)
+cpdef book_gpu(reading, own, list claims, long long interval_ns, Energy energy, held=*)
 
-@cython.locals(claim=Claim, on_gpu=dict, found=list, keys=list, key=Py_ssize_t)
+@cython.locals(
+    order=list, ranks=list, of_rank=list, processes=list, found=list, claims=list, claim=Claim,
+    host=Py_ssize_t, rank=Py_ssize_t,
+)
 cpdef list gather_claims(sample)
 
-@cython.locals(claim=Claim, pods=list, claims=list, key=Py_ssize_t, pod=tuple)
-cdef list _in_order(dict on_gpu, containers)
+@cython.locals(
+    names=list, ranks=list, order=list, name=tuple, index=Py_ssize_t, rank=Py_ssize_t
+)
+cdef tuple _rank(containers)
 
 @cython.locals(claim=Claim)
 cpdef bint are_unmeasured(list claims)
 
-@cython.locals(claim=Claim, weights=list, parts=list, idle=list, ppm=cython.longlong)
-cpdef Split split_busy(utilization_ratio, list claims, interval_ns, held)
+@cython.locals(
+    claim=Claim, split=Split, ppm=cython.longlong, busy_ns=cython.longlong,
+    numerator=int128, denominator=int128,
+)
+cpdef Split split_busy(utilization_ratio, list claims, long long interval_ns, several=*)
 
 @cython.locals(
-    claim=Claim, total=cython.longlong, ended=cython.longlong, missing=cython.longlong,
-    is_measured=bint,
+    claim=Claim, total=int128, denominator=int128, size=double, weights=double,
+    large_numerator=object, large_denominator=object,
 )
-cdef tuple _weigh(list claims, cython.longlong ppm)
+cdef _share_busy(long long busy_ns, list claims, int128 numerator)
 
-@cython.locals(of_claims=list, idle=list, claim=Claim)
-cpdef Split split_memory(used_bytes, list claims, limit_bytes, held)
+@cython.locals(
+    claim=Claim, total=cython.longlong, held=cython.longlong, ended=cython.longlong,
+    missing=cython.longlong, is_measured=bint,
+)
+cdef object _weigh(list claims, cython.longlong ppm)
 
-cpdef Energy energy_of(reading, interval_ns)
+@cython.locals(
+    claim=Claim, split=Split, total=cython.longlong, used=cython.longlong,
+    numerator=int128, denominator=int128,
+)
+cpdef Split split_memory(used_bytes, list claims, long long limit_bytes, several=*)
 
-@cython.locals(of_idle=list, parts=list)
-cpdef Split split_energy(Energy energy, Split busy, list claims, interval_ns, held)
+@cython.locals(floor=int128, drawn=int128)
+cpdef Energy energy_of(reading, long long interval_ns)
+
+@cython.locals(
+    split=Split, size=double, scale=double, length=double,
+    small_numerator=int128, small_denominator=int128, numerator=object, denominator=object,
+)
+cpdef Split split_energy(
+    Energy energy, Split busy, list claims, long long interval_ns, several=*
+)
+
+@cython.locals(
+    claim=Claim, drawn=Whole, beside=Whole, worked=Whole, idle_ns=Whole, idle_exact=Whole,
+    idle=Whole, active_exact=Whole, exact=Whole,
+)
+cdef _split_draw(
+    Split split, long long busy_ns, list claims, long long interval_ns,
+    Whole floor_numerator, Whole floor_denominator, several
+)
 
 cdef list _divide_idle(total, numerator, denominator, held)
 
-@cython.locals(claim=Claim, split=Split, place=Py_ssize_t)
-cdef Py_ssize_t _place_of(account, list claims, list splits) except -1
-
-@cython.locals(split=Split)
-cdef bint _has_unclaimed(list splits) except -1
+@cython.locals(claim=Claim, place=Py_ssize_t)
+cdef Claim _claim_of(account, list claims)
 
 @cython.locals(claim=Claim, entries=list, index=Py_ssize_t)
-cdef list _enter(list claims, held, Split busy, Split memory, Split energy)
+cdef list _enter(list claims, list parts, Split busy, Split memory, Split energy)

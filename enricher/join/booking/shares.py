@@ -32,8 +32,16 @@ from functools import lru_cache
 from typing import Any, Final
 
 from gpuledger.clock import NS_PER_SECOND
-from gpuledger.ledger.division import PPM, divide, part_of, parts_per_million
-from gpuledger.ledger.holders import NOBODYS, HeldParts
+from gpuledger.ledger.division import (
+    MAX_PRODUCT,
+    PPM,
+    Share,
+    divide,
+    nearest,
+    parts_per_million,
+    share_out,
+)
+from gpuledger.ledger.holders import NOBODYS, HeldParts, Part
 from gpuledger.ledger.quantities import rates_of
 from gpuledger.records import (
     Account,
@@ -64,9 +72,6 @@ _APPORTIONED: Final = MemoryMethod.APPORTIONED
 _DRAW_MEASURED: Final = IdleDrawSource.MEASURED
 _DRAW_OF_TABLE: Final = IdleDrawSource.TABLE
 
-# Claims that no position in the tick's `containers` stands for.
-_HOST_KEY, _NOBODY_KEY = -1, -2
-
 # A board's draw without a process and without a kernel, as nvidia-smi showed them on machines whose
 # listings are public: the low end, as a floor too high would take from idle what work drew.
 _IDLE_MILLIWATTS: Final = {
@@ -90,64 +95,87 @@ _IDLE_MILLIWATTS: Final = {
 LISTED_PRODUCTS: Final = len(_IDLE_MILLIWATTS)
 
 
-class Claim:
-    """One account's claim on one GPU in one tick, summed over its processes there."""
+class Claim(Share):
+    """One account's claim on one GPU in one tick, summed over its processes there.
 
-    __slots__ = ("account", "container", "has_ended", "memory_bytes", "sm_ppm")
+    What the splits give it stands here too, each by its name, beside what it asks for.
+    """
 
-    def __init__(
-        self,
-        account: Account,
-        container: int | None = None,
-        sm_ppm: int | None = None,
-        memory_bytes: int | None = None,
-        has_ended: bool = False,  # noqa: FBT001, FBT002  # by position, as keywords cost more
-    ) -> None:
+    __slots__ = (
+        "account",
+        "booked_bytes",
+        "busy_ns",
+        "container",
+        "has_ended",
+        "has_memory",
+        "is_sampled",
+        "memory_bytes",
+        "millijoules",
+        "rank",
+        "sm_ppm",
+    )
+
+    def __init__(self, account: Account, container: int | None = None, rank: int = 0) -> None:
+        # No super(): it would be looked up for each claim of each tick.
+        self.weight = self.part = 0
         self.account = account
         """`pod`, `host`, or `unattributed` for processes of which nothing could be read."""
         self.container = container
         """On a pod's: position of its container in the tick's `containers`."""
-        self.sm_ppm = sm_ppm
-        """Sum of its processes' SM utilization, in parts per million; absent where the driver gave
-        none of them."""
-        self.memory_bytes = memory_bytes
-        """Device memory of its processes at the tick; absent where the driver gave none of them."""
-        self.has_ended = has_ended
+        self.rank = rank
+        """Where it stands among the accounts of the tick."""
+        self.is_sampled = False
+        """Whether the driver gave the SM utilization of one of its processes."""
+        self.sm_ppm = 0
+        """Sum of its processes' SM utilization, in parts per million."""
+        self.has_memory = False
+        """Whether the driver gave the memory of one of its processes."""
+        self.memory_bytes = 0
+        """Device memory of its processes at the tick."""
+        self.has_ended = False
         """Whether one of its processes ended within the tick."""
+        self.busy_ns = 0
+        """The busy time that it has."""
+        self.booked_bytes = 0
+        """The memory that it has."""
+        self.millijoules = 0
+        """The energy that it has."""
 
     def add(self, process: GpuProcess) -> None:
         """Add what is known of one process; one that ended holds no memory any more."""
-        if process.sm_utilization_ratio is not None:
-            self.sm_ppm = (self.sm_ppm or 0) + parts_per_million(process.sm_utilization_ratio)
+        ratio = process.sm_utilization_ratio
+        if ratio is not None:
+            self.is_sampled = True
+            self.sm_ppm += parts_per_million(ratio)
         if process.ended:
             self.has_ended = True
-        elif process.memory_used_bytes is not None:
-            self.memory_bytes = (self.memory_bytes or 0) + process.memory_used_bytes
+            return
+        memory_bytes = process.memory_used_bytes
+        if memory_bytes is not None:
+            self.has_memory = True
+            self.memory_bytes += memory_bytes
 
 
 class Split:
-    """One quantity of a row, split between the claims, nobody and idle."""
+    """One quantity of a row: how much of it is used, unclaimed and idle. Claims know theirs."""
 
-    __slots__ = ("idle", "method", "of_claims", "unclaimed", "used")
+    __slots__ = ("idle", "idle_parts", "method", "unclaimed", "used")
 
-    def __init__(
-        self,
-        used: int,
-        of_claims: list[int],
-        unclaimed: int,
-        idle: list[int],
-        method: Any,  # noqa: ANN401  # of the quantity's own enumeration
-    ) -> None:
+    def __init__(self, used: int, idle: int) -> None:
         self.used = used
         """What is not idle."""
-        self.of_claims = of_claims
-        """What each claim has, in their order."""
-        self.unclaimed = unclaimed
+        self.unclaimed = 0
         """What of that nobody claims."""
         self.idle = idle
-        """What is idle, by the parts in which the device is held."""
-        self.method = method
-        """How it was found."""
+        """What is idle."""
+        self.idle_parts: list[int] | None = None
+        """That by the parts in which the device is held, where there are several."""
+        self.method: Any = None
+        """How it was found: of the quantity's own enumeration."""
+
+    def idle_of(self, part: int) -> int:
+        """Return what is idle in one of the parts in which the device is held."""
+        return self.idle if self.idle_parts is None else self.idle_parts[part]
 
 
 class Energy:
@@ -203,27 +231,43 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
     all entries. Idle has an entry for each container that holds a part of the GPU, and one for what
     nobody holds.
     """
-    busy = split_busy(own.utilization_ratio, claims, interval_ns, held)
+    parts = held.parts
+    several = held if len(parts) > 1 else None
+    busy = split_busy(own.utilization_ratio, claims, interval_ns, several)
     reserved_bytes = 0
-    memory = None
-    if own.memory_total_bytes is not None:
+    memory = joules = None
+    total_bytes = own.memory_total_bytes
+    if total_bytes is not None:
         # What the driver keeps for itself is in use, and no process's; readings may contradict.
-        reserved_bytes = min(own.memory_reserved_bytes or 0, own.memory_total_bytes)
-        limit_bytes = own.memory_total_bytes - reserved_bytes
-        memory = split_memory(own.memory_used_bytes, claims, limit_bytes, held)
-    joules = None if energy is None else split_energy(energy, busy, claims, interval_ns, held)
-    splits = [split for split in (busy, memory, joules) if split is not None]
-    if memory is not None and reserved_bytes:
-        memory.of_claims[_place_of(_HOST, claims, splits)] += reserved_bytes
-    if _has_unclaimed(splits) or (not (busy and busy.used) and any(rates_of(reading))):
-        # Apportioned quantities go by busy time: where there is none, they need an entry to go to.
-        place = _place_of(_UNATTRIBUTED, claims, splits)
-        for split in splits:
-            split.of_claims[place] += split.unclaimed
+        limit_bytes = total_bytes
+        reserved_bytes = own.memory_reserved_bytes or 0
+        if reserved_bytes > limit_bytes:  # noqa: PLR1730 - min() costs three times as much
+            reserved_bytes = limit_bytes
+        memory = split_memory(own.memory_used_bytes, claims, limit_bytes - reserved_bytes, several)
+    if energy is not None:
+        joules = split_energy(energy, busy, claims, interval_ns, several)
+    if reserved_bytes:
+        host = _claim_of(_HOST, claims)
+        host.booked_bytes += reserved_bytes
+    unclaimed_ns = 0 if busy is None else busy.unclaimed
+    unclaimed_bytes = 0 if memory is None else memory.unclaimed
+    unclaimed_millijoules = 0 if joules is None else joules.unclaimed
+    is_busy = busy is not None and busy.used > 0
+    # Apportioned quantities go by busy time: where there is none, they need an entry to go to.
+    if (
+        unclaimed_ns
+        or unclaimed_bytes
+        or unclaimed_millijoules
+        or (not is_busy and any(rates_of(reading)))
+    ):
+        nobody = _claim_of(_UNATTRIBUTED, claims)
+        nobody.busy_ns += unclaimed_ns
+        nobody.booked_bytes += unclaimed_bytes
+        nobody.millijoules += unclaimed_millijoules
     return GpuBooks(
         # As the node gave it: readers see the board's memory, whatever this row was booked.
         reading=reading,
-        entries=_enter(claims, held, busy, memory, joules),
+        entries=_enter(claims, parts, busy, memory, joules),
         busy_method=None if busy is None else busy.method,
         memory_method=None if memory is None else memory.method,
         energy_method=None if energy is None else energy.method,
@@ -240,67 +284,76 @@ def gather_claims(sample: NodeSample) -> list[list[Claim]]:
     be read either was gone before it could be looked at: nobody's. Raises `IndexError` where a
     process points to a GPU or a container that the tick does not have.
     """
-    # A cgroup path that shows neither is no pod's, whatever container the agent took it for.
-    keys = [
-        _HOST_KEY if container.container_id is None and container.pod_uid is None else index
-        for index, container in enumerate(sample.containers)
-    ]
-    found: list[dict[int, Claim]] = [{} for _ in sample.gpus]
+    order, ranks = _rank(sample.containers)
+    host = len(order)
+    # By account first, and that in order: so each GPU's claims come in order, and none is sorted.
+    of_rank: list[list[GpuProcess]] = [[] for _ in range(host + 2)]
     for process in sample.processes:
         container = process.container
         if container is not None:
-            key = keys[container]
+            rank = ranks[container]
         else:
-            key = _NOBODY_KEY if process.started_boottime_ns is None else _HOST_KEY
-        on_gpu = found[process.gpu]
-        claim = on_gpu.get(key)
-        if claim is None:
-            # Made with what is known of the first process, as most claims have no second one.
-            ratio, ended = process.sm_utilization_ratio, process.ended is True
-            on_gpu[key] = Claim(
-                _POD if key >= 0 else _HOST if key == _HOST_KEY else _UNATTRIBUTED,
-                key if key >= 0 else None,
-                None if ratio is None else parts_per_million(ratio),
-                None if ended else process.memory_used_bytes,
-                ended,
-            )
-        else:
+            rank = host + 1 if process.started_boottime_ns is None else host
+        of_rank[rank].append(process)
+    found: list[list[Claim]] = [[] for _ in sample.gpus]
+    for rank, processes in enumerate(of_rank):
+        for process in processes:
+            claims = found[process.gpu]
+            if claims:
+                claim = claims[-1]
+                if claim.rank == rank:
+                    claim.add(process)
+                    continue
+            if rank < host:
+                claim = Claim(_POD, order[rank], rank)
+            else:
+                claim = Claim(_HOST if rank == host else _UNATTRIBUTED, None, rank)
             claim.add(process)
-    return [
-        _in_order(on_gpu, sample.containers) if len(on_gpu) > 1 else list(on_gpu.values())
-        for on_gpu in found
-    ]
+            claims.append(claim)
+    return found
 
 
-def _in_order(on_gpu: dict[int, Claim], containers: Sequence[ContainerRef]) -> list[Claim]:
-    """Return claims by whose they are, never by when their processes came."""
-    pods: list[tuple[str, str, int]] = []
-    for key in on_gpu:
-        if key >= 0:
-            # A tick names each container once.
-            ref = containers[key]
-            pods.append((ref.pod_uid or "", ref.container_id or "", key))
-    pods.sort()
-    claims = [on_gpu[key] for _, _, key in pods]
-    if _HOST_KEY in on_gpu:
-        claims.append(on_gpu[_HOST_KEY])
-    if _NOBODY_KEY in on_gpu:
-        claims.append(on_gpu[_NOBODY_KEY])
-    return claims
+def _rank(containers: Sequence[ContainerRef]) -> tuple[list[int], list[int]]:
+    """Return the positions of a tick's containers by whose they are, and the rank of each.
+
+    One that shows neither id nor pod is no pod's, whatever container the agent took it for: its
+    rank is the host's, behind all.
+    """
+    names: list[tuple[str, str, int]] = []
+    ranks = []
+    for index, container in enumerate(containers):
+        pod_uid, container_id = container.pod_uid, container.container_id
+        ranks.append(-1)
+        if pod_uid is not None or container_id is not None:
+            names.append((pod_uid or "", container_id or "", index))
+    names.sort()
+    order = []
+    for rank, (_, _, index) in enumerate(names):
+        order.append(index)
+        ranks[index] = rank
+    if len(order) < len(ranks):
+        ranks = [len(order) if rank < 0 else rank for rank in ranks]
+    return order, ranks
 
 
 def are_unmeasured(claims: Sequence[Claim]) -> bool:
     """Return whether the driver gave no utilization of any process."""
     for claim in claims:  # noqa: SIM110 - all() costs three times as much, for each GPU and tick
-        if claim.sm_ppm is not None:
+        if claim.is_sampled:
             return False
     return True
 
 
 def split_busy(
-    utilization_ratio: float | None, claims: list[Claim], interval_ns: int, held: HeldParts
+    utilization_ratio: float | None,
+    claims: list[Claim],
+    interval_ns: int,
+    several: HeldParts | None = None,
 ) -> Split | None:
-    """Split the time in which kernels ran; `None` where the driver said nothing of it."""
+    """Split the time in which kernels ran; `None` where the driver said nothing of it.
+
+    `several` is who holds the device, where these are several: idle is divided among them.
+    """
     if utilization_ratio is not None:
         ppm = parts_per_million(utilization_ratio)
     elif are_unmeasured(claims):
@@ -308,29 +361,53 @@ def split_busy(
     else:
         ppm = 0
         for claim in claims:
-            ppm += claim.sm_ppm or 0
+            ppm += claim.sm_ppm
     # Processes that overlap add up to more than the tick; a device is never busy for longer.
     if ppm > PPM:  # noqa: PLR1730 - min() costs three times as much, for each GPU and tick
         ppm = PPM
-    busy_ns = part_of(interval_ns, ppm, PPM)
-    idle = [interval_ns - busy_ns]
-    if len(held.parts) > 1:
-        idle = _divide_idle(interval_ns - busy_ns, (PPM - ppm) * interval_ns, PPM, held)
+    numerator, denominator = interval_ns, PPM
+    numerator *= ppm
+    busy_ns = nearest(1, numerator, denominator)
+    split = Split(busy_ns, interval_ns - busy_ns)
+    split.method = _EXCLUSIVE
+    if several is not None:
+        split.idle_parts = _divide_idle(
+            split.idle, interval_ns * denominator - numerator, denominator, several
+        )
     if not claims:
-        return Split(busy_ns, [], busy_ns, idle, _EXCLUSIVE)
+        split.unclaimed = busy_ns
+        return split
     if len(claims) == 1:
-        return Split(busy_ns, [busy_ns], 0, idle, _EXCLUSIVE)
-    weights, method = _weigh(claims, ppm)
+        claim = claims[0]
+        claim.busy_ns = busy_ns
+        return split
+    split.method = _weigh(claims, ppm)
+    _share_busy(busy_ns, claims, numerator)
+    return split
+
+
+def _share_busy(busy_ns: int, claims: list[Claim], numerator: int) -> None:
+    """Set the busy time of claims by weight: exactly, it is so many millionths of a nanosecond."""
     total = 0
-    for weight in weights:
-        total += weight
+    for claim in claims:
+        total += claim.weight
     # Without any weight there is nothing to be split either.
-    parts = divide(busy_ns, weights, ppm * interval_ns, PPM * total) if total else weights
-    return Split(busy_ns, parts, 0, idle, method)
+    if not total:
+        return
+    # Compared as C's floating-point numbers, which costs next to nothing.
+    size, weights, denominator = numerator, total, total
+    denominator *= PPM
+    if size * weights < MAX_PRODUCT:
+        share_out(busy_ns, claims, numerator, denominator)
+    else:
+        large_numerator, large_denominator = numerator, denominator
+        share_out(busy_ns, claims, large_numerator, large_denominator)
+    for claim in claims:
+        claim.busy_ns = claim.part
 
 
-def _weigh(claims: list[Claim], ppm: int) -> tuple[list[int], BusyMethod]:
-    """Return by what several claims share the time in which kernels ran, a part of the tick.
+def _weigh(claims: list[Claim], ppm: int) -> BusyMethod:
+    """Set by what several claims share the time in which kernels ran, a part of the tick.
 
     They have what the driver sampled of their processes. Its process samples end with the process,
     so the kernels of the last moments of a process that ended show on the device only: what is
@@ -339,26 +416,32 @@ def _weigh(claims: list[Claim], ppm: int) -> tuple[list[int], BusyMethod]:
     parts.
     """
     total = held = ended = 0
+    is_measured = False
     for claim in claims:
-        total += claim.sm_ppm or 0
-        held += claim.memory_bytes or 0
+        claim.weight = claim.sm_ppm
+        total += claim.sm_ppm
+        held += claim.memory_bytes
         ended += claim.has_ended
-    is_measured = not are_unmeasured(claims)
+        if claim.is_sampled:
+            is_measured = True
     if is_measured and ended and ppm > total:
         missing = ppm - total
-        return [
-            (claim.sm_ppm or 0) * ended + (missing if claim.has_ended else 0) for claim in claims
-        ], _PROCESS_UTILIZATION
+        for claim in claims:
+            claim.weight = claim.sm_ppm * ended + (missing if claim.has_ended else 0)
+        return _PROCESS_UTILIZATION
     # Where samples say that nobody was busy, and the device was, they are no measure of it.
     if total or (is_measured and not ppm):
-        return [claim.sm_ppm or 0 for claim in claims], _PROCESS_UTILIZATION
-    if held:
-        return [claim.memory_bytes or 0 for claim in claims], _MEMORY_SHARE
-    return [1] * len(claims), _EQUAL_SHARE
+        return _PROCESS_UTILIZATION
+    for claim in claims:
+        claim.weight = claim.memory_bytes if held else 1
+    return _MEMORY_SHARE if held else _EQUAL_SHARE
 
 
 def split_memory(
-    used_bytes: int | None, claims: list[Claim], limit_bytes: int, held: HeldParts
+    used_bytes: int | None,
+    claims: list[Claim],
+    limit_bytes: int,
+    several: HeldParts | None = None,
 ) -> Split:
     """Split the bytes in use.
 
@@ -366,21 +449,33 @@ def split_memory(
     is nobody's, unless the driver tells no process's memory and there is only one claim. Never more
     than `limit_bytes`: readings taken one after the other need not agree.
     """
-    of_claims = [claim.memory_bytes or 0 for claim in claims]
     total = 0
-    for claimed in of_claims:
-        total += claimed
+    for claim in claims:
+        total += claim.memory_bytes
+        claim.booked_bytes = claim.weight = claim.memory_bytes
     used = total if used_bytes is None else used_bytes
     if used > limit_bytes:  # noqa: PLR1730 - min() costs three times as much, for each GPU and tick
         used = limit_bytes
-    free = limit_bytes - used
-    idle = [free] if len(held.parts) == 1 else _divide_idle(free, free, 1, held)
+    split = Split(used, limit_bytes - used)
+    split.method = _MEASURED
+    if several is not None:
+        split.idle_parts = _divide_idle(split.idle, split.idle, 1, several)
     if total > used:
-        return Split(used, divide(used, of_claims, used, total), 0, idle, _SCALED)
-    if len(claims) == 1 and claims[0].memory_bytes is None and not claims[0].has_ended:
-        # The driver lists the process without its memory, and nobody else is there to have it.
-        return Split(used, [used], 0, idle, _APPORTIONED)
-    return Split(used, of_claims, used - total, idle, _MEASURED)
+        split.method = _SCALED
+        numerator, denominator = used, total
+        share_out(used, claims, numerator, denominator)
+        for claim in claims:
+            claim.booked_bytes = claim.part
+        return split
+    split.unclaimed = used - total
+    if len(claims) == 1:
+        claim = claims[0]
+        if not claim.has_memory and not claim.has_ended:
+            # The driver lists the process without its memory, and nobody else is there to have it.
+            split.method = _APPORTIONED
+            claim.booked_bytes = used
+            split.unclaimed = 0
+    return split
 
 
 @lru_cache(maxsize=256)
@@ -408,75 +503,106 @@ def energy_of(reading: GpuReading, interval_ns: int) -> Energy | None:
     if draw is None:
         return Energy(millijoules, millijoules, interval_ns, method)
     # A floor above what was drawn would make the active draw, and somebody's energy, negative.
-    if draw * interval_ns > millijoules * NS_PER_SECOND:
+    floor, drawn = interval_ns, NS_PER_SECOND
+    floor *= draw
+    drawn *= millijoules
+    if floor > drawn:
         return Energy(millijoules, millijoules, interval_ns, method, draw, source)
     return Energy(millijoules, draw, NS_PER_SECOND, method, draw, source)
 
 
 def split_energy(
-    energy: Energy, busy: Split | None, claims: list[Claim], interval_ns: int, held: HeldParts
+    energy: Energy,
+    busy: Split | None,
+    claims: list[Claim],
+    interval_ns: int,
+    several: HeldParts | None = None,
 ) -> Split:
     """Split the energy by time.
 
     Idle has the idle draw of the time in which no kernel ran; all else goes to those that were
     busy, in proportion. Where nobody was, all is idle's; where that is not known, all is nobody's.
     """
-    millijoules, beside, method = energy.millijoules, energy.idle_millijoules, energy.method
+    split = Split(energy.millijoules, energy.idle_millijoules)
+    split.method = energy.method
+    if busy is not None and busy.used:
+        # What all products stay below, as C's floating-point numbers.
+        size, scale, length = split.used + split.idle + 1, energy.floor_denominator, interval_ns
+        if size * scale * length < MAX_PRODUCT:
+            small_numerator, small_denominator = energy.floor_numerator, energy.floor_denominator
+            _split_draw(
+                split, busy.used, claims, interval_ns, small_numerator, small_denominator, several
+            )
+        else:
+            numerator, denominator = energy.floor_numerator, energy.floor_denominator
+            _split_draw(split, busy.used, claims, interval_ns, numerator, denominator, several)
+        return split
     if busy is None:
-        of_idle = _divide_idle(beside, beside, 1, held)
-        return Split(millijoules, [0] * len(claims), millijoules, of_idle, method)
-    if not busy.used:
-        of_idle = _divide_idle(millijoules + beside, millijoules + beside, 1, held)
-        return Split(0, [0] * len(claims), 0, of_idle, method)
-    idle_ns, denominator = interval_ns - busy.used, energy.floor_denominator
-    idle_exact = idle_ns * energy.floor_numerator
-    idle = part_of(idle_ns, energy.floor_numerator, denominator)
-    active = millijoules - idle
-    of_idle = [idle + beside]
-    if len(held.parts) > 1:
-        exact = idle_exact + beside * denominator
-        of_idle = _divide_idle(idle + beside, exact, denominator, held)
+        split.unclaimed = split.used
+    else:
+        split.idle += split.used
+        split.used = 0
+    if several is not None:
+        split.idle_parts = _divide_idle(split.idle, split.idle, 1, several)
+    return split
+
+
+def _split_draw(  # noqa: PLR0917  # by position, as C knows no keywords
+    split: Split,
+    busy_ns: int,
+    claims: list[Claim],
+    interval_ns: int,
+    floor_numerator: int,
+    floor_denominator: int,
+    several: HeldParts | None,
+) -> None:
+    """Split the energy of a row that was busy: of one whose idle draw is this in a nanosecond."""
+    drawn, beside, worked = split.used, split.idle, busy_ns
+    idle_ns = interval_ns - worked
+    idle_exact = idle_ns * floor_numerator
+    idle = nearest(idle_ns, floor_numerator, floor_denominator)
+    split.used = drawn - idle
+    split.idle = idle + beside
+    if several is not None:
+        exact = idle_exact + beside * floor_denominator
+        split.idle_parts = _divide_idle(split.idle, exact, floor_denominator, several)
     if not claims:
-        return Split(active, [], active, of_idle, method)
-    if len(claims) == 1:
-        return Split(active, [active], 0, of_idle, method)
-    active_exact = millijoules * denominator - idle_exact
-    parts = divide(active, busy.of_claims, active_exact, denominator * busy.used)
-    return Split(active, parts, 0, of_idle, method)
+        split.unclaimed = split.used
+    elif len(claims) == 1:
+        claim = claims[0]
+        claim.millijoules = split.used
+    else:
+        for claim in claims:
+            claim.weight = claim.busy_ns
+        active_exact = drawn * floor_denominator - idle_exact
+        floor_denominator *= worked
+        share_out(split.used, claims, active_exact, floor_denominator)
+        for claim in claims:
+            claim.millijoules = claim.part
 
 
 def _divide_idle(total: int, numerator: int, denominator: int, held: HeldParts) -> list[int]:
     """Return what each part has in which the device is held; exactly, the total is a fraction."""
-    if len(held.parts) == 1:
-        return [total]
     pieces = [number for _, number in held.parts]
     return divide(total, pieces, numerator, denominator * held.whole)
 
 
-def _place_of(account: Account, claims: list[Claim], splits: list[Split]) -> int:
-    """Return where the host's claim stands, or nobody's; where there is none, it is put there."""
-    for place, claim in enumerate(claims):
+def _claim_of(account: Account, claims: list[Claim]) -> Claim:
+    """Return the host's claim, or nobody's; where there is none, it is put in its place."""
+    for claim in claims:
         if claim.account is account:
-            return place
+            return claim
     place = len(claims)
     if account is _HOST and claims and claims[-1].account is _UNATTRIBUTED:
         place -= 1
-    claims.insert(place, Claim(account))
-    for split in splits:
-        split.of_claims.insert(place, 0)
-    return place
-
-
-def _has_unclaimed(splits: list[Split]) -> bool:
-    for split in splits:  # noqa: SIM110 - any() costs three times as much, for each GPU and tick
-        if split.unclaimed:
-            return True
-    return False
+    claim = Claim(account)
+    claims.insert(place, claim)
+    return claim
 
 
 def _enter(
     claims: list[Claim],
-    held: HeldParts,
+    parts: Sequence[Part],
     busy: Split | None,
     memory: Split | None,
     energy: Split | None,
@@ -486,19 +612,19 @@ def _enter(
         Entry(
             account=claim.account,
             container=claim.container,
-            busy_ns=None if busy is None else busy.of_claims[index],
-            memory_bytes=None if memory is None else memory.of_claims[index],
-            energy_millijoules=None if energy is None else energy.of_claims[index],
+            busy_ns=None if busy is None else claim.busy_ns,
+            memory_bytes=None if memory is None else claim.booked_bytes,
+            energy_millijoules=None if energy is None else claim.millijoules,
         )
-        for index, claim in enumerate(claims)
+        for claim in claims
     ]
-    for index, (allocation, _) in enumerate(held.parts):
+    for index, (allocation, _) in enumerate(parts):
         entries.append(
             Entry(
                 account=_IDLE,
-                busy_ns=None if busy is None else busy.idle[index],
-                memory_bytes=None if memory is None else memory.idle[index],
-                energy_millijoules=None if energy is None else energy.idle[index],
+                busy_ns=None if busy is None else busy.idle_of(index),
+                memory_bytes=None if memory is None else memory.idle_of(index),
+                energy_millijoules=None if energy is None else energy.idle_of(index),
                 allocation=allocation,
             )
         )

@@ -11,7 +11,7 @@ from enricher.join.booking.shares import Claim, book_gpu, energy_of, idle_milliw
 from gpuledger.ledger.holders import find_holders
 from gpuledger.ledger.quantities import apportion
 from gpuledger.records import Account, BusyMethod, DeviceAllocation, EnergyMethod, GpuReading
-from tests.unit.enricher.join.ticks import GIB, SECOND_NS, sample
+from tests.unit.enricher.join.ticks import GIB, SECOND_NS, process, sample
 
 ROOT: Final = Path(__file__).parents[5]
 PAGE: Final = (ROOT / "docs" / "attribution.md").read_text()
@@ -65,17 +65,21 @@ def allocations() -> list[DeviceAllocation]:
 
 def claims(*ended: str) -> list[Claim]:
     """Return the page's claims; those named as ended hold no memory any more."""
-    return [
-        Claim(
-            Account.HOST if name == "host" else Account.POD,
-            None if name == "host" else NAMES.index(name),
-            sm_ppm=round(float(ratio) * 1_000_000),
-            memory_bytes=None if name in ended else int(held) * GIB,
-            has_ended=name in ended,
+    found = []
+    for name, ratio, held, has_ended in table("claims"):
+        if has_ended == "yes":
+            continue
+        is_host = name == "host"
+        claim = Claim(*((Account.HOST,) if is_host else (Account.POD, NAMES.index(name))))
+        claim.add(
+            process(
+                sm_utilization_ratio=float(ratio),
+                memory_used_bytes=int(held) * GIB,
+                ended=name in ended or None,
+            )
         )
-        for name, ratio, held, has_ended in table("claims")
-        if has_ended == "no"
-    ]
+        found.append(claim)
+    return found
 
 
 def as_written(name: str) -> dict[tuple[str, str], tuple[float, ...]]:

@@ -27,6 +27,19 @@ def book_gpu(device: GpuReading, claims: list[Claim], interval_ns: int = SECOND_
     return book_row(device, device, claims, interval_ns, energy_of(device, interval_ns))
 
 
+def claim(
+    account: Account,
+    container: int | None = None,
+    *,
+    ratio: float | None = None,
+    held: int | None = None,
+) -> Claim:
+    """Return the claim of one process."""
+    found = Claim(account, container)
+    found.add(process(sm_utilization_ratio=ratio, memory_used_bytes=held))
+    return found
+
+
 def seconds_by_account(entries: list[Entry]) -> dict[str, float]:
     """Sum the busy seconds of each account; pods by the place of their container."""
     found: dict[str, float] = {}
@@ -116,18 +129,18 @@ def test_busy_seconds_go_to_whoever_ran_kernels(
 
 METHODS = [
     ([], BusyMethod.EXCLUSIVE, MemoryMethod.MEASURED),
-    ([Claim(POD, 0, sm_ppm=30)], BusyMethod.EXCLUSIVE, MemoryMethod.APPORTIONED),
+    ([claim(POD, 0, ratio=0.00003)], BusyMethod.EXCLUSIVE, MemoryMethod.APPORTIONED),
     (
-        [Claim(POD, 0, sm_ppm=30), Claim(HOST)],
+        [claim(POD, 0, ratio=0.00003), claim(HOST)],
         BusyMethod.PROCESS_UTILIZATION,
         MemoryMethod.MEASURED,
     ),
     (
-        [Claim(POD, 0, memory_bytes=21 * GIB), Claim(HOST)],
+        [claim(POD, 0, held=21 * GIB), claim(HOST)],
         BusyMethod.MEMORY_SHARE,
         MemoryMethod.SCALED,
     ),
-    ([Claim(POD, 0), Claim(HOST)], BusyMethod.EQUAL_SHARE, MemoryMethod.MEASURED),
+    ([claim(POD, 0), claim(HOST)], BusyMethod.EQUAL_SHARE, MemoryMethod.MEASURED),
 ]
 
 
@@ -159,14 +172,14 @@ def test_books_say_by_which_idle_draw_energy_was_split(
 
 def test_the_drivers_reserved_memory_is_the_hosts() -> None:
     """A GPU with one pod has a host entry for what the driver keeps for itself."""
-    entries = book_gpu(reading(), [Claim(POD, 0, memory_bytes=20 * GIB)]).entries
+    entries = book_gpu(reading(), [claim(POD, 0, held=20 * GIB)]).entries
     held = {entry.account: entry.memory_bytes for entry in entries}
     assert held == {POD: 20 * GIB, HOST: GIB, IDLE: 59 * GIB}
 
 
 def test_memory_that_no_process_holds_is_unattributed() -> None:
     """Memory in use beyond what the processes hold has nobody to be booked on."""
-    entries = book_gpu(reading(), [Claim(POD, 0, memory_bytes=15 * GIB)]).entries
+    entries = book_gpu(reading(), [claim(POD, 0, held=15 * GIB)]).entries
     assert {e.account: e.memory_bytes for e in entries}[NOBODY] == 5 * GIB
 
 
@@ -221,11 +234,11 @@ def test_a_quantity_that_the_driver_does_not_give_is_absent(
     field: str, missing: dict[str, None]
 ) -> None:
     """Absent is not zero: no entry has the field."""
-    entries = book_gpu(reading(**missing), [Claim(POD, 0, memory_bytes=GIB)]).entries
+    entries = book_gpu(reading(**missing), [claim(POD, 0, held=GIB)]).entries
     assert {getattr(entry, field) for entry in entries} == {None}
 
 
 def test_energy_without_busy_seconds_is_unattributed() -> None:
     """The device drew it, and nobody can be named."""
-    entries = book_gpu(reading(utilization_ratio=None), [Claim(POD, 0)]).entries
+    entries = book_gpu(reading(utilization_ratio=None), [claim(POD, 0)]).entries
     assert {entry.account: entry.energy_millijoules for entry in entries}[NOBODY] == 300_000
