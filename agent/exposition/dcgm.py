@@ -20,7 +20,7 @@ from agent.exposition.dcgm_fields import (
 )
 from agent.exposition.device import ShownDevice, unit_of
 from agent.exposition.families import Labels, SampleLine, write_family, write_labels
-from agent.exposition.holders import NodeHolder, Share, find_shares
+from agent.exposition.holders import NodeHolder, PodShare, find_shares
 from agent.exposition.node_state import Snapshot
 from gpuledger.ledger.holders import exclusive_holder
 from gpuledger.xids import find_xid
@@ -37,7 +37,7 @@ class SeriesRow(NamedTuple):
     """Its labels, fields among them by their old names."""
     new_labels: str
     """The same by the new names."""
-    shares: Sequence[tuple[Share, str, str]]
+    shares: Sequence[tuple[PodShare, str, str]]
     """What containers use of a device that none has alone, with labels by old and new names."""
 
 
@@ -103,7 +103,7 @@ class RowWriter:
         identity: Labels,
         now: Snapshot,
         holder: NodeHolder | None,
-        shares: Iterable[Share],
+        shares: Iterable[PodShare],
     ) -> SeriesRow:
         if self.host_label != "none":
             identity = [*identity, (self.host_label, now.sample.node)]
@@ -145,13 +145,13 @@ class RowWriter:
         return labels
 
 
-def _merge_memory(shares: Iterable[Share]) -> Iterable[Share]:
+def _merge_memory(shares: Iterable[PodShare]) -> Iterable[PodShare]:
     """Return what each container holds in all: it may have processes on several of them."""
-    held: dict[NodeHolder, Share] = {}
+    held: dict[NodeHolder, PodShare] = {}
     for share in shares:
         parts = (held.get(share.holder), share)
         known = [part.memory_bytes for part in parts if part and part.memory_bytes is not None]
-        held[share.holder] = Share(share.holder, None, sum(known) if known else None)
+        held[share.holder] = PodShare(share.holder, None, sum(known) if known else None)
     return held.values()
 
 
@@ -242,7 +242,7 @@ class DcgmPage:
                     yield old_labels, new_labels, part
 
 
-def _part_of(name: str, share: Share, row: SeriesRow, value: float) -> float | None:
+def _part_of(name: str, share: PodShare, row: SeriesRow, value: float) -> float | None:
     """Return a container's part of a device's value, where that can be told."""
     if name == "DCGM_FI_DEV_FB_USED":
         return None if share.memory_bytes is None else float(_MIB(share.memory_bytes) or 0)

@@ -56,7 +56,7 @@ class NodeHolder(NamedTuple):
         ]
 
 
-class Share(NamedTuple):
+class PodShare(NamedTuple):
     """What the processes of one container use of one device."""
 
     holder: NodeHolder
@@ -67,7 +67,7 @@ class Share(NamedTuple):
     """Device memory that they hold; absent where the driver does not say."""
 
 
-def find_shares(sample: NodeSample, names: ContainerLookup) -> Mapping[str, list[Share]]:
+def find_shares(sample: NodeSample, names: ContainerLookup) -> Mapping[str, list[PodShare]]:
     """Return, by a device's UUID, what each container uses; the host's processes are left out.
 
     A container of which only the UID or the id is known is a holder without a name.
@@ -77,7 +77,7 @@ def find_shares(sample: NodeSample, names: ContainerLookup) -> Mapping[str, list
     for process in sample.processes:
         if process.container is not None:
             used.setdefault((process.gpu, process.container), []).append(process)
-    shares: dict[str, list[Share]] = {}
+    shares: dict[str, list[PodShare]] = {}
     for (gpu, container), processes in used.items():
         ratios = [
             process.sm_utilization_ratio
@@ -89,7 +89,7 @@ def find_shares(sample: NodeSample, names: ContainerLookup) -> Mapping[str, list
             for process in processes
             if process.memory_used_bytes is not None
         ]
-        share = Share(
+        share = PodShare(
             holder=holders[container],
             # Kernels of several processes may run at once: together they are no more than all.
             busy_ratio=min(1.0, sum(ratios)) if ratios else None,

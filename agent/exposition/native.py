@@ -35,7 +35,7 @@ from agent.exposition.families import (
     write_family,
     write_labels,
 )
-from agent.exposition.holders import NodeHolder, Share, find_shares, holders_of
+from agent.exposition.holders import NodeHolder, PodShare, find_shares, holders_of
 from agent.exposition.node_state import Snapshot
 from agent.settings import Profile
 from gpuledger.clock import NS_PER_SECOND
@@ -168,7 +168,7 @@ def write_containers(now: Snapshot) -> Iterator[str]:
     """Yield the lines of what each container uses of each device."""
     shares = find_shares(now.sample, now.names)
     node = ("node", now.sample.node)
-    rows: list[tuple[Labels, Share]] = [
+    rows: list[tuple[Labels, PodShare]] = [
         ([node, *gpu_labels(device), *zip(CONTAINER_LABELS[2:], share.holder, strict=True)], share)
         for device in now.devices
         for share in shares.get(device.reading.uuid, ())

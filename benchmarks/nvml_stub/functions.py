@@ -56,6 +56,8 @@ def _processes(name: str) -> Function:
 _SAMPLE: Final = pynvml.c_nvmlSample_t
 _PROCESS_SAMPLE: Final = pynvml.c_nvmlProcessUtilizationSample_t
 
+_PROFILE: Final = pynvml.c_nvmlGpuInstanceProfileInfo_t
+
 FUNCTIONS: Final = (
     *(
         _one(name, _TEXT)
@@ -148,6 +150,11 @@ FUNCTIONS: Final = (
     _of_struct("nvmlDeviceGetGridLicensableFeatures_v4", pynvml.c_nvmlGridLicensableFeatures_v4_t),
     _one("nvmlDeviceGetTotalEccErrors", f"dii{_LONG}"),
     _one("nvmlDeviceGetMigDeviceHandleByIndex", f"di{_LONG}"),
+    _one(
+        "nvmlDeviceGetGpuInstanceProfileInfo",
+        f"dio{ctypes.sizeof(_PROFILE)}",
+        more=(1,),  # the version of its struct, by which the Python function finds the C function
+    ),
     _of_struct("nvmlDeviceGetUtilizationRates", pynvml.c_nvmlUtilization_t),
     _of_struct(
         "nvmlDeviceGetMemoryInfo_v2",

@@ -10,7 +10,7 @@ parent may mean either; so its lists are trusted once they have named every proc
 and until then the instances are queried one by one.
 
 What an instance is of the GPU is said in slices: of compute and of memory. How many the GPU has is
-said by its greatest profile, and the slices of memory by how often the least profile's memory goes
+said by its greatest profile, and the slices of memory by how often that of one slice goes
 into that: no product is known here. A small instance has a little less than its slices are, so the
 one is rounded down, and an instance's own slices, where no placement tells them, to the nearest.
 """
@@ -200,15 +200,15 @@ class MigLayout:
             # Some drivers tell it only while MIG is on; what is not cut is whole all the same.
             return BoardSlices() if self.is_enabled else _WHOLE
         smallest = pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE
-        least = query(info, smallest, _PROFILE_VERSION)
-        if least is None and not self.client.is_unsupported(
+        one_slice = query(info, smallest, _PROFILE_VERSION)
+        if one_slice is None and not self.client.is_unsupported(
             (info.__name__, smallest, _PROFILE_VERSION)
         ):
             return None
         return BoardSlices(
             compute=small_number(full.sliceCount),
-            memory=small_number(full.memorySizeMB // least.memorySizeMB)
-            if least and least.memorySizeMB
+            memory=small_number(full.memorySizeMB // one_slice.memorySizeMB)
+            if one_slice and one_slice.memorySizeMB
             else None,
             memory_mebibytes=full.memorySizeMB,
         )
