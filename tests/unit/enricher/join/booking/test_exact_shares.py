@@ -98,6 +98,7 @@ weights = st.lists(
 @example([1, 1], 2**126 - 1, 2)
 @example([1, 1], 2**126, 2)
 @example([1, 2**126], 1, 3)
+@example([1, 2**128], 0, 3)
 def test_parts_are_exact_shares_rounded_and_sum_to_the_whole_beyond_64_and_128_bits(
     weights: list[int], numerator: int, denominator: int
 ) -> None:
