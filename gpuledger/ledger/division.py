@@ -43,7 +43,8 @@ def parts_per_million(ratio: float) -> int:
 def part_of(total: int, numerator: int, denominator: int) -> int:
     """Return total x numerator / denominator to the nearest whole number, halves rounded up."""
     amount, size, scale = total, numerator, denominator
-    if size * amount < MAX_PRODUCT and scale < MAX_PRODUCT and amount < _MAX_TOTAL:
+    # One more of each: what is multiplied by zero has to fit as well.
+    if (size + 1) * (amount + 1) < MAX_PRODUCT and scale < MAX_PRODUCT and amount < _MAX_TOTAL:
         small_total, small_numerator, small_denominator = total, numerator, denominator
         return nearest(small_total, small_numerator, small_denominator)
     return nearest(total, numerator, denominator)
@@ -67,7 +68,7 @@ def divide(total: int, weights: Sequence[int], numerator: int, denominator: int)
     for weight in weights:
         if weight > largest:  # noqa: PLR1730 - max() costs three times as much
             largest = weight
-    if size * largest < MAX_PRODUCT and scale < MAX_PRODUCT and total < _MAX_TOTAL:
+    if (size + 1) * (largest + 1) < MAX_PRODUCT and scale < MAX_PRODUCT and total < _MAX_TOTAL:
         small_total, small_numerator, small_denominator = total, numerator, denominator
         return _divide(small_total, weights, small_numerator, small_denominator)
     return _divide(total, weights, numerator, denominator)

@@ -18,7 +18,7 @@ cdef long long NS_PER_SECOND
 cdef class Claim(Share):
     cdef readonly object account
     cdef readonly object container
-    cdef Py_ssize_t rank
+    cdef public Py_ssize_t rank
     cdef readonly bint is_sampled
     cdef readonly bint has_memory
     cdef readonly bint has_ended
@@ -30,6 +30,8 @@ cdef class Claim(Share):
 
     cpdef add(self, process)
 
+@cython.locals(claim=Claim)
+cpdef Claim make_claim(account, container=*, Py_ssize_t rank=*)
 
 @cython.final
 @cython.no_gc
@@ -41,8 +43,11 @@ cdef class Split:
     cdef public list idle_parts
     cdef public object method
 
+    cpdef divide_idle(self, numerator, denominator, held)
     cpdef idle_of(self, Py_ssize_t part)
 
+@cython.locals(split=Split)
+cpdef Split make_split(long long used, long long idle, method)
 
 @cython.final
 @cython.no_gc
@@ -121,8 +126,6 @@ cdef _split_draw(
     Split split, long long busy_ns, list claims, long long interval_ns,
     Whole floor_numerator, Whole floor_denominator, several
 )
-
-cdef list _divide_idle(total, numerator, denominator, held)
 
 @cython.locals(claim=Claim, place=Py_ssize_t)
 cdef Claim _claim_of(account, list claims)

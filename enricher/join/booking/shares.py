@@ -115,14 +115,15 @@ class Claim(Share):
         "sm_ppm",
     )
 
-    def __init__(self, account: Account, container: int | None = None, rank: int = 0) -> None:
-        # No super(): it would be looked up for each claim of each tick.
+    def __init__(self) -> None:
+        # No super(): it would be looked up for each claim of each tick. Nor arguments: to hand
+        # them over costs as much as all fields.
         self.weight = self.part = 0
-        self.account = account
+        self.account = _UNATTRIBUTED
         """`pod`, `host`, or `unattributed` for processes of which nothing could be read."""
-        self.container = container
+        self.container: int | None = None
         """On a pod's: position of its container in the tick's `containers`."""
-        self.rank = rank
+        self.rank = 0
         """Where it stands among the accounts of the tick."""
         self.is_sampled = False
         """Whether the driver gave the SM utilization of one of its processes."""
@@ -156,26 +157,49 @@ class Claim(Share):
             self.memory_bytes += memory_bytes
 
 
+def make_claim(account: Account, container: int | None = None, rank: int = 0) -> Claim:
+    """Return the claim of an account that asks for nothing yet."""
+    claim = Claim()
+    claim.account = account
+    claim.container = container
+    claim.rank = rank
+    return claim
+
+
 class Split:
     """One quantity of a row: how much of it is used, unclaimed and idle. Claims know theirs."""
 
     __slots__ = ("idle", "idle_parts", "method", "unclaimed", "used")
 
-    def __init__(self, used: int, idle: int) -> None:
-        self.used = used
+    def __init__(self) -> None:
+        self.used = 0
         """What is not idle."""
         self.unclaimed = 0
         """What of that nobody claims."""
-        self.idle = idle
+        self.idle = 0
         """What is idle."""
         self.idle_parts: list[int] | None = None
         """That by the parts in which the device is held, where there are several."""
         self.method: Any = None
         """How it was found: of the quantity's own enumeration."""
 
+    def divide_idle(self, numerator: int, denominator: int, held: HeldParts) -> None:
+        """Divide what is idle among the parts; exactly, it is a fraction."""
+        pieces = [number for _, number in held.parts]
+        self.idle_parts = divide(self.idle, pieces, numerator, denominator * held.whole)
+
     def idle_of(self, part: int) -> int:
         """Return what is idle in one of the parts in which the device is held."""
         return self.idle if self.idle_parts is None else self.idle_parts[part]
+
+
+def make_split(used: int, idle: int, method: Any) -> Split:  # noqa: ANN401  # of any enumeration
+    """Return a split of which nobody has anything yet."""
+    split = Split()
+    split.used = used
+    split.idle = idle
+    split.method = method
+    return split
 
 
 class Energy:
@@ -305,9 +329,9 @@ def gather_claims(sample: NodeSample) -> list[list[Claim]]:
                     claim.add(process)
                     continue
             if rank < host:
-                claim = Claim(_POD, order[rank], rank)
+                claim = make_claim(_POD, order[rank], rank)
             else:
-                claim = Claim(_HOST if rank == host else _UNATTRIBUTED, None, rank)
+                claim = make_claim(_HOST if rank == host else _UNATTRIBUTED, None, rank)
             claim.add(process)
             claims.append(claim)
     return found
@@ -368,12 +392,9 @@ def split_busy(
     numerator, denominator = interval_ns, PPM
     numerator *= ppm
     busy_ns = nearest(1, numerator, denominator)
-    split = Split(busy_ns, interval_ns - busy_ns)
-    split.method = _EXCLUSIVE
+    split = make_split(busy_ns, interval_ns - busy_ns, _EXCLUSIVE)
     if several is not None:
-        split.idle_parts = _divide_idle(
-            split.idle, interval_ns * denominator - numerator, denominator, several
-        )
+        split.divide_idle(interval_ns * denominator - numerator, denominator, several)
     if not claims:
         split.unclaimed = busy_ns
         return split
@@ -456,10 +477,9 @@ def split_memory(
     used = total if used_bytes is None else used_bytes
     if used > limit_bytes:  # noqa: PLR1730 - min() costs three times as much, for each GPU and tick
         used = limit_bytes
-    split = Split(used, limit_bytes - used)
-    split.method = _MEASURED
+    split = make_split(used, limit_bytes - used, _MEASURED)
     if several is not None:
-        split.idle_parts = _divide_idle(split.idle, split.idle, 1, several)
+        split.divide_idle(split.idle, 1, several)
     if total > used:
         split.method = _SCALED
         numerator, denominator = used, total
@@ -523,8 +543,7 @@ def split_energy(
     Idle has the idle draw of the time in which no kernel ran; all else goes to those that were
     busy, in proportion. Where nobody was, all is idle's; where that is not known, all is nobody's.
     """
-    split = Split(energy.millijoules, energy.idle_millijoules)
-    split.method = energy.method
+    split = make_split(energy.millijoules, energy.idle_millijoules, energy.method)
     if busy is not None and busy.used:
         # What all products stay below, as C's floating-point numbers.
         size, scale, length = split.used + split.idle + 1, energy.floor_denominator, interval_ns
@@ -543,7 +562,7 @@ def split_energy(
         split.idle += split.used
         split.used = 0
     if several is not None:
-        split.idle_parts = _divide_idle(split.idle, split.idle, 1, several)
+        split.divide_idle(split.idle, 1, several)
     return split
 
 
@@ -565,7 +584,7 @@ def _split_draw(  # noqa: PLR0917  # by position, as C knows no keywords
     split.idle = idle + beside
     if several is not None:
         exact = idle_exact + beside * floor_denominator
-        split.idle_parts = _divide_idle(split.idle, exact, floor_denominator, several)
+        split.divide_idle(exact, floor_denominator, several)
     if not claims:
         split.unclaimed = split.used
     elif len(claims) == 1:
@@ -581,12 +600,6 @@ def _split_draw(  # noqa: PLR0917  # by position, as C knows no keywords
             claim.millijoules = claim.part
 
 
-def _divide_idle(total: int, numerator: int, denominator: int, held: HeldParts) -> list[int]:
-    """Return what each part has in which the device is held; exactly, the total is a fraction."""
-    pieces = [number for _, number in held.parts]
-    return divide(total, pieces, numerator, denominator * held.whole)
-
-
 def _claim_of(account: Account, claims: list[Claim]) -> Claim:
     """Return the host's claim, or nobody's; where there is none, it is put in its place."""
     for claim in claims:
@@ -595,7 +608,7 @@ def _claim_of(account: Account, claims: list[Claim]) -> Claim:
     place = len(claims)
     if account is _HOST and claims and claims[-1].account is _UNATTRIBUTED:
         place -= 1
-    claim = Claim(account)
+    claim = make_claim(account)
     claims.insert(place, claim)
     return claim
 

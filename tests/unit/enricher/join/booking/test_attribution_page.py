@@ -7,7 +7,13 @@ import pytest
 from msgspec.structs import replace
 
 from enricher.join.booking import books, settlement, shares
-from enricher.join.booking.shares import Claim, book_gpu, energy_of, idle_milliwatts
+from enricher.join.booking.shares import (
+    Claim,
+    book_gpu,
+    energy_of,
+    idle_milliwatts,
+    make_claim,
+)
 from gpuledger.ledger.holders import find_holders
 from gpuledger.ledger.quantities import apportion
 from gpuledger.records import Account, BusyMethod, DeviceAllocation, EnergyMethod, GpuReading
@@ -70,7 +76,7 @@ def claims(*ended: str) -> list[Claim]:
         if has_ended == "yes":
             continue
         is_host = name == "host"
-        claim = Claim(*((Account.HOST,) if is_host else (Account.POD, NAMES.index(name))))
+        claim = make_claim(*((Account.HOST,) if is_host else (Account.POD, NAMES.index(name))))
         claim.add(
             process(
                 sm_utilization_ratio=float(ratio),

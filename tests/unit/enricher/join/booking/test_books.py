@@ -3,7 +3,7 @@
 import pytest
 
 from enricher.join.booking.books import book_tick
-from enricher.join.booking.shares import Claim, energy_of
+from enricher.join.booking.shares import Claim, energy_of, make_claim
 from enricher.join.booking.shares import book_gpu as book_row
 from gpuledger.records import (
     Account,
@@ -35,7 +35,7 @@ def claim(
     held: int | None = None,
 ) -> Claim:
     """Return the claim of one process."""
-    found = Claim(account, container)
+    found = make_claim(account, container)
     found.add(process(sm_utilization_ratio=ratio, memory_used_bytes=held))
     return found
 

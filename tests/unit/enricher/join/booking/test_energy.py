@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enricher.join.booking.books import book_tick, compute_slices, energy_by_row
-from enricher.join.booking.shares import Energy, Split, energy_of, idle_milliwatts, split_energy
+from enricher.join.booking.shares import (
+    Energy,
+    energy_of,
+    idle_milliwatts,
+    make_split,
+    split_energy,
+)
 from gpuledger.records import Account, Entry, GpuReading
 from tests.unit.enricher.join.ticks import GIB, SECOND_NS, process, reading, sample
 
@@ -71,7 +77,7 @@ def test_the_floor_goes_by_time_and_the_rest_by_work(
     case: str, worked: int | None, split: tuple[int, int]
 ) -> None:
     """What is nobody's, as nobody else is there, and what is idle's."""
-    busy = None if worked is None else Split(worked, SECOND_NS - worked)
+    busy = None if worked is None else make_split(worked, SECOND_NS - worked, None)
     found = split_energy(Energy(325_000, 100_000, SECOND_NS), busy, [], SECOND_NS)
     assert (found.unclaimed, found.idle) == split, case
 

@@ -1,7 +1,7 @@
 """Each entry against its exact share: an oracle in fractions, by the rules of docs/attribution.md.
 
-It shares no line with the join. Boards that are cut are checked row by row, from the whole number
-of energy that each instance was given, and that number from the board's.
+It shares no line with the join. A board that is cut is checked in two steps, as it is booked: the
+whole number of energy that each row was given, from the board's; and the row's entries, from that.
 """
 
 from fractions import Fraction
@@ -16,7 +16,7 @@ from gpuledger.records import Account, ContainerRef, NodeSample
 from gpuledger.records.bounds import MAX_INTERVAL_NS, MAX_TICK_MILLIJOULES
 from tests.unit.enricher.join.booking.test_holders import replica
 from tests.unit.enricher.join.booking.test_laws import draws, energies, intervals
-from tests.unit.enricher.join.ticks import CONTAINER_IDS, UIDS, process, reading, sample
+from tests.unit.enricher.join.ticks import CONTAINER_IDS, GIB, UIDS, process, reading, sample
 
 PODS = 3
 
@@ -82,6 +82,104 @@ def test_every_entry_is_within_one_unit_of_its_exact_share(tick: NodeSample) -> 
             assert entry.energy_millijoules in (floor(energy), ceil(energy))
 
 
+SLICES = {"1g.10gb": 1, "3g.40gb": 3, "1c.3g.40gb": 1}
+
+
+@st.composite
+def cut_boards(draw: st.DrawFn) -> NodeSample:
+    """Draw a board that is cut into instances, each measured, on which up to three pods ran."""
+    busy = st.sampled_from([0.0, 1.0]) | st.integers(0, 10**6).map(lambda ppm: ppm / 10**6)
+    memories = st.sampled_from([GIB, 10 * GIB, 40 * GIB]) | st.integers(1, 80 * GIB)
+    # Of all, or of some of them.
+    profiles = st.sampled_from([*SLICES] if draw(st.booleans()) else [*SLICES, None])
+    board = reading(
+        model=None,
+        mig_enabled=True,
+        utilization_ratio=None,
+        memory_total_bytes=draw(memories),
+        energy_millijoules=draw(energies.filter(lambda drawn: drawn is not None)),
+        idle_draw_milliwatts=draw(draws),
+    )
+    instances = [
+        reading(
+            uuid=f"MIG-{number}",
+            parent_uuid=board.uuid,
+            gpu_instance=draw(st.none() | st.integers(0, 2)),
+            mig_profile=draw(profiles),
+            utilization_ratio=draw(busy),
+            memory_total_bytes=draw(memories),
+            energy_millijoules=None,
+        )
+        for number in range(draw(st.integers(1, 4)))
+    ]
+    return sample(
+        interval_ns=draw(intervals),
+        gpus=draw(st.permutations([board, *instances])),
+        processes=[
+            process(
+                pid=10 * row + number, gpu=row, container=number, memory_used_bytes=draw(memories)
+            )
+            for row in range(len(instances) + 1)
+            for number in range(draw(st.integers(0, PODS)))
+        ],
+    )
+
+
+def shared_energy(tick: NodeSample) -> list[tuple[Fraction, Fraction]]:
+    """Return of each row, in order, its energy and how much of that is idle draw, as fractions."""
+    (board,) = (gpu for gpu in tick.gpus if gpu.parent_uuid is None)
+    instances = [gpu for gpu in tick.gpus if gpu.parent_uuid is not None]
+    homes = [one.uuid if one.gpu_instance is None else one.gpu_instance for one in instances]
+    sizes = [
+        Fraction(one.memory_total_bytes or 0, homes.count(home))
+        for one, home in zip(instances, homes, strict=True)
+    ]
+    whole = max(Fraction(board.memory_total_bytes or 0), sum(sizes, Fraction(0)))
+    drawn = Fraction(board.energy_millijoules or 0)
+    floor = drawn
+    if board.idle_draw_milliwatts is not None:
+        floor = min(drawn, Fraction(board.idle_draw_milliwatts * tick.interval_ns, 10**9))
+    slices = [SLICES.get(one.mig_profile or "") for one in instances]
+    # By memory where a profile does not say.
+    by = sizes if None in slices else [Fraction(one or 0) for one in slices]
+    work = [
+        ppm_of(one.utilization_ratio) * weight for one, weight in zip(instances, by, strict=True)
+    ]
+    if not sum(work):
+        floor = drawn
+    active = [(drawn - floor) * one / (sum(work) or 1) for one in work]
+    shares = {
+        one.uuid: (floor * size / whole + its, floor * size / whole)
+        for one, size, its in zip(instances, sizes, active, strict=True)
+    }
+    rest = floor * (1 - sum(sizes) / whole)
+    shares[board.uuid] = (rest, rest)
+    return [shares[gpu.uuid] for gpu in tick.gpus]
+
+
+@settings(max_examples=300, deadline=None)
+@given(cut_boards())
+def test_every_row_of_a_cut_board_and_its_entries_are_within_a_unit_of_their_share(
+    tick: NodeSample,
+) -> None:
+    booked = book_tick(tick)
+    for row, (share, floor_share) in zip(booked, shared_energy(tick), strict=True):
+        given_energy = sum(entry.energy_millijoules or 0 for entry in row.entries)
+        assert given_energy in (floor(share), ceil(share))
+        busy_ns = sum(e.busy_ns or 0 for e in row.entries if e.account is not Account.IDLE)
+        # Rounded down, a row may have less than its part of the floor.
+        draw = min(floor_share, Fraction(given_energy))
+        of_idle = draw * (tick.interval_ns - busy_ns) / tick.interval_ns
+        for entry in row.entries:
+            if entry.account is Account.IDLE:
+                energy = of_idle if busy_ns else Fraction(given_energy)
+            elif busy_ns:
+                energy = (given_energy - of_idle) * Fraction(entry.busy_ns or 0, busy_ns)
+            else:
+                energy = Fraction(0)
+            assert entry.energy_millijoules in (floor(energy), ceil(energy))
+
+
 weights = st.lists(
     st.integers(0, 5)
     | st.sampled_from([2**31, 2**62, 2**63 - 1, 2**63, 2**64, 2**127])
@@ -98,6 +196,7 @@ weights = st.lists(
 @example([1, 1], 2**126 - 1, 2)
 @example([1, 1], 2**126, 2)
 @example([1, 2**126], 1, 3)
+@example([1, 2**128], 0, 3)
 def test_parts_are_exact_shares_rounded_and_sum_to_the_whole_beyond_64_and_128_bits(
     weights: list[int], numerator: int, denominator: int
 ) -> None:
