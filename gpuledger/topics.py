@@ -22,6 +22,7 @@ from gpuledger.records import (
     NodeSample,
     PodRecord,
     ProcessRecord,
+    Watermark,
 )
 
 DEFAULT_PARTITIONS: Final = 12
@@ -41,7 +42,8 @@ class Topic:
     record: type
     """The type of its records."""
     key: str
-    """The field of the record that is the Kafka key, with a dot where it is inside another."""
+    """The field of the record that is the Kafka key, with a dot where it is inside another, or
+    several with slashes between them, as the key has."""
     partitioner: str = "node"
     """`node`: murmur2 of the node's name, as Kafka's own default partitioner would place that key;
     `source`: the partition number of the record it speaks of, modulo the partitions."""
@@ -145,6 +147,21 @@ class Topics(Collection[Topic]):
                 "delete.retention.ms": str(_DAY_MS),
             },
         )
+        self.watermarks = Topic(
+            name=f"{prefix}.watermarks.v1",
+            record=Watermark,
+            key="stage/cluster/partition",
+            # Who reads a partition of a stage's topic finds its watermarks under the same number.
+            partitioner="source",
+            cleanup_policy="compact",
+            # One a partition every few seconds: only the last one is ever asked for.
+            extra={
+                "segment.ms": str(_HOUR_MS // 6),
+                "segment.bytes": str(16 * 2**20),
+                "min.cleanable.dirty.ratio": "0.1",
+                "delete.retention.ms": str(_DAY_MS),
+            },
+        )
         self.attributed_incidents = Topic(
             name=f"{prefix}.attributed-incidents.v1",
             record=AttributedIncident,
@@ -175,6 +192,7 @@ class Topics(Collection[Topic]):
             self.pods,
             self.events,
             self.progress,
+            self.watermarks,
             self.attributed_incidents,
             self.rows,
             self.dead_letters,

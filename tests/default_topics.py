@@ -14,6 +14,7 @@ INVENTORY: Final = TOPICS.inventory
 PODS: Final = TOPICS.pods
 EVENTS: Final = TOPICS.events
 PROGRESS: Final = TOPICS.progress
+WATERMARKS: Final = TOPICS.watermarks
 ATTRIBUTED_INCIDENTS: Final = TOPICS.attributed_incidents
 ROWS: Final = TOPICS.rows
 DEAD_LETTERS: Final = TOPICS.dead_letters

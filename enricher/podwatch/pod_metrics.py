@@ -79,6 +79,11 @@ EARLY_TOMBSTONES: Final = Counter(
     "gpuledger_podwatch_tombstones_evicted",
     "Deleted pods whose record did not stay its full time, because too many waited.",
 )
+WATERMARK_TIMESTAMP: Final = Gauge(
+    "gpuledger_podwatch_watermark_timestamp_seconds",
+    "Time, by podwatch's clock, up to which all that it saw of the pods is in the topic, as it said"
+    " last; 0 before that, and while it stands by.",
+)
 LEADING: Final = Gauge(
     "gpuledger_podwatch_leading",
     "1 while this podwatch holds the Lease and publishes, 0 while it stands by; 1 without a Lease.",

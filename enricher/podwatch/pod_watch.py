@@ -29,6 +29,7 @@ from enricher.podwatch.publish import Fence, PodBus, PodPublisher, let_pass, rea
 from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.table import PodTable
 from gpuledger.clock import Clock
+from gpuledger.completeness import name_publisher
 from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
 
 _EXPIRY_SECONDS: Final = 5.0
@@ -85,6 +86,7 @@ class PodWatch:
         # Another one counts the same pods, and a sum over both would have them twice.
         pod_metrics.PODS.set(0)
         pod_metrics.UNPUBLISHED.set(0)
+        pod_metrics.WATERMARK_TIMESTAMP.set(0)
 
     async def publish(self, *, fence: Fence = let_pass) -> None:
         """Read what is known, then list, watch and publish until cancelled."""
@@ -108,6 +110,8 @@ class PodWatch:
             clock=clock,
             batch_max=settings.publish_batch,
             topic_id=known.topic_id,
+            next_offsets=known.next_offsets,
+            publisher=name_publisher(settings.kafka.client_id),
             fence=fence,
         )
         follower = Follower(
@@ -188,6 +192,7 @@ class Follower:
                 self._check.ok(self.describe_table)
             case Interrupted(error):
                 self._check.failed(str(error))
+        self._publisher.watermarks.follow(step)
         self._publisher.wake()
 
     def describe_table(self) -> str:

@@ -49,6 +49,11 @@ class PodTable:
         """How many pods have a state that was not acknowledged."""
         return len(self._unpublished)
 
+    @property
+    def newest_unpublished(self) -> str | None:
+        """The pod that became due last: once it was sent, all that is due now was."""
+        return next(reversed(self._unpublished), None)
+
     def restore(self, pods: Iterable[PodRecord]) -> None:
         """Begin with what Kafka has from before: nothing of it is due. The table is empty before.
 
