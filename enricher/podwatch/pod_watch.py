@@ -28,11 +28,12 @@ from enricher.podwatch.pod_settings import PodwatchSettings
 from enricher.podwatch.publish import Fence, PodBus, PodPublisher, let_pass, read_known
 from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.table import PodTable
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_HOUR, Clock
 from gpuledger.completeness import name_publisher
 from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
 
 _EXPIRY_SECONDS: Final = 5.0
+_BRIDGED_NS: Final = NS_PER_HOUR
 _log = structlog.get_logger(__name__)
 
 
@@ -122,6 +123,7 @@ class PodWatch:
                 self.readiness.check("pod_objects", severity=CheckSeverity.WARNING)
             ),
             clock=clock,
+            newest_ns=known.newest_ns,
         )
         reader = PodReader(
             labels=settings.labels,
@@ -137,6 +139,29 @@ class PodWatch:
             tasks.create_task(run_expiry(table, publisher, clock))
 
 
+class Stamps:
+    """When changes of pods are seen: a clock that is set back by up to an hour goes on in it.
+
+    The join describes a tick by the versions that were seen by its time. A version whose stamp lies
+    before those of ticks that were described without it would describe them otherwise when they are
+    joined again. A clock that is set back by more was wrong before, and is followed.
+    """
+
+    def __init__(self, clock: Clock, *, newest_ns: int = 0) -> None:
+        """Take the clock, and the newest stamp that was written before."""
+        self._clock = clock
+        self._last_ns = newest_ns
+        self._read_ns = clock.monotonic_ns()
+
+    def next_ns(self) -> int:
+        """Return the time of what is seen now."""
+        time_ns, read_ns = self._clock.time_ns(), self._clock.monotonic_ns()
+        expected_ns = self._last_ns + read_ns - self._read_ns
+        is_set_back = 0 < expected_ns - time_ns <= _BRIDGED_NS
+        self._last_ns, self._read_ns = expected_ns if is_set_back else time_ns, read_ns
+        return self._last_ns
+
+
 class Follower:
     """Applies the reflector's steps to the table, and reports the API server's state as a check."""
 
@@ -148,12 +173,14 @@ class Follower:
         check: Check,
         unreadable: UnreadablePods,
         clock: Clock,
+        newest_ns: int = 0,
     ) -> None:
+        """Take the parts; `newest_ns` is the newest stamp that Kafka has from before."""
         self._unreadable = unreadable
         self._table = table
         self._publisher = publisher
         self._check = check
-        self._clock = clock
+        self._stamps = Stamps(clock, newest_ns=newest_ns)
 
     async def run(self, reflector: Reflector) -> None:
         """Apply the steps, for ever."""
@@ -163,7 +190,7 @@ class Follower:
 
     def apply(self, step: Step, *, version: str | None = None) -> None:
         """Apply one step, with the version that the reflector has reached."""
-        time_ns = self._clock.time_ns()
+        time_ns = self._stamps.next_ns()
         match step:
             case Upserted(pod):
                 self._unreadable.discard(pod.uid)

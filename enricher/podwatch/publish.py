@@ -79,6 +79,8 @@ class KnownPods:
         """The identity of the topic that was read, as of before."""
         self.next_offsets: dict[int, int | None] = {}
         """Where each of its partitions ended."""
+        self.newest_ns = 0
+        """The newest stamp of its records."""
         self.by_uid: dict[str, PodRecord] = {}
         self.overtaken: set[str] = set()
         """Pods behind whose newest record stands an older one."""
@@ -93,6 +95,7 @@ class KnownPods:
                 count_unreadable(record)
                 self._count_undecodable(describe_unreadable(record, record.unreadable))
                 continue
+            self.newest_ns = max(self.newest_ns, record.timestamp_ms * NS_PER_MS)
             uid = (record.key or b"").decode(errors="replace")
             pod = self._read(uid, record.value) if record.value is not None else None
             if pod is None:

@@ -252,16 +252,16 @@ def _nameless(uid: str | None, container_ids: list[str], *, is_foreign: bool) ->
 
 def describe_known(known: KnownPod, container_ids: list[str], *, time_ns: int) -> PodDescription:
     """Describe a pod by the version of it that was in force at a time."""
-    pod, deleted_ns = known.at(time_ns), known.record.deleted_time_ns
+    pod, said, deleted_ns = known.record, known.at(time_ns), known.record.deleted_time_ns
     return PodDescription(
         uid=pod.uid,
         container_ids=container_ids,
         state=PodState.KNOWN,
         namespace=pod.namespace,
         name=pod.name,
-        owner_kind=pod.owner_kind,
-        owner_name=pod.owner_name,
-        labels=pod.labels,
+        owner_kind=said.owner_kind,
+        owner_name=said.owner_name,
+        labels=said.labels,
         container_names=known.container_names(container_ids),
         deleted_time_ns=deleted_ns if deleted_ns is None or deleted_ns <= time_ns else None,
     )

@@ -13,12 +13,17 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import msgspec
 
 from enricher.versions import is_older
+from gpuledger.clock import NS_PER_HOUR
 from gpuledger.records import PodRecord
 
 # A container that is started again and again waits five minutes each time, and ticks are kept for
 # six hours, in which they can be joined again.
 MAX_FORMER_CONTAINERS: Final = 100
-MAX_PAST_VERSIONS: Final = 16
+PAST_VERSIONS_NS: Final = 8 * NS_PER_HOUR
+"""For how long before a pod's newest version its versions are kept: as long as ticks are, and the
+hours for which they may have lain on their node."""
+MAX_PAST_VERSIONS: Final = 4_096
+"""Of one pod; somebody who changes its labels all the time has one of them every few seconds."""
 _NONE: Final[dict[str, str]] = {}
 N = TypeVar("N", str, tuple[str, str])
 OnNode = tuple[str, str]
@@ -26,12 +31,20 @@ OnNode = tuple[str, str]
 
 
 class PodVersion(NamedTuple):
-    """A version of a pod that said something else than the next one."""
+    """What a description says of a pod, by versions of it before another one said otherwise."""
 
     until_ns: int
-    """When the pod watch saw the next one."""
-    record: PodRecord
-    """The version."""
+    """When the pod watch saw one that said otherwise."""
+    resource_version: str
+    """The last of these versions."""
+    owner_kind: str | None
+    owner_name: str | None
+    labels: dict[str, str]
+
+    def says(self, pod: PodRecord) -> bool:
+        """Return whether a record says the same of its pod."""
+        said = (pod.owner_kind, pod.owner_name, pod.labels)
+        return (self.owner_kind, self.owner_name, self.labels) == said
 
 
 class KnownPod(msgspec.Struct, gc=False):
@@ -41,18 +54,19 @@ class KnownPod(msgspec.Struct, gc=False):
     """The newest version."""
     partition: int
     """Where it was read."""
-    seen_time_ns: int
-    """When the pod watch saw this version."""
     previous_containers: dict[str, str]
     """Containers that earlier versions named, by id: the container's name."""
     past: tuple[PodVersion, ...]
-    """Earlier versions that described the pod differently, the oldest first."""
+    """What earlier versions said otherwise, the oldest first, each until a later time."""
 
-    def at(self, time_ns: int) -> PodRecord:
-        """Return the version in force at a time; before the first one that was read, that one."""
+    def at(self, time_ns: int) -> PodVersion | PodRecord:
+        """Return what is said of the pod by the version in force at a time.
+
+        That is the newest one that the pod watch had seen by then; before the first one, that one.
+        """
         for past in self.past:
             if time_ns < past.until_ns:
-                return past.record
+                return past
         return self.record
 
     def changes_ns(self) -> list[int]:
@@ -71,25 +85,45 @@ class KnownPod(msgspec.Struct, gc=False):
         """Return the containers that the pod has or had, by id."""
         return [*self.previous_containers, *ids_of(self.record)]
 
-    def follow(self, before: "KnownPod") -> None:
-        """Take over what an older version of the pod has left, which this one replaces."""
+    def follow(self, before: "KnownPod", *, seen_time_ns: int) -> None:
+        """Take over what an older version of the pod has left, which this one replaces.
+
+        `seen_time_ns` is when the pod watch saw this version. Versions follow one another by their
+        `resourceVersion`, and as they were written where that cannot be compared, and not by these
+        times, which fall where the pod watch's clock is set back: then what it had seen at later
+        times was in force until this one came.
+        """
         self.previous_containers = _former(
             before.previous_containers | ids_of(before.record), self.record
         )
         pod, earlier = self.record, before.record
-        if self.seen_time_ns < before.seen_time_ns:
-            # The topic is read again from its beginning: what was known is of a time to come.
-            self.past = tuple(past for past in before.past if past.until_ns <= self.seen_time_ns)
-        elif (earlier.owner_kind, earlier.owner_name, earlier.labels) == (
-            pod.owner_kind,
-            pod.owner_name,
-            pod.labels,
-        ):
+        said = PodVersion(
+            seen_time_ns,
+            earlier.resource_version,
+            earlier.owner_kind,
+            earlier.owner_name,
+            earlier.labels,
+        )
+        self.past = before.past
+        if said.says(pod) and not (self.past and self.past[-1].until_ns > seen_time_ns):
             # Nothing that a description says has changed; its deletion is told by its own time.
-            self.past = before.past
-        else:
-            past = (*before.past, PodVersion(self.seen_time_ns, earlier))
-            self.past = past[-MAX_PAST_VERSIONS:]
+            return
+        if pod.resource_version == earlier.resource_version and said.says(pod):
+            return  # the same version, read once more
+        for index, past in enumerate(self.past):
+            if past.resource_version == pod.resource_version and past.says(pod):
+                # The topic is read again, of versions that cannot be compared: what is known behind
+                # this one is still to come.
+                self.past = self.past[:index]
+                return
+        known = [*self.past, said]
+        while len(known) > 1 and known[-2].until_ns >= seen_time_ns:
+            known.pop()  # seen at a later time than this newer version: never in force for itself
+        last = known.pop()
+        if not last.says(pod):
+            known.append(last._replace(until_ns=seen_time_ns))
+        eldest_ns = seen_time_ns - PAST_VERSIONS_NS
+        self.past = tuple(each for each in known if each.until_ns > eldest_ns)[-MAX_PAST_VERSIONS:]
 
     def add_older(self, pod: PodRecord) -> None:
         """Take the containers' names from a version that comes behind this newer one."""
@@ -187,12 +221,12 @@ class PodCache:
         """
         before = self._pods.get(pod.uid)
         self._remove(pod.uid)
-        known = KnownPod(pod, partition, seen_time_ns, _NONE, ())
+        known = KnownPod(pod, partition, _NONE, ())
         if before and is_older(pod, than=before.record):
             known = before
             known.add_older(pod)
         elif before:
-            known.follow(before)
+            known.follow(before, seen_time_ns=seen_time_ns)
         self._pods[pod.uid] = known
         self._claim(known)
         node = self._nodes.setdefault(known.record.node, NodePods())
