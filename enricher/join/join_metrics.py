@@ -27,7 +27,12 @@ GAP_SECONDS_TOTAL: Final = Counter(
 EVENTS_TOTAL: Final = Counter("gpuledger_join_events", "Events published and acknowledged.")
 PENDING_TOTAL: Final = Counter(
     "gpuledger_join_pending_descriptions",
-    "Times that an event named a pod by UID or container id only, its record not having come.",
+    "Times that an event described a pod whose record had not come, `named` ones included.",
+)
+NAMED_TOTAL: Final = Counter(
+    "gpuledger_join_named_descriptions",
+    "Times that an event called a container whose pod's record had not come by the kubelet's"
+    " allocations: namespace and name, without owner and labels.",
 )
 PENDING: Final = Gauge(
     "gpuledger_join_pending_pods", "Pods that ticks name and whose records are waited for."

@@ -22,6 +22,7 @@ _LATE: Final = "late"
 _HOLDERS: Final = "holder_uids"
 _NO_BOOKS: Final = frozenset({_DESCRIPTION, _HOLDERS, _LATE})
 _ABSENT: Final = "(absent)"
+_SURENESS: Final = {PodState.NAMED.value: 1, PodState.KNOWN.value: 2}
 _fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -126,8 +127,8 @@ def _description_changes(
         path = f"{_DESCRIPTION}[{name}]"
         if was is None or is_ is None:
             yield EntryChange(path, was or _ABSENT, is_ or _ABSENT)
-        # From pending to known everything may come; only what was said must not go again.
-        elif was["state"] == is_["state"] or is_["state"] != PodState.KNOWN:
+        # From pending to named and known everything may come; what was said must not go again.
+        elif _SURENESS.get(is_["state"], 0) <= _SURENESS.get(was["state"], 0):
             yield from _losses(path, was, is_)
 
 

@@ -81,7 +81,7 @@ EARLY_TOMBSTONES: Final = Counter(
 )
 WATERMARK_TIMESTAMP: Final = Gauge(
     "gpuledger_podwatch_watermark_timestamp_seconds",
-    "Time, by podwatch's clock, up to which all that it saw of the pods is in the topic, as it said"
+    "Time by podwatch's clock up to which all that it saw of the pods is in the topic, as it said"
     " last; 0 before that, and while it stands by.",
 )
 LEADING: Final = Gauge(

@@ -75,6 +75,11 @@ class KnownPod(msgspec.Struct, gc=False):
         changes = [past.until_ns for past in self.past]
         return changes if deleted_ns is None else [*changes, deleted_ns]
 
+    def is_gone(self, time_ns: int) -> bool:
+        """Return whether the pod was gone from the API server at a time."""
+        deleted_ns = self.record.deleted_time_ns
+        return deleted_ns is not None and deleted_ns <= time_ns
+
     def rank_at(self, time_ns: int) -> tuple[bool, bool, int]:
         """Rank it among pods of one name: there already, there still, and then the newest first."""
         created_ns, deleted_ns = self.record.created_time_ns, self.record.deleted_time_ns
@@ -200,6 +205,8 @@ class PodCache:
         """The same for pods of further nodes: a status is its kubelet's, and may name any id."""
         self._by_hash: Names[OnNode] = Names(self._pods)
         self._nodes: dict[str, NodePods] = {}
+        # By the name alone, which the record has: another object for each pod would be 100 bytes.
+        self._uids_by_name: dict[str, str | set[str]] = {}
         self._changes = 0
 
     def __len__(self) -> int:
@@ -285,6 +292,19 @@ class PodCache:
         known = self._pods.get(uid or "") or self._by_container.holder(container_id or "")
         return known.record if known else None
 
+    def is_placed_elsewhere(self, namespace: str, name: str, *, node: str, time_ns: int) -> bool:
+        """Return whether a pod of that name is on another node, as far as it is known here.
+
+        One that was gone by then is not: who has its name next may be anywhere.
+        """
+        uids = self._uids_by_name.get(name, ())
+        for uid in (uids,) if isinstance(uids, str) else uids:
+            known = self._pods[uid]
+            is_meant = known.record.namespace == namespace and known.record.node != node
+            if is_meant and not known.is_gone(time_ns):
+                return True
+        return False
+
     def named_on(self, node: str) -> dict[tuple[str, str], list[KnownPod]]:
         """Return the pods of a node by namespace and name, which several have one after another."""
         here = self._nodes.get(node)
@@ -304,6 +324,11 @@ class PodCache:
                 self._by_container_on_node.claim((pod.node, name), pod)
         if pod.config_hash is not None:
             self._by_hash.claim((pod.node, pod.config_hash), pod)
+        uids = self._uids_by_name.setdefault(pod.name, pod.uid)
+        if isinstance(uids, set):
+            uids.add(pod.uid)
+        elif uids != pod.uid:
+            self._uids_by_name[pod.name] = {uids, pod.uid}
 
     def _disclaim(self, known: KnownPod) -> None:
         pod = known.record
@@ -312,6 +337,11 @@ class PodCache:
             self._by_container_on_node.disclaim((pod.node, name), pod.uid)
         if pod.config_hash is not None:
             self._by_hash.disclaim((pod.node, pod.config_hash), pod.uid)
+        uids = self._uids_by_name[pod.name]
+        if isinstance(uids, set):
+            uids.discard(pod.uid)
+        if not isinstance(uids, set) or not uids:
+            del self._uids_by_name[pod.name]
 
     def _touch(self, node: NodePods) -> None:
         self._changes += 1
