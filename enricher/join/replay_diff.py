@@ -22,7 +22,6 @@ _LATE: Final = "late"
 _HOLDERS: Final = "holder_uids"
 _NO_BOOKS: Final = frozenset({_DESCRIPTION, _HOLDERS, _LATE})
 _ABSENT: Final = "(absent)"
-_SURENESS: Final = {PodState.NAMED.value: 1, PodState.KNOWN.value: 2}
 _fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -113,10 +112,16 @@ def _changes_within(path: str, was: Any, is_: Any) -> Iterator[EntryChange]:  # 
 def _described(pods: msgspec.Raw | None) -> dict[str, dict[str, Any]]:
     """Return each description under each container that it speaks of, or under its UID."""
     return {
-        name: pod if pod["state"] != PodState.FOREIGN else pod | {"state": PodState.PENDING.value}
+        name: pod if pod["state"] == PodState.KNOWN else _without_names(pod)
         for pod in msgspec.json.decode(pods or b"[]")
         for name in pod["container_ids"] or [pod.get("uid", "")]
     }
+
+
+def _without_names(pod: dict[str, Any]) -> dict[str, Any]:
+    """Return a description without what holds only until more records are read."""
+    kept = {name: value for name, value in pod.items() if name not in {"namespace", "name"}}
+    return kept | {"state": PodState.PENDING.value}
 
 
 def _description_changes(
@@ -127,8 +132,8 @@ def _description_changes(
         path = f"{_DESCRIPTION}[{name}]"
         if was is None or is_ is None:
             yield EntryChange(path, was or _ABSENT, is_ or _ABSENT)
-        # From pending to named and known everything may come; what was said must not go again.
-        elif _SURENESS.get(is_["state"], 0) <= _SURENESS.get(was["state"], 0):
+        # From pending to known everything may come; only what was said must not go again.
+        elif was["state"] == is_["state"] or is_["state"] != PodState.KNOWN:
             yield from _losses(path, was, is_)
 
 
