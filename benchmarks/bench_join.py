@@ -117,7 +117,7 @@ async def _over_kafka(
     await create_topics(settings)
     await publish_pods(settings, fleet)
     await publish_one_by_one(settings, ticks, nodes=_NODES)
-    tuning = JoinTuning(processing_guarantee=guarantee)
+    tuning = JoinTuning(processing_guarantee=guarantee, podwatch_timeout_seconds=0)
     return _TICKS / await _join_all(KafkaBus(settings), JoinSettings(join=tuning))
 
 

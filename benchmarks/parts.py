@@ -42,7 +42,7 @@ def run_workers(kafka: Kafka, *, count: int, folder: Path) -> Iterator[Sequence[
             name=f"join-{number}",
             command=["gpuledger-join"],
             folder=folder / f"join-{number}",
-            environment=servers,
+            environment={**servers, "JOIN__PODWATCH_TIMEOUT_SECONDS": "0"},
         )
         for number in range(count)
     ]

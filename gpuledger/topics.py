@@ -25,6 +25,7 @@ from gpuledger.records import (
     NodeSample,
     PodRecord,
     ProcessRecord,
+    Watermark,
 )
 
 DEFAULT_PARTITIONS: Final = 12
@@ -51,9 +52,11 @@ class Topic:
     record: type
     """The type of its records."""
     key: str
-    """The field of the record that is the Kafka key, with a dot where it is inside another."""
+    """The field of the record that is the Kafka key, with a dot where it is inside another, or
+    several with slashes between them, as the key has."""
     partitioner: str = "node"
     """`node`: murmur2 of the node's name, as Kafka's own default partitioner would place that key;
+    `same`: the number of the partition of which it speaks, of a topic that has those of nodes;
     `source`: the partition number of the record it speaks of, modulo the partitions;
     `none`: one partition, which whoever needs the topic reads whole."""
     partitions: int = DEFAULT_PARTITIONS
@@ -70,8 +73,11 @@ class Topic:
 
     @property
     def is_placed_by_node(self) -> bool:
-        """Whether a record's partition follows from its node: all such topics have one number."""
-        return self.partitioner == "node"
+        """Whether a record's partition follows from its node, or from that of what it speaks of.
+
+        All such topics have one number of partitions.
+        """
+        return self.partitioner in ("node", "same")
 
     def config(self, *, replication_factor: int) -> dict[str, str]:
         """Return the Kafka configuration of the topic on a cluster with that many replicas."""
@@ -173,6 +179,21 @@ class Topics(Collection[Topic]):
                 "delete.retention.ms": str(_DAY_MS),
             },
         )
+        self.watermarks = Topic(
+            name=f"{prefix}.watermarks.v1",
+            record=Watermark,
+            key="stage/cluster/partition",
+            # Who reads a partition of a stage's topic finds its watermarks under the same number.
+            partitioner="same",
+            cleanup_policy="compact",
+            # One a partition every few seconds: only the last one is ever asked for.
+            extra={
+                "segment.ms": str(_HOUR_MS // 6),
+                "segment.bytes": str(16 * 2**20),
+                "min.cleanable.dirty.ratio": "0.1",
+                "delete.retention.ms": str(_DAY_MS),
+            },
+        )
         self.attributed_incidents = Topic(
             name=f"{prefix}.attributed-incidents.v1",
             record=AttributedIncident,
@@ -205,6 +226,7 @@ class Topics(Collection[Topic]):
             self.namespaces,
             self.events,
             self.progress,
+            self.watermarks,
             self.attributed_incidents,
             self.rows,
             self.dead_letters,

@@ -16,6 +16,7 @@ NODES: Final = TOPICS.nodes
 NAMESPACES: Final = TOPICS.namespaces
 EVENTS: Final = TOPICS.events
 PROGRESS: Final = TOPICS.progress
+WATERMARKS: Final = TOPICS.watermarks
 ATTRIBUTED_INCIDENTS: Final = TOPICS.attributed_incidents
 ROWS: Final = TOPICS.rows
 DEAD_LETTERS: Final = TOPICS.dead_letters

@@ -294,7 +294,7 @@ def _pod(entry: Entry, owner: EntryOwner) -> str | None:
     if entry.account is not Account.POD:
         return None
     description = owner.pod
-    if description is None or description.state is not PodState.KNOWN:
+    if description is None or description.state not in {PodState.KNOWN, PodState.NAMED}:
         state = PodState.PENDING if description is None else description.state
         return f"{state} {(owner.pod_uid or owner.container_id or '')[:8]}"
     return f"{description.namespace}/{description.name}"

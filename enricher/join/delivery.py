@@ -45,6 +45,12 @@ class CommitBatch:
     """What is to be published, in the order in which it was made."""
     progress: Sequence[Message] = ()
     """How far the nodes are booked with that, never to be seen before it."""
+    watermarks: Sequence[Message] = ()
+    """How far the partition was complete with a batch that was acknowledged before."""
+    next_offset: int | None = None
+    """Once it is delivered, the offset behind its events; `None` where the bus did not tell it."""
+    is_committed: bool = False
+    """Whether it is delivered, its offsets included."""
     offsets: dict[TopicPartition, int] = field(default_factory=dict)
     """How far the inputs are read with that."""
     last_tick_ms: int | None = None
@@ -54,6 +60,16 @@ class CommitBatch:
     def progress_partition(self) -> TopicPartition:
         """Where the progress of its nodes goes."""
         return TopicPartition(self.topics.progress.name, self.partition)
+
+    @property
+    def watermarks_partition(self) -> TopicPartition:
+        """Where it is said how far the partition is complete."""
+        return TopicPartition(self.topics.watermarks.name, self.partition)
+
+    @property
+    def events_partition(self) -> TopicPartition:
+        """Where its events go."""
+        return TopicPartition(self.topics.events.name, self.partition)
 
     def count(self, partition: TopicPartition, records: Sequence[Record]) -> None:
         """Count records of an input, at least one, whose work is in this batch."""
@@ -76,6 +92,10 @@ class CommitBatches:
         self._max_records = max_records
         self._max_seconds = max_seconds
         self._batches: dict[int, CommitBatch] = {}
+
+    def __contains__(self, partition: object) -> bool:
+        """Return whether a partition has a batch."""
+        return partition in self._batches
 
     def at(self, partition: int, *, now: float) -> CommitBatch:
         """Return the batch of a partition, which begins now where there is none."""
@@ -154,13 +174,15 @@ class AtLeastOnce:
 
     async def deliver(self, consumer: Consumer, batches: Sequence[CommitBatch]) -> Collection[int]:
         """Deliver everything, however long it takes."""
-        await asyncio.gather(
-            *(
-                self._publish(partition, messages)
-                for made in batches
-                for partition, messages in made.messages.items()
-            )
-        )
+        published = [
+            (made, partition, messages)
+            for made in batches
+            for partition, messages in made.messages.items()
+        ]
+        ends = await asyncio.gather(*(self._publish(*each[1:]) for each in published))
+        for (made, partition, _), end in zip(published, ends, strict=True):
+            if partition == made.events_partition:
+                made.next_offset = end
         # A watermark without its events would be a promise to leave them out.
         await asyncio.gather(
             *(self._publish(made.progress_partition, made.progress) for made in batches)
@@ -170,11 +192,19 @@ class AtLeastOnce:
             count_events(made)
             self._done |= made.offsets
         await self._commit(consumer)
+        # What could not be committed comes again, and what is published behind it with that.
+        uncommitted = {partition.partition for partition in self._done}
+        for made in batches:
+            made.is_committed = made.partition not in uncommitted
+        await asyncio.gather(
+            *(self._publish(made.watermarks_partition, made.watermarks) for made in batches)
+        )
         return _NOBODY
 
-    async def _publish(self, partition: TopicPartition, messages: Sequence[Message]) -> None:
-        if messages:
-            await self._retry(lambda: self._producer.publish(*partition, messages))
+    async def _publish(self, partition: TopicPartition, messages: Sequence[Message]) -> int | None:
+        if not messages:
+            return None
+        return await self._retry(lambda: self._producer.publish(*partition, messages))
 
     async def _commit(self, consumer: Consumer) -> None:
         """Commit what is done, in one attempt; what is refused is for the next one.
@@ -257,9 +287,14 @@ class ExactlyOnce:
 
     async def _commit(self, made: CommitBatch) -> Exception | None:
         drained = self._dead_letters.drain(made.partition)
-        messages = {**made.messages, made.progress_partition: made.progress, **drained.messages}
+        messages = {
+            **made.messages,
+            made.progress_partition: made.progress,
+            made.watermarks_partition: made.watermarks,
+            **drained.messages,
+        }
         try:
-            await self._writers.commit(made.partition, messages, offsets=made.offsets)
+            ends = await self._writers.commit(made.partition, messages, offsets=made.offsets)
         except (FencedError, BusError) as error:
             if isinstance(error, FencedError):
                 cause = "fenced"
@@ -272,6 +307,7 @@ class ExactlyOnce:
             return drained.explain(error) if isinstance(error, BusError) else error
         # Only now: dead letters of what was aborted are made anew when the records come again.
         self._dead_letters.acknowledge(drained)
+        made.next_offset, made.is_committed = ends.get(made.events_partition), True
         count_events(made)
         return None
 
@@ -293,6 +329,4 @@ class ExactlyOnce:
 
 def count_events(made: CommitBatch) -> None:
     """Count the events of a batch that was delivered."""
-    metrics.EVENTS_TOTAL.inc(
-        len(made.messages.get(TopicPartition(made.topics.events.name, made.partition), ()))
-    )
+    metrics.EVENTS_TOTAL.inc(len(made.messages.get(made.events_partition, ())))

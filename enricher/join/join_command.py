@@ -1,7 +1,7 @@
 """`gpuledger-join`: joins ticks with pods into events. The only wiring of the join."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
@@ -13,6 +13,7 @@ from enricher.join.delivery import AtLeastOnce, Delivery, ExactlyOnce
 from enricher.join.join_settings import JoinSettings
 from enricher.join.placement import placement_rule
 from enricher.join.polling import bus_retry
+from enricher.join.progress.announcing import Announcer
 from enricher.join.restore import StateRestorer, input_names, state_names
 from enricher.join.stage import JoinStage
 from enricher.join.worker import JoinWorker
@@ -20,11 +21,13 @@ from gpuledger.bus.gaps import GapCheck
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import (
     Bus,
+    History,
     TransactionalBus,
     WholeBus,
 )
 from gpuledger.bus.transactional_writers import TransactionalWriters
 from gpuledger.clock import SystemClock
+from gpuledger.completeness import name_publisher
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import BusError
 from gpuledger.lag import Lag
@@ -90,6 +93,7 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
     async with asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(end_where_stalled(attempts, what="the join"))
         inputs, letters = await retry(lambda: _count_partitions(bus))
+        watermarks_from = await retry(lambda: _find_watermarks_end(bus))
         stage_check.waits("joining the group")
         delivery_check.ok("nothing to deliver yet")
         async with bus.producer() as producer:
@@ -103,6 +107,7 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
                 dead_letters=dead_letters,
                 is_placed=placement_rule(partitions=inputs),
                 topics=bus.topics,
+                watermarks_from=watermarks_from,
                 pending_pod_timeout_seconds=settings.join.pending_pod_timeout_seconds,
             )
             opening = _open_delivery(
@@ -171,6 +176,8 @@ def _make_worker(
     delivery: Delivery,
     retry: RetryingCaller[BusError],
 ) -> JoinWorker:
+    publisher = name_publisher(settings.kafka.client_id)
+    announcer = Announcer(topic=bus.topics.events.name, publisher=publisher)
     restorer = StateRestorer(
         stage=stage,
         delivery=delivery,
@@ -179,6 +186,7 @@ def _make_worker(
         check=readiness.check("pods"),
         backoff=_new_backoff(),
         history=bus,
+        announcer=announcer,
     )
     return JoinWorker(
         lag=Lag(clock=SystemClock()),
@@ -189,8 +197,19 @@ def _make_worker(
         retry=retry,
         tuning=settings.join,
         gaps=GapCheck(readiness.check("gaps", severity=CheckSeverity.WARNING)),
+        announcer=announcer,
         topics=bus.topics,
     )
+
+
+async def _find_watermarks_end(bus: History) -> Mapping[int, int]:
+    """Return where the watermarks' partitions end now: what comes behind is newer than our start.
+
+    By offsets, as podwatch's clock and ours may differ.
+    """
+    async with bus.reader() as reader:
+        spans = await reader.spans(bus.topics.watermarks.name)
+    return {partition.partition: span.end for partition, span in spans.items()}
 
 
 async def _count_partitions(bus: Bus) -> tuple[int, int]:

@@ -27,7 +27,12 @@ GAP_SECONDS_TOTAL: Final = Counter(
 EVENTS_TOTAL: Final = Counter("gpuledger_join_events", "Events published and acknowledged.")
 PENDING_TOTAL: Final = Counter(
     "gpuledger_join_pending_descriptions",
-    "Times that an event named a pod by UID or container id only, its record not having come.",
+    "Times that an event described a pod whose record had not come, `named` ones included.",
+)
+NAMED_TOTAL: Final = Counter(
+    "gpuledger_join_named_descriptions",
+    "Times that an event called a container whose pod's record had not come by the kubelet's"
+    " allocations: namespace and name, without owner and labels.",
 )
 PENDING: Final = Gauge(
     "gpuledger_join_pending_pods", "Pods that ticks name and whose records are waited for."
@@ -76,6 +81,21 @@ INCIDENTS_TOTAL: Final = Counter(
     ["kind"],
 )
 count_from_zero(INCIDENTS_TOTAL, kind=(*INCIDENT_KINDS, OTHER_KIND))
+WATERMARK_TIMESTAMP: Final = Gauge(
+    "gpuledger_join_watermark_timestamp_seconds",
+    "Event time up to which the events of this worker's partitions are complete, as it said last:"
+    " the earliest of them; 0 where it has said nothing, or holds none.",
+)
+BEHIND_WATERMARK_TOTAL: Final = Counter(
+    "gpuledger_join_ticks_behind_watermark",
+    "Ticks booked of a time up to which their partition had been called complete: their node was"
+    " silent for two minutes, its clock was set back, or it was new and sent what had waited.",
+)
+PODWATCH_TIMEOUTS_TOTAL: Final = Counter(
+    "gpuledger_join_podwatch_timeouts",
+    "Times that ticks were taken up although podwatch had said nothing since the worker's start for"
+    " `join.podwatch_timeout_seconds`: pods that are new are without their names until it does.",
+)
 RETRIES_TOTAL: Final = Counter(
     "gpuledger_join_retries",
     "Calls that Kafka did not answer, made again: polls, publications, commits.",
@@ -131,7 +151,10 @@ NODE_BEHIND_SECONDS: Final = Gauge(
 
 def count_topics_from_zero(topics: Topics) -> None:
     """Show the counters of the topics that the join reads, before a record is put aside."""
-    read = (topics.samples, topics.processes, topics.incidents, topics.pods, topics.progress)
+    read = (
+        *(topics.samples, topics.processes, topics.incidents),
+        *(topics.pods, topics.progress, topics.watermarks),
+    )
     count_from_zero(
         dead_letter_queue.DEAD_LETTERS_TOTAL,
         topic=[topic.name for topic in read],

@@ -30,6 +30,10 @@ class JoinTuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     brokers more, and so makes events later where they are busy."""
     poll_timeout_seconds: Annotated[float, msgspec.Meta(gt=0)] = 0.5
     """How long to wait for records before looking around again."""
+    podwatch_timeout_seconds: Annotated[float, msgspec.Meta(ge=0, le=600)] = 30.0
+    """How long ticks wait after a start for podwatch to say that the topic of pods is complete: an
+    event that leaves before stays without its pod's name. It says so every few seconds while it
+    runs; where it does not, work begins without it after that time. 0 waits for nothing."""
     pending_pod_timeout_seconds: Annotated[float, msgspec.Meta(gt=0)] = 120.0
     """How long the record of a pod that a tick names is waited for, before it counts as unknown.
     Events wait for nothing."""

@@ -226,6 +226,7 @@ class JoinObserver:
             metrics.SETTLED_SECONDS_TOTAL.inc(settled_ns(event.settlements) / 1e9)
         if descriptions.pending:
             metrics.PENDING_TOTAL.inc(len(descriptions.pending))
+            metrics.NAMED_TOTAL.inc(descriptions.named)
             self._pending.record(
                 descriptions.pending, node=event.node, partition=partition, now_ns=now_ns
             )

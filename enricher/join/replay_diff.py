@@ -112,10 +112,16 @@ def _changes_within(path: str, was: Any, is_: Any) -> Iterator[EntryChange]:  # 
 def _described(pods: msgspec.Raw | None) -> dict[str, dict[str, Any]]:
     """Return each description under each container that it speaks of, or under its UID."""
     return {
-        name: pod if pod["state"] != PodState.FOREIGN else pod | {"state": PodState.PENDING.value}
+        name: pod if pod["state"] == PodState.KNOWN else _without_names(pod)
         for pod in msgspec.json.decode(pods or b"[]")
         for name in pod["container_ids"] or [pod.get("uid", "")]
     }
+
+
+def _without_names(pod: dict[str, Any]) -> dict[str, Any]:
+    """Return a description without what holds only until more records are read."""
+    kept = {name: value for name, value in pod.items() if name not in {"namespace", "name"}}
+    return kept | {"state": PodState.PENDING.value}
 
 
 def _description_changes(

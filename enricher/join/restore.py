@@ -1,8 +1,8 @@
 """Restores what a worker must know of a partition before it books the first tick of it.
 
 Here lives the order of a restore: shut out who had the partition, read its progress, go to what
-is committed, read pods to their end, and only then let ticks through. What the records mean is the
-stage's business.
+is committed, read pods to their end, wait until podwatch has said that they are all, and only then
+let ticks through. What the records mean is the stage's business.
 
 Progress is written in transactions and read as it is committed, by a reader of their own: the
 worker's consumer reads what others write without any, to the end, whatever transaction is open.
@@ -25,6 +25,7 @@ from enricher.join import join_metrics as metrics
 from enricher.join.delivery import Delivery
 from enricher.join.join_settings import JoinTuning
 from enricher.join.polling import poll, step_through
+from enricher.join.progress.announcing import Announcer
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Consumer, History, Polled, TopicPartition
 from gpuledger.early import freeze_collector
@@ -51,7 +52,7 @@ def state_names(topics: Topics) -> tuple[str, ...]:
 
     Their offsets are never committed.
     """
-    return (topics.pods.name,)
+    return (topics.pods.name, topics.watermarks.name)
 
 
 class StalledError(GpuledgerError):
@@ -71,6 +72,7 @@ class StateRestorer:
         check: Check,
         backoff: Backoff,
         history: History,
+        announcer: Announcer,
         seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stage = stage
@@ -80,10 +82,13 @@ class StateRestorer:
         self._check = check
         self._backoff = backoff
         self._history = history
+        self._announcer = announcer
         self._state = state_names(history.topics)
         self._seconds = seconds
         self._unknown: set[int] = set()
         self._changes = 0
+        self._podwatch_awaited_since: float | None = None
+        self._podwatch_timed_out = tuning.podwatch_timeout_seconds <= 0
         self._seeking: asyncio.Task[Mapping[TopicPartition, int]] | None = None
 
     def require(self, partitions: Iterable[int]) -> None:
@@ -118,8 +123,13 @@ class StateRestorer:
         """Take in what a poll brought of the state."""
         for partition, records in batch.items():
             if partition.topic in self._state:
+                take = (
+                    self._stage.take_pods
+                    if partition.topic == self._history.topics.pods.name
+                    else self._stage.take_watermarks
+                )
                 async for step in step_through(records):
-                    self._stage.take_pods(step)
+                    take(step)
         metrics.PODS.set(len(self._stage.pods))
 
     async def _attempt(self, consumer: Consumer, partitions: frozenset[int]) -> bool:
@@ -159,10 +169,11 @@ class StateRestorer:
         ends = await self._seek_beside_polls(consumer, partitions, changes=changes)
         left, moved_at = math.inf, self._seconds()
         while changes == self._changes:
-            before, left = left, await self._count_left(consumer, ends)
-            if not left:
+            positions = await self._find_positions(consumer, ends)
+            before, left = left, _count_left(positions, ends)
+            if not left and self._has_podwatch_spoken(partitions, positions):
                 return
-            if left < before:
+            if left < before or not left:
                 moved_at = self._seconds()
             elif self._seconds() - moved_at > _STALL_SECONDS:
                 detail = f"{_READING}: nothing came for {_STALL_SECONDS:.0f} s, {left:.0f} are left"
@@ -198,6 +209,10 @@ class StateRestorer:
         await self._delivery.take_over(partitions)
         # After the take-over alone: until then whoever had the partitions may write progress.
         async with self._history.reader() as reader:
+            for partition, span in (await reader.spans(self._history.topics.events.name)).items():
+                if partition.partition in partitions:
+                    now = self._seconds()
+                    self._announcer.begin(partition.partition, next_offset=span.end, now=now)
             for partition, span in (await reader.spans(self._history.topics.progress.name)).items():
                 if partition.partition in partitions and span.first < span.end:
                     async for records in reader.read(partition, span):
@@ -213,15 +228,42 @@ class StateRestorer:
         consumer.resume(state)
         return ends
 
-    async def _count_left(self, consumer: Consumer, ends: Mapping[TopicPartition, int]) -> float:
-        """Return how many offsets are left; infinity where a position is not known in time."""
+    async def _find_positions(
+        self, consumer: Consumer, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, int]:
+        """Return where these partitions are read; nothing where that is not known in time."""
         try:
             async with asyncio.timeout(self._tuning.poll_timeout_seconds):
-                positions = {partition: await consumer.position(partition) for partition in ends}
+                return {partition: await consumer.position(partition) for partition in partitions}
         except TimeoutError:
             # Without a leader the client waits on, and a member that does not poll is given up.
-            return math.inf
-        return sum(max(0, end - positions[partition]) for partition, end in ends.items())
+            return {}
+
+    def _has_podwatch_spoken(
+        self, partitions: Iterable[int], positions: Mapping[TopicPartition, int]
+    ) -> bool:
+        """Return whether the pods of these partitions are complete as of this worker's start.
+
+        Or whether that was waited for long enough, once in a worker's life.
+        """
+        if self._podwatch_timed_out:
+            return True
+        for partition, position in positions.items():
+            if partition.topic == self._history.topics.pods.name:
+                self._stage.pods_completeness.read_to(partition.partition, position)
+        if self._stage.pods_completeness.complete_until_ns(partitions) is not None:
+            return True
+        now = self._seconds()
+        if self._podwatch_awaited_since is None:
+            self._podwatch_awaited_since = now
+        if now - self._podwatch_awaited_since < self._tuning.podwatch_timeout_seconds:
+            if not self._check.has_failed:
+                self._check.waits("waiting for podwatch to say that the topic of pods is complete")
+            return False
+        self._podwatch_timed_out = True
+        metrics.PODWATCH_TIMEOUTS_TOTAL.inc()
+        _log.warning("podwatch_awaited", timeout_seconds=self._tuning.podwatch_timeout_seconds)
+        return True
 
     async def _poll(self, consumer: Consumer, *, maximum: float = math.inf) -> Polled:
         return await poll(consumer, retry=self._retry, tuning=self._tuning, maximum=maximum)
@@ -232,3 +274,12 @@ class StateRestorer:
         end, changes = self._seconds() + seconds, self._changes
         while (left := end - self._seconds()) > 0 and changes == self._changes:
             await self._poll(consumer, maximum=left)
+
+
+def _count_left(
+    positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+) -> float:
+    """Return how many offsets are left; infinity where a position is not known."""
+    if positions.keys() != ends.keys():
+        return math.inf
+    return sum(max(0, end - positions[partition]) for partition, end in ends.items())

@@ -6,8 +6,9 @@ No asyncio, no bus client: the shell around it is `worker`.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, cast
 
 from enricher.join import join_metrics as metrics
 from enricher.join.observer import JoinObserver
@@ -22,6 +23,7 @@ from enricher.join.pods.describe import (
 from enricher.join.pods.pods import PodCache
 from enricher.join.progress.passage import (
     MAX_AHEAD_NS,
+    Reached,
     clock_step_seconds,
     gap_before_ns,
     is_duplicate,
@@ -39,6 +41,7 @@ from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from gpuledger.codec import Decoder, encode
+from gpuledger.completeness import JOIN, PODWATCH, Completeness, key_of
 from gpuledger.dead_letter_queue import DeadLetterQueue, show_key
 from gpuledger.ledger.holders import TooManyEntriesError
 from gpuledger.records import (
@@ -52,9 +55,12 @@ from gpuledger.records import (
     PodRecord,
     ProcessRecord,
     Settlement,
+    Watermark,
 )
 from gpuledger.records.incidents import INCIDENT_KINDS
 from gpuledger.topics import Topics
+
+NOWHERE: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 class JoinStage:
@@ -67,9 +73,14 @@ class JoinStage:
         is_placed: IsPlaced,
         topics: Topics,
         time_ns: Callable[[], int] = time.time_ns,
+        watermarks_from: Mapping[int, int] = NOWHERE,
         pending_pod_timeout_seconds: float = 120.0,
     ) -> None:
+        """`watermarks_from` says from which offset on podwatch's watermarks count, by partition."""
         self.pods = PodCache()
+        self.pods_completeness = Completeness(stage=PODWATCH, topic=topics.pods.name)
+        self._watermarks_from = watermarks_from
+        self._watermark_decoder = Decoder(topic=topics.watermarks.name, record=Watermark)
         self._is_placed = is_placed
         self._sample_decoder = Decoder(topic=topics.samples.name, record=NodeSample)
         self._pod_decoder = Decoder(topic=topics.pods.name, record=PodRecord)
@@ -102,6 +113,29 @@ class JoinStage:
                 # node alone, and another node may have named it.
                 for node in self._observer.see_pod(pod, now_ns=now_ns):
                     self._descriptions.forget(node)
+
+    def take_watermarks(self, records: Sequence[Record]) -> None:
+        """Take in how far podwatch's topic is complete, and what was said of this worker's own."""
+        for record in records:
+            if record.value is None:
+                continue
+            for _, found in self._dead_letters.decode(self._watermark_decoder, [record]):
+                if (record.key, record.partition) != (key_of(found), found.partition):
+                    detail = f"{record.topic}: a watermark of partition {found.partition} under"
+                    detail += f" key {show_key(record.key)} in partition {record.partition}"
+                    self._dead_letters.reject(record, reason="misplaced", detail=detail)
+                elif found.stage == JOIN:
+                    known = self._watermarks[record.partition]
+                    told_ns = found.complete_until_ns
+                    known.complete_until_ns = max(known.complete_until_ns, told_ns)
+                elif record.offset >= self._watermarks_from.get(record.partition, 0):
+                    self.pods_completeness.take(found)
+
+    def find_complete(self, partition: int, *, is_at_end: bool) -> Reached | None:
+        """Return up to which event time a partition is complete by what was booked of it."""
+        return self._watermarks[partition].find_complete(
+            now_ns=self._time_ns(), is_at_end=is_at_end
+        )
 
     def restore_progress(self, records: Sequence[Record]) -> None:
         """Take in how far nodes are booked, before any of their ticks; a tombstone forgets one."""
@@ -178,6 +212,7 @@ class JoinStage:
     def forget(self, partition: int) -> None:
         """Forget what belongs to a partition that is no longer held."""
         self.pods.remove_partition(partition)
+        self.pods_completeness.forget(partition)
         self._watermarks.pop(partition, None)
         self._observer.forget(partition)
         # Whose description it was is not kept by partition; the others are made again in a tick.
@@ -223,6 +258,8 @@ class JoinStage:
             self._observer.see_event(
                 event, sample, descriptions, partition=record.partition, now_ns=now_ns
             )
+            if sample.time_ns <= watermarks.complete_until_ns:
+                metrics.BEHIND_WATERMARK_TOTAL.inc()
         return events
 
     def _publishable(self, record: Record, made: object, *, what: str) -> tuple[Message, ...]:

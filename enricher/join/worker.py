@@ -4,6 +4,7 @@ Here live the loop and what changes with the group's assignments. What the recor
 stage's business; how their work is delivered, and restored, stands in modules of their own.
 """
 
+import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,6 +15,7 @@ from enricher.join import join_metrics as metrics
 from enricher.join.delivery import CommitBatches, Delivery
 from enricher.join.join_settings import JoinTuning
 from enricher.join.polling import poll, step_through
+from enricher.join.progress.announcing import Announcer
 from enricher.join.restore import StalledError, StateRestorer, input_names, state_names
 from enricher.join.stage import JoinStage
 from gpuledger.bus.gaps import GapCheck
@@ -28,6 +30,7 @@ from gpuledger.bus.protocol import (
     Subscription,
     TopicPartition,
 )
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import BusError, NotAssignedError
 from gpuledger.lag import Lag
@@ -51,9 +54,12 @@ class JoinWorker:
         retry: RetryingCaller[BusError],
         tuning: JoinTuning,
         gaps: GapCheck,
+        announcer: Announcer,
         topics: Topics,
     ) -> None:
         self._topics = topics
+        self._announcer = announcer
+        self._at_end: set[int] = set()
         self._inputs = input_names(topics)
         self._gaps = gaps
         self._lag = lag
@@ -108,6 +114,30 @@ class JoinWorker:
         }
         await self._restorer.take_state(known)  # pods come before the ticks of the same batch
         await self._work(known)
+        await self._renew_watermarks(consumer)
+
+    async def _renew_watermarks(self, consumer: Consumer) -> None:
+        """Have something delivered of partitions of which no tick comes: that is news, too."""
+        now = time.monotonic()
+        due = [each for each in self._announcer.due(now=now) if each not in self._batches]
+        if not due:
+            return
+        for number in due:
+            self._batches.at(number, now=now)
+        samples = [
+            TopicPartition(self._topics.samples.name, number)
+            for number in due
+            if self._announcer.is_to_be_drawn(number, now=now)
+        ]
+        self._at_end.clear()
+        if not samples:
+            return
+        with suppress(TimeoutError, BusError, NotAssignedError):
+            async with asyncio.timeout(self._tuning.poll_timeout_seconds):
+                ends = await consumer.end_offsets(samples)
+                for partition in samples:
+                    if await consumer.position(partition) >= ends[partition]:
+                        self._at_end.add(partition.partition)
 
     async def _on_gap(self, gap: Gap) -> None:
         self._gaps.add(gap)
@@ -135,6 +165,7 @@ class JoinWorker:
     def _forget(self, partitions: set[int]) -> None:
         """Forget partitions with what came of their records: it comes again from the commit on."""
         self._batches.drop(partitions)
+        self._announcer.forget(partitions)
         self._lag.drop(partitions)
         for partition in partitions:
             self._stage.forget(partition)
@@ -173,15 +204,28 @@ class JoinWorker:
     async def _deliver(self, consumer: Consumer) -> None:
         """Deliver what is gathered; partitions whose delivery was undone are begun with anew."""
         batches = self._batches.take()
+        now, time_ns = time.monotonic(), time.time_ns()
         for made in batches:
             made.progress = self._stage.drain_progress(made.partition)
+            # Before it is drawn how far it is by now: that holds with this delivery, and not yet.
+            made.watermarks = self._announcer.drain(made.partition, now=now, time_ns=time_ns)
+            if self._announcer.is_to_be_drawn(made.partition, now=now):
+                is_at_end = made.partition in self._at_end and not made.records
+                reached = self._stage.find_complete(made.partition, is_at_end=is_at_end)
+                self._announcer.draw(made.partition, reached, now=now)
         undone = set(await self._delivery.deliver(consumer, batches))
         for made in batches:
             if made.partition in undone:
                 continue
+            if made.events_partition in made.messages:
+                self._announcer.publish(made.partition, next_offset=made.next_offset)
+            if made.is_committed:
+                self._announcer.commit(made.partition)
             for partition, next_offset in made.offsets.items():
                 if partition.topic == self._topics.samples.name:
                     self._lag.done(partition, next_offset, time_ms=made.last_tick_ms)
         if undone:
             self._forget(undone)
             self._restorer.require(undone)
+        told = self._announcer.told.values()
+        metrics.WATERMARK_TIMESTAMP.set(min(told, default=0) / NS_PER_SECOND)

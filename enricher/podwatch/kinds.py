@@ -15,6 +15,7 @@ from enricher.podwatch.decode import NamespaceReader, NodeReader, ObjectReader, 
 from enricher.podwatch.pod_settings import PodwatchSettings
 from enricher.versions import RecordT
 from gpuledger.codec import Decoder, decoder_of
+from gpuledger.completeness import PODWATCH
 from gpuledger.records import NamespaceRecord, NodeRecord, PodRecord
 from gpuledger.topics import Topic, Topics
 
@@ -43,6 +44,9 @@ class ObjectKind(Generic[RecordT]):
     """Which of them are asked for, as parameters of a list or a watch."""
     is_metadata_only: bool = True
     """Whether nothing of spec and status is read: then the server is asked for no more."""
+    watermark_stage: str | None = None
+    """The stage under which watermarks of its topic are published, which no other kind has; `None`
+    where nobody waits for them."""
 
     @property
     def path(self) -> str:
@@ -84,6 +88,7 @@ POD: Final = ObjectKind(
     # pod as ADDED when it is bound to its node.
     selector={"fieldSelector": "spec.nodeName!="},
     is_metadata_only=False,
+    watermark_stage=PODWATCH,
 )
 NODE: Final = ObjectKind(
     name="node",

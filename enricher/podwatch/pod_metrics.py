@@ -10,6 +10,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from gpuledger.runtime.process_metrics import count_from_zero
 
 KINDS: Final = ("pod", "node", "namespace")
+KINDS_WITH_WATERMARKS: Final = ("pod",)
 EVENT_TYPES: Final = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR", "unknown")
 OBJECTS: Final = Gauge(
     "gpuledger_podwatch_objects",
@@ -111,6 +112,13 @@ EARLY_TOMBSTONES: Final = Counter(
     ["kind"],
 )
 count_from_zero(EARLY_TOMBSTONES, kind=KINDS)
+WATERMARK_TIMESTAMP: Final = Gauge(
+    "gpuledger_podwatch_watermark_timestamp_seconds",
+    "Time by podwatch's clock up to which all that it saw of a kind of object, so far `pod` alone,"
+    " is in that kind's topic, as it said last; 0 before that, and while it stands by.",
+    ["kind"],
+)
+count_from_zero(WATERMARK_TIMESTAMP, kind=KINDS_WITH_WATERMARKS)
 LEADING: Final = Gauge(
     "gpuledger_podwatch_leading",
     "1 while this podwatch holds the Lease and publishes, 0 while it stands by; 1 without a Lease.",

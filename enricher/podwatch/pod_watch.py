@@ -29,10 +29,12 @@ from enricher.podwatch.publish import Fence, RecordPublisher, WatchBus, let_pass
 from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.table import ObjectTable
 from enricher.versions import RecordT
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_HOUR, Clock
+from gpuledger.completeness import name_publisher
 from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
 
 _EXPIRY_SECONDS: Final = 5.0
+_BRIDGED_NS: Final = NS_PER_HOUR
 _log = structlog.get_logger(__name__)
 
 
@@ -83,6 +85,8 @@ class PodWatch:
             # Another one counts the same objects, and a sum over both would have them twice.
             pod_metrics.OBJECTS.labels(kind=kind.name).set(0)
             pod_metrics.UNPUBLISHED.labels(kind=kind.name).set(0)
+            if kind.watermark_stage is not None:
+                pod_metrics.WATERMARK_TIMESTAMP.labels(kind=kind.name).set(0)
 
     async def publish(self, *, fence: Fence = let_pass) -> None:
         """Read what is known, then list, watch and publish until cancelled.
@@ -114,9 +118,18 @@ class PodWatch:
             clock=clock,
             batch_max=settings.publish_batch,
             topic_id=known.topic_id,
+            next_offsets=known.next_offsets,
+            publisher=name_publisher(settings.kafka.client_id),
             fence=fence,
         )
-        follower = Follower(kind=kind, table=table, publisher=publisher, checks=checks, clock=clock)
+        follower = Follower(
+            kind=kind,
+            table=table,
+            publisher=publisher,
+            checks=checks,
+            clock=clock,
+            newest_ns=known.newest_ns,
+        )
         reflector = Reflector(
             kind=kind,
             api=self.api,
@@ -166,6 +179,29 @@ class KindChecks:
             check.waits("starting")
 
 
+class Stamps:
+    """When changes of objects are seen: a clock that is set back by up to an hour goes on in it.
+
+    The join describes a tick by the versions that were seen by its time. A version whose stamp lies
+    before those of ticks that were described without it would describe them otherwise when they are
+    joined again. A clock that is set back by more was wrong before, and is followed.
+    """
+
+    def __init__(self, clock: Clock, *, newest_ns: int = 0) -> None:
+        """Take the clock, and the newest stamp that was written before."""
+        self._clock = clock
+        self._last_ns = newest_ns
+        self._read_ns = clock.monotonic_ns()
+
+    def next_ns(self) -> int:
+        """Return the time of what is seen now."""
+        time_ns, read_ns = self._clock.time_ns(), self._clock.monotonic_ns()
+        expected_ns = self._last_ns + read_ns - self._read_ns
+        is_set_back = 0 < expected_ns - time_ns <= _BRIDGED_NS
+        self._last_ns, self._read_ns = expected_ns if is_set_back else time_ns, read_ns
+        return self._last_ns
+
+
 class Follower(Generic[RecordT]):
     """Applies the reflector's steps to the table, and reports the API server's state as a check."""
 
@@ -177,13 +213,15 @@ class Follower(Generic[RecordT]):
         publisher: RecordPublisher[RecordT],
         checks: KindChecks,
         clock: Clock,
+        newest_ns: int = 0,
     ) -> None:
+        """Take the parts; `newest_ns` is the newest stamp that Kafka has from before."""
         self._kind = kind
         self._unreadable = UnreadableObjects(checks.objects)
         self._table = table
         self._publisher = publisher
         self._check = checks.api
-        self._clock = clock
+        self._stamps = Stamps(clock, newest_ns=newest_ns)
 
     async def run(self, reflector: Reflector[RecordT]) -> None:
         """Apply the steps, for ever."""
@@ -193,7 +231,7 @@ class Follower(Generic[RecordT]):
 
     def apply(self, step: Step[RecordT], *, version: str | None = None) -> None:
         """Apply one step, with the version that the reflector has reached."""
-        time_ns = self._clock.time_ns()
+        time_ns = self._stamps.next_ns()
         match step:
             case Upserted(record):
                 self._unreadable.discard(record.uid)
@@ -227,6 +265,7 @@ class Follower(Generic[RecordT]):
                 self._check.ok(self.describe_table)
             case Interrupted(error):
                 self._check.failed(str(error))
+        self._publisher.watermarks.follow(step)
         self._publisher.wake()
 
     def describe_table(self) -> str:

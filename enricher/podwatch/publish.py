@@ -20,6 +20,7 @@ import structlog
 
 from enricher.podwatch import pod_metrics
 from enricher.podwatch.kinds import ObjectKind
+from enricher.podwatch.object_watermarks import ObjectWatermarks
 from enricher.podwatch.table import ObjectTable, PendingMessage
 from enricher.versions import RecordT, WatchedRecord, is_older
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
@@ -33,9 +34,10 @@ from gpuledger.bus.protocol import (
 )
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
 from gpuledger.codec import encode
+from gpuledger.completeness import DEFAULT_CLUSTER, PODWATCH, RENEWED_AFTER_SECONDS, message_of
 from gpuledger.dead_letter_queue import count_unreadable, describe_unreadable
 from gpuledger.errors import BusError, UndecodableError
-from gpuledger.records import PodRecord
+from gpuledger.records import PodRecord, Watermark
 from gpuledger.records.fitting import fit
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.readiness import Check
@@ -76,6 +78,10 @@ class KnownRecords(Generic[RecordT]):
         self._decoder = kind.decoder(topics)
         self.topic_id = topic_id
         """The identity of the topic that was read, as of before."""
+        self.next_offsets: dict[int, int | None] = {}
+        """Where each of its partitions ended."""
+        self.newest_ns = 0
+        """The newest stamp of its records."""
         self.by_uid: dict[str, RecordT] = {}
         self.overtaken: set[str] = set()
         """Objects behind whose newest record stands an older one."""
@@ -90,6 +96,7 @@ class KnownRecords(Generic[RecordT]):
                 count_unreadable(record)
                 self._count_undecodable(describe_unreadable(record, record.unreadable))
                 continue
+            self.newest_ns = max(self.newest_ns, record.timestamp_ms * NS_PER_MS)
             uid = (record.key or b"").decode(errors="replace")
             found = self._read(uid, record.value) if record.value is not None else None
             if found is None:
@@ -139,6 +146,7 @@ async def read_known(
         known = KnownRecords(kind=kind, topics=bus.topics, topic_id=topic_id)
         async with bus.reader() as reader:
             for partition, span in (await reader.spans(name)).items():
+                known.next_offsets[partition.partition] = span.end
                 async for records in reader.read(partition, span):
                     known.ingest(records)
         return known
@@ -179,10 +187,19 @@ class RecordPublisher(Generic[RecordT]):
         clock: Clock,
         batch_max: int,
         topic_id: str | None,
+        next_offsets: dict[int, int | None] | None = None,
+        publisher: str = PODWATCH,
         fence: Fence = let_pass,
         poll_interval_seconds: float = POLL_INTERVAL_SECONDS,
     ) -> None:
-        """`topic_id` is the identity of the topic that has what is not due in the table."""
+        """Take the parts; `topic_id` is the identity of the topic that has what is not due.
+
+        `next_offsets` are the ends of its partitions, and `publisher` is who the watermarks say
+        that they are from.
+        """
+        self.watermarks = ObjectWatermarks(table=table, clock=clock)
+        self._next_offsets = next_offsets or {}
+        self._publisher = publisher
         self._bus = bus
         self._kind = kind
         self._topic = kind.topic(bus.topics).name
@@ -226,19 +243,26 @@ class RecordPublisher(Generic[RecordT]):
     async def _with_one_producer(self) -> None:
         """Publish until the topic is another one; raises `BusError`."""
         topic = await self._look()
+        self.watermarks.reset()
         async with self._bus.producer() as producer:
             # A producer that opens says nothing of those that failed to publish: while something
             # is due the check recovers only with an acknowledgement.
             if not self._check.has_failed or not self._table.unpublished:
                 self._check.ok(self.describe_unpublished)
             while True:
+                if self._kind.watermark_stage is not None:
+                    self.watermarks.begin()
                 if batch := self._table.batch(self._batch_max):
                     await self._send(producer, batch, topic.partitions)
+                    self.watermarks.acknowledge(batch)
                 else:
                     # Cleared before waiting and without an await since the table was empty, so
                     # that no wake is missed.
                     self._changed.clear()
-                    await wait_event(self._changed, self._poll_interval_seconds)
+                    if self.watermarks.complete_until_ns() is None:
+                        seconds = min(self._poll_interval_seconds, RENEWED_AFTER_SECONDS)
+                        await wait_event(self._changed, seconds)
+                await self._renew_watermarks(producer, topic.partitions)
                 passed_ns = self._clock.monotonic_ns() - self._looked_at_ns
                 if (
                     passed_ns >= self._poll_interval_seconds * NS_PER_SECOND
@@ -256,6 +280,7 @@ class RecordPublisher(Generic[RecordT]):
         self._looked_at_ns = self._clock.monotonic_ns()
         if is_other_topic(self._topic_id, found.topic_id):
             self._table.repeat_all(time_ns=self._clock.time_ns())
+            self._next_offsets.clear()
             self.measure()
             _log.warning("topic_recreated", topic=self._topic, count=self._table.unpublished)
         self._topic_id = found.topic_id or self._topic_id
@@ -294,7 +319,7 @@ class RecordPublisher(Generic[RecordT]):
             )
             for message in part
         ]
-        await producer.publish(self._topic, partition, messages)
+        self._next_offsets[partition] = await producer.publish(self._topic, partition, messages)
         self._table.acknowledge(part)
         tombstones = sum(message.record is None for message in part)
         of_kind = {"kind": self._kind.name}
@@ -304,6 +329,41 @@ class RecordPublisher(Generic[RecordT]):
         pod_metrics.LAG.labels(**of_kind).observe(
             max(0, self._clock.time_ns() - part[0].seen_time_ns) / NS_PER_SECOND
         )
+
+    async def _renew_watermarks(self, producer: Producer, partitions: int) -> None:
+        """Say of each partition up to when it is complete, where that is due and known.
+
+        By what this kind's list and watch brought alone, of its own topic.
+        """
+        stage, complete_until_ns = self._kind.watermark_stage, self.watermarks.complete_until_ns()
+        if stage is None or complete_until_ns is None:
+            return
+        self._fence()
+        topic, time_ns = self._bus.topics.watermarks.name, self._clock.time_ns()
+        ends = {each: self._next_offsets.get(each, 0) for each in range(partitions)}
+        watermarks = [
+            Watermark(
+                stage=stage,
+                cluster=DEFAULT_CLUSTER,
+                partition=partition,
+                complete_until_ns=complete_until_ns,
+                topic=self._topic,
+                next_offset=next_offset,
+                publisher=self._publisher,
+            )
+            for partition, next_offset in ends.items()
+            # The brokers do not tell it of a batch that they had already.
+            if next_offset is not None
+        ]
+        await asyncio.gather(
+            *(
+                producer.publish(topic, each.partition, [message_of(each, time_ns=time_ns)])
+                for each in watermarks
+            )
+        )
+        self.watermarks.told()
+        timestamp = pod_metrics.WATERMARK_TIMESTAMP.labels(kind=self._kind.name)
+        timestamp.set(complete_until_ns / NS_PER_SECOND)
 
 
 def encode_bounded(record: RecordT, *, kind: ObjectKind[RecordT], topics: Topics) -> bytes:

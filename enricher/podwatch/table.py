@@ -57,6 +57,11 @@ class ObjectTable(Generic[RecordT]):
         """How many objects have a state that was not acknowledged."""
         return len(self._unpublished)
 
+    @property
+    def newest_unpublished(self) -> str | None:
+        """The UID that became due last: once it was sent, all that is due now was."""
+        return next(reversed(self._unpublished), None)
+
     def restore(self, records: Iterable[RecordT]) -> None:
         """Begin with what Kafka has from before: nothing of it is due. The table is empty before.
 

@@ -64,11 +64,12 @@ class KnownPartitions:
         self,
         client: AIOKafkaProducer,
         partitions: Sequence[TopicPartition],
-        sending: Coroutine[Any, Any, None],
-    ) -> None:
-        """Send to these partitions; raise `TopicsError` where one is deleted meanwhile.
+        sending: Coroutine[Any, Any, Mapping[TopicPartition, int]],
+    ) -> Mapping[TopicPartition, int]:
+        """Send to these partitions, and return what `sending` does.
 
-        And `RefusedError` where it may not be seen any more.
+        Raises `TopicsError` where one is deleted meanwhile, and `RefusedError` where it may not be
+        seen any more.
 
         aiokafka tries again for ever, so that the brokers would be blamed for not answering.
         """
@@ -106,19 +107,30 @@ async def send_all(
     messages: Mapping[TopicPartition, Sequence[Message]],
     *,
     beside: Callable[[], Coroutine[Any, Any, object]] | None = None,
-) -> None:
-    """Send messages in batches, and what is to be done beside; wait until all of it is done."""
+) -> Mapping[TopicPartition, int]:
+    """Send messages in batches, and what is to be done beside; wait until all of it is done.
+
+    Returns for each partition the offset behind its last message, where the broker told it.
+    """
     waiting: list[asyncio.Future[Any]] = []
+    last: dict[TopicPartition, tuple[asyncio.Future[Any], int]] = {}
     try:
         for partition, of_partition in messages.items():
             for batch in pack(client, of_partition):
-                waiting.append(await send_batch(client, batch, *partition))  # noqa: PERF401  # `finally` needs those sent before a failure
+                waiting.append(await send_batch(client, batch, *partition))
+                last[partition] = waiting[-1], batch.record_count()
         if beside is not None:
             waiting.append(asyncio.ensure_future(beside()))
         await asyncio.gather(*waiting)
     finally:
         for future in waiting:
             future.cancel()
+    # A batch that came twice is acknowledged without its offset, which is -1 then.
+    return {
+        partition: sent.result().offset + count
+        for partition, (sent, count) in last.items()
+        if sent.result().offset >= 0
+    }
 
 
 def pack(client: AIOKafkaProducer, messages: Sequence[Message]) -> Iterator[BatchBuilder]:

@@ -38,14 +38,14 @@ class KafkaProducer:
         self._partitions = KnownPartitions(connection)
         self._retired: set[asyncio.Task[None]] = set()
 
-    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> int | None:
         """Publish the messages in their order; after an error, none, some or all were published.
 
         Raises `BusError` and `MessageTooLargeError`.
         """
         refuse_too_large(topic, messages)
         if not messages:
-            return
+            return None
         client, at, has_begun = self._client, TopicPartition(topic, partition), False
         try:
             async with self._connection.asking(f"publishing to {topic}-{partition}"):
@@ -53,7 +53,7 @@ class KafkaProducer:
                 await self._partitions.must_have(client, [at])
                 has_begun = True
                 sending = send_all(client, {at: messages})
-                await self._partitions.send(client, [at], sending)
+                return (await self._partitions.send(client, [at], sending)).get(at)
         except GpuledgerError as error:
             # An absent topic was found before anything was sent: the client is as good as new.
             if has_begun or not isinstance(error, TopicsError):
@@ -92,6 +92,7 @@ COMMIT_SECONDS: Final = 12.0
 """How long a commit may take: less, so that what fails has not been aborted without our knowing."""
 
 Batches = Mapping[TopicPartition, Sequence[Message]]
+Offsets = Mapping[TopicPartition, int]
 
 
 class KafkaTransactions:
@@ -137,7 +138,7 @@ class KafkaTransactions:
 
     async def commit(
         self, messages: Batches, *, offsets: Mapping[TopicPartition, int], group: str
-    ) -> None:
+    ) -> Offsets:
         """Publish and commit in one transaction.
 
         Raises `TopicsError` and `MessageTooLargeError` with nothing begun. After any other failure
@@ -147,7 +148,7 @@ class KafkaTransactions:
             refuse_too_large(partition.topic, batch)
         filled = {partition: batch for partition, batch in messages.items() if batch}
         if not filled and not offsets:
-            return
+            return {}
         async with self._busy:
             # After a failure the brokers may have done it, or abort it later: nobody knows.
             if self._over is not None:
@@ -158,7 +159,7 @@ class KafkaTransactions:
             try:
                 # Without an end of its own: it is there for `close` to set one.
                 async with asyncio.timeout(None) as self._cut:
-                    await self._transact(client, filled, offsets, group)
+                    return await self._transact(client, filled, offsets, group)
             except TopicsError:
                 raise  # nothing was begun
             except TimeoutError as error:
@@ -181,7 +182,7 @@ class KafkaTransactions:
         messages: Batches,
         offsets: Mapping[TopicPartition, int],
         group: str,
-    ) -> None:
+    ) -> Offsets:
         """Begin a transaction, fill and commit it; raises `TopicsError` before it begins."""
         # With a topic that is absent the transaction would never end.
         async with self._connection.asking("looking up topics", at_most_seconds=COMMIT_SECONDS):
@@ -199,7 +200,8 @@ class KafkaTransactions:
             filling = send_all(client, messages, beside=beside if offsets else None)
             with naming_what_failed(client):
                 try:
-                    await self._partitions.send(client, list(messages), filling)
+                    published = await self._partitions.send(client, list(messages), filling)
                 except TopicsError as error:  # something was begun, which only closing ends
                     raise BusUnavailableError(str(error)) from error
                 await client.commit_transaction()
+        return published

@@ -169,11 +169,14 @@ class MemoryProducer:
     def __init__(self, *, logs: Mapping[TopicPartition, PartitionLog]) -> None:
         self._logs = logs
 
-    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> int | None:
         """Publish the messages; `TopicsError` where the topic or the partition does not exist."""
-        check_batch(self._logs, TopicPartition(topic, partition), messages).append(messages)
+        log = check_batch(self._logs, TopicPartition(topic, partition), messages)
+        log.append(messages)
+        next_offset = log.end_offset if messages else None
         # A publisher that never waits would keep every consumer from running.
         await asyncio.sleep(0)
+        return next_offset
 
 
 def check_batch(
@@ -221,7 +224,7 @@ class MemoryTransactions:
         *,
         offsets: Mapping[TopicPartition, int],
         group: str,
-    ) -> None:
+    ) -> Mapping[TopicPartition, int]:
         """Publish and commit at once; `FencedError` where the id was opened anew."""
         # All checks before the first append: nothing of a transaction is seen where one fails.
         checked = [
@@ -233,8 +236,10 @@ class MemoryTransactions:
         for log, batch in checked:
             log.append(batch)
         self._commit_offsets(group, offsets)
+        published = {log.partition: log.end_offset for log, batch in checked if batch}
         # A publisher that never waits would keep every consumer from running.
         await asyncio.sleep(0)
+        return published
 
 
 MAX_RECORDS: Final = 500

@@ -175,8 +175,11 @@ class Subscription:
 class Producer(Protocol):
     """Publishes batches."""
 
-    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
-        """Publish the messages in their order; return when the bus has acknowledged all of them."""
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> int | None:
+        """Publish the messages in their order; return when the bus has acknowledged all of them.
+
+        Returns the offset behind the last of them, `None` where the bus did not tell it.
+        """
 
 
 class Transactions(Protocol):
@@ -188,8 +191,10 @@ class Transactions(Protocol):
         *,
         offsets: Mapping[TopicPartition, int],
         group: str,
-    ) -> None:
+    ) -> Mapping[TopicPartition, int] | None:
         """Publish messages and commit a group's offsets, all of it or nothing.
+
+        Returns of each partition the offset behind the last message, where the bus told it.
 
         Raises `TopicsError` and `MessageTooLargeError` before anything is done. Raises
         `FencedError` where another writer took the id over, with nothing done. After

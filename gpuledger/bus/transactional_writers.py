@@ -71,14 +71,17 @@ class TransactionalWriters:
         messages: Mapping[TopicPartition, Sequence[Message]],
         *,
         offsets: Mapping[TopicPartition, int],
-    ) -> None:
+    ) -> Mapping[TopicPartition, int]:
         """Publish messages and commit the group's offsets, all of it or nothing.
+
+        Returns of each partition the offset behind the last message, where the bus told it.
 
         Raises FencedError and BusUnavailableError, after which the partition must be opened anew.
         """
         writer = self._open[number]
         async with writer.busy:
-            await writer.transactions.commit(messages, offsets=offsets, group=self._group)
+            commit = writer.transactions.commit
+            return await commit(messages, offsets=offsets, group=self._group) or {}
 
     async def close(self, numbers: Iterable[int]) -> None:
         """Let commits under way end, for `finish_seconds`, and close; what is open is aborted.

@@ -232,7 +232,8 @@ COLUMNS: Final = (
         bounds=PodState,
         optional=True,
         meaning="On a pod's account: `known` by a pod record that names this node, `foreign` where"
-        " the record names another node, `pending` where none has come. Names stand beside `known`"
+        " the record names another node; where none has come, `named` if the kubelet's allocations"
+        " tell the namespace and the name, and `pending` if not. Other names stand beside `known`"
         " alone.",
     ),
     Column(

@@ -4,7 +4,13 @@ Times are nanoseconds since the epoch, lengths of time that are measured are nan
 seconds as the name says. An optional field that is not known is absent, never zero and never -1.
 """
 
-from gpuledger.records.bookkeeping import BootProgress, DeadLetter, NodeProgress
+from gpuledger.records.bookkeeping import (
+    BootProgress,
+    DeadLetter,
+    NodeProgress,
+    SilentNode,
+    Watermark,
+)
 from gpuledger.records.events import (
     Account,
     BusyMethod,
@@ -88,4 +94,6 @@ __all__ = [
     "ProcessRecord",
     "Settlement",
     "Severity",
+    "SilentNode",
+    "Watermark",
 ]

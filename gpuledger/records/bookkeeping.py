@@ -1,15 +1,18 @@
 """What stages write of their own work: how far a node is booked, and what could not be used.
 
 Here live the records of `gpuledger.progress.v1`, a compacted topic keyed by node, which a join that
-takes a node over must know of the one before, and of `gpuledger.dead-letters.v1`.
+takes a node over must know of the one before, of `gpuledger.watermarks.v1`, by which readers know
+how far a topic is complete, and of `gpuledger.dead-letters.v1`.
 """
 
 from typing import Annotated
 
-from gpuledger.records.base import BaseRecord, BootId, Natural, NodeName, Seq
+from gpuledger.records.base import ArrayRecord, BaseRecord, BootId, Natural, NodeName, Seq
 from gpuledger.records.bounds import (
     MAX_BOOTS,
+    MAX_SILENT_NODES,
     Base64,
+    Label,
     Sentence,
     Word,
     at_most,
@@ -54,6 +57,47 @@ class NodeProgress(BaseRecord, frozen=True, kw_only=True):
     boots_before: Annotated[list[BootProgress], at_most(MAX_BOOTS)] | None = None
     """The few boots before that one, the newest first, and those that were booked for longest;
     absent where none is known."""
+
+
+class SilentNode(ArrayRecord, frozen=True, kw_only=True):
+    """A node that a watermark does not wait for, as nothing has come of it for long."""
+
+    node: NodeName
+    """The node's name in Kubernetes."""
+    since_time_ns: Natural
+    """End of what its last tick covers, nanoseconds since the epoch: behind it anything may come
+    yet."""
+
+
+class Watermark(BaseRecord, frozen=True, kw_only=True):
+    """How far one partition of a stage's topic is complete, once it is read up to an offset.
+
+    Whoever has read the topic's partition up to `next_offset` has all that is of a time up to
+    `complete_until_ns`, but for what comes late, and but for the nodes that are silent.
+    """
+
+    stage: Word
+    """Who has written the topic that it speaks of: `join`, `podwatch`, …"""
+    cluster: Label
+    """The Kubernetes cluster whose nodes it speaks of."""
+    partition: Natural
+    """The partition that it speaks of, of that topic; it lies in the same partition itself."""
+    complete_until_ns: Natural
+    """The time up to which nothing is to come any more, nanoseconds since the epoch. Of the join:
+    event time, as its ticks have it. Of podwatch: when it had seen, by its own clock, all that is
+    in the topic."""
+    topic: Word
+    """The topic that it speaks of."""
+    next_offset: Natural
+    """From which offset on that holds: of the first record behind those that it speaks of."""
+    publisher: Word
+    """Who published it: the client id and the host's name."""
+    node_count: Natural | None = None
+    """How many nodes were heard of, silent ones included; absent where none is followed."""
+    silent_count: Natural | None = None
+    """How many of them are silent; absent where none is."""
+    silent: Annotated[list[SilentNode], at_most(MAX_SILENT_NODES)] | None = None
+    """The silent ones that have been so for the shortest time; absent where none is."""
 
 
 class DeadLetter(BaseRecord, frozen=True, kw_only=True):

@@ -128,6 +128,8 @@ MAX_COUNTERS: Final = 1_024
 """Counters of a GPU that can begin again, those of each link included."""
 MAX_LINKS: Final = 256
 """NVLinks of a GPU, of which Blackwell has 18, and its decoders, of which it has 8."""
+MAX_SILENT_NODES: Final = 1_000
+"""Silent nodes of one partition that a watermark names; it counts all of them."""
 MAX_BOOTS: Final = 64
 """Boots of a node that are remembered, which are a few."""
 

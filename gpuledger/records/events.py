@@ -76,10 +76,12 @@ class IdleDrawSource(OpenEnum):
 class PodState(OpenEnum):
     """Whether the pod behind a UID or a container id was known when the event was written.
 
-    Names stand beside `known` alone. Neither of the others changes what is booked.
+    All names stand beside `known`, namespace and name alone beside `named`: they are the kubelet's
+    word, by what it has allocated to whom. None of the others changes what is booked.
     """
 
     KNOWN = "known"
+    NAMED = "named"
     PENDING = "pending"
     FOREIGN = "foreign"
 
@@ -123,11 +125,12 @@ class PodDescription(BaseRecord, frozen=True, kw_only=True):
     """The containers of the pod on which this event books."""
     state: PodState
     """`known` where a pod record that names this node has come, `foreign` where one has come that
-    names another node, `pending` where none has."""
+    names another node; where none has, `named` if the tick's allocations tell whose the container
+    is, and `pending` if they do not."""
     namespace: Label | None = None
-    """Its namespace, once known."""
+    """Its namespace, once known or named."""
     name: Subdomain | None = None
-    """Its name, once known."""
+    """Its name, once known or named."""
     owner_kind: Word | None = None
     """Kind of its workload, such as `Deployment`."""
     owner_name: Subdomain | None = None

@@ -46,6 +46,8 @@ class JoinWorkers:
             "KAFKA__BOOTSTRAP_SERVERS": servers,
             "KAFKA__SESSION_TIMEOUT_SECONDS": "6",
             "JOIN__PROCESSING_GUARANTEE": guarantee,
+            # Nobody publishes pods beside these.
+            "JOIN__PODWATCH_TIMEOUT_SECONDS": "0",
             **environment,
         }
 

@@ -47,10 +47,14 @@ def start(tmp_path: Path) -> Iterator[Callable[[str, Kafka], Deployable]]:
 
     def start(name: str, kafka: Kafka) -> Deployable:
         own = {
-            "exactly_once": {"JOIN__COMMIT_INTERVAL_SECONDS": "0.1"},
+            "exactly_once": {
+                "JOIN__COMMIT_INTERVAL_SECONDS": "0.1",
+                "JOIN__PODWATCH_TIMEOUT_SECONDS": "0",
+            },
             "at_least_once": {
                 "JOIN__PROCESSING_GUARANTEE": "at_least_once",
                 "JOIN__GROUP": "another-join",
+                "JOIN__PODWATCH_TIMEOUT_SECONDS": "0",
             },
             "store": {"STORE__URI": str(tmp_path / "table"), "STORE__FLUSH_SECONDS": "0.1"},
         }

@@ -69,6 +69,7 @@ def worker(kafka: Kafka, folder: Path, number: int) -> Deployable:
         environment={
             "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
             "KAFKA__SESSION_TIMEOUT_SECONDS": "6",
+            "JOIN__PODWATCH_TIMEOUT_SECONDS": "0",
         },
     )
 

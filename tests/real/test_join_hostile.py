@@ -87,6 +87,7 @@ class Scene:
                 "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
                 "KAFKA__SESSION_TIMEOUT_SECONDS": "6",
                 "JOIN__PROCESSING_GUARANTEE": guarantee,
+                "JOIN__PODWATCH_TIMEOUT_SECONDS": "0",
             },
         )
 

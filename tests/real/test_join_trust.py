@@ -41,7 +41,10 @@ class World:
             name="join",
             command=["gpuledger-join"],
             folder=folder / "join",
-            environment={"KAFKA__BOOTSTRAP_SERVERS": self._servers},
+            environment={
+                "KAFKA__BOOTSTRAP_SERVERS": self._servers,
+                "JOIN__PODWATCH_TIMEOUT_SECONDS": "0",
+            },
         )
 
     async def put(

@@ -62,7 +62,7 @@ def create(
 def deployables(prefix: str, settings: Mapping[str, str], folder: Path) -> list[Deployable]:
     """Return an agent, a join and a sink of rows; the node's name says whose records are whose."""
     agent = {"NODE_NAME": NODE_OF[prefix], "SOURCE": f"simulated:{SCENARIO}"}
-    commands = {"agent": agent, "join": {}, "sink": {}}
+    commands = {"agent": agent, "join": {"JOIN__PODWATCH_TIMEOUT_SECONDS": "0"}, "sink": {}}
     kinds = {"sink": ["rows"]}
     return [
         Deployable(

@@ -59,6 +59,7 @@ class Everything:
         }
         own = {
             "agent": {"NODE_NAME": "node-a", "SPOOL__FOLDER": str(spool)},
+            "join": {"JOIN__PODWATCH_TIMEOUT_SECONDS": "0"},
             "podwatch": {"KUBERNETES__KUBECONFIG": self._receivers["podwatch"]},
             "remote_write": {"REMOTE_WRITE__URL": self._receivers["remote_write"]},
             "alerts": {"ALERTS__URLS": f'["{self._receivers["alerts"]}"]'},

@@ -8,13 +8,16 @@ at the tick's time, as far as it was read: a tick that comes late, or is joined 
 as it would have been in time. Its deletion shows on ticks after it only.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import msgspec
 
 from enricher.join.pods.pods import KnownPod, PodCache, nearest
 from gpuledger.codec import encode
+from gpuledger.ledger.holders import DeviceKey, device_of, devices_named_by
 from gpuledger.recent import Budget, Recent
 from gpuledger.records import (
     ContainerRef,
@@ -36,6 +39,12 @@ _ALLOCATION_BYTES: Final = 850
 _EVER_NS: Final = 2**63
 Identity = tuple[str | None, str | None]
 _HOST: Final[Identity] = (None, None)
+PodName = tuple[str, str]
+"""The namespace and the name of a pod."""
+_NO_NAME: Final[PodName] = ("", "")
+
+
+_NOTHING: Final[Mapping[Identity, PodName]] = MappingProxyType({})
 
 
 class Holders(NamedTuple):
@@ -77,6 +86,56 @@ def find_named_holders(sample: NodeSample, pods: PodCache) -> Holders:
     return Holders(uids, sum(uid is None for uid in found.values()), changes)
 
 
+def name_by_allocation(
+    sample: NodeSample, pending: Collection[Identity], pods: PodCache
+) -> dict[Identity, PodName]:
+    """Return the names that the tick's allocations tell of containers without a pod record.
+
+    A cgroup has UIDs and the kubelet's answer names, and only their device is the same: so that a
+    name is told where one pod alone holds each device on which the container's processes are, where
+    no other container without a record is there that could be meant, and where no record of a pod
+    of that name is known that still lives, on this node, so that it would be that pod, or on
+    another.
+    """
+    if not pending or not sample.allocations:
+        return {}
+    waiting = set(pending)
+    holders: dict[DeviceKey, set[PodName]] = {}
+    for each in sample.allocations:
+        holders.setdefault(device_of(each), set()).add((each.namespace, each.pod))
+    # For each pod that is pending, by its UID or by its container: who may hold what it is on.
+    meant: dict[str, set[PodName]] = {}
+    identities = list(map(identity_of, sample.containers))
+    for process in sample.processes:
+        if process.container is None or process.container >= len(identities):
+            continue
+        identity = identities[process.container]
+        if identity in waiting and process.gpu < len(sample.gpus):
+            devices = devices_named_by(sample.gpus[process.gpu])
+            there = set().union(*(holders.get(device, ()) for device in devices))
+            # More than one, or none, is written as what no pod can be called.
+            name = there.pop() if len(there) == 1 else _NO_NAME
+            meant.setdefault(identity[0] or identity[1] or "", set()).add(name)
+    claimed = Counter(name for names in meant.values() for name in names)
+    here = pods.named_on(sample.node)
+    told: dict[str, PodName] = {}
+    for pod, names in meant.items():
+        (name,) = names if len(names) == 1 else (_NO_NAME,)
+        if name == _NO_NAME or claimed[name] > 1:
+            continue
+        time_ns = sample.time_ns
+        lives_here = any(not known.is_gone(time_ns) for known in here.get(name, ()))
+        if not lives_here and not pods.is_placed_elsewhere(
+            *name, node=sample.node, time_ns=time_ns
+        ):
+            told[pod] = name
+    return {
+        identity: told[pod]
+        for identity in pending
+        if (pod := identity[0] or identity[1] or "") in told
+    }
+
+
 class PodDescriptions(NamedTuple):
     """What was said of a node's pods, and what it was said of."""
 
@@ -98,6 +157,8 @@ class PodDescriptions(NamedTuple):
     """How many pods are said to hold something of which no record of this node is known."""
     pending: Collection[Identity]
     """Those of them that lack the pod's record."""
+    named: int
+    """How many of those have a name by the tick's allocations."""
     foreign: Collection[PodRecord]
     """The pods among them that the API server has placed on another node."""
 
@@ -138,7 +199,9 @@ class DescriptionCache:
             or descriptions.allocations != sample.allocations
         ):
             descriptions = self._describe(sample)
-            if not descriptions.foreign:  # what becomes of another node's pod does not show in ours
+            # What becomes of another node's pod does not show in ours; nor on which GPUs processes
+            # are, by which those without a record may have a name.
+            if not descriptions.foreign and not (descriptions.pending and sample.allocations):
                 self._known[sample.node] = descriptions
         return descriptions
 
@@ -146,7 +209,15 @@ class DescriptionCache:
         identities = list(map(identity_of, sample.containers))
         found = [self._pods.find(*identity, node=sample.node) for identity in identities]
         foreign = find_foreign_pods(identities, self._pods, node=sample.node)
-        pods = describe_pods(identities, self._pods, node=sample.node, time_ns=sample.time_ns)
+        pending = [
+            identity
+            for identity, pod in zip(identities, found, strict=True)
+            if pod is None and identity != _HOST and identity not in foreign
+        ]
+        named = name_by_allocation(sample, pending, self._pods)
+        pods = describe_pods(
+            identities, self._pods, node=sample.node, time_ns=sample.time_ns, named=named
+        )
         holders = find_named_holders(sample, self._pods)
         changes = [time for pod in found if pod for time in pod.changes_ns()]
         changes += holders.changes_ns
@@ -161,11 +232,8 @@ class DescriptionCache:
             pods=msgspec.Raw(encode(pods)),
             holder_uids=msgspec.Raw(encode(holders.uids)) if holders.uids else None,
             unknown_holders=holders.unknown,
-            pending=[
-                identity
-                for identity, pod in zip(identities, found, strict=True)
-                if pod is None and identity != _HOST and identity not in foreign
-            ],
+            pending=pending,
+            named=len(named),
             # Several containers of one pod lead to it; it is counted and logged once.
             foreign=list({pod.uid: pod for pod in foreign.values()}.values()),
         )
@@ -214,23 +282,39 @@ def find_foreign_pods(
 
 
 def describe_pods(
-    identities: Iterable[Identity], pods: PodCache, *, node: str, time_ns: int
+    identities: Iterable[Identity],
+    pods: PodCache,
+    *,
+    node: str,
+    time_ns: int,
+    named: Mapping[Identity, PodName] = _NOTHING,
 ) -> list[PodDescription]:
-    """Describe each pod once, in an order that depends on the identities alone."""
+    """Describe each pod once, in an order that depends on the identities alone.
+
+    `named` has the names that are known without a pod's record.
+    """
     containers: dict[str, list[str]] = {}
     found: dict[str, KnownPod] = {}
     nameless: list[PodDescription] = []
-    named = sorted(
+    wanted = sorted(
         set(identities) - {_HOST}, key=lambda identity: (identity[0] or "", identity[1] or "")
     )
-    foreign = find_foreign_pods(named, pods, node=node)
+    foreign = find_foreign_pods(wanted, pods, node=node)
     foreign_uids = {uid for uid, _ in foreign}
-    for uid, container_id in named:
+    name_of = {uid: name for (uid, _), name in named.items()}
+    for uid, container_id in wanted:
         pod = pods.find(uid, container_id, node=node)
         key = pod.record.uid if pod else uid
         ids = [container_id] if container_id else []
         if key is None:
-            nameless.append(_nameless(None, ids, is_foreign=(uid, container_id) in foreign))
+            nameless.append(
+                _by_the_node(
+                    None,
+                    ids,
+                    is_foreign=(uid, container_id) in foreign,
+                    name=named.get((uid, container_id)),
+                )
+            )
             continue
         if pod:
             found[key] = pod
@@ -238,30 +322,40 @@ def describe_pods(
     known = [
         describe_known(found[uid], ids, time_ns=time_ns)
         if uid in found
-        else _nameless(uid, ids, is_foreign=uid in foreign_uids)
+        else _by_the_node(uid, ids, is_foreign=uid in foreign_uids, name=name_of.get(uid))
         for uid, ids in containers.items()
     ]
     return known + nameless
 
 
-def _nameless(uid: str | None, container_ids: list[str], *, is_foreign: bool) -> PodDescription:
+def _by_the_node(
+    uid: str | None, container_ids: list[str], *, is_foreign: bool, name: PodName | None
+) -> PodDescription:
     """Describe a pod by what the node said of it alone."""
+    if name is not None:
+        return PodDescription(
+            uid=uid,
+            container_ids=container_ids,
+            state=PodState.NAMED,
+            namespace=name[0],
+            name=name[1],
+        )
     state = PodState.FOREIGN if is_foreign else PodState.PENDING
     return PodDescription(uid=uid, container_ids=container_ids, state=state)
 
 
 def describe_known(known: KnownPod, container_ids: list[str], *, time_ns: int) -> PodDescription:
     """Describe a pod by the version of it that was in force at a time."""
-    pod, deleted_ns = known.at(time_ns), known.record.deleted_time_ns
+    pod, said, deleted_ns = known.record, known.at(time_ns), known.record.deleted_time_ns
     return PodDescription(
         uid=pod.uid,
         container_ids=container_ids,
         state=PodState.KNOWN,
         namespace=pod.namespace,
         name=pod.name,
-        owner_kind=pod.owner_kind,
-        owner_name=pod.owner_name,
-        labels=pod.labels,
+        owner_kind=said.owner_kind,
+        owner_name=said.owner_name,
+        labels=said.labels,
         container_names=known.container_names(container_ids),
         deleted_time_ns=deleted_ns if deleted_ns is None or deleted_ns <= time_ns else None,
     )

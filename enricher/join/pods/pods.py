@@ -13,12 +13,17 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import msgspec
 
 from enricher.versions import is_older
+from gpuledger.clock import NS_PER_HOUR
 from gpuledger.records import PodRecord
 
 # A container that is started again and again waits five minutes each time, and ticks are kept for
 # six hours, in which they can be joined again.
 MAX_FORMER_CONTAINERS: Final = 100
-MAX_PAST_VERSIONS: Final = 16
+PAST_VERSIONS_NS: Final = 8 * NS_PER_HOUR
+"""For how long before a pod's newest version its versions are kept: as long as ticks are, and the
+hours for which they may have lain on their node."""
+MAX_PAST_VERSIONS: Final = 4_096
+"""Of one pod; somebody who changes its labels all the time has one of them every few seconds."""
 _NONE: Final[dict[str, str]] = {}
 N = TypeVar("N", str, tuple[str, str])
 OnNode = tuple[str, str]
@@ -26,12 +31,20 @@ OnNode = tuple[str, str]
 
 
 class PodVersion(NamedTuple):
-    """A version of a pod that said something else than the next one."""
+    """What a description says of a pod, by versions of it before another one said otherwise."""
 
     until_ns: int
-    """When the pod watch saw the next one."""
-    record: PodRecord
-    """The version."""
+    """When the pod watch saw one that said otherwise."""
+    resource_version: str
+    """The last of these versions."""
+    owner_kind: str | None
+    owner_name: str | None
+    labels: dict[str, str]
+
+    def says(self, pod: PodRecord) -> bool:
+        """Return whether a record says the same of its pod."""
+        said = (pod.owner_kind, pod.owner_name, pod.labels)
+        return (self.owner_kind, self.owner_name, self.labels) == said
 
 
 class KnownPod(msgspec.Struct, gc=False):
@@ -41,18 +54,19 @@ class KnownPod(msgspec.Struct, gc=False):
     """The newest version."""
     partition: int
     """Where it was read."""
-    seen_time_ns: int
-    """When the pod watch saw this version."""
     previous_containers: dict[str, str]
     """Containers that earlier versions named, by id: the container's name."""
     past: tuple[PodVersion, ...]
-    """Earlier versions that described the pod differently, the oldest first."""
+    """What earlier versions said otherwise, the oldest first, each until a later time."""
 
-    def at(self, time_ns: int) -> PodRecord:
-        """Return the version in force at a time; before the first one that was read, that one."""
+    def at(self, time_ns: int) -> PodVersion | PodRecord:
+        """Return what is said of the pod by the version in force at a time.
+
+        That is the newest one that the pod watch had seen by then; before the first one, that one.
+        """
         for past in self.past:
             if time_ns < past.until_ns:
-                return past.record
+                return past
         return self.record
 
     def changes_ns(self) -> list[int]:
@@ -60,6 +74,11 @@ class KnownPod(msgspec.Struct, gc=False):
         deleted_ns = self.record.deleted_time_ns
         changes = [past.until_ns for past in self.past]
         return changes if deleted_ns is None else [*changes, deleted_ns]
+
+    def is_gone(self, time_ns: int) -> bool:
+        """Return whether the pod was gone from the API server at a time."""
+        deleted_ns = self.record.deleted_time_ns
+        return deleted_ns is not None and deleted_ns <= time_ns
 
     def rank_at(self, time_ns: int) -> tuple[bool, bool, int]:
         """Rank it among pods of one name: there already, there still, and then the newest first."""
@@ -71,25 +90,45 @@ class KnownPod(msgspec.Struct, gc=False):
         """Return the containers that the pod has or had, by id."""
         return [*self.previous_containers, *ids_of(self.record)]
 
-    def follow(self, before: "KnownPod") -> None:
-        """Take over what an older version of the pod has left, which this one replaces."""
+    def follow(self, before: "KnownPod", *, seen_time_ns: int) -> None:
+        """Take over what an older version of the pod has left, which this one replaces.
+
+        `seen_time_ns` is when the pod watch saw this version. Versions follow one another by their
+        `resourceVersion`, and as they were written where that cannot be compared, and not by these
+        times, which fall where the pod watch's clock is set back: then what it had seen at later
+        times was in force until this one came.
+        """
         self.previous_containers = _former(
             before.previous_containers | ids_of(before.record), self.record
         )
         pod, earlier = self.record, before.record
-        if self.seen_time_ns < before.seen_time_ns:
-            # The topic is read again from its beginning: what was known is of a time to come.
-            self.past = tuple(past for past in before.past if past.until_ns <= self.seen_time_ns)
-        elif (earlier.owner_kind, earlier.owner_name, earlier.labels) == (
-            pod.owner_kind,
-            pod.owner_name,
-            pod.labels,
-        ):
+        said = PodVersion(
+            seen_time_ns,
+            earlier.resource_version,
+            earlier.owner_kind,
+            earlier.owner_name,
+            earlier.labels,
+        )
+        self.past = before.past
+        if said.says(pod) and not (self.past and self.past[-1].until_ns > seen_time_ns):
             # Nothing that a description says has changed; its deletion is told by its own time.
-            self.past = before.past
-        else:
-            past = (*before.past, PodVersion(self.seen_time_ns, earlier))
-            self.past = past[-MAX_PAST_VERSIONS:]
+            return
+        if pod.resource_version == earlier.resource_version and said.says(pod):
+            return  # the same version, read once more
+        for index, past in enumerate(self.past):
+            if past.resource_version == pod.resource_version and past.says(pod):
+                # The topic is read again, of versions that cannot be compared: what is known behind
+                # this one is still to come.
+                self.past = self.past[:index]
+                return
+        known = [*self.past, said]
+        while len(known) > 1 and known[-2].until_ns >= seen_time_ns:
+            known.pop()  # seen at a later time than this newer version: never in force for itself
+        last = known.pop()
+        if not last.says(pod):
+            known.append(last._replace(until_ns=seen_time_ns))
+        eldest_ns = seen_time_ns - PAST_VERSIONS_NS
+        self.past = tuple(each for each in known if each.until_ns > eldest_ns)[-MAX_PAST_VERSIONS:]
 
     def add_older(self, pod: PodRecord) -> None:
         """Take the containers' names from a version that comes behind this newer one."""
@@ -166,6 +205,8 @@ class PodCache:
         """The same for pods of further nodes: a status is its kubelet's, and may name any id."""
         self._by_hash: Names[OnNode] = Names(self._pods)
         self._nodes: dict[str, NodePods] = {}
+        # By the name alone, which the record has: another object for each pod would be 100 bytes.
+        self._uids_by_name: dict[str, str | set[str]] = {}
         self._changes = 0
 
     def __len__(self) -> int:
@@ -187,12 +228,12 @@ class PodCache:
         """
         before = self._pods.get(pod.uid)
         self._remove(pod.uid)
-        known = KnownPod(pod, partition, seen_time_ns, _NONE, ())
+        known = KnownPod(pod, partition, _NONE, ())
         if before and is_older(pod, than=before.record):
             known = before
             known.add_older(pod)
         elif before:
-            known.follow(before)
+            known.follow(before, seen_time_ns=seen_time_ns)
         self._pods[pod.uid] = known
         self._claim(known)
         node = self._nodes.setdefault(known.record.node, NodePods())
@@ -251,6 +292,19 @@ class PodCache:
         known = self._pods.get(uid or "") or self._by_container.holder(container_id or "")
         return known.record if known else None
 
+    def is_placed_elsewhere(self, namespace: str, name: str, *, node: str, time_ns: int) -> bool:
+        """Return whether a pod of that name is on another node, as far as it is known here.
+
+        One that was gone by then is not: who has its name next may be anywhere.
+        """
+        uids = self._uids_by_name.get(name, ())
+        for uid in (uids,) if isinstance(uids, str) else uids:
+            known = self._pods[uid]
+            is_meant = known.record.namespace == namespace and known.record.node != node
+            if is_meant and not known.is_gone(time_ns):
+                return True
+        return False
+
     def named_on(self, node: str) -> dict[tuple[str, str], list[KnownPod]]:
         """Return the pods of a node by namespace and name, which several have one after another."""
         here = self._nodes.get(node)
@@ -270,6 +324,11 @@ class PodCache:
                 self._by_container_on_node.claim((pod.node, name), pod)
         if pod.config_hash is not None:
             self._by_hash.claim((pod.node, pod.config_hash), pod)
+        uids = self._uids_by_name.setdefault(pod.name, pod.uid)
+        if isinstance(uids, set):
+            uids.add(pod.uid)
+        elif uids != pod.uid:
+            self._uids_by_name[pod.name] = {uids, pod.uid}
 
     def _disclaim(self, known: KnownPod) -> None:
         pod = known.record
@@ -278,6 +337,11 @@ class PodCache:
             self._by_container_on_node.disclaim((pod.node, name), pod.uid)
         if pod.config_hash is not None:
             self._by_hash.disclaim((pod.node, pod.config_hash), pod.uid)
+        uids = self._uids_by_name[pod.name]
+        if isinstance(uids, set):
+            uids.discard(pod.uid)
+        if not isinstance(uids, set) or not uids:
+            del self._uids_by_name[pod.name]
 
     def _touch(self, node: NodePods) -> None:
         self._changes += 1

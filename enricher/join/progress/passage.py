@@ -15,7 +15,8 @@ refused, two clocks must be wrong at once.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 import msgspec
@@ -27,6 +28,8 @@ LATE_SECONDS: Final = 30.0
 """A tick that is further than this behind what its partition has reached is late."""
 MIN_GAP_NS: Final = 50 * NS_PER_MS
 """Less than this between two ticks is the clocks' own imprecision, read one after the other."""
+SILENT_NS: Final = 120 * NS_PER_SECOND
+"""A node that is further than this behind what its partition has reached is not waited for."""
 _STEP_NS: Final = NS_PER_SECOND
 # Two clocks of one machine drift apart by less than a thousandth.
 _DRIFT: Final = 1000
@@ -201,6 +204,43 @@ def seq_ahead_seconds(
 def is_late(time_ns: int, reached_ns: int | None) -> bool:
     """Return whether a tick is behind what its partition has reached; never if that is unknown."""
     return reached_ns is not None and reached_ns - time_ns > _LATE_NS
+
+
+class Reached(NamedTuple):
+    """Up to which event time all is booked that was heard of, and whom that leaves out."""
+
+    until_ns: int
+    """The time up to which no node that is not silent has more to come."""
+    node_count: int
+    """How many nodes there are, silent ones included."""
+    silent: list[tuple[str, int]]
+    """The silent ones, each with the end of its last tick, the newest first."""
+
+
+def find_reached(
+    nodes: Mapping[str, NodeWatermark], *, now_ns: int, is_at_end: bool
+) -> Reached | None:
+    """Return how far a partition is complete, by the newest tick of each of its nodes.
+
+    Not silent is who is within two minutes of what the partition has reached: their ticks come in
+    their order, so the hindmost of them is how far all are. That needs no clock, and holds as well
+    while what lies there for hours is read. `is_at_end` says that nothing is left to be read: only
+    then are nodes silent by our own clock, and only then is a partition, of which nobody is heard,
+    complete up to where they would be. `None` where nothing is known.
+    """
+    times = {name: min(known.time_ns, now_ns) for name, known in nodes.items()}
+    present = set(times)
+    if times:
+        silent_before_ns = partition_watermark(times.values(), now_ns=now_ns) - SILENT_NS
+        present = {name for name, time_ns in times.items() if time_ns >= silent_before_ns}
+    if is_at_end:
+        present = {name for name in present if now_ns - nodes[name].heard_ns < SILENT_NS}
+    elif not times:
+        return None
+    until_ns = min((times[name] for name in present), default=now_ns - SILENT_NS)
+    silent = [(name, time_ns) for name, time_ns in times.items() if name not in present]
+    silent.sort(key=itemgetter(1), reverse=True)
+    return Reached(until_ns, len(times), silent)
 
 
 def partition_watermark(newest_ns: Iterable[int], *, now_ns: int) -> int:

@@ -11,7 +11,9 @@ from typing import Final
 from enricher.join.progress.passage import (
     BootWatermark,
     NodeWatermark,
+    Reached,
     begin_of,
+    find_reached,
     partition_watermark,
 )
 from gpuledger.clock import NS_PER_DAY, NS_PER_MS
@@ -39,6 +41,8 @@ class NodeWatermarks:
         self._advanced: dict[str, None] = {}
         self._reached_ns: int | None = None
         self._left_of_sweep = 0
+        self.complete_until_ns = 0
+        """The time up to which the partition was called complete: a tick of before comes late."""
 
     def __len__(self) -> int:
         return len(self._watermarks)
@@ -77,6 +81,17 @@ class NodeWatermarks:
             )
             self._left_of_sweep = len(self._watermarks)
         return self._reached_ns
+
+    def find_complete(self, *, now_ns: int, is_at_end: bool) -> Reached | None:
+        """Return how far the partition is complete, never less than it was; `None` if unknown.
+
+        It costs as much as there are nodes. `is_at_end` says that nothing is left to be read.
+        """
+        found = find_reached(self._watermarks, now_ns=now_ns, is_at_end=is_at_end)
+        if found is None:
+            return None
+        self.complete_until_ns = max(self.complete_until_ns, found.until_ns)
+        return found._replace(until_ns=self.complete_until_ns)
 
     def _make_room(self) -> None:
         """Forget the tenth of the nodes that have been booked for the shortest time.

@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from gpuledger.bus.administration import with_partitions
 from gpuledger.records import NodeRecord
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic, Topics, murmur2, partition_of_node
@@ -54,9 +55,16 @@ def test_a_node_lies_where_the_default_partitioner_puts_its_name(
 
 
 def test_topics_placed_by_node_have_the_same_number_of_partitions() -> None:
-    counts = {topic.partitions for topic in TOPICS if topic.partitioner == "node"}
+    counts = {topic.partitions for topic in TOPICS if topic.is_placed_by_node}
 
     assert len(counts) == 1
+
+
+def test_watermarks_have_as_many_partitions_as_the_topics_of_which_they_speak() -> None:
+    chosen = {topic.name: topic.partitions for topic in with_partitions(TOPICS, 48)}
+
+    assert chosen[TOPICS.watermarks.name] == chosen[TOPICS.pods.name] == 48
+    assert chosen[TOPICS.events.name] == 48
 
 
 def test_names_are_unique_and_versioned_and_looked_up() -> None:
@@ -69,15 +77,17 @@ def test_names_are_unique_and_versioned_and_looked_up() -> None:
 
 
 @each_topic
-def test_the_key_is_a_required_text_field_of_the_record(topic: Topic) -> None:
-    record = topic.record
-    for step in topic.key.split(".")[:-1]:
-        record = get_type_hints(record)[step]
-    last = topic.key.split(".")[-1]
-    (field,) = [field for field in structs.fields(record) if field.name == last]
+def test_the_key_is_made_of_required_fields_of_the_record_the_first_a_text(topic: Topic) -> None:
+    parts = topic.key.split("/")
+    for part in parts:
+        record = topic.record
+        for step in part.split(".")[:-1]:
+            record = get_type_hints(record)[step]
+        last = part.split(".")[-1]
+        (field,) = [field for field in structs.fields(record) if field.name == last]
 
-    assert get_type_hints(record)[last] is str
-    assert field.required
+        assert get_type_hints(record)[last] is str or part != parts[0]
+        assert field.required
 
 
 @each_topic
@@ -85,7 +95,7 @@ def test_a_topic_placed_by_node_has_a_node_in_its_record(topic: Topic) -> None:
     hints = get_type_hints(topic.record)
     named = hints | get_type_hints(hints["incident"]) if "incident" in hints else hints
 
-    assert topic.partitioner in ("node", "source", "none")
+    assert topic.partitioner in ("node", "same", "source", "none")
     is_of_a_node = "node" in named or topic.record is NodeRecord
     assert is_of_a_node == (topic.partitioner == "node")
     assert topic.partitions == 1 or topic.partitioner != "none"

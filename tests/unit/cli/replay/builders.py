@@ -26,7 +26,7 @@ from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod, 
 NODES = ("node-a", "node-b")
 BEGIN_MS = 1_795_000_000_000
 AGAIN = Topic(name="again", record=GpuEvent, key="node")
-SETTINGS = JoinSettings(join=JoinTuning(poll_timeout_seconds=0.02))
+SETTINGS = JoinSettings(join=JoinTuning(poll_timeout_seconds=0.02, podwatch_timeout_seconds=0))
 _EVENTS = Decoder(topic=EVENTS.name, record=GpuEvent)
 
 

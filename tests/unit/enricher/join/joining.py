@@ -21,7 +21,11 @@ from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.join.ticks import process, sample
 
 PARTITION = partition_of_node("node-a", partitions=12)
-SETTINGS = JoinSettings(join=JoinTuning(poll_timeout_seconds=0.05, commit_interval_seconds=0.001))
+SETTINGS = JoinSettings(
+    join=JoinTuning(
+        poll_timeout_seconds=0.05, commit_interval_seconds=0.001, podwatch_timeout_seconds=0
+    )
+)
 GROUP = SETTINGS.join.group
 
 

@@ -249,7 +249,10 @@ def test_the_same_ticks_give_the_same_books_whatever_pods_are_cached(
     containers: list[list[ContainerRef]],
     held: list[DeviceAllocation],
 ) -> None:
-    """Byte for byte; and a name stands only beside a pod whose record names the node."""
+    """Byte for byte; and a name stands only beside a pod whose record names the node.
+
+    Or beside one that has no record, by the node's own word, and never if a record says otherwise.
+    """
     with_none, with_some = Given(), Given()
     for each in cached:
         with_some.read_pod(each)
@@ -270,7 +273,13 @@ def test_the_same_ticks_give_the_same_books_whatever_pods_are_cached(
             assert uid is None or of_node[uid] == "node-a"
         for described in event["pods"]:
             is_known = described["state"] == "known"
-            assert ("name" in described) == is_known
+            assert ("name" in described) == (is_known or described["state"] == "named")
+            if described["state"] == "named":
+                said = (described["namespace"], described["name"])
+                assert all(
+                    (each.namespace, each.name) != said or each.deleted_time_ns is not None
+                    for each in cached
+                )
             assert not is_known or of_node[described["uid"]] == "node-a"
 
 

@@ -48,6 +48,7 @@ AT_LEAST_ONCE = JoinSettings(
         processing_guarantee="at_least_once",
         poll_timeout_seconds=0.02,
         commit_interval_seconds=0.001,
+        podwatch_timeout_seconds=0,
     ),
 )
 EXACTLY_ONCE = msgspec.structs.replace(

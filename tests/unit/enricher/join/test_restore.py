@@ -10,15 +10,18 @@ from typing_extensions import override
 
 from enricher.join.delivery import Delivery
 from enricher.join.join_settings import JoinTuning
+from enricher.join.progress.announcing import Announcer
 from enricher.join.restore import StalledError, StateRestorer
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Polled, Record, TopicPartition
 from gpuledger.errors import BusError, BusUnavailableError
 from gpuledger.runtime import Backoff, Check, RetryingCaller
-from tests.default_topics import PODS, SAMPLES
+from tests.default_topics import EVENTS, PODS, SAMPLES
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.ticks import pod, record
+
+ANNOUNCER = Announcer(topic=EVENTS.name, publisher="test")
 
 
 class FailingDelivery:
@@ -72,10 +75,11 @@ async def test_a_take_over_that_fails_just_before_a_rebalance_leaves_nothing_for
         stage=Given().stage,
         delivery=cast("Delivery", delivery),
         retry=RetryingCaller(on=BusError, check=check, backoff=lambda: backoff),
-        tuning=JoinTuning(poll_timeout_seconds=0.01),
+        tuning=JoinTuning(poll_timeout_seconds=0.01, podwatch_timeout_seconds=0),
         check=check,
         backoff=backoff,
         history=MemoryBus(),
+        announcer=ANNOUNCER,
     )
     consumer.restorer.require([0])
 
@@ -152,10 +156,11 @@ def restorer(
         stage=Given().stage,
         delivery=cast("Delivery", delivery or ReadyDelivery()),
         retry=RetryingCaller(on=BusError, check=Check()),
-        tuning=JoinTuning(poll_timeout_seconds=0.01),
+        tuning=JoinTuning(poll_timeout_seconds=0.01, podwatch_timeout_seconds=0),
         check=check,
         backoff=Backoff(first_seconds=0.001, max_seconds=0.001),
         history=MemoryBus(),
+        announcer=ANNOUNCER,
     )
     consumer.restorer = made
     made.require([0, 1])
@@ -286,11 +291,12 @@ class Reading:
             stage=self.given.stage,
             delivery=cast("Delivery", delivery or ReadyDelivery()),
             retry=RetryingCaller(on=BusError, check=Check()),
-            tuning=JoinTuning(poll_timeout_seconds=0.01),
+            tuning=JoinTuning(poll_timeout_seconds=0.01, podwatch_timeout_seconds=0),
             check=self.check,
             backoff=Backoff(first_seconds=10, max_seconds=10, jitter=lambda: 1.0),
             seconds=clock,
             history=MemoryBus(),
+            announcer=ANNOUNCER,
         )
         self.restorer.require([3])
         consumer.restorer = self.restorer

@@ -7,6 +7,7 @@ from typing import cast
 
 from enricher.join.delivery import CommitBatch, Delivery
 from enricher.join.join_settings import JoinTuning
+from enricher.join.progress.announcing import Announcer
 from enricher.join.restore import StateRestorer
 from enricher.join.worker import JoinWorker
 from gpuledger.bus.gaps import GapCheck
@@ -16,11 +17,12 @@ from gpuledger.clock import SystemClock
 from gpuledger.errors import BusError
 from gpuledger.lag import Lag
 from gpuledger.runtime import Backoff, Check, RetryingCaller
-from tests.default_topics import SAMPLES, TOPICS
+from tests.default_topics import EVENTS, SAMPLES, TOPICS
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.ticks import record
 
+ANNOUNCER = Announcer(topic=EVENTS.name, publisher="test")
 PARTITION = TopicPartition(SAMPLES.name, 3)
 BAD: Polled = {PARTITION: [record(b"{")]}
 
@@ -89,15 +91,21 @@ class Member:
     async def end_offsets(
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int]:
-        """Return that there is no state."""
-        return {}
+        """Return that nothing is there."""
+        return dict.fromkeys(partitions, 0)
+
+    async def position(self, partition: TopicPartition) -> int:
+        """Return that nothing was read."""
+        return 0
 
 
 async def letters_after(*steps: str) -> int:
     """Run a worker through the steps; return how many letters it has to publish."""
     given, member = Given(), Member(*steps)
     retry = RetryingCaller(on=BusError, check=Check())
-    tuning = JoinTuning(poll_timeout_seconds=0.01, commit_interval_seconds=60)
+    tuning = JoinTuning(
+        poll_timeout_seconds=0.01, commit_interval_seconds=60, podwatch_timeout_seconds=0
+    )
     delivery = cast("Delivery", Undelivered())
     worker = JoinWorker(
         lag=Lag(clock=SystemClock()),
@@ -112,7 +120,9 @@ async def letters_after(*steps: str) -> int:
             check=Check(),
             backoff=Backoff(),
             history=MemoryBus(),
+            announcer=ANNOUNCER,
         ),
+        announcer=ANNOUNCER,
         retry=retry,
         tuning=tuning,
         gaps=GapCheck(Check()),

@@ -4,18 +4,21 @@ import asyncio
 from typing import Any
 
 import pytest
+from aiohttp import web
 from prometheus_client import REGISTRY
 
+from enricher.podwatch import pod_metrics
 from enricher.podwatch.kinds import KINDS, NAMESPACE, NODE, ObjectKind
 from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from enricher.podwatch.publish import encode_bounded
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.clock import Clock
-from gpuledger.records import NamespaceRecord, NodeRecord
+from gpuledger.codec import decoder_of
+from gpuledger.records import NamespaceRecord, NodeRecord, Watermark
 from gpuledger.records.bounds import MAX_LABEL_LENGTH
 from gpuledger.runtime import Readiness
 from gpuledger.topics import partition_of_node
-from tests.default_topics import NAMESPACES, NODES, PODS, TOPICS
+from tests.default_topics import NAMESPACES, NODES, PODS, TOPICS, WATERMARKS
 from tests.unit.enricher.podwatch.builders import CREATED, Object, PatientClock, pod, soon
 from tests.unit.enricher.podwatch.misbehaving import MisbehavingServer, page, status
 from tests.unit.enricher.podwatch.running import StillClock, running
@@ -114,6 +117,37 @@ async def test_without_the_right_to_nodes_pods_are_published_and_the_check_names
         assert not readiness.is_ready()
         server.refused.clear()
         await soon(readiness.is_ready)
+
+
+async def test_watermarks_are_said_of_pods_alone_and_only_once_pods_were_listed(
+    server: MisbehavingServer, settings: PodwatchSettings
+) -> None:
+    """Lists and acknowledged records of the other kinds move none."""
+    listed = asyncio.Event()
+
+    async def once_it_is_time(request: web.Request) -> web.StreamResponse:
+        await listed.wait()
+        return await page(pod("a"))(request)
+
+    server.others = {"nodes": [item("n1")], "namespaces": [item("s1")]}
+    server.lists += [once_it_is_time]
+    bus, readiness = MemoryBus(), Readiness()
+    async with running(bus=bus, settings=settings, readiness=readiness, clock=StillClock()):
+        await soon(lambda: len(bus.kept(NODES.name)) == len(bus.kept(NAMESPACES.name)) == 1)
+        await asyncio.sleep(0.02)
+        assert not bus.kept(WATERMARKS.name)
+        listed.set()
+        await soon(lambda: len(bus.kept(WATERMARKS.name)) == PODS.partitions)
+    decoder = decoder_of(WATERMARKS.name, Watermark)
+    found = [decoder.decode(each.value or b"") for each in bus.kept(WATERMARKS.name)]
+    assert {(each.stage, each.topic) for each in found} == {("podwatch", PODS.name)}
+    assert [each.next_offset for each in found if each.next_offset] == [1]
+
+
+def test_no_two_kinds_have_watermarks_of_one_stage() -> None:
+    with_watermarks = {kind.name: kind.watermark_stage for kind in KINDS if kind.watermark_stage}
+    assert tuple(with_watermarks) == pod_metrics.KINDS_WITH_WATERMARKS
+    assert len(set(with_watermarks.values())) == len(with_watermarks)
 
 
 def cut(kind: str) -> float:

@@ -2,10 +2,18 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
+from hypothesis import given as for_any
+from hypothesis import strategies as st
 
 from enricher.join.pods.describe import DescriptionCache
-from enricher.join.pods.pods import MAX_FORMER_CONTAINERS, MAX_PAST_VERSIONS, PodCache
+from enricher.join.pods.pods import (
+    MAX_FORMER_CONTAINERS,
+    MAX_PAST_VERSIONS,
+    KnownPod,
+    PodCache,
+)
 from gpuledger.records import ContainerRef, PodContainer, PodDescription, PodRecord, PodState
 from tests.unit.enricher.join.builders import T_NS, Given
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod, process, sample
@@ -106,15 +114,57 @@ def test_of_a_container_that_starts_again_and_again_only_the_last_ids_are_kept()
     assert kept == list(range(299 - MAX_FORMER_CONTAINERS, 300))
 
 
-def test_of_a_pod_that_changes_and_changes_only_the_last_versions_are_kept() -> None:
-    """Before them, the oldest one that is kept describes it."""
+def after_changes(count: int, *, every_seconds: float) -> KnownPod:
+    """Return what is known of a pod whose label was changed so often."""
     cache = PodCache()
-    for number in range(100):
-        cache.put(labelled(str(number)), partition=0, seen_time_ns=number)
+    for number in range(count):
+        changed = msgspec.structs.replace(labelled(str(number)), resource_version=str(100 + number))
+        seen_ns = T_NS + round(number * every_seconds * SECOND_NS)
+        cache.put(changed, partition=0, seen_time_ns=seen_ns)
     found = cache.find(UIDS[0], None, node="node-a")
     assert found is not None
-    assert len(found.past) == MAX_PAST_VERSIONS
-    assert found.at(0).labels == {"team": str(99 - MAX_PAST_VERSIONS)}
+    return found
+
+
+def test_a_pod_that_changes_a_thousand_times_is_described_by_each_version_in_its_time() -> None:
+    found = after_changes(1000, every_seconds=1)
+    for number in range(1000):
+        assert found.at(T_NS + number * SECOND_NS).labels == {"team": str(number)}
+
+
+def test_versions_are_kept_for_as_long_as_ticks_of_their_time_may_come() -> None:
+    """Before them, the oldest one that is kept describes the pod."""
+    found = after_changes(100, every_seconds=3600)
+    assert found.at(T_NS + 92 * 3600 * SECOND_NS).labels == {"team": "92"}
+    assert found.at(0).labels == {"team": "91"}
+
+
+def test_of_a_pod_that_changes_all_the_time_memory_is_bounded() -> None:
+    assert len(after_changes(MAX_PAST_VERSIONS + 100, every_seconds=0.1).past) == MAX_PAST_VERSIONS
+
+
+CHANGES = st.lists(st.tuples(st.integers(1, 50), st.sampled_from("abc")), min_size=1, max_size=12)
+
+
+@for_any(changes=CHANGES, read_again=st.lists(st.integers(0, 12), max_size=3), opaque=st.booleans())
+def test_the_version_in_force_is_the_newest_that_was_seen_by_then_however_often_it_is_read(
+    changes: list[tuple[int, str]],
+    read_again: list[int],
+    opaque: bool,  # noqa: FBT001  # Hypothesis passes it by name
+) -> None:
+    """Whatever the pod watch's clock was set to in between, and where a read breaks off."""
+    cache = PodCache()
+    for upto in (*read_again, len(changes)):
+        for number, (seen, label) in enumerate(changes[:upto]):
+            version = f"v{number}" if opaque else str(100 + number)
+            changed = msgspec.structs.replace(labelled(label), resource_version=version)
+            cache.put(changed, partition=0, seen_time_ns=seen)
+    found = cache.find(UIDS[0], None, node="node-a")
+    assert found is not None
+    for time in range(52):
+        seen_by_then = [label for seen, label in changes if seen <= time]
+        expected = seen_by_then[-1] if seen_by_then else changes[0][1]
+        assert found.at(time).labels == {"team": expected}
 
 
 def test_a_version_that_says_the_same_of_a_pod_costs_no_memory() -> None:

@@ -1,0 +1,118 @@
+"""How far a stage's topic is complete, as a reader of it may say. Pure.
+
+A watermark speaks of a topic up to an offset; it comes on a topic of its own, so a reader may have
+it before the records that it speaks of. It counts once the reader has read past that offset, and
+not before: a reader that is behind would otherwise close an hour of which it has not read all.
+
+    events = Completeness(stage="join", topic=topics.events.name)
+    events.take(watermark)                      # of the watermarks' topic, whenever it comes
+    events.read_to(partition, next_offset)      # of the events' topic, as far as it is worked off
+    events.complete_until_ns(range(partitions))
+"""
+
+import socket
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from gpuledger.bus.protocol import Message
+from gpuledger.clock import NS_PER_MS
+from gpuledger.codec import encode
+from gpuledger.records import SilentNode, Watermark
+from gpuledger.records.bounds import MAX_WORD_LENGTH
+
+DEFAULT_CLUSTER: Final = "default"
+"""The cluster of whose nodes watermarks speak, as long as there is one."""
+PODWATCH: Final = "podwatch"
+JOIN: Final = "join"
+RENEWED_AFTER_SECONDS: Final = 5.0
+"""How often a stage renews its watermark of each partition, at most."""
+
+MAX_WAITING: Final = 64
+"""Watermarks of a partition and cluster that wait until the reader is there: of more of them the
+second newest gives way, so that a reader that is far behind still goes from one to the next."""
+Origin = tuple[int, str]
+"""A partition, and a cluster that has nodes in it."""
+
+
+class Completeness:
+    """The watermarks of one stage, as far as a reader has read; bounded by the partitions."""
+
+    def __init__(self, *, stage: str, topic: str) -> None:
+        self._stage = stage
+        self._topic = topic
+        self._next_offsets: dict[int, int] = {}
+        self._waiting: dict[Origin, deque[Watermark]] = {}
+        self._reached: dict[Origin, Watermark] = {}
+
+    def take(self, watermark: Watermark) -> None:
+        """Take a watermark; one of another stage or topic is passed over."""
+        if (watermark.stage, watermark.topic) != (self._stage, self._topic):
+            return
+        waiting = self._waiting.setdefault((watermark.partition, watermark.cluster), deque())
+        if len(waiting) >= MAX_WAITING:
+            waiting.pop()
+        waiting.append(watermark)
+        self._apply(watermark.partition)
+
+    def read_to(self, partition: int, next_offset: int) -> None:
+        """Record that all of a partition before this offset is read, and worked off."""
+        self._next_offsets[partition] = next_offset
+        self._apply(partition)
+
+    def forget(self, partition: int) -> None:
+        """Forget a partition that somebody else reads."""
+        self._next_offsets.pop(partition, None)
+        for known in (self._waiting, self._reached):
+            for origin in [each for each in known if each[0] == partition]:
+                del known[origin]
+
+    def of(self, partition: int) -> list[Watermark]:
+        """Return what holds of a partition by now, a watermark of each cluster."""
+        return [each for (of, _), each in self._reached.items() if of == partition]
+
+    def complete_until_ns(self, partitions: Iterable[int]) -> int | None:
+        """Return up to which time all of these partitions are complete, in all their clusters.
+
+        `None` where that is not known of one of them.
+        """
+        found = [self.of(partition) for partition in partitions]
+        if not all(found):
+            return None
+        return min((each.complete_until_ns for of in found for each in of), default=None)
+
+    def silent_nodes(self, partitions: Iterable[int]) -> list[SilentNode]:
+        """Return the silent nodes of these partitions: they are not waited for."""
+        return [
+            node
+            for partition in partitions
+            for watermark in self.of(partition)
+            for node in watermark.silent or ()
+        ]
+
+    def _apply(self, partition: int) -> None:
+        """Apply the watermarks that the reader has read past; none of them goes back in time."""
+        next_offset = self._next_offsets.get(partition)
+        if next_offset is None:
+            return
+        for origin, waiting in self._waiting.items():
+            while origin[0] == partition and waiting and waiting[0].next_offset <= next_offset:
+                watermark = waiting.popleft()
+                reached = self._reached.get(origin)
+                if reached is None or watermark.complete_until_ns >= reached.complete_until_ns:
+                    self._reached[origin] = watermark
+
+
+def key_of(watermark: Watermark) -> bytes:
+    """Return the key under which a watermark replaces the one before it."""
+    return f"{watermark.stage}/{watermark.cluster}/{watermark.partition}".encode()
+
+
+def message_of(watermark: Watermark, *, time_ns: int) -> Message:
+    """Return what is published of a watermark, at a time of the publisher's clock."""
+    return Message(key_of(watermark), encode(watermark), time_ns // NS_PER_MS)
+
+
+def name_publisher(client_id: str) -> str:
+    """Return the name under which this process publishes: two of one client id are told apart."""
+    return f"{client_id}@{socket.gethostname()}"[:MAX_WORD_LENGTH]

@@ -1,0 +1,131 @@
+"""A join that starts before podwatch, on a real broker: whose use it books has its name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpuledger.bus.administration import create_topics
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Message
+from gpuledger.codec import decoder_of, encode
+from gpuledger.completeness import Completeness
+from gpuledger.records import ContainerRef, Watermark
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import partition_of_node
+from tests.default_topics import EVENTS, SAMPLES, WATERMARKS
+from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+from tests.unit.enricher.join.ticks import process, sample
+from tests.unit.enricher.podwatch.builders import hex_id, pod
+from tests.unit.enricher.podwatch.misbehaving import misbehaving_server, page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from tests.real.services.kafka import Kafka
+    from tests.real.services.kcat import Kcat
+
+NODES = ("node-a", "node-b", "node-c")
+LATER_SECONDS = 10
+TICKS = 12
+LOOK_SECONDS = 60.0
+
+
+async def publish_ticks(settings: KafkaSettings, numbers: Iterable[int]) -> None:
+    """Publish a tick a node and second, in each of which a pod is busy."""
+    async with KafkaBus(settings).producer() as producer:
+        for number in numbers:
+            for node in NODES:
+                uid, now_ns = f"uid-{node}", time.time_ns()
+                tick = sample(
+                    node=node,
+                    seq=1000 * (number + 1),
+                    time_ns=now_ns,
+                    containers=[ContainerRef(pod_uid=uid, container_id=hex_id(uid))],
+                    processes=[process(container=0, sm_utilization_ratio=0.5)],
+                )
+                partition = partition_of_node(node, partitions=SAMPLES.partitions)
+                message = Message(node.encode(), encode(tick), now_ns // 10**6)
+                await producer.publish(SAMPLES.name, partition, [message])
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+async def test_no_pod_stays_nameless_of_a_podwatch_that_comes_ten_seconds_later(
+    start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path, guarantee: str
+) -> None:
+    """And what the join says of its events holds of them, partition by partition."""
+    refuse_stray_settings()
+    kafka = start_kafka()
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    await create_topics(settings)
+    environment = {"KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
+
+    def deployable(name: str, **more: str) -> Deployable:
+        return Deployable(
+            name=name,
+            command=[f"gpuledger-{name}"],
+            folder=tmp_path / name,
+            environment=environment | more,
+        )
+
+    async with misbehaving_server() as api:
+        api.lists.append(page(*(pod(f"uid-{node}", node=node) for node in NODES)))
+        join = deployable("join", JOIN__PROCESSING_GUARANTEE=guarantee)
+        podwatch = deployable("podwatch", KUBERNETES__URL=api.url)
+        try:
+            join.start()
+            for number in range(LATER_SECONDS):
+                await publish_ticks(settings, [number])
+                await asyncio.sleep(1)
+            podwatch.start()
+            await publish_ticks(settings, range(LATER_SECONDS, TICKS))
+            events = await await_records(kafka, kcat, EVENTS.name, count=TICKS * len(NODES))
+            told = await await_watermarks(kafka, kcat)
+        finally:
+            for each in (join, podwatch):
+                each.kill()
+    assert {(event["node"], event["pods"][0]["state"]) for event in events} == {
+        (node, "known") for node in NODES
+    }
+    reader = Completeness(stage="join", topic=EVENTS.name)
+    for said in told:
+        reader.take(said)
+    for partition in range(EVENTS.partitions):
+        reader.read_to(partition, 10_000)
+    complete_ns = reader.complete_until_ns(range(EVENTS.partitions))
+    assert complete_ns is not None
+    assert time.time_ns() - complete_ns < 10**9 * 240
+
+
+async def await_records(
+    kafka: Kafka, kcat: Kcat, topic: str, *, count: int
+) -> Sequence[Mapping[str, Any]]:
+    """Read a topic until it has so many records."""
+    async with asyncio.timeout(LOOK_SECONDS):
+        while True:
+            found = await asyncio.to_thread(kcat.consume, kafka.bootstrap_servers, topic)
+            if len(found) >= count:
+                return [json.loads(each.value or b"") for each in found]
+            await asyncio.sleep(0.3)
+
+
+async def await_watermarks(kafka: Kafka, kcat: Kcat) -> Sequence[Watermark]:
+    """Read until the join has spoken of each partition, of the nodes' with their last tick."""
+    decoder = decoder_of(WATERMARKS.name, Watermark)
+    busy = {partition_of_node(node, partitions=EVENTS.partitions) for node in NODES}
+    async with asyncio.timeout(LOOK_SECONDS):
+        while True:
+            servers = kafka.bootstrap_servers
+            found = await asyncio.to_thread(kcat.consume, servers, WATERMARKS.name)
+            decoded = [decoder.decode(each.value or b"") for each in found]
+            told = [each for each in decoded if each.stage == "join"]
+            ends = {each.partition: each.next_offset for each in told}
+            # In a transaction each commit is followed by its marker, which has an offset too.
+            if len(ends) == EVENTS.partitions and all(ends[each] >= TICKS for each in busy):
+                return told
+            await asyncio.sleep(0.5)

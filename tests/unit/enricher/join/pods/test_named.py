@@ -1,0 +1,180 @@
+"""A container without its pod's record is called by the kubelet's word, where that is plain."""
+
+import pytest
+from hypothesis import given as for_any
+from hypothesis import strategies as st
+
+from gpuledger.records import ContainerRef, DeviceAllocation, PodDescription, PodState
+from tests.unit.enricher.join.builders import T_NS, Given
+from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod, process, reading
+
+GPUS = [reading(uuid=f"GPU-{number}", index=number) for number in range(3)]
+CONTAINERS = [
+    ContainerRef(pod_uid=uid, container_id=container)
+    for uid, container in zip(UIDS, CONTAINER_IDS, strict=True)
+]
+
+
+@pytest.fixture
+def given() -> Given:
+    """Return a stage that has read nothing."""
+    return Given()
+
+
+def held(gpu: int, name: str = "train-0", **changes: object) -> DeviceAllocation:
+    """Return that a pod holds a GPU."""
+    values: dict[str, object] = {
+        "gpu_uuid": f"GPU-{gpu}",
+        "device_id": f"GPU-{gpu}",
+        "resource_name": "nvidia.com/gpu",
+        "namespace": "research",
+        "pod": name,
+        "container": "main",
+    }
+    return DeviceAllocation(**(values | changes))  # type: ignore[arg-type]  # the names are its own
+
+
+def described(
+    given: Given, *held_by: DeviceAllocation, on: dict[int, list[int]]
+) -> dict[str | None, PodDescription]:
+    """Return who the pods of a tick are; `on` says on which GPUs each container has processes."""
+    event = given.take(
+        gpus=GPUS,
+        containers=[CONTAINERS[each] for each in on],
+        processes=[
+            process(container=position, gpu=gpu, pid=100 * position + gpu)
+            for position, gpus in enumerate(on.values())
+            for gpu in gpus
+        ],
+        allocations=list(held_by),
+    )
+    return {each.uid: each for each in event.pods}
+
+
+def test_who_alone_holds_what_a_container_is_on_gives_it_namespace_and_name(given: Given) -> None:
+    found = described(given, held(0), on={0: [0]})[UIDS[0]]
+    assert found == PodDescription(
+        uid=UIDS[0],
+        container_ids=[CONTAINER_IDS[0]],
+        state=PodState.NAMED,
+        namespace="research",
+        name="train-0",
+    )
+
+
+def test_once_the_record_has_come_the_pod_is_known_with_its_owner_and_labels(given: Given) -> None:
+    assert described(given, held(0), on={0: [0]})[UIDS[0]].state is PodState.NAMED
+    given.read_pod(pod(0))
+    found = described(given, held(0), on={0: [0]})[UIDS[0]]
+    assert (found.state, found.name, found.owner_name) == (PodState.KNOWN, "train-0", "train")
+
+
+PENDING = {
+    "nobody holds the device": ((held(1),), {0: [0]}),
+    "nobody holds anything": ((), {0: [0]}),
+    "two pods hold it": ((held(0), held(0, "other", replica="2")), {0: [0]}),
+    "it is on devices of two pods": ((held(0), held(1, "other")), {0: [0, 1]}),
+    "one of its devices is nobody's": ((held(0),), {0: [0, 1]}),
+    "two containers could be meant": ((held(0),), {0: [0], 1: [0]}),
+    "two containers, on two devices of one pod": ((held(0), held(1)), {0: [0], 1: [1]}),
+}
+
+
+@pytest.mark.parametrize("case", PENDING)
+def test_where_it_is_not_plain_which_allocation_is_meant_a_container_stays_pending(
+    given: Given, case: str
+) -> None:
+    allocations, on = PENDING[case]
+    found = described(given, *allocations, on=on)
+    assert {each.state for each in found.values()} == {PodState.PENDING}
+    assert {each.name for each in found.values()} == {None}
+
+
+def test_each_of_two_pods_on_devices_of_their_own_has_its_own_name(given: Given) -> None:
+    found = described(given, held(0), held(1, "other"), held(2), on={0: [0, 2], 1: [1]})
+    assert [found[uid].name for uid in UIDS[:2]] == ["train-0", "other"]
+
+
+def test_a_pod_whose_record_is_known_hides_nobody_else_on_its_device(given: Given) -> None:
+    """The known one is not the holder, so the other may be."""
+    given.read_pod(pod(1))
+    found = described(given, held(0), on={0: [0], 1: [0]})
+    assert found[UIDS[0]].name == "train-0"
+
+
+@pytest.mark.parametrize("node", ["node-a", "node-b"])
+def test_no_name_is_given_that_a_pod_has_by_its_record_wherever_that_is(
+    given: Given, node: str
+) -> None:
+    """Neither that of another node's pod, nor that of one of this node which has another UID."""
+    given.read_pod(pod(1, name="train-0", node=node))
+    assert described(given, held(0), on={0: [0]})[UIDS[0]].state is PodState.PENDING
+
+
+@pytest.mark.parametrize("node", ["node-a", "node-b"])
+def test_the_name_of_a_pod_that_is_gone_is_given_to_the_next_one(given: Given, node: str) -> None:
+    """As of a StatefulSet, whose pods have one name after another."""
+    given.read_pod(pod(1, name="train-0", node=node, deleted_time_ns=T_NS - SECOND_NS))
+    assert described(given, held(0), on={0: [0]})[UIDS[0]].name == "train-0"
+
+
+def test_a_name_in_another_namespace_is_another_name(given: Given) -> None:
+    given.read_pod(pod(1, name="train-0", namespace="other", node="node-b"))
+    assert described(given, held(0), on={0: [0]})[UIDS[0]].name == "train-0"
+
+
+def test_a_name_is_free_again_when_its_pods_traces_are_gone(given: Given) -> None:
+    for number in (1, 2):
+        given.read_pod(pod(number, name="train-0", node="node-b"))
+    for uid in UIDS[1:3]:
+        assert described(given, held(0), on={0: [0]})[UIDS[0]].name is None
+        given.read_tombstone(uid)
+    assert described(given, held(0), on={0: [0]})[UIDS[0]].name == "train-0"
+
+
+def test_books_are_the_same_with_and_without_a_name(given: Given) -> None:
+    def books(*allocations: DeviceAllocation) -> object:
+        return [
+            entry
+            for gpu in given.take(
+                gpus=GPUS[:1],
+                containers=CONTAINERS[:1],
+                processes=[process(container=0, sm_utilization_ratio=1.0)],
+                allocations=list(allocations),
+            ).gpus
+            for entry in gpu.entries
+            if entry.container is not None
+        ]
+
+    assert books() == books(held(0))
+
+
+STATES = st.lists(st.sampled_from(["known", "elsewhere", "none"]), min_size=3, max_size=3)
+PLACES = st.lists(st.sets(st.integers(0, 2), min_size=1), min_size=3, max_size=3)
+HELD = st.lists(
+    st.tuples(st.integers(0, 2), st.sampled_from(["train-0", "train-1", "train-2", "other"])),
+    max_size=5,
+)
+
+
+@for_any(states=STATES, places=PLACES, held_by=HELD)
+def test_whatever_a_tick_says_no_name_is_a_pods_elsewhere_and_none_is_two_pods(
+    states: list[str], places: list[set[int]], held_by: list[tuple[int, str]]
+) -> None:
+    """And the tick is booked: an event comes of it."""
+    given = Given()
+    for number, state in enumerate(states):
+        if state != "none":
+            given.read_pod(pod(number, node="node-a" if state == "known" else "node-b"))
+    found = described(
+        given,
+        *(held(gpu, name) for gpu, name in held_by),
+        on={number: sorted(gpus) for number, gpus in enumerate(places)},
+    )
+    named = [each.name for each in found.values() if each.name is not None]
+    assert len(named) == len(set(named))
+    for number, state in enumerate(states):
+        wanted = {"known": {"known"}, "elsewhere": {"foreign"}, "none": {"pending", "named"}}
+        assert found[UIDS[number]].state in wanted[state]
+        if state == "elsewhere":
+            assert f"train-{number}" not in named

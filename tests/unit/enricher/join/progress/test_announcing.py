@@ -1,0 +1,219 @@
+"""What the join calls complete is, over restarts, rebalances and kills; late ticks excepted."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from enricher.join.progress.announcing import Announcer
+from enricher.join.progress.passage import SILENT_NS, find_reached, is_duplicate
+from enricher.join.progress.watermarks import NodeWatermarks
+from gpuledger.codec import decoder_of
+from gpuledger.completeness import RENEWED_AFTER_SECONDS, Completeness
+from gpuledger.records import NodeProgress, NodeSample, Watermark
+from tests.default_topics import EVENTS, WATERMARKS
+from tests.unit.enricher.join.ticks import SECOND_NS, sample
+
+BEGIN_NS = 1_790_000_000 * SECOND_NS
+PARTITION = 3
+NODES = ("node-a", "node-b", "node-c")
+
+
+@dataclass
+class Partition:
+    """A partition as Kafka has it, and the one worker of it at a time, which may be killed."""
+
+    exactly_once: bool
+    ticks: list[NodeSample] = field(default_factory=list)
+    committed: int = 0
+    progress: dict[str, NodeProgress | None] = field(default_factory=dict)
+    events: list[tuple[int, bool]] = field(default_factory=list)
+    """Time of each event, and whether it was counted as late."""
+    watermarks: list[Watermark] = field(default_factory=list)
+    now: float = 0.0
+    seq: int = 1000
+
+    def __post_init__(self) -> None:
+        self.take_over()
+
+    def take_over(self) -> None:
+        """Have another worker begin with what is committed, as after a kill or a rebalance."""
+        self.announcer = Announcer(topic=EVENTS.name, publisher="test")
+        self.announcer.begin(PARTITION, next_offset=len(self.events), now=self.now)
+        self.nodes = NodeWatermarks()
+        for written in self.progress.values():
+            if written is not None:
+                self.nodes.take(written, heard_ns=self.now_ns)
+        told = max((each.complete_until_ns for each in self.watermarks), default=0)
+        self.nodes.complete_until_ns = told
+        self.read = self.committed
+        self.made: list[tuple[int, bool]] = []
+
+    @property
+    def now_ns(self) -> int:
+        return BEGIN_NS + round(self.now * SECOND_NS)
+
+    def tick(self, node: str, *, behind_seconds: float) -> None:
+        """Have a node write a tick, of now or of before."""
+        self.seq += 1
+        time_ns = self.now_ns - round(behind_seconds * SECOND_NS)
+        self.ticks.append(sample(node=node, seq=self.seq, time_ns=time_ns))
+
+    def poll(self, count: int) -> None:
+        """Have the worker book some ticks."""
+        for tick in self.ticks[self.read : self.read + count]:
+            self.read += 1
+            if is_duplicate(tick, self.nodes.of(tick.node)):
+                continue
+            late = tick.time_ns <= self.nodes.complete_until_ns
+            self.made.append((tick.time_ns, late))
+            written_ms = self.now_ns // 10**6
+            self.nodes.advance(tick, offset=self.read, written_ms=written_ms, now_ns=self.now_ns)
+
+    def deliver(self, *, killed_after: int) -> None:
+        """Have the worker deliver; it is killed after so many steps of that, if it has as many."""
+        progress = dict(self.nodes.drain())
+        watermarks = self.announcer.drain(PARTITION, now=self.now, time_ns=self.now_ns)
+        if self.announcer.is_to_be_drawn(PARTITION, now=self.now):
+            is_at_end = self.read == len(self.ticks) and not self.made
+            reached = self.nodes.find_complete(now_ns=self.now_ns, is_at_end=is_at_end)
+            self.announcer.draw(PARTITION, reached, now=self.now)
+        steps: list[Callable[[], None]] = [
+            lambda: self.events.extend(self.made),
+            lambda: self.progress.update(progress),
+            lambda: setattr(self, "committed", self.read),
+            lambda: self.watermarks.extend(
+                decoder_of(WATERMARKS.name, Watermark).decode(each.value or b"")
+                for each in watermarks
+            ),
+        ]
+        if killed_after < len(steps):
+            for step in () if self.exactly_once else steps[:killed_after]:
+                step()
+            self.take_over()
+            return
+        for step in steps:
+            step()
+        if self.made:
+            self.announcer.publish(PARTITION, next_offset=len(self.events))
+        self.made = []
+        self.announcer.commit(PARTITION)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("tick"),
+            st.tuples(
+                st.sampled_from(NODES), st.sampled_from([0, 0, 0, 1, 3, 20, 60, 130, 400, 4000])
+            ),
+        ),
+        st.tuples(st.just("pass"), st.sampled_from([1, 1, 5, 30, 150, 1000])),
+        st.tuples(st.just("poll"), st.integers(1, 9)),
+        st.tuples(st.just("deliver"), st.sampled_from([0, 1, 2, 3, 9, 9, 9, 9])),
+        st.tuples(st.just("takes over"), st.none()),
+    ),
+    max_size=120,
+)
+
+
+@given(steps=STEPS, exactly_once=st.booleans())
+@example(
+    steps=[
+        *(("tick", ("node-a", 0)), ("poll", 1), ("deliver", 9), ("pass", 150), ("deliver", 9)),
+        *(("deliver", 9), ("takes over", None), ("tick", ("node-a", 149)), ("poll", 1)),
+        ("deliver", 9),
+    ],
+    exactly_once=True,
+)
+def test_a_watermark_never_runs_ahead_of_an_event_that_comes_later_but_for_late_ones(
+    steps: list[tuple[str, object]],
+    exactly_once: bool,  # noqa: FBT001  # Hypothesis passes it by name
+) -> None:
+    partition = Partition(exactly_once=exactly_once)
+    for step, value in steps:
+        match step, value:
+            case "tick", (str(node), int(behind)):
+                partition.tick(node, behind_seconds=behind)
+            case "pass", int(seconds):
+                partition.now += seconds
+            case "poll", int(count):
+                partition.poll(count)
+            case "deliver", int(killed_after):
+                partition.deliver(killed_after=killed_after)
+            case _:
+                partition.take_over()
+    for told in partition.watermarks:
+        for time_ns, is_counted_late in partition.events[told.next_offset :]:
+            assert time_ns > told.complete_until_ns or is_counted_late
+
+
+@given(steps=st.lists(st.sampled_from([0.2, 1, 4]), min_size=60, max_size=60))
+def test_while_all_nodes_tick_it_follows_the_hindmost_and_nothing_is_late(
+    steps: list[float],
+) -> None:
+    """However ticks and deliveries fall; a watermark comes every few seconds and no more often."""
+    partition, reader = (
+        Partition(exactly_once=True),
+        Completeness(stage="join", topic=EVENTS.name),
+    )
+    for seconds in steps:
+        partition.now += seconds
+        for number, node in enumerate(NODES):
+            partition.tick(node, behind_seconds=number)
+        partition.poll(9)
+        partition.deliver(killed_after=9)
+    assert not any(late for _, late in partition.events)
+    for told in partition.watermarks:
+        reader.take(told)
+    reader.read_to(PARTITION, len(partition.events))
+    complete_ns = reader.complete_until_ns([PARTITION])
+    assert complete_ns is not None
+    assert partition.now_ns - complete_ns < (RENEWED_AFTER_SECONDS + 4 * 4) * SECOND_NS
+    assert len(partition.watermarks) <= 1 + sum(steps) / RENEWED_AFTER_SECONDS
+
+
+def test_a_node_that_is_silent_for_two_minutes_is_named_and_not_waited_for() -> None:
+    partition = Partition(exactly_once=True)
+    partition.tick("node-b", behind_seconds=0)
+    for _ in range(130):
+        partition.now += 1
+        partition.tick("node-a", behind_seconds=0)
+        partition.poll(9)
+        partition.deliver(killed_after=9)
+    first, last = partition.watermarks[0], partition.watermarks[-1]
+    assert (first.node_count, first.silent) == (2, None)
+    assert last.silent_count == 1
+    assert last.silent is not None
+    assert [(each.node, each.since_time_ns) for each in last.silent] == [("node-b", BEGIN_NS)]
+    assert last.complete_until_ns > BEGIN_NS + SILENT_NS
+
+
+def test_what_lies_there_for_hours_makes_nobody_silent_while_it_is_read() -> None:
+    """A worker that begins after a night: one node's ticks are read before another's."""
+    partition = Partition(exactly_once=True)
+    for node in NODES:
+        partition.tick(node, behind_seconds=0)
+    partition.poll(9)
+    partition.deliver(killed_after=9)
+    for _ in range(100):
+        partition.now += 1
+        for node in NODES:
+            partition.tick(node, behind_seconds=0)
+    partition.now += 8 * 3600
+    partition.take_over()
+    while partition.read < len(partition.ticks):
+        partition.poll(1)
+        partition.now += 1
+        partition.deliver(killed_after=9)
+    assert all(each.silent is None for each in partition.watermarks)
+    assert not any(late for _, late in partition.events)
+
+
+def test_a_partition_of_which_nobody_is_heard_is_complete_but_for_two_minutes_at_its_end() -> None:
+    now_ns = BEGIN_NS
+    reached = find_reached({}, now_ns=now_ns, is_at_end=True)
+    assert reached is not None
+    assert (reached.until_ns, reached.node_count) == (now_ns - SILENT_NS, 0)
+    assert find_reached({}, now_ns=now_ns, is_at_end=False) is None

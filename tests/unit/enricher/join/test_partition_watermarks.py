@@ -1,0 +1,170 @@
+"""What the join says of its partitions, and what it waits to hear of podwatch's."""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
+
+from enricher.join.join_settings import JoinSettings
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Message, Record
+from gpuledger.codec import decoder_of
+from gpuledger.completeness import JOIN, PODWATCH, message_of
+from gpuledger.records import PodState, Watermark
+from tests.default_topics import EVENTS, PODS, SAMPLES, WATERMARKS
+from tests.unit.enricher.join.builders import Given
+from tests.unit.enricher.join.joining import (
+    PARTITION,
+    SETTINGS,
+    committed,
+    joining,
+    publish,
+    read_events,
+    tick,
+    until,
+)
+from tests.unit.enricher.join.test_guarantees import BOTH
+from tests.unit.enricher.join.ticks import SECOND_NS, UIDS, pod, sample
+
+WAITING = msgspec.structs.replace(
+    SETTINGS, join=msgspec.structs.replace(SETTINGS.join, podwatch_timeout_seconds=60)
+)
+TICK_NS = sample().time_ns
+
+
+def watermarks(bus: MemoryBus) -> list[Watermark]:
+    """Return what was said of the partition."""
+    decoder = decoder_of(WATERMARKS.name, Watermark)
+    found = [decoder.decode(each.value or b"") for each in bus.kept(WATERMARKS.name)]
+    return [each for each in found if each.partition == PARTITION and each.stage == JOIN]
+
+
+def podwatch_says(**changes: object) -> Watermark:
+    values: dict[str, object] = {
+        "stage": PODWATCH,
+        "cluster": "default",
+        "partition": PARTITION,
+        "complete_until_ns": TICK_NS,
+        "topic": PODS.name,
+        "next_offset": 0,
+        "publisher": "test",
+    }
+    return Watermark(**(values | changes))  # type: ignore[arg-type]  # the names are a Watermark's
+
+
+async def say(bus: MemoryBus, **changes: object) -> None:
+    """Have podwatch say of each partition that it is complete; `changes` are for the node's."""
+    async with bus.producer() as producer:
+        for partition in range(WATERMARKS.partitions):
+            own = changes if partition == PARTITION else {}
+            said = podwatch_says(**({"partition": partition} | own))
+            message = message_of(said, time_ns=said.complete_until_ns)
+            await producer.publish(WATERMARKS.name, partition, [message])
+
+
+@BOTH
+async def test_a_partition_is_complete_up_to_the_last_tick_of_its_nodes(
+    settings: JoinSettings,
+) -> None:
+    """And it says so of the events up to that tick's, once they were acknowledged."""
+    bus = MemoryBus()
+    await publish(bus, SAMPLES, tick(1), tick(2))
+    async with joining(bus, settings=settings):
+        await committed(bus, 2)
+        await until(lambda: bool(watermarks(bus)))
+    said = watermarks(bus)[0]
+    assert (said.complete_until_ns, said.topic, said.next_offset) == (TICK_NS, EVENTS.name, 2)
+    assert (said.node_count, said.silent_count, said.silent) == (1, None, None)
+    assert said.publisher.startswith("gpuledger@")
+
+
+@BOTH
+async def test_a_partition_without_nodes_is_called_complete_too(settings: JoinSettings) -> None:
+    """Else what is complete of all partitions would never be known."""
+    bus = MemoryBus()
+    async with joining(bus, settings=settings):
+        await until(lambda: bool(watermarks(bus)))
+    (said,) = watermarks(bus)
+    assert (said.node_count, said.next_offset) == (0, 0)
+
+
+def test_a_tick_of_a_time_that_was_called_complete_is_booked_and_counted() -> None:
+    """Also by the next worker of the partition, which reads back what was said."""
+    behind = "gpuledger_join_ticks_behind_watermark_total"
+    before = REGISTRY.get_sample_value(behind) or 0.0
+    given = Given()
+    said = podwatch_says(stage=JOIN, topic=EVENTS.name, partition=3)
+    given.stage.take_watermarks(read(said))
+    given.take(time_ns=TICK_NS)
+    given.take(time_ns=TICK_NS + SECOND_NS)
+    assert REGISTRY.get_sample_value(behind) == before + 1
+
+
+def read(said: Watermark, *, partition: int = 3) -> Sequence[Record]:
+    message = message_of(said, time_ns=TICK_NS)
+    return [Record(WATERMARKS.name, partition, 0, message.timestamp_ms, message.key, message.value)]
+
+
+async def test_a_watermark_that_lies_in_another_partition_is_put_aside() -> None:
+    given = Given()
+    given.stage.take_watermarks(read(podwatch_says(partition=2)))
+    (letter,) = await given.letters()
+    assert letter.reason == "misplaced"
+    assert "a watermark of partition 2" in letter.detail
+
+
+async def test_no_pod_stays_nameless_of_which_podwatch_tells_after_the_join_began() -> None:
+    """The ticks wait; what podwatch said before this start does not count."""
+    bus = MemoryBus()
+    await publish(bus, SAMPLES, tick(1), tick(2))
+    await say(bus)
+    async with joining(bus, settings=WAITING) as readiness:
+        check = readiness.check("pods")
+        await until(lambda: "waiting for podwatch" in check.detail)
+        assert not bus.kept(EVENTS.name)
+        await publish(bus, PODS, pod(), key=UIDS[0])
+        await say(bus, next_offset=1)
+        events = await read_events(bus, 2)
+        assert check.is_ok
+    assert [event.pods[0].state for event in events] == [PodState.KNOWN] * 2
+
+
+async def test_a_watermark_that_speaks_of_pods_still_to_be_read_is_waited_with() -> None:
+    bus = MemoryBus()
+    await publish(bus, SAMPLES, tick(1))
+    async with joining(bus, settings=WAITING) as readiness:
+        await until(lambda: "waiting for podwatch" in readiness.check("pods").detail)
+        await say(bus, next_offset=1)
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+        assert not bus.kept(EVENTS.name)
+        await publish(bus, PODS, pod(), key=UIDS[0])
+        (event,) = await read_events(bus, 1)
+    assert event.pods[0].state is PodState.KNOWN
+
+
+async def test_without_podwatch_the_work_begins_after_a_time_which_is_told_and_counted() -> None:
+    counted = "gpuledger_join_podwatch_timeouts_total"
+    before = REGISTRY.get_sample_value(counted) or 0.0
+    tuning = msgspec.structs.replace(SETTINGS.join, podwatch_timeout_seconds=0.1)
+    bus = MemoryBus()
+    await publish(bus, SAMPLES, tick(1))
+    with capture_logs() as lines:
+        settings = msgspec.structs.replace(SETTINGS, join=tuning)
+        async with joining(bus, settings=settings):
+            (event,) = await read_events(bus, 1)
+    assert event.pods[0].state is PodState.PENDING
+    assert [line["event"] for line in lines].count("podwatch_awaited") == 1
+    assert REGISTRY.get_sample_value(counted) == before + 1
+
+
+@pytest.mark.parametrize("value", [b"no json", b"{}"])
+async def test_what_is_no_watermark_is_put_aside(value: bytes) -> None:
+    given, message = Given(), Message(b"join/default/3", value, 0)
+    record = Record(WATERMARKS.name, 3, 0, 0, message.key, message.value)
+    given.stage.take_watermarks([record])
+    (letter,) = await given.letters()
+    assert letter.reason == "undecodable"

@@ -1,0 +1,107 @@
+"""What podwatch says to be complete is: whatever changes, fails or is stopped in between."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from enricher.podwatch.api import KubernetesError
+from enricher.podwatch.events import Interrupted, Phase
+from enricher.podwatch.kinds import POD
+from enricher.podwatch.object_watermarks import ObjectWatermarks
+from enricher.podwatch.table import ObjectTable
+from gpuledger.records import PodRecord
+from tests.unit.enricher.podwatch.builders import PatientClock, pod_record
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("change"), st.integers(0, 9)),
+        st.tuples(st.just("send"), st.integers(0, 2)),
+        st.tuples(st.just("fail"), st.integers(0, 2)),
+        st.tuples(st.just("pass"), st.integers(1, 6)),
+    ),
+    max_size=80,
+)
+
+
+def table() -> ObjectTable[PodRecord]:
+    return ObjectTable(tombstone_after_seconds=60, max_tombstones=9, node_of=POD.node_of)
+
+
+@given(steps=STEPS)
+def test_all_that_was_seen_by_the_time_that_is_said_was_published(
+    steps: list[tuple[str, int]],
+) -> None:
+    """In that state or a newer one; batches of three, of which a part may fail."""
+    pods, clock = table(), PatientClock()
+    said = ObjectWatermarks(table=pods, clock=clock)
+    said.follow(Phase.LISTED)
+    seen: list[tuple[int, str, int]] = []
+    published: dict[str, int] = {}
+    for number, (step, value) in enumerate(steps, start=1):
+        if step == "change":
+            uid = f"u{value}"
+            pods.upsert(
+                pod_record(uid, resource_version=str(number), phase=f"phase-{number}"),
+                time_ns=clock.time_ns(),
+            )
+            seen.append((clock.time_ns(), uid, number))
+            clock.advance(0.001)
+        elif step == "pass":
+            clock.advance(value)
+        else:
+            said.begin()
+            batch = pods.batch(3)
+            arrived = batch if step == "send" else batch[:value]
+            for each in arrived:
+                assert each.record is not None
+                published[each.uid] = int(each.record.resource_version)
+            pods.acknowledge(arrived)
+            if step == "send":
+                said.acknowledge(batch)
+            else:
+                said.reset()
+        if (until_ns := said.complete_until_ns()) is not None:
+            for time_ns, uid, version in seen:
+                assert time_ns > until_ns or published.get(uid, 0) >= version
+            said.told()
+
+
+def test_nothing_is_said_before_the_first_whole_list_and_while_the_api_server_is_away() -> None:
+    clock = PatientClock()
+    said = ObjectWatermarks(table=table(), clock=clock)
+    for step in (Phase.LISTING, Interrupted(KubernetesError("away"))):
+        said.follow(step)
+        clock.advance(60)
+        said.begin()
+        assert said.complete_until_ns() is None
+    said.follow(Phase.LISTED)
+    said.begin()
+    assert said.complete_until_ns() == clock.time_ns()
+
+
+def test_it_is_renewed_every_few_seconds_and_no_more_often() -> None:
+    clock = PatientClock()
+    said = ObjectWatermarks(table=table(), clock=clock)
+    said.follow(Phase.LISTED)
+    times = []
+    for _ in range(21):
+        said.begin()
+        if (until_ns := said.complete_until_ns()) is not None:
+            times.append(until_ns)
+            said.told()
+        clock.advance(1)
+    assert len(times) == 5
+
+
+def test_a_watch_that_goes_on_is_given_time_to_bring_what_it_missed() -> None:
+    clock = PatientClock()
+    said = ObjectWatermarks(table=table(), clock=clock)
+    said.follow(Phase.LISTED)
+    said.told()
+    said.follow(Interrupted(KubernetesError("away")))
+    clock.advance(60)
+    said.follow(Phase.WATCHING)
+    said.begin()
+    assert said.complete_until_ns() is None
+    clock.advance(6)
+    said.begin()
+    assert said.complete_until_ns() == clock.time_ns()

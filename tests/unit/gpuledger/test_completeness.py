@@ -1,0 +1,141 @@
+"""What a reader may call complete, in whatever order watermarks and records come."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuledger.completeness import MAX_WAITING, Completeness, key_of
+from gpuledger.records import SilentNode, Watermark
+from tests.default_topics import EVENTS
+
+
+def watermark(until: int, *, offset: int, **changes: object) -> Watermark:
+    values: dict[str, object] = {
+        "stage": "join",
+        "cluster": "default",
+        "partition": 3,
+        "complete_until_ns": until,
+        "topic": EVENTS.name,
+        "next_offset": offset,
+        "publisher": "test",
+    }
+    return Watermark(**(values | changes))  # type: ignore[arg-type]  # the names are a Watermark's
+
+
+def reader() -> Completeness:
+    return Completeness(stage="join", topic=EVENTS.name)
+
+
+@given(
+    written=st.lists(
+        st.one_of(st.integers(0, 20), st.tuples(st.integers(0, 20), st.integers(0, 3))),
+        max_size=60,
+    ),
+    seen=st.lists(st.booleans(), min_size=200, max_size=200),
+)
+def test_nothing_that_is_read_later_is_of_a_time_that_was_called_complete(
+    written: list[int | tuple[int, int]], seen: list[bool]
+) -> None:
+    """Whoever reads the events slower or faster than the watermarks; what comes late excepted."""
+    events: list[int] = []
+    marks: list[tuple[int, int]] = []
+    for one in written:
+        if isinstance(one, int):
+            events.append(one)
+        else:
+            # As a stage writes it: of what is there, or of less where it is not the newest.
+            until, behind = one
+            marks.append((until, max(0, len(events) - behind)))
+    # What the law excepts: events that came behind a watermark of a later time.
+    late = {
+        place
+        for place, time in enumerate(events)
+        if any(offset <= place and time <= until for until, offset in marks)
+    }
+    told, position, taken = reader(), 0, 0
+    for reads_event in seen:
+        if reads_event and position < len(events):
+            complete = told.complete_until_ns([3])
+            assert complete is None or events[position] > complete or position in late
+            position += 1
+            told.read_to(3, position)
+        elif taken < len(marks):
+            until, offset = marks[taken]
+            told.take(watermark(until, offset=offset))
+            taken += 1
+
+
+def test_a_watermark_counts_once_the_reader_is_past_what_it_speaks_of() -> None:
+    told = reader()
+    told.take(watermark(100, offset=5))
+    assert told.complete_until_ns([3]) is None
+    told.read_to(3, 4)
+    assert told.complete_until_ns([3]) is None
+    told.read_to(3, 5)
+    assert told.complete_until_ns([3]) == 100
+
+
+def test_partitions_are_complete_up_to_the_hindmost_and_not_before_each_has_spoken() -> None:
+    told = reader()
+    for partition, until in ((0, 100), (1, 70)):
+        told.read_to(partition, 9)
+        told.take(watermark(until, offset=1, partition=partition))
+    assert told.complete_until_ns([0, 1]) == 70
+    assert told.complete_until_ns([0, 1, 2]) is None
+
+
+def test_a_partition_is_complete_up_to_the_hindmost_of_its_clusters() -> None:
+    told = reader()
+    told.read_to(3, 9)
+    for cluster, until in (("east", 100), ("west", 70)):
+        told.take(watermark(until, offset=1, cluster=cluster))
+    assert told.complete_until_ns([3]) == 70
+
+
+def test_what_was_complete_stays_so_though_a_later_watermark_says_less() -> None:
+    told = reader()
+    told.read_to(3, 9)
+    told.take(watermark(100, offset=1))
+    told.take(watermark(60, offset=2))
+    assert told.complete_until_ns([3]) == 100
+
+
+def test_other_stages_and_topics_do_not_count() -> None:
+    told = reader()
+    told.read_to(3, 9)
+    told.take(watermark(100, offset=1, stage="podwatch"))
+    told.take(watermark(100, offset=1, topic="gpuledger.pods.v1"))
+    assert told.complete_until_ns([3]) is None
+
+
+def test_silent_nodes_are_named_until_a_later_watermark_does_not() -> None:
+    told, silent = reader(), SilentNode(node="node-a", since_time_ns=7)
+    told.read_to(3, 9)
+    told.take(watermark(100, offset=1, silent=[silent]))
+    assert told.silent_nodes([3]) == [silent]
+    told.take(watermark(110, offset=2))
+    assert told.silent_nodes([3]) == []
+
+
+def test_a_reader_that_is_far_behind_goes_from_one_watermark_to_the_next() -> None:
+    """Of very many that wait the newest is kept, and those from where the reader is."""
+    told = reader()
+    for number in range(10 * MAX_WAITING):
+        told.take(watermark(number, offset=number))
+    told.read_to(3, 2)
+    assert told.complete_until_ns([3]) == 2
+    told.read_to(3, 10 * MAX_WAITING)
+    assert told.complete_until_ns([3]) == 10 * MAX_WAITING - 1
+
+
+def test_a_partition_that_was_given_up_is_forgotten() -> None:
+    told = reader()
+    told.read_to(3, 9)
+    told.take(watermark(100, offset=1))
+    told.forget(3)
+    assert (told.of(3), told.complete_until_ns([3])) == ([], None)
+    told.take(watermark(100, offset=1))
+    assert told.complete_until_ns([3]) is None
+
+
+def test_a_key_names_stage_cluster_and_partition() -> None:
+    assert key_of(watermark(1, offset=1)) == b"join/default/3"
