@@ -7,6 +7,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
+from uuid import uuid4
 
 import orjson
 import pytest
@@ -39,6 +40,7 @@ GONE: Final = Message(key=b"gone", value=None, timestamp_ms=1)
 OWN: Final = {
     "agent": {"NODE_NAME": NODE, "SOURCE": f"simulated:{SCENARIO}"},
     "podwatch": {"LEASE__ENABLED": "false"},
+    "join": {"JOIN__PODWATCH_TIMEOUT_SECONDS": "0"},  # there is none beside it
     "sink remote_write": {"REMOTE_WRITE__URL": "http://127.0.0.1:9/"},
     "sink alerts": {"ALERTS__URLS": "http://127.0.0.1:9"},
 }
@@ -116,9 +118,10 @@ def await_records(servers: str, topic: str) -> None:
 
 @pytest.fixture
 def pod(kube_api: KubeApiClient, brokers: OauthKafka) -> None:
-    """Have a pod to be published, and one on Kafka to be read back."""
-    namespace = "rights"
+    """Have one of each kind to be published that no test had before, and a pod to be read back."""
+    namespace = f"rights-{uuid4().hex[:8]}"
     kube_api.create_namespace(namespace)
+    kube_api.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": namespace}})
     container = {"name": "c", "image": "i"}
     kube_api.apply(
         {
