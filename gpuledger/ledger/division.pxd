@@ -17,7 +17,7 @@ ctypedef fused Total:
     long long
     object
 
-cdef class Share:
+cdef class Portion:
     cdef public long long weight
     cdef public long long part
 
@@ -44,7 +44,7 @@ cpdef list divide(total, list weights, numerator, denominator)
 cdef list _divide(Total total, list weights, Whole numerator, Whole denominator)
 
 @cython.locals(
-    share=Share, first=Share, left="long long", part="long long", lost=Whole, max_lost=Whole,
+    share=Portion, first=Portion, left="long long", part="long long", lost=Whole, max_lost=Whole,
     remainders=list, index=Py_ssize_t,
 )
 cpdef share_out(long long total, list shares, Whole numerator, Whole denominator)

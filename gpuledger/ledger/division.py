@@ -8,7 +8,7 @@ ratio of which `parts_per_million` makes a whole number.
 
 Compiled, numbers are C's of 128 bits where all products fit into these, else Python's, by the same
 function (`division.pxd`, ADR 019). Who divides in a hot place has the weights in objects whose
-fields are C's (`Share`), so that no number is boxed between a weight and its part.
+fields are C's (`Portion`), so that no number is boxed between a weight and its part.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _MAX_TOTAL: Final = 2**62
 _FEW: Final = 8
 
 
-class Share:
+class Portion:
     """Who has a part of a whole, for `share_out`."""
 
     __slots__ = ("part", "weight")
@@ -97,7 +97,7 @@ def _divide(total: int, weights: Sequence[int], numerator: int, denominator: int
     return parts
 
 
-def share_out(total: int, shares: Sequence[Share], numerator: int, denominator: int) -> None:
+def share_out(total: int, shares: Sequence[Portion], numerator: int, denominator: int) -> None:
     """Set the part of each, as `divide` does, of numbers whose products fit into their own type."""
     left = total
     for share in shares:

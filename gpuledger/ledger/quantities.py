@@ -67,12 +67,15 @@ class Quantity:
     account_help: str
     """What its series says of an account that is no pod's, as a sentence."""
 
-    def averaged(self, amount: int, interval_ns: int) -> float:
-        """Return the average over a tick that has a length: in base units, a second's worth."""
+    def divisor(self, interval_ns: int) -> float:
+        """Return by what an amount is divided for its average over a tick that has a length.
+
+        The average is in base units, a second's worth. One division of floats, whose digits suffice
+        to have the whole number back; one of whole numbers takes several times as long.
+        """
         if self.is_held:
-            return amount / self.units_per_base
-        # One division of whole numbers, which is right to the last digit of a float.
-        return amount * 1_000_000_000 / (self.units_per_base * interval_ns)
+            return float(self.units_per_base)
+        return self.units_per_base * interval_ns / 1_000_000_000
 
 
 def _memory_bytes(readings: Sequence[GpuReading], _: int) -> int | None:

@@ -189,6 +189,7 @@ def values_of(event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
     pods = PodIndex(event)
     memories: set[_Memory] = set()
     interval_ns = event.interval_ns
+    divisors = [quantity.divisor(interval_ns) for quantity in _QUANTITIES]
     for books in event.gpus:
         gpu = (books.reading.uuid, str(books.reading.index))
         if books.reading.parent_uuid is None:
@@ -219,8 +220,8 @@ def values_of(event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
             # Of a list: a tuple of a generator takes a third longer, for each entry of each tick.
             values[group] = tuple(
                 [
-                    None if amount is None else quantity.averaged(amount, interval_ns)
-                    for amount, quantity in zip(amounts, _QUANTITIES, strict=True)
+                    None if amount is None else amount / divisor
+                    for amount, divisor in zip(amounts, divisors, strict=True)
                 ]
             )
         # After each device, so that one event cannot grow without end before it is refused.

@@ -5,7 +5,7 @@
 cimport cython
 
 from gpuledger.ledger.division cimport (
-    Share, Whole, divide, int128, nearest, parts_per_million, share_out
+    Portion, Whole, divide, int128, nearest, parts_per_million, share_out
 )
 
 cdef double MAX_PRODUCT
@@ -15,7 +15,7 @@ cdef long long NS_PER_SECOND
 
 @cython.final
 @cython.no_gc
-cdef class Claim(Share):
+cdef class Claim(Portion):
     cdef readonly object account
     cdef readonly object container
     cdef public Py_ssize_t rank

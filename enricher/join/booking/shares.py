@@ -35,7 +35,7 @@ from gpuledger.clock import NS_PER_SECOND
 from gpuledger.ledger.division import (
     MAX_PRODUCT,
     PPM,
-    Share,
+    Portion,
     divide,
     nearest,
     parts_per_million,
@@ -95,7 +95,7 @@ _IDLE_MILLIWATTS: Final = {
 LISTED_PRODUCTS: Final = len(_IDLE_MILLIWATTS)
 
 
-class Claim(Share):
+class Claim(Portion):
     """One account's claim on one GPU in one tick, summed over its processes there.
 
     What the splits give it stands here too, each by its name, beside what it asks for.

@@ -116,4 +116,4 @@ def test_an_average_is_in_base_units_by_the_second(name: str, average: str) -> N
     """Of what is held over the tick it is the amount itself."""
     (quantity,) = [each for each in QUANTITIES if each.name == name]
 
-    assert quantity.averaged(10**9, INTERVAL_NS) == Decimal(average)
+    assert 10**9 / quantity.divisor(INTERVAL_NS) == Decimal(average)
