@@ -11,7 +11,6 @@ from typing import cast
 
 from enricher.join import join_metrics as metrics
 from enricher.join.observer import JoinObserver
-from enricher.join.placement import IsPlaced, explain_misplaced
 from enricher.join.pods.describe import (
     DescriptionCache,
     PodDescriptions,
@@ -31,7 +30,9 @@ from enricher.join.progress.passage import (
 from enricher.join.progress.watermarks import NodeWatermarks
 from enricher.join.validation import (
     InvalidTickError,
+    IsPlaced,
     book_valid_tick,
+    explain_misplaced,
     settle_valid_ends,
 )
 from enricher.pod_sharing import PodSharing

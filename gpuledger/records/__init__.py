@@ -5,6 +5,13 @@ seconds as the name says. An optional field that is not known is absent, never z
 """
 
 from gpuledger.records.bookkeeping import BootProgress, DeadLetter, NodeProgress
+from gpuledger.records.cluster import (
+    ContainerRequest,
+    NamespaceRecord,
+    NodeRecord,
+    PodContainer,
+    PodRecord,
+)
 from gpuledger.records.events import (
     Account,
     BusyMethod,
@@ -20,8 +27,6 @@ from gpuledger.records.events import (
 )
 from gpuledger.records.incidents import AttributedIncident, Incident, IncidentProcess, Severity
 from gpuledger.records.inventory import Capability, GpuFacts, Inventory, MigInstance
-from gpuledger.records.nodes import NamespaceRecord, NodeRecord
-from gpuledger.records.pods import ContainerRequest, PodContainer, PodRecord
 from gpuledger.records.processes import GpuTotals, ProcessChange, ProcessExit, ProcessRecord
 from gpuledger.records.readings import (
     EnergyMethod,
