@@ -15,8 +15,8 @@ from typing import Final
 
 from benchmarks.ticks import SEQ_PER_TICK, Fleet, node_name
 from enricher.join.join_settings import JoinTuning
-from enricher.join.placement import placement_rule
 from enricher.join.stage import JoinStage
+from enricher.join.validation import placement_rule
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from gpuledger.codec import encode

@@ -34,7 +34,7 @@ USES: Final = (
     TopicUse(topic="pods", writers=("podwatch",), readers=("podwatch", "join", "replay")),
     TopicUse(topic="nodes", writers=("podwatch",), readers=("podwatch",)),
     TopicUse(topic="namespaces", writers=("podwatch",), readers=("podwatch",)),
-    TopicUse(topic="events", writers=("join",), readers=("join", *_SINKS, "replay")),
+    TopicUse(topic="events", writers=("join",), readers=(*_SINKS, "replay")),
     TopicUse(topic="progress", writers=("join",), readers=("join",)),
     TopicUse(topic="watermarks", writers=("podwatch", "join"), readers=("join",)),
     TopicUse(topic="attributed_incidents", writers=("join",), readers=("sink alerts",)),

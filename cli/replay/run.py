@@ -12,9 +12,9 @@ from typing import BinaryIO, Final, NamedTuple, cast
 import msgspec
 
 from cli.replay.range_plan import Part, Plan, ReplayRequest
-from enricher.join.placement import placement_rule
 from enricher.join.replay import Replay, TimeRange
 from enricher.join.replay_diff import Comparison
+from enricher.join.validation import placement_rule
 from gpuledger.bus.protocol import Bus, History, HistoryReader, Message, Record, TopicPartition
 from gpuledger.dead_letter_queue import describe_unreadable
 from gpuledger.errors import TopicsError, UserError

@@ -11,11 +11,11 @@ import msgspec
 from enricher.join import join_metrics as metrics
 from enricher.join.delivery import AtLeastOnce, Delivery, ExactlyOnce
 from enricher.join.join_settings import JoinSettings
-from enricher.join.placement import placement_rule
 from enricher.join.polling import bus_retry
 from enricher.join.progress.announcing import Announcer
 from enricher.join.restore import StateRestorer, input_names, state_names
 from enricher.join.stage import JoinStage
+from enricher.join.validation import placement_rule
 from enricher.join.worker import JoinWorker
 from gpuledger.bus.gaps import GapCheck
 from gpuledger.bus.kafka import KafkaBus

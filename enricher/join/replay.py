@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 from typing_extensions import override
 
-from enricher.join.placement import IsPlaced
 from enricher.join.stage import JoinStage
+from enricher.join.validation import IsPlaced
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.topics import Topic, Topics

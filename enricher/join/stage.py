@@ -12,7 +12,6 @@ from typing import Final, cast
 
 from enricher.join import join_metrics as metrics
 from enricher.join.observer import JoinObserver
-from enricher.join.placement import IsPlaced, explain_misplaced
 from enricher.join.pods.describe import (
     DescriptionCache,
     PodDescriptions,
@@ -33,7 +32,9 @@ from enricher.join.progress.passage import (
 from enricher.join.progress.watermarks import NodeWatermarks
 from enricher.join.validation import (
     InvalidTickError,
+    IsPlaced,
     book_valid_tick,
+    explain_misplaced,
     settle_valid_ends,
 )
 from enricher.pod_sharing import PodSharing

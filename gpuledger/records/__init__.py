@@ -11,6 +11,13 @@ from gpuledger.records.bookkeeping import (
     SilentNode,
     Watermark,
 )
+from gpuledger.records.cluster import (
+    ContainerRequest,
+    NamespaceRecord,
+    NodeRecord,
+    PodContainer,
+    PodRecord,
+)
 from gpuledger.records.events import (
     Account,
     BusyMethod,
@@ -26,8 +33,6 @@ from gpuledger.records.events import (
 )
 from gpuledger.records.incidents import AttributedIncident, Incident, IncidentProcess, Severity
 from gpuledger.records.inventory import Capability, GpuFacts, Inventory, MigInstance
-from gpuledger.records.nodes import NamespaceRecord, NodeRecord
-from gpuledger.records.pods import ContainerRequest, PodContainer, PodRecord
 from gpuledger.records.processes import GpuTotals, ProcessChange, ProcessExit, ProcessRecord
 from gpuledger.records.readings import (
     EnergyMethod,

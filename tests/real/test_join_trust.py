@@ -119,8 +119,8 @@ async def test_another_nodes_pod_is_booked_without_a_name_and_costs_the_tick_not
         ("known", "train-0"),
         ("foreign", None),
     ]
-    booked = [entry[2:4] for entry in event["gpus"][0]["entries"] if entry[0] == "pod"]
-    assert booked == [[0, 0.25], [1, 0.25]]
+    booked = [entry[1:3] for entry in event["gpus"][0]["entries"] if entry[0] == "pod"]
+    assert booked == [[0, 250_000_000], [1, 250_000_000]]
     refused = world.worker.metric('gpuledger_join_names_refused_total{reason="foreign_pod"}')
     assert refused == 1
 
@@ -202,5 +202,5 @@ async def test_a_node_holds_nothing_in_the_name_of_another_nodes_pod(world: Worl
     (event,) = world.events(1)
     assert event["holder_uids"] == [UIDS[0], None]
     assert [each["pod"] for each in event["allocations"]] == ["train-0", "train-1"]
-    idle = [(entry[3], entry[6]) for entry in event["gpus"][0]["entries"] if entry[0] == "idle"]
+    idle = [(entry[2], entry[5]) for entry in event["gpus"][0]["entries"] if entry[0] == "idle"]
     assert idle == [(0.25, 0), (0.25, 1)]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from enricher.join.placement import placement_rule
+from enricher.join.validation import placement_rule
 from gpuledger.records import ContainerRef, NodeProgress, PodState, ProcessChange, ProcessRecord
 from gpuledger.topics import partition_of_node
 from tests.default_topics import PODS, PROCESSES, PROGRESS

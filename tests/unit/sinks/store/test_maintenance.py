@@ -15,7 +15,7 @@ from gpuledger.runtime.tasks import in_daemon_thread
 from sinks.errors import ReceiverUnavailableError
 from sinks.settings import StoreSettings
 from sinks.store.buffer import rows_of
-from sinks.store.maintenance import Maintenance
+from sinks.store.store_sink import Maintenance
 from sinks.store.table import EntriesTable
 from tests.unit.sinks.builders import SECOND_NS, ManualClock, event, eventually
 
