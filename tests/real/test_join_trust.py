@@ -203,4 +203,4 @@ async def test_a_node_holds_nothing_in_the_name_of_another_nodes_pod(world: Worl
     assert event["holder_uids"] == [UIDS[0], None]
     assert [each["pod"] for each in event["allocations"]] == ["train-0", "train-1"]
     idle = [(entry[2], entry[5]) for entry in event["gpus"][0]["entries"] if entry[0] == "idle"]
-    assert idle == [(0.25, 0), (0.25, 1)]
+    assert idle == [(250_000_000, 0), (250_000_000, 1)]
