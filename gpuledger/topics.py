@@ -41,6 +41,13 @@ _OF_API_OBJECTS: Final = {
     "delete.retention.ms": str(_DAY_MS),
     "segment.ms": str(_HOUR_MS),
 }
+# Written often, and only the last one of a key is ever asked for: so small segments, soon cleaned.
+_OF_LAST_STATES: Final = {
+    "segment.ms": str(_HOUR_MS // 6),
+    "segment.bytes": str(16 * 2**20),
+    "min.cleanable.dirty.ratio": "0.1",
+    "delete.retention.ms": str(_DAY_MS),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,14 +177,8 @@ class Topics(Collection[Topic]):
             record=NodeProgress,
             key="node",
             cleanup_policy="compact",
-            # One a node and commit: only the last one of a node is ever asked for, at an
-            # assignment.
-            extra={
-                "segment.ms": str(_HOUR_MS // 6),
-                "segment.bytes": str(16 * 2**20),
-                "min.cleanable.dirty.ratio": "0.1",
-                "delete.retention.ms": str(_DAY_MS),
-            },
+            # One a node and commit; read at an assignment.
+            extra=_OF_LAST_STATES,
         )
         self.watermarks = Topic(
             name=f"{prefix}.watermarks.v1",
@@ -186,13 +187,8 @@ class Topics(Collection[Topic]):
             # Who reads a partition of a stage's topic finds its watermarks under the same number.
             partitioner="same",
             cleanup_policy="compact",
-            # One a partition every few seconds: only the last one is ever asked for.
-            extra={
-                "segment.ms": str(_HOUR_MS // 6),
-                "segment.bytes": str(16 * 2**20),
-                "min.cleanable.dirty.ratio": "0.1",
-                "delete.retention.ms": str(_DAY_MS),
-            },
+            # One a partition every few seconds.
+            extra=_OF_LAST_STATES,
         )
         self.attributed_incidents = Topic(
             name=f"{prefix}.attributed-incidents.v1",
