@@ -130,5 +130,9 @@ cdef _split_draw(
 @cython.locals(claim=Claim, place=Py_ssize_t)
 cdef Claim _claim_of(account, list claims)
 
+cpdef list held_times(interval_ns, held)
+
 @cython.locals(claim=Claim, entries=list, index=Py_ssize_t)
-cdef list _enter(list claims, list parts, Split busy, Split memory, Split energy)
+cdef list _enter(
+    list claims, list parts, list held_ns, Split busy, Split memory, Split energy
+)

@@ -253,7 +253,7 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
     `own` is the reading of only what is the row's own. Busy time sums to the interval, memory to
     the total memory, energy to `energy`; a quantity that the driver does not give is absent from
     all entries. Idle has an entry for each container that holds a part of the GPU, and one for what
-    nobody holds.
+    nobody holds; their held time sums to the interval, whatever the driver gives.
     """
     parts = held.parts
     several = held if len(parts) > 1 else None
@@ -291,7 +291,7 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
     return GpuBooks(
         # As the node gave it: readers see the board's memory, whatever this row was booked.
         reading=reading,
-        entries=_enter(claims, parts, busy, memory, joules),
+        entries=_enter(claims, parts, held_times(interval_ns, held), busy, memory, joules),
         busy_method=None if busy is None else busy.method,
         memory_method=None if memory is None else memory.method,
         energy_method=None if energy is None else energy.method,
@@ -613,9 +613,18 @@ def _claim_of(account: Account, claims: list[Claim]) -> Claim:
     return claim
 
 
-def _enter(
+def held_times(interval_ns: int, held: HeldParts) -> list[int]:
+    """Return the interval by the parts in which a device is held."""
+    if len(held.parts) == 1:
+        return [interval_ns]
+    pieces = [number for _, number in held.parts]
+    return divide(interval_ns, pieces, interval_ns, held.whole)
+
+
+def _enter(  # noqa: PLR0917  # by position, as C knows no keywords
     claims: list[Claim],
     parts: Sequence[Part],
+    held_ns: list[int],
     busy: Split | None,
     memory: Split | None,
     energy: Split | None,
@@ -639,6 +648,7 @@ def _enter(
                 memory_bytes=None if memory is None else memory.idle_of(index),
                 energy_millijoules=None if energy is None else energy.idle_of(index),
                 allocation=allocation,
+                held_ns=held_ns[index],
             )
         )
     return entries
