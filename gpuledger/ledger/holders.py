@@ -11,8 +11,8 @@ tick that is, is said in one of three ways, and each allocation in one alone:
 
 `devices_named_by` and `device_of` are this rule, for both who ask. They ask for different things:
 
-- The join (`find_holders`) asks how much of a device each holds, and so whose its idle part is. Several containers may hold one
-  device, as replicas or pieces of memory: it is shared out among them by what each holds.
+- The join (`find_holders`) asks how much of a device each holds, and so whose its idle part is.
+  Several containers may hold one device, as replicas or pieces of memory.
 - The agent's page (`exclusive_holder`) asks who has all of a device, as dcgm-exporter's labels say
   that one container has it. Of replicas nobody has all, even while nobody has the others.
 

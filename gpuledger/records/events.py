@@ -115,8 +115,8 @@ class Entry(ArrayRecord, frozen=True, kw_only=True):
     """On `idle`: position in the event's `allocations` of what held this part unused; absent where
     nobody held it."""
     held_ns: Natural | None = None
-    """On `idle`: how much of the device is held so, whatever is used of it, as time: of a half, half
-    of the interval. Those of a device sum to the interval, also where it does not answer."""
+    """On `idle`: how much of the device is held so, whatever is used of it, as time: of a half of
+    it, half of the interval. Over a device they sum to that, also where it does not answer."""
 
 
 class PodDescription(BaseRecord, frozen=True, kw_only=True):
