@@ -67,7 +67,9 @@ cdef class Energy:
     limit_bytes=cython.longlong, reserved_bytes=cython.longlong, unclaimed_ns=cython.longlong,
     unclaimed_bytes=cython.longlong, unclaimed_millijoules=cython.longlong,
 )
-cpdef book_gpu(reading, own, list claims, long long interval_ns, Energy energy, held=*)
+cpdef book_gpu(
+    reading, own, list claims, long long interval_ns, Energy energy, held=*, slices=*
+)
 
 @cython.locals(
     order=list, ranks=list, of_rank=list, processes=list, found=list, claims=list, claim=Claim,

@@ -161,7 +161,9 @@ def test_a_gpu_that_does_not_answer_has_held_time_alone() -> None:
         gpus=[GpuReading(uuid="GPU-a", index=0, silent=True)],
         allocations=[shared(0, "p", of=3), shared(1, "q", of=3)],
     )
-    assert book_tick(tick)[0].entries == [
+    (books,) = book_tick(tick)
+    assert books.gap_ns == SECOND_NS
+    assert books.entries == [
         Entry(account=Account.IDLE, allocation=0, held_ns=SECOND_NS // 3 + 1),
         Entry(account=Account.IDLE, allocation=1, held_ns=SECOND_NS // 3),
         Entry(account=Account.IDLE, held_ns=SECOND_NS // 3),
