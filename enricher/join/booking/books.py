@@ -95,9 +95,9 @@ def slices_by_row(readings: Sequence[GpuReading]) -> list[Slices]:
             if reading.parent_uuid is not None
             else left[reading.uuid]
         )
-        found.append(
-            Slices(compute, memory, board and board.compute_slices, board and board.memory_slices)
-        )
+        board_compute = None if board is None else board.compute_slices
+        board_memory = None if board is None else board.memory_slices
+        found.append(Slices(compute, memory, board_compute, board_memory))
     return found
 
 
