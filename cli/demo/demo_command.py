@@ -190,7 +190,7 @@ def _summarise(run: Run, plan: DemoPlan, *, began_seconds: float) -> Summary:
         ticks=ending.ticks,
         events=tally.events,
         entries=tally.entries,
-        pods=pod_lines(tally.pods, truth, tally.unused_ns),
+        pods=pod_lines(tally.pods, truth, tally.unused_ns, tally.held_ns),
         without_pod_gpu_seconds=tally.without_pod_ns / 10**9,
         incidents=incident_lines(tally.presence.incidents),
         conservation_error_max_ratio=tally.conservation_error_max_ratio,

@@ -49,6 +49,9 @@ class PodLine(BaseRecord, frozen=True, kw_only=True):
     """What it truly used, where the scenario knows."""
     unused_gpu_seconds: float = 0.0
     """Time in which GPUs that the kubelet gave it ran no kernel."""
+    held_gpu_seconds: float = 0.0
+    """How much of GPUs the kubelet gave it, whatever was used of them; a MIG instance counts as a
+    device."""
 
 
 class IncidentLine(BaseRecord, frozen=True, kw_only=True):
@@ -124,6 +127,7 @@ def pod_lines(
     pods: Mapping[str, PodTotal],
     truth: Mapping[str, float] | None,
     unused_ns: Mapping[tuple[str, str], int],
+    held_ns: Mapping[tuple[str, str], int],
 ) -> list[PodLine]:
     """Return a line for each pod that was booked, truly used a GPU, or held one."""
     used = {uid for uid, seconds in (truth or {}).items() if seconds}
@@ -140,6 +144,7 @@ def pod_lines(
             true_gpu_seconds=None if truth is None else truth.get(uid, 0.0),
             unused_gpu_seconds=unused_ns.get((total.namespace or "", total.pod or ""), 0)
             / _SECOND_NS,
+            held_gpu_seconds=held_ns.get((total.namespace or "", total.pod or ""), 0) / _SECOND_NS,
         )
         for uid, total in names.items()
     ]
@@ -154,6 +159,7 @@ def pod_lines(
             joules=0.0,
             true_gpu_seconds=None if truth is None else 0.0,
             unused_gpu_seconds=free_ns / _SECOND_NS,
+            held_gpu_seconds=held_ns.get((namespace, pod), 0) / _SECOND_NS,
         )
         for (namespace, pod), free_ns in unused_ns.items()
         if (namespace, pod) not in known

@@ -166,6 +166,8 @@ class Tally:
     """What each pod used, by UID."""
     unused_ns: dict[tuple[str, str], int] = field(default_factory=dict)
     """For each namespace and pod, time in which GPUs that it held ran no kernel."""
+    held_ns: dict[tuple[str, str], int] = field(default_factory=dict)
+    """For each of these, how much of GPUs it held, whatever it used."""
     without_pod_ns: int = 0
     """Busy time booked on the host or on nobody."""
     presence: GpuPresence = field(default_factory=GpuPresence)
@@ -219,6 +221,7 @@ class Tally:
             return
         name = (holder.namespace, holder.pod)
         self.unused_ns[name] = self.unused_ns.get(name, 0) + (entry.busy_ns or 0)
+        self.held_ns[name] = self.held_ns.get(name, 0) + (entry.held_ns or 0)
 
     def _cover(self, event: GpuEvent) -> None:
         stretches = self.covered_ns.setdefault(event.node, [])

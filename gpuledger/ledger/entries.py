@@ -161,8 +161,10 @@ class BookedEntry(NamedTuple):
     """End of the time that it is about, nanoseconds since the epoch."""
     interval_ns: int
     """Length of that time: the tick's, or of all ticks that are settled."""
+    books: GpuBooks
+    """The GPU's books in the event's tick."""
     gpu: GpuReading
-    """The GPU's readings in the event's tick."""
+    """Its readings."""
     busy_method: BusyMethod | None
     """How the busy time was found, as the device's books or the settlement say."""
     memory_method: MemoryMethod | None
@@ -195,6 +197,7 @@ def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[Bo
                 entry,
                 event.time_ns,
                 event.interval_ns,
+                books,
                 books.reading,
                 books.busy_method,
                 books.memory_method,
@@ -205,6 +208,7 @@ def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[Bo
             )
     for settlement in event.settlements or ():
         length_ns = max(0, settlement.until_time_ns - settlement.from_time_ns)
+        books = gpu_of(settlement, event)
         for entry in settlement.entries:
             yield BookedEntry(
                 event,
@@ -213,7 +217,8 @@ def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[Bo
                 entry,
                 settlement.until_time_ns,
                 length_ns,
-                gpu_of(settlement, event).reading,
+                books,
+                books.reading,
                 settlement.busy_method,
                 None,
                 None,

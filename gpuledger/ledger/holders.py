@@ -11,17 +11,30 @@ tick that is, is said in one of three ways, and each allocation in one alone:
 
 `devices_named_by` and `device_of` are this rule, for both who ask. They ask for different things:
 
-- The join (`find_holders`) asks whose a device's idle part is. Several containers may hold one
-  device, as replicas or pieces of memory: it is shared out among them by what each holds.
+- The join (`find_holders`) asks how much of a device each holds, and so whose its idle part is.
+  Several containers may hold one device, as replicas or pieces of memory.
 - The agent's page (`exclusive_holder`) asks who has all of a device, as dcgm-exporter's labels say
   that one container has it. Of replicas nobody has all, even while nobody has the others.
 
 A device is shared out among the containers that it was given to, never among processes: the
-kubelet names pods, a cgroup names UIDs, and one tick does not say which are the same. Pure.
+kubelet names pods, a cgroup names UIDs, and one tick does not say which are the same.
+
+How much of a device a container holds is a fraction of whole numbers, and independent of use:
+
+- a GPU or an instance as a whole is 1;
+- of replicas, those it has of those that the kubelet has to give (`device_replicas`), else of those
+  that are given;
+- of pieces of memory and of cores, the greater of the two parts: pieces of memory of those that the
+  device has, pieces of cores of 100;
+- what a resource claim gives to several pods is each one's equally, and of a pod its containers'.
+
+What nobody holds is what is left of 1. Where more than 1 is held, each has its part of the sum.
+Pure.
 """
 
 import re
 from collections.abc import Iterable, Sequence
+from math import lcm
 from typing import Final, NamedTuple
 
 from gpuledger.errors import GpuledgerError
@@ -30,6 +43,10 @@ from gpuledger.records import DeviceAllocation, GpuReading, NodeSample
 _GIB: Final = 1 << 30
 # Resources whose devices are pieces of memory, as Alibaba's plugin for cGPU counts them.
 _UNIT_BYTES: Final = {"aliyun.com/gpu-mem": _GIB}
+# Resources whose devices are pieces of a GPU's cores, and how many the GPU has.
+_CORES: Final = {"aliyun.com/gpu-core": 100, "aliyun.com/gpu-core.percentage": 100}
+# Beyond this a common denominator is rounded to it: no kubelet gives devices out in such parts.
+_MAX_WHOLE: Final = 1 << 60
 _INSTANCE_UUID: Final = re.compile(r"MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -37,7 +54,7 @@ MAX_ENTRIES: Final = 65_536
 """More entries than this are more bytes than a message may have."""
 
 # What one container holds of a device, or nobody: the position, in the tick's `allocations`, of its
-# first one there, and how many pieces of the device it has.
+# first one there, and how much of `HeldParts.whole` it has.
 Part = tuple[int | None, int]
 
 
@@ -45,9 +62,9 @@ class HeldParts(NamedTuple):
     """Into which parts a device is held: by containers, and by nobody."""
 
     parts: Sequence[Part]
-    """By namespace, pod and container, nobody's last; the pieces of all are the whole."""
+    """By namespace, pod and container, nobody's last; all together have the whole."""
     whole: int
-    """How many pieces the device has."""
+    """What the device comes to, over which each part is a fraction of it."""
 
 
 NOBODYS: Final = HeldParts([(None, 1)], 1)
@@ -55,8 +72,7 @@ NOBODYS: Final = HeldParts([(None, 1)], 1)
 # A GPU by its UUID alone; an instance by that of its GPU, and its own UUID or its number there.
 DeviceKey = tuple[str, str | int | None]
 _Devices = dict[DeviceKey, "_Device"]
-# For each container, by namespace, pod and name: the position of its first, and how many it has.
-_Held = dict[tuple[str, str, str], tuple[int, int]]
+_Container = tuple[str, str, str]
 
 
 class TooManyEntriesError(GpuledgerError):
@@ -122,26 +138,45 @@ def find_holders(sample: NodeSample) -> Sequence[HeldParts]:
     left = MAX_ENTRIES
     found = []
     for reading in sample.gpus:
-        held = _held_parts(reading, devices, sample.allocations)
-        left -= len(held.parts)
+        of_row = [devices[key] for key in devices_named_by(reading) if key in devices]
+        held = _held_parts(reading, of_row, sample.allocations)
+        # Whoever names very many resources may not make each of very many rows cost as much.
+        left -= max(len(held.parts), *(len(device.pieces or ()) for device in of_row), 0)
         if left < 0:
             raise TooManyEntriesError(f"idle has more than {MAX_ENTRIES} holders")
         found.append(held)
     return found
 
 
+class _Piece(NamedTuple):
+    """What one container holds of a device by one resource, or by one claim."""
+
+    container: _Container
+    resource_name: str
+    number: int
+    """How many devices of the kubelet's it has there."""
+    sharers: int
+    """Among how many containers each of these is divided."""
+    is_whole: bool
+    """Whether each of them is all of the device."""
+
+
 class _Device:
     """What the kubelet has given of one device."""
 
-    __slots__ = ("held", "indices", "unit_sizes")
+    __slots__ = ("given", "indices", "pieces", "positions", "replicas")
 
     def __init__(self) -> None:
         self.indices: list[int] = []
         """Positions in the tick's `allocations`, in order."""
-        self.held: _Held | None = None
+        self.positions: dict[_Container, int] = {}
+        """Of each container the first of these."""
+        self.pieces: list[_Piece] | None = None
         """What each container has of it, once that is asked: rows of one device share it."""
-        self.unit_sizes: set[int] = set()
-        """In pieces of how many bytes it is given out, 0 where in others; known with `held`."""
+        self.given: dict[str, int] = {}
+        """How many replicas are given by each resource; known with `pieces`, as the next."""
+        self.replicas: dict[str, int] = {}
+        """How many the kubelet has to give, where it says so."""
 
 
 def _devices_of(allocations: Sequence[DeviceAllocation]) -> _Devices:
@@ -156,52 +191,107 @@ def _devices_of(allocations: Sequence[DeviceAllocation]) -> _Devices:
 
 
 def _held_parts(
-    reading: GpuReading, devices: _Devices, allocations: Sequence[DeviceAllocation]
+    reading: GpuReading, devices: Sequence[_Device], allocations: Sequence[DeviceAllocation]
 ) -> HeldParts:
-    found = [devices[key] for key in devices_named_by(reading) if key in devices]
-    if not found:
+    if not devices:
         return NOBODYS
-    device = found[0]
-    if len(found) == 1 and len(device.indices) == 1:
+    device = devices[0]
+    if len(devices) == 1 and len(device.indices) == 1:
         # The common case: one container has all of it.
         index = device.indices[0]
-        if allocations[index].resource_name not in _UNIT_BYTES:
+        if allocations[index].replica is None:
             return HeldParts([(index, 1)], 1)
-    held, count, sizes = _held(device, allocations), len(device.indices), device.unit_sizes
-    if len(found) > 1:
-        # By an instance's UUID and by its number, which no kubelet mixes; but anybody may write it.
-        held, more = dict(held), found[1]
-        for container, (first, number) in _held(more, allocations).items():
-            before, had = held.get(container, (first, 0))
-            held[container] = min(first, before), number + had
-        count, sizes = count + len(more.indices), sizes | more.unit_sizes
-    # Shared out by the number of devices that a container has of it.
-    whole = max(count, _units(reading, sizes))
+    positions: dict[_Container, int] = {}
+    parts: list[tuple[_Piece, int]] = []
+    # By an instance's UUID and by its number, which no kubelet mixes; but anybody may write it.
+    for device in devices:
+        if device.pieces is None:
+            _gather_pieces(device, allocations)
+        for container, index in device.positions.items():
+            positions[container] = min(index, positions.get(container, index))
+        wholes: dict[str, int] = {}
+        for piece in device.pieces or ():
+            whole = wholes.get(piece.resource_name)
+            if whole is None:
+                whole = wholes[piece.resource_name] = _pieces_of(
+                    reading, device, piece.resource_name
+                )
+            parts.append((piece, piece.sharers * (1 if piece.is_whole else whole)))
+    return _normalised(positions, parts)
+
+
+def _normalised(positions: dict[_Container, int], parts: Iterable[tuple[_Piece, int]]) -> HeldParts:
+    """Return each container's part of the device: of pieces, each one over a denominator."""
+    common = 1
+    for _, denominator in parts:
+        common = lcm(common, denominator)
+        if common > _MAX_WHOLE:
+            common = _MAX_WHOLE
+            break
+    # What a container has by one resource adds up; of several resources the greatest counts.
+    by_resource: dict[tuple[_Container, str], int] = {}
+    for piece, denominator in parts:
+        key = piece.container, piece.resource_name
+        before = by_resource.get(key, 0)
+        part = max(1, common * piece.number // denominator)
+        by_resource[key] = min(common, before + part)
+    held = dict.fromkeys(positions, 0)
+    for (container, _), part in by_resource.items():
+        held[container] = max(held[container], part)
     # By their names, never by the order in which the kubelet told of them.
-    parts: list[Part] = [held[container] for container in sorted(held)]
-    if whole > count:
-        parts.append((None, whole - count))
-    return HeldParts(parts, whole)
+    found: list[Part] = [(positions[container], held[container]) for container in sorted(held)]
+    total = sum(held.values())
+    if total < common:
+        found.append((None, common - total))
+    return HeldParts(found, max(common, total))
 
 
-def _held(device: _Device, allocations: Sequence[DeviceAllocation]) -> _Held:
-    held = device.held
-    if held is None:
-        device.held = held = {}
-        for index in device.indices:
-            allocation = allocations[index]
-            container = allocation.namespace, allocation.pod, allocation.container
-            first, count = held.get(container, (index, 0))
-            held[container] = first, count + 1
-            device.unit_sizes.add(_UNIT_BYTES.get(allocation.resource_name, 0))
-    return held
+def _gather_pieces(device: _Device, allocations: Sequence[DeviceAllocation]) -> None:
+    """Set what each container has of a device, and how many replicas of it there are."""
+    # Of each claim its pods, and the containers of each.
+    claims: dict[str, dict[tuple[str, str], set[str]]] = {}
+    ids: dict[str, set[str]] = {}
+    numbers: dict[tuple[_Container, str, str | None, bool], set[str]] = {}
+    for index in device.indices:
+        allocation = allocations[index]
+        pod = allocation.namespace, allocation.pod
+        container, resource_name = (*pod, allocation.container), allocation.resource_name
+        device.positions.setdefault(container, index)
+        claim, device_id = allocation.claim, allocation.device_id
+        if claim is not None:
+            claims.setdefault(claim, {}).setdefault(pod, set()).add(container[2])
+        is_whole = allocation.replica is None
+        if not is_whole:
+            ids.setdefault(resource_name, set()).add(device_id)
+            if allocation.device_replicas:
+                device.replicas[resource_name] = max(
+                    allocation.device_replicas, device.replicas.get(resource_name, 0)
+                )
+        numbers.setdefault((container, resource_name, claim, is_whole), set()).add(device_id)
+    device.given = {resource_name: len(found) for resource_name, found in ids.items()}
+    device.pieces = [
+        _Piece(
+            container,
+            resource_name,
+            # By a claim or without: a device that is whole counts once.
+            1 if is_whole else len(device_ids),
+            1 if claim is None else len(claims[claim]) * len(claims[claim][container[:2]]),
+            is_whole,
+        )
+        for (container, resource_name, claim, is_whole), device_ids in numbers.items()
+    ]
 
 
-def _units(reading: GpuReading, sizes: Iterable[int]) -> int:
-    """Return of how many pieces the device is, where the resource says so; else 0.
-
-    The replicas of a time-sliced device are none: who has one may use all that the others leave.
-    """
-    # Resources of different kinds have no unit in common.
-    size, *others = sizes
-    return (reading.memory_total_bytes or 0) // size if size and not others else 0
+def _pieces_of(reading: GpuReading, device: _Device, resource_name: str) -> int:
+    """Return into how many pieces a device is divided by a resource; at least 1."""
+    if resource_name in _CORES:
+        return _CORES[resource_name]
+    told = device.replicas.get(resource_name)
+    if told is not None:
+        return told
+    given = device.given.get(resource_name, 1)
+    unit_bytes = _UNIT_BYTES.get(resource_name)
+    if unit_bytes is None:
+        return given
+    # The replicas of a time-sliced device are none: who has one may use all that the others leave.
+    return (reading.memory_total_bytes or 0) // unit_bytes or given

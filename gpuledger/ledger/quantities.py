@@ -19,7 +19,8 @@ All amounts are whole numbers, in the unit that the name ends in.
 
 The entries of a device sum, for each quantity, to what the device read: they are equal, not near.
 Memory and energy are measured of a board, so the entries of a GPU's row and of its MIG instances'
-rows count together; time and the chip's counters are each row's own. Pure, and computed from the
+rows count together; time and the chip's counters are each row's own. Held time sums to the interval
+on every row, a GPU's that is cut, or that does not answer, included. Pure, and computed from the
 readings alone: nothing here asks how the entries were made.
 """
 
@@ -57,6 +58,9 @@ class Quantity:
     column came; older tables get it at their end."""
     units_per_base: int
     """How many of its unit are one of the base unit (second, byte, joule) in which series are."""
+    is_of_holders: bool = False
+    """Whether idle's entries alone have it, of every row: it says who holds the device, not who
+    uses it, and is known where the device does not answer."""
     is_held: bool = False
     """Whether it is held over the tick, as memory is, and is no sum over time: its average is the
     amount itself, and what it comes to over time is the amount times the interval."""
@@ -137,6 +141,19 @@ BUSY_NS: Final = Quantity(
     account_help="Share of the tick booked on no pod: on the host, on nobody that could be seen "
     "(unattributed), or on idle, where it is the share in which no kernel ran.",
 )
+HELD_NS: Final = Quantity(
+    name="held_ns",
+    unit="ns",
+    meaning="On `idle`: how much of the device its holder, or nobody, holds, whatever is used of"
+    " it, as time; over a device it sums to the interval, also where the device does not answer.",
+    total=lambda _, interval_ns: interval_ns,
+    is_of_holders=True,
+    units_per_base=10**9,
+    average="held_ratio",
+    pod_help="",
+    account_help="Share of the GPU that the holder, or nobody, holds, whatever is used of it; on"
+    " idle alone.",
+)
 QUANTITIES: Final = (
     BUSY_NS,
     Quantity(
@@ -162,6 +179,7 @@ QUANTITIES: Final = (
         pod_help="Power booked on the container, averaged over the tick.",
         account_help="Power booked on no pod, averaged over the tick.",
     ),
+    HELD_NS,
     _active_ns(
         "sm",
         "multiprocessors",
@@ -262,7 +280,8 @@ def imbalances(books: Sequence[GpuBooks], interval_ns: int) -> Iterator[Imbalanc
         own = rows[1:] if is_cut else rows
         amounts = {id(row): _amounts(row, interval_ns) for row in rows}
         for quantity in QUANTITIES:
-            for summed in [rows] if quantity.sums_over_board else [[row] for row in own]:
+            alone = rows if quantity.is_of_holders else own
+            for summed in [rows] if quantity.sums_over_board else [[row] for row in alone]:
                 booked = [
                     amount
                     for row in summed

@@ -109,6 +109,20 @@ def _quantities(quantities: Iterable[Quantity], *, source: str) -> list[Column]:
     ]
 
 
+def _slices(**meanings: str) -> list[Column]:
+    return [
+        Column(
+            name=name,
+            type=ColumnType.POSITION,
+            source=f"books.{name}",
+            bounds=SmallNatural,
+            optional=True,
+            meaning=meaning,
+        )
+        for name, meaning in meanings.items()
+    ]
+
+
 COLUMNS: Final = (
     # The store's readers skip files by the statistics of the first five of its columns.
     Column(name="event_date", type=ColumnType.DAY, source="time_ns"),
@@ -198,6 +212,38 @@ COLUMNS: Final = (
         optional=True,
         attribute="hw.model",
         meaning="The product name, such as `NVIDIA H100 80GB HBM3`.",
+    ),
+    Column(
+        name="parent_uuid",
+        type=ColumnType.TEXT,
+        source="gpu.parent_uuid",
+        bounds=Id,
+        optional=True,
+        meaning="Of a MIG instance: the GPU's UUID.",
+    ),
+    Column(
+        name="mig_profile",
+        type=ColumnType.TEXT,
+        source="gpu.mig_profile",
+        bounds=Word,
+        optional=True,
+        meaning="Of a MIG instance: its profile, such as `1g.10gb`.",
+    ),
+    *_slices(
+        compute_slices="Compute slices of this device alone: of a MIG instance its own, of a GPU"
+        " that is cut those that no instance has. `held_ns * compute_slices / board_compute_slices`"
+        " sums to the boards' time.",
+        memory_slices="Memory slices of this device alone.",
+        board_compute_slices="Compute slices of the whole board.",
+        board_memory_slices="Memory slices of the whole board.",
+    ),
+    Column(
+        name="gpu_gap_ns",
+        type=ColumnType.QUANTITY,
+        source="books.gap_ns",
+        bounds=Natural,
+        optional=True,
+        meaning="Where the GPU did not answer in this tick: the interval; in all of its rows.",
     ),
     Column(
         name="account",

@@ -42,7 +42,9 @@ class Family:
     """The metrics, in the order in which values are given."""
 
 
-_QUANTITIES: Final = (*BOOKED, *APPORTIONED)
+# Held time is in rows alone so far.
+_BOOKED: Final = tuple(quantity for quantity in BOOKED if not quantity.is_of_holders)
+_QUANTITIES: Final = (*_BOOKED, *APPORTIONED)
 """The quantities in the order in which a group has their values."""
 _GPU_LABELS: Final = ("gpu_uuid", "gpu_index")
 _HOLDER_LABELS: Final = ("holder_namespace", "holder_pod", "holder_container", "holder_state")
@@ -172,7 +174,7 @@ MAX_GROUPS: Final = 16_384
 40 bytes is 5 kB once its labels are written, so that a tick of these comes to 85 MB at most."""
 _NO_NAMES: Final = ("", "", "", "")
 _booked_amounts: Final[Callable[[Entry], Amounts]] = attrgetter(
-    *(quantity.name for quantity in BOOKED)
+    *(quantity.name for quantity in _BOOKED)
 )
 
 

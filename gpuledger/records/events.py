@@ -16,6 +16,7 @@ from gpuledger.records.base import (
     NodeName,
     OpenEnum,
     Seq,
+    SmallNatural,
 )
 from gpuledger.records.bounds import (
     MAX_ALLOCATIONS,
@@ -114,6 +115,9 @@ class Entry(ArrayRecord, frozen=True, kw_only=True):
     allocation: Natural | None = None
     """On `idle`: position in the event's `allocations` of what held this part unused; absent where
     nobody held it."""
+    held_ns: Natural | None = None
+    """On `idle`: how much of the device is held so, whatever is used of it, as time: of a half of
+    it, half of the interval. Over a device they sum to that, also where it does not answer."""
 
 
 class PodDescription(BaseRecord, frozen=True, kw_only=True):
@@ -169,6 +173,18 @@ class GpuBooks(BaseRecord, frozen=True, kw_only=True):
     idle_draw_source: IdleDrawSource | None = None
     """Whether that is `measured` on the board, as the reading says, or the `table`'s for its
     product."""
+    gap_ns: Natural | None = None
+    """Where the GPU did not answer: the interval, of which nothing is known but who held it."""
+    compute_slices: SmallNatural | None = None
+    """Compute slices of this row alone: of an instance its own, of a GPU that is cut those that no
+    instance has. Those of a board's rows sum to `board_compute_slices`."""
+    memory_slices: SmallNatural | None = None
+    """Memory slices of this row alone, in the same way; those that compute instances share stand
+    with the first of them."""
+    board_compute_slices: SmallNatural | None = None
+    """Compute slices of the whole board; absent where the board is not in the tick."""
+    board_memory_slices: SmallNatural | None = None
+    """Memory slices of the whole board."""
 
 
 class Settlement(BaseRecord, frozen=True, kw_only=True):
@@ -213,7 +229,7 @@ class GpuEvent(BaseRecord, frozen=True, kw_only=True):
     gap_ns: Natural | None = None
     """Time right before the interval, and after the tick booked before, that no tick covers."""
     gpus: Annotated[list[GpuBooks], at_most(MAX_GPUS)]
-    """The books of each GPU that answered."""
+    """The books of each GPU of the node, those that did not answer included."""
     containers: Annotated[list[ContainerRef], at_most(MAX_CONTAINERS)]
     """The containers on which entries are booked, as the node gave them."""
     pods: Annotated[list[PodDescription], at_most(MAX_EVENT_PODS)]

@@ -4,7 +4,7 @@ cimport cython
 from enricher.join.booking.shares cimport Energy, book_gpu, energy_of, gather_claims
 
 
-@cython.locals(claims=list, energy=list, row=Py_ssize_t, length="long long")
+@cython.locals(claims=list, energy=list, slices=list, row=Py_ssize_t, length="long long")
 cpdef list book_tick(sample)
 
 cpdef bint has_instances(readings)

@@ -23,7 +23,14 @@ from functools import lru_cache
 from math import lcm
 from typing import Final
 
-from enricher.join.booking.shares import Claim, Energy, book_gpu, energy_of, gather_claims
+from enricher.join.booking.shares import (
+    Claim,
+    Energy,
+    Slices,
+    book_gpu,
+    energy_of,
+    gather_claims,
+)
 from gpuledger.ledger.division import divide, parts_per_million
 from gpuledger.ledger.holders import find_holders
 from gpuledger.records import GpuBooks, GpuReading, NodeSample
@@ -41,8 +48,11 @@ def book_tick(sample: NodeSample) -> list[GpuBooks]:
     own = exclusive_readings(sample.gpus, claims)
     energy = energy_by_row(sample.gpus, interval_ns)
     holders = find_holders(sample)
+    slices = slices_by_row(sample.gpus)
     return [
-        book_gpu(reading, own[row], claims[row], interval_ns, energy[row], holders[row])
+        book_gpu(
+            reading, own[row], claims[row], interval_ns, energy[row], holders[row], slices[row]
+        )
         for row, reading in enumerate(sample.gpus)
     ]
 
@@ -53,6 +63,46 @@ def has_instances(readings: Sequence[GpuReading]) -> bool:
         if reading.parent_uuid is not None:
             return True
     return False
+
+
+def slices_by_row(readings: Sequence[GpuReading]) -> list[Slices]:
+    """Return how much of its board each row is; a cut GPU's own row is what no instance has."""
+    if not has_instances(readings):
+        return [
+            Slices(each.compute_slices, each.memory_slices, each.compute_slices, each.memory_slices)
+            for each in readings
+        ]
+    boards = {each.uuid: each for each in readings if each.parent_uuid is None}
+    # What is left of each board; unknown where that of one of its instances is.
+    left = {uuid: (each.compute_slices, each.memory_slices) for uuid, each in boards.items()}
+    keepers: set[tuple[str, int]] = set()
+    memory_slices: list[int | None] = []
+    for reading in readings:
+        gpu, number, own = reading.parent_uuid, reading.gpu_instance, reading.memory_slices
+        if gpu is not None and number is not None and own is not None:
+            if (gpu, number) in keepers:
+                own = 0
+            keepers.add((gpu, number))
+        memory_slices.append(own)
+        if gpu in left:
+            compute, memory = left[gpu]
+            left[gpu] = _less(compute, reading.compute_slices), _less(memory, own)
+    found = []
+    for row, reading in enumerate(readings):
+        board = boards.get(reading.parent_uuid or reading.uuid)
+        compute, memory = (
+            (reading.compute_slices, memory_slices[row])
+            if reading.parent_uuid is not None
+            else left[reading.uuid]
+        )
+        board_compute = None if board is None else board.compute_slices
+        board_memory = None if board is None else board.memory_slices
+        found.append(Slices(compute, memory, board_compute, board_memory))
+    return found
+
+
+def _less(number: int | None, part: int | None) -> int | None:
+    return None if number is None or part is None else max(0, number - part)
 
 
 class _Memory:

@@ -67,7 +67,9 @@ cdef class Energy:
     limit_bytes=cython.longlong, reserved_bytes=cython.longlong, unclaimed_ns=cython.longlong,
     unclaimed_bytes=cython.longlong, unclaimed_millijoules=cython.longlong,
 )
-cpdef book_gpu(reading, own, list claims, long long interval_ns, Energy energy, held=*)
+cpdef book_gpu(
+    reading, own, list claims, long long interval_ns, Energy energy, held=*, slices=*
+)
 
 @cython.locals(
     order=list, ranks=list, of_rank=list, processes=list, found=list, claims=list, claim=Claim,
@@ -130,5 +132,9 @@ cdef _split_draw(
 @cython.locals(claim=Claim, place=Py_ssize_t)
 cdef Claim _claim_of(account, list claims)
 
+cpdef list held_times(interval_ns, held)
+
 @cython.locals(claim=Claim, entries=list, index=Py_ssize_t)
-cdef list _enter(list claims, list parts, Split busy, Split memory, Split energy)
+cdef list _enter(
+    list claims, list parts, list held_ns, Split busy, Split memory, Split energy
+)

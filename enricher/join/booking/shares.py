@@ -29,7 +29,7 @@ elsewhere (`books`, `gpuledger.ledger.holders`).
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.ledger.division import (
@@ -240,6 +240,22 @@ class Energy:
         """What is idle's anyway, beside it."""
 
 
+class Slices(NamedTuple):
+    """How much of a board a row is, in the slices into which the board can be cut."""
+
+    compute: int | None
+    """Compute slices of this row alone."""
+    memory: int | None
+    """Memory slices of this row alone."""
+    board_compute: int | None
+    """Compute slices of the whole board."""
+    board_memory: int | None
+    """Memory slices of the whole board."""
+
+
+NO_SLICES: Final = Slices(None, None, None, None)
+
+
 def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
     reading: GpuReading,
     own: GpuReading,
@@ -247,13 +263,15 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
     interval_ns: int,
     energy: Energy | None,
     held: HeldParts = NOBODYS,
+    slices: Slices = NO_SLICES,
 ) -> GpuBooks:
     """Return the books of one row: entries of the claims, the host, nobody, and idle.
 
-    `own` is the reading of only what is the row's own. Busy time sums to the interval, memory to
-    the total memory, energy to `energy`; a quantity that the driver does not give is absent from
-    all entries. Idle has an entry for each container that holds a part of the GPU, and one for what
-    nobody holds.
+    `own` is the reading of only what is the row's own, `slices` its part of the board. Busy time
+    sums to the interval, memory to the total memory, energy to `energy`; a quantity that the driver
+    does not give is absent from all entries. Idle has an entry for each container that holds a part
+    of the GPU, and one for what nobody holds; their held time sums to the interval, whatever the
+    driver gives.
     """
     parts = held.parts
     several = held if len(parts) > 1 else None
@@ -291,12 +309,17 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
     return GpuBooks(
         # As the node gave it: readers see the board's memory, whatever this row was booked.
         reading=reading,
-        entries=_enter(claims, parts, busy, memory, joules),
+        entries=_enter(claims, parts, held_times(interval_ns, held), busy, memory, joules),
         busy_method=None if busy is None else busy.method,
         memory_method=None if memory is None else memory.method,
         energy_method=None if energy is None else energy.method,
         idle_draw_milliwatts=None if energy is None else energy.idle_draw_milliwatts,
         idle_draw_source=None if energy is None else energy.idle_draw_source,
+        gap_ns=interval_ns if reading.silent else None,
+        compute_slices=slices.compute,
+        memory_slices=slices.memory,
+        board_compute_slices=slices.board_compute,
+        board_memory_slices=slices.board_memory,
     )
 
 
@@ -613,9 +636,18 @@ def _claim_of(account: Account, claims: list[Claim]) -> Claim:
     return claim
 
 
-def _enter(
+def held_times(interval_ns: int, held: HeldParts) -> list[int]:
+    """Return the interval by the parts in which a device is held."""
+    if len(held.parts) == 1:
+        return [interval_ns]
+    pieces = [number for _, number in held.parts]
+    return divide(interval_ns, pieces, interval_ns, held.whole)
+
+
+def _enter(  # noqa: PLR0917  # by position, as C knows no keywords
     claims: list[Claim],
     parts: Sequence[Part],
+    held_ns: list[int],
     busy: Split | None,
     memory: Split | None,
     energy: Split | None,
@@ -639,6 +671,7 @@ def _enter(
                 memory_bytes=None if memory is None else memory.idle_of(index),
                 energy_millijoules=None if energy is None else energy.idle_of(index),
                 allocation=allocation,
+                held_ns=held_ns[index],
             )
         )
     return entries

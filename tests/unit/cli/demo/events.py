@@ -50,6 +50,7 @@ def entry(
     gib: float = 0.0,
     joules: float = 0.0,
     allocation: int | None = None,
+    held_seconds: float = 1.0,
 ) -> Entry:
     """Return an entry of a one-second tick; on a pod's account it is of the pod described above."""
     of_pod = account is Account.POD
@@ -60,6 +61,7 @@ def entry(
         memory_bytes=round(gib * GIB),
         energy_millijoules=round(joules * 1000),
         allocation=allocation,
+        held_ns=round(held_seconds * SECOND_NS) if account is Account.IDLE else None,
     )
 
 

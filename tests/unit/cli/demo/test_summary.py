@@ -45,7 +45,7 @@ def test_the_error_is_what_was_booked_wrongly_over_what_was_used(
 
 def test_a_pod_that_used_a_gpu_and_was_not_booked_has_a_line() -> None:
     """Its booked GPU time is zero, and its true one is not."""
-    lines = pod_lines(totals(a=1.0), {"a": 1.0, "b": 2.0, "c": 0.0}, {})
+    lines = pod_lines(totals(a=1.0), {"a": 1.0, "b": 2.0, "c": 0.0}, {}, {})
     assert [(line.uid, line.gpu_seconds, line.true_gpu_seconds) for line in lines] == [
         ("a", 1.0, 1.0),
         ("b", 0.0, 2.0),
@@ -54,14 +54,16 @@ def test_a_pod_that_used_a_gpu_and_was_not_booked_has_a_line() -> None:
 
 def test_without_a_scenario_there_is_no_truth() -> None:
     """Absent is not zero."""
-    assert pod_lines(totals(a=1.0), None, {})[0].true_gpu_seconds is None
+    assert pod_lines(totals(a=1.0), None, {}, {})[0].true_gpu_seconds is None
 
 
 def test_a_pod_that_holds_a_gpu_has_a_line_whether_it_uses_it_or_not() -> None:
     """The one that uses nothing is known by the kubelet's word alone, without a UID."""
     trained = PodTotal(uid="a", namespace="research", pod="train-0", busy_ns=10**9)
     unused = {("research", "train-0"): 3 * 10**9, ("research", "notebook-0"): 4 * 10**9}
-    lines = pod_lines({"a": trained}, {"a": 1.0}, unused)
+    held = {("research", "train-0"): 5 * 10**9, ("research", "notebook-0"): 4 * 10**9}
+    lines = pod_lines({"a": trained}, {"a": 1.0}, unused, held)
+    assert [line.held_gpu_seconds for line in lines] == [5.0, 4.0]
     assert [(line.uid, line.pod, line.gpu_seconds, line.unused_gpu_seconds) for line in lines] == [
         ("a", "train-0", 1.0, 3.0),
         (None, "notebook-0", 0.0, 4.0),
@@ -84,7 +86,9 @@ SUMMARY = Summary(
     ticks=4,
     events=4,
     entries=9,
-    pods=pod_lines({"a": PodTotal(uid="a", namespace="n", pod="p", busy_ns=2 * 10**9)}, None, {}),
+    pods=pod_lines(
+        {"a": PodTotal(uid="a", namespace="n", pod="p", busy_ns=2 * 10**9)}, None, {}, {}
+    ),
     without_pod_gpu_seconds=1.5,
     incidents=[],
     alerts=[],
@@ -178,7 +182,7 @@ def test_the_alerts_stand_in_the_summary_and_no_word_of_theirs_is_broken(width: 
 def test_every_column_that_does_not_say_it_itself_is_explained_below_the_table(width: int) -> None:
     """And none that is not there."""
     for truth, expected in ((None, "unused: "), ({"a": 1.0}, "true: ")):
-        pods = pod_lines(totals(a=1.0), truth, {})
+        pods = pod_lines(totals(a=1.0), truth, {}, {})
         error = None if truth is None else 0.0
         summary = replace(SUMMARY, pods=pods, truth_error_ratio=error)
         shown = draw_summary(summary, width=width)
@@ -195,7 +199,7 @@ def test_the_table_of_pods_fits_the_screen(width: int) -> None:
     pod = PodTotal(
         uid="a", namespace="research", pod="llm-finetune-worker-0", owner="Job/" + "x" * 99
     )
-    summary = replace(SUMMARY, pods=pod_lines({"a": pod}, None, {}))
+    summary = replace(SUMMARY, pods=pod_lines({"a": pod}, None, {}, {}))
     title, row, *_ = (line.text for line in draw_summary(summary, width=width))
     assert "true" not in title
     assert "research/llm-finetune-worker-0" in row

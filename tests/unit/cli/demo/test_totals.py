@@ -83,7 +83,7 @@ def test_a_gpu_balances_with_its_instances() -> None:
     left = entry(Account.UNATTRIBUTED, 0.0, gib=60, joules=200.0)
     own = [entry(Account.POD, 0.25, gib=5), entry(Account.IDLE, 0.75, gib=15)]
     rows = [
-        GpuBooks(reading=board, entries=[replace(left, busy_ns=None)]),
+        GpuBooks(reading=board, entries=[replace(left, busy_ns=None, held_ns=SECOND_NS)]),
         GpuBooks(reading=part, entries=own),
     ]
     assert tally_of(replace(one, gpus=rows)).conservation_error_max_ratio == 0.0
@@ -92,10 +92,14 @@ def test_a_gpu_balances_with_its_instances() -> None:
 
 def test_idle_of_several_holders_balances_and_is_no_pods_use() -> None:
     """Its parts sum to the device with the pods' entries; who holds without using is not booked."""
-    idle = [entry(Account.IDLE, 0.375, gib=30, joules=75.0, allocation=one) for one in (0, None)]
+    idle = [
+        entry(Account.IDLE, 0.375, gib=30, joules=75.0, allocation=one, held_seconds=0.5)
+        for one in (0, None)
+    ]
     booked = [entry(Account.POD, 0.25, gib=20, joules=50.0), *idle]
     tally = tally_of(event(entries=booked, allocations=[HELD]))
     assert tally.unused_ns == {("research", "notebook-0"): 375_000_000}
+    assert tally.held_ns == {("research", "notebook-0"): 500_000_000}
     assert tally.conservation_error_max_ratio == 0.0
     assert [total.busy_ns for total in tally.pods.values()] == [SECOND_NS // 4]
 

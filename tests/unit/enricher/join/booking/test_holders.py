@@ -34,6 +34,16 @@ def memory(number: int, pod: str) -> DeviceAllocation:
     )
 
 
+def shared(number: int, pod: str, *, of: int) -> DeviceAllocation:
+    return allocation(f"GPU-a::{number}", pod, replica=str(number), device_replicas=of)
+
+
+def cores(number: int, pod: str) -> DeviceAllocation:
+    return allocation(
+        f"GPU-a-_-{number}", pod, replica=str(number), resource_name="aliyun.com/gpu-core"
+    )
+
+
 HELD = [
     ("by nobody", [], {None: (1, 1)}),
     ("whole by one container", [allocation()], {0: (1, 1)}),
@@ -48,6 +58,38 @@ HELD = [
         "two replicas of one container count twice, in one entry",
         [replica(0, "p"), replica(1, "q"), replica(2, "p")],
         {0: (2, 3), 1: (1, 3)},
+    ),
+    (
+        "replicas of those that the kubelet has to give: the rest is nobody's",
+        [shared(0, "p", of=4), shared(1, "q", of=4)],
+        {0: (1, 4), 1: (1, 4), None: (2, 4)},
+    ),
+    (
+        "more replicas than there are: of those given",
+        [shared(0, "p", of=2), shared(1, "q", of=2), shared(2, "q", of=2)],
+        {0: (1, 3), 1: (2, 3)},
+    ),
+    (
+        "memory and cores: the greater part of the two",
+        [
+            *(memory(number, "p") for number in range(8)),
+            *(cores(number, "p") for number in range(25)),
+        ],
+        {0: (100, 400), None: (300, 400)},
+    ),
+    (
+        "a whole GPU and half of it: more than all of it, so each a part of the sum",
+        [allocation(), shared(0, "q", of=2)],
+        {0: (2, 3), 1: (1, 3)},
+    ),
+    (
+        "one claim of two pods: by pod, then by container",
+        [
+            allocation(pod="p", claim="research/c"),
+            allocation(pod="q", claim="research/c", container="main"),
+            allocation(pod="q", claim="research/c", container="side"),
+        ],
+        {0: (2, 4), 1: (1, 4), 2: (1, 4)},
     ),
     (
         "one claim of two pods: in equal parts",
@@ -112,6 +154,27 @@ def test_a_held_gpu_without_a_process_names_its_holder() -> None:
     tick = sample(gpus=[reading(utilization_ratio=0.0)], allocations=[allocation()])
     (entry,) = idle(book_tick(tick)[0].entries)
     assert (entry.allocation, entry.busy_ns, entry.energy_millijoules) == (0, SECOND_NS, 300_000)
+
+
+def test_a_gpu_that_does_not_answer_has_held_time_alone() -> None:
+    tick = sample(
+        gpus=[GpuReading(uuid="GPU-a", index=0, silent=True)],
+        allocations=[shared(0, "p", of=3), shared(1, "q", of=3)],
+    )
+    (books,) = book_tick(tick)
+    assert books.gap_ns == SECOND_NS
+    assert books.entries == [
+        Entry(account=Account.IDLE, allocation=0, held_ns=SECOND_NS // 3 + 1),
+        Entry(account=Account.IDLE, allocation=1, held_ns=SECOND_NS // 3),
+        Entry(account=Account.IDLE, held_ns=SECOND_NS // 3),
+    ]
+
+
+def test_a_cut_boards_own_row_is_held_by_nobody() -> None:
+    rows = [reading(mig_enabled=True), instance(0, 1)]
+    tick = sample(gpus=rows, allocations=[allocation(MIG_UUIDS[0], gpu_instance=1)])
+    held = [[(one.allocation, one.held_ns) for one in idle(row.entries)] for row in book_tick(tick)]
+    assert held == [[(None, SECOND_NS)], [(0, SECOND_NS)]]
 
 
 def test_use_that_no_process_explains_is_nobodys_though_one_container_holds_the_gpu() -> None:

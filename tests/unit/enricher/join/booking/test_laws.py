@@ -45,6 +45,7 @@ QUANTITIES = [
     "memory_bytes",
     "energy_millijoules",
 ]
+AMOUNTS = [*QUANTITIES, "held_ns"]
 
 ratios = (
     st.none()
@@ -139,13 +140,22 @@ def processes(rows: int) -> st.SearchStrategy[GpuProcess]:
 allocations = st.builds(
     DeviceAllocation,
     gpu_uuid=st.sampled_from(["GPU-0", "GPU-1", "GPU-gone"]),
-    device_id=st.sampled_from(["GPU-0", "MIG-0-1", "nvidia0"]),
-    resource_name=st.sampled_from(["nvidia.com/gpu", "aliyun.com/gpu-mem"]),
+    device_id=st.sampled_from(["GPU-0", "MIG-0-1", "nvidia0", "nvidia1"]),
+    resource_name=st.sampled_from(
+        [
+            "nvidia.com/gpu",
+            "nvidia.com/gpu.shared",
+            "aliyun.com/gpu-mem",
+            "aliyun.com/gpu-core",
+        ]
+    ),
     namespace=st.just("research"),
     pod=st.sampled_from(["p", "q", "r"]),
-    container=st.just("main"),
+    container=st.sampled_from(["main", "main", "side"]),
     gpu_instance=st.none() | st.integers(0, 3),
     replica=st.none() | st.sampled_from(["0", "1"]),
+    claim=st.none() | st.sampled_from(["research/c", "research/d"]),
+    device_replicas=st.none() | st.sampled_from([1, 3, 7, 80, 2**31 - 1]),
 )
 
 
@@ -156,9 +166,34 @@ def test_entries_sum_to_the_device_and_none_is_negative(tick: NodeSample) -> Non
     books = book_tick(tick)
     assert list(imbalances(books, tick.interval_ns)) == []
     for row in books:
-        for quantity in QUANTITIES:
+        for quantity in AMOUNTS:
             values = [getattr(entry, quantity) for entry in row.entries]
             assert all(value is None or (type(value) is int and value >= 0) for value in values)
+
+
+@settings(max_examples=100, deadline=None)
+@given(ticks())
+def test_held_time_sums_to_the_interval_on_every_row_whatever_is_used(tick: NodeSample) -> None:
+    """Also on a GPU that does not answer, or is cut: the same bytes as if nobody used anything."""
+    held = held_by_row(tick)
+    assert [sum(row.values()) for row in held] == [tick.interval_ns] * len(tick.gpus)
+    silent = [
+        replace(row, utilization_ratio=None, memory_used_bytes=None, energy_millijoules=None)
+        for row in tick.gpus
+    ]
+    assert held_by_row(replace(tick, gpus=silent, processes=[], ended_processes=None)) == held
+
+
+def held_by_row(tick: NodeSample) -> list[dict[int | None, int]]:
+    """Return the held time of each row by the position of who holds it."""
+    return [
+        {
+            entry.allocation: entry.held_ns
+            for entry in row.entries
+            if entry.held_ns is not None and entry.account is Account.IDLE
+        }
+        for row in book_tick(tick)
+    ]
 
 
 @settings(max_examples=150, deadline=None)
@@ -200,7 +235,7 @@ def amounts_of(tick: NodeSample) -> list[dict[tuple[object, ...], tuple[object, 
             holder = held and (held.namespace, held.pod, held.container)
             account = (entry.account, container, holder)
             assert account not in amounts
-            amounts[account] = tuple(getattr(entry, name) for name in QUANTITIES)
+            amounts[account] = tuple(getattr(entry, name) for name in AMOUNTS)
         methods: tuple[object, ...] = (row.busy_method, row.memory_method, row.energy_method)
         found.append(amounts | {("methods",): methods})
     return found
@@ -247,7 +282,7 @@ def test_idle_names_allocations_of_that_gpu_alone_and_each_container_once(
         gpu = row.reading.parent_uuid or row.reading.uuid
         named = [tick.allocations[place] for place in allocations_of(row)]
         assert all(one.gpu_uuid == gpu for one in named)
-        assert len({one.pod for one in named}) == len(named)
+        assert len({(one.pod, one.container) for one in named}) == len(named)
         is_part = row.reading.parent_uuid is not None
         assert all((one.gpu_instance is not None) == is_part for one in named)
 
@@ -270,7 +305,7 @@ def encode_books(books: list[GpuBooks]) -> list[list[tuple[object, ...]]]:
     return [[tuple(getattr(one, name) for name in NAMES) for one in row.entries] for row in books]
 
 
-NAMES = [*QUANTITIES, "account", "container", "allocation"]
+NAMES = [*AMOUNTS, "account", "container", "allocation"]
 
 
 @pytest.mark.parametrize(
@@ -280,13 +315,19 @@ NAMES = [*QUANTITIES, "account", "container", "allocation"]
         ({"busy_ns": SECOND_NS - 1}, [("GPU-a", "busy_ns", SECOND_NS, SECOND_NS - 1)]),
         ({"memory_bytes": 1}, [("GPU-a", "memory_bytes", 80 * GIB, 1)]),
         ({"energy_millijoules": 330_000}, [("GPU-a", "energy_millijoules", 300_000, 330_000)]),
+        ({"held_ns": 7}, [("GPU-a", "held_ns", SECOND_NS, 7)]),
     ],
-    ids=["nothing", "busy", "memory", "energy"],
+    ids=["nothing", "busy", "memory", "energy", "held"],
 )
 def test_books_that_do_not_balance_are_told_by_how_much(
     wrong: dict[str, int], told: list[tuple[str, str, int, int]]
 ) -> None:
-    right = {"busy_ns": SECOND_NS, "memory_bytes": 80 * GIB, "energy_millijoules": 300_000}
+    right = {
+        "busy_ns": SECOND_NS,
+        "memory_bytes": 80 * GIB,
+        "energy_millijoules": 300_000,
+        "held_ns": SECOND_NS,
+    }
     entry = Entry(account=Account.UNATTRIBUTED, **(right | wrong))
     found = list(imbalances([GpuBooks(reading=reading(), entries=[entry])], SECOND_NS))
     assert found == told
