@@ -11,9 +11,9 @@ from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import (
     Account,
     BusyMethod,
-    ContainerRef,
     EnergyMethod,
     Entry,
+    EventContainer,
     GpuBooks,
     GpuEvent,
     GpuReading,
@@ -40,11 +40,11 @@ def booked(tick: int, *, node: str = NODE, start_ns: int = START_NS) -> GpuEvent
         interval_ns=NS_PER_SECOND,
         gpus=[_books(number, tick) for number in range(GPUS)],
         containers=[
-            ContainerRef(container_id=f"{one:064x}", pod_uid=f"uid-{one}")
+            EventContainer(container_id=f"{one:064x}", pod=one, name="trainer")
             for one in range(GPUS * CONTAINERS_A_GPU)
         ],
         pods=pods,
-        allocations=[],
+        holders=[],
     )
 
 
@@ -86,11 +86,9 @@ def _books(number: int, tick: int) -> GpuBooks:
 def _pod(number: int) -> PodDescription:
     return PodDescription(
         uid=f"uid-{number}",
-        container_ids=[f"{number:064x}"],
         state=PodState.KNOWN,
         namespace=f"research-{number % 5}",
         name=f"train-{number}-7c9d8f6b5-x2x4z",
         owner_kind="Deployment",
         owner_name=f"train-{number}",
-        container_names={f"{number:064x}": "trainer"},
     )

@@ -24,12 +24,11 @@ from cli.demo.tables import (
 )
 from cli.demo.totals import LostGpu, Tally, owner_of
 from gpuledger.clock import NS_PER_SECOND
-from gpuledger.ledger.entries import EntryOwner, PodIndex, holder_of
+from gpuledger.ledger.entries import NO_POD, PodIndex, PodOfEntry
 from gpuledger.records import (
     Account,
     Entry,
     GpuEvent,
-    HolderState,
     PodState,
 )
 
@@ -263,8 +262,8 @@ def rows_of(event: GpuEvent) -> Iterator[ScreenRow]:
             is_idle = not busy_ns and (held or 0) <= 2 * _GIB
             if entry.account is Account.HOST and is_idle:
                 continue
-            owner = pods.owner_of(entry)
-            who = _pod(entry, owner) or _account(entry, event)
+            user = pods.user_of(entry)
+            who = _pod(entry, user) or _account(entry, pods.holder_of(entry))
             yield ScreenRow(
                 gpu=index,
                 pod=who,
@@ -274,27 +273,27 @@ def rows_of(event: GpuEvent) -> Iterator[ScreenRow]:
                 # A millijoule a nanosecond is a million watts.
                 watts="" if drawn is None else f"{drawn * 10**6 / interval_ns:.0f}",
                 method=(gpu.busy_method or "") if entry.account is Account.POD else "",
-                owner=(owner.pod and owner_of(owner.pod)) or "",
+                owner=(user.pod and owner_of(user.pod)) or "",
                 style=_STYLES.get(entry.account, ""),
             )
             index = ""
 
 
-def _account(entry: Entry, event: GpuEvent) -> str:
-    """Name the account, and on idle who held it; an event that does not list him is the sinks'."""
-    if entry.allocation is None or entry.allocation >= len(event.allocations):
+def _account(entry: Entry, holder: PodOfEntry) -> str:
+    """Name the account, and on idle who held it."""
+    if holder is NO_POD:
         return f"({entry.account})"
-    holder = holder_of(entry, event)
-    if holder.state is not HolderState.KNOWN:
-        return f"({entry.account}) {HolderState.UNKNOWN} holder"
-    return f"({entry.account}) {holder.namespace}/{holder.pod}"
+    pod = holder.described
+    if pod.name is None:
+        return f"({entry.account}) {pod.state} holder"
+    return f"({entry.account}) {pod.namespace}/{pod.name}"
 
 
-def _pod(entry: Entry, owner: EntryOwner) -> str | None:
+def _pod(entry: Entry, user: PodOfEntry) -> str | None:
     if entry.account is not Account.POD:
         return None
-    description = owner.pod
+    description = user.pod
     if description is None or description.state not in {PodState.KNOWN, PodState.NAMED}:
         state = PodState.PENDING if description is None else description.state
-        return f"{state} {(owner.pod_uid or owner.container_id or '')[:8]}"
+        return f"{state} {(user.described.uid or user.container_id or '')[:8]}"
     return f"{description.namespace}/{description.name}"

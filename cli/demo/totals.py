@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpuledger.clock import NS_PER_MINUTE, NS_PER_SECOND, Clock
-from gpuledger.ledger.entries import EntryOwner, PodIndex, holder_of, name_holder
+from gpuledger.ledger.entries import PodIndex, PodOfEntry
 from gpuledger.ledger.quantities import imbalances
 from gpuledger.records import (
     Account,
@@ -102,10 +102,12 @@ class GpuPresence:
             ]
             xids = [incident.xid for incident in incidents if incident.kind == XID]
             lost_ns = [incident.time_ns for incident in incidents if incident.kind == "gpu_lost"]
+            pods = PodIndex(newest)
             holders = [
-                name_holder(held, position, newest)
-                for position, held in enumerate(newest.allocations)
-                if held.gpu_uuid == uuid
+                pods.holder_of(entry).described
+                for books in newest.gpus
+                if books.reading.uuid == uuid
+                for entry in books.entries
             ]
             lost.append(
                 LostGpu(
@@ -113,9 +115,9 @@ class GpuPresence:
                     since_ns=lost_ns[0] if lost_ns else seen.time_ns,
                     cause=f"XID {xids[-1]}" if xids else None,
                     holders=tuple(
-                        f"{holder.namespace}/{holder.pod}"
+                        f"{holder.namespace}/{holder.name}"
                         for holder in holders
-                        if holder.pod is not None
+                        if holder.name is not None
                     ),
                 )
             )
@@ -193,18 +195,18 @@ class Tally:
         for books in (*event.gpus, *(event.settlements or ())):
             for entry in books.entries:
                 if entry.account is Account.POD:
-                    self._book(entry, pods.owner_of(entry), event)
+                    self._book(entry, pods.user_of(entry), event)
                 elif entry.account in _WITHOUT_POD:
                     self.without_pod_ns += entry.busy_ns or 0
                 elif entry.account is Account.IDLE:
-                    self._book_unused(entry, event)
+                    self._book_unused(entry, pods.holder_of(entry))
         errors = [off.ratio for off in imbalances(event.gpus, event.interval_ns)]
         self.conservation_error_max_ratio = max([self.conservation_error_max_ratio, *errors])
         if self.first_named_seconds is None and any(pod.name for pod in event.pods):
             self.first_named_seconds = time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    def _book(self, entry: Entry, owner: EntryOwner, event: GpuEvent) -> None:
-        description, uid = owner.pod, owner.pod_uid or owner.container_id or ""
+    def _book(self, entry: Entry, user: PodOfEntry, event: GpuEvent) -> None:
+        description, uid = user.pod, user.described.uid or user.container_id or ""
         # What one node says of another one's pod is not that pod's.
         is_foreign = description is not None and description.state is PodState.FOREIGN
         key = f"{event.node}/{uid}" if is_foreign else uid
@@ -213,13 +215,10 @@ class Tally:
         if description:
             total.name(description)
 
-    def _book_unused(self, entry: Entry, event: GpuEvent) -> None:
-        if entry.allocation is None or entry.allocation >= len(event.allocations):
+    def _book_unused(self, entry: Entry, holder: PodOfEntry) -> None:
+        if holder.described.name is None:
             return
-        holder = holder_of(entry, event)
-        if holder.namespace is None or holder.pod is None:
-            return
-        name = (holder.namespace, holder.pod)
+        name = (holder.described.namespace or "", holder.described.name)
         self.unused_ns[name] = self.unused_ns.get(name, 0) + (entry.busy_ns or 0)
         self.held_ns[name] = self.held_ns.get(name, 0) + (entry.held_ns or 0)
 

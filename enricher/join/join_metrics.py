@@ -31,8 +31,8 @@ PENDING_TOTAL: Final = Counter(
 )
 NAMED_TOTAL: Final = Counter(
     "gpuledger_join_named_descriptions",
-    "Times that an event called a container whose pod's record had not come by the kubelet's"
-    " allocations: namespace and name, without owner and labels.",
+    "Times that an event called a pod whose record had not come by the kubelet's allocations:"
+    " namespace and name, without owner and labels.",
 )
 PENDING: Final = Gauge(
     "gpuledger_join_pending_pods", "Pods that ticks name and whose records are waited for."
@@ -48,16 +48,15 @@ UNKNOWN_TOTAL: Final = Counter(
     " many to wait for: the pod watch is behind, or no pod has these containers.",
 )
 FOREIGN_POD: Final = "foreign_pod"
-UNKNOWN_HOLDER: Final = "unknown_holder"
+FOREIGN_HOLDER: Final = "foreign_holder"
 NAMES_REFUSED_TOTAL: Final = Counter(
     "gpuledger_join_names_refused",
     "Times that an event or an incident got no names of what its node spoke of, by reason:"
-    " `foreign_pod` (the API server has placed the pod on another node), `unknown_holder` (the"
-    " kubelet is said to have given a device to a pod of whose name no record of this node is"
-    " known: it has not come yet, or the pod is another node's).",
+    " `foreign_pod` (the API server has placed the pod on another node), `foreign_holder` (the"
+    " kubelet is said to have given a device to a pod of a name that is placed on another node).",
     ["reason"],
 )
-count_from_zero(NAMES_REFUSED_TOTAL, reason=(FOREIGN_POD, UNKNOWN_HOLDER))
+count_from_zero(NAMES_REFUSED_TOTAL, reason=(FOREIGN_POD, FOREIGN_HOLDER))
 UNBALANCED_TOTAL: Final = Counter(
     "gpuledger_join_ticks_unbalanced",
     "Ticks whose entries do not sum to what a device read, to the last unit: there are none, unless"

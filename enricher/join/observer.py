@@ -226,15 +226,16 @@ class JoinObserver:
             metrics.SETTLED_SECONDS_TOTAL.inc(settled_ns(event.settlements) / 1e9)
         if descriptions.pending:
             metrics.PENDING_TOTAL.inc(len(descriptions.pending))
-            metrics.NAMED_TOTAL.inc(descriptions.named)
             self._pending.record(
                 descriptions.pending, node=event.node, partition=partition, now_ns=now_ns
             )
         if descriptions.foreign:
             self.see_foreign(event.node, descriptions.foreign)
-        if descriptions.unknown_holders:
-            metrics.NAMES_REFUSED_TOTAL.labels(reason=metrics.UNKNOWN_HOLDER).inc(
-                descriptions.unknown_holders
+        if descriptions.named:
+            metrics.NAMED_TOTAL.inc(descriptions.named)
+        if descriptions.foreign_holders:
+            metrics.NAMES_REFUSED_TOTAL.labels(reason=metrics.FOREIGN_HOLDER).inc(
+                descriptions.foreign_holders
             )
         self._ticks_to_check -= 1
         if not self._ticks_to_check:

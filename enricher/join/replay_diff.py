@@ -1,11 +1,11 @@
 """Whether two events of the same tick agree: in their books to the byte, in who the pods are.
 
-The books are everything but `pods`, `holder_uids` and `late`. The description (the first two) may
-have become more complete: a pod or a holder not known then may be known now, and what was absent
-may be there; nothing else may change. Whether a pod without a name is pending or foreign follows
-from the pods that the worker held beside its node's, so it is passed over. `late` tells how a tick
-came, beside which others and by whose clock, so it is only counted. Pure functions over encoded
-events, and the pairing of two streams of them.
+The books are everything but the description (`pods`, and what `containers` and `holders` say of
+them) and `late`. The description may have become more complete: a pod not known then may be known
+now, and what was absent may be there; nothing else may change. Whether a pod without a record is
+named, pending or foreign follows from the pods that the worker held beside its node's, so it is
+passed over. `late` tells how a tick came, beside which others and by whose clock, so it is only
+counted. Pure functions over encoded events, and the pairing of two streams of them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,12 +15,15 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from gpuledger.codec import follow
-from gpuledger.records import GpuEvent, PodState
+from gpuledger.records import EventContainer, EventHolder, GpuEvent, PodState
 
-_DESCRIPTION: Final = "pods"
 _LATE: Final = "late"
-_HOLDERS: Final = "holder_uids"
-_NO_BOOKS: Final = frozenset({_DESCRIPTION, _HOLDERS, _LATE})
+_PODS: Final = "pods"
+_POINTERS: Final = {"containers": EventContainer, "holders": EventHolder}
+"""The lists that point to pods."""
+_FROM_RECORDS: Final = {"containers": frozenset({"pod", "name"}), "holders": frozenset({"pod"})}
+"""What of their fields the description is: the rest is the tick's, and so the books'."""
+_NO_BOOKS: Final = frozenset({_PODS, *_POINTERS, _LATE})
 _ABSENT: Final = "(absent)"
 _fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -61,16 +64,9 @@ def compare_events(first: bytes, replayed: bytes) -> Compared:
         return _THE_SAME
     then, now = _fields_of(first), _fields_of(replayed)
     changes = list(_book_changes(then, now))
-    was, is_ = _described(then.get(_DESCRIPTION)), _described(now.get(_DESCRIPTION))
-    held_then, held_now = _holders(then.get(_HOLDERS)), _holders(now.get(_HOLDERS))
-    is_equal = was == is_ and held_then == held_now
-    agreement = Agreement.EQUAL if is_equal else Agreement.MORE_COMPLETE
+    was, is_ = _described(then), _described(now)
+    agreement = Agreement.EQUAL if was == is_ else Agreement.MORE_COMPLETE
     changes += _description_changes(was, is_)
-    changes += [
-        EntryChange(f"{_HOLDERS}[{index}]", uid, held_now.get(index, _ABSENT))
-        for index, uid in held_then.items()
-        if held_now.get(index) != uid
-    ]
     if changes:
         agreement = Agreement.DIFFERENT
     return Compared(agreement, changes, is_late_otherwise=then.get(_LATE) != now.get(_LATE))
@@ -109,13 +105,29 @@ def _changes_within(path: str, was: Any, is_: Any) -> Iterator[EntryChange]:  # 
         yield EntryChange(follow(GpuEvent, path)[0], was, is_)
 
 
-def _described(pods: msgspec.Raw | None) -> dict[str, dict[str, Any]]:
-    """Return each description under each container that it speaks of, or under its UID."""
-    return {
-        name: pod if pod["state"] == PodState.KNOWN else _without_names(pod)
-        for pod in msgspec.json.decode(pods or b"[]")
-        for name in pod["container_ids"] or [pod.get("uid", "")]
-    }
+class _Described(NamedTuple):
+    """What an event says of one container: by the tick, and by the pod cache."""
+
+    of_tick: Mapping[str, Any]
+    description: Mapping[str, Any]
+
+
+def _described(fields: Mapping[str, msgspec.Raw]) -> dict[str, _Described]:
+    """Return what is said of each container that uses GPUs or holds them, by where it stands."""
+    pods: list[dict[str, Any]] = msgspec.json.decode(fields.get(_PODS, b"[]"))
+    found = {}
+    for name, record in _POINTERS.items():
+        names = record.__struct_fields__
+        rows: list[list[Any]] = msgspec.json.decode(fields.get(name, b"[]"))
+        for position, row in enumerate(rows):
+            said = dict(zip(names, row, strict=False))
+            pod = {} if said["pod"] is None else pods[said["pod"]]
+            description = {"container": said["name"], **pod} if "name" in said else pod
+            if pod.get("state", PodState.KNOWN) != PodState.KNOWN:
+                description = _without_names(description)
+            of_tick = {key: said[key] for key in said.keys() - _FROM_RECORDS[name]}
+            found[f"{name}[{position}]"] = _Described(of_tick, description)
+    return found
 
 
 def _without_names(pod: dict[str, Any]) -> dict[str, Any]:
@@ -125,31 +137,30 @@ def _without_names(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def _description_changes(
-    then: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]
+    then: Mapping[str, _Described], now: Mapping[str, _Described]
 ) -> Iterator[EntryChange]:
-    for name in sorted(then.keys() | now.keys()):
-        was, is_ = then.get(name), now.get(name)
-        path = f"{_DESCRIPTION}[{name}]"
+    for path in sorted(then.keys() | now.keys()):
+        was, is_ = then.get(path), now.get(path)
         if was is None or is_ is None:
-            yield EntryChange(path, was or _ABSENT, is_ or _ABSENT)
+            yield EntryChange(
+                path, was.of_tick if was else _ABSENT, is_.of_tick if is_ else _ABSENT
+            )
+            continue
+        yield from _losses(path, was.of_tick, is_.of_tick)
+        before, after = was.description, is_.description
         # From pending to known everything may come; only what was said must not go again.
-        elif was["state"] == is_["state"] or is_["state"] != PodState.KNOWN:
-            yield from _losses(path, was, is_)
-
-
-def _holders(uids: msgspec.Raw | None) -> dict[int, str]:
-    """Return the holders that are known, by the position of the allocation."""
-    found: list[str | None] = msgspec.json.decode(uids or b"[]")
-    return {index: uid for index, uid in enumerate(found) if uid is not None}
+        if before.get("state") == after.get("state") or after.get("state") != PodState.KNOWN:
+            yield from _losses(f"{path}.pod", before, after)
 
 
 def _losses(path: str, was: Mapping[str, Any], is_: Mapping[str, Any]) -> Iterator[EntryChange]:
     """Yield what was said and is not any more; what is said now in addition is no loss."""
     for name, value in was.items():
         found = is_.get(name, _ABSENT)
-        if name == "container_ids":
-            continue  # a container that was pending apart may have joined its pod
-        if name == "container_names" and isinstance(found, dict) and value.items() <= found.items():
+        # What was not known of it may be known now, and of more of its containers.
+        if value is None:
+            continue
+        if name == "requested" and isinstance(found, dict) and value.items() <= found.items():
             continue
         if value != found:
             yield EntryChange(f"{path}.{name}", value, found)

@@ -8,14 +8,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, cast
+from typing import Any, Final
 
 from enricher.join import join_metrics as metrics
 from enricher.join.observer import JoinObserver
 from enricher.join.pods.describe import (
     DescriptionCache,
     PodDescriptions,
-    describe_incident,
+    attribute_incident,
     find_foreign_pods,
     identity_of,
 )
@@ -46,13 +46,11 @@ from gpuledger.completeness import JOIN, PODWATCH, Completeness, key_of
 from gpuledger.dead_letter_queue import DeadLetterQueue, show_key
 from gpuledger.ledger.holders import TooManyEntriesError
 from gpuledger.records import (
-    AttributedIncident,
     GpuBooks,
     GpuEvent,
     Incident,
     NodeProgress,
     NodeSample,
-    PodDescription,
     PodRecord,
     ProcessRecord,
     Settlement,
@@ -205,8 +203,7 @@ class JoinStage:
             identities = map(identity_of, incident.processes)
             foreign = find_foreign_pods(identities, self.pods, node=incident.node)
             self._observer.see_foreign(incident.node, foreign.values())
-            pods = describe_incident(incident, self.pods)
-            attributed = AttributedIncident(incident=incident, pods=pods)
+            attributed = attribute_incident(incident, self.pods)
             found += self._publishable(record, attributed, what="attributed incident")
         return found
 
@@ -311,6 +308,8 @@ def make_event(
     settlements: list[Settlement] | None = None,
 ) -> GpuEvent:
     """Return the event of a tick, ready for `encode`; its descriptions are encoded already."""
+    # Raw bytes where the record says lists: they are encoded as they are.
+    said: Any = descriptions.encoded
     return GpuEvent(
         node=sample.node,
         boot_id=sample.boot_id,
@@ -320,9 +319,8 @@ def make_event(
         late=True if late else None,
         gap_ns=gap_ns,
         gpus=books,
-        containers=sample.containers,
-        pods=cast("list[PodDescription]", descriptions.pods),
-        allocations=sample.allocations,
-        holder_uids=cast("list[str | None] | None", descriptions.holder_uids),
+        pods=said.pods,
+        containers=said.containers,
+        holders=said.holders,
         settlements=settlements,
     )

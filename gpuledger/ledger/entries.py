@@ -1,25 +1,24 @@
 """The entries of an event, and whose each is: on which account, of which pod, held by whom.
 
-An event names containers, pods and allocations once, and its entries point to them by position.
+An event names pods, containers and holders once, and its entries point to them by position.
 Here lives the walk over the entries and these look-ups, for all who write rows or series or show
 names. Pure.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from gpuledger.ledger.quantities import UNKNOWN, Amounts, apportion
 from gpuledger.records import (
     BusyMethod,
-    ContainerRef,
-    DeviceAllocation,
     EnergyMethod,
     Entry,
+    EventContainer,
+    EventHolder,
     GpuBooks,
     GpuEvent,
     GpuReading,
-    HolderState,
     MemoryMethod,
     PodDescription,
     Settlement,
@@ -32,106 +31,115 @@ class _NoPod(NamedTuple):
     """What is said of a pod that the event does not describe."""
 
     state: None = None
+    uid: None = None
     namespace: None = None
     name: None = None
     owner_kind: None = None
     owner_name: None = None
     labels: None = None
+    requested: None = None
 
 
-class EntryOwner(NamedTuple):
-    """On whom an entry is booked, as far as the event says it; all absent where on no pod."""
+class PodOfEntry(NamedTuple):
+    """Whose an entry is, as far as the event says it; all absent where it is no pod's."""
 
     pod: PodDescription | None = None
     """The pod's description."""
-    pod_uid: str | None = None
-    """The pod's UID."""
     container_id: str | None = None
-    """The container's id."""
+    """The container's id; absent of a holder, which the kubelet calls by its name."""
     container: str | None = None
     """The container's name."""
     described: Any = _NoPod()
     """The pod's description; where there is none, an object whose fields are all absent."""
 
+    requested: Mapping[str, str] | None = None
+    """What the container asks for by its pod's spec: the amount of each resource, as text."""
 
-_NO_POD: Final = EntryOwner()
+
+NO_POD: Final = PodOfEntry()
 
 
 class PodIndex:
-    """The pods and containers of one event."""
+    """The pods of one event, by the entries that are theirs."""
 
     def __init__(self, event: GpuEvent) -> None:
-        self._containers = event.containers
-        self._found: dict[int, EntryOwner] = {}
-        self._by_uid = {pod.uid: pod for pod in event.pods if pod.uid is not None}
-        self._by_container = {
-            container_id: pod for pod in event.pods for container_id in pod.container_ids
-        }
+        self._event = event
+        self._users: dict[int, PodOfEntry] = {}
+        self._holders: dict[int, PodOfEntry] = {}
 
-    def owner_of(self, entry: Entry) -> EntryOwner:
-        """Return on whom the entry is booked.
+    def user_of(self, entry: Entry) -> PodOfEntry:
+        """Return the pod on which the entry is booked.
 
-        Raises ValueError where the entry names a position that the event's containers do not have.
+        Raises ValueError where the entry names a position that the event's containers do not have,
+        or the container one that its pods do not have.
         """
         position = entry.container
         if position is None:
-            return _NO_POD
-        found = self._found.get(position)
+            return NO_POD
+        found = self._users.get(position)
         if found is None:
             # Several GPUs have entries on one container.
-            ref: ContainerRef = _at("container", position, self._containers)
-            found = self._found[position] = self._look_up(ref)
+            container: EventContainer = _at("container", position, self._event.containers)
+            pod = None if container.pod is None else _at("pod", container.pod, self._event.pods)
+            found = self._users[position] = _pod_of(pod, container.container_id, container.name)
         return found
 
-    def _look_up(self, ref: ContainerRef) -> EntryOwner:
-        pod = self._by_container.get(ref.container_id or "") or self._by_uid.get(ref.pod_uid or "")
-        if pod is None:
-            return EntryOwner(None, ref.pod_uid, ref.container_id)
-        # A container that the record does not name yet, as one that has just been started again,
-        # has none.
-        name = (pod.container_names or {}).get(ref.container_id or "")
-        return EntryOwner(pod, ref.pod_uid or pod.uid, ref.container_id, name, pod)
+    def holder_of(self, entry: Entry) -> PodOfEntry:
+        """Return the pod that held the part of the GPU that the entry says was idle.
+
+        Raises ValueError where the entry names a position that the event's holders do not have, or
+        the holder one that its pods do not have.
+        """
+        position = entry.holder
+        if position is None:
+            return NO_POD
+        found = self._holders.get(position)
+        if found is None:
+            holder: EventHolder = _at("holder", position, self._event.holders)
+            pod = _at("pod", holder.pod, self._event.pods)
+            # Of another node's pod nothing is told, as the node may be anybody.
+            container = None if pod.name is None else holder.container
+            found = self._holders[position] = _pod_of(pod, None, container)
+        return found
 
 
-class DeviceHolder(NamedTuple):
-    """Who held a part of a GPU that nobody used; without names where the node's word is all."""
-
-    state: HolderState | None
-    """Whether a pod of the event's node is known to have the name that the node gave; absent where
-    nobody held the part."""
-    uid: str | None = None
-    """The pod's UID."""
-    namespace: str | None = None
-    """The pod's namespace."""
-    pod: str | None = None
-    """The pod's name."""
-    container: str | None = None
-    """The container's name."""
+def _pod_of(
+    pod: PodDescription | None, container_id: str | None, container: str | None
+) -> PodOfEntry:
+    if pod is None:
+        return PodOfEntry(None, container_id, container)
+    asked = (pod.requested or {}).get(container or "")
+    if asked is None:
+        return PodOfEntry(pod, container_id, container, pod)
+    requested = {name: str(amount) for name, amount in asked.resources.items()}
+    return PodOfEntry(pod, container_id, container, pod, requested)
 
 
-NO_HOLDER: Final = DeviceHolder(None)
-_UNKNOWN_HOLDER: Final = DeviceHolder(HolderState.UNKNOWN)
+class BoardSlices(NamedTuple):
+    """How much of its board a device is, in the slices into which the board can be cut."""
+
+    compute_slices: int | None
+    """Compute slices of this device alone."""
+    memory_slices: int | None
+    """Memory slices of this device alone."""
+    board_compute_slices: int | None
+    """Compute slices of the whole board."""
+    board_memory_slices: int | None
+    """Memory slices of the whole board."""
 
 
-def holder_of(entry: Entry, event: GpuEvent) -> DeviceHolder:
-    """Return who held the part of the GPU that the entry says was idle.
-
-    Raises ValueError where the entry names a position that the event's allocations do not have.
-    """
-    position = entry.allocation
-    if position is None:
-        return NO_HOLDER
-    return name_holder(_at("allocation", position, event.allocations), position, event)
-
-
-def name_holder(held: DeviceAllocation, position: int, event: GpuEvent) -> DeviceHolder:
-    """Return who holds the allocation at this position of the event."""
-    uids = event.holder_uids or ()
-    uid = uids[position] if position < len(uids) else None
-    # A name alone proves nothing: the node may be anybody.
-    if uid is None:
-        return _UNKNOWN_HOLDER
-    return DeviceHolder(HolderState.KNOWN, uid, held.namespace, held.pod, held.container)
+def slices_of(books: GpuBooks) -> BoardSlices:
+    """Return how much of its board the device is that these books are of."""
+    reading = books.reading
+    if reading.parent_uuid is None and not reading.mig_enabled and books.compute_slices is None:
+        compute, memory = reading.compute_slices, reading.memory_slices
+        return BoardSlices(compute, memory, compute, memory)
+    return BoardSlices(
+        books.compute_slices,
+        books.memory_slices,
+        books.board_compute_slices,
+        books.board_memory_slices,
+    )
 
 
 class Origin(Protocol):
@@ -171,10 +179,14 @@ class BookedEntry(NamedTuple):
     """How the memory was found."""
     energy_method: EnergyMethod | None
     """How the energy was found."""
-    owner: EntryOwner
+    user: PodOfEntry
     """On whom it is booked."""
-    holder: DeviceHolder
+    holder: PodOfEntry
     """On idle: who held it unused."""
+    slices: BoardSlices
+    """How much of its board the GPU is."""
+    requested: Mapping[str, str] | None
+    """What the container asks for on which it is booked, or that held it unused."""
     apportioned: Amounts
     """What it has of the quantities that are apportioned."""
 
@@ -189,7 +201,9 @@ def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[Bo
     row = count()
     for books in event.gpus:
         amounts = apportion(books, event.interval_ns)
+        slices = slices_of(books)
         for entry, apportioned in zip(books.entries, amounts, strict=True):
+            user, holder = pods.user_of(entry), pods.holder_of(entry)
             yield BookedEntry(
                 event,
                 origin,
@@ -201,15 +215,19 @@ def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[Bo
                 books.reading,
                 books.busy_method,
                 books.memory_method,
-                books.energy_method,
-                pods.owner_of(entry),
-                holder_of(entry, event),
+                books.energy_method or books.reading.energy_method,
+                user,
+                holder,
+                slices,
+                user.requested or holder.requested,
                 apportioned,
             )
     for settlement in event.settlements or ():
         length_ns = max(0, settlement.until_time_ns - settlement.from_time_ns)
         books = gpu_of(settlement, event)
+        slices = slices_of(books)
         for entry in settlement.entries:
+            user, holder = pods.user_of(entry), pods.holder_of(entry)
             yield BookedEntry(
                 event,
                 origin,
@@ -222,8 +240,10 @@ def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[Bo
                 settlement.busy_method,
                 None,
                 None,
-                pods.owner_of(entry),
-                holder_of(entry, event),
+                user,
+                holder,
+                slices,
+                user.requested or holder.requested,
                 # The chip's counters of the ticks that are settled were split by what was known
                 # then.
                 UNKNOWN,

@@ -33,7 +33,7 @@ Pure.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import lcm
 from typing import Final, NamedTuple
 
@@ -53,8 +53,8 @@ _INSTANCE_UUID: Final = re.compile(r"MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{1
 MAX_ENTRIES: Final = 65_536
 """More entries than this are more bytes than a message may have."""
 
-# What one container holds of a device, or nobody: the position, in the tick's `allocations`, of its
-# first one there, and how much of `HeldParts.whole` it has.
+# What one container holds of a device, or nobody: its position among the tick's
+# `holding_containers`, and how much of `HeldParts.whole` it has.
 Part = tuple[int | None, int]
 
 
@@ -72,7 +72,6 @@ NOBODYS: Final = HeldParts([(None, 1)], 1)
 # A GPU by its UUID alone; an instance by that of its GPU, and its own UUID or its number there.
 DeviceKey = tuple[str, str | int | None]
 _Devices = dict[DeviceKey, "_Device"]
-_Container = tuple[str, str, str]
 
 
 class TooManyEntriesError(GpuledgerError):
@@ -126,6 +125,13 @@ def exclusive_holder(
     return holders.pop() if len(holders) == 1 else None
 
 
+def holding_containers(allocations: Iterable[DeviceAllocation]) -> list[HoldingContainer]:
+    """Return the containers that hold something, by their names: entries point to them so."""
+    return sorted(
+        {HoldingContainer(each.namespace, each.pod, each.container) for each in allocations}
+    )
+
+
 def find_holders(sample: NodeSample) -> Sequence[HeldParts]:
     """Return, for each row of the tick, what each container and nobody holds of it.
 
@@ -135,11 +141,13 @@ def find_holders(sample: NodeSample) -> Sequence[HeldParts]:
     if not sample.allocations:
         return [NOBODYS] * len(sample.gpus)
     devices = _devices_of(sample.allocations)
+    containers = holding_containers(sample.allocations)
+    positions = {container: position for position, container in enumerate(containers)}
     left = MAX_ENTRIES
     found = []
     for reading in sample.gpus:
         of_row = [devices[key] for key in devices_named_by(reading) if key in devices]
-        held = _held_parts(reading, of_row, sample.allocations)
+        held = _held_parts(reading, of_row, sample.allocations, positions)
         # Whoever names very many resources may not make each of very many rows cost as much.
         left -= max(len(held.parts), *(len(device.pieces or ()) for device in of_row), 0)
         if left < 0:
@@ -151,7 +159,7 @@ def find_holders(sample: NodeSample) -> Sequence[HeldParts]:
 class _Piece(NamedTuple):
     """What one container holds of a device by one resource, or by one claim."""
 
-    container: _Container
+    container: HoldingContainer
     resource_name: str
     number: int
     """How many devices of the kubelet's it has there."""
@@ -164,13 +172,11 @@ class _Piece(NamedTuple):
 class _Device:
     """What the kubelet has given of one device."""
 
-    __slots__ = ("given", "indices", "pieces", "positions", "replicas")
+    __slots__ = ("given", "indices", "pieces", "replicas")
 
     def __init__(self) -> None:
         self.indices: list[int] = []
         """Positions in the tick's `allocations`, in order."""
-        self.positions: dict[_Container, int] = {}
-        """Of each container the first of these."""
         self.pieces: list[_Piece] | None = None
         """What each container has of it, once that is asked: rows of one device share it."""
         self.given: dict[str, int] = {}
@@ -191,24 +197,25 @@ def _devices_of(allocations: Sequence[DeviceAllocation]) -> _Devices:
 
 
 def _held_parts(
-    reading: GpuReading, devices: Sequence[_Device], allocations: Sequence[DeviceAllocation]
+    reading: GpuReading,
+    devices: Sequence[_Device],
+    allocations: Sequence[DeviceAllocation],
+    positions: Mapping[HoldingContainer, int],
 ) -> HeldParts:
     if not devices:
         return NOBODYS
     device = devices[0]
     if len(devices) == 1 and len(device.indices) == 1:
         # The common case: one container has all of it.
-        index = device.indices[0]
-        if allocations[index].replica is None:
-            return HeldParts([(index, 1)], 1)
-    positions: dict[_Container, int] = {}
+        held = allocations[device.indices[0]]
+        if held.replica is None:
+            container = HoldingContainer(held.namespace, held.pod, held.container)
+            return HeldParts([(positions[container], 1)], 1)
     parts: list[tuple[_Piece, int]] = []
     # By an instance's UUID and by its number, which no kubelet mixes; but anybody may write it.
     for device in devices:
         if device.pieces is None:
             _gather_pieces(device, allocations)
-        for container, index in device.positions.items():
-            positions[container] = min(index, positions.get(container, index))
         wholes: dict[str, int] = {}
         for piece in device.pieces or ():
             whole = wholes.get(piece.resource_name)
@@ -220,7 +227,9 @@ def _held_parts(
     return _normalised(positions, parts)
 
 
-def _normalised(positions: dict[_Container, int], parts: Iterable[tuple[_Piece, int]]) -> HeldParts:
+def _normalised(
+    positions: Mapping[HoldingContainer, int], parts: Iterable[tuple[_Piece, int]]
+) -> HeldParts:
     """Return each container's part of the device: of pieces, each one over a denominator."""
     common = 1
     for _, denominator in parts:
@@ -229,15 +238,15 @@ def _normalised(positions: dict[_Container, int], parts: Iterable[tuple[_Piece, 
             common = _MAX_WHOLE
             break
     # What a container has by one resource adds up; of several resources the greatest counts.
-    by_resource: dict[tuple[_Container, str], int] = {}
+    by_resource: dict[tuple[HoldingContainer, str], int] = {}
     for piece, denominator in parts:
         key = piece.container, piece.resource_name
         before = by_resource.get(key, 0)
         part = max(1, common * piece.number // denominator)
         by_resource[key] = min(common, before + part)
-    held = dict.fromkeys(positions, 0)
+    held: dict[HoldingContainer, int] = {}
     for (container, _), part in by_resource.items():
-        held[container] = max(held[container], part)
+        held[container] = max(held.get(container, 0), part)
     # By their names, never by the order in which the kubelet told of them.
     found: list[Part] = [(positions[container], held[container]) for container in sorted(held)]
     total = sum(held.values())
@@ -251,12 +260,12 @@ def _gather_pieces(device: _Device, allocations: Sequence[DeviceAllocation]) -> 
     # Of each claim its pods, and the containers of each.
     claims: dict[str, dict[tuple[str, str], set[str]]] = {}
     ids: dict[str, set[str]] = {}
-    numbers: dict[tuple[_Container, str, str | None, bool], set[str]] = {}
+    numbers: dict[tuple[HoldingContainer, str, str | None, bool], set[str]] = {}
     for index in device.indices:
         allocation = allocations[index]
         pod = allocation.namespace, allocation.pod
-        container, resource_name = (*pod, allocation.container), allocation.resource_name
-        device.positions.setdefault(container, index)
+        container = HoldingContainer(*pod, allocation.container)
+        resource_name = allocation.resource_name
         claim, device_id = allocation.claim, allocation.device_id
         if claim is not None:
             claims.setdefault(claim, {}).setdefault(pod, set()).add(container[2])

@@ -11,7 +11,7 @@ their last column, hence `added`; what is added may be null there.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -19,12 +19,20 @@ from gpuledger.codegen import FIELD_DOCSTRINGS
 from gpuledger.ledger.entries import BookedEntry
 from gpuledger.ledger.quantities import APPORTIONED, BOOKED, Quantity
 from gpuledger.records.base import BaseRecord, BootId, Natural, NodeName, Seq, SmallNatural
-from gpuledger.records.bounds import Id, Label, Labels, Subdomain, Word
+from gpuledger.records.bounds import (
+    MAX_RESOURCES,
+    Id,
+    Label,
+    Labels,
+    QualifiedName,
+    Subdomain,
+    Word,
+    at_most,
+)
 from gpuledger.records.events import (
     Account,
     BusyMethod,
     Entry,
-    HolderState,
     MemoryMethod,
     PodState,
 )
@@ -114,7 +122,7 @@ def _slices(**meanings: str) -> list[Column]:
         Column(
             name=name,
             type=ColumnType.POSITION,
-            source=f"books.{name}",
+            source=f"slices.{name}",
             bounds=SmallNatural,
             optional=True,
             meaning=meaning,
@@ -256,7 +264,7 @@ COLUMNS: Final = (
     Column(
         name="pod_uid",
         type=ColumnType.TEXT,
-        source="owner.pod_uid",
+        source="user.described.uid",
         bounds=Id,
         optional=True,
         attribute="k8s.pod.uid",
@@ -266,7 +274,7 @@ COLUMNS: Final = (
     Column(
         name="container_id",
         type=ColumnType.TEXT,
-        source="owner.container_id",
+        source="user.container_id",
         bounds=Id,
         optional=True,
         meaning="On a pod's account: the container's id, where the cgroup path names it.",
@@ -274,7 +282,7 @@ COLUMNS: Final = (
     Column(
         name="pod_state",
         type=ColumnType.CODE,
-        source="owner.described.state",
+        source="user.described.state",
         bounds=PodState,
         optional=True,
         meaning="On a pod's account: `known` by a pod record that names this node, `foreign` where"
@@ -285,7 +293,7 @@ COLUMNS: Final = (
     Column(
         name="container",
         type=ColumnType.TEXT,
-        source="owner.container",
+        source="user.container",
         bounds=Label,
         optional=True,
         attribute="k8s.container.name",
@@ -295,7 +303,7 @@ COLUMNS: Final = (
     Column(
         name="namespace",
         type=ColumnType.TEXT,
-        source="owner.described.namespace",
+        source="user.described.namespace",
         bounds=Label,
         optional=True,
         attribute="k8s.namespace.name",
@@ -305,7 +313,7 @@ COLUMNS: Final = (
     Column(
         name="pod",
         type=ColumnType.TEXT,
-        source="owner.described.name",
+        source="user.described.name",
         bounds=Subdomain,
         optional=True,
         attribute="k8s.pod.name",
@@ -315,7 +323,7 @@ COLUMNS: Final = (
     Column(
         name="owner_kind",
         type=ColumnType.TEXT,
-        source="owner.described.owner_kind",
+        source="user.described.owner_kind",
         bounds=Word,
         optional=True,
         attribute="gpuledger.owner.kind",
@@ -325,7 +333,7 @@ COLUMNS: Final = (
     Column(
         name="owner_name",
         type=ColumnType.TEXT,
-        source="owner.described.owner_name",
+        source="user.described.owner_name",
         bounds=Subdomain,
         optional=True,
         attribute="gpuledger.owner.name",
@@ -335,7 +343,7 @@ COLUMNS: Final = (
     Column(
         name="labels",
         type=ColumnType.LABELS,
-        source="owner.described.labels",
+        source="user.described.labels",
         bounds=Labels,
         optional=True,
         meaning="The pod's labels that the pod watch was asked to keep.",
@@ -373,18 +381,18 @@ COLUMNS: Final = (
     Column(
         name="holder_state",
         type=ColumnType.CODE,
-        source="holder.state",
-        bounds=HolderState,
+        source="holder.described.state",
+        bounds=PodState,
         optional=True,
         attribute="gpuledger.holder.state",
-        meaning="On `idle`: `known` where a pod of this node has the name of who held this part"
-        " unused, `unknown` where none is known to; absent where nobody held it. Names stand beside"
-        " `known`.",
+        meaning="On `idle`: what is known of the pod that held this part unused: `known` by a pod"
+        " record that names this node, `foreign` where the pod of that name is on another node, and"
+        " `named` by the kubelet's allocations alone; absent where nobody held it.",
     ),
     Column(
         name="holder_uid",
         type=ColumnType.TEXT,
-        source="holder.uid",
+        source="holder.described.uid",
         bounds=Id,
         optional=True,
         meaning="On `idle`: the UID of the pod that held this part unused.",
@@ -392,7 +400,7 @@ COLUMNS: Final = (
     Column(
         name="holder_namespace",
         type=ColumnType.TEXT,
-        source="holder.namespace",
+        source="holder.described.namespace",
         bounds=Label,
         optional=True,
         attribute="gpuledger.holder.namespace",
@@ -401,7 +409,7 @@ COLUMNS: Final = (
     Column(
         name="holder_pod",
         type=ColumnType.TEXT,
-        source="holder.pod",
+        source="holder.described.name",
         bounds=Subdomain,
         optional=True,
         attribute="gpuledger.holder.pod",
@@ -415,6 +423,41 @@ COLUMNS: Final = (
         optional=True,
         attribute="gpuledger.holder.container",
         meaning="On `idle`: the container that held this part unused.",
+    ),
+    Column(
+        name="holder_owner_kind",
+        type=ColumnType.TEXT,
+        source="holder.described.owner_kind",
+        bounds=Word,
+        optional=True,
+        attribute="gpuledger.holder.owner.kind",
+        meaning="On `idle`: kind of the workload that held this part unused.",
+    ),
+    Column(
+        name="holder_owner_name",
+        type=ColumnType.TEXT,
+        source="holder.described.owner_name",
+        bounds=Subdomain,
+        optional=True,
+        attribute="gpuledger.holder.owner.name",
+        meaning="On `idle`: name of that workload.",
+    ),
+    Column(
+        name="holder_labels",
+        type=ColumnType.LABELS,
+        source="holder.described.labels",
+        bounds=Labels,
+        optional=True,
+        meaning="On `idle`: the labels of the pod that held this part unused.",
+    ),
+    Column(
+        name="requested",
+        type=ColumnType.LABELS,
+        source="requested",
+        bounds=Annotated[dict[QualifiedName, str], at_most(MAX_RESOURCES)],
+        optional=True,
+        meaning="What the container on which the entry is booked, or that held this part unused,"
+        " asks for by its pod's spec: the amount of each resource, as text.",
     ),
 )
 TABLE_VERSION: Final = max(column.added for column in COLUMNS)

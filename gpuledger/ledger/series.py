@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from gpuledger.ledger.entries import NO_HOLDER, DeviceHolder, EntryOwner, PodIndex, holder_of
+from gpuledger.ledger.entries import NO_POD, PodIndex, PodOfEntry
 from gpuledger.ledger.quantities import APPORTIONED, BOOKED, Amounts, apportion
 from gpuledger.ledger.rows import ATTRIBUTES, Attribute
-from gpuledger.records import Account, Entry, GpuEvent, GpuReading, HolderState
+from gpuledger.records import Account, Entry, GpuEvent, GpuReading, PodState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,9 +208,9 @@ def values_of(event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
         method = "" if books.busy_method is None else books.busy_method.value
         for entry, apportioned in zip(books.entries, of_entries, strict=True):
             if entry.account is Account.POD:
-                group = _pod_group(gpu, pods.owner_of(entry), method)
+                group = _pod_group(gpu, pods.user_of(entry), method)
             else:
-                group = _account_group(entry, gpu, holder_of(entry, event), method)
+                group = _account_group(entry, gpu, pods.holder_of(entry), method)
             amounts = (*_booked_amounts(entry), *apportioned)
             before = booked.setdefault(group, amounts)
             if before is not amounts:
@@ -250,26 +250,20 @@ def _device_values(reading: GpuReading) -> SeriesValues:
 
 
 def _account_group(
-    entry: Entry, gpu: tuple[str, str], holder: DeviceHolder, method: str
+    entry: Entry, gpu: tuple[str, str], holder: PodOfEntry, method: str
 ) -> SeriesGroup:
     names = _NO_NAMES
-    if holder is not NO_HOLDER:
+    if holder is not NO_POD:
+        pod = holder.described
         # Where the holder is known, its names say so: one label less to write.
-        state = HolderState.UNKNOWN.value if holder.state is HolderState.UNKNOWN else ""
-        names = (holder.namespace or "", holder.pod or "", holder.container or "", state)
+        state = "" if pod.state is PodState.KNOWN else str(pod.state)
+        names = (pod.namespace or "", pod.name or "", holder.container or "", state)
     return SeriesGroup(ACCOUNT, (*gpu, entry.account.value, method, *names))
 
 
-def _pod_group(gpu: tuple[str, str], owner: EntryOwner, method: str) -> SeriesGroup:
-    pod = owner.described
-    names = (
-        pod.namespace,
-        pod.name,
-        owner.pod_uid,
-        owner.container,
-        pod.owner_kind,
-        pod.owner_name,
-    )
+def _pod_group(gpu: tuple[str, str], user: PodOfEntry, method: str) -> SeriesGroup:
+    pod = user.described
+    names = (pod.namespace, pod.name, pod.uid, user.container, pod.owner_kind, pod.owner_name)
     return SeriesGroup(POD, (*gpu, *(name or "" for name in names), method))
 
 

@@ -107,8 +107,8 @@ MAX_ENTRIES: Final = MAX_CONTAINERS + MAX_ALLOCATIONS + 4
 """On one GPU: one for each container with processes, one for each that holds it unused, and one
 each for the host, what is unattributed, and what is idle and held by nobody; one more in reserve.
 """
-MAX_EVENT_PODS: Final = MAX_CONTAINERS
-"""Each of them has a container in the event."""
+MAX_EVENT_PODS: Final = MAX_CONTAINERS + MAX_ALLOCATIONS
+"""Each of them has a container in the event, or holds a device there."""
 MAX_INCIDENT_PROCESSES: Final = MAX_CONTAINERS
 """Processes on one GPU, each of which may be in a container of its own."""
 MAX_INCIDENT_PODS: Final = MAX_INCIDENT_PROCESSES + MAX_ALLOCATIONS

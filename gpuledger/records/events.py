@@ -20,22 +20,26 @@ from gpuledger.records.base import (
 )
 from gpuledger.records.bounds import (
     MAX_ALLOCATIONS,
+    MAX_CLAIMS,
     MAX_CONTAINERS,
     MAX_ENDED_PROCESSES,
     MAX_ENTRIES,
     MAX_EVENT_PODS,
     MAX_GPUS,
+    MAX_POD_CONTAINERS,
+    MAX_RESOURCES,
     BoottimeNs,
     Id,
     IntervalNs,
     Label,
     Labels,
+    QualifiedName,
     Subdomain,
     Word,
     at_most,
 )
+from gpuledger.records.cluster import ContainerRequest
 from gpuledger.records.readings import EnergyMethod, GpuReading
-from gpuledger.records.samples import ContainerRef, DeviceAllocation
 
 
 class Account(OpenEnum):
@@ -75,27 +79,16 @@ class IdleDrawSource(OpenEnum):
 
 
 class PodState(OpenEnum):
-    """Whether the pod behind a UID or a container id was known when the event was written.
+    """Whether a pod on which something is booked, or that holds something, was known.
 
     All names stand beside `known`, namespace and name alone beside `named`: they are the kubelet's
-    word, by what it has allocated to whom. None of the others changes what is booked.
+    word, by what it has allocated to whom. None of this changes what is booked.
     """
 
     KNOWN = "known"
     NAMED = "named"
     PENDING = "pending"
     FOREIGN = "foreign"
-
-
-class HolderState(OpenEnum):
-    """Whether a pod of the node is known by the name that the node gave a holder.
-
-    The API server may have placed it on another node, or its record has not come: that cannot be
-    told apart by a name, which pods of many nodes may bear one after another.
-    """
-
-    KNOWN = "known"
-    UNKNOWN = "unknown"
 
 
 class Entry(ArrayRecord, frozen=True, kw_only=True):
@@ -112,9 +105,9 @@ class Entry(ArrayRecord, frozen=True, kw_only=True):
     """Memory held over the tick; on `idle`: free memory; absent without a reading."""
     energy_millijoules: Natural | None = None
     """Energy; absent on a GPU that gives neither energy nor power."""
-    allocation: Natural | None = None
-    """On `idle`: position in the event's `allocations` of what held this part unused; absent where
-    nobody held it."""
+    holder: Natural | None = None
+    """On `idle`: position in the event's `holders` of the container that held this part unused;
+    absent where nobody held it."""
     held_ns: Natural | None = None
     """On `idle`: how much of the device is held so, whatever is used of it, as time: of a half of
     it, half of the interval. Over a device they sum to that, also where it does not answer."""
@@ -124,13 +117,11 @@ class PodDescription(BaseRecord, frozen=True, kw_only=True):
     """Who a pod is, by the version of it in force at that time, as far as the join had read."""
 
     uid: Id | None = None
-    """The pod's UID; absent where only a container id is known."""
-    container_ids: Annotated[list[Id], at_most(MAX_CONTAINERS)]
-    """The containers of the pod on which this event books."""
+    """The pod's UID; absent where the node said only a container id, or a name."""
     state: PodState
     """`known` where a pod record that names this node has come, `foreign` where one has come that
-    names another node; where none has, `named` if the tick's allocations tell whose the container
-    is, and `pending` if they do not."""
+    names another node; where none has, `named` if the tick's allocations tell whose it is, and
+    `pending` if they do not."""
     namespace: Label | None = None
     """Its namespace, once known or named."""
     name: Subdomain | None = None
@@ -141,11 +132,36 @@ class PodDescription(BaseRecord, frozen=True, kw_only=True):
     """Name of its workload."""
     labels: Labels | None = None
     """The labels that the pod watch was asked to keep."""
-    container_names: Annotated[dict[Id, Label], at_most(MAX_CONTAINERS)] | None = None
-    """Name of each of `container_ids` that the pod's record names."""
+    requested: Annotated[dict[Label, ContainerRequest], at_most(MAX_POD_CONTAINERS)] | None = None
+    """What those of its containers ask for that are on this event, by the container's name, as the
+    pod's spec says it: what they hold is what the kubelet gave them."""
     # Processes may outlive their pod by the grace of the kubelet, and longer on a node that hangs.
     deleted_time_ns: Natural | None = None
     """Since when the pod is gone from the API server, where its processes outlive it."""
+
+
+class EventContainer(ArrayRecord, frozen=True, kw_only=True):
+    """A container on which an entry is booked."""
+
+    container_id: Id | None = None
+    """The runtime's id, as the cgroup path has it; absent where that shows only a pod."""
+    pod: Natural | None = None
+    """Position of its pod in the event's `pods`; absent where the path shows neither."""
+    name: Label | None = None
+    """The container's name, where the pod's record has it."""
+
+
+class EventHolder(ArrayRecord, frozen=True, kw_only=True):
+    """A container to which the kubelet has given devices, or parts of them."""
+
+    pod: Natural
+    """Position of its pod in the event's `pods`."""
+    container: Label
+    """The container's name, as the kubelet has it."""
+    resources: Annotated[list[QualifiedName], at_most(MAX_RESOURCES)]
+    """The resources under which they were given, such as `nvidia.com/gpu`, sorted."""
+    claims: Annotated[list[QualifiedName], at_most(MAX_CLAIMS)] | None = None
+    """The resource claims by which they were given, as `namespace/name`, sorted."""
 
 
 class GpuBooks(BaseRecord, frozen=True, kw_only=True):
@@ -165,19 +181,21 @@ class GpuBooks(BaseRecord, frozen=True, kw_only=True):
     than is in use) or `apportioned` (the only ones on the device have what is in use); absent
     without a reading of memory."""
     energy_method: EnergyMethod | None = None
-    """How the energy was found that they share, as the board's reading says: `counter`,
-    `interpolated` or `power`; absent without energy."""
+    """On a MIG instance, whose reading does not say it: how the energy was found that its entries
+    have of the board's, as the board's reading says; absent without energy."""
     idle_draw_milliwatts: Natural | None = None
-    """What the board draws idle, as far as the split of energy went by it; absent where no idle
-    draw is known, and on a MIG instance, whose energy is divided from the board's."""
+    """What the board draws idle by the table, where the split of energy went by that; absent where
+    the reading has the board's own idle draw."""
     idle_draw_source: IdleDrawSource | None = None
-    """Whether that is `measured` on the board, as the reading says, or the `table`'s for its
-    product."""
+    """By which idle draw energy was split: the one `measured` on the board, which the reading has,
+    or the `table`'s for its product; absent where none is known, and on a MIG instance, whose
+    energy is divided from the board's."""
     gap_ns: Natural | None = None
     """Where the GPU did not answer: the interval, of which nothing is known but who held it."""
     compute_slices: SmallNatural | None = None
-    """Compute slices of this row alone: of an instance its own, of a GPU that is cut those that no
-    instance has. Those of a board's rows sum to `board_compute_slices`."""
+    """Compute slices of this row alone: of an instance its own, of a GPU in MIG mode those that no
+    instance has. Those of a board's rows sum to `board_compute_slices`. Absent, as the next three
+    are, on a GPU that is not cut: there the reading's are its own and the board's."""
     memory_slices: SmallNatural | None = None
     """Memory slices of this row alone, in the same way; those that compute instances share stand
     with the first of them."""
@@ -230,14 +248,12 @@ class GpuEvent(BaseRecord, frozen=True, kw_only=True):
     """Time right before the interval, and after the tick booked before, that no tick covers."""
     gpus: Annotated[list[GpuBooks], at_most(MAX_GPUS)]
     """The books of each GPU of the node, those that did not answer included."""
-    containers: Annotated[list[ContainerRef], at_most(MAX_CONTAINERS)]
-    """The containers on which entries are booked, as the node gave them."""
     pods: Annotated[list[PodDescription], at_most(MAX_EVENT_PODS)]
-    """Who the pods are on whom the entries are booked."""
-    allocations: Annotated[list[DeviceAllocation], at_most(MAX_ALLOCATIONS)]
-    """What was held, beside what was used, as the node gave it."""
-    holder_uids: Annotated[list[Id | None], at_most(MAX_ALLOCATIONS)] | None = None
-    """Of each of `allocations` the UID of the pod that holds it: of a pod of this node with that
-    namespace and name; `null` where none is known. Absent without allocations."""
+    """Who the pods are on whom entries are booked, and those that hold GPUs; each once."""
+    containers: Annotated[list[EventContainer], at_most(MAX_CONTAINERS)]
+    """The containers on which entries are booked, in the tick's order."""
+    holders: Annotated[list[EventHolder], at_most(MAX_ALLOCATIONS)]
+    """The containers that hold GPUs, also where they run nothing there, by namespace, pod and
+    container as the kubelet names them."""
     settlements: Annotated[list[Settlement], at_most(MAX_ENDED_PROCESSES)] | None = None
     """What is booked of the ticks before, and of this one, on processes that ended."""

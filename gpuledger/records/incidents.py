@@ -116,5 +116,9 @@ class AttributedIncident(BaseRecord, frozen=True, kw_only=True):
     incident: Incident
     """What happened."""
     pods: Annotated[list[PodDescription], at_most(MAX_INCIDENT_PODS)]
-    """The pods of the incident's processes, then those that held the GPU without one. A holder of
-    which no record of this node is known has neither UID nor name here, and state `pending`."""
+    """The pods of the incident's processes, then those that held the GPU without one; each once."""
+    process_pods: Annotated[list[Natural | None], at_most(MAX_INCIDENT_PROCESSES)] | None = None
+    """Of each of the incident's processes the position of its pod in `pods`, `null` where it runs
+    in none; absent without processes."""
+    allocation_pods: Annotated[list[Natural], at_most(MAX_ALLOCATIONS)] | None = None
+    """Of each of the incident's allocations the position of the pod in `pods`; absent without."""

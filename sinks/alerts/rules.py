@@ -16,6 +16,7 @@ from gpuledger.records import (
     GpuBooks,
     GpuEvent,
     Incident,
+    PodState,
     Severity,
 )
 from sinks.settings import AlertsSettings
@@ -110,10 +111,12 @@ _MAX_PODS_NAMED: Final = 3
 def labels_of(attributed: AttributedIncident) -> dict[str, str]:
     """Return the alert's identity; the first known pod is in it, so that its owner is reached.
 
+    A name that the node alone gives is in no label: its owner may have nothing to do with it.
+
     A label without a value is no label: Alertmanager takes it away.
     """
     incident = attributed.incident
-    pod = next((pod for pod in attributed.pods if pod.name), None)
+    pod = next((pod for pod in attributed.pods if pod.state is PodState.KNOWN), None)
     return {
         "alertname": INCIDENT,
         "severity": incident.severity.value,

@@ -24,6 +24,7 @@ from math import lcm
 from typing import Final
 
 from enricher.join.booking.shares import (
+    NO_SLICES,
     Claim,
     Energy,
     Slices,
@@ -66,12 +67,12 @@ def has_instances(readings: Sequence[GpuReading]) -> bool:
 
 
 def slices_by_row(readings: Sequence[GpuReading]) -> list[Slices]:
-    """Return how much of its board each row is; a cut GPU's own row is what no instance has."""
+    """Return how much of its board each row is; a cut GPU's own row is what no instance has.
+
+    Of a GPU that is not cut its reading says it all: nothing is said again.
+    """
     if not has_instances(readings):
-        return [
-            Slices(each.compute_slices, each.memory_slices, each.compute_slices, each.memory_slices)
-            for each in readings
-        ]
+        return [_own_slices(each) if each.mig_enabled else NO_SLICES for each in readings]
     boards = {each.uuid: each for each in readings if each.parent_uuid is None}
     # What is left of each board; unknown where that of one of its instances is.
     left = {uuid: (each.compute_slices, each.memory_slices) for uuid, each in boards.items()}
@@ -87,8 +88,12 @@ def slices_by_row(readings: Sequence[GpuReading]) -> list[Slices]:
         if gpu in left:
             compute, memory = left[gpu]
             left[gpu] = _less(compute, reading.compute_slices), _less(memory, own)
+    cut = {reading.parent_uuid for reading in readings}
     found = []
     for row, reading in enumerate(readings):
+        if reading.parent_uuid is None and reading.uuid not in cut and not reading.mig_enabled:
+            found.append(NO_SLICES)
+            continue
         board = boards.get(reading.parent_uuid or reading.uuid)
         compute, memory = (
             (reading.compute_slices, memory_slices[row])
@@ -99,6 +104,12 @@ def slices_by_row(readings: Sequence[GpuReading]) -> list[Slices]:
         board_memory = None if board is None else board.memory_slices
         found.append(Slices(compute, memory, board_compute, board_memory))
     return found
+
+
+def _own_slices(board: GpuReading) -> Slices:
+    """Return those of a GPU that is cut into nothing: all of them."""
+    compute, memory = board.compute_slices, board.memory_slices
+    return Slices(compute, memory, compute, memory)
 
 
 def _less(number: int | None, part: int | None) -> int | None:

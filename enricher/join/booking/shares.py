@@ -312,8 +312,12 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
         entries=_enter(claims, parts, held_times(interval_ns, held), busy, memory, joules),
         busy_method=None if busy is None else busy.method,
         memory_method=None if memory is None else memory.method,
-        energy_method=None if energy is None else energy.method,
-        idle_draw_milliwatts=None if energy is None else energy.idle_draw_milliwatts,
+        energy_method=None
+        if energy is None or reading.energy_method is not None
+        else energy.method,
+        idle_draw_milliwatts=None
+        if energy is None or reading.idle_draw_milliwatts is not None
+        else energy.idle_draw_milliwatts,
         idle_draw_source=None if energy is None else energy.idle_draw_source,
         gap_ns=interval_ns if reading.silent else None,
         compute_slices=slices.compute,
@@ -663,14 +667,14 @@ def _enter(  # noqa: PLR0917  # by position, as C knows no keywords
         )
         for claim in claims
     ]
-    for index, (allocation, _) in enumerate(parts):
+    for index, (holder, _) in enumerate(parts):
         entries.append(
             Entry(
                 account=_IDLE,
                 busy_ns=None if busy is None else busy.idle_of(index),
                 memory_bytes=None if memory is None else memory.idle_of(index),
                 energy_millijoules=None if energy is None else energy.idle_of(index),
-                allocation=allocation,
+                holder=holder,
                 held_ns=held_ns[index],
             )
         )

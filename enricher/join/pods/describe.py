@@ -17,11 +17,20 @@ import msgspec
 
 from enricher.join.pods.pods import KnownPod, PodCache, nearest
 from gpuledger.codec import encode
-from gpuledger.ledger.holders import DeviceKey, device_of, devices_named_by
+from gpuledger.ledger.holders import (
+    DeviceKey,
+    HoldingContainer,
+    device_of,
+    devices_named_by,
+    holding_containers,
+)
 from gpuledger.recent import Budget, Recent
 from gpuledger.records import (
+    AttributedIncident,
     ContainerRef,
     DeviceAllocation,
+    EventContainer,
+    EventHolder,
     Incident,
     IncidentProcess,
     NodeSample,
@@ -45,45 +54,6 @@ _NO_NAME: Final[PodName] = ("", "")
 
 
 _NOTHING: Final[Mapping[Identity, PodName]] = MappingProxyType({})
-
-
-class Holders(NamedTuple):
-    """Who holds the allocations of a tick, as far as it is known."""
-
-    uids: Sequence[str | None]
-    """For each allocation the UID of the pod; `None` where no record of this node has the name."""
-    unknown: int
-    """How many pods there are of which none has."""
-    changes_ns: Sequence[int]
-    """When a name passes from one pod to the next."""
-
-
-_NOBODY = Holders((), 0, ())
-
-
-def find_named_holders(sample: NodeSample, pods: PodCache) -> Holders:
-    """Return the holders of a tick's allocations by the pods of its node, at the tick's time.
-
-    The kubelet's response names pods and has no UIDs. A name counts only where a pod record of this
-    very node has it: otherwise a node could put what is idle there on any pod.
-    """
-    if not sample.allocations:
-        return _NOBODY
-    named = pods.named_on(sample.node)
-    found: dict[tuple[str, str], str | None] = {}
-    changes: list[int] = []
-    for each in sample.allocations:
-        name = (each.namespace, each.pod)
-        if name in found:
-            continue
-        candidates = named.get(name, ())
-        pod = nearest(candidates, time_ns=sample.time_ns)
-        found[name] = None if pod is None else pod.record.uid
-        if len(candidates) > 1:
-            for candidate in candidates:
-                changes += [candidate.record.created_time_ns, *candidate.changes_ns()]
-    uids = [found[each.namespace, each.pod] for each in sample.allocations]
-    return Holders(uids, sum(uid is None for uid in found.values()), changes)
 
 
 def name_by_allocation(
@@ -136,6 +106,17 @@ def name_by_allocation(
     }
 
 
+class EncodedDescriptions(NamedTuple):
+    """The fields of an event that its description is, encoded."""
+
+    pods: msgspec.Raw
+    """The pods, each once."""
+    containers: msgspec.Raw
+    """The containers on which entries are booked."""
+    holders: msgspec.Raw
+    """The containers that hold GPUs."""
+
+
 class PodDescriptions(NamedTuple):
     """What was said of a node's pods, and what it was said of."""
 
@@ -149,16 +130,14 @@ class PodDescriptions(NamedTuple):
     """The containers that were described."""
     allocations: list[DeviceAllocation]
     """The allocations whose holders were looked up."""
-    pods: msgspec.Raw
-    """The descriptions, encoded: from tick to tick they are the same bytes."""
-    holder_uids: msgspec.Raw | None
-    """The holders' UIDs, encoded; `None` without allocations."""
-    unknown_holders: int
-    """How many pods are said to hold something of which no record of this node is known."""
+    encoded: EncodedDescriptions
+    """What the event says of them: from tick to tick it is the same bytes."""
+    foreign_holders: int
+    """How many pods are said to hold something here that are placed on another node."""
     pending: Collection[Identity]
-    """Those of them that lack the pod's record."""
+    """Those of the containers that lack the pod's record."""
     named: int
-    """How many of those have a name by the tick's allocations."""
+    """How many pods have a name by the tick's allocations alone."""
     foreign: Collection[PodRecord]
     """The pods among them that the API server has placed on another node."""
 
@@ -198,45 +177,56 @@ class DescriptionCache:
             or descriptions.containers != sample.containers
             or descriptions.allocations != sample.allocations
         ):
-            descriptions = self._describe(sample)
+            descriptions = describe_tick(sample, self._pods)
             # What becomes of another node's pod does not show in ours; nor on which GPUs processes
             # are, by which those without a record may have a name.
-            if not descriptions.foreign and not (descriptions.pending and sample.allocations):
+            if not (
+                descriptions.foreign
+                or descriptions.foreign_holders
+                or descriptions.named
+                or (descriptions.pending and sample.allocations)
+            ):
                 self._known[sample.node] = descriptions
         return descriptions
 
-    def _describe(self, sample: NodeSample) -> PodDescriptions:
-        identities = list(map(identity_of, sample.containers))
-        found = [self._pods.find(*identity, node=sample.node) for identity in identities]
-        foreign = find_foreign_pods(identities, self._pods, node=sample.node)
-        pending = [
-            identity
-            for identity, pod in zip(identities, found, strict=True)
-            if pod is None and identity != _HOST and identity not in foreign
-        ]
-        named = name_by_allocation(sample, pending, self._pods)
-        pods = describe_pods(
-            identities, self._pods, node=sample.node, time_ns=sample.time_ns, named=named
+
+def describe_tick(sample: NodeSample, pods: PodCache) -> PodDescriptions:
+    """Return what is said of the pods of a tick: of those that use GPUs, and of those that hold."""
+    node, time_ns = sample.node, sample.time_ns
+    identities = list(map(identity_of, sample.containers))
+    found = [pods.find(*identity, node=node) for identity in identities]
+    foreign = find_foreign_pods(identities, pods, node=node)
+    pending = [
+        identity
+        for identity, pod in zip(identities, found, strict=True)
+        if pod is None and identity != _HOST and identity not in foreign
+    ]
+    said = EventPods(pods, node=node, time_ns=time_ns)
+    said.add_users(identities, named=name_by_allocation(sample, pending, pods), foreign=foreign)
+    holders = said.add_holders(sample.allocations)
+    containers = [
+        EventContainer(
+            container_id=each.container_id,
+            pod=said.position_of(identity),
+            name=said.container_name(identity),
         )
-        holders = find_named_holders(sample, self._pods)
-        changes = [time for pod in found if pod for time in pod.changes_ns()]
-        changes += holders.changes_ns
-        return PodDescriptions(
-            version=self._pods.version_of(sample.node),
-            from_ns=max((at for at in changes if at <= sample.time_ns), default=0),
-            until_ns=min(
-                (time_ns for time_ns in changes if time_ns > sample.time_ns), default=_EVER_NS
-            ),
-            containers=sample.containers,
-            allocations=sample.allocations,
-            pods=msgspec.Raw(encode(pods)),
-            holder_uids=msgspec.Raw(encode(holders.uids)) if holders.uids else None,
-            unknown_holders=holders.unknown,
-            pending=pending,
-            named=len(named),
-            # Several containers of one pod lead to it; it is counted and logged once.
-            foreign=list({pod.uid: pod for pod in foreign.values()}.values()),
-        )
+        for each, identity in zip(sample.containers, identities, strict=True)
+    ]
+    return PodDescriptions(
+        version=pods.version_of(node),
+        from_ns=max((at for at in said.changes_ns if at <= time_ns), default=0),
+        until_ns=min((at for at in said.changes_ns if at > time_ns), default=_EVER_NS),
+        containers=sample.containers,
+        allocations=sample.allocations,
+        encoded=EncodedDescriptions(
+            *(msgspec.Raw(encode(each)) for each in (said.descriptions(), containers, holders))
+        ),
+        foreign_holders=said.foreign_holders,
+        pending=pending,
+        named=said.named,
+        # Several containers of one pod lead to it; it is counted and logged once.
+        foreign=list({pod.uid: pod for pod in foreign.values()}.values()),
+    )
 
 
 def _size_bytes(descriptions: PodDescriptions) -> int:
@@ -259,7 +249,7 @@ def _size_bytes(descriptions: PodDescriptions) -> int:
     rows = _CONTAINER_BYTES * len(descriptions.containers) + _ALLOCATION_BYTES * len(
         descriptions.allocations
     )
-    return rows + 2 * texts + len(memoryview(descriptions.pods))
+    return rows + 2 * texts + sum(len(memoryview(each)) for each in descriptions.encoded)
 
 
 def identity_of(container: ContainerRef | IncidentProcess) -> Identity:
@@ -281,112 +271,203 @@ def find_foreign_pods(
     return {identity: pod for identity, pod in found.items() if pod is not None}
 
 
-def describe_pods(
-    identities: Iterable[Identity],
-    pods: PodCache,
-    *,
-    node: str,
-    time_ns: int,
-    named: Mapping[Identity, PodName] = _NOTHING,
-) -> list[PodDescription]:
-    """Describe each pod once, in an order that depends on the identities alone.
+class _NamelessPod(NamedTuple):
+    """What is said of a pod of which no record of this node is known."""
 
-    `named` has the names that are known without a pod's record.
+    uid: str | None
+    state: PodState
+    name: PodName | None = None
+
+
+class EventPods:
+    """The pods of one event: each stands in it once, and is pointed to by its position.
+
+    Users come first, in an order that depends on their identities alone, then those that hold
+    something without using it, by their names.
     """
-    containers: dict[str, list[str]] = {}
-    found: dict[str, KnownPod] = {}
-    nameless: list[PodDescription] = []
-    wanted = sorted(
-        set(identities) - {_HOST}, key=lambda identity: (identity[0] or "", identity[1] or "")
-    )
-    foreign = find_foreign_pods(wanted, pods, node=node)
-    foreign_uids = {uid for uid, _ in foreign}
-    name_of = {uid: name for (uid, _), name in named.items()}
-    for uid, container_id in wanted:
-        pod = pods.find(uid, container_id, node=node)
-        key = pod.record.uid if pod else uid
-        ids = [container_id] if container_id else []
-        if key is None:
-            nameless.append(
-                _by_the_node(
-                    None,
-                    ids,
-                    is_foreign=(uid, container_id) in foreign,
-                    name=named.get((uid, container_id)),
+
+    def __init__(self, pods: PodCache, *, node: str, time_ns: int) -> None:
+        self._pods = pods
+        self._node = node
+        self._time_ns = time_ns
+        self._said: list[KnownPod | _NamelessPod] = []
+        self._containers: list[set[str]] = []
+        """Of each pod the names of its containers that are on the event."""
+        self._positions: dict[str | PodName, int] = {}
+        """By UID, by a container's id where no UID is known, and by name where holders have it."""
+        self._users: dict[Identity, int] = {}
+        self.changes_ns: list[int] = []
+        """When a description changes, or a name passes from one pod to the next."""
+        self.foreign_holders = 0
+        """How many holders are placed on another node."""
+
+    @property
+    def named(self) -> int:
+        """How many pods have a name by the tick's allocations alone."""
+        return sum(
+            isinstance(each, _NamelessPod) and each.state is PodState.NAMED for each in self._said
+        )
+
+    def add_users(
+        self,
+        identities: Iterable[Identity],
+        *,
+        foreign: Collection[Identity],
+        named: Mapping[Identity, PodName] = _NOTHING,
+    ) -> None:
+        """Take in the pods of containers; `named` has those known by name without a record."""
+        wanted = set(identities) - {_HOST}
+        for identity in sorted(wanted, key=lambda one: (one[0] or "", one[1] or "")):
+            known = self._pods.find(*identity, node=self._node)
+            if known is not None:
+                position = self._add_known(known)
+                if name := known.container_name(identity[1]):
+                    self._containers[position].add(name)
+            else:
+                position = self._add_nameless(
+                    identity, is_foreign=identity in foreign, name=named.get(identity)
+                )
+            self._users[identity] = position
+
+    def add_holders(self, allocations: Sequence[DeviceAllocation]) -> list[EventHolder]:
+        """Take in the pods of allocations; return who holds, in the order of their positions.
+
+        The kubelet's response names pods and has no UIDs. A pod record of this very node says who
+        has the name; where none does, it is the node's word, unless the pod of that name is placed
+        on another node: otherwise a node could put what is idle there on any pod.
+        """
+        if not allocations:
+            return []
+        resources: dict[HoldingContainer, set[str]] = {}
+        claims: dict[HoldingContainer, set[str]] = {}
+        for each in allocations:
+            holder = HoldingContainer(each.namespace, each.pod, each.container)
+            resources.setdefault(holder, set()).add(each.resource_name)
+            if each.claim is not None:
+                claims.setdefault(holder, set()).add(each.claim)
+        holders = []
+        for holder in holding_containers(allocations):
+            position = self.add_holder((holder.namespace, holder.pod))
+            self._containers[position].add(holder.container)
+            holders.append(
+                EventHolder(
+                    pod=position,
+                    container=holder.container,
+                    resources=sorted(resources[holder]),
+                    claims=sorted(claims[holder]) if holder in claims else None,
                 )
             )
-            continue
-        if pod:
-            found[key] = pod
-        containers.setdefault(key, []).extend(ids)
-    known = [
-        describe_known(found[uid], ids, time_ns=time_ns)
-        if uid in found
-        else _by_the_node(uid, ids, is_foreign=uid in foreign_uids, name=name_of.get(uid))
-        for uid, ids in containers.items()
-    ]
-    return known + nameless
+        return holders
+
+    def add_holder(self, name: PodName) -> int:
+        """Take in the pod that holds something by its name; return its position."""
+        position = self._positions.get(name)
+        if position is not None:
+            return position
+        candidates = self._pods.named_on(self._node).get(name, ())
+        if len(candidates) > 1:
+            for candidate in candidates:
+                self.changes_ns += [candidate.record.created_time_ns, *candidate.changes_ns()]
+        known = nearest(candidates, time_ns=self._time_ns)
+        if known is not None:
+            position = self._positions[name] = self._add_known(known)
+            return position
+        is_foreign = self._pods.is_placed_elsewhere(*name, node=self._node, time_ns=self._time_ns)
+        self.foreign_holders += is_foreign
+        state = PodState.FOREIGN if is_foreign else PodState.NAMED
+        return self._add(name, _NamelessPod(None, state, None if is_foreign else name))
+
+    def position_of(self, identity: Identity) -> int | None:
+        """Return the position of a container's pod; `None` of what runs in none."""
+        return self._users.get(identity)
+
+    def container_name(self, identity: Identity) -> str | None:
+        """Return the name of a container, where its pod's record has it."""
+        position = self._users.get(identity)
+        said = None if position is None else self._said[position]
+        return said.container_name(identity[1]) if isinstance(said, KnownPod) else None
+
+    def descriptions(self) -> list[PodDescription]:
+        """Return what is said of each pod, by position."""
+        return [
+            describe_known(said, containers, time_ns=self._time_ns)
+            if isinstance(said, KnownPod)
+            else _describe_nameless(said)
+            for said, containers in zip(self._said, self._containers, strict=True)
+        ]
+
+    def _add_known(self, known: KnownPod) -> int:
+        uid = known.record.uid
+        if uid in self._positions:
+            return self._positions[uid]
+        self.changes_ns += known.changes_ns()
+        return self._add(uid, known)
+
+    def _add_nameless(self, identity: Identity, *, is_foreign: bool, name: PodName | None) -> int:
+        uid, container_id = identity
+        key = uid or container_id or ""
+        if key in self._positions:
+            return self._positions[key]
+        state = PodState.FOREIGN if is_foreign else PodState.NAMED if name else PodState.PENDING
+        position = self._add(key, _NamelessPod(uid, state, name))
+        if name is not None:
+            self._positions[name] = position
+        return position
+
+    def _add(self, key: str | PodName, said: KnownPod | _NamelessPod) -> int:
+        position = self._positions[key] = len(self._said)
+        self._said.append(said)
+        self._containers.append(set())
+        return position
 
 
-def _by_the_node(
-    uid: str | None, container_ids: list[str], *, is_foreign: bool, name: PodName | None
-) -> PodDescription:
+def _describe_nameless(said: _NamelessPod) -> PodDescription:
     """Describe a pod by what the node said of it alone."""
-    if name is not None:
-        return PodDescription(
-            uid=uid,
-            container_ids=container_ids,
-            state=PodState.NAMED,
-            namespace=name[0],
-            name=name[1],
-        )
-    state = PodState.FOREIGN if is_foreign else PodState.PENDING
-    return PodDescription(uid=uid, container_ids=container_ids, state=state)
+    namespace, name = said.name or (None, None)
+    return PodDescription(uid=said.uid, state=said.state, namespace=namespace, name=name)
 
 
-def describe_known(known: KnownPod, container_ids: list[str], *, time_ns: int) -> PodDescription:
-    """Describe a pod by the version of it that was in force at a time."""
+def describe_known(
+    known: KnownPod, containers: Collection[str], *, time_ns: int
+) -> PodDescription:
+    """Describe a pod by the version of it that was in force at a time.
+
+    `containers` are the names of those of its containers of which it is said what they ask for.
+    """
     pod, said, deleted_ns = known.record, known.at(time_ns), known.record.deleted_time_ns
+    requested = {
+        each.name: each.requested
+        for each in pod.containers
+        if each.requested is not None and each.name in containers
+    }
     return PodDescription(
         uid=pod.uid,
-        container_ids=container_ids,
         state=PodState.KNOWN,
         namespace=pod.namespace,
         name=pod.name,
         owner_kind=said.owner_kind,
         owner_name=said.owner_name,
         labels=said.labels,
-        container_names=known.container_names(container_ids),
+        requested=requested or None,
         deleted_time_ns=deleted_ns if deleted_ns is None or deleted_ns <= time_ns else None,
     )
 
 
-def describe_incident(incident: Incident, pods: PodCache) -> list[PodDescription]:
-    """Describe each pod once: those of the processes, then holders in the kubelet's order.
+def attribute_incident(incident: Incident, pods: PodCache) -> AttributedIncident:
+    """Return an incident with the pods that were on the GPU, by processes or holding it.
 
-    Holders have the names that the kubelet gave, whose response has no UIDs. They are looked up
-    among the node's own pods alone, as are the pods of processes, so that no node speaks for
-    another one's.
+    Each is looked up as those of an event are, so that no node speaks for another one's.
     """
-    node, time_ns = incident.node, incident.time_ns
-    found = describe_pods(map(identity_of, incident.processes), pods, node=node, time_ns=time_ns)
-    there = {pod.uid for pod in found if pod.uid}
-    held: dict[tuple[str, str], set[str]] = {}
-    for each in incident.allocations or ():
-        held.setdefault((each.namespace, each.pod), set()).add(each.container)
-    named = pods.named_on(node) if held else {}
-    for name, containers in held.items():
-        known = nearest(named.get(name, ()), time_ns=time_ns)
-        if known is None:
-            # The incident keeps the name that the node gave; here it would alert that pod's owner.
-            found.append(PodDescription(uid=None, container_ids=[], state=PodState.PENDING))
-            continue
-        ids = [
-            each.container_id
-            for each in known.record.containers
-            if each.container_id is not None and each.name in containers
-        ]
-        description = describe_known(known, ids, time_ns=time_ns)
-        if description.uid not in there:
-            found.append(description)
-    return found
+    identities = list(map(identity_of, incident.processes))
+    said = EventPods(pods, node=incident.node, time_ns=incident.time_ns)
+    said.add_users(identities, foreign=find_foreign_pods(identities, pods, node=incident.node))
+    held = incident.allocations
+    said.add_holders(held or ())
+    return AttributedIncident(
+        incident=incident,
+        pods=said.descriptions(),
+        process_pods=[said.position_of(identity) for identity in identities] or None,
+        allocation_pods=None
+        if held is None
+        else [said.add_holder((each.namespace, each.pod)) for each in held],
+    )

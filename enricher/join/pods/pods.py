@@ -134,10 +134,10 @@ class KnownPod(msgspec.Struct, gc=False):
         """Take the containers' names from a version that comes behind this newer one."""
         self.previous_containers = _former(ids_of(pod) | self.previous_containers, self.record)
 
-    def container_names(self, container_ids: Iterable[str]) -> dict[str, str]:
-        """Return the names of those of these containers that the pod has or had."""
+    def container_name(self, container_id: str | None) -> str | None:
+        """Return the name of a container that the pod has or had; `None` of any other."""
         names = self.previous_containers | ids_of(self.record)
-        return {each: names[each] for each in container_ids if each in names}
+        return names.get(container_id or "")
 
 
 class NodePods:
