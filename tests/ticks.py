@@ -8,7 +8,7 @@ from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
 from gpuledger.clock import Clock
-from gpuledger.records import GpuEvent, NodeSample
+from gpuledger.records import EventContainer, GpuEvent, NodeSample
 from simulator.clock import ManualClock
 from simulator.simulation import SimulatedNode
 
@@ -41,7 +41,7 @@ def event_of(sample: NodeSample) -> GpuEvent:
         time_ns=sample.time_ns,
         interval_ns=sample.interval_ns,
         gpus=book_tick(sample),
-        containers=sample.containers,
         pods=[],
-        allocations=sample.allocations,
+        containers=[EventContainer(container_id=one.container_id) for one in sample.containers],
+        holders=[],
     )

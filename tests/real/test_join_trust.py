@@ -200,7 +200,11 @@ async def test_a_node_holds_nothing_in_the_name_of_another_nodes_pod(world: Worl
     ]
     await world.tick("node-a", allocations=held, containers=[])
     (event,) = world.events(1)
-    assert event["holder_uids"] == [UIDS[0], None]
-    assert [each["pod"] for each in event["allocations"]] == ["train-0", "train-1"]
+    holders = [event["pods"][each[0]] for each in event["holders"]]
+    assert [(each.get("uid"), each["state"]) for each in holders] == [
+        (UIDS[0], "known"),
+        (None, "foreign"),
+    ]
+    assert "name" not in holders[1]
     idle = [(entry[2], entry[5]) for entry in event["gpus"][0]["entries"] if entry[0] == "idle"]
     assert idle == [(250_000_000, 0), (250_000_000, 1)]

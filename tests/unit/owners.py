@@ -5,4 +5,9 @@ from gpuledger.records import Entry, GpuEvent, NodeSample
 
 def pod_of(entry: Entry, tick: NodeSample | GpuEvent) -> str | None:
     """Return the UID of the pod; `None` where the entry is on no pod's account."""
-    return None if entry.container is None else tick.containers[entry.container].pod_uid
+    if entry.container is None:
+        return None
+    if isinstance(tick, NodeSample):
+        return tick.containers[entry.container].pod_uid
+    pod = tick.containers[entry.container].pod
+    return None if pod is None else tick.pods[pod].uid

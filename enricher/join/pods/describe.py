@@ -296,6 +296,7 @@ class EventPods:
         self._positions: dict[str | PodName, int] = {}
         """By UID, by a container's id where no UID is known, and by name where holders have it."""
         self._users: dict[Identity, int] = {}
+        self._named_here: Mapping[PodName, Sequence[KnownPod]] | None = None
         self.changes_ns: list[int] = []
         """When a description changes, or a name passes from one pod to the next."""
         self.foreign_holders = 0
@@ -364,7 +365,10 @@ class EventPods:
         position = self._positions.get(name)
         if position is not None:
             return position
-        candidates = self._pods.named_on(self._node).get(name, ())
+        if self._named_here is None:
+            # Once: all of the node's pods are gone through for it.
+            self._named_here = self._pods.named_on(self._node)
+        candidates = self._named_here.get(name, ())
         if len(candidates) > 1:
             for candidate in candidates:
                 self.changes_ns += [candidate.record.created_time_ns, *candidate.changes_ns()]
@@ -427,9 +431,7 @@ def _describe_nameless(said: _NamelessPod) -> PodDescription:
     return PodDescription(uid=said.uid, state=said.state, namespace=namespace, name=name)
 
 
-def describe_known(
-    known: KnownPod, containers: Collection[str], *, time_ns: int
-) -> PodDescription:
+def describe_known(known: KnownPod, containers: Collection[str], *, time_ns: int) -> PodDescription:
     """Describe a pod by the version of it that was in force at a time.
 
     `containers` are the names of those of its containers of which it is said what they ask for.

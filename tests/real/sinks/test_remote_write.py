@@ -16,13 +16,13 @@ from tests.real.sinks.running_sinks import sending
 from tests.unit.sinks.builders import (
     NODE,
     SECOND_NS,
-    allocation,
     bus,
     committed,
     dead_letters,
     entry,
     event,
     eventually,
+    holder,
     place_of,
     pod,
     publish,
@@ -108,16 +108,16 @@ async def test_a_pods_series_are_gone_with_the_tick_that_does_not_have_it(
 
 async def test_a_query_by_holder_answers_who_holds_idle_gpus(prometheus: PrometheusApi) -> None:
     on, first_ns, node = bus(), time.time_ns() - 5 * SECOND_NS, "node-idle"
-    held = [allocation(), allocation(namespace="serving", pod="chat-0")]
+    held = [holder(), holder("chat-0", namespace="serving")]
     idle = [
-        entry(Account.IDLE, busy_ns=busy_ns, allocation=holder)
-        for busy_ns, holder in ((250_000_000, 0), (125_000_000, 1), (500_000_000, None))
+        entry(Account.IDLE, busy_ns=busy_ns, holder=position)
+        for busy_ns, position in ((250_000_000, 0), (125_000_000, 1), (500_000_000, None))
     ]
-    changes = {"entries": [entry(busy_ns=125_000_000), *idle], "allocations": held, "node": node}
+    changes = {"entries": [entry(busy_ns=125_000_000), *idle], "held_by": held, "node": node}
     *before, last = ticks(3, namespace="idle", first_ns=first_ns, **changes)
     free = {
         "entries": [entry(Account.IDLE, busy_ns=1_000_000_000)],
-        "allocations": [],
+        "held_by": [],
         "node": node,
         "seq": last.seq + 1000,
     }

@@ -142,7 +142,7 @@ def test_a_container_that_only_an_older_version_names_is_found() -> None:
         found = cache.find(None, name, node="node-a")
         assert found is not None
         assert found.record.resource_version == "9"
-        assert found.container_names([name]) == {name: "main"}
+        assert found.container_name(name) == "main"
 
 
 def test_a_version_that_is_behind_is_never_in_force() -> None:

@@ -57,8 +57,8 @@ def records_in(value: object) -> Iterator[Any]:
         yield value
         for child in present_in(value).values():
             yield from records_in(child)
-    if isinstance(value, list):
-        for child in value:
+    if isinstance(value, list | dict):
+        for child in value.values() if isinstance(value, dict) else value:
             yield from records_in(child)
 
 
@@ -84,6 +84,8 @@ def with_spare_fields(hint: Any, value: Any) -> Any:  # noqa: ANN401 - any type 
         return value
     if get_origin(present) is list:
         return [with_spare_fields(get_args(present)[0], part) for part in value]
+    if get_origin(present) is dict:
+        return {k: with_spare_fields(get_args(present)[1], part) for k, part in value.items()}
     hints = get_type_hints(present)
     if issubclass(present, ArrayRecord):
         places = zip(hints.values(), value, strict=True)

@@ -14,9 +14,10 @@ from gpuledger.records import (
     BusyMethod,
     ContainerRef,
     DeadLetter,
-    DeviceAllocation,
     EnergyMethod,
     Entry,
+    EventContainer,
+    EventHolder,
     GpuBooks,
     GpuEvent,
     GpuReading,
@@ -87,30 +88,21 @@ def entry(
 def pod(**changes: object) -> PodDescription:
     values: dict[str, Any] = {
         "uid": "uid-train",
-        "container_ids": ["c" * 64],
         "state": PodState.KNOWN,
         "namespace": "research",
         "name": "train-0",
         "owner_kind": "StatefulSet",
         "owner_name": "train",
         "labels": {"team": "vision", "app": "train"},
-        "container_names": {"c" * 64: "trainer"},
     }
     values.update(changes)
     return PodDescription(**values)
 
 
-def allocation(**changes: object) -> DeviceAllocation:
-    values: dict[str, Any] = {
-        "gpu_uuid": GPU,
-        "device_id": GPU,
-        "resource_name": "nvidia.com/gpu",
-        "namespace": "research",
-        "pod": "notebook-0",
-        "container": "jupyter",
-    }
-    values.update(changes)
-    return DeviceAllocation(**values)
+def holder(name: str = "notebook-0", **changes: object) -> PodDescription:
+    """Return a pod that holds a GPU, with the container `jupyter`."""
+    values: dict[str, Any] = {"uid": f"uid-{name}", "name": name, "owner_name": None}
+    return pod(**values | changes)
 
 
 def settlement(
@@ -151,9 +143,14 @@ def event(
     entries: Sequence[Entry] | None = None,
     pods: Sequence[PodDescription] | None = None,
     of: GpuReading | None = None,
+    held_by: Sequence[PodDescription] = (),
     **changes: object,
 ) -> GpuEvent:
+    """Return an event; `entries` may be held by `held_by`, of which each has one container."""
     booked = [entry(), entry(Account.IDLE)] if entries is None else list(entries)
+    described = [pod()] if pods is None else list(pods)
+    containers = [_described(ref, described) for ref in CONTAINERS]
+    first = len(described)
     values: dict[str, Any] = {
         "node": node,
         "boot_id": "boot-1",
@@ -161,14 +158,28 @@ def event(
         "time_ns": START_NS + tick * SECOND_NS,
         "interval_ns": SECOND_NS,
         "gpus": [books(of, *booked)],
-        "containers": list(CONTAINERS),
-        "pods": [pod()] if pods is None else list(pods),
-        "allocations": [],
+        "pods": [*described, *held_by],
+        "containers": containers,
+        "holders": [
+            EventHolder(pod=first + place, container="jupyter", resources=["nvidia.com/gpu"])
+            for place in range(len(held_by))
+        ],
     }
-    values.update(changes)
-    held: Sequence[DeviceAllocation] = values["allocations"]
-    values.setdefault("holder_uids", [f"uid-{one.pod}" for one in held] or None)
-    return GpuEvent(**values)
+    return GpuEvent(**values | changes)
+
+
+def _described(ref: ContainerRef, pods: list[PodDescription]) -> EventContainer:
+    """Return a container with its pod; one that is not described is added as a pending one."""
+    uid = ref.pod_uid
+    if uid is None and any(one.uid == "uid-train" for one in pods):
+        uid = "uid-train"
+    position = next((place for place, one in enumerate(pods) if one.uid == uid), len(pods))
+    if position == len(pods):
+        pods.append(PodDescription(uid=uid, state=PodState.PENDING))
+    is_named = pods[position].state is PodState.KNOWN and ref.container_id == "c" * 64
+    return EventContainer(
+        container_id=ref.container_id, pod=position, name="trainer" if is_named else None
+    )
 
 
 BUS_TOPICS = [

@@ -20,9 +20,9 @@ from gpuledger.records.bounds import MAX_MILLIJOULES
 from tests.unit.sinks.builders import (
     SECOND_NS,
     START_NS,
-    allocation,
     container,
     event,
+    holder,
     pod,
     reading,
     settlement,
@@ -56,7 +56,7 @@ def _entries(draw: st.DrawFn) -> Entry:
         busy_ns=draw(_TIME),
         memory_bytes=draw(_QUANTITY),
         energy_millijoules=draw(_QUANTITY),
-        allocation=draw(st.none() | st.integers(0, 1)) if is_idle else None,
+        holder=draw(st.none() | st.integers(0, 1)) if is_idle else None,
     )
 
 
@@ -97,7 +97,7 @@ def events(draw: st.DrawFn) -> GpuEvent:
     return event(
         gpus=gpus,
         pods=draw(st.sampled_from([[], [pod()], [pod(state=PodState("a_state_of_tomorrow"))]])),
-        allocations=[allocation(), allocation(pod="chat-0", container="serve")],
+        held_by=[holder(), holder("chat-0", container="serve")],
         time_ns=START_NS + draw(st.integers(0, 10 * SECOND_NS)),
         interval_ns=draw(st.integers(0, 10 * SECOND_NS)),
         late=draw(st.sampled_from([None, True])),

@@ -50,7 +50,7 @@ NODES = [f"node-{number}" for number in range(6)]
 def two_of(given: GpuEvent) -> list[bytes]:
     """Make two values of an event, so that half of one would be seen."""
     if given.node == "node-broken":
-        raise ValueError("allocation: position 9 is not one of the event's allocations")
+        raise ValueError("holder: position 9 is not one of the event's holders")
     if given.node == "node-large":
         return [b"small", b"x" * MAX_MESSAGE_BYTES]
     return [f"{given.node} {given.seq} {part}".encode() for part in "ab"]
@@ -154,7 +154,7 @@ async def test_a_tick_that_was_published_twice_is_written_once() -> None:
 AHEAD_NS = START_NS + 400 * SECOND_NS
 UNFIT: list[tuple[str, GpuEvent | bytes, str]] = [
     ("undecodable", b"no event", "not JSON"),
-    ("invalid", event(node="node-broken"), "allocation: position 9"),
+    ("invalid", event(node="node-broken"), "holder: position 9"),
     ("too_large", event(node="node-large"), "node-large"),
     ("future", event(node="node-ahead", time_ns=AHEAD_NS), "100 s further in the future"),
 ]

@@ -20,7 +20,7 @@ from sinks import otlp_names as naming
 from sinks.rows import encoded_rows_of
 from sinks.store.table import EntriesTable, GapsTable
 from tests.default_topics import ROWS
-from tests.unit.sinks.builders import SECOND_NS, START_NS, allocation, entry, event
+from tests.unit.sinks.builders import SECOND_NS, START_NS, entry, event, holder
 from tests.unit.sinks.store.storing import AT, STREAM, a_row, fill
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -217,12 +217,12 @@ def test_the_query_of_the_page_names_rows_that_came_before_the_pods_name(
 
 
 def test_the_query_of_the_page_says_who_held_idle_gpus_for_how_long(tmp_path: Path) -> None:
-    held = [allocation(), allocation(namespace="serving", pod="chat-0")]
+    held = [holder(), holder("chat-0", namespace="serving")]
     idle = [
-        entry(Account.IDLE, busy_ns=seconds * SECOND_NS, allocation=holder)
+        entry(Account.IDLE, busy_ns=seconds * SECOND_NS, holder=holder)
         for seconds, holder in ((1800, 0), (900, 1), (2700, None))
     ]
-    fill(tmp_path, [event(tick, entries=[entry(), *idle], allocations=held) for tick in range(2)])
+    fill(tmp_path, [event(tick, entries=[entry(), *idle], held_by=held) for tick in range(2)])
 
     found = ask(sql_of_the_page("idle_gpu_hours"), view_of(tmp_path))
 

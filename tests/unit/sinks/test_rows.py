@@ -22,10 +22,10 @@ from sinks.store.buffer import rows_of as store_rows_of
 from tests.default_topics import ROWS
 from tests.unit.sinks.builders import (
     START_NS,
-    allocation,
     books,
     entry,
     event,
+    holder,
     pod,
     reading,
     settlement,
@@ -160,10 +160,10 @@ def test_time_is_utc_to_the_microsecond(time_ns: int, written: str) -> None:
 
 
 def test_a_holder_that_the_event_does_not_list_is_refused_by_its_position() -> None:
-    booked = [entry(Account.IDLE, allocation=1)]
+    booked = [entry(Account.IDLE, holder=1)]
 
-    with pytest.raises(ValueError, match=r"allocation: position 1 .*there are 1"):
-        encoded_rows_of(event(entries=booked, allocations=[allocation()]))
+    with pytest.raises(ValueError, match=r"holder: position 1 .*there are 1"):
+        encoded_rows_of(event(entries=booked, held_by=[holder()]))
 
 
 def test_a_gpu_that_the_event_does_not_list_is_refused_by_its_position() -> None:

@@ -6,9 +6,9 @@ from gpuledger.records import (
     Account,
     AttributedIncident,
     BusyMethod,
-    ContainerRef,
-    DeviceAllocation,
     Entry,
+    EventContainer,
+    EventHolder,
     GpuBooks,
     GpuEvent,
     GpuReading,
@@ -24,23 +24,19 @@ CONTAINER_ID = "c" * 64
 
 KNOWN = PodDescription(
     uid="uid-1",
-    container_ids=[CONTAINER_ID],
     state=PodState.KNOWN,
     namespace="research",
     name="train-0",
     owner_kind="Job",
     owner_name="train",
 )
-PENDING = PodDescription(uid="uid-1", container_ids=[CONTAINER_ID], state=PodState.PENDING)
+PENDING = PodDescription(uid="uid-1", state=PodState.PENDING)
 
-HELD = DeviceAllocation(
-    gpu_uuid="GPU-a",
-    device_id="GPU-a",
-    resource_name="nvidia.com/gpu",
-    namespace="research",
-    pod="notebook-0",
-    container="jupyter",
+NOTEBOOK = PodDescription(
+    uid="uid-notebook-0", state=PodState.KNOWN, namespace="research", name="notebook-0"
 )
+HELD = EventHolder(pod=1, container="jupyter", resources=["nvidia.com/gpu"])
+"""Holds what `event` is told that is held: of the pod `NOTEBOOK`, which it then describes."""
 
 
 def entry(
@@ -49,7 +45,7 @@ def entry(
     *,
     gib: float = 0.0,
     joules: float = 0.0,
-    allocation: int | None = None,
+    holder: int | None = None,
     held_seconds: float = 1.0,
 ) -> Entry:
     """Return an entry of a one-second tick; on a pod's account it is of the pod described above."""
@@ -60,7 +56,7 @@ def entry(
         busy_ns=round(busy_seconds * SECOND_NS),
         memory_bytes=round(gib * GIB),
         energy_millijoules=round(joules * 1000),
-        allocation=allocation,
+        holder=holder,
         held_ns=round(held_seconds * SECOND_NS) if account is Account.IDLE else None,
     )
 
@@ -98,11 +94,23 @@ def event(
     node: str = "node-a",
     entries: list[Entry] | None = None,
     pods: list[PodDescription] | None = None,
-    allocations: list[DeviceAllocation] | None = None,
+    holders: list[EventHolder] | None = None,
     gpus: Sequence[int] = (0,),
+    silent: Sequence[int] = (),
+    notebook: PodDescription = NOTEBOOK,
     method: BusyMethod = BusyMethod.EXCLUSIVE,
 ) -> GpuEvent:
-    """Return the event of the second that ends at `second`: by default one GPU, a quarter used."""
+    """Return the event of the second that ends at `second`: by default one GPU, a quarter used.
+
+    GPUs that are silent are held by the first of the holders, whose pod is `notebook`.
+    """
+    lost = [
+        GpuBooks(
+            reading=GpuReading(uuid=uuid_of(index), index=index, silent=True),
+            entries=[Entry(account=Account.IDLE, holder=0 if holders else None, held_ns=SECOND_NS)],
+        )
+        for index in silent
+    ]
     return GpuEvent(
         node=node,
         boot_id="boot",
@@ -125,9 +133,9 @@ def event(
                 busy_method=method,
             )
             for index in gpus
-        ],
-        containers=[ContainerRef(container_id=CONTAINER_ID, pod_uid="uid-1")],
-        pods=[KNOWN] if pods is None else pods,
-        allocations=allocations or [],
-        holder_uids=[f"uid-{one.pod}" for one in allocations or ()] or None,
+        ]
+        + lost,
+        pods=([KNOWN] if pods is None else pods) + ([notebook] if holders else []),
+        containers=[EventContainer(container_id=CONTAINER_ID, pod=0)],
+        holders=holders or [],
     )

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from cli.demo.totals import GpuPresence
 from gpuledger.records import AttributedIncident
-from tests.unit.cli.demo.events import HELD, SECOND_NS, event, incident, uuid_of
+from tests.unit.cli.demo.events import HELD, SECOND_NS, event, incident
 
 
 def presence_of(*happened: object) -> GpuPresence:
@@ -50,8 +50,7 @@ def test_what_happened_to_another_or_long_ago_or_is_no_xid_is_not_the_cause(
 
 
 def test_who_still_holds_a_lost_gpu_is_named() -> None:
-    held = replace(HELD, gpu_uuid=uuid_of(1))
-    newest = event(second=5, gpus=[0], allocations=[HELD, held])
+    newest = event(second=5, gpus=[0], silent=[1], holders=[HELD])
     (lost,) = presence_of(event(second=4, gpus=[0, 1]), newest).lost(newest)
     assert lost.holders == ("research/notebook-0",)
 

@@ -5,24 +5,41 @@ from msgspec.structs import replace
 
 from cli.demo.screen import PAGE_SECONDS, ScreenHeader, draw, rows_of, standstill
 from cli.demo.totals import Tally
-from gpuledger.records import Account, AttributedIncident, BusyMethod, GpuEvent
-from tests.unit.cli.demo.events import HELD, KNOWN, PENDING, SECOND_NS, entry, event, incident
+from gpuledger.records import (
+    Account,
+    AttributedIncident,
+    BusyMethod,
+    GpuEvent,
+    PodDescription,
+    PodState,
+)
+from tests.unit.cli.demo.events import (
+    HELD,
+    KNOWN,
+    NOTEBOOK,
+    PENDING,
+    SECOND_NS,
+    entry,
+    event,
+    incident,
+)
 
 HEADER = ScreenHeader(facts=["gpuledger demo", "scenario x"])
 LONG_POD = replace(
     KNOWN, name="llm-finetune-worker-0", owner_kind="PyTorchJob", owner_name="llm-finetune"
 )
-HELD_LONG = replace(HELD, pod="llm-finetune-worker-0")
+NOTEBOOK_LONG = replace(NOTEBOOK, name="llm-finetune-worker-0")
 
 
 def shared() -> GpuEvent:
     """Return the tick of a GPU that a pod of long names uses in part."""
     used = entry(Account.POD, 0.5, gib=20, joules=50)
-    left = entry(Account.IDLE, 0.5, gib=60, joules=150.0, allocation=0)
+    left = entry(Account.IDLE, 0.5, gib=60, joules=150.0, holder=0)
     return event(
         entries=[used, left],
         pods=[LONG_POD],
-        allocations=[HELD_LONG],
+        holders=[HELD],
+        notebook=NOTEBOOK_LONG,
         method=BusyMethod.PROCESS_UTILIZATION,
     )
 
@@ -62,10 +79,13 @@ def test_a_pod_without_a_record_is_shown_as_pending_by_its_uid() -> None:
 
 
 def test_idle_names_who_held_it() -> None:
-    """Each holder has a row; what nobody held, or somebody the event does not list, has no name."""
-    idle = [entry(Account.IDLE, 0.5, allocation=one) for one in (0, None, 1)]
-    shown = [row.pod for row in rows_of(event(entries=idle, allocations=[HELD]))]
-    assert shown == ["(idle) research/notebook-0", "(idle)", "(idle)"]
+    """Each holder has a row; what nobody held has no name, nor has another node's pod."""
+    idle = [entry(Account.IDLE, 0.5, holder=one) for one in (0, None)]
+    shown = [row.pod for row in rows_of(event(entries=idle, holders=[HELD]))]
+    assert shown == ["(idle) research/notebook-0", "(idle)"]
+    foreign = PodDescription(state=PodState.FOREIGN)
+    (of_foreign, _) = rows_of(event(entries=idle, holders=[HELD], notebook=foreign))
+    assert of_foreign.pod == "(idle) foreign holder"
 
 
 def test_what_the_driver_reserved_is_not_worth_a_row() -> None:
@@ -116,7 +136,7 @@ def test_a_lost_gpu_stays_in_its_place_with_since_when_and_why() -> None:
         event(second=4, gpus=[0, 1, 2]),
         incident("xid", second=4.1, gpu=1, xid=79),
         incident("gpu_lost", second=4.2, gpu=1),
-        event(second=5, gpus=[0, 2], allocations=[replace(HELD, gpu_uuid="GPU-b")]),
+        event(second=5, gpus=[0, 2], silent=[1], holders=[HELD]),
     ]
     lines = draw_on(80, *happened)
     assert "  1  (lost) since 00:00:04 UTC, XID 79, held by research/notebook-0" in lines

@@ -93,11 +93,11 @@ def test_a_gpu_balances_with_its_instances() -> None:
 def test_idle_of_several_holders_balances_and_is_no_pods_use() -> None:
     """Its parts sum to the device with the pods' entries; who holds without using is not booked."""
     idle = [
-        entry(Account.IDLE, 0.375, gib=30, joules=75.0, allocation=one, held_seconds=0.5)
+        entry(Account.IDLE, 0.375, gib=30, joules=75.0, holder=one, held_seconds=0.5)
         for one in (0, None)
     ]
     booked = [entry(Account.POD, 0.25, gib=20, joules=50.0), *idle]
-    tally = tally_of(event(entries=booked, allocations=[HELD]))
+    tally = tally_of(event(entries=booked, holders=[HELD]))
     assert tally.unused_ns == {("research", "notebook-0"): 375_000_000}
     assert tally.held_ns == {("research", "notebook-0"): 500_000_000}
     assert tally.conservation_error_max_ratio == 0.0

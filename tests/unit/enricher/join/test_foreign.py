@@ -55,11 +55,10 @@ async def test_a_tick_that_names_another_nodes_pod_is_booked_and_the_pod_gets_no
     given.read_pod(pod(node="node-b"))
     before = refused()
     event = given.take(containers=[container], processes=[process(container=0)])
-    ids = [container.container_id] if container.container_id else []
-    assert event.pods == [
-        PodDescription(uid=container.pod_uid, container_ids=ids, state=PodState.FOREIGN)
+    assert event.pods == [PodDescription(uid=container.pod_uid, state=PodState.FOREIGN)]
+    assert [(one.container_id, one.pod) for one in event.containers] == [
+        (container.container_id, 0)
     ]
-    assert event.containers == [container]
     (entry,) = [one for one in event.gpus[0].entries if one.account is Account.POD]
     assert (entry.container, entry.busy_ns) == (0, 500_000_000)
     assert refused() == before + 1
@@ -186,9 +185,7 @@ async def test_an_incident_of_another_nodes_pod_is_told_without_names(given: Giv
     (message,) = given.stage.take_incidents([incident_record(incident())])
     told = _ATTRIBUTED.decode(message.value)
     assert [one.pid for one in told.incident.processes] == [1]
-    assert told.pods == [
-        PodDescription(uid=UIDS[0], container_ids=[CONTAINER_IDS[0]], state=PodState.FOREIGN)
-    ]
+    assert told.pods == [PodDescription(uid=UIDS[0], state=PodState.FOREIGN)]
     assert refused() == before + 1
     assert await given.letters() == []
 

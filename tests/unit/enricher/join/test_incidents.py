@@ -65,12 +65,11 @@ def test_an_incident_is_described_by_its_own_time(given: Given) -> None:
 
 
 def test_a_pod_that_holds_the_gpu_without_a_process_is_named(given: Given) -> None:
-    """With its owner, and the container that the kubelet gave it to."""
+    """With its owner."""
     sidecar = PodContainer(name="proxy", container_id=CONTAINER_IDS[1], restarts=0)
     given.read_pod(pod(containers=[*pod().containers, sidecar]), seen_time_ns=0)
     (found,) = on_idle_gpu(given, "train-0")
     assert (found.uid, found.state, found.owner_name) == (UIDS[0], PodState.KNOWN, "train")
-    assert found.container_names == {CONTAINER_IDS[0]: "main"}
 
 
 def test_pods_with_processes_come_first_and_each_is_named_once(given: Given) -> None:
@@ -81,19 +80,19 @@ def test_pods_with_processes_come_first_and_each_is_named_once(given: Given) -> 
     found = attributed(given, incident(allocations=held))
     assert [each.name for each in found.pods] == ["train-0", "train-2", "train-1"]
     assert found.incident.allocations == held
+    assert found.allocation_pods == [1, 0, 1, 2]
 
 
-def test_a_holder_whose_record_has_not_come_has_no_name_but_in_the_incident(given: Given) -> None:
-    """The node's word for it would alert whomever it names."""
+def test_a_holder_whose_record_has_not_come_is_named_by_the_node(given: Given) -> None:
     (found,) = on_idle_gpu(given, "train-0")
-    assert found == PodDescription(container_ids=[], state=PodState.PENDING)
+    assert found == PodDescription(state=PodState.NAMED, namespace="research", name="train-0")
 
 
 def test_a_holder_is_looked_for_on_its_own_node_alone(given: Given) -> None:
     """A node that names another one's pod alerts nobody of that one's owners."""
     given.read_pod(pod(node="node-b"))
     (found,) = on_idle_gpu(given, "train-0")
-    assert found == PodDescription(container_ids=[], state=PodState.PENDING)
+    assert found == PodDescription(state=PodState.FOREIGN)
 
 
 def life(number: int, born: int, gone: int | None) -> PodRecord:

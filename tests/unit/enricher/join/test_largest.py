@@ -213,8 +213,9 @@ def test_an_incident_whose_processes_are_all_in_one_pod_is_one_that_sinks_decode
 
     (made,) = taken(told, lambda stage: stage.take_incidents([incident_record(told)]))
 
-    (pod,) = ATTRIBUTED.decode(made.value).pods
-    assert len(pod.container_ids) == MAX_INCIDENT_PROCESSES
+    found = ATTRIBUTED.decode(made.value)
+    assert len(found.pods) == 1
+    assert found.process_pods == [0] * MAX_INCIDENT_PROCESSES
 
 
 def test_a_kind_that_is_not_known_is_counted_as_other() -> None:

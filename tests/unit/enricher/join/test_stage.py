@@ -78,11 +78,12 @@ def event_of(messages: list[Message]) -> GpuEvent:
 def test_an_event_names_the_pods_of_its_entries(stage: JoinStage) -> None:
     """Namespace, name, owner, labels and container names come from the pod's record."""
     stage.take_pods([pod_record()])
-    described = event_of(stage.take_samples([record(USED)])).pods[0]
+    event = event_of(stage.take_samples([record(USED)]))
+    described = event.pods[0]
     assert described.state is PodState.KNOWN
     assert (described.namespace, described.name) == ("research", "train-0")
     assert (described.owner_kind, described.owner_name) == ("Job", "train")
-    assert described.container_names == {CONTAINER_IDS[0]: "main"}
+    assert [(one.pod, one.name) for one in event.containers[:1]] == [(0, "main")]
     assert described.labels == {"team": "vision"}
 
 
@@ -156,7 +157,8 @@ def test_a_process_that_ended_is_settled_in_the_event_of_the_tick_that_tells_it(
     (settlement,) = event.settlements
     assert sum(one.busy_ns or 0 for one in settlement.entries) == 0
     debtor = event.containers[settlement.entries[0].container or 0]
-    assert [pod.name for pod in event.pods if pod.uid == debtor.pod_uid] == ["train-1"]
+    assert debtor.pod is not None
+    assert event.pods[debtor.pod].name == "train-1"
     assert value_of("gpuledger_join_settled_seconds_total") - before == 0.5
     assert stage.take_samples([tick]) == []
 

@@ -230,7 +230,7 @@ def test_an_alert_of_a_gpu_that_fell_silent_is_dropped_and_begins_anew() -> None
     [
         ([entry(Account.HOST, busy_ns=200_000_000), entry(Account.UNATTRIBUTED)], 0.7),
         ([entry(Account.POD), entry(Account.IDLE)], 0.0),
-        ([entry(Account.IDLE, allocation=one) for one in (0, 1)], 0.0),
+        ([entry(Account.IDLE, holder=one) for one in (0, 1)], 0.0),
         ([entry(Account.HOST, busy_ns=None), entry(Account.IDLE)], None),
         ([entry(Account.HOST, busy_ns=None)], None),
         ([], None),

@@ -65,11 +65,11 @@ def test_the_same_thing_told_otherwise_is_the_same_alert(changes: dict[str, Any]
 
 
 def test_who_holds_the_gpu_is_alerted_where_nobody_uses_it() -> None:
-    """Whether the pod's record has come or only the kubelet has named it; all are in the words."""
-    unnamed = PodDescription(uid="uid-9", container_ids=[], state=PodState.PENDING)
+    """Where the pod's record has come; all are in the words."""
+    unnamed = PodDescription(uid="uid-9", state=PodState.PENDING)
     holders = [
-        PodDescription(container_ids=[], state=state, namespace="research", name=name)
-        for name, state in (("notebook-0", PodState.PENDING), ("train-0", PodState.KNOWN))
+        PodDescription(state=state, namespace="research", name=name)
+        for name, state in (("train-0", PodState.NAMED), ("notebook-0", PodState.KNOWN))
     ]
     alerted = taken(unnamed, *holders)
 
@@ -77,7 +77,7 @@ def test_who_holds_the_gpu_is_alerted_where_nobody_uses_it() -> None:
         "research",
         "notebook-0",
     )
-    assert annotations_of(alerted)["pods"] == "uid-9, research/notebook-0, research/train-0"
+    assert annotations_of(alerted)["pods"] == "uid-9, research/train-0, research/notebook-0"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_the_summary_names_the_pods_and_stays_a_line_where_there_are_many(
     count: int, said: str
 ) -> None:
     pods = [
-        PodDescription(container_ids=[], state=PodState.KNOWN, namespace="n", name=f"p-{number}")
+        PodDescription(state=PodState.KNOWN, namespace="n", name=f"p-{number}")
         for number in range(count)
     ]
     words = annotations_of(taken(*pods))

@@ -17,7 +17,7 @@ from gpuledger.records import Account, GpuBooks, GpuEvent
 from sinks import otlp_names as naming
 from sinks.otlp import ExportRequests
 from sinks.settings import Encoding
-from tests.unit.sinks.builders import NODE, START_NS, allocation, entry, event, pod, reading
+from tests.unit.sinks.builders import NODE, START_NS, entry, event, holder, pod, reading
 from tests.unit.sinks.events import events
 from tests.unit.sinks.otlp.decoded import Point, points_in, points_of
 
@@ -172,10 +172,10 @@ def test_a_workload_has_the_attribute_of_its_kind_where_the_conventions_have_one
 
 
 def test_what_is_booked_on_no_pod_is_the_nodes_and_idle_names_its_holder() -> None:
-    booked = [entry(Account.IDLE, allocation=0), entry(Account.HOST)]
+    booked = [entry(Account.IDLE, holder=0), entry(Account.HOST)]
     found = [
         point
-        for point in points(event(entries=booked, allocations=[allocation()]))
+        for point in points(event(entries=booked, held_by=[holder()]))
         if point.name == "gpuledger.account.gpu.busy"
     ]
 
@@ -229,5 +229,5 @@ def test_an_event_too_large_for_one_message_is_cut_and_nothing_of_it_is_lost() -
 
 
 def test_a_holder_that_the_event_does_not_list_is_refused_by_its_position() -> None:
-    with pytest.raises(ValueError, match=r"allocation: position 3 .*there are 0"):
-        made(event(entries=[entry(Account.IDLE, allocation=3)]))
+    with pytest.raises(ValueError, match=r"holder: position 3 .*there are 0"):
+        made(event(entries=[entry(Account.IDLE, holder=3)]))

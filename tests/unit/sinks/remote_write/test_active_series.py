@@ -16,10 +16,10 @@ from tests.unit.sinks.builders import (
     GPU,
     SECOND_NS,
     START_NS,
-    allocation,
     books,
     entry,
     event,
+    holder,
     pod,
     reading,
 )
@@ -104,7 +104,7 @@ def test_what_is_booked_on_no_pod_has_series_of_its_own() -> None:
 
 
 def test_two_containers_without_names_are_one_series_that_sums_them() -> None:
-    pending = PodDescription(uid="u", container_ids=["a", "b"], state=PodState.PENDING)
+    pending = PodDescription(uid="u", state=PodState.PENDING)
     booked = [entry(pod_uid="u", container_id=one, busy_ns=250_000_000) for one in ("a", "b")]
 
     series = encode(ActiveSeries(), event(entries=booked, pods=[pending]))
@@ -147,7 +147,7 @@ def test_a_series_that_the_next_tick_does_not_have_ends_at_that_tick(
 
 def test_a_pod_whose_name_becomes_known_ends_its_nameless_series_at_the_same_tick() -> None:
     series = ActiveSeries()
-    pending = PodDescription(uid="uid-train", container_ids=["c" * 64], state=PodState.PENDING)
+    pending = PodDescription(uid="uid-train", state=PodState.PENDING)
     encode(series, event(0, entries=[entry()], pods=[pending]))
 
     second = encode(series, event(1, entries=[entry()], pods=[pod()]))
@@ -233,13 +233,11 @@ def test_no_series_comes_twice_in_a_tick() -> None:
         books(
             reading(uuid=f"GPU-{number}", index=number),
             *(entry(), entry(), *map(entry, Account)),
-            *(entry(Account.IDLE, allocation=holder) for holder in (0, 1)),
+            *(entry(Account.IDLE, holder=holder) for holder in (0, 1)),
         )
         for number in range(3)
     ]
-    series = encode(
-        ActiveSeries(), event(gpus=gpus, allocations=[allocation(), allocation(pod="chat-0")])
-    )
+    series = encode(ActiveSeries(), event(gpus=gpus, held_by=[holder(), holder("chat-0")]))
 
     assert len({one.labels for one in series}) == len(series)
 

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.ledger.series import POD, values_of
-from gpuledger.records import Account, Entry
+from gpuledger.records import Account, Entry, PodDescription, PodState
 from gpuledger.records.bounds import MAX_INTERVAL_NS, MAX_MEMORY_BYTES, MAX_TICK_MILLIJOULES
 from sinks.remote_write.active_series import ActiveSeries
-from tests.unit.sinks.builders import SECOND_NS, allocation, entry, event, reading, settlement
+from tests.unit.sinks.builders import SECOND_NS, entry, event, holder, reading, settlement
 from tests.unit.sinks.remote_write.oracle import Series
 from tests.unit.sinks.remote_write.test_active_series import encode, is_stale, named, stale_names
 
-HELD = [allocation(), allocation(namespace="serving", pod="chat-0", container="server")]
+HELD = [holder(), holder("chat-0", namespace="serving")]
 NOTEBOOK = {
     "holder_namespace": "research",
     "holder_pod": "notebook-0",
@@ -25,7 +25,7 @@ IDLE = "gpuledger_account_gpu_busy_ratio"
 
 
 def idle(seconds: float, holder: int | None = None) -> Entry:
-    return entry(Account.IDLE, busy_ns=round(seconds * SECOND_NS), allocation=holder)
+    return entry(Account.IDLE, busy_ns=round(seconds * SECOND_NS), holder=holder)
 
 
 def holders(series: list[Series]) -> dict[str | None, float]:
@@ -37,7 +37,7 @@ def holders(series: list[Series]) -> dict[str | None, float]:
 def test_idle_has_a_series_for_each_holder_and_one_for_what_nobody_holds() -> None:
     booked = [idle(0.25, 0), idle(0.125, 1), idle(0.5), entry(Account.HOST, busy_ns=125_000_000)]
 
-    series = encode(ActiveSeries(), event(entries=booked, allocations=HELD))
+    series = encode(ActiveSeries(), event(entries=booked, held_by=HELD))
 
     for labels, value in ((NOTEBOOK, 0.25), (CHAT, 0.125)):
         found = named(series, IDLE, account="idle", **labels)
@@ -89,32 +89,31 @@ def test_containers_without_names_are_summed_in_whole_numbers() -> None:
 
 
 def test_what_one_container_holds_in_several_parts_is_one_series_that_sums_them() -> None:
-    parts = [allocation(replica="1"), allocation(replica="2")]
+    booked = [idle(0.25, 0), idle(0.5, 0)]
 
-    series = encode(ActiveSeries(), event(entries=[idle(0.25, 0), idle(0.5, 1)], allocations=parts))
+    series = encode(ActiveSeries(), event(entries=booked, held_by=[holder()]))
 
     assert holders(series) == {"notebook-0": 0.75}
 
 
-def test_what_an_unknown_holder_holds_is_told_without_names_and_from_what_is_free() -> None:
+def test_what_a_foreign_holder_holds_is_told_without_names_and_from_what_is_free() -> None:
     """A node's word for a pod that is not placed on it reaches no series."""
     held = event(
         entries=[idle(0.25, holder=0), idle(0.5, holder=1), idle(0.25)],
-        allocations=[allocation(), allocation(pod="other-0")],
-        holder_uids=[None, None],
+        held_by=[PodDescription(state=PodState.FOREIGN)] * 2,
     )
     found = [one for one in encode(ActiveSeries(), held) if one.name == IDLE]
     told = {one.label("holder_state"): one.value for one in found}
-    assert told == {"unknown": 0.75, None: 0.25}
+    assert told == {"foreign": 0.75, None: 0.25}
     assert {one.label("holder_pod") for one in found} == {None}
 
 
 def test_a_holder_that_lets_go_has_its_series_ended_at_that_tick() -> None:
     series = ActiveSeries()
-    held = event(0, entries=[idle(0.25, 0), idle(0.75, 1)], allocations=HELD)
+    held = event(0, entries=[idle(0.25, 0), idle(0.75, 1)], held_by=HELD)
     assert holders(encode(series, held)) == {"notebook-0": 0.25, "chat-0": 0.75}
 
-    then = encode(series, event(1, entries=[idle(1.0, 0)], allocations=HELD[1:]))
+    then = encode(series, event(1, entries=[idle(1.0, 0)], held_by=HELD[1:]))
     last = encode(series, event(2, entries=[idle(1.0)]))
 
     assert holders(then) == {"chat-0": 1.0}
@@ -130,9 +129,7 @@ def test_a_holder_that_the_event_does_not_list_is_refused_and_changes_nothing(
     series = ActiveSeries()
     alive = len(encode(series, event(0, entries=[idle(1.0)])))
 
-    with pytest.raises(
-        ValueError, match=rf"allocation: position {position} .*of which there are 0"
-    ):
+    with pytest.raises(ValueError, match=rf"holder: position {position} .*of which there are 0"):
         series.encode(event(1, entries=[idle(1.0, position)]))
 
     assert len(series) == alive

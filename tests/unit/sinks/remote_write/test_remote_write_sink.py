@@ -175,9 +175,9 @@ async def test_a_receiver_that_becomes_another_server_gets_no_event_put_aside(st
         (event(0, seq=1500, time_ns=START_NS + 301 * SECOND_NS), "future", "time_ns"),
         (event(0, seq=1500, time_ns=5), "invalid", "time_ns: "),
         (
-            event(1, seq=1500, entries=[entry(Account.IDLE, allocation=3)]),
+            event(1, seq=1500, entries=[entry(Account.IDLE, holder=3)]),
             "invalid",
-            "allocation: position 3",
+            "holder: position 3",
         ),
     ],
 )

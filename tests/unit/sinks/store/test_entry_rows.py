@@ -12,9 +12,9 @@ from sinks.store.buffer import rows_of
 from tests.unit.sinks.builders import (
     SECOND_NS,
     START_NS,
-    allocation,
     entry,
     event,
+    holder,
     pod,
     reading,
     settlement,
@@ -94,7 +94,7 @@ NAMELESS = {"container": None, "namespace": None, "pod": None, "owner_kind": Non
         (entry(container_id=None), [pod()], {"pod": "train-0", "container": None}),
         (
             entry(),
-            [PodDescription(uid="uid-train", container_ids=["c" * 64], state=PodState.PENDING)],
+            [PodDescription(uid="uid-train", state=PodState.PENDING)],
             {"pod_uid": "uid-train", **NAMELESS},
         ),
         (entry(), [], {"pod_uid": "uid-train", **NAMELESS}),
@@ -115,33 +115,34 @@ NOTEBOOK = {
     "holder_namespace": "research",
     "holder_pod": "notebook-0",
     "holder_container": "jupyter",
+    "holder_owner_kind": "StatefulSet",
+    "holder_labels": '{"app":"train","team":"vision"}',
 }
 NOBODY = dict.fromkeys(NOTEBOOK)
 
 
 def test_idle_is_a_row_for_each_holder_and_one_for_what_nobody_holds() -> None:
-    held = [allocation(pod="other-0"), allocation()]
-    booked = [entry(), entry(Account.IDLE, allocation=1), entry(Account.IDLE)]
+    held = [holder("other-0"), holder()]
+    booked = [entry(), entry(Account.IDLE, holder=1), entry(Account.IDLE)]
 
-    found = rows(entries=booked, allocations=held)
+    found = rows(entries=booked, held_by=held)
 
     assert [row["account"] for row in found] == ["pod", "idle", "idle"]
     assert [{name: row[name] for name in NOTEBOOK} for row in found] == [NOBODY, NOTEBOOK, NOBODY]
     assert {(row["pod"], row["namespace"]) for row in found[1:]} == {(None, None)}
 
 
-@pytest.mark.parametrize("uids", [[None], None, []])
-def test_a_holder_that_no_pod_of_the_node_is_known_to_be_has_no_names(uids: object) -> None:
+def test_a_holder_that_is_placed_on_another_node_has_no_names() -> None:
     """What it holds stays held, and is told from what nobody holds."""
-    booked = [entry(Account.IDLE, allocation=0)]
-    (found,) = rows(entries=booked, allocations=[allocation()], holder_uids=uids)
+    booked = [entry(Account.IDLE, holder=0)]
+    (found,) = rows(entries=booked, held_by=[PodDescription(state=PodState.FOREIGN)])
 
-    assert {name: found[name] for name in NOTEBOOK} == NOBODY | {"holder_state": "unknown"}
+    assert {name: found[name] for name in NOTEBOOK} == NOBODY | {"holder_state": "foreign"}
     assert found["busy_ns"] == SECOND_NS // 2
 
 
 def test_a_foreign_pod_has_its_uid_and_no_name() -> None:
-    foreign = PodDescription(uid="uid-train", container_ids=["c" * 64], state=PodState.FOREIGN)
+    foreign = PodDescription(uid="uid-train", state=PodState.FOREIGN)
     (found,) = rows(entries=[entry()], pods=[foreign])
 
     assert (found["pod_uid"], found["pod_state"]) == ("uid-train", "foreign")
@@ -150,8 +151,8 @@ def test_a_foreign_pod_has_its_uid_and_no_name() -> None:
 
 @pytest.mark.parametrize("position", [1, 9])
 def test_a_holder_that_the_event_does_not_list_is_refused_by_its_position(position: int) -> None:
-    with pytest.raises(ValueError, match=rf"allocation: position {position} .*there are 1"):
-        rows(entries=[entry(Account.IDLE, allocation=position)], allocations=[allocation()])
+    with pytest.raises(ValueError, match=rf"holder: position {position} .*there are 1"):
+        rows(entries=[entry(Account.IDLE, holder=position)], held_by=[holder()])
 
 
 ACTIVE = ("sm_active_ns", "tensor_active_ns", "dram_active_ns")

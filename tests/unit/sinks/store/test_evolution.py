@@ -13,11 +13,11 @@ from gpuledger.store.schema import ENTRIES, PARTITION_COLUMN
 from sinks.store.table import EntriesTable
 from tests.unit.sinks.builders import (
     SECOND_NS,
-    allocation,
     bus,
     entry,
     event,
     eventually,
+    holder,
     publish,
     running,
 )
@@ -54,8 +54,8 @@ async def test_an_older_table_gets_the_new_columns_and_no_row_is_repeated(tmp_pa
     make_first(tmp_path)
     on = bus()
     held: dict[str, Any] = {
-        "entries": [entry(), entry(Account.IDLE, allocation=0)],
-        "allocations": [allocation()],
+        "entries": [entry(), entry(Account.IDLE, holder=0)],
+        "held_by": [holder()],
     }
     await publish(on, event(0), event(1, **held))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpuledger.ledger.quantities import BOOKED
 from gpuledger.records import Account, BusyMethod, EnergyMethod, Entry, GpuEvent, MemoryMethod
-from tests.unit.sinks.builders import SECOND_NS, allocation, books, entry, event, reading
+from tests.unit.sinks.builders import SECOND_NS, books, entry, event, holder, reading
 from tests.unit.sinks.events import events
 from tests.unit.sinks.store.storing import fill, query
 
@@ -102,7 +102,7 @@ def test_words_that_a_newer_writer_has_added_are_in_the_table_as_they_were_writt
         memory_method=MemoryMethod(word),
         energy_method=EnergyMethod(word),
     )
-    fill(tmp_path, [event(gpus=[of_gpu], allocations=[allocation()])])
+    fill(tmp_path, [event(gpus=[of_gpu], held_by=[holder()])])
 
     names = "account, busy_method, memory_method, energy_method, busy_ns"
     assert select(tmp_path, names) == [(word, word, word, word, SECOND_NS // 2)]

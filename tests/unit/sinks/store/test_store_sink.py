@@ -140,7 +140,7 @@ async def test_a_tick_that_was_published_twice_is_one_row(tmp_path: Path) -> Non
     ("bad", "reason", "detail"),
     [
         (b"{", "undecodable", "gpuledger.events.v1"),
-        (event(1, entries=[entry(), entry(allocation=3)]), "invalid", "allocation: position 3"),
+        (event(1, entries=[entry(), entry(holder=3)]), "invalid", "holder: position 3"),
     ],
 )
 async def test_what_cannot_be_stored_is_put_aside_whole_and_the_stream_goes_on(

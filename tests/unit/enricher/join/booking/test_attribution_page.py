@@ -105,7 +105,7 @@ def as_booked(reading: GpuReading, found: list[Claim]) -> dict[tuple[str, str], 
     rows = {
         (
             str(entry.account) if entry.container is None else NAMES[entry.container],
-            "" if entry.allocation is None else str(entry.allocation),
+            "" if entry.holder is None else str(entry.holder),
         ): (
             (entry.busy_ns or 0) / SECOND_NS,
             (entry.memory_bytes or 0) / GIB,

@@ -153,7 +153,7 @@ def idle(entries: list[Entry]) -> list[Entry]:
 def test_a_held_gpu_without_a_process_names_its_holder() -> None:
     tick = sample(gpus=[reading(utilization_ratio=0.0)], allocations=[allocation()])
     (entry,) = idle(book_tick(tick)[0].entries)
-    assert (entry.allocation, entry.busy_ns, entry.energy_millijoules) == (0, SECOND_NS, 300_000)
+    assert (entry.holder, entry.busy_ns, entry.energy_millijoules) == (0, SECOND_NS, 300_000)
 
 
 def test_a_gpu_that_does_not_answer_has_held_time_alone() -> None:
@@ -164,8 +164,8 @@ def test_a_gpu_that_does_not_answer_has_held_time_alone() -> None:
     (books,) = book_tick(tick)
     assert books.gap_ns == SECOND_NS
     assert books.entries == [
-        Entry(account=Account.IDLE, allocation=0, held_ns=SECOND_NS // 3 + 1),
-        Entry(account=Account.IDLE, allocation=1, held_ns=SECOND_NS // 3),
+        Entry(account=Account.IDLE, holder=0, held_ns=SECOND_NS // 3 + 1),
+        Entry(account=Account.IDLE, holder=1, held_ns=SECOND_NS // 3),
         Entry(account=Account.IDLE, held_ns=SECOND_NS // 3),
     ]
 
@@ -173,7 +173,7 @@ def test_a_gpu_that_does_not_answer_has_held_time_alone() -> None:
 def test_a_cut_boards_own_row_is_held_by_nobody() -> None:
     rows = [reading(mig_enabled=True), instance(0, 1)]
     tick = sample(gpus=rows, allocations=[allocation(MIG_UUIDS[0], gpu_instance=1)])
-    held = [[(one.allocation, one.held_ns) for one in idle(row.entries)] for row in book_tick(tick)]
+    held = [[(one.holder, one.held_ns) for one in idle(row.entries)] for row in book_tick(tick)]
     assert held == [[(None, SECOND_NS)], [(0, SECOND_NS)]]
 
 
@@ -187,7 +187,7 @@ def test_use_that_no_process_explains_is_nobodys_though_one_container_holds_the_
 def test_idle_is_split_by_what_each_holds_and_the_rest_is_nobodys() -> None:
     allocations = [memory(number, "p") for number in range(20)] + [memory(20, "q")]
     found = idle(book_tick(sample(allocations=allocations))[0].entries)
-    assert [one.allocation for one in found] == [0, 20, None]
+    assert [one.holder for one in found] == [0, 20, None]
     assert [one.busy_ns for one in found] == [125_000_000, 6_250_000, 368_750_000]
     assert sum(one.memory_bytes or 0 for one in found) == 59 * GIB
     assert [one.memory_bytes for one in found] == [

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from enricher.join.booking.books import book_tick
 from gpuledger.codec import Decoder, encode
+from gpuledger.ledger.holders import HoldingContainer, holding_containers
 from gpuledger.ledger.quantities import imbalances
 from gpuledger.records import (
     Account,
@@ -20,6 +21,7 @@ from gpuledger.records import (
     GpuBooks,
     GpuProcess,
     GpuReading,
+    IdleDrawSource,
     NodeSample,
     ProcessKind,
 )
@@ -188,7 +190,7 @@ def held_by_row(tick: NodeSample) -> list[dict[int | None, int]]:
     """Return the held time of each row by the position of who holds it."""
     return [
         {
-            entry.allocation: entry.held_ns
+            entry.holder: entry.held_ns
             for entry in row.entries
             if entry.held_ns is not None and entry.account is Account.IDLE
         }
@@ -231,8 +233,9 @@ def amounts_of(tick: NodeSample) -> list[dict[tuple[object, ...], tuple[object, 
         amounts: dict[tuple[object, ...], tuple[object, ...]] = {}
         for entry in row.entries:
             container = None if entry.container is None else tick.containers[entry.container]
-            held = None if entry.allocation is None else tick.allocations[entry.allocation]
-            holder = held and (held.namespace, held.pod, held.container)
+            holder = (
+                None if entry.holder is None else holding_containers(tick.allocations)[entry.holder]
+            )
             account = (entry.account, container, holder)
             assert account not in amounts
             amounts[account] = tuple(getattr(entry, name) for name in AMOUNTS)
@@ -245,11 +248,13 @@ def amounts_of(tick: NodeSample) -> list[dict[tuple[object, ...], tuple[object, 
 @given(ticks())
 def test_a_method_is_told_where_the_quantity_is_known_and_only_there(tick: NodeSample) -> None:
     for row in book_tick(tick):
-        told = (row.busy_method, row.memory_method, row.energy_method)
+        energy_method = row.energy_method or row.reading.energy_method
+        told = (row.busy_method, row.memory_method, energy_method)
         for quantity, method in zip(QUANTITIES, told, strict=True):
             known = {getattr(entry, quantity) is not None for entry in row.entries}
             assert known == {method is not None}, quantity
-        assert (row.idle_draw_milliwatts is None) == (row.idle_draw_source is None)
+        is_from_table = row.idle_draw_source is IdleDrawSource.TABLE
+        assert (row.idle_draw_milliwatts is not None) == is_from_table
 
 
 @settings(max_examples=40, deadline=None)
@@ -275,23 +280,28 @@ def test_nothing_is_booked_on_a_pod_without_a_process_there(tick: NodeSample) ->
 
 @settings(max_examples=40, deadline=None)
 @given(ticks())
-def test_idle_names_allocations_of_that_gpu_alone_and_each_container_once(
+def test_idle_names_holders_of_that_gpu_alone_and_each_container_once(
     tick: NodeSample,
 ) -> None:
+    containers = holding_containers(tick.allocations)
     for row in book_tick(tick):
         gpu = row.reading.parent_uuid or row.reading.uuid
-        named = [tick.allocations[place] for place in allocations_of(row)]
-        assert all(one.gpu_uuid == gpu for one in named)
-        assert len({(one.pod, one.container) for one in named}) == len(named)
         is_part = row.reading.parent_uuid is not None
-        assert all((one.gpu_instance is not None) == is_part for one in named)
+        of_gpu = {
+            HoldingContainer(one.namespace, one.pod, one.container)
+            for one in tick.allocations
+            if one.gpu_uuid == gpu and (one.gpu_instance is not None) == is_part
+        }
+        named = [containers[place] for place in holders_of(row)]
+        assert of_gpu.issuperset(named)
+        assert len(set(named)) == len(named)
 
 
-def allocations_of(row: GpuBooks) -> Iterator[int]:
+def holders_of(row: GpuBooks) -> Iterator[int]:
     for entry in row.entries:
-        if entry.allocation is not None:
+        if entry.holder is not None:
             assert entry.account is Account.IDLE
-            yield entry.allocation
+            yield entry.holder
 
 
 @settings(max_examples=40, deadline=None)

@@ -8,12 +8,7 @@ from typing_extensions import override
 
 from enricher.join.booking.books import book_tick, energy_by_row, exclusive_readings
 from enricher.join.booking.settlement import settle_ends
-from enricher.join.pods.describe import (
-    describe_incident,
-    describe_pods,
-    find_named_holders,
-    identity_of,
-)
+from enricher.join.pods.describe import attribute_incident, describe_tick
 from enricher.join.pods.pods import PodCache
 from gpuledger.ledger.holders import MAX_ENTRIES, TooManyEntriesError, find_holders
 from gpuledger.ledger.quantities import imbalances
@@ -23,6 +18,7 @@ from gpuledger.records import (
     GpuReading,
     NodeSample,
     PodRecord,
+    PodState,
 )
 from tests.unit.enricher.join.incidents import incident
 from tests.unit.enricher.join.ticks import GIB, pod, process, process_end, reading, sample
@@ -145,9 +141,7 @@ def work(tick: NodeSample) -> int:
     find_holders(wrapped)
     settle_ends(wrapped)
     list(imbalances(book_tick(wrapped), wrapped.interval_ns))
-    find_named_holders(wrapped, PodCache())
-    identities = [identity_of(each) for each in wrapped.containers]
-    describe_pods(identities, PodCache(), node="node-a", time_ns=0)
+    describe_tick(wrapped, PodCache())
     return _reads - before
 
 
@@ -186,6 +180,8 @@ def test_the_holders_of_an_incident_are_looked_up_in_one_round_of_the_nodes_pods
         record: PodRecord = pod(number)
         pods.put(record, partition=0)
     allocations = [allocation(number) for number in range(FEW)]
-    found = describe_incident(incident(allocations=allocations), pods)
+    found = attribute_incident(incident(processes=[], allocations=allocations), pods).pods
     assert pods.rounds == 1
-    assert [each.name for each in found if each.name] == [f"train-{number}" for number in range(8)]
+    assert [each.name for each in found if each.state is PodState.KNOWN] == [
+        f"train-{number}" for number in range(8)
+    ]

@@ -97,7 +97,7 @@ def test_a_late_tick_of_a_container_that_started_again_finds_its_pod(given: Give
     given.read_pod(restarted(1))
     found = described(given, BY_ID, 0)
     assert (found.uid, found.state) == (UIDS[0], PodState.KNOWN)
-    assert found.container_names == {CONTAINER_IDS[0]: "main"}
+    assert given.take(containers=BY_ID).containers[0].name == "main"
     again = PodContainer(
         name="main", container_id="e" * 64, previous_container_id="f" * 64, restarts=2
     )

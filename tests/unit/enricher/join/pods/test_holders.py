@@ -1,8 +1,18 @@
-"""A name that a node gives a holder counts only where a pod of that very node has it."""
+"""A pod that holds a GPU is described as those that use one, and never by another node's pod."""
 
+import msgspec
 import pytest
 
-from gpuledger.records import Account, DeviceAllocation, GpuEvent
+from gpuledger.records import (
+    Account,
+    ContainerRequest,
+    DeviceAllocation,
+    EventHolder,
+    GpuEvent,
+    PodContainer,
+    PodDescription,
+    PodState,
+)
 from tests.unit.enricher.join.builders import T_NS, Given, value_of
 from tests.unit.enricher.join.ticks import SECOND_NS, UIDS, pod
 
@@ -33,32 +43,46 @@ def held_by(*names: str) -> list[DeviceAllocation]:
 def idle_of(event: GpuEvent) -> list[tuple[int | None, int | None]]:
     """Return whose idle is, and how much."""
     entries = [one for one in event.gpus[0].entries if one.account is Account.IDLE]
-    return [(one.allocation, one.busy_ns) for one in entries]
+    return [(one.holder, one.busy_ns) for one in entries]
+
+
+def holders_of(event: GpuEvent) -> list[PodDescription]:
+    """Return the pod of each holder."""
+    return [event.pods[each.pod] for each in event.holders]
 
 
 def test_a_node_puts_idle_on_no_pod_of_another_node(given: Given) -> None:
-    """What it said stands in the event, and the part stays held; it is nobody's by name."""
+    """The part stays held; whose it is has no name. Of a pod without a record it is the node's."""
     given.read_pod(pod(0))
     given.read_pod(pod(1, node="node-b"))
-    before = value_of(REFUSED, reason="unknown_holder")
+    before = value_of(REFUSED, reason="foreign_holder")
     held = held_by("train-0", "train-1", "train-1", "train-2")
     event = given.take(allocations=held, containers=[])
-    assert event.holder_uids == [UIDS[0], None, None, None]
-    assert event.allocations == held
-    assert idle_of(event) == [(0, 125_000_000), (1, 250_000_000), (3, 125_000_000)]
-    assert value_of(REFUSED, reason="unknown_holder") == before + 2
+    known, foreign, named = holders_of(event)
+    assert (known.uid, known.state) == (UIDS[0], PodState.KNOWN)
+    assert foreign == PodDescription(state=PodState.FOREIGN)
+    assert named == PodDescription(state=PodState.NAMED, namespace="research", name="train-2")
+    assert idle_of(event) == [(0, 125_000_000), (1, 250_000_000), (2, 125_000_000)]
+    assert value_of(REFUSED, reason="foreign_holder") == before + 1
 
 
 def test_a_holder_is_known_from_the_tick_after_its_record(given: Given) -> None:
     """And a tick without allocations says nothing of holders."""
     held = held_by("train-0")
-    assert given.take(allocations=held).holder_uids == [None]
+    states = []
+
+    def take() -> None:
+        (holder,) = holders_of(given.take(allocations=held, containers=[]))
+        states.append(holder.state)
+
+    take()
     given.read_pod(pod())
-    assert given.take(allocations=held).holder_uids == [UIDS[0]]
-    assert given.take().holder_uids is None
-    assert given.take(allocations=held).holder_uids == [UIDS[0]]
+    take()
+    assert given.take().holders == []
+    take()
     given.read_tombstone(UIDS[0])
-    assert given.take(allocations=held).holder_uids == [None]
+    take()
+    assert states == [PodState.NAMED, PodState.KNOWN, PodState.KNOWN, PodState.NAMED]
 
 
 def test_of_pods_of_one_name_the_one_of_the_ticks_time_is_meant(given: Given) -> None:
@@ -69,4 +93,42 @@ def test_of_pods_of_one_name_the_one_of_the_ticks_time_is_meant(given: Given) ->
     held = held_by("db-0")
     for seconds, number in ((5, 0), (15, 1), (6, 0), (25, 1)):
         event = given.take(allocations=held, time_ns=T_NS + seconds * SECOND_NS)
-        assert event.holder_uids == [UIDS[number]], seconds
+        assert [each.uid for each in holders_of(event)] == [UIDS[number]], seconds
+
+
+def test_a_pod_that_uses_what_it_holds_stands_in_the_event_once(given: Given) -> None:
+    given.read_pod(pod())
+    event = given.take(allocations=held_by("train-0"))
+    assert [each.uid for each in event.pods].count(UIDS[0]) == 1
+    assert event.holders[0].pod == event.containers[0].pod
+
+
+def test_a_container_that_holds_by_several_resources_and_claims_is_one_holder(
+    given: Given,
+) -> None:
+    (first,) = held_by("train-0")
+    changes: list[dict[str, str]] = [
+        {"resource_name": "aliyun.com/gpu-mem"},
+        {"resource_name": "aliyun.com/gpu-core"},
+        {"claim": "research/two"},
+        {"claim": "research/one", "device_id": "GPU-b"},
+    ]
+    held = [msgspec.structs.replace(first, **each) for each in changes]
+    expected = EventHolder(
+        pod=0,
+        container="main",
+        resources=["aliyun.com/gpu-core", "aliyun.com/gpu-mem", "nvidia.com/gpu"],
+        claims=["research/one", "research/two"],
+    )
+    assert given.take(allocations=held, containers=[]).holders == [expected]
+
+
+def test_what_its_containers_ask_for_is_told_of_those_on_the_event_alone(given: Given) -> None:
+    asked = ContainerRequest(resources={"nvidia.com/gpu": 1})
+    containers = [
+        PodContainer(name=name, requested=requested, restarts=0)
+        for name, requested in (("main", asked), ("other", asked), ("init", None))
+    ]
+    given.read_pod(pod(containers=containers))
+    (holder,) = holders_of(given.take(allocations=held_by("train-0"), containers=[]))
+    assert holder.requested == {"main": asked}

@@ -55,7 +55,6 @@ def test_who_alone_holds_what_a_container_is_on_gives_it_namespace_and_name(give
     found = described(given, held(0), on={0: [0]})[UIDS[0]]
     assert found == PodDescription(
         uid=UIDS[0],
-        container_ids=[CONTAINER_IDS[0]],
         state=PodState.NAMED,
         namespace="research",
         name="train-0",
