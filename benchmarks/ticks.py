@@ -1,6 +1,6 @@
 """Ticks as thousands of agents write them: 8 GPUs, 20 processes in 10 containers, random values.
 
-Ratios have six digits, as an agent's have. Nothing says who was given which GPU.
+Ratios have six digits, as an agent's have. Each GPU is held by a pod as a whole.
 
 Data for benchmarks only; nothing is measured here.
 """
@@ -14,6 +14,7 @@ from gpuledger.codec import encode
 from gpuledger.records import (
     ContainerRef,
     ContainerRequest,
+    DeviceAllocation,
     EnergyMethod,
     GpuProcess,
     GpuReading,
@@ -63,6 +64,10 @@ class Fleet:
         self._random = random.Random(seed)  # noqa: S311 - data for a benchmark
         self._gpus = [[self._uuid("GPU-") for _ in range(GPUS)] for _ in range(nodes)]
         self._boots = [self._uuid() for _ in range(nodes)]
+        self._allocations = [
+            [_allocation(node, gpu, uuid) for gpu, uuid in enumerate(gpus)]
+            for node, gpus in enumerate(self._gpus)
+        ]
         self._containers = [[self._container() for _ in range(CONTAINERS)] for _ in range(nodes)]
 
     def tick(self, node: int, number: int) -> NodeSample:
@@ -76,7 +81,7 @@ class Fleet:
             gpus=[self._reading(gpu, uuid) for gpu, uuid in enumerate(self._gpus[node])],
             containers=self._containers[node],
             processes=[self._process(place) for place in range(PROCESSES)],
-            allocations=[],
+            allocations=self._allocations[node],
         )
 
     def template(self, node: int) -> TickTemplate:
@@ -113,6 +118,8 @@ class Fleet:
             sm_active_ratio=round(chance.random(), 6),
             tensor_active_ratio=round(chance.random(), 6),
             dram_active_ratio=round(chance.random(), 6),
+            compute_slices=7,
+            memory_slices=8,
         )
 
     def _process(self, place: int) -> GpuProcess:
@@ -139,6 +146,17 @@ class Fleet:
 def node_name(node: int) -> str:
     """Return the name of a node."""
     return f"gpu-node-{node:05d}"
+
+
+def _allocation(node: int, place: int, uuid_: str) -> DeviceAllocation:
+    return DeviceAllocation(
+        gpu_uuid=uuid_,
+        device_id=uuid_,
+        resource_name="nvidia.com/gpu",
+        namespace="research",
+        pod=f"train-{node}-{place}",
+        container="main",
+    )
 
 
 def _pod(node: int, place: int, container: ContainerRef) -> PodRecord:

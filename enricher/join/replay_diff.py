@@ -124,15 +124,19 @@ def _described(fields: Mapping[str, msgspec.Raw]) -> dict[str, _Described]:
             pod = {} if said["pod"] is None else pods[said["pod"]]
             description = {"container": said["name"], **pod} if "name" in said else pod
             if pod.get("state", PodState.KNOWN) != PodState.KNOWN:
-                description = _without_names(description)
+                description = _without_guesses(description, keeps_uid=name != "holders")
             of_tick = {key: said[key] for key in said.keys() - _FROM_RECORDS[name]}
             found[f"{name}[{position}]"] = _Described(of_tick, description)
     return found
 
 
-def _without_names(pod: dict[str, Any]) -> dict[str, Any]:
-    """Return a description without what holds only until more records are read."""
-    kept = {name: value for name, value in pod.items() if name not in {"namespace", "name"}}
+def _without_guesses(pod: dict[str, Any], *, keeps_uid: bool) -> dict[str, Any]:
+    """Return a description without what holds only until more records are read.
+
+    A container's UID is its cgroup's; a holder has it from whoever is thought to be of its name.
+    """
+    guesses = {"namespace", "name"} if keeps_uid else {"namespace", "name", "uid"}
+    kept = {name: value for name, value in pod.items() if name not in guesses}
     return kept | {"state": PodState.PENDING.value}
 
 

@@ -115,7 +115,7 @@ def _pod_of(
     return PodOfEntry(pod, container_id, container, pod, requested)
 
 
-class BoardSlices(NamedTuple):
+class PartOfBoard(NamedTuple):
     """How much of its board a device is, in the slices into which the board can be cut."""
 
     compute_slices: int | None
@@ -128,18 +128,25 @@ class BoardSlices(NamedTuple):
     """Memory slices of the whole board."""
 
 
-def slices_of(books: GpuBooks) -> BoardSlices:
+def slices_of(books: GpuBooks) -> PartOfBoard:
     """Return how much of its board the device is that these books are of."""
     reading = books.reading
     if reading.parent_uuid is None and not reading.mig_enabled and books.compute_slices is None:
         compute, memory = reading.compute_slices, reading.memory_slices
-        return BoardSlices(compute, memory, compute, memory)
-    return BoardSlices(
+        return PartOfBoard(compute, memory, compute, memory)
+    return PartOfBoard(
         books.compute_slices,
         books.memory_slices,
         books.board_compute_slices,
         books.board_memory_slices,
     )
+
+
+def energy_method_of(books: GpuBooks) -> EnergyMethod | None:
+    """Return how the energy of the entries was found; a GPU's own reading says it already."""
+    reading = books.reading
+    own = None if reading.energy_millijoules is None else reading.energy_method
+    return books.energy_method or own
 
 
 class Origin(Protocol):
@@ -183,7 +190,7 @@ class BookedEntry(NamedTuple):
     """On whom it is booked."""
     holder: PodOfEntry
     """On idle: who held it unused."""
-    slices: BoardSlices
+    slices: PartOfBoard
     """How much of its board the GPU is."""
     requested: Mapping[str, str] | None
     """What the container asks for on which it is booked, or that held it unused."""
@@ -215,7 +222,7 @@ def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[Bo
                 books.reading,
                 books.busy_method,
                 books.memory_method,
-                books.energy_method or books.reading.energy_method,
+                energy_method_of(books),
                 user,
                 holder,
                 slices,

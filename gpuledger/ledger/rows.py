@@ -430,7 +430,6 @@ COLUMNS: Final = (
         source="holder.described.owner_kind",
         bounds=Word,
         optional=True,
-        attribute="gpuledger.holder.owner.kind",
         meaning="On `idle`: kind of the workload that held this part unused.",
     ),
     Column(
@@ -439,7 +438,6 @@ COLUMNS: Final = (
         source="holder.described.owner_name",
         bounds=Subdomain,
         optional=True,
-        attribute="gpuledger.holder.owner.name",
         meaning="On `idle`: name of that workload.",
     ),
     Column(

@@ -2,10 +2,15 @@
 
 from pathlib import Path
 
-from gpuledger.records import ContainerRef, Entry, GpuReading
+from gpuledger.records import Entry, EventContainer, EventHolder, GpuReading
 
 PAGE = (Path(__file__).parents[3] / "docs" / "events.md").read_text()
-ARRAYS = {"`entries[]`": Entry, "`containers[]`": ContainerRef, "`reading`": GpuReading}
+ARRAYS = {
+    "`entries[]`": Entry,
+    "`containers[]`": EventContainer,
+    "`holders[]`": EventHolder,
+    "`reading`": GpuReading,
+}
 
 
 def test_the_page_names_the_places_of_arrays_in_their_order() -> None:

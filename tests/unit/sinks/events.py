@@ -97,7 +97,7 @@ def events(draw: st.DrawFn) -> GpuEvent:
     return event(
         gpus=gpus,
         pods=draw(st.sampled_from([[], [pod()], [pod(state=PodState("a_state_of_tomorrow"))]])),
-        held_by=[holder(), holder("chat-0", container="serve")],
+        held_by=[holder(), holder("chat-0")],
         time_ns=START_NS + draw(st.integers(0, 10 * SECOND_NS)),
         interval_ns=draw(st.integers(0, 10 * SECOND_NS)),
         late=draw(st.sampled_from([None, True])),

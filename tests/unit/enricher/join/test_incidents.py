@@ -78,9 +78,9 @@ def test_pods_with_processes_come_first_and_each_is_named_once(given: Given) -> 
         given.read_pod(pod(number))
     held = held_by("train-2", "train-0", "train-2", "train-1")
     found = attributed(given, incident(allocations=held))
-    assert [each.name for each in found.pods] == ["train-0", "train-2", "train-1"]
+    assert [each.name for each in found.pods] == ["train-0", "train-1", "train-2"]
     assert found.incident.allocations == held
-    assert found.allocation_pods == [1, 0, 1, 2]
+    assert found.allocation_pods == [2, 0, 2, 1]
 
 
 def test_a_holder_whose_record_has_not_come_is_named_by_the_node(given: Given) -> None:

@@ -177,7 +177,7 @@ def test_what_belongs_to_a_partition_is_forgotten_with_it(stage: JoinStage) -> N
     assert len(stage.take_samples([record(USED)])) == 1
 
 
-MANY_CONTAINERS = [ContainerRef(container_id=f"{number:0150}") for number in range(MAX_CONTAINERS)]
+MANY_CONTAINERS = [ContainerRef(container_id=f"{number:0250}") for number in range(MAX_CONTAINERS)]
 
 
 def altered(**fields: object) -> bytes:
@@ -284,7 +284,7 @@ async def test_an_incident_of_which_too_much_is_made_is_put_aside_and_the_next_i
     dead_letters = DeadLetterQueue(
         consumer="test", producer=producer, partitions=1, topic=DEAD_LETTERS
     )
-    processes = [IncidentProcess(pid=pid, container_id=f"{pid:0150}") for pid in range(4_000)]
+    processes = [IncidentProcess(pid=pid, container_id=f"{pid:0200}") for pid in range(4_000)]
     large, small = incident(processes=processes), incident()
     told = JoinStage(dead_letters=dead_letters, is_placed=anywhere, topics=TOPICS).take_incidents(
         [incident_record(large), incident_record(small)._replace(offset=1)]

@@ -13,6 +13,7 @@ from gpuledger.records import (
     GpuEvent,
     Incident,
     PodDescription,
+    PodState,
     Severity,
 )
 from sinks.alerts.active_alerts import ActiveAlert, ActiveAlerts, Now, record_taken, rfc3339
@@ -275,7 +276,11 @@ def held(*incidents: AttributedIncident, now: float = 0) -> list[dict[str, Any]]
 
 
 def test_an_incident_is_an_alert_with_its_xid_and_its_first_known_pod() -> None:
-    pods: list[PodDescription] = [pod(name=None, namespace=None), pod(), pod(name="other")]
+    pods: list[PodDescription] = [
+        pod(state=PodState.PENDING, name=None, namespace=None),
+        pod(),
+        pod(name="other"),
+    ]
 
     (sent,) = held(incident(pods=pods))
 

@@ -20,7 +20,7 @@ NOTEBOOK = {
     "holder_pod": "notebook-0",
     "holder_container": "jupyter",
 }
-CHAT = {"holder_namespace": "serving", "holder_pod": "chat-0", "holder_container": "server"}
+CHAT = {"holder_namespace": "serving", "holder_pod": "chat-0", "holder_container": "jupyter"}
 IDLE = "gpuledger_account_gpu_busy_ratio"
 
 

@@ -150,7 +150,8 @@ def test_books_say_of_each_quantity_how_it_was_found(
 ) -> None:
     books = book_gpu(reading(), claims)
     assert (books.busy_method, books.memory_method) == (busy, memory)
-    assert books.energy_method is EnergyMethod.COUNTER
+    assert books.reading.energy_method is EnergyMethod.COUNTER
+    assert books.energy_method is None
 
 
 @pytest.mark.parametrize(
@@ -158,7 +159,7 @@ def test_books_say_of_each_quantity_how_it_was_found(
     [
         ({"model": "Vendor X"}, None, None),
         ({"model": "NVIDIA L4"}, 15_000, IdleDrawSource.TABLE),
-        ({"model": "NVIDIA L4", "idle_draw_milliwatts": 12_345}, 12_345, IdleDrawSource.MEASURED),
+        ({"model": "NVIDIA L4", "idle_draw_milliwatts": 12_345}, None, IdleDrawSource.MEASURED),
         ({"model": "NVIDIA L4", "energy_millijoules": None}, None, None),
     ],
 )

@@ -50,7 +50,7 @@ HELD = [
     (
         "by a container that has another GPU too",
         [allocation(gpu_uuid="GPU-b"), allocation()],
-        {1: (1, 1)},
+        {0: (1, 1)},
     ),
     ("one replica: nobody else may use it", [replica(3, "p")], {0: (1, 1)}),
     ("replicas in equal parts", [replica(0, "p"), replica(1, "q")], {0: (1, 2), 1: (1, 2)}),
@@ -99,7 +99,7 @@ HELD = [
     (
         "pieces of memory: by bytes, and the rest is nobody's",
         [*(memory(number, "p") for number in range(8)), memory(8, "q"), memory(9, "q")],
-        {0: (8, 80), 8: (2, 80), None: (70, 80)},
+        {0: (8, 80), 1: (2, 80), None: (70, 80)},
     ),
     ("a single piece of memory", [memory(0, "p")], {0: (1, 80), None: (79, 80)}),
     (
@@ -141,8 +141,8 @@ def test_an_instance_is_held_by_its_uuid_or_by_its_number() -> None:
     assert [row.parts for row in (board, first, second, third)] == [
         [(2, 1)],
         [(None, 1)],
-        [(0, 1)],
         [(1, 1)],
+        [(0, 1)],
     ]
 
 
@@ -187,7 +187,7 @@ def test_use_that_no_process_explains_is_nobodys_though_one_container_holds_the_
 def test_idle_is_split_by_what_each_holds_and_the_rest_is_nobodys() -> None:
     allocations = [memory(number, "p") for number in range(20)] + [memory(20, "q")]
     found = idle(book_tick(sample(allocations=allocations))[0].entries)
-    assert [one.holder for one in found] == [0, 20, None]
+    assert [one.holder for one in found] == [0, 1, None]
     assert [one.busy_ns for one in found] == [125_000_000, 6_250_000, 368_750_000]
     assert sum(one.memory_bytes or 0 for one in found) == 59 * GIB
     assert [one.memory_bytes for one in found] == [

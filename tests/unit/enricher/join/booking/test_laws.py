@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from enricher.join.booking.books import book_tick
 from gpuledger.codec import Decoder, encode
+from gpuledger.ledger.entries import energy_method_of
 from gpuledger.ledger.holders import HoldingContainer, holding_containers
 from gpuledger.ledger.quantities import imbalances
 from gpuledger.records import (
@@ -248,8 +249,7 @@ def amounts_of(tick: NodeSample) -> list[dict[tuple[object, ...], tuple[object, 
 @given(ticks())
 def test_a_method_is_told_where_the_quantity_is_known_and_only_there(tick: NodeSample) -> None:
     for row in book_tick(tick):
-        energy_method = row.energy_method or row.reading.energy_method
-        told = (row.busy_method, row.memory_method, energy_method)
+        told = (row.busy_method, row.memory_method, energy_method_of(row))
         for quantity, method in zip(QUANTITIES, told, strict=True):
             known = {getattr(entry, quantity) is not None for entry in row.entries}
             assert known == {method is not None}, quantity
@@ -315,7 +315,7 @@ def encode_books(books: list[GpuBooks]) -> list[list[tuple[object, ...]]]:
     return [[tuple(getattr(one, name) for name in NAMES) for one in row.entries] for row in books]
 
 
-NAMES = [*AMOUNTS, "account", "container", "allocation"]
+NAMES = [*AMOUNTS, "account", "container", "holder"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from enricher.join.booking.books import book_tick, energy_by_row, exclusive_readings
 from enricher.join.booking.settlement import settle_ends
-from enricher.join.pods.describe import attribute_incident, describe_tick
+from enricher.join.pods.describe import EventPods, attribute_incident, identity_of
 from enricher.join.pods.pods import PodCache
 from gpuledger.ledger.holders import MAX_ENTRIES, TooManyEntriesError, find_holders
 from gpuledger.ledger.quantities import imbalances
@@ -141,7 +141,10 @@ def work(tick: NodeSample) -> int:
     find_holders(wrapped)
     settle_ends(wrapped)
     list(imbalances(book_tick(wrapped), wrapped.interval_ns))
-    describe_tick(wrapped, PodCache())
+    said = EventPods(PodCache(), node="node-a", time_ns=0)
+    said.add_users(map(identity_of, wrapped.containers), foreign=())
+    said.add_holders(wrapped.allocations)
+    said.descriptions()
     return _reads - before
 
 

@@ -9,6 +9,7 @@ from enricher.join.booking.shares import NO_SLICES, Slices
 from gpuledger.records import GpuReading
 
 BOARD = GpuReading(uuid="GPU-a", index=0, compute_slices=7, memory_slices=8)
+CUT = GpuReading(uuid="GPU-a", index=0, mig_enabled=True, compute_slices=7, memory_slices=8)
 
 
 def instance(
@@ -25,7 +26,8 @@ def instance(
 
 
 ROWS = [
-    ("a whole GPU", [BOARD], [(7, 8, 7, 8)]),
+    ("a GPU that is not cut: its reading says it", [BOARD], [NO_SLICES]),
+    ("a GPU that is cut into nothing", [CUT], [(7, 8, 7, 8)]),
     ("a GPU that does not say", [GpuReading(uuid="GPU-a", index=0)], [NO_SLICES]),
     ("a lone small instance", [BOARD, instance(0, 1, 1, 1)], [(6, 7, 7, 8), (1, 1, 7, 8)]),
     (
@@ -59,6 +61,6 @@ def test_a_row_is_so_much_of_its_board(
 )
 def test_the_slices_of_a_boards_rows_sum_to_the_boards(parts: list[tuple[int, int, int]]) -> None:
     instances = [instance(number, *part) for number, part in enumerate(parts)]
-    found = slices_by_row([BOARD, *instances])
+    found = slices_by_row([CUT, *instances])
     assert sum(row.compute or 0 for row in found) == 7
     assert sum(row.memory or 0 for row in found) == 8

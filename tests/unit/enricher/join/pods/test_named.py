@@ -48,7 +48,8 @@ def described(
         ],
         allocations=list(held_by),
     )
-    return {each.uid: each for each in event.pods}
+    users = {each.pod for each in event.containers}
+    return {each.uid: each for position, each in enumerate(event.pods) if position in users}
 
 
 def test_who_alone_holds_what_a_container_is_on_gives_it_namespace_and_name(given: Given) -> None:
