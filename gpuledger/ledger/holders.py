@@ -72,6 +72,8 @@ NOBODYS: Final = HeldParts([(None, 1)], 1)
 # A GPU by its UUID alone; an instance by that of its GPU, and its own UUID or its number there.
 DeviceKey = tuple[str, str | int | None]
 _Devices = dict[DeviceKey, "_Device"]
+# Namespace, pod and container, as `HoldingContainer` names them.
+_Name = tuple[str, str, str]
 
 
 class TooManyEntriesError(GpuledgerError):
@@ -140,6 +142,16 @@ def find_holders(sample: NodeSample) -> Sequence[HeldParts]:
     """
     if not sample.allocations:
         return [NOBODYS] * len(sample.gpus)
+    whole = _whole_gpus(sample.allocations)
+    if len(whole) == len(sample.allocations):
+        names = sorted(set(whole.values()))
+        positions = {name: position for position, name in enumerate(names)}
+        # The common case, in a quarter of the time: each GPU as a whole is one container's.
+        parts = {uuid: HeldParts([(positions[name], 1)], 1) for uuid, name in whole.items()}
+        return [
+            parts.get(reading.uuid, NOBODYS) if reading.parent_uuid is None else NOBODYS
+            for reading in sample.gpus
+        ]
     devices = _devices_of(sample.allocations)
     containers = holding_containers(sample.allocations)
     positions = {container: position for position, container in enumerate(containers)}
@@ -154,6 +166,18 @@ def find_holders(sample: NodeSample) -> Sequence[HeldParts]:
             raise TooManyEntriesError(f"idle has more than {MAX_ENTRIES} holders")
         found.append(held)
     return found
+
+
+def _whole_gpus(allocations: Iterable[DeviceAllocation]) -> dict[str, _Name]:
+    """Return who holds each GPU that is given as a whole.
+
+    They are fewer than the allocations where one is of a part, or of the same GPU as another one.
+    """
+    return {
+        each.gpu_uuid: (each.namespace, each.pod, each.container)
+        for each in allocations
+        if each.gpu_instance is None and each.replica is None
+    }
 
 
 class _Piece(NamedTuple):
@@ -200,7 +224,7 @@ def _held_parts(
     reading: GpuReading,
     devices: Sequence[_Device],
     allocations: Sequence[DeviceAllocation],
-    positions: Mapping[HoldingContainer, int],
+    positions: Mapping[_Name, int],
 ) -> HeldParts:
     if not devices:
         return NOBODYS
@@ -227,9 +251,7 @@ def _held_parts(
     return _normalised(positions, parts)
 
 
-def _normalised(
-    positions: Mapping[HoldingContainer, int], parts: Iterable[tuple[_Piece, int]]
-) -> HeldParts:
+def _normalised(positions: Mapping[_Name, int], parts: Iterable[tuple[_Piece, int]]) -> HeldParts:
     """Return each container's part of the device: of pieces, each one over a denominator."""
     common = 1
     for _, denominator in parts:
