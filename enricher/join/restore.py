@@ -28,8 +28,8 @@ from enricher.join.polling import poll, step_through
 from enricher.join.progress.announcing import Announcer
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Consumer, History, Polled, TopicPartition
-from gpuledger.early import freeze_collector
 from gpuledger.errors import BusError, GpuledgerError, NotAssignedError
+from gpuledger.programs import freeze_collector
 from gpuledger.runtime import Backoff, Check, RetryingCaller
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.topics import Topics
