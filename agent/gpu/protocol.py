@@ -13,7 +13,6 @@ of it: it calls its library, blocks as long as that does, and says by the error 
     │   └── GpuLostError            this GPU does not; the others may
     ├── UnsupportedError            the driver never gives this
     └── FailedError                 the driver did not give this now
-        └── NothingHappenedError    a wait for events ended without one
 
 A vendor is a folder beside this file that holds a class with the methods of `GpuSource`; the
 import contracts keep everything else in `agent.gpu` from knowing it.
@@ -52,10 +51,6 @@ class UnsupportedError(UnavailableError):
 
 class FailedError(UnavailableError):
     """The driver did not give this, now."""
-
-
-class NothingHappenedError(FailedError):
-    """A wait for events ended without one, as most do."""
 
 
 class GpuIdentity(Protocol):
