@@ -176,8 +176,8 @@ class Withheld:
         """Return the longest time of all partitions, or of a topic's; 0 where none is withheld."""
         # A copy: the gauge is read by the thread or task that serves the metrics.
         since = [
-            begun_at
-            for partition, (_, begun_at) in list(self._since.items())
+            since_seconds
+            for partition, (_, since_seconds) in list(self._since.items())
             if topic in (None, partition.topic)
         ]
         return self._clock_seconds() - min(since) if since else 0.0

@@ -75,13 +75,13 @@ class KnownPartitions:
                     f"it has {self._counts[topic]}"
                 )
 
-    async def send(
+    async def watch(
         self,
         client: AIOKafkaProducer,
         partitions: Sequence[TopicPartition],
         sending: Coroutine[Any, Any, Mapping[TopicPartition, int]],
     ) -> Mapping[TopicPartition, int]:
-        """Send to these partitions, and return what `sending` does.
+        """Return what `sending` does, and look meanwhile whether these partitions are still there.
 
         Raises `TopicsError` where one is deleted meanwhile, and `RefusedError` where it may not be
         seen any more.
@@ -191,7 +191,7 @@ class KafkaProducer:
                 await self._partitions.must_have(client, [at])
                 has_begun = True
                 sending = send_all(client, {at: messages})
-                return (await self._partitions.send(client, [at], sending)).get(at)
+                return (await self._partitions.watch(client, [at], sending)).get(at)
         except GpuledgerError as error:
             # An absent topic was found before anything was sent: the client is as good as new.
             if has_begun or not isinstance(error, TopicsError):
@@ -338,7 +338,7 @@ class KafkaTransactions:
             filling = send_all(client, messages, beside=beside if offsets else None)
             with naming_what_failed(client):
                 try:
-                    published = await self._partitions.send(client, list(messages), filling)
+                    published = await self._partitions.watch(client, list(messages), filling)
                 except TopicsError as error:  # something was begun, which only closing ends
                     raise BusUnavailableError(str(error)) from error
                 await client.commit_transaction()
