@@ -1,6 +1,6 @@
 """`gpuledger-agent`: heeds signals, then imports and runs `agent.command`."""
 
-from gpuledger.early import end_on_signals, end_process
+from gpuledger.programs import end_on_signals, end_process
 
 
 def main() -> None:

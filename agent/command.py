@@ -15,7 +15,7 @@ from agent.host.kubelet.container_logs import ContainerNames
 from agent.settings import AgentSettings, name_node
 from agent.source_selection import find_source
 from gpuledger.bus.protocol import Bus
-from gpuledger.early import freeze_collector
+from gpuledger.programs import freeze_collector
 from gpuledger.runtime import Readiness, configure_logs, explain_user_errors, run_service
 from gpuledger.settings import Option, load_settings
 

@@ -49,14 +49,14 @@ PROCESSES_UNREADABLE: Final = Counter(
 )
 ACCOUNTS_LATE: Final = Counter(
     "gpuledger_agent_accounts_late",
-    "The driver's accounts of processes that came when the process's end had been told without.",
+    "The driver's accounts of processes that came after the process's end was published without.",
 )
 EXITS_UNREPORTED: Final = Counter(
     "gpuledger_agent_process_exits_unreported",
-    "The driver's accounts of processes that no tick tells of, so that nothing is settled by them,"
+    "The driver's accounts of processes that no tick reports, so that nothing is settled by them,"
     " by reason: `unidentified` (gone before anybody saw whose it was), `undated` (no start, length"
     " or use), `older` (it began before this agent did), `gpu_gone` (no tick had its GPU any more),"
-    " `too_many` (wait to be told).",
+    " `too_many` (wait to be reported).",
     ["reason"],
 )
 count_from_zero(
@@ -64,7 +64,7 @@ count_from_zero(
 )
 PROCESS_SCANS_LATE: Final = Counter(
     "gpuledger_agent_process_scans_late",
-    "Looks at who is on the GPUs, between two ticks, that were not answered at once.",
+    "Process scans, between two ticks, that were not answered at once.",
 )
 GPU_DEADLINES_MISSED: Final = Counter(
     "gpuledger_agent_gpu_deadlines_missed",
@@ -72,13 +72,13 @@ GPU_DEADLINES_MISSED: Final = Counter(
 )
 CALL_GROUPS_FAILED: Final = Counter(
     "gpuledger_agent_call_groups_failed",
-    "Groups of questions that a GPU did not answer, by reason: `deadline`, `hangs` (its thread is"
-    " not back from an earlier tick), `error`, or `probe` (asked again, in vain).",
+    "Call groups that a GPU did not answer, by reason: `deadline`, `hangs` (its thread is not back"
+    " from an earlier tick), `error`, or `probe` (queried again, in vain).",
     ["gpu_uuid", "group", "reason"],
 )
 BREAKER_OPEN: Final = Gauge(
     "gpuledger_agent_breaker_open",
-    "1 where a group of questions is put to a GPU by single probes only, as it failed too often.",
+    "1 where a GPU is queried for a call group by single probes only, as it failed too often.",
     ["gpu_uuid", "group"],
 )
 THREADS_LEAKED: Final = Gauge(
@@ -95,8 +95,9 @@ NVML_ERRORS: Final = Counter(
     "Calls that the driver answered with an error.",
     ["call", "error"],
 )
-NVML_STARTS: Final = Counter(
-    "gpuledger_agent_nvml_starts", "Times that the library was started, the first one included."
+SOURCE_OPENINGS: Final = Counter(
+    "gpuledger_agent_source_openings",
+    "Times that the source of GPUs was opened, the first one included.",
 )
 PUBLISH_FAILURES: Final = Counter(
     "gpuledger_agent_publish_failures", "Batches that the broker did not acknowledge; sent again."
@@ -116,11 +117,11 @@ VALUES_CUT: Final = Counter(
     ["field"],
 )
 KUBELET_ANSWERS: Final = Counter(
-    "gpuledger_agent_kubelet_answers", "Times that the kubelet said which container holds what."
+    "gpuledger_agent_kubelet_answers", "Answers of the kubelet to which container holds what."
 )
 KUBELET_ERRORS: Final = Counter(
     "gpuledger_agent_kubelet_errors",
-    "Times that the kubelet did not say which container holds what, by reason.",
+    "Queries of which container holds what that the kubelet did not answer, by reason.",
     ["reason"],
 )
 count_from_zero(
@@ -152,19 +153,19 @@ ATTRIBUTION: Final = Gauge(
 )
 INCIDENTS: Final = Counter(
     "gpuledger_agent_incidents",
-    "Incidents told, by kind and by who said so: `nvml`, `kmsg` or `agent`.",
+    "Incidents reported, by kind and by their source: `nvml`, `kmsg` or `agent`.",
     ["kind", "source"],
 )
 count_from_zero(INCIDENTS, kind=INCIDENT_KINDS, source=("nvml", "kmsg", "agent"))
 INCIDENTS_DUPLICATE: Final = Counter(
     "gpuledger_agent_incidents_duplicate",
-    "Incidents that were told already, by who said so the second time.",
+    "Incidents that had been reported already, by the source of the second report.",
     ["source"],
 )
 count_from_zero(INCIDENTS_DUPLICATE, source=("nvml", "kmsg", "agent"))
 INCIDENTS_DROPPED: Final = Counter(
     "gpuledger_agent_incidents_dropped",
-    "Incidents that came faster than they could be told, so that they were left out.",
+    "Incidents that came faster than they could be published, so that they were left out.",
 )
 EVENT_SET_FAILURES: Final = Counter(
     "gpuledger_agent_event_set_failures",

@@ -12,7 +12,7 @@ import pynvml
 
 from agent.context import Host
 from agent.gpu.nvidia.session import NvmlSession
-from agent.gpu.threads import Worker
+from agent.gpu.threads import CallThread
 from agent.host.kmsg import DeviceKmsg
 from agent.host.kubelet.allocations import SocketKubelet
 from agent.host.kubelet.container_logs import list_folder
@@ -67,7 +67,7 @@ def probe(library: object, *, seconds: float = PROBE_SECONDS) -> None:
     """Look whether NVML answers within `seconds`; raises UserError where it does not."""
     nvml = NvmlSession(library)
     # In a thread, as a driver that hangs would keep the agent from ever saying so.
-    worker = Worker("nvml-probe")
+    worker = CallThread("nvml-probe")
     try:
         worker.start(nvml.open).result(timeout=seconds)
     except UnavailableError as error:

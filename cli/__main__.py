@@ -2,7 +2,7 @@
 
 import sys
 
-from gpuledger.early import end_on_interrupt, raise_on_interrupt
+from gpuledger.programs import end_on_interrupt, raise_on_interrupt
 
 INTERRUPTED = 130
 

@@ -17,7 +17,7 @@ from prometheus_client.metrics import MetricWrapperBase
 import agent.metrics
 import enricher.join.join_metrics
 import enricher.podwatch.pod_metrics
-import gpuledger.bus.metrics
+import gpuledger.bus.gaps
 import gpuledger.dead_letter_queue
 import gpuledger.runtime.process_metrics
 import sinks.metrics
@@ -83,7 +83,7 @@ DEPLOYABLES: Final = {
     "join": enricher.join.join_metrics,
     "sinks": sinks.metrics,
     "join and sinks": gpuledger.dead_letter_queue,
-    "every consumer of a topic": gpuledger.bus.metrics,
+    "every consumer of a topic": gpuledger.bus.gaps,
     "every deployable": gpuledger.runtime.process_metrics,
 }
 _METRICS_HEAD: Final = """\

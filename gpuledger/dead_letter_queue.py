@@ -15,14 +15,21 @@ from typing import Final, NamedTuple, TypeVar
 import structlog
 from prometheus_client import Counter
 
-from gpuledger.bus import metrics
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
-from gpuledger.bus.protocol import Message, Producer, Record, TopicPartition, Unreadable
+from gpuledger.bus.protocol import (
+    Message,
+    Producer,
+    Record,
+    TopicPartition,
+    Unreadable,
+    UnreadableReason,
+)
 from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import Decoder, encode, validate
 from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import DeadLetter
 from gpuledger.runtime.logs import Repeats
+from gpuledger.runtime.process_metrics import count_from_zero
 from gpuledger.texts import shorten
 from gpuledger.topics import Topic
 
@@ -36,6 +43,15 @@ DEAD_LETTERS_TOTAL: Final = Counter(
     " `seq_ahead`, `future`, `too_old`, `out_of_order`, `rejected`.",
     ["topic", "reason"],
 )
+RECORDS_UNREADABLE_TOTAL: Final = Counter(
+    "gpuledger_records_unreadable",
+    "Offsets that were skipped because their batch could not be unpacked, by reason: `codec` (it is"
+    " packed as none of gpuledger's is), `too_large` (more bytes, unpacked, than a batch may have),"
+    " `too_many` (more records, or headers of one), `damaged`. The dead letters say of which"
+    " topic.",
+    ["reason"],
+)
+count_from_zero(RECORDS_UNREADABLE_TOTAL, reason=UnreadableReason)
 DETAIL_CHARACTERS: Final = 1000
 """What a letter says is cut to so many: a detail may quote what the record says, and that is
 anybody's."""
@@ -267,7 +283,7 @@ def count_unreadable(record: Record) -> None:
     """Count the offsets that a record stands for, where their batch cannot be unpacked."""
     if (why := record.unreadable) is not None:
         count = record.offset + 1 - why.first_offset
-        metrics.RECORDS_UNREADABLE_TOTAL.labels(reason=why.reason).inc(count)
+        RECORDS_UNREADABLE_TOTAL.labels(reason=why.reason).inc(count)
 
 
 def _explain(error: BusErrorT, *, waiting: int) -> BusErrorT:

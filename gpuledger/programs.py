@@ -1,4 +1,4 @@
-"""Where a process of ours begins: finds the packages of the programs, and runs the one called for.
+"""How a program of ours begins and ends: its packages are found, and signals count from the first.
 
 In the wheel `agent`, `cli`, `enricher`, `reports`, `simulator` and `sinks` lie in the folder
 `_programs` inside this package. Names as general as these may be somebody else's in site-packages,
@@ -6,17 +6,20 @@ so only a process that runs one of our programs has that folder on its path (ADR
 they lie beside this package, and there is no such folder.
 
 Each console script is a function here; `python -m gpuledger NAME` runs any other module by its
-name. Programs are named by strings: nothing that all share may import one. Nothing here may import
-what takes time, as signals count from a program's own first line on.
+name. Programs are named by strings: nothing that all share may import one.
+
+Signals count from a program's own first line on, so nothing here may import what takes time; the
+interpreter's start, before the first line of any module of ours, cannot be covered from Python. In
+between, once what stays is there, the garbage collector is told to leave it alone.
 """
 
 import os
+import signal
 import sys
-from importlib import import_module
 
 TYPE_CHECKING = False  # as `typing` has it, which takes long to import
 if TYPE_CHECKING:
-    from typing import Final
+    from typing import Final, NoReturn
 
 FOLDER: "Final" = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_programs")  # noqa: PTH100, PTH118, PTH120  # pathlib takes long to import
 
@@ -59,6 +62,8 @@ def run_command() -> "int | None":
 
 def _run(module: str, *, script: str, extra: str) -> "int | None":
     """Run a program, or say in one line which extra has the distribution that it lacks."""
+    from importlib import import_module  # noqa: PLC0415  # not before signals are heeded
+
     find_programs()
     try:
         code: int | None = import_module(module).main()
@@ -71,3 +76,73 @@ def _run(module: str, *, script: str, extra: str) -> "int | None":
         )
         sys.exit(_USER_ERROR)
     return code
+
+
+def end_on_signals() -> None:
+    """Make SIGTERM and SIGINT end the process with exit code 0, until the work takes them over.
+
+    For a deployable's first line: nothing has begun that would have to be cleaned up. As the first
+    process of a container it would otherwise not even end, as Linux spares that from both.
+    Standard streams that are closed lead nowhere from then on.
+    """
+    _replace_closed_streams()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os._exit(0))
+
+
+def end_on_interrupt(code: int) -> None:
+    """Make SIGINT end the process with this exit code, until `raise_on_interrupt`.
+
+    Standard streams that are closed lead nowhere from then on.
+    """
+    _replace_closed_streams()
+    signal.signal(signal.SIGINT, lambda *_: os._exit(code))
+
+
+def _replace_closed_streams() -> None:
+    """Open the null device in the place of each standard stream that the process has not got.
+
+    The next file or socket that is opened would get its number, and be written to as the log.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            os.set_inheritable(opened, True)  # noqa: FBT003  # the system's own name for it
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: SIM115, PTH123  # for good
+
+
+def raise_on_interrupt() -> None:
+    """Make SIGINT raise `KeyboardInterrupt`, as Python itself does."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def end_process(code: int) -> "NoReturn":
+    """End the process with this exit code at once, with all that was written on its way.
+
+    Python's own end takes the interpreter from under threads that are in a library's call, which
+    kills the process where that library is written in Rust (deltalake: SIGSEGV, each time); and it
+    waits for threads that are no daemons. By now nothing is left that anybody waits for.
+    """
+    from contextlib import suppress  # noqa: PLC0415  # not before signals are heeded
+
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # whoever read it has gone, or it was closed
+            stream.flush()
+    os._exit(code)
+
+
+def freeze_collector(*thresholds: int) -> None:
+    """Have the collector leave alone what there is by now, and search the rest less often.
+
+    To be called once what stays is there: a cache that was read, a machine that was opened. What
+    is garbage by then is collected first, as what is left alone would never be. The thresholds are
+    those of `gc.set_threshold`. Blocks for as long as one full search takes.
+    """
+    import gc  # noqa: PLC0415  # not before signals are heeded
+
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*thresholds)

@@ -35,7 +35,7 @@ class Budget:
 class Recent(Generic[K, V]):
     """A mapping that forgets what was neither asked for nor set for a day, within another day.
 
-    Where more than `maximum` are used in a day, or the budget is spent, another day begins there
+    Where more than `max_a_day` are used in a day, or the budget is spent, another day begins there
     so that twice as many are remembered at most: what is used again and again stays, and names that
     come once go. `size_bytes` says what a value counts against the budget; where that changes while
     it is remembered, `grow` counts by how much.
@@ -59,11 +59,11 @@ class Recent(Generic[K, V]):
     def __init__(
         self,
         *,
-        maximum: int = MAX_A_DAY,
+        max_a_day: int = MAX_A_DAY,
         budget: Budget | None = None,
         size_bytes: Callable[[V], int] | None = None,
     ) -> None:
-        self._maximum, self._budget, self._size_bytes = maximum, budget, size_bytes
+        self._maximum, self._budget, self._size_bytes = max_a_day, budget, size_bytes
         self._today: dict[K, V] = {}
         self._eve: dict[K, V] = {}
         self._today_bytes = self._eve_bytes = 0

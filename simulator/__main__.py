@@ -17,6 +17,7 @@ from gpuledger.errors import UserError
 from gpuledger.runtime import configure_logs, run_until_signalled
 from gpuledger.settings import LogSettings
 from simulator.kube import serve_kube_api, write_kubeconfig
+from simulator.kubelet import serve_kubelet
 from simulator.simulation import Simulation, open_simulation
 
 
@@ -50,9 +51,6 @@ def _kube_api(simulation: Simulation, options: argparse.Namespace) -> int:
 
 
 def _kubelet(simulation: Simulation, options: argparse.Namespace) -> int:
-    # gRPC is loaded only where somebody asks over a socket.
-    from simulator.kubelet_server import serve_kubelet  # noqa: PLC0415  # see above
-
     kubelet = simulation.node(options.node).kubelet
 
     async def work() -> None:

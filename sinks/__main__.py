@@ -1,6 +1,6 @@
 """`gpuledger-sink`: heeds signals, then imports and runs `sinks.command`."""
 
-from gpuledger.early import end_on_signals, end_process
+from gpuledger.programs import end_on_signals, end_process
 
 
 def main() -> None:

@@ -46,5 +46,5 @@ async def run_kind(settings: SinkSettings, readiness: Readiness) -> None:
         bus=bus,
         settings=getattr(settings, kind.name),
         readiness=readiness,
-        member=settings.kafka.group_instance_id or None,
+        group_instance_id=settings.kafka.group_instance_id or None,
     )

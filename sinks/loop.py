@@ -36,7 +36,7 @@ from gpuledger.lag import Lag
 from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
 from gpuledger.runtime.tasks import end_tasks
 from sinks.metrics import ACKNOWLEDGED_TIMESTAMP_SECONDS, LAG_SECONDS, count_dropped
-from sinks.protocol import Batch, ConsumerConfig, Partitions, Progress, Sink, SinkContext
+from sinks.protocol import AcknowledgedOffsets, Batch, ConsumerConfig, Partitions, Sink, SinkContext
 from sinks.registry import SinkKind
 
 RELEASE_SECONDS: Final = 4.0
@@ -55,7 +55,7 @@ async def run_sink(
     bus: Bus,
     settings: Any,  # noqa: ANN401  # the kind's section
     readiness: Readiness,
-    member: str | None = None,
+    group_instance_id: str | None = None,
     group: str | None = None,
     clock: Clock | None = None,
 ) -> None:
@@ -73,7 +73,7 @@ async def run_sink(
             sink=sink,
             config=ConsumerConfig(
                 group=group,
-                member=member,
+                group_instance_id=group_instance_id,
                 decoders={
                     topic.name: Decoder(topic=topic.name, record=topic.record)
                     for topic in kind.topics(bus.topics)
@@ -101,7 +101,7 @@ async def consume(
         sink=sink.name,
         receiver=sink.receiver,
         group=config.group,
-        group_instance_id=config.member,
+        group_instance_id=config.group_instance_id,
         topics=sorted(config.decoders),
     )
     lag = Lag(clock=clock)
@@ -160,7 +160,7 @@ class _Session:
     ) -> None:
         self._sink, self._config, self._check, self._clock = sink, config, check, clock
         self._lag, self._gap_check = lag, gap_check
-        self._progress = Progress()
+        self._progress = AcknowledgedOffsets()
         self._committing_lock = asyncio.Lock()
         self._polling, self._committing = _Streak(), _Streak()
         self.has_polled = False
@@ -173,7 +173,7 @@ class _Session:
         subscription = Subscription(
             group=self._config.group,
             topics=tuple(self._config.decoders),
-            member=self._config.member,
+            group_instance_id=self._config.group_instance_id,
             on_assigned=self.on_assigned,
             on_revoked=self.on_revoked,
             on_gap=self.on_gap,

@@ -58,7 +58,7 @@ class LargeTurns:
         return self._turn if is_large else nullcontext()
 
 
-class Progress:
+class AcknowledgedOffsets:
     """For each partition that is held the offset of the next record that is not done yet."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class SinkContext:
     """The consumer, for seeking."""
     dead_letters: DeadLetterQueue
     """Where a record is put that cannot be used."""
-    progress: Progress
+    progress: AcknowledgedOffsets
     lag: Lag
     epochs: Epochs
 
@@ -219,7 +219,7 @@ class ConsumerConfig:
     """How a sink's records are read."""
 
     group: str
-    member: str | None = None
+    group_instance_id: str | None = None
     decoders: Mapping[str, Decoder[Any]]
     """The decoder of each topic to read."""
     poll_seconds: float = 0.5

@@ -3,15 +3,164 @@
 A source gives numbers in the units that stand here, under these names; one that is not here is
 not published. How NVML is asked for each stands in `agent.gpu.nvidia.catalogue`. A name is a field
 of `GpuReading` or of `GpuDetails`, dotted where it lies in a part.
+
+A unit says which values can be true, and how one becomes a number in ours. The bounds are those of
+the records (`gpuledger.records.bounds`), so that what is kept can be sent. Drivers do answer with
+utilization 4294967295 or memory 2^64-1; no such number may reach the books: what cannot be true is
+left out, counted and named.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-from agent.core import units
 from agent.core.raw import CallGroup
-from agent.core.units import Unit
+from gpuledger.records import bounds
+
+_MAX: Final = 2**63 - 1
+_MILLION: Final = 1_000_000
+_PARTS_PER_PERCENT: Final = 10_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unit:
+    """What the driver counts in; ours is `value * times`, as a whole number, or `value / over`."""
+
+    name: str
+    """The driver's unit, for people."""
+    low: float = 0
+    """The least that can be true, in the driver's unit."""
+    high: float = _MAX
+    """The most that can be true, in the driver's unit."""
+    times: int = 1
+    """What one of the driver's is in ours."""
+    over: int | None = None
+    """Of a ratio: how many of the driver's make one of ours."""
+    cap: float | None = None
+    """The most that ours can be, where the driver's is beyond it by rounding."""
+    is_total: bool = False
+    """Whether it only rises, until it begins again."""
+    max_per_second: int | None = None
+    """Of a total: by how much it can rise."""
+    wraps: bool = False
+    """Of a total: whether a fall may also be the counter's end."""
+    choices: Mapping[int, Any] = field(default_factory=dict)
+    """Where it is no quantity: what each number means."""
+
+
+RATIO: Final = Unit(name="%", high=100, over=100)
+# Of the speed that the fans are meant to run at most; they may run faster.
+FAN_SPEED: Final = Unit(name="%", high=bounds.MAX_FAN_RATIO * 100, over=100)
+ACTIVITY: Final = Unit(name="%", high=100.5, over=100, cap=1.0)
+CELSIUS: Final = Unit(name="°C", low=bounds.MIN_CELSIUS, high=bounds.MAX_CELSIUS)
+MEGAHERTZ: Final = Unit(name="MHz", high=bounds.MAX_HERTZ // 1_000_000, times=1_000_000)
+MILLIWATTS: Final = Unit(name="mW", high=bounds.MAX_MILLIWATTS)
+MILLIJOULES: Final = Unit(
+    name="mJ",
+    high=bounds.MAX_MILLIJOULES,
+    is_total=True,
+    max_per_second=bounds.MAX_MILLIWATTS,
+)
+MEMORY_BYTES: Final = Unit(name="B", high=bounds.MAX_MEMORY_BYTES)
+BITS: Final = Unit(name="bits")
+NUMBER: Final = Unit(name="number", high=1 << 16)
+COUNT: Final = Unit(name="count")
+EVER: Final = Unit(name="count", is_total=True)
+NANOSECONDS: Final = Unit(
+    # Counters of all the GPU's units may be read an instant apart, so a second more than time.
+    name="ns",
+    high=bounds.MAX_DURATION_NS,
+    is_total=True,
+    max_per_second=2_000_000_000,
+)
+PCIE_BYTES: Final = Unit(name="B", high=1 << 62, is_total=True, max_per_second=1 << 38, wraps=True)
+KIBIBYTES: Final = Unit(name="KiB", high=1 << 52, times=1024, is_total=True, max_per_second=1 << 32)
+KIBIBYTES_OF_A_LINK: Final = Unit(
+    name="KiB", high=1 << 52, times=1024, is_total=True, max_per_second=1 << 28
+)
+MEBIBYTES_PER_SECOND: Final = Unit(
+    name="MiB/s", high=bounds.MAX_BYTES_PER_SECOND >> 20, times=1 << 20
+)
+FLAG: Final = Unit(name="0 or 1", choices={0: False, 1: True})
+PERFORMANCE_STATE: Final = Unit(name="P-state", high=bounds.MAX_PERFORMANCE_STATE)
+RECOVERY: Final = Unit(
+    name="action",
+    choices={
+        0: "none",
+        1: "reset",
+        2: "reboot",
+        3: "drain_p2p",
+        4: "drain_and_reset",
+        5: "recover_imex_domain",
+        6: "bus_reset",
+        7: "system_reboot",
+    },
+)
+FABRIC_STATE: Final = Unit(
+    name="state", choices={0: "not_supported", 1: "not_started", 2: "in_progress", 3: "completed"}
+)
+
+
+PERCENT: Final = (0, 100)
+MEMORY_LIMITS: Final = (0, bounds.MAX_MEMORY_BYTES)
+PID: Final = (1, bounds.MAX_PID)
+TIMESTAMP_US: Final = (0, 1 << 62)
+
+
+class Validator:
+    """Keeps what can be true and counts, by reading and reason, what cannot."""
+
+    def __init__(self) -> None:
+        self.dropped: Counter[tuple[str, str]] = Counter()
+
+    def drop(self, reading: str, reason: str) -> None:
+        """Count a value that is left out."""
+        self.dropped[reading, reason] += 1
+
+    def keep(self, value: int | None, limits: tuple[int, int], *, reading: str) -> int | None:
+        """Return the value, or `None` where it was absent or lies outside the limits."""
+        if value is None or limits[0] <= value <= limits[1]:
+            return value
+        self.drop(reading, "out_of_range")
+        return None
+
+    def is_plausible(self, value: Any, unit: Unit, *, reading: str) -> bool:  # noqa: ANN401  # whatever the driver says
+        """Return whether a value can be true by its unit alone; an absent one is not counted."""
+        if value is None:
+            return False
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            self.drop(reading, "not_a_number")
+            return False
+        if unit.choices:
+            # A newer driver may have a number for something that nobody here knows.
+            reason, is_true = "unknown", value in unit.choices
+        else:
+            reason, is_true = "out_of_range", unit.low <= value <= unit.high
+        if not is_true:
+            self.drop(reading, reason)
+        return is_true
+
+
+def converter(unit: Unit) -> Callable[[Any], Any]:
+    """Return what brings values that can be true into our unit, and the type of their field."""
+    times, over, cap = unit.times, unit.over, unit.cap
+    # One function for each kind of unit: each is called for some hundred values a tick.
+    if unit.choices:
+        return unit.choices.__getitem__
+    if over is None:
+        return lambda value: int(value * times)
+    parts = _MILLION / over
+    if cap is None:
+        return lambda value: int(value * parts + 0.5) / _MILLION
+    return lambda value: min(cap, int(value * parts + 0.5) / _MILLION)
+
+
+def ratio_of(percent: float) -> float:
+    """Return a ratio with six digits: a millionth is less than any driver measures."""
+    # A fifth of what round() costs, for some hundred ratios a tick.
+    return int(percent * _PARTS_PER_PERCENT + 0.5) / _MILLION
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,110 +177,108 @@ class ReadingSpec:
 
 READINGS: Final[Mapping[CallGroup, Mapping[str, ReadingSpec]]] = {
     CallGroup.BOOKS: {
-        "utilization_ratio": ReadingSpec(units.RATIO),
-        "memory_utilization_ratio": ReadingSpec(units.RATIO),
-        "memory_total_bytes": ReadingSpec(units.MEMORY_BYTES),
-        "memory_used_bytes": ReadingSpec(units.MEMORY_BYTES),
-        "memory_reserved_bytes": ReadingSpec(units.MEMORY_BYTES),
-        "power_milliwatts": ReadingSpec(units.MILLIWATTS),
-        "energy_total_millijoules": ReadingSpec(units.MILLIJOULES),
+        "utilization_ratio": ReadingSpec(RATIO),
+        "memory_utilization_ratio": ReadingSpec(RATIO),
+        "memory_total_bytes": ReadingSpec(MEMORY_BYTES),
+        "memory_used_bytes": ReadingSpec(MEMORY_BYTES),
+        "memory_reserved_bytes": ReadingSpec(MEMORY_BYTES),
+        "power_milliwatts": ReadingSpec(MILLIWATTS),
+        "energy_total_millijoules": ReadingSpec(MILLIJOULES),
     },
     CallGroup.READINGS: {
-        "temperature_celsius": ReadingSpec(units.CELSIUS),
-        "memory_temperature_celsius": ReadingSpec(units.CELSIUS),
-        "sm_clock_hertz": ReadingSpec(units.MEGAHERTZ),
-        "memory_clock_hertz": ReadingSpec(units.MEGAHERTZ),
-        "power_instant_milliwatts": ReadingSpec(units.MILLIWATTS),
-        "encoder_utilization_ratio": ReadingSpec(units.RATIO),
-        "decoder_utilization_ratio": ReadingSpec(units.RATIO),
-        "performance_state": ReadingSpec(units.PERFORMANCE_STATE),
-        "throttling.reasons": ReadingSpec(units.BITS),
-        "throttling.power_ns_total": ReadingSpec(units.NANOSECONDS),
-        "throttling.thermal_ns_total": ReadingSpec(units.NANOSECONDS),
-        "throttling.sync_boost_ns_total": ReadingSpec(units.NANOSECONDS),
-        "throttling.board_limit_ns_total": ReadingSpec(units.NANOSECONDS),
-        "throttling.low_utilization_ns_total": ReadingSpec(units.NANOSECONDS),
-        "throttling.reliability_ns_total": ReadingSpec(units.NANOSECONDS),
-        "throttling.software_thermal_ns_total": ReadingSpec(units.NANOSECONDS),
-        "throttling.hardware_thermal_ns_total": ReadingSpec(units.NANOSECONDS),
-        "throttling.power_brake_ns_total": ReadingSpec(units.NANOSECONDS),
-        "traffic.pcie_sent_bytes_total": ReadingSpec(units.PCIE_BYTES),
-        "traffic.pcie_received_bytes_total": ReadingSpec(units.PCIE_BYTES),
-        "traffic.nvlink_sent_bytes_total": ReadingSpec(units.KIBIBYTES),
-        "traffic.nvlink_received_bytes_total": ReadingSpec(units.KIBIBYTES),
+        "temperature_celsius": ReadingSpec(CELSIUS),
+        "memory_temperature_celsius": ReadingSpec(CELSIUS),
+        "sm_clock_hertz": ReadingSpec(MEGAHERTZ),
+        "memory_clock_hertz": ReadingSpec(MEGAHERTZ),
+        "power_instant_milliwatts": ReadingSpec(MILLIWATTS),
+        "encoder_utilization_ratio": ReadingSpec(RATIO),
+        "decoder_utilization_ratio": ReadingSpec(RATIO),
+        "performance_state": ReadingSpec(PERFORMANCE_STATE),
+        "throttling.reasons": ReadingSpec(BITS),
+        "throttling.power_ns_total": ReadingSpec(NANOSECONDS),
+        "throttling.thermal_ns_total": ReadingSpec(NANOSECONDS),
+        "throttling.sync_boost_ns_total": ReadingSpec(NANOSECONDS),
+        "throttling.board_limit_ns_total": ReadingSpec(NANOSECONDS),
+        "throttling.low_utilization_ns_total": ReadingSpec(NANOSECONDS),
+        "throttling.reliability_ns_total": ReadingSpec(NANOSECONDS),
+        "throttling.software_thermal_ns_total": ReadingSpec(NANOSECONDS),
+        "throttling.hardware_thermal_ns_total": ReadingSpec(NANOSECONDS),
+        "throttling.power_brake_ns_total": ReadingSpec(NANOSECONDS),
+        "traffic.pcie_sent_bytes_total": ReadingSpec(PCIE_BYTES),
+        "traffic.pcie_received_bytes_total": ReadingSpec(PCIE_BYTES),
+        "traffic.nvlink_sent_bytes_total": ReadingSpec(KIBIBYTES),
+        "traffic.nvlink_received_bytes_total": ReadingSpec(KIBIBYTES),
     },
     CallGroup.PROFILING: {
-        "profiling.graphics_engine_active_ratio": ReadingSpec(units.ACTIVITY),
-        "profiling.sm_active_ratio": ReadingSpec(units.ACTIVITY),
-        "profiling.sm_occupancy_ratio": ReadingSpec(units.ACTIVITY),
-        "profiling.tensor_active_ratio": ReadingSpec(units.ACTIVITY),
-        "profiling.tensor_dfma_active_ratio": ReadingSpec(units.ACTIVITY),
-        "profiling.tensor_hmma_active_ratio": ReadingSpec(units.ACTIVITY),
-        "profiling.tensor_imma_active_ratio": ReadingSpec(units.ACTIVITY),
-        "profiling.dram_active_ratio": ReadingSpec(units.ACTIVITY),
-        "profiling.fp64_active_ratio": ReadingSpec(units.ACTIVITY),
-        "profiling.fp32_active_ratio": ReadingSpec(units.ACTIVITY),
-        "profiling.fp16_active_ratio": ReadingSpec(units.ACTIVITY),
-        "profiling.integer_active_ratio": ReadingSpec(units.ACTIVITY),
-        "profiling.pcie_sent_bytes_per_second": ReadingSpec(units.MEBIBYTES_PER_SECOND),
-        "profiling.pcie_received_bytes_per_second": ReadingSpec(units.MEBIBYTES_PER_SECOND),
-        "profiling.nvlink_sent_bytes_per_second": ReadingSpec(units.MEBIBYTES_PER_SECOND),
-        "profiling.nvlink_received_bytes_per_second": ReadingSpec(units.MEBIBYTES_PER_SECOND),
-        "profiling.c2c_sent_bytes_per_second": ReadingSpec(units.MEBIBYTES_PER_SECOND),
-        "profiling.c2c_received_bytes_per_second": ReadingSpec(units.MEBIBYTES_PER_SECOND),
-        "profiling.nvdec_active_ratios": ReadingSpec(units.ACTIVITY, is_list=True),
-        "profiling.nvjpg_active_ratios": ReadingSpec(units.ACTIVITY, is_list=True),
-        "profiling.nvofa_active_ratios": ReadingSpec(units.ACTIVITY, is_list=True),
+        "profiling.graphics_engine_active_ratio": ReadingSpec(ACTIVITY),
+        "profiling.sm_active_ratio": ReadingSpec(ACTIVITY),
+        "profiling.sm_occupancy_ratio": ReadingSpec(ACTIVITY),
+        "profiling.tensor_active_ratio": ReadingSpec(ACTIVITY),
+        "profiling.tensor_dfma_active_ratio": ReadingSpec(ACTIVITY),
+        "profiling.tensor_hmma_active_ratio": ReadingSpec(ACTIVITY),
+        "profiling.tensor_imma_active_ratio": ReadingSpec(ACTIVITY),
+        "profiling.dram_active_ratio": ReadingSpec(ACTIVITY),
+        "profiling.fp64_active_ratio": ReadingSpec(ACTIVITY),
+        "profiling.fp32_active_ratio": ReadingSpec(ACTIVITY),
+        "profiling.fp16_active_ratio": ReadingSpec(ACTIVITY),
+        "profiling.integer_active_ratio": ReadingSpec(ACTIVITY),
+        "profiling.pcie_sent_bytes_per_second": ReadingSpec(MEBIBYTES_PER_SECOND),
+        "profiling.pcie_received_bytes_per_second": ReadingSpec(MEBIBYTES_PER_SECOND),
+        "profiling.nvlink_sent_bytes_per_second": ReadingSpec(MEBIBYTES_PER_SECOND),
+        "profiling.nvlink_received_bytes_per_second": ReadingSpec(MEBIBYTES_PER_SECOND),
+        "profiling.c2c_sent_bytes_per_second": ReadingSpec(MEBIBYTES_PER_SECOND),
+        "profiling.c2c_received_bytes_per_second": ReadingSpec(MEBIBYTES_PER_SECOND),
+        "profiling.nvdec_active_ratios": ReadingSpec(ACTIVITY, is_list=True),
+        "profiling.nvjpg_active_ratios": ReadingSpec(ACTIVITY, is_list=True),
+        "profiling.nvofa_active_ratios": ReadingSpec(ACTIVITY, is_list=True),
     },
     CallGroup.HEALTH: {
-        "health.recovery_action": ReadingSpec(units.RECOVERY),
-        "health.ecc_corrected_volatile_total": ReadingSpec(units.EVER),
-        "health.ecc_uncorrected_volatile_total": ReadingSpec(units.EVER),
-        "health.ecc_corrected_aggregate_total": ReadingSpec(units.EVER),
-        "health.ecc_uncorrected_aggregate_total": ReadingSpec(units.EVER),
-        "health.sram_corrected_total": ReadingSpec(units.EVER),
-        "health.sram_uncorrected_parity_total": ReadingSpec(units.EVER),
-        "health.sram_uncorrected_secded_total": ReadingSpec(units.EVER),
-        "health.sram_threshold_exceeded": ReadingSpec(units.FLAG),
-        "health.retired_pages_single_bit": ReadingSpec(units.COUNT),
-        "health.retired_pages_double_bit": ReadingSpec(units.COUNT),
-        "health.retired_pages_pending": ReadingSpec(units.FLAG),
-        "health.remapped_rows_correctable": ReadingSpec(units.COUNT),
-        "health.remapped_rows_uncorrectable": ReadingSpec(units.COUNT),
-        "health.remapped_rows_pending": ReadingSpec(units.FLAG),
-        "health.remapped_rows_failed": ReadingSpec(units.FLAG),
-        "health.remap_banks_max": ReadingSpec(units.COUNT),
-        "health.remap_banks_high": ReadingSpec(units.COUNT),
-        "health.remap_banks_partial": ReadingSpec(units.COUNT),
-        "health.remap_banks_low": ReadingSpec(units.COUNT),
-        "health.remap_banks_none": ReadingSpec(units.COUNT),
-        "health.pcie_replays_total": ReadingSpec(units.EVER),
-        "health.nvlink_crc_flit_errors_total": ReadingSpec(units.EVER),
-        "health.nvlink_crc_data_errors_total": ReadingSpec(units.EVER),
-        "health.nvlink_replays_total": ReadingSpec(units.EVER),
-        "health.nvlink_recoveries_total": ReadingSpec(units.EVER),
-        "health.nvlink_link_sent_bytes_totals": ReadingSpec(
-            units.KIBIBYTES_OF_A_LINK, is_by_link=True
-        ),
+        "health.recovery_action": ReadingSpec(RECOVERY),
+        "health.ecc_corrected_volatile_total": ReadingSpec(EVER),
+        "health.ecc_uncorrected_volatile_total": ReadingSpec(EVER),
+        "health.ecc_corrected_aggregate_total": ReadingSpec(EVER),
+        "health.ecc_uncorrected_aggregate_total": ReadingSpec(EVER),
+        "health.sram_corrected_total": ReadingSpec(EVER),
+        "health.sram_uncorrected_parity_total": ReadingSpec(EVER),
+        "health.sram_uncorrected_secded_total": ReadingSpec(EVER),
+        "health.sram_threshold_exceeded": ReadingSpec(FLAG),
+        "health.retired_pages_single_bit": ReadingSpec(COUNT),
+        "health.retired_pages_double_bit": ReadingSpec(COUNT),
+        "health.retired_pages_pending": ReadingSpec(FLAG),
+        "health.remapped_rows_correctable": ReadingSpec(COUNT),
+        "health.remapped_rows_uncorrectable": ReadingSpec(COUNT),
+        "health.remapped_rows_pending": ReadingSpec(FLAG),
+        "health.remapped_rows_failed": ReadingSpec(FLAG),
+        "health.remap_banks_max": ReadingSpec(COUNT),
+        "health.remap_banks_high": ReadingSpec(COUNT),
+        "health.remap_banks_partial": ReadingSpec(COUNT),
+        "health.remap_banks_low": ReadingSpec(COUNT),
+        "health.remap_banks_none": ReadingSpec(COUNT),
+        "health.pcie_replays_total": ReadingSpec(EVER),
+        "health.nvlink_crc_flit_errors_total": ReadingSpec(EVER),
+        "health.nvlink_crc_data_errors_total": ReadingSpec(EVER),
+        "health.nvlink_replays_total": ReadingSpec(EVER),
+        "health.nvlink_recoveries_total": ReadingSpec(EVER),
+        "health.nvlink_link_sent_bytes_totals": ReadingSpec(KIBIBYTES_OF_A_LINK, is_by_link=True),
         "health.nvlink_link_received_bytes_totals": ReadingSpec(
-            units.KIBIBYTES_OF_A_LINK, is_by_link=True
+            KIBIBYTES_OF_A_LINK, is_by_link=True
         ),
-        "health.fabric_state": ReadingSpec(units.FABRIC_STATE),
-        "health.fabric_status": ReadingSpec(units.NUMBER),
-        "health.fabric_health_mask": ReadingSpec(units.BITS),
-        "health.pcie_link_generation": ReadingSpec(units.NUMBER),
-        "health.pcie_link_width": ReadingSpec(units.NUMBER),
-        "health.bar1_used_bytes": ReadingSpec(units.MEMORY_BYTES),
-        "health.fan_speed_ratio": ReadingSpec(units.FAN_SPEED),
-        "health.vgpu_license_status": ReadingSpec(units.COUNT),
-        "health.c2c_links": ReadingSpec(units.NUMBER),
-        "limits.power_limit_enforced_milliwatts": ReadingSpec(units.MILLIWATTS),
-        "limits.power_limit_requested_milliwatts": ReadingSpec(units.MILLIWATTS),
-        "limits.power_limit_default_milliwatts": ReadingSpec(units.MILLIWATTS),
-        "limits.power_limit_min_milliwatts": ReadingSpec(units.MILLIWATTS),
-        "limits.power_limit_max_milliwatts": ReadingSpec(units.MILLIWATTS),
-        "limits.temperature_slowdown_celsius": ReadingSpec(units.CELSIUS),
-        "limits.temperature_shutdown_celsius": ReadingSpec(units.CELSIUS),
+        "health.fabric_state": ReadingSpec(FABRIC_STATE),
+        "health.fabric_status": ReadingSpec(NUMBER),
+        "health.fabric_health_mask": ReadingSpec(BITS),
+        "health.pcie_link_generation": ReadingSpec(NUMBER),
+        "health.pcie_link_width": ReadingSpec(NUMBER),
+        "health.bar1_used_bytes": ReadingSpec(MEMORY_BYTES),
+        "health.fan_speed_ratio": ReadingSpec(FAN_SPEED),
+        "health.vgpu_license_status": ReadingSpec(COUNT),
+        "health.c2c_links": ReadingSpec(NUMBER),
+        "limits.power_limit_enforced_milliwatts": ReadingSpec(MILLIWATTS),
+        "limits.power_limit_requested_milliwatts": ReadingSpec(MILLIWATTS),
+        "limits.power_limit_default_milliwatts": ReadingSpec(MILLIWATTS),
+        "limits.power_limit_min_milliwatts": ReadingSpec(MILLIWATTS),
+        "limits.power_limit_max_milliwatts": ReadingSpec(MILLIWATTS),
+        "limits.temperature_slowdown_celsius": ReadingSpec(CELSIUS),
+        "limits.temperature_shutdown_celsius": ReadingSpec(CELSIUS),
     },
 }
 """The readings by the group in which they are queried. Those of the first group have fields of

@@ -238,7 +238,7 @@ class Driver:
         # An opening for a lost GPU may find what the one before did: that is no news.
         unheard = self.lifecycle.unbind_capability.reason
         if was_lost or (there, unheard) != self._logged:
-            _log.info("nvml_started", count=len(there), unbind_event_error=unheard)
+            _log.info("source_opened", count=len(there), unbind_event_error=unheard)
         self._logged = (there, unheard)
         if self._was_unbound:
             # Somebody took the driver from its GPUs: one that has not come back was removed.
@@ -331,4 +331,4 @@ class Driver:
     def _fail(self, reason: str) -> None:
         """Record that no GPU answers, so that the check of each one fails as well."""
         self._check.failed(reason)
-        self._gpus_check.failed("no GPU answers, see nvml")
+        self._gpus_check.failed(f"no GPU answers, see {self._check.name}")

@@ -27,8 +27,8 @@ from agent.gpu.protocol import (
     SourceLostError,
     UnsupportedError,
 )
-from agent.gpu.threads import Worker
-from agent.metrics import EVENT_SET_FAILURES, NVML_STARTS
+from agent.gpu.threads import CallThread
+from agent.metrics import EVENT_SET_FAILURES, SOURCE_OPENINGS
 from gpuledger.clock import Clock
 from gpuledger.records import Capability
 from gpuledger.runtime import Backoff
@@ -55,7 +55,7 @@ class SourceLifecycle:
         self._source = source
         self._listeners = listeners
         self._events = source.driver_events
-        self.worker = Worker("nvml")
+        self.worker = CallThread("source")
         """The thread in which all of it is done."""
         self._polling: Future[DriverEvent] | None = None
         self._is_late = False
@@ -111,7 +111,7 @@ class SourceLifecycle:
         try:
             # What the opening before gave must not outlive it.
             self._close()
-            NVML_STARTS.inc()
+            SOURCE_OPENINGS.inc()
             gpus = self._source.open()
             self.versions = self._source.versions()
             self._events.open()
@@ -166,7 +166,7 @@ class EventThread:
         self._ending = threading.Event()
         self._is_leaked = False
         self._failed_at_seconds: float | None = None
-        self._thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="gpu-events", daemon=True)
         self._thread.start()
 
     @property
@@ -220,7 +220,7 @@ class EventThread:
             if detection:
                 self._on_detection(detection)
             else:
-                # NVML's wait may end early, and must not be begun again and again then.
+                # A source's wait may end early, and must not be begun again and again then.
                 self._ending.wait(began + _WAIT_SECONDS - time.monotonic())
 
     def _fail(self, reason: str, error: Exception) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 from agent.core.raw import RawGpuSample, SampleCursor
 from agent.gpu.breaker import BreakerLog, slow_backoff
 from agent.gpu.protocol import Gpu, GpuLostError, SourceLostError
-from agent.gpu.threads import PollCycle, Worker, wait_at_most
+from agent.gpu.threads import CallThread, PollCycle, wait_at_most
 from agent.gpu.worker import GpuWorker, HealthTimes, LeakedThreads
 from agent.metrics import GPU_DEADLINES_MISSED, GPUS_LOST, PROCESS_SCANS_LATE
 from gpuledger.clock import NS_PER_SECOND
@@ -225,7 +225,7 @@ class ProcessScanner:
     """
 
     def __init__(self) -> None:
-        self._worker: Worker | None = None  # started where there is something to scan
+        self._worker: CallThread | None = None  # started where there is something to scan
         self._scanning: Future[Mapping[str, frozenset[int]]] | None = None
         self._known: dict[str, frozenset[int]] = {}
 
@@ -240,7 +240,7 @@ class ProcessScanner:
         What does not come at once comes with a later scan.
         """
         if self._scanning is None:
-            self._worker = self._worker or Worker("process-scan")
+            self._worker = self._worker or CallThread("process-scan")
             # A copy, as the thread reads it while the GPUs may be opened again.
             self._scanning = self._worker.start(partial(running_pids_of, list(gpus)))
         await wait_at_most(self._scanning, _MAX_WAIT_SECONDS)

@@ -2,9 +2,9 @@
 
 A source is opened, gives the GPUs that answer, and is closed. Each tick every GPU is queried in
 its own thread, one group after the other; a group's answer are fields of `RawGpuSample`, in the
-units that stand there and in `agent.core.units`. All else (threads, deadlines, breakers, retries,
-what is lost and what came back) is done on this side of the seam, so a source needs none of it:
-it calls its library, blocks as long as that does, and says by the error what would help.
+units that stand there and in `agent.core.readings`. All else (threads, deadlines, breakers,
+retries, what is lost and what came back) is done on this side of the seam, so a source needs none
+of it: it calls its library, blocks as long as that does, and says by the error what would help.
 
     UnavailableError
     ├── SourceLostError             the source must be opened again
@@ -13,7 +13,6 @@ it calls its library, blocks as long as that does, and says by the error what wo
     │   └── GpuLostError            this GPU does not; the others may
     ├── UnsupportedError            the driver never gives this
     └── FailedError                 the driver did not give this now
-        └── NothingHappenedError    a wait for events ended without one
 
 A vendor is a folder beside this file that holds a class with the methods of `GpuSource`; the
 import contracts keep everything else in `agent.gpu` from knowing it.
@@ -52,10 +51,6 @@ class UnsupportedError(UnavailableError):
 
 class FailedError(UnavailableError):
     """The driver did not give this, now."""
-
-
-class NothingHappenedError(FailedError):
-    """A wait for events ended without one, as most do."""
 
 
 class GpuIdentity(Protocol):

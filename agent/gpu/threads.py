@@ -1,15 +1,17 @@
 """Threads that may hang: work is submitted to them, and the process never waits for them.
 
 A call that hangs in the driver cannot be ended, so neither can its thread: it is leaked, and ends
-by itself if the call ever returns. A `Worker` does one thing after the other, whatever it is.
+by itself if the call ever returns. A `CallThread` does one call after the other, whatever it is.
 
 A `PollCycle` is one tick's requests to the GPUs, each in the thread of its GPU, and one wake-up
 when all answered. The event loop submits the requests and waits for one future. A thread queries
 its GPU group by group and writes into the request what came, what failed and which group it is in;
-so the event loop sees at any time, without a lock, whose time is up. A group has a share of the
-tick's deadline that begins when the thread begins with it: a group that is late costs the groups
-behind it in the same GPU, and nothing else. The last thread to finish wakes the event loop; what
-comes later stays in the request, where the next cycle looks for the answers to probes.
+so the event loop sees at any time, without a lock, whose time is up. The threads query their GPUs
+one at a time, under a lock of the cycle: each waits for the one before it, but for no longer than
+`_MAX_LOCK_SECONDS`, so that one that hangs holds up the others by that alone. A group has a share
+of the tick's deadline that begins when the thread begins with it: a group that is late costs the
+groups behind it in the same GPU, and nothing else. The last thread to finish wakes the event loop;
+what comes later stays in the request, where the next cycle looks for the answers to probes.
 
 Which GPU is queried for what, and what a missing answer means, is decided in `worker`.
 """
@@ -38,11 +40,11 @@ T = TypeVar("T")
 # Enough for ctypes and the driver's own frames, and too small for the kernel to back a stack
 # with a huge page of 2 MiB.
 _STACK_BYTES: Final = 512 * 1024
-_stack_size = threading.Lock()
+_stack_size_lock = threading.Lock()
 
 
-class Worker:
-    """A thread that does one thing after the other; it ends with the process, hanging or not."""
+class CallThread:
+    """A thread that does one call after the other; it ends with the process, hanging or not."""
 
     def __init__(self, name: str) -> None:
         self._work: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
@@ -78,7 +80,7 @@ def start_thread(run: Callable[[], None], *, name: str) -> threading.Thread:
     """Start a thread with a small stack, for which the process's end does not wait."""
     thread = threading.Thread(target=run, name=name, daemon=True)
     # The size is the process's, so nobody else may set it until the thread has started.
-    with _stack_size:
+    with _stack_size_lock:
         before = threading.stack_size(_STACK_BYTES)
         try:
             thread.start()
@@ -127,8 +129,8 @@ class PollRequest:
     """How long each group took, failed or not."""
     current_group: CallGroup | None = None
     """Which group is being queried."""
-    since: float = 0.0
-    """Since when, by the host's monotonic clock in seconds."""
+    since_seconds: float = 0.0
+    """Since when, by the host's monotonic clock."""
     has_awaited: bool = False
     """Whether all that the cycle waits for is there."""
     is_done: bool = False
@@ -183,7 +185,7 @@ class PollRequest:
 
     def _query(self, group: CallGroup) -> bool:
         # The time first: the event loop must not take the time of the group before for its own.
-        self.since = time.monotonic()
+        self.since_seconds = time.monotonic()
         self.current_group = group
         try:
             self.answers[group] = self.gpu.query(group, self.cursor)
@@ -191,7 +193,7 @@ class PollRequest:
             self.errors[group] = error
             if not isinstance(error, UnavailableError):
                 _log.exception("call_group_failed", gpu=self.gpu.uuid, call_group=group.value)
-        self.took_seconds[group] = time.monotonic() - self.since
+        self.took_seconds[group] = time.monotonic() - self.since_seconds
         return group in self.answers
 
 
@@ -204,7 +206,7 @@ class PollCycle:
 
     def __init__(self, *, deadline_seconds: float) -> None:
         self._seconds = {group: share * deadline_seconds for group, share in _SHARES.items()}
-        self._end = time.monotonic() + deadline_seconds
+        self._end_seconds = time.monotonic() + deadline_seconds
         self._requests: list[PollRequest] = []
         self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
@@ -230,7 +232,7 @@ class PollCycle:
             # How long an answer can still come in time: a group that begins late has its share.
             now = time.monotonic()
             waiting = [request for request in self._requests if not request.has_awaited]
-            ends = [min(self._end, self._group_end(request)) for request in waiting]
+            ends = [min(self._end_seconds, self._group_end(request)) for request in waiting]
             seconds = max(ends, default=now) - now
             if seconds <= 0:
                 return
@@ -239,7 +241,9 @@ class PollCycle:
     def is_late(self, request: PollRequest) -> bool:
         """Return whether the group that is being queried has had its time."""
         group = request.current_group
-        return group is not None and time.monotonic() >= request.since + self._seconds[group]
+        return (
+            group is not None and time.monotonic() >= request.since_seconds + self._seconds[group]
+        )
 
     def is_in_time(self, request: PollRequest, group: CallGroup) -> bool:
         """Return whether a group was answered, and within its time."""
@@ -249,4 +253,4 @@ class PollCycle:
     def _group_end(self, request: PollRequest) -> float:
         # Read once: its thread goes on meanwhile, and may be done with the group.
         group = request.current_group
-        return self._end if group is None else request.since + self._seconds[group]
+        return self._end_seconds if group is None else request.since_seconds + self._seconds[group]

@@ -22,7 +22,7 @@ import structlog
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
 from agent.gpu.breaker import BreakerLog, GroupBreaker, Permit
 from agent.gpu.protocol import Gpu, SourceLostError
-from agent.gpu.threads import PollCycle, PollRequest, Worker
+from agent.gpu.threads import CallThread, PollCycle, PollRequest
 from agent.metrics import THREADS_LEAKED
 from gpuledger.runtime import Backoff
 
@@ -38,7 +38,7 @@ class LeakedThreads:
 
     _requests: dict[str, list[PollRequest]] = field(default_factory=dict)
 
-    def add(self, request: PollRequest, worker: Worker) -> bool:
+    def add(self, request: PollRequest, worker: CallThread) -> bool:
         """Leak a thread where the bound allows it; it ends when its call returns."""
         uuid = request.gpu.uuid
         if self.is_full(uuid):
@@ -102,7 +102,7 @@ class GpuWorker:
     ) -> None:
         self.gpu = gpu
         self._leaked = leaked
-        self._worker = Worker(f"gpu-{gpu.index}")
+        self._worker = CallThread(f"gpu-{gpu.index}")
         self._request: PollRequest | None = None
         self._core_error: str | None = None
         self._health = health
@@ -133,7 +133,7 @@ class GpuWorker:
 
     @property
     def open_groups(self) -> list[CallGroup]:
-        """The groups that are not queried at present."""
+        """The groups whose breaker is open: they are queried by single probes alone."""
         return [group for group, breaker in self._breakers.items() if breaker.is_open]
 
     def submit(self, do: Callable[[], object]) -> None:
@@ -179,7 +179,7 @@ class GpuWorker:
     def evaluate(self, cycle: PollCycle, now_ns: int) -> RawGpuSample | None:
         """Return what came in time, `None` without the books.
 
-        Raises SourceLostError for a lost GPU.
+        Raises `GpuLostError` where this GPU is lost, `LibraryLostError` where the source is.
         """
         request = self._request
         if request is None or not request.awaited:
@@ -231,5 +231,5 @@ class GpuWorker:
             breaker.trip(now_ns, reason="hangs")
         if not self._leaked.add(self._request, self._worker):
             return False
-        self._worker = Worker(f"gpu-{self.gpu.index}")
+        self._worker = CallThread(f"gpu-{self.gpu.index}")
         return True

@@ -187,7 +187,7 @@ _SECRET_CALLS: Final = frozenset(
     {"nvmlDeviceGetSerial", "nvmlSystemGetProcessName", "nvmlDeviceGetBoardPartNumber"}
 )
 _PROGRAM_FILES: Final = ("/comm", "/cmdline", "/environ")
-_NOBODY: Final = b'"clusterUuid":{"array":[' + b",".join([b"0"] * 16) + b"]}"
+_NO_CLUSTER: Final = b'"clusterUuid":{"array":[' + b",".join([b"0"] * 16) + b"]}"
 
 
 class Redactor:
@@ -219,7 +219,7 @@ class Redactor:
         # The same address stands beside it in numbers.
         if b"busId" in text:
             text = _BUS_NUMBERS.sub(rb'"\1":0', text)
-        return _CLUSTER.sub(_NOBODY, text)
+        return _CLUSTER.sub(_NO_CLUSTER, text)
 
     def _without_names(self, line: RecordingLine) -> RecordingLine:
         if not isinstance(line.result, str):

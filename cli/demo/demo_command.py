@@ -38,8 +38,8 @@ from cli.demo.summary import (
 )
 from cli.demo.totals import as_line
 from gpuledger.codec import encode
-from gpuledger.early import end_process
 from gpuledger.errors import BusError, UserError
+from gpuledger.programs import end_process
 from gpuledger.runtime import configure_logs
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings import LogSettings

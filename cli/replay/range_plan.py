@@ -10,10 +10,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from enricher.join.replay import TimeRange
 from gpuledger.bus.protocol import HistoryReader, Span, TopicPartition
 from gpuledger.errors import UserError
 from gpuledger.topics import Topics, agreed_partitions
+
+
+class TimeRange(NamedTuple):
+    """From `begin_ms` up to and without `end_ms`, milliseconds since the epoch."""
+
+    begin_ms: int
+    end_ms: int
+
+    def has(self, timestamp_ms: int) -> bool:
+        """Return whether a record of that time belongs to it."""
+        return self.begin_ms <= timestamp_ms < self.end_ms
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cli.replay.range_plan import (
     ReplayRequest,
+    TimeRange,
     make_plan,
     parse_duration,
     parse_moment,
@@ -33,7 +34,6 @@ from cli.replay.run import (
     to_topic,
 )
 from cli.topics import kafka_settings
-from enricher.join.replay import TimeRange
 from enricher.join.replay_diff import Comparison, Counts, Difference
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Bus, History

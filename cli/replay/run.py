@@ -1,6 +1,9 @@
-"""The loop of a replay, and where its events go: a file of JSON lines, a topic, or nowhere.
+"""The join once more, over ticks that are still kept, and where its events go.
 
-Each output is a context that gives a `write`; leaving it by an error leaves no half of a file.
+The stage is driven one partition after the other (`Replay`, which waits for nothing), so that
+memory is bounded by the pods and nodes of one. The events go to a file of JSON lines, a topic, or
+nowhere. Each output is a context that gives a `write`; leaving it by an error leaves no half of a
+file.
 """
 
 import gzip
@@ -10,15 +13,69 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple, cast
 
 import msgspec
+from typing_extensions import override
 
-from cli.replay.range_plan import Part, Plan, ReplayRequest
-from enricher.join.replay import Replay, TimeRange
+from cli.replay.range_plan import Part, Plan, ReplayRequest, TimeRange
 from enricher.join.replay_diff import Comparison
-from enricher.join.validation import placement_rule
+from enricher.join.stage import JoinStage
+from enricher.join.validation import IsPlaced, placement_rule
 from gpuledger.bus.protocol import Bus, History, HistoryReader, Message, Record, TopicPartition
-from gpuledger.dead_letter_queue import describe_unreadable
+from gpuledger.dead_letter_queue import DeadLetterQueue, describe_unreadable
 from gpuledger.errors import TopicsError, UserError
-from gpuledger.topics import Topics
+from gpuledger.topics import Topic, Topics
+
+CONSUMER: Final = "gpuledger-replay"
+
+
+class Replay:
+    """Makes the events of one partition's ticks again, as a worker that has just got it would."""
+
+    def __init__(self, wanted: TimeRange, *, is_placed: IsPlaced, topics: Topics) -> None:
+        self.unusable = _Unusable(topics.dead_letters)
+        self._wanted = wanted
+        self._stage = JoinStage(dead_letters=self.unusable, is_placed=is_placed, topics=topics)
+
+    def take_pods(self, records: Sequence[Record]) -> None:
+        """Take pods in; tombstones are left out: who was deleted later was there at the time."""
+        self._stage.take_pods(
+            [record for record in records if record.value is not None or record.unreadable]
+        )
+
+    def take_samples(self, records: Sequence[Record]) -> list[Message]:
+        """Book ticks, and return the events of those in the range.
+
+        Ticks before the range are booked for what the next one says of them: whether it repeats
+        one, and how long nothing was covered in between.
+        """
+        events = self._stage.take_samples(records)
+        return [event for event in events if self._wanted.has(event.timestamp_ms)]
+
+    def end_partition(self, partition: int) -> None:
+        """Forget what belongs to a partition whose ticks are all taken."""
+        self._stage.forget(partition)
+
+
+class _Unusable(DeadLetterQueue):
+    """Counts what cannot be used: the first run has put it aside already."""
+
+    def __init__(self, topic: Topic) -> None:
+        super().__init__(consumer=CONSUMER, producer=_Nowhere(), topic=topic, partitions=1)
+        self.first_detail: str | None = None
+
+    @override
+    def reject(self, record: Record, *, reason: str, detail: str) -> None:
+        # Nothing is kept of it: a replay of days could meet as many as there are records.
+        self.rejected += 1
+        if self.first_detail is None:
+            self.first_detail = detail
+
+
+class _Nowhere:
+    """A producer for dead letters that are never published."""
+
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        """Publish nothing."""
+
 
 Write = Callable[[int, Sequence[Message]], Awaitable[None]]
 """Takes a partition and its next events."""

@@ -1,6 +1,6 @@
 """`gpuledger-join`: heeds signals, then imports and runs `enricher.join.join_command`."""
 
-from gpuledger.early import end_on_signals, end_process
+from gpuledger.programs import end_on_signals, end_process
 
 
 def main() -> None:

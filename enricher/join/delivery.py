@@ -27,7 +27,7 @@ from gpuledger.errors import BusError, BusUnavailableError, FencedError, NotAssi
 from gpuledger.runtime import Backoff, Check, RetryingCaller
 from gpuledger.topics import Topics
 
-_NOBODY: Final[frozenset[int]] = frozenset()
+_NONE_UNDONE: Final[frozenset[int]] = frozenset()
 _log = structlog.get_logger(__name__)
 
 
@@ -37,8 +37,8 @@ class CommitBatch:
 
     topics: Topics
     partition: int
-    begun_at: float
-    """When the first of it came, in seconds of the worker's clock."""
+    begun_seconds: float
+    """When the first of it came, by the worker's monotonic clock."""
     records: int = 0
     """How many records came into it."""
     messages: dict[TopicPartition, list[Message]] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class CommitBatches:
 
     def at(self, partition: int, *, now: float) -> CommitBatch:
         """Return the batch of a partition, which begins now where there is none."""
-        made = CommitBatch(topics=self._topics, partition=partition, begun_at=now)
+        made = CommitBatch(topics=self._topics, partition=partition, begun_seconds=now)
         return self._batches.setdefault(partition, made)
 
     def seconds_left(self, *, now: float) -> float | None:
@@ -108,8 +108,8 @@ class CommitBatches:
             return None
         if sum(batch.records for batch in self._batches.values()) >= self._max_records:
             return 0.0
-        begun_at = min(batch.begun_at for batch in self._batches.values())
-        return max(0.0, begun_at + self._max_seconds - now)
+        begun_seconds = min(batch.begun_seconds for batch in self._batches.values())
+        return max(0.0, begun_seconds + self._max_seconds - now)
 
     def take(self) -> list[CommitBatch]:
         """Return all batches, and begin anew."""
@@ -199,7 +199,7 @@ class AtLeastOnce:
         await asyncio.gather(
             *(self._publish(made.watermarks_partition, made.watermarks) for made in batches)
         )
-        return _NOBODY
+        return _NONE_UNDONE
 
     async def _publish(self, partition: TopicPartition, messages: Sequence[Message]) -> int | None:
         if not messages:
@@ -274,7 +274,7 @@ class ExactlyOnce:
         self._remember(batches, undone)
         if not undone:
             self._backoff.reset()
-            return _NOBODY
+            return _NONE_UNDONE
         # An id that failed is of no more use: it is opened anew when the partition is read back.
         await self._writers.close(undone)
         pause_seconds = pause_seconds_after(

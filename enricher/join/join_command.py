@@ -132,7 +132,8 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
                     delivery=delivery,
                     retry=retry,
                 )
-                await worker.run(bus=bus, member=settings.kafka.group_instance_id or None)
+                instance = settings.kafka.group_instance_id or None
+                await worker.run(bus=bus, group_instance_id=instance)
         watch.cancel()
 
 

@@ -38,10 +38,13 @@ def bus_retry(
 
 
 async def poll(
-    consumer: Consumer, *, retry: RetryingCaller[BusError], tuning: JoinTuning, maximum: float
+    consumer: Consumer, *, retry: RetryingCaller[BusError], tuning: JoinTuning, max_seconds: float
 ) -> Polled:
-    """Poll for at most so many seconds, however often the bus must be asked."""
-    seconds = min(maximum, tuning.poll_timeout_seconds)
+    """Poll once, for at most so many seconds; where the bus fails, again until it answers.
+
+    The bound is of one attempt, and not of all: an attempt that fails has had it too.
+    """
+    seconds = min(max_seconds, tuning.poll_timeout_seconds)
     return await retry(
         lambda: consumer.poll(timeout_seconds=seconds, max_records=tuning.max_poll_records)
     )

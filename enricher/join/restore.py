@@ -28,8 +28,8 @@ from enricher.join.polling import poll, step_through
 from enricher.join.progress.announcing import Announcer
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Consumer, History, Polled, TopicPartition
-from gpuledger.early import freeze_collector
 from gpuledger.errors import BusError, GpuledgerError, NotAssignedError
+from gpuledger.programs import freeze_collector
 from gpuledger.runtime import Backoff, Check, RetryingCaller
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.topics import Topics
@@ -87,7 +87,7 @@ class StateRestorer:
         self._seconds = seconds
         self._unknown: set[int] = set()
         self._changes = 0
-        self._podwatch_awaited_since: float | None = None
+        self._podwatch_awaited_since_seconds: float | None = None
         self._podwatch_timed_out = tuning.podwatch_timeout_seconds <= 0
         self._seeking: asyncio.Task[Mapping[TopicPartition, int]] | None = None
 
@@ -167,15 +167,15 @@ class StateRestorer:
         """Read to the end, or give way where a rebalance comes in between."""
         consumer.pause(consumer.assignment())
         ends = await self._seek_beside_polls(consumer, partitions, changes=changes)
-        left, moved_at = math.inf, self._seconds()
+        left, moved_seconds = math.inf, self._seconds()
         while changes == self._changes:
             positions = await self._find_positions(consumer, ends)
             before, left = left, _count_left(positions, ends)
             if not left and self._has_podwatch_spoken(partitions, positions):
                 return
             if left < before or not left:
-                moved_at = self._seconds()
-            elif self._seconds() - moved_at > _STALL_SECONDS:
+                moved_seconds = self._seconds()
+            elif self._seconds() - moved_seconds > _STALL_SECONDS:
                 detail = f"{_READING}: nothing came for {_STALL_SECONDS:.0f} s, {left:.0f} are left"
                 self._check.failed(detail)
                 raise StalledError(detail)
@@ -190,7 +190,7 @@ class StateRestorer:
 
         Returns nothing where a rebalance has ended it.
         """
-        task = self._seeking = asyncio.create_task(self._seek_to_start(consumer, partitions))
+        task = self._seeking = asyncio.create_task(self._take_over(consumer, partitions))
         try:
             await asyncio.wait({task}, timeout=self._tuning.poll_timeout_seconds)
             while not task.done() and changes == self._changes:
@@ -202,7 +202,7 @@ class StateRestorer:
             self._seeking = None
             await end_tasks(task)
 
-    async def _seek_to_start(
+    async def _take_over(
         self, consumer: Consumer, partitions: frozenset[int]
     ) -> Mapping[TopicPartition, int]:
         """Take partitions over and go to where each is read from; return the ends of the state."""
@@ -254,9 +254,9 @@ class StateRestorer:
         if self._stage.pods_completeness.complete_until_ns(partitions) is not None:
             return True
         now = self._seconds()
-        if self._podwatch_awaited_since is None:
-            self._podwatch_awaited_since = now
-        if now - self._podwatch_awaited_since < self._tuning.podwatch_timeout_seconds:
+        if self._podwatch_awaited_since_seconds is None:
+            self._podwatch_awaited_since_seconds = now
+        if now - self._podwatch_awaited_since_seconds < self._tuning.podwatch_timeout_seconds:
             if not self._check.has_failed:
                 self._check.waits("waiting for podwatch to say that the topic of pods is complete")
             return False
@@ -265,15 +265,15 @@ class StateRestorer:
         _log.warning("podwatch_awaited", timeout_seconds=self._tuning.podwatch_timeout_seconds)
         return True
 
-    async def _poll(self, consumer: Consumer, *, maximum: float = math.inf) -> Polled:
-        return await poll(consumer, retry=self._retry, tuning=self._tuning, maximum=maximum)
+    async def _poll(self, consumer: Consumer, *, max_seconds: float = math.inf) -> Polled:
+        return await poll(consumer, retry=self._retry, tuning=self._tuning, max_seconds=max_seconds)
 
     async def _poll_for(self, consumer: Consumer, seconds: float) -> None:
         """Wait as a member of the group does; what comes is read again by the next attempt."""
         consumer.pause(consumer.assignment())
-        end, changes = self._seconds() + seconds, self._changes
-        while (left := end - self._seconds()) > 0 and changes == self._changes:
-            await self._poll(consumer, maximum=left)
+        end_seconds, changes = self._seconds() + seconds, self._changes
+        while (left := end_seconds - self._seconds()) > 0 and changes == self._changes:
+            await self._poll(consumer, max_seconds=left)
 
 
 def _count_left(

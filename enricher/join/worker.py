@@ -76,12 +76,12 @@ class JoinWorker:
             max_seconds=tuning.commit_interval_seconds,
         )
 
-    async def run(self, *, bus: Bus, member: str | None) -> None:
+    async def run(self, *, bus: Bus, group_instance_id: str | None) -> None:
         """Work through the group's partitions until cancelled."""
         subscription = Subscription(
             group=self._tuning.group,
             topics=(*self._inputs, *state_names(self._topics)),
-            member=member,
+            group_instance_id=group_instance_id,
             # Agents and podwatch write no transactions: one that is open there is somebody else's,
             # and would withhold from us what lies behind it for as long as it pleases him.
             isolation_level=IsolationLevel.READ_UNCOMMITTED,
@@ -102,8 +102,10 @@ class JoinWorker:
         if left_seconds == 0:
             await self._deliver(consumer)
             left_seconds = None
-        maximum = self._tuning.poll_timeout_seconds if left_seconds is None else left_seconds
-        batch = await poll(consumer, retry=self._retry, tuning=self._tuning, maximum=maximum)
+        max_seconds = self._tuning.poll_timeout_seconds if left_seconds is None else left_seconds
+        batch = await poll(
+            consumer, retry=self._retry, tuning=self._tuning, max_seconds=max_seconds
+        )
         # What this poll brought of partitions that are restored now comes again after that.
         restored = await self._restorer.run(consumer)
         held = consumer.assignment()

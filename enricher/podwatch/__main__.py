@@ -1,6 +1,6 @@
 """`gpuledger-podwatch`: heeds signals, then imports and runs `enricher.podwatch.pod_command`."""
 
-from gpuledger.early import end_on_signals, end_process
+from gpuledger.programs import end_on_signals, end_process
 
 
 def main() -> None:

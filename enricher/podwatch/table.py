@@ -160,10 +160,10 @@ class ObjectTable(Generic[RecordT]):
                 self._unpublished[uid] = time_ns
         return early
 
-    def batch(self, maximum: int) -> list[PendingMessage[RecordT]]:
+    def batch(self, max_messages: int) -> list[PendingMessage[RecordT]]:
         """Return what is to be published, oldest first; it stays due until acknowledged."""
         batch = []
-        for uid, time_ns in islice(self._unpublished.items(), maximum):
+        for uid, time_ns in islice(self._unpublished.items(), max_messages):
             record = self._state(uid)
             # A tombstone goes to the partition of the node, behind the records that it ends.
             node = self._node_of(record) if record else self._tombstones[uid]

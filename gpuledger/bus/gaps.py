@@ -1,4 +1,4 @@
-"""Says what a consumer could not read: one log line, two counters, and a check that stays.
+"""Says what a consumer could not read: one log line, its counters, and a check that stays.
 
 And for how long it has been kept from records that are there, behind an open transaction
 (`Withheld`). One that nobody ends withholds all that is written to its partition after it, until
@@ -18,15 +18,31 @@ from functools import partial
 from typing import Final
 
 import structlog
+from prometheus_client import Counter, Gauge
 
-from gpuledger.bus.metrics import (
-    GAPS_TOTAL,
-    RECORDS_MISSED_TOTAL,
-    RECORDS_WITHHELD_SECONDS,
-)
 from gpuledger.bus.protocol import Gap, GapReason, Subscription, TopicPartition
 from gpuledger.clock import NS_PER_MS
 from gpuledger.runtime import Check
+
+RECORDS_MISSED_TOTAL: Final = Counter(
+    "gpuledger_records_missed",
+    "Offsets that a consumer group passed over because their records were removed before it read"
+    " them, markers of transactions included.",
+    ["topic", "consumer"],
+)
+GAPS_TOTAL: Final = Counter(
+    "gpuledger_gaps",
+    "Times that a consumer group could not go on where it was, by reason: `retention` (records were"
+    " removed before it read them), `topic_recreated` (the topic was deleted and made anew),"
+    " `truncated` (the partition lost records that had been read).",
+    ["topic", "consumer", "reason"],
+)
+RECORDS_WITHHELD_SECONDS: Final = Gauge(
+    "gpuledger_records_withheld_seconds",
+    "Time for which a consumer group has been kept from records that are there, as a transaction"
+    " before them is open: of a topic's partitions that this process reads, the longest.",
+    ["topic", "consumer"],
+)
 
 _LAST_MS: Final = (2**63 - 1) // NS_PER_MS
 _log = structlog.get_logger(__name__)
@@ -160,8 +176,8 @@ class Withheld:
         """Return the longest time of all partitions, or of a topic's; 0 where none is withheld."""
         # A copy: the gauge is read by the thread or task that serves the metrics.
         since = [
-            begun_at
-            for partition, (_, begun_at) in list(self._since.items())
+            since_seconds
+            for partition, (_, since_seconds) in list(self._since.items())
             if topic in (None, partition.topic)
         ]
         return self._clock_seconds() - min(since) if since else 0.0

@@ -290,7 +290,7 @@ def group_arguments(subscription: Subscription, settings: KafkaSettings) -> dict
         # A request to join that is given up leaves a member behind that nobody is.
         "request_timeout_ms": int(longest_seconds * 1000),
         "group_id": subscription.group,
-        "group_instance_id": subscription.member or settings.group_instance_id or None,
+        "group_instance_id": subscription.group_instance_id or settings.group_instance_id or None,
         # Equal numbers of all topics go to one member: a node's pods lie where its ticks do.
         "partition_assignment_strategy": (RangePartitionAssignor,),
         # What was removed before it was read is an error, which becomes a gap: not a jump.

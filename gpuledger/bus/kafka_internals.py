@@ -1,6 +1,6 @@
 """The few things that only aiokafka's insides can tell or do, held to the pinned minor version.
 
-Each says why it is needed. Beside `kafka_unpacking`, `kafka_turns` and `kafka_requests`, nothing
+Each says why it is needed. Beside `kafka_unpacking`, `kafka_fetch` and `kafka_requests`, nothing
 else in the project looks inside.
 """
 

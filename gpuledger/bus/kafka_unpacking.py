@@ -32,7 +32,7 @@ A batch whose checksum does not fit may have been spoiled on its way: it is give
 `_FETCHES` fetches of it by this process, whichever consumers they were of, all brought it so: then
 the broker's own copy must be.
 
-How much of it is unpacked at once is `kafka_turns`' business.
+How much of it is unpacked at once is `kafka_fetch`' business.
 
 How it gets in. aiokafka's fetcher makes a `PartitionRecords` of what a broker answered for one
 partition, and drains it through a `FetchResult`; `install_unpacking` puts `PartitionBatches` and
@@ -49,8 +49,8 @@ from aiokafka.consumer import fetcher
 from aiokafka.consumer.fetcher import READ_COMMITTED, FetchResult, PartitionRecords
 from typing_extensions import override
 
+from gpuledger.bus.kafka_fetch import install_turns, turn
 from gpuledger.bus.kafka_internals import modules_of_records
-from gpuledger.bus.kafka_turns import install_turns, turn
 from gpuledger.bus.limits import (
     MAX_BATCH_BYTES,
     MAX_BATCH_RECORDS,

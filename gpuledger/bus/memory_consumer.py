@@ -128,7 +128,7 @@ class MemoryConsumer:
         if self._joined is None:
             # The first poll joins, as on Kafka: who opens a consumer waits for no other member.
             self._joined = self._group.join(
-                name=self._subscription.member,
+                name=self._subscription.group_instance_id,
                 topics=self._subscription.topics,
                 wake=self._wake,
             )

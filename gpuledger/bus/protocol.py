@@ -159,8 +159,8 @@ class Subscription:
     """The consumer group: each group reads everything, its members share it."""
     topics: Sequence[str]
     """The topics; equally numbered partitions of them go to the same member (range assignment)."""
-    member: str | None = None
-    """The member's own name in the group (static membership): its partitions wait for it."""
+    group_instance_id: str | None = None
+    """Kafka's `group.instance.id` (static membership): the partitions wait for who has it."""
     isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED
     """Whether what transactions write is given once it is committed. Of topics whose writers write
     none it only matters who else may open one: it withholds all that is written behind it."""

@@ -175,11 +175,11 @@ class RetryingCaller(Generic[ErrorT]):
     def awaiting(self) -> Iterator[None]:
         """Fail the check while what is asked of the receiver in here takes too long."""
         loop = asyncio.get_running_loop()
-        begun_at = loop.time()
+        begun_seconds = loop.time()
         late = loop.call_later(
             SLOW_SECONDS,
             self._check.failed,
-            lambda: f"{self._receiver}: no answer for {loop.time() - begun_at:.0f} s",
+            lambda: f"{self._receiver}: no answer for {loop.time() - begun_seconds:.0f} s",
         )
         try:
             yield

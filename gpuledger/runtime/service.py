@@ -21,8 +21,7 @@ import structlog
 
 from gpuledger import __version__
 from gpuledger.errors import FreshStartError, GpuledgerError, UserError
-from gpuledger.runtime.http.auth import WebGuard
-from gpuledger.runtime.http.health_pages import Page, serve_health
+from gpuledger.runtime.http.health_pages import Page, WebGuard, serve_health
 from gpuledger.runtime.logs import configure_logs
 from gpuledger.runtime.readiness import CheckSeverity, Readiness
 from gpuledger.runtime.tasks import run_tasks

@@ -1,6 +1,5 @@
 """Plays a Kubernetes API server from a scenario, over real HTTP."""
 
-from simulator.kube.pod_driver import write_kubeconfig
-from simulator.kube.server import KubeApi, serve_kube_api
+from simulator.kube.server import KubeApi, serve_kube_api, write_kubeconfig
 
 __all__ = ["KubeApi", "serve_kube_api", "write_kubeconfig"]

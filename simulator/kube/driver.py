@@ -1,6 +1,6 @@
 """Drives a real API server with the scenario's pods, as their kubelets and controllers would.
 
-Here live the requests to it. When which one is due is `pod_driver`'s business. A real API server
+Here live the requests to it. When which one is due is `PodDriver`'s business. A real API server
 gives the pods their UIDs; they are written into a file for the simulated nodes, whose cgroup paths
 need them.
 """
@@ -18,7 +18,7 @@ from kubernetes_asyncio.client import ApiClient, ApiException
 from gpuledger.errors import UnavailableError, UserError
 from simulator.identities import write_uids
 from simulator.kube.objects import Json, node_object
-from simulator.kube.pod_driver import PodDriver
+from simulator.kube.server import PodDriver
 from simulator.simulation import Simulation
 
 _TIMEOUT_SECONDS: Final = 10.0

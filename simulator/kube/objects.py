@@ -1,7 +1,7 @@
 """The scenario's nodes, pods and their owners as Kubernetes objects, and when pods change.
 
 Here live the order of a pod's steps, in nanoseconds since the scenario's start, and the form of the
-objects. Who writes them is `pod_driver`'s business; versions, and UIDs where a real API server
+objects. Who writes them is `server`'s business; versions, and UIDs where a real API server
 gives them, are the server's.
 """
 

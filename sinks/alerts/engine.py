@@ -65,7 +65,7 @@ class RuleEvaluator:
         self._rules = rules
         self._slots = slots or AlertSlots()
         self._timelines = Timelines()
-        self._conditions: Recent[_Key, _Condition] = Recent(maximum=MAX_CONDITIONS)
+        self._conditions: Recent[_Key, _Condition] = Recent(max_a_day=MAX_CONDITIONS)
         self.alerts = ActiveAlerts(slots=self._slots)
 
     def evaluate(self, event: GpuEvent, *, now: Now) -> TickOrder:

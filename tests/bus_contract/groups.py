@@ -197,10 +197,10 @@ class GroupLaws:
         self, harness: Harness
     ) -> None:
         notes: list[str] = []
-        named = reading(harness, member="join-1")
+        named = reading(harness, group_instance_id="join-1")
         noted = reading(
             harness,
-            member="join-0",
+            group_instance_id="join-0",
             on_assigned=noting(notes, "assigned"),
             on_revoked=noting(notes, "revoked"),
         )

@@ -28,7 +28,7 @@ from agent.core.raw import (
     SampleCursor,
     UtilizationSample,
 )
-from agent.core.units import PERCENT, TIMESTAMP_US, Validator, ratio_of
+from agent.core.readings import PERCENT, TIMESTAMP_US, Validator, ratio_of
 
 LAG_WINDOWS: Final = 1.5
 """How far behind the driver's clock a tick's cover ends. Between one and two windows are closed

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from agent.core.units import Validator
+from agent.core.readings import Validator
 from gpuledger.records import EnergyMethod, bounds
 
 _NS_PER_SECOND: Final = 1_000_000_000

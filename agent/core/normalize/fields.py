@@ -17,8 +17,7 @@ import msgspec
 from msgspec.structs import fields
 
 from agent.core.raw import CallGroup, RawGpuSample
-from agent.core.readings import READINGS, ReadingSpec
-from agent.core.units import Unit, Validator, converter
+from agent.core.readings import READINGS, ReadingSpec, Unit, Validator, converter
 from gpuledger.records import (
     GpuHealth,
     GpuLimits,

@@ -21,7 +21,7 @@ from agent.core.normalize.shares import (
     merge_processes,
 )
 from agent.core.raw import ListedProcess, ProcessAccounting, RawGpuSample, SampleCursor
-from agent.core.units import MEMORY_LIMITS, PERCENT, TIMESTAMP_US, Validator
+from agent.core.readings import MEMORY_LIMITS, PERCENT, TIMESTAMP_US, Validator
 from gpuledger.records import GpuDetails, GpuReading, GpuTotals, bounds
 
 _SILENCE_NS: Final = 5_000_000_000

@@ -15,7 +15,7 @@ from typing import Final
 
 from agent.core.normalize.driver_clock import Interval, SampledWindow, known_us, window_at
 from agent.core.raw import ListedProcess, ProcessUtilizationSample
-from agent.core.units import MEMORY_LIMITS, PERCENT, PID, TIMESTAMP_US, Validator, ratio_of
+from agent.core.readings import MEMORY_LIMITS, PERCENT, PID, TIMESTAMP_US, Validator, ratio_of
 from gpuledger.records import ProcessKind
 
 _MIN_WINDOW_US: Final = 10_000

@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from agent.core.raw import CallGroup
-from agent.core.readings import READINGS
-from agent.core.units import Unit
+from agent.core.readings import READINGS, Unit
 
 ALL_LINKS: Final = 0xFFFFFFFF
 """In the place of a link's number: all of them together."""

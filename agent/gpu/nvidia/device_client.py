@@ -21,7 +21,6 @@ from agent.gpu.protocol import (
     FailedError,
     GpuLostError,
     LibraryLostError,
-    NothingHappenedError,
     SourceLostError,
     UnsupportedError,
 )
@@ -30,6 +29,11 @@ from gpuledger.errors import UnavailableError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class NothingHappenedError(FailedError):
+    """A wait for events ended without one, as most do."""
+
 
 _ATTEMPTS: Final = 3
 _UNSUPPORTED: Final = frozenset(

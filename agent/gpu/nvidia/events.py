@@ -18,13 +18,12 @@ import pynvml
 import structlog
 
 from agent.core.incidents import Detection
-from agent.gpu.nvidia.device_client import call_nvml, instance_id
+from agent.gpu.nvidia.device_client import NothingHappenedError, call_nvml, instance_id
 from agent.gpu.nvidia.library import EventData, NvmlLibrary
 from agent.gpu.protocol import (
     DriverEvent,
     FailedError,
     GpuIdentity,
-    NothingHappenedError,
     UnsupportedError,
 )
 from agent.metrics import EVENT_SET_FAILURES

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pynvml
 
-from agent.core.units import MEBIBYTES_PER_SECOND
+from agent.core.readings import MEBIBYTES_PER_SECOND
 from agent.gpu.nvidia.catalogue import GpmMetric, MetricSpec
 from agent.gpu.nvidia.device_client import DeviceClient, call_nvml, raw_getattr, reason_of
 from agent.gpu.nvidia.library import NvmlLibrary

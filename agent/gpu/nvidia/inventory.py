@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pynvml as nvml
 
-from agent.core.units import MEMORY_BYTES
+from agent.core.readings import MEMORY_BYTES
 from agent.gpu.nvidia.core import query_memory
 from agent.gpu.nvidia.device_client import (
     DeviceClient,

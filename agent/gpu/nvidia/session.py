@@ -29,7 +29,7 @@ from agent.gpu.nvidia.library import NvmlLibrary
 from agent.gpu.nvidia.mig import MigLayout
 from agent.gpu.nvidia.query import QueryPlan
 from agent.gpu.protocol import GpuIdentity
-from agent.gpu.threads import Worker
+from agent.gpu.threads import CallThread
 from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError
 from gpuledger.records import GpuFacts
@@ -217,7 +217,7 @@ class NvmlSession:
         for index in range(count):
             # One that is done now was found too late, with a handle of the start before.
             if index not in self._finding or self._finding[index].done():
-                worker = Worker(f"find-{index}")
+                worker = CallThread(f"find-{index}")
                 self._finding[index] = worker.start(partial(self._find, index))
                 worker.end()
         finding = {index: self._finding[index] for index in range(count)}

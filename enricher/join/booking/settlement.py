@@ -41,7 +41,7 @@ def settle_ends(sample: NodeSample) -> list[Settlement] | None:
 
 
 def unbooked_ns(end: ProcessExit) -> int:
-    """Return what a process used and nobody was debited with; 0 where its account cannot tell.
+    """Return the busy time of a process that no entry has, in nanoseconds; 0 where nobody knows.
 
     It is never more than what was set aside for it, so that nothing is taken from anybody.
     """
@@ -50,7 +50,7 @@ def unbooked_ns(end: ProcessExit) -> int:
 
 
 def settled_ns(settlements: Iterable[Settlement]) -> int:
-    """Return how much was found its user."""
+    """Return how much busy time these settlements book on its users, in nanoseconds."""
     # What is owed alone: its counterpart on `unattributed` is below zero.
     return sum(
         max(0, entry.busy_ns or 0) for settlement in settlements for entry in settlement.entries

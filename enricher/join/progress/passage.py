@@ -8,10 +8,10 @@ writer sets and no broker takes where it is more than a day ahead (`gpuledger.to
 worker's, which reads a record once it is there and not before. The earlier of them puts the begin
 too late by no more than that day and the time for which the tick lay on its node; the latest begin
 that a booked tick put so is kept with the watermark. The later of them puts it too late by any time
-and too early by none. So a tick that puts its boot's begin earlier than is kept, by more than a day
-and as long as ticks lie on a node, has a `seq` that no node wrote. What comes late, gaps of any
-length and clocks that are set move the two apart in the other direction: for an honest tick to be
-refused, two clocks must be wrong at once.
+and too early by none. So a tick that puts its boot's begin earlier than is kept by more than
+`MAX_AHEAD_NS`, a day and another one for which ticks lie on a node, has a `seq` that no node wrote.
+What comes late, gaps of any length and clocks that are set move the two apart in the other
+direction: for an honest tick to be refused, two clocks must be wrong at once.
 """
 
 from bisect import bisect_left
@@ -34,12 +34,18 @@ _STEP_NS: Final = NS_PER_SECOND
 # Two clocks of one machine drift apart by less than a thousandth.
 _DRIFT: Final = 1000
 _LATE_NS: Final = round(LATE_SECONDS * NS_PER_SECOND)
-# As long as an agent keeps ticks that it cannot send; a node that is silent for longer is away.
+# How long a tick may lie on its node is the agent's `spool.max_age_seconds`: an hour by default, 30
+# days at most. Two bounds here follow from it:
+# - the default is the silence after which a node is away. One whose ticks lay for longer is no
+#   measure of its partition meanwhile, and nothing of it is refused;
+# - a day of it is what `seq` may seem to run ahead by for it. Who allows more loses ticks only
+#   where the node's clock is a day ahead as well (docs/operations.md, "A tick that ran ahead").
 _AWAY_NS: Final = NS_PER_HOUR
+_ON_NODE_NS: Final = NS_PER_DAY
 # As far as a broker lets a record's timestamp run ahead of its clock (`gpuledger.topics`).
 _REPORTED_AHEAD_NS: Final = NS_PER_DAY
-MAX_AHEAD_NS: Final = _REPORTED_AHEAD_NS + NS_PER_DAY
-"""The same, and a day for which a tick may have lain on its node."""
+MAX_AHEAD_NS: Final = _REPORTED_AHEAD_NS + _ON_NODE_NS
+"""By more than this no honest tick runs ahead while one of two clocks is right."""
 
 
 class BootWatermark(NamedTuple):
@@ -190,7 +196,7 @@ def begin_of(seq: int, *, time_ns: int) -> int:
 def seq_ahead_seconds(
     sample: NodeSample, watermark: NodeWatermark | None, *, written_ms: int, now_ns: int
 ) -> float | None:
-    """Return by how much a tick runs ahead of its boot; `None` for up to a day.
+    """Return by how many seconds a tick runs ahead of its boot; `None` for up to a day.
 
     Both clocks are asked: `written_ms` is the record's timestamp, `now_ns` the worker's time.
     """

@@ -10,7 +10,7 @@ from prometheus_client.metrics import MetricWrapperBase
 import agent.metrics
 import enricher.join.join_metrics
 import enricher.podwatch.pod_metrics
-import gpuledger.bus.metrics
+import gpuledger.bus.gaps
 import gpuledger.dead_letter_queue
 import gpuledger.runtime.process_metrics
 import sinks.metrics
@@ -35,7 +35,7 @@ METRICS: Final = (
     enricher.podwatch.pod_metrics,
     enricher.join.join_metrics,
     sinks.metrics,
-    gpuledger.bus.metrics,
+    gpuledger.bus.gaps,
     gpuledger.dead_letter_queue,
     gpuledger.runtime.process_metrics,
 )

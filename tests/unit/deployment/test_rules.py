@@ -50,7 +50,7 @@ FRESH: Final = (
         "import enricher.podwatch.events",
         f"import enricher.join.join_metrics as m; {_TOPICS}; m.count_topics_from_zero(Topics())",
     ),
-    "import gpuledger.bus.metrics",
+    "import gpuledger.bus.gaps",
     *(
         f"import sinks.metrics as m, sinks.registry as r; {_TOPICS};"
         f" m.count_sink_from_zero(r.KINDS[{kind!r}], Topics())"

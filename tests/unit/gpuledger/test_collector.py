@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuledger.early import freeze_collector
+from gpuledger.programs import freeze_collector
 
 
 class Cycle:

@@ -66,7 +66,7 @@ def test_a_standard_stream_that_is_closed_leads_nowhere(closed: str, begin: str)
     """And is not the next file that is opened."""
     code = (
         "import os, sys\n"
-        "from gpuledger.early import *\n"
+        "from gpuledger.programs import *\n"
         f"{begin}\n"
         "taken = os.open('/', os.O_RDONLY)\n"
         "print('x', file=sys.stdout), print('x', file=sys.stderr)\n"
@@ -112,4 +112,4 @@ def test_nothing_but_our_own_empty_packages_is_imported_before_signals_are_heede
     )
 
     packages = {module.partition(".")[0], module, "gpuledger"}
-    assert {*ended.stdout.split()} == {*packages, f"{module}.__main__", "gpuledger.early"}
+    assert {*ended.stdout.split()} == {*packages, f"{module}.__main__", "gpuledger.programs"}

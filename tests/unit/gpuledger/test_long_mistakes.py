@@ -10,7 +10,7 @@ from agent.exposition.dcgm_fields import read_counters
 from agent.recording.format import FORMAT
 from agent.recording.replay import open_recording
 from gpuledger.errors import UserError
-from gpuledger.runtime.http.auth import WebGuard
+from gpuledger.runtime.http.health_pages import WebGuard
 from gpuledger.settings import load_settings
 from simulator.scenario.load import load_scenario
 from sinks.settings import SinkSettings

@@ -13,7 +13,7 @@ from agent.settings import KubeletSettings
 from gpuledger.errors import UserError
 from gpuledger.records import DeviceAllocation, GpuFacts, MigInstance
 from simulator.clock import ManualClock
-from simulator.kubelet_server import link_logs
+from simulator.kubelet import link_logs
 from simulator.scenario.load import load_scenario, parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
 

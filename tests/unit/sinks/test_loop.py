@@ -14,7 +14,7 @@ from gpuledger.bus.protocol import (
     TopicPartition,
 )
 from gpuledger.runtime import Readiness
-from sinks.protocol import Batch, Progress, SinkContext
+from sinks.protocol import AcknowledgedOffsets, Batch, SinkContext
 from tests.default_topics import EVENTS
 from tests.unit.sinks.builders import (
     BUS_TOPICS,
@@ -130,7 +130,7 @@ async def test_the_start_says_what_runs_where_to_and_as_whom_and_then_what_it_ho
 
 
 def test_progress_gives_what_is_done_beyond_what_was_committed() -> None:
-    progress, other = Progress(), TopicPartition("t", 1)
+    progress, other = AcknowledgedOffsets(), TopicPartition("t", 1)
     progress.begin({AT, other})
     progress.done(AT, 5)
     progress.done(AT, 3)

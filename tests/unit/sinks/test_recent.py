@@ -111,7 +111,7 @@ def test_memory_does_not_grow_with_the_names_of_nodes_that_come_and_go(
 
 
 def test_names_that_come_once_take_bounded_memory_and_what_is_used_on_stays() -> None:
-    recent: Recent[str, int] = Recent(maximum=100)
+    recent: Recent[str, int] = Recent(max_a_day=100)
     recent["node"] = 1
     for number in range(10_000):
         recent[f"made-up-{number}"] = number

@@ -32,9 +32,9 @@ _RECENT_EXITS: Final = 256
 _EARLIER_CLOCKS: Final = 8
 _MAX_SEEN: Final = 1024
 
-Account = tuple[int, GpuTotals]
+DriverAccount = tuple[int, GpuTotals]
 """A pid, and what it used of one GPU."""
-Accounts = Mapping[str, Sequence[Account] | None]
+DriverAccounts = Mapping[str, Sequence[DriverAccount] | None]
 """By GPU; `None` where its driver keeps none."""
 
 
@@ -71,7 +71,7 @@ class ProcessLifetime:
             until_ns=known.certain_boottime_ns,
         )
 
-    def fits(self, account: Account, boots: Iterable[int]) -> bool:
+    def fits(self, account: DriverAccount, boots: Iterable[int]) -> bool:
         """Return whether an account can be this process's; `boots` is when the node booted.
 
         That has several answers where the wall clock was set: an account's start is by the clock
@@ -82,7 +82,7 @@ class ProcessLifetime:
             return pid == self.pid
         return self.opened_boottime_ns(account, boots) is not None
 
-    def opened_boottime_ns(self, account: Account, boots: Iterable[int]) -> int | None:
+    def opened_boottime_ns(self, account: DriverAccount, boots: Iterable[int]) -> int | None:
         """Return when the account began, since boot; `None` where not within this lifetime."""
         started_ns = account[1].started_time_ns
         if started_ns is None:
@@ -117,7 +117,7 @@ class SeenPids:
         while len(self._seen) > _MAX_SEEN:
             del self._seen[next(iter(self._seen))]
 
-    def find(self, account: Account, boots: Iterable[int]) -> ProcessFacts | None:
+    def find(self, account: DriverAccount, boots: Iterable[int]) -> ProcessFacts | None:
         """Return whose account it is, where that was seen; `boots` is when the node booted."""
         lifetime, facts = self._seen.get(account[0], (None, None))
         # Without a start nothing tells it from an account of whoever had the pid before.
@@ -132,7 +132,7 @@ class RepeatFilter:
         self.ticks_left: dict[tuple[str, int, int | None], int] = {}
         """For how many ticks one that was handled may come again, by GPU, pid and start."""
 
-    def new(self, accounts: Accounts) -> Iterator[Account]:
+    def new(self, accounts: DriverAccounts) -> Iterator[DriverAccount]:
         """Yield the accounts that no earlier tick had; called once a tick."""
         self.ticks_left = {key: left - 1 for key, left in self.ticks_left.items() if left > 1}
         for uuid, given in accounts.items():
@@ -198,7 +198,7 @@ class ExitMatcher:
         return late
 
     def match(
-        self, table_update: TableUpdate, accounts: Accounts, *, time_ns: int, boottime_ns: int
+        self, table_update: TableUpdate, accounts: DriverAccounts, *, time_ns: int, boottime_ns: int
     ) -> list[ProcessRecord]:
         """Return the records that are whole by now, those of `table_update` and earlier ones."""
         boot_ns = time_ns - boottime_ns
@@ -240,7 +240,7 @@ class ExitMatcher:
         )
 
     def _assign_all(
-        self, accounts: Accounts, table_update: TableUpdate
+        self, accounts: DriverAccounts, table_update: TableUpdate
     ) -> dict[int, list[GpuTotals]]:
         """Put each new account to its process; return those of processes that nobody has seen."""
         unknown: dict[int, list[GpuTotals]] = {}
@@ -265,7 +265,7 @@ class ExitMatcher:
         }
         return unknown
 
-    def _assign(self, account: Account) -> bool:
+    def _assign(self, account: DriverAccount) -> bool:
         """Put an account to the end that waits for it; return whether there is one."""
         totals = account[1]
         for waiting in self._waiting:
@@ -316,7 +316,7 @@ class ExitMatcher:
         return facts if started_ns is not None and started_ns <= opened_ns else UNREADABLE
 
     def _exit(
-        self, account: Account, facts: ProcessFacts, lifetime: ProcessLifetime | None
+        self, account: DriverAccount, facts: ProcessFacts, lifetime: ProcessLifetime | None
     ) -> None:
         """Record that a process is done with a GPU."""
         if facts.started_boottime_ns is None:

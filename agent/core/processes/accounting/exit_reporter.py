@@ -18,9 +18,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from agent.core.normalize.driver_clock import USUAL_WINDOW_US
 from agent.core.processes.accounting.exit_matcher import ExitedProcess
 from agent.core.processes.table import Location
 from agent.core.tick import TickInterval
+from gpuledger.clock import NS_PER_US
 from gpuledger.records import GpuProcess, GpuReading, ProcessExit
 from gpuledger.records.bounds import MAX_ENDED_PROCESSES
 
@@ -29,7 +31,7 @@ WINDOW_SECONDS: Final = 120
 _HISTORY_NS: Final = WINDOW_SECONDS * 1_000_000_000
 _PARTS: Final = 1_000_000
 # The driver reports whole sampling windows, so a process shows in ticks up to a window around it.
-_WINDOW_NS: Final = 166_667_000
+_WINDOW_NS: Final = USUAL_WINDOW_US * NS_PER_US
 # Longer than an account is waited for after the process was listed last.
 _MAX_TICKS_ABSENT: Final = 16
 

@@ -21,7 +21,7 @@ class Bench:
         self.gpus = [FakeGpu("GPU-0"), FakeGpu("GPU-1")]
         self.library = FakeNvml(*self.gpus)
         self.clock = ManualClock(start_ns=0)
-        self.check, self.gpus_check = Check(), Check()
+        self.check, self.gpus_check = Check(name="nvml"), Check()
         self.driver = Driver(
             NvmlSession(self.library),
             clock=self.clock,

@@ -198,7 +198,7 @@ def test_threads_that_hang_are_bounded_in_number(clock: ManualClock) -> None:
 
 
 def event_threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name == "nvml-events"}
+    return {thread for thread in threading.enumerate() if thread.name == "gpu-events"}
 
 
 def test_where_no_gpu_answers_no_event_is_waited_for_and_no_failure_is_reported(

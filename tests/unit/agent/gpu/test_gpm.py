@@ -5,7 +5,7 @@ import math
 import pynvml
 import pytest
 
-from agent.core.units import RATIO
+from agent.core.readings import RATIO
 from agent.gpu.nvidia.catalogue import GpmMetric, MetricSpec
 from agent.gpu.nvidia.device_client import DeviceClient
 from agent.gpu.nvidia.gpm import Gpm

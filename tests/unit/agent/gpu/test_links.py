@@ -6,7 +6,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.core.units import CELSIUS, KIBIBYTES
+from agent.core.readings import CELSIUS, KIBIBYTES
 from agent.gpu.nvidia.catalogue import ALL_LINKS, EACH_LINK, FieldValue, MetricSpec
 from agent.gpu.nvidia.device_client import DeviceClient
 from agent.gpu.nvidia.query import QueryPlan

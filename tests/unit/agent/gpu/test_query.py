@@ -7,7 +7,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.core.units import CELSIUS, COUNT, NUMBER
+from agent.core.readings import CELSIUS, COUNT, NUMBER
 from agent.gpu.nvidia.catalogue import FieldValue, FunctionCall, MetricSpec, Source
 from agent.gpu.nvidia.device_client import DeviceClient
 from agent.gpu.nvidia.query import QueryPlan

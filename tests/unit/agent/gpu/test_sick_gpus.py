@@ -242,7 +242,7 @@ async def test_starts_for_a_lost_gpu_are_logged_where_they_find_other_gpus_than_
         bench.sick.errors.clear()
         await bench.ask_until(["0", "1", "2"])
     assert bench.nvml.tried > 4
-    starts = [line for line in logs if line["event"] == "nvml_started"]
+    starts = [line for line in logs if line["event"] == "source_opened"]
     assert [line["count"] for line in starts] == [3, 2, 3]
     assert all("unbind_event_error" in line for line in starts)
 

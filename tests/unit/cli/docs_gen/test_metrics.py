@@ -51,7 +51,7 @@ def test_metrics_are_made_in_the_metrics_modules_and_the_dead_letter_queue_only(
         "agent/metrics.py",
         "enricher/join/join_metrics.py",
         "enricher/podwatch/pod_metrics.py",
-        "gpuledger/bus/metrics.py",
+        "gpuledger/bus/gaps.py",
         "gpuledger/dead_letter_queue.py",
         "gpuledger/runtime/process_metrics.py",
         "sinks/metrics.py",

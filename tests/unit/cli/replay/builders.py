@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cli.replay.range_plan import ReplayRequest
+from cli.replay.range_plan import ReplayRequest, TimeRange
 from cli.replay.replay_command import choose_output, replay_range
 from cli.replay.run import ReplayOutcome
 from enricher.join.join_command import run_join
 from enricher.join.join_settings import JoinSettings, JoinTuning
-from enricher.join.replay import TimeRange
 from enricher.join.replay_diff import Comparison
 from gpuledger.bus.memory import MAX_PARTITION_RECORDS, MemoryBus
 from gpuledger.bus.protocol import Message, TopicPartition

@@ -56,7 +56,7 @@ def test_what_is_taken_is_gone_and_gathering_begins_anew() -> None:
 
 
 def test_how_far_the_ticks_are_done_is_told_by_ticks_alone() -> None:
-    made = CommitBatch(partition=0, begun_at=0.0, topics=TOPICS)
+    made = CommitBatch(partition=0, begun_seconds=0.0, topics=TOPICS)
     for topic, time_ms in ((PROCESSES, 5_000), (SAMPLES, 1_000), (INCIDENTS, 9_000)):
         partition = TopicPartition(topic.name, 0)
         made.count(partition, records(*partition, count=3, time_ms=time_ms))

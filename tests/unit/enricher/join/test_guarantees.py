@@ -361,7 +361,7 @@ async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_g
             writers=writers, dead_letters=dead_letters, check=check, fenced_seconds=0
         )
         await delivery.take_over([PARTITION])
-        made = CommitBatch(partition=PARTITION, begun_at=0.0, topics=TOPICS)
+        made = CommitBatch(partition=PARTITION, begun_seconds=0.0, topics=TOPICS)
         made.add(EVENTS_PARTITION, [Message(b"node-a", b"", 0)])
         assert set(await delivery.deliver(consumer, [made])) == {PARTITION}
         assert check.has_failed
@@ -387,7 +387,7 @@ async def test_at_least_once_passes_its_check_once_what_it_could_not_commit_is_g
         offsets = {TopicPartition(SAMPLES.name, PARTITION): 1}
         await delivery.deliver(
             consumer,
-            [CommitBatch(partition=PARTITION, begun_at=0.0, offsets=offsets, topics=TOPICS)],
+            [CommitBatch(partition=PARTITION, begun_seconds=0.0, offsets=offsets, topics=TOPICS)],
         )
         assert check.has_failed
 
@@ -412,7 +412,7 @@ async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_d
         )
         for undone in ({PARTITION}, set[int]()):
             await delivery.take_over([PARTITION])
-            made = CommitBatch(partition=PARTITION, begun_at=0.0, topics=TOPICS)
+            made = CommitBatch(partition=PARTITION, begun_seconds=0.0, topics=TOPICS)
             made.add(EVENTS_PARTITION, [Message(b"node-a", b"", 0)])
             assert set(await delivery.deliver(consumer, [made])) == undone
             assert check.has_failed == bool(undone)
@@ -432,7 +432,7 @@ async def test_at_least_once_commits_nothing_of_a_partition_that_is_not_held() -
         )
         held, other = (TopicPartition(SAMPLES.name, at) for at in (PARTITION, SAMPLES.partitions))
         made = CommitBatch(
-            partition=PARTITION, begun_at=0.0, offsets={held: 1, other: 1}, topics=TOPICS
+            partition=PARTITION, begun_seconds=0.0, offsets={held: 1, other: 1}, topics=TOPICS
         )
         await delivery.deliver(consumer, [made])
 

@@ -128,7 +128,7 @@ async def letters_after(*steps: str) -> int:
         gaps=GapCheck(Check()),
         topics=TOPICS,
     )
-    running = asyncio.create_task(worker.run(bus=cast("Bus", member), member=None))
+    running = asyncio.create_task(worker.run(bus=cast("Bus", member), group_instance_id=None))
     await asyncio.wait_for(member.has_ended.wait(), HANG_SECONDS)
     running.cancel()
     await asyncio.wait({running})

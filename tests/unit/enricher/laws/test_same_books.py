@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enricher.join.replay import Replay, TimeRange
+from cli.replay.range_plan import TimeRange
+from cli.replay.run import Replay
 from enricher.join.replay_diff import Agreement, EventId, compare_events
 from tests.default_topics import TOPICS
 from tests.unit.enricher.join.ticks import anywhere

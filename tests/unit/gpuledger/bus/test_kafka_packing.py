@@ -12,8 +12,8 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
 from gpuledger.bus import kafka_internals
-from gpuledger.bus.kafka_batches import pack
 from gpuledger.bus.kafka_internals import pack_at_least_cost
+from gpuledger.bus.kafka_producer import pack
 from gpuledger.bus.kafka_unpacking import install_unpacking
 from gpuledger.bus.limits import MAX_BATCH_RECORDS
 from gpuledger.bus.protocol import Message

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.consumer.subscription_state import SubscriptionState
 
-from gpuledger.bus.kafka_fetch import named
-from gpuledger.bus.kafka_turns import Turn, turn
+from gpuledger.bus.kafka_fetch import Turn, named, turn
 from gpuledger.bus.kafka_unpacking import install_unpacking
 from gpuledger.bus.limits import MAX_TURN_BYTES
 from gpuledger.bus.protocol import TopicPartition

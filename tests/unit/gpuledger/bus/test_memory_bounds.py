@@ -137,8 +137,8 @@ async def test_the_partitions_of_a_named_member_wait_for_it_and_then_go_to_other
         if partitions:
             lost.set()
 
-    named = Subscription(group="g", topics=["readings"], member="a")
-    other = Subscription(group="g", topics=["readings"], member="b", on_assigned=see)
+    named = Subscription(group="g", topics=["readings"], group_instance_id="a")
+    other = Subscription(group="g", topics=["readings"], group_instance_id="b", on_assigned=see)
     async with bus.consumer(named) as first:
         await read_all(first)
         assert len(first.assignment()) == 1
@@ -154,7 +154,7 @@ async def test_the_partitions_of_a_named_member_wait_for_it_and_then_go_to_other
 
 async def test_a_second_consumer_of_the_same_name_takes_over_from_the_first() -> None:
     bus = MemoryBus([READINGS])
-    asked = Subscription(group="g", topics=["readings"], member="a")
+    asked = Subscription(group="g", topics=["readings"], group_instance_id="a")
     async with bus.consumer(asked) as first, bus.consumer(asked) as second:
         await read_all(first)
         await read_all(second)

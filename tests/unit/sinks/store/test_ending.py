@@ -8,7 +8,7 @@ from pathlib import Path
 ENDS_WITHIN_A_CALL = """
 import sys, threading
 from itertools import count
-from gpuledger.early import end_process
+from gpuledger.programs import end_process
 from gpuledger.store.schema import ENTRIES
 from sinks.store.table import StreamTable
 

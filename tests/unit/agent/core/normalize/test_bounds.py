@@ -5,7 +5,7 @@ from typing import get_args, get_type_hints
 import msgspec
 import pytest
 
-from agent.core.units import converter
+from agent.core.readings import converter
 from agent.gpu.nvidia.catalogue import CATALOGUE, MetricSpec
 from gpuledger.records import GpuDetails, GpuReading
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from agent.core.normalize.fields import CounterTotals, CounterTracker
-from agent.core.units import EVER, NANOSECONDS, PCIE_BYTES, Unit
+from agent.core.readings import EVER, NANOSECONDS, PCIE_BYTES, Unit
 
 SECOND_NS = 1_000_000_000
 

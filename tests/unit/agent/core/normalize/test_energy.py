@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.core.normalize.energy import MIN_FREE_NS, EnergyMeter, IdleDraw, TickEnergy
-from agent.core.units import Validator
+from agent.core.readings import Validator
 from gpuledger.records import EnergyMethod
 from gpuledger.records.bounds import MAX_MILLIWATTS
 

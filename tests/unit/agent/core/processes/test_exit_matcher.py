@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from agent.core.processes.accounting.exit_matcher import Account, ExitMatcher
+from agent.core.processes.accounting.exit_matcher import DriverAccount, ExitMatcher
 from agent.core.processes.table import ProcessTable
 from agent.host.procfs import ProcessReader
 from gpuledger.clock import NS_PER_SECOND
@@ -34,7 +34,7 @@ class Node:
     def tick(
         self,
         listed: Mapping[str, Sequence[int]],
-        accounts: Mapping[str, Sequence[Account] | None],
+        accounts: Mapping[str, Sequence[DriverAccount] | None],
     ) -> list[ProcessRecord]:
         self.seconds += 1
         boottime_ns = self.seconds * NS_PER_SECOND
@@ -49,7 +49,7 @@ class Node:
 
 def account(
     pid: int, *, opened: float | None, gpu: str = "GPU-0", busy_ns: int = HALF_NS, held: int = 7
-) -> Account:
+) -> DriverAccount:
     started_ns = None if opened is None else BOOT_NS + round(opened * NS_PER_SECOND)
     return pid, GpuTotals(
         gpu_uuid=gpu, busy_ns=busy_ns, max_memory_bytes=held, started_time_ns=started_ns

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.core.processes.accounting.exit_matcher import Account, SeenPids
+from agent.core.processes.accounting.exit_matcher import DriverAccount, SeenPids
 from agent.host.procfs import ProcessReader
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuTotals
@@ -13,7 +13,7 @@ BOOT_NS = 1_700_000_000 * NS_PER_SECOND
 ONE, TWO = "a" * 64, "b" * 64
 
 
-def account(pid: int, *, opened: float | None) -> Account:
+def account(pid: int, *, opened: float | None) -> DriverAccount:
     started_ns = None if opened is None else BOOT_NS + round(opened * NS_PER_SECOND)
     return pid, GpuTotals(gpu_uuid="GPU-0", busy_ns=500_000_000, started_time_ns=started_ns)
 

@@ -14,7 +14,7 @@ from typing_extensions import override
 from agent.host.kubelet.allocations import KubeletError, SocketKubelet
 from agent.host.kubelet.messages import parse_answer
 from simulator.clock import ManualClock
-from simulator.kubelet_server import serve_kubelet
+from simulator.kubelet import serve_kubelet
 from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
 

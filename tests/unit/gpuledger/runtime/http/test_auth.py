@@ -16,8 +16,8 @@ from prometheus_client import REGISTRY
 
 from gpuledger.errors import UserError
 from gpuledger.runtime import CheckSeverity, Readiness, serve_health
-from gpuledger.runtime.http.auth import WebGuard
 from gpuledger.runtime.http.exchange import HttpRequest, Response
+from gpuledger.runtime.http.health_pages import WebGuard
 from tests.fakes.seconds import Seconds
 from tests.real.services.certificates import Authority, KeyPair
 

@@ -8,7 +8,7 @@ import bcrypt
 import pytest
 
 from gpuledger.errors import UnavailableError, UserError
-from gpuledger.runtime.http.auth import BasicAuth
+from gpuledger.runtime.http.health_pages import BasicAuth
 
 USERS = {
     "alice": bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode(),

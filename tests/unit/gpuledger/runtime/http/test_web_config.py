@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from gpuledger.errors import UserError
-from gpuledger.runtime.http.auth import WebGuard
 from gpuledger.runtime.http.exchange import HttpRequest, Response
+from gpuledger.runtime.http.health_pages import WebGuard
 from gpuledger.runtime.http.web_config import read_web_config, refuse_loss
 from gpuledger.runtime.readiness import Check
 
