@@ -18,7 +18,7 @@ from agent.host.kmsg import Kmsg
 from agent.host.kubelet.allocations import Allocations, Kubelet
 from agent.host.kubelet.assignments import find_on
 from agent.host.kubelet.container_logs import ListNames
-from agent.host.pod_ends import HasCgroup, PodEnds
+from agent.host.node_pods import HasCgroup, PodChanges, PodEnds
 from agent.host.procfs import Procfs, check_procfs, read_boot_id
 from agent.loop import InventoryTracker, Outputs, SampleLoop
 from agent.metrics import ATTRIBUTION, count_published_from_zero
@@ -56,6 +56,8 @@ class Host:
     """Gives the names of the containers' logs."""
     list_pod_folders: ListNames = tuple
     """Gives the names of the folders of the pods' logs."""
+    list_pod_cgroups: ListNames = tuple
+    """Gives the names of the pods' cgroups."""
     has_cgroup: HasCgroup = lambda _: False
     """Says whether a pod has a cgroup, by its UID."""
     open_kmsg: Callable[[], Kmsg] | None = None
@@ -246,6 +248,7 @@ class AgentContext:
                 has_cgroup=host.has_cgroup,
                 clock=host.clock,
             ).find_ended,
+            have_pods_changed=PodChanges(host.list_pod_folders, host.list_pod_cgroups).have_changed,
         )
 
 

@@ -26,6 +26,8 @@ from gpuledger.topics import Topics
 
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
+_ANSWER_RATIO: Final = 0.25
+"""Of a tick: for how long it waits for the kubelet's answer, counted from its beginning."""
 
 
 @dataclass(kw_only=True)
@@ -188,6 +190,8 @@ class SampleLoop:
     async def tick(self, *, late: bool = False) -> bool:
         """Make one tick and report it; return whether the driver answered at all."""
         began_seconds = time.perf_counter()
+        if self.allocations:
+            self.allocations.ask_where_due()
         poll = await self.driver.poll(self.sampler.last_seen())
         # Before the tick: its allocations are found among these devices.
         if poll and (facts := self.driver.inventory()):
@@ -196,6 +200,11 @@ class SampleLoop:
         # Before any GPU is known there is nothing to tell of, and no interval to begin.
         if poll is None and not self.inventory.devices.uuids:
             return False
+        if self.allocations:
+            spent_seconds = time.perf_counter() - began_seconds
+            await self.allocations.wait_answer(
+                self.settings.tick_seconds * _ANSWER_RATIO - spent_seconds
+            )
         tick = self.sampler.sample(
             # Where the driver is away, so are all its GPUs: who holds them holds them on.
             poll.samples if poll else (),

@@ -75,7 +75,8 @@ class KubeletSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     socket: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
     """Its socket for pod resources; root's alone."""
     refresh_seconds: Annotated[float, msgspec.Meta(ge=1, le=600)] = 10.0
-    """Time from one question to the next; new and ended processes on GPUs are asked for at once."""
+    """Time from one question to the next while nothing changes; where pods have come or gone, or
+    processes on GPUs, it is asked as the next tick begins."""
     timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 5.0
     """How long to wait for an answer."""
     cache_ttl_seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 120.0
@@ -95,10 +96,12 @@ class KubeletSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     container_log_dir: Path = Path("/var/log/containers")
     """Where the runtime links the containers' logs; the links' names tell pod and container."""
     pod_log_dir: Path = Path("/var/log/pods")
-    """Where the kubelet keeps the pods' logs; the folders' names tell each pod's UID."""
+    """Where the kubelet keeps the pods' logs; the folders' names tell each pod's UID, and that pods
+    have come."""
     cgroup_root: Path = Path("/sys/fs/cgroup")
-    """The node's cgroups: a pod whose cgroup is gone holds no device any more, though the kubelet
-    lists it on. Where the node's are not mounted there, pods hold as long as they are listed."""
+    """The node's cgroups: where one has come the kubelet is asked, and a pod whose cgroup is gone
+    holds no device any more, though the kubelet lists it on. Where the node's are not mounted
+    there, pods hold as long as they are listed."""
 
 
 class IncidentsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

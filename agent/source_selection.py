@@ -16,7 +16,7 @@ from agent.gpu.threads import CallThread
 from agent.host.kmsg import DeviceKmsg
 from agent.host.kubelet.allocations import SocketKubelet
 from agent.host.kubelet.container_logs import list_folder
-from agent.host.pod_ends import PodCgroups
+from agent.host.node_pods import PodCgroups
 from agent.host.procfs import SystemProcfs
 from agent.settings import AgentSettings
 from gpuledger.clock import SystemClock
@@ -47,6 +47,7 @@ def find_source(settings: AgentSettings) -> Host:
         return _recorded(settings)
     if settings.source == "auto":
         probe(pynvml)
+    cgroups = PodCgroups(settings.kubelet.cgroup_root)
     return Host(
         gpus=NvmlSession(pynvml),
         procfs=SystemProcfs(settings.procfs_root),
@@ -58,7 +59,8 @@ def find_source(settings: AgentSettings) -> Host:
         ),
         list_log_names=list_folder(settings.kubelet.container_log_dir),
         list_pod_folders=list_folder(settings.kubelet.pod_log_dir),
-        has_cgroup=PodCgroups(settings.kubelet.cgroup_root).has_cgroup,
+        list_pod_cgroups=cgroups.list_names,
+        has_cgroup=cgroups.has_cgroup,
         open_kmsg=partial(DeviceKmsg, settings.incidents.kmsg) if settings.incidents.kmsg else None,
     )
 
@@ -114,6 +116,7 @@ def play(node: "SimulatedNode") -> Host:
         kubelet=node.kubelet,
         list_log_names=node.kubelet.log_names,
         list_pod_folders=node.kubelet.pod_folders,
+        list_pod_cgroups=node.kubelet.pod_cgroups,
         has_cgroup=node.kubelet.has_cgroup,
     )
 

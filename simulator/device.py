@@ -27,7 +27,9 @@ from simulator.gpu_models import (
     Architecture,
     Cut,
     GpuModel,
+    MigBoard,
     SimulatedInstance,
+    board_of,
     cut_at,
     plan_cuts,
 )
@@ -188,6 +190,8 @@ class DeviceFacts:
         """What its generation can be asked for."""
         return ARCHITECTURES[self.model.architecture]
 
+    mig_board: MigBoard | None
+    """Into what it can be cut; `None` where it cannot be."""
     cuts: list[Cut]
     """How it is cut into instances, one cut after the other."""
     energy_step_ns: int
@@ -197,10 +201,14 @@ class DeviceFacts:
 
 
 def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> DeviceFacts:
-    """Fill in from the product facts what the scenario leaves out."""
+    """Fill in from the product facts what the scenario leaves out.
+
+    Raises UserError where the product cannot be cut as the scenario says.
+    """
     model = MODELS.get(group.model, UNLISTED)
     memory_bytes = group.memory_bytes or model.memory_bytes
     room_bytes = memory_bytes - model.reserved_bytes
+    board = board_of(group.model, memory_bytes=memory_bytes)
     return DeviceFacts(
         uuid=uuid,
         index=index,
@@ -210,7 +218,8 @@ def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> DeviceFacts:
         max_watts=group.max_watts or model.max_watts,
         model=model,
         ailments=HealthFaults(group.ailments),
-        cuts=plan_cuts(group.mig, gpu_uuid=uuid, room_bytes=room_bytes),
+        mig_board=board,
+        cuts=plan_cuts(group.mig, gpu_uuid=uuid, board=board, room_bytes=room_bytes),
         energy_step_ns=round(group.energy_step_seconds * NS_PER_SECOND),
         accounting=group.accounting,
     )

@@ -5,11 +5,12 @@ scenario's business, what runs in an instance `simulator.device`'s.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpuledger.clock import NS_PER_SECOND
+from gpuledger.errors import UserError
 from simulator import identities
 from simulator.scenario.schema import ScenarioMigLayout
 
@@ -71,6 +72,17 @@ MODELS: Final = {
         memory_clock_megahertz=1593,
         architecture="ampere",
         nvlinks=12,
+        pcie_generation=4,
+    ),
+    "NVIDIA A30": GpuModel(
+        memory_bytes=24_576 * _MIB,
+        reserved_bytes=451 * _MIB,
+        idle_watts=28,
+        max_watts=165,
+        sm_clock_megahertz=1440,
+        memory_clock_megahertz=1215,
+        architecture="ampere",
+        nvlinks=4,
         pcie_generation=4,
     ),
     "NVIDIA L4": GpuModel(
@@ -142,9 +154,74 @@ ARCHITECTURES: Final = {
 }
 
 
-MAX_INSTANCES: Final = 7
-MEMORY_SLICES: Final = 8
-_PROFILE: Final = re.compile(r"(?:(\d)c\.)?(\d)g\.(\d+)gb")
+class MigSlices(NamedTuple):
+    """What a GPU instance, or a board, has."""
+
+    compute: int
+    """Compute slices."""
+    memory: int
+    """Memory slices."""
+
+
+# Of each board the profiles in this order; the last one is the whole board.
+_SEVENTHS: Final = (
+    MigSlices(1, 1),
+    MigSlices(1, 2),
+    MigSlices(2, 2),
+    MigSlices(3, 4),
+    MigSlices(4, 4),
+    MigSlices(7, 8),
+)
+_FOURTHS: Final = (MigSlices(1, 1), MigSlices(2, 2), MigSlices(4, 4))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MigBoard:
+    """Into what a product can be cut."""
+
+    product: str
+    """A word of the product's name."""
+    gigabytes: int
+    """Its memory, by which products of one name are told apart."""
+    profiles: Mapping[str, MigSlices]
+    """What a GPU instance of each profile has; of the media extensions' none is played."""
+
+    @property
+    def whole(self) -> MigSlices:
+        """What all of it has."""
+        return max(self.profiles.values())
+
+
+def _board(product: str, gigabytes: int, names: str) -> MigBoard:
+    shapes = _FOURTHS if names.count(" ") + 1 == len(_FOURTHS) else _SEVENTHS
+    profiles = dict(zip(names.split(), shapes, strict=True))
+    return MigBoard(product=product, gigabytes=gigabytes, profiles=profiles)
+
+
+MIG_BOARDS: Final = (
+    _board("A30", 24, "1g.6gb 2g.12gb 4g.24gb"),
+    _board("A100", 40, "1g.5gb 1g.10gb 2g.10gb 3g.20gb 4g.20gb 7g.40gb"),
+    _board("A100", 80, "1g.10gb 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb"),
+    _board("H100", 80, "1g.10gb 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb"),
+    _board("H100", 94, "1g.12gb 1g.24gb 2g.24gb 3g.47gb 4g.47gb 7g.94gb"),
+    _board("H100", 96, "1g.12gb 1g.24gb 2g.24gb 3g.48gb 4g.48gb 7g.96gb"),
+    _board("GH200", 96, "1g.12gb 1g.24gb 2g.24gb 3g.48gb 4g.48gb 7g.96gb"),
+    _board("H200", 141, "1g.18gb 1g.35gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb"),
+    _board("B200", 180, "1g.23gb 1g.45gb 2g.45gb 3g.90gb 4g.90gb 7g.180gb"),
+)
+"""The boards that can be cut, as NVIDIA's "Multi-Instance GPU User Guide" has them in its chapter
+"Supported MIG Profiles". The larger profile of one compute slice has two memory slices: by
+`nvidia-smi mig -lgipp` its places are two wide, and there is room for four."""
+
+
+def board_of(name: str, *, memory_bytes: int) -> MigBoard | None:
+    """Return into what a product can be cut; `None` where it cannot be."""
+    words = re.split(r"[\s-]+", name)
+    boards = [board for board in MIG_BOARDS if board.product in words]
+    return min(boards, key=lambda board: abs(board.gigabytes * _GIB - memory_bytes), default=None)
+
+
+_PROFILE: Final = re.compile(r"(?:(\d)c\.)?(.+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +238,10 @@ class SimulatedInstance:
     """NVML's id of it in the GPU instance."""
     profile: str
     """Its profile."""
+    board: MigSlices
+    """What the GPU has."""
     gpu_slices: int
-    """Compute slices of its GPU instance, of seven."""
+    """Compute slices of its GPU instance."""
     compute_slices: int
     """Those of them that it has."""
     memory_bytes: int
@@ -170,12 +249,12 @@ class SimulatedInstance:
     start: int
     """Where its GPU instance begins on the GPU, in memory slices."""
     slices: int
-    """Memory slices of its GPU instance, of eight."""
+    """Memory slices of its GPU instance."""
 
     @property
     def share(self) -> float:
         """Return its share of the GPU's multiprocessors."""
-        return self.compute_slices / MAX_INSTANCES
+        return self.compute_slices / self.board.compute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,14 +267,22 @@ class Cut:
     """In the scenario's order."""
 
 
-def plan_cuts(layouts: Sequence[ScenarioMigLayout], *, gpu_uuid: str, room_bytes: int) -> list[Cut]:
-    """Lay out a GPU's cuts; `room_bytes` is its memory without the driver's reserve."""
+def plan_cuts(
+    layouts: Sequence[ScenarioMigLayout], *, gpu_uuid: str, board: MigBoard | None, room_bytes: int
+) -> list[Cut]:
+    """Lay out a GPU's cuts; `room_bytes` is its memory without the driver's reserve.
+
+    Raises UserError where the board cannot be cut like that.
+    """
+    if layouts and board is None:
+        raise UserError("gpus.mig: a GPU of this model cannot be cut into instances; leave it out")
     return [
         Cut(
             start_ns=round(layout.start_seconds * NS_PER_SECOND),
-            instances=tuple(_instances(layout, f"{gpu_uuid}/{number}", room_bytes)),
+            instances=tuple(_instances(layout, board, f"{gpu_uuid}/{number}", room_bytes)),
         )
         for number, layout in enumerate(layouts)
+        if board
     ]
 
 
@@ -206,38 +293,49 @@ def cut_at(cuts: Sequence[Cut], time_ns: int) -> Cut | None:
 
 
 def _instances(
-    layout: ScenarioMigLayout, layout_id: str, room_bytes: int
+    layout: ScenarioMigLayout, board: MigBoard, layout_id: str, room_bytes: int
 ) -> Iterator[SimulatedInstance]:
     """Yield a layout's instances; their GPU instances lie one behind the other."""
     listed = [[given] if isinstance(given, str) else given for given in layout.instances]
+    whole = board.whole
     # Where the GPU has room for more, the driver leaves index 0 free, as it does after a GPU
     # instance was destroyed: whoever stops at the first hole sees nothing at all.
-    device_index = 1 if sum(map(len, listed)) < MAX_INSTANCES else 0
-    start = 0
+    device_index = 1 if sum(map(len, listed)) < whole.compute else 0
+    taken = MigSlices(0, 0)
     for gpu_instance, profiles in enumerate(listed, start=1):
+        start = taken.memory
         for compute_instance, profile in enumerate(profiles):
-            found, slices = _read_profile(profile, room_bytes)
+            own, compute_slices = _read_profile(profile, board)
             yield SimulatedInstance(
                 uuid=identities.instance_uuid(f"{layout_id}/{gpu_instance}/{compute_instance}"),
                 device_index=device_index,
                 gpu_instance=gpu_instance,
                 compute_instance=compute_instance,
                 profile=profile,
-                gpu_slices=int(found[2]),
-                compute_slices=int(found[1] or found[2]),
-                memory_bytes=room_bytes * slices // MEMORY_SLICES,
+                board=whole,
+                gpu_slices=own.compute,
+                compute_slices=compute_slices,
+                memory_bytes=room_bytes * own.memory // whole.memory,
                 start=start,
-                slices=slices,
+                slices=own.memory,
             )
             device_index += 1
-        start += _read_profile(profiles[0], room_bytes)[1]
+        own, _ = _read_profile(profiles[0], board)
+        taken = MigSlices(taken.compute + own.compute, start + own.memory)
+    if taken.compute > whole.compute or taken.memory > whole.memory:
+        raise UserError(
+            f"gpus.mig: instances: they have {taken.compute} compute slices and {taken.memory}"
+            f" memory slices, and the board has {whole.compute} and {whole.memory}; leave some out"
+        )
 
 
-def _read_profile(profile: str, room_bytes: int) -> tuple[re.Match[str], int]:
-    """Return a profile's parts, and how many memory slices of the GPU it has."""
+def _read_profile(profile: str, board: MigBoard) -> tuple[MigSlices, int]:
+    """Return what the GPU instance of a profile has, and the compute slices of the profile's."""
     found = _PROFILE.fullmatch(profile)
-    if found is None:
-        raise ValueError(profile)
-    # Its name rounds the size, and by product differently: the nearest number of slices is meant.
-    slices = round(MEMORY_SLICES * int(found[3]) * _GIB / room_bytes)
-    return found, min(MEMORY_SLICES, max(1, slices))
+    own = board.profiles.get(found[2]) if found else None
+    if found is None or own is None:
+        raise UserError(
+            f"gpus.mig: instances: {profile!r} is no profile of {board.product} with"
+            f" {board.gigabytes} GB; it has {', '.join(board.profiles)}"
+        )
+    return own, int(found[1] or own.compute)

@@ -94,12 +94,12 @@ class SimulatedKubelet:
 
     def has_cgroup(self, uid: str) -> bool:
         """Return whether a pod has a cgroup at this time: until its end, however long listed."""
+        return f"pod{uid}" in self.pod_cgroups()
+
+    def pod_cgroups(self) -> list[str]:
+        """Return the names of the pods' cgroups at this time."""
         now_ns = self._clock.time_ns() - self._epoch_ns
-        return any(
-            pod.start_ns <= now_ns < pod.end_ns
-            for pod in self.listed_pods()
-            if self._uid_of(pod) == uid
-        )
+        return [f"pod{self._uid_of(pod)}" for pod in self.listed_pods() if now_ns < pod.end_ns]
 
     def log_names(self) -> list[str]:
         """Return the names of the links in `/var/log/containers` at this time."""

@@ -29,7 +29,7 @@ from agent.gpu.protocol import (
 from gpuledger.clock import Clock
 from gpuledger.records import GpuFacts, MigInstance, ProcessKind
 from simulator.device import SimulatedGpu
-from simulator.gpu_models import MAX_INSTANCES, MEMORY_SLICES, SimulatedInstance
+from simulator.gpu_models import SimulatedInstance
 from simulator.plan import PlannedProcess
 from simulator.sampling_windows import SamplingWindows
 from simulator.simulation import SimulatedNode
@@ -83,9 +83,8 @@ class DirectGpu:
             "power_milliwatts": self._milliwatts(),
             "energy_millijoules": int(self.truth.joules(-self.uptime_ns, now_ns) * _MILLI),
         }
-        can_be_cut = bool(facts.cuts)
-        whole["compute_slices"] = MAX_INSTANCES if can_be_cut else 1
-        whole["memory_slices"] = MEMORY_SLICES if can_be_cut else 1
+        board = facts.mig_board if facts.cuts else None
+        whole["compute_slices"], whole["memory_slices"] = board.whole if board else (1, 1)
         cut = self.truth.cut(now_ns)
         if cut:
             instances = tuple(self._instance(instance) for instance in cut.instances)

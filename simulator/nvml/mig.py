@@ -8,23 +8,23 @@ from typing import Any, Final
 
 import pynvml
 
-from simulator.gpu_models import MAX_INSTANCES, MEMORY_SLICES, Cut, SimulatedInstance
+from simulator.gpu_models import Cut, MigBoard, MigSlices, SimulatedInstance
 from simulator.nvml.readings import Readings, Utilization
 from simulator.nvml.session import Handle, Identity, MigHandle, Session, Subject
 
 # ruff: noqa: N802, N803  # NVML's own names
 
 
-_CAPABLE: Final = ("A100", "A30", "H100", "H200", "B200")
 _MIB: Final = 1 << 20
 _MULTIPROCESSORS_PER_SLICE: Final = 16
-# Compute and memory slices by NVML's number of the profile; others are not played.
+# What a GPU instance has by NVML's number of its profile; others are not played.
 _PROFILES: Final = {
-    pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE: (1, 1),
-    pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE: (2, 2),
-    pynvml.NVML_GPU_INSTANCE_PROFILE_3_SLICE: (3, 4),
-    pynvml.NVML_GPU_INSTANCE_PROFILE_4_SLICE: (4, 4),
-    pynvml.NVML_GPU_INSTANCE_PROFILE_7_SLICE: (MAX_INSTANCES, MEMORY_SLICES),
+    pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE: MigSlices(1, 1),
+    pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2: MigSlices(1, 2),
+    pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE: MigSlices(2, 2),
+    pynvml.NVML_GPU_INSTANCE_PROFILE_3_SLICE: MigSlices(3, 4),
+    pynvml.NVML_GPU_INSTANCE_PROFILE_4_SLICE: MigSlices(4, 4),
+    pynvml.NVML_GPU_INSTANCE_PROFILE_7_SLICE: MigSlices(7, 8),
 }
 
 
@@ -44,14 +44,13 @@ class Mig(Subject):
 
     def nvmlDeviceGetMigMode(self, device: Handle) -> list[int]:
         """Return whether MIG is on, and whether it will be after a reset."""
-        if not any(name in self._session.gpu(device).facts.name for name in _CAPABLE):
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        self._board(device)
         mode = int(self._cut(device) is not None)
         return [mode, mode]
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Handle) -> int:
         """Return the number of indices to look at."""
-        return MAX_INSTANCES if any(self.nvmlDeviceGetMigMode(device)) else 0
+        return self._board(device).whole.compute if any(self.nvmlDeviceGetMigMode(device)) else 0
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Handle, index: int) -> Handle:
         """Return the handle of an instance; NotFound at an index without one."""
@@ -82,14 +81,14 @@ class Mig(Subject):
         self, device: Handle, profile: int, version: int = 2
     ) -> Any:  # noqa: ANN401  # a ctypes struct
         """Return what a GPU instance of a profile has; NotSupported of others, or without MIG."""
-        self.nvmlDeviceGetMigMode(device)
-        if profile not in _PROFILES or version != 1:
+        board, slices = self._board(device), _PROFILES.get(profile)
+        if slices is None or slices not in board.profiles.values() or version != 1:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         facts = self._session.gpu(device).facts
         room_bytes = facts.memory_bytes - facts.model.reserved_bytes
         info = pynvml.c_nvmlGpuInstanceProfileInfo_t()
-        info.id, (info.sliceCount, memory_slices) = profile, _PROFILES[profile]
-        info.memorySizeMB = room_bytes * memory_slices // MEMORY_SLICES // _MIB
+        info.id, info.sliceCount = profile, slices.compute
+        info.memorySizeMB = room_bytes * slices.memory // board.whole.memory // _MIB
         return info
 
     def nvmlDeviceGetComputeInstanceId(self, device: Handle) -> int:
@@ -178,6 +177,12 @@ class Mig(Subject):
         # Of a GPU that is cut, and of its instances, the driver measures no utilization at all.
         if self._cut(handle):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    def _board(self, device: Handle) -> MigBoard:
+        board = self._session.gpu(device).facts.mig_board
+        if board is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return board
 
     def _cut(self, handle: Handle) -> Cut | None:
         return self._session.whole_gpu(handle).cut(self._session.since_epoch_ns())

@@ -1,4 +1,7 @@
-"""What the kubelet has given to whom, kept fresh: asked again and again, and at once on demand.
+"""What the kubelet has given to whom: asked as ticks begin, now and then and when pods change.
+
+A tick says who holds what as it is when the GPUs are asked. So the question is put at that time,
+and the tick waits for the answer, though not for long: one that comes later is in the next tick.
 
 Here is the seam to the kubelet (`Kubelet`) and the loop over it. Nothing here knows the wire form
 or the forms of device ids; gRPC is imported by the first question.
@@ -35,7 +38,7 @@ from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.errors import UnavailableError
 from gpuledger.records import DeviceAllocation
 from gpuledger.runtime import Backoff, Check
-from gpuledger.runtime.tasks import run_tasks
+from gpuledger.runtime.tasks import wait_event
 
 _EXPLAINED: Final[Mapping[str, str]] = {
     "missing": "there is no socket",
@@ -114,8 +117,9 @@ class SocketKubelet:
             raise KubeletError(reason, str(error)) from error
 
 
-MIN_SECONDS: Final = 1.0
-"""Between two questions, however many reasons there are to ask."""
+MIN_SECONDS: Final = 0.5
+"""Between two questions, however many reasons there are. Less than a tick of a second, so that
+ticks which are not quite on time have one each."""
 ALLOCATABLE_SECONDS: Final = 60.0
 """Between two questions for what there is to give: it changes with a plugin's settings."""
 
@@ -124,6 +128,8 @@ _log = structlog.get_logger(__name__)
 
 FindEnded = Callable[[AbstractSet[tuple[str, str]]], AbstractSet[tuple[str, str]]]
 """Takes namespaces and names of pods, and gives those that are over."""
+HavePodsChanged = Callable[[], bool]
+"""Says whether pods have come to the node, or left it, since it was asked last."""
 
 
 class Allocations:
@@ -138,15 +144,23 @@ class Allocations:
         backoff: Backoff,
         settings: KubeletSettings,
         find_ended: FindEnded = lambda _: frozenset(),
+        have_pods_changed: HavePodsChanged = lambda: False,
     ) -> None:
         """Take the parts; `find_ended` says which pods are over that the kubelet lists on."""
         self._find_ended = find_ended
+        self._have_pods_changed = have_pods_changed
         self._kubelet = kubelet
         self._clock = clock
         self._check = check
         self._backoff = backoff
         self._settings = settings
-        self._wanted = asyncio.Event()
+        self._is_wanted = True
+        self._is_awaited = False
+        self._asked_ns: int | None = None
+        self._not_before_ns = 0
+        self._asked = asyncio.Event()
+        self._done = asyncio.Event()
+        self._done.set()
         self._answer = b""
         self._answered_ns: int | None = None
         self._assignments: Sequence[DeviceAssignment] = ()
@@ -160,8 +174,34 @@ class Allocations:
         self._allocatable_ns: int | None = None
 
     def refresh_soon(self) -> None:
-        """Have the kubelet asked within a second: something on the node has changed."""
-        self._wanted.set()
+        """Have the kubelet asked in the next tick: something on the node has changed."""
+        self._is_wanted = True
+
+    def ask_where_due(self) -> None:
+        """Put the question where it is time to, or where something has changed; for each tick.
+
+        Not while another is on its way, nor before a kubelet that failed may be asked again.
+        """
+        self._is_awaited = False
+        # Asked in any case: what it saw now is no change the next time.
+        self._is_wanted = self._have_pods_changed() or self._is_wanted
+        now_ns = self._clock.monotonic_ns()
+        if not self._done.is_set() or now_ns < self._not_before_ns:
+            return
+        seconds = MIN_SECONDS if self._is_wanted else self._settings.refresh_seconds - MIN_SECONDS
+        if self._asked_ns is not None and now_ns - self._asked_ns < seconds * NS_PER_SECOND:
+            return
+        # Before the question: what changes while it is asked may not be in the answer.
+        self._is_wanted = False
+        self._is_awaited = True
+        self._asked_ns = now_ns
+        self._done.clear()
+        self._asked.set()
+
+    async def wait_answer(self, seconds: float) -> None:
+        """Wait until the question of this tick is answered, where there is one, for so long."""
+        if self._is_awaited:
+            await wait_event(self._done, seconds)
 
     def current(self, devices: DeviceIndex) -> list[DeviceAllocation]:
         """Return what is allocated, as far as it leads to a GPU; the list is not to be changed.
@@ -192,24 +232,25 @@ class Allocations:
         return [one for one in self._resolved if (one.namespace, one.pod) not in ended]
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Ask what ticks want asked until cancelled, one question after the other."""
         while True:
-            # Before the question: what changes while it is asked may not be in the answer.
-            self._wanted.clear()
+            await self._asked.wait()
+            self._asked.clear()
             try:
                 self._ingest(await self._kubelet.list_pods())
                 await self._refresh_allocatable()
             except KubeletError as error:
                 KUBELET_ERRORS.labels(reason=error.reason).inc()
                 self._evaluate_failure(f"the kubelet at {self._settings.socket}: {error}")
-                # Not a `RetryingCaller`: a success is followed by a wait as well, and what a
-                # failure means depends on how long ago the last success was.
-                await self._clock.sleep(max(MIN_SECONDS, self._backoff.next_seconds()))
+                # Not a `RetryingCaller`: it is a tick that asks again, and what a failure means
+                # depends on how long ago the last success was.
+                self._is_wanted = True
+                wait_ns = round(self._backoff.next_seconds() * NS_PER_SECOND)
+                self._not_before_ns = self._clock.monotonic_ns() + wait_ns
             else:
                 self._backoff.reset()
-                # Not even a storm of new processes asks more often.
-                await self._clock.sleep(MIN_SECONDS)
-                await self._wait(self._settings.refresh_seconds - MIN_SECONDS)
+            finally:
+                self._done.set()
 
     async def _refresh_allocatable(self) -> None:
         """Ask what there is to give, once a minute at most; what was answered last stands."""
@@ -227,13 +268,6 @@ class Allocations:
             return
         if there != self._allocatable:
             self._allocatable = there
-
-    async def _wait(self, seconds: float) -> None:
-        """Wait until it is time, or until somebody wants to know."""
-        if seconds <= 0 or self._wanted.is_set():
-            return
-        async with run_tasks(self._clock.sleep(seconds), self._wanted.wait()) as waits:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
 
     def _ingest(self, answer: bytes) -> None:
         # Most answers are as the one before, byte for byte, and need not be read.

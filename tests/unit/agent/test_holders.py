@@ -1,6 +1,7 @@
 """The agent with and without a kubelet, and with a `/proc` that is not the machine's."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -44,9 +45,9 @@ def simulate(clock: SleepersClock, *, host_pid: bool = True) -> SimulatedNode:
 
 
 async def run_for(
-    seconds: float, *, settings: AgentSettings, host_pid: bool = True, sleepers: int
+    seconds: float, *, settings: AgentSettings, host_pid: bool = True
 ) -> tuple[list[NodeSample], list[ProcessRecord], Readiness]:
-    clock = SleepersClock(sleepers=sleepers, rings_after_seconds=seconds)
+    clock = SleepersClock(sleepers=1, rings_after_seconds=seconds)
     node, bus, readiness = simulate(clock, host_pid=host_pid), MemoryBus(), Readiness()
     agent = asyncio.create_task(
         run_agent(
@@ -63,9 +64,7 @@ async def run_for(
 
 
 async def test_a_tick_says_what_the_kubelet_gave_to_whom_used_or_not() -> None:
-    samples, _, readiness = await run_for(
-        20, settings=AgentSettings(node_name="node-a"), sleepers=2
-    )
+    samples, _, readiness = await run_for(20, settings=AgentSettings(node_name="node-a"))
     last = samples[-1]
 
     assert [one.gpu_uuid for one in last.allocations] == [gpu.uuid for gpu in last.gpus]
@@ -77,7 +76,7 @@ async def test_a_tick_says_what_the_kubelet_gave_to_whom_used_or_not() -> None:
 
 async def test_a_kubelet_that_nobody_wants_to_hear_of_is_not_asked() -> None:
     settings = AgentSettings(node_name="node-a", kubelet=KubeletSettings(enabled=False))
-    samples, _, readiness = await run_for(5, settings=settings, sleepers=1)
+    samples, _, readiness = await run_for(5, settings=settings)
 
     assert [sample.allocations for sample in samples] == [[]] * len(samples)
     assert "kubelet" not in str(readiness.report())
@@ -85,7 +84,7 @@ async def test_a_kubelet_that_nobody_wants_to_hear_of_is_not_asked() -> None:
 
 async def test_without_the_machines_proc_readings_go_on_and_nobody_is_named() -> None:
     samples, processes, readiness = await run_for(
-        20, settings=AgentSettings(node_name="node-a"), host_pid=False, sleepers=2
+        20, settings=AgentSettings(node_name="node-a"), host_pid=False
     )
 
     assert len(samples) > 10
@@ -98,7 +97,7 @@ async def test_without_the_machines_proc_readings_go_on_and_nobody_is_named() ->
 
 async def test_attribution_that_is_turned_off_is_no_failure() -> None:
     settings = AgentSettings(node_name="node-a", attribution=False)
-    samples, processes, readiness = await run_for(5, settings=settings, sleepers=2)
+    samples, processes, readiness = await run_for(5, settings=settings)
 
     assert [sample for sample in samples if sample.processes] == []
     assert processes == []
@@ -110,10 +109,15 @@ def job(name: str, start: float, end: float) -> dict[str, Any]:
     return {**pod, "name": name, "start_seconds": start, "end_seconds": end}
 
 
-async def held_by(*pods: dict[str, Any], seconds: float) -> dict[str, float]:
-    """Return for how many seconds each pod held the first GPU, by its name."""
-    clock = SleepersClock(sleepers=2, rings_after_seconds=seconds)
-    scenario = parse_scenario({**SCENARIO, "pods": list(pods)})
+async def held_by(
+    *pods: dict[str, Any], seconds: float, faults: Sequence[dict[str, Any]] = ()
+) -> dict[str, list[tuple[float, float]]]:
+    """Return when each pod held the first GPU, by its name: from and to, as the ticks say it.
+
+    Two spans are one where no tick is between them.
+    """
+    clock = SleepersClock(sleepers=1, rings_after_seconds=seconds)
+    scenario = parse_scenario({**SCENARIO, "pods": list(pods), "faults": list(faults)})
     node = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock).node("node-a")
     bus, settings = MemoryBus(), AgentSettings(node_name="node-a")
     agent = asyncio.create_task(
@@ -122,24 +126,75 @@ async def held_by(*pods: dict[str, Any], seconds: float) -> dict[str, float]:
     await clock.rung.wait()
     agent.cancel()
     await asyncio.gather(agent, return_exceptions=True)
-    held: dict[str, float] = {}
+    held: dict[str, list[tuple[float, float]]] = {}
     for sample in (await read_all(bus))[0]:
-        for pod in {one.pod for one in sample.allocations if one.gpu_uuid == sample.gpus[0].uuid}:
-            held[pod] = held.get(pod, 0) + sample.interval_ns / NS_PER_SECOND
+        end = (sample.time_ns - EPOCH_NS) / NS_PER_SECOND
+        begin = end - sample.interval_ns / NS_PER_SECOND
+        first = min(sample.gpus, key=lambda gpu: gpu.index)
+        for pod in {one.pod for one in sample.allocations if one.gpu_uuid == first.uuid}:
+            spans = held.setdefault(pod, [])
+            is_next = bool(spans) and spans[-1][1] == pytest.approx(begin, abs=1e-6)
+            spans.append((spans.pop()[0] if is_next else begin, end))
     return held
 
 
-async def test_a_job_holds_until_it_ends_though_the_kubelet_lists_it_on() -> None:
-    held = await held_by(job("job", 5, 16.3), seconds=40)
+TICK_SECONDS = 1.0
+LAG_SECONDS = 0.5
+"""A tick covers what the driver's windows have by then; who holds is as at its end."""
+FIRST_GPU_IS_AWAY = {"node": "node-a", "kind": "lost", "gpus": [0]}
+DRIVER_IS_AWAY = {"node": "node-a", "kind": "driver_reload"}
+FAULTS: dict[str, list[dict[str, Any]]] = {
+    "answers": [],
+    "is lost all the while": [{**FIRST_GPU_IS_AWAY, "start_seconds": 1}],
+    "is lost at the start": [{**FIRST_GPU_IS_AWAY, "start_seconds": 3, "end_seconds": 9}],
+    "is lost at the end": [{**FIRST_GPU_IS_AWAY, "start_seconds": 12, "end_seconds": 20}],
+    "is without its driver": [{**DRIVER_IS_AWAY, "start_seconds": 1}],
+}
 
-    # It ends to one tick; of a new process the kubelet is asked within a second, in the next tick.
-    assert held == {"job": pytest.approx(11.3, abs=2.5)}
+
+def is_exact(spans: Sequence[tuple[float, float]], start: float, end: float) -> bool:
+    """Whether it is one span, with the length to less than a tick, and there where it was."""
+    ((began, ended),) = spans
+    slack = TICK_SECONDS + LAG_SECONDS
+    return (
+        abs((ended - began) - (end - start)) < TICK_SECONDS
+        and abs(began - start) < slack
+        and abs(ended - end) < slack
+    )
 
 
-async def test_three_jobs_in_a_row_on_one_device_have_their_own_time_each() -> None:
-    spans = {"a": (2, 16.0), "b": (17, 29.6), "c": (30, 70.6)}
-    held = await held_by(*(job(name, *span) for name, span in spans.items()), seconds=85)
+@pytest.mark.parametrize("faults", FAULTS)
+@pytest.mark.parametrize("start", [5.01, 5.3, 5.99])
+async def test_a_job_holds_from_its_start_to_its_end_though_the_kubelet_lists_it_on(
+    faults: str, start: float
+) -> None:
+    end = start + 11.3
+    held = await held_by(job("job", start, end), seconds=40, faults=FAULTS[faults])
 
-    assert held == {
-        name: pytest.approx(end - start, abs=2.5) for name, (start, end) in spans.items()
+    assert list(held) == ["job"]
+    assert is_exact(held["job"], start, end), held
+
+
+@pytest.mark.parametrize("faults", ["answers", "is lost all the while", "is without its driver"])
+async def test_three_jobs_in_a_row_on_one_device_have_their_own_time_each(faults: str) -> None:
+    spans = {"a": (2.0, 16.0), "b": (17.0, 29.6), "c": (30.0, 70.6)}
+    jobs = (job(name, *span) for name, span in spans.items())
+    held = await held_by(*jobs, seconds=85, faults=FAULTS[faults])
+
+    assert set(held) == set(spans)
+    assert all(is_exact(held[name], *span) for name, span in spans.items()), held
+
+
+async def test_a_pod_holds_before_it_runs_anything_and_when_it_comes_again_by_its_name() -> None:
+    without_processes = {
+        "containers": [{"name": "main", "processes": [], "devices": [{"gpu": 0}]}],
     }
+    first, second = (
+        job("job", 5.3, 16.6) | without_processes,
+        job("job", 23.4, 31.0) | (without_processes),
+    )
+    held = await held_by(first, second, seconds=50)
+
+    one, other = held["job"]
+    assert is_exact([one], 5.3, 16.6), held
+    assert is_exact([other], 23.4, 31.0), held

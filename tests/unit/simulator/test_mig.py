@@ -3,10 +3,13 @@
 from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
+from typing import Any
 
 import pynvml
 import pytest
 
+from agent.core.raw import CallGroup, SampleCursor
+from agent.gpu.nvidia.session import NvmlSession
 from gpuledger.errors import UserError
 from simulator.clock import ManualClock
 from simulator.nvml import SimulatedNvml
@@ -161,3 +164,97 @@ def test_what_ran_in_the_instances_is_what_the_pods_ran(cut: Simulation) -> None
     assert joules == pytest.approx(sum(pod.joules for pod in pods))
     early = cut.instance_truth(start_ns, start_ns + 1, "node-a")
     assert len(early) == 4
+
+
+# As NVIDIA's "Multi-Instance GPU User Guide" has them under "Supported MIG Profiles": by product
+# and MiB of memory the profiles, each with the number of instances that are available.
+GUIDE: dict[tuple[str, int], dict[str, int]] = {
+    ("NVIDIA A30", 24_576): {"1g.6gb": 4, "2g.12gb": 2, "4g.24gb": 1},
+    ("NVIDIA A100-SXM4-40GB", 40_960): {
+        "1g.5gb": 7, "1g.10gb": 4, "2g.10gb": 3, "3g.20gb": 2, "4g.20gb": 1, "7g.40gb": 1,
+    },
+    ("NVIDIA A100 80GB PCIe", 81_920): {
+        "1g.10gb": 7, "1g.20gb": 4, "2g.20gb": 3, "3g.40gb": 2, "4g.40gb": 1, "7g.80gb": 1,
+    },
+    ("NVIDIA H100 80GB HBM3", 81_559): {
+        "1g.10gb": 7, "1g.20gb": 4, "2g.20gb": 3, "3g.40gb": 2, "4g.40gb": 1, "7g.80gb": 1,
+    },
+    ("NVIDIA H100 NVL", 95_830): {
+        "1g.12gb": 7, "1g.24gb": 4, "2g.24gb": 3, "3g.47gb": 2, "4g.47gb": 1, "7g.94gb": 1,
+    },
+    ("NVIDIA GH200 480GB", 97_871): {
+        "1g.12gb": 7, "1g.24gb": 4, "2g.24gb": 3, "3g.48gb": 2, "4g.48gb": 1, "7g.96gb": 1,
+    },
+    ("NVIDIA H200", 143_771): {
+        "1g.18gb": 7, "1g.35gb": 4, "2g.35gb": 3, "3g.71gb": 2, "4g.71gb": 1, "7g.141gb": 1,
+    },
+    ("NVIDIA B200", 183_359): {
+        "1g.23gb": 7, "1g.45gb": 4, "2g.45gb": 3, "3g.90gb": 2, "4g.90gb": 1, "7g.180gb": 1,
+    },
+}  # fmt: skip
+PROFILES = [(*board, name) for board, profiles in GUIDE.items() for name in profiles]
+
+
+def cut_into(model: str, mebibytes: int, *instances: str) -> dict[str, Any]:
+    gpus = {
+        "model": model,
+        "memory_bytes": mebibytes << 20,
+        "mig": [{"instances": list(instances)}],
+    }
+    return {"name": "board", "nodes": [{"name": "node-a", "gpus": gpus}]}
+
+
+@pytest.mark.parametrize(("model", "mebibytes", "profile"), PROFILES)
+def test_a_board_has_as_many_instances_of_a_profile_as_its_maker_says(
+    model: str, mebibytes: int, profile: str, clock: ManualClock
+) -> None:
+    count = GUIDE[model, mebibytes][profile]
+    with pytest.raises(UserError, match=r"gpus\.mig.*instances"):
+        parse_scenario(cut_into(model, mebibytes, *[profile] * (count + 1)))
+    scenario = parse_scenario(cut_into(model, mebibytes, *[profile] * count))
+    library = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock).node("node-a").nvml
+    library.nvmlInit()
+    gpu = library.nvmlDeviceGetHandleByIndex(0)
+    found = list(instances(library, gpu).values())
+    assert len(found) == count
+    # The driver keeps some of the memory, and the name rounds up what is left.
+    compute, _, memory = profile.removesuffix("gb").partition("g.")
+    for one in found:
+        attributes = library.nvmlDeviceGetAttributes_v2(one)
+        assert attributes.gpuInstanceSliceCount == int(compute)
+        assert attributes.memorySizeMB / 1024 == pytest.approx(int(memory), rel=0.04, abs=1)
+
+
+@pytest.mark.parametrize(("model", "mebibytes"), GUIDE)
+def test_a_board_has_the_slices_that_its_largest_profile_has(
+    model: str, mebibytes: int, clock: ManualClock
+) -> None:
+    smallest = min(GUIDE[model, mebibytes])
+    scenario = parse_scenario(cut_into(model, mebibytes, smallest))
+    node = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock).node("node-a")
+    board = node.gpus[0].facts.mig_board
+    assert board is not None
+    assert set(board.profiles) == set(GUIDE[model, mebibytes])
+    slices = (4, 4) if model == "NVIDIA A30" else (7, 8)
+    assert board.whole == slices
+    node.nvml.nvmlInit()
+    gpu = node.nvml.nvmlDeviceGetHandleByIndex(0)
+    assert node.nvml.nvmlDeviceGetMaxMigDeviceCount(gpu) == slices[0]
+    # So it reads to the agent, which knows the board by its profiles alone.
+    answer = NvmlSession(node.nvml).open()[0].query(CallGroup.BOOKS, SampleCursor())
+    assert (answer["compute_slices"], answer["memory_slices"]) == slices
+
+
+@pytest.mark.parametrize(
+    ("model", "profile", "words"),
+    [
+        ("NVIDIA A30", "1g.10gb", "no profile of A30 with 24 GB; it has 1g.6gb, 2g.12gb, 4g.24gb"),
+        ("NVIDIA H200", "1g.10gb", "no profile of H200"),
+        ("NVIDIA L4", "1g.6gb", "cannot be cut into instances"),
+    ],
+)
+def test_a_cut_that_no_such_board_has_is_a_mistake_of_the_scenarios(
+    model: str, profile: str, words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        parse_scenario(cut_into(model, 24_576, profile))

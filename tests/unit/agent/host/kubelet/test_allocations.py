@@ -7,12 +7,10 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 import pytest
-from typing_extensions import override
 
 from agent.host.kubelet.allocations import Allocations, KubeletError
 from agent.host.kubelet.assignments import DeviceIndex
 from agent.settings import KubeletSettings
-from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuFacts
 from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
@@ -41,32 +39,6 @@ def answer(*device_ids: str) -> bytes:
     return written
 
 
-class WaitingClock(ManualClock):
-    """Time passes where a test says so, and sleepers wake then."""
-
-    def __init__(self) -> None:
-        super().__init__(start_ns=1_795_000_000_000_000_000)
-        self._wakings: list[tuple[int, asyncio.Event]] = []
-
-    @override
-    async def sleep(self, seconds: float) -> None:
-        waking = (self.monotonic_ns() + round(seconds * NS_PER_SECOND), asyncio.Event())
-        self._wakings.append(waking)
-        try:
-            await waking[1].wait()
-        finally:
-            self._wakings.remove(waking)
-
-    async def pass_by(self, seconds: float, *, step_seconds: float = 0.25) -> None:
-        """Move on in small steps, and let everybody do what is due."""
-        for _ in range(round(seconds / step_seconds)):
-            self.advance(step_seconds)
-            for due_ns, awake in self._wakings:
-                if due_ns <= self.monotonic_ns():
-                    awake.set()
-            await settle()
-
-
 async def settle() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
@@ -80,9 +52,12 @@ class FakeKubelet:
         self.asked = 0
         self.allocatable: bytes | str = "unimplemented"
         self.asked_allocatable = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     async def list_pods(self) -> bytes:
         self.asked += 1
+        await self.may_answer.wait()
         if isinstance(self.given, str):
             raise KubeletError(self.given)
         return self.given
@@ -96,7 +71,8 @@ class FakeKubelet:
 
 class Bench:
     def __init__(self, given: bytes | str, *, enabled: bool | Literal["auto"] = "auto") -> None:
-        self.clock = WaitingClock()
+        self.clock = ManualClock(start_ns=1_795_000_000_000_000_000)
+        self.has_changed = False
         self.kubelet = FakeKubelet(given)
         self.check = Check()
         self.allocations = Allocations(
@@ -105,6 +81,7 @@ class Bench:
             check=self.check,
             backoff=Backoff(jitter=lambda: 1.0),
             settings=KubeletSettings(enabled=enabled, cache_ttl_seconds=60),
+            have_pods_changed=lambda: self.has_changed,
         )
 
     def held(self, devices: DeviceIndex = BOTH) -> list[str]:
@@ -113,10 +90,21 @@ class Bench:
     def is_ready(self) -> bool:
         return self.check.is_ok
 
+    async def tick(self) -> None:
+        """Begin a tick, and wait for what it asks."""
+        self.allocations.ask_where_due()
+        await self.allocations.wait_answer(0)
+        await settle()
+
+    async def pass_by(self, seconds: float, *, tick_seconds: float = 1.0) -> None:
+        for _ in range(round(seconds / tick_seconds)):
+            self.clock.advance(tick_seconds)
+            await self.tick()
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         task = asyncio.create_task(self.allocations.run())
-        await settle()
+        await self.tick()
         try:
             yield
         finally:
@@ -125,28 +113,69 @@ class Bench:
                 await task
 
 
-async def test_the_kubelet_is_asked_at_once_and_every_ten_seconds() -> None:
+@pytest.mark.parametrize("tick_seconds", [0.25, 0.9995, 1.0, 1.0005, 5.0])
+async def test_the_kubelet_is_asked_in_the_first_tick_and_every_ten_seconds(
+    tick_seconds: float,
+) -> None:
     bench = Bench(answer(GPU))
     assert bench.held() == []
     async with bench.running():
         assert (bench.kubelet.asked, bench.held()) == (1, [GPU])
-        await bench.clock.pass_by(100)
+        await bench.pass_by(100, tick_seconds=tick_seconds)
     assert bench.kubelet.asked in (10, 11)
 
 
-async def test_a_change_has_it_asked_within_a_second_and_once_a_second_at_most() -> None:
+@pytest.mark.parametrize("tick_seconds", [0.9995, 1.0, 1.0005])
+async def test_pods_that_come_are_in_the_very_tick_that_sees_them(tick_seconds: float) -> None:
     bench = Bench(answer(GPU))
     async with bench.running():
-        await bench.clock.pass_by(3)
+        await bench.pass_by(3, tick_seconds=tick_seconds)
+        for held in ([GPU, OTHER], [OTHER], [], [GPU]):
+            bench.kubelet.given, bench.has_changed = answer(*held), True
+            asked = bench.kubelet.asked
+            await bench.pass_by(tick_seconds, tick_seconds=tick_seconds)
+            assert (bench.held(), bench.kubelet.asked) == (held, asked + 1)
+        bench.has_changed = False
+        asked = bench.kubelet.asked
+        await bench.pass_by(5)
+        assert bench.kubelet.asked == asked
+
+
+async def test_what_changes_with_the_processes_is_in_the_next_tick() -> None:
+    bench = Bench(answer(GPU))
+    async with bench.running():
+        await bench.pass_by(3)
         bench.kubelet.given = answer(GPU, OTHER)
         bench.allocations.refresh_soon()
-        await settle()
+        assert bench.held() == [GPU]
+        await bench.pass_by(1)
         assert bench.held() == [GPU, OTHER]
-        asked = bench.kubelet.asked
-        for _ in range(40):
-            bench.allocations.refresh_soon()
-            await bench.clock.pass_by(0.25)
-    assert bench.kubelet.asked - asked <= 10
+
+
+async def test_however_much_changes_it_is_asked_twice_a_second_at_most() -> None:
+    bench = Bench(answer(GPU))
+    bench.has_changed = True
+    async with bench.running():
+        await bench.pass_by(10, tick_seconds=0.25)
+    assert bench.kubelet.asked == 21
+
+
+async def test_one_question_is_on_its_way_and_what_changes_meanwhile_is_asked_behind_it() -> None:
+    bench = Bench(answer(GPU))
+    async with bench.running():
+        bench.kubelet.may_answer.clear()
+        await bench.pass_by(15)
+        assert (bench.kubelet.asked, bench.held()) == (2, [GPU])
+        bench.has_changed = True
+        await bench.pass_by(1)
+        bench.has_changed = False
+        await bench.pass_by(1)
+        assert bench.kubelet.asked == 2
+        bench.kubelet.given = answer(OTHER)
+        bench.kubelet.may_answer.set()
+        await settle()
+        await bench.pass_by(1)
+        assert (bench.kubelet.asked, bench.held()) == (3, [OTHER])
 
 
 async def test_changes_do_not_hurry_a_kubelet_that_fails() -> None:
@@ -154,7 +183,7 @@ async def test_changes_do_not_hurry_a_kubelet_that_fails() -> None:
     async with bench.running():
         for _ in range(400):
             bench.allocations.refresh_soon()
-            await bench.clock.pass_by(0.25)
+            await bench.pass_by(0.25, tick_seconds=0.25)
     assert bench.kubelet.asked < 12
 
 
@@ -162,7 +191,7 @@ async def test_changes_do_not_hurry_a_kubelet_that_fails() -> None:
 async def test_a_node_without_a_kubelet_to_ask_is_ready_and_says_so(reason: str) -> None:
     bench = Bench(reason)
     async with bench.running():
-        await bench.clock.pass_by(200)
+        await bench.pass_by(200)
         assert bench.check.is_ok
         assert "ticks have no allocations" in bench.check.detail
         assert bench.held() == []
@@ -178,15 +207,15 @@ async def test_the_last_answer_counts_through_a_restart_and_no_longer_than_it_ma
     bench = Bench(answer(GPU))
     async with bench.running():
         bench.kubelet.given = "refused"
-        await bench.clock.pass_by(50)
+        await bench.pass_by(50)
         assert bench.held() == [GPU]
         assert bench.is_ready()
         assert "the last answer still counts" in bench.check.detail
-        await bench.clock.pass_by(60)
+        await bench.pass_by(60)
         assert bench.held() == []
         assert not bench.is_ready()
         bench.kubelet.given = answer(OTHER)
-        await bench.clock.pass_by(31)
+        await bench.pass_by(31)
         assert bench.held() == [OTHER]
         assert bench.is_ready()
 
@@ -195,7 +224,7 @@ async def test_an_answer_that_is_none_is_a_failure_and_leaves_the_last_one() -> 
     bench = Bench(answer(GPU))
     async with bench.running():
         bench.kubelet.given = b"\x0a\x05ab"
-        await bench.clock.pass_by(15)
+        await bench.pass_by(15)
         assert bench.held() == [GPU]
         assert "no list of pods" in bench.check.detail
 
@@ -212,7 +241,7 @@ async def test_allocations_are_made_anew_only_when_something_changed() -> None:
     bench = Bench(answer(GPU))
     async with bench.running():
         before = bench.allocations.current(BOTH)
-        await bench.clock.pass_by(30)
+        await bench.pass_by(30)
         assert bench.allocations.current(DeviceIndex.of([facts(GPU), facts(OTHER)])) is before
 
 
@@ -248,9 +277,9 @@ async def test_what_there_is_is_asked_once_a_minute_and_stands_while_nobody_answ
     bench = Bench(answer(f"{GPU}::0"))
     bench.kubelet.allocatable = allocatable(f"{GPU}::0", f"{GPU}::1")
     async with bench.running():
-        await bench.clock.pass_by(50)
+        await bench.pass_by(50)
         assert bench.kubelet.asked_allocatable == 1
         bench.kubelet.allocatable = "deadline"
-        await bench.clock.pass_by(20)
+        await bench.pass_by(20)
         assert bench.kubelet.asked_allocatable == 2
         assert [one.device_replicas for one in bench.allocations.current(BOTH)] == [2]

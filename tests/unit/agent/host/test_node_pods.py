@@ -1,10 +1,15 @@
-"""A pod is over once its cgroup is gone, however long the kubelet lists it, never on a guess."""
+"""What comes and goes on a node is seen by names alone, and a pod is over once its cgroup is gone.
 
+However long the kubelet lists it, and never on a guess.
+"""
+
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from agent.host.pod_ends import PodCgroups, PodEnds
+from agent.host.kubelet.container_logs import MAX_NAMES
+from agent.host.node_pods import PodCgroups, PodChanges, PodEnds
 from simulator.clock import ManualClock
 
 FIRST, SECOND = (f"0000000{digit}-7d52-4b8e-a1f4-9c0d2e5b7a63" for digit in (1, 2))
@@ -82,6 +87,31 @@ def test_folders_are_looked_at_once_a_second_whoever_asks() -> None:
     assert pods.looks == 2
 
 
+def test_pods_have_changed_when_either_list_has_another_name() -> None:
+    folders, cgroups = ["a"], [f"pod{FIRST}"]
+    changes = PodChanges(lambda: folders, lambda: cgroups)
+    assert changes.have_changed(), "whoever starts has not asked yet"
+    assert not changes.have_changed()
+    cgroups = [f"pod{FIRST}", f"pod{SECOND}"]
+    assert changes.have_changed()
+    folders = ["a", "b"]
+    assert changes.have_changed(), "claims are prepared after the cgroup is made"
+    folders = ["b", "c"]
+    assert changes.have_changed(), "as many, and not the same"
+    assert not changes.have_changed()
+
+
+def test_no_more_names_are_kept_than_a_node_has_pods() -> None:
+    def endless() -> Iterator[str]:
+        for number in range(10 * MAX_NAMES):
+            assert number <= MAX_NAMES
+            yield f"name-{number}"
+
+    changes = PodChanges(endless, tuple)
+    assert changes.have_changed()
+    assert not changes.have_changed()
+
+
 @pytest.mark.parametrize("hierarchy", ["", "memory/", "pids/"])
 @pytest.mark.parametrize(
     "folder",
@@ -97,8 +127,11 @@ def test_a_pods_cgroup_is_found_in_either_form(tmp_path: Path, hierarchy: str, f
     made.parent.mkdir(parents=True)
     cgroups = PodCgroups(tmp_path)
     assert not cgroups.has_cgroup(FIRST)
+    listed = cgroups.list_names()
     made.mkdir()
+    assert set(cgroups.list_names()) - set(listed) == {made.name}
     assert cgroups.has_cgroup(FIRST)
     assert not cgroups.has_cgroup(SECOND)
     made.rmdir()
     assert not cgroups.has_cgroup(FIRST)
+    assert cgroups.list_names() == listed

@@ -1,4 +1,9 @@
-"""Which pods that the kubelet still lists have ended, by what the node has of them.
+"""Which pods have come and which are over, by what the node has of them.
+
+A pod that comes is seen by the names of its cgroup and of the folder of its logs. The kubelet makes
+the cgroup once it has given out the devices of plugins, the folder once it has those of claims too,
+and both before it starts a container. So names that changed are worth a question to the kubelet;
+listing them in each tick costs less than one question.
 
 The kubelet lists a pod's devices until the pod is removed, long after its processes and its cgroup
 are gone (kubernetes#119423). The names of the folders in `/var/log/pods` lead from a pod's name to
@@ -11,20 +16,24 @@ import os
 import re
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from agent.host.kubelet.container_logs import MAX_NAMES, ListNames
+from agent.host.kubelet.container_logs import MAX_NAMES, ListNames, list_folder
 from gpuledger.clock import NS_PER_SECOND, Clock
 
 _FOLDER: Final = re.compile(
     r"(?P<namespace>[-a-z0-9]+)_(?P<pod>[-.a-z0-9]+)_(?P<uid>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"
 )
-_LOOK_NS: Final = NS_PER_SECOND
+# Less than a tick of a second, as two ticks may be a little less than that apart.
+_LOOK_NS: Final = NS_PER_SECOND // 2
 # A hierarchy of the second version, and of the first those of which each pod has a cgroup.
 _HIERARCHIES: Final = ("", "memory", "pids", "systemd")
 # A guaranteed pod lies in the root of all pods.
 _CLASSES: Final = ("burstable", "besteffort")
+_SLICES: Final = ("", *(f"/kubepods-{qos}.slice" for qos in _CLASSES))
+_PLAIN: Final = ("", *(f"/{qos}" for qos in _CLASSES))
 
 HasCgroup = Callable[[str], bool]
 """Takes a pod's UID, and says whether it has a cgroup now."""
@@ -41,6 +50,12 @@ class PodCgroups:
         self._slices = [str(one) for one in roots if (one / "kubepods.slice").is_dir()]
         self._plain = [str(one) for one in roots if (one / "kubepods").is_dir()]
         self._folders: dict[str, str] = {}
+        # Of one hierarchy, as each has a cgroup of every pod.
+        parents = [
+            *(f"{one}/kubepods.slice{under}" for one in self._slices[:1] for under in _SLICES),
+            *(f"{one}/kubepods{under}" for one in self._plain[:1] for under in _PLAIN),
+        ]
+        self._list_parents = [list_folder(Path(parent)) for parent in parents]
 
     def has_cgroup(self, uid: str) -> bool:
         """Return whether a pod has a cgroup now."""
@@ -55,6 +70,10 @@ class PodCgroups:
                 return True
         return False
 
+    def list_names(self) -> list[str]:
+        """Return the names of the pods' cgroups, and of others beside them."""
+        return [name for list_names in self._list_parents for name in list_names() if "pod" in name]
+
     def _candidates(self, uid: str) -> list[str]:
         # systemd nests slices by the dashes of their names, so a UID's own become underscores.
         pod = f"pod{uid.replace('-', '_')}.slice"
@@ -65,6 +84,21 @@ class PodCgroups:
             *(f"{root}/{folder}" for root in self._slices for folder in slices),
             *(f"{root}/{folder}" for root in self._plain for folder in plain),
         ]
+
+
+class PodChanges:
+    """Whether pods have come or gone, asked for each tick."""
+
+    def __init__(self, *listers: ListNames) -> None:
+        """Each of the listers gives names of something that every pod has one of."""
+        self._listers = listers
+        self._names: AbstractSet[str] = frozenset()
+
+    def have_changed(self) -> bool:
+        """Return whether the names are others than at the last call."""
+        names = {name for lister in self._listers for name in islice(lister(), MAX_NAMES)}
+        has_changed, self._names = names != self._names, names
+        return has_changed
 
 
 class PodEnds:
@@ -105,7 +139,7 @@ class PodEnds:
         return False
 
     def _look(self, pods: AbstractSet[PodName]) -> None:
-        """Read the names of the folders, once a second at most."""
+        """Read the names of the folders, twice a second at most."""
         now_ns = self._clock.monotonic_ns()
         if self._looked_ns is not None and now_ns - self._looked_ns < _LOOK_NS:
             return
