@@ -232,7 +232,7 @@ class StoreSink(Sink):
             count_dropped(NAME, "duplicate")
             return
         try:
-            rows = list(rows_of(event, record))
+            rows = list(rows_of(event, record, ingested_time_ns=self._clock.time_ns()))
         except ValueError as error:
             context.dead_letters.reject(record, reason="invalid", detail=str(error))
             return
