@@ -52,6 +52,9 @@ class Completeness:
         waiting = self._waiting.setdefault((watermark.partition, watermark.cluster), deque())
         if len(waiting) >= MAX_WAITING:
             waiting.pop()
+        # The offsets of a topic that was made anew: what is said of the one before never holds.
+        while waiting and waiting[-1].next_offset > watermark.next_offset:
+            waiting.pop()
         waiting.append(watermark)
         self._apply(watermark.partition)
 

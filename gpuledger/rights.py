@@ -36,7 +36,11 @@ USES: Final = (
     TopicUse(topic="namespaces", writers=("podwatch",), readers=("podwatch",)),
     TopicUse(topic="events", writers=("join",), readers=(*_SINKS, "replay")),
     TopicUse(topic="progress", writers=("join",), readers=("join",)),
-    TopicUse(topic="watermarks", writers=("podwatch", "join"), readers=("join",)),
+    TopicUse(
+        topic="watermarks",
+        writers=("podwatch", "join", "sink store", "sink rows"),
+        readers=("join", "sink store", "sink rows"),
+    ),
     TopicUse(topic="attributed_incidents", writers=("join",), readers=("sink alerts",)),
     TopicUse(topic="rows", writers=("sink rows",)),
     TopicUse(topic="dead_letters", writers=("join", *_SINKS)),

@@ -8,14 +8,14 @@ business.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from typing_extensions import override
 
 from gpuledger.bus.limits import refuse_too_large
-from gpuledger.bus.protocol import Bus, Message, TopicPartition, TransactionalBus
+from gpuledger.bus.protocol import Bus, Message, TopicPartition, WholeBus
 from gpuledger.bus.transactional_writers import TransactionalWriters, pause_seconds_after
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
 from gpuledger.errors import (
@@ -31,6 +31,7 @@ from sinks.metrics import RETRIES_TOTAL, SENT_TOTAL, count_dropped
 from sinks.protocol import Batch, LargeTurns, Partitions, Sink, SinkContext
 from sinks.registry import SinkKind
 from sinks.timelines import SeenTicks
+from sinks.watermarks import WatermarkRelay, open_relay
 
 _FENCED_SECONDS: Final = 3.0
 """A heartbeat of any group: by then it has said who has a partition now."""
@@ -65,7 +66,7 @@ class KafkaSinkSettings(Protocol):
 async def open_kafka_sink(
     kind: SinkKind,
     *,
-    bus: TransactionalBus,
+    bus: WholeBus,
     settings: KafkaSinkSettings,
     values_of: Callable[[GpuEvent], Sequence[bytes]],
     readiness: Readiness,
@@ -79,15 +80,24 @@ async def open_kafka_sink(
     """
     check = readiness.check(f"{kind.name}.receiver")
     check.ok("nothing written yet")
-    async with TransactionalWriters(
-        bus=bus, group=group, finish_seconds=_FINISH_SECONDS
-    ) as writers:
+    async with AsyncExitStack() as stack:
+        writers = await stack.enter_async_context(
+            TransactionalWriters(bus=bus, group=group, finish_seconds=_FINISH_SECONDS)
+        )
+        relay: WatermarkRelay | None = None
+        if kind.relays_watermarks:
+            relay = await stack.enter_async_context(
+                open_relay(
+                    kind.name, bus=bus, readiness=readiness, clock=clock, output=settings.topic
+                )
+            )
         yield KafkaSink(
             name=kind.name,
             bus=bus,
             settings=settings,
             values_of=values_of,
             writers=writers,
+            relay=relay,
             check=check,
             clock=clock,
         )
@@ -104,13 +114,14 @@ class KafkaSink(Sink):
         settings: KafkaSinkSettings,
         values_of: Callable[[GpuEvent], Sequence[bytes]],
         writers: TransactionalWriters,
+        relay: WatermarkRelay | None,
         check: Check,
         clock: Clock,
     ) -> None:
         self.name, self.receiver = name, f"topic {settings.topic}"
         self._bus, self._settings, self._check, self._clock = bus, settings, check, clock
         self._values_of = values_of
-        self._writers = writers
+        self._writers, self._relay = writers, relay
         self._unopened: set[TopicPartition] = set()
         self._seen = SeenTicks(clock=clock)
         self._turns = LargeTurns()
@@ -152,7 +163,9 @@ class KafkaSink(Sink):
         undone = [error for error in errors if error is not None]
         if undone:
             await self._pause(undone)
-        elif batches:
+        if self._relay is not None:
+            await self._record_done(self._relay, context)
+        if not undone and batches:
             self._pass_check()
             self._backoff.reset()
             if sum(len(batch.items) for batch in batches) < self._settings.max_poll_records:
@@ -166,6 +179,16 @@ class KafkaSink(Sink):
             self._undelivered.pop(partition, None)
         await self._writers.close({partition.partition for partition in partitions})
         self._seen.forget(partitions)
+        if self._relay is not None:
+            self._relay.forget(partitions)
+
+    async def _record_done(self, relay: WatermarkRelay, context: SinkContext) -> None:
+        """Record how far partitions are done: all that was polled of them is committed."""
+        relay.begin_if_due()
+        for at in context.consumer.assignment() - self._unopened:
+            # Given up a moment ago: its next owner records it.
+            with suppress(NotAssignedError):
+                relay.record_done(at.partition, await context.consumer.position(at))
 
     def _pass_check(self) -> None:
         """Pass the check, unless there is a partition of which nothing can be delivered."""
@@ -196,9 +219,10 @@ class KafkaSink(Sink):
                 self._undelivered.pop(partition, None)
         self._seen.forget(wanted)
         # One that was given up meanwhile has no writer, and may have come back since.
-        self._unopened -= {
-            partition for partition in wanted if partition.partition in self._writers
-        }
+        taken_over = {at for at in wanted if at.partition in self._writers}
+        self._unopened -= taken_over
+        if self._relay is not None:
+            self._relay.follow(taken_over)
 
     async def _deliver(self, batch: Batch, context: SinkContext) -> Exception | None:
         """Deliver a batch, in as many transactions as it takes for none to be too large.

@@ -52,6 +52,13 @@ SERIES_FORGOTTEN_TOTAL: Final = Counter(
     "Nodes whose series were forgotten without an end, as those of all nodes took more memory than"
     " `remote_write.max_series_bytes`: a receiver lets them end by itself, after five minutes.",
 )
+WATERMARK_TIMESTAMP: Final = Gauge(
+    "gpuledger_sink_watermark_timestamp_seconds",
+    "Event time up to which what this sink has done of its partitions is complete, by the join's"
+    " watermarks: the earliest of them; 0 where it is not known of one, or none is held. Only in"
+    " store and rows.",
+    ["sink"],
+)
 _NO_DEAD_LETTER: Final = {"duplicate", "superseded", "too_many"}
 _UNREAD_INCIDENTS: Final = {"too_old"}
 """What in alerts has no dead letter: incidents that nobody needs to hear of any more."""
@@ -68,6 +75,8 @@ def count_dropped(sink: str, reason: str, count: int = 1) -> None:
 
 def count_sink_from_zero(kind: SinkKind, topics: Topics) -> None:
     """Show the counters of the sink that this process runs, before there is anything to count."""
+    if kind.relays_watermarks:
+        count_from_zero(WATERMARK_TIMESTAMP, sink=[kind.name])
     for counter in (SENT_TOTAL, RETRIES_TOTAL):
         count_from_zero(counter, sink=[kind.name])
     count_from_zero(DROPPED_TOTAL, sink=[kind.name], reason=kind.drop_reasons)

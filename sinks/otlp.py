@@ -25,7 +25,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from gpuledger import __version__
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
-from gpuledger.bus.protocol import TransactionalBus
+from gpuledger.bus.protocol import WholeBus
 from gpuledger.clock import Clock
 from gpuledger.ledger.series import Family, SeriesGroup, SeriesValues, values_of
 from gpuledger.records import GpuEvent
@@ -176,7 +176,7 @@ _ENCODINGS: Final[Mapping[Encoding, Callable[[ExportMetricsServiceRequest], byte
 
 def open_sink(
     *,
-    bus: TransactionalBus,
+    bus: WholeBus,
     settings: OtlpSettings,
     readiness: Readiness,
     clock: Clock,

@@ -205,7 +205,7 @@ class OpenSink(Protocol):
     def __call__(
         self,
         *,
-        bus: Any,  # noqa: ANN401  # a Bus; a TransactionalBus for those that write to Kafka
+        bus: Any,  # noqa: ANN401  # a Bus; a WholeBus for those that write to Kafka or to the store
         settings: Any,  # noqa: ANN401  # the kind's section
         readiness: Readiness,
         clock: Clock,

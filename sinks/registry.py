@@ -29,6 +29,8 @@ class SinkKind:
     """What it hands on and to whom, for `--help`."""
     has_incidents: bool = False
     """Whether it reads the attributed incidents beside the events."""
+    relays_watermarks: bool = False
+    """Whether it says up to when what it has handed on is complete."""
     drop_reasons: tuple[str, ...]
     """Why it may not hand on what it read."""
 
@@ -62,6 +64,7 @@ STORE: Final = SinkKind(
     group="gpuledger-store",
     module="sinks.store.store_sink",
     summary="one row an entry, to the Delta Lake table `entries`",
+    relays_watermarks=True,
     drop_reasons=("duplicate", "future", "invalid", "too_large", "too_old"),
 )
 ROWS: Final = SinkKind(
@@ -69,6 +72,7 @@ ROWS: Final = SinkKind(
     group="gpuledger-rows",
     module="sinks.rows",
     summary="one flat JSON row an entry, to the topic gpuledger.rows.v1, for SQL engines",
+    relays_watermarks=True,
     drop_reasons=("duplicate", "future", "invalid", "too_large"),
 )
 OTLP: Final = SinkKind(

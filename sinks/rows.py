@@ -1,17 +1,17 @@
 """An event to flat rows: one JSON object for each entry, with all that the event says of it.
 
 Here lives how the values of `gpuledger.ledger.rows` are written to the topic. Pure; the rows are a
-function of the event alone, so that an event that is read again makes the same bytes.
+function of the event and of when it was read.
 """
 
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from typing import Final
 
-from gpuledger.bus.protocol import TransactionalBus
+from gpuledger.bus.protocol import WholeBus
 from gpuledger.clock import NS_PER_US, Clock
 from gpuledger.codec import encode
-from gpuledger.ledger.entries import booked_entries
+from gpuledger.ledger.entries import Origin, booked_entries
 from gpuledger.ledger.rows import TOPIC_COLUMNS, ColumnType, EntryRow, row_maker
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
@@ -22,12 +22,13 @@ from sinks.settings import RowsSettings
 _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001  # its zone would be written as +00:00, not as Z
 
 
-def encoded_rows_of(event: GpuEvent) -> list[bytes]:
+def encoded_rows_of(event: GpuEvent, *, ingested_time_ns: int) -> list[bytes]:
     """Return one row for each entry of each GPU of the event, and of each settlement, numbered.
 
     Raises ValueError where `booked_entries` does.
     """
-    return [encode(_make_row(*booked)) for booked in booked_entries(event)]
+    origin = Origin(None, ingested_time_ns)
+    return [encode(_make_row(*booked)) for booked in booked_entries(event, origin)]
 
 
 def _as_text(time_ns: int) -> str:
@@ -48,7 +49,7 @@ _make_row: Final = row_maker(
 
 def open_sink(
     *,
-    bus: TransactionalBus,
+    bus: WholeBus,
     settings: RowsSettings,
     readiness: Readiness,
     clock: Clock,
@@ -59,7 +60,7 @@ def open_sink(
         ROWS,
         bus=bus,
         settings=settings.in_installation(bus.topics),
-        values_of=encoded_rows_of,
+        values_of=lambda event: encoded_rows_of(event, ingested_time_ns=clock.time_ns()),
         readiness=readiness,
         clock=clock,
         group=group,

@@ -149,8 +149,8 @@ def energy_method_of(books: GpuBooks) -> EnergyMethod | None:
     return books.energy_method or own
 
 
-class Origin(Protocol):
-    """Where an event was read."""
+class Place(Protocol):
+    """Where an event lies."""
 
     @property
     def partition(self) -> int:
@@ -161,13 +161,22 @@ class Origin(Protocol):
         """The offset in the partition."""
 
 
+class Origin(NamedTuple):
+    """Where an event was read, and when."""
+
+    place: Place | None
+    """Where it lies, where that is asked for."""
+    ingested_time_ns: int
+    """When it was read, by the reader's clock, nanoseconds since the epoch."""
+
+
 class BookedEntry(NamedTuple):
     """One entry, with all that the event says of it."""
 
     event: GpuEvent
     """The event."""
     origin: Origin | None
-    """Where the event was read, where that is asked for."""
+    """Where and when the event was read, where that is asked for."""
     row: int
     """The entry's number within the event, from 0."""
     entry: Entry

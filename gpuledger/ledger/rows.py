@@ -376,8 +376,16 @@ COLUMNS: Final = (
         optional=True,
         meaning="How the energy was found that they share; absent where it is not known.",
     ),
-    Column(name="kafka_partition", type=ColumnType.POSITION, source="origin.partition"),
-    Column(name="kafka_offset", type=ColumnType.SEQUENCE, source="origin.offset"),
+    Column(
+        name="ingested_time_ns",
+        type=ColumnType.SEQUENCE,
+        source="origin.ingested_time_ns",
+        bounds=Natural,
+        meaning="When the sink read the event that the row is of, by its own clock, nanoseconds"
+        " since the epoch. Of all columns the one that is no function of the event.",
+    ),
+    Column(name="kafka_partition", type=ColumnType.POSITION, source="origin.place.partition"),
+    Column(name="kafka_offset", type=ColumnType.SEQUENCE, source="origin.place.offset"),
     Column(
         name="holder_state",
         type=ColumnType.CODE,

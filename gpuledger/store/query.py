@@ -22,7 +22,8 @@ DERIVED_COLUMNS: Final[Mapping[str, str]] = {
     **{
         f"{column.name.removesuffix('_ns')}_seconds": f"{column.name} * 0.000000001"
         for column in ENTRIES.columns
-        if column.name.endswith("_ns")
+        # A time is no length.
+        if column.name.endswith("_ns") and not column.name.endswith("_time_ns")
     },
     # 64 bits do not hold the product: 80 GiB for a second are 8.6e19 byte-nanoseconds.
     "memory_byte_seconds": "memory_bytes::DECIMAL(38, 0) * interval_ns * 0.000000001",

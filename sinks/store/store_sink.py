@@ -7,15 +7,16 @@ store is removed beside it (`Maintenance`). Where reading goes on and what becom
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
 import structlog
 from typing_extensions import override
 
-from gpuledger.bus.protocol import Bus, Gap, Record, TopicPartition
+from gpuledger.bus.protocol import Gap, Record, TopicPartition, WholeBus
 from gpuledger.clock import NS_PER_SECOND, Clock
+from gpuledger.errors import NotAssignedError
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness, RetryingCaller
 from gpuledger.runtime.tasks import in_daemon_thread
@@ -30,6 +31,7 @@ from sinks.store.resuming import GapRecorder, Resuming
 from sinks.store.stored import Appending, Stored, Streams
 from sinks.store.table import EntriesTable, GapsTable, StaleTableError, StreamTable
 from sinks.timelines import SeenTicks
+from sinks.watermarks import WatermarkRelay, open_relay
 
 NAME: Final = STORE.name
 _log = structlog.get_logger(__name__)
@@ -38,7 +40,7 @@ _log = structlog.get_logger(__name__)
 @asynccontextmanager
 async def open_sink(
     *,
-    bus: Bus,
+    bus: WholeBus,
     settings: StoreSettings,
     readiness: Readiness,
     clock: Clock,
@@ -57,23 +59,25 @@ async def open_sink(
         streams=Streams(group=bus.topics.group(STORE.group), generation=settings.generation)
     )
     recorder = GapRecorder(gaps=gaps, entries=table, stored=stored, clock=clock)
-    yield StoreSink(
-        settings=settings,
-        clock=clock,
-        retrying=retrying,
-        recorder=recorder,
-        resuming=Resuming(
-            table=table,
-            gaps=gaps,
-            recorder=recorder,
-            stored=stored,
+    async with open_relay(NAME, bus=bus, readiness=readiness, clock=clock) as relay:
+        yield StoreSink(
+            relay=relay,
+            settings=settings,
+            clock=clock,
             retrying=retrying,
-            topic=bus.topics.events.name,
-            asking_brokers=retry_receiver(sink=NAME, check=Check(), clock=clock),
-        ),
-        appending=Appending(table=table, stored=stored, clock=clock),
-        maintenance=Maintenance(tables=[table, gaps], settings=settings, clock=clock),
-    )
+            recorder=recorder,
+            resuming=Resuming(
+                table=table,
+                gaps=gaps,
+                recorder=recorder,
+                stored=stored,
+                retrying=retrying,
+                topic=bus.topics.events.name,
+                asking_brokers=retry_receiver(sink=NAME, check=Check(), clock=clock),
+            ),
+            appending=Appending(table=table, stored=stored, clock=clock),
+            maintenance=Maintenance(tables=[table, gaps], settings=settings, clock=clock),
+        )
 
 
 class Maintenance:
@@ -130,11 +134,12 @@ class StoreSink(Sink):
         resuming: Resuming,
         appending: Appending,
         maintenance: Maintenance,
+        relay: WatermarkRelay,
     ) -> None:
         self._settings, self._clock, self._retrying = settings, clock, retrying
         self.receiver = shown_url(settings.uri)
         self._recorder, self._resuming, self._appending = recorder, resuming, appending
-        self._maintenance = maintenance
+        self._maintenance, self._relay = maintenance, relay
         self._pending = RowBuffer()
         self._window = DayWindow(
             max_age_seconds=settings.max_age_seconds,
@@ -165,6 +170,7 @@ class StoreSink(Sink):
             await self._flush(context)
             sought = await self._resuming.seek(context.consumer)
             self._seen.forget(sought)
+            self._relay.follow(sought)
             return sought
 
     @override
@@ -194,6 +200,17 @@ class StoreSink(Sink):
                 max_rows=self._settings.flush_rows,
             ):
                 await self._flush(context)
+            await self._record_done(context)
+
+    async def _record_done(self, context: SinkContext) -> None:
+        """Record how far those partitions are done of which nothing waits to be written."""
+        self._relay.begin_if_due()
+        for at in self._resuming.ready(context.consumer) - self._pending.last_offsets.keys():
+            if self._recorder.of([at]):
+                continue
+            # Given up a moment ago: its next owner records it.
+            with suppress(NotAssignedError):
+                self._relay.record_done(at.partition, await context.consumer.position(at))
 
     @override
     async def release(self, partitions: Partitions, context: SinkContext) -> None:
@@ -210,6 +227,7 @@ class StoreSink(Sink):
                 self._resuming.cancel(partitions)
                 self._pending = RowBuffer()
                 self._seen.forget(partitions)
+                self._relay.forget(partitions)
 
     async def _collect(self, batch: Batch, context: SinkContext) -> None:
         """Collect the rows of a batch, and write in its midst where they are too many."""
@@ -232,7 +250,7 @@ class StoreSink(Sink):
             count_dropped(NAME, "duplicate")
             return
         try:
-            rows = list(rows_of(event, record))
+            rows = list(rows_of(event, record, ingested_time_ns=self._clock.time_ns()))
         except ValueError as error:
             context.dead_letters.reject(record, reason="invalid", detail=str(error))
             return

@@ -134,7 +134,14 @@ def test_the_page_lists_the_attributes_that_are_written_as_otlp() -> None:
 
 def test_the_query_of_the_rows_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = [value for tick in range(2) for value in encoded_rows_of(event(tick))]
+    rows = [
+        value
+        for tick in range(2)
+        for value in encoded_rows_of(
+            event(tick),
+            ingested_time_ns=START_NS,
+        )
+    ]
     Path("rows.json").write_bytes(b"\n".join(rows))
     (query,) = [
         one

@@ -38,7 +38,13 @@ STORES_OWN = {"event_date", "kafka_partition", "kafka_offset"}
 
 
 def rows(one: GpuEvent) -> list[dict[str, Any]]:
-    return [json.loads(value) for value in encoded_rows_of(one)]
+    return [
+        json.loads(value)
+        for value in encoded_rows_of(
+            one,
+            ingested_time_ns=START_NS,
+        )
+    ]
 
 
 MAPS = {column.name for column in COLUMNS if column.type is ColumnType.LABELS}
@@ -61,7 +67,14 @@ def as_in_the_store(row: dict[str, Any]) -> dict[str, Any]:
 
 def in_the_store(one: GpuEvent) -> list[dict[str, Any]]:
     names = [column.name for column in ENTRIES.columns]
-    found = [dict(zip(names, row, strict=True)) for row in store_rows_of(one, RECORD)]
+    found = [
+        dict(zip(names, row, strict=True))
+        for row in store_rows_of(
+            one,
+            RECORD,
+            ingested_time_ns=START_NS,
+        )
+    ]
     return [{name: row[name] for name in names if name not in STORES_OWN} for row in found]
 
 
@@ -139,7 +152,10 @@ def test_the_active_time_of_a_gpus_rows_sums_to_its_counters_to_the_last_digit(
 @given(events())
 def test_a_row_is_the_record_of_its_topic_and_flat(one: GpuEvent) -> None:
     decoder: Decoder[Any] = Decoder(topic=ROWS.name, record=EntryRow)
-    for value in encoded_rows_of(one):
+    for value in encoded_rows_of(
+        one,
+        ingested_time_ns=START_NS,
+    ):
         assert json.loads(encode(decoder.decode(value))) == json.loads(value)
         nested = {name for name, at in json.loads(value).items() if isinstance(at, dict | list)}
         assert nested <= MAPS
@@ -150,7 +166,12 @@ def test_a_row_is_the_record_of_its_topic_and_flat(one: GpuEvent) -> None:
 def test_an_event_that_is_read_again_gives_the_same_bytes(one: GpuEvent) -> None:
     decoder: Decoder[GpuEvent] = Decoder(topic="events", record=GpuEvent)
 
-    assert encoded_rows_of(decoder.decode(encode(one))) == encoded_rows_of(one)
+    assert encoded_rows_of(
+        decoder.decode(encode(one)), ingested_time_ns=START_NS
+    ) == encoded_rows_of(
+        one,
+        ingested_time_ns=START_NS,
+    )
 
 
 @pytest.mark.parametrize(
@@ -170,12 +191,15 @@ def test_a_holder_that_the_event_does_not_list_is_refused_by_its_position() -> N
     booked = [entry(Account.IDLE, holder=1)]
 
     with pytest.raises(ValueError, match=r"holder: position 1 .*there are 1"):
-        encoded_rows_of(event(entries=booked, held_by=[holder()]))
+        encoded_rows_of(event(entries=booked, held_by=[holder()]), ingested_time_ns=START_NS)
 
 
 def test_a_gpu_that_the_event_does_not_list_is_refused_by_its_position() -> None:
     with pytest.raises(ValueError, match=r"gpu: position 1 .*there are 1"):
-        encoded_rows_of(event(settlements=[settlement(gpu=1)]))
+        encoded_rows_of(
+            event(settlements=[settlement(gpu=1)]),
+            ingested_time_ns=START_NS,
+        )
 
 
 SQL: list[tuple[str, str, list[tuple[Any, ...]]]] = [
@@ -216,7 +240,16 @@ def test_an_sql_engine_reads_rows_by_columns_without_taking_anything_apart(
     booked = [entry(), entry(Account.IDLE, energy_millijoules=None)]
     ticks = [event(tick, entries=booked, pods=[pod()]) for tick in (0, 1, 0, 1)]
     file = tmp_path / "rows.json"
-    file.write_bytes(b"\n".join(value for one in ticks for value in encoded_rows_of(one)))
+    file.write_bytes(
+        b"\n".join(
+            value
+            for one in ticks
+            for value in encoded_rows_of(
+                one,
+                ingested_time_ns=START_NS,
+            )
+        )
+    )
 
     with duckdb.connect() as connection:
         connection.execute(

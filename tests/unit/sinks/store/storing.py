@@ -100,14 +100,28 @@ def is_committed(on: MemoryBus, offset: int) -> Callable[[], bool]:
 
 
 def a_row(offset: int) -> list[Row]:
-    return list(rows_of(event(offset, entries=[entry()]), _record_at(offset)))
+    return list(
+        rows_of(
+            event(offset, entries=[entry()]),
+            _record_at(offset),
+            ingested_time_ns=START_NS,
+        )
+    )
 
 
 def fill(uri: Path, events: Sequence[GpuEvent]) -> None:
     """Make a store of the events' rows, each event at the offset of its place."""
     table = EntriesTable(store_uri=str(uri))
     table.load([STREAM])
-    rows = [row for offset, one in enumerate(events) for row in rows_of(one, _record_at(offset))]
+    rows = [
+        row
+        for offset, one in enumerate(events)
+        for row in rows_of(
+            one,
+            _record_at(offset),
+            ingested_time_ns=START_NS,
+        )
+    ]
     table.append(rows, {STREAM: len(events) - 1}, time_ms=0)
 
 

@@ -13,7 +13,7 @@ from sinks.errors import ReceiverUnavailableError
 from sinks.store.buffer import rows_of
 from sinks.store.damage import announce, explain, is_complete
 from sinks.store.table import EntriesTable
-from tests.unit.sinks.builders import event
+from tests.unit.sinks.builders import START_NS, event
 
 STREAM = "stream"
 COMMITS = 12
@@ -29,7 +29,13 @@ def filled(store: Path) -> Path:
 
 
 def append(table: EntriesTable, offset: int) -> None:
-    rows = list(rows_of(event(offset), Record("topic", 0, offset, 1, None, b"")))
+    rows = list(
+        rows_of(
+            event(offset),
+            Record("topic", 0, offset, 1, None, b""),
+            ingested_time_ns=START_NS,
+        )
+    )
     table.append(rows, {STREAM: offset}, time_ms=1)
 
 
@@ -132,7 +138,13 @@ def test_a_log_that_is_damaged_while_a_sink_runs_is_named_as_well(
     append(other, COMMITS)
     name = damage(log)
 
-    rows_of_one = list(rows_of(event(0), Record("topic", 1, 0, 1, None, b"")))
+    rows_of_one = list(
+        rows_of(
+            event(0),
+            Record("topic", 1, 0, 1, None, b""),
+            ingested_time_ns=START_NS,
+        )
+    )
     with pytest.raises(ReceiverUnavailableError, match=rf"is damaged \({name}\)"):
         one.append(rows_of_one, {"of another partition": 0}, time_ms=1)
     with pytest.raises(ReceiverUnavailableError, match=rf"is damaged \({name}\)"):
@@ -146,7 +158,13 @@ def test_a_commit_that_lacks_the_offsets_of_one_stream_of_several_is_damaged(
     log = filled(tmp_path)
     table = EntriesTable(store_uri=str(tmp_path))
     table.load(["a", "b"])
-    rows_of_both = list(rows_of(event(0), Record("topic", 1, 0, 1, None, b"")))
+    rows_of_both = list(
+        rows_of(
+            event(0),
+            Record("topic", 1, 0, 1, None, b""),
+            ingested_time_ns=START_NS,
+        )
+    )
     table.append(rows_of_both, {"a": 0, "b": 0}, time_ms=1)
     name = keep_lines(log, 3)
     other = DeltaTable(str(tmp_path / "entries"))

@@ -27,7 +27,14 @@ RECORD = Record(
 
 def rows(**changes: Any) -> list[dict[str, Any]]:  # noqa: ANN401  # as event() takes them
     names = [column.name for column in ENTRIES.columns]
-    return [dict(zip(names, row, strict=True)) for row in rows_of(event(**changes), RECORD)]
+    return [
+        dict(zip(names, row, strict=True))
+        for row in rows_of(
+            event(**changes),
+            RECORD,
+            ingested_time_ns=START_NS,
+        )
+    ]
 
 
 def test_each_entry_is_one_row_with_its_tick_and_its_offset() -> None:
@@ -190,14 +197,28 @@ def test_a_quantity_that_the_driver_does_not_give_is_null_not_zero() -> None:
     assert row["busy_ns"] is row["memory_bytes"] is row["energy_millijoules"] is None
     assert (
         ENTRIES.table_of(
-            list(rows_of(event(entries=[entry(energy_millijoules=None)]), RECORD))
+            list(
+                rows_of(
+                    event(entries=[entry(energy_millijoules=None)]),
+                    RECORD,
+                    ingested_time_ns=START_NS,
+                )
+            )
         ).num_rows
         == 1
     )
 
 
 def test_time_and_day_are_those_of_the_event_in_utc() -> None:
-    table = ENTRIES.table_of(list(rows_of(event(), RECORD)))
+    table = ENTRIES.table_of(
+        list(
+            rows_of(
+                event(),
+                RECORD,
+                ingested_time_ns=START_NS,
+            )
+        )
+    )
 
     at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=START_NS // 1000)
     assert table.column("time").to_pylist()[0] == at
@@ -206,7 +227,11 @@ def test_time_and_day_are_those_of_the_event_in_utc() -> None:
 
 @pytest.mark.parametrize(("column", "value"), [("seq", 2.5), ("node", 7), ("seq", None)])
 def test_a_value_of_another_type_is_refused_and_never_cast(column: str, value: object) -> None:
-    (row,) = rows_of(event(entries=[entry()]), RECORD)
+    (row,) = rows_of(
+        event(entries=[entry()]),
+        RECORD,
+        ingested_time_ns=START_NS,
+    )
     position = [one.name for one in ENTRIES.columns].index(column)
 
     with pytest.raises(Exception, match=r"."):

@@ -17,7 +17,7 @@ from sinks.settings import StoreSettings
 from sinks.store.buffer import rows_of
 from sinks.store.store_sink import Maintenance
 from sinks.store.table import EntriesTable
-from tests.unit.sinks.builders import SECOND_NS, ManualClock, event, eventually
+from tests.unit.sinks.builders import SECOND_NS, START_NS, ManualClock, event, eventually
 
 HOUR_SECONDS = 3600
 
@@ -25,7 +25,13 @@ HOUR_SECONDS = 3600
 def filled(store: Path) -> EntriesTable:
     table = EntriesTable(store_uri=str(store))
     table.load(["stream"])
-    rows = list(rows_of(event(0), Record("topic", 0, 0, 1, None, b"")))
+    rows = list(
+        rows_of(
+            event(0),
+            Record("topic", 0, 0, 1, None, b""),
+            ingested_time_ns=START_NS,
+        )
+    )
     table.append(rows, {"stream": 0}, time_ms=1)
     return table
 
@@ -53,7 +59,13 @@ def test_old_orphans_go_and_what_is_stored_or_about_to_be_stays(tmp_path: Path) 
     assert table.remove_orphans(older_than_hours=24) == 1
 
     assert parts(tmp_path) == stored | {about_to_be_committed}
-    rows = list(rows_of(event(1), Record("topic", 0, 1, 1, None, b"")))
+    rows = list(
+        rows_of(
+            event(1),
+            Record("topic", 0, 1, 1, None, b""),
+            ingested_time_ns=START_NS,
+        )
+    )
     table.append(rows, {"stream": 1}, time_ms=1)
 
 

@@ -1,0 +1,184 @@
+"""What sinks say of up to when they are complete, over the bus in memory."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace as replaced
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Message, TopicPartition
+from gpuledger.codec import decoder_of
+from gpuledger.completeness import message_of
+from gpuledger.records import SilentNode, Watermark
+from gpuledger.runtime import Readiness
+from sinks.loop import run_sink
+from sinks.registry import ROWS as ROWS_KIND
+from sinks.settings import RowsSettings
+from tests.default_topics import EVENTS, ROWS, WATERMARKS
+from tests.unit.sinks.builders import (
+    BUS_TOPICS,
+    NODE,
+    PARTITIONS,
+    START_NS,
+    ManualClock,
+    bus,
+    event,
+    eventually,
+    place_of,
+    publish,
+    running,
+)
+from tests.unit.sinks.store.storing import is_committed, lose, offsets, store
+
+AT = place_of(NODE)
+BROKEN = b"{"
+Run = Callable[[MemoryBus, Path, ManualClock], Awaitable[None]]
+RUNS: Mapping[str, Run] = {
+    "store": lambda on, path, clock: store(path, on, clock=clock, flush_seconds=20.0),
+    "rows": lambda on, _, clock: run_sink(
+        ROWS_KIND,
+        bus=on,
+        settings=RowsSettings(max_future_seconds=1e10),
+        readiness=Readiness(),
+        clock=clock,
+    ),
+}
+each_sink = pytest.mark.parametrize(("stage", "run"), RUNS.items())
+
+
+def of_join(until: int, *, next_offset: int, partition: int = AT.partition) -> Watermark:
+    return Watermark(
+        stage="join",
+        cluster="default",
+        partition=partition,
+        complete_until_ns=START_NS + until,
+        topic=EVENTS.name,
+        next_offset=next_offset,
+        publisher="join",
+        node_count=2,
+        silent_count=1,
+        silent=[SilentNode(node="node-silent", since_time_ns=START_NS)],
+    )
+
+
+async def say(on: MemoryBus, *watermarks: Watermark) -> None:
+    async with on.producer() as producer:
+        for one in watermarks:
+            message = message_of(one, time_ns=START_NS)
+            await producer.publish(WATERMARKS.name, one.partition, [message])
+
+
+def said(on: MemoryBus, stage: str, partition: int = AT.partition) -> list[Watermark]:
+    decode = decoder_of(WATERMARKS.name, Watermark).decode
+    found = [decode(record.value) for record in on.kept(WATERMARKS.name) if record.value != BROKEN]
+    return [each for each in found if (each.stage, each.partition) == (stage, partition)]
+
+
+def until_of(on: MemoryBus, stage: str) -> list[int]:
+    return [each.complete_until_ns - START_NS for each in said(on, stage)]
+
+
+@each_sink
+async def test_what_the_join_calls_complete_a_sink_does_once_it_has_done_it(
+    stage: str, run: Run, tmp_path: Path
+) -> None:
+    on, clock = bus(), ManualClock()
+    await publish(on, event(0), event(1))
+    await say(on, of_join(1, next_offset=2), of_join(2, next_offset=3))
+
+    async with running(run(on, tmp_path, clock)):
+        await eventually(lambda: clock.advance(3) and said(on, stage))
+        assert until_of(on, stage) == [1]
+        (first,) = said(on, stage)
+
+        await publish(on, event(2))
+        await eventually(lambda: clock.advance(3) and len(said(on, stage)) > 1)
+
+    assert until_of(on, stage) == [1, 2]
+    # Of whom nothing is to be waited for is what the join says.
+    assert first.silent == of_join(1, next_offset=2).silent
+    place = TopicPartition(first.topic, first.partition)
+    ends = {record.offset + 1 for record in on.kept(ROWS.name)}
+    assert place == (AT if stage == "store" else place_of(NODE, ROWS.name))
+    assert first.next_offset == 2 if stage == "store" else first.next_offset in ends
+
+
+async def test_nothing_is_called_complete_that_is_not_in_the_store(tmp_path: Path) -> None:
+    on, clock = bus(), ManualClock()
+    await publish(on, event(0))
+    async with running(store(tmp_path, on, clock=clock, flush_seconds=20.0)):
+        await eventually(lambda: clock.advance(3) and is_committed(on, 1)())
+        undo = lose(tmp_path)
+        await publish(on, event(1))
+        await say(on, of_join(1, next_offset=2))
+
+        before = clock.monotonic_ns()
+        await eventually(lambda: clock.advance(3) and clock.monotonic_ns() - before > 600e9)
+        assert not said(on, "store")
+
+        undo()
+        await eventually(lambda: clock.advance(3) and said(on, "store"))
+        assert offsets(tmp_path) == [0, 0, 1, 1]
+
+
+@each_sink
+async def test_who_takes_over_says_it_again_also_of_a_partition_without_events(
+    stage: str, run: Run, tmp_path: Path
+) -> None:
+    on, other = bus(), 1 - AT.partition
+    await publish(on, event(0))
+    await say(on, of_join(5, next_offset=1), of_join(7, next_offset=0, partition=other))
+    for times in (1, 2):
+        await say_once(on, run, tmp_path, stage=stage, times=times)
+
+
+async def say_once(on: MemoryBus, run: Run, path: Path, *, stage: str, times: int) -> None:
+    """Run a sink until each partition was called complete so many times in all."""
+    clock = ManualClock()
+    async with running(run(on, path, clock)):
+        await eventually(
+            lambda: (
+                clock.advance(3)
+                and all(len(said(on, stage, each)) == times for each in range(PARTITIONS))
+            )
+        )
+
+
+@each_sink
+async def test_what_is_no_watermark_of_the_join_is_passed_over(
+    stage: str, run: Run, tmp_path: Path
+) -> None:
+    on, clock = bus(), ManualClock()
+    await publish(on, event(0))
+    async with on.producer() as producer:
+        broken = Message(b"join/default/0", BROKEN, START_NS // 1_000_000)
+        await producer.publish(WATERMARKS.name, AT.partition, [broken])
+    await say(
+        on,
+        replace(of_join(9, next_offset=1), stage="podwatch"),
+        replace(of_join(9, next_offset=1), topic="another"),
+        of_join(3, next_offset=1),
+    )
+
+    async with running(run(on, tmp_path, clock)):
+        await eventually(lambda: clock.advance(3) and said(on, stage))
+
+    assert until_of(on, stage) == [3]
+
+
+async def test_rows_on_fewer_partitions_than_events_are_never_called_complete() -> None:
+    topics = [
+        replaced(each, partitions=1) if each.name == ROWS.name else each for each in BUS_TOPICS
+    ]
+    on, clock = MemoryBus(topics), ManualClock()
+    await publish(on, event(0))
+    await say(on, of_join(1, next_offset=1))
+
+    async with running(RUNS["rows"](on, Path(), clock)):
+        await eventually(lambda: on.kept(ROWS.name))
+        before = clock.monotonic_ns()
+        await eventually(lambda: clock.advance(3) and clock.monotonic_ns() - before > 60e9)
+
+    assert not said(on, "rows")
