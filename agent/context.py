@@ -116,7 +116,7 @@ class AgentContext:
         host, settings = self._host, self._settings
         procfs_check = self._readiness.check("procfs", severity=CheckSeverity.WARNING)
         sampler = self.sampler(procfs_check)
-        inventory = InventoryTracker(node=settings.node_name, boot_id=self._boot_id)
+        inventory = InventoryTracker(node=settings.node, boot_id=self._boot_id)
         allocations = self.allocations()
         monitor = self._monitor(outputs, sampler, inventory, allocations)
         driver = self._driver(monitor)
@@ -158,7 +158,7 @@ class AgentContext:
             return find_on(held, gpu_uuid, gpu_instance)
 
         return IncidentMonitor(
-            node=self._settings.node_name,
+            node=self._settings.node,
             boot_id=self._boot_id,
             source=host.gpus,
             clock=host.clock,
@@ -191,7 +191,7 @@ class AgentContext:
         settings = self._settings
         spool = Spool(
             settings.spool,
-            node=settings.node_name,
+            node=settings.node,
             boot_id=self._boot_id,
             boottime_ns=self._host.clock.boottime_ns,
         )
@@ -205,7 +205,7 @@ class AgentContext:
     def publisher(self, bus: Bus, send_queue: SendQueue) -> SamplePublisher:
         """Return what brings the queue to the bus."""
         return SamplePublisher(
-            node=self._settings.node_name,
+            node=self._settings.node,
             bus=bus,
             send_queue=send_queue,
             check=self._readiness.check("kafka", severity=CheckSeverity.WARNING),
@@ -224,7 +224,7 @@ class AgentContext:
         else:
             procfs_check.failed(access.detail)
         return Sampler(
-            node=self._settings.node_name,
+            node=self._settings.node,
             procfs=host.procfs,
             reads_processes=access.is_on,
         )

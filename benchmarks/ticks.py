@@ -68,6 +68,7 @@ class Fleet:
     def tick(self, node: int, number: int) -> NodeSample:
         """Return a node's tick of this number; it ticks once a second from its boot on."""
         return NodeSample(
+            cluster="default",
             node=node_name(node),
             boot_id=self._boots[node],
             seq=number * SEQ_PER_TICK,
@@ -143,6 +144,7 @@ def node_name(node: int) -> str:
 
 def _pod(node: int, place: int, container: ContainerRef) -> PodRecord:
     return PodRecord(
+        cluster="default",
         uid=container.pod_uid or "",
         namespace="research",
         name=f"train-{node}-{place}",

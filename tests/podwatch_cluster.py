@@ -175,7 +175,12 @@ class Following:
 
 def published(steps: Iterable[Step[Any]], *, kind: ObjectKind[Any] = POD) -> dict[str, str]:
     """Return what the table has due of each object after these steps: `alive` or `deleted`."""
-    table = ObjectTable(node_of=kind.node_of, tombstone_after_seconds=900, max_tombstones=100)
+    table = ObjectTable(
+        node_of=kind.node_of,
+        identity_of=kind.identity_of,
+        tombstone_after_seconds=900,
+        max_tombstones=100,
+    )
     for step in steps:
         match step:
             case Upserted(found):
@@ -191,7 +196,7 @@ def published(steps: Iterable[Step[Any]], *, kind: ObjectKind[Any] = POD) -> dic
             case _:
                 pass
     return {
-        one.uid: "deleted" if one.record and one.record.deleted_time_ns else "alive"
+        one.identity: "deleted" if one.record and one.record.deleted_time_ns else "alive"
         for one in table.batch(100)
     }
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from enricher.pod_sharing import PodSharing
 from enricher.podwatch.api import JSON
 from enricher.podwatch.decode import NamespaceReader, NodeReader, ObjectReader, PodReader
+from enricher.podwatch.events import Skipped
 from enricher.podwatch.pod_settings import PodwatchSettings
 from enricher.versions import RecordT
 from gpuledger.codec import Decoder, decoder_of
@@ -33,7 +34,10 @@ class ObjectKind(Generic[RecordT]):
     topic: Callable[[Topics], Topic]
     """Where that is published."""
     node_of: Callable[[RecordT], str]
-    """The node by whose name a record is placed; empty where the topic has one partition."""
+    """The node by whose key a record is placed; empty where the topic has one partition."""
+    is_named: bool = True
+    """Whether an object is, in its cluster, what its name says, and made anew the same one again;
+    else it is identified by its UID."""
     reader: Callable[[PodwatchSettings], ObjectReader[RecordT]]
     """Makes the reader of its objects."""
     bare: Callable[[RecordT], RecordT]
@@ -47,6 +51,10 @@ class ObjectKind(Generic[RecordT]):
     watermark_stage: str | None = None
     """The stage under which watermarks of its topic are published, which no other kind has; `None`
     where nobody waits for them."""
+
+    def identity_of(self, found: RecordT | Skipped) -> str:
+        """Return what identifies an object among those of its kind in its cluster."""
+        return found.name if self.is_named else found.uid
 
     @property
     def path(self) -> str:
@@ -77,7 +85,9 @@ POD: Final = ObjectKind(
     record=PodRecord,
     topic=lambda topics: topics.pods,
     node_of=lambda pod: pod.node,
+    is_named=False,
     reader=lambda settings: PodReader(
+        cluster=settings.cluster,
         labels=settings.labels,
         annotations=settings.annotations,
         gpu_resource_prefixes=settings.gpu_resource_prefixes,
@@ -97,6 +107,7 @@ NODE: Final = ObjectKind(
     topic=lambda topics: topics.nodes,
     node_of=lambda node: node.name,
     reader=lambda settings: NodeReader(
+        cluster=settings.cluster,
         labels=settings.node_labels,
         pool_labels=settings.node_pool_labels,
         instance_type_labels=settings.node_instance_type_labels,
@@ -113,7 +124,9 @@ NAMESPACE: Final = ObjectKind(
     topic=lambda topics: topics.namespaces,
     node_of=lambda _: "",
     reader=lambda settings: NamespaceReader(
-        labels=settings.namespace_labels, annotations=settings.namespace_annotations
+        cluster=settings.cluster,
+        labels=settings.namespace_labels,
+        annotations=settings.namespace_annotations,
     ),
     bare=lambda namespace: replace(namespace, labels={}, annotations=None),
 )

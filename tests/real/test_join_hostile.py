@@ -191,7 +191,9 @@ async def test_the_join_goes_on_behind_whatever_lies_on_its_topics(scene: Scene)
     again = replay(scene.kafka, "--compare")
     assert again.returncode == 0, again.stdout + again.stderr
     assert f"compared {events} events" in again.stdout
-    known = await read_known(kind=POD, bus=scene.bus, check=Check(), clock=SystemClock())
+    known = await read_known(
+        cluster="default", kind=POD, bus=scene.bus, check=Check(), clock=SystemClock()
+    )
     assert known.undecodable == len(HOSTILE)
 
 
@@ -310,6 +312,7 @@ async def write_large_incidents(scene: Scene) -> list[Letter]:
     made of it, as each is a pod of its own.
     """
     incident = Incident(
+        cluster="default",
         node=NODE,
         boot_id="a-boot",
         gpu_uuid="GPU-0",

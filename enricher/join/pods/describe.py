@@ -15,8 +15,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from enricher.join.pods.pods import KnownPod, PodCache, nearest
+from enricher.join.pods.pods import ClusterPods, KnownPod, PodCache, nearest
 from gpuledger.codec import encode
+from gpuledger.keys import node_key
 from gpuledger.ledger.holders import DeviceKey, device_of, devices_named_by
 from gpuledger.recent import Budget, Recent
 from gpuledger.records import (
@@ -171,7 +172,7 @@ class DescriptionCache:
     goes that were heard of longest ago, as of those whose names somebody makes up.
     """
 
-    def __init__(self, pods: PodCache, *, max_bytes: int = MAX_DESCRIPTIONS_BYTES) -> None:
+    def __init__(self, pods: ClusterPods, *, max_bytes: int = MAX_DESCRIPTIONS_BYTES) -> None:
         self._pods = pods
         self._known: Recent[str, PodDescriptions] = Recent(
             budget=Budget(max_bytes=max_bytes), size_bytes=_size_bytes
@@ -185,58 +186,60 @@ class DescriptionCache:
         self._known.clear()
 
     def forget(self, node: str) -> None:
-        """Forget what was said of a node."""
+        """Forget what was said of the node of a key."""
         self._known.pop(node)
 
     def describe(self, sample: NodeSample) -> PodDescriptions:
         """Describe the pods of a tick's containers."""
-        descriptions = self._known.get(sample.node)
+        node, pods = node_key(sample), self._pods.of(sample.cluster)
+        descriptions = self._known.get(node)
         if (
             descriptions is None
-            or descriptions.version != self._pods.version_of(sample.node)
+            or descriptions.version != pods.version_of(sample.node)
             or not descriptions.from_ns <= sample.time_ns < descriptions.until_ns
             or descriptions.containers != sample.containers
             or descriptions.allocations != sample.allocations
         ):
-            descriptions = self._describe(sample)
+            descriptions = _describe(sample, pods)
             # What becomes of another node's pod does not show in ours; nor on which GPUs processes
             # are, by which those without a record may have a name.
             if not descriptions.foreign and not (descriptions.pending and sample.allocations):
-                self._known[sample.node] = descriptions
+                self._known[node] = descriptions
         return descriptions
 
-    def _describe(self, sample: NodeSample) -> PodDescriptions:
-        identities = list(map(identity_of, sample.containers))
-        found = [self._pods.find(*identity, node=sample.node) for identity in identities]
-        foreign = find_foreign_pods(identities, self._pods, node=sample.node)
-        pending = [
-            identity
-            for identity, pod in zip(identities, found, strict=True)
-            if pod is None and identity != _HOST and identity not in foreign
-        ]
-        named = name_by_allocation(sample, pending, self._pods)
-        pods = describe_pods(
-            identities, self._pods, node=sample.node, time_ns=sample.time_ns, named=named
-        )
-        holders = find_named_holders(sample, self._pods)
-        changes = [time for pod in found if pod for time in pod.changes_ns()]
-        changes += holders.changes_ns
-        return PodDescriptions(
-            version=self._pods.version_of(sample.node),
-            from_ns=max((at for at in changes if at <= sample.time_ns), default=0),
-            until_ns=min(
-                (time_ns for time_ns in changes if time_ns > sample.time_ns), default=_EVER_NS
-            ),
-            containers=sample.containers,
-            allocations=sample.allocations,
-            pods=msgspec.Raw(encode(pods)),
-            holder_uids=msgspec.Raw(encode(holders.uids)) if holders.uids else None,
-            unknown_holders=holders.unknown,
-            pending=pending,
-            named=len(named),
-            # Several containers of one pod lead to it; it is counted and logged once.
-            foreign=list({pod.uid: pod for pod in foreign.values()}.values()),
-        )
+
+def _describe(sample: NodeSample, pods: PodCache) -> PodDescriptions:
+    identities = list(map(identity_of, sample.containers))
+    found = [pods.find(*identity, node=sample.node) for identity in identities]
+    foreign = find_foreign_pods(identities, pods, node=sample.node)
+    pending = [
+        identity
+        for identity, pod in zip(identities, found, strict=True)
+        if pod is None and identity != _HOST and identity not in foreign
+    ]
+    named = name_by_allocation(sample, pending, pods)
+    described = describe_pods(
+        identities, pods, node=sample.node, time_ns=sample.time_ns, named=named
+    )
+    holders = find_named_holders(sample, pods)
+    changes = [time for pod in found if pod for time in pod.changes_ns()]
+    changes += holders.changes_ns
+    return PodDescriptions(
+        version=pods.version_of(sample.node),
+        from_ns=max((at for at in changes if at <= sample.time_ns), default=0),
+        until_ns=min(
+            (time_ns for time_ns in changes if time_ns > sample.time_ns), default=_EVER_NS
+        ),
+        containers=sample.containers,
+        allocations=sample.allocations,
+        pods=msgspec.Raw(encode(described)),
+        holder_uids=msgspec.Raw(encode(holders.uids)) if holders.uids else None,
+        unknown_holders=holders.unknown,
+        pending=pending,
+        named=len(named),
+        # Several containers of one pod lead to it; it is counted and logged once.
+        foreign=list({pod.uid: pod for pod in foreign.values()}.values()),
+    )
 
 
 def _size_bytes(descriptions: PodDescriptions) -> int:

@@ -60,6 +60,7 @@ class Mounted:
 
 async def tell(on: MemoryBus, node: str) -> None:
     incident = Incident(
+        cluster="default",
         node=node,
         boot_id="boot-1",
         gpu_uuid=GPU,

@@ -79,6 +79,7 @@ async def test_a_gpu_that_works_for_no_pod_is_an_alert_until_it_does_not(
 async def test_an_incident_stands_with_its_xid_and_its_pod(alertmanager: AlertmanagerApi) -> None:
     on, node = bus(), "node-with-xid"
     incident = Incident(
+        cluster="default",
         node=node,
         boot_id="boot-1",
         gpu_uuid=GPU,

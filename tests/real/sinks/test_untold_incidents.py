@@ -43,6 +43,7 @@ async def publish(on: KafkaBus, node: str, *xids: int) -> None:
     async with on.producer() as producer:
         for xid in xids:
             incident = Incident(
+                cluster="default",
                 node=node,
                 boot_id="boot-1",
                 gpu_uuid=GPU,

@@ -173,6 +173,7 @@ def test_validation_refuses_what_nobody_could_read(record: object, said: str) ->
 
 def test_validation_names_the_place_of_what_is_wrong() -> None:
     sample = NodeSample(
+        cluster="default",
         node="n",
         boot_id="b",
         seq=1,

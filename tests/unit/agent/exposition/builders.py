@@ -137,6 +137,7 @@ def sample(
 
 def inventory(*indices: int) -> Inventory:
     return Inventory(
+        cluster="default",
         node="node-1",
         boot_id="boot",
         time_ns=1,
@@ -159,6 +160,7 @@ def inventory(*indices: int) -> Inventory:
 
 def incident(gpu: int, xid: int | None = None, kind: str = "xid") -> Incident:
     return Incident(
+        cluster="default",
         node="node-1",
         boot_id="boot",
         gpu_uuid=f"GPU-{gpu}",

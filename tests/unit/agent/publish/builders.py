@@ -18,6 +18,7 @@ from agent.settings import SpoolSettings
 from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import BusUnavailableError
+from gpuledger.keys import NodeId
 from tests.default_topics import PROCESSES, SAMPLES, TOPICS
 from tests.metric_values import value_of
 
@@ -58,7 +59,7 @@ def spool_in(
     """Return the spool of a node that booted `up_seconds` ago."""
     clock = up_seconds if isinstance(up_seconds, Uptime) else Uptime(up_seconds)
     made = settings_in(folder, **settings)
-    return Spool(made, node=NODE, boot_id=boot_id, boottime_ns=clock)
+    return Spool(made, node=NodeId("default", NODE), boot_id=boot_id, boottime_ns=clock)
 
 
 def settings_in(folder: Path, **settings: float) -> SpoolSettings:

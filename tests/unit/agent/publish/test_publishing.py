@@ -30,6 +30,7 @@ from gpuledger.errors import (
     TimestampRefusedError,
     TopicsError,
 )
+from gpuledger.keys import NodeId
 from gpuledger.records import (
     GpuDetails,
     GpuReading,
@@ -111,7 +112,7 @@ def publisher_of(
     bus: FakeBus, send_queue: SendQueue, check: Check | None = None, *, now_ms: int = 0
 ) -> SamplePublisher:
     return SamplePublisher(
-        node=NODE,
+        node=NodeId("default", NODE),
         bus=bus,
         send_queue=send_queue,
         check=check or Check(),
@@ -130,14 +131,17 @@ async def publish_all(bus: FakeBus, send_queue: SendQueue, check: Check | None =
 
 def test_a_tick_is_packed_under_its_node_and_its_own_time() -> None:
     sample = NodeSample(
+cluster="default",
         node=NODE, boot_id="b", seq=1, time_ns=2_000_000_001, interval_ns=1, gpus=[],
         containers=[], processes=[], allocations=[],
     )  # fmt: skip
     record = ProcessRecord(
+cluster="default",
         node=NODE, boot_id="b", pid=7, time_ns=3_000_000_001, change=ProcessChange.SEEN,
         gpu_uuids=["GPU-0"],
     )  # fmt: skip
     readings = NodeReadings(
+cluster="default",
         node=NODE, boot_id="b", seq=1, time_ns=2_000_000_001, interval_ns=1,
         gpus=[GpuDetails(uuid="GPU-0", performance_state=0)],
     )  # fmt: skip
@@ -165,10 +169,11 @@ def test_readings_that_say_nothing_are_not_packed() -> None:
 
 def test_incidents_and_inventories_are_packed_under_their_node_and_their_own_time() -> None:
     incident = Incident(
+cluster="default",
         node=NODE, boot_id="b", gpu_uuid="GPU-0", time_ns=4_000_000_001, kind="xid", source="nvml",
         severity=Severity.WARNING, message="m", processes=[],
     )  # fmt: skip
-    inventory = Inventory(node=NODE, boot_id="b", time_ns=5_000_000_001, gpus=[])
+    inventory = Inventory(cluster="default", node=NODE, boot_id="b", time_ns=5_000_000_001, gpus=[])
     ((topic, message),) = bundle_incident(incident, topics=TOPICS)
     assert (topic, message.key, message.timestamp_ms) == (INCIDENTS.name, b"node-1", 4000)
     assert decoder_of(INCIDENTS.name, Incident).decode(message.value) == incident

@@ -76,6 +76,7 @@ def incident(
     """Return something that happened to a GPU."""
     return AttributedIncident(
         incident=Incident(
+            cluster="default",
             node=node,
             boot_id="boot",
             gpu_uuid=uuid_of(gpu),
@@ -104,6 +105,7 @@ def event(
 ) -> GpuEvent:
     """Return the event of the second that ends at `second`: by default one GPU, a quarter used."""
     return GpuEvent(
+        cluster="default",
         node=node,
         boot_id="boot",
         seq=round(second * 1000),

@@ -161,7 +161,9 @@ _looks = count()
 def watermark(seq: int, *, offset: int = 0) -> NodeProgress:
     """Return the watermark that says that the node was booked up to this tick."""
     boot_id = sample().boot_id
-    return NodeProgress(node="node-a", boot_id=boot_id, seq=seq, time_ns=SECOND_NS, offset=offset)
+    return NodeProgress(
+        cluster="default", node="node-a", boot_id=boot_id, seq=seq, time_ns=SECOND_NS, offset=offset
+    )
 
 
 async def read_watermarks(bus: MemoryBus, number: int) -> list[NodeProgress]:

@@ -33,6 +33,7 @@ def watermark(**changes: object) -> NodeProgress:
 def seen_process() -> ProcessRecord:
     """Return a process that a node has seen."""
     return ProcessRecord(
+        cluster="default",
         node="node-a",
         boot_id="boot",
         pid=1,

@@ -119,7 +119,7 @@ def test_a_pod_is_found_by_what_the_cgroup_shows(
 ) -> None:
     """Each way in which a path can name a pod leads to its record."""
     stage.take_pods([pod_record(**changes)])
-    found = stage.pods.find(uid, container_id, node="node-a")
+    found = stage.pods.of("default").find(uid, container_id, node="node-a")
     assert found is not None, case
     assert found.record.uid == UIDS[0]
 
@@ -227,6 +227,7 @@ def test_an_incident_names_the_pods_that_were_on_the_gpu(stage: JoinStage) -> No
     """A process of the host adds none."""
     stage.take_pods([pod_record()])
     incident = Incident(
+        cluster="default",
         node="node-a",
         boot_id="boot",
         gpu_uuid="GPU-a",

@@ -19,6 +19,7 @@ from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
+from gpuledger.keys import NodeId
 from gpuledger.records import NodeSample
 from simulator.clock import ManualClock
 from simulator.plan import PlannedPod
@@ -218,7 +219,7 @@ def _watch(
     node: SimulatedNode, clock: ManualClock, seconds: float, jitters: Sequence[float]
 ) -> list[NodeSample]:
     """Let an agent that has just been started watch for so long."""
-    sampler = Sampler(node=node.name, procfs=node.procfs)
+    sampler = Sampler(node=NodeId("default", node.name), procfs=node.procfs)
     gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     made, lengths = [], _lengths(jitters)
     end_ns = clock.monotonic_ns() + round(seconds * SECOND_NS)

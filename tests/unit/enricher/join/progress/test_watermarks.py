@@ -62,6 +62,7 @@ def test_a_watermark_says_which_tick_was_booked_last(stage: JoinStage) -> None:
     (message,) = stage.drain_progress(PARTITION)
     assert message.key == b"node-a"
     assert WATERMARK.decode(message.value) == NodeProgress(
+        cluster="default",
         node="node-a",
         boot_id="boot",
         seq=2000,
