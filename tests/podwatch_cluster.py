@@ -32,6 +32,7 @@ from enricher.versions import RecordT, WatchedRecord
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.clock import SystemClock
+from gpuledger.keys import key_in
 from gpuledger.records import PodRecord
 from gpuledger.runtime import Readiness
 
@@ -300,5 +301,5 @@ async def versions(
         while True:
             polled = await consumer.poll(timeout_seconds=1, max_records=100)
             for record in itertools.chain.from_iterable(polled.values()):
-                if record.key == uid.encode():
+                if record.key == key_in("default", uid).encode():
                     yield kind.decoder(bus.topics).decode(record.value)

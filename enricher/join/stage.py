@@ -128,10 +128,14 @@ class JoinStage:
                     detail = f"{record.topic}: a watermark of partition {found.partition} under"
                     detail += f" key {show_key(record.key)} in partition {record.partition}"
                     self._dead_letters.reject(record, reason="misplaced", detail=detail)
-                elif found.stage == JOIN:
+                    continue
+                if found.stage == JOIN:
                     known = self._watermarks[record.partition]
                     known.call_complete(found.cluster, found.complete_until_ns)
-                elif record.offset >= self._watermarks_from.get(record.partition, 0):
+                    continue
+                # The cluster is there, also where none of its nodes lies in this partition.
+                self._watermarks[record.partition].call_complete(found.cluster, 0)
+                if record.offset >= self._watermarks_from.get(record.partition, 0):
                     self.pods_completeness.take(found)
 
     def find_complete(self, partition: int, *, is_at_end: bool) -> dict[str, Reached]:

@@ -5,20 +5,31 @@ Everything else of podwatch is the same for each kind, and is given one of these
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, cast
+from typing import Any, Final, Generic, Protocol, cast
 
 from msgspec.structs import replace
 
 from enricher.pod_sharing import PodSharing
 from enricher.podwatch.api import JSON
 from enricher.podwatch.decode import NamespaceReader, NodeReader, ObjectReader, PodReader
-from enricher.podwatch.events import Skipped
 from enricher.podwatch.pod_settings import PodwatchSettings
 from enricher.versions import RecordT
 from gpuledger.codec import Decoder, decoder_of
 from gpuledger.completeness import PODWATCH
 from gpuledger.records import NamespaceRecord, NodeRecord, PodRecord
 from gpuledger.topics import Topic, Topics
+
+
+class Identified(Protocol):
+    """What names an object: its record, or what can be read of one that cannot."""
+
+    @property
+    def uid(self) -> str:
+        """The object's UID."""
+
+    @property
+    def name(self) -> str:
+        """The object's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +63,7 @@ class ObjectKind(Generic[RecordT]):
     """The stage under which watermarks of its topic are published, which no other kind has; `None`
     where nobody waits for them."""
 
-    def identity_of(self, found: RecordT | Skipped) -> str:
+    def identity_of(self, found: Identified) -> str:
         """Return what identifies an object among those of its kind in its cluster."""
         return found.name if self.is_named else found.uid
 

@@ -19,6 +19,7 @@ from enricher.join.progress.passage import (
 from gpuledger.clock import NS_PER_DAY, NS_PER_MS
 from gpuledger.keys import node_key, split_key
 from gpuledger.records import NodeProgress, NodeSample
+from gpuledger.records.base import DEFAULT_CLUSTER
 
 # Longer than samples are kept: what was booked before can come again no more.
 FORGOTTEN_AFTER_NS: Final = NS_PER_DAY
@@ -97,22 +98,23 @@ class NodeWatermarks:
     def find_complete(self, *, now_ns: int, is_at_end: bool) -> dict[str, Reached]:
         """Return how far the partition is complete of each cluster, never less than it was.
 
-        Of a cluster of which it is not known, nothing. It costs as much as there are nodes.
-        `is_at_end` says that nothing is left to be read.
+        A cluster that has no node here is as far as the partition is, and where none is known that
+        is said of the default one: an empty partition is complete, too. It costs as much as there
+        are nodes. `is_at_end` says that nothing is left to be read.
         """
-        # One that was called complete and has no nodes left goes on, as does an empty partition.
-        clusters: dict[str, dict[str, NodeWatermark]] = {
-            each: {} for each in self._complete_until_ns
-        }
+        overall = find_reached(self._watermarks, now_ns=now_ns, is_at_end=is_at_end)
+        if overall is None:
+            return {}
+        nodes: dict[str, dict[str, NodeWatermark]] = {each: {} for each in self._complete_until_ns}
         for key, watermark in self._watermarks.items():
-            clusters.setdefault(split_key(key)[0], {})[key] = watermark
+            nodes.setdefault(split_key(key)[0], {})[key] = watermark
         complete: dict[str, Reached] = {}
-        for cluster, nodes in clusters.items():
-            found = find_reached(nodes, now_ns=now_ns, is_at_end=is_at_end)
-            if found is not None:
-                self.call_complete(cluster, found.until_ns)
-                until_ns = max(found.until_ns, self.complete_until_ns(cluster))
-                complete[cluster] = found._replace(until_ns=until_ns)
+        for cluster, known in (nodes or {DEFAULT_CLUSTER: {}}).items():
+            found = find_reached(known, now_ns=now_ns, is_at_end=is_at_end) if known else None
+            found = found or Reached(overall.until_ns, 0, [])
+            self.call_complete(cluster, found.until_ns)
+            until_ns = max(found.until_ns, self.complete_until_ns(cluster))
+            complete[cluster] = found._replace(until_ns=until_ns)
         return complete
 
     def _make_room(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import decoder_of, encode
+from gpuledger.keys import key_in
 from gpuledger.records import (
     Account,
     BusyMethod,
@@ -155,6 +156,7 @@ def event(
 ) -> GpuEvent:
     booked = [entry(), entry(Account.IDLE)] if entries is None else list(entries)
     values: dict[str, Any] = {
+        "cluster": "default",
         "node": node,
         "boot_id": "boot-1",
         "seq": 1000 * (tick + 1),
@@ -183,7 +185,7 @@ def bus() -> MemoryBus:
 
 
 def place_of(node: str, topic: str = EVENTS.name) -> TopicPartition:
-    return TopicPartition(topic, partition_of_node(node, partitions=PARTITIONS))
+    return TopicPartition(topic, partition_of_node(key_in("default", node), partitions=PARTITIONS))
 
 
 async def publish(to: MemoryBus, *events: GpuEvent | bytes, node: str = NODE) -> None:

@@ -119,6 +119,7 @@ def sample(
     time_ns: int = 1_700_000_000_000_000_000,
 ) -> Reported:
     tick: dict[str, Any] = {
+        "cluster": "default",
         "node": "node-1",
         "boot_id": "boot",
         "seq": 1,

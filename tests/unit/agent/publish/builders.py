@@ -18,7 +18,7 @@ from agent.settings import SpoolSettings
 from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import BusUnavailableError
-from gpuledger.keys import NodeId
+from gpuledger.keys import NodeId, key_in
 from tests.default_topics import PROCESSES, SAMPLES, TOPICS
 from tests.metric_values import value_of
 
@@ -31,7 +31,11 @@ def bundle_of(number: int, *, size_bytes: int = 0) -> MessageBundle:
     """Make the bundle of a second; every third one has a process record."""
     value = b"%d" % number
     value += b" " + number.to_bytes(8, "big") * (size_bytes // 8) if size_bytes else b""
-    message = Message(key=NODE.encode(), value=value, timestamp_ms=1000 * (NOW_SECONDS + number))
+    message = Message(
+        key=key_in("default", NODE).encode(),
+        value=value,
+        timestamp_ms=1000 * (NOW_SECONDS + number),
+    )
     return ((SAMPLES.name, message), *(((PROCESSES.name, message),) if number % 3 == 0 else ()))
 
 

@@ -293,4 +293,4 @@ async def test_an_incident_of_which_too_much_is_made_is_put_aside_and_the_next_i
     assert len(told) == 1
     assert (letter["reason"], letter["offset"]) == ("too_large", 0)
     assert "the attributed incident of 'node-a' has " in letter["detail"]
-    assert base64.b64decode(letter["key_base64"]) == b"node-a"
+    assert base64.b64decode(letter["key_base64"]) == b"default/node-a"

@@ -13,6 +13,7 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import HistoryReader, Message, Record, Unreadable, UnreadableReason
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
+from gpuledger.keys import key_in
 from gpuledger.records import PodRecord
 from gpuledger.runtime import Readiness
 from tests.default_topics import PODS, TOPICS
@@ -26,7 +27,7 @@ def value(uid: str, *, phase: str = "Running", deleted_time_ns: int | None = Non
 
 def records(*pairs: tuple[str, bytes | None]) -> list[Record]:
     return [
-        Record(PODS.name, 0, offset, 0, uid.encode(), value)
+        Record(PODS.name, 0, offset, 0, key_in("default", uid).encode(), value)
         for offset, (uid, value) in enumerate(pairs)
     ]
 
@@ -90,7 +91,9 @@ class FlakyBus(MemoryBus):
 async def publish(bus: MemoryBus, *messages: tuple[int, str, bytes | None]) -> None:
     async with bus.producer() as producer:
         for partition, uid, content in messages:
-            await producer.publish(PODS.name, partition, [Message(uid.encode(), content, 0)])
+            await producer.publish(
+                PODS.name, partition, [Message(key_in("default", uid).encode(), content, 0)]
+            )
 
 
 async def test_all_partitions_are_read_to_their_end() -> None:

@@ -23,6 +23,7 @@ def event(*, busy_ns: int = 500, pods: tuple[PodDescription, ...] = (), **more: 
     """Return an encoded event of one entry."""
     entry = Entry(account=Account.POD, busy_ns=busy_ns)
     values: dict[str, object] = {
+        "cluster": "default",
         "node": "node-a",
         "boot_id": "boot",
         "seq": 7,
