@@ -87,6 +87,7 @@ def main() -> int:
         settings=settings,
         page=PageRenderer(node_state, settings=settings.exposition, clock=host.clock),
         about={
+            "cluster": settings.cluster,
             "node": settings.node_name,
             "source": settings.source,
             "brokers": None if settings.no_kafka else settings.kafka.bootstrap_servers,

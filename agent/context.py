@@ -118,7 +118,7 @@ class AgentContext:
         host, settings = self._host, self._settings
         procfs_check = self._readiness.check("procfs", severity=CheckSeverity.WARNING)
         sampler = self.sampler(procfs_check)
-        inventory = InventoryTracker(node=settings.node_name, boot_id=self._boot_id)
+        inventory = InventoryTracker(node=settings.node, boot_id=self._boot_id)
         allocations = self.allocations()
         monitor = self._monitor(outputs, sampler, inventory, allocations)
         driver = self._driver(monitor)
@@ -160,7 +160,7 @@ class AgentContext:
             return find_on(held, gpu_uuid, gpu_instance)
 
         return IncidentMonitor(
-            node=self._settings.node_name,
+            node=self._settings.node,
             boot_id=self._boot_id,
             source=host.gpus,
             clock=host.clock,
@@ -193,7 +193,7 @@ class AgentContext:
         settings = self._settings
         spool = Spool(
             settings.spool,
-            node=settings.node_name,
+            node=settings.node,
             boot_id=self._boot_id,
             boottime_ns=self._host.clock.boottime_ns,
         )
@@ -207,7 +207,7 @@ class AgentContext:
     def publisher(self, bus: Bus, send_queue: SendQueue) -> SamplePublisher:
         """Return what brings the queue to the bus."""
         return SamplePublisher(
-            node=self._settings.node_name,
+            node=self._settings.node,
             bus=bus,
             send_queue=send_queue,
             check=self._readiness.check("kafka", severity=CheckSeverity.WARNING),
@@ -226,7 +226,7 @@ class AgentContext:
         else:
             procfs_check.failed(access.detail)
         return Sampler(
-            node=self._settings.node_name,
+            node=self._settings.node,
             procfs=host.procfs,
             reads_processes=access.is_on,
         )

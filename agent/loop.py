@@ -19,6 +19,7 @@ from agent.publish.send_queue import SendQueue
 from agent.sampling import Sampler
 from agent.settings import AgentSettings
 from gpuledger.clock import NS_PER_SECOND, Clock
+from gpuledger.keys import NodeId
 from gpuledger.records import Incident, Inventory
 from gpuledger.runtime import Check
 from gpuledger.runtime.logs import Repeats
@@ -53,7 +54,7 @@ class Schedule:
 class InventoryTracker:
     """The GPUs of one node, as the driver said last: here ids of devices find theirs."""
 
-    def __init__(self, *, node: str, boot_id: str) -> None:
+    def __init__(self, *, node: NodeId, boot_id: str) -> None:
         self._node = node
         self._boot_id = boot_id
         self.devices = DeviceIndex()
@@ -63,7 +64,8 @@ class InventoryTracker:
         """Record what the node is built of now; return the record that reports it."""
         self.devices = DeviceIndex.of(facts.gpus)
         return Inventory(
-            node=self._node,
+            cluster=self._node.cluster,
+            node=self._node.node,
             boot_id=self._boot_id,
             time_ns=time_ns,
             gpus=list(facts.gpus),

@@ -29,6 +29,7 @@ from agent.gpu.protocol import GpuIdentity, GpuSource
 from agent.host.kmsg import Kmsg, KmsgReader
 from agent.metrics import EVENT_SET_FAILURES, INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
 from gpuledger.clock import NS_PER_MINUTE, NS_PER_SECOND, Clock
+from gpuledger.keys import NodeId
 from gpuledger.records import DeviceAllocation, GpuHealth, Incident, IncidentProcess, Severity
 from gpuledger.runtime import Backoff, Check
 from gpuledger.runtime.logs import Repeats
@@ -100,7 +101,7 @@ class IncidentMonitor:
     def __init__(
         self,
         *,
-        node: str,
+        node: NodeId,
         boot_id: str,
         source: GpuSource,
         clock: Clock,

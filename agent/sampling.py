@@ -38,6 +38,7 @@ from agent.metrics import (
     TICKS,
 )
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, NS_PER_US
+from gpuledger.keys import NodeId
 from gpuledger.records import DeviceAllocation, GpuReading, IncidentProcess, NodeSample
 from gpuledger.records.bounds import MAX_INTERVAL_NS
 
@@ -47,7 +48,7 @@ _log = structlog.get_logger(__name__)
 class Sampler:
     """Makes the ticks of one node, one after the other."""
 
-    def __init__(self, *, node: str, procfs: Procfs, reads_processes: bool = True) -> None:
+    def __init__(self, *, node: NodeId, procfs: Procfs, reads_processes: bool = True) -> None:
         """With `reads_processes` off, ticks name no process and no container."""
         self._node = node
         self.boot_id = read_boot_id(procfs)
@@ -230,7 +231,8 @@ class Sampler:
         )
         found = self._tracker.describe(ticks, table_update, covered)
         sample = NodeSample(
-            node=self._node,
+            cluster=self._node.cluster,
+            node=self._node.node,
             boot_id=self.boot_id,
             seq=self._seq,
             time_ns=covered.time_ns,

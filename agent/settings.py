@@ -8,8 +8,10 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from gpuledger.errors import SettingsError
-from gpuledger.records.base import MAX_NODE_NAME_LENGTH, NodeName
+from gpuledger.keys import NodeId
+from gpuledger.records.base import DEFAULT_CLUSTER, MAX_NODE_NAME_LENGTH, NodeName
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
+from gpuledger.settings.groups import require_cluster_name
 
 Profile = Literal["lean", "full"]
 
@@ -136,6 +138,10 @@ class SpoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that `gpuledger-agent` can be told."""
 
+    cluster: str = DEFAULT_CLUSTER
+    """The Kubernetes cluster that the node is in, a DNS label; the same as podwatch's. Names of
+    nodes and pods are unique in it alone, so that each cluster on one Kafka has a name of its own.
+    """
     node_name: str = ""
     """The node's name in Kubernetes; empty means the variable NODE_NAME, else the host's name."""
     source: str = "auto"
@@ -191,8 +197,14 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """How long a tick waits for a GPU's answers, ticks shorter than the deadline included."""
         return min(self.gpu_timeout_seconds, _MAX_OF_A_TICK * self.tick_seconds)
 
+    @property
+    def node(self) -> NodeId:
+        """What the node is called, once `name_node` has filled it in."""
+        return NodeId(self.cluster, self.node_name)
+
     def __post_init__(self) -> None:
-        """Refuse a source that nobody knows; raises `ValueError`."""
+        """Refuse a cluster that cannot be one, and an unknown source; raises `ValueError`."""
+        require_cluster_name(self.cluster)
         kind, _, file = self.source.partition(":")
         if self.source not in ("auto", "nvml", "simulated") and not (
             kind in ("simulated", "recorded") and file

@@ -19,6 +19,8 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 from benchmarks.join_load import partition_of
 from benchmarks.ticks import Fleet, TickTemplate
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
+from gpuledger.keys import key_in
+from gpuledger.records.base import DEFAULT_CLUSTER
 from tests.default_topics import SAMPLES
 
 _CONNECTIONS: Final = 4
@@ -132,7 +134,11 @@ class _Packing:
         due_ns = started_ns + number * NS_PER_SECOND // self._offer.rate
         value = template.at(seq=due_ns // NS_PER_MS, time_ns=due_ns)
         batch = self._producer.create_batch()
-        batch.append(key=template.node.encode(), value=value, timestamp=due_ns // NS_PER_MS)
+        batch.append(
+            key=key_in(DEFAULT_CLUSTER, template.node).encode(),
+            value=value,
+            timestamp=due_ns // NS_PER_MS,
+        )
         batch._build()  # noqa: SLF001  # packed now, and not again when it is sent
         return _Packed(due_ns, node % _CONNECTIONS, partition_of(node), batch)
 

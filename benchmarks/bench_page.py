@@ -116,6 +116,7 @@ def _beside(sample: NodeSample) -> NodeReadings:
         for gpu in sample.gpus
     ]
     return NodeReadings(
+        cluster="default",
         node=sample.node,
         boot_id=sample.boot_id,
         seq=sample.seq,
@@ -144,5 +145,10 @@ def _inventory(tick: NodeSample) -> Inventory:
         for gpu in tick.gpus[:GPUS]
     ]
     return Inventory(
-        node=tick.node, boot_id=tick.boot_id, time_ns=1, driver_version="580.95.05", gpus=facts
+        cluster="default",
+        node=tick.node,
+        boot_id=tick.boot_id,
+        time_ns=1,
+        driver_version="580.95.05",
+        gpus=facts,
     )

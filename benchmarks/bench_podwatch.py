@@ -180,7 +180,12 @@ async def _list(settings: KubernetesSettings) -> None:
 
 
 def _table(kind: ObjectKind[RecordT]) -> ObjectTable[RecordT]:
-    return ObjectTable(node_of=kind.node_of, tombstone_after_seconds=900, max_tombstones=1000)
+    return ObjectTable(
+        node_of=kind.node_of,
+        identity_of=kind.identity_of,
+        tombstone_after_seconds=900,
+        max_tombstones=1000,
+    )
 
 
 def _reflector(

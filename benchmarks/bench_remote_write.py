@@ -64,6 +64,7 @@ def _with_protobuf(events: list[GpuEvent], *, compress: bool) -> int:
         request, time_ms = make(), event.time_ns // NS_PER_MS
         for group, values in values_of(event).items():
             labels = [
+                ("cluster", event.cluster),
                 ("node", event.node),
                 *zip(group.family.labels, group.label_values, strict=True),
             ]

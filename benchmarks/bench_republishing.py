@@ -16,7 +16,9 @@ from gpuledger.bus.protocol import Message
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from gpuledger.codec import encode
 from gpuledger.errors import UnavailableError
+from gpuledger.keys import key_in, node_key
 from gpuledger.records import GpuEvent
+from gpuledger.records.base import DEFAULT_CLUSTER
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic, partition_of_node
 from tests.default_topics import EVENTS, TOPICS
@@ -57,9 +59,10 @@ async def _publish(settings: KafkaSettings) -> None:
         for node in (f"gpu-node-{number}" for number in range(_NODES)):
             events = (booked(tick, node=node, start_ns=start_ns) for tick in range(_TICKS))
             messages = [
-                Message(node.encode(), encode(one), one.time_ns // NS_PER_MS) for one in events
+                Message(node_key(one).encode(), encode(one), one.time_ns // NS_PER_MS)
+                for one in events
             ]
-            at = partition_of_node(node, partitions=EVENTS.partitions)
+            at = partition_of_node(key_in(DEFAULT_CLUSTER, node), partitions=EVENTS.partitions)
             await producer.publish(EVENTS.name, at, messages)
 
 

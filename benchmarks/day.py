@@ -16,6 +16,8 @@ from agent.publish.message_bundle import bundle_size_bytes, bundle_tick
 from agent.sampling import Sampler
 from agent.settings import ExpositionSettings
 from gpuledger.clock import NS_PER_US
+from gpuledger.keys import NodeId
+from gpuledger.records.base import DEFAULT_CLUSTER
 from simulator.clock import ManualClock
 from tests.default_topics import TOPICS
 from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs
@@ -55,7 +57,7 @@ class Day:
         view = make_node_state(settings, clock=self._clock, tick_seconds=1)
         self._page = PageRenderer(view, settings=settings, clock=self._clock)
         self._outlets = Outputs(send_queue=None, node_state=view, topics=TOPICS)
-        self._sampler = Sampler(node="node", procfs=self._procfs)
+        self._sampler = Sampler(node=NodeId(DEFAULT_CLUSTER, "node"), procfs=self._procfs)
         nvml = NvmlSession(FakeNvml(*self._gpus), monotonic_ns=self._clock.monotonic_ns)
         self._asked = nvml.open()
 

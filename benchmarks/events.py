@@ -33,6 +33,7 @@ def booked(tick: int, *, node: str = NODE, start_ns: int = START_NS) -> GpuEvent
     """Return a node's tick, booked."""
     pods = [_pod(number) for number in range(GPUS * CONTAINERS_A_GPU)]
     return GpuEvent(
+        cluster="default",
         node=node,
         boot_id="0f2f3c1e-5a86-4a0a-9a52-8d3b0a6d3f11",
         seq=1000 * (tick + 1),

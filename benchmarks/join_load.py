@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from aiokafka import AIOKafkaProducer
 
 from benchmarks.ticks import Fleet, node_name
-from enricher.join.pods.pods import PodCache
+from enricher.join.pods.pods import ClusterPods
 from enricher.pod_sharing import PodSharing
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
 from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import Decoder, encode
+from gpuledger.keys import key_in
 from gpuledger.records import PodRecord
+from gpuledger.records.base import DEFAULT_CLUSTER
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import partition_of_node
 from tests.default_topics import PODS, SAMPLES
@@ -21,13 +23,15 @@ from tests.default_topics import PODS, SAMPLES
 
 def partition_of(node: int) -> int:
     """Return where a node's records lie."""
-    return partition_of_node(node_name(node), partitions=SAMPLES.partitions)
+    return partition_of_node(
+        key_in(DEFAULT_CLUSTER, node_name(node)), partitions=SAMPLES.partitions
+    )
 
 
-def cache_pods(fleet: Fleet) -> PodCache:
+def cache_pods(fleet: Fleet) -> ClusterPods:
     """Return all pods of the nodes as a worker has them that read their topic."""
     decode = Decoder(topic=PODS.name, record=PodRecord).decode
-    pods, sharing = PodCache(), PodSharing()
+    pods, sharing = ClusterPods(), PodSharing()
     for node in range(fleet.nodes):
         for pod in fleet.pods(node):
             pods.put(sharing.share(decode(encode(pod))), partition=partition_of(node))
@@ -39,7 +43,7 @@ async def publish_pods(settings: KafkaSettings, fleet: Fleet) -> None:
     messages: dict[int, list[Message]] = {}
     for node in range(fleet.nodes):
         for pod in fleet.pods(node):
-            message = Message(pod.uid.encode(), encode(pod), 0)
+            message = Message(key_in(pod.cluster, pod.uid).encode(), encode(pod), 0)
             messages.setdefault(partition_of(node), []).append(message)
     async with KafkaBus(settings).producer() as producer:
         for partition, all_of_it in messages.items():
@@ -61,7 +65,9 @@ async def publish_one_by_one(
         for number, tick in enumerate(ticks):
             batch = producer.create_batch()
             node = number % nodes
-            batch.append(key=node_name(node).encode(), value=tick, timestamp=now_ms)
+            batch.append(
+                key=key_in(DEFAULT_CLUSTER, node_name(node)).encode(), value=tick, timestamp=now_ms
+            )
             place = partition_of(node)
             waiting.append(await producer.send_batch(batch, SAMPLES.name, partition=place))
         await asyncio.gather(*waiting)

@@ -21,7 +21,9 @@ from gpuledger.bus.protocol import Message, Record
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from gpuledger.codec import encode
 from gpuledger.dead_letter_queue import DeadLetterQueue
+from gpuledger.keys import key_in
 from gpuledger.records import PodRecord
+from gpuledger.records.base import DEFAULT_CLUSTER
 from gpuledger.topics import partition_of_node
 from tests.default_topics import DEAD_LETTERS, PODS, SAMPLES, TOPICS
 
@@ -88,7 +90,9 @@ class _Work:
             topics=TOPICS,
         )
         self._places = [
-            partition_of_node(node_name(node), partitions=SAMPLES.partitions)
+            partition_of_node(
+                key_in(DEFAULT_CLUSTER, node_name(node)), partitions=SAMPLES.partitions
+            )
             for node in range(nodes)
         ]
         for node in range(nodes):
@@ -134,9 +138,11 @@ class _Work:
             self._places[node],
             self._ticks,
             time_ns // NS_PER_MS,
-            template.node.encode(),
+            key_in(DEFAULT_CLUSTER, template.node).encode(),
             value,
         )
 
     def _pod(self, node: int, pod: PodRecord) -> Record:
-        return Record(PODS.name, self._places[node], 0, 0, pod.uid.encode(), encode(pod))
+        return Record(
+            PODS.name, self._places[node], 0, 0, key_in(pod.cluster, pod.uid).encode(), encode(pod)
+        )

@@ -73,6 +73,7 @@ class Fleet:
     def tick(self, node: int, number: int) -> NodeSample:
         """Return a node's tick of this number; it ticks once a second from its boot on."""
         return NodeSample(
+            cluster="default",
             node=node_name(node),
             boot_id=self._boots[node],
             seq=number * SEQ_PER_TICK,
@@ -161,6 +162,7 @@ def _allocation(node: int, place: int, uuid_: str) -> DeviceAllocation:
 
 def _pod(node: int, place: int, container: ContainerRef) -> PodRecord:
     return PodRecord(
+        cluster="default",
         uid=container.pod_uid or "",
         namespace="research",
         name=f"train-{node}-{place}",

@@ -93,6 +93,7 @@ class PodSharing:
         return replace(
             pod,
             namespace=intern(pod.namespace),
+            cluster=intern(pod.cluster),
             node=intern(pod.node),
             owner_kind=pod.owner_kind and intern(pod.owner_kind),
             owner_name=pod.owner_name and intern(pod.owner_name),

@@ -21,8 +21,6 @@ from gpuledger.codec import encode
 from gpuledger.records import SilentNode, Watermark
 from gpuledger.records.bounds import MAX_WORD_LENGTH
 
-DEFAULT_CLUSTER: Final = "default"
-"""The cluster of whose nodes watermarks speak, as long as there is one."""
 PODWATCH: Final = "podwatch"
 JOIN: Final = "join"
 RENEWED_AFTER_SECONDS: Final = 5.0

@@ -32,6 +32,8 @@ DEFAULT_PARTITIONS: Final = 12
 MAX_MESSAGE_BYTES: Final = 1_048_588
 """Kafka's `max.message.bytes` of every topic, its own default: a batch, as it is packed. It bounds
 as well what may be in one when it is unpacked."""
+_NODE: Final = "cluster/node"
+"""The key of what a node says, or what is said of it (`gpuledger.keys`)."""
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS
 # Every version outlives the samples that it describes, so that a replay finds what the first run
@@ -62,7 +64,8 @@ class Topic:
     """The field of the record that is the Kafka key, with a dot where it is inside another, or
     several with slashes between them, as the key has."""
     partitioner: str = "node"
-    """`node`: murmur2 of the node's name, as Kafka's own default partitioner would place that key;
+    """`node`: murmur2 of the key of its node (`<cluster>/<node>`), as Kafka's own default
+    partitioner would place that key, whatever the record's own is;
     `same`: the number of the partition of which it speaks, of a topic that has those of nodes;
     `source`: the partition number of the record it speaks of, modulo the partitions;
     `none`: one partition, which whoever needs the topic reads whole."""
@@ -121,21 +124,21 @@ class Topics(Collection[Topic]):
         """Take a prefix that was checked where it was read (`KafkaSettings`)."""
         self.prefix = prefix
         self.samples = Topic(
-            name=f"{prefix}.samples.v1", record=NodeSample, key="node", retention_ms=6 * _HOUR_MS
+            name=f"{prefix}.samples.v1", record=NodeSample, key=_NODE, retention_ms=6 * _HOUR_MS
         )
         self.readings = Topic(
-            name=f"{prefix}.readings.v1", record=NodeReadings, key="node", retention_ms=6 * _HOUR_MS
+            name=f"{prefix}.readings.v1", record=NodeReadings, key=_NODE, retention_ms=6 * _HOUR_MS
         )
         self.processes = Topic(
-            name=f"{prefix}.processes.v1", record=ProcessRecord, key="node", retention_ms=_DAY_MS
+            name=f"{prefix}.processes.v1", record=ProcessRecord, key=_NODE, retention_ms=_DAY_MS
         )
         self.incidents = Topic(
-            name=f"{prefix}.incidents.v1", record=Incident, key="node", retention_ms=7 * _DAY_MS
+            name=f"{prefix}.incidents.v1", record=Incident, key=_NODE, retention_ms=7 * _DAY_MS
         )
         self.inventory = Topic(
             name=f"{prefix}.inventory.v1",
             record=Inventory,
-            key="node",
+            key=_NODE,
             cleanup_policy="compact",
             # Every version outlives the samples of its time; a tombstone a reader that is a day
             # behind.
@@ -148,21 +151,21 @@ class Topics(Collection[Topic]):
         self.pods = Topic(
             name=f"{prefix}.pods.v1",
             record=PodRecord,
-            key="uid",
+            key="cluster/uid",
             cleanup_policy="compact",
             extra=_OF_API_OBJECTS,
         )
         self.nodes = Topic(
             name=f"{prefix}.nodes.v1",
             record=NodeRecord,
-            key="uid",
+            key="cluster/name",
             cleanup_policy="compact",
             extra=_OF_API_OBJECTS,
         )
         self.namespaces = Topic(
             name=f"{prefix}.namespaces.v1",
             record=NamespaceRecord,
-            key="uid",
+            key="cluster/name",
             # Pods of one namespace are on any node: each worker needs them all.
             partitioner="none",
             partitions=1,
@@ -170,12 +173,12 @@ class Topics(Collection[Topic]):
             extra=_OF_API_OBJECTS,
         )
         self.events = Topic(
-            name=f"{prefix}.events.v1", record=GpuEvent, key="node", retention_ms=_DAY_MS
+            name=f"{prefix}.events.v1", record=GpuEvent, key=_NODE, retention_ms=_DAY_MS
         )
         self.progress = Topic(
             name=f"{prefix}.progress.v1",
             record=NodeProgress,
-            key="node",
+            key=_NODE,
             cleanup_policy="compact",
             # One a node and commit; read at an assignment.
             extra=_OF_LAST_STATES,
@@ -193,11 +196,11 @@ class Topics(Collection[Topic]):
         self.attributed_incidents = Topic(
             name=f"{prefix}.attributed-incidents.v1",
             record=AttributedIncident,
-            key="incident.node",
+            key="incident.cluster/incident.node",
             retention_ms=7 * _DAY_MS,
         )
         self.rows = Topic(
-            name=f"{prefix}.rows.v1", record=EntryRow, key="node", retention_ms=_DAY_MS
+            name=f"{prefix}.rows.v1", record=EntryRow, key=_NODE, retention_ms=_DAY_MS
         )
         self.dead_letters = Topic(
             name=f"{prefix}.dead-letters.v1",
@@ -270,9 +273,12 @@ def agreed_partitions(counts: Mapping[str, int]) -> int:
     return next(iter(counts.values()))
 
 
-def partition_of_node(node: str, *, partitions: int) -> int:
-    """Return the partition of a node's records: where Kafka's default partitioner puts that key."""
-    return (murmur2(node.encode()) & 0x7FFFFFFF) % partitions
+def partition_of_node(key: str, *, partitions: int) -> int:
+    """Return the partition of a node's records, by the node's key (`gpuledger.keys.node_key`).
+
+    It is where Kafka's default partitioner puts that key.
+    """
+    return (murmur2(key.encode()) & 0x7FFFFFFF) % partitions
 
 
 def murmur2(data: bytes) -> int:

@@ -25,6 +25,7 @@ from gpuledger.errors import (
     NotAssignedError,
     TopicsError,
 )
+from gpuledger.keys import node_key
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Backoff, Check, Readiness
 from sinks.metrics import RETRIES_TOTAL, SENT_TOTAL, count_dropped
@@ -298,7 +299,7 @@ class KafkaSink(Sink):
                 f"time_ns {event.time_ns} is {seconds:.0f} s further in the future than is sent",
                 reason="future",
             )
-        key, timestamp_ms = event.node.encode(), event.time_ns // NS_PER_MS
+        key, timestamp_ms = node_key(event).encode(), event.time_ns // NS_PER_MS
         try:
             values = self._values_of(event)
             messages = [

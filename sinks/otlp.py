@@ -27,6 +27,7 @@ from gpuledger import __version__
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import WholeBus
 from gpuledger.clock import Clock
+from gpuledger.keys import node_key
 from gpuledger.ledger.series import Family, SeriesGroup, SeriesValues, values_of
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
@@ -57,7 +58,7 @@ class ExportRequests:
         Raises ValueError where an entry names a container or a holder that the event does not list.
         """
         # The key's length counts as well.
-        max_bytes = MAX_MESSAGE_BYTES - len(event.node.encode())
+        max_bytes = MAX_MESSAGE_BYTES - len(node_key(event).encode())
         return self._split(event, list(values_of(event).items()), max_bytes)
 
     def _split(
@@ -82,7 +83,7 @@ class ExportRequests:
         request = ExportMetricsServiceRequest()
         by_resource: dict[Names, _Points] = {}
         for group, values in groups:
-            names = _resource_names(event.node, group)
+            names = _resource_names(event.cluster, event.node, group)
             points = by_resource.get(names)
             if points is None:
                 added = request.resource_metrics.add(
@@ -139,17 +140,18 @@ def _constant_part(group: SeriesGroup) -> bytes:
 
 
 @lru_cache(maxsize=_MAX_KNOWN)
-def _resource_names(node: str, group: SeriesGroup) -> Names:
+def _resource_names(cluster: str, node: str, group: SeriesGroup) -> Names:
     """Return the attributes of the container's, or of the node's, resource."""
     names = _named(group, naming.RESOURCE_ATTRIBUTES)
     given = dict(names)
     kind, owner = given.get("gpuledger.owner.kind", ""), given.get("gpuledger.owner.name")
     by_kind = ((naming.OWNERS[kind], owner),) if owner and kind in naming.OWNERS else ()
     whose = (given.get("k8s.pod.uid"), given.get("k8s.container.name"))
-    instance = "/".join(part for part in (node, *whose) if part)
+    instance = "/".join(part for part in (cluster, node, *whose) if part)
     return (
         (naming.SERVICE, "gpuledger"),
         (naming.INSTANCE, instance),
+        (naming.CLUSTER, cluster),
         (naming.NODE, node),
         *names,
         *by_kind,

@@ -13,6 +13,7 @@ from typing import Final
 from gpuledger.ledger.rows import Attribute
 from gpuledger.ledger.series import LABEL_ATTRIBUTES, FamilyMetric
 
+CLUSTER: Final = "k8s.cluster.name"
 NODE: Final = "k8s.node.name"
 SERVICE: Final = "service.name"
 INSTANCE: Final = "service.instance.id"
@@ -37,7 +38,7 @@ OWNERS: Final = {
 }
 """Kinds of workload whose names have an attribute of their own in the conventions."""
 OF_RESOURCES: Final = frozenset(
-    {NODE, SERVICE, INSTANCE, *RESOURCE_ATTRIBUTES.values(), *OWNERS.values()}
+    {CLUSTER, NODE, SERVICE, INSTANCE, *RESOURCE_ATTRIBUTES.values(), *OWNERS.values()}
 )
 """All that a resource may have of its own."""
 _UNITS: Final = {

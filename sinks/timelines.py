@@ -1,9 +1,9 @@
 """Where a tick stands in its node's time, and whether it was seen before.
 
-A restarted join may publish a tick twice, which is recognised by (node, boot, seq): `SeenTicks` is
-for sinks that keep no other state of a node. What was seen is kept in memory, for the life of a
-consumer's assignment and for nodes that were heard of within a day; what comes again after that is
-for the reader of the store to recognise.
+A restarted join may publish a tick twice, which is recognised by (cluster, node, boot, seq):
+`SeenTicks` is for sinks that keep no other state of a node. What was seen is kept in memory, for
+the life of a consumer's assignment and for nodes that were heard of within a day; what comes again
+after that is for the reader of the store to recognise.
 
 `Timelines` is for sinks that keep a state of each node. A node's wall clock can be set at any
 moment, forth or back, and may be wrong after a reboot; so what is new, and how much time passed, is
@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 from gpuledger.bus.protocol import TopicPartition
 from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS, NS_PER_SECOND, Clock
+from gpuledger.keys import node_key
 from gpuledger.recent import Recent
 from gpuledger.records import GpuEvent
 
@@ -66,8 +67,9 @@ class SeenTicks:
         if (nodes := self._nodes.get(partition)) is None:
             nodes = self._nodes[partition] = Recent()
         nodes.go_on(self._clock.monotonic_ns())
-        if (boots := nodes.get(event.node)) is None:
-            boots = nodes[event.node] = SeenBoots()
+        node = node_key(event)
+        if (boots := nodes.get(node)) is None:
+            boots = nodes[node] = SeenBoots()
         return boots.is_new(event)
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
@@ -173,11 +175,12 @@ class Timelines:
     def observe(self, event: GpuEvent, *, received_ns: int) -> Arrival:
         """Return where a tick stands in its node's time, and go on to it."""
         self._nodes.go_on(received_ns)
-        if (timeline := self._nodes.get(event.node)) is None:
-            timeline = self._nodes[event.node] = Timeline()
+        node = node_key(event)
+        if (timeline := self._nodes.get(node)) is None:
+            timeline = self._nodes[node] = Timeline()
         return timeline.observe(event, received_ns=received_ns)
 
     def behind_ns(self, node: str) -> int:
-        """Return how far a node's clock was seen to be set back, at least."""
+        """Return how far the clock of a key's node was seen to be set back, at least."""
         timeline = self._nodes.get(node)
         return timeline.behind_ns if timeline else 0

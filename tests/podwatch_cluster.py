@@ -32,6 +32,7 @@ from enricher.versions import RecordT, WatchedRecord
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.clock import SystemClock
+from gpuledger.keys import key_in
 from gpuledger.records import PodRecord
 from gpuledger.runtime import Readiness
 
@@ -175,7 +176,12 @@ class Following:
 
 def published(steps: Iterable[Step[Any]], *, kind: ObjectKind[Any] = POD) -> dict[str, str]:
     """Return what the table has due of each object after these steps: `alive` or `deleted`."""
-    table = ObjectTable(node_of=kind.node_of, tombstone_after_seconds=900, max_tombstones=100)
+    table = ObjectTable(
+        node_of=kind.node_of,
+        identity_of=kind.identity_of,
+        tombstone_after_seconds=900,
+        max_tombstones=100,
+    )
     for step in steps:
         match step:
             case Upserted(found):
@@ -191,7 +197,7 @@ def published(steps: Iterable[Step[Any]], *, kind: ObjectKind[Any] = POD) -> dic
             case _:
                 pass
     return {
-        one.uid: "deleted" if one.record and one.record.deleted_time_ns else "alive"
+        one.identity: "deleted" if one.record and one.record.deleted_time_ns else "alive"
         for one in table.batch(100)
     }
 
@@ -295,5 +301,5 @@ async def versions(
         while True:
             polled = await consumer.poll(timeout_seconds=1, max_records=100)
             for record in itertools.chain.from_iterable(polled.values()):
-                if record.key == uid.encode():
+                if record.key == key_in("default", uid).encode():
                     yield kind.decoder(bus.topics).decode(record.value)

@@ -8,6 +8,7 @@ from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
 from gpuledger.clock import Clock
+from gpuledger.keys import NodeId
 from gpuledger.records import EventContainer, GpuEvent, NodeSample
 from simulator.clock import ManualClock
 from simulator.simulation import SimulatedNode
@@ -22,7 +23,7 @@ def tick_of(sampler: Sampler, gpus: Sequence[NvidiaGpu], clock: Clock) -> NodeTi
 
 def play(node: SimulatedNode, clock: ManualClock, lengths: Sequence[float]) -> list[NodeTick]:
     """Return a played node's ticks of these lengths, in seconds."""
-    sampler = Sampler(node=node.name, procfs=node.procfs)
+    sampler = Sampler(node=NodeId("default", node.name), procfs=node.procfs)
     gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     made = []
     for seconds in [0.0, *lengths]:
@@ -35,6 +36,7 @@ def play(node: SimulatedNode, clock: ManualClock, lengths: Sequence[float]) -> l
 def event_of(sample: NodeSample) -> GpuEvent:
     """Return a tick booked, as the join does before it has read of any pod."""
     return GpuEvent(
+        cluster="default",
         node=sample.node,
         boot_id=sample.boot_id,
         seq=sample.seq,

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
 from gpuledger.clock import NS_PER_SECOND
+from gpuledger.keys import NodeId
 from gpuledger.records import DeviceAllocation, GpuHealth, Incident, IncidentProcess, Severity
 from gpuledger.xids import RECOVERY_ACTION_CHANGED, UNKNOWN, find_xid, recovery_action
 
@@ -100,7 +101,7 @@ KINDS: Final = frozenset({XID, *_KINDS})
 def make_incident(
     *,
     kind: str,
-    node: str,
+    node: NodeId,
     boot_id: str,
     gpu_uuid: str,
     time_ns: int,
@@ -132,7 +133,8 @@ def make_incident(
         # What the driver itself asks for says how severe it is.
         own_severity = Severity.INFO if action == NO_ACTION else Severity.CRITICAL
     return Incident(
-        node=node,
+        cluster=node.cluster,
+        node=node.node,
         boot_id=boot_id,
         gpu_uuid=gpu_uuid,
         time_ns=time_ns,

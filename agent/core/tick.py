@@ -160,6 +160,7 @@ def read_details(sample: NodeSample, ticks: Sequence[GpuTick]) -> NodeReadings:
     """Return the other readings under the identity of the sample; a GPU without any is left out."""
     details = [tick.details for tick in ticks]
     return NodeReadings(
+        cluster=sample.cluster,
         node=sample.node,
         boot_id=sample.boot_id,
         seq=sample.seq,

@@ -17,6 +17,7 @@ from agent.metrics import QUEUE_TICKS, TICKS_DROPPED, VALUES_CUT
 from gpuledger.bus.protocol import Message
 from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import encode, validate
+from gpuledger.keys import OfNode, node_key
 from gpuledger.records import Incident, Inventory
 from gpuledger.records.fitting import fit
 from gpuledger.runtime.logs import Repeats
@@ -30,9 +31,7 @@ MessageBundle = tuple[tuple[str, Message], ...]
 that their records do."""
 
 
-class _NodeRecord(Protocol):
-    @property
-    def node(self) -> str: ...
+class _NodeRecord(OfNode, Protocol):
     @property
     def time_ns(self) -> int: ...
 
@@ -83,7 +82,7 @@ def _message(record: _NodeRecord) -> Message:
                 _log.warning("values_shortened", field=name, count=logged)
         validate(record)
     return Message(
-        key=record.node.encode(),
+        key=node_key(record).encode(),
         value=encode(record),
         timestamp_ms=record.time_ns // NS_PER_MS,
     )

@@ -27,6 +27,7 @@ from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Bus, Message, Producer
 from gpuledger.clock import NS_PER_MS
 from gpuledger.errors import BusError, MessageTooLargeError, TimestampRefusedError
+from gpuledger.keys import NodeId, node_key
 from gpuledger.runtime import Backoff, Check
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.tasks import wait_event
@@ -62,7 +63,7 @@ class SamplePublisher:
     def __init__(
         self,
         *,
-        node: str,
+        node: NodeId,
         bus: Bus,
         send_queue: SendQueue,
         check: Check,
@@ -114,7 +115,7 @@ class SamplePublisher:
     async def _publish_from(self, producer: Producer) -> None:
         samples = self._bus.topics.samples.name
         self._partitions = {samples: await self._bus.partitions(samples)}
-        partition = partition_of_node(self._node, partitions=self._partitions[samples])
+        partition = partition_of_node(node_key(self._node), partitions=self._partitions[samples])
         # Brokers may answer this and take no record; only where none waits is it all there is.
         if not self._times_ms and self._send_queue.is_empty:
             self._check.ok(self._describe_waiting())

@@ -46,6 +46,7 @@ from agent.publish.spool_file import (
 from agent.publish.spool_folder import NoFolderError, SpoolFolder, UnreadableFiles
 from agent.settings import SpoolSettings
 from gpuledger.clock import NS_PER_MS
+from gpuledger.keys import NodeId
 
 _SEGMENT_BYTES: Final = 4 * 2**20
 _FEWEST_SEGMENTS: Final = 8  # so that dropping the oldest one drops an eighth at most
@@ -68,7 +69,7 @@ class Spool:
         self,
         settings: SpoolSettings,
         *,
-        node: str,
+        node: NodeId,
         boot_id: str,
         boottime_ns: Callable[[], int],
         segment_bytes: int = _SEGMENT_BYTES,

@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 from urllib.parse import quote
 
 from gpuledger.clock import NS_PER_SECOND
+from gpuledger.keys import NodeId, key_in
 from gpuledger.runtime import Backoff, RetryTimer
 
 
@@ -114,9 +115,9 @@ class NoFolderError(FileNotFoundError):
 class SpoolFolder:
     """One folder for one process at a time."""
 
-    def __init__(self, folder: Path, *, node: str) -> None:
+    def __init__(self, folder: Path, *, node: NodeId) -> None:
         # A folder for each node: what another node's agent left is not sent in this one's name.
-        name = quote(node, safe="")
+        name = quote(key_in(*node), safe="")
         # `.` and `..` are names that quoting leaves alone and that lead elsewhere.
         self.path: Final = folder / (name if name.strip(".") else f"%{name}")
         self._lock: int | None = None

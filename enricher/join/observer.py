@@ -18,6 +18,7 @@ from enricher.join.pods.pending import PendingPods
 from enricher.join.progress.passage import NodeWatermark
 from gpuledger.bus.protocol import Record
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
+from gpuledger.keys import node_key, split_key
 from gpuledger.ledger.quantities import imbalances
 from gpuledger.records import GpuEvent, NodeSample, PodRecord
 from gpuledger.runtime.logs import Repeats
@@ -53,7 +54,9 @@ class _NodeHistory:
 
 
 class UnbookedNodes:
-    """The nodes of whose new ticks none is booked: each counts as booked before, or runs ahead.
+    """The nodes of whose new ticks none is booked, by their keys.
+
+    Each tick counts as booked before, or runs ahead.
 
     A node's `seq` never falls within a boot, so what is sent twice is old. New ticks below the
     highest `seq` say that this one was never the node's: a tick has run ahead, and by how much is
@@ -152,7 +155,9 @@ class ClockSkew:
         direction = "ahead" if seconds > 0 else "back"
         metrics.CLOCK_STEPS_TOTAL.labels(direction=direction).inc()
         if count := self._steps.count((node, direction)):
-            _log.warning("node_clock_set", node=node, by_seconds=round(seconds, 3), count=count)
+            _log.warning(
+                "node_clock_set", **_names(node), by_seconds=round(seconds, 3), count=count
+            )
 
 
 class WindowedMin:
@@ -181,6 +186,12 @@ class WindowedMin:
     def minimum(self) -> float:
         """The least value; infinite where there was none."""
         return min(self._now, self._before)
+
+
+def _names(node: str) -> dict[str, str]:
+    """Return how a log line names the node of a key."""
+    cluster, name = split_key(node)
+    return {"cluster": cluster, "node": name}
 
 
 class JoinObserver:
@@ -213,10 +224,11 @@ class JoinObserver:
         now_ns: int,
     ) -> None:
         """Record that a tick was booked."""
+        node = node_key(event)
         # One tick for all of a poll: the newest shows best what the way takes at least.
         if sample.time_ns > self._newest_ns:  # noqa: PLR1730 - max() costs three times as much, for each tick
             self._newest_ns = sample.time_ns
-        self._unbooked.see_booked(event.node)
+        self._unbooked.see_booked(node)
         if event.late:
             metrics.LATE_TOTAL.inc()
         if event.gap_ns is not None:
@@ -227,10 +239,10 @@ class JoinObserver:
         if descriptions.pending:
             metrics.PENDING_TOTAL.inc(len(descriptions.pending))
             self._pending.record(
-                descriptions.pending, node=event.node, partition=partition, now_ns=now_ns
+                descriptions.pending, node=node, partition=partition, now_ns=now_ns
             )
         if descriptions.foreign:
-            self.see_foreign(event.node, descriptions.foreign)
+            self.see_foreign(node, descriptions.foreign)
         if descriptions.named:
             metrics.NAMED_TOTAL.inc(descriptions.named)
         if descriptions.foreign_holders:
@@ -251,6 +263,7 @@ class JoinObserver:
         if count := self._unbalanced.count(wrong.quantity):
             _log.error(
                 "tick_unbalanced",
+                cluster=event.cluster,
                 node=event.node,
                 boot_id=event.boot_id,
                 seq=event.seq,
@@ -270,7 +283,7 @@ class JoinObserver:
         if count := self._foreign.count(node, more=len(pods)):
             _log.warning(
                 "pod_names_refused",
-                node=node,
+                **_names(node),
                 reason=metrics.FOREIGN_POD,
                 pods=[f"{pods[0].namespace}/{pods[0].name}"],
                 pod_uid=pods[0].uid,
@@ -286,13 +299,15 @@ class JoinObserver:
         """Record that a tick of a node runs ahead of its boot, be it booked or put aside."""
         metrics.SEQ_AHEAD_TOTAL.inc()
         if count := self._ahead.count(node):
-            _log.warning("node_seq_leapt", node=node, by_seconds=round(seconds, 3), count=count)
+            _log.warning(
+                "node_seq_leapt", **_names(node), by_seconds=round(seconds, 3), count=count
+            )
 
     def see_refused(self, record: Record, sample: NodeSample, *, now_ns: int) -> None:
         """Record that a tick was put aside, as its `seq` runs ahead by more than can be."""
         written_ns = record.timestamp_ms * NS_PER_MS
         self._unbooked.see_refused(
-            sample.node, partition=record.partition, written_ns=written_ns, now_ns=now_ns
+            node_key(sample), partition=record.partition, written_ns=written_ns, now_ns=now_ns
         )
 
     def see_duplicate(
@@ -303,11 +318,16 @@ class JoinObserver:
         seq = watermark.seq_of(sample.boot_id) if watermark else None
         written_ns = record.timestamp_ms * NS_PER_MS
         is_unbooked = self._unbooked.see_duplicate(
-            sample.node, partition=record.partition, written_ns=written_ns, now_ns=now_ns
+            node_key(sample), partition=record.partition, written_ns=written_ns, now_ns=now_ns
         )
         if is_unbooked and seq is not None:
             by_seconds = (seq - sample.seq) / 1e3
-            _log.warning("node_seq_leapt", node=sample.node, by_seconds=by_seconds, count=1)
+            _log.warning(
+                "node_seq_leapt",
+                **_names(node_key(sample)),
+                by_seconds=by_seconds,
+                count=1,
+            )
 
     def report(self, now_ns: int) -> None:
         """Show the clocks and who is waited for; log one pod for all that did not come in time."""
@@ -321,7 +341,7 @@ class JoinObserver:
             metrics.UNKNOWN_TOTAL.inc(len(expired))
             first = expired[0]
             shown = [shorten(name, NAME_CHARACTERS) for name in first.names[:NAMES_SHOWN]]
-            _log.warning("pods_not_found", count=len(expired), node=first.node, example=shown)
+            _log.warning("pods_not_found", count=len(expired), **_names(first.node), example=shown)
 
     def forget(self, partition: int) -> None:
         """Forget what belongs to a partition that is no longer held."""

@@ -19,7 +19,7 @@ from enricher.join.pods.describe import (
     find_foreign_pods,
     identity_of,
 )
-from enricher.join.pods.pods import PodCache
+from enricher.join.pods.pods import ClusterPods
 from enricher.join.progress.passage import (
     MAX_AHEAD_NS,
     Reached,
@@ -44,6 +44,7 @@ from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from gpuledger.codec import Decoder, encode
 from gpuledger.completeness import JOIN, PODWATCH, Completeness, key_of
 from gpuledger.dead_letter_queue import DeadLetterQueue, show_key
+from gpuledger.keys import key_in, node_key
 from gpuledger.ledger.holders import TooManyEntriesError
 from gpuledger.records import (
     GpuBooks,
@@ -76,7 +77,7 @@ class JoinStage:
         pending_pod_timeout_seconds: float = 120.0,
     ) -> None:
         """`watermarks_from` says from which offset on podwatch's watermarks count, by partition."""
-        self.pods = PodCache()
+        self.pods = ClusterPods()
         self.pods_completeness = Completeness(stage=PODWATCH, topic=topics.pods.name)
         self._watermarks_from = watermarks_from
         self._watermark_decoder = Decoder(topic=topics.watermarks.name, record=Watermark)
@@ -99,11 +100,13 @@ class JoinStage:
         for record in records:
             if record.value is None and record.key is not None:
                 # Only from its own partition: whoever may write elsewhere could take out any pod.
-                uid = record.key.decode(errors="replace")
-                self.pods.remove(uid, partition=record.partition)
+                key = record.key.decode(errors="replace")
+                self.pods.remove(key, partition=record.partition)
                 continue
             for _, decoded in self._dead_letters.decode(self._pod_decoder, [record]):
-                if not self._is_at_home(record, node=decoded.node, key=decoded.uid):
+                if not self._is_at_home(
+                    record, node=node_key(decoded), key=key_in(decoded.cluster, decoded.uid)
+                ):
                     continue
                 pod = self._sharing.share(decoded)
                 seen_time_ns = record.timestamp_ms * NS_PER_MS
@@ -123,15 +126,18 @@ class JoinStage:
                     detail = f"{record.topic}: a watermark of partition {found.partition} under"
                     detail += f" key {show_key(record.key)} in partition {record.partition}"
                     self._dead_letters.reject(record, reason="misplaced", detail=detail)
-                elif found.stage == JOIN:
+                    continue
+                if found.stage == JOIN:
                     known = self._watermarks[record.partition]
-                    told_ns = found.complete_until_ns
-                    known.complete_until_ns = max(known.complete_until_ns, told_ns)
-                elif record.offset >= self._watermarks_from.get(record.partition, 0):
+                    known.call_complete(found.cluster, found.complete_until_ns)
+                    continue
+                # The cluster is there, also where none of its nodes lies in this partition.
+                self._watermarks[record.partition].call_complete(found.cluster, 0)
+                if record.offset >= self._watermarks_from.get(record.partition, 0):
                     self.pods_completeness.take(found)
 
-    def find_complete(self, partition: int, *, is_at_end: bool) -> Reached | None:
-        """Return up to which event time a partition is complete by what was booked of it."""
+    def find_complete(self, partition: int, *, is_at_end: bool) -> dict[str, Reached]:
+        """Return up to which event time each cluster is complete by what was booked of it."""
         return self._watermarks[partition].find_complete(
             now_ns=self._time_ns(), is_at_end=is_at_end
         )
@@ -144,7 +150,7 @@ class JoinStage:
                 watermarks.remove(record.key.decode(errors="replace"))
                 continue
             for _, watermark in self._dead_letters.decode(self._progress_decoder, [record]):
-                if not self._is_at_home(record, node=watermark.node, key=watermark.node):
+                if not self._is_at_home(record, node=node_key(watermark)):
                     continue
                 watermarks.take(watermark, heard_ns=record.timestamp_ms * NS_PER_MS)
 
@@ -155,15 +161,15 @@ class JoinStage:
         """
         now_ms = self._time_ns() // NS_PER_MS
         drained = self._watermarks[partition].drain()
-        for node in [node for node, watermark in drained if watermark is None]:
-            self._descriptions.forget(node)
+        for key in [key for key, watermark in drained if watermark is None]:
+            self._descriptions.forget(key)
         return [
             Message(
-                key=node.encode(),
+                key=key.encode(),
                 value=encode(watermark) if watermark else None,
                 timestamp_ms=now_ms,
             )
-            for node, watermark in drained
+            for key, watermark in drained
         ]
 
     def take_samples(self, records: Sequence[Record]) -> list[Message]:
@@ -171,7 +177,7 @@ class JoinStage:
         events: list[Message] = []
         now_ns = self._time_ns()
         for record, sample in self._dead_letters.decode(self._sample_decoder, records):
-            if not self._is_at_home(record, node=sample.node, key=sample.node):
+            if not self._is_at_home(record, node=node_key(sample)):
                 continue
             try:
                 events += self._take_sample(record, sample, now_ns=now_ns)
@@ -188,7 +194,7 @@ class JoinStage:
     def take_processes(self, records: Sequence[Record]) -> None:
         """Count process records; the ticks carry what is booked, ends included."""
         for record, process in self._dead_letters.decode(self._process_decoder, records):
-            if not self._is_at_home(record, node=process.node, key=process.node):
+            if not self._is_at_home(record, node=node_key(process)):
                 continue
             metrics.PROCESS_RECORDS_TOTAL.labels(change=process.change).inc()
 
@@ -196,14 +202,15 @@ class JoinStage:
         """Attribute incidents to the pods that were on the GPU: with processes, or holding it."""
         found: list[Message] = []
         for record, incident in self._dead_letters.decode(self._incident_decoder, records):
-            if not self._is_at_home(record, node=incident.node, key=incident.node):
+            if not self._is_at_home(record, node=node_key(incident)):
                 continue
             kind = incident.kind if incident.kind in INCIDENT_KINDS else metrics.OTHER_KIND
             metrics.INCIDENTS_TOTAL.labels(kind=kind).inc()
             identities = map(identity_of, incident.processes)
-            foreign = find_foreign_pods(identities, self.pods, node=incident.node)
-            self._observer.see_foreign(incident.node, foreign.values())
-            attributed = attribute_incident(incident, self.pods)
+            known = self.pods.of(incident.cluster)
+            foreign = find_foreign_pods(identities, known, node=incident.node)
+            self._observer.see_foreign(node_key(incident), foreign.values())
+            attributed = attribute_incident(incident, known)
             found += self._publishable(record, attributed, what="attributed incident")
         return found
 
@@ -221,7 +228,8 @@ class JoinStage:
     ) -> tuple[Message, ...]:
         """Book a tick that is new; what cannot be booked is none that was, so its time is a gap."""
         watermarks = self._watermarks[record.partition]
-        watermark = watermarks.of(sample.node)
+        node = node_key(sample)
+        watermark = watermarks.of(node)
         if is_duplicate(sample, watermark):
             self._observer.see_duplicate(record, sample, watermark, now_ns=now_ns)
             return ()
@@ -231,7 +239,7 @@ class JoinStage:
         if ahead_seconds is not None:
             # Up to two days it can be a clock's error: it is booked, and reported. Beyond that no
             # clock explains it, and to book it would cost the node's ticks until that `seq`.
-            self._observer.see_seq_ahead(sample.node, ahead_seconds)
+            self._observer.see_seq_ahead(node, ahead_seconds)
             if ahead_seconds * NS_PER_SECOND > MAX_AHEAD_NS:
                 self._observer.see_refused(record, sample, now_ns=now_ns)
                 return self._refuse_seq(record, sample, ahead_seconds)
@@ -249,14 +257,14 @@ class JoinStage:
         # What was put aside is not booked: the next tick reports its time as uncovered.
         if events:
             if (step_seconds := clock_step_seconds(sample, watermark)) is not None:
-                self._observer.see_step(sample.node, step_seconds)
+                self._observer.see_step(node, step_seconds)
             watermarks.advance(
                 sample, offset=record.offset, written_ms=record.timestamp_ms, now_ns=now_ns
             )
             self._observer.see_event(
                 event, sample, descriptions, partition=record.partition, now_ns=now_ns
             )
-            if sample.time_ns <= watermarks.complete_until_ns:
+            if sample.time_ns <= watermarks.complete_until_ns(sample.cluster):
                 metrics.BEHIND_WATERMARK_TOTAL.inc()
         return events
 
@@ -280,17 +288,19 @@ class JoinStage:
     def _refuse_seq(self, record: Record, sample: NodeSample, ahead_seconds: float) -> tuple[()]:
         """Put aside a tick by which all ticks of its node until then would pass for booked."""
         detail = (
-            f"{record.topic}: field seq: {sample.seq} of node {sample.node} is"
+            f"{record.topic}: field seq: {sample.seq} of node {node_key(sample)} is"
             f" {ahead_seconds:.0f} s more than can have passed since its boot, by its earlier ticks"
         )
         self._dead_letters.reject(record, reason="seq_ahead", detail=detail)
         return ()
 
-    def _is_at_home(self, record: Record, *, node: str, key: str) -> bool:
-        """Return whether a node's record lies under its key in that node's partition.
+    def _is_at_home(self, record: Record, *, node: str, key: str | None = None) -> bool:
+        """Return whether the record of a node, given by its key, lies in that node's partition.
 
-        What does not is put aside: others write there.
+        And under its own key, which is the node's where no other is given. What does not is put
+        aside: others write there.
         """
+        key = key or node
         if record.key == key.encode() and self._is_placed(node, record.partition):
             return True
         detail = explain_misplaced(record, node=node, key=key, is_placed=self._is_placed)
@@ -311,6 +321,7 @@ def make_event(
     # Raw bytes where the record says lists: they are encoded as they are.
     said: Any = descriptions.encoded
     return GpuEvent(
+        cluster=sample.cluster,
         node=sample.node,
         boot_id=sample.boot_id,
         seq=sample.seq,

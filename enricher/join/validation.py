@@ -1,7 +1,7 @@
 """What a well-formed record must still hold: it lies where it belongs, and its fields agree. Pure.
 
-A record of a node lies in the node's partition under the node's name, a pod's in its node's under
-its UID. Whoever may write elsewhere could speak for a node whose records other workers read.
+A record of a node lies in the node's partition under the node's key, a pod's in its node's under
+its own. Whoever may write elsewhere could speak for a node whose records other workers read.
 
 Types of a tick are checked by decoding; here stand the rules between fields. Nothing is repaired.
 The rules on positions cost nothing where they hold: booking a tick that breaks one runs into it.
@@ -60,7 +60,7 @@ _MAX_PARTITIONS: Final = 4_096
 """Which of so many is a node's is looked for, where that is to be told."""
 
 IsPlaced = Callable[[str, int], bool]
-"""Whether the records of a node lie in a partition."""
+"""Whether the records of a node, given by its key, lie in a partition."""
 
 
 def placement_rule(*, partitions: int) -> IsPlaced:

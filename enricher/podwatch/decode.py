@@ -114,10 +114,13 @@ class ObjectReader(ABC, Generic[RecordT]):
         self,
         struct: type[MetadataOnly[Any]],
         *,
+        cluster: str,
         labels: Iterable[str],
         annotations: Iterable[str] = (),
         fixed_annotations: type[Annotations] = Annotations,
     ) -> None:
+        self.cluster = intern(cluster)
+        """The cluster of what is read."""
         self._labels = tuple(labels)
         self._all_labels = ALL_LABELS in self._labels
         self._annotations = ChosenAnnotations(annotations, base=fixed_annotations)
@@ -184,12 +187,17 @@ class PodReader(ObjectReader[PodRecord]):
     def __init__(
         self,
         *,
+        cluster: str,
         labels: Iterable[str],
         gpu_resource_prefixes: Iterable[str],
         annotations: Iterable[str] = (),
     ) -> None:
         super().__init__(
-            ApiPod, labels=labels, annotations=annotations, fixed_annotations=PodAnnotations
+            ApiPod,
+            cluster=cluster,
+            labels=labels,
+            annotations=annotations,
+            fixed_annotations=PodAnnotations,
         )
         self._containers = ContainerReader(
             nanoseconds=self.nanoseconds, gpu_resource_prefixes=gpu_resource_prefixes
@@ -209,6 +217,7 @@ class PodReader(ObjectReader[PodRecord]):
         # Else a container may be started again, and the pod has not ended with its last one.
         is_over = status.phase in _OVER or meta.deletion_timestamp is not None
         return PodRecord(
+            cluster=self.cluster,
             uid=meta.uid,
             namespace=intern(meta.namespace),
             name=meta.name,
@@ -239,6 +248,7 @@ class NodeReader(ObjectReader[NodeRecord]):
     def __init__(
         self,
         *,
+        cluster: str,
         labels: Iterable[str] = (),
         pool_labels: Iterable[str] = (),
         instance_type_labels: Iterable[str] = (),
@@ -247,7 +257,7 @@ class NodeReader(ObjectReader[NodeRecord]):
         capacity_type_labels: Iterable[str] = (),
     ) -> None:
         """Take the labels to carry, and of each fact those to look at before the known ones."""
-        super().__init__(MetadataOnly, labels=labels)
+        super().__init__(MetadataOnly, cluster=cluster, labels=labels)
         self._pool_labels = (*pool_labels, *POOL_LABELS)
         self._instance_type_labels = (*instance_type_labels, *INSTANCE_TYPE_LABELS)
         self._zone_labels = (*zone_labels, *ZONE_LABELS)
@@ -265,6 +275,7 @@ class NodeReader(ObjectReader[NodeRecord]):
 
         capacity_type = capacity_type_of(labels, self._capacity_type_labels)
         return NodeRecord(
+            cluster=self.cluster,
             uid=meta.uid,
             # Held to the rule of a node's name, by which its record is placed.
             name=intern(msgspec.convert(meta.name, NodeName)),
@@ -285,13 +296,16 @@ class NamespaceReader(ObjectReader[NamespaceRecord]):
 
     what = "a namespace"
 
-    def __init__(self, *, labels: Iterable[str] = (), annotations: Iterable[str] = ()) -> None:
-        super().__init__(MetadataOnly, labels=labels, annotations=annotations)
+    def __init__(
+        self, *, cluster: str, labels: Iterable[str] = (), annotations: Iterable[str] = ()
+    ) -> None:
+        super().__init__(MetadataOnly, cluster=cluster, labels=labels, annotations=annotations)
 
     @override
     def record(self, found: MetadataOnly[Annotations]) -> NamespaceRecord:
         meta = found.metadata
         return NamespaceRecord(
+            cluster=self.cluster,
             uid=meta.uid,
             name=intern(msgspec.convert(meta.name, Label)),
             labels=self.labels_of(meta.labels or {}),

@@ -286,7 +286,7 @@ class UnreadableObjects:
         # The check stays as it is until the list ends: it would recover and fail with every list.
         self._objects.clear()
 
-    def add(self, skipped: Skipped) -> None:
+    def add(self, identity: str, skipped: Skipped) -> None:
         """Record that an object cannot be read."""
 
         def detail() -> str:
@@ -297,14 +297,14 @@ class UnreadableObjects:
             return f"{some.name} cannot be read, and {others} others: {some.error}"
 
         if skipped.is_deleted:
-            self.discard(skipped.uid)
+            self.discard(identity)
         elif len(self._objects) < MAX_NAMED:
-            self._objects[skipped.uid] = skipped
+            self._objects[identity] = skipped
             self._check.failed(detail)
 
-    def discard(self, uid: str) -> None:
+    def discard(self, identity: str) -> None:
         """Record that an object was read, or is gone."""
-        if self._objects.pop(uid, None):
+        if self._objects.pop(identity, None):
             self.end_list()
 
     def end_list(self) -> None:

@@ -5,7 +5,7 @@ Everything else of podwatch is the same for each kind, and is given one of these
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, cast
+from typing import Any, Final, Generic, Protocol, cast
 
 from msgspec.structs import replace
 
@@ -18,6 +18,18 @@ from gpuledger.codec import Decoder, decoder_of
 from gpuledger.completeness import PODWATCH
 from gpuledger.records import NamespaceRecord, NodeRecord, PodRecord
 from gpuledger.topics import Topic, Topics
+
+
+class Identified(Protocol):
+    """What names an object: its record, or what can be read of one that cannot."""
+
+    @property
+    def uid(self) -> str:
+        """The object's UID."""
+
+    @property
+    def name(self) -> str:
+        """The object's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +45,10 @@ class ObjectKind(Generic[RecordT]):
     topic: Callable[[Topics], Topic]
     """Where that is published."""
     node_of: Callable[[RecordT], str]
-    """The node by whose name a record is placed; empty where the topic has one partition."""
+    """The node by whose key a record is placed; empty where the topic has one partition."""
+    is_named: bool = True
+    """Whether an object is, in its cluster, what its name says, and made anew the same one again;
+    else it is identified by its UID."""
     reader: Callable[[PodwatchSettings], ObjectReader[RecordT]]
     """Makes the reader of its objects."""
     bare: Callable[[RecordT], RecordT]
@@ -47,6 +62,10 @@ class ObjectKind(Generic[RecordT]):
     watermark_stage: str | None = None
     """The stage under which watermarks of its topic are published, which no other kind has; `None`
     where nobody waits for them."""
+
+    def identity_of(self, found: Identified) -> str:
+        """Return what identifies an object among those of its kind in its cluster."""
+        return found.name if self.is_named else found.uid
 
     @property
     def path(self) -> str:
@@ -77,7 +96,9 @@ POD: Final = ObjectKind(
     record=PodRecord,
     topic=lambda topics: topics.pods,
     node_of=lambda pod: pod.node,
+    is_named=False,
     reader=lambda settings: PodReader(
+        cluster=settings.cluster,
         labels=settings.labels,
         annotations=settings.annotations,
         gpu_resource_prefixes=settings.gpu_resource_prefixes,
@@ -97,6 +118,7 @@ NODE: Final = ObjectKind(
     topic=lambda topics: topics.nodes,
     node_of=lambda node: node.name,
     reader=lambda settings: NodeReader(
+        cluster=settings.cluster,
         labels=settings.node_labels,
         pool_labels=settings.node_pool_labels,
         instance_type_labels=settings.node_instance_type_labels,
@@ -113,7 +135,9 @@ NAMESPACE: Final = ObjectKind(
     topic=lambda topics: topics.namespaces,
     node_of=lambda _: "",
     reader=lambda settings: NamespaceReader(
-        labels=settings.namespace_labels, annotations=settings.namespace_annotations
+        cluster=settings.cluster,
+        labels=settings.namespace_labels,
+        annotations=settings.namespace_annotations,
     ),
     bare=lambda namespace: replace(namespace, labels={}, annotations=None),
 )

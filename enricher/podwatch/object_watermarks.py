@@ -30,7 +30,7 @@ class ObjectWatermarks(Generic[RecordT]):
         self._follows = False
         self._due_ns = 0
         self._seen_time_ns: int | None = None
-        self._last_uid: str | None = None
+        self._last_due: str | None = None
 
     def follow(self, step: Step[RecordT]) -> None:
         """Follow the reflector: what it does not say, nobody has seen."""
@@ -54,19 +54,19 @@ class ObjectWatermarks(Generic[RecordT]):
             and self._clock.monotonic_ns() >= self._due_ns
         ):
             self._seen_time_ns = self._clock.time_ns()
-            self._last_uid = self._table.newest_unpublished
+            self._last_due = self._table.newest_unpublished
 
     def acknowledge(self, batch: Sequence[PendingMessage[RecordT]]) -> None:
         """Record that a whole batch was acknowledged."""
-        if self._last_uid is not None and any(each.uid == self._last_uid for each in batch):
-            self._last_uid = None
+        if self._last_due is not None and any(each.identity == self._last_due for each in batch):
+            self._last_due = None
 
     def complete_until_ns(self) -> int | None:
         """Return the time up to which all that was seen is acknowledged, where that is to be said.
 
         It is to be said until `told`, or until `reset`.
         """
-        return self._seen_time_ns if self._last_uid is None else None
+        return self._seen_time_ns if self._last_due is None else None
 
     def told(self) -> None:
         """Record that it was said."""
@@ -75,4 +75,4 @@ class ObjectWatermarks(Generic[RecordT]):
 
     def reset(self) -> None:
         """Begin anew: of a batch that failed it is not known which parts were acknowledged."""
-        self._seen_time_ns = self._last_uid = None
+        self._seen_time_ns = self._last_due = None

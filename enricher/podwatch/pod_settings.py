@@ -5,8 +5,9 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from gpuledger.records.base import DEFAULT_CLUSTER
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
-from gpuledger.settings.groups import Seconds, require_http_url
+from gpuledger.settings.groups import Seconds, require_cluster_name, require_http_url
 
 ALL_LABELS: Final = "*"
 RETRY_MAX_FACTOR: Final = 1.25
@@ -84,6 +85,9 @@ class LeaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class PodwatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of gpuledger-podwatch."""
 
+    cluster: str = DEFAULT_CLUSTER
+    """The Kubernetes cluster that is watched, a DNS label; the same as its agents'. Each cluster on
+    one Kafka has a name of its own; records of other clusters are left alone."""
     kafka: KafkaSettings = KafkaSettings(client_id="gpuledger-podwatch")
     """Where the records are published."""
     http: HttpSettings = HttpSettings(listen="0.0.0.0:9821")
@@ -145,7 +149,11 @@ class PodwatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """How many objects are published in one go at most."""
 
     def __post_init__(self) -> None:
-        """Refuse to carry all annotations, which can be long; raises `ValueError`."""
+        """Refuse a cluster that cannot be one, and all annotations, which can be long.
+
+        Raises `ValueError`.
+        """
+        require_cluster_name(self.cluster)
         for name in ("annotations", "namespace_annotations"):
             if ALL_LABELS in getattr(self, name):
                 raise ValueError(f"{name} has {ALL_LABELS}: name those that are wanted")

@@ -102,16 +102,20 @@ class PodWatch:
         checks = KindChecks.of(kind, self.readiness)
         checks.begin()
         # Before the first list, which says of all that is known and not in it that it is gone.
-        known = await read_known(kind=kind, bus=self.bus, check=checks.known, clock=clock)
+        known = await read_known(
+            kind=kind, cluster=settings.cluster, bus=self.bus, check=checks.known, clock=clock
+        )
         table = ObjectTable(
             tombstone_after_seconds=settings.tombstone_after_seconds,
             max_tombstones=settings.max_tombstones,
             node_of=kind.node_of,
+            identity_of=kind.identity_of,
         )
-        table.restore(known.by_uid.values())
+        table.restore(known.by_identity.values())
         table.repeat(known.overtaken, time_ns=clock.time_ns())
         publisher = RecordPublisher(
             kind=kind,
+            cluster=settings.cluster,
             bus=self.bus,
             table=table,
             check=checks.kafka,
@@ -234,18 +238,20 @@ class Follower(Generic[RecordT]):
         time_ns = self._stamps.next_ns()
         match step:
             case Upserted(record):
-                self._unreadable.discard(record.uid)
+                self._unreadable.discard(self._kind.identity_of(record))
                 self._table.upsert(record, time_ns=time_ns)
             case Deleted(record):
-                self._unreadable.discard(record.uid)
+                self._unreadable.discard(self._kind.identity_of(record))
                 self._table.delete(record, time_ns=time_ns)
             case Skipped(is_deleted=True):
-                self._unreadable.add(step)
-                self._table.delete_known(step.uid, version=step.version, time_ns=time_ns)
+                self._unreadable.add(self._kind.identity_of(step), step)
+                self._table.delete_known(
+                    self._kind.identity_of(step), version=step.version, time_ns=time_ns
+                )
             case Skipped():
-                self._unreadable.add(step)
+                self._unreadable.add(self._kind.identity_of(step), step)
                 # It is there: a list without it would delete it.
-                self._table.keep(step.uid)
+                self._table.keep(self._kind.identity_of(step))
             case Phase.LISTING:
                 self._unreadable.begin_list()
                 self._table.begin_list()

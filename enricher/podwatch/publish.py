@@ -23,7 +23,7 @@ from enricher.podwatch.kinds import ObjectKind
 from enricher.podwatch.object_watermarks import ObjectWatermarks
 from enricher.podwatch.table import ObjectTable, PendingMessage
 from enricher.versions import RecordT, WatchedRecord, is_older
-from gpuledger.bus.limits import MAX_MESSAGE_BYTES
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import (
     History,
     Message,
@@ -34,9 +34,10 @@ from gpuledger.bus.protocol import (
 )
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
 from gpuledger.codec import encode
-from gpuledger.completeness import DEFAULT_CLUSTER, PODWATCH, RENEWED_AFTER_SECONDS, message_of
+from gpuledger.completeness import PODWATCH, RENEWED_AFTER_SECONDS, message_of
 from gpuledger.dead_letter_queue import count_unreadable, describe_unreadable
 from gpuledger.errors import BusError, UndecodableError
+from gpuledger.keys import key_in, split_key
 from gpuledger.records import PodRecord, Watermark
 from gpuledger.records.fitting import fit
 from gpuledger.runtime.logs import Repeats
@@ -72,8 +73,15 @@ class KnownRecords(Generic[RecordT]):
     """The newest record of each object; memory is bounded by those without a tombstone."""
 
     def __init__(
-        self, *, kind: ObjectKind[RecordT], topics: Topics, topic_id: str | None = None
+        self,
+        *,
+        kind: ObjectKind[RecordT],
+        topics: Topics,
+        cluster: str,
+        topic_id: str | None = None,
     ) -> None:
+        """Take whose objects they are: those of other clusters are left to their podwatches."""
+        self._cluster = cluster
         self._kind = kind
         self._decoder = kind.decoder(topics)
         self.topic_id = topic_id
@@ -82,7 +90,7 @@ class KnownRecords(Generic[RecordT]):
         """Where each of its partitions ended."""
         self.newest_ns = 0
         """The newest stamp of its records."""
-        self.by_uid: dict[str, RecordT] = {}
+        self.by_identity: dict[str, RecordT] = {}
         self.overtaken: set[str] = set()
         """Objects behind whose newest record stands an older one."""
         self.undecodable = 0
@@ -96,33 +104,35 @@ class KnownRecords(Generic[RecordT]):
                 count_unreadable(record)
                 self._count_undecodable(describe_unreadable(record, record.unreadable))
                 continue
+            key = (record.key or b"").decode(errors="replace")
+            cluster, identity = split_key(key)
+            if identity and cluster != self._cluster:
+                continue
             self.newest_ns = max(self.newest_ns, record.timestamp_ms * NS_PER_MS)
-            uid = (record.key or b"").decode(errors="replace")
-            found = self._read(uid, record.value) if record.value is not None else None
+            found = self._read(key, record.value) if record.value is not None else None
             if found is None:
                 # A tombstone, or a record that is none: compaction has let go of what was before.
-                self.by_uid.pop(uid, None)
-                self.overtaken.discard(uid)
+                self.by_identity.pop(identity, None)
+                self.overtaken.discard(identity)
                 continue
-            known = self.by_uid.get(uid)
+            known = self.by_identity.get(identity)
             if known and is_older(found, than=known):
-                self.overtaken.add(uid)
+                self.overtaken.add(identity)
                 continue
-            self.overtaken.discard(uid)
-            # Not under the record's key, which would be kept beside its own UID.
-            self.by_uid[found.uid] = self._share(found)
+            self.overtaken.discard(identity)
+            # Not under the record's key, which would be kept beside its own texts.
+            self.by_identity[self._kind.identity_of(found)] = self._share(found)
 
-    def _read(self, uid: str, value: bytes) -> RecordT | None:
+    def _read(self, key: str, value: bytes) -> RecordT | None:
         try:
             found = self._decoder.decode(value)
         except UndecodableError as error:
             self._count_undecodable(str(error))
             return None
-        if found.uid != uid:
+        own = key_in(found.cluster, self._kind.identity_of(found))
+        if own != key:
             # Compaction goes by the key: this record has replaced another object's.
-            self._count_undecodable(
-                f"{self._decoder.topic}: uid {found.uid!r} under the key {uid!r}"
-            )
+            self._count_undecodable(f"{self._decoder.topic}: {own!r} under the key {key!r}")
             return None
         return found
 
@@ -134,7 +144,7 @@ class KnownRecords(Generic[RecordT]):
 
 
 async def read_known(
-    *, kind: ObjectKind[RecordT], bus: WatchBus, check: Check, clock: Clock
+    *, kind: ObjectKind[RecordT], cluster: str, bus: WatchBus, check: Check, clock: Clock
 ) -> KnownRecords[RecordT]:
     """Read the topic to its end, as often as it takes; a missing topic or right is waited for."""
 
@@ -143,7 +153,7 @@ async def read_known(
         # The identity first: a topic that is deleted and made anew while it is read is then found
         # to be another one by the publisher.
         topic_id = (await bus.describe(name)).topic_id
-        known = KnownRecords(kind=kind, topics=bus.topics, topic_id=topic_id)
+        known = KnownRecords(kind=kind, topics=bus.topics, cluster=cluster, topic_id=topic_id)
         async with bus.reader() as reader:
             for partition, span in (await reader.spans(name)).items():
                 known.next_offsets[partition.partition] = span.end
@@ -161,8 +171,8 @@ async def read_known(
     )
     check.waits(f"reading which {kind.plural} are known")
     known = await retry(read_once)
-    count = len(known.by_uid)
-    deleted = sum(each.deleted_time_ns is not None for each in known.by_uid.values())
+    count = len(known.by_identity)
+    deleted = sum(each.deleted_time_ns is not None for each in known.by_identity.values())
     check.ok(f"{count} {kind.plural} were known, {deleted} of them deleted")
     _log.info(
         "known_objects_read",
@@ -181,6 +191,7 @@ class RecordPublisher(Generic[RecordT]):
         self,
         *,
         kind: ObjectKind[RecordT],
+        cluster: str,
         bus: WatchBus,
         table: ObjectTable[RecordT],
         check: Check,
@@ -202,6 +213,7 @@ class RecordPublisher(Generic[RecordT]):
         self._publisher = publisher
         self._bus = bus
         self._kind = kind
+        self._cluster = cluster
         self._topic = kind.topic(bus.topics).name
         self._fence = fence
         self._table = table
@@ -292,7 +304,8 @@ class RecordPublisher(Generic[RecordT]):
         """Send each partition its part; what arrived counts even if others failed."""
         parts: dict[int, list[PendingMessage[RecordT]]] = defaultdict(list)
         for message in batch:
-            parts[partition_of_node(message.node, partitions=partitions)].append(message)
+            node = key_in(self._cluster, message.node)
+            parts[partition_of_node(node, partitions=partitions)].append(message)
         results = await asyncio.gather(
             *(self._send_part(producer, partition, part) for partition, part in parts.items()),
             return_exceptions=True,
@@ -311,7 +324,7 @@ class RecordPublisher(Generic[RecordT]):
         self._fence()
         messages = [
             Message(
-                key=message.uid.encode(),
+                key=key_in(self._cluster, message.identity).encode(),
                 value=encode_bounded(message.record, kind=self._kind, topics=self._bus.topics)
                 if message.record
                 else None,
@@ -344,7 +357,7 @@ class RecordPublisher(Generic[RecordT]):
         watermarks = [
             Watermark(
                 stage=stage,
-                cluster=DEFAULT_CLUSTER,
+                cluster=self._cluster,
                 partition=partition,
                 complete_until_ns=complete_until_ns,
                 topic=self._topic,
@@ -371,14 +384,14 @@ def encode_bounded(record: RecordT, *, kind: ObjectKind[RecordT], topics: Topics
 
     A record that a broker refuses would be sent again and again, and hold up its whole partition.
     """
-    value = encode(record)
+    key, value = key_in(record.cluster, kind.identity_of(record)).encode(), encode(record)
     try:
         kind.decoder(topics).decode(value)
     except UndecodableError as error:
         _report_cut(record, kind, str(error))
         record, _ = fit(record)
         value = encode(record)
-    if (size := len(record.uid.encode()) + len(value)) > MAX_MESSAGE_BYTES:
+    if (size := size_bytes(key, value)) > MAX_MESSAGE_BYTES:
         _report_cut(record, kind, f"its record has {size} bytes, of {MAX_MESSAGE_BYTES} allowed")
         value = encode(kind.bare(record))
     return value

@@ -18,7 +18,7 @@ from gpuledger.clock import NS_PER_SECOND
 class PendingMessage(NamedTuple, Generic[RecordT]):
     """One message that is due: an object's newest state, or a tombstone where it has none."""
 
-    uid: str
+    identity: str
     node: str
     record: RecordT | None
     seen_time_ns: int
@@ -38,8 +38,10 @@ class ObjectTable(Generic[RecordT]):
         tombstone_after_seconds: float,
         max_tombstones: int,
         node_of: Callable[[RecordT], str],
+        identity_of: Callable[[RecordT], str],
     ) -> None:
-        """`node_of` gives the node by whose name a record is placed."""
+        """`node_of` gives the node by which a record is placed, `identity_of` its own identity."""
+        self._identity_of = identity_of
         self._node_of = node_of
         self._tombstone_after_ns = round(tombstone_after_seconds * NS_PER_SECOND)
         self._max_tombstones = max_tombstones
@@ -59,7 +61,7 @@ class ObjectTable(Generic[RecordT]):
 
     @property
     def newest_unpublished(self) -> str | None:
-        """The UID that became due last: once it was sent, all that is due now was."""
+        """The object that became due last: once it was sent, all that is due now was."""
         return next(reversed(self._unpublished), None)
 
     def restore(self, records: Iterable[RecordT]) -> None:
@@ -70,21 +72,21 @@ class ObjectTable(Generic[RecordT]):
         deleted = []
         for record in records:
             if record.deleted_time_ns is None:
-                self._alive[record.uid] = record
+                self._alive[self._identity_of(record)] = record
             else:
                 deleted.append((record.deleted_time_ns, record))
         # The topic has them by key; `expire` goes by the order of their deletion.
         deleted.sort(key=itemgetter(0))
-        self._deleted = {record.uid: record for _, record in deleted}
+        self._deleted = {self._identity_of(record): record for _, record in deleted}
 
-    def repeat(self, uids: Iterable[str], *, time_ns: int) -> None:
+    def repeat(self, identities: Iterable[str], *, time_ns: int) -> None:
         """Have what was restored published again: something older stands behind it."""
-        self._unpublished |= dict.fromkeys(uids, time_ns)
+        self._unpublished |= dict.fromkeys(identities, time_ns)
 
     def repeat_all(self, *, time_ns: int) -> None:
         """Have every object published again: the topic that knew them is gone."""
-        for uid in chain(self._deleted, self._alive):
-            self._unpublished.setdefault(uid, time_ns)
+        for identity in chain(self._deleted, self._alive):
+            self._unpublished.setdefault(identity, time_ns)
 
     def upsert(self, record: RecordT, *, time_ns: int) -> None:
         """Record an object's state; one that only differs in its version is the same.
@@ -92,38 +94,38 @@ class ObjectTable(Generic[RecordT]):
         Most changes of an object are none of its record: conditions, annotations, managed fields.
         """
         if self._listed is not None:
-            self._listed.add(record.uid)
-        known = self._alive.get(record.uid)
+            self._listed.add(self._identity_of(record))
+        known = self._alive.get(self._identity_of(record))
         if known is None or replace(record, resource_version=known.resource_version) != known:
-            deleted = self._deleted.pop(record.uid, None)
+            deleted = self._deleted.pop(self._identity_of(record), None)
             if deleted and is_older(record, than=deleted):
                 # It was deleted as of a list's version, above its own. A reader would take it for
                 # older than its deletion, and stay with that.
                 record = replace(record, resource_version=deleted.resource_version)
-            self._tombstones.pop(record.uid, None)
-            self._alive[record.uid] = record
-            self._unpublished[record.uid] = time_ns
-        elif record.uid not in self._unpublished:
+            self._tombstones.pop(self._identity_of(record), None)
+            self._alive[self._identity_of(record)] = record
+            self._unpublished[self._identity_of(record)] = time_ns
+        elif self._identity_of(record) not in self._unpublished:
             # A record just read shares its strings with others; one from the topic has its own.
-            self._alive[record.uid] = record
+            self._alive[self._identity_of(record)] = record
 
     def delete(self, record: RecordT, *, time_ns: int) -> None:
         """Record that an object left the API server."""
-        self._alive.pop(record.uid, None)
-        self._deleted[record.uid] = replace(record, deleted_time_ns=time_ns)
-        self._unpublished[record.uid] = time_ns
+        self._alive.pop(self._identity_of(record), None)
+        self._deleted[self._identity_of(record)] = replace(record, deleted_time_ns=time_ns)
+        self._unpublished[self._identity_of(record)] = time_ns
 
-    def keep(self, uid: str) -> None:
+    def keep(self, identity: str) -> None:
         """Record that an object is there in a state that cannot be read: what is known of it stays.
 
-        Without a UID it may be any, so that none is missing from the list that it is in.
+        Without an identity it may be any, so that none is missing from the list that it is in.
         """
         if self._listed is not None:
-            self._listed.update([uid] if uid else self._alive)
+            self._listed.update([identity] if identity else self._alive)
 
-    def delete_known(self, uid: str, *, version: str, time_ns: int) -> None:
-        """Record that an object left the API server, of which only the UID can be read."""
-        if known := self._alive.get(uid):
+    def delete_known(self, identity: str, *, version: str, time_ns: int) -> None:
+        """Record that an object left the API server, of which only the identity can be read."""
+        if known := self._alive.get(identity):
             as_of = version or known.resource_version
             self.delete(replace(known, resource_version=as_of), time_ns=time_ns)
 
@@ -137,7 +139,7 @@ class ObjectTable(Generic[RecordT]):
         They are deleted as of the list's version, which is above that of every record of them.
         """
         listed, self._listed = self._listed or set(), None
-        gone = [record for uid, record in self._alive.items() if uid not in listed]
+        gone = [record for identity, record in self._alive.items() if identity not in listed]
         for record in gone:
             as_of = version or record.resource_version
             self.delete(replace(record, resource_version=as_of), time_ns=time_ns)
@@ -147,41 +149,43 @@ class ObjectTable(Generic[RecordT]):
         """Make tombstones of the deleted objects whose time is over; return how many came early."""
         early = max(0, len(self._deleted) - self._max_tombstones)
         due = list(islice(self._deleted, early))
-        for uid, record in self._deleted.items():
+        for identity, record in self._deleted.items():
             if (record.deleted_time_ns or 0) + self._tombstone_after_ns > time_ns:
                 break
             # Readers must have the deletion before the tombstone, which says nothing of the object.
-            if uid not in self._unpublished:
-                due.append(uid)
-        for uid in due:
+            if identity not in self._unpublished:
+                due.append(identity)
+        for identity in due:
             # One of the first may be due by its time as well.
-            if deleted := self._deleted.pop(uid, None):
-                self._tombstones[uid] = self._node_of(deleted)
-                self._unpublished[uid] = time_ns
+            if deleted := self._deleted.pop(identity, None):
+                self._tombstones[identity] = self._node_of(deleted)
+                self._unpublished[identity] = time_ns
         return early
 
     def batch(self, max_messages: int) -> list[PendingMessage[RecordT]]:
         """Return what is to be published, oldest first; it stays due until acknowledged."""
         batch = []
-        for uid, time_ns in islice(self._unpublished.items(), max_messages):
-            record = self._state(uid)
+        for identity, time_ns in islice(self._unpublished.items(), max_messages):
+            record = self._state(identity)
             # A tombstone goes to the partition of the node, behind the records that it ends.
-            node = self._node_of(record) if record else self._tombstones[uid]
-            batch.append(PendingMessage(uid=uid, node=node, record=record, seen_time_ns=time_ns))
+            node = self._node_of(record) if record else self._tombstones[identity]
+            batch.append(
+                PendingMessage(identity=identity, node=node, record=record, seen_time_ns=time_ns)
+            )
         return batch
 
     def acknowledge(self, batch: Iterable[PendingMessage[RecordT]]) -> None:
         """Record that these were published; what changed meanwhile stays due."""
         for message in batch:
             # The same object and not an equal one: a state that came back is published again.
-            if self._state(message.uid) is not message.record:
+            if self._state(message.identity) is not message.record:
                 continue
-            self._unpublished.pop(message.uid, None)
+            self._unpublished.pop(message.identity, None)
             if message.record is None:
-                self._tombstones.pop(message.uid, None)
+                self._tombstones.pop(message.identity, None)
         if not self._unpublished:
             # Empty, it would still hold the room that the first list took: 5 MB for 100,000 pods.
             self._unpublished.clear()
 
-    def _state(self, uid: str) -> RecordT | None:
-        return self._alive.get(uid) or self._deleted.get(uid)
+    def _state(self, identity: str) -> RecordT | None:
+        return self._alive.get(identity) or self._deleted.get(identity)

@@ -18,7 +18,15 @@ import msgspec
 from gpuledger.codegen import FIELD_DOCSTRINGS
 from gpuledger.ledger.entries import BookedEntry
 from gpuledger.ledger.quantities import APPORTIONED, BOOKED, Quantity
-from gpuledger.records.base import BaseRecord, BootId, Natural, NodeName, Seq, SmallNatural
+from gpuledger.records.base import (
+    BaseRecord,
+    BootId,
+    ClusterName,
+    Natural,
+    NodeName,
+    Seq,
+    SmallNatural,
+)
 from gpuledger.records.bounds import (
     MAX_RESOURCES,
     Id,
@@ -132,8 +140,16 @@ def _slices(**meanings: str) -> list[Column]:
 
 
 COLUMNS: Final = (
-    # The store's readers skip files by the statistics of the first five of its columns.
+    # The store's readers skip files by the statistics of the first six of its columns.
     Column(name="event_date", type=ColumnType.DAY, source="time_ns"),
+    Column(
+        name="cluster",
+        type=ColumnType.TEXT,
+        source="event.cluster",
+        bounds=ClusterName,
+        meaning="The Kubernetes cluster: the names of nodes, namespaces and pods are unique in it"
+        " alone.",
+    ),
     Column(
         name="node",
         type=ColumnType.TEXT,
@@ -527,8 +543,8 @@ EntryRow: Final[Any] = msgspec.defstruct(
     bases=(BaseRecord,),
     module=__name__,
     namespace={
-        "__doc__": "An entry with its tick, GPU, pod and holder. `(node, boot_id, seq, row)` is its"
-        " identity.",
+        "__doc__": "An entry with its tick, GPU, pod and holder. Its identity is `(cluster, node,"
+        " boot_id, seq, row)`.",
         FIELD_DOCSTRINGS: {column.name: column.meaning for column in TOPIC_COLUMNS},
     },
     frozen=True,

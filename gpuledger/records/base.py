@@ -1,8 +1,8 @@
 """What all records are: frozen, keyword-only, and without a key for what is not known.
 
 Here live the base classes of all records and of enumerations that grow, their whole numbers, and
-the bounds of what identifies a tick: node, boot and `seq`. Decoding holds every record to them. No
-record itself, no encoding.
+the bounds of what identifies a tick: cluster, node, boot and `seq`. Decoding holds every record to
+them. No record itself, no encoding.
 
 `frozen` and `kw_only` are named at each record again: msgspec hands down the one but not the other,
 and type checkers neither.
@@ -35,6 +35,15 @@ NodeName = Annotated[
     str,
     msgspec.Meta(min_length=1, max_length=MAX_NODE_NAME_LENGTH, pattern=NODE_NAME_PATTERN),
 ]
+MAX_CLUSTER_NAME_LENGTH: Final = 63
+CLUSTER_NAME_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$(?!\n)"
+"""A DNS-1123 label: no slash, which ends it in a key, and no dot."""
+ClusterName = Annotated[
+    str,
+    msgspec.Meta(min_length=1, max_length=MAX_CLUSTER_NAME_LENGTH, pattern=CLUSTER_NAME_PATTERN),
+]
+DEFAULT_CLUSTER: Final = "default"
+"""The cluster of an installation that was told none."""
 # The kernel's are UUIDs, of 36 characters.
 BootId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 

@@ -7,12 +7,19 @@ how far a topic is complete, and of `gpuledger.dead-letters.v1`.
 
 from typing import Annotated
 
-from gpuledger.records.base import ArrayRecord, BaseRecord, BootId, Natural, NodeName, Seq
+from gpuledger.records.base import (
+    ArrayRecord,
+    BaseRecord,
+    BootId,
+    ClusterName,
+    Natural,
+    NodeName,
+    Seq,
+)
 from gpuledger.records.bounds import (
     MAX_BOOTS,
     MAX_SILENT_NODES,
     Base64,
-    Label,
     Sentence,
     Word,
     at_most,
@@ -37,6 +44,8 @@ class BootProgress(BaseRecord, frozen=True, kw_only=True):
 class NodeProgress(BaseRecord, frozen=True, kw_only=True):
     """The last tick of a node that was booked; what of a boot is not above it was booked before."""
 
+    cluster: ClusterName
+    """The Kubernetes cluster, as its agents and podwatch are told: names are unique in it alone."""
     node: NodeName
     """The node's name in Kubernetes."""
     boot_id: BootId
@@ -78,7 +87,7 @@ class Watermark(BaseRecord, frozen=True, kw_only=True):
 
     stage: Word
     """Who has written the topic that it speaks of: `join`, `podwatch`, …"""
-    cluster: Label
+    cluster: ClusterName
     """The Kubernetes cluster whose nodes it speaks of."""
     partition: Natural
     """The partition that it speaks of, of that topic; it lies in the same partition itself."""

@@ -1,13 +1,13 @@
 """What is known of the cluster's objects, slim: pods, nodes and namespaces.
 
 Here live the records of `gpuledger.pods.v1`, `gpuledger.nodes.v1` and `gpuledger.namespaces.v1`,
-compacted topics keyed by the object's UID: an object that is made anew under its name is another
-one. They say what a container id or a UID stands for, where work ran, and whose it is.
+compacted topics, of which pods are keyed by cluster and UID, nodes and namespaces by cluster and
+name. They say what a container id or a UID stands for, where work ran, and whose it is.
 """
 
 from typing import Annotated
 
-from gpuledger.records.base import BaseRecord, Integer, Natural, NodeName
+from gpuledger.records.base import BaseRecord, ClusterName, Integer, Natural, NodeName
 from gpuledger.records.bounds import (
     MAX_CLAIMS,
     MAX_POD_CONTAINERS,
@@ -65,6 +65,8 @@ class PodContainer(BaseRecord, frozen=True, kw_only=True):
 class PodRecord(BaseRecord, frozen=True, kw_only=True):
     """A pod that has a node, at one version of its object in the API server."""
 
+    cluster: ClusterName
+    """The Kubernetes cluster, as its agents and podwatch are told: names are unique in it alone."""
     uid: Id
     """The pod's UID: its identity, also where its name is used again."""
     namespace: Label
@@ -113,6 +115,8 @@ class NodeRecord(BaseRecord, frozen=True, kw_only=True):
     What its provider says of it is taken from labels, of which each provider has its own.
     """
 
+    cluster: ClusterName
+    """The Kubernetes cluster, as its agents and podwatch are told: names are unique in it alone."""
     uid: Id
     """The UID of the Node object: its identity, also where its name is used again."""
     name: NodeName
@@ -142,6 +146,8 @@ class NodeRecord(BaseRecord, frozen=True, kw_only=True):
 class NamespaceRecord(BaseRecord, frozen=True, kw_only=True):
     """A namespace, at one version of its object in the API server."""
 
+    cluster: ClusterName
+    """The Kubernetes cluster, as its agents and podwatch are told: names are unique in it alone."""
     uid: Id
     """The UID of the Namespace object: its identity, also where its name is used again."""
     name: Label

@@ -11,6 +11,7 @@ from gpuledger.records.base import (
     ArrayRecord,
     BaseRecord,
     BootId,
+    ClusterName,
     Integer,
     Natural,
     NodeName,
@@ -229,8 +230,10 @@ class Settlement(BaseRecord, frozen=True, kw_only=True):
 
 
 class GpuEvent(BaseRecord, frozen=True, kw_only=True):
-    """One tick of one node, booked. `(node, boot_id, seq)` is its identity."""
+    """One tick of one node, booked. `(cluster, node, boot_id, seq)` is its identity."""
 
+    cluster: ClusterName
+    """The Kubernetes cluster, as its agents and podwatch are told: names are unique in it alone."""
     node: NodeName
     """The node's name in Kubernetes."""
     boot_id: BootId

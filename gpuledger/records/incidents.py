@@ -7,7 +7,7 @@ Here live the records of `gpuledger.incidents.v1` (by the node) and
 from enum import StrEnum
 from typing import Annotated
 
-from gpuledger.records.base import BaseRecord, BootId, Natural, NodeName, SmallNatural
+from gpuledger.records.base import BaseRecord, BootId, ClusterName, Natural, NodeName, SmallNatural
 from gpuledger.records.bounds import (
     MAX_ALLOCATIONS,
     MAX_INCIDENT_PODS,
@@ -70,6 +70,8 @@ class IncidentProcess(BaseRecord, frozen=True, kw_only=True):
 class Incident(BaseRecord, frozen=True, kw_only=True):
     """What a node saw happen to one of its GPUs."""
 
+    cluster: ClusterName
+    """The Kubernetes cluster, as its agents and podwatch are told: names are unique in it alone."""
     node: NodeName
     """The node's name in Kubernetes."""
     boot_id: BootId

@@ -5,7 +5,7 @@ Here lives the record of `gpuledger.inventory.v1`, a compacted topic keyed by no
 
 from typing import Annotated
 
-from gpuledger.records.base import BaseRecord, BootId, Natural, NodeName, SmallNatural
+from gpuledger.records.base import BaseRecord, BootId, ClusterName, Natural, NodeName, SmallNatural
 from gpuledger.records.bounds import (
     MAX_CAPABILITIES,
     MAX_GPUS,
@@ -111,6 +111,8 @@ class GpuFacts(BaseRecord, frozen=True, kw_only=True):
 class Inventory(BaseRecord, frozen=True, kw_only=True):
     """One node's GPUs at a time at which something of them had changed."""
 
+    cluster: ClusterName
+    """The Kubernetes cluster, as its agents and podwatch are told: names are unique in it alone."""
     node: NodeName
     """The node's name in Kubernetes."""
     boot_id: BootId

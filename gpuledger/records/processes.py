@@ -8,7 +8,7 @@ What is booked for it is the join's business; what a process used in a tick stan
 from enum import StrEnum
 from typing import Annotated
 
-from gpuledger.records.base import BaseRecord, BootId, Natural, NodeName, Seq
+from gpuledger.records.base import BaseRecord, BootId, ClusterName, Natural, NodeName, Seq
 from gpuledger.records.bounds import (
     MAX_GPUS,
     BoottimeNs,
@@ -85,6 +85,8 @@ class GpuTotals(BaseRecord, frozen=True, kw_only=True):
 class ProcessRecord(BaseRecord, frozen=True, kw_only=True):
     """A process first seen on a GPU, changed (another cgroup, another GPU) or ended."""
 
+    cluster: ClusterName
+    """The Kubernetes cluster, as its agents and podwatch are told: names are unique in it alone."""
     node: NodeName
     """The node's name in Kubernetes."""
     boot_id: BootId

@@ -12,6 +12,7 @@ from gpuledger.records.base import (
     ArrayRecord,
     BaseRecord,
     BootId,
+    ClusterName,
     Natural,
     NodeName,
     Seq,
@@ -107,6 +108,8 @@ class DeviceAllocation(BaseRecord, frozen=True, kw_only=True):
 class NodeSample(BaseRecord, frozen=True, kw_only=True):
     """One tick of one node: all that the node knew of its GPUs at that instant."""
 
+    cluster: ClusterName
+    """The Kubernetes cluster, as its agents and podwatch are told: names are unique in it alone."""
     node: NodeName
     """The node's name in Kubernetes."""
     boot_id: BootId
@@ -135,8 +138,10 @@ class NodeSample(BaseRecord, frozen=True, kw_only=True):
 
 
 class NodeReadings(BaseRecord, frozen=True, kw_only=True):
-    """What else a node read of its GPUs in a tick. `(node, boot_id, seq)` are those of the tick."""
+    """What else a node read in a tick, under the tick's `(cluster, node, boot_id, seq)`."""
 
+    cluster: ClusterName
+    """The Kubernetes cluster, as its agents and podwatch are told: names are unique in it alone."""
     node: NodeName
     """The node's name in Kubernetes."""
     boot_id: BootId

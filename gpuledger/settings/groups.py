@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from gpuledger.records.base import MAX_CLUSTER_NAME_LENGTH, ClusterName
 from gpuledger.settings.secret import Secret, may_part_a_login, shown_brokers, shown_mistake
 from gpuledger.texts import shorten
 
@@ -207,6 +208,18 @@ def require_topic_prefix(prefix: str) -> None:
         )
     if prefix == _DEMOS_PREFIX:
         raise ValueError(f"{said} would begin the demo's consumer groups; give another one")
+
+
+def require_cluster_name(cluster: str) -> None:
+    """Raise `ValueError` where a cluster cannot be called so: its name begins keys on Kafka."""
+    try:
+        msgspec.convert(cluster, ClusterName)
+    except msgspec.ValidationError:
+        raise ValueError(
+            f"cluster: {shorten(repr(cluster), _SHOWN_CHARACTERS)} is no name of a cluster; give 1"
+            f" to {MAX_CLUSTER_NAME_LENGTH} of the characters a-z, 0-9 and '-', the first and the"
+            " last a letter or a digit (a DNS label)"
+        ) from None
 
 
 def require_brokers(servers: str) -> None:

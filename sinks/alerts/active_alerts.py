@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from gpuledger.clock import NS_PER_HOUR, NS_PER_SECOND, NS_PER_US, Clock
+from gpuledger.keys import key_in
 from sinks.alerts.slots import AlertSlots, Labels
 
 _ENDS_AFTER_RESENDS: Final = 4
@@ -281,7 +282,8 @@ class ActiveAlerts:
 
 
 def _node_of(key: Labels) -> str:
-    return dict(key).get("node", "")
+    labels = dict(key)
+    return key_in(labels.get("cluster", ""), labels.get("node", ""))
 
 
 # Alertmanager takes empty labels away and goes by the rest, in whatever order.

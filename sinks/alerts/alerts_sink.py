@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from gpuledger.bus.protocol import Bus, TopicPartition
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
+from gpuledger.keys import split_key
 from gpuledger.records import AttributedIncident
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.http.client import open_http
@@ -268,7 +269,8 @@ class AlertsSink(Sink):
             return
         count_dropped(NAME, "too_many", left_out.number)
         if count := self._repeats.count(NAME, more=left_out.number):
-            _log.warning("alerts_dropped", node=left_out.node, count=count)
+            cluster, node = split_key(left_out.node)
+            _log.warning("alerts_dropped", cluster=cluster, node=node, count=count)
 
     def _forget_silent(self) -> None:
         """Drop alerts of GPUs of which nothing comes any more."""

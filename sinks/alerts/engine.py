@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS
+from gpuledger.keys import node_key
 from gpuledger.recent import Recent
 from gpuledger.records import AttributedIncident, GpuBooks, GpuEvent
 from sinks.alerts.active_alerts import ActiveAlerts, Now
@@ -73,10 +74,11 @@ class RuleEvaluator:
         order = self._timelines.observe(event, received_ns=now.monotonic_ns).order
         if order is not TickOrder.CURRENT:
             return order
+        node = node_key(event)
         for books in event.gpus:
             for rule in self._rules:
                 measure = rule.measure(books, event.interval_ns)
-                key = (rule.name, event.node, books.reading.uuid)
+                key = (rule.name, node, books.reading.uuid)
                 if measure is not None and measure >= rule.threshold:
                     self._holds(rule, key, event, books, measure=measure, now=now)
                 elif (condition := self._conditions.get(key)) is None:
@@ -99,7 +101,7 @@ class RuleEvaluator:
         What the node's clock was seen to be set back by is no age.
         """
         incident = attributed.incident
-        return now.time_ns - incident.time_ns - self._timelines.behind_ns(incident.node)
+        return now.time_ns - incident.time_ns - self._timelines.behind_ns(node_key(incident))
 
     def add_incident(self, attributed: AttributedIncident, *, hold_ns: int, now: Now) -> None:
         """Let the incident's alert stand for `hold_ns` from now on.
@@ -145,7 +147,7 @@ class RuleEvaluator:
         )
         if condition.alert is None and not condition.is_left_out:
             condition.is_left_out = True
-            self._slots.leave_out(event.node)
+            self._slots.leave_out(node_key(event))
 
     def forget(self, *, now: Now, silent_ns: int) -> int:
         """Drop alerts that are over; return how many of them were still firing.

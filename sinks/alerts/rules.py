@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpuledger.clock import NS_PER_SECOND
+from gpuledger.keys import show_node
 from gpuledger.records import (
     Account,
     AttributedIncident,
@@ -53,6 +54,7 @@ class Rule:
         return {
             "alertname": self.name,
             "severity": self.severity.value,
+            "cluster": event.cluster,
             "node": event.node,
             "gpu_uuid": books.reading.uuid,
             "gpu_index": str(books.reading.index),
@@ -62,7 +64,7 @@ class Rule:
         """Return the alert's words, with the measure of the tick in which it fires."""
         words = {
             "gpu": books.reading.index,
-            "node": event.node,
+            "node": show_node(event.cluster, event.node),
             "measure": measure,
             "threshold": self.threshold,
         }
@@ -120,6 +122,7 @@ def labels_of(attributed: AttributedIncident) -> dict[str, str]:
     return {
         "alertname": INCIDENT,
         "severity": incident.severity.value,
+        "cluster": incident.cluster,
         "node": incident.node,
         "gpu_uuid": incident.gpu_uuid,
         "gpu_index": _text(incident.gpu_index),
@@ -141,7 +144,7 @@ def annotations_of(attributed: AttributedIncident) -> dict[str, str]:
         for pod in attributed.pods
     ]
     what = incident.kind if incident.xid is None else f"XID {incident.xid}"
-    where = f"{_gpu(incident)} on node {incident.node}"
+    where = f"{_gpu(incident)} on node {show_node(incident.cluster, incident.node)}"
     if pods:
         # A time-sliced GPU may have dozens, and a summary is the subject of a mail.
         shown, more = ", ".join(pods[:_MAX_PODS_NAMED]), len(pods) - _MAX_PODS_NAMED

@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Final
 
 from gpuledger.clock import NS_PER_MS
+from gpuledger.keys import node_key
 from gpuledger.ledger.series import SeriesGroup, SeriesValues, values_of
 from gpuledger.recent import Budget, Recent
 from gpuledger.records import GpuEvent
@@ -91,9 +92,13 @@ class _SeriesOfGroup:
     """Bit n is set where metric n had a value in the last tick."""
 
     @classmethod
-    def of(cls, node: str, group: SeriesGroup) -> "_SeriesOfGroup":
+    def of(cls, event: GpuEvent, group: SeriesGroup) -> "_SeriesOfGroup":
         family = group.family
-        labels = [("node", node), *zip(family.labels, group.label_values, strict=True)]
+        labels = [
+            ("cluster", event.cluster),
+            ("node", event.node),
+            *zip(family.labels, group.label_values, strict=True),
+        ]
         prefixes = tuple(
             series_prefix([("__name__", metric.name), *labels]) for metric in family.metrics
         )
@@ -180,14 +185,14 @@ class ActiveSeries:
         # What may raise comes first: an event that is put aside has changed nothing.
         suffix = timestamp_suffix(event.time_ns // NS_PER_MS)
         values = values_of(event)
-        node = self._node(event.node, now_ns)
+        node = self._node(node_key(event), now_ns)
         node.seen_ns = now_ns
         parts: list[bytes] = []
         before_bytes = node.size_bytes
         for group, of_group in values.items():
             series = node.groups.get(group)
             if series is None:
-                series = node.groups[group] = _SeriesOfGroup.of(event.node, group)
+                series = node.groups[group] = _SeriesOfGroup.of(event, group)
                 node.size_bytes += series.size_bytes
             series.append(parts, of_group, suffix)
         # A pod that has ended, a GPU that is lost, a label that has changed.
@@ -209,8 +214,8 @@ class ActiveSeries:
         parts: list[bytes] = []
         for group, of_group in values_of(event).items():
             # Of nothing that was sent before, so that nothing ends.
-            _SeriesOfGroup.of(event.node, group).append(parts, of_group, suffix)
-        node = self._node(event.node, now_ns)
+            _SeriesOfGroup.of(event, group).append(parts, of_group, suffix)
+        node = self._node(node_key(event), now_ns)
         return EncodedTick.of(parts, is_behind=node.go_to(event))
 
     def has_silent(self, before_ns: int) -> bool:

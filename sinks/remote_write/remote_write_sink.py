@@ -16,6 +16,7 @@ from typing_extensions import override
 from gpuledger.bus.protocol import Bus, Consumer, TopicPartition
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.errors import BusError, NotAssignedError
+from gpuledger.keys import node_key
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.tasks import end_tasks
@@ -209,7 +210,7 @@ class RemoteWriteSink(Sink):
                 continue
             if encoded.samples:
                 yield WrittenTick(
-                    node=event.node, time_ns=event.time_ns, record=record, encoded=encoded
+                    node=node_key(event), time_ns=event.time_ns, record=record, encoded=encoded
                 )
         SERIES_FORGOTTEN_TOTAL.inc(series.forgotten - forgotten_before)
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from gpuledger.bus.protocol import Record
+from gpuledger.keys import node_key
 from gpuledger.records import GpuEvent
 from sinks.remote_write.active_series import EncodedTick
 from sinks.timelines import LEAP_NS, Arrival, TickOrder, Timelines
@@ -68,7 +69,7 @@ def _overtaken(items: Sequence[tuple[Record, GpuEvent]], arrivals: Sequence[Arri
     for index in reversed(range(len(items))):
         if arrivals[index].order is TickOrder.CURRENT:
             event = items[index][1]
-            boot = (event.node, event.boot_id)
+            boot = (node_key(event), event.boot_id)
             later_ns = earliest_ns.get(boot, event.time_ns + 1)
             overtaken[index] = later_ns <= event.time_ns
             earliest_ns[boot] = min(later_ns, event.time_ns)
@@ -80,6 +81,7 @@ class WrittenTick:
     """An encoded tick and the record it came in."""
 
     node: str
+    """The key of its node."""
     time_ns: int
     record: Record
     encoded: EncodedTick

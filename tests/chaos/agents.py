@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from benchmarks.ticks import SEQ_PER_TICK, Fleet, TickTemplate, node_name, template_of
 from gpuledger.bus.protocol import Message
 from gpuledger.errors import BusUnavailableError
+from gpuledger.keys import key_in, node_key
 from gpuledger.topics import partition_of_node
 from tests.default_topics import SAMPLES
 
@@ -49,7 +50,7 @@ class Agent:
         """Return the next tick."""
         time_ns = started_ns + int((self.number + self.phase_seconds) * _NS_PER_SECOND)
         value = self.template.at(seq=self.number * SEQ_PER_TICK, time_ns=time_ns)
-        return Message(self.node.encode(), value, time_ns // 1_000_000)
+        return Message(node_key(self).encode(), value, time_ns // 1_000_000)
 
 
 def make_agents(fleet: Fleet, *, uids: Sequence[str], partitions: int) -> list[Agent]:
@@ -74,7 +75,7 @@ def _agent(fleet: Fleet, number: int, uid: str, *, phase_seconds: float, partiti
         node=tick.node,
         boot_id=tick.boot_id,
         template=template_of(tick),
-        partition=partition_of_node(node_name(number), partitions=partitions),
+        partition=partition_of_node(key_in("default", node_name(number)), partitions=partitions),
         phase_seconds=phase_seconds,
     )
 

@@ -23,6 +23,7 @@ from agent.gpu.protocol import SourceLostError
 from agent.host.procfs import SystemProcfs
 from agent.sampling import Sampler
 from gpuledger.clock import SystemClock
+from gpuledger.keys import NodeId
 from gpuledger.records import NodeSample
 from tests.ticks import tick_of
 
@@ -106,7 +107,7 @@ def ticks(loads: list[Load]) -> list[NodeTick]:
     assert loads
     nvml = NvmlSession(pynvml)
     gpus, clock = nvml.open(), SystemClock()
-    sampler, made = Sampler(node="here", procfs=SystemProcfs()), []
+    sampler, made = Sampler(node=NodeId("default", "here"), procfs=SystemProcfs()), []
     for _ in range(TICKS + 4):
         tick = tick_of(sampler, gpus, clock)
         made.extend([tick] if tick else [])
@@ -168,7 +169,7 @@ def test_ends_are_told_and_with_accounting_what_was_used(loads: list[Load]) -> N
     """The last test of the file: it ends the loads."""
     nvml = NvmlSession(pynvml)
     gpus, clock = nvml.open(), SystemClock()
-    sampler, records = Sampler(node="here", procfs=SystemProcfs()), []
+    sampler, records = Sampler(node=NodeId("default", "here"), procfs=SystemProcfs()), []
     is_accounted = False
     for number in range(12):
         if number == 2:

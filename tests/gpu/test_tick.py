@@ -15,6 +15,7 @@ from agent.gpu.protocol import SourceLostError
 from agent.host.procfs import SystemProcfs
 from agent.sampling import Sampler
 from gpuledger.clock import SystemClock
+from gpuledger.keys import NodeId
 from gpuledger.records import EnergyMethod
 from tests.ticks import tick_of
 
@@ -27,7 +28,7 @@ def ticks() -> list[NodeTick]:
     except SourceLostError as error:
         pytest.skip(f"no GPU to look at: {error}")
     sampler, clock, made = (
-        Sampler(node="here", procfs=SystemProcfs()),
+        Sampler(node=NodeId("default", "here"), procfs=SystemProcfs()),
         SystemClock(),
         [],
     )

@@ -12,6 +12,7 @@ from benchmarks.ticks import Fleet, node_name
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
+from gpuledger.keys import key_in
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import partition_of_node
 from tests.default_topics import EVENTS, SAMPLES
@@ -82,7 +83,7 @@ class JoinWorkers:
 
 def partition_of(node: int) -> int:
     """Return a node's partition."""
-    return partition_of_node(node_name(node), partitions=SAMPLES.partitions)
+    return partition_of_node(key_in("default", node_name(node)), partitions=SAMPLES.partitions)
 
 
 def committed_consumer(servers: str) -> AIOKafkaConsumer:

@@ -15,6 +15,7 @@ from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.codec import decoder_of
+from gpuledger.keys import key_in
 from gpuledger.records import NodeReadings, NodeSample, ProcessRecord
 from gpuledger.settings import KafkaSettings
 from tests.default_topics import PROCESSES, READINGS, SAMPLES
@@ -74,7 +75,7 @@ async def read_all(kafka: Kafka) -> Read:
             if read.samples and not batches:
                 break
             for record in (one for batch in batches.values() for one in batch):
-                assert record.key == NODE.encode()
+                assert record.key == key_in("default", NODE).encode()
                 read.take(record.topic, record.value)
     return read
 

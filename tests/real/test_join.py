@@ -12,6 +12,7 @@ from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
+from gpuledger.keys import key_in
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import partition_of_node
 from tests.default_topics import EVENTS, PODS, SAMPLES
@@ -94,7 +95,10 @@ async def publish_pods(settings: KafkaSettings, fleet: Fleet) -> None:
     """Publish the pods of all nodes."""
     async with KafkaBus(settings).producer() as producer:
         for node in range(NODES):
-            pods = [Message(pod.uid.encode(), encode(pod), 0) for pod in fleet.pods(node)]
+            pods = [
+                Message(key_in("default", pod.uid).encode(), encode(pod), 0)
+                for pod in fleet.pods(node)
+            ]
             await producer.publish(PODS.name, partition_of(node), pods)
 
 
@@ -110,4 +114,4 @@ async def publish_ticks(settings: KafkaSettings, fleet: Fleet, numbers: range) -
 
 def partition_of(node: int) -> int:
     """Return a node's partition."""
-    return partition_of_node(node_name(node), partitions=SAMPLES.partitions)
+    return partition_of_node(key_in("default", node_name(node)), partitions=SAMPLES.partitions)

@@ -14,6 +14,7 @@ from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import decoder_of, encode
 from gpuledger.completeness import Completeness
+from gpuledger.keys import key_in
 from gpuledger.records import ContainerRef, Watermark
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import partition_of_node
@@ -49,8 +50,10 @@ async def publish_ticks(settings: KafkaSettings, numbers: Iterable[int]) -> None
                     containers=[ContainerRef(pod_uid=uid, container_id=hex_id(uid))],
                     processes=[process(container=0, sm_utilization_ratio=0.5)],
                 )
-                partition = partition_of_node(node, partitions=SAMPLES.partitions)
-                message = Message(node.encode(), encode(tick), now_ns // 10**6)
+                partition = partition_of_node(
+                    key_in("default", node), partitions=SAMPLES.partitions
+                )
+                message = Message(key_in("default", node).encode(), encode(tick), now_ns // 10**6)
                 await producer.publish(SAMPLES.name, partition, [message])
 
 
@@ -117,7 +120,9 @@ async def await_records(
 async def await_watermarks(kafka: Kafka, kcat: Kcat) -> Sequence[Watermark]:
     """Read until the join has spoken of each partition, of the nodes' with their last tick."""
     decoder = decoder_of(WATERMARKS.name, Watermark)
-    busy = {partition_of_node(node, partitions=EVENTS.partitions) for node in NODES}
+    busy = {
+        partition_of_node(key_in("default", node), partitions=EVENTS.partitions) for node in NODES
+    }
     async with asyncio.timeout(LOOK_SECONDS):
         while True:
             servers = kafka.bootstrap_servers

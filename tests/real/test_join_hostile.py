@@ -22,6 +22,7 @@ from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
 from gpuledger.clock import SystemClock
 from gpuledger.codec import encode
+from gpuledger.keys import key_in
 from gpuledger.records import Incident, IncidentProcess, Severity
 from gpuledger.records.bounds import MAX_INCIDENT_PROCESSES
 from gpuledger.runtime import Check
@@ -67,7 +68,9 @@ Letter = tuple[str, int, int | None, str]
 
 
 def partition_of(topic: str, node: str = NODE) -> TopicPartition:
-    return TopicPartition(topic, partition_of_node(node, partitions=SAMPLES.partitions))
+    return TopicPartition(
+        topic, partition_of_node(key_in("default", node), partitions=SAMPLES.partitions)
+    )
 
 
 class Scene:
@@ -187,11 +190,18 @@ async def test_the_join_goes_on_behind_whatever_lies_on_its_topics(scene: Scene)
         worker.kill()
 
     events = len(scene.events())
-    await write(scene.kafka, partition_of(EVENTS.name), HOSTILE["lz4"], [Raw(NODE.encode(), b"{}")])
+    await write(
+        scene.kafka,
+        partition_of(EVENTS.name),
+        HOSTILE["lz4"],
+        [Raw(key_in("default", NODE).encode(), b"{}")],
+    )
     again = replay(scene.kafka, "--compare")
     assert again.returncode == 0, again.stdout + again.stderr
     assert f"compared {events} events" in again.stdout
-    known = await read_known(kind=POD, bus=scene.bus, check=Check(), clock=SystemClock())
+    known = await read_known(
+        cluster="default", kind=POD, bus=scene.bus, check=Check(), clock=SystemClock()
+    )
     assert known.undecodable == len(HOSTILE)
 
 
@@ -310,6 +320,7 @@ async def write_large_incidents(scene: Scene) -> list[Letter]:
     made of it, as each is a pod of its own.
     """
     incident = Incident(
+        cluster="default",
         node=NODE,
         boot_id="a-boot",
         gpu_uuid="GPU-0",
@@ -323,7 +334,7 @@ async def write_large_incidents(scene: Scene) -> list[Letter]:
     small = encode(incident)
     large = small[:-1] + b" " * 1_500_000 + b"}"
     quoted = small.replace(b'"critical"', b'"' + b"\x7f" * 250_000 + b'"')
-    key = NODE.encode()
+    key = key_in("default", NODE).encode()
     at = partition_of(INCIDENTS.name)
     first, _ = await write(scene.kafka, at, PLAIN, [Raw(key, large)])
     second, _ = await write(scene.kafka, at, PLAIN, [Raw(key, quoted)])

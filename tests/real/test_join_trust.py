@@ -12,6 +12,7 @@ from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import encode
+from gpuledger.keys import key_in
 from gpuledger.records import ContainerRef, DeviceAllocation
 from gpuledger.records.bounds import MAX_INTERVAL_NS
 from gpuledger.settings import KafkaSettings
@@ -57,7 +58,7 @@ class World:
         time_ms: int | None = None,
     ) -> None:
         """Write a record under a key, to a node's partition."""
-        number = partition_of_node(node, partitions=SAMPLES.partitions)
+        number = partition_of_node(key_in("default", node), partitions=SAMPLES.partitions)
         is_written = record is None or isinstance(record, bytes)
         value = record if is_written else encode(record)
         now_ms = time.time_ns() // 1_000_000 if time_ms is None else time_ms

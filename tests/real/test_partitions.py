@@ -13,6 +13,7 @@ import pytest
 
 from cli.__main__ import main
 from gpuledger.bus.administration import create_topics
+from gpuledger.keys import key_in
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import partition_of_node
 from tests.default_topics import (
@@ -83,7 +84,7 @@ def test_every_stage_works_with_the_number_that_was_chosen(
         podwatch.wait_until_ready()
         join.wait_until_ready()
         assert join.metric("gpuledger_join_partitions") == partitions
-        home = partition_of_node(NODE, partitions=partitions)
+        home = partition_of_node(key_in("default", NODE), partitions=partitions)
         for topic in (SAMPLES, READINGS, INVENTORY, EVENTS, ROWS):
             deadline = time.monotonic() + WITHIN_SECONDS
             while not (found := kcat.consume(servers, topic.name)):

@@ -19,6 +19,7 @@ from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
+from gpuledger.keys import key_in
 from gpuledger.records import GpuEvent
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic, partition_of_node
@@ -214,7 +215,7 @@ async def publish(
 ) -> None:
     """Publish where the node's records go, as of now."""
     now_ms = time.time_ns() // 10**6
-    partition = partition_of_node(node_name(node), partitions=topic.partitions)
+    partition = partition_of_node(key_in("default", node_name(node)), partitions=topic.partitions)
     async with KafkaBus(settings).producer() as producer:
         messages = [Message(key.encode(), value, now_ms) for key, value in records]
         await producer.publish(topic.name, partition, messages)

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
+from gpuledger.keys import node_key
 from gpuledger.records import NodeSample
 from tests.default_topics import SAMPLES
 from tests.unit.enricher.join.booking.test_laws import ticks as contradictory_ticks
@@ -94,7 +95,7 @@ def any_ticks(draw: st.DrawFn) -> Topics:
 
 def records_of(samples: Sequence[NodeSample]) -> list[Record]:
     return [
-        Record(SAMPLES.name, 0, place, one.time_ns // 10**6, one.node.encode(), encode(one))
+        Record(SAMPLES.name, 0, place, one.time_ns // 10**6, node_key(one).encode(), encode(one))
         for place, one in enumerate(samples)
     ]
 

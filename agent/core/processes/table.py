@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from gpuledger.keys import NodeId
 from gpuledger.records import IncidentProcess, ProcessChange, ProcessRecord
 
 
@@ -98,8 +99,8 @@ class ProcessTable:
 
     processes: ProcessLookup
     """Where they are looked up."""
-    node: str
-    """The node's name, for the records."""
+    node: NodeId
+    """The node, for the records."""
     boot_id: str
     """The kernel's id of this boot, for the records."""
     _known: dict[int, KnownProcess] = field(default_factory=dict)
@@ -187,7 +188,7 @@ class ProcessTable:
 def make_record(
     facts: ProcessFacts,
     *,
-    node: str,
+    node: NodeId,
     boot_id: str,
     pid: int,
     time_ns: int,
@@ -196,7 +197,8 @@ def make_record(
 ) -> ProcessRecord:
     """Return the record of a change of a process."""
     return ProcessRecord(
-        node=node,
+        cluster=node.cluster,
+        node=node.node,
         boot_id=boot_id,
         pid=pid,
         started_boottime_ns=facts.started_boottime_ns,

@@ -21,6 +21,7 @@ from agent.core.processes.table import (
     TableUpdate,
 )
 from agent.core.tick import TickInterval
+from gpuledger.keys import NodeId
 from gpuledger.records import (
     ContainerRef,
     GpuProcess,
@@ -72,7 +73,7 @@ class ProcessTracker:
     """The processes of one node."""
 
     def __init__(
-        self, *, node: str, boot_id: str, processes: ProcessLookup, reads_processes: bool
+        self, *, node: NodeId, boot_id: str, processes: ProcessLookup, reads_processes: bool
     ) -> None:
         """With `reads_processes` off, nobody is ever there."""
         self.reads_processes = reads_processes

@@ -15,8 +15,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from enricher.join.pods.pods import KnownPod, PodCache, nearest
+from enricher.join.pods.pods import ClusterPods, KnownPod, PodCache, nearest
 from gpuledger.codec import encode
+from gpuledger.keys import node_key
 from gpuledger.ledger.holders import (
     DeviceKey,
     HoldingContainer,
@@ -150,7 +151,7 @@ class DescriptionCache:
     goes that were heard of longest ago, as of those whose names somebody makes up.
     """
 
-    def __init__(self, pods: PodCache, *, max_bytes: int = MAX_DESCRIPTIONS_BYTES) -> None:
+    def __init__(self, pods: ClusterPods, *, max_bytes: int = MAX_DESCRIPTIONS_BYTES) -> None:
         self._pods = pods
         self._known: Recent[str, PodDescriptions] = Recent(
             budget=Budget(max_bytes=max_bytes), size_bytes=_size_bytes
@@ -164,20 +165,21 @@ class DescriptionCache:
         self._known.clear()
 
     def forget(self, node: str) -> None:
-        """Forget what was said of a node."""
+        """Forget what was said of the node of a key."""
         self._known.pop(node)
 
     def describe(self, sample: NodeSample) -> PodDescriptions:
         """Describe the pods of a tick's containers."""
-        descriptions = self._known.get(sample.node)
+        node, pods = node_key(sample), self._pods.of(sample.cluster)
+        descriptions = self._known.get(node)
         if (
             descriptions is None
-            or descriptions.version != self._pods.version_of(sample.node)
+            or descriptions.version != pods.version_of(sample.node)
             or not descriptions.from_ns <= sample.time_ns < descriptions.until_ns
             or descriptions.containers != sample.containers
             or descriptions.allocations != sample.allocations
         ):
-            descriptions = describe_tick(sample, self._pods)
+            descriptions = describe_tick(sample, pods)
             # What becomes of another node's pod does not show in ours; nor on which GPUs processes
             # are, by which those without a record may have a name.
             if not (
@@ -186,7 +188,7 @@ class DescriptionCache:
                 or descriptions.named
                 or (descriptions.pending and sample.allocations)
             ):
-                self._known[sample.node] = descriptions
+                self._known[node] = descriptions
         return descriptions
 
 

@@ -13,6 +13,7 @@ import msgspec
 from enricher.join.pods.describe import Identity
 from enricher.join.pods.pods import ids_of
 from gpuledger.clock import NS_PER_SECOND
+from gpuledger.keys import key_in, split_key
 from gpuledger.records import PodRecord
 
 MAX_PENDING: Final = 10_000
@@ -24,9 +25,10 @@ class PendingPod(msgspec.Struct):
     """One pod whose record is waited for."""
 
     names: list[str]
-    """What its record may call it by: the UID that the cgroup showed, and its containers' ids."""
+    """What its record may call it by, in its cluster: the UID that the cgroup showed, and its
+    containers' ids."""
     node: str
-    """The node that named it."""
+    """The key of the node that named it."""
     partition: int
     """The partition of that node."""
     first_ns: int
@@ -56,8 +58,9 @@ class PendingPods:
         self, identities: Iterable[Identity], *, node: str, partition: int, now_ns: int
     ) -> None:
         """Record that a tick named pods whose records have not come."""
+        cluster, _ = split_key(node)
         for uid, container_id in identities:
-            key = uid or container_id or ""
+            key = key_in(cluster, uid or container_id or "")
             waiting = self._waiting.get(key)
             if waiting is None:
                 if len(self._waiting) >= self._maximum:
@@ -71,7 +74,7 @@ class PendingPods:
                 self._waiting[key] = waiting
             waiting.last_ns = now_ns
             # A tick may name a pod by a new container each time, so the names of one are bounded.
-            for name in (key, container_id or key):
+            for name in (key, key_in(cluster, container_id) if container_id else key):
                 if name not in waiting.names and len(waiting.names) < _MAX_NAMES:
                     waiting.names.append(name)
                     self._by_name[name] = waiting
@@ -82,7 +85,7 @@ class PendingPods:
             return []
         # The UID in the cgroup path of a static pod is its configuration's hash.
         names = (pod.uid, pod.config_hash or pod.uid, *ids_of(pod))
-        found = map(self._by_name.get, names)
+        found = [self._by_name.get(key_in(pod.cluster, name)) for name in names]
         resolved = {waiting.names[0]: waiting for waiting in found if waiting}
         for waiting in resolved.values():
             self._drop(waiting)

@@ -14,6 +14,7 @@ import msgspec
 
 from enricher.versions import is_older
 from gpuledger.clock import NS_PER_HOUR
+from gpuledger.keys import split_key
 from gpuledger.records import PodRecord
 
 # A container that is started again and again waits five minutes each time, and ticks are kept for
@@ -195,7 +196,7 @@ class Names(Generic[N]):
 
 
 class PodCache:
-    """The pods known to a worker; memory is bounded by the pods of its partitions."""
+    """The pods of one cluster known to a worker; bounded by the pods of its partitions."""
 
     def __init__(self) -> None:
         self._pods: dict[str, KnownPod] = {}
@@ -346,6 +347,44 @@ class PodCache:
     def _touch(self, node: NodePods) -> None:
         self._changes += 1
         node.version = self._changes
+
+
+class ClusterPods:
+    """The pods known to a worker, by cluster: names, UIDs and ids lead to none of another cluster.
+
+    Memory is bounded by the pods of its partitions: a cluster without pods is not kept.
+    """
+
+    def __init__(self) -> None:
+        self._clusters: dict[str, PodCache] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._clusters.values()))
+
+    def of(self, cluster: str) -> PodCache:
+        """Return the pods of a cluster; of one that is not known an empty cache."""
+        return self._clusters.get(cluster) or PodCache()
+
+    def put(self, pod: PodRecord, *, partition: int, seen_time_ns: int = 0) -> None:
+        """Take a pod's record in, among those of its cluster (`PodCache.put`)."""
+        pods = self._clusters.setdefault(pod.cluster, PodCache())
+        pods.put(pod, partition=partition, seen_time_ns=seen_time_ns)
+
+    def remove(self, key: str, *, partition: int) -> None:
+        """Forget the pod of a key; none that is known of this partition is no error."""
+        cluster, uid = split_key(key)
+        if pods := self._clusters.get(cluster):
+            pods.remove(uid, partition=partition)
+            self._drop_empty()
+
+    def remove_partition(self, partition: int) -> None:
+        """Forget the pods of a partition that is no longer held."""
+        for pods in self._clusters.values():
+            pods.remove_partition(partition)
+        self._drop_empty()
+
+    def _drop_empty(self) -> None:
+        self._clusters = {cluster: pods for cluster, pods in self._clusters.items() if len(pods)}
 
 
 def nearest(pods: Iterable[KnownPod], *, time_ns: int) -> KnownPod | None:

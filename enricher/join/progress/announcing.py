@@ -5,13 +5,14 @@ of the ticks that it speaks of: what is drawn from the nodes with one batch hold
 is acknowledged, and is published with the next one. In between stands how far the events reached.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from enricher.join.progress.passage import Reached
 from gpuledger.bus.protocol import Message
-from gpuledger.completeness import DEFAULT_CLUSTER, JOIN, RENEWED_AFTER_SECONDS, message_of
+from gpuledger.completeness import JOIN, RENEWED_AFTER_SECONDS, message_of
+from gpuledger.keys import split_key
 from gpuledger.records import SilentNode, Watermark
 from gpuledger.records.bounds import MAX_SILENT_NODES
 
@@ -21,14 +22,14 @@ class _Partition(msgspec.Struct):
     """The offset behind the events that were acknowledged; `None` while nobody knows it."""
     due_at: float
     """When the next watermark is due, in seconds of the worker's clock."""
-    drawn: Reached | None = None
-    """How far it is with the batch that is under way."""
-    acknowledged: Reached | None = None
+    drawn: Mapping[str, Reached] | None = None
+    """How far it is with the batch that is under way, by cluster."""
+    acknowledged: Mapping[str, Reached] | None = None
     """How far it is with the batches that were acknowledged, where that is still to be said."""
 
 
 class Announcer:
-    """What a worker says of its partitions: of each a watermark every few seconds."""
+    """What a worker says of its partitions: of each cluster there a watermark every few seconds."""
 
     def __init__(self, *, topic: str, publisher: str) -> None:
         """Take the events' topic, and who the watermarks say that they are from."""
@@ -57,11 +58,11 @@ class Announcer:
         known = self._partitions.get(partition)
         return known is not None and known.due_at <= now and known.acknowledged is None
 
-    def draw(self, partition: int, reached: Reached | None, *, now: float) -> None:
-        """Record how far a partition is with the batch that goes out now; `None` if unknown."""
+    def draw(self, partition: int, reached: Mapping[str, Reached], *, now: float) -> None:
+        """Record how far each cluster of a partition is with the batch that goes out now."""
         if known := self._partitions.get(partition):
-            known.drawn = reached
-            if reached is None:
+            known.drawn = reached or None
+            if not reached:
                 known.due_at = now + RENEWED_AFTER_SECONDS
 
     def publish(self, partition: int, *, next_offset: int | None) -> None:
@@ -75,7 +76,7 @@ class Announcer:
             known.acknowledged, known.drawn = known.drawn or known.acknowledged, None
 
     def drain(self, partition: int, *, now: float, time_ns: int) -> list[Message]:
-        """Return the watermark of a partition, where there is one to be published."""
+        """Return the watermarks of a partition, one for each cluster of which something is new."""
         known = self._partitions.get(partition)
         if known is None or known.acknowledged is None:
             return []
@@ -83,21 +84,26 @@ class Announcer:
         if known.next_offset is None:
             return []
         reached, known.acknowledged = known.acknowledged, None
-        self.told[partition] = reached.until_ns
-        silent = [
-            SilentNode(node=name, since_time_ns=since_ns)
-            for name, since_ns in reached.silent[:MAX_SILENT_NODES]
+        self.told[partition] = min(each.until_ns for each in reached.values())
+        return [
+            message_of(
+                Watermark(
+                    stage=JOIN,
+                    cluster=cluster,
+                    partition=partition,
+                    complete_until_ns=each.until_ns,
+                    topic=self._topic,
+                    next_offset=known.next_offset,
+                    publisher=self._publisher,
+                    node_count=each.node_count,
+                    silent_count=len(each.silent) or None,
+                    silent=[
+                        SilentNode(node=split_key(key)[1], since_time_ns=since_ns)
+                        for key, since_ns in each.silent[:MAX_SILENT_NODES]
+                    ]
+                    or None,
+                ),
+                time_ns=time_ns,
+            )
+            for cluster, each in reached.items()
         ]
-        watermark = Watermark(
-            stage=JOIN,
-            cluster=DEFAULT_CLUSTER,
-            partition=partition,
-            complete_until_ns=reached.until_ns,
-            topic=self._topic,
-            next_offset=known.next_offset,
-            publisher=self._publisher,
-            node_count=reached.node_count,
-            silent_count=len(reached.silent) or None,
-            silent=silent or None,
-        )
-        return [message_of(watermark, time_ns=time_ns)]

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gpuledger.clock import NS_PER_DAY, NS_PER_HOUR, NS_PER_MS, NS_PER_SECOND
+from gpuledger.keys import split_key
 from gpuledger.records import BootProgress, NodeProgress, NodeSample
 
 LATE_SECONDS: Final = 30.0
@@ -101,9 +102,11 @@ class NodeWatermark(msgspec.Struct, gc=False):
         first_ns = min((boot.first_ns for boot in self.before), default=self.first_ns)
         return self.heard_ns - min(first_ns, self.first_ns), self.heard_ns
 
-    def progress_of(self, node: str) -> NodeProgress:
+    def progress_of(self, key: str) -> NodeProgress:
         """Return it as the record that whoever takes the partition over reads back."""
+        cluster, node = split_key(key)
         return NodeProgress(
+            cluster=cluster,
             node=node,
             boot_id=self.boot_id,
             seq=self.seq,
@@ -226,7 +229,7 @@ class Reached(NamedTuple):
 def find_reached(
     nodes: Mapping[str, NodeWatermark], *, now_ns: int, is_at_end: bool
 ) -> Reached | None:
-    """Return how far a partition is complete, by the newest tick of each of its nodes.
+    """Return how far nodes of one cluster are complete in a partition, by their newest ticks.
 
     Not silent is who is within two minutes of what the partition has reached: their ticks come in
     their order, so the hindmost of them is how far all are. That needs no clock, and holds as well

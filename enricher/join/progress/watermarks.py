@@ -17,7 +17,9 @@ from enricher.join.progress.passage import (
     partition_watermark,
 )
 from gpuledger.clock import NS_PER_DAY, NS_PER_MS
+from gpuledger.keys import node_key, split_key
 from gpuledger.records import NodeProgress, NodeSample
+from gpuledger.records.base import DEFAULT_CLUSTER
 
 # Longer than samples are kept: what was booked before can come again no more.
 FORGOTTEN_AFTER_NS: Final = NS_PER_DAY
@@ -26,6 +28,8 @@ NEWEST_BOOTS: Final = 4
 LONGEST_BOOTS: Final = 4
 """The boot that a node is really in is among those that have been booked for longest, however many
 were made up since."""
+MAX_CLUSTERS: Final = 1_000
+"""Clusters of one partition that are called complete: names are anybody's."""
 MAX_NODES: Final = 20_000
 """Nodes of one partition: several times those of the largest clusters in all of them."""
 
@@ -41,19 +45,18 @@ class NodeWatermarks:
         self._advanced: dict[str, None] = {}
         self._reached_ns: int | None = None
         self._left_of_sweep = 0
-        self.complete_until_ns = 0
-        """The time up to which the partition was called complete: a tick of before comes late."""
+        self._complete_until_ns: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._watermarks)
 
     def of(self, node: str) -> NodeWatermark | None:
-        """Return the watermark of a node, `None` where none of its ticks was booked."""
+        """Return the watermark of the node of a key, `None` where none of its ticks was booked."""
         return self._watermarks.get(node)
 
     def advance(self, sample: NodeSample, *, offset: int, written_ms: int, now_ns: int) -> None:
         """Remember that this tick is booked, whose record bears the time `written_ms`."""
-        node = sample.node
+        node = node_key(sample)
         begun_ns = begin_of(sample.seq, time_ns=min(written_ms * NS_PER_MS, now_ns))
         watermark = NodeWatermark(
             sample.boot_id, sample.seq, sample.time_ns, offset, now_ns, begun_ns, now_ns, now_ns
@@ -82,16 +85,37 @@ class NodeWatermarks:
             self._left_of_sweep = len(self._watermarks)
         return self._reached_ns
 
-    def find_complete(self, *, now_ns: int, is_at_end: bool) -> Reached | None:
-        """Return how far the partition is complete, never less than it was; `None` if unknown.
+    def complete_until_ns(self, cluster: str) -> int:
+        """Return up to which time the partition was called complete: a tick of before is late."""
+        return self._complete_until_ns.get(cluster, 0)
 
-        It costs as much as there are nodes. `is_at_end` says that nothing is left to be read.
+    def call_complete(self, cluster: str, until_ns: int) -> None:
+        """Record that the partition was called complete of a cluster's nodes."""
+        if cluster in self._complete_until_ns or len(self._complete_until_ns) < MAX_CLUSTERS:
+            known_ns = self.complete_until_ns(cluster)
+            self._complete_until_ns[cluster] = max(known_ns, until_ns)
+
+    def find_complete(self, *, now_ns: int, is_at_end: bool) -> dict[str, Reached]:
+        """Return how far the partition is complete of each cluster, never less than it was.
+
+        A cluster that has no node here is as far as the partition is, and where none is known that
+        is said of the default one: an empty partition is complete, too. It costs as much as there
+        are nodes. `is_at_end` says that nothing is left to be read.
         """
-        found = find_reached(self._watermarks, now_ns=now_ns, is_at_end=is_at_end)
-        if found is None:
-            return None
-        self.complete_until_ns = max(self.complete_until_ns, found.until_ns)
-        return found._replace(until_ns=self.complete_until_ns)
+        overall = find_reached(self._watermarks, now_ns=now_ns, is_at_end=is_at_end)
+        if overall is None:
+            return {}
+        nodes: dict[str, dict[str, NodeWatermark]] = {each: {} for each in self._complete_until_ns}
+        for key, watermark in self._watermarks.items():
+            nodes.setdefault(split_key(key)[0], {})[key] = watermark
+        complete: dict[str, Reached] = {}
+        for cluster, known in (nodes or {DEFAULT_CLUSTER: {}}).items():
+            found = find_reached(known, now_ns=now_ns, is_at_end=is_at_end) if known else None
+            found = found or Reached(overall.until_ns, 0, [])
+            self.call_complete(cluster, found.until_ns)
+            until_ns = max(found.until_ns, self.complete_until_ns(cluster))
+            complete[cluster] = found._replace(until_ns=until_ns)
+        return complete
 
     def _make_room(self) -> None:
         """Forget the tenth of the nodes that have been booked for the shortest time.
@@ -131,7 +155,8 @@ class NodeWatermarks:
             written.first_booked_time_ns or heard_ns,
             heard_ns,
         )
-        known = self._watermarks.get(written.node)
+        key = node_key(written)
+        known = self._watermarks.get(key)
         # A compacted topic may still hold older records of a node behind each other: the highest
         # `seq` of a boot counts, and a boot that is not known yet is the newer one.
         if known is None or watermark.seq >= (known.seq_of(watermark.boot_id) or 0):
@@ -141,12 +166,12 @@ class NodeWatermarks:
                     watermark.begun_ns = max(watermark.begun_ns, boot.begun_ns)
                     watermark.first_ns = min(watermark.first_ns, boot.first_ns)
             watermark.before = _kept(watermark, before, known_boots, now_ns=heard_ns)
-            self._watermarks[written.node] = watermark
+            self._watermarks[key] = watermark
             # The next tick is judged late or not by all that were read back, not by the first one.
             self._left_of_sweep = 0
 
     def remove(self, node: str) -> None:
-        """Forget a node; one that is not known is no error."""
+        """Forget the node of a key; one that is not known is no error."""
         self._watermarks.pop(node, None)
         self._advanced.pop(node, None)
 

@@ -12,6 +12,7 @@ from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
+from gpuledger.keys import key_in
 from gpuledger.runtime import Readiness
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic, partition_of_node
@@ -77,8 +78,12 @@ async def publish(to: KafkaBroker, events: Iterable[GpuEvent | bytes]) -> None:
     async with KafkaBus(settings).producer() as producer:
         for one in events:
             node, value = (NODES[0], one) if isinstance(one, bytes) else (one.node, encode(one))
-            at = partition_of_node(node, partitions=EVENTS.partitions)
-            message = Message(key=node.encode(), value=value, timestamp_ms=time.time_ns() // 10**6)
+            at = partition_of_node(key_in("default", node), partitions=EVENTS.partitions)
+            message = Message(
+                key=key_in("default", node).encode(),
+                value=value,
+                timestamp_ms=time.time_ns() // 10**6,
+            )
             await producer.publish(EVENTS.name, at, [message])
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
+from gpuledger.keys import key_in
 from gpuledger.records import AttributedIncident, Incident, Severity
 from gpuledger.runtime import CheckSeverity, Readiness
 from gpuledger.settings import Secret
@@ -60,6 +61,7 @@ class Mounted:
 
 async def tell(on: MemoryBus, node: str) -> None:
     incident = Incident(
+        cluster="default",
         node=node,
         boot_id="boot-1",
         gpu_uuid=GPU,
@@ -74,7 +76,7 @@ async def tell(on: MemoryBus, node: str) -> None:
     at = place_of(node, ATTRIBUTED_INCIDENTS.name)
     value = encode(AttributedIncident(incident=incident, pods=[]))
     async with on.producer() as producer:
-        message = Message(key=node.encode(), value=value, timestamp_ms=0)
+        message = Message(key=key_in("default", node).encode(), value=value, timestamp_ms=0)
         await producer.publish(at.topic, at.partition, [message])
 
 

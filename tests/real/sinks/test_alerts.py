@@ -10,6 +10,7 @@ import pytest
 
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
+from gpuledger.keys import key_in
 from gpuledger.records import Account, AttributedIncident, GpuEvent, Incident, Severity
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.http.client import open_http
@@ -79,6 +80,7 @@ async def test_a_gpu_that_works_for_no_pod_is_an_alert_until_it_does_not(
 async def test_an_incident_stands_with_its_xid_and_its_pod(alertmanager: AlertmanagerApi) -> None:
     on, node = bus(), "node-with-xid"
     incident = Incident(
+        cluster="default",
         node=node,
         boot_id="boot-1",
         gpu_uuid=GPU,
@@ -96,7 +98,7 @@ async def test_an_incident_stands_with_its_xid_and_its_pod(alertmanager: Alertma
     settings = AlertsSettings(urls=[alertmanager.url])
     async with sending(on, settings):
         async with on.producer() as producer:
-            message = Message(key=node.encode(), value=value, timestamp_ms=0)
+            message = Message(key=key_in("default", node).encode(), value=value, timestamp_ms=0)
             await producer.publish(at.topic, at.partition, [message])
         await eventually(lambda: committed(on, ALERTS.group, at) == 1)
 

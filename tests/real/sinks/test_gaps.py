@@ -13,6 +13,7 @@ import duckdb
 import pytest
 
 from gpuledger.bus.protocol import TopicPartition
+from gpuledger.keys import key_in
 from gpuledger.settings import KafkaSettings
 from gpuledger.store.query import count_rows, entries_sql, gaps_sql
 from gpuledger.topics import partition_of_node
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     Begin = Callable[..., Awaitable[Sink]]
 
 NODE = NODES[0]
-AT = TopicPartition(EVENTS.name, partition_of_node(NODE, partitions=EVENTS.partitions))
+AT = TopicPartition(
+    EVENTS.name, partition_of_node(key_in("default", NODE), partitions=EVENTS.partitions)
+)
 FEW, MANY = 5, 20
 
 

@@ -12,6 +12,7 @@ import duckdb
 import pytest
 
 from gpuledger.codec import encode
+from gpuledger.keys import key_in, node_key
 from gpuledger.store.query import count_rows, entries_sql, gaps_sql
 from gpuledger.topics import partition_of_node
 from tests.default_topics import DEAD_LETTERS, EVENTS, ROWS
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from tests.real.sinks.running_sinks import Sink
 
 NODE = NODES[0]
-AT = aiokafka.TopicPartition(EVENTS.name, partition_of_node(NODE, partitions=EVENTS.partitions))
+AT = aiokafka.TopicPartition(
+    EVENTS.name, partition_of_node(key_in("default", NODE), partitions=EVENTS.partitions)
+)
 Span = tuple[int, int]
 
 
@@ -48,7 +51,7 @@ def of_one_node(first: int, count: int) -> list[GpuEvent]:
 
 
 def raw(events: list[GpuEvent]) -> list[Raw]:
-    return [Raw(event.node.encode(), encode(event)) for event in events]
+    return [Raw(node_key(event).encode(), encode(event)) for event in events]
 
 
 async def write_everything(broker: Kafka) -> Written:

@@ -15,6 +15,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 
 from gpuledger.codec import Decoder
+from gpuledger.keys import key_in
 from gpuledger.ledger.rows import EntryRow
 from gpuledger.records import Account, GpuEvent
 from gpuledger.topics import Topic, partition_of_node
@@ -82,8 +83,10 @@ async def test_killed_again_and_again_there_is_each_row_once_for_any_client(
     assert identities(found) == expected(events)
     for message in found:
         node = json.loads(message.value or b"")["node"]
-        assert message.key == node.encode()
-        assert message.partition == partition_of_node(node, partitions=EVENTS.partitions)
+        assert message.key == key_in("default", node).encode()
+        assert message.partition == partition_of_node(
+            key_in("default", node), partitions=EVENTS.partitions
+        )
     (letter,) = kcat.consume(broker.bootstrap_servers, DEAD_LETTERS.name)
     assert b"bm8gZXZlbnQ=" in (letter.value or b"")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import encode
+from gpuledger.keys import key_in
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import partition_of_node
 from sinks.settings import RemoteWriteSettings
@@ -32,9 +33,13 @@ async def test_the_series_of_a_node_whose_last_tick_came_in_a_transaction_are_en
 ) -> None:
     await make_topics(broker)
     bus = KafkaBus(KafkaSettings(bootstrap_servers=broker.bootstrap_servers))
-    at = TopicPartition(EVENTS.name, partition_of_node(NODE, partitions=EVENTS.partitions))
+    at = TopicPartition(
+        EVENTS.name, partition_of_node(key_in("default", NODE), partitions=EVENTS.partitions)
+    )
     now_ns = time.time_ns()
-    message = Message(NODE.encode(), encode(event(0, time_ns=now_ns)), now_ns // 1_000_000)
+    message = Message(
+        key_in("default", NODE).encode(), encode(event(0, time_ns=now_ns)), now_ns // 1_000_000
+    )
     async with bus.transactions("a-join-0") as transactions:
         await transactions.commit({at: [message]}, offsets={}, group="a-join")
     async with receiving() as receiver:

@@ -13,6 +13,7 @@ import orjson
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
+from gpuledger.keys import key_in
 from gpuledger.records import AttributedIncident, Incident, Severity
 from gpuledger.runtime import Readiness
 from gpuledger.settings import KafkaSettings
@@ -36,13 +37,18 @@ PARTITIONS = ATTRIBUTED_INCIDENTS.partitions
 
 def node_in(partition: int) -> str:
     names = (f"n{number}" for number in range(5000))
-    return next(n for n in names if partition_of_node(n, partitions=PARTITIONS) == partition)
+    return next(
+        n
+        for n in names
+        if partition_of_node(key_in("default", n), partitions=PARTITIONS) == partition
+    )
 
 
 async def publish(on: KafkaBus, node: str, *xids: int) -> None:
     async with on.producer() as producer:
         for xid in xids:
             incident = Incident(
+                cluster="default",
                 node=node,
                 boot_id="boot-1",
                 gpu_uuid=GPU,
@@ -55,8 +61,8 @@ async def publish(on: KafkaBus, node: str, *xids: int) -> None:
                 processes=[],
             )
             value = encode(AttributedIncident(incident=incident, pods=[]))
-            at = partition_of_node(node, partitions=PARTITIONS)
-            message = Message(node.encode(), value, time.time_ns() // 1_000_000)
+            at = partition_of_node(key_in("default", node), partitions=PARTITIONS)
+            message = Message(key_in("default", node).encode(), value, time.time_ns() // 1_000_000)
             await producer.publish(ATTRIBUTED_INCIDENTS.name, at, [message])
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
+from gpuledger.keys import NodeId
 from gpuledger.records import EnergyMethod, GpuReading
 from simulator.clock import ManualClock
 from simulator.scenario.load import parse_scenario
@@ -127,7 +128,7 @@ def test_a_driver_that_was_loaded_anew_costs_the_time_in_which_it_was_gone() -> 
     clock = ManualClock(start_ns=EPOCH_NS)
     run = Simulation(parse_scenario(scenario(reload, step=0)), epoch_ns=EPOCH_NS, clock=clock)
     node = run.node("n")
-    sampler = Sampler(node="n", procfs=node.procfs)
+    sampler = Sampler(node=NodeId("default", "n"), procfs=node.procfs)
     board: list[GpuReading] = []
     for seconds in ((0.0, *[1.0] * 4), (5.5, *[1.0] * 5)):
         session = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns)

@@ -4,6 +4,7 @@ from structlog.testing import capture_logs
 
 from agent.core.incidents import make_incident
 from agent.monitor import IncidentLog
+from gpuledger.keys import NodeId
 from gpuledger.records import DeviceAllocation, Incident, IncidentProcess
 from gpuledger.runtime.logs import Repeats
 
@@ -20,7 +21,7 @@ HELD = DeviceAllocation(
 def incident(kind: str = "xid", *, xid: int | None = None, held: bool = True) -> Incident:
     return make_incident(
         kind=kind,
-        node="node-1",
+        node=NodeId("default", "node-1"),
         boot_id="b",
         gpu_uuid="GPU-0",
         gpu_index=3,

@@ -11,6 +11,7 @@ from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
 from gpuledger.clock import NS_PER_SECOND
+from gpuledger.keys import NodeId
 from gpuledger.records import Account, NodeSample, ProcessChange, ProcessRecord
 from simulator.clock import ManualClock
 from simulator.scenario.load import parse_scenario
@@ -98,7 +99,7 @@ def test_the_tick_of_a_new_cut_says_so(cut: list[NodeTick]) -> None:
 def test_an_instance_that_vanishes_with_a_process_in_it_ends_that(clock: ManualClock) -> None:
     """The driver forbids it, and an agent that slept may see it: nothing may linger for ever."""
     node = cut_simulation(clock).node("node-a")
-    sampler = Sampler(node="node-a", procfs=node.procfs)
+    sampler = Sampler(node=NodeId("default", "node-a"), procfs=node.procfs)
     (gpu,) = NvmlSession(node.nvml).open()
     records: list[ProcessRecord] = []
     for seconds in (1.0, 1.0, 19.0, 1.0):

@@ -15,6 +15,7 @@ from agent.host.procfs import ProcessReader
 from agent.metrics import INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
 from agent.monitor import IncidentMonitor
 from gpuledger.clock import NS_PER_SECOND
+from gpuledger.keys import NodeId
 from gpuledger.records import GpuHealth, IncidentProcess, Severity
 from gpuledger.runtime import Check
 from simulator.simulation import SimulatedNode
@@ -43,7 +44,7 @@ def watch_of(
     check: Check | None = None,
 ) -> IncidentMonitor:
     return IncidentMonitor(
-        node="node-a",
+        node=NodeId("default", "node-a"),
         boot_id="boot-1",
         source=NvmlSession(node.nvml),
         clock=node.clock,
@@ -287,7 +288,9 @@ def test_the_table_of_processes_reports_who_is_on_a_gpu_or_its_instances() -> No
     procfs = FakeProcfs()
     procfs.start(7, started_ticks=5, cgroup="/system.slice/ssh.service", command="train")
     procfs.start(9, started_ticks=5, cgroup="/system.slice/ssh.service", command="other")
-    table = ProcessTable(processes=ProcessReader(procfs), node="node-a", boot_id="boot-1")
+    table = ProcessTable(
+        processes=ProcessReader(procfs), node=NodeId("default", "node-a"), boot_id="boot-1"
+    )
     table.refresh(
         {"GPU-1": [], "MIG-1": [7], "GPU-2": [9]}, listed_boottime_ns=10**12, time_ns=EPOCH_NS
     )

@@ -14,6 +14,7 @@ from agent.metrics import READINGS_DROPPED
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
 from gpuledger.clock import NS_PER_SECOND
+from gpuledger.keys import NodeId
 from gpuledger.records import (
     ContainerRef,
     DeviceAllocation,
@@ -94,7 +95,7 @@ def procfs() -> FakeProcfs:
 
 @pytest.fixture
 def sampler(procfs: FakeProcfs) -> Sampler:
-    return Sampler(node="node-1", procfs=procfs)
+    return Sampler(node=NodeId("default", "node-1"), procfs=procfs)
 
 
 def test_the_first_answers_only_open_the_first_interval(
@@ -316,7 +317,7 @@ def test_without_attribution_a_tick_names_nobody_and_still_reads_the_gpus(
     procfs: FakeProcfs,
 ) -> None:
     procfs.start(7, started_ticks=1, cgroup=f"/docker/{ONE}")
-    sampler = Sampler(node="node-1", procfs=procfs, reads_processes=False)
+    sampler = Sampler(node=NodeId("default", "node-1"), procfs=procfs, reads_processes=False)
     sample(sampler, [answers(7)], 1)
     tick = sample(sampler, [answers()], 2)
     assert tick

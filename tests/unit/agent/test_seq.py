@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from agent.core.tick import ClockReading
 from agent.sampling import Sampler
+from gpuledger.keys import NodeId
 from tests.fakes.nvml import FakeProcfs
 
 EPOCH_NS = 1_795_000_000_000_000_000
@@ -37,7 +38,7 @@ def test_seq_rises_over_restarts_also_within_a_millisecond_and_with_the_wall_clo
     boottime_ns, seqs = 5_000_000_000, []
     for down_ns, ticks, set_by_ns in lives:
         boottime_ns += down_ns
-        sampler = Sampler(node="node-1", procfs=FakeProcfs())
+        sampler = Sampler(node=NodeId("default", "node-1"), procfs=FakeProcfs())
         for number in range(ticks + 1):
             at = moment(boottime_ns, time_ns=EPOCH_NS + boottime_ns + set_by_ns)
             tick = sampler.sample([], at=at)

@@ -10,6 +10,7 @@ from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
 from gpuledger.clock import NS_PER_SECOND
+from gpuledger.keys import NodeId
 from gpuledger.records import Account, Entry, ProcessKind
 from simulator.clock import ManualClock
 from simulator.scenario.load import load_scenario
@@ -29,7 +30,7 @@ class Run:
         self.simulation = Simulation(load_scenario(SHARING), epoch_ns=EPOCH_NS, clock=clock)
         self.node = self.simulation.node(node)
         self.ticks: list[NodeTick] = []
-        sampler = Sampler(node=node, procfs=self.node.procfs)
+        sampler = Sampler(node=NodeId("default", node), procfs=self.node.procfs)
         gpus = NvmlSession(self.node.nvml, monotonic_ns=self.node.clock.monotonic_ns).open()
         for length in [1.0] * seconds:
             clock.advance(length)

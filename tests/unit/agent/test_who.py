@@ -6,6 +6,7 @@ from agent.core.raw import SampleCursor
 from agent.core.tick import ClockReading
 from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
+from gpuledger.keys import NodeId
 from simulator.clock import ManualClock
 from tests.unit.simulator.mig_builders import EPOCH_NS, cut_simulation
 
@@ -17,7 +18,7 @@ Seen = tuple[Sampler, str, dict[str | None, int]]
 def seen() -> Seen:
     clock = ManualClock(start_ns=EPOCH_NS)
     node = cut_simulation(clock).node("node-a")
-    sampler = Sampler(node=node.name, procfs=node.procfs)
+    sampler = Sampler(node=NodeId("default", node.name), procfs=node.procfs)
     (gpu,) = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     clock.advance(2)
     answers, at = gpu.query_all(SampleCursor()), ClockReading.read(node.clock)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
+from gpuledger.keys import NodeId
 from gpuledger.records import NodeSample
 from simulator.clock import ManualClock
 from simulator.scenario.load import parse_scenario
@@ -115,7 +116,7 @@ def play(pods: list[Life], phase_seconds: float, lengths: Iterator[float]) -> Ru
     simulation = Simulation(parse_scenario(scenario(pods)), epoch_ns=EPOCH_NS, clock=clock)
     node = simulation.node("gpu-a")
     sampler, gpus = (
-        Sampler(node=node.name, procfs=node.procfs),
+        Sampler(node=NodeId("default", node.name), procfs=node.procfs),
         NvmlSession(node.nvml).open(),
     )
     clock.advance(phase_seconds)

@@ -21,6 +21,7 @@ from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
 from enricher.join.booking.settlement import settle_ends
+from gpuledger.keys import NodeId
 from gpuledger.records import Account, Entry, NodeSample
 from simulator.clock import ManualClock
 from simulator.scenario.load import parse_scenario
@@ -89,7 +90,7 @@ def play(seed: int, *, pods_a_gpu: int, accounting: str, scans: int = GLANCES) -
     scenario = parse_scenario(_scenario(random, pods_a_gpu, accounting))
     simulation = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock)
     node = simulation.node("gpu-a")
-    sampler = Sampler(node=node.name, procfs=node.procfs)
+    sampler = Sampler(node=NodeId("default", node.name), procfs=node.procfs)
     gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     made, known = [], frozenset[int]()
     while clock.monotonic_ns() < RUN_SECONDS * SECOND_NS:

@@ -9,6 +9,7 @@ import pytest
 from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
+from gpuledger.keys import NodeId
 from simulator.clock import ManualClock
 from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
@@ -58,7 +59,7 @@ def booked_over_true(small_ratio: float, kernel_seconds: float) -> float:
     simulation = Simulation(parse_scenario(load), epoch_ns=EPOCH_NS, clock=clock)
     node = simulation.node("gpu-a")
     sampler, gpus = (
-        Sampler(node=node.name, procfs=node.procfs),
+        Sampler(node=NodeId("default", node.name), procfs=node.procfs),
         NvmlSession(node.nvml).open(),
     )
     samples = []

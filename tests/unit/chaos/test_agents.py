@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.ticks import Fleet
 from gpuledger.codec import Decoder
+from gpuledger.keys import key_in, node_key
 from gpuledger.records import NodeSample
 from gpuledger.topics import partition_of_node
 from tests.chaos.agents import Agent, make_agents
@@ -40,8 +41,10 @@ def test_a_nodes_ticks_follow_each_other_without_a_gap(agents: list[Agent]) -> N
 def test_a_message_lies_where_the_nodes_own_agent_would_put_it(agents: list[Agent]) -> None:
     for agent in agents:
         message = agent.message(started_ns=STARTED_NS)
-        assert message.key == tick(agent, 0).node.encode() == agent.node.encode()
-        assert agent.partition == partition_of_node(agent.node, partitions=SAMPLES.partitions)
+        assert message.key == tick(agent, 0).node.encode() == node_key(agent).encode()
+        assert agent.partition == partition_of_node(
+            key_in("default", agent.node), partitions=SAMPLES.partitions
+        )
 
 
 def test_nodes_tick_at_different_times_of_a_second(agents: list[Agent]) -> None:

@@ -47,7 +47,7 @@ def newest(told: Sequence[Told]) -> PodRecord | None:
 
 def read_back(told: Sequence[Told]) -> KnownRecords:
     """Return what a podwatch reads of these records when it starts."""
-    known = KnownRecords(kind=POD, topics=TOPICS)
+    known = KnownRecords(cluster="default", kind=POD, topics=TOPICS)
     known.ingest(
         Record(PODS.name, 0, number, 0, UID.encode(), None if one is None else encode(one))
         for number, one in enumerate(told)
@@ -119,7 +119,7 @@ def test_the_join_and_the_next_podwatch_take_the_same_record_for_the_newest(
 ) -> None:
     """And podwatch says it once more where something older stands behind it."""
     known = read_back(told)
-    found, read = newest(told), known.by_uid.get(UID)
+    found, read = newest(told), known.by_identity.get(UID)
     assert (read and encode(read)) == (found and encode(found))
     assert known.overtaken == ({UID} if found is not None and found != told[-1] else set())
 

@@ -173,6 +173,7 @@ def test_validation_refuses_what_nobody_could_read(record: object, said: str) ->
 
 def test_validation_names_the_place_of_what_is_wrong() -> None:
     sample = NodeSample(
+        cluster="default",
         node="n",
         boot_id="b",
         seq=1,
@@ -249,7 +250,9 @@ def test_the_id_of_a_boot_is_neither_empty_nor_long(topic: str, message: dict[st
 @pytest.mark.parametrize("quoted", ["x" * 250_000, "\x7f" * 250_000, "\U0001f600" * 250_000])
 def test_an_error_never_quotes_all_of_a_value(quoted: str) -> None:
     """The decoder's own words quote an enumeration's value, and all of it."""
-    value = orjson.dumps({"node": "n", "boot_id": "b", "gpu_uuid": "g", "severity": quoted})
+    value = orjson.dumps(
+        {"cluster": "default", "node": "n", "boot_id": "b", "gpu_uuid": "g", "severity": quoted}
+    )
 
     with pytest.raises(UndecodableError) as caught:
         Decoder(topic="a.topic", record=Incident).decode(value)

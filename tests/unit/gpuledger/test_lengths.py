@@ -216,6 +216,7 @@ def test_what_is_deep_in_a_record_is_cut_too() -> None:
 
 def test_a_long_message_of_an_incident_is_cut() -> None:
     incident = Incident(
+        cluster="default",
         node="n",
         boot_id="b",
         gpu_uuid="G",

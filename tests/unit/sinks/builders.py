@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import decoder_of, encode
+from gpuledger.keys import key_in
 from gpuledger.records import (
     Account,
     BusyMethod,
@@ -152,6 +153,7 @@ def event(
     containers = [_described(ref, described) for ref in CONTAINERS]
     first = len(described)
     values: dict[str, Any] = {
+        "cluster": "default",
         "node": node,
         "boot_id": "boot-1",
         "seq": 1000 * (tick + 1),
@@ -194,7 +196,7 @@ def bus() -> MemoryBus:
 
 
 def place_of(node: str, topic: str = EVENTS.name) -> TopicPartition:
-    return TopicPartition(topic, partition_of_node(node, partitions=PARTITIONS))
+    return TopicPartition(topic, partition_of_node(key_in("default", node), partitions=PARTITIONS))
 
 
 async def publish(to: MemoryBus, *events: GpuEvent | bytes, node: str = NODE) -> None:

@@ -18,6 +18,7 @@ from gpuledger.bus.protocol import Message, Subscription, TopicPartition, Transa
 from gpuledger.clock import Clock
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
+from gpuledger.keys import key_in
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
 from gpuledger.topics import Topic, partition_of_node
@@ -122,7 +123,7 @@ async def test_values_lie_in_the_partition_of_their_event_with_its_key_and_its_t
 
     partition = place_of("node-1", ROWS.name)
     assert {(record.topic, record.partition) for record in on.kept(ROWS.name)} == {partition}
-    assert {record.key for record in on.kept(ROWS.name)} == {b"node-1"}
+    assert {record.key for record in on.kept(ROWS.name)} == {b"default/node-1"}
     assert [record.timestamp_ms for record in on.kept(ROWS.name)] == [
         (START_NS + tick * SECOND_NS) // 1_000_000 for tick in (0, 0, 1, 1)
     ]
@@ -427,18 +428,23 @@ async def test_a_topic_with_fewer_partitions_takes_a_node_in_one_of_them() -> No
     on, events = MemoryBus([EVENTS, DEAD_LETTERS, narrow]), ticks(3)
     async with on.producer() as producer:
         for one in events:
-            at = partition_of_node(one.node, partitions=EVENTS.partitions)
+            at = partition_of_node(key_in("default", one.node), partitions=EVENTS.partitions)
             await producer.publish(EVENTS.name, at, [Message(None, encode(one), 0)])
     async with running(republishing(on, topic=narrow.name)):
         await eventually(lambda: len(on.kept(narrow.name)) == 2 * len(events))
 
     for node in NODES:
-        of_node = [one for one in on.kept(narrow.name) if one.key == node.encode()]
+        of_node = [
+            one for one in on.kept(narrow.name) if one.key == key_in("default", node).encode()
+        ]
         assert [(one.value or b"").decode() for one in of_node] == expected(
             [one for one in events if one.node == node]
         )
         (partition,) = {one.partition for one in of_node}
-        assert partition == partition_of_node(node, partitions=EVENTS.partitions) % 3
+        assert (
+            partition
+            == partition_of_node(key_in("default", node), partitions=EVENTS.partitions) % 3
+        )
 
 
 async def test_after_a_poll_that_was_not_full_more_is_waited_for() -> None:

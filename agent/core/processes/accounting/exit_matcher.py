@@ -21,6 +21,7 @@ from agent.core.processes.table import (
     make_record,
 )
 from gpuledger.clock import NS_PER_SECOND
+from gpuledger.keys import NodeId
 from gpuledger.records import GpuTotals, ProcessChange, ProcessRecord
 
 _SLACK_NS: Final = NS_PER_SECOND
@@ -162,8 +163,8 @@ class ExitMatcher:
 
     processes: ProcessLookup
     """Where a process that was never listed is looked up."""
-    node: str
-    """The node's name, for the records."""
+    node: NodeId
+    """The node, for the records."""
     boot_id: str
     """The kernel's id of this boot, for the records."""
     _waiting: list[_UnmatchedExit] = field(default_factory=list)

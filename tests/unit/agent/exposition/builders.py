@@ -119,6 +119,7 @@ def sample(
     time_ns: int = 1_700_000_000_000_000_000,
 ) -> Reported:
     tick: dict[str, Any] = {
+        "cluster": "default",
         "node": "node-1",
         "boot_id": "boot",
         "seq": 1,
@@ -137,6 +138,7 @@ def sample(
 
 def inventory(*indices: int) -> Inventory:
     return Inventory(
+        cluster="default",
         node="node-1",
         boot_id="boot",
         time_ns=1,
@@ -159,6 +161,7 @@ def inventory(*indices: int) -> Inventory:
 
 def incident(gpu: int, xid: int | None = None, kind: str = "xid") -> Incident:
     return Incident(
+        cluster="default",
         node="node-1",
         boot_id="boot",
         gpu_uuid=f"GPU-{gpu}",

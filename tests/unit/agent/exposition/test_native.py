@@ -7,6 +7,7 @@ import pytest
 from agent.core.incidents import make_incident
 from agent.exposition.device import COUNTED_FROM_ZERO
 from agent.settings import ExpositionSettings
+from gpuledger.keys import NodeId
 from gpuledger.records import GpuHealth, GpuLimits, GpuThrottling
 from tests.unit.agent.exposition.builders import (
     GIB,
@@ -134,7 +135,7 @@ def test_an_incident_comes_with_a_severity_that_was_there_at_zero(kind: str) -> 
     it.view.record_incident(
         make_incident(
             kind=kind,
-            node="node-1",
+            node=NodeId("default", "node-1"),
             boot_id="boot",
             gpu_uuid="GPU-0",
             time_ns=1,

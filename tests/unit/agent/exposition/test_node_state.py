@@ -131,6 +131,7 @@ def test_incidents_of_gpus_without_end_take_no_memory_without_end() -> None:
 
 def record(change: ProcessChange, pid: int = 100) -> ProcessRecord:
     return ProcessRecord(
+        cluster="default",
         node="node-1",
         boot_id="boot",
         pid=pid,

@@ -33,6 +33,7 @@ def test_processes_are_not_shown_unless_asked_for() -> None:
 def test_a_pid_has_its_pod_and_its_memory_on_all_gpus_in_mib() -> None:
     it = node(ExpositionSettings(process_series=True), one=OWNER)
     seen = ProcessRecord(
+        cluster="default",
         node="node-1",
         boot_id="boot",
         pid=7,

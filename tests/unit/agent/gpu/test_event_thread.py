@@ -15,6 +15,7 @@ from agent.gpu.lifecycle import EventThread
 from agent.gpu.nvidia.session import NvmlSession
 from agent.gpu.protocol import GpuIdentity
 from agent.monitor import IncidentMonitor
+from gpuledger.keys import NodeId
 from gpuledger.runtime import Backoff
 from simulator.clock import ManualClock
 from simulator.simulation import SimulatedNode
@@ -176,7 +177,7 @@ def test_threads_that_hang_are_bounded_in_number(clock: ManualClock) -> None:
     driver.hangs.clear()
     gpus = gpus_of(driver.node)
     watch = IncidentMonitor(
-        node="node-a",
+        node=NodeId("default", "node-a"),
         boot_id="boot-1",
         source=NvmlSession(driver),
         clock=clock,
@@ -206,7 +207,7 @@ def test_where_no_gpu_answers_no_event_is_waited_for_and_no_failure_is_reported(
 ) -> None:
     driver = bursting(clock)
     watch = IncidentMonitor(
-        node="node-a",
+        node=NodeId("default", "node-a"),
         boot_id="boot-1",
         source=NvmlSession(driver),
         clock=clock,

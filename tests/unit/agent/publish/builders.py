@@ -18,6 +18,7 @@ from agent.settings import SpoolSettings
 from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import BusUnavailableError
+from gpuledger.keys import NodeId, key_in
 from tests.default_topics import PROCESSES, SAMPLES, TOPICS
 from tests.metric_values import value_of
 
@@ -30,7 +31,11 @@ def bundle_of(number: int, *, size_bytes: int = 0) -> MessageBundle:
     """Make the bundle of a second; every third one has a process record."""
     value = b"%d" % number
     value += b" " + number.to_bytes(8, "big") * (size_bytes // 8) if size_bytes else b""
-    message = Message(key=NODE.encode(), value=value, timestamp_ms=1000 * (NOW_SECONDS + number))
+    message = Message(
+        key=key_in("default", NODE).encode(),
+        value=value,
+        timestamp_ms=1000 * (NOW_SECONDS + number),
+    )
     return ((SAMPLES.name, message), *(((PROCESSES.name, message),) if number % 3 == 0 else ()))
 
 
@@ -58,7 +63,7 @@ def spool_in(
     """Return the spool of a node that booted `up_seconds` ago."""
     clock = up_seconds if isinstance(up_seconds, Uptime) else Uptime(up_seconds)
     made = settings_in(folder, **settings)
-    return Spool(made, node=NODE, boot_id=boot_id, boottime_ns=clock)
+    return Spool(made, node=NodeId("default", NODE), boot_id=boot_id, boottime_ns=clock)
 
 
 def settings_in(folder: Path, **settings: float) -> SpoolSettings:

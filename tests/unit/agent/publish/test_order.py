@@ -17,6 +17,7 @@ from agent.publish.publisher import SamplePublisher, shut_down
 from agent.publish.send_queue import SendQueue
 from agent.publish.spool import Spool
 from agent.publish.spool_file import Segment
+from gpuledger.keys import NodeId
 from gpuledger.runtime import Backoff, Check
 from tests.default_topics import PROCESSES, SAMPLES
 from tests.hanging import HANG_SECONDS
@@ -61,7 +62,7 @@ class Node:
     def start(self) -> None:
         self.spool = Spool(
             settings_in(self.folder),
-            node=NODE,
+            node=NodeId("default", NODE),
             boot_id=BOOT,
             boottime_ns=lambda: 0,
             segment_bytes=FILE_BYTES,
@@ -75,7 +76,7 @@ class Node:
             now_seconds=lambda: self.time_seconds,
         )
         self.publisher = SamplePublisher(
-            node=NODE,
+            node=NodeId("default", NODE),
             bus=self.bus,
             send_queue=self.send_queue,
             check=Check(),

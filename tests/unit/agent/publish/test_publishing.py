@@ -30,6 +30,7 @@ from gpuledger.errors import (
     TimestampRefusedError,
     TopicsError,
 )
+from gpuledger.keys import NodeId, key_in
 from gpuledger.records import (
     GpuDetails,
     GpuReading,
@@ -49,7 +50,7 @@ from tests.hanging import HANG_SECONDS
 from tests.metric_values import value_of
 
 NODE = "node-1"
-PARTITION = partition_of_node(NODE, partitions=12)
+PARTITION = partition_of_node(key_in("default", NODE), partitions=12)
 count_published_from_zero(TOPICS)
 
 
@@ -97,7 +98,9 @@ class FakeBus:
 
 
 def bundle(number: int, processes: int = 0) -> MessageBundle:
-    message = Message(key=NODE.encode(), value=b"%d" % number, timestamp_ms=number)
+    message = Message(
+        key=key_in("default", NODE).encode(), value=b"%d" % number, timestamp_ms=number
+    )
     return ((SAMPLES.name, message), *(((PROCESSES.name, message),) * processes))
 
 
@@ -111,7 +114,7 @@ def publisher_of(
     bus: FakeBus, send_queue: SendQueue, check: Check | None = None, *, now_ms: int = 0
 ) -> SamplePublisher:
     return SamplePublisher(
-        node=NODE,
+        node=NodeId("default", NODE),
         bus=bus,
         send_queue=send_queue,
         check=check or Check(),
@@ -130,14 +133,17 @@ async def publish_all(bus: FakeBus, send_queue: SendQueue, check: Check | None =
 
 def test_a_tick_is_packed_under_its_node_and_its_own_time() -> None:
     sample = NodeSample(
+cluster="default",
         node=NODE, boot_id="b", seq=1, time_ns=2_000_000_001, interval_ns=1, gpus=[],
         containers=[], processes=[], allocations=[],
     )  # fmt: skip
     record = ProcessRecord(
+cluster="default",
         node=NODE, boot_id="b", pid=7, time_ns=3_000_000_001, change=ProcessChange.SEEN,
         gpu_uuids=["GPU-0"],
     )  # fmt: skip
     readings = NodeReadings(
+cluster="default",
         node=NODE, boot_id="b", seq=1, time_ns=2_000_000_001, interval_ns=1,
         gpus=[GpuDetails(uuid="GPU-0", performance_state=0)],
     )  # fmt: skip
@@ -145,9 +151,9 @@ def test_a_tick_is_packed_under_its_node_and_its_own_time() -> None:
         NodeTick(sample=sample, readings=readings, processes=[record]), topics=TOPICS
     )
     assert [(topic, one.key, one.timestamp_ms) for topic, one in bundle] == [
-        (SAMPLES.name, b"node-1", 2000),
-        (READINGS.name, b"node-1", 2000),
-        (PROCESSES.name, b"node-1", 3000),
+        (SAMPLES.name, b"default/node-1", 2000),
+        (READINGS.name, b"default/node-1", 2000),
+        (PROCESSES.name, b"default/node-1", 3000),
     ]
     reported = (sample, readings, record)
     for (topic, message), one in zip(bundle, reported, strict=True):
@@ -155,8 +161,7 @@ def test_a_tick_is_packed_under_its_node_and_its_own_time() -> None:
 
 
 def test_readings_that_say_nothing_are_not_packed() -> None:
-    identity: dict[str, Any] = {
-        "node": NODE, "boot_id": "b", "seq": 1, "time_ns": 1, "interval_ns": 1, "gpus": []
+    identity: dict[str, Any] = {"cluster": "default", "node": NODE, "boot_id": "b", "seq": 1, "time_ns": 1, "interval_ns": 1, "gpus": []
     }  # fmt: skip
     sample = NodeSample(**identity, containers=[], processes=[], allocations=[])
     tick = NodeTick(sample=sample, readings=NodeReadings(**identity), processes=[])
@@ -165,15 +170,16 @@ def test_readings_that_say_nothing_are_not_packed() -> None:
 
 def test_incidents_and_inventories_are_packed_under_their_node_and_their_own_time() -> None:
     incident = Incident(
+cluster="default",
         node=NODE, boot_id="b", gpu_uuid="GPU-0", time_ns=4_000_000_001, kind="xid", source="nvml",
         severity=Severity.WARNING, message="m", processes=[],
     )  # fmt: skip
-    inventory = Inventory(node=NODE, boot_id="b", time_ns=5_000_000_001, gpus=[])
+    inventory = Inventory(cluster="default", node=NODE, boot_id="b", time_ns=5_000_000_001, gpus=[])
     ((topic, message),) = bundle_incident(incident, topics=TOPICS)
-    assert (topic, message.key, message.timestamp_ms) == (INCIDENTS.name, b"node-1", 4000)
+    assert (topic, message.key, message.timestamp_ms) == (INCIDENTS.name, b"default/node-1", 4000)
     assert decoder_of(INCIDENTS.name, Incident).decode(message.value) == incident
     ((topic, message),) = bundle_inventory(inventory, topics=TOPICS)
-    assert (topic, message.key, message.timestamp_ms) == (INVENTORY.name, b"node-1", 5000)
+    assert (topic, message.key, message.timestamp_ms) == (INVENTORY.name, b"default/node-1", 5000)
     assert decoder_of(INVENTORY.name, Inventory).decode(message.value) == inventory
 
 
@@ -266,7 +272,7 @@ async def test_a_tick_is_acknowledged_before_its_readings_are_sent_and_not_sent_
         await truth(topic, partition, messages)
 
     bus.publish = publish  # type: ignore[method-assign]  # without a topic at first
-    message = Message(key=NODE.encode(), value=b"0", timestamp_ms=0)
+    message = Message(key=key_in("default", NODE).encode(), value=b"0", timestamp_ms=0)
     published = counted("records_published", topic=READINGS.name)
     send_queue.put(tuple((topic.name, message) for topic in (SAMPLES, READINGS, PROCESSES)))
     await publish_all(bus, send_queue, check)
@@ -337,7 +343,12 @@ class DatedBus(FakeBus):
 
 
 def stamped(value: bytes, time_ms: int) -> MessageBundle:
-    return ((SAMPLES.name, Message(key=NODE.encode(), value=value, timestamp_ms=time_ms)),)
+    return (
+        (
+            SAMPLES.name,
+            Message(key=key_in("default", NODE).encode(), value=value, timestamp_ms=time_ms),
+        ),
+    )
 
 
 @pytest.mark.parametrize(
@@ -412,8 +423,7 @@ def test_what_is_longer_than_a_record_may_carry_is_cut_and_counted() -> None:
     """A driver may answer with anything, and the join would refuse all of the tick."""
     name = "gpuledger_agent_values_cut_total"
     before = REGISTRY.get_sample_value(name, {"field": "GpuReading.model"}) or 0.0
-    identity: dict[str, Any] = {
-        "node": NODE, "boot_id": "b", "seq": 1, "time_ns": 1, "interval_ns": 1
+    identity: dict[str, Any] = {"cluster": "default", "node": NODE, "boot_id": "b", "seq": 1, "time_ns": 1, "interval_ns": 1
     }  # fmt: skip
     gpus = [GpuReading(uuid="GPU-0", index=0, model="H" * 10_000)]
     sample = NodeSample(**identity, gpus=gpus, containers=[], processes=[], allocations=[])

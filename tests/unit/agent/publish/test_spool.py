@@ -98,7 +98,7 @@ def test_what_somebody_holds_is_not_counted_as_dropped(tmp_path: Path) -> None:
 
 
 def test_what_counts_incidents_and_inventories_beside_ticks_says_so(tmp_path: Path) -> None:
-    incident = Message(key=b"node-1", value=b"xid", timestamp_ms=1000 * NOW_SECONDS)
+    incident = Message(key=b"default/node-1", value=b"xid", timestamp_ms=1000 * NOW_SECONDS)
     spool, before = spool_in(tmp_path), written()
     spool.append([bundle_of(1), ((INCIDENTS.name, incident),), bundle_of(2)])
     assert written() - before == 3

@@ -13,6 +13,7 @@ from agent.metrics import (
     SPOOL_TICKS,
 )
 from agent.publish.spool import Spool
+from gpuledger.keys import NodeId
 from tests.metric_values import value_of
 from tests.unit.agent.publish.builders import (
     Uptime,
@@ -241,5 +242,7 @@ def test_nodes_do_not_find_what_others_left(tmp_path: Path) -> None:
     [("a/../b", "a%2F..%2Fb"), ("..", "%.."), ("", "%"), ("n.example", "n.example")],
 )
 def test_no_node_name_leads_out_of_the_folder(tmp_path: Path, node: str, name: str) -> None:
-    Spool(settings_in(tmp_path), node=node, boot_id="b", boottime_ns=lambda: 0).open()
+    Spool(
+        settings_in(tmp_path), node=NodeId("default", node), boot_id="b", boottime_ns=lambda: 0
+    ).open()
     assert [path.name for path in tmp_path.iterdir()] == [name]

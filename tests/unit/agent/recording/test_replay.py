@@ -31,6 +31,7 @@ from agent.sampling import Sampler
 from gpuledger.clock import Clock
 from gpuledger.codec import encode
 from gpuledger.errors import UserError
+from gpuledger.keys import NodeId
 from gpuledger.records import NodeSample, ProcessRecord
 from simulator.clock import ManualClock
 from simulator.scenario.load import load_scenario
@@ -53,7 +54,7 @@ class Node:
         """Sample as the agent does, after each wait."""
         nvml = NvmlSession(self.nvml, monotonic_ns=self.clock.monotonic_ns)
         gpus = nvml.open()
-        sampler = Sampler(node="node", procfs=self.procfs)
+        sampler = Sampler(node=NodeId("default", "node"), procfs=self.procfs)
         made = []
         for wait in [0.0, *waits]:
             self.hand.advance(wait)

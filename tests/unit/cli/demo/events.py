@@ -72,6 +72,7 @@ def incident(
     """Return something that happened to a GPU."""
     return AttributedIncident(
         incident=Incident(
+            cluster="default",
             node=node,
             boot_id="boot",
             gpu_uuid=uuid_of(gpu),
@@ -112,6 +113,7 @@ def event(
         for index in silent
     ]
     return GpuEvent(
+        cluster="default",
         node=node,
         boot_id="boot",
         seq=round(second * 1000),

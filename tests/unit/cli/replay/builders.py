@@ -15,6 +15,7 @@ from enricher.join.replay_diff import Comparison
 from gpuledger.bus.memory import MAX_PARTITION_RECORDS, MemoryBus
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import Decoder, encode
+from gpuledger.keys import key_in, node_key
 from gpuledger.records import ContainerRef, GpuEvent, NodeSample
 from gpuledger.runtime import Readiness
 from gpuledger.topics import Topic, partition_of_node
@@ -54,14 +55,16 @@ def tick(second: int, node: str = "node-a") -> NodeSample:
 
 def place_of(node: str, topic: Topic = SAMPLES) -> TopicPartition:
     """Return where a node's records lie."""
-    return TopicPartition(topic.name, partition_of_node(node, partitions=topic.partitions))
+    return TopicPartition(
+        topic.name, partition_of_node(key_in("default", node), partitions=topic.partitions)
+    )
 
 
 async def publish_ticks(bus: MemoryBus, ticks: Iterable[NodeSample]) -> None:
     """Publish ticks as agents do."""
     async with bus.producer() as producer:
         for each in ticks:
-            message = Message(each.node.encode(), encode(each), each.time_ns // 10**6)
+            message = Message(node_key(each).encode(), encode(each), each.time_ns // 10**6)
             await producer.publish(*place_of(each.node), [message])
 
 

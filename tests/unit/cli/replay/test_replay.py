@@ -14,6 +14,7 @@ from gpuledger.bus.memory import MemoryBus, MemoryReader
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError, TopicsError, UserError
+from gpuledger.keys import key_in
 from gpuledger.records import PodState
 from tests.default_topics import EVENTS, PODS, SAMPLES
 from tests.unit.cli.replay.builders import (
@@ -99,7 +100,7 @@ async def test_events_go_to_the_same_partition_of_another_topic(bus: MemoryBus) 
 
 async def test_a_pod_that_was_deleted_since_is_known_all_the_same(bus: MemoryBus) -> None:
     async with bus.producer() as producer:
-        gone = [Message(uid.encode(), None, BEGIN_MS) for uid in UIDS[:2]]
+        gone = [Message(key_in("default", uid).encode(), None, BEGIN_MS) for uid in UIDS[:2]]
         await producer.publish(*place_of("node-a", PODS), gone)
     again = Again(bus=bus, compare=True)
     await again.run()

@@ -9,6 +9,7 @@ from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, recor
 def incident(**changes: object) -> Incident:
     """Return an incident of a GPU on which the first pod has a process."""
     values: dict[str, object] = {
+        "cluster": "default",
         "node": "node-a",
         "boot_id": "boot",
         "gpu_uuid": "GPU-a",

@@ -13,6 +13,7 @@ from gpuledger.bus.protocol import (
     TopicPartition,
 )
 from gpuledger.codec import Decoder, encode
+from gpuledger.keys import key_in
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
 from gpuledger.topics import Topic, partition_of_node
@@ -20,7 +21,7 @@ from tests.default_topics import EVENTS, SAMPLES
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.join.ticks import process, sample
 
-PARTITION = partition_of_node("node-a", partitions=12)
+PARTITION = partition_of_node(key_in("default", "node-a"), partitions=12)
 SETTINGS = JoinSettings(
     join=JoinTuning(
         poll_timeout_seconds=0.05, commit_interval_seconds=0.001, podwatch_timeout_seconds=0
@@ -41,7 +42,9 @@ async def joining(bus: MemoryBus, *, settings: JoinSettings = SETTINGS) -> Async
         await asyncio.wait({task})
 
 
-async def publish(bus: MemoryBus, topic: Topic, *values: object, key: str = "node-a") -> None:
+async def publish(
+    bus: MemoryBus, topic: Topic, *values: object, key: str = "default/node-a"
+) -> None:
     """Publish values, or bytes as they are, where the node's records go."""
     data = [value if isinstance(value, bytes) else encode(value) for value in values]
     async with bus.producer() as producer:

@@ -161,7 +161,9 @@ _looks = count()
 def watermark(seq: int, *, offset: int = 0) -> NodeProgress:
     """Return the watermark that says that the node was booked up to this tick."""
     boot_id = sample().boot_id
-    return NodeProgress(node="node-a", boot_id=boot_id, seq=seq, time_ns=SECOND_NS, offset=offset)
+    return NodeProgress(
+        cluster="default", node="node-a", boot_id=boot_id, seq=seq, time_ns=SECOND_NS, offset=offset
+    )
 
 
 async def read_watermarks(bus: MemoryBus, number: int) -> list[NodeProgress]:
@@ -340,11 +342,11 @@ async def test_a_second_worker_that_comes_and_goes_costs_and_doubles_nothing(
 
 
 def _event(seq: int) -> Message:
-    return Message(b"node-a", msgspec.json.encode({"seq": seq}), 0)
+    return Message(b"default/node-a", msgspec.json.encode({"seq": seq}), 0)
 
 
 def _watermark(seq: int) -> Message:
-    return Message(b"node-a", encode(watermark(seq, offset=1)), 0)
+    return Message(b"default/node-a", encode(watermark(seq, offset=1)), 0)
 
 
 async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_given_up() -> None:
@@ -362,7 +364,7 @@ async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_g
         )
         await delivery.take_over([PARTITION])
         made = CommitBatch(partition=PARTITION, begun_seconds=0.0, topics=TOPICS)
-        made.add(EVENTS_PARTITION, [Message(b"node-a", b"", 0)])
+        made.add(EVENTS_PARTITION, [Message(b"default/node-a", b"", 0)])
         assert set(await delivery.deliver(consumer, [made])) == {PARTITION}
         assert check.has_failed
 
@@ -413,7 +415,7 @@ async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_d
         for undone in ({PARTITION}, set[int]()):
             await delivery.take_over([PARTITION])
             made = CommitBatch(partition=PARTITION, begun_seconds=0.0, topics=TOPICS)
-            made.add(EVENTS_PARTITION, [Message(b"node-a", b"", 0)])
+            made.add(EVENTS_PARTITION, [Message(b"default/node-a", b"", 0)])
             assert set(await delivery.deliver(consumer, [made])) == undone
             assert check.has_failed == bool(undone)
 

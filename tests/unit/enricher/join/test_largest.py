@@ -244,7 +244,7 @@ def test_a_record_larger_than_a_message_is_put_aside_undecoded() -> None:
     dead_letters = DeadLetterQueue(
         consumer="test", producer=producer, partitions=1, topic=DEAD_LETTERS
     )
-    huge = Record("t", 3, 0, 1, b"node-a", encode(sample())[:-1] + b" " * 8_000_000 + b"}")
+    huge = Record("t", 3, 0, 1, b"default/node-a", encode(sample())[:-1] + b" " * 8_000_000 + b"}")
 
     assert (
         JoinStage(dead_letters=dead_letters, is_placed=anywhere, topics=TOPICS).take_samples([huge])

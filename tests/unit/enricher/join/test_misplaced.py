@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from enricher.join.validation import placement_rule
+from gpuledger.keys import key_in
 from gpuledger.records import ContainerRef, NodeProgress, PodState, ProcessChange, ProcessRecord
 from gpuledger.topics import partition_of_node
 from tests.default_topics import PODS, PROCESSES, PROGRESS
@@ -20,19 +21,27 @@ NAMED = [ContainerRef(pod_uid=UIDS[0], container_id=CONTAINER_IDS[0])]
 def given() -> Given:
     """Return a stage that has read nothing; the home of node-a is known."""
     given = Given()
-    given.homes["node-a"] = HOME
+    given.homes["default/node-a"] = HOME
     return given
 
 
 def watermark(**changes: object) -> NodeProgress:
     """Return a watermark far ahead of any tick."""
-    values = {"node": "node-a", "boot_id": "boot", "seq": 10**9, "time_ns": 1, "offset": 1}
+    values = {
+        "cluster": "default",
+        "node": "node-a",
+        "boot_id": "boot",
+        "seq": 10**9,
+        "time_ns": 1,
+        "offset": 1,
+    }
     return NodeProgress(**(values | changes))  # type: ignore[arg-type]  # the names are a NodeProgress's
 
 
 def seen_process() -> ProcessRecord:
     """Return a process that a node has seen."""
     return ProcessRecord(
+        cluster="default",
         node="node-a",
         boot_id="boot",
         pid=1,
@@ -47,11 +56,11 @@ OF_NODE_A = {
     "an incident": ("take_incidents", incident_record(incident())),
     "a process": ("take_processes", record(seen_process(), topic=PROCESSES.name)),
     "a watermark": ("restore_progress", record(watermark(), topic=PROGRESS.name)),
-    "a pod": ("take_pods", record(pod(), topic=PODS.name, key=UIDS[0])),
+    "a pod": ("take_pods", record(pod(), topic=PODS.name)),
 }
 ELSEWHERE: dict[str, dict[str, Any]] = {
-    "under another node's name": {"key": b"node-b"},
-    "under another UID": {"key": UIDS[1].encode()},
+    "under another node's name": {"key": b"default/node-b"},
+    "under another UID": {"key": key_in("default", UIDS[1]).encode()},
     "under the empty key": {"key": b""},
     "under no key": {"key": None},
     "in another partition": {"partition": HOME + 1},
@@ -104,4 +113,4 @@ def test_a_nodes_home_is_where_every_writer_puts_its_records(partitions: int) ->
     for number in range(100):
         node = f"gpu-node-{number}"
         homes = [each for each in range(partitions) if is_placed(node, each)]
-        assert homes == [partition_of_node(node, partitions=partitions)]
+        assert homes == [partition_of_node(key_in("default", node), partitions=partitions)]

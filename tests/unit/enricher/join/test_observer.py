@@ -5,7 +5,7 @@ from structlog.testing import capture_logs
 from enricher.join.booking.books import book_tick
 from enricher.join.observer import TICKS_PER_CHECK, JoinObserver
 from enricher.join.pods.describe import DescriptionCache
-from enricher.join.pods.pods import PodCache
+from enricher.join.pods.pods import ClusterPods
 from enricher.join.stage import make_event
 from gpuledger.records import NodeSample
 from tests.unit.enricher.join.builders import T_NS, Given, value_of
@@ -26,7 +26,7 @@ def test_whole_books_count_nothing() -> None:
 def audit(checks: JoinObserver, booked: NodeSample, read: NodeSample) -> float:
     """Return by how much the counter grows where books are held against another tick's reading."""
     before = value_of(UNBALANCED)
-    said = DescriptionCache(PodCache()).describe(booked)
+    said = DescriptionCache(ClusterPods()).describe(booked)
     event = make_event(booked, book_tick(booked), said)
     checks.see_event(event, read, said, partition=0, now_ns=T_NS)
     return value_of(UNBALANCED) - before

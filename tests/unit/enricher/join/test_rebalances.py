@@ -103,7 +103,7 @@ class CrowdedBus(WatchedBus):
     async def _publish_in_both_halves(self) -> None:
         async with self.producer() as producer:
             for partition in (PARTITION, (PARTITION + 6) % 12):
-                message = Message(b"node-a", encode(tick(1)), 0)
+                message = Message(b"default/node-a", encode(tick(1)), 0)
                 await producer.publish(SAMPLES.name, partition, [message])
 
 

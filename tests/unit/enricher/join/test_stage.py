@@ -120,7 +120,7 @@ def test_a_pod_is_found_by_what_the_cgroup_shows(
 ) -> None:
     """Each way in which a path can name a pod leads to its record."""
     stage.take_pods([pod_record(**changes)])
-    found = stage.pods.find(uid, container_id, node="node-a")
+    found = stage.pods.of("default").find(uid, container_id, node="node-a")
     assert found is not None, case
     assert found.record.uid == UIDS[0]
 
@@ -229,6 +229,7 @@ def test_an_incident_names_the_pods_that_were_on_the_gpu(stage: JoinStage) -> No
     """A process of the host adds none."""
     stage.take_pods([pod_record()])
     incident = Incident(
+        cluster="default",
         node="node-a",
         boot_id="boot",
         gpu_uuid="GPU-a",
@@ -294,4 +295,4 @@ async def test_an_incident_of_which_too_much_is_made_is_put_aside_and_the_next_i
     assert len(told) == 1
     assert (letter["reason"], letter["offset"]) == ("too_large", 0)
     assert "the attributed incident of 'node-a' has " in letter["detail"]
-    assert base64.b64decode(letter["key_base64"]) == b"node-a"
+    assert base64.b64decode(letter["key_base64"]) == b"default/node-a"

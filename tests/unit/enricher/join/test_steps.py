@@ -14,7 +14,7 @@ HALF = STEP_BYTES // 2
 
 def records(*sizes: int | None) -> list[Record]:
     return [
-        Record(SAMPLES.name, 0, offset, 0, b"node-a", None if size is None else b"x" * size)
+        Record(SAMPLES.name, 0, offset, 0, b"default/node-a", None if size is None else b"x" * size)
         for offset, size in enumerate(sizes)
     ]
 

@@ -2,6 +2,7 @@
 
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
+from gpuledger.keys import key_in
 from gpuledger.records import (
     ContainerRef,
     ContainerRequest,
@@ -70,6 +71,7 @@ def process_end(**changes: object) -> ProcessExit:
 def sample(**changes: object) -> NodeSample:
     """Return a tick of one second on one GPU without processes."""
     values: dict[str, object] = {
+        "cluster": "default",
         "node": "node-a",
         "boot_id": "boot",
         "seq": 1000,
@@ -89,6 +91,7 @@ def sample(**changes: object) -> NodeSample:
 def pod(number: int = 0, **changes: object) -> PodRecord:
     """Return the pod whose UID and container stand at `number` in the tick's containers."""
     values: dict[str, object] = {
+        "cluster": "default",
         "uid": UIDS[number],
         "namespace": "research",
         "name": f"train-{number}",
@@ -118,6 +121,7 @@ def anywhere(node: str, partition: int) -> bool:
 
 def record(value: object, *, topic: str = SAMPLES.name, offset: int = 0, key: str = "") -> Record:
     """Return a value as a consumer reads it, under its own key; bytes and None as they are."""
-    key = key or str(getattr(value, "uid", None) or getattr(value, "node", "node-a"))
+    name = str(getattr(value, "uid", None) or getattr(value, "node", "node-a"))
+    key = key or key_in(getattr(value, "cluster", "default"), name)
     data = value if isinstance(value, bytes) or value is None else encode(value)
     return Record(topic, 3, offset, 1_790_000_000_000, key.encode(), data)

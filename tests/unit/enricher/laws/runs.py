@@ -19,6 +19,7 @@ from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
+from gpuledger.keys import NodeId, key_in, node_key
 from gpuledger.records import NodeSample
 from simulator.clock import ManualClock
 from simulator.plan import PlannedPod
@@ -195,7 +196,7 @@ def draw_runs(random: Random) -> tuple[list[Run], Topics]:
         here = [run for run in runs if NODES[run.node.name] == partition]
         ticks = sorted(chain(*(said[run.node.name] for run in here)), key=itemgetter(0))
         samples[partition] = [
-            Record(SAMPLES.name, partition, place, ms, one.node.encode(), encode(one))
+            Record(SAMPLES.name, partition, place, ms, node_key(one).encode(), encode(one))
             for place, (ms, one) in enumerate((at // 10**6, one) for at, one in ticks)
         ]
         told = [(run, one) for run in here for one in run.simulation.pods]
@@ -211,14 +212,21 @@ runs_in_topics: Final = st.randoms(use_true_random=True).map(draw_runs)
 def _pod_record(partition: int, place: int, run: Run, planned: PlannedPod) -> Record:
     uid, name = run.simulation.uid(planned), planned.spec.name
     known = pod(uid=uid, name=name, node=run.node.name, containers=[])
-    return Record(PODS.name, partition, place, EPOCH_NS // 10**6, uid.encode(), encode(known))
+    return Record(
+        PODS.name,
+        partition,
+        place,
+        EPOCH_NS // 10**6,
+        key_in("default", uid).encode(),
+        encode(known),
+    )
 
 
 def _watch(
     node: SimulatedNode, clock: ManualClock, seconds: float, jitters: Sequence[float]
 ) -> list[NodeSample]:
     """Let an agent that has just been started watch for so long."""
-    sampler = Sampler(node=node.name, procfs=node.procfs)
+    sampler = Sampler(node=NodeId("default", node.name), procfs=node.procfs)
     gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     made, lengths = [], _lengths(jitters)
     end_ns = clock.monotonic_ns() + round(seconds * SECOND_NS)

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import decoder_of, encode
+from gpuledger.keys import key_in, node_key
 from gpuledger.records import (
     ContainerRef,
     DeviceAllocation,
@@ -198,7 +199,7 @@ def topics(draw: st.DrawFn) -> Topics:
                 partition,
                 2 * place,
                 one.time_ns // 10**6,
-                one.node.encode(),
+                node_key(one).encode(),
                 encode(one),
             )
             for place, one in enumerate(merged)
@@ -226,4 +227,11 @@ def merges(lists: Sequence[Sequence[T]]) -> st.SearchStrategy[list[T]]:
 
 def _pod_record(partition: int, offset: int, told: PodRecord | str) -> Record:
     uid, value = (told, None) if isinstance(told, str) else (told.uid, encode(told))
-    return Record(PODS.name, partition, offset, BEGIN_NS // 10**6 + offset, uid.encode(), value)
+    return Record(
+        PODS.name,
+        partition,
+        offset,
+        BEGIN_NS // 10**6 + offset,
+        key_in("default", uid).encode(),
+        value,
+    )

@@ -60,7 +60,10 @@ def reader_of(
 ) -> PodReader:
     """Return a reader of pods, by default of none of their labels, requests and annotations."""
     return PodReader(
-        labels=labels, gpu_resource_prefixes=gpu_resource_prefixes, annotations=annotations
+        cluster="default",
+        labels=labels,
+        gpu_resource_prefixes=gpu_resource_prefixes,
+        annotations=annotations,
     )
 
 

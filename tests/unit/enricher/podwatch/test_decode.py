@@ -32,6 +32,7 @@ def read(item: Object, **options: Any) -> PodRecord:  # noqa: ANN401  # options 
 def test_a_pod_becomes_a_record_that_every_reader_of_the_topic_decodes() -> None:
     found = read(pod("u1", version="42"))
     expected = PodRecord(
+        cluster="default",
         uid="u1",
         namespace="team-red",
         name="pod-u1",

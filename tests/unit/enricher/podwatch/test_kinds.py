@@ -14,6 +14,7 @@ from enricher.podwatch.publish import encode_bounded
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.clock import Clock
 from gpuledger.codec import decoder_of
+from gpuledger.keys import key_in
 from gpuledger.records import NamespaceRecord, NodeRecord, Watermark
 from gpuledger.records.bounds import MAX_LABEL_LENGTH
 from gpuledger.runtime import Readiness
@@ -72,7 +73,10 @@ async def test_nodes_lie_with_their_samples_and_namespaces_in_one_partition(
     server.others = {"nodes": [item("n1"), item("n2")], "namespaces": [item("s1"), item("s2")]}
     bus = MemoryBus()
     readiness = await run_until(bus, settings, StillClock(), {NODES.name: 2, NAMESPACES.name: 2})
-    places = [partition_of_node(f"name-{uid}", partitions=NODES.partitions) for uid in ("n1", "n2")]
+    places = [
+        partition_of_node(key_in("default", f"name-{uid}"), partitions=NODES.partitions)
+        for uid in ("n1", "n2")
+    ]
     assert sorted(told(bus, NODE)) == [("n1", places[0], "there"), ("n2", places[1], "there")]
     assert sorted(told(bus, NAMESPACE)) == [("s1", 0, "there"), ("s2", 0, "there")]
     assert {kind.plural: readiness.check(f"{kind.plural}.api").detail for kind in KINDS} == {

@@ -125,8 +125,14 @@ async def test_nothing_is_published_once_another_one_may_lead() -> None:
         if not held[0]:
             raise LeaseLostError("lost")
 
-    table = ObjectTable(node_of=POD.node_of, tombstone_after_seconds=60, max_tombstones=10)
+    table = ObjectTable(
+        node_of=POD.node_of,
+        identity_of=POD.identity_of,
+        tombstone_after_seconds=60,
+        max_tombstones=10,
+    )
     publisher = RecordPublisher(
+        cluster="default",
         kind=POD,
         bus=bus,
         table=table,

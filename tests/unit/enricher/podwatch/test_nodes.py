@@ -45,6 +45,7 @@ def node(labels: dict[str, str], **settings: list[str]) -> NodeRecord:
 def test_a_node_becomes_a_record_that_every_reader_of_the_topic_decodes() -> None:
     found = node(EKS | {"team": "red", "noise": "1"}, node_labels=["team", "absent"])
     expected = NodeRecord(
+        cluster="default",
         uid="u1",
         name="gpu-node-1",
         pool="h100",
@@ -148,6 +149,7 @@ def test_a_namespace_becomes_a_record_with_the_labels_and_annotations_asked_for(
     )
     found = NAMESPACE.reader(settings).read(data)
     expected = NamespaceRecord(
+        cluster="default",
         uid="u1",
         name="research",
         labels={"team": "nlp"},
@@ -162,7 +164,14 @@ def test_a_namespace_becomes_a_record_with_the_labels_and_annotations_asked_for(
 
 def test_an_object_that_is_being_deleted_says_since_when() -> None:
     data = encoded(item("research", deletionTimestamp=CREATED))
-    for reader in (NamespaceReader(), NodeReader()):
+    for reader in (
+        NamespaceReader(
+            cluster="default",
+        ),
+        NodeReader(
+            cluster="default",
+        ),
+    ):
         found = reader.read(data)
         assert found is not None
         assert (found.deletion_time_ns, found.deleted_time_ns) == (CREATED_NS, None)
@@ -180,6 +189,14 @@ def test_an_object_that_is_being_deleted_says_since_when() -> None:
     ],
 )
 def test_what_is_no_such_object_is_refused(data: bytes, what: str) -> None:
-    reader = NodeReader() if what == "a node" else NamespaceReader()
+    reader = (
+        NodeReader(
+            cluster="default",
+        )
+        if what == "a node"
+        else NamespaceReader(
+            cluster="default",
+        )
+    )
     with pytest.raises(UndecodableError, match=f"not {what}"):
         reader.read(data)

@@ -23,7 +23,12 @@ STEPS = st.lists(
 
 
 def table() -> ObjectTable[PodRecord]:
-    return ObjectTable(tombstone_after_seconds=60, max_tombstones=9, node_of=POD.node_of)
+    return ObjectTable(
+        tombstone_after_seconds=60,
+        max_tombstones=9,
+        node_of=POD.node_of,
+        identity_of=POD.identity_of,
+    )
 
 
 @given(steps=STEPS)
@@ -53,7 +58,7 @@ def test_all_that_was_seen_by_the_time_that_is_said_was_published(
             arrived = batch if step == "send" else batch[:value]
             for each in arrived:
                 assert each.record is not None
-                published[each.uid] = int(each.record.resource_version)
+                published[each.identity] = int(each.record.resource_version)
             pods.acknowledge(arrived)
             if step == "send":
                 said.acknowledge(batch)

@@ -47,6 +47,7 @@ async def publishing(
     """Publish from the table, with a look at the topic every few milliseconds."""
     check = Readiness().check("pods.kafka")
     publisher = RecordPublisher(
+        cluster="default",
         kind=POD,
         bus=bus,
         table=table,
@@ -67,7 +68,12 @@ async def publishing(
 
 def table_of(*uids: str) -> ObjectTable:
     """Return a table that Kafka knows nothing of."""
-    table = ObjectTable(node_of=POD.node_of, tombstone_after_seconds=60, max_tombstones=10)
+    table = ObjectTable(
+        node_of=POD.node_of,
+        identity_of=POD.identity_of,
+        tombstone_after_seconds=60,
+        max_tombstones=10,
+    )
     for uid in uids:
         table.upsert(pod_record(uid), time_ns=1)
     return table

@@ -13,6 +13,7 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import HistoryReader, Message, Record, Unreadable, UnreadableReason
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
+from gpuledger.keys import key_in
 from gpuledger.records import PodRecord
 from gpuledger.runtime import Readiness
 from tests.default_topics import PODS, TOPICS
@@ -26,13 +27,13 @@ def value(uid: str, *, phase: str = "Running", deleted_time_ns: int | None = Non
 
 def records(*pairs: tuple[str, bytes | None]) -> list[Record]:
     return [
-        Record(PODS.name, 0, offset, 0, uid.encode(), value)
+        Record(PODS.name, 0, offset, 0, key_in("default", uid).encode(), value)
         for offset, (uid, value) in enumerate(pairs)
     ]
 
 
 def phases(known: KnownRecords) -> dict[str, str]:
-    return {uid: pod.phase for uid, pod in known.by_uid.items()}
+    return {uid: pod.phase for uid, pod in known.by_identity.items()}
 
 
 @pytest.mark.parametrize(
@@ -50,21 +51,21 @@ def phases(known: KnownRecords) -> dict[str, str]:
 def test_of_each_pod_the_newest_record_counts(
     pairs: Sequence[tuple[str, bytes | None]], expected: dict[str, str], undecodable: int
 ) -> None:
-    known = KnownRecords(kind=POD, topics=TOPICS)
+    known = KnownRecords(cluster="default", kind=POD, topics=TOPICS)
     known.ingest(records(*pairs))
     assert (phases(known), known.undecodable) == (expected, undecodable)
 
 
 def test_a_record_without_a_key_is_no_pod() -> None:
-    known = KnownRecords(kind=POD, topics=TOPICS)
+    known = KnownRecords(cluster="default", kind=POD, topics=TOPICS)
     known.ingest([Record(PODS.name, 0, 0, 0, None, value("a"))])
-    assert (known.by_uid, known.undecodable) == ({}, 1)
+    assert (known.by_identity, known.undecodable) == ({}, 1)
 
 
 def test_records_hold_what_is_equal_once() -> None:
-    known = KnownRecords(kind=POD, topics=TOPICS)
+    known = KnownRecords(cluster="default", kind=POD, topics=TOPICS)
     known.ingest(records(("a", value("a")), ("b", value("b"))))
-    one, other = known.by_uid["a"], known.by_uid["b"]
+    one, other = known.by_identity["a"], known.by_identity["b"]
     assert one == pod_record("a")
     for part in ("namespace", "node", "labels", "phase", "created_time_ns"):
         assert getattr(one, part) is getattr(other, part)
@@ -90,7 +91,9 @@ class FlakyBus(MemoryBus):
 async def publish(bus: MemoryBus, *messages: tuple[int, str, bytes | None]) -> None:
     async with bus.producer() as producer:
         for partition, uid, content in messages:
-            await producer.publish(PODS.name, partition, [Message(uid.encode(), content, 0)])
+            await producer.publish(
+                PODS.name, partition, [Message(key_in("default", uid).encode(), content, 0)]
+            )
 
 
 async def test_all_partitions_are_read_to_their_end() -> None:
@@ -98,9 +101,13 @@ async def test_all_partitions_are_read_to_their_end() -> None:
     await publish(bus, *((number % 12, f"u{number}", value(f"u{number}")) for number in range(30)))
     await publish(bus, (3, "u3", None), (4, "u4", value("u4", deleted_time_ns=1)))
     known = await read_known(
-        kind=POD, bus=bus, check=readiness.check("pods.known"), clock=PatientClock()
+        cluster="default",
+        kind=POD,
+        bus=bus,
+        check=readiness.check("pods.known"),
+        clock=PatientClock(),
     )
-    assert known.by_uid.keys() == {f"u{number}" for number in range(30)} - {"u3"}
+    assert known.by_identity.keys() == {f"u{number}" for number in range(30)} - {"u3"}
     check = readiness.check("pods.known")
     assert (check.is_ok, check.detail) == (True, "29 pods were known, 1 of them deleted")
 
@@ -108,7 +115,9 @@ async def test_all_partitions_are_read_to_their_end() -> None:
 async def test_a_bus_that_is_away_is_asked_again_after_a_pause() -> None:
     bus, readiness, clock = FlakyBus(failures=3), Readiness(), PatientClock()
     await publish(bus, (0, "a", value("a")))
-    known = await read_known(kind=POD, bus=bus, check=readiness.check("pods.known"), clock=clock)
+    known = await read_known(
+        cluster="default", kind=POD, bus=bus, check=readiness.check("pods.known"), clock=clock
+    )
     assert phases(known) == {"a": "Running"}
     assert len(clock.slept) == 3
     assert clock.slept[2] > clock.slept[0]
@@ -116,15 +125,17 @@ async def test_a_bus_that_is_away_is_asked_again_after_a_pause() -> None:
 
 async def test_a_missing_topic_is_named_and_waited_for() -> None:
     bus, check, clock = MemoryBus(topics=[]), Readiness().check("pods.known"), PatientClock()
-    reading = asyncio.create_task(read_known(kind=POD, bus=bus, check=check, clock=clock))
+    reading = asyncio.create_task(
+        read_known(cluster="default", kind=POD, bus=bus, check=check, clock=clock)
+    )
     await soon(lambda: len(clock.slept) >= 2)
     assert "there is no topic 'gpuledger.pods.v1'" in check.detail
     bus.create([PODS])
-    assert (await reading).by_uid == {}
+    assert (await reading).by_identity == {}
 
 
 def test_a_batch_that_cannot_be_unpacked_takes_no_pod_away_and_is_counted() -> None:
-    known = KnownRecords(kind=POD, topics=TOPICS)
+    known = KnownRecords(cluster="default", kind=POD, topics=TOPICS)
     why = Unreadable(1, UnreadableReason.DAMAGED, "no zstd")
     known.ingest([*records(("a", value("a"))), Record(PODS.name, 0, 3, 0, None, None, why)])
     assert (phases(known), known.undecodable) == ({"a": "Running"}, 1)

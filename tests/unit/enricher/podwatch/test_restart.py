@@ -8,6 +8,7 @@ from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
+from gpuledger.keys import key_in
 from gpuledger.runtime import Readiness
 from tests.default_topics import PODS
 from tests.hanging import HANG_SECONDS
@@ -114,7 +115,9 @@ async def test_a_record_behind_which_an_older_one_stands_is_published_again(
     partition = (await topic(bus))[0].partition
     async with bus.producer() as producer:
         for uid, record in late.items():
-            message = Message(key=uid.encode(), value=encode(record), timestamp_ms=0)
+            message = Message(
+                key=key_in("default", uid).encode(), value=encode(record), timestamp_ms=0
+            )
             await producer.publish(PODS.name, partition, [message])
     healed = {
         "a": ["Running", "Pending", "Running"],

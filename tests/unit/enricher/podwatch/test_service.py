@@ -21,6 +21,7 @@ from gpuledger.bus.protocol import (
     TopicDescription,
 )
 from gpuledger.errors import BusUnavailableError
+from gpuledger.keys import key_in
 from gpuledger.runtime import Readiness
 from gpuledger.topics import partition_of_node
 from tests.default_topics import NAMESPACES, NODES, PODS
@@ -113,8 +114,10 @@ async def test_pods_are_published_under_their_uid_on_the_partition_of_their_node
     async with running(bus=bus, settings=settings, readiness=readiness, clock=clock):
         first, second = sorted(await published(bus, 2), key=lambda record: record.key or b"")
     for record, uid, node in ((first, "a", "n1"), (second, "b", "n2")):
-        assert record.key == uid.encode()
-        assert record.partition == partition_of_node(node, partitions=PODS.partitions)
+        assert record.key == key_in("default", uid).encode()
+        assert record.partition == partition_of_node(
+            key_in("default", node), partitions=PODS.partitions
+        )
         assert (decoded(record).uid, decoded(record).node) == (uid, node)
 
 

@@ -19,6 +19,7 @@ def record(uid: str, *, version: str = "1", phase: str = "Running") -> PodRecord
 def table(*, tombstone_after_seconds: float = 900.0, max_tombstones: int = 10) -> ObjectTable:
     return ObjectTable(
         node_of=POD.node_of,
+        identity_of=POD.identity_of,
         tombstone_after_seconds=tombstone_after_seconds,
         max_tombstones=max_tombstones,
     )
@@ -26,7 +27,7 @@ def table(*, tombstone_after_seconds: float = 900.0, max_tombstones: int = 10) -
 
 def due(pods: ObjectTable) -> list[tuple[str, str]]:
     """Return what is due, as UID and state."""
-    return [(one.uid, _state(one.record)) for one in pods.batch(MOST)]
+    return [(one.identity, _state(one.record)) for one in pods.batch(MOST)]
 
 
 def _state(found: PodRecord | None) -> str:
@@ -81,7 +82,7 @@ def test_a_batch_holds_no_more_than_asked_for_the_longest_known_first() -> None:
     pods = table()
     for number in range(5):
         pods.upsert(record(f"u{number}"), time_ns=number)
-    assert [one.uid for one in pods.batch(2)] == ["u0", "u1"]
+    assert [one.identity for one in pods.batch(2)] == ["u0", "u1"]
 
 
 def test_a_deleted_pod_is_due_with_its_time_then_as_a_tombstone_then_never() -> None:

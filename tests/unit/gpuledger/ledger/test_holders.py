@@ -47,6 +47,7 @@ def test_page_and_books_take_an_allocation_for_the_same_device(
     case: str, allocation: DeviceAllocation, rows: list[int]
 ) -> None:
     sample = NodeSample(
+        cluster="default",
         node="n",
         boot_id="b",
         seq=1,

@@ -121,6 +121,7 @@ TOO_LARGE = Answer(413, "<html>too large</html>")
 def incident(time_ns: int) -> AttributedIncident:
     return AttributedIncident(
         incident=Incident(
+            cluster="default",
             node=NODE,
             boot_id="boot-1",
             gpu_uuid=GPU,

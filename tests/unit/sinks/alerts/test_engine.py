@@ -253,6 +253,7 @@ def test_without_an_interval_nothing_is_measured() -> None:
 
 def incident(*, time_ns: int = START_NS, pods: Any = (), **changes: Any) -> AttributedIncident:  # noqa: ANN401  # a record's fields
     values: dict[str, Any] = {
+        "cluster": "default",
         "node": NODE,
         "boot_id": "boot-1",
         "gpu_uuid": GPU,

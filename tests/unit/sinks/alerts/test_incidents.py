@@ -10,6 +10,7 @@ from sinks.alerts.rules import annotations_of, labels_of
 
 def taken(*pods: PodDescription, **changes: Any) -> AttributedIncident:  # noqa: ANN401  # an incident's fields
     values: dict[str, Any] = {
+        "cluster": "default",
         "node": "node-a",
         "boot_id": "boot-1",
         "gpu_uuid": "GPU-1",

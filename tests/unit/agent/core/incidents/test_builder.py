@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from agent.core.incidents import KINDS, make_incident
+from gpuledger.keys import NodeId
 from gpuledger.records import Incident, IncidentProcess, Severity
 from gpuledger.records.incidents import INCIDENT_KINDS
 
@@ -13,7 +14,12 @@ GPU = "GPU-1"
 
 def made(kind: str, **given: Any) -> Incident:  # noqa: ANN401  # an incident's fields
     return make_incident(
-        kind=kind, node="node-a", boot_id="boot-1", gpu_uuid=GPU, time_ns=5, **given
+        kind=kind,
+        node=NodeId("default", "node-a"),
+        boot_id="boot-1",
+        gpu_uuid=GPU,
+        time_ns=5,
+        **given,
     )
 
 
@@ -21,6 +27,7 @@ def test_an_xid_has_the_catalogues_name_class_action_and_severity() -> None:
     processes = [IncidentProcess(pid=7)]
 
     assert made("xid", xid=79, source="nvml", processes=processes) == Incident(
+        cluster="default",
         node="node-a",
         boot_id="boot-1",
         gpu_uuid=GPU,

@@ -17,6 +17,7 @@ from agent.core.raw import InstanceIdentity, ListedProcess, ProcessAccounting, R
 from agent.core.tick import ClockReading, NodeTick
 from agent.sampling import Sampler
 from gpuledger.clock import NS_PER_MS
+from gpuledger.keys import NodeId
 from gpuledger.records import ContainerRef, ProcessChange, ProcessKind, ProcessRecord
 from tests.fakes.nvml import stat
 
@@ -221,7 +222,7 @@ def test_no_process_is_ever_shown_where_it_was_not(
     world: list[Round],
 ) -> None:
     machine = Machine()
-    sampler = Sampler(node="node-1", procfs=machine)
+    sampler = Sampler(node=NodeId("default", "node-1"), procfs=machine)
     reported: list[ProcessRecord] = []
     known: set[int] = set()
     for before_scan, scanned, before, within, between in world:

@@ -8,6 +8,7 @@ from agent.core.processes.accounting.exit_matcher import DriverAccount, ExitMatc
 from agent.core.processes.table import ProcessTable
 from agent.host.procfs import ProcessReader
 from gpuledger.clock import NS_PER_SECOND
+from gpuledger.keys import NodeId
 from gpuledger.records import GpuTotals, ProcessRecord
 from tests.fakes.nvml import FakeProcfs
 
@@ -23,8 +24,12 @@ class Node:
     def __init__(self) -> None:
         self.procfs = FakeProcfs()
         processes = ProcessReader(self.procfs)
-        self.table = ProcessTable(processes=processes, node="node-1", boot_id="boot-1")
-        self.matcher = ExitMatcher(processes=processes, node="node-1", boot_id="boot-1")
+        self.table = ProcessTable(
+            processes=processes, node=NodeId("default", "node-1"), boot_id="boot-1"
+        )
+        self.matcher = ExitMatcher(
+            processes=processes, node=NodeId("default", "node-1"), boot_id="boot-1"
+        )
         self.seconds = 100
         self.set_by_seconds = 0
 

@@ -5,6 +5,7 @@ import pytest
 from agent.core.processes.table import UNREADABLE, Location, ProcessTable, TableUpdate
 from agent.host.procfs import ProcessReader, read_boot_id
 from gpuledger.clock import NS_PER_MS
+from gpuledger.keys import NodeId
 from gpuledger.records import ProcessChange
 from tests.fakes.nvml import FakeProcfs, stat
 
@@ -19,7 +20,9 @@ def procfs() -> FakeProcfs:
 
 @pytest.fixture
 def table(procfs: FakeProcfs) -> ProcessTable:
-    return ProcessTable(processes=ProcessReader(procfs), node="node-1", boot_id="boot-1")
+    return ProcessTable(
+        processes=ProcessReader(procfs), node=NodeId("default", "node-1"), boot_id="boot-1"
+    )
 
 
 def call(table: ProcessTable, *pids: int, at_ticks: int = 1000, gpu: str = "GPU-0") -> TableUpdate:

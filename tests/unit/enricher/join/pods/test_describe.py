@@ -11,6 +11,7 @@ from enricher.join.pods.describe import DescriptionCache
 from enricher.join.pods.pods import (
     MAX_FORMER_CONTAINERS,
     MAX_PAST_VERSIONS,
+    ClusterPods,
     KnownPod,
     PodCache,
 )
@@ -257,7 +258,7 @@ def test_what_changes_on_another_node_has_nothing_said_anew(given: Given) -> Non
 
 def test_what_is_remembered_is_bounded_by_bytes_and_of_nodes_that_are_there_it_stays() -> None:
     """Names of nodes that are made up come once each."""
-    cache = DescriptionCache(PodCache(), max_bytes=200_000)
+    cache = DescriptionCache(ClusterPods(), max_bytes=200_000)
     honest = sample(processes=[process(container=0)])
     said = cache.describe(honest)
 

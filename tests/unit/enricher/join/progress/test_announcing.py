@@ -46,7 +46,7 @@ class Partition:
             if written is not None:
                 self.nodes.take(written, heard_ns=self.now_ns)
         told = max((each.complete_until_ns for each in self.watermarks), default=0)
-        self.nodes.complete_until_ns = told
+        self.nodes.call_complete("default", told)
         self.read = self.committed
         self.made: list[tuple[int, bool]] = []
 
@@ -66,7 +66,7 @@ class Partition:
             self.read += 1
             if is_duplicate(tick, self.nodes.of(tick.node)):
                 continue
-            late = tick.time_ns <= self.nodes.complete_until_ns
+            late = tick.time_ns <= self.nodes.complete_until_ns("default")
             self.made.append((tick.time_ns, late))
             written_ms = self.now_ns // 10**6
             self.nodes.advance(tick, offset=self.read, written_ms=written_ms, now_ns=self.now_ns)

@@ -60,8 +60,9 @@ def test_a_watermark_says_which_tick_was_booked_last(stage: JoinStage) -> None:
     """One watermark a node, the newest, keyed by it."""
     stage.take_samples([record(USED, offset=4), record(sample(seq=2000), offset=5)])
     (message,) = stage.drain_progress(PARTITION)
-    assert message.key == b"node-a"
+    assert message.key == b"default/node-a"
     assert WATERMARK.decode(message.value) == NodeProgress(
+        cluster="default",
         node="node-a",
         boot_id="boot",
         seq=2000,

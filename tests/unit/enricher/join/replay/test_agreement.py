@@ -41,6 +41,7 @@ def event(
         return pods.index(pod)
 
     values: dict[str, object] = {
+        "cluster": "default",
         "node": "node-a",
         "boot_id": "boot",
         "seq": 7,

@@ -8,7 +8,16 @@ from gpuledger.codec import encode
 
 def event(seq: int, *, node: str = "node-a", gpus: object = ()) -> bytes:
     """Return as much of an event as is looked at."""
-    return encode({"node": node, "boot_id": "boot", "seq": seq, "gpus": gpus, "pods": []})
+    return encode(
+        {
+            "cluster": "default",
+            "node": node,
+            "boot_id": "boot",
+            "seq": seq,
+            "gpus": gpus,
+            "pods": [],
+        }
+    )
 
 
 def test_events_find_each_other_in_any_order() -> None:
