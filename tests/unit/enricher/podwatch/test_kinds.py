@@ -14,7 +14,7 @@ from enricher.podwatch.publish import encode_bounded
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.clock import Clock
 from gpuledger.codec import decoder_of
-from gpuledger.keys import key_in
+from gpuledger.keys import key_in, split_key
 from gpuledger.records import NamespaceRecord, NodeRecord, Watermark
 from gpuledger.records.bounds import MAX_LABEL_LENGTH
 from gpuledger.runtime import Readiness
@@ -43,7 +43,8 @@ def told(bus: MemoryBus, kind: ObjectKind[Any]) -> list[tuple[str, int, str]]:
     for record in bus.kept(kind.topic(bus.topics).name):
         key = (record.key or b"").decode()
         if record.value is None:
-            found.append((key, record.partition, "tombstone"))
+            uid = split_key(key)[1].removeprefix("name-")
+            found.append((uid, record.partition, "tombstone"))
             continue
         decoded = kind.decoder(bus.topics).decode(record.value)
         state = "there" if decoded.deleted_time_ns is None else "deleted"
