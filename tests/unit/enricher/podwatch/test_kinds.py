@@ -162,7 +162,7 @@ def cut(kind: str) -> float:
 
 
 def test_what_a_node_or_a_namespace_has_too_much_of_is_cut_and_counted() -> None:
-    times: dict[str, Any] = {"created_time_ns": 1, "resource_version": "7"}
+    times: dict[str, Any] = {"cluster": "default", "created_time_ns": 1, "resource_version": "7"}
     node = NodeRecord(uid="u", name="n", pool="p" * 500, labels={}, **times)
     notes = {f"a{number}": "x" * 250_000 for number in range(5)}
     space = NamespaceRecord(uid="u", name="n", labels={"a": "b"}, annotations=notes, **times)

@@ -269,4 +269,4 @@ def test_of_nodes_that_were_booked_once_those_heard_longest_ago_are_forgotten_fi
     for number in range(MAX_NODES + 1):
         advance(watermarks, f"once-{number}", at_seconds=number)
     assert watermarks.of("default/once-0") is None
-    assert watermarks.of(f"once-{MAX_NODES - 1}") is not None
+    assert watermarks.of(f"default/once-{MAX_NODES - 1}") is not None
