@@ -32,7 +32,6 @@ from enricher.versions import RecordT, WatchedRecord
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.clock import SystemClock
-from gpuledger.keys import key_in
 from gpuledger.records import PodRecord
 from gpuledger.runtime import Readiness
 
@@ -188,8 +187,8 @@ def published(steps: Iterable[Step[Any]], *, kind: ObjectKind[Any] = POD) -> dic
                 table.upsert(found, time_ns=1)
             case Deleted(found):
                 table.delete(found, time_ns=1)
-            case Skipped(uid=uid):
-                table.keep(uid)
+            case Skipped():
+                table.keep(kind.identity_of(step))
             case Phase.LISTING:
                 table.begin_list()
             case Phase.LISTED:
@@ -197,7 +196,9 @@ def published(steps: Iterable[Step[Any]], *, kind: ObjectKind[Any] = POD) -> dic
             case _:
                 pass
     return {
-        one.identity: "deleted" if one.record and one.record.deleted_time_ns else "alive"
+        one.record.uid if one.record else one.identity: "deleted"
+        if one.record and one.record.deleted_time_ns
+        else "alive"
         for one in table.batch(100)
     }
 
@@ -301,5 +302,8 @@ async def versions(
         while True:
             polled = await consumer.poll(timeout_seconds=1, max_records=100)
             for record in itertools.chain.from_iterable(polled.values()):
-                if record.key == key_in("default", uid).encode():
-                    yield kind.decoder(bus.topics).decode(record.value)
+                if record.value is None:
+                    continue
+                found = kind.decoder(bus.topics).decode(record.value)
+                if found.uid == uid:
+                    yield found

@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 from urllib.parse import quote
 
 from gpuledger.clock import NS_PER_SECOND
-from gpuledger.keys import NodeId, key_in
+from gpuledger.keys import NodeId
 from gpuledger.runtime import Backoff, RetryTimer
 
 
@@ -117,9 +117,8 @@ class SpoolFolder:
 
     def __init__(self, folder: Path, *, node: NodeId) -> None:
         # A folder for each node: what another node's agent left is not sent in this one's name.
-        name = quote(key_in(*node), safe="")
-        # `.` and `..` are names that quoting leaves alone and that lead elsewhere.
-        self.path: Final = folder / (name if name.strip(".") else f"%{name}")
+        # No name of a cluster or a node has an underscore.
+        self.path: Final = folder / f"{node.cluster}_{quote(node.node, safe='')}"
         self._lock: int | None = None
 
     @property

@@ -22,7 +22,15 @@ from typing_extensions import override
 
 from cli.demo.bus import open_bus
 from cli.demo.pipeline import Run, drain, running
-from cli.demo.plan import DemoPlan, Source, check_url, find_scenario, find_store, parse_bus
+from cli.demo.plan import (
+    DemoPlan,
+    Source,
+    check_cluster,
+    check_url,
+    find_scenario,
+    find_store,
+    parse_bus,
+)
 from cli.demo.screen import ScreenHeader, ScreenLine, draw, standstill
 from cli.demo.sending import problem
 from cli.demo.source import find_machine
@@ -40,6 +48,7 @@ from cli.demo.totals import as_line
 from gpuledger.codec import encode
 from gpuledger.errors import BusError, UserError
 from gpuledger.programs import end_process
+from gpuledger.records.base import DEFAULT_CLUSTER
 from gpuledger.runtime import configure_logs
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings import LogSettings
@@ -61,6 +70,7 @@ def demo(  # one parameter an option
     ] = None,
     scenario: Path | None = None,
     source: Source = "auto",
+    cluster: str = DEFAULT_CLUSTER,
     bus: str = "memory",
     store: Path | None = None,
     format: Literal["table", "json"] = "table",  # noqa: A002  # the option's name
@@ -82,6 +92,9 @@ def demo(  # one parameter an option
     source
         `nvml` for this machine's GPUs, `simulated` for the scenario's, `auto` for the first that
         is there.
+    cluster
+        Name of the cluster in whose name nodes and pods are published, a DNS label; with another
+        one, a second demo's nodes of equal names are others.
     bus
         `memory`, or `kafka://host:port[,host:port…]`; topics that are missing are created, topics
         that hold records are refused.
@@ -105,6 +118,7 @@ def demo(  # one parameter an option
     plan = DemoPlan(
         scenario=find_scenario(scenario),
         source=source,
+        cluster=check_cluster(cluster),
         kafka=parse_bus(bus),
         reuse_topics=reuse_topics,
         store=find_store(store),

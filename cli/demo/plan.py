@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Final, Literal
 
 from gpuledger.errors import UserError
+from gpuledger.records.base import DEFAULT_CLUSTER
 from gpuledger.settings import KafkaSettings
-from gpuledger.settings.groups import require_brokers, require_http_url
+from gpuledger.settings.groups import require_brokers, require_cluster_name, require_http_url
 from gpuledger.settings.secret import mask_address, may_part_a_login, shown_brokers
 
 Source = Literal["auto", "nvml", "simulated"]
@@ -27,6 +28,8 @@ class DemoPlan:
     """The scenario that is played where GPUs are simulated."""
     source: Source
     """Where the readings come from; `auto` takes this machine's GPUs where NVML answers."""
+    cluster: str = DEFAULT_CLUSTER
+    """The cluster in whose name the run writes."""
     kafka: KafkaSettings | None
     """The brokers, or `None` for the bus in memory."""
     reuse_topics: bool = False
@@ -47,6 +50,15 @@ def find_scenario(given: Path | None) -> Path:
         reason = "it is no regular file" if given.exists() else "there is no such file"
         raise UserError(f"--scenario {given}: {reason}")
     return given or DEMO_SCENARIO
+
+
+def check_cluster(name: str) -> str:
+    """Return the name of a cluster; raises `UserError` where it is none."""
+    try:
+        require_cluster_name(name)
+    except ValueError as error:
+        raise UserError(f"--{error}") from error
+    return name
 
 
 def check_url(option: str, url: str | None) -> str | None:

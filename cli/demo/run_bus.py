@@ -27,6 +27,7 @@ from gpuledger.bus.protocol import (
 )
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusError, NotAssignedError, UndecodableError
+from gpuledger.keys import node_key
 from gpuledger.records import AttributedIncident, GpuEvent
 from gpuledger.runtime import Backoff
 from gpuledger.topics import Topics
@@ -322,12 +323,12 @@ class EventReader:
                 # Others may write to the same topics: only this run's nodes count.
                 if record.topic == self._topics.events.name:
                     event = self._event_decoder.decode(record.value)
-                    if event.node in self._nodes:
+                    if node_key(event) in self._nodes:
                         self._tally.add(event)
                         self._alerts.add(event)
                 else:
                     attributed = self._incident_decoder.decode(record.value)
-                    if attributed.incident.node in self._nodes:
+                    if node_key(attributed.incident) in self._nodes:
                         self._tally.presence.add_incident(attributed)
                         self._alerts.add_incident(attributed)
             except UndecodableError:

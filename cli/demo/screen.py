@@ -24,6 +24,7 @@ from cli.demo.tables import (
 )
 from cli.demo.totals import LostGpu, Tally, owner_of
 from gpuledger.clock import NS_PER_SECOND
+from gpuledger.keys import show_node, split_key
 from gpuledger.ledger.entries import NO_POD, PodIndex, PodOfEntry
 from gpuledger.records import (
     Account,
@@ -128,7 +129,9 @@ def draw(
     blocks = [
         block
         for node, shown in rows.items()
-        for block in _blocks(node, shown, lost[node], widths=widths, width=width)
+        for block in _blocks(
+            show_node(*split_key(node)), shown, lost[node], widths=widths, width=width
+        )
     ]
     body, whole = [titles, *_body(blocks)], _head(header, width)
     here = shown(_COLUMNS, widths)

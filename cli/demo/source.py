@@ -22,6 +22,7 @@ from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from enricher.podwatch.pod_watch import run_podwatch
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
+from gpuledger.keys import key_in, split_key
 from gpuledger.runtime import Readiness
 from simulator.kube import serve_kube_api
 from simulator.scenario.load import load_scenario
@@ -38,7 +39,7 @@ class DemoSource(Protocol):
     headline: str
     """What it is, in one line for people."""
     nodes: set[str]
-    """Names of its nodes."""
+    """Keys of its nodes."""
     clock: Clock
     """The clock by which its events are timed."""
 
@@ -46,17 +47,18 @@ class DemoSource(Protocol):
         """Start its agents and the pod watch."""
 
     def truth(self, tally: Tally) -> dict[str, float] | None:
-        """Return the true busy seconds by pod UID in the covered time; None where nobody knows."""
+        """Return the true busy seconds in the covered time, by the pods' keys; None if unknown."""
 
 
 class SimulatedMachine:
     """The nodes of a scenario that begins now."""
 
-    def __init__(self, scenario: Path) -> None:
+    def __init__(self, scenario: Path, *, cluster: str) -> None:
+        self._cluster = cluster
         loaded = load_scenario(scenario)
         self._simulation = Simulation(loaded, epoch_ns=time.time_ns())
         self.headline = f"scenario {loaded.name}"
-        self.nodes = set(self._simulation.nodes)
+        self.nodes = {key_in(cluster, name) for name in self._simulation.nodes}
         self.clock: Clock = self._simulation.clock
 
     async def start(self, stages: Stages, *, bus: DemoBus, stack: AsyncExitStack) -> None:
@@ -67,33 +69,36 @@ class SimulatedMachine:
                 run_agent(
                     host=play(node),
                     bus=bus,
-                    settings=AgentSettings(node_name=node.name, spool=_NO_SPOOL),
+                    settings=AgentSettings(
+                        cluster=self._cluster, node_name=node.name, spool=_NO_SPOOL
+                    ),
                     readiness=Readiness(),
                 ),
             )
         url = await stack.enter_async_context(serve_kube_api(self._simulation))
-        await _start_podwatch(
-            stages, KubernetesSettings(url=url), bus=bus, stack=stack, clock=self.clock
-        )
+        settings = PodwatchSettings(cluster=self._cluster, kubernetes=KubernetesSettings(url=url))
+        await _start_podwatch(stages, settings, bus=bus, stack=stack, clock=self.clock)
 
     def truth(self, tally: Tally) -> dict[str, float]:
         """Sum the scenario's truth over the stretches of time that each node's ticks cover."""
         found: dict[str, float] = {}
         for node, stretches in tally.covered_ns.items():
+            name = split_key(node)[1]
             for start, end in stretches:
-                for usage in self._simulation.truth(start, end, node):
-                    found[usage.uid] = found.get(usage.uid, 0.0) + usage.busy_seconds
+                for usage in self._simulation.truth(start, end, name):
+                    pod = key_in(self._cluster, usage.uid)
+                    found[pod] = found.get(pod, 0.0) + usage.busy_seconds
         return found
 
 
 class OwnMachine:
     """This machine and the GPUs in it."""
 
-    def __init__(self, machine: Host) -> None:
+    def __init__(self, machine: Host, *, cluster: str) -> None:
         self._machine = machine
-        self._settings = name_node(AgentSettings(spool=_NO_SPOOL), os.environ)
+        self._settings = name_node(AgentSettings(cluster=cluster, spool=_NO_SPOOL), os.environ)
         self.headline = f"the GPUs of {self._settings.node_name}"
-        self.nodes = {self._settings.node_name}
+        self.nodes = {key_in(*self._settings.node)}
         self.clock: Clock = machine.clock
 
     async def start(self, stages: Stages, *, bus: DemoBus, stack: AsyncExitStack) -> None:
@@ -110,7 +115,11 @@ class OwnMachine:
         # Without an API server pods stay without names, and all else is as it would be.
         if os.environ.get("KUBECONFIG") or os.environ.get(_IN_CLUSTER):
             await _start_podwatch(
-                stages, KubernetesSettings(), bus=bus, stack=stack, clock=self.clock
+                stages,
+                PodwatchSettings(cluster=self._settings.cluster),
+                bus=bus,
+                stack=stack,
+                clock=self.clock,
             )
 
     def truth(self, tally: Tally) -> None:
@@ -120,13 +129,13 @@ class OwnMachine:
 async def find_machine(plan: DemoPlan) -> DemoSource:
     """Return the machine that the plan asks for; raises `UserError` where there is none."""
     if plan.source == "simulated":
-        return SimulatedMachine(plan.scenario)
+        return SimulatedMachine(plan.scenario, cluster=plan.cluster)
     try:
-        return OwnMachine(await open_source(AgentSettings(source="auto")))
+        return OwnMachine(await open_source(AgentSettings(source="auto")), cluster=plan.cluster)
     except UserError as error:
         # Whoever asked for real GPUs must not be shown played ones.
         if plan.source == "auto":
-            return SimulatedMachine(plan.scenario)
+            return SimulatedMachine(plan.scenario, cluster=plan.cluster)
         raise UserError(
             "--source nvml: NVML does not answer on this machine (is the driver installed?);"
             " --source simulated plays a scenario"
@@ -135,13 +144,12 @@ async def find_machine(plan: DemoPlan) -> DemoSource:
 
 async def _start_podwatch(
     stages: Stages,
-    kubernetes: KubernetesSettings,
+    settings: PodwatchSettings,
     *,
     bus: DemoBus,
     stack: AsyncExitStack,
     clock: Clock,
 ) -> None:
-    settings = PodwatchSettings(kubernetes=kubernetes)
     api = await stack.enter_async_context(open_api(settings.kubernetes))
     stages.start(
         "podwatch",

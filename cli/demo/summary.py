@@ -10,8 +10,9 @@ from cli.demo.screen import ScreenLine
 from cli.demo.sending import SinkLine, has_failed, problem
 from cli.demo.tables import SUMMARY_COLUMNS, TableColumn, as_facts, fit, fold, line, shown, wrap
 from cli.demo.totals import AlertLine, PodTotal, as_line
+from gpuledger.keys import split_key
 from gpuledger.records import AttributedIncident
-from gpuledger.records.base import BaseRecord
+from gpuledger.records.base import DEFAULT_CLUSTER, BaseRecord
 
 FAILED: Final = 1
 """The exit code where something of the run is missing: not sent, not booked, or not known."""
@@ -35,6 +36,8 @@ class PodLine(BaseRecord, frozen=True, kw_only=True):
     """Its namespace; absent where its record never came."""
     pod: str | None = None
     """Its name."""
+    cluster: str = DEFAULT_CLUSTER
+    """Its cluster; absent where that is `default`."""
     uid: str | None = None
     """Its UID; absent where it held a GPU and ran nothing on it."""
     owner: str | None = None
@@ -57,6 +60,8 @@ class PodLine(BaseRecord, frozen=True, kw_only=True):
 class IncidentLine(BaseRecord, frozen=True, kw_only=True):
     """Something that happened to a GPU."""
 
+    cluster: str = DEFAULT_CLUSTER
+    """The cluster of its node; absent where that is `default`."""
     node: str
     """Its node."""
     gpu_uuid: str
@@ -123,35 +128,45 @@ class Summary(BaseRecord, frozen=True, kw_only=True):
     """From the start of the process to the first row with a pod's name."""
 
 
+_NOBODY: Final = ("", "", "")
+
+
 def pod_lines(
     pods: Mapping[str, PodTotal],
     truth: Mapping[str, float] | None,
-    unused_ns: Mapping[tuple[str, str], int],
-    held_ns: Mapping[tuple[str, str], int],
+    unused_ns: Mapping[tuple[str, str, str], int],
+    held_ns: Mapping[tuple[str, str, str], int],
 ) -> list[PodLine]:
     """Return a line for each pod that was booked, truly used a GPU, or held one."""
-    used = {uid for uid, seconds in (truth or {}).items() if seconds}
-    names = {**pods, **{uid: PodTotal(uid=uid) for uid in sorted(used - pods.keys())}}
+    used = {key for key, seconds in (truth or {}).items() if seconds}
+    unbooked = {
+        key: PodTotal(cluster=split_key(key)[0], uid=split_key(key)[1])
+        for key in sorted(used - pods.keys())
+    }
+    held_by = {
+        key: (total.cluster, total.namespace or "", total.pod or "") for key, total in pods.items()
+    }
     lines = [
         PodLine(
             namespace=total.namespace,
             pod=total.pod,
-            uid=uid,
+            cluster=total.cluster,
+            uid=total.uid,
             owner=total.owner,
             gpu_seconds=total.busy_ns / _SECOND_NS,
             memory_byte_seconds=total.memory_byte_ns / _SECOND_NS,
             joules=total.energy_millijoules / 1000,
-            true_gpu_seconds=None if truth is None else truth.get(uid, 0.0),
-            unused_gpu_seconds=unused_ns.get((total.namespace or "", total.pod or ""), 0)
-            / _SECOND_NS,
-            held_gpu_seconds=held_ns.get((total.namespace or "", total.pod or ""), 0) / _SECOND_NS,
+            true_gpu_seconds=None if truth is None else truth.get(key, 0.0),
+            unused_gpu_seconds=unused_ns.get(held_by.get(key, _NOBODY), 0) / _SECOND_NS,
+            held_gpu_seconds=held_ns.get(held_by.get(key, _NOBODY), 0) / _SECOND_NS,
         )
-        for uid, total in names.items()
+        for key, total in {**pods, **unbooked}.items()
     ]
-    known = {(total.namespace, total.pod) for total in pods.values()}
+    known = set(held_by.values())
     lines += [
         # It held a GPU and ran nothing, so that no entry ever named its UID.
         PodLine(
+            cluster=cluster,
             namespace=namespace,
             pod=pod,
             gpu_seconds=0.0,
@@ -159,10 +174,10 @@ def pod_lines(
             joules=0.0,
             true_gpu_seconds=None if truth is None else 0.0,
             unused_gpu_seconds=free_ns / _SECOND_NS,
-            held_gpu_seconds=held_ns.get((namespace, pod), 0) / _SECOND_NS,
+            held_gpu_seconds=held_ns.get((cluster, namespace, pod), 0) / _SECOND_NS,
         )
-        for (namespace, pod), free_ns in unused_ns.items()
-        if (namespace, pod) not in known
+        for (cluster, namespace, pod), free_ns in unused_ns.items()
+        if (cluster, namespace, pod) not in known
     ]
     return sorted(lines, key=lambda line: (-line.gpu_seconds, -line.unused_gpu_seconds))
 
@@ -171,6 +186,7 @@ def incident_lines(incidents: Iterable[AttributedIncident]) -> list[IncidentLine
     """Return a line for each incident, the oldest first."""
     lines = [
         IncidentLine(
+            cluster=taken.incident.cluster,
             node=taken.incident.node,
             gpu_uuid=taken.incident.gpu_uuid,
             gpu_index=taken.incident.gpu_index,

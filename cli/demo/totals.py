@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpuledger.clock import NS_PER_MINUTE, NS_PER_SECOND, Clock
+from gpuledger.keys import key_in, node_key
 from gpuledger.ledger.entries import PodIndex, PodOfEntry
 from gpuledger.ledger.quantities import imbalances
 from gpuledger.records import (
@@ -22,7 +23,7 @@ from gpuledger.records import (
     PodDescription,
     PodState,
 )
-from gpuledger.records.base import BaseRecord
+from gpuledger.records.base import DEFAULT_CLUSTER, BaseRecord
 from sinks.alerts.active_alerts import ActiveAlert, Now, rfc3339
 from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.rules import rules_of
@@ -53,6 +54,7 @@ class LostGpu:
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
     node: str
+    """The key of its node."""
     index: int
     time_ns: int
 
@@ -68,15 +70,14 @@ class GpuPresence:
         """Record which GPUs answered."""
         readings = (gpu.reading for gpu in event.gpus if not gpu.reading.silent)
         boards = [reading for reading in readings if reading.parent_uuid is None]
-        here = {(event.node, reading.index) for reading in boards}
+        node = node_key(event)
+        here = {(node, reading.index) for reading in boards}
         # Whatever had its place before was taken out.
         self._seen = {
             uuid: seen for uuid, seen in self._seen.items() if (seen.node, seen.index) not in here
         }
         for reading in boards:
-            self._seen[reading.uuid] = _Seen(
-                node=event.node, index=reading.index, time_ns=event.time_ns
-            )
+            self._seen[reading.uuid] = _Seen(node=node, index=reading.index, time_ns=event.time_ns)
 
     def add_incident(self, incident: AttributedIncident) -> None:
         """Record what has happened to a GPU."""
@@ -88,7 +89,7 @@ class GpuPresence:
         gone = [
             (uuid, seen)
             for uuid, seen in self._seen.items()
-            if seen.node == newest.node and uuid not in here
+            if seen.node == node_key(newest) and uuid not in here
         ]
         lost = []
         for uuid, seen in gone:
@@ -130,6 +131,8 @@ class PodTotal:
 
     uid: str
     """The pod's UID, or its container's id while no UID is known."""
+    cluster: str = DEFAULT_CLUSTER
+    """Its cluster."""
     namespace: str | None = None
     """Its namespace, once known."""
     pod: str | None = None
@@ -165,19 +168,19 @@ class Tally:
     entries: int = 0
     """Entries in them."""
     pods: dict[str, PodTotal] = field(default_factory=dict)
-    """What each pod used, by UID."""
-    unused_ns: dict[tuple[str, str], int] = field(default_factory=dict)
-    """For each namespace and pod, time in which GPUs that it held ran no kernel."""
-    held_ns: dict[tuple[str, str], int] = field(default_factory=dict)
+    """What each pod used, by its key: cluster and UID."""
+    unused_ns: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    """For each cluster, namespace and pod, time in which GPUs that it held ran no kernel."""
+    held_ns: dict[tuple[str, str, str], int] = field(default_factory=dict)
     """For each of these, how much of GPUs it held, whatever it used."""
     without_pod_ns: int = 0
     """Busy time booked on the host or on nobody."""
     presence: GpuPresence = field(default_factory=GpuPresence)
     """Which GPUs are there, and what has happened to them."""
     latest: dict[str, GpuEvent] = field(default_factory=dict)
-    """The last event of each node."""
+    """The last event of each node, by its key."""
     covered_ns: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    """For each node the covered stretches of time, from and to, adjacent ticks merged."""
+    """For each node, by its key, the covered stretches of time, adjacent ticks merged."""
     conservation_error_max_ratio: float = 0.0
     """The worst difference between a device and the sum of its entries, over the device."""
     first_named_seconds: float | None = None
@@ -186,7 +189,7 @@ class Tally:
     def add(self, event: GpuEvent) -> None:
         """Add one event."""
         self.events += 1
-        self.latest[event.node] = event
+        self.latest[node_key(event)] = event
         self.presence.add(event)
         self._cover(event)
         pods = PodIndex(event)
@@ -199,7 +202,7 @@ class Tally:
                 elif entry.account in _WITHOUT_POD:
                     self.without_pod_ns += entry.busy_ns or 0
                 elif entry.account is Account.IDLE:
-                    self._book_unused(entry, pods.holder_of(entry))
+                    self._book_unused(entry, pods.holder_of(entry), event.cluster)
         errors = [off.ratio for off in imbalances(event.gpus, event.interval_ns)]
         self.conservation_error_max_ratio = max([self.conservation_error_max_ratio, *errors])
         if self.first_named_seconds is None and any(pod.name for pod in event.pods):
@@ -209,21 +212,21 @@ class Tally:
         description, uid = user.pod, user.described.uid or user.container_id or ""
         # What one node says of another one's pod is not that pod's.
         is_foreign = description is not None and description.state is PodState.FOREIGN
-        key = f"{event.node}/{uid}" if is_foreign else uid
-        total = self.pods.setdefault(key, PodTotal(uid=uid))
+        key = f"{node_key(event)}/{uid}" if is_foreign else key_in(event.cluster, uid)
+        total = self.pods.setdefault(key, PodTotal(cluster=event.cluster, uid=uid))
         total.add(entry, interval_ns=event.interval_ns)
         if description:
             total.name(description)
 
-    def _book_unused(self, entry: Entry, holder: PodOfEntry) -> None:
+    def _book_unused(self, entry: Entry, holder: PodOfEntry, cluster: str) -> None:
         if holder.described.name is None:
             return
-        name = (holder.described.namespace or "", holder.described.name)
+        name = (cluster, holder.described.namespace or "", holder.described.name)
         self.unused_ns[name] = self.unused_ns.get(name, 0) + (entry.busy_ns or 0)
         self.held_ns[name] = self.held_ns.get(name, 0) + (entry.held_ns or 0)
 
     def _cover(self, event: GpuEvent) -> None:
-        stretches = self.covered_ns.setdefault(event.node, [])
+        stretches = self.covered_ns.setdefault(node_key(event), [])
         start = event.time_ns - event.interval_ns
         # Wall and monotonic clock are read one after the other: ticks that meet within a
         # hundredth of their length are adjacent.
@@ -250,6 +253,8 @@ class AlertLine(BaseRecord, frozen=True, kw_only=True):
     """Its rule."""
     severity: str
     """How loud it is."""
+    cluster: str = DEFAULT_CLUSTER
+    """The cluster of its GPU."""
     node: str
     """The node of its GPU."""
     gpu_uuid: str
@@ -269,6 +274,7 @@ class AlertLine(BaseRecord, frozen=True, kw_only=True):
         return cls(
             name=labels["alertname"],
             severity=labels["severity"],
+            cluster=labels["cluster"],
             node=labels["node"],
             gpu_uuid=labels["gpu_uuid"],
             gpu_index=None if index is None else int(index),

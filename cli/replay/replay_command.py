@@ -39,6 +39,7 @@ from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Bus, History
 from gpuledger.clock import NS_PER_MS
 from gpuledger.errors import UserError
+from gpuledger.keys import show_node
 from gpuledger.runtime import configure_logs
 from gpuledger.settings import LogSettings
 
@@ -241,8 +242,9 @@ def verdict(counts: Counts) -> str:
 def show_difference(difference: Difference) -> str:
     """Return the line of one field."""
     event, change = difference
+    node = show_node(event.cluster, event.node)
     return (
-        f"node {event.node} boot {event.boot_id} seq {event.seq} {change.field}:"
+        f"node {node} boot {event.boot_id} seq {event.seq} {change.field}:"
         f" first {_shown(change.first)}, replayed {_shown(change.replayed)}"
     )
 

@@ -340,7 +340,9 @@ class JoinObserver:
         if expired:
             metrics.UNKNOWN_TOTAL.inc(len(expired))
             first = expired[0]
-            shown = [shorten(name, NAME_CHARACTERS) for name in first.names[:NAMES_SHOWN]]
+            shown = [
+                shorten(split_key(name)[1], NAME_CHARACTERS) for name in first.names[:NAMES_SHOWN]
+            ]
             _log.warning("pods_not_found", count=len(expired), **_names(first.node), example=shown)
 
     def forget(self, partition: int) -> None:

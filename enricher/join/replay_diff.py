@@ -179,6 +179,7 @@ _EXTRA: Final = EntryChange("(event)", "absent", "there")
 class EventId(msgspec.Struct, frozen=True, gc=False):
     """What makes an event that event and no other."""
 
+    cluster: str
     node: str
     boot_id: str
     seq: int

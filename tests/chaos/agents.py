@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from benchmarks.ticks import SEQ_PER_TICK, Fleet, TickTemplate, node_name, template_of
 from gpuledger.bus.protocol import Message
 from gpuledger.errors import BusUnavailableError
-from gpuledger.keys import key_in, node_key
+from gpuledger.keys import key_in
 from gpuledger.topics import partition_of_node
 from tests.default_topics import SAMPLES
 
@@ -50,7 +50,7 @@ class Agent:
         """Return the next tick."""
         time_ns = started_ns + int((self.number + self.phase_seconds) * _NS_PER_SECOND)
         value = self.template.at(seq=self.number * SEQ_PER_TICK, time_ns=time_ns)
-        return Message(node_key(self).encode(), value, time_ns // 1_000_000)
+        return Message(key_in("default", self.node).encode(), value, time_ns // 1_000_000)
 
 
 def make_agents(fleet: Fleet, *, uids: Sequence[str], partitions: int) -> list[Agent]:

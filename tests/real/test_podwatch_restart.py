@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from gpuledger.bus.administration import create_topics
+from gpuledger.keys import split_key
 from gpuledger.settings import KafkaSettings
 from tests.default_topics import PODS
 from tests.real.changed_topics import recreate
@@ -120,7 +121,8 @@ class Cluster:
         found: dict[str, list[str]] = {}
         for message in self._kcat.consume(self._kafka.bootstrap_servers, PODS.name):
             if (state := _state(message.value)) != "leaves":
-                found.setdefault((message.key or b"").decode(), []).append(state)
+                key = (message.key or b"").decode()
+                found.setdefault(split_key(key)[1], []).append(state)
         return found
 
     def recreate_topic(self) -> None:

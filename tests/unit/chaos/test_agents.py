@@ -41,7 +41,7 @@ def test_a_nodes_ticks_follow_each_other_without_a_gap(agents: list[Agent]) -> N
 def test_a_message_lies_where_the_nodes_own_agent_would_put_it(agents: list[Agent]) -> None:
     for agent in agents:
         message = agent.message(started_ns=STARTED_NS)
-        assert message.key == tick(agent, 0).node.encode() == node_key(agent).encode()
+        assert message.key == node_key(tick(agent, 0)).encode() == f"default/{agent.node}".encode()
         assert agent.partition == partition_of_node(
             key_in("default", agent.node), partitions=SAMPLES.partitions
         )

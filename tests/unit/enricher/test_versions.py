@@ -40,6 +40,9 @@ def cached(told: Sequence[Told]) -> PodCache:
     return cache
 
 
+KEY = f"default/{UID}".encode()
+
+
 def newest(told: Sequence[Told]) -> PodRecord | None:
     found = cached(told).find(UID, None, node="node-a")
     return found.record if found else None
@@ -49,7 +52,9 @@ def read_back(told: Sequence[Told]) -> KnownRecords:
     """Return what a podwatch reads of these records when it starts."""
     known = KnownRecords(cluster="default", kind=POD, topics=TOPICS)
     known.ingest(
-        Record(PODS.name, 0, number, 0, UID.encode(), None if one is None else encode(one))
+        Record(
+            PODS.name, 0, number, 0, f"default/{UID}".encode(), None if one is None else encode(one)
+        )
         for number, one in enumerate(told)
     )
     return known

@@ -86,7 +86,7 @@ BAD_BYTES = [
     (encode(SAMPLE) + b"x", "not JSON of this topic's record: JSON is malformed: trailing"),
     (b"[1]", "field (the record): Expected `object`, got `array`; value [1]"),
     (b"null", "field (the record): Expected `object`, got `null`; value None"),
-    (b"{}", "field node: missing; value {}"),
+    (b"{}", "field cluster: missing; value {}"),
     (b'{"spare": ' + TOO_DEEP + b"}", "not JSON of this topic's record: maximum recursion"),
     (b'{"node": 1, "spare": ' + TOO_DEEP + b"}", "field node: Expected `str`, got `int`"),
 ]

@@ -71,7 +71,7 @@ def settings_in(folder: Path, **settings: float) -> SpoolSettings:
 
 
 def files_in(folder: Path) -> list[Path]:
-    return sorted((folder / NODE).glob("*.spool"))
+    return sorted((folder / f"default_{NODE}").glob("*.spool"))
 
 
 @contextmanager

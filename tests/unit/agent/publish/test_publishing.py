@@ -161,7 +161,8 @@ cluster="default",
 
 
 def test_readings_that_say_nothing_are_not_packed() -> None:
-    identity: dict[str, Any] = {"cluster": "default", "node": NODE, "boot_id": "b", "seq": 1, "time_ns": 1, "interval_ns": 1, "gpus": []
+    identity: dict[str, Any] = {"cluster": "default", "node": NODE, "boot_id": "b", "seq": 1,
+        "time_ns": 1, "interval_ns": 1, "gpus": []
     }  # fmt: skip
     sample = NodeSample(**identity, containers=[], processes=[], allocations=[])
     tick = NodeTick(sample=sample, readings=NodeReadings(**identity), processes=[])
@@ -423,7 +424,8 @@ def test_what_is_longer_than_a_record_may_carry_is_cut_and_counted() -> None:
     """A driver may answer with anything, and the join would refuse all of the tick."""
     name = "gpuledger_agent_values_cut_total"
     before = REGISTRY.get_sample_value(name, {"field": "GpuReading.model"}) or 0.0
-    identity: dict[str, Any] = {"cluster": "default", "node": NODE, "boot_id": "b", "seq": 1, "time_ns": 1, "interval_ns": 1
+    identity: dict[str, Any] = {"cluster": "default", "node": NODE, "boot_id": "b", "seq": 1,
+        "time_ns": 1, "interval_ns": 1
     }  # fmt: skip
     gpus = [GpuReading(uuid="GPU-0", index=0, model="H" * 10_000)]
     sample = NodeSample(**identity, gpus=gpus, containers=[], processes=[], allocations=[])

@@ -20,6 +20,7 @@ from agent.publish.send_queue import SendQueue
 from agent.publish.spool import Spool
 from agent.publish.spool_folder import IoThread
 from agent.settings import SpoolSettings
+from gpuledger.keys import NodeId
 from gpuledger.runtime import Backoff, Check
 from tests.hanging import HANG_SECONDS
 from tests.metric_values import value_of
@@ -84,7 +85,7 @@ def send_queue_of(
 
 def usable_in(folder: Path) -> float | None:
     """Return what the metric says of the spool in this folder; `None` where it has no series."""
-    labels = {"folder": str(folder / NODE)}
+    labels = {"folder": str(folder / f"default_{NODE}")}
     return REGISTRY.get_sample_value("gpuledger_agent_spool_usable", labels)
 
 
@@ -510,7 +511,7 @@ class ScannedForEver(Spool):
 async def test_at_the_end_a_scan_gives_way_to_what_is_in_memory(tmp_path: Path) -> None:
     left_behind(tmp_path, 0, 1)
     made = SpoolSettings(folder=str(tmp_path), min_free_bytes=0)
-    spool = ScannedForEver(made, node=NODE, boot_id=BOOT, boottime_ns=Uptime(0))
+    spool = ScannedForEver(made, node=NodeId("default", NODE), boot_id=BOOT, boottime_ns=Uptime(0))
     send_queue, clock = send_queue_of(spool, disk=IoThread()), Hands()
     running = asyncio.create_task(send_queue.run())
     await asyncio.to_thread(spool.began.wait)

@@ -89,7 +89,7 @@ def test_a_spool_of_the_first_form_is_taken_over_and_ages_from_when_it_was_found
     tmp_path: Path,
 ) -> None:
     clock = Uptime(1000)
-    folder = tmp_path / "node-1"
+    folder = tmp_path / "default_node-1"
     folder.mkdir()
     frames = [
         pack_frame([bundle_of(number)], spooled_ms=1000 * (NOW_SECONDS + number))

@@ -212,7 +212,7 @@ def framed(body: bytes) -> bytes:
 def test_a_file_of_something_else_is_put_away(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     spool.open()
-    (tmp_path / "node-1" / "000000000007.spool").write_bytes(b"something else" * 10)
+    (tmp_path / "default_node-1" / "000000000007.spool").write_bytes(b"something else" * 10)
     again = reopened(spool, tmp_path)
     fill(again, 1)
     assert drain(again) == [1]
@@ -245,7 +245,7 @@ def test_a_file_that_no_spool_writes_is_set_aside_as_it_is_and_reported(
 ) -> None:
     spool = spool_in(tmp_path)
     fill(spool, 1)
-    foreign = tmp_path / NODE / "000000000000.spool"
+    foreign = tmp_path / f"default_{NODE}" / "000000000000.spool"
     foreign.touch()
     write(foreign)
     size_bytes, before = foreign.stat().st_size, value_of(SPOOL_FILES_SET_ASIDE)

@@ -138,9 +138,9 @@ def test_a_folder_that_somebody_removed_is_begun_anew(
     found = spool.read(max_bundles=1)
     assert found
     spool.set_in_flight(found[1])
-    shutil.rmtree(tmp_path / "node-1")
+    shutil.rmtree(tmp_path / "default_node-1")
     if is_made_again:
-        (tmp_path / "node-1").mkdir()
+        (tmp_path / "default_node-1").mkdir()
     fill(spool, 3)
     spool.ack(found[1])
     assert dropped("damaged") - before == 1
@@ -234,12 +234,17 @@ def test_attempts_on_a_full_disk_leave_no_files(
 def test_nodes_do_not_find_what_others_left(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     fill(spool, 1)
-    assert [path.name for path in tmp_path.iterdir()] == ["node-1"]
+    assert [path.name for path in tmp_path.iterdir()] == ["default_node-1"]
 
 
 @pytest.mark.parametrize(
     ("node", "name"),
-    [("a/../b", "a%2F..%2Fb"), ("..", "%.."), ("", "%"), ("n.example", "n.example")],
+    [
+        ("a/../b", "default_a%2F..%2Fb"),
+        ("..", "default_.."),
+        ("", "default_"),
+        ("n.example", "default_n.example"),
+    ],
 )
 def test_no_node_name_leads_out_of_the_folder(tmp_path: Path, node: str, name: str) -> None:
     Spool(

@@ -61,7 +61,9 @@ async def test_the_end_waits_for_a_sink_that_has_not_read_the_last_events(tmp_pa
         scenario=DEMO_SCENARIO, source="simulated", kafka=None, store=tmp_path, seconds=None
     )
     bus = LateBus()
-    async with running(plan, bus=bus, machine=SimulatedMachine(plan.scenario)) as run:
+    async with running(
+        plan, bus=bus, machine=SimulatedMachine(plan.scenario, cluster="default")
+    ) as run:
         await until(lambda: run.tally.events >= 2)
         draining = asyncio.create_task(drain(run))
         await until(lambda: run.ending.ticks is not None and run.tally.events >= run.ending.ticks)
@@ -75,7 +77,9 @@ async def test_what_a_sink_has_not_read_at_the_end_is_counted(tmp_path: Path) ->
     plan = DemoPlan(
         scenario=DEMO_SCENARIO, source="simulated", kafka=None, store=tmp_path, seconds=None
     )
-    async with running(plan, bus=LateBus(), machine=SimulatedMachine(plan.scenario)) as run:
+    async with running(
+        plan, bus=LateBus(), machine=SimulatedMachine(plan.scenario, cluster="default")
+    ) as run:
         await until(lambda: run.tally.events >= 2)
     missing = {sink.sink: sink.line(run.reader.newest).missing for sink in run.sinks}
     assert missing["store"] >= 2

@@ -23,8 +23,14 @@ from tests.unit.cli.demo.events import incident
 def totals(**gpu_seconds: float) -> dict[str, PodTotal]:
     """Return totals by UID."""
     return {
-        uid: PodTotal(uid=uid, busy_ns=round(used * 10**9)) for uid, used in gpu_seconds.items()
+        f"default/{uid}": PodTotal(uid=uid, busy_ns=round(used * 10**9))
+        for uid, used in gpu_seconds.items()
     }
+
+
+def by_key(truth: dict[str, float]) -> dict[str, float]:
+    """Return a truth by UID as one by key."""
+    return {f"default/{uid}": seconds for uid, seconds in truth.items()}
 
 
 @pytest.mark.parametrize(
@@ -40,12 +46,12 @@ def test_the_error_is_what_was_booked_wrongly_over_what_was_used(
     booked: dict[str, float], truth: dict[str, float], expected: float
 ) -> None:
     """Too much on one pod and too little on another both count."""
-    assert truth_error_ratio(totals(**booked), truth) == pytest.approx(expected)
+    assert truth_error_ratio(totals(**booked), by_key(truth)) == pytest.approx(expected)
 
 
 def test_a_pod_that_used_a_gpu_and_was_not_booked_has_a_line() -> None:
     """Its booked GPU time is zero, and its true one is not."""
-    lines = pod_lines(totals(a=1.0), {"a": 1.0, "b": 2.0, "c": 0.0}, {}, {})
+    lines = pod_lines(totals(a=1.0), by_key({"a": 1.0, "b": 2.0, "c": 0.0}), {}, {})
     assert [(line.uid, line.gpu_seconds, line.true_gpu_seconds) for line in lines] == [
         ("a", 1.0, 1.0),
         ("b", 0.0, 2.0),
@@ -60,9 +66,15 @@ def test_without_a_scenario_there_is_no_truth() -> None:
 def test_a_pod_that_holds_a_gpu_has_a_line_whether_it_uses_it_or_not() -> None:
     """The one that uses nothing is known by the kubelet's word alone, without a UID."""
     trained = PodTotal(uid="a", namespace="research", pod="train-0", busy_ns=10**9)
-    unused = {("research", "train-0"): 3 * 10**9, ("research", "notebook-0"): 4 * 10**9}
-    held = {("research", "train-0"): 5 * 10**9, ("research", "notebook-0"): 4 * 10**9}
-    lines = pod_lines({"a": trained}, {"a": 1.0}, unused, held)
+    unused = {
+        ("default", "research", "train-0"): 3 * 10**9,
+        ("default", "research", "notebook-0"): 4 * 10**9,
+    }
+    held = {
+        ("default", "research", "train-0"): 5 * 10**9,
+        ("default", "research", "notebook-0"): 4 * 10**9,
+    }
+    lines = pod_lines({"default/a": trained}, {"default/a": 1.0}, unused, held)
     assert [line.held_gpu_seconds for line in lines] == [5.0, 4.0]
     assert [(line.uid, line.pod, line.gpu_seconds, line.unused_gpu_seconds) for line in lines] == [
         ("a", "train-0", 1.0, 3.0),

@@ -18,7 +18,7 @@ def tally_of(*events: object) -> Tally:
 
 def test_what_is_booked_on_a_pod_adds_up() -> None:
     """Over ticks, for each quantity."""
-    total = tally_of(event(second=1), event(second=2)).pods["uid-1"]
+    total = tally_of(event(second=1), event(second=2)).pods["default/uid-1"]
     assert total.busy_ns == SECOND_NS // 2
     assert total.memory_byte_ns == 40 * GIB * SECOND_NS
     assert total.energy_millijoules == 100_000
@@ -36,13 +36,13 @@ def test_what_is_settled_after_a_process_ended_is_its_pods_too() -> None:
         entries=[entry(Account.POD, 0.125), entry(Account.UNATTRIBUTED, -0.125)],
         busy_method=BusyMethod.ACCOUNTING,
     )
-    total = tally_of(replace(event(second=1), settlements=[settled])).pods["uid-1"]
+    total = tally_of(replace(event(second=1), settlements=[settled])).pods["default/uid-1"]
     assert total.busy_ns == 375_000_000
 
 
 def test_a_pod_that_was_pending_is_named_once_its_name_is_known() -> None:
     """What was booked before the name came stays with it."""
-    total = tally_of(event(second=1, pods=[PENDING]), event(second=2)).pods["uid-1"]
+    total = tally_of(event(second=1, pods=[PENDING]), event(second=2)).pods["default/uid-1"]
     assert (total.namespace, total.pod, total.owner) == ("research", "train-0", "Job/train")
     assert total.busy_ns == SECOND_NS // 2
 
@@ -69,7 +69,9 @@ def test_adjacent_ticks_cover_one_stretch_and_a_gap_stays_a_gap(
 ) -> None:
     """The truth is asked for what was covered, and for nothing else."""
     tally = tally_of(*(event(second=second) for second in seconds))
-    covered = [(start / SECOND_NS, end / SECOND_NS) for start, end in tally.covered_ns["node-a"]]
+    covered = [
+        (start / SECOND_NS, end / SECOND_NS) for start, end in tally.covered_ns["default/node-a"]
+    ]
     assert covered == stretches
 
 
@@ -98,8 +100,8 @@ def test_idle_of_several_holders_balances_and_is_no_pods_use() -> None:
     ]
     booked = [entry(Account.POD, 0.25, gib=20, joules=50.0), *idle]
     tally = tally_of(event(entries=booked, holders=[HELD]))
-    assert tally.unused_ns == {("research", "notebook-0"): 375_000_000}
-    assert tally.held_ns == {("research", "notebook-0"): 500_000_000}
+    assert tally.unused_ns == {("default", "research", "notebook-0"): 375_000_000}
+    assert tally.held_ns == {("default", "research", "notebook-0"): 500_000_000}
     assert tally.conservation_error_max_ratio == 0.0
     assert [total.busy_ns for total in tally.pods.values()] == [SECOND_NS // 4]
 

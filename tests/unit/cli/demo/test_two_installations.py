@@ -62,7 +62,7 @@ def installed(bus: SharedBus, store: Path) -> AbstractAsyncContextManager[Run]:
     plan = DemoPlan(
         scenario=DEMO_SCENARIO, source="simulated", kafka=None, store=store, seconds=None
     )
-    return running(plan, bus=bus, machine=SimulatedMachine(plan.scenario))
+    return running(plan, bus=bus, machine=SimulatedMachine(plan.scenario, cluster="default"))
 
 
 async def test_two_prefixes_on_one_bus_do_not_see_one_another(tmp_path: Path) -> None:

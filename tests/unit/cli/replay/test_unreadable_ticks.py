@@ -11,8 +11,8 @@ WHY = Unreadable(0, UnreadableReason.TOO_LARGE, "too many bytes")
 
 def test_a_batch_of_pods_or_ticks_is_counted_and_what_is_beside_it_is_joined() -> None:
     replay = Replay(TimeRange(0, 2**63), is_placed=anywhere, topics=TOPICS)
-    known = record(pod(), topic=PODS.name, key=UIDS[0])
-    tombstone = record(None, topic=PODS.name, key=UIDS[0])
+    known = record(pod(), topic=PODS.name, key=f"default/{UIDS[0]}")
+    tombstone = record(None, topic=PODS.name, key=f"default/{UIDS[0]}")
 
     replay.take_pods([known, tombstone, Record(PODS.name, 3, 9, 0, None, None, WHY)])
     events = replay.take_samples([Record(SAMPLES.name, 3, 9, 0, None, None, WHY), record(sample())])

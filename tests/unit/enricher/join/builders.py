@@ -8,6 +8,7 @@ from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
 from gpuledger.dead_letter_queue import DeadLetterQueue
+from gpuledger.keys import key_in
 from gpuledger.records import DeadLetter, GpuEvent, PodRecord
 from tests.default_topics import DEAD_LETTERS, EVENTS, PODS, PROGRESS, TOPICS
 from tests.fakes.producer import KeepingProducer
@@ -59,12 +60,12 @@ class Given:
     ) -> None:
         """Have a pod's record read that the pod watch saw at that time, or now."""
         seen_ms = (self.now_ns if seen_time_ns is None else seen_time_ns) // 10**6
-        read = record(pod, topic=PODS.name, key=pod.uid)
+        read = record(pod, topic=PODS.name)
         self.stage.take_pods([read._replace(timestamp_ms=seen_ms, partition=partition)])
 
     def read_tombstone(self, uid: str, *, partition: int = 3) -> None:
         """Have it read that a pod is gone for good."""
-        read = record(None, topic=PODS.name, key=uid)
+        read = record(None, topic=PODS.name, key=key_in("default", uid))
         self.stage.take_pods([read._replace(partition=partition)])
 
     def read_watermarks(self, watermarks: Sequence[Message]) -> None:

@@ -56,7 +56,7 @@ def live_a_round(given: Given, number: int, *, partition: int) -> list[str]:
         if place % 2:
             containers = [PodContainer(name="main", container_id=container_id, restarts=0)]
             known = pod(uid=uid, node=f"node-{place}", containers=containers)
-            read = record(known, topic=PODS.name, key=uid)
+            read = record(known, topic=PODS.name, key=f"default/{uid}")
             given.stage.take_pods([read._replace(partition=partition)])
         tick = sample(
             node=f"node-{place}",
@@ -87,7 +87,7 @@ def test_nodes_and_pods_that_are_gone_from_a_partition_need_nothing(given: Given
     sizes = []
     for number in range(8):
         uids = live_a_round(given, number, partition=3)
-        given.stage.take_pods([record(None, topic=PODS.name, key=uid) for uid in uids])
+        given.stage.take_pods([record(None, topic=PODS.name, key=f"default/{uid}") for uid in uids])
         given.stage.drain_progress(3)
         sizes.append(count_reachable(given.stage))
         given.wait(DAY_SECONDS + 1)

@@ -81,7 +81,7 @@ async def test_what_lies_elsewhere_is_put_aside_and_changes_nothing(
     (letter,) = await given.letters()
     assert letter.reason == "misplaced"
     home, lies = (f"partition {each}" for each in (HOME, ELSEWHERE[where].get("partition", HOME)))
-    assert f"of node node-a belongs in {home} under key " in letter.detail
+    assert f"of node default/node-a belongs in {home} under key " in letter.detail
     assert f"it lies in {lies} under key " in letter.detail
 
 
@@ -98,7 +98,7 @@ def test_a_tombstone_takes_nothing_from_another_partition(given: Given) -> None:
     given.read_pod(pod())
     given.take(seq=1000)
     given.read_tombstone(UIDS[0], partition=HOME + 1)
-    gone = record(None, topic=PROGRESS.name, key="node-a")
+    gone = record(None, topic=PROGRESS.name, key="default/node-a")
     given.stage.restore_progress([gone._replace(partition=HOME + 1)])
     assert [one.state for one in given.take(seq=2000, containers=NAMED).pods] == [PodState.KNOWN]
     assert given.offer(seq=1000) == []
@@ -111,6 +111,6 @@ def test_a_nodes_home_is_where_every_writer_puts_its_records(partitions: int) ->
     """In one partition of all there are."""
     is_placed = placement_rule(partitions=partitions)
     for number in range(100):
-        node = f"gpu-node-{number}"
+        node = f"default/gpu-node-{number}"
         homes = [each for each in range(partitions) if is_placed(node, each)]
-        assert homes == [partition_of_node(key_in("default", node), partitions=partitions)]
+        assert homes == [partition_of_node(node, partitions=partitions)]

@@ -125,7 +125,7 @@ async def test_no_pod_stays_nameless_of_which_podwatch_tells_after_the_join_bega
         check = readiness.check("pods")
         await until(lambda: "waiting for podwatch" in check.detail)
         assert not bus.kept(EVENTS.name)
-        await publish(bus, PODS, pod(), key=UIDS[0])
+        await publish(bus, PODS, pod(), key=f"default/{UIDS[0]}")
         await say(bus, next_offset=1)
         events = await read_events(bus, 2)
         assert check.is_ok
@@ -141,7 +141,7 @@ async def test_a_watermark_that_speaks_of_pods_still_to_be_read_is_waited_with()
         for _ in range(20):
             await asyncio.sleep(0.01)
         assert not bus.kept(EVENTS.name)
-        await publish(bus, PODS, pod(), key=UIDS[0])
+        await publish(bus, PODS, pod(), key=f"default/{UIDS[0]}")
         (event,) = await read_events(bus, 1)
     assert event.pods[0].state is PodState.KNOWN
 

@@ -93,7 +93,7 @@ class CrowdedBus(WatchedBus):
     @override
     async def follow(self, call: str) -> None:
         if self.calls == ("poll", "polled"):
-            await publish(self, PODS, pod(), key=UIDS[0])
+            await publish(self, PODS, pod(), key=f"default/{UIDS[0]}")
         elif self.calls == ("poll", "polled", "poll"):
             subscription = Subscription(group=GROUP, topics=INPUTS)
             other = await self._stack.enter_async_context(MemoryBus.consumer(self, subscription))
@@ -136,7 +136,7 @@ class SlowGroupBus(WatchedBus):
     async def follow(self, call: str) -> None:
         polls = self.calls.count("poll")
         if self.calls == ("poll", "polled"):
-            await publish(self, PODS, pod(), key=UIDS[0])
+            await publish(self, PODS, pod(), key=f"default/{UIDS[0]}")
         elif (call, polls) == ("poll", 2):
             subscription = Subscription(group=GROUP, topics=INPUTS)
             for _ in range(2):  # the first of them does not poll again: the group waits for it

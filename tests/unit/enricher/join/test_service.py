@@ -48,7 +48,7 @@ async def test_pods_that_were_there_before_are_known_to_the_first_event() -> Non
     """The pods of new partitions are read to their end before a tick is booked."""
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1))
-    await publish(bus, PODS, pod(), key=UIDS[0])
+    await publish(bus, PODS, pod(), key=f"default/{UIDS[0]}")
     async with joining(bus):
         (event,) = await read_events(bus, 1)
     assert event.pods[0].state is PodState.KNOWN
@@ -82,7 +82,7 @@ async def test_a_pod_that_comes_in_one_poll_with_its_tick_is_known_to_its_event(
         await committed(bus, 1)
         bus.is_held = True
         await publish(bus, SAMPLES, tick(2))
-        await publish(bus, PODS, pod(), key=UIDS[0])
+        await publish(bus, PODS, pod(), key=f"default/{UIDS[0]}")
         bus.is_held = False
         events = await read_events(bus, 2)
     assert [event.pods[0].state for event in events] == [PodState.PENDING, PodState.KNOWN]
@@ -153,7 +153,7 @@ async def test_what_a_check_says_is_true_of_the_moment_it_is_read() -> None:
     async with joining(bus) as readiness:
         await until(readiness.is_ready)
         assert "0 pods" in str(readiness.report())
-        await publish(bus, PODS, pod(), key=UIDS[0])
+        await publish(bus, PODS, pod(), key=f"default/{UIDS[0]}")
         await until(lambda: "1 pods" in str(readiness.report()))
 
 
@@ -188,7 +188,7 @@ async def test_ticks_that_were_removed_before_the_group_came_are_no_gap() -> Non
     """Nor is what compaction or retention took of the state, which is read from its beginning."""
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1), tick(2))
-    await publish(bus, PODS, pod(), pod(), key=UIDS[0])
+    await publish(bus, PODS, pod(), pod(), key=f"default/{UIDS[0]}")
     for topic in (SAMPLES, PODS):
         bus.remove_before(TopicPartition(topic.name, PARTITION), 1)
     async with joining(bus) as readiness:

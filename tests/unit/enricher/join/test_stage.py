@@ -66,7 +66,7 @@ def stage(dead_letters: DeadLetterQueue) -> JoinStage:
 
 def pod_record(number: int = 0, **changes: object) -> Record:
     """Return a pod's record as it is read from the pods topic."""
-    return record(pod(number, **changes), topic=PODS.name, key=UIDS[number])
+    return record(pod(number, **changes), topic=PODS.name, key=f"default/{UIDS[number]}")
 
 
 def event_of(messages: list[Message]) -> GpuEvent:
@@ -127,13 +127,13 @@ def test_a_pod_is_found_by_what_the_cgroup_shows(
 
 def test_a_tombstone_takes_a_pod_out(stage: JoinStage) -> None:
     """After it the pod is pending again."""
-    stage.take_pods([pod_record(), record(None, topic=PODS.name, key=UIDS[0])])
+    stage.take_pods([pod_record(), record(None, topic=PODS.name, key=f"default/{UIDS[0]}")])
     assert len(stage.pods) == 0
 
 
 def test_a_tombstone_of_another_partition_takes_no_pod_out(stage: JoinStage) -> None:
     """Whoever may write to the topic writes to any partition of it; the key alone says nothing."""
-    elsewhere = record(None, topic=PODS.name, key=UIDS[0])
+    elsewhere = record(None, topic=PODS.name, key=f"default/{UIDS[0]}")
     stage.take_pods([pod_record(), elsewhere._replace(partition=elsewhere.partition + 1)])
     assert len(stage.pods) == 1
 
@@ -294,5 +294,5 @@ async def test_an_incident_of_which_too_much_is_made_is_put_aside_and_the_next_i
     (letter,) = [orjson.loads(message.value or b"") for message in producer.messages()]
     assert len(told) == 1
     assert (letter["reason"], letter["offset"]) == ("too_large", 0)
-    assert "the attributed incident of 'node-a' has " in letter["detail"]
+    assert "the attributed incident of 'default/node-a' has " in letter["detail"]
     assert base64.b64decode(letter["key_base64"]) == b"default/node-a"

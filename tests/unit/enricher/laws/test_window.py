@@ -47,7 +47,9 @@ steps = st.lists(
 def booked(messages: Sequence[Message]) -> list[GpuEvent]:
     """Return each event once, as a reader that knows their identity counts them."""
     events = [_EVENTS.decode(message.value) for message in messages]
-    return list({EventId(one.node, one.boot_id, one.seq): one for one in events}.values())
+    return list(
+        {EventId(one.cluster, one.node, one.boot_id, one.seq): one for one in events}.values()
+    )
 
 
 @settings(

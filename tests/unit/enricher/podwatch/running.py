@@ -16,6 +16,7 @@ from gpuledger.bus.protocol import (
 )
 from gpuledger.clock import Clock
 from gpuledger.codec import decoder_of
+from gpuledger.keys import split_key
 from gpuledger.records import PodRecord
 from gpuledger.runtime import Readiness
 from tests.default_topics import PODS
@@ -70,7 +71,8 @@ def states(records: list[Record]) -> dict[str, list[str]]:
     """Return what became of each pod."""
     found: dict[str, list[str]] = {}
     for record in records:
-        found.setdefault((record.key or b"").decode(), []).append(_state(record))
+        key = (record.key or b"").decode()
+        found.setdefault(split_key(key)[1], []).append(_state(record))
     return found
 
 

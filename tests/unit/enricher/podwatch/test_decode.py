@@ -24,7 +24,7 @@ from tests.unit.enricher.podwatch.builders import (
 
 def read(item: Object, **options: Any) -> PodRecord:  # noqa: ANN401  # options of the reader
     asked = {"labels": ["app"], "gpu_resource_prefixes": ["nvidia.com/"]} | options
-    found = PodReader(**asked).read(encoded(item))
+    found = PodReader(cluster="default", **asked).read(encoded(item))
     assert found is not None
     return found
 

@@ -14,7 +14,7 @@ from enricher.podwatch.publish import encode_bounded
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.clock import Clock
 from gpuledger.codec import decoder_of
-from gpuledger.keys import key_in
+from gpuledger.keys import key_in, split_key
 from gpuledger.records import NamespaceRecord, NodeRecord, Watermark
 from gpuledger.records.bounds import MAX_LABEL_LENGTH
 from gpuledger.runtime import Readiness
@@ -43,7 +43,8 @@ def told(bus: MemoryBus, kind: ObjectKind[Any]) -> list[tuple[str, int, str]]:
     for record in bus.kept(kind.topic(bus.topics).name):
         key = (record.key or b"").decode()
         if record.value is None:
-            found.append((key, record.partition, "tombstone"))
+            uid = split_key(key)[1].removeprefix("name-")
+            found.append((uid, record.partition, "tombstone"))
             continue
         decoded = kind.decoder(bus.topics).decode(record.value)
         state = "there" if decoded.deleted_time_ns is None else "deleted"
@@ -161,7 +162,7 @@ def cut(kind: str) -> float:
 
 
 def test_what_a_node_or_a_namespace_has_too_much_of_is_cut_and_counted() -> None:
-    times: dict[str, Any] = {"created_time_ns": 1, "resource_version": "7"}
+    times: dict[str, Any] = {"cluster": "default", "created_time_ns": 1, "resource_version": "7"}
     node = NodeRecord(uid="u", name="n", pool="p" * 500, labels={}, **times)
     notes = {f"a{number}": "x" * 250_000 for number in range(5)}
     space = NamespaceRecord(uid="u", name="n", labels={"a": "b"}, annotations=notes, **times)

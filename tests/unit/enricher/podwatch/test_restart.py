@@ -92,7 +92,7 @@ async def test_a_record_that_cannot_be_read_is_published_again(
     await run_until(bus, settings, {"a": ["Running"]}, StillClock())
     (record,) = await topic(bus)
     async with bus.producer() as producer:
-        spoiled = Message(key=b"a", value=b"{", timestamp_ms=0)
+        spoiled = Message(key=b"default/a", value=b"{", timestamp_ms=0)
         await producer.publish(PODS.name, record.partition, [spoiled])
     readiness = Readiness()
     async with running(bus=bus, settings=settings, readiness=readiness, clock=StillClock()):
@@ -147,7 +147,7 @@ async def test_two_at_once_say_the_same_and_a_reader_of_the_newest_sees_no_diffe
             while states(await topic(bus)).get("b", []).count("deleted") < 2:  # noqa: ASYNC110  # as above
                 await asyncio.sleep(0.005)
     records = await topic(bus)
-    of_a = {record.value for record in records if record.key == b"a"}
+    of_a = {record.value for record in records if record.key == b"default/a"}
     assert len(of_a) == 1
     assert {key: found[-1] for key, found in states(records).items()} == {
         "a": "Running",

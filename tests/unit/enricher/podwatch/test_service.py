@@ -130,7 +130,7 @@ async def test_a_deletion_is_published_with_its_time_and_later_as_a_tombstone(
     async with running(bus=bus, settings=settings, readiness=Readiness(), clock=clock):
         *_, deletion, tombstone = await published(bus, 3)
     assert decoded(deletion).deleted_time_ns is not None
-    assert (tombstone.key, tombstone.value) == (b"a", None)
+    assert (tombstone.key, tombstone.value) == (b"default/a", None)
 
 
 async def test_a_pod_missing_from_a_new_list_is_published_as_deleted(

@@ -183,6 +183,7 @@ def test_a_firing_alert_names_the_gpu_and_says_what_was_measured() -> None:
     assert sent["labels"] == {
         "alertname": "GpuBusyWithoutPod",
         "severity": "warning",
+        "cluster": "default",
         "node": NODE,
         "gpu_uuid": GPU,
         "gpu_index": "0",
@@ -288,6 +289,7 @@ def test_an_incident_is_an_alert_with_its_xid_and_its_first_known_pod() -> None:
     assert sent["labels"] == {
         "alertname": "GpuIncident",
         "severity": "critical",
+        "cluster": "default",
         "node": NODE,
         "gpu_uuid": GPU,
         "gpu_index": "3",
@@ -309,7 +311,7 @@ def test_an_incident_is_an_alert_with_its_xid_and_its_first_known_pod() -> None:
 def test_labels_without_a_value_are_left_out() -> None:
     (sent,) = held(incident(kind="gpu_lost", xid=None, gpu_index=None, message="It is lost"))
 
-    assert sent["labels"].keys() == {"alertname", "severity", "node", "gpu_uuid", "kind"}
+    assert sent["labels"].keys() == {"alertname", "severity", "cluster", "node", "gpu_uuid", "kind"}
     assert sent["annotations"]["summary"] == f"{GPU} on node node-a: gpu_lost, It is lost"
 
 
@@ -396,7 +398,7 @@ def test_an_alert_that_is_left_out_is_told_of_once_and_fires_when_there_is_room(
         others.fire({"node": f"n{number}"}, {}, since_ns=START_NS, now=now_at(0))
 
     evaluate(of, *[BUSY] * 6)
-    assert (list(of.alerts), slots.take_left_out()) == ([], (1, NODE))
+    assert (list(of.alerts), slots.take_left_out()) == ([], (1, f"default/{NODE}"))
     evaluate(of, BUSY, first=6)
     assert slots.take_left_out().number == 0
     others.drop_all()

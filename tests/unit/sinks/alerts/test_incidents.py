@@ -128,6 +128,7 @@ def test_what_an_incident_does_not_say_is_neither_label_nor_word() -> None:
     assert {name for name, value in labels_of(bare).items() if value} == {
         "alertname",
         "severity",
+        "cluster",
         "node",
         "gpu_uuid",
         "kind",

@@ -45,7 +45,7 @@ def test_its_labels_are_what_does_not_change_while_the_alert_stands(rule: Rule) 
 
     labels = rule.labels_of(tick, tick.gpus[0])
 
-    assert labels.keys() == {"alertname", "severity", "node", "gpu_uuid", "gpu_index"}
+    assert labels.keys() == {"alertname", "severity", "cluster", "node", "gpu_uuid", "gpu_index"}
     assert labels["alertname"] == rule.name
 
 

@@ -62,6 +62,7 @@ def test_device_readings_become_gauges_and_absent_ones_nothing() -> None:
             ("gpu_index", "0"),
             ("gpu_uuid", GPU),
             ("model", "NVIDIA H100 80GB HBM3"),
+            ("cluster", "default"),
             ("node", "node-a"),
         ),
         20 * 2**30,
@@ -77,6 +78,7 @@ def test_entries_become_ratios_of_the_tick() -> None:
     busy = named(series, "gpuledger_pod_gpu_busy_ratio")
     assert dict(busy.labels) == {
         "__name__": "gpuledger_pod_gpu_busy_ratio",
+        "cluster": "default",
         "node": "node-a",
         "gpu_uuid": GPU,
         "gpu_index": "0",

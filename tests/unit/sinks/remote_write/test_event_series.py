@@ -166,7 +166,11 @@ def test_a_gap_is_a_sample_of_the_node_at_the_tick_after_it_and_at_no_other() ->
 
     assert (after.value, dict(after.labels)) == (
         8.0,
-        {"__name__": "gpuledger_node_gap_seconds", "node": "node-a"},
+        {
+            "__name__": "gpuledger_node_gap_seconds",
+            "cluster": "default",
+            "node": "node-a",
+        },
     )
     assert stale_names(then) == {"gpuledger_node_gap_seconds"}
     assert stale_names(last) == set()

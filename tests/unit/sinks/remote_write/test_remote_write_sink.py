@@ -171,7 +171,7 @@ async def test_a_receiver_that_becomes_another_server_gets_no_event_put_aside(st
 @pytest.mark.parametrize(
     ("bad", "reason", "detail"),
     [
-        (b"{}", "undecodable", "node"),
+        (b"{}", "undecodable", "cluster"),
         (event(0, seq=1500, time_ns=START_NS + 301 * SECOND_NS), "future", "time_ns"),
         (event(0, seq=1500, time_ns=5), "invalid", "time_ns: "),
         (

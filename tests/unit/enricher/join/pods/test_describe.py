@@ -222,9 +222,9 @@ def test_a_name_that_two_pods_claim_is_the_others_when_one_is_forgotten(
     """And with the last of them it is nobody's."""
     for each in (OLD, NEW):
         given.read_pod(each)
-    given.stage.pods.remove(UIDS[gone], partition=3)
+    given.stage.pods.remove(f"default/{UIDS[gone]}", partition=3)
     assert described(given, BY_HASH, 0).uid == UIDS[1 - gone]
-    given.stage.pods.remove(UIDS[1 - gone], partition=3)
+    given.stage.pods.remove(f"default/{UIDS[1 - gone]}", partition=3)
     assert described(given, BY_HASH, 0).state is PodState.PENDING
 
 

@@ -92,8 +92,8 @@ def test_an_unknown_pod_that_comes_after_all_is_described(given: Given) -> None:
 def test_what_no_tick_names_any_more_is_forgotten(given: Given) -> None:
     """After its time, whether it came or not."""
     pending = PendingPods(pending_pod_timeout_seconds=120)
-    pending.record([(UIDS[0], None)], node="node-a", partition=3, now_ns=T_NS)
-    assert [one.names for one in pending.expire(T_NS + 121 * SECOND_NS)] == [[UIDS[0]]]
+    pending.record([(UIDS[0], None)], node="default/node-a", partition=3, now_ns=T_NS)
+    assert [one.names for one in pending.expire(T_NS + 121 * SECOND_NS)] == [[f"default/{UIDS[0]}"]]
     assert pending.resolve(pod()) == []
 
 
@@ -101,18 +101,18 @@ def test_not_more_than_a_bounded_number_is_waited_for() -> None:
     """The eldest make room, and are unknown from then on."""
     pending = PendingPods(pending_pod_timeout_seconds=120, maximum=10)
     for number in range(25):
-        pending.record([(f"uid-{number}", None)], node="node-a", partition=3, now_ns=T_NS)
+        pending.record([(f"uid-{number}", None)], node="default/node-a", partition=3, now_ns=T_NS)
     assert len(pending) == 10
     assert [one.names[0] for one in pending.expire(T_NS + SECOND_NS)] == [
-        f"uid-{number}" for number in range(15)
+        f"default/uid-{number}" for number in range(15)
     ]
 
 
 def test_what_a_given_up_partition_named_is_waited_for_no_longer() -> None:
     """Another worker waits for it now."""
     pending = PendingPods(pending_pod_timeout_seconds=120)
-    pending.record([(UIDS[0], None)], node="node-a", partition=3, now_ns=T_NS)
-    pending.record([(UIDS[1], None)], node="node-b", partition=4, now_ns=T_NS)
+    pending.record([(UIDS[0], None)], node="default/node-a", partition=3, now_ns=T_NS)
+    pending.record([(UIDS[1], None)], node="default/node-b", partition=4, now_ns=T_NS)
     pending.forget(3)
     assert len(pending) == 1
     assert pending.resolve(pod(0)) == []

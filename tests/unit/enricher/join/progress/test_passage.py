@@ -245,8 +245,8 @@ def test_a_node_not_heard_of_for_a_day_is_forgotten_for_good(given: Given) -> No
     for _ in range(3):
         given.take(node="stays", time_ns=T_NS + DAY_NS)
     left = {message.key: message.value for message in given.stage.drain_progress(3)}
-    assert left[b"gone"] is None
-    assert left[b"stays"] is not None
+    assert left[b"default/gone"] is None
+    assert left[b"default/stays"] is not None
 
 
 def test_a_node_whose_clock_is_years_behind_keeps_its_watermark(given: Given) -> None:

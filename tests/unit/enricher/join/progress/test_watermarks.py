@@ -190,7 +190,7 @@ def test_a_watermark_that_is_read_late_does_not_put_a_node_back(stage: JoinStage
 def test_a_node_whose_watermark_was_taken_back_begins_anew(stage: JoinStage) -> None:
     """A tombstone forgets it."""
     stage.take_samples([record(USED)])
-    stage.restore_progress([record(None, topic=PROGRESS.name, key="node-a")])
+    stage.restore_progress([record(None, topic=PROGRESS.name, key="default/node-a")])
     assert len(stage.take_samples([record(USED)])) == 1
 
 
@@ -224,7 +224,7 @@ def test_names_that_are_made_up_push_out_no_node_that_was_booked_before_they_cam
     for flood_seconds in (2.5, 2.6, 9.9):
         make_up_nodes(watermarks, at_seconds=flood_seconds)
         assert len(watermarks) <= MAX_NODES
-        assert watermarks.of("honest") is not None
+        assert watermarks.of("default/honest") is not None
     forgotten = [node for node, watermark in watermarks.drain() if watermark is None]
     assert len(forgotten) >= 2 * MAX_NODES
 
@@ -237,7 +237,7 @@ def test_names_that_are_made_up_again_and_again_push_out_no_node_that_is_older()
         for number in range(MAX_NODES):
             advance(watermarks, f"kept-alive-{number}", at_seconds=at_seconds + 0.5)
     make_up_nodes(watermarks, at_seconds=121)
-    assert watermarks.of("honest") is not None
+    assert watermarks.of("default/honest") is not None
 
 
 def test_a_node_that_has_just_booted_has_been_there_for_as_long_as_before() -> None:
@@ -248,7 +248,7 @@ def test_a_node_that_has_just_booted_has_been_there_for_as_long_as_before() -> N
         advance(watermarks, f"younger-{number}", at_seconds=90)
     advance(watermarks, "honest", at_seconds=100, boot="the next")
     make_up_nodes(watermarks, at_seconds=100.5)
-    assert watermarks.of("honest") is not None
+    assert watermarks.of("default/honest") is not None
 
 
 def test_the_next_worker_knows_for_how_long_nodes_were_booked() -> None:
@@ -261,12 +261,12 @@ def test_the_next_worker_knows_for_how_long_nodes_were_booked() -> None:
         assert watermark is not None
         successor.take(watermark, heard_ns=1000 * SECOND_NS)
     make_up_nodes(successor, at_seconds=1000.5)
-    assert successor.of("honest") is not None
+    assert successor.of("default/honest") is not None
 
 
 def test_of_nodes_that_were_booked_once_those_heard_longest_ago_are_forgotten_first() -> None:
     watermarks = NodeWatermarks()
     for number in range(MAX_NODES + 1):
         advance(watermarks, f"once-{number}", at_seconds=number)
-    assert watermarks.of("once-0") is None
-    assert watermarks.of(f"once-{MAX_NODES - 1}") is not None
+    assert watermarks.of("default/once-0") is None
+    assert watermarks.of(f"default/once-{MAX_NODES - 1}") is not None

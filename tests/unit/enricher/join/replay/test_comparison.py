@@ -41,9 +41,9 @@ def test_what_only_one_run_has_is_missing_or_extra() -> None:
     assert (counts.equal, counts.missing, counts.extra, counts.compared) == (1, 1, 2, 4)
     assert not counts.is_agreed
     assert [one.event for one in comparison.differences] == [
-        EventId("node-a", "boot", 1),
-        EventId("node-a", "boot", 3),
-        EventId("node-b", "boot", 2),
+        EventId("default", "node-a", "boot", 1),
+        EventId("default", "node-a", "boot", 3),
+        EventId("default", "node-b", "boot", 2),
     ]
 
 
