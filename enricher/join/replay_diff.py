@@ -22,6 +22,9 @@ _LATE: Final = "late"
 _HOLDERS: Final = "holder_uids"
 _NO_BOOKS: Final = frozenset({_DESCRIPTION, _HOLDERS, _LATE})
 _ABSENT: Final = "(absent)"
+# States of a pod that is not known, which the pods beside it tell apart. One that a newer version
+# has added is none of them: nobody knows what it means, so it has to be the same.
+_PASSING: Final = frozenset({PodState.NAMED, PodState.PENDING, PodState.FOREIGN})
 _fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -112,7 +115,7 @@ def _changes_within(path: str, was: Any, is_: Any) -> Iterator[EntryChange]:  # 
 def _described(pods: msgspec.Raw | None) -> dict[str, dict[str, Any]]:
     """Return each description under each container that it speaks of, or under its UID."""
     return {
-        name: pod if pod["state"] == PodState.KNOWN else _without_names(pod)
+        name: _without_names(pod) if pod["state"] in _PASSING else pod
         for pod in msgspec.json.decode(pods or b"[]")
         for name in pod["container_ids"] or [pod.get("uid", "")]
     }

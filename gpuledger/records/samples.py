@@ -5,7 +5,6 @@ nothing is booked from. Nothing here knows pods by name: a node knows a pod by t
 path, names are the join's business.
 """
 
-from enum import StrEnum
 from typing import Annotated
 
 from gpuledger.records.base import (
@@ -14,6 +13,7 @@ from gpuledger.records.base import (
     BootId,
     Natural,
     NodeName,
+    OpenEnum,
     Seq,
     SmallNatural,
 )
@@ -38,7 +38,7 @@ from gpuledger.records.processes import ProcessExit
 from gpuledger.records.readings import GpuDetails, GpuReading
 
 
-class ProcessKind(StrEnum):
+class ProcessKind(OpenEnum):
     """The list of the driver in which a process was found."""
 
     COMPUTE = "compute"
