@@ -6,6 +6,8 @@ Pure: numbers in, one object and lines out.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+from msgspec import field
+
 from cli.demo.screen import ScreenLine
 from cli.demo.sending import SinkLine, has_failed, problem
 from cli.demo.tables import SUMMARY_COLUMNS, TableColumn, as_facts, fit, fold, line, shown, wrap
@@ -102,6 +104,8 @@ class Summary(BaseRecord, frozen=True, kw_only=True):
     """The pods, most GPU time first."""
     without_pod_gpu_seconds: float
     """Busy seconds booked on the host or on nobody."""
+    other_gpu_seconds: dict[str, float] = field(default_factory=dict)
+    """Busy seconds booked on accounts that this version does not know, by account."""
     incidents: list[IncidentLine]
     """What happened to GPUs, the oldest first."""
     conservation_error_max_ratio: float
@@ -279,6 +283,10 @@ def _sentences(summary: Summary) -> list[str]:
     sent = ", ".join(f"{sink.sent} by {sink.sink}" for sink in summary.sinks)
     sentences = [
         f"{summary.without_pod_gpu_seconds:.2f} GPU s ran without a pod.",
+        *(
+            f"{seconds:.2f} GPU s ran on account {account}."
+            for account, seconds in summary.other_gpu_seconds.items()
+        ),
         "" if truth is None else f"{truth:.2%} of the pods' GPU time was booked wrongly.",
         f"{ticks} ticks, {summary.events} events, {summary.entries} entries.",
         f"{summary.dead_letters} records could not be used.",

@@ -175,6 +175,8 @@ class Tally:
     """For each of these, how much of GPUs it held, whatever it used."""
     without_pod_ns: int = 0
     """Busy time booked on the host or on nobody."""
+    other_ns: dict[str, int] = field(default_factory=dict)
+    """Busy time booked on each account that this version does not know."""
     presence: GpuPresence = field(default_factory=GpuPresence)
     """Which GPUs are there, and what has happened to them."""
     latest: dict[str, GpuEvent] = field(default_factory=dict)
@@ -203,6 +205,9 @@ class Tally:
                     self.without_pod_ns += entry.busy_ns or 0
                 elif entry.account is Account.IDLE:
                     self._book_unused(entry, pods.holder_of(entry), event.cluster)
+                else:
+                    other = entry.account.value
+                    self.other_ns[other] = self.other_ns.get(other, 0) + (entry.busy_ns or 0)
         errors = [off.ratio for off in imbalances(event.gpus, event.interval_ns)]
         self.conservation_error_max_ratio = max([self.conservation_error_max_ratio, *errors])
         if self.first_named_seconds is None and any(pod.name for pod in event.pods):

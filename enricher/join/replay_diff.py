@@ -25,6 +25,9 @@ _FROM_RECORDS: Final = {"containers": frozenset({"pod", "name"}), "holders": fro
 """What of their fields the description is: the rest is the tick's, and so the books'."""
 _NO_BOOKS: Final = frozenset({_PODS, *_POINTERS, _LATE})
 _ABSENT: Final = "(absent)"
+# States of a pod that is not known, which the pods beside it tell apart. One that a newer version
+# has added is none of them: nobody knows what it means, so it has to be the same.
+_PASSING: Final = frozenset({PodState.NAMED, PodState.PENDING, PodState.FOREIGN})
 _fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -123,7 +126,7 @@ def _described(fields: Mapping[str, msgspec.Raw]) -> dict[str, _Described]:
             said = dict(zip(names, row, strict=False))
             pod = {} if said["pod"] is None else pods[said["pod"]]
             description = {"container": said["name"], **pod} if "name" in said else pod
-            if pod.get("state", PodState.KNOWN) != PodState.KNOWN:
+            if pod.get("state") in _PASSING:
                 description = _without_guesses(description, keeps_uid=name != "holders")
             of_tick = {key: said[key] for key in said.keys() - _FROM_RECORDS[name]}
             found[f"{name}[{position}]"] = _Described(of_tick, description)

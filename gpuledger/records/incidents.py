@@ -4,10 +4,17 @@ Here live the records of `gpuledger.incidents.v1` (by the node) and
 `gpuledger.attributed-incidents.v1` (with the pods that were on the GPU).
 """
 
-from enum import StrEnum
 from typing import Annotated
 
-from gpuledger.records.base import BaseRecord, BootId, ClusterName, Natural, NodeName, SmallNatural
+from gpuledger.records.base import (
+    BaseRecord,
+    BootId,
+    ClusterName,
+    Natural,
+    NodeName,
+    OpenEnum,
+    SmallNatural,
+)
 from gpuledger.records.bounds import (
     MAX_ALLOCATIONS,
     MAX_INCIDENT_PODS,
@@ -22,7 +29,7 @@ from gpuledger.records.events import PodDescription
 from gpuledger.records.samples import DeviceAllocation
 
 
-class Severity(StrEnum):
+class Severity(OpenEnum):
     """How loud an incident is."""
 
     INFO = "info"

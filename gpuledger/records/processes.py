@@ -5,10 +5,17 @@ a tick carries of a process that is done with a GPU: all that it used, and what 
 What is booked for it is the join's business; what a process used in a tick stands in the tick.
 """
 
-from enum import StrEnum
 from typing import Annotated
 
-from gpuledger.records.base import BaseRecord, BootId, ClusterName, Natural, NodeName, Seq
+from gpuledger.records.base import (
+    BaseRecord,
+    BootId,
+    ClusterName,
+    Natural,
+    NodeName,
+    OpenEnum,
+    Seq,
+)
 from gpuledger.records.bounds import (
     MAX_GPUS,
     BoottimeNs,
@@ -57,7 +64,7 @@ class ProcessExit(BaseRecord, frozen=True, kw_only=True):
     """Where that tick's interval ends, nanoseconds since the epoch."""
 
 
-class ProcessChange(StrEnum):
+class ProcessChange(OpenEnum):
     """Why a process record was written."""
 
     SEEN = "seen"

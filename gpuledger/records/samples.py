@@ -5,7 +5,6 @@ nothing is booked from. Nothing here knows pods by name: a node knows a pod by t
 path, names are the join's business.
 """
 
-from enum import StrEnum
 from typing import Annotated
 
 from gpuledger.records.base import (
@@ -15,6 +14,7 @@ from gpuledger.records.base import (
     ClusterName,
     Natural,
     NodeName,
+    OpenEnum,
     Seq,
     SmallNatural,
 )
@@ -39,7 +39,7 @@ from gpuledger.records.processes import ProcessExit
 from gpuledger.records.readings import GpuDetails, GpuReading
 
 
-class ProcessKind(StrEnum):
+class ProcessKind(OpenEnum):
     """The list of the driver in which a process was found."""
 
     COMPUTE = "compute"

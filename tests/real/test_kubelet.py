@@ -1,16 +1,32 @@
 """The agent's question to the kubelet, put to Kubernetes' own API and gRPC's own server in Go."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.host.kubelet.allocations import MAX_ANSWER_BYTES, KubeletError, SocketKubelet
+from agent.host.kubelet.allocations import (
+    MAX_ANSWER_BYTES,
+    MIN_SECONDS,
+    Allocations,
+    KubeletError,
+    SocketKubelet,
+)
+from agent.host.kubelet.assignments import DeviceIndex
+from agent.host.kubelet.container_logs import list_folder
 from agent.host.kubelet.messages import ClaimedDevice, PodResources, parse_answer
+from agent.host.node_pods import PodCgroups, PodChanges
+from agent.settings import KubeletSettings
+from gpuledger.clock import SystemClock
+from gpuledger.records import GpuFacts
+from gpuledger.runtime import Backoff, Check
+from gpuledger.runtime.tasks import run_tasks
 from tests.real.services.kubelet import KubeletServer
 
 GPU = "GPU-5a5a7118-e550-79a1-597e-7631e126c57a"
+POD_UID = "3f6b1a52-7d52-4b8e-a1f4-9c0d2e5b7a63"
 TRAINING: dict[str, Any] = {
     "name": "llm-finetune-worker-0",
     "namespace": "research",
@@ -148,3 +164,36 @@ async def test_an_answer_without_bounds_is_given_up(
         await ask(server.socket).list_pods()
 
     assert caught.value.reason == "too_large"
+
+
+async def test_a_tick_that_sees_a_pod_come_by_its_cgroup_has_what_it_was_given(
+    start_kubelet: Callable[[], KubeletServer], tmp_path: Path
+) -> None:
+    server, cgroups, logs = start_kubelet(), tmp_path / "cgroup", tmp_path / "pods"
+    burstable = cgroups / "kubepods.slice" / "kubepods-burstable.slice"
+    burstable.mkdir(parents=True)
+    logs.mkdir()
+    settings = KubeletSettings(socket=server.socket, refresh_seconds=600)
+    allocations = Allocations(
+        kubelet=ask(server.socket),
+        clock=SystemClock(),
+        check=Check(),
+        backoff=Backoff(),
+        settings=settings,
+        have_pods_changed=PodChanges(
+            list_folder(logs), PodCgroups(cgroups).list_names
+        ).have_changed,
+    )
+    gpu = GpuFacts(uuid=GPU, index=0, instances=[], capabilities=[])
+    devices = DeviceIndex.of([gpu])
+    async with run_tasks(allocations.run()):
+        allocations.ask_where_due()
+        await allocations.wait_answer(60)
+        assert allocations.current(devices) == []
+        server.answer([TRAINING])
+        (burstable / f"kubepods-burstable-pod{POD_UID.replace('-', '_')}.slice").mkdir()
+        # As soon as the next tick of a second may begin.
+        await asyncio.sleep(MIN_SECONDS)
+        allocations.ask_where_due()
+        await allocations.wait_answer(60)
+        assert {one.pod for one in allocations.current(devices)} == {"llm-finetune-worker-0"}

@@ -66,8 +66,9 @@ BAD_SAMPLES: list[tuple[dict[str, object], str]] = [
     ),
     ({"gpus": [["u"]]}, "field gpus[0].index: missing; value ['u']"),
     (
-        {"processes": [[0, 1, "nope"]]},
-        "field processes[0].kind: Invalid enum value 'nope'; value 'nope'",
+        # Any other word may be a newer version's.
+        {"processes": [[0, 1, ""]]},
+        "field processes[0].kind: Invalid enum value ''; value ''",
     ),
 ]
 BAD_PODS: list[tuple[dict[str, object], str]] = [

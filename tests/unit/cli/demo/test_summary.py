@@ -111,6 +111,16 @@ SUMMARY = Summary(
 )
 
 
+def test_what_ran_on_an_account_that_is_not_known_is_told_by_its_name() -> None:
+    with_others = replace(SUMMARY, other_gpu_seconds={"lease": 2.25})
+    told, untold = (
+        " ".join(line.text for line in draw_summary(summary, width=80))
+        for summary in (with_others, SUMMARY)
+    )
+    assert "2.25 GPU s ran on account lease." in told
+    assert "on account" not in untold
+
+
 @pytest.mark.parametrize(
     ("sink", "events", "code", "said"),
     [

@@ -1,0 +1,306 @@
+"""Words that a newer version has added to an enumeration: every reader passes them on as they are.
+
+None refuses the record for one, leaves its amounts out, or counts them for another word.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import orjson
+import pytest
+from msgspec.structs import replace
+
+from cli.demo.screen import rows_of as screen_rows_of
+from cli.demo.totals import Tally
+from enricher.join.booking.books import book_tick
+from enricher.join.replay_diff import Agreement, compare_events
+from gpuledger.codec import decoder_of, encode
+from gpuledger.ledger.quantities import imbalances
+from gpuledger.records import (
+    Account,
+    AttributedIncident,
+    BusyMethod,
+    EnergyMethod,
+    Entry,
+    GpuBooks,
+    GpuEvent,
+    IdleDrawSource,
+    MemoryMethod,
+    NodeSample,
+    PodState,
+    ProcessChange,
+    ProcessKind,
+    ProcessRecord,
+    Severity,
+)
+from gpuledger.store.query import entries_sql
+from sinks.alerts.rules import annotations_of, busy_without_pod_ratio, labels_of
+from sinks.otlp import ExportRequests
+from sinks.remote_write.active_series import ActiveSeries
+from sinks.rows import encoded_rows_of
+from tests.default_topics import ATTRIBUTED_INCIDENTS, EVENTS, PROCESSES, SAMPLES
+from tests.unit.enricher.join.ticks import process, sample
+from tests.unit.enricher.join.ticks import reading as read_in_tick
+from tests.unit.sinks.alerts.alerting import incident
+from tests.unit.sinks.builders import (
+    SECOND_NS,
+    START_NS,
+    books,
+    container,
+    entry,
+    event,
+    pod,
+    reading,
+)
+from tests.unit.sinks.otlp.decoded import points_of
+from tests.unit.sinks.remote_write.oracle import parse
+from tests.unit.sinks.store.storing import fill
+
+LEASE = Account("lease")
+METHODS = {
+    "busy_method": BusyMethod("guessed"),
+    "memory_method": MemoryMethod("modelled"),
+    "energy_method": EnergyMethod("estimated"),
+}
+EVICTED = PodState("evicted")
+POD_NS, HOST_NS, IDLE_NS = 300_000_000, 100_000_000, 350_000_000
+LEASE_NS = 250_000_000
+BOOKED = {"pod": POD_NS, "host": HOST_NS, "lease": LEASE_NS, "idle": IDLE_NS}
+
+
+def taken(busy_ns: int, account: Account, **more: Any) -> Entry:  # noqa: ANN401  # a record's fields
+    return entry(account, busy_ns=busy_ns, memory_bytes=4 * 2**30, **more)
+
+
+def of_tomorrow() -> GpuEvent:
+    """Return an event as a newer join may write it, read as this version reads it."""
+    place = container(pod_uid="uid-train", container_id="c" * 64)
+    booked = [
+        taken(POD_NS, Account.POD),
+        taken(HOST_NS, Account.HOST),
+        # The account may be of a container, as a pod's is, or of nothing that is known here.
+        taken(200_000_000, LEASE, container=place),
+        taken(50_000_000, LEASE),
+        taken(IDLE_NS, Account.IDLE),
+    ]
+    own = books(reading(), *booked, idle_draw_source=IdleDrawSource("asked"), **METHODS)
+    written = encode(event(gpus=[own], pods=[pod(state=EVICTED)]))
+    read: GpuEvent = decoder_of(EVENTS.name, GpuEvent).decode(written)
+    return read
+
+
+def decoded(one: GpuEvent, _: Path) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for each in one.gpus[0].entries:
+        found[each.account.value] += each.busy_ns or 0
+    return found
+
+
+def in_rows(one: GpuEvent, _: Path) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for row in map(orjson.loads, encoded_rows_of(one)):
+        found[row["account"]] += row["busy_ns"]
+    return found
+
+
+def in_the_store(one: GpuEvent, folder: Path) -> Counter[str]:
+    fill(folder, [one])
+    sql = f"SELECT account, sum(busy_ns)::BIGINT FROM {entries_sql(str(folder))} GROUP BY 1"  # noqa: S608  # the store's own relation
+    with duckdb.connect() as connection:
+        return Counter(dict(connection.execute(sql).fetchall()))
+
+
+def in_remote_write(one: GpuEvent, _: Path) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for series in parse(ActiveSeries().encode(one).body):
+        of, is_busy, _rest = series.name.partition("_gpu_busy_ratio")
+        if is_busy:
+            account = series.label("account") or of.rpartition("_")[2]
+            found[account] += round(series.value * SECOND_NS)
+    return found
+
+
+def in_otlp(one: GpuEvent, _: Path) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for point in points_of(ExportRequests(encoding="otlp_proto", attributes={}).of(one)):
+        if point.name.endswith(".gpu.busy"):
+            account = point.attribute("gpuledger.account") or "pod"
+            found[account] += round(point.value * SECOND_NS)
+    return found
+
+
+def on_the_demos_screen(one: GpuEvent, _: Path) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for row in screen_rows_of(one):
+        # A pod's row begins with its name, or with its state.
+        account = row.pod.strip("()") if row.pod.startswith("(") else "pod"
+        found[account] += int(row.sm) * SECOND_NS // 100
+    return found
+
+
+READERS: dict[str, Callable[[GpuEvent, Path], Counter[str]]] = {
+    "decoder": decoded,
+    "rows": in_rows,
+    "store": in_the_store,
+    "remote-write": in_remote_write,
+    "OTLP": in_otlp,
+    "the demo's screen": on_the_demos_screen,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_an_unknown_account_keeps_its_amounts_and_no_other_account_has_them(
+    reader: str, tmp_path: Path
+) -> None:
+    assert READERS[reader](of_tomorrow(), tmp_path) == BOOKED
+
+
+def test_the_demo_sums_an_unknown_account_by_itself_and_says_so_at_the_end() -> None:
+    tally = Tally()
+    tally.add(of_tomorrow())
+
+    assert sum(total.busy_ns for total in tally.pods.values()) == POD_NS
+    assert (tally.without_pod_ns, tally.other_ns) == (HOST_NS, {"lease": LEASE_NS})
+
+
+def test_an_unknown_account_is_no_work_without_a_pod_and_no_tick_that_does_not_balance() -> None:
+    (own,) = of_tomorrow().gpus
+
+    assert busy_without_pod_ratio(own, SECOND_NS) == HOST_NS / SECOND_NS
+    assert "busy_ns" not in {off.quantity for off in imbalances([own], SECOND_NS)}
+
+
+def words_in_rows(one: GpuEvent) -> set[str]:
+    return {str(value) for row in encoded_rows_of(one) for value in orjson.loads(row).values()}
+
+
+def words_on_the_screen(one: GpuEvent) -> set[str]:
+    rows = list(screen_rows_of(one))
+    return {row.method for row in rows} | {word for row in rows for word in row.pod.split()}
+
+
+def words_in_remote_write(one: GpuEvent) -> set[str]:
+    series = parse(ActiveSeries().encode(one).body)
+    return {value for found in series for _, value in found.labels}
+
+
+def words_in_otlp(one: GpuEvent) -> set[str]:
+    points = points_of(ExportRequests(encoding="otlp_proto", attributes={}).of(one))
+    return {value for point in points for _, value in point.attributes}
+
+
+def words_written_again(one: GpuEvent) -> set[str]:
+    return {word for word in encode(one).decode().replace(",", '"').split('"') if word}
+
+
+@pytest.mark.parametrize(
+    ("reader", "words"),
+    [
+        (words_in_rows, {"guessed", "modelled", "estimated", "evicted", "train-0"}),
+        (words_on_the_screen, {"guessed", "evicted"}),
+        (words_in_remote_write, {"guessed", "train-0"}),
+        (words_in_otlp, {"guessed"}),
+        (words_written_again, {"guessed", "modelled", "estimated", "asked", "evicted"}),
+    ],
+)
+def test_unknown_methods_and_states_are_shown_as_they_are(
+    reader: Callable[[GpuEvent], set[str]], words: set[str]
+) -> None:
+    assert words <= reader(of_tomorrow())
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "agreement"),
+    [
+        (EVICTED, EVICTED, Agreement.EQUAL),
+        (EVICTED, PodState.KNOWN, Agreement.MORE_COMPLETE),
+        (PodState.KNOWN, EVICTED, Agreement.DIFFERENT),
+        (EVICTED, PodState.PENDING, Agreement.DIFFERENT),
+        (PodState.FOREIGN, EVICTED, Agreement.DIFFERENT),
+    ],
+)
+def test_a_replay_takes_an_unknown_state_for_no_other(
+    then: PodState, now: PodState, agreement: Agreement
+) -> None:
+    first, replayed = (encode(event(pods=[pod(state=state)])) for state in (then, now))
+
+    assert compare_events(first, replayed).agreement is agreement
+
+
+def test_a_replay_names_the_unknown_account_and_method_that_differ() -> None:
+    (own,) = (one := of_tomorrow()).gpus
+    entries = [replace(each, account=Account.HOST) for each in own.entries]
+    other = replace(own, entries=entries, busy_method=BusyMethod.EXCLUSIVE)
+
+    changes = compare_events(encode(one), encode(replace(one, gpus=[other]))).changes
+    told = {(change.first, change.replayed) for change in changes}
+    assert {("lease", "host"), ("guessed", "exclusive")} <= told
+
+
+def test_an_alert_of_unknown_severity_and_of_a_pod_of_unknown_state_is_told_as_it_is() -> None:
+    told = incident(START_NS)
+    fatal = replace(told.incident, severity=Severity("fatal"))
+    written = encode(AttributedIncident(incident=fatal, pods=[pod(state=EVICTED)]))
+    attributed = decoder_of(ATTRIBUTED_INCIDENTS.name, AttributedIncident).decode(written)
+
+    assert labels_of(attributed)["severity"] == "fatal"
+    assert "research/train-0" in str(annotations_of(attributed))
+
+
+def ticks() -> tuple[NodeSample, NodeSample]:
+    """Return a tick as a newer agent may write it, and the same in this version's words."""
+    held = {
+        "gpu_uuid": "GPU-a", "device_id": "lease-7", "namespace": "research", "pod": "train-0",
+        "container": "trainer",
+    }  # fmt: skip
+    words = [
+        ("video", "estimated", "example.com/leased-gpu"),
+        ("compute", "counter", "nvidia.com/gpu"),
+    ]
+    one, other = (
+        decoder_of(SAMPLES.name, NodeSample).decode(
+            encode(
+                sample(
+                    gpus=[read_in_tick(energy_method=EnergyMethod(method))],
+                    processes=[process(kind=ProcessKind(kind))],
+                    allocations=[{**held, "resource_name": resource}],
+                )
+            )
+        )
+        for kind, method, resource in words
+    )
+    return one, other
+
+
+def test_a_tick_of_unknown_processes_methods_and_resources_is_booked_like_any_other() -> None:
+    of_tomorrow_, of_today = ticks()
+    (unknown,), (known,) = book_tick(of_tomorrow_), book_tick(of_today)
+
+    assert unknown.entries == known.entries
+    assert "estimated" in {unknown.energy_method, unknown.reading.energy_method}
+    assert sum(each.held_ns or 0 for each in unknown.entries) == SECOND_NS
+    assert decoder_of(SAMPLES.name, NodeSample).decode(encode(of_tomorrow_)) == of_tomorrow_
+    assert of_tomorrow_.allocations[0].resource_name == "example.com/leased-gpu"
+
+
+def test_a_process_record_of_an_unknown_change_is_read() -> None:
+    written = encode(
+        ProcessRecord(
+            node="node-a",
+            boot_id="boot-1",
+            time_ns=START_NS,
+            change=ProcessChange("suspended"),
+            pid=7,
+            gpu_uuids=[],
+        )
+    )
+    assert decoder_of(PROCESSES.name, ProcessRecord).decode(written).change == "suspended"
+
+
+def test_books_keep_where_the_idle_draw_is_from() -> None:
+    (own,) = of_tomorrow().gpus
+    assert isinstance(own, GpuBooks)
+    assert own.idle_draw_source == "asked"
