@@ -32,7 +32,7 @@ from enricher.podwatch.kinds import NAMESPACE, NODE, POD, ObjectKind
 from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.table import ObjectTable
-from enricher.versions import RecordT
+from enricher.watched_records import RecordT
 from gpuledger.clock import SystemClock
 
 NAME = "podwatch"

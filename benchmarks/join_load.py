@@ -8,7 +8,7 @@ from aiokafka import AIOKafkaProducer
 
 from benchmarks.ticks import Fleet, node_name
 from enricher.join.pods.pods import ClusterPods
-from enricher.pod_sharing import PodSharing
+from enricher.watched_records import PodSharing
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
 from gpuledger.clock import NS_PER_MS

@@ -28,7 +28,7 @@ from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from enricher.podwatch.pod_watch import run_podwatch
 from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.table import ObjectTable
-from enricher.versions import RecordT, WatchedRecord
+from enricher.watched_records import RecordT, WatchedRecord
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.clock import SystemClock

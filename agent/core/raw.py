@@ -1,6 +1,6 @@
 """What one GPU answered at one instant, in the driver's own units: the raw material of a tick.
 
-Here live the value types between the seam to NVML and the pure core. Nothing is judged here.
+Here live the value types between the seam to a vendor and the pure core. Nothing is judged here.
 Those that are made hundreds of times a tick are structs, five times cheaper to make.
 """
 

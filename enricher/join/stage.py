@@ -37,7 +37,7 @@ from enricher.join.validation import (
     explain_misplaced,
     settle_valid_ends,
 )
-from enricher.pod_sharing import PodSharing
+from enricher.watched_records import PodSharing
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND

@@ -21,7 +21,6 @@ import msgspec
 from msgspec import Meta, Raw
 from typing_extensions import override
 
-from enricher.pod_sharing import Shared, same
 from enricher.podwatch.node_facts import (
     INSTANCE_TYPE_LABELS,
     POOL_LABELS,
@@ -49,7 +48,7 @@ from enricher.podwatch.pod_facts import (
     mirrored_hash,
 )
 from enricher.podwatch.pod_settings import ALL_LABELS
-from enricher.versions import RecordT
+from enricher.watched_records import RecordT, Shared, same
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import UndecodableError
 from gpuledger.records import NamespaceRecord, NodeRecord, PodRecord

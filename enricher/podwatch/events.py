@@ -30,7 +30,7 @@ from enricher.podwatch.decode import (
     identity_of,
 )
 from enricher.podwatch.objects import Status, VersionOnly, WatchEvent
-from enricher.versions import RecordT
+from enricher.watched_records import RecordT
 from gpuledger.errors import UndecodableError
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.readiness import Check

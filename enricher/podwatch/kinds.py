@@ -9,11 +9,10 @@ from typing import Any, Final, Generic, Protocol, cast
 
 from msgspec.structs import replace
 
-from enricher.pod_sharing import PodSharing
 from enricher.podwatch.api import JSON
 from enricher.podwatch.decode import NamespaceReader, NodeReader, ObjectReader, PodReader
 from enricher.podwatch.pod_settings import PodwatchSettings
-from enricher.versions import RecordT
+from enricher.watched_records import PodSharing, RecordT
 from gpuledger.codec import Decoder, decoder_of
 from gpuledger.completeness import PODWATCH
 from gpuledger.records import NamespaceRecord, NodeRecord, PodRecord

@@ -10,7 +10,7 @@ from typing import Final, Generic
 
 from enricher.podwatch.events import Interrupted, Phase, Step
 from enricher.podwatch.table import ObjectTable, PendingMessage
-from enricher.versions import RecordT
+from enricher.watched_records import RecordT
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.completeness import RENEWED_AFTER_SECONDS
 

@@ -12,7 +12,6 @@ from typing import Final, Generic, cast
 import msgspec
 from msgspec import Raw
 
-from enricher.pod_sharing import SharedRequests
 from enricher.podwatch.objects import (
     ApiContainer,
     ContainerState,
@@ -27,6 +26,7 @@ from enricher.podwatch.objects import (
     Terminated,
     Variable,
 )
+from enricher.watched_records import SharedRequests
 from gpuledger.clock import NS_PER_MINUTE
 from gpuledger.records import ContainerRequest, PodContainer
 

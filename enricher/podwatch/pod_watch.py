@@ -28,7 +28,7 @@ from enricher.podwatch.pod_settings import PodwatchSettings
 from enricher.podwatch.publish import Fence, RecordPublisher, WatchBus, let_pass, read_known
 from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.table import ObjectTable
-from enricher.versions import RecordT
+from enricher.watched_records import RecordT
 from gpuledger.clock import NS_PER_HOUR, Clock
 from gpuledger.completeness import name_publisher
 from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness

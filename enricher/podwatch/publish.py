@@ -5,8 +5,8 @@ it has already is not published again, and what left the API server while no pod
 While Kafka is away, what is due waits in the table.
 
 Two podwatches may publish at once: one that lost the Lease while it was stopped sends the rest of
-its batch when it wakes. So order is by `resourceVersion` and never by offset (`enricher.versions`),
-and what has an older record behind its newest one is published again: compaction keeps the last.
+its batch when it wakes. So order is by `resourceVersion` and never by offset (`is_older`), and what
+has an older record behind its newest one is published again: compaction keeps the last.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from enricher.podwatch import pod_metrics
 from enricher.podwatch.kinds import ObjectKind
 from enricher.podwatch.object_watermarks import ObjectWatermarks
 from enricher.podwatch.table import ObjectTable, PendingMessage
-from enricher.versions import RecordT, WatchedRecord, is_older
+from enricher.watched_records import RecordT, WatchedRecord, is_older
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import (
     History,

@@ -48,7 +48,7 @@ from enricher.podwatch.events import (
 from enricher.podwatch.kinds import ObjectKind
 from enricher.podwatch.objects import ObjectPage
 from enricher.podwatch.pod_settings import KubernetesSettings
-from enricher.versions import RecordT
+from enricher.watched_records import RecordT
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.runtime.retry import Backoff
 

@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple
 
 from msgspec.structs import replace
 
-from enricher.versions import RecordT, is_older
+from enricher.watched_records import RecordT, is_older
 from gpuledger.clock import NS_PER_SECOND
 
 

@@ -15,7 +15,7 @@ from enricher.podwatch.events import Deleted, Upserted, WatchReader
 from enricher.podwatch.kinds import KINDS, ObjectKind
 from enricher.podwatch.pod_settings import PodwatchSettings
 from enricher.podwatch.publish import encode_bounded
-from enricher.versions import WatchedRecord
+from enricher.watched_records import WatchedRecord
 from gpuledger.runtime.http.exchange import HttpRequest, Response
 from gpuledger.runtime.http.server import serve_pages
 from tests.default_topics import TOPICS

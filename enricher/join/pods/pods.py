@@ -12,7 +12,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from enricher.versions import is_older
+from enricher.watched_records import is_older
 from gpuledger.clock import NS_PER_HOUR
 from gpuledger.keys import split_key
 from gpuledger.records import PodRecord

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from enricher.join.pods.pods import PodCache
 from enricher.podwatch.kinds import POD
 from enricher.podwatch.publish import KnownRecords
-from enricher.versions import is_older
+from enricher.watched_records import is_older
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
 from gpuledger.records import PodContainer, PodRecord

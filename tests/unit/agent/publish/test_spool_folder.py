@@ -42,7 +42,8 @@ def test_files_are_the_agents_alone(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_for_a_moment_loses_nothing(tmp_path: Path, error: int) -> None:
     before, spool = dropped("damaged"), spool_in(tmp_path)
     fill(spool, *range(50))
-    with unreadable(files_in(tmp_path)[0], error), pytest.raises(OSError, match=r"Errno"):
+    refusal = rf"\[Errno {error}\]"
+    with unreadable(files_in(tmp_path)[0], error), pytest.raises(OSError, match=refusal):
         spool.read(max_bundles=60)
     assert (spool.bundles, len(files_in(tmp_path))) == (50, 1)
     assert drain(spool) == list(range(50))
@@ -60,7 +61,7 @@ def test_a_file_that_cannot_be_read_for_a_minute_is_given_up_and_the_next_one_re
     with unreadable(files[0], errno.EIO):
         for second in (1000, 1030, 1059):
             clock.seconds = second
-            with pytest.raises(OSError, match="Input/output error"):
+            with pytest.raises(OSError, match=rf"\[Errno {errno.EIO}\]"):
                 spool.read(max_bundles=60)
         clock.seconds = 1060
         assert drain(spool) == list(range(in_first, 30))
@@ -75,7 +76,7 @@ def test_a_minute_without_tries_gives_no_file_up(tmp_path: Path) -> None:
     with unreadable(files_in(tmp_path)[0], errno.EMFILE):
         for second in (1000, 1070, 1100, 1129):
             clock.seconds = second
-            with pytest.raises(OSError, match="Too many open files"):
+            with pytest.raises(OSError, match=rf"\[Errno {errno.EMFILE}\]"):
                 spool.read(max_bundles=60)
     assert drain(spool) == [1, 2]
 
@@ -86,7 +87,7 @@ def test_a_file_that_cannot_be_read_at_the_start_waits_likewise(tmp_path: Path) 
     before.close()
     spool = spool_in(tmp_path, up_seconds=clock)
     with unreadable(files_in(tmp_path)[0], errno.EMFILE):
-        with pytest.raises(OSError, match="Too many open files"):
+        with pytest.raises(OSError, match=rf"\[Errno {errno.EMFILE}\]"):
             spool.open()
         waits = []
         for second in (1000, 1119, 1120):  # not for ever, as nobody may try again
@@ -105,7 +106,7 @@ def test_a_file_that_cannot_be_read_for_a_minute_at_the_start_is_left_alone(tmp_
     with unreadable(files_in(tmp_path)[0], errno.EIO):
         for second in (1000, 1030):
             clock.seconds = second
-            with pytest.raises(OSError, match="Input/output error"):
+            with pytest.raises(OSError, match=rf"\[Errno {errno.EIO}\]"):
                 spool.open()
         clock.seconds = 1060
         fill(spool, 3)
@@ -207,7 +208,7 @@ def test_a_disk_that_refuses_in_mid_write_leaves_no_trace(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "pwrite", refuse)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match=rf"\[Errno {errno.ENOSPC}\]"):
             fill(spool, 2)
     fill(spool, 3)
     assert drain(reopened(spool, tmp_path)) == [1, 3]
@@ -224,7 +225,7 @@ def test_attempts_on_a_full_disk_leave_no_files(
     with monkeypatch.context() as patched:
         patched.setattr(os, "pwrite", refuse)
         for _ in range(3):
-            with pytest.raises(OSError, match="No space left"):
+            with pytest.raises(OSError, match=rf"\[Errno {errno.ENOSPC}\]"):
                 fill(spool, 1)
     assert files_in(tmp_path) == []
     fill(spool, 1)

@@ -7,11 +7,13 @@ ended, a list is empty, a watch silent, and a list that comes as a watch refused
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 
+import pytest
 from aiohttp import web
 
+from enricher.podwatch.api import KubernetesError
 from tests.unit.enricher.podwatch.builders import Object, encoded
 
 Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -219,3 +221,11 @@ def error(code: int, reason: str = "", **more: object) -> Object:
     """Return an ERROR line."""
     status_object = {"kind": "Status", "code": code, "reason": reason, "message": "no"}
     return event("ERROR", status_object | more)
+
+
+@contextmanager
+def refused(code: int) -> Iterator[None]:
+    """Expect that the server refuses with this status while the context is open."""
+    with pytest.raises(KubernetesError) as caught:
+        yield
+    assert caught.value.status == code

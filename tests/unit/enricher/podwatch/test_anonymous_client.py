@@ -57,7 +57,7 @@ async def test_a_refusal_is_an_error_with_its_status(
     server: MisbehavingServer, api: Api, code: int
 ) -> None:
     server.lists += [status(code, reason="Because")]
-    with pytest.raises(KubernetesError, match=f"answered {code}: says {code}") as caught:
+    with pytest.raises(KubernetesError) as caught:
         await read(api)
     assert (caught.value.status, caught.value.reason) == (code, "Because")
 

@@ -171,7 +171,7 @@ def test_a_pods_rank_is_carried(
 
 @pytest.mark.parametrize("time", ["yesterday", "2026-11-21T08:00:00", "2026-11-21", 5])
 def test_a_time_that_is_none_makes_the_pod_unreadable(time: object) -> None:
-    with pytest.raises(UndecodableError, match="not a pod"):
+    with pytest.raises(UndecodableError):
         read(pod(metadata={"deletionTimestamp": time}))
 
 

@@ -124,7 +124,7 @@ def test_the_share_under_mps_is_the_variable_where_it_is_a_literal(
 
 
 def test_variables_that_are_none_make_the_pod_unreadable() -> None:
-    with pytest.raises(UndecodableError, match="not a pod"):
+    with pytest.raises(UndecodableError):
         read(pod(spec={"containers": [container(env=[{"name": 5, "value": MPS}])]}))
 
 

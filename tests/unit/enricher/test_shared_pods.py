@@ -1,6 +1,6 @@
 """What pods say alike is kept once."""
 
-from enricher.pod_sharing import PodSharing
+from enricher.watched_records import PodSharing
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import ContainerRequest, PodContainer, PodRecord
 from tests.default_topics import PODS

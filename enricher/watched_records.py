@@ -1,17 +1,44 @@
-"""Makes pods' records small: what many of them say alike is kept once.
+"""What podwatch's records have in common for whoever makes or reads them. Pure.
 
-A record that was decoded has strings and dictionaries of its own. Nobody changes a record, so equal
-ones can be the same object: that is more than half of a pod that the join keeps, and a fifth of one
-that podwatch does. Records are equal before and after.
+Which of two versions of a Kubernetes object is the older one (`is_older`). What podwatch publishes
+can come behind what is newer: a leader that was stopped in the middle of a batch sends the rest of
+it when it wakes. Whoever reads its records judges them by this alone.
+
+And what many pods say alike is kept once (`PodSharing`). A record that was decoded has strings and
+dictionaries of its own. Nobody changes a record, so equal ones can be the same object: that is more
+than half of a pod that the join keeps, and a fifth of one that podwatch does. Records are equal
+before and after.
 """
 
 from functools import lru_cache
 from sys import intern
-from typing import Final, Generic, TypeVar, cast
+from typing import Final, Generic, cast
 
 from msgspec.structs import replace
+from typing_extensions import TypeVar
 
-from gpuledger.records import ContainerRequest, PodRecord
+from gpuledger.records import ContainerRequest, NamespaceRecord, NodeRecord, PodRecord
+
+WatchedRecord = PodRecord | NodeRecord | NamespaceRecord
+"""What podwatch makes of an object of the API server."""
+RecordT = TypeVar("RecordT", bound=WatchedRecord, default=PodRecord)
+"""One kind of them; pods, where nothing else is said."""
+
+
+def is_older(record: WatchedRecord, than: WatchedRecord) -> bool:
+    """Return whether a record is older than another of the same UID; never if that is open.
+
+    Kubernetes declares the versions of one resource comparable where they are decimal integers, of
+    which the shorter one is the smaller (they may have more digits than a machine's integer).
+    """
+    version, other = record.resource_version, than.resource_version
+    for one in (version, other):
+        # Of any other kind Kubernetes says nothing but whether they are equal; and with a zero in
+        # front the comparison by length below would not hold.
+        if not one.isascii() or not one.isdigit() or one.startswith("0"):
+            return False
+    return (len(version), version) < (len(other), other)
+
 
 V = TypeVar("V")
 # When one of them is full it is emptied: what is in use is shared again with the next pods, and
