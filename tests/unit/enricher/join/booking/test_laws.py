@@ -283,8 +283,12 @@ def test_idle_names_allocations_of_that_gpu_alone_and_each_container_once(
         named = [tick.allocations[place] for place in allocations_of(row)]
         assert all(one.gpu_uuid == gpu for one in named)
         assert len({(one.pod, one.container) for one in named}) == len(named)
-        is_part = row.reading.parent_uuid is not None
-        assert all((one.gpu_instance is not None) == is_part for one in named)
+        # Who has a whole GPU that is cut has instances of it, and never the rest of it.
+        is_cut = any(one.parent_uuid == row.reading.uuid for one in tick.gpus)
+        assert not (is_cut and named)
+        whole = [one for one in named if one.gpu_instance is None]
+        assert whole in ([], named)
+        assert whole == named or row.reading.parent_uuid is not None
 
 
 def allocations_of(row: GpuBooks) -> Iterator[int]:
