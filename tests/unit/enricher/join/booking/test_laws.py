@@ -182,6 +182,12 @@ def test_held_time_sums_to_the_interval_on_every_row_whatever_is_used(tick: Node
         for row in tick.gpus
     ]
     assert held_by_row(replace(tick, gpus=silent, processes=[], ended_processes=None)) == held
+    # And as if all of it were used, by whoever is there.
+    full = [
+        replace(row, utilization_ratio=1.0, memory_used_bytes=row.memory_total_bytes)
+        for row in tick.gpus
+    ]
+    assert held_by_row(replace(tick, gpus=full)) == held
 
 
 def held_by_row(tick: NodeSample) -> list[dict[int | None, int]]:
