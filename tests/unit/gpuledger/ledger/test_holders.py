@@ -66,13 +66,24 @@ def test_page_and_books_take_an_allocation_for_the_same_device(
     assert [index for index, holder in enumerate(exclusive) if holder] == rows, case
 
 
-def test_a_cut_gpu_as_a_whole_is_its_instances_and_what_none_of_them_has_is_nobodys() -> None:
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([held()], [[], ["p"], ["p"], ["p"]]),
+        ([held(), held(MIG[0], "q", gpu_instance=1)], [[], ["q"], ["p"], ["p"]]),
+        ([held(), held(pod="q")], [[], ["p", "q"], ["p", "q"], ["p", "q"]]),
+    ],
+    ids=["to one", "and an instance to another", "to two"],
+)
+def test_a_cut_gpu_as_a_whole_is_its_instances_and_what_none_of_them_has_is_nobodys(
+    given: list[DeviceAllocation], expected: list[list[str]]
+) -> None:
     """Nothing runs outside of them; one that is given by itself is of whom it was given to."""
-    allocations = [held(pod="whole"), held(MIG[0], pod="part", gpu_instance=1)]
-    parts = [list(row.parts) for row in find_holders(tick(allocations))]
-    holders = [None if place is None else allocations[place].pod for ((place, _),) in parts]
+    found = [
+        [place for place, _ in row.parts if place is not None] for row in find_holders(tick(given))
+    ]
 
-    assert holders == [None, "part", "whole", "whole"]
+    assert [[given[place].pod for place in places] for places in found] == expected
 
 
 def test_a_gpu_that_is_not_cut_is_whose_it_is_as_a_whole() -> None:
