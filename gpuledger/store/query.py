@@ -5,6 +5,7 @@ Here lives what a reader needs beside a SQL engine, such as DuckDB. Nothing is w
 The table has whole numbers. The relation has them too, and beside them what people ask for:
 seconds, byte-seconds, joules, GPU-hours. All but the hours are decimals, which DuckDB multiplies
 and sums without rounding, in 38 digits: a sum over rows is what the events sum to, to the last one.
+GPU-hours are of whole boards: an hour of an instance counts as its slices of the board.
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,12 @@ from gpuledger.errors import UserError
 from gpuledger.settings.secret import mask_address
 from gpuledger.store.schema import ENTRIES, GAPS, table_uri
 
+# A GPU of which no slices are known is a board by itself; of an instance, nobody knows how much of
+# one it is. A cut board's own row is what no instance has.
+_DEVICE_FRACTION: Final = (
+    "CASE WHEN board_compute_slices > 0 THEN compute_slices / board_compute_slices"
+    " WHEN parent_uuid IS NULL THEN 1.0 END"
+)
 DERIVED_COLUMNS: Final[Mapping[str, str]] = {
     # 64 bits times a decimal of nine digits is one of 29 digits, which holds them all.
     **{
@@ -28,7 +35,9 @@ DERIVED_COLUMNS: Final[Mapping[str, str]] = {
     # 64 bits do not hold the product: 80 GiB for a second are 8.6e19 byte-nanoseconds.
     "memory_byte_seconds": "memory_bytes::DECIMAL(38, 0) * interval_ns * 0.000000001",
     "joules": "energy_millijoules * 0.001",
-    "gpu_hours": "busy_ns / 3.6e12",
+    "device_fraction": _DEVICE_FRACTION,
+    "gpu_hours": "busy_ns / 3.6e12 * device_fraction",
+    "held_gpu_hours": "held_ns / 3.6e12 * device_fraction",
 }
 """What the relation of the live rows adds to the table's columns, with DuckDB's SQL for each."""
 

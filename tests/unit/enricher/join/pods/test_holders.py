@@ -35,6 +35,7 @@ def held_by(*names: str) -> list[DeviceAllocation]:
             namespace="research",
             pod=name,
             container="main",
+            replica=str(place),
         )
         for place, name in enumerate(names)
     ]
