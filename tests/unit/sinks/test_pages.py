@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pytest
@@ -15,7 +14,7 @@ from gpuledger.ledger.series import FAMILIES
 from gpuledger.records import Account
 from gpuledger.schemas import schema_of
 from gpuledger.store.query import DERIVED_COLUMNS, entries_sql
-from gpuledger.store.schema import ENTRIES, GAPS, StoreColumn
+from gpuledger.store.schema import ENTRIES, GAPS, PODS, StoreColumn
 from sinks import otlp_names as naming
 from sinks.rows import encoded_rows_of
 from sinks.store.table import EntriesTable, GapsTable
@@ -118,6 +117,11 @@ def test_the_page_lists_the_columns_of_the_table_of_gaps() -> None:
     assert table("store.md", "gaps") == list(found), as_markdown(columns(GAPS.columns))
 
 
+def test_the_page_lists_the_columns_of_the_table_of_pods() -> None:
+    found = columns(PODS.columns)
+    assert table("store.md", "pods") == list(found), as_markdown(columns(PODS.columns))
+
+
 def test_the_page_lists_the_columns_of_a_row() -> None:
     assert table("rows.md", "rows") == list(row_columns()), as_markdown(row_columns())
 
@@ -197,30 +201,6 @@ def shown_by(example: str, monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[o
     monkeypatch.setattr(duckdb, "sql", lambda query: Shown(ask(query), shown))
     exec(compile(example, "store.md", "exec"), {})  # noqa: S102  # our own page
     return [one.rows for one in shown]
-
-
-NAMES: list[tuple[str, dict[str, Any], tuple[object, ...]]] = [
-    ("a pod by its UID", {}, ("research", "train-0", 1.0)),
-    ("a container whose cgroup shows no pod", {"pod_uid": None}, ("research", "train-0", 1.0)),
-    ("a pod whose cgroup shows no container", {"container_id": None}, ("research", "train-0", 1.0)),
-]
-
-
-@pytest.mark.parametrize(("case", "ids", "expected"), NAMES, ids=[row[0] for row in NAMES])
-def test_the_query_of_the_page_names_rows_that_came_before_the_pods_name(
-    case: str, ids: dict[str, Any], expected: tuple[object, ...], tmp_path: Path
-) -> None:
-    before, after = entry(**ids), entry()
-    stranger = entry(pod_uid="uid-stranger", container_id=None)
-    events = [
-        event(0, entries=[before, stranger, entry(Account.IDLE)], pods=[]),
-        event(1, entries=[after, entry(Account.HOST)]),
-    ]
-    fill(tmp_path, events)
-
-    found = ask(sql_of_the_page("named"), view_of(tmp_path))
-
-    assert found == [expected, (None, "uid-stranger", 0.5)], case
 
 
 def test_the_query_of_the_page_says_who_held_idle_gpus_for_how_long(tmp_path: Path) -> None:
