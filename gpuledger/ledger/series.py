@@ -266,10 +266,17 @@ def _held_values(
             group = SeriesGroup(HOLDER, (*gpu, *names))
             held[group] = held.get(group, 0) + entry.held_ns
     slices, _, board_slices, _ = slices_of(books)
-    if slices is None or not board_slices:
-        return {group: (held_ns / interval_ns, None) for group, held_ns in held.items()}
+    fraction: float | None = None
+    if slices is not None and board_slices:
+        fraction = slices / board_slices
+    elif books.reading.parent_uuid is None:
+        # A GPU of which no slices are said is a board by itself.
+        fraction = 1.0
     return {
-        group: (held_ns / interval_ns, held_ns * slices / (interval_ns * board_slices))
+        group: (
+            held_ns / interval_ns,
+            None if fraction is None else held_ns * fraction / interval_ns,
+        )
         for group, held_ns in held.items()
     }
 

@@ -246,3 +246,14 @@ def lost_event(tick: int) -> GpuEvent:
     silent = GpuReading(uuid=reading().uuid, index=0, silent=True)
     of_gpu = books(silent, left, gap_ns=SECOND_NS, **unknown, **SLICES)
     return event(tick, gpus=[of_gpu], held_by=HELD)
+
+
+def test_a_gpu_of_which_no_slices_are_said_is_a_board_and_an_instance_has_no_part_of_one() -> None:
+    held = entry(Account.IDLE, held_ns=SECOND_NS)
+    part = reading(uuid="MIG-1", parent_uuid="GPU-a", gpu_instance=1)
+    series = encode(ActiveSeries(), event(gpus=[books(reading(), held), books(part, held)]))
+
+    names = "gpuledger_holder_gpu_held_ratio", "gpuledger_holder_gpu_held_board_ratio"
+    found = [[one.label("gpu_uuid") for one in series if one.name == name] for name in names]
+    assert found == [[reading().uuid, "MIG-1"], [reading().uuid]]
+    assert named(series, names[1]).value == 1.0
