@@ -41,7 +41,7 @@ def table(page: str, name: str) -> list[list[str]]:
 
 
 def series() -> Iterator[list[str]]:
-    yield ["series", "type", "labels beside `node`", "meaning"]
+    yield ["series", "type", "labels beside `cluster` and `node`", "meaning"]
     yield ["---"] * 4
     for family in FAMILIES:
         labels = " ".join(f"`{label}`" for label in family.labels)
