@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 SCENARIO: Final = Path(__file__).parents[2] / "cli" / "demo" / "demo.yaml"
 NODE: Final = "gpu-node-2"
 WITHIN_SECONDS: Final = 40.0
+SESSION_SECONDS: Final = "6"
+"""Kafka's shortest: the next case waits for it, as the member before was killed in the group."""
 GONE: Final = Message(key=b"gone", value=None, timestamp_ms=1)
 OWN: Final = {
     "agent": {"NODE_NAME": NODE, "SOURCE": f"simulated:{SCENARIO}"},
@@ -158,6 +160,7 @@ def login(brokers: OauthKafka, user: str, folder: Path) -> dict[str, str]:
         "KAFKA__SASL_MECHANISM": "OAUTHBEARER",
         "KAFKA__OAUTH__TOKEN_FILE": str(token),
         "KAFKA__SSL_CA_FILE": str(brokers.ca_file),
+        "KAFKA__SESSION_TIMEOUT_SECONDS": SESSION_SECONDS,
     }
 
 
