@@ -12,7 +12,7 @@ Here live the three things that the join does between the bus and its stage, wha
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from enricher.join import join_metrics as metrics
@@ -40,11 +40,24 @@ def bus_retry(
 async def poll(
     consumer: Consumer, *, retry: RetryingCaller[BusError], tuning: JoinTuning, maximum: float
 ) -> Polled:
-    """Poll for at most so many seconds, however often the bus must be asked."""
-    seconds = min(maximum, tuning.poll_timeout_seconds)
-    return await retry(
-        lambda: consumer.poll(timeout_seconds=seconds, max_records=tuning.max_poll_records)
-    )
+    """Poll until the bus answers, for at most `maximum` seconds; nothing where it has not by then.
+
+    One attempt waits no longer than the settings say.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + maximum
+
+    def attempt() -> Awaitable[Polled]:
+        left_seconds = max(0.0, deadline - loop.time())
+        return consumer.poll(
+            timeout_seconds=min(left_seconds, tuning.poll_timeout_seconds),
+            max_records=tuning.max_poll_records,
+        )
+
+    try:
+        return await retry(attempt, deadline=deadline)
+    except BusError:
+        return {}  # the check tells of it, and the caller has something else to do now
 
 
 STEP_BYTES: Final = 262_144
