@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MAX_PROCESSES: Final = 4
 MAX_REAL_PROCESSES: Final = 3
+MAX_PENDING: Final = 1
+"""With so many tests a process gets another file: xdist runs a test once it knows the next one."""
 _REAL: Final = PurePosixPath("tests/real")
 
 
@@ -56,6 +58,12 @@ class Spreading(LoadFileScheduling):  # type: ignore[misc]  # xdist publishes no
         self._real_nodes.discard(node)  # a process that died frees its place
         crashed: str | None = super().remove_node(node)
         return crashed
+
+    @override
+    def _reschedule(self, node: "WorkerController") -> None:
+        # A file that waits behind a long test is one that another process could run.
+        if not self.workqueue or self._pending_of(self.assigned_work[node]) <= MAX_PENDING:
+            super()._reschedule(node)
 
     @override
     def _assign_work_unit(self, node: "WorkerController") -> None:
