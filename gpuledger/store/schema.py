@@ -94,7 +94,7 @@ ENTRIES: Final = TableSchema(
         for column in store_columns()
     ],
     partition_by=(PARTITION_COLUMN,),
-    statistics_columns=5,
+    statistics_columns=6,
 )
 GAPS: Final = TableSchema(
     name="gaps",

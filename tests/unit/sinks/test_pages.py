@@ -153,7 +153,7 @@ def test_the_query_of_the_rows_page_runs(tmp_path: Path, monkeypatch: pytest.Mon
         if "read_json" in one
     ]
 
-    assert ask(query) == [("research", "train-0", "vision", 1.0)]
+    assert ask(query) == [("default", "research", "train-0", "vision", 1.0)]
 
 
 def test_the_query_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_the_query_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (shown,) = shown_by(python_of_the_page("sum(joules)"), monkeypatch)
 
     assert AT.partition in (0, 1)
-    assert shown == [("research", "train-0", 0.5, 2**30, 100, 0.5 / 3600)]
+    assert shown == [("default", "research", "train-0", 0.5, 2**30, 100, 0.5 / 3600)]
 
 
 def test_the_query_of_the_page_says_which_bills_are_not_complete_and_whom_it_concerns(
@@ -185,7 +185,7 @@ def test_the_query_of_the_page_says_which_bills_are_not_complete_and_whom_it_con
         gaps.append([row], {STREAM: number}, time_ms=0)
 
     (shown,) = shown_by(example, monkeypatch)
-    assert [(row[0], *row[3:]) for row in shown] == [("retention", 8, ["node-a"])]
+    assert [(row[0], *row[3:]) for row in shown] == [("retention", 8, ["default/node-a"])]
 
 
 def python_of_the_page(word: str) -> str:
@@ -214,16 +214,16 @@ def test_the_query_of_the_page_says_who_held_idle_gpus_for_how_long(tmp_path: Pa
     found = ask(sql_of_the_page("idle_gpu_hours"), view_of(tmp_path))
 
     assert found == [
-        (None, None, 1.5),
-        ("research", "notebook-0", 1.0),
-        ("serving", "chat-0", 0.5),
+        ("default", None, None, 1.5),
+        ("default", "research", "notebook-0", 1.0),
+        ("default", "serving", "chat-0", 0.5),
     ]
 
 
 def test_the_query_of_the_page_counts_each_gap_once(tmp_path: Path) -> None:
     fill(tmp_path, [event(0), event(9, gap_ns=8 * SECOND_NS), event(12, gap_ns=2 * SECOND_NS)])
 
-    assert ask(sql_of_the_page("AS gap"), view_of(tmp_path)) == [("node-a", 10.0)]
+    assert ask(sql_of_the_page("AS gap"), view_of(tmp_path)) == [("default", "node-a", 10.0)]
 
 
 def sql_of_the_page(word: str) -> str:

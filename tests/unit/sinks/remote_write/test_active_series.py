@@ -60,10 +60,10 @@ def test_device_readings_become_gauges_and_absent_ones_nothing() -> None:
     assert used == Series(
         (
             ("__name__", "gpuledger_gpu_memory_used_bytes"),
+            ("cluster", "default"),
             ("gpu_index", "0"),
             ("gpu_uuid", GPU),
             ("model", "NVIDIA H100 80GB HBM3"),
-            ("cluster", "default"),
             ("node", "node-a"),
         ),
         20 * 2**30,
