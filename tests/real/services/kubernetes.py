@@ -125,7 +125,7 @@ class _ApiServer(Part):
             "--service-account-issuer=https://kubernetes.default.svc",
             "--service-cluster-ip-range=10.0.0.0/24",
             "--authorization-mode=Node,RBAC",
-            # Without it a server that is asked to end waits out the watches that are open, a minute.
+            # Else a server that is asked to end waits out the open watches, a minute.
             "--shutdown-watch-termination-grace-period=1s",
             f"--disable-admission-plugins={','.join(self._disabled)}",
             *self._arguments,
