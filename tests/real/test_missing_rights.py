@@ -192,6 +192,8 @@ def test_a_right_that_is_missing_is_missed_by_name(
         own["KUBERNETES__KUBECONFIG"] = str(kube_api.kubeconfig)
     if kind == "store":
         own["STORE__URI"] = str(tmp_path / "store")
+        # A watermark is written once there are rows that it speaks of.
+        own["STORE__FLUSH_SECONDS"] = "1"
     made = Deployable(
         name=f"{user}",
         command=[f"gpuledger-{name}", *([kind] if kind else [])],
