@@ -95,7 +95,8 @@ def brokers(
             for stage in stages.values():
                 stack.callback(stage.kill)
                 stage.start()
-            await_records(part.plaintext_bootstrap_servers, Topics().events.name)
+            for topic in (Topics().events, Topics().watermarks):
+                await_records(part.plaintext_bootstrap_servers, topic.name)
             stages["join"].stop()  # the group is those joins' that are looked at
             yield part
 
