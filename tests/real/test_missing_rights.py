@@ -98,7 +98,8 @@ def brokers(
             for stage in stages.values():
                 stack.callback(stage.kill)
                 stage.start()
-            await_records(part.plaintext_bootstrap_servers, Topics().events.name)
+            for topic in (Topics().events, Topics().watermarks):
+                await_records(part.plaintext_bootstrap_servers, topic.name)
             stages["join"].stop()  # the group is those joins' that are looked at
             yield part
 
@@ -207,6 +208,8 @@ def test_a_right_that_is_missing_is_missed_by_name(
         own["KUBERNETES__KUBECONFIG"] = str(kube_api.kubeconfig)
     if kind == "store":
         own["STORE__URI"] = str(tmp_path / "store")
+        # A watermark is written once there are rows that it speaks of.
+        own["STORE__FLUSH_SECONDS"] = "1"
     made = Deployable(
         name=f"{user}",
         command=[f"gpuledger-{name}", *([kind] if kind else [])],
