@@ -18,6 +18,7 @@ from typing import Final
 from gpuledger.bus.protocol import Message
 from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import encode
+from gpuledger.keys import watermark_key
 from gpuledger.records import SilentNode, Watermark
 from gpuledger.records.bounds import MAX_WORD_LENGTH
 
@@ -116,7 +117,7 @@ class Completeness:
 
 def key_of(watermark: Watermark) -> bytes:
     """Return the key under which a watermark replaces the one before it."""
-    return f"{watermark.stage}/{watermark.cluster}/{watermark.partition}".encode()
+    return watermark_key(watermark.stage, watermark.cluster, watermark.partition).encode()
 
 
 def message_of(watermark: Watermark, *, time_ns: int) -> Message:
