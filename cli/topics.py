@@ -1,10 +1,12 @@
-"""`gpuledger topics`: makes topics, says what is wrong with them, prints them for Strimzi."""
+"""`gpuledger topics`: makes topics, checks them, says up to when they are complete."""
 
 import asyncio
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 import yaml
@@ -13,7 +15,15 @@ from cyclopts.validators import Number
 from rich.console import Console
 from rich.table import Table
 
+from cli.replay.range_plan import parse_moment, write_moment
 from gpuledger.bus.administration import TopicLine, check_topics, create_topics
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import History
+from gpuledger.clock import NS_PER_MS
+from gpuledger.codec import decoder_of
+from gpuledger.completeness import Completeness
+from gpuledger.errors import UndecodableError
+from gpuledger.records import Watermark
 from gpuledger.rights import ApiVersion, strimzi_manifests
 from gpuledger.settings import KafkaSettings, Option, load_settings
 from gpuledger.topics import Topics
@@ -23,7 +33,8 @@ _COLOURS: Final = {"ok": "green", "created": "green"}
 
 app = App(
     name="topics",
-    help="Make the topics on a Kafka broker, check those there, or print them for Strimzi.",
+    help="Make the topics on a Kafka broker, check those there, say up to when they are complete,"
+    " or print them for Strimzi.",
 )
 
 
@@ -34,6 +45,8 @@ class TopicsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How to reach the brokers."""
 
 
+Stage = Literal["join", "store", "rows", "podwatch"]
+MAX_OFFSET: Final = 2**63 - 1
 BootstrapServers = Annotated[
     str | None, Parameter(help="Brokers to ask first, host:port, separated by commas.")
 ]
@@ -83,6 +96,78 @@ def check(
     lines = asyncio.run(check_topics(settings, partitions=partitions))
     show(lines)
     return 0 if all(line.status == "ok" for line in lines) else 1
+
+
+@app.command
+def complete(
+    *,
+    stage: Annotated[Stage, Parameter(help="Whose word it is.")] = "store",
+    until: Annotated[
+        str | None,
+        Parameter(
+            help="Ask whether all is there up to this time: 2026-11-21T14:00:00Z, or -1h.",
+            allow_leading_hyphen=True,
+        ),
+    ] = None,
+    bootstrap_servers: BootstrapServers = None,
+    config: Config = None,
+) -> int:
+    """Say up to when a stage is complete; exit 1 where that is unknown, or before --until."""
+    settings = kafka_settings(bootstrap_servers=bootstrap_servers, config=config)
+    now_ms = time.time_ns() // NS_PER_MS
+    until_ms = None if until is None else parse_moment(until, option="--until", now_ms=now_ms)
+    partitions, watermarks = asyncio.run(read_watermarks(KafkaBus(settings), stage))
+    until_ns = None if until_ms is None else until_ms * NS_PER_MS
+    lines = completeness_lines(watermarks, partitions=partitions, until_ns=until_ns)
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    return 0 if lines[0].startswith("complete") else 1
+
+
+async def read_watermarks(history: History, stage: Stage) -> tuple[int, list[Watermark]]:
+    """Return how many partitions there are, and what holds of them by the stage's word."""
+    topics = history.topics
+    spoken_of = {"podwatch": topics.pods, "rows": topics.rows}.get(stage, topics.events)
+    completeness = Completeness(stage=stage, topic=spoken_of.name)
+    decoder = decoder_of(topics.watermarks.name, Watermark)
+    async with history.reader() as reader:
+        spans = await reader.spans(topics.watermarks.name)
+        for at, span in spans.items():
+            async for records in reader.read(at, span):
+                for record in records:
+                    with suppress(UndecodableError):
+                        completeness.take(decoder.decode(record.value))
+                        # Whoever asks here has what the stage has written, all of it.
+                        completeness.read_to(at.partition, MAX_OFFSET)
+    return len(spans), [each for at in spans for each in completeness.of(at.partition)]
+
+
+def completeness_lines(
+    watermarks: Sequence[Watermark], *, partitions: int, until_ns: int | None
+) -> list[str]:
+    """Return what is said of them for people; the first line begins with `complete`, or not."""
+    unheard = sorted(set(range(partitions)) - {each.partition for each in watermarks})
+    earliest_ns = min((each.complete_until_ns for each in watermarks), default=0)
+    behind = [
+        f"partition {each.partition}, cluster {each.cluster}:"
+        f" complete until {write_moment(each.complete_until_ns // NS_PER_MS)}"
+        for each in sorted(watermarks, key=lambda each: each.complete_until_ns)
+        if until_ns is not None and each.complete_until_ns < until_ns
+    ]
+    lines = [f"partition {partition}: nothing is known" for partition in unheard] + behind
+    shown = write_moment(earliest_ns // NS_PER_MS)
+    if unheard:
+        first = f"not complete: of {len(unheard)} of {partitions} partitions nothing is known"
+    elif behind and until_ns is not None:
+        first = f"not complete until {write_moment(until_ns // NS_PER_MS)}, but until {shown}"
+    else:
+        first = f"complete until {shown}"
+    silent = [
+        f"node {node.node}, cluster {each.cluster}: silent since"
+        f" {write_moment(node.since_time_ns // NS_PER_MS)}, and not waited for"
+        for each in watermarks
+        for node in each.silent or ()
+    ]
+    return [first, *lines, *silent]
 
 
 @app.command

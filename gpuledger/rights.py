@@ -31,7 +31,9 @@ USES: Final = (
     TopicUse(topic="processes", writers=("agent",), readers=("join",)),
     TopicUse(topic="incidents", writers=("agent",), readers=("join",)),
     TopicUse(topic="inventory", writers=("agent",)),
-    TopicUse(topic="pods", writers=("podwatch",), readers=("podwatch", "join", "replay")),
+    TopicUse(
+        topic="pods", writers=("podwatch",), readers=("podwatch", "join", "sink store", "replay")
+    ),
     TopicUse(topic="nodes", writers=("podwatch",), readers=("podwatch", "join", "replay")),
     TopicUse(topic="namespaces", writers=("podwatch",), readers=("podwatch", "join", "replay")),
     TopicUse(topic="events", writers=("join",), readers=(*_SINKS, "replay")),

@@ -228,7 +228,7 @@ class OtlpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     encoding: Encoding = "otlp_proto"
     """`otlp_proto` or `otlp_json`, as the receiver's own setting calls it."""
     resource_attributes: dict[str, str] = {}
-    """Further attributes of every resource, such as `k8s.cluster.name`."""
+    """Further attributes of every resource, such as `deployment.environment.name`."""
     commit_interval_seconds: Pause = 0.1
     """How long more is waited for after a transaction, unless a poll was full: each transaction
     costs something, however little is in it."""

@@ -1,17 +1,26 @@
-"""How `-n` spreads the tests: a file to a process; those on real parts to three, side by side.
+"""How `-n` spreads the tests: a file to a process; those on real parts side by side in three.
 
 Brokers and API servers have deadlines of their own, which four of them on a busy machine miss.
-Three lanes leave a core for all else, which takes less time than each of them.
+Three processes leave a core for all else, which takes less time than the real tests do. They take
+those first, a file at a time as they get free: shares that are fixed beforehand grow apart with the
+tests, and the longest of them is what a run takes.
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import PurePosixPath
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 from xdist.scheduler import LoadFileScheduling
 
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
+
 MAX_PROCESSES: Final = 4
+MAX_REAL_PROCESSES: Final = 3
+MAX_PENDING: Final = 1
+"""With so many tests a process gets another file: xdist runs a test once it knows the next one."""
 _REAL: Final = PurePosixPath("tests/real")
 
 
@@ -21,19 +30,52 @@ def count_processes() -> int:
     return int(wanted) if wanted else min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
 
 
-def lane_of(nodeid: str) -> str:
-    """Return what a test must share its process with: its file, or its third of the real tests."""
-    file = PurePosixPath(nodeid.partition("::")[0])
-    if not file.is_relative_to(_REAL):
-        return str(file)
-    if file.parent != _REAL:
-        return f"{_REAL} folders"
-    return f"{_REAL} {'a to i' if file.name < 'test_j' else 'j to z'}"
+def is_real(file: str) -> bool:
+    """Return whether a file's tests talk to real parts."""
+    return PurePosixPath(file).is_relative_to(_REAL)
+
+
+def next_file(files: Iterable[str], *, takes_real: bool) -> str | None:
+    """Return what a process is to do next: real tests first where it takes them, else others."""
+    others: str | None = None
+    for file in files:
+        if not is_real(file):
+            others = others or file
+        elif takes_real:
+            return file
+    return others
 
 
 class Spreading(LoadFileScheduling):  # type: ignore[misc]  # xdist publishes no types
-    """Gives each lane to one process."""
+    """Gives a file to one process, and those of real tests to no more than three processes."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  # xdist's, handed on
+        super().__init__(*args, **kwargs)
+        self._real_nodes: set[WorkerController] = set()
 
     @override
-    def _split_scope(self, nodeid: str) -> str:
-        return lane_of(nodeid)
+    def remove_node(self, node: "WorkerController") -> str | None:
+        self._real_nodes.discard(node)  # a process that died frees its place
+        crashed: str | None = super().remove_node(node)
+        return crashed
+
+    @override
+    def _reschedule(self, node: "WorkerController") -> None:
+        # A file that waits behind a long test is one that another process could run.
+        if not self.workqueue or self._pending_of(self.assigned_work[node]) <= MAX_PENDING:
+            super()._reschedule(node)
+
+    @override
+    def _assign_work_unit(self, node: "WorkerController") -> None:
+        file = self._next_for(node)
+        if file is None:
+            node.shutdown()  # the real files that are left are those of the other processes
+            return
+        if is_real(file):
+            self._real_nodes.add(node)
+        self.workqueue.move_to_end(file, last=False)
+        super()._assign_work_unit(node)
+
+    def _next_for(self, node: "WorkerController") -> str | None:
+        has_place = node in self._real_nodes or len(self._real_nodes) < MAX_REAL_PROCESSES
+        return next_file(self.workqueue, takes_real=has_place)

@@ -12,7 +12,7 @@ Here live the three things that the join does between the bus and its stage, wha
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from enricher.join import join_metrics as metrics
@@ -40,14 +40,24 @@ def bus_retry(
 async def poll(
     consumer: Consumer, *, retry: RetryingCaller[BusError], tuning: JoinTuning, max_seconds: float
 ) -> Polled:
-    """Poll once, for at most so many seconds; where the bus fails, again until it answers.
+    """Poll until the bus answers, for at most so many seconds; nothing where it has not by then.
 
-    The bound is of one attempt, and not of all: an attempt that fails has had it too.
+    One attempt waits no longer than the settings say.
     """
-    seconds = min(max_seconds, tuning.poll_timeout_seconds)
-    return await retry(
-        lambda: consumer.poll(timeout_seconds=seconds, max_records=tuning.max_poll_records)
-    )
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + max_seconds
+
+    def attempt() -> Awaitable[Polled]:
+        left_seconds = max(0.0, deadline - loop.time())
+        return consumer.poll(
+            timeout_seconds=min(left_seconds, tuning.poll_timeout_seconds),
+            max_records=tuning.max_poll_records,
+        )
+
+    try:
+        return await retry(attempt, deadline=deadline)
+    except BusError:
+        return {}  # the check tells of it, and the caller has something else to do now
 
 
 STEP_BYTES: Final = 262_144

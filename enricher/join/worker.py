@@ -5,6 +5,7 @@ stage's business; how their work is delivered, and restored, stands in modules o
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -102,7 +103,7 @@ class JoinWorker:
         if left_seconds == 0:
             await self._deliver(consumer)
             left_seconds = None
-        max_seconds = self._tuning.poll_timeout_seconds if left_seconds is None else left_seconds
+        max_seconds = math.inf if left_seconds is None else left_seconds
         batch = await poll(
             consumer, retry=self._retry, tuning=self._tuning, max_seconds=max_seconds
         )

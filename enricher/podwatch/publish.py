@@ -20,8 +20,7 @@ import structlog
 
 from enricher.podwatch import pod_metrics
 from enricher.podwatch.kinds import ObjectKind
-from enricher.podwatch.object_watermarks import ObjectWatermarks
-from enricher.podwatch.table import ObjectTable, PendingMessage
+from enricher.podwatch.table import ObjectTable, ObjectWatermarks, PendingMessage
 from enricher.watched_records import RecordT, WatchedRecord, is_older
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import (

@@ -3,7 +3,7 @@
 The kubelet says which devices it has given to which container (`DeviceAllocation`). Which row of a
 tick that is, is said in one of three ways, and each allocation in one alone:
 
-- a GPU as a whole, by the GPU's UUID and no GPU instance: the GPU's own row, cut or not;
+- a GPU as a whole, by the GPU's UUID and no GPU instance: the GPU's own row;
 - a MIG instance by its UUID, in the device's id: the row with that UUID, so of the compute
   instances of one GPU instance the one that is meant;
 - a MIG instance by its number on its GPU, as older drivers and GKE's plugin do: the rows of all
@@ -25,10 +25,16 @@ How much of a device a container holds is a fraction of whole numbers, and indep
 - of replicas, those it has of those that the kubelet has to give (`device_replicas`), else of those
   that are given;
 - of pieces of memory and of cores, the greater of the two parts: pieces of memory of those that the
-  device has, pieces of cores of 100;
+  device has, pieces of cores of 100. A plugin makes as many pieces of a GPU as its memory has of
+  its unit, be that a GiB or a MiB, which no id says. So the kubelet's own count of them is the
+  device's memory in pieces; without it, pieces are a GiB each;
 - what a resource claim gives to several pods is each one's equally, and of a pod its containers'.
 
 What nobody holds is what is left of 1. Where more than 1 is held, each has its part of the sum.
+
+A GPU that is cut runs nothing outside its instances. So its own row, the slices that no instance
+has, is nobody's whatever the kubelet gave; and who has the whole GPU holds the instances that were
+given to nobody themselves.
 Pure.
 """
 
@@ -143,22 +149,26 @@ def find_holders(sample: NodeSample) -> Sequence[HeldParts]:
     if not sample.allocations:
         return [NOBODYS] * len(sample.gpus)
     whole = _whole_gpus(sample.allocations)
-    if len(whole) == len(sample.allocations):
+    cut = {reading.parent_uuid for reading in sample.gpus}
+    if len(whole) == len(sample.allocations) and cut == {None}:
         names = sorted(set(whole.values()))
         positions = {name: position for position, name in enumerate(names)}
         # The common case, in a quarter of the time: each GPU as a whole is one container's.
         parts = {uuid: HeldParts([(positions[name], 1)], 1) for uuid, name in whole.items()}
-        return [
-            parts.get(reading.uuid, NOBODYS) if reading.parent_uuid is None else NOBODYS
-            for reading in sample.gpus
-        ]
+        return [parts.get(reading.uuid, NOBODYS) for reading in sample.gpus]
     devices = _devices_of(sample.allocations)
     containers = holding_containers(sample.allocations)
     positions = {container: position for position, container in enumerate(containers)}
     left = MAX_ENTRIES
     found = []
     for reading in sample.gpus:
+        if reading.uuid in cut:
+            found.append(NOBODYS)
+            continue
         of_row = [devices[key] for key in devices_named_by(reading) if key in devices]
+        gpu = reading.parent_uuid
+        if not of_row and gpu is not None and (gpu, None) in devices:
+            of_row = [devices[gpu, None]]
         held = _held_parts(reading, of_row, sample.allocations, positions)
         # Whoever names very many resources may not make each of very many rows cost as much.
         left -= max(len(held.parts), *(len(device.pieces or ()) for device in of_row), 0)

@@ -4,7 +4,8 @@ Here lives the one table of them. A name is in one family, and a family's series
 things: a sum over a name counts nothing twice. So a GPU, the MIG instances into which it is cut and
 the accounts on which it is booked have names of their own, and none is a name of the nodes' pages
 (`gpuledger_node_gpu_…`), which one Prometheus may well scrape. Containers and accounts have a
-series of each quantity of the books, averaged over the tick. `values_of` fills them from one event.
+series of each quantity of the books, averaged over the tick; what is held stands apart, by holder,
+as it says nothing of use. `values_of` fills them from one event.
 Whole numbers become base units here, at the edge and last: what is summed is summed in whole
 numbers. Pure; nothing is remembered from one tick to the next.
 """
@@ -14,10 +15,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from gpuledger.ledger.entries import NO_POD, PodIndex, PodOfEntry
-from gpuledger.ledger.quantities import APPORTIONED, BOOKED, Amounts, apportion
+from gpuledger.ledger.entries import NO_POD, PodIndex, PodOfEntry, slices_of
+from gpuledger.ledger.quantities import APPORTIONED, BOOKED, HELD_NS, Amounts, apportion
 from gpuledger.ledger.rows import ATTRIBUTES, Attribute
-from gpuledger.records import Account, Entry, GpuEvent, GpuReading, PodState
+from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, PodState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,6 @@ class Family:
     """The metrics, in the order in which values are given."""
 
 
-# Held time is in rows alone so far.
 _BOOKED: Final = tuple(quantity for quantity in BOOKED if not quantity.is_of_holders)
 _QUANTITIES: Final = (*_BOOKED, *APPORTIONED)
 """The quantities in the order in which a group has their values."""
@@ -80,6 +80,11 @@ DEVICE: Final = Family(
             name="gpuledger_gpu_sm_clock_hertz", help="Clock of the streaming multiprocessors."
         ),
         FamilyMetric(name="gpuledger_gpu_memory_clock_hertz", help="Clock of the device memory."),
+        FamilyMetric(
+            name="gpuledger_gpu_gap_seconds",
+            help="Length of the tick where the GPU did not answer, so that nothing of it is known;"
+            " there is a sample in such ticks alone.",
+        ),
     ),
 )
 INSTANCE: Final = Family(
@@ -109,6 +114,11 @@ INSTANCE: Final = Family(
         FamilyMetric(
             name="gpuledger_mig_instance_memory_reserved_bytes",
             help="The instance's memory that the driver and the firmware keep for themselves.",
+        ),
+        FamilyMetric(
+            name="gpuledger_mig_instance_gap_seconds",
+            help="Length of the tick where the instance did not answer; there is a sample in such"
+            " ticks alone.",
         ),
     ),
 )
@@ -145,7 +155,22 @@ ACCOUNT: Final = Family(
         for quantity in _QUANTITIES
     ),
 )
-FAMILIES: Final = (DEVICE, INSTANCE, NODE, POD, ACCOUNT)
+HOLDER: Final = Family(
+    labels=(*_GPU_LABELS, *_HOLDER_LABELS),
+    metrics=(
+        FamilyMetric(
+            name=f"gpuledger_holder_gpu_{HELD_NS.average}",
+            help="How much of the GPU, or of the MIG instance, the holder holds, or nobody,"
+            " whatever is used of it; of each device it sums to 1, also where it does not answer.",
+        ),
+        FamilyMetric(
+            name="gpuledger_holder_gpu_held_board_ratio",
+            help="The same as a part of the whole board, by compute slices: of each board it sums"
+            " to 1 over its row and those of its instances.",
+        ),
+    ),
+)
+FAMILIES: Final = (DEVICE, INSTANCE, NODE, POD, ACCOUNT, HOLDER)
 LABEL_ATTRIBUTES: Final = ATTRIBUTES | {
     "parent_uuid": ("hw.parent", Attribute.POINT),
     "gpu_instance": ("gpuledger.mig.gpu_instance", Attribute.POINT),
@@ -194,12 +219,8 @@ def values_of(event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
     divisors = [quantity.divisor(interval_ns) for quantity in _QUANTITIES]
     for books in event.gpus:
         gpu = (books.reading.uuid, str(books.reading.index))
-        if books.reading.parent_uuid is None:
-            group = SeriesGroup(DEVICE, (*gpu, books.reading.model or ""))
-            values[group] = _device_values(books.reading)
-        else:
-            group, found = _of_instance(books.reading, memories)
-            values[group] = found
+        group, found = _of_row(books, memories)
+        values[group] = found
         # Nothing can be averaged over no time; what the device read stands all the same.
         if interval_ns <= 0:
             continue
@@ -226,16 +247,52 @@ def values_of(event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
                     for amount, divisor in zip(amounts, divisors, strict=True)
                 ]
             )
+        values.update(_held_values(books, gpu, pods, interval_ns))
         # After each device, so that one event cannot grow without end before it is refused.
         if len(values) > MAX_GROUPS:
             raise ValueError(f"gpus: more than {MAX_GROUPS} devices and accounts have series")
     return values
 
 
-def _device_values(reading: GpuReading) -> SeriesValues:
-    """Return the values of `DEVICE`'s metrics, in their order."""
+def _held_values(
+    books: GpuBooks, gpu: tuple[str, str], pods: PodIndex, interval_ns: int
+) -> dict[SeriesGroup, SeriesValues]:
+    """Return, for each who holds a part of the device, the values of `HOLDER`'s metrics."""
+    held: dict[SeriesGroup, int] = {}
+    for entry in books.entries:
+        if entry.held_ns is not None:
+            of_account = _account_group(entry, gpu, pods.holder_of(entry), "")
+            names = of_account.label_values[-len(_HOLDER_LABELS) :]
+            group = SeriesGroup(HOLDER, (*gpu, *names))
+            held[group] = held.get(group, 0) + entry.held_ns
+    slices, _, board_slices, _ = slices_of(books)
+    fraction: float | None = None
+    if slices is not None and board_slices:
+        fraction = slices / board_slices
+    elif books.reading.parent_uuid is None:
+        # A GPU of which no slices are said is a board by itself.
+        fraction = 1.0
+    return {
+        group: (
+            held_ns / interval_ns,
+            None if fraction is None else held_ns * fraction / interval_ns,
+        )
+        for group, held_ns in held.items()
+    }
+
+
+def _gap_seconds(books: GpuBooks) -> float | None:
+    return None if books.gap_ns is None else books.gap_ns / 10**9
+
+
+def _of_row(books: GpuBooks, memories: set[_Memory]) -> tuple[SeriesGroup, SeriesValues]:
+    """Return the labels of a GPU or an instance, and what it read."""
+    reading = books.reading
+    if reading.parent_uuid is not None:
+        return _of_instance(books, memories)
+    labels = (reading.uuid, str(reading.index), reading.model or "")
     power, energy = reading.power_milliwatts, reading.energy_total_millijoules
-    return (
+    return SeriesGroup(DEVICE, labels), (
         reading.utilization_ratio,
         reading.memory_utilization_ratio,
         reading.memory_used_bytes,
@@ -246,6 +303,7 @@ def _device_values(reading: GpuReading) -> SeriesValues:
         reading.temperature_celsius,
         reading.sm_clock_hertz,
         reading.memory_clock_hertz,
+        _gap_seconds(books),
     )
 
 
@@ -267,8 +325,9 @@ def _pod_group(gpu: tuple[str, str], user: PodOfEntry, method: str) -> SeriesGro
     return SeriesGroup(POD, (*gpu, *(name or "" for name in names), method))
 
 
-def _of_instance(reading: GpuReading, memories: set[_Memory]) -> tuple[SeriesGroup, SeriesValues]:
+def _of_instance(books: GpuBooks, memories: set[_Memory]) -> tuple[SeriesGroup, SeriesValues]:
     """Return an instance's labels and values; a memory is told once and then is in `memories`."""
+    reading, gap_seconds = books.reading, _gap_seconds(books)
     numbers = (reading.gpu_instance, reading.compute_instance)
     labels = (
         reading.uuid,
@@ -283,11 +342,18 @@ def _of_instance(reading: GpuReading, memories: set[_Memory]) -> tuple[SeriesGro
     # Compute instances of one GPU instance share its memory: told of each, a sum would count it
     # as often as there are.
     if memory in memories or reading.memory_total_bytes is None:
-        return SeriesGroup(INSTANCE, labels), (reading.utilization_ratio, None, None, None)
+        return SeriesGroup(INSTANCE, labels), (
+            reading.utilization_ratio,
+            None,
+            None,
+            None,
+            gap_seconds,
+        )
     memories.add(memory)
     return SeriesGroup(INSTANCE, labels), (
         reading.utilization_ratio,
         reading.memory_used_bytes,
         reading.memory_total_bytes,
         reading.memory_reserved_bytes,
+        gap_seconds,
     )

@@ -9,6 +9,7 @@ whether it may try.
 """
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -149,8 +150,11 @@ class RetryingCaller(Generic[ErrorT]):
         self._clock, self._backoff = clock or SystemClock(), backoff
         self._min_seconds, self._describe = min_seconds, describe
 
-    async def __call__(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Return what the call returns, once it succeeds."""
+    async def __call__(self, call: Callable[[], Awaitable[T]], *, deadline: float = math.inf) -> T:
+        """Return what the call returns, once it succeeds.
+
+        Raise its error where it has not succeeded by `deadline`, a time of the event loop.
+        """
         backoff: Backoff | None = None
         while True:
             try:
@@ -159,6 +163,7 @@ class RetryingCaller(Generic[ErrorT]):
                 if self._counter is not None:
                     self._counter.inc()
                 self._check.failed(self._describe(error))
+                failure = error
                 min_wait_seconds = self._min_seconds(error) if self._min_seconds else 0.0
             else:
                 if self._passes_check:
@@ -169,7 +174,11 @@ class RetryingCaller(Generic[ErrorT]):
             # Most calls succeed at once, and need none. Outside of `except`, as what ends the wait,
             # such as a cancellation, is no consequence of the failure.
             backoff = backoff or self._backoff()
-            await self._clock.sleep(max(min_wait_seconds, backoff.next_seconds()))
+            wait_seconds = max(min_wait_seconds, backoff.next_seconds())
+            left_seconds = deadline - asyncio.get_running_loop().time()
+            await self._clock.sleep(max(0.0, min(wait_seconds, left_seconds)))
+            if wait_seconds >= left_seconds:
+                raise failure
 
     @contextmanager
     def awaiting(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The tables `entries` and `gaps`: their columns, with types, and how Parquet keeps each.
+"""The tables `entries`, `gaps` and `pods`: their columns, with types, and how Parquet keeps each.
 
 The columns of `entries` are those of the flat row (`gpuledger.ledger.rows`). How an event becomes
 rows, and how they are written, is the store sink's business.
@@ -94,7 +94,7 @@ ENTRIES: Final = TableSchema(
         for column in store_columns()
     ],
     partition_by=(PARTITION_COLUMN,),
-    statistics_columns=5,
+    statistics_columns=6,
 )
 GAPS: Final = TableSchema(
     name="gaps",
@@ -116,6 +116,30 @@ GAPS: Final = TableSchema(
         StoreColumn(name="topic_id", kind=DataType.utf8(), nullable=True),
     ),
     statistics_columns=10,
+)
+
+PODS: Final = TableSchema(
+    name="pods",
+    description="One row for each container id of each version of a pod's record.",
+    columns=(
+        StoreColumn(name="cluster", kind=DataType.utf8()),
+        StoreColumn(name="node", kind=DataType.utf8()),
+        StoreColumn(name="pod_uid", kind=DataType.utf8()),
+        StoreColumn(
+            name="in_force_from", kind=_MICROSECONDS_UTC, made_as=DataType.int64(), encoding=_DELTA
+        ),
+        StoreColumn(name="namespace", kind=DataType.utf8()),
+        StoreColumn(name="pod", kind=DataType.utf8()),
+        StoreColumn(name="owner_kind", kind=DataType.utf8(), nullable=True),
+        StoreColumn(name="owner_name", kind=DataType.utf8(), nullable=True),
+        StoreColumn(name="labels", kind=DataType.utf8()),
+        StoreColumn(name="config_hash", kind=DataType.utf8(), nullable=True),
+        StoreColumn(name="container_id", kind=DataType.utf8(), nullable=True),
+        StoreColumn(name="container", kind=DataType.utf8(), nullable=True),
+        StoreColumn(name="kafka_partition", kind=DataType.int32()),
+        StoreColumn(name="kafka_offset", kind=DataType.int64(), encoding=_DELTA),
+    ),
+    statistics_columns=4,
 )
 
 

@@ -27,9 +27,16 @@ from sinks.protocol import Batch, Partitions, Sink, SinkContext
 from sinks.registry import STORE
 from sinks.settings import StoreSettings
 from sinks.store.buffer import DayWindow, RowBuffer, rows_of
+from sinks.store.pod_names import PodNames, open_pod_names
 from sinks.store.resuming import GapRecorder, Resuming
 from sinks.store.stored import Appending, Stored, Streams
-from sinks.store.table import EntriesTable, GapsTable, StaleTableError, StreamTable
+from sinks.store.table import (
+    EntriesTable,
+    GapsTable,
+    PodsTable,
+    StaleTableError,
+    StreamTable,
+)
 from sinks.timelines import SeenTicks
 from sinks.watermarks import WatermarkRelay, open_relay
 
@@ -52,16 +59,26 @@ async def open_sink(
     """
     check = readiness.check("store.receiver", severity=CheckSeverity.WARNING)
     where: dict[str, Any] = {"store_uri": settings.uri, "storage_options": settings.storage_options}
-    table, gaps = EntriesTable(**where), GapsTable(**where)
+    table, gaps, pods = EntriesTable(**where), GapsTable(**where), PodsTable(**where)
     retrying = retry_receiver(sink=NAME, check=check, clock=clock, receiver=shown_url(table.uri))
     # Whatever group reads: the table has one sequence of offsets.
-    stored = Stored(
-        streams=Streams(group=bus.topics.group(STORE.group), generation=settings.generation)
-    )
+    streams = Streams(group=bus.topics.group(STORE.group), generation=settings.generation)
+    stored = Stored(streams=streams)
     recorder = GapRecorder(gaps=gaps, entries=table, stored=stored, clock=clock)
-    async with open_relay(NAME, bus=bus, readiness=readiness, clock=clock) as relay:
+    async with (
+        open_relay(NAME, bus=bus, readiness=readiness, clock=clock) as relay,
+        open_pod_names(
+            pods,
+            bus=bus,
+            streams=streams,
+            readiness=readiness,
+            clock=clock,
+            interval_seconds=settings.flush_seconds,
+        ) as pod_names,
+    ):
         yield StoreSink(
             relay=relay,
+            pod_names=pod_names,
             settings=settings,
             clock=clock,
             retrying=retrying,
@@ -76,7 +93,7 @@ async def open_sink(
                 asking_brokers=retry_receiver(sink=NAME, check=Check(), clock=clock),
             ),
             appending=Appending(table=table, stored=stored, clock=clock),
-            maintenance=Maintenance(tables=[table, gaps], settings=settings, clock=clock),
+            maintenance=Maintenance(tables=[table, gaps, pods], settings=settings, clock=clock),
         )
 
 
@@ -135,11 +152,13 @@ class StoreSink(Sink):
         appending: Appending,
         maintenance: Maintenance,
         relay: WatermarkRelay,
+        pod_names: PodNames,
     ) -> None:
         self._settings, self._clock, self._retrying = settings, clock, retrying
         self.receiver = shown_url(settings.uri)
         self._recorder, self._resuming, self._appending = recorder, resuming, appending
         self._maintenance, self._relay = maintenance, relay
+        self._pod_names = pod_names
         self._pending = RowBuffer()
         self._window = DayWindow(
             max_age_seconds=settings.max_age_seconds,
@@ -171,6 +190,7 @@ class StoreSink(Sink):
             sought = await self._resuming.seek(context.consumer)
             self._seen.forget(sought)
             self._relay.follow(sought)
+            self._pod_names.follow(sought)
             return sought
 
     @override
@@ -178,6 +198,7 @@ class StoreSink(Sink):
         """Collect the rows of a poll and write when it is time."""
         async with self._lock:
             self._maintenance.begin_if_due()
+            self._pod_names.begin_if_due()
             if self._recorder.of(self._resuming.ready(context.consumer)):
                 # Rows of before the gap first: what the table has says where the gap begins. That
                 # may find other partitions in need of being set, whose gaps wait with them.
@@ -228,6 +249,7 @@ class StoreSink(Sink):
                 self._pending = RowBuffer()
                 self._seen.forget(partitions)
                 self._relay.forget(partitions)
+                self._pod_names.forget(partitions)
 
     async def _collect(self, batch: Batch, context: SinkContext) -> None:
         """Collect the rows of a batch, and write in its midst where they are too many."""

@@ -1,6 +1,7 @@
 """Every topic's records, the dead letters of those refused, and what the join makes of the rest."""
 
 import asyncio
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -114,4 +115,4 @@ def own_key(topic: Topic, value: bytes) -> bytes | None:
         found = decoder_of(topic.name, BY_NAME[topic.name].record).decode(value)
     except UndecodableError:
         return None
-    return str(getattr(found, topic.key)).encode()
+    return "/".join(str(attrgetter(part)(found)) for part in topic.key.split("/")).encode()

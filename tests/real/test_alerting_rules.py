@@ -51,3 +51,105 @@ def test_a_check_that_fails_is_one_alert_of_its_own_severity(
     judged = subprocess.run(command, check=False, capture_output=True, text=True)
 
     assert judged.returncode == 0, judged.stderr
+
+
+STANDS = {
+    "GpuledgerJoinWatermarkStands": ("gpuledger_join_watermark_timestamp_seconds", {}, 900),
+    "GpuledgerPodwatchWatermarkStands": (
+        "gpuledger_podwatch_watermark_timestamp_seconds",
+        {"kind": "pod"},
+        300,
+    ),
+    "GpuledgerSinkWatermarkStands": (
+        "gpuledger_sink_watermark_timestamp_seconds",
+        {"sink": "store"},
+        900,
+    ),
+}
+MOVES = {
+    # Values of each minute, and whether the rule fires after an hour.
+    "moves": ("0+60x60", False),
+    "is behind and moves": ("-240+60x60", False),
+    "stands": ("1000+0x60", True),
+    "stood for a while and moves again": ("0+0x30 1860+60x30", False),
+}
+
+
+@pytest.mark.parametrize("case", MOVES)
+@pytest.mark.parametrize("alert", STANDS)
+def test_a_watermark_that_stands_fires_and_one_that_moves_does_not(
+    alert: str, case: str, promtool: Path, tmp_path: Path
+) -> None:
+    metric, labels, _ = STANDS[alert]
+    values, fires = MOVES[case]
+    assert fires_at_the_end(alert, {metric: (labels, values)}, promtool, tmp_path) is fires
+
+
+@pytest.mark.parametrize("alert", STANDS)
+def test_a_watermark_fires_no_sooner_than_it_has_stood_for_its_time(
+    alert: str, promtool: Path, tmp_path: Path
+) -> None:
+    """Its bound, and the five minutes for which it must hold."""
+    metric, labels, bound_seconds = STANDS[alert]
+    for stood_minutes, fires in (
+        (bound_seconds // 60 + 4, False),
+        (bound_seconds // 60 + 7, True),
+    ):
+        moved = 60 - stood_minutes
+        values = f"0+60x{moved} {moved * 60}+0x{stood_minutes}"
+        assert fires_at_the_end(alert, {metric: (labels, values)}, promtool, tmp_path) is fires
+
+
+def test_a_worker_that_has_said_nothing_yet_is_no_watermark_that_stands(
+    promtool: Path, tmp_path: Path
+) -> None:
+    """Zero is what a worker shows that holds no partition; of podwatch only the leader speaks."""
+    for alert in ("GpuledgerJoinWatermarkStands", "GpuledgerSinkWatermarkStands"):
+        metric, labels, _ = STANDS[alert]
+        assert not fires_at_the_end(alert, {metric: (labels, "0+0x60")}, promtool, tmp_path)
+    metric, labels, _ = STANDS["GpuledgerPodwatchWatermarkStands"]
+    two = {metric: (labels, "0+60x60"), f"{metric} ": (labels | {"instance": "b"}, "0+0x60")}
+    assert not fires_at_the_end("GpuledgerPodwatchWatermarkStands", two, promtool, tmp_path)
+
+
+def fires_at_the_end(
+    alert: str,
+    series: dict[str, tuple[dict[str, str], str]],
+    promtool: Path,
+    tmp_path: Path,
+) -> bool:
+    """Return whether a rule fires after an hour of these series, a value a minute."""
+
+    def named(metric: str, labels: dict[str, str]) -> str:
+        shown = {"instance": "a"} | labels
+        pairs = ",".join(f'{name}="{value}"' for name, value in shown.items())
+        return f"{metric.strip()}{{{pairs}}}"
+
+    firing = f'ALERTS{{alertname="{alert}",alertstate="firing"}}'
+    test = {
+        "rule_files": [str(RULES)],
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [
+                    {"series": named(metric, labels), "values": values}
+                    for metric, (labels, values) in series.items()
+                ],
+                "promql_expr_test": [
+                    {
+                        "expr": f"count({firing}) or vector(0)",
+                        "eval_time": "1h",
+                        "exp_samples": [{"labels": "{}", "value": 0}],
+                    }
+                ],
+            }
+        ],
+    }
+    file = tmp_path / "test.yml"
+    file.write_text(json.dumps(test))
+    command: list[str | Path] = [promtool, "test", "rules", file]
+    judged = subprocess.run(command, check=False, capture_output=True, text=True)
+    if judged.returncode == 0:
+        return False
+    assert "{} 1E+00" in judged.stderr, judged.stderr
+    return True

@@ -7,16 +7,20 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import pytest
+from deltalake import DeltaTable
 
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import decoder_of, encode
 from gpuledger.completeness import Completeness
+from gpuledger.errors import UserError
 from gpuledger.keys import key_in
 from gpuledger.records import ContainerRef, Watermark
 from gpuledger.settings import KafkaSettings
+from gpuledger.store.query import entries_sql
 from gpuledger.topics import partition_of_node
 from tests.default_topics import EVENTS, SAMPLES, WATERMARKS
 from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
@@ -103,6 +107,70 @@ async def test_no_pod_stays_nameless_of_a_podwatch_that_comes_ten_seconds_later(
     complete_ns = reader.complete_until_ns(range(EVENTS.partitions))
     assert complete_ns is not None
     assert time.time_ns() - complete_ns < 10**9 * 240
+
+
+async def test_no_row_of_the_store_is_nameless_once_a_podwatch_that_came_later_is_there(
+    start_kafka: Callable[[], Kafka], tmp_path: Path
+) -> None:
+    """The join waits for nobody here: what it books before podwatch comes is without names."""
+    refuse_stray_settings()
+    kafka = start_kafka()
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    await create_topics(settings)
+    folder = tmp_path / "ledger"
+
+    def deployable(name: str, *arguments: str, **more: str) -> Deployable:
+        return Deployable(
+            name=name,
+            command=[f"gpuledger-{name}", *arguments],
+            folder=tmp_path / name,
+            environment={"KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers, **more},
+        )
+
+    async with misbehaving_server() as api:
+        api.lists.append(page(*(pod(f"uid-{node}", node=node) for node in NODES)))
+        join = deployable("join", JOIN__PODWATCH_TIMEOUT_SECONDS="0")
+        podwatch = deployable("podwatch", KUBERNETES__URL=api.url)
+        sink = deployable("sink", "store", STORE__URI=str(folder), STORE__FLUSH_SECONDS="1")
+        try:
+            join.start()
+            sink.start()
+            for number in range(LATER_SECONDS):
+                await publish_ticks(settings, [number])
+                await asyncio.sleep(1)
+            podwatch.start()
+            await publish_ticks(settings, range(LATER_SECONDS, TICKS))
+            named = {(node, f"uid-{node}", "known", True): TICKS for node in NODES}
+            async with asyncio.timeout(LOOK_SECONDS):
+                while await asyncio.to_thread(ticks_stored, folder) != named:  # noqa: ASYNC110  # a table has no event
+                    await asyncio.sleep(0.5)
+        finally:
+            for each in (join, podwatch, sink):
+                each.kill()
+    # As they were written, most of them are without a name: the law is about what comes later.
+    files = DeltaTable(str(folder / "entries")).file_uris()
+    with duckdb.connect() as connection:
+        sql = f"SELECT count(*) FROM read_parquet({files}) WHERE pod_state = 'pending'"  # noqa: S608  # our own files
+        (nameless,) = connection.execute(sql).fetchone() or (0,)
+    assert nameless >= len(NODES)
+
+
+def ticks_stored(folder: Path) -> Mapping[tuple[object, ...], int]:
+    """Return of how many ticks the view has pods' rows, by who it says that they are of."""
+    if not list(folder.glob("entries/event_date=*/*.parquet")):
+        return {}
+    with duckdb.connect() as connection:
+        try:
+            relation = entries_sql(str(folder))
+        except UserError:
+            return {}  # written and not committed yet
+        sql = f"""
+            SELECT node, pod_uid, pod_state, pod IS NOT NULL AND namespace IS NOT NULL,
+                count(DISTINCT seq)
+            FROM {relation} WHERE account = 'pod' GROUP BY ALL
+        """  # noqa: S608  # quoted by `entries_sql`
+        rows = connection.execute(sql).fetchall()
+    return {tuple(row[:-1]): row[-1] for row in rows}
 
 
 async def await_records(

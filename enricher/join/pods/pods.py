@@ -177,6 +177,11 @@ class Existence(NamedTuple, Generic[DescriptionT]):
     deleted_time_ns: int | None
     """Until when it was there, where it is gone."""
 
+    def changes_ns(self) -> list[int]:
+        """Return when it came and went."""
+        created_ns, deleted_ns = self.created_time_ns, self.deleted_time_ns
+        return [created_ns] if deleted_ns is None else [created_ns, deleted_ns]
+
 
 class KnownNode(KnownObject[NodeRecord, Existence[NodeDescription]], gc=False):
     """What is known of one node."""
@@ -246,10 +251,10 @@ class NamedObjects(Generic[DescriptionT]):
         known = self._objects.get(key)
         if known is None:
             return []
-        changes = [past.until_ns for past in known.past]
-        for _, created_ns, deleted_ns in (known.said(), *(past.said for past in known.past)):
-            changes += [created_ns] if deleted_ns is None else [created_ns, deleted_ns]
-        return changes
+        changes: list[int] = []
+        for until_ns, _, said in known.past:
+            changes += [until_ns, *said.changes_ns()]
+        return changes + known.said().changes_ns()
 
     def put(
         self, record: NodeRecord | NamespaceRecord, *, partition: int, seen_time_ns: int

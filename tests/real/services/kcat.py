@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 LIMIT_SECONDS = 20.0
+END_WAIT_MS = 10
 # Sizes before the bytes, so that no value can be mistaken for the next record.
 FORMAT = "%t %p %o %K %S\n%k%s"
 ABSENT = -1
@@ -46,7 +47,10 @@ class Kcat:
     ) -> list[KcatMessage]:
         """Read a topic to its end; raises KcatError."""
         where = [] if partition is None else ["-p", str(partition)]
-        arguments = ["-C", "-t", topic, "-o", str(from_offset), "-e", "-q", "-f", FORMAT, *where]
+        # A broker tells of a topic's end by an empty answer, which it keeps for that long.
+        soon = ["-X", f"fetch.wait.max.ms={END_WAIT_MS}"]
+        begin = ["-C", "-t", topic, "-o", str(from_offset)]
+        arguments = [*begin, "-e", "-q", "-f", FORMAT, *soon, *where]
         return _messages(self._run(bootstrap_servers, arguments))
 
     def produce(

@@ -349,7 +349,7 @@ def test_the_other_readings_stand_beside_the_tick_under_its_identity(sampler: Sa
     assert tick.readings == NodeReadings(
         **{
             name: getattr(tick.sample, name)
-            for name in ("node", "boot_id", "seq", "time_ns", "interval_ns")
+            for name in ("cluster", "node", "boot_id", "seq", "time_ns", "interval_ns")
         },
         gpus=[GpuDetails(uuid="GPU-1", performance_state=2)],
     )

@@ -12,7 +12,11 @@ from sinks import metrics as sink_metrics
 from tests.unit.deployment import compose_file, dashboard
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-SENT = {metric.name: {"node", *family.labels} for family in FAMILIES for metric in family.metrics}
+SENT = {
+    metric.name: {"cluster", "node", *family.labels}
+    for family in FAMILIES
+    for metric in family.metrics
+}
 OWN = {"gpuledger_join_lag_seconds": set[str](), "gpuledger_sink_lag_seconds": {"sink"}}
 
 

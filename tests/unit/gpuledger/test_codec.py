@@ -25,6 +25,7 @@ from tests.default_topics import BY_NAME, TOPICS
 MESSAGES = Path(__file__).parents[2] / "data" / "messages"
 
 SAMPLE: dict[str, object] = {
+    "cluster": "default",
     "node": "n",
     "boot_id": "b",
     "seq": 1,

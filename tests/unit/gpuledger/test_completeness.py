@@ -139,3 +139,12 @@ def test_a_partition_that_was_given_up_is_forgotten() -> None:
 
 def test_a_key_names_stage_cluster_and_partition() -> None:
     assert key_of(watermark(1, offset=1)) == b"join/default/3"
+
+
+def test_what_was_said_of_a_topic_before_it_was_made_anew_holds_up_nothing() -> None:
+    told = reader()
+    told.read_to(3, 2)
+    told.take(watermark(5, offset=1000))
+    told.take(watermark(9, offset=2))
+
+    assert told.complete_until_ns([3]) == 9

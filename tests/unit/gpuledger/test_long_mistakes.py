@@ -79,4 +79,6 @@ def test_a_mistake_is_said_in_one_line_that_fits_on_a_screen(
     file.write_text(text)
     with pytest.raises(UserError) as caught:
         read(file)
-    assert 0 < len(str(caught.value)) < 1500
+    said = str(caught.value)
+    assert 0 < len(said) < 1500
+    assert said.splitlines() == [said]

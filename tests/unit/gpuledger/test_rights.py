@@ -32,8 +32,10 @@ def test_a_sink_has_its_own_group_and_reads_its_own_topics(kind: SinkKind) -> No
     found = list(grants(who, Topics()))
     reads = {each.name for each in found if each.resource == "topic" and "Read" in each.operations}
     assert who.group == kind.group
-    relayed = {Topics().watermarks.name} if kind.relays_watermarks else set()
-    assert reads == {topic.name for topic in kind.topics(Topics())} | relayed
+    beside = {Topics().watermarks.name} if kind.relays_watermarks else set()
+    if kind.name == "store":
+        beside.add(Topics().pods.name)
+    assert reads == {topic.name for topic in kind.topics(Topics())} | beside
 
 
 def test_the_join_has_its_own_group_and_otlp_its_own_topic() -> None:

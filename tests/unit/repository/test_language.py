@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("gpuledger", "agent", "enricher", "sinks", "reports", "simulator", "cli")
 RULES = ROOT / "deploy/prometheus/gpuledger.rules.yaml"
+# Generated from the code, to which other tests hold them.
+METRIC_PAGES = (ROOT / "docs/metrics.md", ROOT / "docs/node-metrics.md")
 GLOSSARY_ROW = re.compile(r"^\| (?P<words>[^|]+) \| [^|]+ \| (?P<refused>[^|]*) \|$", re.MULTILINE)
 OPENINGS = re.compile(r"(Give(?! up| back)|Gives|Tell whether|Say whether|Take that|Make out)\b")
 # A word of the glossary that Python, asyncio, Prometheus or a format uses for something else.
@@ -38,8 +41,11 @@ def modules() -> list[tuple[Path, ast.Module]]:
 
 @cache
 def names() -> list[tuple[str, str]]:
-    """Return where each module, class, function, variable and log event is named, and its words."""
-    return [(where, words_of(name)) for where, name in _names()]
+    """Return where each module, class, function, variable, log event, alert and metric is named.
+
+    Beside it stand the name's words.
+    """
+    return [(where, words_of(name)) for where, name in chain(_names(), _names_outside_of_code())]
 
 
 def _names() -> Iterator[tuple[str, str]]:
@@ -56,8 +62,14 @@ def _names() -> Iterator[tuple[str, str]]:
                 yield f"{file}:{node.lineno}", node.attr
             elif isinstance(node, ast.Call) and (event := _event_of(node)):
                 yield f"{file}:{node.lineno}", event
+
+
+def _names_outside_of_code() -> Iterator[tuple[str, str]]:
     for rule in re.findall(r"^ *- alert: (\w+)$", RULES.read_text(), re.MULTILINE):
         yield RULES.name, rule
+    for page in METRIC_PAGES:
+        for metric in re.findall(r"^\| `(\w+)` \|", page.read_text(), re.MULTILINE):
+            yield page.name, metric
 
 
 def _event_of(call: ast.Call) -> str | None:
@@ -82,8 +94,17 @@ def test_the_glossary_refuses_words() -> None:
     assert {"glance", "crew", "bury", "parcel", "most"} <= refused_words()
 
 
-@pytest.mark.parametrize("name", ["records_rejected", "GpuledgerThreadsLeaked"])
-def test_names_of_log_events_and_alerts_hold_to_the_glossary_too(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "records_rejected",
+        "GpuledgerThreadsLeaked",
+        "gpuledger_agent_ticks_total",
+        "gpuledger_pod_gpu_power_watts",
+        "gpuledger_node_info",
+    ],
+)
+def test_names_of_log_events_alerts_and_metrics_hold_to_the_glossary_too(name: str) -> None:
     assert words_of(name) in {words for _, words in names()}
 
 

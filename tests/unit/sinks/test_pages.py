@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pytest
@@ -15,7 +14,7 @@ from gpuledger.ledger.series import FAMILIES
 from gpuledger.records import Account
 from gpuledger.schemas import schema_of
 from gpuledger.store.query import DERIVED_COLUMNS, entries_sql
-from gpuledger.store.schema import ENTRIES, GAPS, StoreColumn
+from gpuledger.store.schema import ENTRIES, GAPS, PODS, StoreColumn
 from sinks import otlp_names as naming
 from sinks.rows import encoded_rows_of
 from sinks.store.table import EntriesTable, GapsTable
@@ -42,7 +41,7 @@ def table(page: str, name: str) -> list[list[str]]:
 
 
 def series() -> Iterator[list[str]]:
-    yield ["series", "type", "labels beside `node`", "meaning"]
+    yield ["series", "type", "labels beside `cluster` and `node`", "meaning"]
     yield ["---"] * 4
     for family in FAMILIES:
         labels = " ".join(f"`{label}`" for label in family.labels)
@@ -118,6 +117,11 @@ def test_the_page_lists_the_columns_of_the_table_of_gaps() -> None:
     assert table("store.md", "gaps") == list(found), as_markdown(columns(GAPS.columns))
 
 
+def test_the_page_lists_the_columns_of_the_table_of_pods() -> None:
+    found = columns(PODS.columns)
+    assert table("store.md", "pods") == list(found), as_markdown(columns(PODS.columns))
+
+
 def test_the_page_lists_the_columns_of_a_row() -> None:
     assert table("rows.md", "rows") == list(row_columns()), as_markdown(row_columns())
 
@@ -149,7 +153,7 @@ def test_the_query_of_the_rows_page_runs(tmp_path: Path, monkeypatch: pytest.Mon
         if "read_json" in one
     ]
 
-    assert ask(query) == [("research", "train-0", "vision", 1.0)]
+    assert ask(query) == [("default", "research", "train-0", "vision", 1.0)]
 
 
 def test_the_query_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +165,7 @@ def test_the_query_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (shown,) = shown_by(python_of_the_page("sum(joules)"), monkeypatch)
 
     assert AT.partition in (0, 1)
-    assert shown == [("research", "train-0", 0.5, 2**30, 100, 0.5 / 3600)]
+    assert shown == [("default", "research", "train-0", 0.5, 2**30, 100, 0.5 / 3600)]
 
 
 def test_the_query_of_the_page_says_which_bills_are_not_complete_and_whom_it_concerns(
@@ -181,7 +185,7 @@ def test_the_query_of_the_page_says_which_bills_are_not_complete_and_whom_it_con
         gaps.append([row], {STREAM: number}, time_ms=0)
 
     (shown,) = shown_by(example, monkeypatch)
-    assert [(row[0], *row[3:]) for row in shown] == [("retention", 8, ["node-a"])]
+    assert [(row[0], *row[3:]) for row in shown] == [("retention", 8, ["default/node-a"])]
 
 
 def python_of_the_page(word: str) -> str:
@@ -199,30 +203,6 @@ def shown_by(example: str, monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[o
     return [one.rows for one in shown]
 
 
-NAMES: list[tuple[str, dict[str, Any], tuple[object, ...]]] = [
-    ("a pod by its UID", {}, ("research", "train-0", 1.0)),
-    ("a container whose cgroup shows no pod", {"pod_uid": None}, ("research", "train-0", 1.0)),
-    ("a pod whose cgroup shows no container", {"container_id": None}, ("research", "train-0", 1.0)),
-]
-
-
-@pytest.mark.parametrize(("case", "ids", "expected"), NAMES, ids=[row[0] for row in NAMES])
-def test_the_query_of_the_page_names_rows_that_came_before_the_pods_name(
-    case: str, ids: dict[str, Any], expected: tuple[object, ...], tmp_path: Path
-) -> None:
-    before, after = entry(**ids), entry()
-    stranger = entry(pod_uid="uid-stranger", container_id=None)
-    events = [
-        event(0, entries=[before, stranger, entry(Account.IDLE)], pods=[]),
-        event(1, entries=[after, entry(Account.HOST)]),
-    ]
-    fill(tmp_path, events)
-
-    found = ask(sql_of_the_page("named"), view_of(tmp_path))
-
-    assert found == [expected, (None, "uid-stranger", 0.5)], case
-
-
 def test_the_query_of_the_page_says_who_held_idle_gpus_for_how_long(tmp_path: Path) -> None:
     held = [holder(), holder("chat-0", namespace="serving")]
     idle = [
@@ -234,16 +214,16 @@ def test_the_query_of_the_page_says_who_held_idle_gpus_for_how_long(tmp_path: Pa
     found = ask(sql_of_the_page("idle_gpu_hours"), view_of(tmp_path))
 
     assert found == [
-        (None, None, 1.5),
-        ("research", "notebook-0", 1.0),
-        ("serving", "chat-0", 0.5),
+        ("default", None, None, 1.5),
+        ("default", "research", "notebook-0", 1.0),
+        ("default", "serving", "chat-0", 0.5),
     ]
 
 
 def test_the_query_of_the_page_counts_each_gap_once(tmp_path: Path) -> None:
     fill(tmp_path, [event(0), event(9, gap_ns=8 * SECOND_NS), event(12, gap_ns=2 * SECOND_NS)])
 
-    assert ask(sql_of_the_page("AS gap"), view_of(tmp_path)) == [("node-a", 10.0)]
+    assert ask(sql_of_the_page("AS gap"), view_of(tmp_path)) == [("default", "node-a", 10.0)]
 
 
 def sql_of_the_page(word: str) -> str:

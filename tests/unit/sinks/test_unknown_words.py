@@ -101,7 +101,7 @@ def decoded(one: GpuEvent, _: Path) -> Counter[str]:
 
 def in_rows(one: GpuEvent, _: Path) -> Counter[str]:
     found: Counter[str] = Counter()
-    for row in map(orjson.loads, encoded_rows_of(one)):
+    for row in map(orjson.loads, encoded_rows_of(one, ingested_time_ns=START_NS)):
         found[row["account"]] += row["busy_ns"]
     return found
 
@@ -174,7 +174,11 @@ def test_an_unknown_account_is_no_work_without_a_pod_and_no_tick_that_does_not_b
 
 
 def words_in_rows(one: GpuEvent) -> set[str]:
-    return {str(value) for row in encoded_rows_of(one) for value in orjson.loads(row).values()}
+    return {
+        str(value)
+        for row in encoded_rows_of(one, ingested_time_ns=START_NS)
+        for value in orjson.loads(row).values()
+    }
 
 
 def words_on_the_screen(one: GpuEvent) -> set[str]:
@@ -289,6 +293,7 @@ def test_a_tick_of_unknown_processes_methods_and_resources_is_booked_like_any_ot
 def test_a_process_record_of_an_unknown_change_is_read() -> None:
     written = encode(
         ProcessRecord(
+            cluster="default",
             node="node-a",
             boot_id="boot-1",
             time_ns=START_NS,

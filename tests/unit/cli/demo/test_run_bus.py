@@ -112,7 +112,7 @@ def reader_of(consumer: Consumer, tally: Tally, beginning: Offsets) -> EventRead
         tally=tally,
         alerts=RunAlerts(settings=AlertsSettings(), clock=ManualClock(start_ns=0)),
         beginning=beginning,
-        nodes={"node-a"},
+        nodes={"default/node-a"},
         topics=TOPICS,
     )
 

@@ -70,7 +70,9 @@ async def publish_ticks(bus: MemoryBus, ticks: Iterable[NodeSample]) -> None:
 
 async def publish_pod(bus: MemoryBus, number: int, node: str = "node-a") -> None:
     """Publish a pod's record."""
-    message = Message(UIDS[number].encode(), encode(pod(number, node=node)), BEGIN_MS)
+    message = Message(
+        key_in("default", UIDS[number]).encode(), encode(pod(number, node=node)), BEGIN_MS
+    )
     async with bus.producer() as producer:
         await producer.publish(*place_of(node, PODS), [message])
 

@@ -1,12 +1,17 @@
-"""What a poll brought is worked through in bounded steps, between which others have their turn."""
+"""A poll ends in its time; what it brought is worked through in steps, between which others run."""
 
 import asyncio
+import math
 from itertools import chain
+from typing import cast
 
 import pytest
 
-from enricher.join.polling import STEP_BYTES, step_through, steps_of
-from gpuledger.bus.protocol import Record
+from enricher.join.join_settings import JoinTuning
+from enricher.join.polling import STEP_BYTES, poll, step_through, steps_of
+from gpuledger.bus.protocol import Consumer, Polled, Record, TopicPartition
+from gpuledger.errors import BusError, BusUnavailableError
+from gpuledger.runtime import Check, RetryingCaller
 from tests.default_topics import SAMPLES
 
 HALF = STEP_BYTES // 2
@@ -53,3 +58,57 @@ async def test_between_two_steps_everything_else_has_a_turn() -> None:
         turns += [f"step {record.offset}"]
     task.cancel()
     assert turns == ["step 0", "other", "step 1", "other", "step 2", "other"]
+
+
+class Unreachable:
+    """A consumer that fails at first; how long each of its polls was asked to wait."""
+
+    def __init__(self, *, failures: int) -> None:
+        self.waits: list[float] = []
+        self._failures = failures
+
+    async def poll(self, *, timeout_seconds: float, max_records: int) -> Polled:
+        self.waits.append(timeout_seconds)
+        if len(self.waits) <= self._failures:
+            raise BusUnavailableError("no broker")
+        return {TopicPartition(SAMPLES.name, 0): records(1)}
+
+
+class Sleeps:
+    """A clock that waits for nothing and remembers for how long it should have."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+async def polled(consumer: Unreachable, clock: Sleeps, *, max_seconds: float) -> Polled:
+    retry = RetryingCaller(on=BusError, check=Check(), clock=clock)
+    tuning = JoinTuning(poll_timeout_seconds=0.5)
+    return await poll(
+        cast("Consumer", consumer), retry=retry, tuning=tuning, max_seconds=max_seconds
+    )
+
+
+async def test_a_poll_ends_in_its_time_with_nothing_where_the_bus_does_not_answer() -> None:
+    consumer, clock = Unreachable(failures=5), Sleeps()
+    assert await polled(consumer, clock, max_seconds=0.1) == {}
+    assert 0 < sum(clock.slept) <= 0.1
+
+
+async def test_a_poll_without_a_max_seconds_asks_until_the_bus_answers() -> None:
+    consumer, clock = Unreachable(failures=5), Sleeps()
+    assert await polled(consumer, clock, max_seconds=math.inf)
+    assert len(clock.slept) == 5
+
+
+@pytest.mark.parametrize(("max_seconds", "longest"), [(0.1, 0.1), (9.0, 0.5), (math.inf, 0.5)])
+async def test_an_attempt_waits_no_longer_than_the_max_seconds_nor_than_the_settings_say(
+    max_seconds: float, longest: float
+) -> None:
+    consumer = Unreachable(failures=0)
+    assert await polled(consumer, Sleeps(), max_seconds=max_seconds)
+    (waited,) = consumer.waits
+    assert 0 < waited <= longest

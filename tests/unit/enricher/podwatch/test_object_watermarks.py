@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from enricher.podwatch.api import KubernetesError
 from enricher.podwatch.events import Interrupted, Phase
 from enricher.podwatch.kinds import POD
-from enricher.podwatch.object_watermarks import ObjectWatermarks
-from enricher.podwatch.table import ObjectTable
+from enricher.podwatch.table import ObjectTable, ObjectWatermarks
 from gpuledger.records import PodRecord
 from tests.unit.enricher.podwatch.builders import PatientClock, pod_record
 

@@ -1,6 +1,6 @@
 """Podwatch started again, or twice: what the topic knows already, it does not say again."""
 
-import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -10,8 +10,7 @@ from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.keys import key_in
 from gpuledger.runtime import Readiness
-from tests.default_topics import PODS
-from tests.hanging import HANG_SECONDS
+from tests.default_topics import PODS, WATERMARKS
 from tests.unit.enricher.podwatch.builders import PatientClock, pod, pod_record, soon
 from tests.unit.enricher.podwatch.misbehaving import (
     MisbehavingServer,
@@ -29,22 +28,33 @@ def settings(server: MisbehavingServer) -> PodwatchSettings:
     )
 
 
+def completion(bus: MemoryBus) -> Callable[[], bool]:
+    """Return what says whether all of a list is published that began after this call.
+
+    A watermark says so: before it everything went out that the list told, so nothing of that can
+    come any more.
+    """
+    before = len(bus.kept(WATERMARKS.name))
+    return lambda: len(bus.kept(WATERMARKS.name)) >= before + PODS.partitions
+
+
 async def run_until(
     bus: MemoryBus, settings: PodwatchSettings, expected: dict[str, list[str]], clock: PatientClock
 ) -> Readiness:
-    """Run podwatch until the topic holds exactly this, and some time longer."""
-    readiness = Readiness()
+    """Run podwatch until the topic holds exactly this and podwatch has said that it is complete."""
+    readiness, is_complete = Readiness(), completion(bus)
     async with running(bus=bus, settings=settings, readiness=readiness, clock=clock):
-        found: dict[str, list[str]] = {}
         try:
-            async with asyncio.timeout(HANG_SECONDS):
-                while found != expected or not readiness.is_ready():
-                    await asyncio.sleep(0.005)
-                    found = states(await topic(bus))
+            await soon(
+                lambda: (
+                    is_complete()
+                    and readiness.is_ready()
+                    and states(bus.kept(PODS.name)) == expected
+                )
+            )
         except TimeoutError:
-            assert found == expected  # says what differs
+            assert states(bus.kept(PODS.name)) == expected  # says what differs
             raise
-        await asyncio.sleep(0.02)
     assert states(await topic(bus)) == expected
     return readiness
 
@@ -94,10 +104,9 @@ async def test_a_record_that_cannot_be_read_is_published_again(
     async with bus.producer() as producer:
         spoiled = Message(key=b"default/a", value=b"{", timestamp_ms=0)
         await producer.publish(PODS.name, record.partition, [spoiled])
-    readiness = Readiness()
+    readiness, is_complete = Readiness(), completion(bus)
     async with running(bus=bus, settings=settings, readiness=readiness, clock=StillClock()):
-        await soon(lambda: readiness.is_ready() and len(bus.kept(PODS.name)) > 2)
-        await asyncio.sleep(0.02)
+        await soon(lambda: readiness.is_ready() and is_complete())
     assert [one.value for one in await topic(bus)] == [record.value, b"{", record.value]
 
 
@@ -143,9 +152,7 @@ async def test_two_at_once_say_the_same_and_a_reader_of_the_newest_sees_no_diffe
         running(bus=bus, settings=settings, readiness=both[1], clock=StillClock()),
     ):
         await soon(lambda: all(one.is_ready() for one in both) and not server.watches)
-        async with asyncio.timeout(HANG_SECONDS):
-            while states(await topic(bus)).get("b", []).count("deleted") < 2:  # noqa: ASYNC110  # as above
-                await asyncio.sleep(0.005)
+        await soon(lambda: states(bus.kept(PODS.name)).get("b", []).count("deleted") >= 2)
     records = await topic(bus)
     of_a = {record.value for record in records if record.key == b"default/a"}
     assert len(of_a) == 1

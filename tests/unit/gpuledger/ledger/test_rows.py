@@ -13,7 +13,7 @@ from gpuledger.ledger.rows import (
     EntryRow,
     store_columns,
 )
-from gpuledger.ledger.series import ACCOUNT, FAMILIES, LABEL_ATTRIBUTES, POD
+from gpuledger.ledger.series import ACCOUNT, FAMILIES, HOLDER, LABEL_ATTRIBUTES, POD
 from gpuledger.store.schema import ENTRIES
 from sinks.otlp_names import instrument_of
 
@@ -55,6 +55,7 @@ def test_a_quantity_of_the_books_is_a_column_and_a_series_of_pods_and_accounts(
     assert quantity.name in names(TOPIC_COLUMNS)
     assert quantity.name in names(ENTRIES.columns)
     if quantity.is_of_holders:
+        assert f"gpuledger_holder_gpu_{quantity.average}" in {one.name for one in HOLDER.metrics}
         return
     for family, prefix in ((POD, "gpuledger_pod_gpu_"), (ACCOUNT, "gpuledger_account_gpu_")):
         metric = {metric.name: metric for metric in family.metrics}[f"{prefix}{quantity.average}"]

@@ -134,6 +134,18 @@ def test_busy_time_and_idle_time_sum_to_the_devices_that_tell_of_it(scenario: st
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
+def test_what_is_held_sums_to_the_devices_and_as_parts_of_boards_to_the_boards(
+    scenario: str,
+) -> None:
+    """A lone instance is no whole board, and what no instance has is held by nobody."""
+    run = run_of(scenario)
+
+    rows = [1 + len(gpu.facts.cuts[0].instances if gpu.facts.cuts else ()) for gpu in run.gpus]
+    assert run.mean("gpuledger_holder_gpu_held_ratio") == pytest.approx(sum(rows))
+    assert run.mean("gpuledger_holder_gpu_held_board_ratio") == pytest.approx(len(run.gpus))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_memory_of_instances_is_within_that_of_their_gpus(scenario: str) -> None:
     """Compute instances of one GPU instance tell of one memory: it is sent once."""
     run = run_of(scenario)

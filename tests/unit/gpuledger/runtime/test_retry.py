@@ -1,5 +1,6 @@
 """A call is made until it does not fail as was foreseen, with growing pauses in between."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -127,3 +128,18 @@ async def test_where_more_must_succeed_the_check_is_left_as_it_is() -> None:
 
     assert check.has_failed
     assert check.detail == "reading: a"
+
+
+async def test_at_its_deadline_a_caller_raises_the_last_error_and_has_waited_no_longer() -> None:
+    clock = Waits()
+    told = Told(clock)
+    retry = RetryingCaller(on=BusUnavailableError, check=told.check, clock=clock, backoff=backoff)
+    now = asyncio.get_running_loop().time()
+
+    with pytest.raises(BusUnavailableError, match="b"):
+        await retry(failing(*map(BusUnavailableError, "abcd")), deadline=now + 1.5)
+
+    first, rest = clock.slept
+    assert first == 1
+    assert 0 < rest <= 1.5
+    assert retry.attempts == 2

@@ -131,7 +131,8 @@ def test_a_containers_points_have_its_resource_by_the_semantic_conventions() -> 
 
     assert dict(busy.resource) == {
         "service.name": "gpuledger",
-        "service.instance.id": "node-a/uid-train/trainer",
+        "service.instance.id": "default/node-a/uid-train/trainer",
+        "k8s.cluster.name": "default",
         "k8s.node.name": NODE,
         "k8s.namespace.name": "research",
         "k8s.pod.name": "train-0",
@@ -179,7 +180,7 @@ def test_what_is_booked_on_no_pod_is_the_nodes_and_idle_names_its_holder() -> No
         if point.name == "gpuledger.account.gpu.busy"
     ]
 
-    assert {dict(point.resource)["service.instance.id"] for point in found} == {NODE}
+    assert {dict(point.resource)["service.instance.id"] for point in found} == {f"default/{NODE}"}
     assert {
         (point.attribute("gpuledger.account"), point.attribute("gpuledger.holder.pod"))
         for point in found
@@ -200,11 +201,13 @@ def test_two_pods_on_a_gpu_stay_two_where_only_the_service_of_a_resource_is_kept
 def test_further_attributes_stand_on_every_resource() -> None:
     one = event()
     found = points_of(
-        ExportRequests(encoding="otlp_proto", attributes={"k8s.cluster.name": "west"}).of(one)
+        ExportRequests(
+            encoding="otlp_proto", attributes={"deployment.environment.name": "west"}
+        ).of(one)
     )
 
     assert len(found) == len(points(one))
-    assert {point.attribute("k8s.cluster.name") for point in found} == {"west"}
+    assert {point.attribute("deployment.environment.name") for point in found} == {"west"}
 
 
 def test_an_event_too_large_for_one_message_is_cut_and_nothing_of_it_is_lost() -> None:

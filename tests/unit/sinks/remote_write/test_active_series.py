@@ -26,6 +26,7 @@ from tests.unit.sinks.builders import (
 from tests.unit.sinks.remote_write.oracle import Series, parse
 
 STALE = 0x7FF0000000000002
+PENDING = PodDescription(uid="uid-train", state=PodState.PENDING)
 
 
 def encode(series: ActiveSeries, of: GpuEvent) -> list[Series]:
@@ -59,10 +60,10 @@ def test_device_readings_become_gauges_and_absent_ones_nothing() -> None:
     assert used == Series(
         (
             ("__name__", "gpuledger_gpu_memory_used_bytes"),
+            ("cluster", "default"),
             ("gpu_index", "0"),
             ("gpu_uuid", GPU),
             ("model", "NVIDIA H100 80GB HBM3"),
-            ("cluster", "default"),
             ("node", "node-a"),
         ),
         20 * 2**30,
@@ -149,8 +150,7 @@ def test_a_series_that_the_next_tick_does_not_have_ends_at_that_tick(
 
 def test_a_pod_whose_name_becomes_known_ends_its_nameless_series_at_the_same_tick() -> None:
     series = ActiveSeries()
-    pending = PodDescription(uid="uid-train", state=PodState.PENDING)
-    encode(series, event(0, entries=[entry()], pods=[pending]))
+    encode(series, event(0, entries=[entry()], pods=[PENDING]))
 
     second = encode(series, event(1, entries=[entry()], pods=[pod()]))
 
@@ -159,6 +159,41 @@ def test_a_pod_whose_name_becomes_known_ends_its_nameless_series_at_the_same_tic
         (None, True),
         ("research", False),
     }
+
+
+NAMED = PodDescription(
+    uid="uid-train",
+    state=PodState.NAMED,
+    namespace="research",
+    name="train-0",
+)
+
+
+@pytest.mark.parametrize("before", [PENDING, NAMED], ids=lambda each: each.state.value)
+def test_while_a_pod_gets_its_names_no_sum_and_no_counter_sees_it(before: PodDescription) -> None:
+    """The samples of before stay as they were sent; the UID is a label of both."""
+    series, known = ActiveSeries(), pod()
+    counters: list[tuple[Any, ...]] = []
+    for tick, described in enumerate((before, before, known, known, before, known)):
+        now = encode(
+            series,
+            event(
+                tick,
+                entries=[entry()],
+                pods=[described],
+                of=reading(energy_total_millijoules=1000 * tick),
+            ),
+        )
+        alive = [one for one in now if not is_stale(one)]
+        (busy,) = (one for one in alive if one.name == "gpuledger_pod_gpu_busy_ratio")
+        assert (busy.value, busy.label("pod_uid")) == (0.5, "uid-train")
+        # What it was called before ends in the tick that has the new name, not a tick later.
+        assert len(series) == len(alive)
+        counters += [(one.labels, one.value) for one in now if one.name.endswith("_total")]
+
+    # A counter is of the device alone: one series that goes on, however its pods are called.
+    assert [value for _, value in counters] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert len({labels for labels, _ in counters}) == 1
 
 
 def test_a_node_without_gpus_ends_all_its_series_and_no_other_nodes() -> None:

@@ -7,10 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.ledger.series import POD, values_of
-from gpuledger.records import Account, Entry, PodDescription, PodState
+from gpuledger.records import (
+    Account,
+    Entry,
+    GpuEvent,
+    GpuReading,
+    PodDescription,
+    PodState,
+)
 from gpuledger.records.bounds import MAX_INTERVAL_NS, MAX_MEMORY_BYTES, MAX_TICK_MILLIJOULES
 from sinks.remote_write.active_series import ActiveSeries
-from tests.unit.sinks.builders import SECOND_NS, entry, event, holder, reading, settlement
+from tests.unit.sinks.builders import (
+    SECOND_NS,
+    books,
+    entry,
+    event,
+    holder,
+    reading,
+    settlement,
+)
 from tests.unit.sinks.remote_write.oracle import Series
 from tests.unit.sinks.remote_write.test_active_series import encode, is_stale, named, stale_names
 
@@ -174,3 +189,71 @@ def test_a_gap_is_a_sample_of_the_node_at_the_tick_after_it_and_at_no_other() ->
     )
     assert stale_names(then) == {"gpuledger_node_gap_seconds"}
     assert stale_names(last) == set()
+
+
+def test_what_each_holds_is_a_series_of_its_own_whatever_is_known_of_use() -> None:
+    """Its labels say nothing of use, so it goes on where the GPU does not answer any more."""
+    series = ActiveSeries()
+    before = encode(series, held_event(0, entry(Account.IDLE, holder=0, held_ns=SECOND_NS)))
+    lost = encode(series, lost_event(1))
+
+    for tick in (before, lost):
+        found = named(tick, HELD_SERIES)
+        assert (found.value, found.label("holder_pod")) == (1.0, "notebook-0")
+        assert found.label("busy_method") is None
+        assert named(tick, "gpuledger_holder_gpu_held_board_ratio").value == 3 / 7
+    assert HELD_SERIES not in stale_names(lost)
+
+
+def test_a_holder_that_is_gone_ends_by_a_stale_marker() -> None:
+    series = ActiveSeries()
+    encode(series, held_event(0, entry(Account.IDLE, holder=0, held_ns=SECOND_NS)))
+    after = encode(series, held_event(1, entry(Account.IDLE, held_ns=SECOND_NS)))
+
+    nobodys, gone = (
+        next(one for one in after if one.name == HELD_SERIES and is_stale(one) == ended)
+        for ended in (False, True)
+    )
+    assert (nobodys.value, nobodys.label("holder_pod")) == (1.0, None)
+    assert gone.label("holder_pod") == "notebook-0"
+
+
+def test_a_gap_of_a_gpu_is_a_sample_in_the_ticks_in_which_it_did_not_answer() -> None:
+    series = ActiveSeries()
+    encode(series, held_event(0, entry(Account.IDLE, held_ns=SECOND_NS)))
+    lost = [named(encode(series, lost_event(tick)), GAP_SERIES).value for tick in (1, 2)]
+    back = encode(series, held_event(3, entry(Account.IDLE, held_ns=SECOND_NS)))
+
+    assert lost == [1.0, 1.0]
+    assert GAP_SERIES in stale_names(back)
+
+
+HELD_SERIES = "gpuledger_holder_gpu_held_ratio"
+GAP_SERIES = "gpuledger_gpu_gap_seconds"
+SLICES = {"compute_slices": 3, "board_compute_slices": 7}
+
+
+def held_event(tick: int, *entries: Entry) -> GpuEvent:
+    of_gpu = books(reading(), *entries, **SLICES)
+    return event(tick, gpus=[of_gpu], held_by=HELD)
+
+
+def lost_event(tick: int) -> GpuEvent:
+    """Return an event of a GPU that did not answer, and is held as before."""
+    nothing = {"busy_ns": None, "memory_bytes": None, "energy_millijoules": None}
+    left = entry(Account.IDLE, holder=0, held_ns=SECOND_NS, **nothing)
+    unknown = {"busy_method": None, "memory_method": None, "energy_method": None}
+    silent = GpuReading(uuid=reading().uuid, index=0, silent=True)
+    of_gpu = books(silent, left, gap_ns=SECOND_NS, **unknown, **SLICES)
+    return event(tick, gpus=[of_gpu], held_by=HELD)
+
+
+def test_a_gpu_of_which_no_slices_are_said_is_a_board_and_an_instance_has_no_part_of_one() -> None:
+    held = entry(Account.IDLE, held_ns=SECOND_NS)
+    part = reading(uuid="MIG-1", parent_uuid="GPU-a", gpu_instance=1)
+    series = encode(ActiveSeries(), event(gpus=[books(reading(), held), books(part, held)]))
+
+    names = "gpuledger_holder_gpu_held_ratio", "gpuledger_holder_gpu_held_board_ratio"
+    found = [[one.label("gpu_uuid") for one in series if one.name == name] for name in names]
+    assert found == [[reading().uuid, "MIG-1"], [reading().uuid]]
+    assert named(series, names[1]).value == 1.0

@@ -148,6 +148,31 @@ async def test_a_refused_tick_is_put_aside_with_the_receivers_words_and_the_rest
     assert letter.consumer == REMOTE_WRITE.group
 
 
+@pytest.mark.parametrize(
+    ("refused", "reason", "says_so_of_the_receiver"),
+    [("no such tenant", "rejected", True), ("out of order sample", "out_of_order", False)],
+)
+async def test_a_tick_that_is_only_out_of_order_says_nothing_of_the_receiver(
+    refused: str, reason: str, *, says_so_of_the_receiver: bool
+) -> None:
+    on, readiness = bus(), Readiness()
+    await publish(on, event(0))
+    answer = Answer(400, refused)
+    async with (
+        receiving(
+            by_body=lambda body: answer if parse_compressed(body) else Answer(204)
+        ) as receiver,
+        running(sink(on, receiver, readiness=readiness)),
+    ):
+        await eventually(is_committed(on, 1))
+
+    (letter,) = await dead_letters(on)
+    assert (letter.reason, letter.detail) == (reason, f"400 {refused}")
+    check = readiness.check("remote_write.receiver")
+    assert check.has_failed == says_so_of_the_receiver
+    assert (f"rejected: 400 {refused}" in check.detail) == says_so_of_the_receiver
+
+
 @pytest.mark.parametrize("status", [400, 401, 405, 426])
 async def test_a_receiver_that_becomes_another_server_gets_no_event_put_aside(status: int) -> None:
     on, readiness, is_another = bus(), Readiness(), set[str]()

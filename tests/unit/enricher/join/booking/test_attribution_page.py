@@ -163,3 +163,47 @@ def test_the_page_tells_the_idle_draw_that_the_join_takes() -> None:
 
     assert {product: idle_milliwatts(f"NVIDIA {product}") for product in told} == told
     assert len(told) == shares.LISTED_PRODUCTS
+
+
+def test_the_pages_example_of_held_time_is_what_is_booked() -> None:
+    board = replace(device(), mig_enabled=True, compute_slices=7, memory_slices=8)
+    parts = [
+        replace(
+            board,
+            uuid=f"MIG-{profile}",
+            parent_uuid=board.uuid,
+            gpu_instance=number,
+            mig_profile=profile,
+            compute_slices=slices,
+            memory_slices=memory_slices,
+            mig_enabled=None,
+        )
+        for number, (profile, slices, memory_slices) in enumerate(
+            [("3g.40gb", 3, 4), ("1g.10gb", 1, 1)]
+        )
+    ]
+    chat = replace(
+        allocations()[0],
+        device_id="MIG-GPU-a/0/0",
+        gpu_instance=0,
+        replica=None,
+        pod="chat",
+    )
+    tick = sample(interval_ns=INTERVAL_NS, gpus=[board, *parts], allocations=[chat])
+    found: list[tuple[str, int, str, float, float]] = []
+    for row, held in zip(books.book_tick(tick), find_holders(tick), strict=True):
+        (idle,) = [one for one in row.entries if one.held_ns is not None]
+        name = row.reading.mig_profile or "GPU"
+        seconds = (idle.held_ns or 0) / SECOND_NS
+        slices, of = row.compute_slices or 0, row.board_compute_slices or 1
+        holder = "" if held.parts[0][0] is None else "chat"
+        found.append((name, slices, holder, seconds, seconds * slices / of))
+    *rows, total = table("held")
+
+    assert [[*row[:3], *map(float, row[3:])] for row in rows] == [
+        [name, str(slices), holder, seconds, round(of_board, 3)]
+        for name, slices, holder, seconds, of_board in found
+    ]
+    of_all = [(slices, seconds, of_board) for _, slices, _, seconds, of_board in found]
+    sums = [sum(column) for column in zip(*of_all, strict=True)]
+    assert [float(total[place]) for place in (1, 3, 4)] == pytest.approx(sums)

@@ -28,9 +28,13 @@ def replica(number: int, pod: str) -> DeviceAllocation:
     return allocation(f"GPU-a::{number}", pod, replica=str(number))
 
 
-def memory(number: int, pod: str) -> DeviceAllocation:
+def memory(number: int, pod: str, *, of: int | None = None) -> DeviceAllocation:
     return allocation(
-        f"GPU-a-_-{number}", pod, replica=str(number), resource_name="aliyun.com/gpu-mem"
+        f"GPU-a-_-{number}",
+        pod,
+        replica=str(number),
+        resource_name="aliyun.com/gpu-mem",
+        device_replicas=of,
     )
 
 
@@ -38,9 +42,13 @@ def shared(number: int, pod: str, *, of: int) -> DeviceAllocation:
     return allocation(f"GPU-a::{number}", pod, replica=str(number), device_replicas=of)
 
 
-def cores(number: int, pod: str) -> DeviceAllocation:
+def cores(number: int, pod: str, *, of: int | None = None) -> DeviceAllocation:
     return allocation(
-        f"GPU-a-_-{number}", pod, replica=str(number), resource_name="aliyun.com/gpu-core"
+        f"GPU-a-_-{number}",
+        pod,
+        replica=str(number),
+        resource_name="aliyun.com/gpu-core",
+        device_replicas=of,
     )
 
 
@@ -101,6 +109,21 @@ HELD = [
         [*(memory(number, "p") for number in range(8)), memory(8, "q"), memory(9, "q")],
         {0: (8, 80), 1: (2, 80), None: (70, 80)},
     ),
+    (
+        "pieces of memory of those that the kubelet has to give, as of a MiB each",
+        [memory(number, "p", of=81_920) for number in range(8)],
+        {0: (8, 81_920), None: (81_912, 81_920)},
+    ),
+    (
+        "memory and cores where the kubelet's counts are known: the greater part of the two",
+        [
+            *(memory(number, "p", of=40) for number in range(8)),
+            *(cores(number, "p", of=100) for number in range(25)),
+            *(memory(number, "q", of=40) for number in range(8, 20)),
+            *(cores(number, "q", of=100) for number in range(25, 35)),
+        ],
+        {0: (50, 200), 1: (60, 200), None: (90, 200)},
+    ),
     ("a single piece of memory", [memory(0, "p")], {0: (1, 80), None: (79, 80)}),
     (
         "more pieces than there are (of MiB, or too many): never more than all",
@@ -138,9 +161,10 @@ def test_an_instance_is_held_by_its_uuid_or_by_its_number() -> None:
         allocation("GPU-a", "whole"),
     ]
     board, first, second, third = find_holders(sample(gpus=rows, allocations=given_out))
+    # Who has the whole GPU has the instances that nobody else has.
     assert [row.parts for row in (board, first, second, third)] == [
-        [(2, 1)],
         [(None, 1)],
+        [(2, 1)],
         [(1, 1)],
         [(0, 1)],
     ]

@@ -185,6 +185,12 @@ def test_held_time_sums_to_the_interval_on_every_row_whatever_is_used(tick: Node
         for row in tick.gpus
     ]
     assert held_by_row(replace(tick, gpus=silent, processes=[], ended_processes=None)) == held
+    # And as if all of it were used, by whoever is there.
+    full = [
+        replace(row, utilization_ratio=1.0, memory_used_bytes=row.memory_total_bytes)
+        for row in tick.gpus
+    ]
+    assert held_by_row(replace(tick, gpus=full)) == held
 
 
 def held_by_row(tick: NodeSample) -> list[dict[int | None, int]]:
@@ -287,14 +293,22 @@ def test_idle_names_holders_of_that_gpu_alone_and_each_container_once(
     for row in book_tick(tick):
         gpu = row.reading.parent_uuid or row.reading.uuid
         is_part = row.reading.parent_uuid is not None
-        of_gpu = {
-            HoldingContainer(one.namespace, one.pod, one.container)
-            for one in tick.allocations
-            if one.gpu_uuid == gpu and (one.gpu_instance is not None) == is_part
-        }
-        named = [containers[place] for place in holders_of(row)]
-        assert of_gpu.issuperset(named)
-        assert len(set(named)) == len(named)
+        whole = {name_of(one) for one in tick.allocations if is_of(one, gpu, is_part=False)}
+        parts = {name_of(one) for one in tick.allocations if is_of(one, gpu, is_part=True)}
+        named = {containers[place] for place in holders_of(row)}
+        assert len(named) == len(list(holders_of(row)))
+        # Who has a whole GPU that is cut has instances of it, and never the rest of it.
+        is_cut = any(one.parent_uuid == row.reading.uuid for one in tick.gpus)
+        assert not (is_cut and named)
+        assert named <= whole or (is_part and named <= parts)
+
+
+def name_of(held: DeviceAllocation) -> HoldingContainer:
+    return HoldingContainer(held.namespace, held.pod, held.container)
+
+
+def is_of(held: DeviceAllocation, gpu: str, *, is_part: bool) -> bool:
+    return held.gpu_uuid == gpu and (held.gpu_instance is not None) == is_part
 
 
 def holders_of(row: GpuBooks) -> Iterator[int]:

@@ -35,6 +35,7 @@ def held_by(*names: str) -> list[DeviceAllocation]:
             namespace="research",
             pod=name,
             container="main",
+            replica=str(place),
         )
         for place, name in enumerate(names)
     ]
@@ -62,7 +63,7 @@ def test_a_node_puts_idle_on_no_pod_of_another_node(given: Given) -> None:
     assert (known.uid, known.state) == (UIDS[0], PodState.KNOWN)
     assert foreign == PodDescription(state=PodState.FOREIGN)
     assert named == PodDescription(state=PodState.NAMED, namespace="research", name="train-2")
-    assert idle_of(event) == [(0, 166_666_667), (1, 166_666_667), (2, 166_666_666)]
+    assert idle_of(event) == [(0, 125_000_000), (1, 250_000_000), (2, 125_000_000)]
     assert value_of(REFUSED, reason="foreign_holder") == before + 1
 
 

@@ -1,0 +1,120 @@
+"""Up to when a sink says that it is complete, over a real Kafka, and killed again and again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.replay.range_plan import write_moment
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.codec import decoder_of
+from gpuledger.completeness import Completeness, message_of
+from gpuledger.records import Watermark
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import partition_of_node
+from tests.default_topics import EVENTS, ROWS, WATERMARKS
+from tests.real.sinks.running_sinks import NODES, Sink, make_topics, publish
+from tests.real.sinks.test_processes import stored
+from tests.unit.sinks.builders import SECOND_NS, entry, event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.real.services.kafka import Kafka
+    from tests.real.services.kcat import Kcat
+
+PER_ROUND = 10
+ROUNDS = 3
+GPULEDGER = Path(sys.executable).with_name("gpuledger")
+DECODER = decoder_of(WATERMARKS.name, Watermark)
+AT = partition_of_node(NODES[0], partitions=EVENTS.partitions)
+
+
+async def say(kafka: Kafka, start_ns: int, *, events: int) -> None:
+    """Say of each partition what the join would: the node has sent so many events."""
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    async with KafkaBus(settings).producer() as producer:
+        for partition in range(EVENTS.partitions):
+            one = Watermark(
+                stage="join",
+                cluster="default",
+                partition=partition,
+                complete_until_ns=start_ns + (events - 1) * SECOND_NS,
+                topic=EVENTS.name,
+                next_offset=events if partition == AT else 0,
+                publisher="test",
+            )
+            message = message_of(one, time_ns=time.time_ns())
+            await producer.publish(WATERMARKS.name, partition, [message])
+
+
+def said(kafka: Kafka, kcat: Kcat, stage: str) -> list[Watermark]:
+    found = kcat.consume(kafka.bootstrap_servers, WATERMARKS.name)
+    decoded = [DECODER.decode(each.value or b"") for each in found]
+    return [each for each in decoded if each.stage == stage and each.partition == AT]
+
+
+@pytest.mark.parametrize("stage", ["store", "rows"])
+async def test_a_sink_that_is_killed_after_its_commit_has_said_less_and_never_more(
+    stage: str, broker: Kafka, kcat: Kcat, tmp_path: Path, start_sink: Callable[..., Sink]
+) -> None:
+    await make_topics(broker)
+    folder, start_ns = tmp_path / "store", time.time_ns() - 3_600 * SECOND_NS
+    about = {"store__uri": str(folder), "store__flush_seconds": "0.01"} if stage == "store" else {}
+
+    def done() -> int:
+        """Return how many events the sink has committed."""
+        if stage == "store":
+            return stored(folder)[0] if list(folder.glob("entries/event_date=*/*")) else 0
+        return len(kcat.consume(broker.bootstrap_servers, ROWS.name))
+
+    def until() -> int:
+        """Return how many events it has called complete."""
+        told = said(broker, kcat, stage)
+        newest = max((each.complete_until_ns for each in told), default=start_ns - SECOND_NS)
+        return (newest - start_ns) // SECOND_NS + 1
+
+    sink = start_sink(stage, broker, **about)
+    behind = 0
+    for number in range(1, ROUNDS + 1):
+        first, count = (number - 1) * PER_ROUND, number * PER_ROUND
+        await say(broker, start_ns, events=count)
+        await publish(
+            broker,
+            [
+                event(each, node=NODES[0], time_ns=start_ns + each * SECOND_NS, entries=[entry()])
+                for each in range(first, count)
+            ],
+        )
+        sink.wait_until(lambda: done() >= count, deadline_seconds=60)  # noqa: B023  # bound at once
+        sink.kill()
+        told = until()
+        assert told <= done()
+        behind += told < count
+        sink.start()
+    # The kill came between the commit and the watermark, which the next life has said.
+    assert behind
+    count = ROUNDS * PER_ROUND
+    sink.wait_until(lambda: until() == count, deadline_seconds=60)
+    assert done() == count
+    complete = Completeness(stage=stage, topic=ROWS.name if stage == "rows" else EVENTS.name)
+    for each in said(broker, kcat, stage):
+        complete.take(each)
+    complete.read_to(AT, count - 1)
+    assert (complete.complete_until_ns([AT]) or 0) < start_ns + (count - 1) * SECOND_NS
+
+    def asks(*options: str) -> subprocess.CompletedProcess[str]:
+        servers = ["--bootstrap-servers", broker.bootstrap_servers, "--stage", stage]
+        command: list[str | Path] = [GPULEDGER, "topics", "complete", *servers, *options]
+        return subprocess.run(command, check=False, capture_output=True, text=True)
+
+    sink.wait_until(lambda: asks().returncode == 0, deadline_seconds=30)
+    assert asks("--until", write_moment(start_ns // 10**6)).returncode == 0
+    later = asks("--until", "now")
+    assert (later.returncode, later.stdout.partition(" until")[0]) == (1, "not complete")
+    assert sink.stop(deadline_seconds=30) == 0

@@ -1,0 +1,71 @@
+"""What `gpuledger topics complete` says of watermarks, over the bus in memory."""
+
+from cli.topics import completeness_lines, read_watermarks
+from gpuledger.bus.protocol import Message
+from gpuledger.completeness import message_of
+from gpuledger.records import SilentNode, Watermark
+from tests.default_topics import EVENTS, ROWS, WATERMARKS
+from tests.unit.sinks.builders import PARTITIONS, bus
+
+NOON_NS = 1_795_176_000_000_000_000
+
+
+def said(partition: int, *, seconds: int, **changes: object) -> Watermark:
+    values: dict[str, object] = {
+        "stage": "store",
+        "cluster": "default",
+        "partition": partition,
+        "complete_until_ns": NOON_NS + seconds * 10**9,
+        "topic": EVENTS.name,
+        "next_offset": 12,
+        "publisher": "test",
+    }
+    return Watermark(**(values | changes))  # type: ignore[arg-type]  # the names are a Watermark's
+
+
+def lines(*watermarks: Watermark, until_seconds: int | None = None) -> list[str]:
+    until_ns = None if until_seconds is None else NOON_NS + until_seconds * 10**9
+    return completeness_lines(watermarks, partitions=PARTITIONS, until_ns=until_ns)
+
+
+def test_a_time_is_complete_once_every_partition_is() -> None:
+    assert lines(said(0, seconds=5), said(1, seconds=60), until_seconds=5) == [
+        "complete until 2026-11-20T12:00:05Z"
+    ]
+
+
+def test_what_is_not_complete_names_its_partitions_and_up_to_when_they_are() -> None:
+    assert lines(said(0, seconds=5), said(1, seconds=60), until_seconds=60) == [
+        "not complete until 2026-11-20T12:01:00Z, but until 2026-11-20T12:00:05Z",
+        "partition 0, cluster default: complete until 2026-11-20T12:00:05Z",
+    ]
+
+
+def test_a_partition_of_which_nothing_is_known_is_not_complete() -> None:
+    assert lines(said(0, seconds=5)) == [
+        "not complete: of 1 of 2 partitions nothing is known",
+        "partition 1: nothing is known",
+    ]
+
+
+def test_silent_nodes_are_named_with_the_end_of_their_last_tick() -> None:
+    silent = [SilentNode(node="node-b", since_time_ns=NOON_NS)]
+    assert lines(said(0, seconds=5, silent=silent), said(1, seconds=60))[1:] == [
+        "node node-b, cluster default: silent since 2026-11-20T12:00:00Z, and not waited for"
+    ]
+
+
+async def test_of_each_partition_what_its_stage_says_counts_and_nothing_else() -> None:
+    on = bus()
+    async with on.producer() as producer:
+        for each in (
+            said(0, seconds=1),
+            said(0, seconds=7),
+            said(0, seconds=9, stage="join"),
+            said(0, seconds=9, stage="rows", topic=ROWS.name),
+        ):
+            message = message_of(each, time_ns=NOON_NS)
+            await producer.publish(WATERMARKS.name, 0, [message])
+        await producer.publish(WATERMARKS.name, 0, [Message(b"store/default/0", b"{", 0)])
+
+    assert await read_watermarks(on, "store") == (PARTITIONS, [said(0, seconds=7)])

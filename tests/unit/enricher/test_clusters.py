@@ -1,0 +1,149 @@
+"""Two clusters with equal names: nothing of the one is taken for the other's."""
+
+from typing import Final
+
+import pytest
+
+from enricher.join.progress.watermarks import NodeWatermarks
+from enricher.podwatch.kinds import NODE, POD
+from enricher.podwatch.publish import KnownRecords
+from enricher.podwatch.table import ObjectTable
+from gpuledger.bus.protocol import Record
+from gpuledger.codec import encode
+from gpuledger.completeness import PODWATCH, key_of
+from gpuledger.keys import key_in, node_key, show_node, split_key
+from gpuledger.records import NodeProgress, NodeRecord, PodState, Watermark
+from tests.default_topics import PODS, TOPICS, WATERMARKS
+from tests.unit.enricher.join.builders import Given
+from tests.unit.enricher.join.ticks import SECOND_NS, UIDS, pod, record, sample
+
+BLUE, GREEN = CLUSTERS = ("blue", "green")
+NOW_NS: Final = 1_790_000_000 * SECOND_NS
+
+
+@pytest.fixture
+def given() -> Given:
+    """Return a stage that has read nothing."""
+    return Given()
+
+
+def test_a_key_names_the_cluster_and_what_is_called_so_in_it() -> None:
+    tick = sample(cluster=BLUE, node="node-a")
+    assert node_key(tick) == key_in(BLUE, "node-a") == "blue/node-a"
+    assert split_key("blue/node-a.example") == (BLUE, "node-a.example")
+    assert split_key("no-key") == ("no-key", "")
+    assert show_node("default", "node-a") == "node-a"
+    assert show_node(BLUE, "node-a") == "blue/node-a"
+
+
+def test_ticks_of_both_are_booked_each_with_its_own_pods(given: Given) -> None:
+    """Of equal identities but for the cluster, and of equal UIDs."""
+    for cluster in CLUSTERS:
+        given.read_pod(pod(cluster=cluster, labels={"team": cluster}))
+    for cluster in CLUSTERS:
+        (event,) = given.offer(cluster=cluster, seq=1000)
+        labels = [each.labels for each in event.pods if each.uid == UIDS[0]]
+        assert (event.cluster, labels) == (cluster, [{"team": cluster}])
+    assert [given.offer(cluster=cluster, seq=1000) for cluster in CLUSTERS] == [[], []]
+
+
+def test_a_tombstone_of_one_takes_nothing_from_the_other(given: Given) -> None:
+    for cluster in CLUSTERS:
+        given.read_pod(pod(cluster=cluster))
+    gone = record(None, topic=PODS.name, key=key_in(GREEN, UIDS[0]))
+    given.stage.take_pods([gone])
+    states = [given.take(cluster=cluster).pods[0].state for cluster in CLUSTERS]
+    assert states == [PodState.KNOWN, PodState.PENDING]
+    assert len(given.stage.pods) == 1
+
+
+def test_a_pod_of_the_other_cluster_is_neither_foreign_nor_known(given: Given) -> None:
+    """A pod that only the other one has is waited for, and its record resolves nothing here."""
+    given.read_pod(pod(cluster=GREEN, node="node-b"))
+    assert given.take(cluster=BLUE).pods[0].state is PodState.PENDING
+    given.read_pod(pod(cluster=BLUE))
+    assert given.take(cluster=BLUE).pods[0].state is PodState.KNOWN
+
+
+def test_progress_names_its_cluster(given: Given) -> None:
+    for cluster in CLUSTERS:
+        given.take(cluster=cluster, seq=1000)
+    drained = {message.key: message.value or b"" for message in given.stage.drain_progress(3)}
+    assert drained.keys() == {b"blue/node-a", b"green/node-a"}
+    assert all(f'"cluster":"{cluster}"'.encode() in drained[f"{cluster}/node-a".encode()]
+               for cluster in CLUSTERS)  # fmt: skip
+
+
+def test_a_worker_says_of_each_cluster_by_itself_how_far_it_is() -> None:
+    """One that is an hour behind holds up no other, and is not called complete for it."""
+    nodes = NodeWatermarks()
+    behind_ns = NOW_NS - 3600 * SECOND_NS
+    for cluster, time_ns in ((BLUE, NOW_NS), (GREEN, behind_ns)):
+        tick = sample(cluster=cluster, time_ns=time_ns)
+        nodes.advance(tick, offset=1, written_ms=NOW_NS // 10**6, now_ns=NOW_NS)
+    found = nodes.find_complete(now_ns=NOW_NS, is_at_end=False)
+    assert {cluster: each.until_ns for cluster, each in found.items()} == {
+        BLUE: NOW_NS,
+        GREEN: behind_ns,
+    }
+    assert [each.node_count for each in found.values()] == [1, 1]
+
+
+def test_a_cluster_without_a_node_in_a_partition_is_as_far_as_that_is(given: Given) -> None:
+    """It is known by its podwatch's watermark."""
+    for cluster in CLUSTERS:
+        said = Watermark(
+            stage=PODWATCH, cluster=cluster, partition=3, complete_until_ns=1,
+            topic=PODS.name, next_offset=0, publisher="test",
+        )  # fmt: skip
+        read = Record(WATERMARKS.name, 3, 0, 0, key_of(said), encode(said))
+        given.stage.take_watermarks([read])
+    event = given.take(cluster=BLUE)
+    found = given.stage.find_complete(3, is_at_end=False)
+    assert {cluster: each.until_ns for cluster, each in found.items()} == dict.fromkeys(
+        CLUSTERS, event.time_ns
+    )
+    assert (found[BLUE].node_count, found[GREEN].node_count) == (1, 0)
+
+
+def test_progress_that_is_read_back_is_each_clusters_own() -> None:
+    nodes = NodeWatermarks()
+    for number, cluster in enumerate(CLUSTERS, 1):
+        nodes.take(
+            NodeProgress(
+                cluster=cluster, node="n", boot_id="b", seq=number, time_ns=number, offset=number
+            ),
+            heard_ns=NOW_NS,
+        )
+    found = [nodes.of(key_in(cluster, "n")) for cluster in CLUSTERS]
+    assert [each.seq for each in found if each] == [1, 2]
+
+
+def test_a_podwatch_reads_back_its_own_clusters_records_alone() -> None:
+    """What another one's podwatch has published is neither known, nor deleted, nor a mistake."""
+    known = KnownRecords(kind=POD, topics=TOPICS, cluster=BLUE)
+    records = [record(pod(cluster=cluster), topic=PODS.name) for cluster in CLUSTERS]
+    gone = record(None, topic=PODS.name, key=key_in(GREEN, UIDS[0]))
+    known.ingest([*records, gone])
+    assert [each.cluster for each in known.by_identity.values()] == [BLUE]
+    assert (known.undecodable, known.overtaken) == (0, set())
+
+
+def test_a_node_that_is_made_anew_under_its_name_is_not_ended_by_the_former_ones_tombstone() -> (
+    None
+):
+    table = ObjectTable(
+        tombstone_after_seconds=1, max_tombstones=9, node_of=NODE.node_of,
+        identity_of=NODE.identity_of,
+    )  # fmt: skip
+    first, second = (
+        NodeRecord(
+            cluster=BLUE, uid=uid, name="n", labels={}, created_time_ns=at, resource_version=str(at)
+        )
+        for uid, at in (("u1", 1), ("u2", 2))
+    )
+    table.upsert(first, time_ns=1)
+    table.delete(first, time_ns=2)
+    table.upsert(second, time_ns=3)
+    table.expire(time_ns=10**12)
+    assert [each.record for each in table.batch(9)] == [second]

@@ -1,0 +1,270 @@
+"""Rows that were written before their pod was known, and what the store knows of pods."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from deltalake import DeltaTable
+
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Message
+from gpuledger.codec import encode
+from gpuledger.records import Account, GpuEvent, PodDescription, PodRecord, PodState
+from gpuledger.records.cluster import PodContainer
+from gpuledger.runtime import Readiness
+from gpuledger.topics import Topics
+from sinks.store.pod_names import open_pod_names
+from sinks.store.stored import Streams
+from sinks.store.table import PodsTable
+from tests.default_topics import PODS
+from tests.unit.sinks.builders import (
+    NODE,
+    START_NS,
+    ManualClock,
+    bus,
+    entry,
+    event,
+    eventually,
+    place_of,
+    publish,
+    running,
+)
+from tests.unit.sinks.store.storing import is_committed, query, store
+
+CONTAINER, OTHER = "c" * 64, "d" * 64
+AT = place_of(NODE, PODS.name)
+
+
+def record(uid: str = "uid-train", **changes: Any) -> PodRecord:  # noqa: ANN401  # any field
+    values: dict[str, Any] = {
+        "cluster": "default",
+        "uid": uid,
+        "namespace": "research",
+        "name": "train-0",
+        "node": NODE,
+        "owner_kind": "StatefulSet",
+        "owner_name": "train",
+        "labels": {"team": "vision"},
+        "containers": [PodContainer(name="trainer", container_id=CONTAINER, restarts=0)],
+        "phase": "Running",
+        "created_time_ns": START_NS,
+        "resource_version": "1",
+    }
+    return PodRecord(**(values | changes))
+
+
+async def tell(on: MemoryBus, *pods: PodRecord | None, seconds: int = 0) -> None:
+    """Publish records of pods in one node's partition; `None` is the deletion of the first."""
+    async with on.producer() as producer:
+        for one in pods:
+            time_ms = START_NS // 10**6 + 1000 * seconds
+            message = Message(b"uid-train", None if one is None else encode(one), time_ms)
+            await producer.publish(PODS.name, AT.partition, [message])
+
+
+def described(state: PodState, **changes: Any) -> PodDescription:  # noqa: ANN401  # any field
+    values = {"uid": "uid-train", "state": state}
+    return PodDescription(**(values | changes))
+
+
+def unknown(tick: int, state: PodState = PodState.PENDING, **changes: Any) -> GpuEvent:  # noqa: ANN401  # any field
+    return event(tick, entries=[entry()], pods=[described(state, **changes)])
+
+
+def pods_there(path: Path) -> list[tuple[int, int]]:
+    """Return the offsets of the records in the table `pods`, each with how often it is there."""
+    if not list(path.glob("pods/*.parquet")):
+        return []
+    if not (files := DeltaTable(str(path / "pods")).file_uris()):
+        return []  # written and not committed yet
+    sql = f"SELECT kafka_offset, count(*) FROM read_parquet({files}) GROUP BY ALL ORDER BY 1"  # noqa: S608  # our own files
+    with duckdb.connect() as connection:
+        return connection.execute(sql).fetchall()
+
+
+NAMES = (
+    "SELECT DISTINCT pod_uid, pod_state, namespace, pod, container, owner_kind, owner_name, labels"
+    " FROM {entries}"
+)
+KNOWN = ("known", "research", "train-0", "trainer", "StatefulSet", "train", '{"team":"vision"}')
+
+
+async def stored(on: MemoryBus, path: Path, *, records: int, events: int) -> None:
+    clock = ManualClock()
+    async with running(store(path, on, clock=clock)):
+        await eventually(lambda: clock.advance(1) and is_committed(on, events)())
+        await eventually(lambda: clock.advance(1) and len(pods_there(path)) == records)
+
+
+@pytest.mark.parametrize(
+    ("case", "one", "expected"),
+    [
+        ("pending by uid", unknown(0), KNOWN),
+        (
+            "pending by container",
+            event(
+                entries=[entry(pod_uid=None)],
+                pods=[described(PodState.PENDING, uid=None)],
+            ),
+            KNOWN,
+        ),
+        (
+            "pending, whose cgroup shows no container",
+            event(
+                entries=[entry(container_id=None)],
+                pods=[described(PodState.PENDING)],
+            ),
+            (*KNOWN[:3], None, *KNOWN[4:]),
+        ),
+        ("of which the event says nothing", event(entries=[entry()], pods=[]), KNOWN),
+        ("named", unknown(0, PodState.NAMED, namespace="research", name="train-0"), KNOWN),
+        (
+            "what has a name keeps it",
+            event(entries=[entry()]),
+            (*KNOWN[:-1], '{"app":"train","team":"vision"}'),
+        ),
+        ("foreign", unknown(0, PodState.FOREIGN), ("foreign", *[None] * 6)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_row_has_the_names_that_came_after_it_unless_it_has_its_own(
+    case: str, one: GpuEvent, expected: tuple[Any, ...], tmp_path: Path
+) -> None:
+    on = bus()
+    await publish(on, one)
+    await stored(on, tmp_path, records=0, events=1)
+    await tell(on, record(), seconds=10)
+    await stored(on, tmp_path, records=1, events=1)
+
+    found = query(tmp_path, NAMES)
+    assert found == [("uid-train", *expected)], case
+
+
+async def test_a_holder_that_the_node_named_gets_the_owner_of_the_pod_of_that_time(
+    tmp_path: Path,
+) -> None:
+    """Of a StatefulSet one pod after another has the name, each under a UID of its own."""
+    on = bus()
+    named = PodDescription(state=PodState.NAMED, namespace="research", name="train-0")
+    held = [entry(Account.IDLE, holder=0)]
+    await publish(on, *(event(tick, entries=held, pods=[], held_by=[named]) for tick in range(4)))
+    await tell(on, record("first"), seconds=1)
+    await tell(on, record("second", labels={"team": "nlp"}), seconds=3)
+    await stored(on, tmp_path, records=2, events=4)
+
+    sql = (
+        "SELECT holder_state, holder_uid, holder_owner_name, holder_labels, count(*)"
+        " FROM {entries} GROUP BY ALL ORDER BY 2"
+    )
+    assert query(tmp_path, sql) == [
+        ("known", "first", "train", '{"team":"vision"}', 3),
+        ("known", "second", "train", '{"team":"nlp"}', 1),
+    ]
+
+
+@pytest.mark.parametrize("elsewhere", [{"node": "node-of-others"}, {"cluster": "other"}])
+async def test_a_pod_of_another_node_gives_no_name(
+    tmp_path: Path, elsewhere: dict[str, str]
+) -> None:
+    on = bus()
+    await publish(on, unknown(0))
+    await tell(on, record(**elsewhere))
+    await stored(on, tmp_path, records=1, events=1)
+
+    assert query(tmp_path, "SELECT pod_state, pod FROM {entries}") == [("pending", None)]
+
+
+async def test_labels_are_those_in_force_and_no_row_is_counted_twice(tmp_path: Path) -> None:
+    on = bus()
+    await publish(on, *(unknown(tick) for tick in range(6)))
+    others = [
+        PodContainer(
+            name="trainer", container_id=OTHER, previous_container_id=CONTAINER, restarts=1
+        ),
+        PodContainer(name="side", container_id="e" * 64, restarts=0),
+    ]
+    await tell(on, record(), seconds=2)
+    await tell(on, record(labels={"team": "nlp"}, containers=others), None, seconds=4)
+    await stored(on, tmp_path, records=2, events=6)
+
+    sql = (
+        "SELECT labels, container, count(*), sum(busy_ns)::BIGINT FROM {entries}"
+        " GROUP BY ALL ORDER BY 1"
+    )
+    half = 500_000_000
+    assert query(tmp_path, sql) == [
+        ('{"team":"nlp"}', "trainer", 2, 2 * half),
+        ('{"team":"vision"}', "trainer", 4, 4 * half),
+    ]
+
+
+async def test_each_record_is_there_once_over_restarts_and_deletions(tmp_path: Path) -> None:
+    on = bus()
+    await publish(on, unknown(0))
+    await tell(on, record("a"), None, record("b"))
+    await stored(on, tmp_path, records=2, events=1)
+    await tell(on, None)
+    await stored(on, tmp_path, records=2, events=1)
+    await tell(on, record("c"))
+    await stored(on, tmp_path, records=3, events=1)
+
+    assert pods_there(tmp_path) == [(0, 1), (2, 1), (4, 1)]
+
+
+async def test_two_who_hold_the_same_partition_write_each_record_once(tmp_path: Path) -> None:
+    """The one that was cut off does not know it yet."""
+    on, clock = bus(), ManualClock()
+    streams = Streams(group="gpuledger-store", generation="")
+
+    def opened() -> Any:  # noqa: ANN401  # a context
+        return open_pod_names(
+            PodsTable(store_uri=str(tmp_path)),
+            bus=on,
+            streams=streams,
+            readiness=Readiness(),
+            clock=clock,
+            interval_seconds=1.0,
+        )
+
+    async with opened() as one, opened() as other:
+        for each in (one, other):
+            each.follow([AT])
+        for number in range(12):
+            await tell(on, record(f"uid-{number}"))
+            for each in (one, other):
+                each.begin_if_due()
+            clock.advance(2)
+            await asyncio.sleep(0.01 * (number % 3))
+
+        def written() -> bool:
+            for each in (one, other):
+                each.begin_if_due()
+            return clock.advance(2) and len(pods_there(tmp_path)) >= 12
+
+        await eventually(written)
+    assert pods_there(tmp_path) == [(number, 1) for number in range(12)]
+
+
+async def test_a_topic_that_was_made_anew_is_no_sequel_of_the_one_before(tmp_path: Path) -> None:
+    on, clock, readiness = bus(), ManualClock(), Readiness()
+    await publish(on, unknown(0))
+    await tell(on, record("a"), record("b"))
+    await stored(on, tmp_path, records=2, events=1)
+
+    on = bus()
+    await tell(on, record("c"))
+    streams = Streams(group=Topics().group("gpuledger-store"), generation="")
+    async with open_pod_names(
+        PodsTable(store_uri=str(tmp_path)),
+        bus=on,
+        streams=streams,
+        readiness=readiness,
+        clock=clock,
+        interval_seconds=1.0,
+    ) as names:
+        names.follow([AT])
+        names.begin_if_due()
+        await eventually(lambda: not readiness.check("store.pods").is_ok)
+    assert pods_there(tmp_path) == [(0, 1), (1, 1)]
