@@ -42,7 +42,7 @@ OnNode = tuple[str, str]
 
 RecordOf = TypeVar("RecordOf", bound=WatchedRecord)
 SaidT = TypeVar("SaidT")
-DescriptionT = TypeVar("DescriptionT", NodeDescription, NamespaceDescription)
+DescriptionT = TypeVar("DescriptionT", bound=NodeDescription | NamespaceDescription)
 
 
 class PastVersion(NamedTuple, Generic[SaidT]):
