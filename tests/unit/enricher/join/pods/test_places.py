@@ -1,4 +1,4 @@
-"""An event says of its node and namespaces what was in force at its time, in whatever order read."""
+"""An event says of its node and namespaces what was in force then, in whatever order read."""
 
 from typing import Any
 
