@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 from typing_extensions import override
 
 from benchmarks.figure import Figure
-from benchmarks.join_load import cache_pods, publish_one_by_one, publish_pods
+from benchmarks.join_load import cache_places, cache_pods, publish_one_by_one, publish_pods
 from benchmarks.parts import run_kafka
 from benchmarks.quix import find_quix, measure_quix
 from benchmarks.ticks import Fleet
@@ -83,7 +83,7 @@ def run() -> Iterator[Figure]:
 
 def _measure_steps(fleet: Fleet, ticks: Sequence[bytes]) -> tuple[dict[str, float], float]:
     """Return the microseconds a tick of decoding, joining and encoding, and an event's bytes."""
-    descriptions = DescriptionCache(cache_pods(fleet))
+    descriptions = DescriptionCache(cache_pods(fleet), cache_places(fleet))
     gc.collect()
     gc.freeze()  # as the service does once it has the pods
     decode = Decoder(topic=SAMPLES.name, record=NodeSample).decode

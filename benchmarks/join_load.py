@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from aiokafka import AIOKafkaProducer
 
 from benchmarks.ticks import Fleet, node_name
-from enricher.join.pods.pods import ClusterPods
+from enricher.join.pods.pods import ClusterPods, Places
 from enricher.watched_records import PodSharing
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
@@ -18,7 +18,7 @@ from gpuledger.records import PodRecord
 from gpuledger.records.base import DEFAULT_CLUSTER
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import partition_of_node
-from tests.default_topics import PODS, SAMPLES
+from tests.default_topics import NAMESPACES, NODES, PODS, SAMPLES
 
 
 def partition_of(node: int) -> int:
@@ -38,8 +38,17 @@ def cache_pods(fleet: Fleet) -> ClusterPods:
     return pods
 
 
+def cache_places(fleet: Fleet) -> Places:
+    """Return the nodes and their namespace as a worker has them."""
+    places, (namespace, nodes) = Places(), fleet.places()
+    places.namespaces.put(namespace, partition=0, seen_time_ns=0)
+    for number, node in enumerate(nodes):
+        places.nodes.put(node, partition=partition_of(number), seen_time_ns=0)
+    return places
+
+
 async def publish_pods(settings: KafkaSettings, fleet: Fleet) -> None:
-    """Write all pods of the nodes."""
+    """Write all pods of the nodes, the nodes, and their namespace."""
     messages: dict[int, list[Message]] = {}
     for node in range(fleet.nodes):
         for pod in fleet.pods(node):
@@ -48,6 +57,15 @@ async def publish_pods(settings: KafkaSettings, fleet: Fleet) -> None:
     async with KafkaBus(settings).producer() as producer:
         for partition, all_of_it in messages.items():
             await producer.publish(PODS.name, partition, all_of_it)
+        namespace, nodes = fleet.places()
+        key = key_in(namespace.cluster, namespace.name).encode()
+        await producer.publish(NAMESPACES.name, 0, [Message(key, encode(namespace), 0)])
+        described: dict[int, list[Message]] = {}
+        for number, one in enumerate(nodes):
+            message = Message(key_in(one.cluster, one.name).encode(), encode(one), 0)
+            described.setdefault(partition_of(number), []).append(message)
+        for partition, all_of_it in described.items():
+            await producer.publish(NODES.name, partition, all_of_it)
 
 
 async def publish_one_by_one(

@@ -14,7 +14,7 @@ from typing import Any, Final, get_args
 
 from quixstreams import Application
 
-from benchmarks.join_load import cache_pods
+from benchmarks.join_load import cache_places, cache_pods
 from benchmarks.ticks import Fleet
 from enricher.join.booking.books import book_tick
 from enricher.join.join_settings import Guarantee
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def make_join(fleet: Fleet) -> Callable[[bytes], bytes]:
     """Return the join of one tick with the pods of these nodes, from bytes to bytes."""
-    descriptions = DescriptionCache(cache_pods(fleet))
+    descriptions = DescriptionCache(cache_pods(fleet), cache_places(fleet))
     decode = Decoder(topic=SAMPLES.name, record=NodeSample).decode
 
     def join(value: bytes) -> bytes:

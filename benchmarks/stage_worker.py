@@ -22,10 +22,10 @@ from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from gpuledger.codec import encode
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.keys import key_in
-from gpuledger.records import PodRecord
+from gpuledger.records import NamespaceRecord, NodeRecord, PodRecord
 from gpuledger.records.base import DEFAULT_CLUSTER
 from gpuledger.topics import partition_of_node
-from tests.default_topics import DEAD_LETTERS, PODS, SAMPLES, TOPICS
+from tests.default_topics import DEAD_LETTERS, NAMESPACES, NODES, PODS, SAMPLES, TOPICS
 
 _TUNING: Final = JoinTuning()
 _TICKS: Final = _TUNING.records_per_commit
@@ -76,6 +76,10 @@ class _Nobody:
         raise AssertionError(f"{messages} for {topic}-{partition}")
 
 
+def _record(topic: str, partition: int, place: NodeRecord | NamespaceRecord) -> Record:
+    return Record(topic, partition, 0, 0, key_in(place.cluster, place.name).encode(), encode(place))
+
+
 class _Work:
     def __init__(self, nodes: int) -> None:
         fleet = Fleet(nodes=nodes)
@@ -97,6 +101,10 @@ class _Work:
         ]
         for node in range(nodes):
             self._stage.take_pods([self._pod(node, pod) for pod in fleet.pods(node)])
+        namespace, described = fleet.places()
+        self._stage.take_namespaces([_record(NAMESPACES.name, 0, namespace)])
+        for place, one in zip(self._places, described, strict=True):
+            self._stage.take_nodes([_record(NODES.name, place, one)])
         self._templates = [fleet.template(node) for node in range(nodes)]
         self._ticks = 0
         del fleet

@@ -1,6 +1,7 @@
 """Ticks as thousands of agents write them: 8 GPUs, 20 processes in 10 containers, random values.
 
-Ratios have six digits, as an agent's have. Each GPU is held by a pod as a whole.
+Ratios have six digits, as an agent's have. Each GPU is held by a pod as a whole. Nodes are
+described as a provider describes them, and the pods' namespace has two labels.
 
 Data for benchmarks only; nothing is measured here.
 """
@@ -18,6 +19,8 @@ from gpuledger.records import (
     EnergyMethod,
     GpuProcess,
     GpuReading,
+    NamespaceRecord,
+    NodeRecord,
     NodeSample,
     PodContainer,
     PodRecord,
@@ -94,6 +97,34 @@ class Fleet:
         return [
             _pod(node, place, container) for place, container in enumerate(self._containers[node])
         ]
+
+    def places(self) -> tuple[NamespaceRecord, list[NodeRecord]]:
+        """Return the pods' namespace, and all nodes."""
+        namespace = NamespaceRecord(
+            cluster="default",
+            uid="0f2f3c1e-5a86-4a0a-9a52-8d3b0a6d3f11",
+            name="research",
+            labels={"team": "vision", "cost-center": "4711"},
+            created_time_ns=_START_NS,
+            resource_version="1",
+        )
+        nodes = [
+            NodeRecord(
+                cluster="default",
+                uid=self._boots[node],
+                name=node_name(node),
+                pool="h100-training",
+                instance_type="p5.48xlarge",
+                zone="eu-west-1a",
+                region="eu-west-1",
+                capacity_type="on_demand",
+                labels={},
+                created_time_ns=_START_NS,
+                resource_version="1",
+            )
+            for node in range(self.nodes)
+        ]
+        return namespace, nodes
 
     def _reading(self, index: int, uuid_: str) -> GpuReading:
         chance = self._random

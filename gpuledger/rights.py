@@ -34,8 +34,8 @@ USES: Final = (
     TopicUse(
         topic="pods", writers=("podwatch",), readers=("podwatch", "join", "sink store", "replay")
     ),
-    TopicUse(topic="nodes", writers=("podwatch",), readers=("podwatch",)),
-    TopicUse(topic="namespaces", writers=("podwatch",), readers=("podwatch",)),
+    TopicUse(topic="nodes", writers=("podwatch",), readers=("podwatch", "join", "replay")),
+    TopicUse(topic="namespaces", writers=("podwatch",), readers=("podwatch", "join", "replay")),
     TopicUse(topic="events", writers=("join",), readers=(*_SINKS, "replay")),
     TopicUse(topic="progress", writers=("join",), readers=("join",)),
     TopicUse(

@@ -82,12 +82,13 @@ class ExportRequests:
     ) -> ExportMetricsServiceRequest:
         request = ExportMetricsServiceRequest()
         by_resource: dict[Names, _Points] = {}
+        of_node = _node_names(event)
         for group, values in groups:
             names = _resource_names(event.cluster, event.node, group)
             points = by_resource.get(names)
             if points is None:
                 added = request.resource_metrics.add(
-                    resource=Resource(attributes=_attributes((*names, *self._attributes)))
+                    resource=Resource(attributes=_attributes((*names, *of_node, *self._attributes)))
                 )
                 points = by_resource[names] = _Points(added.scope_metrics.add(scope=_SCOPE))
             points.add(group, values, time_ns=event.time_ns)
@@ -155,6 +156,16 @@ def _resource_names(cluster: str, node: str, group: SeriesGroup) -> Names:
         (naming.NODE, node),
         *names,
         *by_kind,
+    )
+
+
+def _node_names(event: GpuEvent) -> Names:
+    """Return the attributes that say what the node is; none where nothing is known of it."""
+    said = event.node_description
+    return tuple(
+        (name, value)
+        for name, field in naming.NODE_ATTRIBUTES.items()
+        if said is not None and (value := getattr(said, field)) is not None
     )
 
 

@@ -37,8 +37,22 @@ OWNERS: Final = {
     for kind in ("CronJob", "DaemonSet", "Deployment", "Job", "ReplicaSet", "StatefulSet")
 }
 """Kinds of workload whose names have an attribute of their own in the conventions."""
+NODE_ATTRIBUTES: Final = {
+    "host.type": "instance_type",
+    "cloud.availability_zone": "zone",
+    "cloud.region": "region",
+    "gpuledger.node.pool": "pool",
+    "gpuledger.node.capacity_type": "capacity_type",
+}
+"""What is said of the node, by the fields of the event's `node_description`; no series has it as a
+label."""
 OF_RESOURCES: Final = frozenset(
-    {CLUSTER, NODE, SERVICE, INSTANCE, *RESOURCE_ATTRIBUTES.values(), *OWNERS.values()}
+    {
+        *(CLUSTER, NODE, SERVICE, INSTANCE),
+        *RESOURCE_ATTRIBUTES.values(),
+        *OWNERS.values(),
+        *NODE_ATTRIBUTES,
+    }
 )
 """All that a resource may have of its own."""
 _UNITS: Final = {

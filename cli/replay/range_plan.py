@@ -49,6 +49,8 @@ class Part(NamedTuple):
     """The partition's number."""
     pods: Span
     """All that is kept of its pods."""
+    nodes: Span
+    """All that is kept of its nodes."""
     ticks: Span
     """The ticks, lead-in and late ones included."""
     events: Span
@@ -62,6 +64,8 @@ class Plan(NamedTuple):
     """The partitions that have ticks, or events to compare."""
     partitions: int
     """How many there are in all."""
+    namespaces: Mapping[TopicPartition, Span]
+    """All that is kept of namespaces, of which every partition needs all."""
     warnings: list[str]
     """What is no longer kept, where that was accepted."""
 
@@ -72,12 +76,14 @@ _NOTHING: Final = Span(0, 0)
 async def make_plan(reader: HistoryReader, request: ReplayRequest, *, topics: Topics) -> Plan:
     """Look the range up; raises `TopicsError` and, where it is not all kept, `UserError`."""
     pods = await reader.spans(topics.pods.name)
+    nodes = await reader.spans(topics.nodes.name)
+    namespaces = await reader.spans(topics.namespaces.name)
     kept = await reader.spans(topics.samples.name)
     events: Mapping[TopicPartition, Span] = {}
     if request.compare:
         events = await reader.spans(topics.events.name)
     # By partition number a node's ticks, pods and events meet; other numbers would part them.
-    counts = {next(iter(spans)).topic: len(spans) for spans in (pods, kept, events) if spans}
+    counts = {next(iter(spans)).topic: len(spans) for spans in (pods, nodes, kept, events) if spans}
     if counts:
         agreed_partitions(counts)
     warnings = await _refuse_removed(reader, kept, request)
@@ -88,6 +94,7 @@ async def make_plan(reader: HistoryReader, request: ReplayRequest, *, topics: To
         Part(
             number=number,
             pods=pods[TopicPartition(topics.pods.name, number)],
+            nodes=nodes[TopicPartition(topics.nodes.name, number)],
             ticks=tick_spans[TopicPartition(topics.samples.name, number)],
             events=event_spans.get(TopicPartition(topics.events.name, number), _NOTHING),
         )
@@ -96,7 +103,7 @@ async def make_plan(reader: HistoryReader, request: ReplayRequest, *, topics: To
     wanted = [
         part for part in parts if any(span.end > span.first for span in (part.ticks, part.events))
     ]
-    return Plan(wanted, len(kept), warnings)
+    return Plan(wanted, len(kept), namespaces, warnings)
 
 
 async def _refuse_removed(

@@ -47,14 +47,16 @@ OpenOutput = Callable[[Bus], AbstractAsyncContextManager[Write]]
 _Moment = Parameter(allow_leading_hyphen=True)
 # The command's own text would be hidden behind the one that the list of commands shows.
 _HELP: Final = """
-Reads gpuledger.pods.v1 and gpuledger.samples.v1 as far as they are kept, outside any consumer
-group: the running join notices nothing. Of each partition all pods are read first, then the ticks
-whose end lies in the range, so a pod that the first run did not know yet is known.
+Reads gpuledger.namespaces.v1, gpuledger.pods.v1, gpuledger.nodes.v1 and gpuledger.samples.v1 as far
+as they are kept, outside any consumer group: the running join notices nothing. Of each partition
+all pods are read first, then the ticks whose end lies in the range, so a pod that the first run did
+not know yet is known.
 
 With --compare the events are held against those of the first run, in gpuledger.events.v1. The books
-(all of an event but pods and late) must be the same to the byte. The description (pods) must be the
-same or more complete: a pod pending then may be known now, and what was absent may be there. The
-mark late tells how a tick came and is only counted. What differs is listed; the last line counts.
+(all of an event but the description and late) must be the same to the byte. The description (pods,
+namespaces, node) must be the same or more complete: a pod pending then may be known now, and what
+was absent may be there. The mark late tells how a tick came and is only counted. What differs is
+listed; the last line counts.
 
 Exit codes: 0 all agrees; 1 something differs, is missing or is extra; 2 a mistake, or Kafka is
 away; 130 interrupted.

@@ -37,9 +37,15 @@ class Replay:
 
     def take_pods(self, records: Sequence[Record]) -> None:
         """Take pods in; tombstones are left out: who was deleted later was there at the time."""
-        self._stage.take_pods(
-            [record for record in records if record.value is not None or record.unreadable]
-        )
+        self._stage.take_pods(_without_tombstones(records))
+
+    def take_nodes(self, records: Sequence[Record]) -> None:
+        """Take nodes in, as `take_pods` does pods."""
+        self._stage.take_nodes(_without_tombstones(records))
+
+    def take_namespaces(self, records: Sequence[Record]) -> None:
+        """Take namespaces in, as `take_pods` does pods; once, for all partitions."""
+        self._stage.take_namespaces(_without_tombstones(records))
 
     def take_samples(self, records: Sequence[Record]) -> list[Message]:
         """Book ticks, and return the events of those in the range.
@@ -53,6 +59,10 @@ class Replay:
     def end_partition(self, partition: int) -> None:
         """Forget what belongs to a partition whose ticks are all taken."""
         self._stage.forget(partition)
+
+
+def _without_tombstones(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record.value is not None or record.unreadable]
 
 
 class _Unusable(DeadLetterQueue):
@@ -158,6 +168,12 @@ def _naming(path: Path) -> Iterator[None]:
 _Chunks = AsyncGenerator[Sequence[Record], None]
 
 
+async def _take_all(chunks: _Chunks, take: Callable[[Sequence[Record]], None]) -> None:
+    async with aclosing(chunks):
+        async for records in chunks:
+            take(records)
+
+
 class ReplayOutcome(NamedTuple):
     """What a replay came to."""
 
@@ -199,6 +215,8 @@ class Replaying:
     async def run(self, history: History, plan: Plan) -> ReplayOutcome:
         """Replay everything; a reader of its own brings the events of the first run."""
         async with history.reader() as reader, history.reader() as other:
+            for partition, span in plan.namespaces.items():
+                await _take_all(reader.read(partition, span), self._replay.take_namespaces)
             for part in plan.parts:
                 await self._run_part(part, reader=reader, other=other)
         unusable = self._replay.unusable
@@ -206,10 +224,10 @@ class Replaying:
 
     async def _run_part(self, part: Part, *, reader: HistoryReader, other: HistoryReader) -> None:
         # All pods before the first tick: one that the first run did not know yet is known.
-        pods = reader.read(TopicPartition(self._topics.pods.name, part.number), part.pods)
-        async with aclosing(pods):
-            async for records in pods:
-                self._replay.take_pods(records)
+        pods = TopicPartition(self._topics.pods.name, part.number)
+        await _take_all(reader.read(pods, part.pods), self._replay.take_pods)
+        nodes = TopicPartition(self._topics.nodes.name, part.number)
+        await _take_all(reader.read(nodes, part.nodes), self._replay.take_nodes)
         async with AsyncExitStack() as opened:
             ticks = reader.read(TopicPartition(self._topics.samples.name, part.number), part.ticks)
             await opened.enter_async_context(aclosing(ticks))

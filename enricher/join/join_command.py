@@ -13,7 +13,13 @@ from enricher.join.delivery import AtLeastOnce, Delivery, ExactlyOnce
 from enricher.join.join_settings import JoinSettings
 from enricher.join.polling import bus_retry
 from enricher.join.progress.announcing import Announcer
-from enricher.join.restore import StateRestorer, input_names, state_names
+from enricher.join.restore import (
+    NamespaceFollower,
+    NamespaceLetters,
+    StateRestorer,
+    input_names,
+    state_names,
+)
 from enricher.join.stage import JoinStage
 from enricher.join.validation import placement_rule
 from enricher.join.worker import JoinWorker
@@ -78,7 +84,8 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
 
     Raises `FreshStartError` where no call to Kafka has ended for ten minutes. The checks are
     `kafka`, ok while the brokers answer, `pods`, ok once those of the assigned partitions are read
-    back, and `delivery`, ok while what is made can be published.
+    back, `delivery`, ok while what is made can be published, and `namespaces`, a warning, ok while
+    those can be followed.
     """
     settings = _in_group_of(bus.topics, settings)
     metrics.count_topics_from_zero(bus.topics)
@@ -86,9 +93,12 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
     retry = bus_retry(check=readiness.check("kafka"), backoff=_new_backoff)
     # What was published and cannot be committed is not delivered: the delivery passes the check.
     publishing = bus_retry(check=delivery_check, backoff=_new_backoff, passes_check=False)
+    following = bus_retry(
+        check=readiness.check("namespaces", severity=CheckSeverity.WARNING), backoff=_new_backoff
+    )
 
     def attempts() -> int:
-        return retry.attempts + publishing.attempts
+        return retry.attempts + publishing.attempts + following.attempts
 
     async with asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(end_where_stalled(attempts, what="the join"))
@@ -103,13 +113,26 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
                 topic=bus.topics.dead_letters,
                 partitions=letters,
             )
+            namespace_letters = NamespaceLetters(
+                consumer=settings.join.group,
+                producer=producer,
+                topic=bus.topics.dead_letters,
+                partitions=letters,
+            )
             stage = JoinStage(
                 dead_letters=dead_letters,
+                namespace_letters=namespace_letters,
                 is_placed=placement_rule(partitions=inputs),
                 topics=bus.topics,
                 watermarks_from=watermarks_from,
                 pending_pod_timeout_seconds=settings.join.pending_pod_timeout_seconds,
             )
+            follower = NamespaceFollower(
+                stage=stage, letters=namespace_letters, history=bus, retry=following
+            )
+            # Before the first tick is described, and before the group gives any: they are all.
+            await follower.read_up()
+            followed = tasks.create_task(follower.follow())
             opening = _open_delivery(
                 AtLeastOnce(
                     producer=producer,
@@ -135,6 +158,7 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
                 instance = settings.kafka.group_instance_id or None
                 await worker.run(bus=bus, group_instance_id=instance)
         watch.cancel()
+        followed.cancel()
 
 
 def _in_group_of(topics: Topics, settings: JoinSettings) -> JoinSettings:

@@ -108,6 +108,17 @@ TRANSACTIONS_ABORTED_TOTAL: Final = Counter(
 )
 count_from_zero(TRANSACTIONS_ABORTED_TOTAL, cause=("fenced", "unavailable", "refused"))
 PODS: Final = Gauge("gpuledger_join_pods", "Pods known to this worker.")
+NODES: Final = Gauge("gpuledger_join_nodes", "Node records known to this worker.")
+NAMESPACES: Final = Gauge("gpuledger_join_namespaces", "Namespaces known to this worker: all.")
+PLACES_CUT_TOTAL: Final = Counter(
+    "gpuledger_join_descriptions_cut",
+    "Times that something was too much for an event, by what: `namespace` or `node` (its"
+    " annotations or labels take more than 8 KiB, and are left out), `namespaces` (those of one"
+    " event take more than 64 KiB, and the last ones are left out), `event` (it would be more than"
+    " a message, and has neither namespaces nor node).",
+    ["what"],
+)
+count_from_zero(PLACES_CUT_TOTAL, what=("namespace", "node", "namespaces", "event"))
 PARTITIONS: Final = Gauge("gpuledger_join_partitions", "Partitions of ticks held by this worker.")
 LAG_SECONDS: Final = Gauge(
     "gpuledger_join_lag_seconds",
@@ -152,7 +163,7 @@ def count_topics_from_zero(topics: Topics) -> None:
     """Show the counters of the topics that the join reads, before a record is put aside."""
     read = (
         *(topics.samples, topics.processes, topics.incidents),
-        *(topics.pods, topics.progress, topics.watermarks),
+        *(topics.pods, topics.nodes, topics.namespaces, topics.progress, topics.watermarks),
     )
     count_from_zero(
         dead_letter_queue.DEAD_LETTERS_TOTAL,

@@ -1,8 +1,9 @@
 """Whether two events of the same tick agree: in their books to the byte, in who the pods are.
 
-The books are everything but the description (`pods`, and what `containers` and `holders` say of
-them) and `late`. The description may have become more complete: a pod not known then may be known
-now, and what was absent may be there; nothing else may change. Whether a pod without a record is
+The books are everything but the description (`pods`, what `containers` and `holders` say of
+them, `namespaces` and `node_description`) and `late`. The description may have become more
+complete: a pod not known then may be known now, and what was absent may be there; nothing else may
+change. Whether a pod without a record is
 named, pending or foreign follows from the pods that the worker held beside its node's, so it is
 passed over. `late` tells how a tick came, beside which others and by whose clock, so it is only
 counted. Pure functions over encoded events, and the pairing of two streams of them.
@@ -23,7 +24,9 @@ _POINTERS: Final = {"containers": EventContainer, "holders": EventHolder}
 """The lists that point to pods."""
 _FROM_RECORDS: Final = {"containers": frozenset({"pod", "name"}), "holders": frozenset({"pod"})}
 """What of their fields the description is: the rest is the tick's, and so the books'."""
-_NO_BOOKS: Final = frozenset({_PODS, *_POINTERS, _LATE})
+_NAMESPACES: Final = "namespaces"
+_NODE: Final = "node_description"
+_NO_BOOKS: Final = frozenset({_PODS, *_POINTERS, _LATE, _NAMESPACES, _NODE})
 _ABSENT: Final = "(absent)"
 # States of a pod that is not known, which the pods beside it tell apart. One that a newer version
 # has added is none of them: nobody knows what it means, so it has to be the same.
@@ -68,8 +71,11 @@ def compare_events(first: bytes, replayed: bytes) -> Compared:
     then, now = _fields_of(first), _fields_of(replayed)
     changes = list(_book_changes(then, now))
     was, is_ = _described(then), _described(now)
-    agreement = Agreement.EQUAL if was == is_ else Agreement.MORE_COMPLETE
+    places_were, places_are = _described_places(then), _described_places(now)
+    is_equal = was == is_ and places_were == places_are
+    agreement = Agreement.EQUAL if is_equal else Agreement.MORE_COMPLETE
     changes += _description_changes(was, is_)
+    changes += _place_changes(places_were, places_are)
     if changes:
         agreement = Agreement.DIFFERENT
     return Compared(agreement, changes, is_late_otherwise=then.get(_LATE) != now.get(_LATE))
@@ -158,6 +164,32 @@ def _description_changes(
         # From pending to known everything may come; only what was said must not go again.
         if before.get("state") == after.get("state") or after.get("state") != PodState.KNOWN:
             yield from _losses(f"{path}.pod", before, after)
+
+
+def _described_places(fields: Mapping[str, msgspec.Raw]) -> dict[str, Mapping[str, Any] | None]:
+    """Return what is said of the node, and of each namespace that its pods are in."""
+    pods: list[dict[str, Any]] = msgspec.json.decode(fields.get(_PODS, b"[]"))
+    found: dict[str, Mapping[str, Any] | None] = {
+        f"{_NAMESPACES}.{pod['namespace']}": None for pod in pods if "namespace" in pod
+    }
+    for said in msgspec.json.decode(fields.get(_NAMESPACES, b"[]")):
+        found[f"{_NAMESPACES}.{said['name']}"] = said
+    found[_NODE] = msgspec.json.decode(fields.get(_NODE, b"null"))
+    return found
+
+
+def _place_changes(
+    then: Mapping[str, Mapping[str, Any] | None], now: Mapping[str, Mapping[str, Any] | None]
+) -> Iterator[EntryChange]:
+    for path, was in sorted(then.items()):
+        # A pod that is in another namespace now is a change of its own, or a guess given up.
+        if was is None or path not in now:
+            continue
+        is_ = now[path]
+        if is_ is None:
+            yield EntryChange(path, was, _ABSENT)
+        else:
+            yield from _losses(path, was, is_)
 
 
 def _losses(path: str, was: Mapping[str, Any], is_: Mapping[str, Any]) -> Iterator[EntryChange]:

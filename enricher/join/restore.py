@@ -4,6 +4,9 @@ Here lives the order of a restore: shut out who had the partition, read its prog
 is committed, read pods to their end, wait until podwatch has said that they are all, and only then
 let ticks through. What the records mean is the stage's business.
 
+Namespaces are everybody's: each worker reads them whole before it joins the group, and follows them
+beside it (`NamespaceFollower`).
+
 Progress is written in transactions and read as it is committed, by a reader of their own: the
 worker's consumer reads what others write without any, to the end, whatever transaction is open.
 
@@ -17,9 +20,11 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import aclosing
 from typing import Final
 
 import structlog
+from typing_extensions import override
 
 from enricher.join import join_metrics as metrics
 from enricher.join.delivery import Delivery
@@ -27,7 +32,16 @@ from enricher.join.join_settings import JoinTuning
 from enricher.join.polling import poll, step_through
 from enricher.join.progress.announcing import Announcer
 from enricher.join.stage import JoinStage
-from gpuledger.bus.protocol import Consumer, History, Polled, TopicPartition
+from gpuledger.bus.protocol import (
+    Consumer,
+    History,
+    HistoryReader,
+    Polled,
+    Record,
+    Span,
+    TopicPartition,
+)
+from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import BusError, GpuledgerError, NotAssignedError
 from gpuledger.programs import freeze_collector
 from gpuledger.runtime import Backoff, Check, RetryingCaller
@@ -52,7 +66,7 @@ def state_names(topics: Topics) -> tuple[str, ...]:
 
     Their offsets are never committed.
     """
-    return (topics.pods.name, topics.watermarks.name)
+    return (topics.pods.name, topics.nodes.name, topics.watermarks.name)
 
 
 class StalledError(GpuledgerError):
@@ -83,7 +97,13 @@ class StateRestorer:
         self._backoff = backoff
         self._history = history
         self._announcer = announcer
-        self._state = state_names(history.topics)
+        self._takers = dict(
+            zip(
+                state_names(history.topics),
+                (stage.take_pods, stage.take_nodes, stage.take_watermarks),
+                strict=True,
+            )
+        )
         self._seconds = seconds
         self._unknown: set[int] = set()
         self._changes = 0
@@ -122,15 +142,12 @@ class StateRestorer:
     async def take_state(self, batch: Polled) -> None:
         """Take in what a poll brought of the state."""
         for partition, records in batch.items():
-            if partition.topic in self._state:
-                take = (
-                    self._stage.take_pods
-                    if partition.topic == self._history.topics.pods.name
-                    else self._stage.take_watermarks
-                )
+            if partition.topic in self._takers:
+                take = self._takers[partition.topic]
                 async for step in step_through(records):
                     take(step)
         metrics.PODS.set(len(self._stage.pods))
+        metrics.NODES.set(len(self._stage.places.nodes))
 
     async def _attempt(self, consumer: Consumer, partitions: frozenset[int]) -> bool:
         """Return whether all of it was restored; where not, another attempt is due, if any."""
@@ -220,7 +237,7 @@ class StateRestorer:
         held = {
             partition for partition in consumer.assignment() if partition.partition in partitions
         }
-        state = {partition for partition in held if partition.topic in self._state}
+        state = {partition for partition in held if partition.topic in self._takers}
         for partition in held:
             offset = 0 if partition in state else await consumer.committed(partition)
             await consumer.seek(partition, offset or 0)
@@ -283,3 +300,73 @@ def _count_left(
     if positions.keys() != ends.keys():
         return math.inf
     return sum(max(0, end - positions[partition]) for partition, end in ends.items())
+
+
+_FOLLOW_SECONDS: Final = 1.0
+"""How often it is looked for news of namespaces: a tick's time."""
+
+
+class NamespaceLetters(DeadLetterQueue):
+    """Puts namespaces aside without their values: each worker has a letter for each at its start.
+
+    The letter says where the record lies.
+    """
+
+    @override
+    def reject(self, record: Record, *, reason: str, detail: str) -> None:
+        super().reject(record._replace(value=None), reason=reason, detail=detail)
+
+
+class NamespaceFollower:
+    """Reads the topic of namespaces whole, beside the group; memory is bounded by what is there."""
+
+    def __init__(
+        self,
+        *,
+        stage: JoinStage,
+        letters: DeadLetterQueue,
+        history: History,
+        retry: RetryingCaller[BusError],
+        seconds: float = _FOLLOW_SECONDS,
+    ) -> None:
+        self._stage = stage
+        self._letters = letters
+        self._history = history
+        self._retry = retry
+        self._wait_seconds = seconds
+        self._next: dict[TopicPartition, int] = {}
+
+    async def read_up(self) -> None:
+        """Take in all that is there by now, trying again until the bus answers."""
+        await self._retry(self._read_once)
+
+    async def follow(self) -> None:
+        """Take in what comes, until cancelled."""
+        while True:
+            await self._retry(self._follow_once)
+
+    async def _read_once(self) -> None:
+        async with self._history.reader() as reader:
+            await self._take_new(reader)
+
+    async def _follow_once(self) -> None:
+        # The same reader for as long as the bus answers: each one opens connections of its own.
+        async with self._history.reader() as reader:
+            while True:
+                await self._take_new(reader)
+                await asyncio.sleep(self._wait_seconds)
+
+    async def _take_new(self, reader: HistoryReader) -> None:
+        """Take in what lies between what was read and the end of now."""
+        for partition, span in (await reader.spans(self._history.topics.namespaces.name)).items():
+            first = max(span.first, self._next.get(partition, 0))
+            if first > span.end:
+                first = span.first  # the topic was made anew
+            if first < span.end:
+                async with aclosing(reader.read(partition, Span(first, span.end))) as chunks:
+                    async for records in chunks:
+                        async for step in step_through(records):
+                            self._stage.take_namespaces(step)
+            self._next[partition] = span.end
+        metrics.NAMESPACES.set(len(self._stage.places.namespaces))
+        await self._letters.flush()

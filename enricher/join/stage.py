@@ -1,6 +1,7 @@
 """Records in, messages out: what the join makes of each topic's records.
 
-Here live the pods and the watermarks of a worker, and the three transforms over them.
+Here live the pods, the nodes and namespaces, and the watermarks of a worker, and the three
+transforms over them.
 No asyncio, no bus client: the shell around it is `worker`.
 """
 
@@ -8,7 +9,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+from msgspec.structs import replace
 
 from enricher.join import join_metrics as metrics
 from enricher.join.observer import JoinObserver
@@ -19,7 +22,7 @@ from enricher.join.pods.describe import (
     find_foreign_pods,
     identity_of,
 )
-from enricher.join.pods.pods import ClusterPods
+from enricher.join.pods.pods import ClusterPods, Places
 from enricher.join.progress.passage import (
     MAX_AHEAD_NS,
     Reached,
@@ -50,18 +53,22 @@ from gpuledger.records import (
     GpuBooks,
     GpuEvent,
     Incident,
+    NamespaceRecord,
     NodeProgress,
+    NodeRecord,
     NodeSample,
     PodRecord,
     ProcessRecord,
     Settlement,
     Watermark,
 )
+from gpuledger.records.bounds import MAX_DESCRIPTION_BYTES
 from gpuledger.records.incidents import INCIDENT_KINDS
 from gpuledger.topics import Topics
 
 SPEAKING_NS: Final = NS_PER_MINUTE
 """A podwatch that has said something within that time is at work: it does so every five seconds."""
+PlaceT = TypeVar("PlaceT", NodeRecord, NamespaceRecord)
 NOWHERE: Final[Mapping[int, int]] = MappingProxyType({})
 
 
@@ -77,9 +84,18 @@ class JoinStage:
         time_ns: Callable[[], int] = time.time_ns,
         watermarks_from: Mapping[int, int] = NOWHERE,
         pending_pod_timeout_seconds: float = 120.0,
+        namespace_letters: DeadLetterQueue | None = None,
     ) -> None:
-        """`watermarks_from` says from which offset on podwatch's watermarks count, by partition."""
+        """`watermarks_from` says from which offset on podwatch's watermarks count, by partition.
+
+        `namespace_letters` takes the records of namespaces that are put aside, whose partition is
+        no worker's own; `dead_letters`, where none is given.
+        """
         self.pods = ClusterPods()
+        self.places = Places()
+        self._namespace_letters = namespace_letters or dead_letters
+        self._node_decoder = Decoder(topic=topics.nodes.name, record=NodeRecord)
+        self._namespace_decoder = Decoder(topic=topics.namespaces.name, record=NamespaceRecord)
         self.pods_completeness = Completeness(stage=PODWATCH, topic=topics.pods.name)
         self._watermarks_from = watermarks_from
         self._watermark_decoder = Decoder(topic=topics.watermarks.name, record=Watermark)
@@ -94,7 +110,7 @@ class JoinStage:
         self._sharing = PodSharing()
         self._dead_letters = dead_letters
         self._watermarks: defaultdict[int, NodeWatermarks] = defaultdict(NodeWatermarks)
-        self._descriptions = DescriptionCache(self.pods)
+        self._descriptions = DescriptionCache(self.pods, self.places)
 
     def take_pods(self, records: Sequence[Record]) -> None:
         """Take pods in; a tombstone takes one out."""
@@ -117,6 +133,42 @@ class JoinStage:
                 # node alone, and another node may have named it.
                 for node in self._observer.see_pod(pod, now_ns=now_ns):
                     self._descriptions.forget(node)
+
+    def take_nodes(self, records: Sequence[Record]) -> None:
+        """Take nodes in; a tombstone takes one out."""
+        for record in records:
+            if record.value is None and record.key is not None:
+                key = record.key.decode(errors="replace")
+                self.places.nodes.remove(key, partition=record.partition)
+                continue
+            for _, node in self._dead_letters.decode(self._node_decoder, [record]):
+                if self._is_at_home(record, node=key_in(node.cluster, node.name)):
+                    self.places.nodes.put(
+                        _bounded(node, what="node", lists=({"labels": {}},)),
+                        partition=record.partition,
+                        seen_time_ns=record.timestamp_ms * NS_PER_MS,
+                    )
+
+    def take_namespaces(self, records: Sequence[Record]) -> None:
+        """Take namespaces in, of whatever partition; a tombstone takes one out."""
+        for record in records:
+            if record.value is None and record.key is not None:
+                key = record.key.decode(errors="replace")
+                self.places.namespaces.remove(key, partition=record.partition)
+                continue
+            for _, found in self._namespace_letters.decode(self._namespace_decoder, [record]):
+                if record.key != (key := key_in(found.cluster, found.name)).encode():
+                    detail = f"{record.topic}: the record of {key} under key"
+                    detail += f" {show_key(record.key)}"
+                    self._namespace_letters.reject(record, reason="misplaced", detail=detail)
+                    continue
+                self.places.namespaces.put(
+                    _bounded(
+                        found, what="namespace", lists=({"annotations": None}, {"labels": {}})
+                    ),
+                    partition=record.partition,
+                    seen_time_ns=record.timestamp_ms * NS_PER_MS,
+                )
 
     def take_watermarks(self, records: Sequence[Record]) -> None:
         """Take in how far podwatch's topic is complete, and what was said of this worker's own."""
@@ -222,6 +274,7 @@ class JoinStage:
     def forget(self, partition: int) -> None:
         """Forget what belongs to a partition that is no longer held."""
         self.pods.remove_partition(partition)
+        self.places.nodes.remove_partition(partition)
         self.pods_completeness.forget(partition)
         self._watermarks.pop(partition, None)
         self._observer.forget(partition)
@@ -266,6 +319,8 @@ class JoinStage:
             watermarks.advance(
                 sample, offset=record.offset, written_ms=record.timestamp_ms, now_ns=now_ns
             )
+            if descriptions.namespaces_left_out:
+                metrics.PLACES_CUT_TOTAL.labels(what="namespaces").inc()
             self._observer.see_event(
                 event, sample, descriptions, partition=record.partition, now_ns=now_ns
             )
@@ -280,6 +335,10 @@ class JoinStage:
         its clock would be refused for ever, and stop the partition.
         """
         value = encode(made)
+        if size_bytes(record.key, value) > MAX_MESSAGE_BYTES and isinstance(made, GpuEvent):
+            # What is booked must not depend on what is said of the node and the namespaces.
+            metrics.PLACES_CUT_TOTAL.labels(what="event").inc()
+            value = encode(replace(made, namespaces=None, node_description=None))
         size = size_bytes(record.key, value)
         if size <= MAX_MESSAGE_BYTES:
             return (Message(record.key, value, record.timestamp_ms),)
@@ -313,6 +372,19 @@ class JoinStage:
         return False
 
 
+def _bounded(record: PlaceT, *, what: str, lists: Sequence[Mapping[str, Any]]) -> PlaceT:
+    """Return a record that says no more than an event may say of it, without lists where needed.
+
+    Anybody who may label a namespace could else have its pods' events be as large as he likes.
+    """
+    for emptied in lists:
+        if len(encode(record)) <= MAX_DESCRIPTION_BYTES:
+            break
+        metrics.PLACES_CUT_TOTAL.labels(what=what).inc()
+        record = replace(record, **emptied)
+    return record
+
+
 def make_event(
     sample: NodeSample,
     books: list[GpuBooks],
@@ -338,5 +410,7 @@ def make_event(
         pods=said.pods,
         containers=said.containers,
         holders=said.holders,
+        namespaces=said.namespaces,
+        node_description=said.node_description,
         settlements=settlements,
     )

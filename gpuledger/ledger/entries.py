@@ -20,6 +20,8 @@ from gpuledger.records import (
     GpuEvent,
     GpuReading,
     MemoryMethod,
+    NamespaceDescription,
+    NodeDescription,
     PodDescription,
     Settlement,
 )
@@ -54,8 +56,12 @@ class PodOfEntry(NamedTuple):
 
     requested: Mapping[str, str] | None = None
     """What the container asks for by its pod's spec: the amount of each resource, as text."""
+    namespace: NamespaceDescription | None = None
+    """What is said of the pod's namespace."""
 
 
+_NO_NODE: Final = NodeDescription()
+_NO_NAMESPACE: Final = NamespaceDescription(name="")
 NO_POD: Final = PodOfEntry()
 
 
@@ -66,6 +72,7 @@ class PodIndex:
         self._event = event
         self._users: dict[int, PodOfEntry] = {}
         self._holders: dict[int, PodOfEntry] = {}
+        self._namespaces = {each.name: each for each in event.namespaces or ()}
 
     def user_of(self, entry: Entry) -> PodOfEntry:
         """Return the pod on which the entry is booked.
@@ -81,7 +88,9 @@ class PodIndex:
             # Several GPUs have entries on one container.
             container: EventContainer = _at("container", position, self._event.containers)
             pod = None if container.pod is None else _at("pod", container.pod, self._event.pods)
-            found = self._users[position] = _pod_of(pod, container.container_id, container.name)
+            found = self._users[position] = self._pod_of(
+                pod, container.container_id, container.name
+            )
         return found
 
     def holder_of(self, entry: Entry) -> PodOfEntry:
@@ -99,20 +108,20 @@ class PodIndex:
             pod = _at("pod", holder.pod, self._event.pods)
             # Of another node's pod nothing is told, as the node may be anybody.
             container = None if pod.name is None else holder.container
-            found = self._holders[position] = _pod_of(pod, None, container)
+            found = self._holders[position] = self._pod_of(pod, None, container)
         return found
 
-
-def _pod_of(
-    pod: PodDescription | None, container_id: str | None, container: str | None
-) -> PodOfEntry:
-    if pod is None:
-        return PodOfEntry(None, container_id, container)
-    asked = (pod.requested or {}).get(container or "")
-    if asked is None:
-        return PodOfEntry(pod, container_id, container, pod)
-    requested = {name: str(amount) for name, amount in asked.resources.items()}
-    return PodOfEntry(pod, container_id, container, pod, requested)
+    def _pod_of(
+        self, pod: PodDescription | None, container_id: str | None, container: str | None
+    ) -> PodOfEntry:
+        if pod is None:
+            return PodOfEntry(None, container_id, container)
+        namespace = self._namespaces.get(pod.namespace or "")
+        asked = (pod.requested or {}).get(container or "")
+        requested = (
+            {name: str(amount) for name, amount in asked.resources.items()} if asked else None
+        )
+        return PodOfEntry(pod, container_id, container, pod, requested, namespace)
 
 
 class PartOfBoard(NamedTuple):
@@ -203,6 +212,10 @@ class BookedEntry(NamedTuple):
     """How much of its board the GPU is."""
     requested: Mapping[str, str] | None
     """What the container asks for on which it is booked, or that held it unused."""
+    node: NodeDescription
+    """What is said of the node; nothing where nothing is known."""
+    namespace: NamespaceDescription
+    """The same of the namespace of the pod on which it is booked, or that held it unused."""
     apportioned: Amounts
     """What it has of the quantities that are apportioned."""
 
@@ -214,6 +227,7 @@ def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[Bo
     a settlement a GPU.
     """
     pods = PodIndex(event)
+    node = event.node_description or _NO_NODE
     row = count()
     for books in event.gpus:
         amounts = apportion(books, event.interval_ns)
@@ -236,6 +250,8 @@ def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[Bo
                 holder,
                 slices,
                 user.requested or holder.requested,
+                node,
+                user.namespace or holder.namespace or _NO_NAMESPACE,
                 apportioned,
             )
     for settlement in event.settlements or ():
@@ -260,6 +276,8 @@ def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[Bo
                 holder,
                 slices,
                 user.requested or holder.requested,
+                node,
+                user.namespace or holder.namespace or _NO_NAMESPACE,
                 # The chip's counters of the ticks that are settled were split by what was known
                 # then.
                 UNKNOWN,

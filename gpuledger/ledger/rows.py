@@ -29,6 +29,7 @@ from gpuledger.records.base import (
 )
 from gpuledger.records.bounds import (
     MAX_RESOURCES,
+    Annotations,
     Id,
     Label,
     Labels,
@@ -132,6 +133,20 @@ def _slices(**meanings: str) -> list[Column]:
             type=ColumnType.POSITION,
             source=f"slices.{name}",
             bounds=SmallNatural,
+            optional=True,
+            meaning=meaning,
+        )
+        for name, meaning in meanings.items()
+    ]
+
+
+def _of_node(**meanings: str) -> list[Column]:
+    return [
+        Column(
+            name=name,
+            type=ColumnType.TEXT,
+            source=f"node.{name.removeprefix('node_')}",
+            bounds=Label,
             optional=True,
             meaning=meaning,
         )
@@ -480,6 +495,38 @@ COLUMNS: Final = (
         optional=True,
         meaning="What the container on which the entry is booked, or that held this part unused,"
         " asks for by its pod's spec: the amount of each resource, as text.",
+    ),
+    *_of_node(
+        node_pool="The node pool or node group that the node belongs to.",
+        instance_type="The provider's name of the kind of machine, such as `p5.48xlarge`.",
+        zone="The provider's zone.",
+        region="The provider's region.",
+        capacity_type="How the node's capacity was bought: `spot`, `on_demand`, `reserved`, or what"
+        " else a label says.",
+    ),
+    Column(
+        name="node_labels",
+        type=ColumnType.LABELS,
+        source="node.labels",
+        bounds=Labels,
+        optional=True,
+        meaning="The node's labels that podwatch was asked to keep.",
+    ),
+    Column(
+        name="namespace_labels",
+        type=ColumnType.LABELS,
+        source="namespace.labels",
+        bounds=Labels,
+        optional=True,
+        meaning="Those of the pod's namespace; on `idle` of the holder's.",
+    ),
+    Column(
+        name="namespace_annotations",
+        type=ColumnType.LABELS,
+        source="namespace.annotations",
+        bounds=Annotations,
+        optional=True,
+        meaning="The annotations of that namespace that podwatch was asked to keep.",
     ),
 )
 TABLE_VERSION: Final = max(column.added for column in COLUMNS)

@@ -109,6 +109,12 @@ each for the host, what is unattributed, and what is idle and held by nobody; on
 """
 MAX_EVENT_PODS: Final = MAX_CONTAINERS + MAX_ALLOCATIONS
 """Each of them has a container in the event, or holds a device there."""
+MAX_DESCRIPTION_BYTES: Final = 8_192
+"""What an event says of one namespace, or of its node, encoded: ten times what a few labels take.
+What says more is described without its annotations, and then without its labels."""
+MAX_NAMESPACES_BYTES: Final = 8 * MAX_DESCRIPTION_BYTES
+"""What an event says of its namespaces together, a sixteenth of a message; what is beyond is left
+out, the last ones by name."""
 MAX_INCIDENT_PROCESSES: Final = MAX_CONTAINERS
 """Processes on one GPU, each of which may be in a container of its own."""
 MAX_INCIDENT_PODS: Final = MAX_INCIDENT_PROCESSES + MAX_ALLOCATIONS

@@ -29,6 +29,7 @@ from gpuledger.records.bounds import (
     MAX_GPUS,
     MAX_POD_CONTAINERS,
     MAX_RESOURCES,
+    Annotations,
     BoottimeNs,
     Id,
     IntervalNs,
@@ -139,6 +140,34 @@ class PodDescription(BaseRecord, frozen=True, kw_only=True):
     # Processes may outlive their pod by the grace of the kubelet, and longer on a node that hangs.
     deleted_time_ns: Natural | None = None
     """Since when the pod is gone from the API server, where its processes outlive it."""
+
+
+class NodeDescription(BaseRecord, frozen=True, kw_only=True):
+    """What a node is, by the version of its object in force at that time, as far as it was read."""
+
+    pool: Label | None = None
+    """The node pool or node group that it belongs to."""
+    instance_type: Label | None = None
+    """The provider's name of the kind of machine, such as `p5.48xlarge`."""
+    zone: Label | None = None
+    """The provider's zone."""
+    region: Label | None = None
+    """The provider's region."""
+    capacity_type: Label | None = None
+    """How its capacity was bought: `spot`, `on_demand`, `reserved`, or what else a label says."""
+    labels: Labels | None = None
+    """The labels that podwatch was asked to keep; absent where it has none of them."""
+
+
+class NamespaceDescription(BaseRecord, frozen=True, kw_only=True):
+    """What is said of a namespace by the version in force at that time, as far as it was read."""
+
+    name: Label
+    """The namespace's name."""
+    labels: Labels | None = None
+    """The labels that podwatch was asked to keep; absent where it has none of them."""
+    annotations: Annotations | None = None
+    """The annotations that podwatch was asked to keep; absent where it has none of them."""
 
 
 class EventContainer(ArrayRecord, frozen=True, kw_only=True):
@@ -258,5 +287,9 @@ class GpuEvent(BaseRecord, frozen=True, kw_only=True):
     holders: Annotated[list[EventHolder], at_most(MAX_ALLOCATIONS)]
     """The containers that hold GPUs, also where they run nothing there, by namespace, pod and
     container as the kubelet names them."""
+    namespaces: Annotated[list[NamespaceDescription], at_most(MAX_EVENT_PODS)] | None = None
+    """The namespaces of these pods of which something is known, by name; absent where of none."""
+    node_description: NodeDescription | None = None
+    """What the node is; absent where nothing is known of it."""
     settlements: Annotated[list[Settlement], at_most(MAX_ENDED_PROCESSES)] | None = None
     """What is booked of the ticks before, and of this one, on processes that ended."""

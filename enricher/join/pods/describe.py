@@ -1,9 +1,10 @@
 """Says who the pods of an event are, by the pod cache.
 
-Here lives the description's part of an event and of an attributed incident. Books live elsewhere
+Here lives the description's part of an event and of an attributed incident: the pods, their
+namespaces, and the node. Books live elsewhere
 and do not change with what is known here. A node speaks for the pods that the API server has placed
 on it: names come only from their records, and of another node's pod nothing is told but what the
-node said of it. A pod is described by the version of it that was in force
+node said of it. All are described by the version that was in force
 at the tick's time, as far as it was read: a tick that comes late, or is joined again, is described
 as it would have been in time. Its deletion shows on ticks after it only.
 """
@@ -15,9 +16,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from enricher.join.pods.pods import ClusterPods, KnownPod, PodCache, nearest
+from enricher.join.pods.pods import ClusterPods, KnownPod, Places, PodCache, nearest
 from gpuledger.codec import encode
-from gpuledger.keys import node_key
+from gpuledger.keys import key_in, node_key
 from gpuledger.ledger.holders import (
     DeviceKey,
     HoldingContainer,
@@ -34,11 +35,14 @@ from gpuledger.records import (
     EventHolder,
     Incident,
     IncidentProcess,
+    NamespaceDescription,
+    NodeDescription,
     NodeSample,
     PodDescription,
     PodRecord,
     PodState,
 )
+from gpuledger.records.bounds import MAX_NAMESPACES_BYTES
 
 MAX_DESCRIPTIONS_BYTES: Final = 128 * 2**20
 """What is remembered of what was said, of all nodes together: some 6 kB of each node that has eight
@@ -46,6 +50,9 @@ pods on its GPUs, so that it is enough for 20,000 of them."""
 _CONTAINER_BYTES: Final = 250
 _ALLOCATION_BYTES: Final = 850
 """Bytes of a container and of an allocation in memory, beside their texts."""
+_NAMESPACE_BYTES: Final = 330
+"""Bytes of what is remembered of a namespace: a tuple, its key of 130 characters at most, a number.
+"""
 _EVER_NS: Final = 2**63
 Identity = tuple[str | None, str | None]
 _HOST: Final[Identity] = (None, None)
@@ -116,6 +123,10 @@ class EncodedDescriptions(NamedTuple):
     """The containers on which entries are booked."""
     holders: msgspec.Raw
     """The containers that hold GPUs."""
+    namespaces: msgspec.Raw | None
+    """The pods' namespaces; absent where nothing is known of them."""
+    node_description: msgspec.Raw | None
+    """The node; absent where nothing is known of it."""
 
 
 class PodDescriptions(NamedTuple):
@@ -141,6 +152,12 @@ class PodDescriptions(NamedTuple):
     """How many pods have a name by the tick's allocations alone."""
     foreign: Collection[PodRecord]
     """The pods among them that the API server has placed on another node."""
+    node_version: int
+    """The version of the node's own record."""
+    namespaces: Sequence[tuple[str, int]]
+    """The keys of the pods' namespaces, and the versions of their records."""
+    namespaces_left_out: int
+    """How many namespaces are known and not described, as they are too much for an event."""
 
 
 class DescriptionCache:
@@ -151,8 +168,15 @@ class DescriptionCache:
     goes that were heard of longest ago, as of those whose names somebody makes up.
     """
 
-    def __init__(self, pods: ClusterPods, *, max_bytes: int = MAX_DESCRIPTIONS_BYTES) -> None:
+    def __init__(
+        self,
+        pods: ClusterPods,
+        places: Places | None = None,
+        *,
+        max_bytes: int = MAX_DESCRIPTIONS_BYTES,
+    ) -> None:
         self._pods = pods
+        self._places = places or Places()
         self._known: Recent[str, PodDescriptions] = Recent(
             budget=Budget(max_bytes=max_bytes), size_bytes=_size_bytes
         )
@@ -178,8 +202,13 @@ class DescriptionCache:
             or not descriptions.from_ns <= sample.time_ns < descriptions.until_ns
             or descriptions.containers != sample.containers
             or descriptions.allocations != sample.allocations
+            or descriptions.node_version != self._places.nodes.version_of(node)
+            or any(
+                self._places.namespaces.version_of(key) != version
+                for key, version in descriptions.namespaces
+            )
         ):
-            descriptions = describe_tick(sample, pods)
+            descriptions = describe_tick(sample, pods, self._places)
             # What becomes of another node's pod does not show in ours; nor on which GPUs processes
             # are, by which those without a record may have a name.
             if not (
@@ -192,8 +221,11 @@ class DescriptionCache:
         return descriptions
 
 
-def describe_tick(sample: NodeSample, pods: PodCache) -> PodDescriptions:
-    """Return what is said of the pods of a tick: of those that use GPUs, and of those that hold."""
+def describe_tick(sample: NodeSample, pods: PodCache, places: Places) -> PodDescriptions:
+    """Return what is said of the pods of a tick: of those that use GPUs, and of those that hold.
+
+    And of their namespaces, and of the node.
+    """
     node, time_ns = sample.node, sample.time_ns
     identities = list(map(identity_of, sample.containers))
     found = [pods.find(*identity, node=node) for identity in identities]
@@ -214,21 +246,51 @@ def describe_tick(sample: NodeSample, pods: PodCache) -> PodDescriptions:
         )
         for each, identity in zip(sample.containers, identities, strict=True)
     ]
+    descriptions, key = said.descriptions(), node_key(sample)
+    names = sorted({pod.namespace for pod in descriptions if pod.namespace is not None})
+    namespaces = [key_in(sample.cluster, name) for name in names]
+    changes_ns = said.changes_ns + places.nodes.changes_ns(key)
+    for namespace in namespaces:
+        changes_ns += places.namespaces.changes_ns(namespace)
+    at_time = (places.namespaces.at(each, time_ns) for each in namespaces)
+    known = [each for each in at_time if each is not None]
+    described = _fitting(known)
+    node_description = places.nodes.at(key, time_ns)
     return PodDescriptions(
         version=pods.version_of(node),
-        from_ns=max((at for at in said.changes_ns if at <= time_ns), default=0),
-        until_ns=min((at for at in said.changes_ns if at > time_ns), default=_EVER_NS),
+        from_ns=max((at for at in changes_ns if at <= time_ns), default=0),
+        until_ns=min((at for at in changes_ns if at > time_ns), default=_EVER_NS),
         containers=sample.containers,
         allocations=sample.allocations,
         encoded=EncodedDescriptions(
-            *(msgspec.Raw(encode(each)) for each in (said.descriptions(), containers, holders))
+            pods=msgspec.Raw(encode(descriptions)),
+            containers=msgspec.Raw(encode(containers)),
+            holders=msgspec.Raw(encode(holders)),
+            namespaces=msgspec.Raw(encode(described)) if described else None,
+            node_description=None
+            if node_description in (None, NodeDescription())
+            else msgspec.Raw(encode(node_description)),
         ),
         foreign_holders=said.foreign_holders,
         pending=pending,
         named=said.named,
         # Several containers of one pod lead to it; it is counted and logged once.
         foreign=list({pod.uid: pod for pod in foreign.values()}.values()),
+        node_version=places.nodes.version_of(key),
+        namespaces=[(each, places.namespaces.version_of(each)) for each in namespaces],
+        namespaces_left_out=len(known) - len(described),
     )
+
+
+def _fitting(namespaces: Sequence[NamespaceDescription]) -> list[NamespaceDescription]:
+    """Return as many of them, from the first on, as there is room for in an event."""
+    fitting, size_bytes = [], 0
+    for each in namespaces:
+        size_bytes += len(encode(each))
+        if size_bytes > MAX_NAMESPACES_BYTES:
+            break
+        fitting.append(each)
+    return fitting
 
 
 def _size_bytes(descriptions: PodDescriptions) -> int:
@@ -251,7 +313,9 @@ def _size_bytes(descriptions: PodDescriptions) -> int:
     rows = _CONTAINER_BYTES * len(descriptions.containers) + _ALLOCATION_BYTES * len(
         descriptions.allocations
     )
-    return rows + 2 * texts + sum(len(memoryview(each)) for each in descriptions.encoded)
+    rows += _NAMESPACE_BYTES * len(descriptions.namespaces)
+    encoded = (each for each in descriptions.encoded if each is not None)
+    return rows + 2 * texts + sum(len(memoryview(each)) for each in encoded)
 
 
 def identity_of(container: ContainerRef | IncidentProcess) -> Identity:

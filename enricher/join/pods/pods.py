@@ -1,21 +1,30 @@
-"""The pods of a worker's nodes, as the compacted pods topic tells them.
+"""The pods of a worker's nodes, the nodes, and all namespaces, as the compacted topics tell them.
 
-Here lives the cache: by UID, by container id and by the hash of static pods. It is filled record
-by record and knows no bus. What an event says of a pod is made in `describe`.
+Here live the caches: of pods by UID, by container id and by the hash of static pods, of nodes and
+namespaces by name. They are filled record by record and know no bus. What an event says is made in
+`describe`. Of each object the versions are kept that were in force before the newest one, the same
+way for every kind (`KnownObject`).
 
 Each kind of name has a mapping of its own, since who writes one kind of name could else write one
 of another; and whichever of them has led to a pod, it is a node's where its record says so.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Final, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
+from typing_extensions import override
 
-from enricher.watched_records import is_older
+from enricher.watched_records import WatchedRecord, is_older
 from gpuledger.clock import NS_PER_HOUR
-from gpuledger.keys import split_key
-from gpuledger.records import PodRecord
+from gpuledger.keys import key_in, split_key
+from gpuledger.records import (
+    NamespaceDescription,
+    NamespaceRecord,
+    NodeDescription,
+    NodeRecord,
+    PodRecord,
+)
 
 # A container that is started again and again waits five minutes each time, and ticks are kept for
 # six hours, in which they can be joined again.
@@ -31,44 +40,94 @@ OnNode = tuple[str, str]
 """A node, and what is a name on it alone."""
 
 
-class PodVersion(NamedTuple):
-    """What a description says of a pod, by versions of it before another one said otherwise."""
+RecordOf = TypeVar("RecordOf", bound=WatchedRecord)
+SaidT = TypeVar("SaidT")
+DescriptionT = TypeVar("DescriptionT", bound=NodeDescription | NamespaceDescription)
+
+
+class PastVersion(NamedTuple, Generic[SaidT]):
+    """What versions of an object said before another one said otherwise."""
 
     until_ns: int
     """When the pod watch saw one that said otherwise."""
     resource_version: str
     """The last of these versions."""
-    owner_kind: str | None
-    owner_name: str | None
-    labels: dict[str, str]
-
-    def says(self, pod: PodRecord) -> bool:
-        """Return whether a record says the same of its pod."""
-        said = (pod.owner_kind, pod.owner_name, pod.labels)
-        return (self.owner_kind, self.owner_name, self.labels) == said
+    said: SaidT
+    """What they said."""
 
 
-class KnownPod(msgspec.Struct, gc=False):
-    """What is known of one pod; a Struct, because a hundred thousand of them are kept."""
+class KnownObject(msgspec.Struct, Generic[RecordOf, SaidT], gc=False):
+    """What is known of one object; a Struct, because a hundred thousand of them are kept."""
 
-    record: PodRecord
+    record: RecordOf
     """The newest version."""
     partition: int
     """Where it was read."""
-    previous_containers: dict[str, str]
-    """Containers that earlier versions named, by id: the container's name."""
-    past: tuple[PodVersion, ...]
+    past: tuple[PastVersion[SaidT], ...] = ()
     """What earlier versions said otherwise, the oldest first, each until a later time."""
 
-    def at(self, time_ns: int) -> PodVersion | PodRecord:
-        """Return what is said of the pod by the version in force at a time.
+    def said(self) -> SaidT:
+        """Return what the newest version says, of what descriptions tell."""
+        raise NotImplementedError
+
+    def at(self, time_ns: int) -> SaidT:
+        """Return what is said of the object by the version in force at a time.
 
         That is the newest one that the pod watch had seen by then; before the first one, that one.
         """
         for past in self.past:
             if time_ns < past.until_ns:
-                return past
-        return self.record
+                return past.said
+        return self.said()
+
+    def follow(self, before: "KnownObject[RecordOf, SaidT]", *, seen_time_ns: int) -> None:
+        """Take over what an older version of the object has left, which this one replaces.
+
+        `seen_time_ns` is when the pod watch saw this version. Versions follow one another by their
+        `resourceVersion`, and as they were written where that cannot be compared, and not by these
+        times, which fall where the pod watch's clock is set back: then what it had seen at later
+        times was in force until this one came.
+        """
+        now, version = self.said(), self.record.resource_version
+        earlier = PastVersion(seen_time_ns, before.record.resource_version, before.said())
+        self.past = before.past
+        if earlier.said == now and not (self.past and self.past[-1].until_ns > seen_time_ns):
+            return  # nothing that a description says has changed
+        if version == earlier.resource_version and earlier.said == now:
+            return  # the same version, read once more
+        for index, past in enumerate(self.past):
+            if past.resource_version == version and past.said == now:
+                # The topic is read again, of versions that cannot be compared: what is known behind
+                # this one is still to come.
+                self.past = self.past[:index]
+                return
+        known = [*self.past, earlier]
+        while len(known) > 1 and known[-2].until_ns >= seen_time_ns:
+            known.pop()  # seen at a later time than this newer version: never in force for itself
+        last = known.pop()
+        if last.said != now:
+            known.append(last._replace(until_ns=seen_time_ns))
+        eldest_ns = seen_time_ns - PAST_VERSIONS_NS
+        self.past = tuple(each for each in known if each.until_ns > eldest_ns)[-MAX_PAST_VERSIONS:]
+
+
+class SaidOfPod(NamedTuple):
+    """What a description says of a pod that changes from version to version."""
+
+    owner_kind: str | None
+    owner_name: str | None
+    labels: dict[str, str]
+
+
+class KnownPod(KnownObject[PodRecord, SaidOfPod], gc=False):
+    """What is known of one pod. Its deletion is told by its own time."""
+
+    previous_containers: dict[str, str] = msgspec.field(default_factory=dict)
+    """Containers that earlier versions named, by id: the container's name."""
+
+    @override
+    def said(self) -> SaidOfPod:
+        return SaidOfPod(self.record.owner_kind, self.record.owner_name, self.record.labels)
 
     def changes_ns(self) -> list[int]:
         """Return the times at which the pod's description changes."""
@@ -91,45 +150,12 @@ class KnownPod(msgspec.Struct, gc=False):
         """Return the containers that the pod has or had, by id."""
         return [*self.previous_containers, *ids_of(self.record)]
 
-    def follow(self, before: "KnownPod", *, seen_time_ns: int) -> None:
-        """Take over what an older version of the pod has left, which this one replaces.
-
-        `seen_time_ns` is when the pod watch saw this version. Versions follow one another by their
-        `resourceVersion`, and as they were written where that cannot be compared, and not by these
-        times, which fall where the pod watch's clock is set back: then what it had seen at later
-        times was in force until this one came.
-        """
+    def replace_version(self, before: "KnownPod", *, seen_time_ns: int) -> None:
+        """Take over what an older version has left (`follow`), its containers' names among it."""
+        self.follow(before, seen_time_ns=seen_time_ns)
         self.previous_containers = _former(
             before.previous_containers | ids_of(before.record), self.record
         )
-        pod, earlier = self.record, before.record
-        said = PodVersion(
-            seen_time_ns,
-            earlier.resource_version,
-            earlier.owner_kind,
-            earlier.owner_name,
-            earlier.labels,
-        )
-        self.past = before.past
-        if said.says(pod) and not (self.past and self.past[-1].until_ns > seen_time_ns):
-            # Nothing that a description says has changed; its deletion is told by its own time.
-            return
-        if pod.resource_version == earlier.resource_version and said.says(pod):
-            return  # the same version, read once more
-        for index, past in enumerate(self.past):
-            if past.resource_version == pod.resource_version and past.says(pod):
-                # The topic is read again, of versions that cannot be compared: what is known behind
-                # this one is still to come.
-                self.past = self.past[:index]
-                return
-        known = [*self.past, said]
-        while len(known) > 1 and known[-2].until_ns >= seen_time_ns:
-            known.pop()  # seen at a later time than this newer version: never in force for itself
-        last = known.pop()
-        if not last.says(pod):
-            known.append(last._replace(until_ns=seen_time_ns))
-        eldest_ns = seen_time_ns - PAST_VERSIONS_NS
-        self.past = tuple(each for each in known if each.until_ns > eldest_ns)[-MAX_PAST_VERSIONS:]
 
     def add_older(self, pod: PodRecord) -> None:
         """Take the containers' names from a version that comes behind this newer one."""
@@ -139,6 +165,130 @@ class KnownPod(msgspec.Struct, gc=False):
         """Return the name of a container that the pod has or had; `None` of any other."""
         names = self.previous_containers | ids_of(self.record)
         return names.get(container_id or "")
+
+
+class Existence(NamedTuple, Generic[DescriptionT]):
+    """What a version says of an object that is, in its cluster, what its name says."""
+
+    description: DescriptionT
+    """What events tell of it."""
+    created_time_ns: int
+    """Since when the object is there: one of that name before it was another one."""
+    deleted_time_ns: int | None
+    """Until when it was there, where it is gone."""
+
+    def changes_ns(self) -> list[int]:
+        """Return when it came and went."""
+        created_ns, deleted_ns = self.created_time_ns, self.deleted_time_ns
+        return [created_ns] if deleted_ns is None else [created_ns, deleted_ns]
+
+
+class KnownNode(KnownObject[NodeRecord, Existence[NodeDescription]], gc=False):
+    """What is known of one node."""
+
+    @override
+    def said(self) -> Existence[NodeDescription]:
+        node = self.record
+        description = NodeDescription(
+            pool=node.pool,
+            instance_type=node.instance_type,
+            zone=node.zone,
+            region=node.region,
+            capacity_type=node.capacity_type,
+            labels=node.labels or None,
+        )
+        return Existence(description, node.created_time_ns, node.deleted_time_ns)
+
+
+class KnownNamespace(KnownObject[NamespaceRecord, Existence[NamespaceDescription]], gc=False):
+    """What is known of one namespace."""
+
+    @override
+    def said(self) -> Existence[NamespaceDescription]:
+        namespace = self.record
+        description = NamespaceDescription(
+            name=namespace.name,
+            labels=namespace.labels or None,
+            annotations=namespace.annotations or None,
+        )
+        return Existence(description, namespace.created_time_ns, namespace.deleted_time_ns)
+
+
+class NamedObjects(Generic[DescriptionT]):
+    """The nodes or the namespaces known to a worker, by cluster and name.
+
+    Memory is bounded by the objects of its partitions, and of each by its versions of some hours.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Any, int], KnownObject[Any, Existence[DescriptionT]]],
+    ) -> None:
+        """`make` makes what is kept of a record and its partition."""
+        self._make: Callable[[Any, int], KnownObject[Any, Existence[DescriptionT]]] = make
+        self._objects: dict[str, KnownObject[Any, Existence[DescriptionT]]] = {}
+        self._changed: dict[str, int] = {}
+        self._changes = 0
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def version_of(self, key: str) -> int:
+        """Return the number of the last change of an object; 0 of one that is not known."""
+        return self._changed.get(key, 0)
+
+    def at(self, key: str, time_ns: int) -> DescriptionT | None:
+        """Return the description in force at a time; `None` where nothing was there, or known."""
+        known = self._objects.get(key)
+        if known is None:
+            return None
+        description, created_ns, deleted_ns = known.at(time_ns)
+        is_there = created_ns <= time_ns and (deleted_ns is None or time_ns < deleted_ns)
+        return description if is_there else None
+
+    def changes_ns(self, key: str) -> list[int]:
+        """Return the times at which an object's description may change."""
+        known = self._objects.get(key)
+        if known is None:
+            return []
+        changes: list[int] = []
+        for until_ns, _, said in known.past:
+            changes += [until_ns, *said.changes_ns()]
+        return changes + known.said().changes_ns()
+
+    def put(
+        self, record: NodeRecord | NamespaceRecord, *, partition: int, seen_time_ns: int
+    ) -> None:
+        """Take a record in, in the place of an older version and never in that of a newer one."""
+        key = key_in(record.cluster, record.name)
+        before = self._objects.get(key)
+        if before and is_older(record, than=before.record):
+            return
+        known: KnownObject[Any, Existence[DescriptionT]] = self._make(record, partition)
+        if before:
+            known.follow(before, seen_time_ns=seen_time_ns)
+        self._objects[key] = known
+        self._changes += 1
+        self._changed[key] = self._changes
+
+    def remove(self, key: str, *, partition: int) -> None:
+        """Forget an object of a partition; one that is not known, or is another's, is no error."""
+        known = self._objects.get(key)
+        if known is not None and known.partition == partition:
+            del self._objects[key], self._changed[key]
+
+    def remove_partition(self, partition: int) -> None:
+        """Forget the objects of a partition that is no longer held."""
+        for key in [key for key, each in self._objects.items() if each.partition == partition]:
+            self.remove(key, partition=partition)
+
+
+class Places:
+    """Where pods are: the nodes of a worker's partitions, and all namespaces."""
+
+    def __init__(self) -> None:
+        self.nodes: NamedObjects[NodeDescription] = NamedObjects(KnownNode)
+        self.namespaces: NamedObjects[NamespaceDescription] = NamedObjects(KnownNamespace)
 
 
 class NodePods:
@@ -229,12 +379,12 @@ class PodCache:
         """
         before = self._pods.get(pod.uid)
         self._remove(pod.uid)
-        known = KnownPod(pod, partition, _NONE, ())
+        known = KnownPod(pod, partition, previous_containers=_NONE)
         if before and is_older(pod, than=before.record):
             known = before
             known.add_older(pod)
         elif before:
-            known.follow(before, seen_time_ns=seen_time_ns)
+            known.replace_version(before, seen_time_ns=seen_time_ns)
         self._pods[pod.uid] = known
         self._claim(known)
         node = self._nodes.setdefault(known.record.node, NodePods())

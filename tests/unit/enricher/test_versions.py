@@ -154,4 +154,4 @@ def test_a_version_that_is_behind_is_never_in_force() -> None:
     """When it was, nobody has seen: the versions before and after it were."""
     found = cached([at("5"), at("9"), at("7")]).find(UID, None, node="node-a")
     assert found is not None
-    assert [found.at(time).resource_version for time in (0, 1, 2)] == ["5", "9", "9"]
+    assert [found.at(time).labels["version"] for time in (0, 1, 2)] == ["5", "9", "9"]

@@ -82,6 +82,8 @@ def otlp_attributes() -> Iterator[list[str]]:
         yield [f"`{attribute}`", "resource", f"`{label}`"]
     for kind, attribute in naming.OWNERS.items():
         yield [f"`{attribute}`", "resource", f"`owner_name` of a {kind}"]
+    for attribute in naming.NODE_ATTRIBUTES:
+        yield [f"`{attribute}`", "resource", "none"]
     for label, attribute in naming.POINT_ATTRIBUTES.items():
         yield [f"`{attribute}`", "point", f"`{label}`"]
 

@@ -13,7 +13,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_C
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.codec import Decoder, encode
 from gpuledger.ledger.series import values_of
-from gpuledger.records import Account, GpuBooks, GpuEvent
+from gpuledger.records import Account, GpuBooks, GpuEvent, NodeDescription
 from sinks import otlp_names as naming
 from sinks.otlp import ExportRequests
 from sinks.settings import Encoding
@@ -234,3 +234,13 @@ def test_an_event_too_large_for_one_message_is_cut_and_nothing_of_it_is_lost() -
 def test_a_holder_that_the_event_does_not_list_is_refused_by_its_position() -> None:
     with pytest.raises(ValueError, match=r"holder: position 3 .*there are 0"):
         made(event(entries=[entry(Account.IDLE, holder=3)]))
+
+
+def test_each_resource_says_what_the_node_is_as_far_as_that_is_known() -> None:
+    said = NodeDescription(instance_type="p5.48xlarge", zone="eu-west-1a", region="eu-west-1")
+    for point in points(event(node_description=said)):
+        assert point.attribute("host.type") == "p5.48xlarge"
+        assert point.attribute("cloud.availability_zone") == "eu-west-1a"
+        assert point.attribute("cloud.region") == "eu-west-1"
+        assert point.attribute("gpuledger.node.pool") is None
+    assert all(point.attribute("host.type") is None for point in points(event()))

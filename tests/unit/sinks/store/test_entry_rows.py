@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from gpuledger.bus.protocol import Record
-from gpuledger.records import Account, Entry, PodDescription, PodState
+from gpuledger.records import (
+    Account,
+    Entry,
+    NamespaceDescription,
+    NodeDescription,
+    PodDescription,
+    PodState,
+)
 from gpuledger.store.schema import ENTRIES
 from sinks.store.buffer import rows_of
 from tests.unit.sinks.builders import (
@@ -137,6 +144,26 @@ def test_idle_is_a_row_for_each_holder_and_one_for_what_nobody_holds() -> None:
     assert [row["account"] for row in found] == ["pod", "idle", "idle"]
     assert [{name: row[name] for name in NOTEBOOK} for row in found] == [NOBODY, NOTEBOOK, NOBODY]
     assert {(row["pod"], row["namespace"]) for row in found[1:]} == {(None, None)}
+
+
+def test_rows_say_where_they_ran_and_whose_namespace_it_is_that_uses_or_holds() -> None:
+    booked = [entry(), entry(Account.IDLE, holder=0), entry(Account.IDLE)]
+    (found, idle, nobody) = rows(
+        entries=booked,
+        held_by=[PodDescription(state=PodState.NAMED, namespace="web", name="page")],
+        namespaces=[
+            NamespaceDescription(name="research", labels={"team": "vision"}),
+            NamespaceDescription(name="web", annotations={"cost-center": "42"}),
+        ],
+        node_description=NodeDescription(zone="eu-west-1a", pool="h100", labels={"rack": "7"}),
+    )
+    for row in (found, idle, nobody):
+        said = [row[name] for name in ("node_pool", "zone", "region", "node_labels")]
+        assert said == ["h100", "eu-west-1a", None, '{"rack":"7"}']
+    names = ("namespace_labels", "namespace_annotations")
+    assert [found[name] for name in names] == ['{"team":"vision"}', None]
+    assert [idle[name] for name in names] == [None, '{"cost-center":"42"}']
+    assert [nobody[name] for name in names] == [None, None]
 
 
 def test_a_holder_that_is_placed_on_another_node_has_no_names() -> None:
