@@ -191,9 +191,12 @@ def by_identity(events: Iterable[dict[str, Any]]) -> dict[tuple[object, ...], ob
     return {tuple(event[name] for name in IDENTITY): event for event in events}
 
 
+DESCRIPTION = {"pods", "containers", "holders", "namespaces", "node_description", "late"}
+
+
 def without_pods(events: Iterable[dict[str, Any]]) -> dict[tuple[object, ...], object]:
     """Return the books."""
-    kept = [{k: v for k, v in event.items() if k not in {"pods", "late"}} for event in events]
+    kept = [{k: v for k, v in event.items() if k not in DESCRIPTION} for event in events]
     return by_identity(kept)
 
 

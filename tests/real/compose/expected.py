@@ -34,7 +34,7 @@ def watts(value: float) -> Approximately:
 
 
 def by_pod(truth: Truth, value_of: Callable[[PlannedPod], Any]) -> Expected:
-    return {f"{pod.spec.namespace}/{pod.spec.name}": value_of(pod) for pod in truth.pods()}
+    return {f"default {pod.spec.namespace}/{pod.spec.name}": value_of(pod) for pod in truth.pods()}
 
 
 def power_by_pod(truth: Truth) -> Expected:
@@ -47,7 +47,10 @@ def power_by_pod(truth: Truth) -> Expected:
 
 
 def idle_by_gpu(truth: Truth) -> Expected:
-    return {f"{node} GPU {gpu.facts.index}": gpus(1 - truth.busy(gpu)) for node, gpu in truth.gpus}
+    return {
+        f"default {node} GPU {gpu.facts.index}": gpus(1 - truth.busy(gpu))
+        for node, gpu in truth.gpus
+    }
 
 
 def top_pods(truth: Truth) -> Expected:
@@ -55,7 +58,7 @@ def top_pods(truth: Truth) -> Expected:
     for pod in truth.pods():
         spec, owner, used = pod.spec, pod.spec.owner, truth.used(pod)
         assert owner
-        row = f"{spec.namespace} {owner.kind} {owner.name} {spec.name}"
+        row = f"default {spec.namespace} {owner.kind} {owner.name} {spec.name}"
         found |= {
             f"A {row}": gpus(used.gpus),
             f"B {row}": about(used.bytes),
@@ -80,6 +83,7 @@ EXPECTED: Mapping[str, Callable[[Truth], Expected]] = {
     "Power, by pod": power_by_pod,
     "Idle, by GPU": idle_by_gpu,
     "Top pods, now": top_pods,
+    "GPUs held, by pod": lambda truth: by_pod(truth, lambda pod: about(truth.held(pod), rel=0.01)),
     "How it is known": lambda truth: {
         method: gpus(count) for method, count in truth.methods().items()
     },

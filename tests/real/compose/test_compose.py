@@ -98,7 +98,8 @@ def test_every_series_since_the_start_has_a_name_without_holes(
         assert not {"//", "{{", "  "} & {one.name[at : at + 2] for at in range(len(one.name))}
     assert len({one.name for one in shown}) == len(shown)
     if "whose" in target.legend:
-        assert "pods without a name yet" in {one.name for one in shown}
+        nameless = "nobody, or not by name" if "held" in target.panel else "pods without a name yet"
+        assert f"default {nameless}" in {one.name for one in shown}
 
 
 @pytest.mark.parametrize("variable", dashboard.variables(), ids=lambda one: one["name"])
@@ -106,6 +107,7 @@ def test_a_variable_offers_what_there_is(played: Played, variable: dict[str, Any
     """All nodes, and the namespaces of the pods that had a name while they ran."""
     truth = played.truth
     there = {
+        "cluster": {"default"},
         "node": {node for node, _ in truth.gpus},
         "namespace": {pod.spec.namespace for pod in truth.pods()},
     }

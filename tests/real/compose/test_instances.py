@@ -71,7 +71,7 @@ async def test_a_gpu_counts_once_and_each_of_its_instances_has_a_name(
     names = [one.name for one in idle]
     assert len(set(names)) == len(names)
     assert {name for name in names if "MIG-" not in name} == {
-        "mps-node GPU 0",
-        "accounts-node GPU 0",
+        "default mps-node GPU 0",
+        "default accounts-node GPU 0",
     }
-    assert sum(name.startswith("mig-node MIG-") for name in names) == 4
+    assert sum(name.startswith("default mig-node MIG-") for name in names) == 4

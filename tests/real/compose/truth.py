@@ -89,6 +89,14 @@ class Truth:
                     watts += busy * gpu.facts.max_watts
         return Used(gpus=gpus, bytes=held, watts=watts)
 
+    def held(self, pod: PlannedPod) -> float:
+        """Return how many GPUs a pod holds: of one that several use each has as much."""
+        there = [
+            {id(one.pod) for one in gpu.alive(self._end_ns - 1) if one.pod is not None}
+            for _, gpu in self.gpus
+        ]
+        return sum(1 / len(pods) for pods in there if id(pod) in pods)
+
     def pods(self) -> list[PlannedPod]:
         """Return the pods that ran through the whole window with a process on a GPU."""
         lived = [
