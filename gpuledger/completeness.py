@@ -18,6 +18,7 @@ from typing import Final
 from gpuledger.bus.protocol import Message
 from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import encode
+from gpuledger.keys import watermark_key
 from gpuledger.records import SilentNode, Watermark
 from gpuledger.records.bounds import MAX_WORD_LENGTH
 
@@ -42,6 +43,12 @@ class Completeness:
         self._next_offsets: dict[int, int] = {}
         self._waiting: dict[Origin, deque[Watermark]] = {}
         self._reached: dict[Origin, Watermark] = {}
+        self._expected: set[Origin] = set()
+
+    def expect(self, watermark: Watermark) -> None:
+        """Have its partition wait for a watermark of its cluster: whoever says them is at work."""
+        if (watermark.stage, watermark.topic) == (self._stage, self._topic):
+            self._expected.add((watermark.partition, watermark.cluster))
 
     def take(self, watermark: Watermark) -> None:
         """Take a watermark; one of another stage or topic is passed over."""
@@ -64,6 +71,7 @@ class Completeness:
     def forget(self, partition: int) -> None:
         """Forget a partition that somebody else reads."""
         self._next_offsets.pop(partition, None)
+        self._expected = {each for each in self._expected if each[0] != partition}
         for known in (self._waiting, self._reached):
             for origin in [each for each in known if each[0] == partition]:
                 del known[origin]
@@ -77,6 +85,9 @@ class Completeness:
 
         `None` where that is not known of one of them.
         """
+        partitions = list(partitions)
+        if any(each[0] in partitions for each in self._expected - self._reached.keys()):
+            return None
         found = [self.of(partition) for partition in partitions]
         if not all(found):
             return None
@@ -106,7 +117,7 @@ class Completeness:
 
 def key_of(watermark: Watermark) -> bytes:
     """Return the key under which a watermark replaces the one before it."""
-    return f"{watermark.stage}/{watermark.cluster}/{watermark.partition}".encode()
+    return watermark_key(watermark.stage, watermark.cluster, watermark.partition).encode()
 
 
 def message_of(watermark: Watermark, *, time_ns: int) -> Message:

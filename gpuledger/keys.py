@@ -42,6 +42,11 @@ def node_key(record: OfNode) -> str:
     return f"{record.cluster}/{record.node}"
 
 
+def watermark_key(stage: str, cluster: str, partition: int) -> str:
+    """Return the key of what a stage says of one cluster in one partition of its topic."""
+    return f"{stage}/{cluster}/{partition}"
+
+
 def split_key(key: str) -> tuple[str, str]:
     """Return the cluster and the name of a key; of a text that is none, an empty name."""
     cluster, _, name = key.partition("/")

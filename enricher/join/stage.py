@@ -43,7 +43,7 @@ from enricher.join.validation import (
 from enricher.watched_records import PodSharing
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Record
-from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
+from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS, NS_PER_SECOND
 from gpuledger.codec import Decoder, encode
 from gpuledger.completeness import JOIN, PODWATCH, Completeness, key_of
 from gpuledger.dead_letter_queue import DeadLetterQueue, show_key
@@ -66,6 +66,8 @@ from gpuledger.records.bounds import MAX_DESCRIPTION_BYTES
 from gpuledger.records.incidents import INCIDENT_KINDS
 from gpuledger.topics import Topics
 
+SPEAKING_NS: Final = NS_PER_MINUTE
+"""A podwatch that has said something within that time is at work: it does so every five seconds."""
 PlaceT = TypeVar("PlaceT", NodeRecord, NamespaceRecord)
 NOWHERE: Final[Mapping[int, int]] = MappingProxyType({})
 
@@ -187,6 +189,9 @@ class JoinStage:
                 self._watermarks[record.partition].call_complete(found.cluster, 0)
                 if record.offset >= self._watermarks_from.get(record.partition, 0):
                     self.pods_completeness.take(found)
+                elif self._time_ns() - found.complete_until_ns < SPEAKING_NS:
+                    # Each cluster that has a podwatch at work is waited for, not the first alone.
+                    self.pods_completeness.expect(found)
 
     def find_complete(self, partition: int, *, is_at_end: bool) -> dict[str, Reached]:
         """Return up to which event time each cluster is complete by what was booked of it."""

@@ -75,7 +75,7 @@ class JoinWorkers:
         wanted = list(numbers)
         async with KafkaBus(self.settings).producer() as producer:
             for node in range(self._nodes):
-                now_ms, key = time.time_ns() // 1_000_000, node_name(node).encode()
+                now_ms, key = time.time_ns() // 1_000_000, f"default/{node_name(node)}".encode()
                 ticks = [encode(self.fleet.tick(node, number)) for number in wanted]
                 messages = [Message(key, tick, now_ms) for tick in ticks]
                 await producer.publish(SAMPLES.name, partition_of(node), messages)

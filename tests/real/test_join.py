@@ -107,7 +107,7 @@ async def publish_ticks(settings: KafkaSettings, fleet: Fleet, numbers: range) -
     async with KafkaBus(settings).producer() as producer:
         for number in numbers:
             for node in range(NODES):
-                key, value = node_name(node).encode(), encode(fleet.tick(node, number))
+                key, value = f"default/{node_name(node)}".encode(), encode(fleet.tick(node, number))
                 message = Message(key, value, time.time_ns() // 1_000_000)
                 await producer.publish(SAMPLES.name, partition_of(node), [message])
 

@@ -98,7 +98,7 @@ class Scene:
         await create_topics(self._settings, topics)
 
     def tick(self, number: int, node: int = 0) -> Raw:
-        return Raw(node_name(node).encode(), encode(self._fleet.tick(node, number)))
+        return Raw(f"default/{node_name(node)}".encode(), encode(self._fleet.tick(node, number)))
 
     async def publish_ticks(self, numbers: range) -> None:
         """Publish ticks of both nodes, which lie in different partitions."""

@@ -59,7 +59,7 @@ class Workers(JoinWorkers):
             for node in range(NODES):
                 (first, *_) = self.fleet.pods(node)
                 pods = [
-                    Message(f"{first.uid}-{number}".encode(), encode(first), 0)
+                    Message(f"default/{first.uid}-{number}".encode(), encode(first), 0)
                     for number in range(self._pods_per_node)
                 ]
                 await producer.publish(PODS.name, partition_of(node), pods)

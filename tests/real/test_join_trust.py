@@ -64,7 +64,7 @@ class World:
         now_ms = time.time_ns() // 1_000_000 if time_ms is None else time_ms
         async with KafkaBus(self.settings).producer() as producer:
             partition = TopicPartition(topic, number)
-            await producer.publish(*partition, [Message(key.encode(), value, now_ms)])
+            await producer.publish(*partition, [Message(f"default/{key}".encode(), value, now_ms)])
 
     async def tick(self, node: str, **changes: Any) -> None:  # noqa: ANN401 - as sample() takes them
         """Write a tick of a node where it belongs."""

@@ -36,7 +36,7 @@ NODES = 12
 TICKS = 30
 LOOK_SECONDS = 60.0
 AGAIN = Topic(name="again", record=GpuEvent, key="node")
-IDENTITY = ("node", "boot_id", "seq")
+IDENTITY = ("cluster", "node", "boot_id", "seq")
 
 
 async def test_the_books_are_those_of_the_first_run(
@@ -70,7 +70,7 @@ async def test_the_books_are_those_of_the_first_run(
 
 async def refuse_a_forged_event(kafka: Kafka, settings: KafkaSettings) -> None:
     """What nobody's tick says is told, and is exit code 1."""
-    forged = {"node": node_name(0), "boot_id": "forged", "seq": 1, "pods": []}
+    forged = {"cluster": "default", "node": node_name(0), "boot_id": "forged", "seq": 1, "pods": []}
     await publish(settings, EVENTS, 0, [(node_name(0), encode(forged))])
     compared = replay(kafka, "--compare")
 
@@ -217,5 +217,5 @@ async def publish(
     now_ms = time.time_ns() // 10**6
     partition = partition_of_node(key_in("default", node_name(node)), partitions=topic.partitions)
     async with KafkaBus(settings).producer() as producer:
-        messages = [Message(key.encode(), value, now_ms) for key, value in records]
+        messages = [Message(f"default/{key}".encode(), value, now_ms) for key, value in records]
         await producer.publish(topic.name, partition, messages)

@@ -61,7 +61,7 @@ async def test_an_outage_with_a_kill_and_a_restart_ends_with_the_whole_time_in_i
     agent.start()
     agent.wait_until_ready()
     await asyncio.sleep(1)
-    assert list((tmp_path / "spool" / NODE).glob("*.spool")) == []
+    assert list((tmp_path / "spool" / f"default_{NODE}").glob("*.spool")) == []
     kafka.kill()
     await asyncio.sleep(4)
     agent.kill()
@@ -77,7 +77,7 @@ async def test_an_outage_with_a_kill_and_a_restart_ends_with_the_whole_time_in_i
     await wait_until_empty(agent)
     await asyncio.sleep(1)
     assert agent.stop() == 0, agent.log_tail()
-    assert list((tmp_path / "spool" / NODE).glob("*.spool")) == []
+    assert list((tmp_path / "spool" / f"default_{NODE}").glob("*.spool")) == []
 
     read = await read_all(kafka)
     # What was acknowledged and not yet noted down when the process was killed comes twice.

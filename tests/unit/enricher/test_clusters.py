@@ -92,18 +92,41 @@ def test_a_worker_says_of_each_cluster_by_itself_how_far_it_is() -> None:
 def test_a_cluster_without_a_node_in_a_partition_is_as_far_as_that_is(given: Given) -> None:
     """It is known by its podwatch's watermark."""
     for cluster in CLUSTERS:
-        said = Watermark(
-            stage=PODWATCH, cluster=cluster, partition=3, complete_until_ns=1,
-            topic=PODS.name, next_offset=0, publisher="test",
-        )  # fmt: skip
-        read = Record(WATERMARKS.name, 3, 0, 0, key_of(said), encode(said))
-        given.stage.take_watermarks([read])
+        given.stage.take_watermarks([podwatch_said(cluster, time_ns=1, offset=0)])
     event = given.take(cluster=BLUE)
     found = given.stage.find_complete(3, is_at_end=False)
     assert {cluster: each.until_ns for cluster, each in found.items()} == dict.fromkeys(
         CLUSTERS, event.time_ns
     )
     assert (found[BLUE].node_count, found[GREEN].node_count) == (1, 0)
+
+
+def podwatch_said(cluster: str, *, time_ns: int, offset: int) -> Record:
+    """Return a podwatch's watermark as it is read at an offset."""
+    said = Watermark(
+        stage=PODWATCH, cluster=cluster, partition=3, complete_until_ns=time_ns,
+        topic=PODS.name, next_offset=0, publisher="test",
+    )  # fmt: skip
+    return Record(WATERMARKS.name, 3, offset, 0, key_of(said), encode(said))
+
+
+def test_a_join_that_starts_waits_for_the_podwatch_of_each_cluster_that_is_at_work() -> None:
+    """Of one that has said nothing for a minute before, for nobody: it may be gone for good."""
+    given = Given(watermarks_from={3: 10})
+    stage, now_ns = given.stage, given.now_ns
+    stage.take_watermarks(
+        [
+            podwatch_said(BLUE, time_ns=now_ns - SECOND_NS, offset=1),
+            podwatch_said(GREEN, time_ns=now_ns - SECOND_NS, offset=2),
+            podwatch_said("gone", time_ns=now_ns - 3600 * SECOND_NS, offset=3),
+        ]
+    )
+    stage.pods_completeness.read_to(3, 0)
+    complete = []
+    for offset, cluster in ((10, BLUE), (11, GREEN)):
+        stage.take_watermarks([podwatch_said(cluster, time_ns=now_ns, offset=offset)])
+        complete.append(stage.pods_completeness.complete_until_ns([3]))
+    assert complete == [None, now_ns]
 
 
 def test_progress_that_is_read_back_is_each_clusters_own() -> None:

@@ -1,10 +1,10 @@
 """A stage whose clock the test turns, and its records as they are read from the topics."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import REGISTRY
 
-from enricher.join.stage import JoinStage
+from enricher.join.stage import NOWHERE, JoinStage
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
 from gpuledger.dead_letter_queue import DeadLetterQueue
@@ -22,7 +22,12 @@ _LETTER = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter)
 class Given:
     """A stage, how far its topic is written, and the letters that it put aside."""
 
-    def __init__(self, *, pending_pod_timeout_seconds: float = 120.0) -> None:
+    def __init__(
+        self,
+        *,
+        pending_pod_timeout_seconds: float = 120.0,
+        watermarks_from: Mapping[int, int] = NOWHERE,
+    ) -> None:
         self.now_ns = T_NS
         self.homes: dict[str, int] = {}
         """The nodes whose records may lie in one partition alone."""
@@ -36,6 +41,7 @@ class Given:
             time_ns=lambda: self.now_ns,
             pending_pod_timeout_seconds=pending_pod_timeout_seconds,
             topics=TOPICS,
+            watermarks_from=watermarks_from,
         )
         self._offset = 0
 

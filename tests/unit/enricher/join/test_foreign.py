@@ -253,6 +253,7 @@ def test_the_same_ticks_give_the_same_books_whatever_pods_are_cached(
     with_none, with_some = Given(), Given()
     for each in cached:
         with_some.read_pod(each)
+    last_versions = {each.uid: each for each in cached}.values()
     of_node = {each.uid: each.node for each in cached}
     for number, named in enumerate(containers, 1):
         processes = [
@@ -273,7 +274,7 @@ def test_the_same_ticks_give_the_same_books_whatever_pods_are_cached(
                 said = (described["namespace"], described["name"])
                 assert all(
                     (each.namespace, each.name) != said or each.deleted_time_ns is not None
-                    for each in {each.uid: each for each in cached}.values()
+                    for each in last_versions
                 )
             assert not is_known or of_node[described["uid"]] == "node-a"
 
