@@ -240,4 +240,7 @@ class PodwatchContract:
                     assert after.deletion_time_ns is not None
                     after = await anext(records)
                 assert after.deleted_time_ns is not None
-            assert readiness.is_ready()
+            # The lists of nodes and namespaces are asked for beside those of pods.
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                while not readiness.is_ready():  # noqa: ASYNC110  # checks send no event
+                    await asyncio.sleep(0.01)

@@ -191,12 +191,17 @@ def by_identity(events: Iterable[dict[str, Any]]) -> dict[tuple[object, ...], ob
     return {tuple(event[name] for name in IDENTITY): event for event in events}
 
 
-DESCRIPTION = {"pods", "containers", "holders", "namespaces", "node_description", "late"}
-
-
 def without_pods(events: Iterable[dict[str, Any]]) -> dict[tuple[object, ...], object]:
     """Return the books."""
-    kept = [{k: v for k, v in event.items() if k not in DESCRIPTION} for event in events]
+    described = {"pods", "late", "namespaces", "node_description"}
+    kept = [
+        {name: value for name, value in event.items() if name not in described}
+        | {
+            "containers": [container_id for container_id, *_ in event["containers"]],
+            "holders": [held for _, *held in event["holders"]],
+        }
+        for event in events
+    ]
     return by_identity(kept)
 
 

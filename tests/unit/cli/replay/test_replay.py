@@ -11,12 +11,12 @@ from typing_extensions import override
 
 from cli.replay.replay_command import print_comparison, show_difference, verdict
 from gpuledger.bus.memory import MemoryBus, MemoryReader
-from gpuledger.bus.protocol import Message
+from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError, TopicsError, UserError
 from gpuledger.keys import key_in
 from gpuledger.records import PodState
-from tests.default_topics import EVENTS, PODS, SAMPLES
+from tests.default_topics import EVENTS, NAMESPACES, PODS, SAMPLES, TOPICS
 from tests.unit.cli.replay.builders import (
     AGAIN,
     BEGIN_MS,
@@ -33,13 +33,14 @@ from tests.unit.cli.replay.builders import (
     read_topic,
     tick,
 )
+from tests.unit.enricher.join.pods.test_places import namespace, node
 from tests.unit.enricher.join.ticks import UIDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
     from pathlib import Path
 
-    from gpuledger.bus.protocol import HistoryReader, Record, Span, TopicPartition
+    from gpuledger.bus.protocol import HistoryReader, Record, Span
 
 
 @pytest.fixture
@@ -74,6 +75,30 @@ async def test_the_books_are_the_first_runs_and_late_pods_are_known(bus: MemoryB
     # The second pod, which came late, runs in two ticks of three, on one node.
     assert (counts.equal, counts.more_complete, counts.compared) == (27, 13, 40)
     assert counts.is_agreed
+
+
+async def test_nodes_and_namespaces_that_came_late_or_are_gone_are_told(bus: MemoryBus) -> None:
+    """Namespaces of all partitions, a node of its own; tombstones are left out."""
+    async with bus.producer() as producer:
+        for key, at, told in (
+            ("default/node-a", place_of("node-a", TOPICS.nodes), node()),
+            ("default/research", TopicPartition(NAMESPACES.name, 0), namespace()),
+        ):
+            messages = [Message(key.encode(), data, BEGIN_MS) for data in (encode(told), None)]
+            await producer.publish(*at, messages)
+    again = Again(bus=bus, topic=AGAIN.name, compare=True)
+    await again.run()
+
+    assert again.comparison is not None
+    assert again.comparison.counts.is_agreed
+    replayed = decoded(await read_topic(bus, AGAIN))
+    assert {(one.node, one.node_description is not None) for one in replayed} == {
+        ("node-a", True),
+        ("node-b", False),
+    }
+    assert {
+        each.name for event in replayed if event.node == "node-a" for each in event.namespaces or ()
+    } == {"research"}
 
 
 async def test_a_packed_file_has_the_same_lines_and_is_the_same_each_time(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from enricher.join.pods.pods import MAX_PAST_VERSIONS, Places
 from enricher.join.replay_diff import Agreement, compare_events
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
 from gpuledger.keys import key_in
@@ -328,3 +329,28 @@ def test_a_partition_that_is_given_up_takes_its_nodes_and_no_namespaces() -> Non
     given.stage.forget(3)
     assert len(given.stage.places.nodes) == 1
     assert len(given.stage.places.namespaces) == 1
+
+
+def test_an_event_that_is_more_than_a_message_with_its_places_is_booked_without_them() -> None:
+    """Else whoever labels his namespace could keep a node from being booked."""
+    labels = [(f"{number:04d}" + "k" * 300, "v" * 60) for number in range(256)]
+    used = [ContainerRef(pod_uid=f"uid-{number}") for number in range(11)]
+
+    def event_of(last: int, *told: NodeRecord) -> GpuEvent:
+        """Return the event of ten pods with all labels, and one with the first of them."""
+        given = joined(*told)
+        for number in range(11):
+            mine = dict(labels[: 256 if number < 10 else last])
+            one = pod(uid=f"uid-{number}", name=f"p{number}", containers=[], labels=mine)
+            given.read_pod(one, seen_time_ns=T_NS)
+        return at(given, 1, containers=used)
+
+    bare = event_of(0)
+    a_label = len(encode(event_of(1))) - len(encode(bare))
+    last = (MAX_MESSAGE_BYTES - 1_000 - len(encode(bare))) // a_label
+    before = value_of("gpuledger_join_descriptions_cut_total", what="event")
+    told = event_of(last, node(labels={f"{number}": "x" * 63 for number in range(100)}))
+    assert MAX_MESSAGE_BYTES - 2_000 < len(encode(told)) <= MAX_MESSAGE_BYTES
+    assert told.node_description is None
+    assert told.gpus == bare.gpus
+    assert value_of("gpuledger_join_descriptions_cut_total", what="event") == before + 1
