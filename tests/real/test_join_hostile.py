@@ -342,7 +342,7 @@ async def write_large_incidents(scene: Scene) -> list[Letter]:
         incident,
         processes=[
             IncidentProcess(
-                pid=pid, command="p" * 12, container_id=f"{pid:064x}", pod_uid=f"{pid:036}"
+                pid=pid, command="p" * 12, container_id=f"{pid:080x}", pod_uid=f"{pid:036}"
             )
             for pid in range(1, MAX_INCIDENT_PROCESSES + 1)
         ],

@@ -264,18 +264,14 @@ def test_podwatch_leads_and_publishes_with_the_rights_of_its_account_alone(
     installation: Installation, kcat: Kcat
 ) -> None:
     uid = installation.create_pod("research", "trainer")
-    _, found = installation.api.request("GET", "/api/v1/namespaces/research")
-    namespace = found["metadata"]["uid"]
     installation.api.request("POST", "/api/v1/nodes", {"metadata": {"name": "node-1"}})
-    _, found = installation.api.request("GET", "/api/v1/nodes/node-1")
-    node = found["metadata"]["uid"]
     podwatch = installation.start(installation.rendering().workload("gpuledger-podwatch"))
     try:
         podwatch.wait_until_ready()
         eventually(lambda: lease_check(podwatch) == "leading")
-        eventually(lambda: uid in published(installation, kcat, PODS))
-        eventually(lambda: namespace in published(installation, kcat, NAMESPACES))
-        eventually(lambda: node in published(installation, kcat, NODES))
+        eventually(lambda: f"default/{uid}" in published(installation, kcat, PODS))
+        eventually(lambda: "default/research" in published(installation, kcat, NAMESPACES))
+        eventually(lambda: "default/node-1" in published(installation, kcat, NODES))
     finally:
         assert podwatch.stop() == 0, podwatch.log_tail()
 
@@ -287,6 +283,6 @@ def lease_check(podwatch: Deployable) -> str:
 
 
 def published(installation: Installation, kcat: Kcat, topic: Topic) -> set[str]:
-    """Return the UIDs on a topic of podwatch."""
+    """Return the keys on a topic of podwatch."""
     found = kcat.consume(installation.plain_servers, topic.name)
     return {message.key.decode() for message in found if message.key}

@@ -14,6 +14,7 @@ from cli.replay.range_plan import write_moment
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.codec import decoder_of
 from gpuledger.completeness import Completeness, message_of
+from gpuledger.keys import key_in
 from gpuledger.records import Watermark
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import partition_of_node
@@ -32,7 +33,7 @@ PER_ROUND = 10
 ROUNDS = 3
 GPULEDGER = Path(sys.executable).with_name("gpuledger")
 DECODER = decoder_of(WATERMARKS.name, Watermark)
-AT = partition_of_node(NODES[0], partitions=EVENTS.partitions)
+AT = partition_of_node(key_in("default", NODES[0]), partitions=EVENTS.partitions)
 
 
 async def say(kafka: Kafka, start_ns: int, *, events: int) -> None:
