@@ -150,7 +150,11 @@ def event(
     """Return an event; `entries` may be held by `held_by`, of which each has one container."""
     booked = [entry(), entry(Account.IDLE)] if entries is None else list(entries)
     described = [pod()] if pods is None else list(pods)
-    containers = [_described(ref, described) for ref in CONTAINERS]
+    given: dict[str, Any] = {"gpus": [books(of, *booked)], "settlements": None} | changes
+    of_event = [*(given["gpus"] or ()), *(given["settlements"] or ())]
+    used = [one.container for each in of_event for one in each.entries if one.container is not None]
+    # Of the table of all events no more than this one points to: it grows with each test.
+    containers = _described(CONTAINERS[: max(used, default=-1) + 1], described)
     first = len(described)
     values: dict[str, Any] = {
         "cluster": "default",
@@ -159,7 +163,7 @@ def event(
         "seq": 1000 * (tick + 1),
         "time_ns": START_NS + tick * SECOND_NS,
         "interval_ns": SECOND_NS,
-        "gpus": [books(of, *booked)],
+        "gpus": given["gpus"],
         "pods": [*described, *held_by],
         "containers": containers,
         "holders": [
@@ -170,18 +174,19 @@ def event(
     return GpuEvent(**values | changes)
 
 
-def _described(ref: ContainerRef, pods: list[PodDescription]) -> EventContainer:
-    """Return a container with its pod; one that is not described is added as a pending one."""
-    uid = ref.pod_uid
-    if uid is None and any(one.uid == "uid-train" for one in pods):
-        uid = "uid-train"
-    position = next((place for place, one in enumerate(pods) if one.uid == uid), len(pods))
-    if position == len(pods):
-        pods.append(PodDescription(uid=uid, state=PodState.PENDING))
-    is_named = pods[position].state is PodState.KNOWN and ref.container_id == "c" * 64
-    return EventContainer(
-        container_id=ref.container_id, pod=position, name="trainer" if is_named else None
-    )
+def _described(refs: list[ContainerRef], pods: list[PodDescription]) -> list[EventContainer]:
+    """Return containers with their pods; one that is not described is added as a pending one."""
+    places = {one.uid: place for place, one in reversed(list(enumerate(pods)))}
+    found = []
+    for ref in refs:
+        uid = "uid-train" if ref.pod_uid is None and "uid-train" in places else ref.pod_uid
+        place = places.setdefault(uid, len(pods))
+        if place == len(pods):
+            pods.append(PodDescription(uid=uid, state=PodState.PENDING))
+        is_named = pods[place].state is PodState.KNOWN and ref.container_id == "c" * 64
+        name = "trainer" if is_named else None
+        found.append(EventContainer(container_id=ref.container_id, pod=place, name=name))
+    return found
 
 
 BUS_TOPICS = [
