@@ -20,7 +20,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Final
 
 import structlog
@@ -343,13 +343,17 @@ class NamespaceFollower:
     async def follow(self) -> None:
         """Take in what comes, until cancelled."""
         while True:
-            await self._retry(self._follow_once)
+            # Ends when the bus answers, which is what the check waits for.
+            await self.read_up()
+            with suppress(BusError):  # one that lasts is told by reading up again
+                await self._follow_on()
+            await asyncio.sleep(self._wait_seconds)
 
     async def _read_once(self) -> None:
         async with self._history.reader() as reader:
             await self._take_new(reader)
 
-    async def _follow_once(self) -> None:
+    async def _follow_on(self) -> None:
         # The same reader for as long as the bus answers: each one opens connections of its own.
         async with self._history.reader() as reader:
             while True:

@@ -115,6 +115,7 @@ async def test_what_changes_is_read_and_an_outage_is_waited_for(failures: int) -
     async with followed.following():
         await tell(bus, namespace("8", labels={"team": "speech"}))
         await until(lambda: followed.team() == "speech")
+        assert followed.check.is_ok
         await tell(bus, None)
         await until(lambda: not len(followed.stage.places.namespaces))
 
