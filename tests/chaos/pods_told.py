@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from gpuledger.bus.protocol import Subscription
+from gpuledger.keys import split_key
 from tests.default_topics import PODS
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def compare(wanted: Mapping[str, str], told: Mapping[str, str]) -> PodsTold:
 
 
 def _take(told: dict[str, str], key: bytes, value: bytes | None) -> None:
+    _, uid = split_key(key.decode())
     if value is None:
-        told.pop(key.decode(), None)
+        told.pop(uid, None)
     else:
-        told[key.decode()] = msgspec.json.decode(value, type=_Pod).resource_version
+        told[uid] = msgspec.json.decode(value, type=_Pod).resource_version
