@@ -61,7 +61,7 @@ class RunBus:
     def __init__(self, bus: WholeBus, *, beginning: Offsets, once: bool = False) -> None:
         """Take the bus; with `once` no record is given twice, whatever becomes of the group."""
         self.taken: dict[TopicPartition, int] = {}
-        """For each partition the offset behind the last record that was polled."""
+        """For each partition the offset behind the last record that was polled and not set back."""
         self.delivered: dict[TopicPartition, int] = {}
         """For each partition the offset behind the last record that is done: what was committed."""
         self._bus = bus
@@ -214,7 +214,9 @@ class _RunConsumer:
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         """Read on from this offset, or from where the run began."""
-        await self.inner.seek(partition, max(offset, self._view.first(partition)))
+        first = max(offset, self._view.first(partition))
+        await self.inner.seek(partition, first)
+        self._view.taken[partition] = first  # what was polled behind it is polled again
 
     async def position(self, partition: TopicPartition) -> int:
         """Return the offset of the next record to be polled."""

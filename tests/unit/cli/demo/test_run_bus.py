@@ -95,6 +95,17 @@ async def test_it_is_known_what_a_stage_has_not_taken_and_not_delivered() -> Non
         assert view.count_behind(view.delivered, published) == 1
 
 
+async def test_what_was_set_back_has_to_be_taken_again() -> None:
+    """A store sets a partition to where its table ends after the first poll of it."""
+    bus = MemoryBus()
+    view = RunBus(bus, beginning=await find_beginning(bus))
+    await publish(bus, [b"a", b"b"])
+    async with view.consumer(READ) as consumer:
+        await values_of(consumer)
+        await consumer.seek(PARTITION, 1)
+        assert view.count_behind(view.taken, [(PARTITION, 0), (PARTITION, 1)]) == 1
+
+
 async def test_it_is_known_whether_the_group_has_another_member() -> None:
     bus = MemoryBus()
     view = RunBus(bus, beginning=await find_beginning(bus))
