@@ -50,7 +50,13 @@ MAX_OFFSET: Final = 2**63 - 1
 BootstrapServers = Annotated[
     str | None, Parameter(help="Brokers to ask first, host:port, separated by commas.")
 ]
-Config = Annotated[Path | None, Parameter(help="Settings file (YAML); its kafka section is read.")]
+Config = Annotated[
+    Path | None,
+    Parameter(
+        help="Settings file (YAML) of any deployable; its kafka section is read, which"
+        " `gpuledger-join --help` lists."
+    ),
+]
 Partitions = Annotated[
     int | None,
     Parameter(
@@ -101,7 +107,17 @@ def check(
 @app.command
 def complete(
     *,
-    stage: Annotated[Stage, Parameter(help="Whose word it is.")] = "store",
+    stage: Annotated[
+        Stage,
+        Parameter(
+            help="Whose word it is: of join, store and rows that all events are there; of podwatch"
+            " that all pods are whose watermarks it has published."
+        ),
+    ] = "store",
+    cluster: Annotated[
+        str | None,
+        Parameter(help="Ask of this cluster alone; absent: of all that anything is known of."),
+    ] = None,
     until: Annotated[
         str | None,
         Parameter(
@@ -118,6 +134,8 @@ def complete(
     until_ms = None if until is None else parse_moment(until, option="--until", now_ms=now_ms)
     partitions, watermarks = asyncio.run(read_watermarks(KafkaBus(settings), stage))
     until_ns = None if until_ms is None else until_ms * NS_PER_MS
+    if cluster is not None:
+        watermarks = [each for each in watermarks if each.cluster == cluster]
     lines = completeness_lines(watermarks, partitions=partitions, until_ns=until_ns)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0 if lines[0].startswith("complete") else 1
@@ -206,7 +224,12 @@ def kafka_settings(*, bootstrap_servers: str | None, config: Path | None) -> Kaf
         name="--bootstrap-servers", setting="kafka.bootstrap_servers", help="Brokers to ask first."
     )
     loaded = load_settings(
-        TopicsSettings, prog="gpuledger topics", description="", options=[option], argv=argv
+        TopicsSettings,
+        prog="gpuledger topics",
+        description="",
+        options=[option],
+        argv=argv,
+        ignores_other_sections=True,
     )
     return loaded.kafka
 

@@ -151,6 +151,7 @@ class Elector:
     def __init__(
         self,
         *,
+        cluster: str,
         client: LeaseClient,
         settings: LeaseSettings,
         identity: str,
@@ -159,6 +160,8 @@ class Elector:
         chance: Callable[[], float] = random.random,
         release_seconds: float = RELEASE_SECONDS,
     ) -> None:
+        self._leading = pod_metrics.LEADING.labels(cluster=cluster)
+        self._leading.set(0)
         self._client = client
         self._settings = settings
         self._identity = identity
@@ -184,7 +187,7 @@ class Elector:
             # No longer than the Lease lasts: nobody publishes from then on.
             left = self._free_in_seconds(self._seen) if self._seen else 0.0
             await self._clock.sleep(left if 0 < left < pause else pause)
-        pod_metrics.LEADING.set(1)
+        self._leading.set(1)
         _log.info("lease_acquired", identity=self._identity)
 
     async def lead(self, work: Coroutine[Any, Any, None]) -> None:
@@ -197,7 +200,7 @@ class Elector:
                 await asyncio.wait({working, renewing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             # The work has ended before the Lease is another one's.
-            pod_metrics.LEADING.set(0)
+            self._leading.set(0)
             await self._release()
         for task in (working, renewing):
             error = None if task.cancelled() else task.exception()

@@ -116,12 +116,12 @@ WATERMARK_TIMESTAMP: Final = Gauge(
     "gpuledger_podwatch_watermark_timestamp_seconds",
     "Time by podwatch's clock up to which all that it saw of a kind of object, so far `pod` alone,"
     " is in that kind's topic, as it said last; 0 before that, and while it stands by.",
-    ["kind"],
+    ["cluster", "kind"],
 )
-count_from_zero(WATERMARK_TIMESTAMP, kind=KINDS_WITH_WATERMARKS)
 LEADING: Final = Gauge(
     "gpuledger_podwatch_leading",
     "1 while this podwatch holds the Lease and publishes, 0 while it stands by; 1 without a Lease.",
+    ["cluster"],
 )
 LEASE_FAILURES: Final = Counter(
     "gpuledger_podwatch_lease_failures",

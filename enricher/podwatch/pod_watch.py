@@ -50,10 +50,11 @@ async def run_podwatch(
     """
     podwatch = PodWatch(api=api, bus=bus, settings=settings, readiness=readiness, clock=clock)
     if not settings.lease.enabled:
-        pod_metrics.LEADING.set(1)
+        pod_metrics.LEADING.labels(cluster=settings.cluster).set(1)
         await podwatch.publish()
         return
     elector = Elector(
+        cluster=settings.cluster,
         client=LeaseClient(
             api=api, namespace=namespace_of(settings.lease), name=settings.lease.name
         ),
@@ -86,7 +87,9 @@ class PodWatch:
             pod_metrics.OBJECTS.labels(kind=kind.name).set(0)
             pod_metrics.UNPUBLISHED.labels(kind=kind.name).set(0)
             if kind.watermark_stage is not None:
-                pod_metrics.WATERMARK_TIMESTAMP.labels(kind=kind.name).set(0)
+                pod_metrics.WATERMARK_TIMESTAMP.labels(
+                    cluster=self.settings.cluster, kind=kind.name
+                ).set(0)
 
     async def publish(self, *, fence: Fence = let_pass) -> None:
         """Read what is known, then list, watch and publish until cancelled.

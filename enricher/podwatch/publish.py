@@ -374,7 +374,9 @@ class RecordPublisher(Generic[RecordT]):
             )
         )
         self.watermarks.told()
-        timestamp = pod_metrics.WATERMARK_TIMESTAMP.labels(kind=self._kind.name)
+        timestamp = pod_metrics.WATERMARK_TIMESTAMP.labels(
+            cluster=self._cluster, kind=self._kind.name
+        )
         timestamp.set(complete_until_ns / NS_PER_SECOND)
 
 

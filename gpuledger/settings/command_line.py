@@ -64,18 +64,21 @@ def load_settings(
     argv: Sequence[str] | None = None,
     environ: Mapping[str, str] | None = None,
     complete: Callable[[Layer], Layer] | None = None,
+    ignores_other_sections: bool = False,
 ) -> S:
     """Return the settings: defaults < YAML file < environment < options.
 
+    With `ignores_other_sections` file and environment may be another program's.
     `complete` gets what was given, and returns what stands between that and the defaults.
     `--help`, `--version` and `--print-config` print and raise `SystemExit(0)`. Raises
     `SettingsError` naming the setting, the value and the remedy.
     """
     settings = settings_of(model)
     parsed = _parser(settings, prog=prog, description=description, options=options).parse_args(argv)
+    lenient = {"ignores_other_sections": ignores_other_sections}
     layers = [
-        *([read_yaml(parsed.config, settings)] if parsed.config else []),
-        read_environment(os.environ if environ is None else environ, settings),
+        *([read_yaml(parsed.config, settings, **lenient)] if parsed.config else []),
+        read_environment(os.environ if environ is None else environ, settings, **lenient),
         {
             tuple(option.setting.split(".")): Given(value=value, origin=option.name, is_text=True)
             for option in options

@@ -150,8 +150,14 @@ _SERVICE_LINK: Final = re.compile(
 )
 
 
-def read_yaml(path: FilePath, settings: Sequence[Setting]) -> Layer:
-    """Read a settings file; `SettingsError` where it is unreadable or has an unknown key."""
+def read_yaml(
+    path: FilePath, settings: Sequence[Setting], *, ignores_other_sections: bool = False
+) -> Layer:
+    """Read a settings file; `SettingsError` where it is unreadable or has an unknown key.
+
+    A file may be another program's of which only the sections that are known here are read.
+    """
+    sections = {setting.path[0] for setting in settings}
     groups = frozenset(
         setting.path[:depth] for setting in settings for depth in range(1, len(setting.path))
     )
@@ -161,6 +167,8 @@ def read_yaml(path: FilePath, settings: Sequence[Setting]) -> Layer:
         # The name may be one that there is not, and hold anything.
         shown = shorten_middle(dotted(tuple(map(mask_address, at))))
         given[at] = Given(value=value, origin=f"{shown} in {path}", is_text=False)
+    if ignores_other_sections:
+        given = {at: named for at, named in given.items() if at[0] in sections}
     for at, named in given.items():
         if at not in known:
             meant = nearest(dotted(at), map(dotted, (*known, *sorted(groups))))
@@ -168,8 +176,19 @@ def read_yaml(path: FilePath, settings: Sequence[Setting]) -> Layer:
     return _with_secrets(given, settings)
 
 
-def read_environment(environ: Mapping[str, str], settings: Sequence[Setting]) -> Layer:
-    """Read all variables that begin with `GPULEDGER_`; `SettingsError` where one is unknown."""
+def read_environment(
+    environ: Mapping[str, str],
+    settings: Sequence[Setting],
+    *,
+    ignores_other_sections: bool = False,
+) -> Layer:
+    """Read all variables that begin with `GPULEDGER_`; `SettingsError` where one is unknown.
+
+    They may be another program's, as a file may (`read_yaml`).
+    """
+    if ignores_other_sections:
+        own = tuple(variable_of((setting.path[0],)) for setting in settings)
+        environ = {name: value for name, value in environ.items() if name.startswith(own)}
     paths = {variable_of(path): path for path in _known(settings)}
     given = {
         paths.get(name, (name,)): Given(value=value, origin=name, is_text=True)

@@ -8,15 +8,17 @@ and sums without rounding, in 38 digits: a sum over rows is what the events sum 
 GPU-hours are of whole boards: an hour of an instance counts as its slices of the board.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Final
+from urllib.parse import unquote
 
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import mask_address
-from gpuledger.store.schema import ENTRIES, GAPS, PODS, table_uri
+from gpuledger.store.schema import ENTRIES, GAPS, PARTITION_COLUMN, PODS, table_uri
 
 # A GPU of which no slices are known is a board by itself; of an instance, nobody knows how much of
 # one it is. A cut board's own row is what no instance has.
@@ -40,6 +42,10 @@ DERIVED_COLUMNS: Final[Mapping[str, str]] = {
     "held_gpu_hours": "held_ns / 3.6e12 * device_fraction",
 }
 """What the relation of the live rows adds to the table's columns, with DuckDB's SQL for each."""
+_SKEW_SECONDS: Final = 60
+"""So far the clocks of a node and of the API server may be apart: a pod holds once it is made."""
+_LINGER_SECONDS: Final = 5
+"""How long a kubelet may list a pod that the API server has no more."""
 
 
 def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -> str:
@@ -49,115 +55,152 @@ def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None
     known have its names, as far as the store has them by now. Raises `UserError` where there is no
     table, or nothing was ever written to it.
     """
-    try:
-        table = DeltaTable(table_uri(store_uri), storage_options=dict(storage_options or {}))
-        uris = table.file_uris()
-    except TableNotFoundError:
-        uris = []
-    if not uris:
+    files = _files(store_uri, ENTRIES.name, storage_options)
+    if not files:
         raise UserError(
             f"no store with rows at {mask_address(store_uri)}; give the store.uri of a"
             " `gpuledger-sink store` that has written events there"
         )
-    files = ", ".join(map(_quoted, uris))
-    # By name, because a file that is older than a column has not got it.
-    rows = f"read_parquet([{files}], hive_partitioning = true, union_by_name = true)"
+    by_day: dict[str, list[str]] = {}
+    for file in files:
+        by_day.setdefault(_day_of(file), []).append(file)
+    # Each day with its files, so that a query of a few days opens those alone. Not by DuckDB's own
+    # hive_partitioning, which takes every folder above the store that is called a=b for a column.
+    days = (
+        f"SELECT *, {day} AS {PARTITION_COLUMN} FROM {_relation(of_day)}"  # noqa: S608  # see below
+        for day, of_day in sorted(by_day.items())
+    )
+    rows = f"({' UNION ALL BY NAME '.join(days)})"
     added = ", ".join(f"{sql} AS {name}" for name, sql in DERIVED_COLUMNS.items())
-    if (pods := _pods_sql(store_uri, storage_options)) is not None:
-        rows = _named(rows, pods)
+    if pods := _files(store_uri, PODS.name, storage_options):
+        rows = _named(rows, _relation(pods))
     return f"(SELECT *, {added} FROM {rows})"  # noqa: S608  # the table's own names, quoted files
 
 
-def _pods_sql(store_uri: str, storage_options: Mapping[str, str] | None) -> str | None:
-    """Return DuckDB's SQL for the rows of `pods`; `None` where there are none."""
+def _files(store_uri: str, name: str, storage_options: Mapping[str, str] | None) -> list[str]:
+    """Return the files of a table as they are now; none where there is no such table."""
     try:
-        uri = table_uri(store_uri, PODS.name)
-        files = DeltaTable(uri, storage_options=dict(storage_options or {})).file_uris()
+        table = DeltaTable(table_uri(store_uri, name), storage_options=dict(storage_options or {}))
     except TableNotFoundError:
-        return None
-    return (
-        f"read_parquet([{', '.join(map(_quoted, files))}], union_by_name = true)" if files else None
-    )
+        return []
+    # Of a file system the log's addresses are percent-encoded, and its paths are not.
+    return [unquote(uri) if uri.startswith("/") else uri for uri in table.file_uris()]
+
+
+def _relation(files: Iterable[str]) -> str:
+    """Return DuckDB's SQL for the rows of files, by the columns' names.
+
+    A file that is older than a column has not got it.
+    """
+    listed = ", ".join(map(_quoted, files))
+    return f"read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
+
+
+def _day_of(file: str) -> str:
+    """Return the SQL of the day of which a file's rows are, which stands in its folder's name."""
+    found = re.search(rf"/{PARTITION_COLUMN}=(\d{{4}}-\d\d-\d\d)/[^/]*$", file)
+    # By its definition where another engine has laid the files out otherwise.
+    return f"DATE '{found[1]}'" if found else "(time AT TIME ZONE 'UTC')::DATE"
 
 
 def _named(rows: str, pods: str) -> str:
     """Return the relation of the rows with the names that came after them.
 
-    By the UID that the row has, or by its container, and of pods of the row's node alone: what a
-    node says of another's pods is its own word. A holder, which the kubelet calls by name, is the
-    pod of the node that had that name at the row's time. Each join finds one row at most, so that
-    no entry is counted twice. What a row says itself it keeps.
+    A user is found by its container, then by its UID, then as a static pod by its hash, and among
+    the pods of the row's node alone: what a node says of another's pods is its own word. Once its
+    record has come, all that is said of it is the record's: the kubelet's name was a guess. A
+    holder, which the kubelet calls by name, is the pod of the node that had that name at the row's
+    time; one that was deleted before is not meant. Each join finds one row at most, so that no
+    entry is counted twice.
     """
     # Absent where the event says nothing of the pod at all.
     is_unknown = "coalesce(entries.pod_state, 'pending') IN ('pending', 'named')"
+    version = (
+        "{'since': in_force_from, 'uid': pod_uid, 'namespace': namespace, 'pod': pod,"
+        " 'kind': owner_kind, 'owner': owner_name, 'labels': labels}"
+    )
+    # By Kubernetes' own order where that is told by numbers, else as they were written: podwatch's
+    # clock may have been set back in between.
+    history = f"list({version} ORDER BY try_cast(resource_version AS HUGEINT), kafka_offset)"
+    # Of a history the version in force at the row's time, before the first one that one.
+    in_force = "coalesce(list_filter({0}, lambda each: each.since <= entries.time)[-1], {0}[1])"
+    skew, lingering = (f"INTERVAL {seconds} SECOND" for seconds in (_SKEW_SECONDS, _LINGER_SECONDS))
+    # Of pods of one name the newest that was there; else one that was by the API server's clock.
+    bears = (
+        f"lambda each: each.created <= {{0}}"
+        f" AND (each.deleted IS NULL OR entries.time < each.deleted + {lingering})"
+    )
     return f"""(
-        WITH versions AS (FROM {pods}), named AS (
-            SELECT cluster, node, called, any_value(pod_uid) AS pod_uid,
-                any_value(namespace) AS namespace, any_value(pod) AS pod,
-                any_value(owner_kind) AS owner_kind,
-                any_value(owner_name) AS owner_name,
-                list({{'since': in_force_from, 'labels': labels}}
-                    ORDER BY in_force_from, kafka_offset) AS versions
-            FROM (SELECT *, pod_uid AS called FROM versions UNION ALL
-                SELECT *, config_hash AS called FROM versions WHERE config_hash IS NOT NULL)
-            GROUP BY cluster, node, called
+        WITH versions AS (FROM {pods}), by_uid AS (
+            SELECT cluster, node, pod_uid, {history} AS history
+            FROM versions GROUP BY cluster, node, pod_uid
+        ), by_hash AS (
+            SELECT cluster, node, config_hash, {history} AS history
+            FROM versions WHERE config_hash IS NOT NULL GROUP BY cluster, node, config_hash
         ), placed AS (
             SELECT cluster, node, container_id, arg_max(pod_uid, kafka_offset) AS pod_uid,
                 arg_max(container, kafka_offset) AS container
             FROM versions WHERE container_id IS NOT NULL GROUP BY cluster, node, container_id
         ), bearers AS (
             SELECT cluster, node, namespace, pod,
-                list({{'since': in_force_from, 'uid': pod_uid, 'kind': owner_kind,
-                    'owner': owner_name, 'labels': labels}}
-                    ORDER BY in_force_from, kafka_offset) AS versions
-            FROM versions GROUP BY cluster, node, namespace, pod
-        ), told AS (
-            SELECT entries.*, CASE WHEN entries.holder_state = 'named' THEN coalesce(
-                list_filter(bearers.versions, lambda version: version.since <= entries.time)[-1],
-                bearers.versions[1]) END AS holder
+                list({{'created': created_time, 'deleted': deleted_time, 'history': history}}
+                    ORDER BY created_time, pod_uid) AS pods
+            FROM (
+                SELECT cluster, node, namespace, pod, pod_uid,
+                    max(created_time) AS created_time, max(deleted_time) AS deleted_time,
+                    {history} AS history
+                FROM versions GROUP BY cluster, node, namespace, pod, pod_uid
+            ) GROUP BY cluster, node, namespace, pod
+        ), found AS (
+            SELECT entries.*, placed.container AS placed_container,
+                {in_force.format("coalesce(of_container.history, by_uid.history, by_hash.history)")}
+                    AS user,
+                coalesce(
+                    list_filter(bearers.pods, {bears.format("entries.time")})[-1],
+                    list_filter(bearers.pods, {bears.format("entries.time + " + skew)})[1]
+                ).history AS holder_history
             FROM {rows} AS entries
+            LEFT JOIN placed ON placed.cluster = entries.cluster AND placed.node = entries.node
+                AND placed.container_id = CASE WHEN {is_unknown} THEN entries.container_id END
+            LEFT JOIN by_uid AS of_container ON of_container.cluster = entries.cluster
+                AND of_container.node = entries.node AND of_container.pod_uid = placed.pod_uid
+            LEFT JOIN by_uid ON by_uid.cluster = entries.cluster AND by_uid.node = entries.node
+                AND by_uid.pod_uid = CASE WHEN {is_unknown} THEN entries.pod_uid END
+            LEFT JOIN by_hash ON by_hash.cluster = entries.cluster AND by_hash.node = entries.node
+                AND by_hash.config_hash = CASE WHEN {is_unknown} THEN entries.pod_uid END
             LEFT JOIN bearers ON bearers.cluster = entries.cluster AND bearers.node = entries.node
                 AND bearers.namespace = entries.holder_namespace
                 AND bearers.pod
                     = CASE WHEN entries.holder_state = 'named' THEN entries.holder_pod END
+        ), told AS (
+            SELECT *, {in_force.format("holder_history")} AS holder FROM found AS entries
         )
-        SELECT entries.* EXCLUDE (holder) REPLACE (
-            coalesce(named.pod_uid, entries.pod_uid) AS pod_uid,
-            CASE WHEN named.pod IS NULL THEN entries.pod_state ELSE 'known' END AS pod_state,
-            coalesce(entries.namespace, named.namespace) AS namespace,
-            coalesce(entries.pod, named.pod) AS pod,
-            coalesce(entries.container,
-                CASE WHEN placed.pod_uid = named.pod_uid THEN placed.container END) AS container,
-            coalesce(entries.owner_kind, named.owner_kind) AS owner_kind,
-            coalesce(entries.owner_name, named.owner_name) AS owner_name,
-            coalesce(entries.labels, coalesce(
-                list_filter(named.versions, lambda version: version.since <= entries.time)[-1],
-                named.versions[1]).labels) AS labels,
+        SELECT entries.* EXCLUDE (user, holder, holder_history, placed_container) REPLACE (
+            CASE WHEN user IS NULL THEN entries.pod_uid ELSE user.uid END AS pod_uid,
+            CASE WHEN user IS NULL THEN entries.pod_state ELSE 'known' END AS pod_state,
+            CASE WHEN user IS NULL THEN entries.namespace ELSE user.namespace END AS namespace,
+            CASE WHEN user IS NULL THEN entries.pod ELSE user.pod END AS pod,
+            coalesce(entries.container, placed_container) AS container,
+            CASE WHEN user IS NULL THEN entries.owner_kind ELSE user.kind END AS owner_kind,
+            CASE WHEN user IS NULL THEN entries.owner_name ELSE user.owner END AS owner_name,
+            CASE WHEN user IS NULL THEN entries.labels ELSE user.labels END AS labels,
             CASE WHEN holder IS NULL THEN entries.holder_state ELSE 'known' END AS holder_state,
-            coalesce(entries.holder_uid, holder.uid) AS holder_uid,
-            coalesce(entries.holder_owner_kind, holder.kind) AS holder_owner_kind,
-            coalesce(entries.holder_owner_name, holder.owner) AS holder_owner_name,
-            coalesce(entries.holder_labels, holder.labels) AS holder_labels
+            CASE WHEN holder IS NULL THEN entries.holder_uid ELSE holder.uid END AS holder_uid,
+            CASE WHEN holder IS NULL THEN entries.holder_owner_kind ELSE holder.kind END
+                AS holder_owner_kind,
+            CASE WHEN holder IS NULL THEN entries.holder_owner_name ELSE holder.owner END
+                AS holder_owner_name,
+            CASE WHEN holder IS NULL THEN entries.holder_labels ELSE holder.labels END
+                AS holder_labels
         )
         FROM told AS entries
-        LEFT JOIN placed ON placed.cluster = entries.cluster AND placed.node = entries.node
-            AND placed.container_id = CASE WHEN {is_unknown} THEN entries.container_id END
-        LEFT JOIN named ON named.cluster = entries.cluster AND named.node = entries.node
-            AND named.called
-                = CASE WHEN {is_unknown} THEN coalesce(entries.pod_uid, placed.pod_uid) END
     )"""  # noqa: S608  # the tables' own names, quoted files
 
 
 def gaps_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -> str:
     """Return DuckDB's SQL for the rows of `gaps`; a relation without rows where there are none."""
-    try:
-        uri = table_uri(store_uri, GAPS.name)
-        files = DeltaTable(uri, storage_options=dict(storage_options or {})).file_uris()
-    # No gap was ever recorded there, which is what a reader is to see.
-    except TableNotFoundError:
-        files = []
-    if files:
-        return f"read_parquet([{', '.join(map(_quoted, files))}], union_by_name = true)"
+    if files := _files(store_uri, GAPS.name, storage_options):
+        return _relation(files)
     # Typed, so that a query finds the columns and their operators also where nothing is missing.
     names = {"Utf8": "VARCHAR", "Int32": "INTEGER", "Int64": "BIGINT"}
     columns = ", ".join(
@@ -178,6 +221,8 @@ def count_rows(store_uri: str, storage_options: Mapping[str, str] | None = None)
 
 
 def _quoted(uri: str) -> str:
+    # In a path these are patterns to DuckDB, which a class of one character is not.
+    literal = re.sub(r"[*?\[]", r"[\g<0>]", uri) if uri.startswith("/") else uri
     # SQL's own: a bucket or a folder may have a quote in its name.
-    escaped = uri.replace("'", "''")
+    escaped = literal.replace("'", "''")
     return f"'{escaped}'"

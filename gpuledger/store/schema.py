@@ -133,6 +133,13 @@ PODS: Final = TableSchema(
         StoreColumn(name="owner_kind", kind=DataType.utf8(), nullable=True),
         StoreColumn(name="owner_name", kind=DataType.utf8(), nullable=True),
         StoreColumn(name="labels", kind=DataType.utf8()),
+        StoreColumn(
+            name="created_time", kind=_MICROSECONDS_UTC, made_as=DataType.int64(), encoding=_DELTA
+        ),
+        StoreColumn(
+            name="deleted_time", kind=_MICROSECONDS_UTC, made_as=DataType.int64(), nullable=True
+        ),
+        StoreColumn(name="resource_version", kind=DataType.utf8()),
         StoreColumn(name="config_hash", kind=DataType.utf8(), nullable=True),
         StoreColumn(name="container_id", kind=DataType.utf8(), nullable=True),
         StoreColumn(name="container", kind=DataType.utf8(), nullable=True),

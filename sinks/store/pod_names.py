@@ -19,9 +19,11 @@ from gpuledger.bus.protocol import HistoryReader, Record, Span, TopicPartition, 
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, NS_PER_US, Clock
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusError, UndecodableError, UserError
+from gpuledger.keys import key_in, node_key
 from gpuledger.records import PodRecord
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.tasks import end_tasks, in_daemon_thread
+from gpuledger.topics import partition_of_node
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.buffer import Row
 from sinks.store.stored import Streams, refuse_shorter_topic
@@ -51,6 +53,9 @@ def rows_of_pod(pod: PodRecord, record: Record) -> Iterator[Row]:
         pod.owner_kind,
         pod.owner_name,
         orjson.dumps(pod.labels, option=orjson.OPT_SORT_KEYS).decode(),
+        pod.created_time_ns // NS_PER_US,
+        None if pod.deleted_time_ns is None else pod.deleted_time_ns // NS_PER_US,
+        pod.resource_version,
         pod.config_hash,
     )
     for container_id, name in (ids or {None: None}).items():
@@ -156,7 +161,7 @@ class PodNames:
             wanted = Span(max(position, span.first), span.end)
             async for records in self._reader.read(at, wanted):
                 for record in records:
-                    rows.extend(self._rows_of(record))
+                    rows.extend(self._rows_of(record, partitions=len(spans)))
                 offsets[at] = records[-1].offset
                 if len(rows) >= MAX_ROWS:
                     await self._append(rows, offsets)
@@ -184,14 +189,19 @@ class PodNames:
             if at.partition in self._positions:
                 self._positions[at.partition] = last_offset + 1
 
-    def _rows_of(self, record: Record) -> Iterator[Row]:
+    def _rows_of(self, record: Record, *, partitions: int) -> Iterator[Row]:
         if record.value is None:
             return  # a deleted pod keeps its name
         try:
             pod = self._decoder.decode(record.value)
         except UndecodableError:
             return  # the join, which reads the same, puts it aside
-        yield from rows_of_pod(pod, record)
+        # As the join does: whoever may write to one partition speaks for no node of another.
+        is_at_home = record.key == key_in(pod.cluster, pod.uid).encode()
+        if is_at_home and record.partition == partition_of_node(
+            node_key(pod), partitions=partitions
+        ):
+            yield from rows_of_pod(pod, record)
 
     async def _append(self, rows: list[Row], offsets: Mapping[TopicPartition, int]) -> None:
         numbers: dict[str, Any] = {self._streams.of(at): last for at, last in offsets.items()}

@@ -131,10 +131,18 @@ class Appending:
     def __init__(self, *, table: EntriesTable, stored: Stored, clock: Clock) -> None:
         self._table, self._stored, self._clock = table, stored, clock
         self._writing: asyncio.Task[None] | None = None
+        self._pending: RowBuffer | None = None
+        """What is being written."""
 
     async def append(self, pending: RowBuffer) -> None:
-        """Write in a thread; where the waiting is cancelled, the next call waits for the same."""
+        """Write in a thread; where the waiting is cancelled, the next call waits for the same.
+
+        What was given up since then is let end first: the rows of now are others.
+        """
+        if self._pending is not pending:
+            await self.end()
         if self._writing is None:
+            self._pending = pending
             offsets = {
                 self._stored.streams.of(at): last for at, last in pending.last_offsets.items()
             }

@@ -57,7 +57,7 @@ STANDS = {
     "GpuledgerJoinWatermarkStands": ("gpuledger_join_watermark_timestamp_seconds", {}, 900),
     "GpuledgerPodwatchWatermarkStands": (
         "gpuledger_podwatch_watermark_timestamp_seconds",
-        {"kind": "pod"},
+        {"cluster": "default", "kind": "pod"},
         300,
     ),
     "GpuledgerSinkWatermarkStands": (
@@ -110,6 +110,38 @@ def test_a_worker_that_has_said_nothing_yet_is_no_watermark_that_stands(
     metric, labels, _ = STANDS["GpuledgerPodwatchWatermarkStands"]
     two = {metric: (labels, "0+60x60"), f"{metric} ": (labels | {"instance": "b"}, "0+0x60")}
     assert not fires_at_the_end("GpuledgerPodwatchWatermarkStands", two, promtool, tmp_path)
+
+
+LEADERS = "gpuledger_podwatch_leading"
+
+
+@pytest.mark.parametrize(
+    ("leading", "fires"),
+    [
+        ({"east": "1", "west": "1"}, False),
+        ({"east": "1", "west": "0"}, True),
+        ({"east": "0"}, True),
+        ({"east": "1"}, False),
+    ],
+)
+def test_each_cluster_has_a_podwatch_of_its_own_that_leads(
+    leading: dict[str, str], *, fires: bool, promtool: Path, tmp_path: Path
+) -> None:
+    """One Prometheus may see those of several clusters."""
+    series = {
+        LEADERS + " " * place: ({"cluster": cluster}, f"{value}+0x60")
+        for place, (cluster, value) in enumerate(leading.items())
+    }
+    assert fires_at_the_end("GpuledgerPodwatchLeaders", series, promtool, tmp_path) is fires
+
+
+def test_a_cluster_whose_podwatch_says_nothing_is_not_hidden_by_another_one(
+    promtool: Path, tmp_path: Path
+) -> None:
+    metric, labels, _ = STANDS["GpuledgerPodwatchWatermarkStands"]
+    moves, stands = (MOVES[case][0] for case in ("moves", "stands"))
+    two = {metric: (labels, stands), f"{metric} ": (labels | {"cluster": "west"}, moves)}
+    assert fires_at_the_end("GpuledgerPodwatchWatermarkStands", two, promtool, tmp_path)
 
 
 def fires_at_the_end(

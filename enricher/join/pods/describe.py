@@ -435,11 +435,13 @@ class EventPods:
             # Once: all of the node's pods are gone through for it.
             self._named_here = self._pods.named_on(self._node)
         candidates = self._named_here.get(name, ())
-        if len(candidates) > 1:
-            for candidate in candidates:
+        for candidate in candidates:
+            self.changes_ns += candidate.holder_changes_ns()
+            if len(candidates) > 1:
                 self.changes_ns += [candidate.record.created_time_ns, *candidate.changes_ns()]
         known = nearest(candidates, time_ns=self._time_ns)
-        if known is not None:
+        # One that was not there has its name from another one, whose record is still to come.
+        if known is not None and known.may_hold(self._time_ns):
             position = self._positions[name] = self._add_known(known)
             return position
         is_foreign = self._pods.is_placed_elsewhere(*name, node=self._node, time_ns=self._time_ns)

@@ -9,14 +9,15 @@ Each kind of name has a mapping of its own, since who writes one kind of name co
 of another; and whichever of them has led to a pod, it is a node's where its record says so.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import count
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 from typing_extensions import override
 
 from enricher.watched_records import WatchedRecord, is_older
-from gpuledger.clock import NS_PER_HOUR
+from gpuledger.clock import NS_PER_HOUR, NS_PER_MINUTE, NS_PER_SECOND
 from gpuledger.keys import key_in, split_key
 from gpuledger.records import (
     NamespaceDescription,
@@ -34,6 +35,10 @@ PAST_VERSIONS_NS: Final = 8 * NS_PER_HOUR
 hours for which they may have lain on their node."""
 MAX_PAST_VERSIONS: Final = 4_096
 """Of one pod; somebody who changes its labels all the time has one of them every few seconds."""
+SKEW_NS: Final = NS_PER_MINUTE
+"""So far the clocks of a node and of the API server may be apart: a pod holds once it is made."""
+LINGER_NS: Final = 5 * NS_PER_SECOND
+"""How long a kubelet may list what a pod holds that the API server has no more."""
 _NONE: Final[dict[str, str]] = {}
 N = TypeVar("N", str, tuple[str, str])
 OnNode = tuple[str, str]
@@ -140,11 +145,22 @@ class KnownPod(KnownObject[PodRecord, SaidOfPod], gc=False):
         deleted_ns = self.record.deleted_time_ns
         return deleted_ns is not None and deleted_ns <= time_ns
 
-    def rank_at(self, time_ns: int) -> tuple[bool, bool, int]:
+    def may_hold(self, time_ns: int) -> bool:
+        """Return whether the pod was there at a time, as far as clocks and kubelets are exact."""
+        is_made = self.record.created_time_ns <= time_ns + SKEW_NS
+        return is_made and not self.is_gone(time_ns - LINGER_NS)
+
+    def holder_changes_ns(self) -> list[int]:
+        """Return the times at which it begins and ends to be one that may hold something."""
+        deleted_ns = self.record.deleted_time_ns
+        made_ns = self.record.created_time_ns - SKEW_NS
+        return [made_ns] if deleted_ns is None else [made_ns, deleted_ns + LINGER_NS]
+
+    def rank_at(self, time_ns: int) -> tuple[bool, bool, int, str]:
         """Rank it among pods of one name: there already, there still, and then the newest first."""
         created_ns, deleted_ns = self.record.created_time_ns, self.record.deleted_time_ns
         is_there_still = deleted_ns is None or time_ns < deleted_ns
-        return created_ns <= time_ns, is_there_still, created_ns
+        return created_ns <= time_ns, is_there_still, created_ns, self.record.uid
 
     def container_ids(self) -> list[str]:
         """Return the containers that the pod has or had, by id."""
@@ -262,7 +278,7 @@ class NamedObjects(Generic[DescriptionT]):
         """Take a record in, in the place of an older version and never in that of a newer one."""
         key = key_in(record.cluster, record.name)
         before = self._objects.get(key)
-        if before and is_older(record, than=before.record):
+        if before and _is_former(record, than=before.record):
             return
         known: KnownObject[Any, Existence[DescriptionT]] = self._make(record, partition)
         if before:
@@ -281,6 +297,16 @@ class NamedObjects(Generic[DescriptionT]):
         """Forget the objects of a partition that is no longer held."""
         for key in [key for key, each in self._objects.items() if each.partition == partition]:
             self.remove(key, partition=partition)
+
+
+def _is_former(record: NodeRecord | NamespaceRecord, *, than: NodeRecord | NamespaceRecord) -> bool:
+    """Return whether a record is of an earlier version, or of an object that had the name before.
+
+    Versions are compared within one object: a cluster that is built anew counts them from 1 again.
+    """
+    if record.uid == than.uid:
+        return is_older(record, than=than)
+    return record.created_time_ns < than.created_time_ns
 
 
 class Places:
@@ -348,7 +374,8 @@ class Names(Generic[N]):
 class PodCache:
     """The pods of one cluster known to a worker; bounded by the pods of its partitions."""
 
-    def __init__(self) -> None:
+    def __init__(self, changes: Iterator[int] | None = None) -> None:
+        """Take what numbers the changes, where another cache of the cluster may come after this."""
         self._pods: dict[str, KnownPod] = {}
         self._by_container: Names[str] = Names(self._pods)
         """By the container's id, of pods of the node whose pod was the first to have it."""
@@ -358,7 +385,7 @@ class PodCache:
         self._nodes: dict[str, NodePods] = {}
         # By the name alone, which the record has: another object for each pod would be 100 bytes.
         self._uids_by_name: dict[str, str | set[str]] = {}
-        self._changes = 0
+        self._changes = changes or count(1)
 
     def __len__(self) -> int:
         return len(self._pods)
@@ -495,8 +522,7 @@ class PodCache:
             del self._uids_by_name[pod.name]
 
     def _touch(self, node: NodePods) -> None:
-        self._changes += 1
-        node.version = self._changes
+        node.version = next(self._changes)
 
 
 class ClusterPods:
@@ -507,6 +533,8 @@ class ClusterPods:
 
     def __init__(self) -> None:
         self._clusters: dict[str, PodCache] = {}
+        # Never again from 1: a description is kept until the number of its node is another one.
+        self._changes = count(1)
 
     def __len__(self) -> int:
         return sum(map(len, self._clusters.values()))
@@ -517,7 +545,7 @@ class ClusterPods:
 
     def put(self, pod: PodRecord, *, partition: int, seen_time_ns: int = 0) -> None:
         """Take a pod's record in, among those of its cluster (`PodCache.put`)."""
-        pods = self._clusters.setdefault(pod.cluster, PodCache())
+        pods = self._clusters.setdefault(pod.cluster, PodCache(self._changes))
         pods.put(pod, partition=partition, seen_time_ns=seen_time_ns)
 
     def remove(self, key: str, *, partition: int) -> None:

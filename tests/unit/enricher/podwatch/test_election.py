@@ -58,6 +58,7 @@ class Candidate:
         self.clock = clock or PatientClock()
         self.check = Readiness().check("lease")
         self.elector = Elector(
+            cluster="default",
             client=LeaseClient(api=api, namespace="ledger", name="podwatch"),
             settings=SETTINGS,
             identity=name,

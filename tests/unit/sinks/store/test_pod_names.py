@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
+from gpuledger.keys import key_in
 from gpuledger.records import Account, GpuEvent, PodDescription, PodRecord, PodState
 from gpuledger.records.cluster import PodContainer
 from gpuledger.runtime import Readiness
@@ -21,6 +22,7 @@ from sinks.store.table import PodsTable
 from tests.default_topics import PODS
 from tests.unit.sinks.builders import (
     NODE,
+    SECOND_NS,
     START_NS,
     ManualClock,
     bus,
@@ -55,13 +57,16 @@ def record(uid: str = "uid-train", **changes: Any) -> PodRecord:  # noqa: ANN401
     return PodRecord(**(values | changes))
 
 
-async def tell(on: MemoryBus, *pods: PodRecord | None, seconds: int = 0) -> None:
+async def tell(
+    on: MemoryBus, *pods: PodRecord | None, seconds: int = 0, partition: int = AT.partition
+) -> None:
     """Publish records of pods in one node's partition; `None` is the deletion of the first."""
     async with on.producer() as producer:
         for one in pods:
             time_ms = START_NS // 10**6 + 1000 * seconds
-            message = Message(b"uid-train", None if one is None else encode(one), time_ms)
-            await producer.publish(PODS.name, AT.partition, [message])
+            key = "default/uid-train" if one is None else key_in(one.cluster, one.uid)
+            value = None if one is None else encode(one)
+            await producer.publish(PODS.name, partition, [Message(key.encode(), value, time_ms)])
 
 
 def described(state: PodState, **changes: Any) -> PodDescription:  # noqa: ANN401  # any field
@@ -142,6 +147,97 @@ async def test_a_row_has_the_names_that_came_after_it_unless_it_has_its_own(
     assert found == [("uid-train", *expected)], case
 
 
+async def test_what_the_record_says_of_a_pod_replaces_the_name_that_the_node_gave_it(
+    tmp_path: Path,
+) -> None:
+    """By the device alone the kubelet's answer may be of another pod than the one that runs."""
+    on = bus()
+    await publish(on, unknown(0, PodState.NAMED, namespace="payments", name="victim-0"))
+    await tell(on, record(), seconds=10)
+    await stored(on, tmp_path, records=1, events=1)
+    assert query(tmp_path, NAMES) == [("uid-train", *KNOWN)]
+
+
+async def test_a_held_part_is_nobody_s_whose_pod_was_deleted_before(tmp_path: Path) -> None:
+    on = bus()
+    named = PodDescription(state=PodState.NAMED, namespace="research", name="train-0")
+    held = [entry(Account.IDLE, holder=0)]
+    await publish(on, *(event(tick, entries=held, pods=[], held_by=[named]) for tick in (5, 60)))
+    hour_ago_ns = START_NS - 3_600 * SECOND_NS
+    gone = {"created_time_ns": hour_ago_ns, "deleted_time_ns": START_NS - 30 * SECOND_NS}
+    await tell(on, record("old", created_time_ns=hour_ago_ns), record("old", **gone), seconds=-30)
+    new = record("new", created_time_ns=START_NS + 50 * SECOND_NS, labels={"team": "nlp"})
+    await tell(on, new, seconds=62)
+    await stored(on, tmp_path, records=3, events=2)
+    sql = "SELECT holder_state, holder_uid, holder_labels FROM {entries} ORDER BY time"
+    assert query(tmp_path, sql) == [
+        # By the node's clock the new pod came 45 s before the API server made it: that is it.
+        ("known", "new", '{"team":"nlp"}'),
+        ("known", "new", '{"team":"nlp"}'),
+    ]
+
+
+async def test_a_holder_of_a_name_that_nobody_had_stays_the_node_s_word(tmp_path: Path) -> None:
+    on = bus()
+    named = PodDescription(state=PodState.NAMED, namespace="research", name="train-0")
+    held = [entry(Account.IDLE, holder=0)]
+    await publish(on, event(5, entries=held, pods=[], held_by=[named]))
+    gone = {"created_time_ns": START_NS - 10**12, "deleted_time_ns": START_NS - 30 * SECOND_NS}
+    late = {"created_time_ns": START_NS + 300 * SECOND_NS}
+    await tell(on, record("old", **gone), record("late", **late), seconds=400)
+    await stored(on, tmp_path, records=2, events=1)
+    sql = "SELECT holder_state, holder_uid, holder_pod FROM {entries}"
+    assert query(tmp_path, sql) == [("named", None, "train-0")]
+
+
+async def test_a_static_pod_that_was_made_anew_is_the_one_of_the_row_s_time(
+    tmp_path: Path,
+) -> None:
+    """The kubelet calls both by the hash of their manifest."""
+    on = bus()
+    pending = [described(PodState.PENDING, uid="hash")]
+    entries = [entry(pod_uid="hash", container_id=None)]
+    await publish(on, *(event(tick, entries=entries, pods=pending) for tick in (0, 20)))
+    await tell(on, record("mirror-1", config_hash="hash", containers=[]), seconds=1)
+    await tell(on, record("mirror-2", config_hash="hash", containers=[]), seconds=10)
+    # Whose hash is another pod's UID takes nothing from that pod.
+    await tell(on, record("hash-2", config_hash="mirror-2", name="other"), seconds=11)
+    await stored(on, tmp_path, records=3, events=2)
+    sql = "SELECT pod_uid, pod FROM {entries} ORDER BY time"
+    assert query(tmp_path, sql) == [("mirror-1", "train-0"), ("mirror-2", "train-0")]
+
+
+async def test_a_version_that_comes_late_is_told_by_its_number(tmp_path: Path) -> None:
+    on = bus()
+    await publish(on, unknown(20))
+    await tell(on, record(labels={"v": "10"}, resource_version="10"), seconds=1)
+    await tell(on, record(labels={"v": "9"}, resource_version="9"), seconds=2)
+    await stored(on, tmp_path, records=2, events=1)
+    assert query(tmp_path, "SELECT labels FROM {entries}") == [('{"v":"10"}',)]
+
+
+async def test_a_record_in_the_partition_of_another_node_names_nobody(tmp_path: Path) -> None:
+    """Who may write to one node's partition could else say who uses another node's GPUs."""
+    on = bus()
+    await publish(on, unknown(0))
+    await tell(on, record(), partition=1 - AT.partition)
+    await tell(on, record("another", containers=[]), seconds=1)
+    await stored(on, tmp_path, records=1, events=1)
+    assert query(tmp_path, NAMES)[0][:2] == ("uid-train", "pending")
+
+
+async def test_versions_follow_one_another_as_they_were_written_whatever_their_stamps(
+    tmp_path: Path,
+) -> None:
+    """Podwatch's clock was set back in between."""
+    on = bus()
+    await publish(on, unknown(20))
+    await tell(on, record(labels={"v": "1"}), seconds=10)
+    await tell(on, record(labels={"v": "2"}, resource_version="2"), seconds=5)
+    await stored(on, tmp_path, records=2, events=1)
+    assert query(tmp_path, "SELECT labels FROM {entries}") == [('{"v":"2"}',)]
+
+
 async def test_a_holder_that_the_node_named_gets_the_owner_of_the_pod_of_that_time(
     tmp_path: Path,
 ) -> None:
@@ -151,7 +247,8 @@ async def test_a_holder_that_the_node_named_gets_the_owner_of_the_pod_of_that_ti
     held = [entry(Account.IDLE, holder=0)]
     await publish(on, *(event(tick, entries=held, pods=[], held_by=[named]) for tick in range(4)))
     await tell(on, record("first"), seconds=1)
-    await tell(on, record("second", labels={"team": "nlp"}), seconds=3)
+    second = record("second", labels={"team": "nlp"}, created_time_ns=START_NS + 3 * SECOND_NS)
+    await tell(on, second, seconds=3)
     await stored(on, tmp_path, records=2, events=4)
 
     sql = (

@@ -14,7 +14,7 @@ from gpuledger.ledger.quantities import BOOKED
 from gpuledger.records import Account, BusyMethod, EnergyMethod, Entry, GpuEvent, MemoryMethod
 from tests.unit.sinks.builders import SECOND_NS, books, entry, event, holder, reading
 from tests.unit.sinks.events import events
-from tests.unit.sinks.store.storing import fill, query
+from tests.unit.sinks.store.storing import at_seconds, fill, query
 
 MAX = 2**63 - 1
 
@@ -106,3 +106,23 @@ def test_words_that_a_newer_writer_has_added_are_in_the_table_as_they_were_writt
 
     names = "account, busy_method, memory_method, energy_method, busy_ns"
     assert select(tmp_path, names) == [(word, word, word, word, SECOND_NS // 2)]
+
+
+@pytest.mark.parametrize("folder", ["cluster=eu/pod_state=x", "a folder", "what?", "*", "Zürich's"])
+def test_the_store_s_folder_may_have_any_name(folder: str, tmp_path: Path) -> None:
+    path = tmp_path / folder
+    fill(path, [event(0), event(86_400)])
+    sql = (
+        "SELECT DISTINCT cluster, pod_state, event_date::VARCHAR FROM {entries}"
+        " WHERE pod_state IS NOT NULL ORDER BY 3"
+    )
+    days = [str(at_seconds(tick).date()) for tick in (0, 86_400)]
+    assert query(path, sql) == [("default", "known", day) for day in days]
+
+
+def test_a_query_of_a_day_reads_the_files_of_that_day_alone(tmp_path: Path) -> None:
+    fill(tmp_path, [event(86_400 * day) for day in range(5)])
+    sql = "EXPLAIN SELECT * FROM {entries} WHERE event_date = '"
+    plan = query(tmp_path, sql + str(at_seconds(86_400).date()) + "'")
+    # Of the other days nothing is left but what reads no row.
+    assert str(plan).count("Function:") == 1

@@ -97,6 +97,39 @@ def test_of_pods_of_one_name_the_one_of_the_ticks_time_is_meant(given: Given) ->
         assert [each.uid for each in holders_of(event)] == [UIDS[number]], seconds
 
 
+@pytest.mark.parametrize(
+    ("seconds", "state"),
+    [
+        (-161, PodState.NAMED),
+        (-160, PodState.KNOWN),
+        (-1, PodState.KNOWN),
+        (4, PodState.KNOWN),
+        (5, PodState.NAMED),
+        (600, PodState.NAMED),
+    ],
+)
+def test_a_pod_that_was_not_there_at_the_tick_s_time_has_not_its_name_then(
+    seconds: int, state: PodState
+) -> None:
+    """A kubelet lists a pod on for a few seconds; a StatefulSet's next pod is called alike."""
+    created_ns = T_NS - 100 * SECOND_NS
+    live = Given()
+    live.read_pod(pod(0, created_time_ns=created_ns, deleted_time_ns=T_NS))
+    for _ in range(2):  # the second time as it was described before
+        event = live.take(allocations=held_by("train-0"), time_ns=T_NS + seconds * SECOND_NS)
+        assert [each.state for each in holders_of(event)] == [state]
+
+
+def test_a_description_is_not_kept_beyond_the_last_pod_of_a_cluster(given: Given) -> None:
+    """Nor beyond as many changes as there were before."""
+    given.read_pod(pod(0, uid="old", name="db-0"))
+    held = held_by("db-0")
+    assert [each.uid for each in holders_of(given.take(allocations=held, containers=[]))] == ["old"]
+    given.read_tombstone("old")
+    given.read_pod(pod(1, uid="new", name="db-0"))
+    assert [each.uid for each in holders_of(given.take(allocations=held, containers=[]))] == ["new"]
+
+
 def test_a_pod_that_uses_what_it_holds_stands_in_the_event_once(given: Given) -> None:
     given.read_pod(pod())
     event = given.take(allocations=held_by("train-0"))

@@ -354,3 +354,22 @@ def test_an_event_that_is_more_than_a_message_with_its_places_is_booked_without_
     assert told.node_description is None
     assert told.gpus == bare.gpus
     assert value_of("gpuledger_join_descriptions_cut_total", what="event") == before + 1
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_an_object_that_was_made_anew_is_told_by_its_uid_and_not_by_its_version(
+    order: tuple[int, int],
+) -> None:
+    """A cluster that is built anew counts the versions of its objects from 1 again."""
+    records = [
+        namespace("900001", labels={"team": "a"}, deleted_time_ns=T_NS - 500 * SECOND_NS),
+        namespace(
+            "120",
+            uid="another-uid",
+            labels={"team": "b"},
+            created_time_ns=T_NS - 400 * SECOND_NS,
+        ),
+    ]
+    event = at(joined(*(records[place] for place in order)), 1)
+    assert event.namespaces is not None
+    assert [each.labels for each in event.namespaces] == [{"team": "b"}]
