@@ -21,7 +21,7 @@ from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import History
 from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import decoder_of
-from gpuledger.completeness import Completeness
+from gpuledger.completeness import MAX_AHEAD_NS, Completeness, key_of
 from gpuledger.errors import UndecodableError
 from gpuledger.records import Watermark
 from gpuledger.rights import ApiVersion, strimzi_manifests
@@ -153,7 +153,14 @@ async def read_watermarks(history: History, stage: Stage) -> tuple[int, list[Wat
             async for records in reader.read(at, span):
                 for record in records:
                     with suppress(UndecodableError):
-                        completeness.take(decoder.decode(record.value))
+                        watermark = decoder.decode(record.value)
+                        # Who may write elsewhere speaks for no partition but his own.
+                        is_own = (record.key, at.partition) == (
+                            key_of(watermark),
+                            watermark.partition,
+                        )
+                        if is_own and watermark.complete_until_ns <= time.time_ns() + MAX_AHEAD_NS:
+                            completeness.take(watermark)
                         # Whoever asks here has what the stage has written, all of it.
                         completeness.read_to(at.partition, MAX_OFFSET)
     return len(spans), [each for at in spans for each in completeness.of(at.partition)]

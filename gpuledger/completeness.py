@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from gpuledger.bus.protocol import Message
-from gpuledger.clock import NS_PER_MS
+from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS
 from gpuledger.codec import encode
 from gpuledger.keys import watermark_key
 from gpuledger.records import SilentNode, Watermark
@@ -26,6 +26,9 @@ PODWATCH: Final = "podwatch"
 JOIN: Final = "join"
 RENEWED_AFTER_SECONDS: Final = 5.0
 """How often a stage renews its watermark of each partition, at most."""
+
+MAX_AHEAD_NS: Final = NS_PER_MINUTE
+"""Beyond this ahead of our own clock nothing can be complete: whoever says so has another clock."""
 
 MAX_WAITING: Final = 64
 """Watermarks of a partition and cluster that wait until the reader is there: of more of them the

@@ -24,7 +24,14 @@ from gpuledger.bus.protocol import (
 )
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.codec import Decoder
-from gpuledger.completeness import JOIN, Completeness, key_of, message_of, name_publisher
+from gpuledger.completeness import (
+    JOIN,
+    MAX_AHEAD_NS,
+    Completeness,
+    key_of,
+    message_of,
+    name_publisher,
+)
 from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import Watermark
 from gpuledger.runtime import Check, CheckSeverity, Readiness
@@ -169,7 +176,10 @@ class WatermarkRelay:
         except UndecodableError as error:
             _log.warning("watermark_ignored", sink=self._stage, error=str(error))
             return
-        if record.key == key_of(watermark) and record.partition == watermark.partition:
+        if watermark.complete_until_ns > self._clock.time_ns() + MAX_AHEAD_NS:
+            ahead = f"complete_until_ns {watermark.complete_until_ns} is ahead of our clock"
+            _log.warning("watermark_ignored", sink=self._stage, error=ahead)
+        elif record.key == key_of(watermark) and record.partition == watermark.partition:
             self._completeness.take(watermark)
 
     async def _publish(

@@ -46,6 +46,7 @@ from gpuledger.bus.protocol import Message, Record
 from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS, NS_PER_SECOND
 from gpuledger.codec import Decoder, encode
 from gpuledger.completeness import JOIN, PODWATCH, Completeness, key_of
+from gpuledger.completeness import MAX_AHEAD_NS as COMPLETE_AHEAD_NS
 from gpuledger.dead_letter_queue import DeadLetterQueue, show_key
 from gpuledger.keys import key_in, node_key
 from gpuledger.ledger.holders import TooManyEntriesError
@@ -181,6 +182,11 @@ class JoinStage:
                     detail += f" key {show_key(record.key)} in partition {record.partition}"
                     self._dead_letters.reject(record, reason="misplaced", detail=detail)
                     continue
+                if found.complete_until_ns > self._time_ns() + COMPLETE_AHEAD_NS:
+                    detail = f"{record.topic}: complete_until_ns {found.complete_until_ns} is ahead"
+                    detail += " of this machine's clock: nothing is complete up to there"
+                    self._dead_letters.reject(record, reason="invalid", detail=detail)
+                    continue
                 if found.stage == JOIN:
                     known = self._watermarks[record.partition]
                     known.call_complete(found.cluster, found.complete_until_ns)
@@ -192,6 +198,11 @@ class JoinStage:
                 elif self._time_ns() - found.complete_until_ns < SPEAKING_NS:
                     # Each cluster that has a podwatch at work is waited for, not the first alone.
                     self.pods_completeness.expect(found)
+
+    def listen_anew(self) -> None:
+        """Begin to listen to all nodes, after the brokers were away."""
+        for known in self._watermarks.values():
+            known.listen_anew(self._time_ns())
 
     def find_complete(self, partition: int, *, is_at_end: bool) -> dict[str, Reached]:
         """Return up to which event time each cluster is complete by what was booked of it."""

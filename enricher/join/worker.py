@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Final
 
 import structlog
 
@@ -38,6 +39,8 @@ from gpuledger.lag import Lag
 from gpuledger.runtime import RetryingCaller
 from gpuledger.topics import Topics
 
+_LISTENING_SECONDS: Final = 30.0
+"""A poll that comes so much later than the one before had no brokers, or a join that hung."""
 _log = structlog.get_logger(__name__)
 
 
@@ -61,6 +64,7 @@ class JoinWorker:
         self._topics = topics
         self._announcer = announcer
         self._at_end: set[int] = set()
+        self._polled_at = time.monotonic()
         self._inputs = input_names(topics)
         self._gaps = gaps
         self._lag = lag
@@ -107,6 +111,11 @@ class JoinWorker:
         batch = await poll(
             consumer, retry=self._retry, tuning=self._tuning, max_seconds=max_seconds
         )
+        # Silent is who was not heard while we listened.
+        now, before = time.monotonic(), self._polled_at
+        self._polled_at = now
+        if now - before > _LISTENING_SECONDS:
+            self._stage.listen_anew()
         # What this poll brought of partitions that are restored now comes again after that.
         restored = await self._restorer.run(consumer)
         held = consumer.assignment()

@@ -161,7 +161,6 @@ class Elector:
         release_seconds: float = RELEASE_SECONDS,
     ) -> None:
         self._leading = pod_metrics.LEADING.labels(cluster=cluster)
-        self._leading.set(0)
         self._client = client
         self._settings = settings
         self._identity = identity

@@ -127,3 +127,9 @@ LEASE_FAILURES: Final = Counter(
     "gpuledger_podwatch_lease_failures",
     "Attempts to acquire or renew the Lease that the API server did not answer, or refused.",
 )
+
+
+def count_cluster_from_zero(cluster: str) -> None:
+    """Show what is told by cluster, before there is anything to tell."""
+    LEADING.labels(cluster=cluster)
+    count_from_zero(WATERMARK_TIMESTAMP, cluster=[cluster], kind=KINDS_WITH_WATERMARKS)

@@ -48,6 +48,7 @@ async def run_podwatch(
     The checks are those of `KindChecks`, for each kind, and with a Lease `lease`; all are ok while
     another one leads.
     """
+    pod_metrics.count_cluster_from_zero(settings.cluster)
     podwatch = PodWatch(api=api, bus=bus, settings=settings, readiness=readiness, clock=clock)
     if not settings.lease.enabled:
         pod_metrics.LEADING.labels(cluster=settings.cluster).set(1)

@@ -225,27 +225,44 @@ class Reached(NamedTuple):
     silent: list[tuple[str, int]]
     """The silent ones, each with the end of its last tick, the newest first."""
 
+    def raised_to(self, until_ns: int, nodes: Mapping[str, NodeWatermark]) -> "Reached":
+        """Return the same up to a time that was said before.
+
+        Who was silent then and has come back behind that time is left out by it as before.
+        """
+        named = dict(self.silent)
+        left = {name: known.time_ns for name, known in nodes.items() if known.time_ns < until_ns}
+        silent = sorted((left | named).items(), key=itemgetter(1), reverse=True)
+        return self._replace(until_ns=until_ns, silent=silent)
+
 
 def find_reached(
-    nodes: Mapping[str, NodeWatermark], *, now_ns: int, is_at_end: bool
+    nodes: Mapping[str, NodeWatermark], *, now_ns: int, is_at_end: bool, since_ns: int = 0
 ) -> Reached | None:
     """Return how far nodes of one cluster are complete in a partition, by their newest ticks.
 
-    Not silent is who is within two minutes of what the partition has reached: their ticks come in
-    their order, so the hindmost of them is how far all are. That needs no clock, and holds as well
-    while what lies there for hours is read. `is_at_end` says that nothing is left to be read: only
-    then are nodes silent by our own clock, and only then is a partition, of which nobody is heard,
-    complete up to where they would be. `None` where nothing is known.
+    Their ticks come in their order, so the hindmost of those that are not silent is how far all
+    are. `is_at_end` says that nothing is left to be read: then it shows by our own clock who is
+    silent, and only then is a partition, of which nobody is heard, complete up to where they would
+    be. `None` where nothing is known.
+
+    While something is left to be read, it may be the ticks of hours. Then somebody is silent where
+    others were heard for two minutes of our own clock, or who is two minutes behind at least half
+    of the others: one clock that runs ahead makes nobody silent whose ticks are still to be read.
+    Since `since_ns` by our own clock is listened to them all: before, nobody was silent.
     """
     times = {name: min(known.time_ns, now_ns) for name, known in nodes.items()}
-    present = set(times)
-    if times:
-        silent_before_ns = partition_watermark(times.values(), now_ns=now_ns) - SILENT_NS
-        present = {name for name, time_ns in times.items() if time_ns >= silent_before_ns}
+    heard = {name: max(known.heard_ns, since_ns) for name, known in nodes.items()}
     if is_at_end:
-        present = {name for name in present if now_ns - nodes[name].heard_ns < SILENT_NS}
-    elif not times:
+        present = {name for name, heard_ns in heard.items() if now_ns - heard_ns < SILENT_NS}
+        reached_ns = partition_watermark(times.values(), now_ns=now_ns) if times else 0
+    elif times:
+        newest_ns = max(heard.values())
+        present = {name for name, heard_ns in heard.items() if newest_ns - heard_ns < SILENT_NS}
+        reached_ns = sorted(map(times.__getitem__, present))[(len(present) - 1) // 2]
+    else:
         return None
+    present = {name for name in present if times[name] >= reached_ns - SILENT_NS}
     until_ns = min((times[name] for name in present), default=now_ns - SILENT_NS)
     silent = [(name, time_ns) for name, time_ns in times.items() if name not in present]
     silent.sort(key=itemgetter(1), reverse=True)

@@ -17,6 +17,7 @@ from enricher.join.progress.passage import (
     partition_watermark,
 )
 from gpuledger.clock import NS_PER_DAY, NS_PER_MS
+from gpuledger.completeness import MAX_AHEAD_NS
 from gpuledger.keys import node_key, split_key
 from gpuledger.records import NodeProgress, NodeSample
 from gpuledger.records.base import DEFAULT_CLUSTER
@@ -46,6 +47,8 @@ class NodeWatermarks:
         self._reached_ns: int | None = None
         self._left_of_sweep = 0
         self._complete_until_ns: dict[str, int] = {}
+        self._since_ns: int | None = None
+        """Since when the partition is read here, by our own clock."""
 
     def __len__(self) -> int:
         return len(self._watermarks)
@@ -102,7 +105,10 @@ class NodeWatermarks:
         is said of the default one: an empty partition is complete, too. It costs as much as there
         are nodes. `is_at_end` says that nothing is left to be read.
         """
-        overall = find_reached(self._watermarks, now_ns=now_ns, is_at_end=is_at_end)
+        if self._since_ns is None:
+            self._since_ns = now_ns
+        how = {"now_ns": now_ns, "since_ns": self._since_ns}
+        overall = find_reached(self._watermarks, is_at_end=is_at_end, **how)
         if overall is None:
             return {}
         nodes: dict[str, dict[str, NodeWatermark]] = {each: {} for each in self._complete_until_ns}
@@ -110,12 +116,19 @@ class NodeWatermarks:
             nodes.setdefault(split_key(key)[0], {})[key] = watermark
         complete: dict[str, Reached] = {}
         for cluster, known in (nodes or {DEFAULT_CLUSTER: {}}).items():
-            found = find_reached(known, now_ns=now_ns, is_at_end=is_at_end) if known else None
+            found = find_reached(known, is_at_end=is_at_end, **how) if known else None
             found = found or Reached(overall.until_ns, 0, [])
+            if self.complete_until_ns(cluster) > now_ns + MAX_AHEAD_NS:
+                # Said by a clock that ran ahead, or by nobody who knew: it was never so.
+                del self._complete_until_ns[cluster]
             self.call_complete(cluster, found.until_ns)
             until_ns = max(found.until_ns, self.complete_until_ns(cluster))
-            complete[cluster] = found._replace(until_ns=until_ns)
+            complete[cluster] = found.raised_to(until_ns, known)
         return complete
+
+    def listen_anew(self, now_ns: int) -> None:
+        """Begin to listen: who was not heard before, as we had no brokers, was not silent."""
+        self._since_ns = now_ns
 
     def _make_room(self) -> None:
         """Forget the tenth of the nodes that have been booked for the shortest time.

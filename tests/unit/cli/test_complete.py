@@ -63,9 +63,13 @@ async def test_of_each_partition_what_its_stage_says_counts_and_nothing_else() -
             said(0, seconds=7),
             said(0, seconds=9, stage="join"),
             said(0, seconds=9, stage="rows", topic=ROWS.name),
+            said(1, seconds=9),  # in the partition of another
+            said(0, seconds=100 * 365 * 86_400),
         ):
             message = message_of(each, time_ns=NOON_NS)
             await producer.publish(WATERMARKS.name, 0, [message])
+        forged = message_of(said(0, seconds=9), time_ns=NOON_NS)._replace(key=b"anything/else")
+        await producer.publish(WATERMARKS.name, 0, [forged])
         await producer.publish(WATERMARKS.name, 0, [Message(b"store/default/0", b"{", 0)])
 
     assert await read_watermarks(on, "store") == (PARTITIONS, [said(0, seconds=7)])

@@ -47,6 +47,7 @@ _TOPICS: Final = "from gpuledger.topics import Topics"
 FRESH: Final = (
     *(
         f"import agent.metrics as m; {_TOPICS}; m.count_published_from_zero(Topics())",
+        "import enricher.podwatch.pod_metrics as m; m.count_cluster_from_zero('default')",
         "import enricher.podwatch.events",
         f"import enricher.join.join_metrics as m; {_TOPICS}; m.count_topics_from_zero(Topics())",
     ),

@@ -10,10 +10,10 @@ from enricher.podwatch.publish import KnownRecords
 from enricher.podwatch.table import ObjectTable
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
-from gpuledger.completeness import PODWATCH, key_of
+from gpuledger.completeness import JOIN, PODWATCH, key_of
 from gpuledger.keys import key_in, node_key, show_node, split_key
 from gpuledger.records import NodeProgress, NodeRecord, PodState, Watermark
-from tests.default_topics import PODS, TOPICS, WATERMARKS
+from tests.default_topics import EVENTS, PODS, TOPICS, WATERMARKS
 from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.ticks import SECOND_NS, UIDS, pod, record, sample
 
@@ -127,6 +127,19 @@ def test_a_join_that_starts_waits_for_the_podwatch_of_each_cluster_that_is_at_wo
         stage.take_watermarks([podwatch_said(cluster, time_ns=now_ns, offset=offset)])
         complete.append(stage.pods_completeness.complete_until_ns([3]))
     assert complete == [None, now_ns]
+
+
+@pytest.mark.parametrize("stage", [PODWATCH, JOIN])
+async def test_a_watermark_of_a_time_to_come_is_put_aside(stage: str) -> None:
+    """It would hold for ever, and be said on by every stage behind the join."""
+    given = Given()
+    said = Watermark(
+        stage=stage, cluster=BLUE, partition=3, complete_until_ns=given.now_ns + 61 * SECOND_NS,
+        topic=EVENTS.name, next_offset=0, publisher="test",
+    )  # fmt: skip
+    given.stage.take_watermarks([Record(WATERMARKS.name, 3, 0, 0, key_of(said), encode(said))])
+    assert given.stage.find_complete(3, is_at_end=False) == {}
+    assert [letter.reason for letter in await given.letters()] == ["invalid"]
 
 
 def test_progress_that_is_read_back_is_each_clusters_own() -> None:

@@ -159,6 +159,8 @@ async def test_what_is_no_watermark_of_the_join_is_passed_over(
         on,
         replace(of_join(9, next_offset=1), stage="podwatch"),
         replace(of_join(9, next_offset=1), topic="another"),
+        # Nothing is complete up to a time to come: whoever says so has another clock.
+        of_join(10**18, next_offset=1),
         of_join(3, next_offset=1),
     )
 

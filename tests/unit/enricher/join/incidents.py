@@ -6,6 +6,11 @@ from tests.default_topics import INCIDENTS
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, record
 
 
+def at(seconds: int) -> int:
+    """Return the time so many seconds after the pods of the tests were made."""
+    return (1_789_999_000 + seconds) * SECOND_NS
+
+
 def incident(**changes: object) -> Incident:
     """Return an incident of a GPU on which the first pod has a process."""
     values: dict[str, object] = {
@@ -13,7 +18,7 @@ def incident(**changes: object) -> Incident:
         "node": "node-a",
         "boot_id": "boot",
         "gpu_uuid": "GPU-a",
-        "time_ns": 10 * SECOND_NS,
+        "time_ns": at(10),
         "kind": "xid",
         "source": "nvml",
         "severity": Severity.CRITICAL,

@@ -14,8 +14,8 @@ from gpuledger.records import (
 )
 from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.unit.enricher.join.builders import Given
-from tests.unit.enricher.join.incidents import incident, incident_record
-from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod
+from tests.unit.enricher.join.incidents import at, incident, incident_record
+from tests.unit.enricher.join.ticks import CONTAINER_IDS, UIDS, pod
 
 ATTRIBUTED = Decoder(topic=ATTRIBUTED_INCIDENTS.name, record=AttributedIncident)
 
@@ -55,10 +55,8 @@ def on_idle_gpu(given: Given, *names: str) -> list[PodDescription]:
 
 def test_an_incident_is_described_by_its_own_time(given: Given) -> None:
     """With the owner that the pod had, and the processes that were there."""
-    given.read_pod(pod(owner_name="before"), seen_time_ns=5 * SECOND_NS)
-    given.read_pod(
-        pod(owner_name="after", deleted_time_ns=20 * SECOND_NS), seen_time_ns=15 * SECOND_NS
-    )
+    given.read_pod(pod(owner_name="before"), seen_time_ns=at(5))
+    given.read_pod(pod(owner_name="after", deleted_time_ns=at(20)), seen_time_ns=at(15))
     found = attributed(given, incident())
     assert [(each.owner_name, each.deleted_time_ns) for each in found.pods] == [("before", None)]
     assert [each.pid for each in found.incident.processes] == [1]
@@ -97,8 +95,8 @@ def test_a_holder_is_looked_for_on_its_own_node_alone(given: Given) -> None:
 
 def life(number: int, born: int, gone: int | None) -> PodRecord:
     """Return one of the pods that had the same name, by when it came and went."""
-    deleted_time_ns = None if gone is None else gone * SECOND_NS
-    created_time_ns = born * SECOND_NS
+    deleted_time_ns = None if gone is None else at(gone)
+    created_time_ns = at(born)
     return pod(
         number, name="db-0", created_time_ns=created_time_ns, deleted_time_ns=deleted_time_ns
     )

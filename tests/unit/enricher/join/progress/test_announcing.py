@@ -3,11 +3,18 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from enricher.join.progress.announcing import Announcer
-from enricher.join.progress.passage import SILENT_NS, find_reached, is_duplicate
+from enricher.join.progress.passage import (
+    SILENT_NS,
+    NodeWatermark,
+    Reached,
+    find_reached,
+    is_duplicate,
+)
 from enricher.join.progress.watermarks import NodeWatermarks
 from gpuledger.codec import decoder_of
 from gpuledger.completeness import RENEWED_AFTER_SECONDS, Completeness
@@ -217,3 +224,99 @@ def test_a_partition_of_which_nobody_is_heard_is_complete_but_for_two_minutes_at
     assert reached is not None
     assert (reached.until_ns, reached.node_count) == (now_ns - SILENT_NS, 0)
     assert find_reached({}, now_ns=now_ns, is_at_end=False) is None
+
+
+def ticked(ago_seconds: int, *, heard_ago_seconds: int = 0) -> NodeWatermark:
+    """Return a node whose newest tick is of then, and was heard by our own clock."""
+    time_ns, heard_ns = (BEGIN_NS - ago * SECOND_NS for ago in (ago_seconds, heard_ago_seconds))
+    return NodeWatermark("boot", 1, time_ns, 0, heard_ns, 0, heard_ns, heard_ns)
+
+
+@pytest.mark.parametrize(
+    ("case", "others", "until_ago", "silent"),
+    [
+        ("ticks of ten minutes ago are read", {}, 600, []),
+        ("a clock runs an hour ahead", {"c": ticked(600 - 3_600)}, 600, []),
+        ("another one is days ahead", {"c": ticked(-90_000), "d": ticked(599)}, 600, []),
+        ("one is far behind", {"c": ticked(5_000), "d": ticked(590)}, 600, ["c"]),
+        ("one is not heard any more", {"c": ticked(610, heard_ago_seconds=121)}, 600, ["c"]),
+        ("one was heard a minute ago", {"c": ticked(660, heard_ago_seconds=60)}, 660, []),
+    ],
+)
+def test_nobody_is_silent_whose_ticks_are_still_to_be_read(
+    case: str, others: dict[str, NodeWatermark], until_ago: int, silent: list[str]
+) -> None:
+    nodes = {"a": ticked(600), "b": ticked(598)} | others
+    reached = find_reached(nodes, now_ns=BEGIN_NS, is_at_end=False)
+    assert reached is not None
+    assert (BEGIN_NS - reached.until_ns) // SECOND_NS == until_ago, case
+    assert [name for name, _ in reached.silent] == silent, case
+
+
+def test_nobody_is_silent_of_whom_nothing_was_heard_since_a_partition_was_taken_over() -> None:
+    """By the progress that is read back all were heard when the former worker ended."""
+    heard = {"heard_ago_seconds": 3_600}
+    nodes = {"a": ticked(3_600, **heard), "b": ticked(3_599, **heard), "c": ticked(3_598)}
+    how = {"now_ns": BEGIN_NS, "since_ns": BEGIN_NS - SECOND_NS}
+    reached = find_reached(nodes, is_at_end=False, **how)
+    assert reached is not None
+    assert (BEGIN_NS - reached.until_ns) // SECOND_NS == 3_600
+    assert reached.silent == []
+
+
+def complete(nodes: NodeWatermarks, now_ns: int, *, is_at_end: bool = True) -> Reached:
+    return nodes.find_complete(now_ns=now_ns, is_at_end=is_at_end)["default"]
+
+
+def heard(*nodes: str, at_ns: int, behind_seconds: int = 0) -> NodeWatermarks:
+    """Return what is known where each of these nodes has ticked."""
+    known = NodeWatermarks()
+    for node in nodes:
+        hear(known, node, at_ns=at_ns, behind_seconds=behind_seconds)
+    return known
+
+
+def hear(known: NodeWatermarks, node: str, *, at_ns: int, behind_seconds: int = 0) -> None:
+    time_ns = at_ns - behind_seconds * SECOND_NS
+    tick = sample(node=node, seq=time_ns // 10**6, time_ns=time_ns)
+    known.advance(tick, offset=0, written_ms=at_ns // 10**6, now_ns=at_ns)
+
+
+def test_what_was_said_by_a_clock_that_ran_ahead_is_not_said_again() -> None:
+    now_ns = BEGIN_NS
+    known = heard("a", "b", at_ns=now_ns)
+    complete(known, now_ns)
+    ahead = complete(known, now_ns + 86_400 * SECOND_NS)
+    assert ahead.until_ns > now_ns + 86_000 * SECOND_NS
+    assert complete(known, now_ns + SECOND_NS).until_ns == now_ns
+
+
+def test_who_comes_back_behind_what_was_said_is_named_as_long_as_he_is_behind() -> None:
+    """His ticks are left out by it as they were while he was silent."""
+    now_ns = BEGIN_NS
+    known = heard("a", "b", at_ns=now_ns)
+    hear(known, "c", at_ns=now_ns - 150 * SECOND_NS)
+    complete(known, now_ns - 200 * SECOND_NS)
+    found = complete(known, now_ns)
+    assert (found.until_ns, [name for name, _ in found.silent]) == (now_ns, ["default/c"])
+    hear(known, "c", at_ns=now_ns, behind_seconds=100)
+    found = complete(known, now_ns)
+    assert found.until_ns == now_ns
+    assert [name for name, _ in found.silent] == ["default/c"]
+    hear(known, "c", at_ns=now_ns + SECOND_NS)
+    assert complete(known, now_ns + SECOND_NS).silent == []
+
+
+def test_nobody_was_silent_while_we_had_no_brokers() -> None:
+    """What nodes keep on their disks meanwhile is still to come."""
+    now_ns = BEGIN_NS
+    known = heard("a", "b", at_ns=now_ns)
+    assert complete(known, now_ns).until_ns == now_ns
+    later_ns = now_ns + 600 * SECOND_NS
+    known.listen_anew(later_ns)
+    for seconds in (0, 60, 119):
+        found = complete(known, later_ns + seconds * SECOND_NS)
+        assert (found.until_ns, found.silent) == (now_ns, [])
+    found = complete(known, later_ns + 121 * SECOND_NS)
+    assert found.until_ns > now_ns
+    assert len(found.silent) == 2
