@@ -149,6 +149,7 @@ async def read_watermarks(history: History, stage: Stage) -> tuple[int, list[Wat
     decoder = decoder_of(topics.watermarks.name, Watermark)
     async with history.reader() as reader:
         spans = await reader.spans(topics.watermarks.name)
+        partitions = len(await reader.spans(spoken_of.name))
         for at, span in spans.items():
             async for records in reader.read(at, span):
                 for record in records:
@@ -163,7 +164,10 @@ async def read_watermarks(history: History, stage: Stage) -> tuple[int, list[Wat
                             completeness.take(watermark)
                         # Whoever asks here has what the stage has written, all of it.
                         completeness.read_to(at.partition, MAX_OFFSET)
-    return len(spans), [each for at in spans for each in completeness.of(at.partition)]
+    # The topic itself, where it was given more partitions than those that watermarks speak of.
+    return max(len(spans), partitions), [
+        each for at in spans for each in completeness.of(at.partition)
+    ]
 
 
 def completeness_lines(

@@ -12,7 +12,7 @@ not before: a reader that is behind would otherwise close an hour of which it ha
 
 import socket
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from gpuledger.bus.protocol import Message
@@ -30,11 +30,11 @@ RENEWED_AFTER_SECONDS: Final = 5.0
 MAX_AHEAD_NS: Final = NS_PER_MINUTE
 """Beyond this ahead of our own clock nothing can be complete: whoever says so has another clock."""
 
+MAX_CLUSTERS: Final = 1_000
+"""Clusters of one partition that are called complete: names are anybody's."""
 MAX_WAITING: Final = 64
 """Watermarks of a partition and cluster that wait until the reader is there: of more of them the
 second newest gives way, so that a reader that is far behind still goes from one to the next."""
-Origin = tuple[int, str]
-"""A partition, and a cluster that has nodes in it."""
 
 
 class Completeness:
@@ -44,9 +44,10 @@ class Completeness:
         self._stage = stage
         self._topic = topic
         self._next_offsets: dict[int, int] = {}
-        self._waiting: dict[Origin, deque[Watermark]] = {}
-        self._reached: dict[Origin, Watermark] = {}
-        self._expected: set[Origin] = set()
+        self._waiting: dict[int, dict[str, deque[Watermark]]] = {}
+        self._reached: dict[int, dict[str, Watermark]] = {}
+        self._expected: set[tuple[int, str]] = set()
+        """Partitions, each with a cluster of which something is to be said there."""
 
     def expect(self, watermark: Watermark) -> None:
         """Have its partition wait for a watermark of its cluster: whoever says them is at work."""
@@ -57,31 +58,33 @@ class Completeness:
         """Take a watermark; one of another stage or topic is passed over."""
         if (watermark.stage, watermark.topic) != (self._stage, self._topic):
             return
-        waiting = self._waiting.setdefault((watermark.partition, watermark.cluster), deque())
+        clusters = self._waiting.setdefault(watermark.partition, {})
+        if watermark.cluster not in clusters and len(clusters) >= MAX_CLUSTERS:
+            return
+        waiting = clusters.setdefault(watermark.cluster, deque())
         if len(waiting) >= MAX_WAITING:
             waiting.pop()
         # The offsets of a topic that was made anew: what is said of the one before never holds.
         while waiting and waiting[-1].next_offset > watermark.next_offset:
             waiting.pop()
         waiting.append(watermark)
-        self._apply(watermark.partition)
+        self._apply(watermark.partition, {watermark.cluster: waiting})
 
     def read_to(self, partition: int, next_offset: int) -> None:
         """Record that all of a partition before this offset is read, and worked off."""
         self._next_offsets[partition] = next_offset
-        self._apply(partition)
+        self._apply(partition, self._waiting.get(partition, {}))
 
     def forget(self, partition: int) -> None:
         """Forget a partition that somebody else reads."""
         self._next_offsets.pop(partition, None)
         self._expected = {each for each in self._expected if each[0] != partition}
-        for known in (self._waiting, self._reached):
-            for origin in [each for each in known if each[0] == partition]:
-                del known[origin]
+        self._waiting.pop(partition, None)
+        self._reached.pop(partition, None)
 
     def of(self, partition: int) -> list[Watermark]:
         """Return what holds of a partition by now, a watermark of each cluster."""
-        return [each for (of, _), each in self._reached.items() if of == partition]
+        return list(self._reached.get(partition, {}).values())
 
     def complete_until_ns(self, partitions: Iterable[int]) -> int | None:
         """Return up to which time all of these partitions are complete, in all their clusters.
@@ -89,7 +92,10 @@ class Completeness:
         `None` where that is not known of one of them.
         """
         partitions = list(partitions)
-        if any(each[0] in partitions for each in self._expected - self._reached.keys()):
+        if any(
+            partition in partitions and cluster not in self._reached.get(partition, {})
+            for partition, cluster in self._expected
+        ):
             return None
         found = [self.of(partition) for partition in partitions]
         if not all(found):
@@ -105,17 +111,18 @@ class Completeness:
             for node in watermark.silent or ()
         ]
 
-    def _apply(self, partition: int) -> None:
+    def _apply(self, partition: int, waiting_of: Mapping[str, deque[Watermark]]) -> None:
         """Apply the watermarks that the reader has read past; none of them goes back in time."""
         next_offset = self._next_offsets.get(partition)
         if next_offset is None:
             return
-        for origin, waiting in self._waiting.items():
-            while origin[0] == partition and waiting and waiting[0].next_offset <= next_offset:
+        reached = self._reached.setdefault(partition, {})
+        for cluster, waiting in waiting_of.items():
+            while waiting and waiting[0].next_offset <= next_offset:
                 watermark = waiting.popleft()
-                reached = self._reached.get(origin)
-                if reached is None or watermark.complete_until_ns >= reached.complete_until_ns:
-                    self._reached[origin] = watermark
+                former = reached.get(cluster)
+                if former is None or watermark.complete_until_ns >= former.complete_until_ns:
+                    reached[cluster] = watermark
 
 
 def key_of(watermark: Watermark) -> bytes:

@@ -349,3 +349,6 @@ class History(Protocol):
 
 class WholeBus(TransactionalBus, History, Protocol):
     """A bus that can be followed, written to at once, and looked back on."""
+
+    async def describe(self, topic: str) -> TopicDescription:
+        """Return what is known of a topic now; `TopicsError` where it does not exist."""

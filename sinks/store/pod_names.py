@@ -7,7 +7,7 @@ never rewritten for it: whoever reads joins the two (`gpuledger.store.query`).
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
@@ -15,7 +15,14 @@ from typing import Any, Final
 import orjson
 import structlog
 
-from gpuledger.bus.protocol import HistoryReader, Record, Span, TopicPartition, WholeBus
+from gpuledger.bus.protocol import (
+    HistoryReader,
+    Record,
+    Span,
+    TopicDescription,
+    TopicPartition,
+    WholeBus,
+)
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, NS_PER_US, Clock
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusError, UndecodableError, UserError
@@ -26,7 +33,7 @@ from gpuledger.runtime.tasks import end_tasks, in_daemon_thread
 from gpuledger.topics import partition_of_node
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.buffer import Row
-from sinks.store.stored import Streams, refuse_shorter_topic
+from sinks.store.stored import Streams
 from sinks.store.table import PodsTable, StaleTableError
 
 MAX_ROWS: Final = 20_000
@@ -78,6 +85,7 @@ async def open_pod_names(
         names = PodNames(
             table,
             topic=bus.topics.pods.name,
+            describe=bus.describe,
             reader=reader,
             streams=streams,
             check=check,
@@ -98,6 +106,7 @@ class PodNames:
         table: PodsTable,
         *,
         topic: str,
+        describe: Callable[[str], Awaitable[TopicDescription]],
         reader: HistoryReader,
         streams: Streams,
         check: Check,
@@ -106,6 +115,8 @@ class PodNames:
     ) -> None:
         """Take the table and what nobody else reads by."""
         self._table, self._topic, self._reader = table, topic, reader
+        self._describe = describe
+        self._topic_id: str | None = None
         self._streams, self._check, self._clock = streams, check, clock
         self._interval_seconds = interval_seconds
         self._decoder = Decoder(topic=topic, record=PodRecord)
@@ -139,6 +150,11 @@ class PodNames:
     async def _update(self) -> None:
         """Append what is new; what cannot be done now is done next time."""
         try:
+            topic_id = (await self._describe(self._topic)).topic_id
+            if topic_id != self._topic_id:
+                # Made anew, it holds what podwatch knows by now: all of it is read.
+                self._topic_id = topic_id
+                self._positions = dict.fromkeys(self._positions)
             spans = await self._reader.spans(self._topic)
             await self._find_positions(spans)
             await self._append_new(spans)
@@ -176,18 +192,29 @@ class PodNames:
     async def _find_positions(self, spans: Mapping[TopicPartition, Span]) -> None:
         """Look up in the table where to read on.
 
-        Raises UserError where the table has more of a partition than there is.
+        Raises UserError where the table has more of a partition than there is. Of a topic that was
+        made anew it has nothing: each has a stream of its own.
         """
         wanted = [at for at in spans if self._positions.get(at.partition, 0) is None]
         if not wanted:
             return
-        streams = [self._streams.of(at) for at in wanted]
+        streams = list(map(self._stream_of, wanted))
         numbers = await in_daemon_thread(partial(self._table.load, streams))
         for at in wanted:
-            last_offset = numbers.get(self._streams.of(at), -1)
-            refuse_shorter_topic(at, last_offset=last_offset, end=spans[at].end)
+            last_offset = numbers.get(self._stream_of(at), -1)
+            if last_offset + 1 > spans[at].end:
+                raise UserError(
+                    f"the table pods has {at.topic}[{at.partition}] up to offset {last_offset}, but"
+                    f" it ends at {spans[at].end}: Kafka lost records of it; pods that came since"
+                    " get no late names until it is as long as before"
+                )
             if at.partition in self._positions:
                 self._positions[at.partition] = last_offset + 1
+
+    def _stream_of(self, at: TopicPartition) -> str:
+        """Return the stream of the offsets of a partition, of the topic that is there now."""
+        stream = self._streams.of(at)
+        return stream if self._topic_id is None else f"{stream}|{self._topic_id}"
 
     def _rows_of(self, record: Record, *, partitions: int) -> Iterator[Row]:
         if record.value is None:
@@ -204,7 +231,7 @@ class PodNames:
             yield from rows_of_pod(pod, record)
 
     async def _append(self, rows: list[Row], offsets: Mapping[TopicPartition, int]) -> None:
-        numbers: dict[str, Any] = {self._streams.of(at): last for at, last in offsets.items()}
+        numbers: dict[str, Any] = {self._stream_of(at): last for at, last in offsets.items()}
         time_ms = self._clock.time_ns() // NS_PER_MS
         await in_daemon_thread(partial(self._table.append, rows, numbers, time_ms=time_ms))
         for at, last in offsets.items():

@@ -17,7 +17,7 @@ from enricher.join.progress.passage import (
     partition_watermark,
 )
 from gpuledger.clock import NS_PER_DAY, NS_PER_MS
-from gpuledger.completeness import MAX_AHEAD_NS
+from gpuledger.completeness import MAX_AHEAD_NS, MAX_CLUSTERS
 from gpuledger.keys import node_key, split_key
 from gpuledger.records import NodeProgress, NodeSample
 from gpuledger.records.base import DEFAULT_CLUSTER
@@ -29,8 +29,6 @@ NEWEST_BOOTS: Final = 4
 LONGEST_BOOTS: Final = 4
 """The boot that a node is really in is among those that have been booked for longest, however many
 were made up since."""
-MAX_CLUSTERS: Final = 1_000
-"""Clusters of one partition that are called complete: names are anybody's."""
 MAX_NODES: Final = 20_000
 """Nodes of one partition: several times those of the largest clusters in all of them."""
 

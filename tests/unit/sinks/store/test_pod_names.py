@@ -15,7 +15,6 @@ from gpuledger.keys import key_in
 from gpuledger.records import Account, GpuEvent, PodDescription, PodRecord, PodState
 from gpuledger.records.cluster import PodContainer
 from gpuledger.runtime import Readiness
-from gpuledger.topics import Topics
 from sinks.store.pod_names import open_pod_names
 from sinks.store.stored import Streams
 from sinks.store.table import PodsTable
@@ -344,24 +343,22 @@ async def test_two_who_hold_the_same_partition_write_each_record_once(tmp_path: 
     assert pods_there(tmp_path) == [(number, 1) for number in range(12)]
 
 
-async def test_a_topic_that_was_made_anew_is_no_sequel_of_the_one_before(tmp_path: Path) -> None:
-    on, clock, readiness = bus(), ManualClock(), Readiness()
+@pytest.mark.parametrize("count", [1, 2, 5])
+async def test_of_a_topic_that_was_made_anew_all_is_read(count: int, tmp_path: Path) -> None:
+    """Be it shorter than the one before, as long, or longer; and nothing is set by anybody."""
+    on, clock = bus(), ManualClock()
     await publish(on, unknown(0))
     await tell(on, record("a"), record("b"))
-    await stored(on, tmp_path, records=2, events=1)
+    async with running(store(tmp_path, on, clock=clock)):
+        await eventually(lambda: clock.advance(1) and len(pods_there(tmp_path)) == 2)
+        on.recreate(PODS.name)
+        await tell(on, *(record(f"new-{number}") for number in range(count)))
+        await eventually(lambda: clock.advance(1) and uids_there(tmp_path) >= {f"new-{count - 1}"})
+    assert uids_there(tmp_path) == {"a", "b", *(f"new-{number}" for number in range(count))}
 
-    on = bus()
-    await tell(on, record("c"))
-    streams = Streams(group=Topics().group("gpuledger-store"), generation="")
-    async with open_pod_names(
-        PodsTable(store_uri=str(tmp_path)),
-        bus=on,
-        streams=streams,
-        readiness=readiness,
-        clock=clock,
-        interval_seconds=1.0,
-    ) as names:
-        names.follow([AT])
-        names.begin_if_due()
-        await eventually(lambda: not readiness.check("store.pods").is_ok)
-    assert pods_there(tmp_path) == [(0, 1), (1, 1)]
+
+def uids_there(path: Path) -> set[str]:
+    files = DeltaTable(str(path / "pods")).file_uris()
+    sql = f"SELECT DISTINCT pod_uid FROM read_parquet({files})"  # noqa: S608  # our own files
+    with duckdb.connect() as connection:
+        return {row[0] for row in connection.execute(sql).fetchall()}
