@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
-from queue import SimpleQueue
 from types import FrameType
 from typing import Final, Protocol, TypeVar
 
@@ -33,6 +32,8 @@ _FAILED: Final = 1
 _USER_ERROR: Final = 2
 _LOGGING_SECONDS: Final = 1.0
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT)
+_NO_SIGNAL: Final = b"\0"
+_BEGINS: Final = {*map(int, _ENDING), *_NO_SIGNAL}
 
 
 def run_until_signalled(
@@ -139,32 +140,42 @@ class _EndingSignals:
 class _Deadline:
     """Ends the process when its time is over: from a thread, as the event loop itself may hang.
 
-    The thread is there from the start and is woken through a queue that may be written to in the
-    midst of anything: a signal's handler can neither start a thread nor take a lock, as the code
-    that it interrupts may be doing just that.
+    The thread is there from the start and is woken through a pipe. A signal's handler can neither
+    start a thread nor take a lock, as the code that it interrupts may be doing just that. Nor may
+    it run at all: a signal that comes right before the main thread waits in the system, as for a
+    reader of standard error that does not read, has its handler called when that wait is over. So
+    the interpreter itself writes to the pipe (`signal.set_wakeup_fd`), whatever the thread does.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._begun: SimpleQueue[None] = SimpleQueue()
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._wake, False)
+        self._former_wake = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         self._lifted = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="deadline", daemon=True)
         self._thread.start()
 
     def begin(self) -> None:
         """Let the time run from now on, unless it runs; also for a signal's handler."""
-        self._begun.put(None)
+        with suppress(BlockingIOError):  # full of what wakes it
+            os.write(self._wake, _NO_SIGNAL)
 
     def lift(self) -> None:
         """Let the process live on, unless a thread is left for which Python's exit would wait."""
+        signal.set_wakeup_fd(self._former_wake)
         others = set(threading.enumerate()) - {threading.main_thread(), self._thread}
         if all(thread.daemon for thread in others):
             self._lifted.set()
             self.begin()  # so that the thread ends
 
     def _watch(self) -> None:
-        self._begun.get()
+        while not set(os.read(self._woken, 1)) & _BEGINS:
+            pass  # another signal than those that end us
         if self._lifted.wait(self._seconds):
+            # Nobody writes any more: handlers and `set_wakeup_fd` are as they were before.
+            os.close(self._wake)
+            os.close(self._woken)
             return
 
         # Whoever writes a line now may wait for a reader of standard error that does not read, or
