@@ -166,8 +166,8 @@ class _Deadline:
         signal.set_wakeup_fd(self._former_wake)
         others = set(threading.enumerate()) - {threading.main_thread(), self._thread}
         if all(thread.daemon for thread in others):
+            self.begin()  # so that the thread looks, and ends
             self._lifted.set()
-            self.begin()  # so that the thread ends
 
     def _watch(self) -> None:
         while not set(os.read(self._woken, 1)) & _BEGINS:
