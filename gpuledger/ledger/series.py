@@ -267,8 +267,9 @@ def _held_values(
             held[group] = held.get(group, 0) + entry.held_ns
     slices, _, board_slices, _ = slices_of(books)
     fraction: float | None = None
-    if slices is not None and board_slices:
-        fraction = slices / board_slices
+    if board_slices:
+        # Of a cut board nobody knows what is left where one of its instances does not say its own.
+        fraction = None if slices is None else slices / board_slices
     elif books.reading.parent_uuid is None:
         # A GPU of which no slices are said is a board by itself.
         fraction = 1.0

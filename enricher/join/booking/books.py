@@ -264,7 +264,7 @@ def _share_energy(
         return None
     memory, of_instances = sizes
     worked = []
-    slices = [compute_slices(instance.mig_profile) for instance in instances]
+    slices = list(map(_slices_of, instances))
     # Without the slices of all of them, memory is the next best measure of an instance's size.
     weights = of_instances if None in slices else slices
     for instance, weight in zip(instances, weights, strict=True):
@@ -325,8 +325,18 @@ def _memory_sizes(gpu: GpuReading, instances: Sequence[GpuReading]) -> tuple[int
     return max(gpu.memory_total_bytes * unit, sum(own), 1), own
 
 
+def _slices_of(instance: GpuReading) -> int | None:
+    """Return an instance's compute slices: by the driver, as its held time; else by its profile.
+
+    An agent that does not read them yet says the profile alone.
+    """
+    if instance.compute_slices is not None:
+        return instance.compute_slices
+    return slices_of_profile(instance.mig_profile)
+
+
 @lru_cache(maxsize=256)
-def compute_slices(profile: str | None) -> int | None:
+def slices_of_profile(profile: str | None) -> int | None:
     """Return the compute slices of a profile such as `1g.10gb` or `1c.3g.40gb`; None of another."""
     match = _PROFILE.match(profile or "")
     return int(match["compute"] or match["gpu"]) if match else None

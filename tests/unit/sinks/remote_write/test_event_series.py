@@ -257,3 +257,12 @@ def test_a_gpu_of_which_no_slices_are_said_is_a_board_and_an_instance_has_no_par
     found = [[one.label("gpu_uuid") for one in series if one.name == name] for name in names]
     assert found == [[reading().uuid, "MIG-1"], [reading().uuid]]
     assert named(series, names[1]).value == 1.0
+
+
+def test_of_a_cut_board_of_which_an_instance_says_no_slices_nobody_knows_what_is_left() -> None:
+    held = entry(Account.IDLE, held_ns=SECOND_NS)
+    cut = reading(mig_enabled=True)
+    unknown = books(cut, held, compute_slices=None, board_compute_slices=7)
+    series = encode(ActiveSeries(), event(gpus=[unknown]))
+    assert "gpuledger_holder_gpu_held_ratio" in {one.name for one in series}
+    assert "gpuledger_holder_gpu_held_board_ratio" not in {one.name for one in series}

@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from enricher.join.booking.books import book_tick, compute_slices, energy_by_row
+from enricher.join.booking.books import book_tick, energy_by_row, slices_of_profile
 from enricher.join.booking.shares import (
     Energy,
     energy_of,
@@ -119,6 +120,21 @@ def test_a_cut_gpus_floor_goes_by_memory_and_its_active_draw_by_busy_slices() ->
     assert other == pytest.approx((71 / 2 + 300 * 1.5 / 2.5, 71 / 2, 0.0))
 
 
+@pytest.mark.parametrize("profile", ["7g.80gb", None])
+def test_energy_goes_by_the_slices_that_the_driver_says_as_held_time_does(
+    profile: str | None,
+) -> None:
+    """Whatever the profile is called, be it by a name of a later driver."""
+    rows = [
+        board(energy_millijoules=371_000),
+        replace(instance(1, profile, 10, 1.0), compute_slices=1),
+        replace(instance(2, "3g.40gb", 40, 0.5), compute_slices=3),
+    ]
+    _, one, other = map(joules, energy_by_row(rows, SECOND_NS))
+    assert one == pytest.approx((71 / 8 + 300 * 1 / 2.5, 71 / 8, 0.0))
+    assert other == pytest.approx((71 / 2 + 300 * 1.5 / 2.5, 71 / 2, 0.0))
+
+
 def test_a_pod_in_an_instance_is_debited_with_its_energy() -> None:
     tick = sample(
         gpus=[board(energy_millijoules=371_000), instance(1, "1g.10gb", 10, 1.0)],
@@ -187,7 +203,7 @@ def test_compute_instances_share_the_floor_of_their_memory() -> None:
     ],
 )
 def test_a_profile_tells_its_compute_slices(profile: str | None, slices: int | None) -> None:
-    assert compute_slices(profile) == slices
+    assert slices_of_profile(profile) == slices
 
 
 ratios = st.none() | st.floats(0.0, 1.0)

@@ -106,6 +106,7 @@ def cut_boards(draw: st.DrawFn) -> NodeSample:
             parent_uuid=board.uuid,
             gpu_instance=draw(st.none() | st.integers(0, 2)),
             mig_profile=draw(profiles),
+            compute_slices=draw(st.none() | st.integers(1, 7)),
             utilization_ratio=draw(busy),
             memory_total_bytes=draw(memories),
             energy_millijoules=None,
@@ -139,8 +140,8 @@ def shared_energy(tick: NodeSample) -> list[tuple[Fraction, Fraction]]:
     floor = drawn
     if board.idle_draw_milliwatts is not None:
         floor = min(drawn, Fraction(board.idle_draw_milliwatts * tick.interval_ns, 10**9))
-    slices = [SLICES.get(one.mig_profile or "") for one in instances]
-    # By memory where a profile does not say.
+    # By the driver, else by the profile; by memory where one of them says neither.
+    slices = [one.compute_slices or SLICES.get(one.mig_profile or "") for one in instances]
     by = sizes if None in slices else [Fraction(one or 0) for one in slices]
     work = [
         ppm_of(one.utilization_ratio) * weight for one, weight in zip(instances, by, strict=True)
