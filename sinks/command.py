@@ -47,4 +47,5 @@ async def run_kind(settings: SinkSettings, readiness: Readiness) -> None:
         settings=getattr(settings, kind.name),
         readiness=readiness,
         group_instance_id=settings.kafka.group_instance_id or None,
+        group=settings.group or None,
     )

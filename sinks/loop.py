@@ -44,6 +44,7 @@ RELEASE_SECONDS: Final = 4.0
 _GRACE_SECONDS: Final = 1.5
 """How long a sink may go on with what was polled when the loop ends: what is on its way to the
 receiver is answered by then, or comes twice."""
+_FULL_POLL_SECONDS: Final = 0.05
 _MAX_FAILURES: Final = 8
 """After so many failures of the bus in a row the consumer is closed and opened anew."""
 _log = structlog.get_logger(__name__)
@@ -191,7 +192,8 @@ class _Session:
             self.consumer = await stack.enter_async_context(bus.consumer(subscription))
             self._lag.follow(self.consumer.withheld_seconds)
             while True:
-                polled = await self._poll(self._config.max_poll_records)
+                seconds = self._pause_full()
+                polled = await self._poll(self._config.max_poll_records, timeout_seconds=seconds)
                 if self._is_newly_assigned and not polled:
                     # What waits in partitions that have just come takes a moment to be fetched, and
                     # is lag from before the sink prepares, which may take long.
@@ -250,11 +252,25 @@ class _Session:
                 self.dead_letters.drop(partition, topic=topic)
             self._lag.keep(self._progress.epochs)
 
-    async def _poll(self, max_records: int) -> Polled:
+    def _pause_full(self) -> float:
+        """Have nothing handed out of what the sink has enough of; return how long a poll may wait.
+
+        Where something is paused that is not long: there may be room in a moment.
+        """
+        held, full = self.consumer.assignment(), self._sink.full()
+        if full:
+            self.consumer.pause(full & held)
+            self.consumer.resume(held - full)
+            return min(_FULL_POLL_SECONDS, self._config.poll_seconds)
+        return self._config.poll_seconds
+
+    async def _poll(self, max_records: int, *, timeout_seconds: float | None = None) -> Polled:
         """Poll; wait and return nothing where that fails."""
+        if timeout_seconds is None:
+            timeout_seconds = self._config.poll_seconds
         try:
             polled = await self.consumer.poll(
-                timeout_seconds=self._config.poll_seconds, max_records=max_records
+                timeout_seconds=timeout_seconds, max_records=max_records
             )
         except BusError as error:
             await self._endure(error, self._polling)

@@ -3,9 +3,11 @@
 Here live names and help texts. Nothing is counted here.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import Counter, Gauge, Histogram
 
 from gpuledger import dead_letter_queue
 from gpuledger.runtime.process_metrics import count_from_zero
@@ -38,10 +40,33 @@ RETRIES_TOTAL: Final = Counter(
 )
 DROPPED_TOTAL: Final = Counter(
     "gpuledger_sink_dropped",
-    "What was not handed on, by reason (`duplicate`, `future`, `invalid`, `out_of_order`,"
-    " `rejected`, `superseded`, `too_large`, `too_many`, `too_old`): events; in alerts also"
-    " incidents, and alerts that an Alertmanager refused.",
+    "What was not handed on, by reason (`duplicate`, `failing`, `future`, `invalid`,"
+    " `out_of_order`, `rejected`, `repeated`, `superseded`, `too_large`, `too_many`, `too_old`):"
+    " events; in alerts also incidents, and alerts that an Alertmanager refused.",
     ["sink", "reason"],
+)
+WAITING_BYTES: Final = Gauge(
+    "gpuledger_sink_waiting_bytes",
+    "Events that were read and wait to be sent, in bytes as they lie in Kafka. Only in"
+    " remote_write.",
+    ["sink"],
+)
+REQUESTS_IN_FLIGHT: Final = Gauge(
+    "gpuledger_sink_requests_in_flight",
+    "Requests that the receiver has not answered yet. Only in remote_write.",
+    ["sink"],
+)
+REQUEST_SECONDS: Final = Histogram(
+    "gpuledger_sink_request_duration_seconds",
+    "How long the receiver took to answer a request, be it with a refusal. Only in remote_write.",
+    ["sink"],
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+)
+REQUEST_BYTES_TOTAL: Final = Counter(
+    "gpuledger_sink_request_bytes",
+    "Bytes of the requests before they were compressed, repetitions included. Only in"
+    " remote_write.",
+    ["sink"],
 )
 ORPHANS_REMOVED_TOTAL: Final = Counter(
     "gpuledger_sink_orphan_files_removed",
@@ -59,7 +84,7 @@ WATERMARK_TIMESTAMP: Final = Gauge(
     " store and rows.",
     ["sink"],
 )
-_NO_DEAD_LETTER: Final = {"duplicate", "superseded", "too_many"}
+_NO_DEAD_LETTER: Final = {"duplicate", "repeated", "superseded", "too_many"}
 _UNREAD_INCIDENTS: Final = {"too_old"}
 """What in alerts has no dead letter: incidents that nobody needs to hear of any more."""
 
@@ -71,6 +96,17 @@ def count_dropped(sink: str, reason: str, count: int = 1) -> None:
     """
     if sink in KINDS and reason in KINDS[sink].drop_reasons:
         DROPPED_TOTAL.labels(sink=sink, reason=reason).inc(count)
+
+
+@contextmanager
+def measure_request(sink: str, size_bytes: int) -> Iterator[None]:
+    """Measure a request of so many bytes while the context is open."""
+    REQUEST_BYTES_TOTAL.labels(sink=sink).inc(size_bytes)
+    with (
+        REQUESTS_IN_FLIGHT.labels(sink=sink).track_inprogress(),
+        REQUEST_SECONDS.labels(sink=sink).time(),
+    ):
+        yield
 
 
 def count_sink_from_zero(kind: SinkKind, topics: Topics) -> None:

@@ -161,8 +161,9 @@ class Sink(Protocol):
                          publish the dead letters, commit what was acknowledged
 
     Offsets are committed after they were acknowledged and never before, so what is not
-    acknowledged comes again: to this sink or to the partition's next owner. A sink waits for a
-    receiver that is away inside `handle`; the loop keeps the membership of the group meanwhile.
+    acknowledged comes again: to this sink or to the partition's next owner. A sink either waits for
+    a receiver that is away inside `handle`, while the loop keeps the membership of the group, or it
+    returns, says which partitions are `full`, and acknowledges what is done later.
     What cannot be used goes to `context.dead_letters`, and is acknowledged as well.
     """
 
@@ -181,6 +182,14 @@ class Sink(Protocol):
         Those were set to another offset: what was polled of them is let go and polled again.
         """
         del context
+        return frozenset()
+
+    def full(self) -> Partitions:
+        """Return the partitions of which nothing more is to be polled for now.
+
+        For a sink whose `handle` does not wait for what it was given: of each partition it takes
+        what comes until enough waits there.
+        """
         return frozenset()
 
     @abstractmethod

@@ -49,7 +49,17 @@ REMOTE_WRITE: Final = SinkKind(
     group="gpuledger-remote-write",
     module="sinks.remote_write.remote_write_sink",
     summary="samples, to Prometheus, Mimir, VictoriaMetrics, … (remote-write 1.0)",
-    drop_reasons=("duplicate", "future", "invalid", "out_of_order", "rejected", "too_large"),
+    drop_reasons=(
+        "duplicate",
+        "failing",
+        "future",
+        "invalid",
+        "out_of_order",
+        "rejected",
+        "repeated",
+        "too_large",
+        "too_old",
+    ),
 )
 ALERTS: Final = SinkKind(
     name="alerts",

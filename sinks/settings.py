@@ -1,11 +1,13 @@
 """The settings of `gpuledger-sink`: what all kinds have, and a section for each kind."""
 
+import re
 from collections.abc import Iterable
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
+from gpuledger.ledger.series import FAMILIES
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings, Secret
 from gpuledger.settings.groups import require_http_url
 from gpuledger.texts import find_near
@@ -78,11 +80,22 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
     """Further headers, such as `X-Scope-OrgID`; the protocol's own cannot be overridden."""
     timeout_seconds: Seconds = 30.0
     """How long one request may take."""
+    external_labels: dict[str, str] = msgspec.field(default_factory=dict)
+    """Further labels of every series, such as `replica`; `cluster` is the records' own."""
     samples_per_request: Count = 2000
     """How many samples a request holds at most, one tick of one node apart."""
+    queue_bytes: Count = 16_777_216
+    """How many bytes of events may wait to be sent, as they lie in Kafka; each partition that is
+    held has an equal part, and no more is read of one that has as much. Up to one poll more."""
+    poison_seconds: Pause = 600.0
+    """A tick at which the receiver fails (5xx) for so long, while it takes others, is put aside;
+    0 waits for ever."""
     max_future_seconds: Seconds = 300.0
     """Ticks further in the future are put aside: they would block their series at the receiver. So
     are those of a clock that leapt ahead less than a minute before, from 10 s on."""
+    max_age_seconds: Pause = 0.0
+    """Ticks older than this are put aside, as a receiver may fail at them rather than refuse them:
+    give it what the receiver takes (`out_of_order_time_window`); 0 is no bound."""
     stale_after_seconds: Seconds = 60.0
     """The series of a node of which nothing has come for so long are ended."""
     max_series_bytes: Count = 134_217_728
@@ -100,15 +113,38 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
             raise ValueError(f"url {error}") from error
         refuse_half_a_login(self, url=[self.url])
         refuse_reserved(self.headers)
+        refuse_unusable_labels(self.external_labels)
+
+
+OWN_LABELS: Final = {"cluster", "node"}.union(*(family.labels for family in FAMILIES))
+"""What gpuledger's series are labelled with."""
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_LABEL_NAME: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+
+
+def refuse_unusable_labels(labels: dict[str, str]) -> None:
+    """Raise ValueError for a label that no series can have beside its own."""
+    for name, value in labels.items():
+        if not _LABEL_NAME.fullmatch(name):
+            raise ValueError(f"external_labels: {name!r} is no name of a Prometheus label")
+        if name in OWN_LABELS:
+            raise ValueError(f"external_labels: {name} is the series' own; take it out")
+        if not value:
+            raise ValueError(f"external_labels: {name} has no value: give one or take it out")
 
 
 def refuse_reserved(headers: dict[str, str]) -> None:
     """Raise ValueError for a header that the protocol reserves or another setting gives."""
-    for name in headers:
+    for name, value in headers.items():
         if name.lower() in RESERVED_HEADERS:
             raise ValueError(
                 f"headers: {name} is the sender's own; take it out (credentials have settings)"
             )
+        if not _HEADER_NAME.fullmatch(name):
+            raise ValueError(f"headers: {name!r} is no name of an HTTP header")
+        # A line break would begin another header, or end the request.
+        if any(not character.isprintable() and character != "\t" for character in value):
+            raise ValueError(f"headers: the value of {name} has a control character: take it out")
 
 
 class BusyWithoutPodSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -249,6 +285,10 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     kind: str = ""
     """What to be: `remote_write`, `alerts`, `store`, `rows` or `otlp`."""
+    group: str = ""
+    """The consumer group; empty means the kind's own, such as `gpuledger-remote-write`. Sinks that
+    share one share its events; a second receiver needs a sink with a group of its own. Of `store`
+    the table says what is stored, whatever the group."""
     kafka: KafkaSettings = KafkaSettings(client_id="gpuledger-sink")
     """How to reach the brokers."""
     http: HttpSettings = HttpSettings(listen="0.0.0.0:9823")  # a pod's probes come from outside

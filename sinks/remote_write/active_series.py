@@ -11,9 +11,10 @@ after a clock was set back it is stamped earlier than what was sent before. Pure
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Final
 
 from gpuledger.clock import NS_PER_MS
@@ -22,6 +23,8 @@ from gpuledger.ledger.series import SeriesGroup, SeriesValues, values_of
 from gpuledger.recent import Budget, Recent
 from gpuledger.records import GpuEvent
 
+Labels = Iterable[tuple[str, str]]
+_NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 pack_value: Final = struct.Struct("<d").pack
 STALE_VALUE: Final = bytes.fromhex("020000000000f07f")
 """The NaN 0x7ff0000000000002, which says that a series has ended; as bytes, since arithmetic and
@@ -31,7 +34,7 @@ _LAST_MS: Final = (1 << 42) - 1
 _SAMPLE_BYTES: Final = 16
 
 
-def series_prefix(labels: Iterable[tuple[str, str]]) -> bytes:
+def series_prefix(labels: Labels) -> bytes:
     """Encode a series with one sample up to that sample's value.
 
     Labels are sorted by name, empty values left out, as the protocol asks. Raises ValueError for a
@@ -92,9 +95,10 @@ class _SeriesOfGroup:
     """Bit n is set where metric n had a value in the last tick."""
 
     @classmethod
-    def of(cls, event: GpuEvent, group: SeriesGroup) -> "_SeriesOfGroup":
+    def of(cls, event: GpuEvent, group: SeriesGroup, external_labels: Labels) -> "_SeriesOfGroup":
         family = group.family
         labels = [
+            *external_labels,
             ("cluster", event.cluster),
             ("node", event.node),
             *zip(family.labels, group.label_values, strict=True),
@@ -160,9 +164,15 @@ class EncodedTick:
 
 
 class ActiveSeries:
-    """The series of the nodes of one partition; `budget` is what those of all may take."""
+    """The series of the nodes of one partition; `budget` is what those of all may take.
 
-    def __init__(self, *, budget: Budget | None = None) -> None:
+    Each series has the `external_labels` too.
+    """
+
+    def __init__(
+        self, *, budget: Budget | None = None, external_labels: Mapping[str, str] = _NO_LABELS
+    ) -> None:
+        self._external_labels = tuple(external_labels.items())
         self._nodes: Recent[str, _Node] = Recent(
             budget=budget or series_budget(), size_bytes=attrgetter("size_bytes")
         )
@@ -192,7 +202,7 @@ class ActiveSeries:
         for group, of_group in values.items():
             series = node.groups.get(group)
             if series is None:
-                series = node.groups[group] = _SeriesOfGroup.of(event, group)
+                series = node.groups[group] = _SeriesOfGroup.of(event, group, self._external_labels)
                 node.size_bytes += series.size_bytes
             series.append(parts, of_group, suffix)
         # A pod that has ended, a GPU that is lost, a label that has changed.
@@ -214,7 +224,7 @@ class ActiveSeries:
         parts: list[bytes] = []
         for group, of_group in values_of(event).items():
             # Of nothing that was sent before, so that nothing ends.
-            _SeriesOfGroup.of(event, group).append(parts, of_group, suffix)
+            _SeriesOfGroup.of(event, group, self._external_labels).append(parts, of_group, suffix)
         node = self._node(node_key(event), now_ns)
         return EncodedTick.of(parts, is_behind=node.go_to(event))
 

@@ -1,47 +1,31 @@
 """The remote-write sink's shell: events in, samples out, one request a partition at a time.
 
-Here live sending, and what becomes of a request that the receiver refuses. Series and requests are
-made elsewhere in this package; the consume loop is `sinks.loop`'s.
+Here lives which partitions there are, and how much may wait of each. How one is sent, and what
+becomes of what a receiver refuses, is `partition_sender`'s; the consume loop is `sinks.loop`'s.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from itertools import count
 from typing import Final
 
-import structlog
 from typing_extensions import override
 
 from gpuledger.bus.protocol import Bus, Consumer, TopicPartition
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.errors import BusError, NotAssignedError
-from gpuledger.keys import node_key
 from gpuledger.runtime import Check, CheckSeverity, Readiness
-from gpuledger.runtime.logs import Repeats
-from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings.secret import shown_url
-from sinks.errors import RejectedError, retry_receiver
-from sinks.metrics import SENT_TOTAL, SERIES_FORGOTTEN_TOTAL, count_dropped
+from sinks.errors import retry_receiver
+from sinks.metrics import WAITING_BYTES
 from sinks.protocol import Batch, LargeTurns, Partitions, Sink, SinkContext
 from sinks.registry import REMOTE_WRITE
-from sinks.remote_write.active_series import ActiveSeries, EncodedTick, series_budget
-from sinks.remote_write.write_client import RemoteWriteClient, is_out_of_order, open_client
-from sinks.remote_write.write_requests import (
-    FUTURE,
-    WriteRequest,
-    WrittenTick,
-    admit,
-    split_into_requests,
-)
+from sinks.remote_write.active_series import series_budget
+from sinks.remote_write.partition_sender import PartitionSender, Writer
+from sinks.remote_write.write_client import RemoteWriteClient, open_client
 from sinks.settings import RemoteWriteSettings
-from sinks.timelines import TickOrder, Timelines
 
 NAME: Final = REMOTE_WRITE.name
-_RELEASE_SECONDS: Final = 3.0
-_CANCEL_SECONDS: Final = 0.5  # both together within `loop.RELEASE_SECONDS`
-_log = structlog.get_logger(__name__)
-_repeats: Final = Repeats()
 
 
 @asynccontextmanager
@@ -57,11 +41,15 @@ async def open_sink(
     check = readiness.check("remote_write.receiver", severity=CheckSeverity.WARNING)
     check.ok("nothing sent yet")
     async with open_client(settings, readiness=readiness) as client:
-        yield RemoteWriteSink(client=client, settings=settings, clock=clock, check=check)
+        sink = RemoteWriteSink(client=client, settings=settings, clock=clock, check=check)
+        try:
+            yield sink
+        finally:
+            sink.close()
 
 
 class RemoteWriteSink(Sink):
-    """Sends the samples of each partition in order, one request at a time."""
+    """Has the samples of each partition sent in order; one that is held up holds up no other."""
 
     name = NAME
 
@@ -73,47 +61,63 @@ class RemoteWriteSink(Sink):
         clock: Clock,
         check: Check,
     ) -> None:
-        self._client, self._settings, self._clock, self._check = client, settings, clock, check
+        self._settings, self._clock, self._check = settings, clock, check
         self.receiver = shown_url(settings.url)
-        self._retry = retry_receiver(sink=NAME, check=check, clock=clock, receiver=self.receiver)
+        self._writer = Writer(
+            client=client,
+            retry=retry_receiver(sink=NAME, check=check, clock=clock, receiver=self.receiver),
+            clock=clock,
+            poison_seconds=settings.poison_seconds,
+        )
         self._budget = series_budget(settings.max_series_bytes)
-        self._series: dict[TopicPartition, ActiveSeries] = {}
-        self._timelines: dict[TopicPartition, Timelines] = {}
-        self._repeated_before: dict[TopicPartition, int] = {}
-        self._sending: dict[TopicPartition, asyncio.Task[None]] = {}
         self._turns = LargeTurns()
+        self._senders: dict[TopicPartition, PartitionSender] = {}
+        WAITING_BYTES.labels(sink=NAME).set_function(self._waiting_bytes)
 
     @override
     async def assign(self, partitions: Partitions, context: SinkContext) -> None:
         """Begin without any series: those of who held these before are not known here."""
         for partition in partitions:
-            if (series := self._series.pop(partition, None)) is not None:
-                series.clear()
+            if (former := self._senders.pop(partition, None)) is not None:
+                former.abandon()
             # No end is sent of what the former owner has sent: its series go on here, and those
             # that do not end by themselves at the receiver, after five minutes.
-            self._series[partition] = ActiveSeries(budget=self._budget)
-            self._timelines[partition] = Timelines()
-            self._repeated_before.pop(partition, None)
+            self._senders[partition] = PartitionSender(
+                writer=self._writer,
+                settings=self._settings,
+                clock=self._clock,
+                check=self._check,
+                budget=self._budget,
+                turns=self._turns,
+            )
 
     @override
     async def prepare(self, context: SinkContext) -> Partitions:
         """Find out, of partitions newly held, up to where records may have been sent before."""
         # What lies there by now may have been sent by who held them before, and not been committed.
-        unknown = context.consumer.assignment() - self._repeated_before.keys()
-        if unknown:
-            self._repeated_before.update(await context.consumer.end_offsets(unknown))
+        unknown = [at for at, sender in self._senders.items() if sender.repeated_before is None]
+        held = context.consumer.assignment().intersection(unknown)
+        if held:
+            for at, end in (await context.consumer.end_offsets(held)).items():
+                if (sender := self._senders.get(at)) is not None:
+                    sender.repeated_before = end
         return frozenset()
 
     @override
+    def full(self) -> Partitions:
+        """Return the partitions of which enough waits: each has an equal part of what may."""
+        part = self._settings.queue_bytes // max(1, len(self._senders))
+        return frozenset(at for at, sender in self._senders.items() if sender.waiting_bytes >= part)
+
+    @override
     async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
-        """Send what was polled; partitions go side by side, each in its order."""
-        # Of one series no two requests may be on their way at once, or they overtake each other:
-        # a node's series are all in one partition, and that sends one after another.
-        async with asyncio.TaskGroup() as group:
-            for batch in batches:
-                at = batch.partition
-                series = self._series.setdefault(at, ActiveSeries(budget=self._budget))
-                self._sending[at] = group.create_task(self._send_all(batch, series, context))
+        """Have what was polled sent behind what waits of its partition; do not wait for it."""
+        for batch in batches:
+            # Given up since it was polled, it is somebody else's.
+            if (sender := self._senders.get(batch.partition)) is not None:
+                sender.add(batch, context)
+        for sender in self._senders.values():
+            sender.check()
         await self._end_silent(context)
 
     @override
@@ -121,125 +125,31 @@ class RemoteWriteSink(Sink):
         """Let requests on their way be answered, then forget the series without ending them."""
         # Before anything is awaited: `handle` goes on meanwhile, and may end no series that the
         # next owner goes on with.
-        released = [self._series.pop(at) for at in partitions if at in self._series]
-        # A request that is cancelled on its way may have been taken: its ticks come twice.
-        await end_tasks(
-            *(self._sending.pop(at, None) for at in partitions),
-            grace_seconds=_RELEASE_SECONDS,
-            seconds=_CANCEL_SECONDS,
-        )
-        for series in released:
-            series.clear()
-        for partition in partitions:
-            self._timelines.pop(partition, None)
-            self._repeated_before.pop(partition, None)
+        released = [self._senders.pop(at) for at in partitions if at in self._senders]
+        await asyncio.gather(*(sender.end() for sender in released))
 
-    async def _send_all(self, batch: Batch, series: ActiveSeries, context: SinkContext) -> None:
-        partition = batch.partition
-        async with self._turns.enter(batch):
-            # Ticks are encoded as requests are sent, so that few of them are held.
-            requests = split_into_requests(
-                self._ticks(batch, series, context),
-                max_samples=self._settings.samples_per_request,
-                repeated_before=self._repeated_before.get(partition, batch.next_offset),
-            )
-            for request in requests:
-                await self._send(request, context)
-                context.acknowledge(partition, request.next_offset, time_ns=request.newest_ns)
-            # What came behind the last request was put aside, or had no samples.
-            context.acknowledge(partition, batch.next_offset)
+    def close(self) -> None:
+        """End what is left, as after a consumer that gave nothing up."""
+        for sender in self._senders.values():
+            sender.abandon()
+        self._senders.clear()
 
     async def _end_silent(self, context: SinkContext) -> None:
         """End the series of nodes of which nothing has come for long.
 
         What waits on the bus, as after an outage of the receiver, has come too: a node is silent
-        where its partition is read to its end.
+        where its partition is read to its end, and all that was read is sent.
         """
         silent_ns = round(self._settings.stale_after_seconds * NS_PER_SECOND)
         before_ns = self._clock.monotonic_ns() - silent_ns
-        silent = {at for at, series in self._series.items() if series.has_silent(before_ns)}
-        read_to_the_end = await _read_to_the_end(silent, context.consumer)
-        async with asyncio.TaskGroup() as group:
-            for at in read_to_the_end:
-                # It may have been given up meanwhile.
-                if (series := self._series.get(at)) is not None:
-                    ends = series.end_silent(before_ns=before_ns)
-                    self._sending[at] = group.create_task(self._send_ends(ends))
+        silent = {at for at, sender in self._senders.items() if sender.has_silent(before_ns)}
+        for at in await _read_to_the_end(silent, context.consumer):
+            # It may have been given up meanwhile.
+            if (sender := self._senders.get(at)) is not None:
+                sender.end_silent(before_ns=before_ns)
 
-    async def _send_ends(self, ends: Iterable[EncodedTick]) -> None:
-        for tick in ends:
-            try:
-                await self._write(tick.body)
-            except RejectedError as error:
-                if count := _repeats.count("stale_markers", more=tick.samples):
-                    _log.warning("stale_markers_rejected", count=count, error=str(error))
-            else:
-                SENT_TOTAL.labels(sink=NAME).inc(tick.samples)
-
-    def _ticks(
-        self, batch: Batch, series: ActiveSeries, context: SinkContext
-    ) -> Iterator[WrittenTick]:
-        forgotten_before = series.forgotten
-        time_ns, now_ns = self._clock.time_ns(), self._clock.monotonic_ns()
-        for record, event, order, refusal in admit(
-            batch.items,
-            self._timelines.setdefault(batch.partition, Timelines()),
-            time_ns=time_ns,
-            monotonic_ns=now_ns,
-            max_ahead_ns=round(self._settings.max_future_seconds * NS_PER_SECOND),
-        ):
-            if refusal is not None:
-                if refusal == FUTURE:
-                    seconds = (event.time_ns - time_ns) / NS_PER_SECOND
-                    detail = (
-                        f"time_ns {event.time_ns} is {seconds:.0f} s ahead of this machine's clock,"
-                        " or of the ticks behind it: its series would take nothing more until then"
-                    )
-                    context.dead_letters.reject(record, reason=refusal, detail=detail)
-                else:
-                    count_dropped(NAME, refusal)
-                continue
-            try:
-                encoded = (
-                    series.encode_past(event, now_ns=now_ns)
-                    if order is TickOrder.SUPERSEDED
-                    else series.encode(event, now_ns=now_ns)
-                )
-            except ValueError as error:
-                context.dead_letters.reject(record, reason="invalid", detail=str(error))
-                continue
-            if encoded.samples:
-                yield WrittenTick(
-                    node=node_key(event), time_ns=event.time_ns, record=record, encoded=encoded
-                )
-        SERIES_FORGOTTEN_TOTAL.inc(series.forgotten - forgotten_before)
-
-    async def _send(self, request: WriteRequest, context: SinkContext) -> None:
-        try:
-            await self._write(request.body)
-        except RejectedError as error:
-            if len(request.ticks) > 1:
-                # One bad sample is enough for that: the others must not go down with it.
-                for single in request.split():
-                    await self._send(single, context)
-                return
-            # A 4xx must not be sent again, so the tick is put aside: all of it, as a receiver of
-            # remote-write 1.0 takes a request whole or not at all.
-            tick, message = request.ticks[0], str(error)
-            is_order = is_out_of_order(message)
-            if not is_order:
-                self._check.failed(f"rejected: {message}")
-                if count := _repeats.count("samples", more=tick.encoded.samples):
-                    _log.warning("samples_rejected", count=count, error=message)
-            # What is only out of order says nothing of the receiver: a node's clock was set back.
-            reason = "out_of_order" if is_order else "rejected"
-            context.dead_letters.reject(tick.record, reason=reason, detail=message)
-        else:
-            SENT_TOTAL.labels(sink=NAME).inc(request.samples)
-
-    async def _write(self, body: bytes) -> None:
-        attempts = count()
-        await self._retry(lambda: self._client.write(body, attempt=next(attempts)))
+    def _waiting_bytes(self) -> int:
+        return sum(sender.waiting_bytes for sender in self._senders.values())
 
 
 async def _read_to_the_end(

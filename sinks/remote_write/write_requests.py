@@ -7,24 +7,29 @@ leapt ahead and there is a sign that it will be set back: it is ahead of this ma
 the poll itself brings an earlier tick behind it. A clock that stays ahead is believed after a
 minute.
 
-**Requests** (`split_into_requests`). A request holds at most one tick of a node, so at most one
-sample of a series. What may have been sent before (everything published before this consumer
-came), and what is stamped no later than something that its node has sent, goes one tick a request:
-a receiver that refuses an old sample refuses the whole request, and no new sample may go down with
-it.
+A tick that is older than the settings allow is left out, too: a receiver may answer it with 5xx for
+ever.
+
+**Requests** (`split_into_requests`). Ticks travel in their order, several of a node as well: each
+is later than the one before it. What is stamped no later than something that its node has sent, and
+what is of a node that was refused a while ago, goes alone: a receiver that refuses one sample
+refuses the whole request.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from gpuledger.bus.protocol import Record
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import node_key
 from gpuledger.records import GpuEvent
 from sinks.remote_write.active_series import EncodedTick
+from sinks.settings import RemoteWriteSettings
 from sinks.timelines import LEAP_NS, Arrival, TickOrder, Timelines
 
 FUTURE: Final = "future"
+TOO_OLD: Final = "too_old"
 DUPLICATE: Final = "duplicate"
 
 
@@ -39,13 +44,27 @@ class Admitted(NamedTuple):
     """Why it is not sent, in a word; `None` where it is."""
 
 
+class AgeLimits(NamedTuple):
+    """How far from this machine's clock a tick may be that is sent, in nanoseconds."""
+
+    max_ahead_ns: int
+    max_age_ns: int | None
+    """`None` where no age is too much."""
+
+    @classmethod
+    def of(cls, settings: RemoteWriteSettings) -> "AgeLimits":
+        """Return what the settings say."""
+        max_age_ns = round(settings.max_age_seconds * NS_PER_SECOND)
+        return cls(round(settings.max_future_seconds * NS_PER_SECOND), max_age_ns or None)
+
+
 def admit(
     items: Sequence[tuple[Record, GpuEvent]],
     timelines: Timelines,
     *,
     time_ns: int,
     monotonic_ns: int,
-    max_ahead_ns: int,
+    limits: AgeLimits,
 ) -> Iterator[Admitted]:
     """Yield the ticks of a poll in their order; the times are those of this machine's clocks."""
     arrivals = [timelines.observe(event, received_ns=monotonic_ns) for _, event in items]
@@ -56,8 +75,10 @@ def admit(
         refusal = None
         if arrival.order is TickOrder.REPEATED:
             refusal = DUPLICATE
-        elif ahead_ns > max_ahead_ns or will_be_set_back:
+        elif ahead_ns > limits.max_ahead_ns or will_be_set_back:
             refusal = FUTURE
+        elif limits.max_age_ns is not None and -ahead_ns > limits.max_age_ns:
+            refusal = TOO_OLD
         yield Admitted(record, event, arrival.order, refusal)
 
 
@@ -113,40 +134,32 @@ class WriteRequest:
         """Time of its newest tick."""
         return max(tick.time_ns for tick in self.ticks)
 
-    def split(self) -> "Iterator[WriteRequest]":
-        """Yield a request for each tick."""
-        return (WriteRequest(ticks=(tick,)) for tick in self.ticks)
+    def halves(self) -> "tuple[WriteRequest, WriteRequest]":
+        """Return the first and the second half of at least two ticks."""
+        half = len(self.ticks) // 2
+        return WriteRequest(ticks=self.ticks[:half]), WriteRequest(ticks=self.ticks[half:])
 
 
 def split_into_requests(
-    ticks: Iterable[WrittenTick], *, max_samples: int, repeated_before: int
+    ticks: Iterable[WrittenTick], *, max_samples: int, is_apart: Callable[[str], bool]
 ) -> Iterator[WriteRequest]:
     """Split the ticks of one partition into requests, in their order.
 
-    `repeated_before` is the offset before which records may have been sent by somebody before us.
+    `is_apart` says of a node that its ticks travel alone; it is asked of each as it is due.
     """
     waiting: list[WrittenTick] = []
+    samples = 0
+    is_full = False
     for tick in ticks:
-        if waiting and not _fits(tick, waiting, max_samples, repeated_before):
+        # Prometheus rolls a whole request of remote-write 1.0 back for one old sample in it,
+        # wherever it stands, and answers 400, which must not be sent again.
+        is_alone = tick.encoded.is_behind or is_apart(tick.node)
+        is_large = samples + tick.encoded.samples > max_samples
+        if waiting and (is_full or is_alone or is_large):
             yield WriteRequest(ticks=tuple(waiting))
-            waiting = []
+            waiting, samples = [], 0
         waiting.append(tick)
+        samples += tick.encoded.samples
+        is_full = is_alone
     if waiting:
         yield WriteRequest(ticks=tuple(waiting))
-
-
-def _fits(
-    tick: WrittenTick, waiting: list[WrittenTick], max_samples: int, repeated_before: int
-) -> bool:
-    # Prometheus rolls a whole request of remote-write 1.0 back for one old sample in it, wherever
-    # it stands, and answers 400, which must not be sent again: what may be old goes alone.
-    if waiting[-1].record.offset < repeated_before:
-        return False
-    if tick.encoded.is_behind or waiting[-1].encoded.is_behind:
-        return False
-    # At most one sample of a series: were they not in order, Prometheus would lose the older one
-    # and answer 204.
-    if any(other.node == tick.node for other in waiting):
-        return False
-    samples = sum(other.encoded.samples for other in waiting)
-    return samples + tick.encoded.samples <= max_samples

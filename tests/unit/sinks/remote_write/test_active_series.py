@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger.bus.protocol import Record
 from gpuledger.ledger.series import FAMILIES, MAX_GROUPS
 from gpuledger.records import Account, GpuEvent, PodDescription, PodState
-from sinks.remote_write.active_series import STALE_VALUE, ActiveSeries, EncodedTick, series_budget
-from sinks.remote_write.write_requests import WrittenTick, split_into_requests
+from sinks.remote_write.active_series import STALE_VALUE, ActiveSeries, series_budget
 from tests.unit.sinks.builders import (
     GPU,
     SECOND_NS,
@@ -285,39 +283,6 @@ def test_every_metric_name_ends_in_its_base_unit() -> None:
 
     assert [name for name in named_metrics if not name.endswith(units)] == []
     assert len(set(named_metrics)) == len(named_metrics)
-
-
-def ticks(*nodes: str, samples: int = 10) -> list[WrittenTick]:
-    return [
-        WrittenTick(
-            node=node,
-            time_ns=START_NS,
-            record=Record("t", 0, offset, 0, None, b""),
-            encoded=EncodedTick(body=b"", samples=samples),
-        )
-        for offset, node in enumerate(nodes)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("nodes", "most", "repeated_before", "cuts"),
-    [
-        ("abc", 1000, 0, ["abc"]),
-        ("abab", 1000, 0, ["ab", "ab"]),
-        ("aab", 1000, 0, ["a", "ab"]),
-        ("abcd", 20, 0, ["ab", "cd"]),
-        ("abc", 5, 0, ["a", "b", "c"]),
-        ("abcd", 1000, 2, ["a", "b", "cd"]),
-        ("abc", 1000, 9, ["a", "b", "c"]),
-        ("", 1000, 0, []),
-    ],
-)
-def test_a_request_holds_a_node_once_and_what_may_be_repeated_stands_alone(
-    nodes: str, most: int, repeated_before: int, cuts: list[str]
-) -> None:
-    requests = split_into_requests(ticks(*nodes), max_samples=most, repeated_before=repeated_before)
-
-    assert ["".join(tick.node for tick in request.ticks) for request in requests] == cuts
 
 
 def test_parts_put_together_are_one_request() -> None:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from gpuledger.bus.memory import MemoryBus
@@ -64,19 +65,210 @@ def is_committed(on: MemoryBus, offset: int) -> Callable[[], bool]:
 
 def times(receiver: Receiver) -> list[list[int]]:
     """Return, for each request, the distinct times of its samples, in ticks after the first."""
-    return [
-        sorted({(one.time_ms - START_NS // 1_000_000) // 1000 for one in parse_compressed(r.body)})
-        for r in receiver.received
-    ]
+    return [ticks_of_body(r.body) for r in receiver.received]
 
 
-async def test_what_lay_there_before_goes_one_tick_a_request_in_order() -> None:
+async def test_what_waits_goes_in_order_and_in_few_requests() -> None:
     on = bus()
-    await publish(on, *map(event, range(4)))
+    await publish(on, *map(event, range(40)))
     async with receiving() as receiver, running(sink(on, receiver)):
-        await eventually(is_committed(on, 4))
+        await eventually(is_committed(on, 40))
 
-        assert times(receiver) == [[0], [1], [2], [3]]
+        assert [tick for ticks in times(receiver) for tick in ticks] == list(range(40))
+        assert len(receiver.received) == 1
+
+
+async def test_a_partition_that_is_held_up_holds_up_no_other() -> None:
+    on = bus()
+    stuck, goes = (nodes_in(partition)[0] for partition in (0, 1))
+    failing = Answer(500, "not this one")
+
+    def answer(body: bytes) -> Answer:
+        return failing if stuck in nodes_of_body(body) else Answer(204)
+
+    async with receiving(by_body=answer) as receiver, running(sink(on, receiver)):
+        await publish(on, event(0, node=stuck))
+        await eventually(lambda: any(stuck in nodes_of_body(r.body) for r in receiver.received))
+        await publish(on, *(event(tick, node=goes) for tick in range(5)))
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, place_of(goes)) == 5)
+        assert committed(on, REMOTE_WRITE.group, place_of(stuck)) is None
+
+
+async def test_no_more_is_read_of_a_partition_than_may_wait_there() -> None:
+    on = bus()
+    stuck, goes = (nodes_in(partition)[0] for partition in (0, 1))
+    failing = Answer(500, "not this one")
+
+    def answer(body: bytes) -> Answer:
+        return failing if stuck in nodes_of_body(body) else Answer(204)
+
+    event_bytes = len(encode(event(0, node=stuck)))
+    async with (
+        receiving(by_body=answer) as receiver,
+        running(sink(on, receiver, queue_bytes=10 * event_bytes, max_poll_records=3)),
+    ):
+        await publish(on, *(event(tick, node=stuck) for tick in range(100)))
+        await publish(on, *(event(tick, node=goes) for tick in range(100)))
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, place_of(goes)) == 100)
+        waiting_bytes = REGISTRY.get_sample_value(
+            "gpuledger_sink_waiting_bytes", {"sink": "remote_write"}
+        )
+        # Its half of what may wait, and one poll.
+        assert waiting_bytes is not None
+        assert 5 * event_bytes <= waiting_bytes <= (5 + 3) * event_bytes
+
+
+@pytest.mark.parametrize("refused", [{0}, {7}, {3, 4}, {0, 5, 9}, set(range(10))])
+async def test_a_refused_request_is_divided_until_what_is_refused_is_alone(
+    refused: set[int],
+) -> None:
+    on = bus()
+
+    def answer(body: bytes) -> Answer:
+        return Answer(400, "no such tenant") if refused & set(ticks_of_body(body)) else Answer(204)
+
+    await publish(on, *map(event, range(10)))
+    async with receiving(by_body=answer) as receiver, running(sink(on, receiver)):
+        await eventually(is_committed(on, 10))
+    letters = await dead_letters(on)
+    assert {letter.offset for letter in letters} == refused
+    taken = [tick for body in taken_by(receiver, answer) for tick in ticks_of_body(body)]
+    assert taken == sorted(set(range(10)) - refused)
+
+
+async def test_a_node_that_was_refused_goes_apart_until_it_is_taken_again() -> None:
+    on, clock, refused = bus(), ManualClock(), {"bad"}
+    bad, good = nodes_in(0)[:2]
+
+    def answer(body: bytes) -> Answer:
+        return Answer(400, "a") if refused and bad in nodes_of_body(body) else Answer(204)
+
+    async with receiving(by_body=answer) as receiver, running(sink(on, receiver, clock=clock)):
+        for tick in range(2):
+            await publish_at_once(on, event(tick, node=bad), event(tick, node=good))
+            await eventually(lambda tick=tick: is_done(on, 2 * tick + 2))
+        alone = [nodes_of_body(r.body) for r in receiver.received if bad in nodes_of_body(r.body)]
+        assert alone[-1] == {bad}
+        refused.clear()
+        for tick in range(2, 4):
+            await publish_at_once(on, event(tick, node=bad), event(tick, node=good))
+            await eventually(lambda tick=tick: is_done(on, 2 * tick + 2))
+        assert nodes_of_body(receiver.received[-1].body) == {bad, good}
+
+
+async def test_what_was_delivered_before_a_crash_is_counted_as_repeated_and_no_loss() -> None:
+    on = bus()
+    await publish(on, *map(event, range(6)))
+    delivered = {0, 1, 2}
+
+    def answer(body: bytes) -> Answer:
+        is_old = delivered & set(ticks_of_body(body))
+        return Answer(400, "out of order sample") if is_old else Answer(204)
+
+    before = dropped("repeated")
+    async with receiving(by_body=answer) as receiver, running(sink(on, receiver)):
+        await eventually(is_committed(on, 6))
+    assert dropped("repeated") - before == 3
+    assert await dead_letters(on) == []
+    taken = [tick for body in taken_by(receiver, answer) for tick in ticks_of_body(body)]
+    assert taken == [3, 4, 5]
+
+
+async def test_what_is_refused_behind_what_was_taken_is_no_repetition() -> None:
+    on = bus()
+    await publish(on, *map(event, range(3)))
+
+    def answer(body: bytes) -> Answer:
+        return Answer(400, "out of order sample") if 1 in ticks_of_body(body) else Answer(204)
+
+    async with receiving(by_body=answer) as receiver, running(sink(on, receiver)):
+        await eventually(is_committed(on, 3))
+    (letter,) = await dead_letters(on)
+    assert (letter.offset, letter.reason) == (1, "out_of_order")
+
+
+async def test_a_tick_at_which_the_receiver_fails_for_ever_is_put_aside_while_it_takes_others() -> (
+    None
+):
+    on, clock = bus(), ManualClock()
+    stuck, goes = (nodes_in(partition)[0] for partition in (0, 1))
+
+    def answer(body: bytes) -> Answer:
+        is_poison = stuck in nodes_of_body(body) and 2 in ticks_of_body(body)
+        return Answer(500, "cannot store this") if is_poison else Answer(204)
+
+    async with (
+        receiving(by_body=answer) as receiver,
+        running(sink(on, receiver, clock=clock, poison_seconds=100)),
+    ):
+        await publish(on, *(event(tick, node=stuck) for tick in range(5)))
+        for tick in range(10_000):
+            if committed(on, REMOTE_WRITE.group, place_of(stuck)) == 5:
+                break
+            await publish(on, event(tick, node=goes))
+            await asyncio.sleep(0.01)
+    (letter,) = await dead_letters(on)
+    assert (letter.offset, letter.reason) == (2, "failing")
+    assert "cannot store this" in letter.detail
+    assert ticks_taken(receiver, answer, node=stuck) == [0, 1, 3, 4]
+
+
+async def test_nothing_is_put_aside_while_the_receiver_fails_at_everything() -> None:
+    on, clock = bus(), ManualClock()
+    await publish(on, event(0))
+    async with (
+        receiving(by_body=lambda _: Answer(500, "down")) as receiver,
+        running(sink(on, receiver, clock=clock, poison_seconds=1)),
+    ):
+        await eventually(lambda: len(receiver.received) > 50)
+        assert clock.now_ns > START_NS + 100 * SECOND_NS
+    assert await dead_letters(on) == []
+    assert committed(on, REMOTE_WRITE.group, AT) is None
+
+
+async def test_every_series_has_the_external_labels() -> None:
+    on = bus()
+    await publish(on, event(0))
+    labels = {"replica": "a", "team": "gpu"}
+    async with receiving() as receiver, running(sink(on, receiver, external_labels=labels)):
+        await eventually(is_committed(on, 1))
+    sent = parse_compressed(receiver.received[0].body)
+    assert sent
+    assert all(one.label(name) == value for one in sent for name, value in labels.items())
+
+
+def nodes_in(partition: int) -> list[str]:
+    return [f"n{n}" for n in range(99) if place_of(f"n{n}").partition == partition]
+
+
+def nodes_of_body(body: bytes) -> set[str | None]:
+    return {one.label("node") for one in parse_compressed(body)}
+
+
+def ticks_of_body(body: bytes) -> list[int]:
+    """Return the distinct times of a request's samples, in ticks after the first."""
+    first_ms = START_NS // 1_000_000
+    return sorted({(one.time_ms - first_ms) // 1000 for one in parse_compressed(body)})
+
+
+def taken_by(receiver: Receiver, answer: Callable[[bytes], Answer]) -> list[bytes]:
+    """Return the requests with samples that the receiver took, as it answers them."""
+    bodies = (each.body for each in receiver.received)
+    return [body for body in bodies if parse_compressed(body) and answer(body).status == 204]
+
+
+def ticks_taken(receiver: Receiver, answer: Callable[[bytes], Answer], *, node: str) -> list[int]:
+    bodies = [body for body in taken_by(receiver, answer) if node in nodes_of_body(body)]
+    return [tick for body in bodies for tick in ticks_of_body(body)]
+
+
+def is_done(on: MemoryBus, offset: int) -> bool:
+    return committed(on, REMOTE_WRITE.group, place_of(nodes_in(0)[0])) == offset
+
+
+def dropped(reason: str) -> float:
+    labels = {"sink": "remote_write", "reason": reason}
+    return REGISTRY.get_sample_value("gpuledger_sink_dropped_total", labels) or 0.0
 
 
 async def test_nodes_of_one_partition_share_a_request_once_all_is_new() -> None:
@@ -113,9 +305,9 @@ async def test_the_same_request_is_repeated_until_it_is_taken(answers: list[Answ
     async with receiving(*answers) as receiver, running(sink(on, receiver, clock=clock)):
         await eventually(is_committed(on, 2))
 
-        assert times(receiver) == [[0]] * len(answers) + [[0], [1]]
+        assert times(receiver) == [[0, 1]] * (len(answers) + 1)
         attempts = [request.headers.get("Retry-Attempt", "0") for request in receiver.received]
-        assert attempts == [str(n) for n in range(len(answers) + 1)] + ["0"]
+        assert attempts == [str(n) for n in range(len(answers) + 1)]
         assert max(clock.slept) >= (9 if answers[0].status == 429 else 0.25)
         assert await dead_letters(on) == []
 
@@ -134,12 +326,14 @@ async def test_nothing_is_committed_and_the_check_fails_while_the_receiver_is_aw
 
 async def test_a_refused_tick_is_put_aside_with_the_receivers_words_and_the_rest_goes_on() -> None:
     on = bus()
-    await publish(on, event(0), event(1))
     refused, without_samples = Answer(400, "no such tenant"), Answer(204)
     async with (
         receiving(refused, without_samples, refused) as receiver,
         running(sink(on, receiver)),
     ):
+        await publish(on, event(0))
+        await eventually(is_committed(on, 1))
+        await publish(on, event(1))
         await eventually(is_committed(on, 2))
 
     assert times(receiver) == [[0], [], [0], [1]]
@@ -155,16 +349,19 @@ async def test_a_refused_tick_is_put_aside_with_the_receivers_words_and_the_rest
 async def test_a_tick_that_is_only_out_of_order_says_nothing_of_the_receiver(
     refused: str, reason: str, *, says_so_of_the_receiver: bool
 ) -> None:
-    on, readiness = bus(), Readiness()
-    await publish(on, event(0))
+    on, readiness, refusing = bus(), Readiness(), set[str]()
     answer = Answer(400, refused)
     async with (
         receiving(
-            by_body=lambda body: answer if parse_compressed(body) else Answer(204)
+            by_body=lambda body: answer if refusing and parse_compressed(body) else Answer(204)
         ) as receiver,
         running(sink(on, receiver, readiness=readiness)),
     ):
+        await publish(on, event(0))
         await eventually(is_committed(on, 1))
+        refusing.add("samples")
+        await publish(on, event(1))
+        await eventually(is_committed(on, 2))
 
     (letter,) = await dead_letters(on)
     assert (letter.reason, letter.detail) == (reason, f"400 {refused}")
@@ -214,7 +411,7 @@ async def test_what_cannot_be_sent_is_put_aside_and_the_stream_goes_on(
     async with receiving() as receiver, running(sink(on, receiver)):
         await eventually(is_committed(on, 3))
 
-    assert times(receiver) == [[0], [1]]
+    assert times(receiver) == [[0, 1]]
     (letter,) = await dead_letters(on)
     assert (letter.offset, letter.reason) == (1, reason)
     assert detail in letter.detail
@@ -226,7 +423,7 @@ async def test_a_tick_published_twice_is_sent_once() -> None:
     async with receiving() as receiver, running(sink(on, receiver)):
         await eventually(is_committed(on, 5))
 
-    assert times(receiver) == [[0], [1], [2]]
+    assert times(receiver) == [[0, 1, 2]]
 
 
 async def test_ending_marks_nothing_stale_because_the_next_owner_goes_on() -> None:

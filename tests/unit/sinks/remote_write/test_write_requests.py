@@ -6,7 +6,20 @@ import pytest
 
 from gpuledger.bus.protocol import Record
 from sinks.remote_write.active_series import EncodedTick
-from sinks.remote_write.write_requests import WrittenTick, split_into_requests
+from sinks.remote_write.write_requests import (
+    AgeLimits,
+    WriteRequest,
+    WrittenTick,
+    admit,
+    split_into_requests,
+)
+from sinks.settings import RemoteWriteSettings
+from sinks.timelines import Timelines
+from tests.unit.sinks.builders import SECOND_NS, event
+
+
+def record_of(offset: int) -> Record:
+    return Record("t", 0, offset, 0, None, b"")
 
 
 def ticks(nodes: str) -> list[WrittenTick]:
@@ -15,7 +28,7 @@ def ticks(nodes: str) -> list[WrittenTick]:
         WrittenTick(
             node=node.lower(),
             time_ns=1,
-            record=Record("t", 0, offset, 0, None, b""),
+            record=record_of(offset),
             encoded=EncodedTick(body=b"", samples=2, is_behind=node.isupper()),
         )
         for offset, node in enumerate(nodes)
@@ -23,30 +36,54 @@ def ticks(nodes: str) -> list[WrittenTick]:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "together"),
+    ("nodes", "apart", "together"),
     [
-        ("abcd", ["abcd"]),
-        ("aBcd", ["a", "b", "cd"]),
-        ("Abc", ["a", "bc"]),
-        ("abC", ["ab", "c"]),
-        ("ABC", ["a", "b", "c"]),
-        ("abab", ["ab", "ab"]),
-        ("abcdef", ["abcd", "ef"]),
+        ("abcd", "", ["abcd"]),
+        ("aBcd", "", ["a", "b", "cd"]),
+        ("Abc", "", ["a", "bc"]),
+        ("abC", "", ["ab", "c"]),
+        ("ABC", "", ["a", "b", "c"]),
+        ("abab", "", ["abab"]),
+        ("abcdef", "", ["abcd", "ef"]),
+        ("abcab", "b", ["a", "b", "ca", "b"]),
+        ("bb", "b", ["b", "b"]),
+        ("", "", []),
     ],
 )
-def test_what_is_behind_goes_alone_and_all_else_together_once_a_node(
-    nodes: str, together: Sequence[str]
+def test_what_may_be_refused_goes_alone_and_all_else_together(
+    nodes: str, apart: str, together: Sequence[str]
 ) -> None:
-    requests = split_into_requests(ticks(nodes), max_samples=8, repeated_before=0)
+    requests = split_into_requests(ticks(nodes), max_samples=8, is_apart=lambda node: node in apart)
 
     assert ["".join(tick.node for tick in request.ticks) for request in requests] == together
 
 
-def test_what_may_have_been_sent_before_goes_alone() -> None:
-    requests = split_into_requests(ticks("abcd"), max_samples=8, repeated_before=2)
+@pytest.mark.parametrize("nodes", ["ab", "abc", "abcdefg"])
+def test_the_halves_of_a_request_have_all_of_its_ticks_in_their_order(nodes: str) -> None:
+    whole = WriteRequest(ticks=tuple(ticks(nodes)))
+    first, second = whole.halves()
+    assert (*first.ticks, *second.ticks) == whole.ticks
+    assert first.ticks
+    assert second.ticks
 
-    assert ["".join(tick.node for tick in request.ticks) for request in requests] == [
-        "a",
-        "b",
-        "cd",
-    ]
+
+@pytest.mark.parametrize(
+    ("age_seconds", "refusal"), [(-300, None), (-301, "future"), (3_600, None), (3_601, "too_old")]
+)
+def test_a_tick_is_sent_where_it_is_neither_too_new_nor_too_old(
+    age_seconds: int, refusal: str | None
+) -> None:
+    limits = AgeLimits.of(RemoteWriteSettings(max_future_seconds=300, max_age_seconds=3_600))
+    one = event(0)
+    (found,) = admit(
+        [(record_of(0), one)],
+        Timelines(),
+        time_ns=one.time_ns + age_seconds * SECOND_NS,
+        monotonic_ns=0,
+        limits=limits,
+    )
+    assert found.refusal == refusal
+
+
+def test_no_age_is_too_much_by_default() -> None:
+    assert AgeLimits.of(RemoteWriteSettings()).max_age_ns is None
