@@ -17,7 +17,7 @@ from sinks.alerts.active_alerts import Now
 from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.rules import rules_of
 from sinks.remote_write.active_series import ActiveSeries
-from sinks.remote_write.write_requests import admit
+from sinks.remote_write.write_requests import AgeLimits, admit
 from sinks.settings import AlertsSettings, BusyWithoutPodSettings
 from sinks.timelines import TickOrder, Timelines
 from tests.unit.sinks.builders import NODE, SECOND_NS, START_NS, entry, event
@@ -138,7 +138,7 @@ def sent(
             timelines,
             time_ns=now_ns,
             monotonic_ns=second * SECOND_NS,
-            max_ahead_ns=300 * SECOND_NS,
+            limits=AgeLimits(300 * SECOND_NS, None),
         ):
             outcome[refusal or written(series, made, place, receiver, now_ns)] += 1
     return outcome
