@@ -12,7 +12,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from gpuledger import dead_letter_queue
 from gpuledger.runtime.process_metrics import count_from_zero
 from gpuledger.topics import Topics
-from sinks.registry import KINDS, SinkKind
+from sinks.registry import KINDS, REMOTE_WRITE, SinkKind
 
 LAG_SECONDS: Final = Gauge(
     "gpuledger_sink_lag_seconds",
@@ -113,6 +113,9 @@ def count_sink_from_zero(kind: SinkKind, topics: Topics) -> None:
     """Show the counters of the sink that this process runs, before there is anything to count."""
     if kind.relays_watermarks:
         count_from_zero(WATERMARK_TIMESTAMP, sink=[kind.name])
+    if kind is REMOTE_WRITE:
+        for family in (WAITING_BYTES, REQUESTS_IN_FLIGHT, REQUEST_SECONDS, REQUEST_BYTES_TOTAL):
+            family.labels(sink=kind.name)
     for counter in (SENT_TOTAL, RETRIES_TOTAL):
         count_from_zero(counter, sink=[kind.name])
     count_from_zero(DROPPED_TOTAL, sink=[kind.name], reason=kind.drop_reasons)

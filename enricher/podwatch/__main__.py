@@ -1,4 +1,4 @@
-"""`gpuledger-podwatch`: heeds signals, then imports and runs `enricher.podwatch.pod_command`."""
+"""`gpuledger-podwatch`: heeds signals, then imports and runs `enricher.podwatch.pod_watch`."""
 
 from gpuledger.programs import end_on_signals, end_process
 
@@ -6,7 +6,7 @@ from gpuledger.programs import end_on_signals, end_process
 def main() -> None:
     """Run podwatch until a signal, and end the process."""
     end_on_signals()
-    from enricher.podwatch.pod_command import main as run  # noqa: PLC0415  # takes long enough for a signal to come
+    from enricher.podwatch.pod_watch import main as run  # noqa: PLC0415  # takes long enough for a signal to come
 
     end_process(run())
 

@@ -1,5 +1,7 @@
 """Podwatch put together: the reflector's steps into the table, what is due in it onto the bus.
 
+`main` is `gpuledger-podwatch`: it makes settings, bus and API server, and runs it with them.
+
 With a Lease this begins anew each time that it is won: what was published meanwhile is read back
 from the topic, because another podwatch has published and this one's table is of before.
 """
@@ -12,7 +14,7 @@ from typing import Any, Final, Generic, Self
 import structlog
 
 from enricher.podwatch import pod_metrics
-from enricher.podwatch.api import Api
+from enricher.podwatch.api import Api, open_api
 from enricher.podwatch.election import Elector, LeaseClient, identity_of, namespace_of
 from enricher.podwatch.events import (
     Deleted,
@@ -29,9 +31,13 @@ from enricher.podwatch.publish import Fence, RecordPublisher, WatchBus, let_pass
 from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.table import ObjectTable
 from enricher.watched_records import RecordT
-from gpuledger.clock import NS_PER_HOUR, Clock
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.clock import NS_PER_HOUR, Clock, SystemClock
 from gpuledger.completeness import name_publisher
+from gpuledger.runtime import explain_user_errors, run_service
 from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
+from gpuledger.settings import load_settings
+from gpuledger.settings.secret import shown_url
 
 _EXPIRY_SECONDS: Final = 5.0
 _BRIDGED_NS: Final = NS_PER_HOUR
@@ -296,3 +302,35 @@ async def run_expiry(
             table.expire(time_ns=clock.time_ns())
         )
         publisher.wake()
+
+
+@explain_user_errors
+def main() -> int:
+    """Run podwatch until a signal; return the exit code."""
+    settings = load_settings(
+        PodwatchSettings,
+        prog="gpuledger-podwatch",
+        description="Watches the Kubernetes API server and publishes slim pod records to Kafka.",
+    )
+    kubernetes = settings.kubernetes
+    about = {
+        "url": shown_url(kubernetes.url) or None,
+        "kubeconfig": kubernetes.kubeconfig or None,
+        "lease": settings.lease.name if settings.lease.enabled else None,
+        "brokers": settings.kafka.bootstrap_servers,
+    }
+
+    async def watch(settings: PodwatchSettings, readiness: Readiness) -> None:
+        # Without a critical check it would be ready as soon as its credentials are read.
+        readiness.check("pods.api").waits("starting")
+        credentials = readiness.check("credentials", severity=CheckSeverity.WARNING)
+        async with open_api(settings.kubernetes, check=credentials) as api:
+            await run_podwatch(
+                api=api,
+                bus=KafkaBus(settings.kafka, readiness=readiness),
+                settings=settings,
+                readiness=readiness,
+                clock=SystemClock(),
+            )
+
+    return run_service(watch, settings=settings, about=about)

@@ -37,7 +37,7 @@ from sinks.metrics import SENT_TOTAL, SERIES_FORGOTTEN_TOTAL, count_dropped, mea
 from sinks.protocol import Batch, LargeTurns, SinkContext
 from sinks.registry import REMOTE_WRITE
 from sinks.remote_write.active_series import ActiveSeries, EncodedTick
-from sinks.remote_write.write_client import RemoteWriteClient, is_out_of_order
+from sinks.remote_write.write_client import RemoteWriteClient, is_behind_newer, is_out_of_order
 from sinks.remote_write.write_requests import (
     FUTURE,
     TOO_OLD,
@@ -116,7 +116,7 @@ class Writer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Polled:
+class _PolledBatch:
     batch: Batch
     context: SinkContext
     size_bytes: int
@@ -139,7 +139,7 @@ class PartitionSender:
         self._check, self._turns = check, turns
         self._series = ActiveSeries(budget=budget, external_labels=settings.external_labels)
         self._timelines = Timelines()
-        self._waiting: deque[_Polled] = deque()
+        self._waiting: deque[_PolledBatch] = deque()
         self._task: asyncio.Task[None] | None = None
         self._is_ending = False
         self._apart_until_ns: dict[str, int] = {}
@@ -153,7 +153,7 @@ class PartitionSender:
     def add(self, batch: Batch, context: SinkContext) -> None:
         """Take what was polled, to be sent behind what waits."""
         size_bytes = sum(len(record.value or b"") for record, _ in batch.items)
-        self._waiting.append(_Polled(batch=batch, context=context, size_bytes=size_bytes))
+        self._waiting.append(_PolledBatch(batch=batch, context=context, size_bytes=size_bytes))
         self.waiting_bytes += size_bytes
         if self._task is None:
             self._task = asyncio.create_task(self._send_waiting())
@@ -250,7 +250,11 @@ class PartitionSender:
                 continue
             if encoded.samples:
                 yield WrittenTick(
-                    node=node_key(event), time_ns=event.time_ns, record=record, encoded=encoded
+                    node=node_key(event),
+                    time_ns=event.time_ns,
+                    record=record,
+                    encoded=encoded,
+                    is_late=bool(event.late),
                 )
         SERIES_FORGOTTEN_TOTAL.inc(series.forgotten - forgotten_before)
 
@@ -275,7 +279,7 @@ class PartitionSender:
         self._apart_until_ns[tick.node] = self._clock.monotonic_ns() + APART_NS
         message = str(error)
         is_order = is_out_of_order(message)
-        if is_order and self._may_be_repeated(tick) and tick.node not in self._taken_nodes:
+        if is_behind_newer(message) and self._is_repetition(tick):
             count_dropped(NAME, "repeated")
             return
         # What is only out of order says nothing of the receiver: a node's clock was set back.
@@ -290,6 +294,14 @@ class PartitionSender:
 
     def _may_be_repeated(self, tick: WrittenTick) -> bool:
         return tick.record.offset < (self.repeated_before or 0)
+
+    def _is_repetition(self, tick: WrittenTick) -> bool:
+        """Return whether a tick that is behind what the receiver has was sent to it before.
+
+        One that came late to Kafka is behind it by itself.
+        """
+        is_first = tick.node not in self._taken_nodes and not tick.is_late
+        return is_first and self._may_be_repeated(tick)
 
     def _is_apart(self, node: str) -> bool:
         until_ns = self._apart_until_ns.get(node)

@@ -126,6 +126,16 @@ async def open_client(
         yield RemoteWriteClient(http=http, url=settings.url, credentials=credentials)
 
 
+_BEHIND_NEWER: Final = re.compile(
+    r"out[ -]of[ -]order|duplicate[ -](sample|timestamp)", re.IGNORECASE
+)
+
+
+def is_behind_newer(message: str) -> bool:
+    """Return whether a receiver says that it has a newer sample of the series, or this one."""
+    return bool(_BEHIND_NEWER.search(message))
+
+
 def is_out_of_order(message: str) -> bool:
     """Return whether a receiver says that a series is beyond a sample's time already."""
     return bool(_OUT_OF_ORDER.search(message))

@@ -106,6 +106,8 @@ class WrittenTick:
     time_ns: int
     record: Record
     encoded: EncodedTick
+    is_late: bool = False
+    """Whether the join says that it came behind others: it may be older than what was sent."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from gpuledger.settings import KafkaSettings
 
 PROGRAMS = {
     "agent.command": [],
-    "enricher.podwatch.pod_command": [],
+    "enricher.podwatch.pod_watch": [],
     "enricher.join.join_command": [],
     "sinks.command": ["rows"],
 }

@@ -177,17 +177,27 @@ async def test_what_was_delivered_before_a_crash_is_counted_as_repeated_and_no_l
     assert taken == [3, 4, 5]
 
 
-async def test_what_is_refused_behind_what_was_taken_is_no_repetition() -> None:
+@pytest.mark.parametrize(
+    ("case", "refused", "ticks", "said"),
+    [
+        ("behind what was taken", 1, [{}, {}, {}], "out of order sample"),
+        ("late by the join's word", 0, [{"late": True}, {}, {}], "out of order sample"),
+        ("older than the receiver takes at all", 0, [{}, {}, {}], "out of bounds"),
+    ],
+)
+async def test_what_was_not_delivered_before_is_no_repetition(
+    case: str, refused: int, ticks: list[dict[str, object]], said: str
+) -> None:
     on = bus()
-    await publish(on, *map(event, range(3)))
+    await publish(on, *(event(tick, **changes) for tick, changes in enumerate(ticks)))
 
     def answer(body: bytes) -> Answer:
-        return Answer(400, "out of order sample") if 1 in ticks_of_body(body) else Answer(204)
+        return Answer(400, said) if refused in ticks_of_body(body) else Answer(204)
 
     async with receiving(by_body=answer) as receiver, running(sink(on, receiver)):
         await eventually(is_committed(on, 3))
     (letter,) = await dead_letters(on)
-    assert (letter.offset, letter.reason) == (1, "out_of_order")
+    assert (letter.offset, letter.reason) == (refused, "out_of_order"), case
 
 
 async def test_a_tick_at_which_the_receiver_fails_for_ever_is_put_aside_while_it_takes_others() -> (
