@@ -186,7 +186,7 @@ async def test_what_was_delivered_before_a_crash_is_counted_as_repeated_and_no_l
     ],
 )
 async def test_what_was_not_delivered_before_is_no_repetition(
-    case: str, refused: int, ticks: list[dict[str, object]], said: str
+    case: str, refused: int, ticks: list[dict[str, Any]], said: str
 ) -> None:
     on = bus()
     await publish(on, *(event(tick, **changes) for tick, changes in enumerate(ticks)))
