@@ -58,7 +58,7 @@ REQUESTS_IN_FLIGHT: Final = Gauge(
 )
 REQUEST_SECONDS: Final = Histogram(
     "gpuledger_sink_request_seconds",
-    "How long the receiver took to answer a request, be it with a refusal. Only in remote_write.",
+    "Time that the receiver took to answer a request, be it with a refusal. Only in remote_write.",
     ["sink"],
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
 )
