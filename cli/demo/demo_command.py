@@ -206,6 +206,8 @@ def _summarise(run: Run, plan: DemoPlan, *, began_seconds: float) -> Summary:
         entries=tally.entries,
         pods=pod_lines(tally.pods, truth, tally.unused_ns, tally.held_ns),
         without_pod_gpu_seconds=tally.without_pod_ns / 10**9,
+        free_gpu_seconds=tally.free_ns / 10**9,
+        gap_gpu_seconds=tally.gap_ns / 10**9,
         other_gpu_seconds={name: ns / 10**9 for name, ns in tally.other_ns.items()},
         incidents=incident_lines(tally.presence.incidents),
         conservation_error_max_ratio=tally.conservation_error_max_ratio,

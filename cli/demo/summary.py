@@ -104,6 +104,10 @@ class Summary(BaseRecord, frozen=True, kw_only=True):
     """The pods, most GPU time first."""
     without_pod_gpu_seconds: float
     """Busy seconds booked on the host or on nobody."""
+    free_gpu_seconds: float = 0.0
+    """Time in which GPUs that nobody held ran no kernel."""
+    gap_gpu_seconds: float = 0.0
+    """Time in which GPUs did not answer; whoever holds one holds it on."""
     other_gpu_seconds: dict[str, float] = field(default_factory=dict)
     """Busy seconds booked on accounts that this version does not know, by account."""
     incidents: list[IncidentLine]
@@ -281,8 +285,11 @@ def _sentences(summary: Summary) -> list[str]:
     truth, error = summary.truth_error_ratio, summary.conservation_error_max_ratio
     ticks = "An unknown number of" if summary.ticks is None else summary.ticks
     sent = ", ".join(f"{sink.sent} by {sink.sink}" for sink in summary.sinks)
+    gap = summary.gap_gpu_seconds
+    without = f"{summary.without_pod_gpu_seconds:.2f} GPU s ran without a pod"
     sentences = [
-        f"{summary.without_pod_gpu_seconds:.2f} GPU s ran without a pod.",
+        f"{without}, {summary.free_gpu_seconds:.2f} were idle and nobody's.",
+        f"GPUs did not answer for {gap:.2f} s." if gap else "",
         *(
             f"{seconds:.2f} GPU s ran on account {account}."
             for account, seconds in summary.other_gpu_seconds.items()

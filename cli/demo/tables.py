@@ -152,7 +152,7 @@ LIVE_ROWS: Final = {
 SUMMARY_COLUMNS: Final = {
     "GPU s": "seconds in which its kernels ran, as booked",
     "true": "the same as the scenario played it",
-    "unused": "seconds in which a GPU that it holds ran no kernel",
+    "unused": "its part of the seconds in which GPUs that it holds ran no kernel",
     "GiB h": "device memory that it held, times hours",
     "kJ": "its energy",
 }

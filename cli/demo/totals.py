@@ -173,6 +173,10 @@ class Tally:
     """For each cluster, namespace and pod, time in which GPUs that it held ran no kernel."""
     held_ns: dict[tuple[str, str, str], int] = field(default_factory=dict)
     """For each of these, how much of GPUs it held, whatever it used."""
+    free_ns: int = 0
+    """Time in which GPUs that nobody held ran no kernel."""
+    gap_ns: int = 0
+    """Time in which GPUs did not answer."""
     without_pod_ns: int = 0
     """Busy time booked on the host or on nobody."""
     other_ns: dict[str, int] = field(default_factory=dict)
@@ -195,6 +199,7 @@ class Tally:
         self.presence.add(event)
         self._cover(event)
         pods = PodIndex(event)
+        self.gap_ns += sum(gpu.gap_ns or 0 for gpu in event.gpus)
         self.entries += sum(len(gpu.entries) for gpu in event.gpus)
         # Settlements are of processes that ended between two ticks: booked, though of no GPU's row.
         for books in (*event.gpus, *(event.settlements or ())):
@@ -224,6 +229,8 @@ class Tally:
             total.name(description)
 
     def _book_unused(self, entry: Entry, holder: PodOfEntry, cluster: str) -> None:
+        if entry.holder is None:
+            self.free_ns += entry.busy_ns or 0
         if holder.described.name is None:
             return
         name = (cluster, holder.described.namespace or "", holder.described.name)

@@ -102,8 +102,30 @@ def test_idle_of_several_holders_balances_and_is_no_pods_use() -> None:
     tally = tally_of(event(entries=booked, holders=[HELD]))
     assert tally.unused_ns == {("default", "research", "notebook-0"): 375_000_000}
     assert tally.held_ns == {("default", "research", "notebook-0"): 500_000_000}
+    assert tally.free_ns == 375_000_000
     assert tally.conservation_error_max_ratio == 0.0
     assert [total.busy_ns for total in tally.pods.values()] == [SECOND_NS // 4]
+
+
+def test_the_time_of_every_gpu_is_used_unused_free_or_a_gap() -> None:
+    """So that the numbers at the end of a run add up to its GPUs' time."""
+    one = event(
+        entries=[
+            entry(Account.POD, 0.25),
+            entry(Account.HOST, 0.125),
+            entry(Account.IDLE, 0.5, holder=0),
+            entry(Account.IDLE, 0.125),
+        ],
+        holders=[HELD],
+    )
+    silent = GpuBooks(
+        reading=replace(one.gpus[0].reading, uuid="GPU-lost", silent=True),
+        entries=[replace(entry(Account.IDLE, 0.0), busy_ns=None, held_ns=SECOND_NS)],
+        gap_ns=SECOND_NS,
+    )
+    tally = tally_of(replace(one, gpus=[*one.gpus, silent]))
+    used = sum(total.busy_ns for total in tally.pods.values()) + tally.without_pod_ns
+    assert used + sum(tally.unused_ns.values()) + tally.free_ns + tally.gap_ns == 2 * SECOND_NS
 
 
 def test_books_that_do_not_balance_show() -> None:
