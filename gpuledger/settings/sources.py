@@ -103,8 +103,16 @@ def is_group(hint: Any) -> bool:  # noqa: ANN401  # any type annotation
     return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
 
 
+_ELSEWHERE: Final = {"cluster": "it is a setting of gpuledger-agent and gpuledger-podwatch alone"}
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return which known name was probably meant, as the end of an error message."""
+    """Return which known name was probably meant, as the end of an error message.
+
+    Of a setting that only others have, and that is likely to be given to all, it says whose it is.
+    """
+    if elsewhere := _ELSEWHERE.get(name.lower()):
+        return elsewhere
     by_lower = {candidate.lower(): candidate for candidate in known}
     # A name without its group is as likely meant as one that is mistyped.
     tails = (full for lower, full in by_lower.items() if lower.endswith("." + name.lower()))

@@ -143,6 +143,7 @@ MISTAKES_IN_VARIABLES = [
     ({"KAFKA__BOOTSTRAP_SERVER": "x"}, "did you mean GPULEDGER_KAFKA__BOOTSTRAP_SERVERS?"),
     ({"kafka__client_id": "x"}, "did you mean GPULEDGER_KAFKA__CLIENT_ID?"),
     ({"XYZ": "x"}, "unknown environment variable GPULEDGER_XYZ: --help lists all settings"),
+    ({"CLUSTER": "x"}, "CLUSTER: it is a setting of gpuledger-agent and gpuledger-podwatch alone"),
     ({"TICK_SECONDS": "soon"}, "GPULEDGER_TICK_SECONDS: expected a number, got 'soon'"),
     ({"TICKS": "1.5"}, "GPULEDGER_TICKS: expected a whole number, got '1.5'"),
     ({"KIND": "three"}, "GPULEDGER_KIND: expected one of one, two, got 'three'"),
