@@ -80,6 +80,11 @@ INCIDENTS_TOTAL: Final = Counter(
     ["kind"],
 )
 count_from_zero(INCIDENTS_TOTAL, kind=(*INCIDENT_KINDS, OTHER_KIND))
+OVERLAPPING_TOTAL: Final = Counter(
+    "gpuledger_join_ticks_overlapping",
+    "Ticks booked that cover time which the tick of their boot before them covers too, so that it"
+    " is booked twice: two agents write as one node.",
+)
 WATERMARK_TIMESTAMP: Final = Gauge(
     "gpuledger_join_watermark_timestamp_seconds",
     "Event time up to which the events of this worker's partitions are complete, as it said last:"

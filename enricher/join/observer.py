@@ -201,6 +201,7 @@ class JoinObserver:
         self._pending = PendingPods(pending_pod_timeout_seconds=pending_pod_timeout_seconds)
         self._skew = ClockSkew()
         self._ticks_to_check = 1
+        self._overlaps = Repeats()
         self._newest_ns = 0
         self._ahead = Repeats()
         self._unbooked = UnbookedNodes()
@@ -213,6 +214,13 @@ class JoinObserver:
         for waiting in self._pending.resolve(pod):
             metrics.PENDING_DELAY_SECONDS.observe(max(0, now_ns - waiting.first_ns) / NS_PER_SECOND)
             yield waiting.node
+
+    def see_overlap(self, node: str, overlap_ns: int) -> None:
+        """Record that a tick covers time that the one before it covers; a line a minute a node."""
+        metrics.OVERLAPPING_TOTAL.inc()
+        if count := self._overlaps.count(node):
+            seconds = round(overlap_ns / NS_PER_SECOND, 3)
+            _log.warning("ticks_overlapped", **_names(node), overlap_seconds=seconds, count=count)
 
     def see_event(
         self,

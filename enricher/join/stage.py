@@ -30,6 +30,7 @@ from enricher.join.progress.passage import (
     gap_before_ns,
     is_duplicate,
     is_late,
+    overlap_before_ns,
     seq_ahead_seconds,
 )
 from enricher.join.progress.watermarks import NodeWatermarks
@@ -327,6 +328,8 @@ class JoinStage:
         if events:
             if (step_seconds := clock_step_seconds(sample, watermark)) is not None:
                 self._observer.see_step(node, step_seconds)
+            if (overlap_ns := overlap_before_ns(sample, watermark)) is not None:
+                self._observer.see_overlap(node, overlap_ns)
             watermarks.advance(
                 sample, offset=record.offset, written_ms=record.timestamp_ms, now_ns=now_ns
             )

@@ -168,6 +168,18 @@ def gap_before_ns(sample: NodeSample, watermark: NodeWatermark | None) -> int | 
     return gap_ns if gap_ns > MIN_GAP_NS else None
 
 
+def overlap_before_ns(sample: NodeSample, watermark: NodeWatermark | None) -> int | None:
+    """Return how much of a tick lies in the one of its boot that was booked before, if any does.
+
+    No agent writes such ticks: two write as one node, whose time is booked twice then.
+    """
+    seq = watermark.seq_of(sample.boot_id) if watermark else None
+    if seq is None:
+        return None
+    overlap_ns = sample.interval_ns - (sample.seq - seq) * NS_PER_MS
+    return overlap_ns if overlap_ns > MIN_GAP_NS else None
+
+
 def clock_step_seconds(sample: NodeSample, watermark: NodeWatermark | None) -> float | None:
     """Return by how much the node's clock was set since the tick that was booked before.
 

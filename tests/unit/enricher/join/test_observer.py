@@ -1,5 +1,6 @@
 """What shows of the books in the metrics: that they are the devices'."""
 
+import pytest
 from structlog.testing import capture_logs
 
 from enricher.join.booking.books import book_tick
@@ -52,3 +53,24 @@ def test_not_every_tick_is_checked() -> None:
     assert audit(checks, HALF, HALF) == 0
     counted = [audit(checks, HALF, TWICE) for _ in range(TICKS_PER_CHECK)]
     assert counted == [0] * (TICKS_PER_CHECK - 1) + [1]
+
+
+@pytest.mark.parametrize(
+    ("case", "interval_seconds", "overlaps"),
+    [("they meet", 1, 0), ("a gap is between them", 0.5, 0), ("two agents are one node", 5, 1)],
+)
+def test_time_that_two_ticks_of_a_boot_cover_is_counted(
+    case: str, interval_seconds: float, overlaps: int
+) -> None:
+    given = Given()
+    before = value_of("gpuledger_join_ticks_overlapping_total")
+    given.take(seq=1_000_000)
+    with capture_logs() as logged:
+        given.take(
+            seq=1_001_000,
+            time_ns=T_NS + SECOND_NS,
+            interval_ns=round(interval_seconds * SECOND_NS),
+        )
+    assert value_of("gpuledger_join_ticks_overlapping_total") - before == overlaps, case
+    said = [line for line in logged if line["event"] == "ticks_overlapped"]
+    assert [line["overlap_seconds"] for line in said] == [interval_seconds - 1] * overlaps
