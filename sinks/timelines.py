@@ -29,7 +29,10 @@ from gpuledger.recent import Recent
 from gpuledger.records import GpuEvent
 
 _MAX_BOOTS: Final = 5
-"""As many boots of a node as the join remembers: a spool may bring ticks of earlier ones late."""
+"""Boots of a node, those heard of last: a spool may bring ticks of earlier ones late.
+
+Fewer than the join remembers, which keeps the longest ones as well.
+"""
 
 
 class SeenBoots:

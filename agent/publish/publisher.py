@@ -33,7 +33,7 @@ from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.tasks import wait_event
 from gpuledger.topics import agreed_partitions, partition_of_node
 
-_LONGEST_GAP_MS: Final = 60_000  # the longest tick; a longer gap is no ticks to be spread
+_LONGEST_TICK_MS: Final = 60_000  # what lies further apart is no ticks to be spread
 
 
 def pause_seconds(times_ms: Sequence[int], *, factor: float, chance: float) -> float:
@@ -43,8 +43,10 @@ def pause_seconds(times_ms: Sequence[int], *, factor: float, chance: float) -> f
     """
     if len(times_ms) < 2:  # noqa: PLR2004  # a single one was not kept waiting by another
         return 0.0
-    gaps_ms = [min(max(0, after - before), _LONGEST_GAP_MS) for before, after in pairwise(times_ms)]
-    made_seconds = sum(gaps_ms) / len(gaps_ms) * len(times_ms) / 1000
+    steps_ms = [
+        min(max(0, after - before), _LONGEST_TICK_MS) for before, after in pairwise(times_ms)
+    ]
+    made_seconds = sum(steps_ms) / len(steps_ms) * len(times_ms) / 1000
     return made_seconds / factor * (1 + chance)
 
 

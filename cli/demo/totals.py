@@ -2,8 +2,9 @@
 
 Pure sums over events, but for the clock by which alerts end; nothing is drawn or printed here.
 
-An event lists the GPUs that answered. One that is missing in its node's newest event was there
-before and is not replaced: it is lost, and stays in sight until it answers again.
+An event lists its node's GPUs, those that did not answer as `silent`. One that answered before and
+is silent or missing in its node's newest event is lost: it stays in sight until it answers again,
+or another GPU answers at its index.
 """
 
 import time

@@ -389,7 +389,7 @@ class JoinStage:
 def _bounded(record: PlaceT, *, what: str, lists: Sequence[Mapping[str, Any]]) -> PlaceT:
     """Return a record that says no more than an event may say of it, without lists where needed.
 
-    Anybody who may label a namespace could else have its pods' events be as large as he likes.
+    Anybody who may label a namespace could else have its pods' events be as large as they like.
     """
     for emptied in lists:
         if len(encode(record)) <= MAX_DESCRIPTION_BYTES:

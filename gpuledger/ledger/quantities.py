@@ -61,7 +61,7 @@ class Quantity:
     is_of_holders: bool = False
     """Whether idle's entries alone have it, of every row: it says who holds the device, not who
     uses it, and is known where the device does not answer."""
-    is_held: bool = False
+    is_gauge: bool = False
     """Whether it is held over the tick, as memory is, and is no sum over time: its average is the
     amount itself, and what it comes to over time is the amount times the interval."""
     average: str
@@ -77,7 +77,7 @@ class Quantity:
         The average is in base units, a second's worth. One division of floats, whose digits suffice
         to have the whole number back; one of whole numbers takes several times as long.
         """
-        if self.is_held:
+        if self.is_gauge:
             return float(self.units_per_base)
         return self.units_per_base * interval_ns / 1_000_000_000
 
@@ -163,7 +163,7 @@ QUANTITIES: Final = (
         total=_memory_bytes,
         sums_over_board=True,
         units_per_base=1,
-        is_held=True,
+        is_gauge=True,
         average="memory_bytes",
         pod_help="Device memory that the container's processes held at the tick.",
         account_help="Device memory booked on no pod, as it was at the tick; on idle, free memory.",

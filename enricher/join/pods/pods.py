@@ -331,7 +331,7 @@ class Names(Generic[N]):
     """Which pod has a name of one kind, and who else claims it.
 
     A name that a pod has is not taken over by a younger one while the older one lives: who may
-    make pods could so put his name on another one's use. A static pod keeps its hash when its
+    make pods could so put their own name on another one's use. A static pod keeps its hash when its
     object in the API server is made anew, and then the old object is gone. The order in which
     records come changes nothing.
     """

@@ -131,7 +131,7 @@ class NodeWatermarks:
     def _make_room(self) -> None:
         """Forget the tenth of the nodes that have been booked for the shortest time.
 
-        Names are anybody's, and thousands of them come in a second: whoever goes by when he was
+        Names are anybody's, and thousands of them come in a second: whoever goes by when they were
         heard last is the node that ticks every second. For how long a name has been booked, by our
         own clock, nobody can make up: a node has a start over all that come after it.
         """
@@ -220,8 +220,8 @@ def _kept(
     """Return how far boots before the newest are booked, by all that is known of them.
 
     Of many the newest ones are kept, and of the others those that were booked for longest. Whoever
-    may write ticks may make up boots as he likes, and by then a small `seq` of a boot that nothing
-    is known of would be taken for its begin. What he cannot make up is for how long a boot has been
+    may write ticks may make up boots at will, and by then a small `seq` of a boot that nothing
+    is known of would be taken for its begin. What cannot be made up is for how long a boot has been
     booked by our own clock: the boot that a node is in has a start over all that come after it.
     """
     boots: dict[str, BootWatermark] = {}

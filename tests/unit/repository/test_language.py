@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from itertools import chain
@@ -24,11 +25,15 @@ ELSEWHERE = {
 }
 
 
+def glossary() -> list[re.Match[str]]:
+    """Return the rows of the glossary, its head included."""
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("## Glossary")[2]
+    return list(GLOSSARY_ROW.finditer(section.partition("\n## ")[0]))
+
+
 def refused_words() -> frozenset[str]:
     """Return the words of the glossary's last column."""
-    section = (ROOT / "CONTRIBUTING.md").read_text().partition("## Glossary")[2]
-    rows = GLOSSARY_ROW.finditer(section.partition("\n## ")[0])
-    words = {word.strip() for row in rows for word in row["refused"].split(",")}
+    words = {word.strip() for row in glossary() for word in row["refused"].split(",")}
     return frozenset(words - {"", "not"} - ELSEWHERE)
 
 
@@ -88,6 +93,12 @@ def words_of(name: str) -> str:
     parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     words = " ".join(filter(None, parted.lower().split("_")))
     return f" {words.replace('at most', '').replace('at least', '')} "
+
+
+def test_no_word_stands_in_the_glossary_twice() -> None:
+    words = Counter(word.strip() for row in glossary() for word in row["words"].split(","))
+    assert "tick" in words
+    assert [word for word, rows in words.items() if rows > 1] == []
 
 
 def test_the_glossary_refuses_words() -> None:
