@@ -20,7 +20,6 @@ from gpuledger.bus.protocol import (
     Producer,
     Record,
     Subscription,
-    TopicDescription,
     TopicPartition,
     Transactions,
     WholeBus,
@@ -108,10 +107,6 @@ class RunBus:
     async def partitions(self, topic: str) -> int:
         """Return the number of partitions; `TopicsError` where the topic does not exist."""
         return await self._bus.partitions(topic)
-
-    async def describe(self, topic: str) -> TopicDescription:
-        """Return what is known of a topic; `TopicsError` where it does not exist."""
-        return await self._bus.describe(topic)
 
     @asynccontextmanager
     async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:

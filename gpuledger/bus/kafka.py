@@ -15,6 +15,7 @@ from gpuledger.bus import kafka_internals
 from gpuledger.bus.kafka_connection import KafkaConnection, count_partitions
 from gpuledger.bus.kafka_fetch import named
 from gpuledger.bus.kafka_producer import KafkaProducer, KafkaTransactions
+from gpuledger.bus.kafka_requests import fetch_topic_ids
 from gpuledger.bus.protocol import (
     Consumer,
     HistoryReader,
@@ -124,6 +125,13 @@ class KafkaReader:
             partition: Span(first[named(partition)], end[named(partition)])
             for partition in partitions
         }
+
+    async def topic_id(self, topic: str) -> str | None:
+        """Return the topic's identity, asked of the brokers now."""
+        client = await self._opened()
+        async with self._connection.asking(f"looking up the identity of {topic}"):
+            found = await fetch_topic_ids(kafka_internals.inner_client(client), [topic])
+        return (found or {}).get(topic)
 
     async def offsets_at(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int

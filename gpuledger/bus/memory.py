@@ -262,6 +262,10 @@ class MemoryReader:
             raise TopicsError(f"there is no topic {topic!r} on this bus")
         return found
 
+    async def topic_id(self, topic: str) -> str | None:
+        """Return the topic's identity."""
+        return self._logs[TopicPartition(topic, 0)].topic_id
+
     async def offsets_at(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int
     ) -> Mapping[TopicPartition, int]:

@@ -324,6 +324,9 @@ class HistoryReader(Protocol):
         `first` is above 0 where the bus has removed what was before it.
         """
 
+    async def topic_id(self, topic: str) -> str | None:
+        """Return the identity of a topic that exists, asked now; `None` where none is known."""
+
     async def offsets_at(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int
     ) -> Mapping[TopicPartition, int]:
@@ -349,6 +352,3 @@ class History(Protocol):
 
 class WholeBus(TransactionalBus, History, Protocol):
     """A bus that can be followed, written to at once, and looked back on."""
-
-    async def describe(self, topic: str) -> TopicDescription:
-        """Return what is known of a topic now; `TopicsError` where it does not exist."""

@@ -7,7 +7,7 @@ never rewritten for it: whoever reads joins the two (`gpuledger.store.query`).
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
@@ -19,7 +19,6 @@ from gpuledger.bus.protocol import (
     HistoryReader,
     Record,
     Span,
-    TopicDescription,
     TopicPartition,
     WholeBus,
 )
@@ -85,7 +84,6 @@ async def open_pod_names(
         names = PodNames(
             table,
             topic=bus.topics.pods.name,
-            describe=bus.describe,
             reader=reader,
             streams=streams,
             check=check,
@@ -106,7 +104,6 @@ class PodNames:
         table: PodsTable,
         *,
         topic: str,
-        describe: Callable[[str], Awaitable[TopicDescription]],
         reader: HistoryReader,
         streams: Streams,
         check: Check,
@@ -115,7 +112,6 @@ class PodNames:
     ) -> None:
         """Take the table and what nobody else reads by."""
         self._table, self._topic, self._reader = table, topic, reader
-        self._describe = describe
         self._topic_id: str | None = None
         self._streams, self._check, self._clock = streams, check, clock
         self._interval_seconds = interval_seconds
@@ -150,12 +146,13 @@ class PodNames:
     async def _update(self) -> None:
         """Append what is new; what cannot be done now is done next time."""
         try:
-            topic_id = (await self._describe(self._topic)).topic_id
+            spans = await self._reader.spans(self._topic)
+            topic_id = await self._reader.topic_id(self._topic)
             if topic_id != self._topic_id:
                 # Made anew, it holds what podwatch knows by now: all of it is read.
                 self._topic_id = topic_id
                 self._positions = dict.fromkeys(self._positions)
-            spans = await self._reader.spans(self._topic)
+                spans = await self._reader.spans(self._topic)
             await self._find_positions(spans)
             await self._append_new(spans)
         except StaleTableError as error:
