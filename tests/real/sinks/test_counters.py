@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tests.real.services.prometheus import PrometheusApi
     from tests.real.sinks.running_sinks import Sink
 
-KILLS: Final = int(os.environ.get("GPULEDGER_TEST_KILLS", "6"))
-"""How often the sink is killed; `GPULEDGER_TEST_KILLS=50` takes five minutes."""
+KILLS: Final = int(os.environ.get("TEST_KILLS", "6"))
+"""How often the sink is killed; `TEST_KILLS=50` takes five minutes."""
 INTERVAL_SECONDS: Final = 5
 TICKS: Final = 40 * KILLS
 BUSY = 'gpuledger_gpu_busy_seconds_total{account="pod"}'
