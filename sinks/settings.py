@@ -120,9 +120,7 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
         refuse_unusable_labels(self.external_labels)
 
 
-OWN_LABELS: Final = {"cluster", "node"}.union(
-    *(family.labels for family in (*FAMILIES, COUNTERS))
-)
+OWN_LABELS: Final = {"cluster", "node"}.union(*(family.labels for family in (*FAMILIES, COUNTERS)))
 """What gpuledger's series are labelled with."""
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LABEL_NAME: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")

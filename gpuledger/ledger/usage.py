@@ -13,10 +13,11 @@ series of its own, as a counter never falls. Idle is nobody's: who held the devi
 held. Pure; sums over the series of a device equal those of its entries, to the last unit.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from typing import Final, NamedTuple
 
-from gpuledger.ledger.entries import NO_POD, PodIndex, PodOfEntry, gpu_of
+from gpuledger.ledger.entries import PodIndex, PodOfEntry, gpu_of
 from gpuledger.ledger.quantities import BOOKED, BUSY_NS, HELD_NS, Quantity
 from gpuledger.ledger.series import Family, FamilyMetric, SeriesGroup, SeriesValues
 from gpuledger.records import Account, Entry, GpuEvent, PodState
@@ -124,18 +125,20 @@ def used_in(event: GpuEvent) -> Iterator[Used]:
 
     Raises ValueError where an entry names what the event does not list.
     """
-    pods = PodIndex(event)
+    whose = _Whose(event)
     interval_ns = event.interval_ns
     for books in event.gpus:
         gpu_uuid = books.reading.uuid
         for entry in books.entries:
             amounts = _amounts_of(entry, interval_ns)
             held_ns, amounts[_HELD_INDEX] = amounts[_HELD_INDEX], None
-            yield _used(gpu_uuid, entry, pods, amounts)
+            labels, unnamed = whose.user_of(gpu_uuid, entry)
+            yield Used(labels, unnamed, amounts)
             if held_ns is not None:
+                labels, unnamed = whose.holder_of(gpu_uuid, entry)
                 held: UsedAmounts = [*_NOTHING]
                 held[_HELD_INDEX] = held_ns
-                yield _held(gpu_uuid, pods.holder_of(entry), held)
+                yield Used(labels, unnamed, held)
     for settlement in event.settlements or ():
         gpu_uuid = gpu_of(settlement, event).reading.uuid
         for entry in settlement.entries:
@@ -143,7 +146,8 @@ def used_in(event: GpuEvent) -> Iterator[Used]:
             # What is below zero is what the account had of it before.
             index = _BUSY_INDEX if (entry.busy_ns or 0) >= 0 else _SETTLED_INDEX
             settled[index] = abs(entry.busy_ns or 0)
-            yield _used(gpu_uuid, entry, pods, settled)
+            labels, unnamed = whose.user_of(gpu_uuid, entry)
+            yield Used(labels, unnamed, settled)
 
 
 def names_in(event: GpuEvent) -> dict[str, CountedLabels]:
@@ -165,38 +169,67 @@ def names_in(event: GpuEvent) -> dict[str, CountedLabels]:
     return found
 
 
-_MULTIPLIED: Final = tuple(quantity.is_gauge for quantity in BOOKED)
+_booked_amounts: Final[Callable[[Entry], tuple[int | None, ...]]] = attrgetter(
+    *(quantity.name for quantity in BOOKED)
+)
+_MULTIPLIED: Final = tuple(index for index, quantity in enumerate(BOOKED) if quantity.is_gauge)
 
 
 def _amounts_of(entry: Entry, interval_ns: int) -> UsedAmounts:
-    amounts: UsedAmounts = [getattr(entry, quantity.name) for quantity in BOOKED]
-    for index, is_multiplied in enumerate(_MULTIPLIED):
-        if is_multiplied and (amount := amounts[index]) is not None:
+    amounts: UsedAmounts = [*_booked_amounts(entry), None]
+    for index in _MULTIPLIED:
+        if (amount := amounts[index]) is not None:
             amounts[index] = amount * interval_ns
     # Below zero in no tick's books; but whoever wrote the event may be anybody.
     if (amounts[_BUSY_INDEX] or 0) < 0:
         amounts[_BUSY_INDEX] = None
-    amounts.append(None)
     return amounts
 
 
-def _used(gpu_uuid: str, entry: Entry, pods: PodIndex, amounts: UsedAmounts) -> Used:
-    if entry.account is not Account.POD:
-        return Used(CountedLabels(gpu_uuid, entry.account.value), None, amounts)
-    user = pods.user_of(entry)
-    labels = _labels(gpu_uuid, user)
-    if _is_named(labels) or _is_foreign(user):
-        return Used(labels, None, amounts)
-    return Used(labels, Unnamed(gpu_uuid, _ident(user)), amounts)
+_NOBODY: Final = CountedLabels("", "")
+_Told = tuple[CountedLabels, str | None]
+"""The labels of no device, and where names are missing by what they are found."""
 
 
-def _held(gpu_uuid: str, holder: PodOfEntry, amounts: UsedAmounts) -> Used:
-    if holder is NO_POD:
-        return Used(CountedLabels(gpu_uuid, Account.IDLE.value), None, amounts)
-    labels = _labels(gpu_uuid, holder)
-    if _is_named(labels) or _is_foreign(holder):
-        return Used(labels, None, amounts)
-    return Used(labels, Unnamed(gpu_uuid, _name_of_holder(labels)), amounts)
+class _Whose:
+    """Whose the entries of one event are; each container and holder is looked up once."""
+
+    def __init__(self, event: GpuEvent) -> None:
+        self._pods = PodIndex(event)
+        self._users: dict[int | None, _Told] = {}
+        self._holders: dict[int | None, _Told] = {
+            None: (_NOBODY._replace(account=Account.IDLE.value), None)
+        }
+
+    def user_of(self, gpu_uuid: str, entry: Entry) -> tuple[CountedLabels, Unnamed | None]:
+        if entry.account is not Account.POD:
+            return CountedLabels(gpu_uuid, entry.account.value), None
+        told = self._users.get(entry.container)
+        if told is None:
+            user = self._pods.user_of(entry)
+            told = self._users[entry.container] = _told(user, _ident(user))
+        return _on_device(gpu_uuid, told)
+
+    def holder_of(self, gpu_uuid: str, entry: Entry) -> tuple[CountedLabels, Unnamed | None]:
+        told = self._holders.get(entry.holder)
+        if told is None:
+            holder = self._pods.holder_of(entry)
+            told = _told(holder, _name_of_holder(_labels("", holder)))
+            self._holders[entry.holder] = told
+        return _on_device(gpu_uuid, told)
+
+
+def _told(pod: PodOfEntry, ident: str) -> _Told:
+    labels = _labels("", pod)
+    # Of another node's pod nothing but the UID is ever told.
+    is_all = _is_named(labels) or pod.described.state is PodState.FOREIGN
+    return labels, None if is_all else ident
+
+
+def _on_device(gpu_uuid: str, told: _Told) -> tuple[CountedLabels, Unnamed | None]:
+    labels, ident = told
+    unnamed = None if ident is None else Unnamed(gpu_uuid, ident)
+    return CountedLabels(gpu_uuid, *labels[1:]), unnamed
 
 
 def _labels(gpu_uuid: str, pod: PodOfEntry) -> CountedLabels:
@@ -213,11 +246,6 @@ def _labels(gpu_uuid: str, pod: PodOfEntry) -> CountedLabels:
 
 def _is_named(labels: CountedLabels) -> bool:
     return all((labels.namespace, labels.pod, labels.pod_uid, labels.container))
-
-
-def _is_foreign(pod: PodOfEntry) -> bool:
-    # Of another node's pod nothing but the UID is ever told.
-    return pod.described.state is PodState.FOREIGN
 
 
 def _ident(user: PodOfEntry) -> str:
