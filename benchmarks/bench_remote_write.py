@@ -14,6 +14,7 @@ from gpuledger.clock import NS_PER_MS
 from gpuledger.ledger.series import values_of
 from gpuledger.records import GpuEvent
 from sinks.remote_write.active_series import ActiveSeries
+from sinks.remote_write.wire import Version
 
 NAME = "remote_write"
 _TICKS: Final = 300
@@ -26,15 +27,21 @@ def run() -> Iterator[Figure]:
     samples = _count(events)
     for name, compress in (("event_to_request", True), ("event_to_protobuf", False)):
         reference = _best(partial(_with_protobuf, events, compress=compress))
-        ours = _best(partial(_with_prefixes, events, compress=compress))
+        ours = _best(partial(_encode, events, Version.V1, compress=compress))
         yield Figure(
             name=f"{NAME}.{name}",
             value=samples / ours,
             unit="samples/s/core",
             reference=samples / reference,
         )
-    size = _with_prefixes(events, compress=True) / samples
-    yield Figure(name=f"{NAME}.request", value=size, unit="bytes/sample")
+        yield Figure(
+            name=f"{NAME}.{name}_2_0",
+            value=samples / _best(partial(_encode, events, Version.V2, compress=compress)),
+            unit="samples/s/core",
+        )
+    for name, version in (("request", Version.V1), ("request_2_0", Version.V2)):
+        size = _encode(events, version, compress=True) / samples
+        yield Figure(name=f"{NAME}.{name}", value=size, unit="bytes/sample")
 
 
 def _best(work: Callable[[], object]) -> float:
@@ -47,13 +54,11 @@ def _best(work: Callable[[], object]) -> float:
     return fastest
 
 
-def _with_prefixes(events: list[GpuEvent], *, compress: bool) -> int:
+def _encode(events: list[GpuEvent], version: Version, *, compress: bool) -> int:
     series, size = ActiveSeries(), 0
     for event in events:
-        encoded = series.encode(event)
-        if encoded is None:
-            raise AssertionError(event.seq)
-        size += len(cramjam.snappy.compress_raw(encoded.body) if compress else encoded.body)
+        body = series.encode(event).encode(version)
+        size += len(cramjam.snappy.compress_raw(body) if compress else body)
     return size
 
 

@@ -48,11 +48,13 @@ def sink(
     readiness: Readiness | None = None,
     **changes: Any,  # noqa: ANN401  # as RemoteWriteSettings takes them
 ) -> asyncio.Future[None]:
+    # What is sent, and when, is the same in both versions; one that is tried first is elsewhere.
+    settings = {"protocol": "1.0", **changes}
     return asyncio.ensure_future(
         run_sink(
             REMOTE_WRITE,
             bus=on,
-            settings=RemoteWriteSettings(url=f"{receiver.url}/api/v1/write", **changes),
+            settings=RemoteWriteSettings(url=f"{receiver.url}/api/v1/write", **settings),
             readiness=readiness or Readiness(),
             clock=clock or ManualClock(),
         )
