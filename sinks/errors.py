@@ -30,7 +30,7 @@ class PartialWriteError(RejectedError):
     """
 
     def __init__(self, message: str, *, written: int, samples: int) -> None:
-        super().__init__(f"{message} ({written} of {samples} samples were written)")
+        super().__init__(f"{written} of {samples} samples were written: {message}")
         self.written = written
         """How many samples it has written."""
 

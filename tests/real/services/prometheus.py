@@ -76,6 +76,13 @@ class Prometheus(WebPart, PrometheusApi):
     )
 
 
+class Prometheus2(Prometheus):
+    """One of before remote-write 2.0."""
+
+    name = "prometheus-2"
+    arguments = ("--web.enable-remote-write-receiver",)
+
+
 class SecuredPrometheus(SecuredWebPart, Prometheus):
     """A Prometheus with TLS that asks for a user; both are exchanged while it runs."""
 
