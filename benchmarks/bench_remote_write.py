@@ -14,10 +14,11 @@ from gpuledger.clock import NS_PER_MS
 from gpuledger.ledger.series import values_of
 from gpuledger.records import GpuEvent
 from sinks.remote_write.active_series import ActiveSeries
-from sinks.remote_write.wire import Version
+from sinks.remote_write.wire import Version, encode_request
 
 NAME = "remote_write"
 _TICKS: Final = 300
+_TICKS_PER_REQUEST: Final = 10  # some 2000 samples, `samples_per_request`
 _RUNS: Final = 3
 
 
@@ -56,8 +57,8 @@ def _best(work: Callable[[], object]) -> float:
 
 def _encode(events: list[GpuEvent], version: Version, *, compress: bool) -> int:
     series, size = ActiveSeries(), 0
-    for event in events:
-        body = series.encode(event).encode(version)
+    for together in _requests(events):
+        body = encode_request(version, [series.encode(event).timed for event in together])
         size += len(cramjam.snappy.compress_raw(body) if compress else body)
     return size
 
@@ -65,25 +66,37 @@ def _encode(events: list[GpuEvent], version: Version, *, compress: bool) -> int:
 def _with_protobuf(events: list[GpuEvent], *, compress: bool) -> int:
     """Do the same as a sender that builds messages does."""
     make, size = _write_request(), 0
-    for event in events:
-        request, time_ms = make(), event.time_ns // NS_PER_MS
-        for group, values in values_of(event).items():
-            labels = [
-                ("cluster", event.cluster),
-                ("node", event.node),
-                *zip(group.family.labels, group.label_values, strict=True),
-            ]
-            for metric, value in zip(group.family.metrics, values, strict=True):
-                if value is None:
-                    continue
-                series = request.timeseries.add()
-                for name, text in sorted([("__name__", metric.name), *labels]):
-                    if text:
-                        series.labels.add(name=name, value=text)
-                series.samples.add(value=value, timestamp=time_ms)
+    for together in _requests(events):
+        request = make()
+        for event in together:
+            _add_series(request, event)
         body = request.SerializeToString()
         size += len(cramjam.snappy.compress_raw(body) if compress else body)
     return size
+
+
+def _add_series(request: Any, event: GpuEvent) -> None:  # noqa: ANN401  # a class made at run time
+    time_ms = event.time_ns // NS_PER_MS
+    for group, values in values_of(event).items():
+        labels = [
+            ("cluster", event.cluster),
+            ("node", event.node),
+            *zip(group.family.labels, group.label_values, strict=True),
+        ]
+        for metric, value in zip(group.family.metrics, values, strict=True):
+            if value is None:
+                continue
+            series = request.timeseries.add()
+            for name, text in sorted([("__name__", metric.name), *labels]):
+                if text:
+                    series.labels.add(name=name, value=text)
+            series.samples.add(value=value, timestamp=time_ms)
+
+
+def _requests(events: list[GpuEvent]) -> Iterator[list[GpuEvent]]:
+    """Yield the events that travel together."""
+    for first in range(0, len(events), _TICKS_PER_REQUEST):
+        yield events[first : first + _TICKS_PER_REQUEST]
 
 
 def _count(events: list[GpuEvent]) -> int:

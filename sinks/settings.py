@@ -105,7 +105,7 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
     stale_after_seconds: Seconds = 60.0
     """The series of a node of which nothing has come for so long are ended."""
     max_series_bytes: Count = 134_217_728
-    """How much memory the labels of the series that are alive may take: some 400 bytes a series.
+    """How much memory the labels of the series that are alive may take: some 200 bytes a series.
     Beyond it, nodes are forgotten of which nothing has come for longest, and their series end as a
     receiver ends what it hears no more of."""
     max_poll_records: Count = 500

@@ -240,7 +240,10 @@ class RemoteWriteClient:
 
 @asynccontextmanager
 async def open_client(
-    settings: RemoteWriteSettings, *, readiness: Readiness | None = None
+    settings: RemoteWriteSettings,
+    *,
+    readiness: Readiness | None = None,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[RemoteWriteClient]:
     """Open a client; raises SettingsError where a file of its credentials cannot be used.
 
@@ -257,6 +260,7 @@ async def open_client(
             url=settings.url,
             credentials=credentials,
             protocol=ProtocolInForce(settings.protocol, check=check),
+            monotonic=monotonic,
             metadata=encode_metadata(
                 metric for family in FAMILIES for metric in metrics_of(family)
             ),
