@@ -47,7 +47,7 @@ from sinks.protocol import Batch, LargeTurns, SinkContext
 from sinks.registry import REMOTE_WRITE
 from sinks.remote_write.active_series import ActiveSeries, EncodedTick
 from sinks.remote_write.write_client import (
-    Message,
+    Payload,
     RemoteWriteClient,
     is_behind_newer,
     is_out_of_order,
@@ -101,7 +101,7 @@ class Writer:
         self._poison_ns = round(poison_seconds * NS_PER_SECOND)
         self._taken_ns = -_TAKES_OTHERS_NS
 
-    async def write(self, message: Message, *, ticks: int) -> int:
+    async def write(self, message: Payload, *, ticks: int) -> int:
         """Return how many samples the receiver has written, once it has taken those of so many.
 
         Raises PartialWriteError and RejectedError as the client does, FailingError where the

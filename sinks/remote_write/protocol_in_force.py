@@ -67,4 +67,4 @@ class ProtocolInForce:
         self._check.ok(f"remote-write {self.version}: {why}")
         show_protocol(REMOTE_WRITE.name, self.version, versions=Version)
         if is_news:
-            _log.info("protocol_chosen", version=self.version.value, detail=why)
+            _log.info("protocol_selected", protocol=self.version.value, detail=why)

@@ -62,7 +62,7 @@ METADATA_SECONDS: Final = 300.0
 """How often a receiver of 1.0 is told what metrics mean; 2.0 says it with each series."""
 
 
-class Message(Protocol):
+class Payload(Protocol):
     """What can be sent in either version."""
 
     @property
@@ -104,7 +104,7 @@ class RemoteWriteClient:
         self._metadata_due_seconds = -METADATA_SECONDS
         self._is_answering = True
 
-    async def write(self, message: Message, *, attempt: int) -> int:
+    async def write(self, message: Payload, *, attempt: int) -> int:
         """Send samples; return how many of them the receiver says to have written.
 
         Raises PartialWriteError where it has written some and refuses the others; RejectedError
@@ -123,7 +123,7 @@ class RemoteWriteClient:
             self._protocol.fall_back(str(error))
             return await self._write(message, Version.V1, attempt=attempt)
 
-    async def _write(self, message: Message, version: Version, *, attempt: int) -> int:
+    async def _write(self, message: Payload, version: Version, *, attempt: int) -> int:
         answer = await self._send(message, version, attempt=attempt)
         if isinstance(answer, int):
             return answer
@@ -139,7 +139,7 @@ class RemoteWriteClient:
                 return answer
         raise RejectedError(answer.words)
 
-    async def _try_v1(self, message: Message, refusal: _Refusal, *, attempt: int) -> int | None:
+    async def _try_v1(self, message: Payload, refusal: _Refusal, *, attempt: int) -> int | None:
         """Return what is written by 1.0 where 400 may mean that 2.0 is not spoken.
 
         A receiver of 1.0 may answer so to what it cannot decode. Raises RejectedError where it
@@ -161,7 +161,7 @@ class RemoteWriteClient:
         if version is Version.V2 and not self._is_confirmed_by(answer):
             raise _swallows(answer)
 
-    async def _send(self, message: Message, version: Version, *, attempt: int) -> "int | _Refusal":
+    async def _send(self, message: Payload, version: Version, *, attempt: int) -> "int | _Refusal":
         """Return how many samples are written, or with what words they may be refused."""
         body = message.encode(version)
         if version is Version.V1:

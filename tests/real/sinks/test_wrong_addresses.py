@@ -16,14 +16,14 @@ from tests.unit.sinks.remote_write.messages import RawMessage, SampleMessage
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sinks.remote_write.write_client import Message
+    from sinks.remote_write.write_client import Payload
     from tests.real.services.prometheus import PrometheusApi
     from tests.real.services.starter import Starter
 
 NO_REQUEST = RawMessage(b"\xff", samples=1)
 
 
-async def write(url: str, message: Message) -> None:
+async def write(url: str, message: Payload) -> None:
     async with open_client(RemoteWriteSettings(url=url)) as client:
         await client.write(message, attempt=0)
 

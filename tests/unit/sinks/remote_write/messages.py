@@ -21,7 +21,7 @@ class RawMessage:
     body: bytes = b""
     samples: int = 0
 
-    def encode(self, version: Version) -> bytes:  # as Message has it
+    def encode(self, version: Version) -> bytes:  # as Payload has it
         """Return the bytes."""
         return self.body
 
