@@ -38,7 +38,7 @@ from agent.gpu.nvidia.catalogue import (
 )
 from gpuledger.codegen import generate
 from gpuledger.errors import UserError
-from gpuledger.ledger.series import FAMILIES
+from gpuledger.ledger.families import FAMILIES
 from gpuledger.rights import COLUMNS, table_rows
 from gpuledger.topics import Topics
 from gpuledger.xids import all_xids

@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gpuledger.ledger.series import FAMILIES
+from gpuledger.ledger.families import FAMILIES
+from gpuledger.ledger.series import SentLabels, label_of
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings, Secret
 from gpuledger.settings.groups import require_http_url
 from gpuledger.texts import find_near
@@ -82,6 +83,13 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
     """How long one request may take."""
     external_labels: dict[str, str] = msgspec.field(default_factory=dict)
     """Further labels of every series, such as `replica`; `cluster` is the records' own."""
+    pod_labels: list[str] = msgspec.field(default_factory=list)
+    """The labels of pods that stand on `gpuledger_pod_info`, as `label_…`, by their names in
+    Kubernetes; podwatch must keep them as well (its `labels`)."""
+    namespace_labels: list[str] = msgspec.field(default_factory=list)
+    """The same of namespaces, on `gpuledger_namespace_info`."""
+    node_labels: list[str] = msgspec.field(default_factory=list)
+    """The same of nodes, on `gpuledger_node_description_info`."""
     samples_per_request: Count = 2000
     """How many samples a request holds at most, one tick of one node apart."""
     queue_bytes: Count = 16_777_216
@@ -114,6 +122,17 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
         refuse_half_a_login(self, url=[self.url])
         refuse_reserved(self.headers)
         refuse_unusable_labels(self.external_labels)
+        for setting in ("pod_labels", "namespace_labels", "node_labels"):
+            refuse_equal_labels(setting, getattr(self, setting), self.external_labels)
+
+    @property
+    def sent_labels(self) -> SentLabels:
+        """The labels that stand on the info series."""
+        return SentLabels(
+            pods=tuple(self.pod_labels),
+            namespaces=tuple(self.namespace_labels),
+            nodes=tuple(self.node_labels),
+        )
 
 
 OWN_LABELS: Final = {"cluster", "node"}.union(*(family.labels for family in FAMILIES))
@@ -131,6 +150,18 @@ def refuse_unusable_labels(labels: dict[str, str]) -> None:
             raise ValueError(f"external_labels: {name} is the series' own; take it out")
         if not value:
             raise ValueError(f"external_labels: {name} has no value: give one or take it out")
+
+
+def refuse_equal_labels(setting: str, names: Iterable[str], external: Iterable[str]) -> None:
+    """Raise ValueError where labels of Kubernetes would be one label of a series, or none."""
+    taken = dict.fromkeys(external, "external_labels")
+    for name in names:
+        if not name:
+            raise ValueError(f"{setting}: a name is empty: take it out")
+        label = label_of(name)
+        if label in taken:
+            raise ValueError(f"{setting}: {name} would be {label}, as {taken[label]} is")
+        taken[label] = name
 
 
 def refuse_reserved(headers: dict[str, str]) -> None:

@@ -19,7 +19,13 @@ from typing import Final
 
 from gpuledger.clock import NS_PER_MS
 from gpuledger.keys import node_key
-from gpuledger.ledger.series import SeriesGroup, SeriesValues, values_of
+from gpuledger.ledger.series import (
+    EventSeries,
+    NodeGroups,
+    SentLabels,
+    SeriesGroup,
+    SeriesValues,
+)
 from gpuledger.recent import Budget, Recent
 from gpuledger.records import GpuEvent
 
@@ -137,6 +143,10 @@ class _Node:
     seen_ns: int = 0
     """When its last tick came, by the monotonic clock."""
     groups: dict[SeriesGroup, _SeriesOfGroup] = field(default_factory=dict)
+    known: NodeGroups = field(default_factory=NodeGroups)
+    """The groups of its last tick."""
+    known_bytes: int = 0
+    """What they take of memory, as it is counted in `size_bytes`."""
     size_bytes: int = 0
     """What its groups take of memory."""
 
@@ -166,12 +176,17 @@ class EncodedTick:
 class ActiveSeries:
     """The series of the nodes of one partition; `budget` is what those of all may take.
 
-    Each series has the `external_labels` too.
+    Each series has the `external_labels` too, those that describe have the `sent_labels`.
     """
 
     def __init__(
-        self, *, budget: Budget | None = None, external_labels: Mapping[str, str] = _NO_LABELS
+        self,
+        *,
+        budget: Budget | None = None,
+        external_labels: Mapping[str, str] = _NO_LABELS,
+        sent_labels: SentLabels | None = None,
     ) -> None:
+        self._series = EventSeries(sent_labels)
         self._external_labels = tuple(external_labels.items())
         self._nodes: Recent[str, _Node] = Recent(
             budget=budget or series_budget(), size_bytes=attrgetter("size_bytes")
@@ -194,11 +209,14 @@ class ActiveSeries:
         """
         # What may raise comes first: an event that is put aside has changed nothing.
         suffix = timestamp_suffix(event.time_ns // NS_PER_MS)
-        values = values_of(event)
+        known = self._known(event)
+        values = self._series.values_of(event, known)
         node = self._node(node_key(event), now_ns)
-        node.seen_ns = now_ns
+        node.seen_ns, node.known = now_ns, known
         parts: list[bytes] = []
         before_bytes = node.size_bytes
+        node.size_bytes += known.size_bytes - node.known_bytes
+        node.known_bytes = known.size_bytes
         for group, of_group in values.items():
             series = node.groups.get(group)
             if series is None:
@@ -222,7 +240,7 @@ class ActiveSeries:
         """
         suffix = timestamp_suffix(event.time_ns // NS_PER_MS)
         parts: list[bytes] = []
-        for group, of_group in values_of(event).items():
+        for group, of_group in self._series.values_of(event).items():
             # Of nothing that was sent before, so that nothing ends.
             _SeriesOfGroup.of(event, group, self._external_labels).append(parts, of_group, suffix)
         node = self._node(node_key(event), now_ns)
@@ -243,9 +261,14 @@ class ActiveSeries:
                 for series in node.groups.values():
                     series.end(parts, suffix)
                 node.groups.clear()
+                node.known = NodeGroups()
                 self._nodes.grow(-node.size_bytes)
-                node.size_bytes = 0
+                node.size_bytes = node.known_bytes = 0
                 yield EncodedTick.of(parts)
+
+    def _known(self, event: GpuEvent) -> NodeGroups:
+        node = self._nodes.get(node_key(event))
+        return NodeGroups() if node is None else node.known
 
     def _node(self, name: str, now_ns: int) -> _Node:
         self._nodes.go_on(now_ns)

@@ -137,7 +137,11 @@ class PartitionSender:
     ) -> None:
         self._writer, self._settings, self._clock = writer, settings, clock
         self._check, self._turns = check, turns
-        self._series = ActiveSeries(budget=budget, external_labels=settings.external_labels)
+        self._series = ActiveSeries(
+            budget=budget,
+            external_labels=settings.external_labels,
+            sent_labels=settings.sent_labels,
+        )
         self._timelines = Timelines()
         self._waiting: deque[_PolledBatch] = deque()
         self._task: asyncio.Task[None] | None = None

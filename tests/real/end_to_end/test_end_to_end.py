@@ -111,12 +111,17 @@ def pipeline(
 
 
 def test_prometheus_answers_by_namespace_and_pod(pipeline: Pipeline) -> None:
-    """The pod's owner and the method stand beside it."""
-    query = 'gpuledger_pod_gpu_busy_ratio{namespace="serving",pod=~"chat-.*"}'
+    """The pod's owner and the method are joined to it."""
+    query = (
+        'gpuledger_pod_gpu_busy_ratio{namespace="serving",pod=~"chat-.*"}'
+        " * on (cluster, pod_uid) group_left (owner_name) gpuledger_pod_info"
+        " * on (cluster, gpu_uuid) group_left (method)"
+        ' gpuledger_gpu_method_info{quantity="busy"}'
+    )
     found = pipeline.parts.prometheus.await_query(query, deadline_seconds=LOOK_SECONDS)
     labels, (_, value) = found[0]["metric"], found[0]["value"]
     assert labels["owner_name"] == "chat"
-    assert labels["busy_method"] == "process_utilization"
+    assert labels["method"] == "process_utilization"
     assert 0.3 < float(value) < 0.7
 
 

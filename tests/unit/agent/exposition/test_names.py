@@ -18,7 +18,7 @@ from agent.exposition.families import (
 )
 from agent.settings import ExpositionSettings
 from cli.docs_gen import DEPLOYABLES, collectors_of, label_names_of
-from gpuledger.ledger.series import FAMILIES
+from gpuledger.ledger.families import FAMILIES
 from tests.unit.agent.exposition.builders import GIB, allocation, gpu, node, process, sample
 
 INFO_FAMILIES: tuple[InfoFamily, ...] = (*FACTS, *PROCESS_FAMILIES)

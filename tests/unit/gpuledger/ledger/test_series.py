@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from cli.docs_gen import DEPLOYABLES, collectors_of
-from gpuledger.ledger.series import FAMILIES, Family, values_of
+from gpuledger.ledger.families import FAMILIES, Family
+from gpuledger.ledger.series import values_of
 from gpuledger.records import NodeSample
 from simulator.clock import ManualClock
 from simulator.device import SimulatedGpu
@@ -26,7 +27,8 @@ SECONDS = 20
 """No GPU of a scenario is cut anew in them."""
 OF_DEVICES = {"gpu_uuid", "gpu_index", "model"}
 OF_INSTANCES = {*OF_DEVICES, "parent_uuid", "gpu_instance", "compute_instance", "mig_profile"}
-OF_ACCOUNTS = {"account", "busy_method", "pod", "namespace", "container", "holder_pod"}
+OF_ACCOUNTS = {"account", "pod", "namespace", "container", "holder_pod"}
+OF_METHODS = {"gpu_uuid", "quantity", "method"}
 
 
 def names_of(family: Family) -> set[str]:
@@ -35,10 +37,14 @@ def names_of(family: Family) -> set[str]:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.metrics[0].name)
 def test_a_family_is_of_nodes_of_devices_of_instances_or_of_accounts(family: Family) -> None:
+    """On what is booked stands nothing that may change while it is booked: no index, no method."""
     labels = set(family.labels)
 
-    assert labels in (set(), OF_DEVICES, OF_INSTANCES) or labels & OF_ACCOUNTS
-    assert not (labels & OF_ACCOUNTS and labels & (OF_INSTANCES - {"gpu_uuid", "gpu_index"}))
+    if not labels & OF_ACCOUNTS:
+        assert labels in (set[str](), OF_DEVICES, OF_INSTANCES, OF_METHODS) or family.is_description
+    assert not (labels & OF_ACCOUNTS and labels & (OF_INSTANCES - {"gpu_uuid"}))
+    is_described = {"owner_kind", "owner_name"} <= labels
+    assert not labels & {"owner_kind", "owner_name"} or (is_described and family.is_description)
 
 
 def test_no_name_is_in_two_families() -> None:

@@ -250,6 +250,17 @@ async def test_every_series_has_the_external_labels() -> None:
     assert all(one.label(name) == value for one in sent for name, value in labels.items())
 
 
+async def test_the_labels_that_are_asked_for_stand_on_the_info_series_and_on_no_other() -> None:
+    on = bus()
+    await publish(on, event(0))
+    async with receiving() as receiver, running(sink(on, receiver, pod_labels=["team"])):
+        await eventually(is_committed(on, 1))
+    sent = parse_compressed(receiver.received[0].body)
+    assert {one.name for one in sent if one.label("label_team") == "vision"} == {
+        "gpuledger_pod_info"
+    }
+
+
 def nodes_in(partition: int) -> list[str]:
     return [f"n{n}" for n in range(99) if place_of(f"n{n}").partition == partition]
 
