@@ -63,6 +63,7 @@ _UNITS: Final = {
     # What counts nothing has no unit, and keeps all of its name.
     "_info": "",
     "_requested": "",
+    "_up": "",
 }
 
 

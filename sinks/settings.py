@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gpuledger.ledger.families import FAMILIES
+from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.series import SentLabels, label_of
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings, Secret
 from gpuledger.settings.groups import require_http_url
@@ -90,6 +91,9 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
     """The same of namespaces, on `gpuledger_namespace_info`."""
     node_labels: list[str] = msgspec.field(default_factory=list)
     """The same of nodes, on `gpuledger_node_description_info`."""
+    health_interval_seconds: Seconds = 10.0
+    """How often samples of the GPUs' health are sent: errors, throttling, links. Agents ask for it
+    every 10 s."""
     samples_per_request: Count = 2000
     """How many samples a request holds at most, one tick of one node apart."""
     queue_bytes: Count = 16_777_216
@@ -135,7 +139,9 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
         )
 
 
-OWN_LABELS: Final = {"cluster", "node"}.union(*(family.labels for family in FAMILIES))
+OWN_LABELS: Final = {"cluster", "node"}.union(
+    *(family.labels for family in (*FAMILIES, *HEALTH_FAMILIES))
+)
 """What gpuledger's series are labelled with."""
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LABEL_NAME: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")

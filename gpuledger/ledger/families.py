@@ -64,6 +64,10 @@ DEVICE: Final = Family(
     labels=(*_GPU_LABELS, "model"),
     metrics=(
         FamilyMetric(
+            name="gpuledger_gpu_up",
+            help="1 while the GPU answers; 0 where it is known and does not.",
+        ),
+        FamilyMetric(
             name="gpuledger_gpu_utilization_ratio",
             help="Share of the tick in which at least one kernel ran.",
         ),

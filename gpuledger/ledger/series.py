@@ -382,6 +382,7 @@ def _of_row(books: GpuBooks, memories: set[_Memory]) -> SeriesValues:
         return _of_instance(books, memories)
     power, energy = reading.power_milliwatts, reading.energy_total_millijoules
     return (
+        0.0 if reading.silent else 1.0,
         reading.utilization_ratio,
         reading.memory_utilization_ratio,
         reading.memory_used_bytes,

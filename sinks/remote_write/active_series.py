@@ -17,8 +17,9 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Final
 
-from gpuledger.clock import NS_PER_MS
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from gpuledger.keys import node_key
+from gpuledger.ledger.health import NodeHealth, health_values
 from gpuledger.ledger.series import (
     EventSeries,
     NodeGroups,
@@ -27,7 +28,7 @@ from gpuledger.ledger.series import (
     SeriesValues,
 )
 from gpuledger.recent import Budget, Recent
-from gpuledger.records import GpuEvent
+from gpuledger.records import GpuEvent, NodeReadings
 
 Labels = Iterable[tuple[str, str]]
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
@@ -101,7 +102,9 @@ class _SeriesOfGroup:
     """Bit n is set where metric n had a value in the last tick."""
 
     @classmethod
-    def of(cls, event: GpuEvent, group: SeriesGroup, external_labels: Labels) -> "_SeriesOfGroup":
+    def of(
+        cls, event: GpuEvent | NodeReadings, group: SeriesGroup, external_labels: Labels
+    ) -> "_SeriesOfGroup":
         family = group.family
         labels = [
             *external_labels,
@@ -145,12 +148,20 @@ class _Node:
     groups: dict[SeriesGroup, _SeriesOfGroup] = field(default_factory=dict)
     known: NodeGroups = field(default_factory=NodeGroups)
     """The groups of its last tick."""
+    health: NodeHealth = field(default_factory=NodeHealth)
+    """What was read last of its GPUs' health."""
     known_bytes: int = 0
-    """What they take of memory, as it is counted in `size_bytes`."""
+    """What both take of memory, as it is counted in `size_bytes`."""
     size_bytes: int = 0
     """What its groups take of memory."""
 
-    def go_to(self, event: GpuEvent) -> bool:
+    def forget(self) -> None:
+        """Forget its groups, and what was known of it."""
+        self.groups.clear()
+        self.known, self.health = NodeGroups(), NodeHealth()
+        self.size_bytes = self.known_bytes = 0
+
+    def go_to(self, event: GpuEvent | NodeReadings) -> bool:
         """Remember a tick's time; return whether one of it or a later one was encoded before."""
         time_ms = event.time_ns // NS_PER_MS
         is_behind = time_ms <= self.latest_ms
@@ -185,7 +196,9 @@ class ActiveSeries:
         budget: Budget | None = None,
         external_labels: Mapping[str, str] = _NO_LABELS,
         sent_labels: SentLabels | None = None,
+        health_interval_seconds: float = 10.0,
     ) -> None:
+        self._health_ns = round(health_interval_seconds * NS_PER_SECOND)
         self._series = EventSeries(sent_labels)
         self._external_labels = tuple(external_labels.items())
         self._nodes: Recent[str, _Node] = Recent(
@@ -201,22 +214,31 @@ class ActiveSeries:
         """Forget all series without ending them."""
         self._nodes.clear()
 
-    def encode(self, event: GpuEvent, *, now_ns: int = 0) -> EncodedTick:
+    def encode(self, event: GpuEvent | NodeReadings, *, now_ns: int = 0) -> EncodedTick:
         """Encode the samples of a node's next tick, and the ends of series.
+
+        Of readings there are some where health is to be told, which is so every so often.
 
         `now_ns` is the monotonic clock's time, for `end_silent`. Raises ValueError, and changes
         no series, for a time that the wire cannot carry or a holder that the event does not list.
         """
         # What may raise comes first: an event that is put aside has changed nothing.
         suffix = timestamp_suffix(event.time_ns // NS_PER_MS)
-        known = self._known(event)
-        values = self._series.values_of(event, known)
-        node = self._node(node_key(event), now_ns)
-        node.seen_ns, node.known = now_ns, known
+        name = node_key(event)
+        self._nodes.go_on(now_ns)
+        node = self._nodes.get(name) or _Node()
+        values = self._values_of(event, node)
+        if self._nodes.get(name) is None:
+            self._nodes[name] = node
+        node.seen_ns = now_ns
         parts: list[bytes] = []
         before_bytes = node.size_bytes
-        node.size_bytes += known.size_bytes - node.known_bytes
-        node.known_bytes = known.size_bytes
+        known_bytes = node.known.size_bytes + node.health.size_bytes
+        node.size_bytes += known_bytes - node.known_bytes
+        node.known_bytes = known_bytes
+        if values is None:
+            self._nodes.grow(node.size_bytes - before_bytes)
+            return EncodedTick(body=b"", samples=0)
         for group, of_group in values.items():
             series = node.groups.get(group)
             if series is None:
@@ -233,11 +255,13 @@ class ActiveSeries:
             self._nodes.grow(node.size_bytes - before_bytes)
         return EncodedTick.of(parts, is_behind=node.go_to(event))
 
-    def encode_past(self, event: GpuEvent, *, now_ns: int = 0) -> EncodedTick:
+    def encode_past(self, event: GpuEvent | NodeReadings, *, now_ns: int = 0) -> EncodedTick:
         """Encode the samples of a tick that others have followed: it begins and ends no series.
 
-        Raises ValueError as `encode` does.
+        The health of then is told no more. Raises ValueError as `encode` does.
         """
+        if isinstance(event, NodeReadings):
+            return EncodedTick(body=b"", samples=0)
         suffix = timestamp_suffix(event.time_ns // NS_PER_MS)
         parts: list[bytes] = []
         for group, of_group in self._series.values_of(event).items():
@@ -260,15 +284,16 @@ class ActiveSeries:
                 suffix, parts = timestamp_suffix(node.latest_ms), list[bytes]()
                 for series in node.groups.values():
                     series.end(parts, suffix)
-                node.groups.clear()
-                node.known = NodeGroups()
                 self._nodes.grow(-node.size_bytes)
-                node.size_bytes = node.known_bytes = 0
+                node.forget()
                 yield EncodedTick.of(parts)
 
-    def _known(self, event: GpuEvent) -> NodeGroups:
-        node = self._nodes.get(node_key(event))
-        return NodeGroups() if node is None else node.known
+    def _values_of(
+        self, event: GpuEvent | NodeReadings, node: _Node
+    ) -> dict[SeriesGroup, SeriesValues] | None:
+        if isinstance(event, NodeReadings):
+            return health_values(event, node.health, every_ns=self._health_ns)
+        return self._series.values_of(event, node.known)
 
     def _node(self, name: str, now_ns: int) -> _Node:
         self._nodes.go_on(now_ns)

@@ -29,6 +29,7 @@ import structlog
 from gpuledger.clock import NS_PER_MINUTE, NS_PER_SECOND, Clock
 from gpuledger.keys import node_key
 from gpuledger.recent import Budget
+from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, RetryingCaller
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.tasks import end_tasks
@@ -141,6 +142,7 @@ class PartitionSender:
             budget=budget,
             external_labels=settings.external_labels,
             sent_labels=settings.sent_labels,
+            health_interval_seconds=settings.health_interval_seconds,
         )
         self._timelines = Timelines()
         self._waiting: deque[_PolledBatch] = deque()
@@ -258,7 +260,7 @@ class PartitionSender:
                     time_ns=event.time_ns,
                     record=record,
                     encoded=encoded,
-                    is_late=bool(event.late),
+                    is_late=isinstance(event, GpuEvent) and bool(event.late),
                 )
         SERIES_FORGOTTEN_TOTAL.inc(series.forgotten - forgotten_before)
 

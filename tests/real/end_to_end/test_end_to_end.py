@@ -125,6 +125,17 @@ def test_prometheus_answers_by_namespace_and_pod(pipeline: Pipeline) -> None:
     assert 0.3 < float(value) < 0.7
 
 
+def test_prometheus_knows_of_the_health_of_each_gpu(pipeline: Pipeline) -> None:
+    """Who has remote-write alone can alert on it, by what the GPU is."""
+    query = (
+        'gpuledger_gpu_ecc_errors_total{kind="uncorrected",counted="volatile"}'
+        " * on (cluster, gpu_uuid) group_left (gpu_index, model) gpuledger_gpu_info"
+    )
+    found = pipeline.parts.prometheus.await_query(query, deadline_seconds=LOOK_SECONDS)
+    assert {one["metric"]["gpu_index"] for one in found} >= {"0"}
+    assert all(one["metric"]["model"] for one in found)
+
+
 def test_alertmanager_holds_the_alert_of_the_gpu_that_works_for_no_pod(pipeline: Pipeline) -> None:
     """It names the node on which the stray benchmark runs."""
     alerts = pipeline.parts.alertmanager.await_alerts(

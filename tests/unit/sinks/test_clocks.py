@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.bus.protocol import Record
-from gpuledger.records import Account, GpuEvent
+from gpuledger.records import Account
 from sinks.alerts.active_alerts import Now
 from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.rules import rules_of
 from sinks.remote_write.active_series import ActiveSeries
 from sinks.remote_write.write_requests import AgeLimits, admit
 from sinks.settings import AlertsSettings, BusyWithoutPodSettings
-from sinks.timelines import TickOrder, Timelines
+from sinks.timelines import TickOrder, TickRecord, Timelines
 from tests.unit.sinks.builders import NODE, SECOND_NS, START_NS, entry, event
 from tests.unit.sinks.clocks import CASES, COUNT, HOUR, YEAR, Told, of_one_boot, rebooted
 
@@ -148,7 +148,7 @@ RECORD = Record("t", 0, 0, 0, None, b"")
 
 
 def written(
-    series: ActiveSeries, made: GpuEvent, order: TickOrder, receiver: Receiver, now_ns: int
+    series: ActiveSeries, made: TickRecord, order: TickOrder, receiver: Receiver, now_ns: int
 ) -> str:
     try:
         encoded = series.encode_past(made) if order is TickOrder.SUPERSEDED else series.encode(made)

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuledger.ledger.families import FAMILIES
+from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.rows import EntryRow
 from gpuledger.records import (
     Account,
@@ -57,6 +58,15 @@ def series() -> Iterator[list[str]]:
         labels = " ".join(f"`{label}`" for label in family.labels)
         for metric in family.metrics:
             yield [f"`{metric.name}`", metric.kind, labels, metric.help]
+
+
+def health_series() -> Iterator[list[str]]:
+    yield ["series", "type", "labels beside `cluster` and `node`", "meaning"]
+    yield ["---"] * 4
+    for family in HEALTH_FAMILIES:
+        (metric,) = family.metrics
+        labels = " ".join(f"`{label}`" for label in family.labels)
+        yield [f"`{metric.name}`", metric.kind, labels, metric.help]
 
 
 def columns(of: Sequence[StoreColumn] = ENTRIES.columns) -> Iterator[list[str]]:
@@ -115,7 +125,11 @@ READ = (
 OF_THE_CHIP = ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
 
 
-@pytest.mark.parametrize(("read", "samples"), [(READ, 228), ((*READ, *OF_THE_CHIP), 282)])
+def test_the_page_lists_the_series_of_health() -> None:
+    assert table("remote-write.md", "health") == list(health_series()), as_markdown(health_series())
+
+
+@pytest.mark.parametrize(("read", "samples"), [(READ, 236), ((*READ, *OF_THE_CHIP), 290)])
 def test_the_page_says_how_many_samples_a_node_of_8_gpus_with_10_containers_has(
     read: Sequence[str], samples: int
 ) -> None:

@@ -11,6 +11,7 @@ from gpuledger.ledger.families import FAMILIES
 from gpuledger.ledger.series import MAX_GROUPS
 from gpuledger.records import Account, GpuEvent, PodDescription, PodState
 from sinks.remote_write.active_series import STALE_VALUE, ActiveSeries, series_budget
+from tests.unit.gpuledger.ledger.test_health import healthy, readings
 from tests.unit.sinks.builders import (
     GPU,
     SECOND_NS,
@@ -278,11 +279,30 @@ def test_no_series_comes_twice_in_a_tick() -> None:
 def test_every_metric_name_ends_in_its_base_unit() -> None:
     units = ("_ratio", "_bytes", "_watts", "_celsius", "_hertz", "_seconds", "_joules_total")
     # What counts nothing, and what is in a resource's own unit.
-    without = ("_info", "_requested")
+    without = ("_info", "_requested", "_up")
     named_metrics = [metric.name for family in FAMILIES for metric in family.metrics]
 
     assert [name for name in named_metrics if not name.endswith((*units, *without))] == []
     assert len(set(named_metrics)) == len(named_metrics)
+
+
+def test_a_node_of_which_readings_alone_come_takes_memory_and_gives_it_back() -> None:
+    budget = series_budget()
+    series = ActiveSeries(budget=budget)
+    ticks = [series.encode(readings(second, healthy()), now_ns=second) for second in range(11)]
+    held_bytes = budget.held_bytes
+
+    assert [tick.samples for tick in ticks] == [0] * 10 + [1]
+    assert held_bytes > 0
+    (ended,) = series.end_silent(before_ns=100)
+    assert [is_stale(one) for one in parse(ended.body)] == [True]
+    assert budget.held_bytes == 0
+
+
+def test_health_of_a_boot_that_another_has_followed_is_told_no_more() -> None:
+    series = ActiveSeries()
+
+    assert [series.encode_past(readings(second, healthy())).samples for second in (0, 20)] == [0, 0]
 
 
 def test_parts_put_together_are_one_request() -> None:

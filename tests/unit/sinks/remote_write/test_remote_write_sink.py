@@ -18,8 +18,10 @@ from gpuledger.runtime import Readiness
 from sinks.loop import run_sink
 from sinks.registry import REMOTE_WRITE
 from sinks.settings import RemoteWriteSettings
-from tests.default_topics import EVENTS
+from tests.default_topics import EVENTS, READINGS
+from tests.unit.gpuledger.ledger.test_health import healthy, readings
 from tests.unit.sinks.builders import (
+    GPU,
     NODE,
     SECOND_NS,
     START_NS,
@@ -259,6 +261,28 @@ async def test_the_labels_that_are_asked_for_stand_on_the_info_series_and_on_no_
     assert {one.name for one in sent if one.label("label_team") == "vision"} == {
         "gpuledger_pod_info"
     }
+
+
+async def test_the_health_of_gpus_is_sent_from_the_readings_beside_the_events() -> None:
+    on, clock = bus(), ManualClock()
+    told = [readings(second, healthy(7), healthy(8, "GPU-b")) for second in range(12)]
+    async with on.producer() as producer:
+        for one in told:
+            message = Message(key=b"key", value=encode(one), timestamp_ms=one.time_ns // 10**6)
+            await producer.publish(READINGS.name, AT.partition, [message])
+    await publish(on, event(0))
+    of_readings = place_of(NODE, READINGS.name)
+    async with receiving() as receiver, running(sink(on, receiver, clock=clock)):
+        await eventually(is_committed(on, 1))
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, of_readings) == len(told))
+
+    sent = [one for got in receiver.received for one in parse_compressed(got.body)]
+    assert [
+        (one.label("gpu_uuid"), one.value, (one.time_ms - START_NS // 10**6) // 1000)
+        for one in sent
+        if one.name == "gpuledger_gpu_ecc_errors_total"
+    ] == [(GPU, 7, 10), ("GPU-b", 8, 10)]
+    assert "gpuledger_gpu_up" in {one.name for one in sent}
 
 
 def nodes_in(partition: int) -> list[str]:
