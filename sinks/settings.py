@@ -20,6 +20,7 @@ from sinks.registry import KINDS
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Ratio = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Natural = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 Pause = Annotated[float, msgspec.Meta(ge=0)]
 RESERVED_HEADERS = frozenset(
@@ -114,6 +115,10 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
     """How much memory the labels of the series that are alive may take: some 400 bytes a series.
     Beyond it, nodes are forgotten of which nothing has come for longest, and their series end as a
     receiver ends what it hears no more of."""
+    max_series_per_namespace: dict[str, Natural] = msgspec.field(default_factory=dict)
+    """How many series a namespace may have at this sink, by patterns of names, of which the first
+    that matches holds: `{"ci-*": 200, "*": 5000}`. What would begin beyond it is not sent, and is
+    counted. A namespace that none matches has no bound."""
     max_poll_records: Count = 500
     """The most events that one poll brings."""
 

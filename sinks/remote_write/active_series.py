@@ -29,6 +29,13 @@ from gpuledger.ledger.series import (
 )
 from gpuledger.recent import Budget, Recent
 from gpuledger.records import GpuEvent, NodeReadings
+from sinks.remote_write.namespace_budgets import (
+    Namespace,
+    NamespaceBudgets,
+    OverBudget,
+    PartitionNamespaces,
+    namespace_of,
+)
 
 Labels = Iterable[tuple[str, str]]
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
@@ -98,6 +105,10 @@ class _SeriesOfGroup:
     prefixes: tuple[bytes, ...]
     size_bytes: int
     """What it takes of memory."""
+    namespace: Namespace | None = None
+    """The namespace for which it counts."""
+    counted: int = 0
+    """As how many series."""
     had: int = 0
     """Bit n is set where metric n had a value in the last tick."""
 
@@ -197,7 +208,10 @@ class ActiveSeries:
         external_labels: Mapping[str, str] = _NO_LABELS,
         sent_labels: SentLabels | None = None,
         health_interval_seconds: float = 10.0,
+        namespaces: NamespaceBudgets | None = None,
     ) -> None:
+        self._namespaces = PartitionNamespaces(namespaces or NamespaceBudgets())
+        self._nodes_before = (0, 0)
         self._health_ns = round(health_interval_seconds * NS_PER_SECOND)
         self._series = EventSeries(sent_labels)
         self._external_labels = tuple(external_labels.items())
@@ -213,6 +227,11 @@ class ActiveSeries:
     def clear(self) -> None:
         """Forget all series without ending them."""
         self._nodes.clear()
+        self._namespaces.recount([])
+
+    def take_left_out(self) -> Mapping[OverBudget, int]:
+        """Return how many samples of whom were left out since this was asked last."""
+        return self._namespaces.take_left_out()
 
     def encode(self, event: GpuEvent | NodeReadings, *, now_ns: int = 0) -> EncodedTick:
         """Encode the samples of a node's next tick, and the ends of series.
@@ -226,10 +245,9 @@ class ActiveSeries:
         suffix = timestamp_suffix(event.time_ns // NS_PER_MS)
         name = node_key(event)
         self._nodes.go_on(now_ns)
-        node = self._nodes.get(name) or _Node()
+        found = self._nodes.get(name)
+        node = found or _Node()
         values = self._values_of(event, node)
-        if self._nodes.get(name) is None:
-            self._nodes[name] = node
         node.seen_ns = now_ns
         parts: list[bytes] = []
         before_bytes = node.size_bytes
@@ -237,22 +255,24 @@ class ActiveSeries:
         node.size_bytes += known_bytes - node.known_bytes
         node.known_bytes = known_bytes
         if values is None:
-            self._nodes.grow(node.size_bytes - before_bytes)
+            self._keep(name, node, before_bytes=None if found is None else before_bytes)
             return EncodedTick(body=b"", samples=0)
         for group, of_group in values.items():
             series = node.groups.get(group)
             if series is None:
-                series = node.groups[group] = _SeriesOfGroup.of(event, group, self._external_labels)
+                series = self._begin(event, group, of_group)
+                if series is None:
+                    continue
+                node.groups[group] = series
                 node.size_bytes += series.size_bytes
             series.append(parts, of_group, suffix)
         # A pod that has ended, a GPU that is lost, a label that has changed.
         for group in node.groups.keys() - values.keys():
             ended = node.groups.pop(group)
             node.size_bytes -= ended.size_bytes
+            self._namespaces.end(ended.namespace, ended.counted)
             ended.end(parts, suffix)
-        if node.size_bytes != before_bytes:
-            # This may forget other nodes, whose series took too much together with these.
-            self._nodes.grow(node.size_bytes - before_bytes)
+        self._keep(name, node, before_bytes=None if found is None else before_bytes)
         return EncodedTick.of(parts, is_behind=node.go_to(event))
 
     def encode_past(self, event: GpuEvent | NodeReadings, *, now_ns: int = 0) -> EncodedTick:
@@ -264,10 +284,15 @@ class ActiveSeries:
             return EncodedTick(body=b"", samples=0)
         suffix = timestamp_suffix(event.time_ns // NS_PER_MS)
         parts: list[bytes] = []
-        for group, of_group in self._series.values_of(event).items():
-            # Of nothing that was sent before, so that nothing ends.
-            _SeriesOfGroup.of(event, group, self._external_labels).append(parts, of_group, suffix)
+        values = self._series.values_of(event)
         node = self._node(node_key(event), now_ns)
+        for group, of_group in values.items():
+            past = node.groups.get(group) and _SeriesOfGroup.of(event, group, self._external_labels)
+            if past is None:
+                past = self._begin(event, group, of_group, is_counted=False)
+            # Of nothing that was sent before, so that nothing ends.
+            if past is not None:
+                past.append(parts, of_group, suffix)
         return EncodedTick.of(parts, is_behind=node.go_to(event))
 
     def has_silent(self, before_ns: int) -> bool:
@@ -284,9 +309,51 @@ class ActiveSeries:
                 suffix, parts = timestamp_suffix(node.latest_ms), list[bytes]()
                 for series in node.groups.values():
                     series.end(parts, suffix)
+                    self._namespaces.end(series.namespace, series.counted)
                 self._nodes.grow(-node.size_bytes)
                 node.forget()
                 yield EncodedTick.of(parts)
+
+    def _begin(
+        self,
+        event: GpuEvent | NodeReadings,
+        group: SeriesGroup,
+        values: SeriesValues,
+        *,
+        is_counted: bool = True,
+    ) -> _SeriesOfGroup | None:
+        """Return the series of a group that begins; `None` where its namespace has no room."""
+        namespace, count = None, 0
+        if self._namespaces.are_bounded:
+            namespace = namespace_of(event.cluster, group)
+            count = len(values) - values.count(None)
+            if self._namespaces.leaves_out(namespace, count):
+                return None
+            if is_counted:
+                self._namespaces.begin(namespace, count)
+        made = _SeriesOfGroup.of(event, group, self._external_labels)
+        made.namespace, made.counted = namespace, count
+        return made
+
+    def _keep(self, name: str, node: _Node, *, before_bytes: int | None) -> None:
+        """Remember a node, or that it has grown since it took so many bytes.
+
+        This may forget other nodes, whose series took too much together with these.
+        """
+        if before_bytes is None:
+            self._nodes[name] = node
+        elif node.size_bytes != before_bytes:
+            self._nodes.grow(node.size_bytes - before_bytes)
+        # Those that were forgotten have nothing of a budget any more.
+        forgotten_before, nodes_before = self._nodes_before
+        self._nodes_before = (self.forgotten, len(self._nodes))
+        if self.forgotten == forgotten_before and len(self._nodes) >= nodes_before:
+            return
+        self._namespaces.recount(
+            (series.namespace, series.counted)
+            for node in self._nodes.values()
+            for series in node.groups.values()
+        )
 
     def _values_of(
         self, event: GpuEvent | NodeReadings, node: _Node

@@ -19,7 +19,7 @@ goes aside with the receiver's words (`Writer`).
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
@@ -34,10 +34,17 @@ from gpuledger.runtime import Check, RetryingCaller
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.tasks import end_tasks
 from sinks.errors import ReceiverUnavailableError, RejectedError
-from sinks.metrics import SENT_TOTAL, SERIES_FORGOTTEN_TOTAL, count_dropped, measure_request
+from sinks.metrics import (
+    OVER_BUDGET_TOTAL,
+    SENT_TOTAL,
+    SERIES_FORGOTTEN_TOTAL,
+    count_dropped,
+    measure_request,
+)
 from sinks.protocol import Batch, LargeTurns, SinkContext
 from sinks.registry import REMOTE_WRITE
 from sinks.remote_write.active_series import ActiveSeries, EncodedTick
+from sinks.remote_write.namespace_budgets import NamespaceBudgets, OverBudget
 from sinks.remote_write.write_client import RemoteWriteClient, is_behind_newer, is_out_of_order
 from sinks.remote_write.write_requests import (
     FUTURE,
@@ -135,6 +142,7 @@ class PartitionSender:
         check: Check,
         budget: Budget,
         turns: LargeTurns,
+        namespaces: NamespaceBudgets | None = None,
     ) -> None:
         self._writer, self._settings, self._clock = writer, settings, clock
         self._check, self._turns = check, turns
@@ -143,6 +151,7 @@ class PartitionSender:
             external_labels=settings.external_labels,
             sent_labels=settings.sent_labels,
             health_interval_seconds=settings.health_interval_seconds,
+            namespaces=namespaces,
         )
         self._timelines = Timelines()
         self._waiting: deque[_PolledBatch] = deque()
@@ -263,6 +272,7 @@ class PartitionSender:
                     is_late=isinstance(event, GpuEvent) and bool(event.late),
                 )
         SERIES_FORGOTTEN_TOTAL.inc(series.forgotten - forgotten_before)
+        _tell_left_out(series.take_left_out())
 
     async def _send(self, request: WriteRequest, context: SinkContext) -> None:
         try:
@@ -329,6 +339,14 @@ class PartitionSender:
                     _log.warning("stale_markers_rejected", count=number, error=str(error))
             else:
                 SENT_TOTAL.labels(sink=NAME).inc(tick.samples)
+
+
+def _tell_left_out(left_out: Mapping[OverBudget, int]) -> None:
+    for one, samples in left_out.items():
+        # The page names nobody: who may read it is not who may know of all pods.
+        OVER_BUDGET_TOTAL.labels(rule=one.rule).inc(samples)
+        if number := _repeats.count(one, more=samples):
+            _log.warning("namespace_samples_dropped", count=number, **one._asdict())
 
 
 def _explain_age(ahead_ns: int, *, time_ns: int) -> str:

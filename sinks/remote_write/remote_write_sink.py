@@ -15,12 +15,14 @@ from gpuledger.bus.protocol import Bus, Consumer, TopicPartition
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.errors import BusError, NotAssignedError
 from gpuledger.runtime import Check, CheckSeverity, Readiness
+from gpuledger.runtime.process_metrics import count_from_zero
 from gpuledger.settings.secret import shown_url
 from sinks.errors import retry_receiver
-from sinks.metrics import WAITING_BYTES
+from sinks.metrics import OVER_BUDGET_TOTAL, WAITING_BYTES
 from sinks.protocol import Batch, LargeTurns, Partitions, Sink, SinkContext
 from sinks.registry import REMOTE_WRITE
 from sinks.remote_write.active_series import series_budget
+from sinks.remote_write.namespace_budgets import NamespaceBudgets
 from sinks.remote_write.partition_sender import PartitionSender, Writer
 from sinks.remote_write.write_client import RemoteWriteClient, open_client
 from sinks.settings import RemoteWriteSettings
@@ -70,6 +72,8 @@ class RemoteWriteSink(Sink):
             poison_seconds=settings.poison_seconds,
         )
         self._budget = series_budget(settings.max_series_bytes)
+        self._namespaces = NamespaceBudgets(settings.max_series_per_namespace)
+        count_from_zero(OVER_BUDGET_TOTAL, rule=settings.max_series_per_namespace)
         self._turns = LargeTurns()
         self._senders: dict[TopicPartition, PartitionSender] = {}
         WAITING_BYTES.labels(sink=NAME).set_function(self._waiting_bytes)
@@ -89,6 +93,7 @@ class RemoteWriteSink(Sink):
                 check=self._check,
                 budget=self._budget,
                 turns=self._turns,
+                namespaces=self._namespaces,
             )
 
     @override
