@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from gpuledger.ledger.dcgm import DcgmSeries
 from gpuledger.ledger.families import FAMILIES
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.series import SentLabels, label_of
@@ -92,6 +93,11 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
     """The same of namespaces, on `gpuledger_namespace_info`."""
     node_labels: list[str] = msgspec.field(default_factory=list)
     """The same of nodes, on `gpuledger_node_description_info`."""
+    dcgm_names: bool = False
+    """Whether readings are sent under dcgm-exporter's names (`DCGM_FI_DEV_GPU_UTIL`, …) and labels
+    as well; not where one Prometheus scrapes the nodes' pages too, which have them."""
+    dcgm_host_label: Literal["hostname", "Hostname"] = "hostname"
+    """The label of these that names the node: `hostname` since May 2026, `Hostname` before."""
     health_interval_seconds: Seconds = 10.0
     """How often samples of the GPUs' health are sent: errors, throttling, links. Agents ask for it
     every 10 s."""
@@ -130,9 +136,14 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
             raise ValueError(f"url {error}") from error
         refuse_half_a_login(self, url=[self.url])
         refuse_reserved(self.headers)
-        refuse_unusable_labels(self.external_labels)
+        refuse_unusable_labels(self.external_labels, self.dcgm)
         for setting in ("pod_labels", "namespace_labels", "node_labels"):
             refuse_equal_labels(setting, getattr(self, setting), self.external_labels)
+
+    @property
+    def dcgm(self) -> DcgmSeries | None:
+        """What makes dcgm-exporter's series; `None` where they are not sent."""
+        return DcgmSeries(self.dcgm_host_label) if self.dcgm_names else None
 
     @property
     def sent_labels(self) -> SentLabels:
@@ -152,12 +163,14 @@ _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LABEL_NAME: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
-def refuse_unusable_labels(labels: dict[str, str]) -> None:
+def refuse_unusable_labels(labels: dict[str, str], dcgm: DcgmSeries | None) -> None:
     """Raise ValueError for a label that no series can have beside its own."""
+    families = dcgm.families if dcgm else ()
+    taken = OWN_LABELS.union(*(family.labels for family in families))
     for name, value in labels.items():
         if not _LABEL_NAME.fullmatch(name):
             raise ValueError(f"external_labels: {name!r} is no name of a Prometheus label")
-        if name in OWN_LABELS:
+        if name in taken:
             raise ValueError(f"external_labels: {name} is the series' own; take it out")
         if not value:
             raise ValueError(f"external_labels: {name} has no value: give one or take it out")

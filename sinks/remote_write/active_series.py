@@ -19,6 +19,7 @@ from typing import Final
 
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from gpuledger.keys import node_key
+from gpuledger.ledger.dcgm import DcgmSeries
 from gpuledger.ledger.health import NodeHealth, health_values
 from gpuledger.ledger.series import (
     EventSeries,
@@ -209,7 +210,9 @@ class ActiveSeries:
         sent_labels: SentLabels | None = None,
         health_interval_seconds: float = 10.0,
         namespaces: NamespaceBudgets | None = None,
+        dcgm: DcgmSeries | None = None,
     ) -> None:
+        self._dcgm = dcgm
         self._namespaces = PartitionNamespaces(namespaces or NamespaceBudgets())
         self._nodes_before = (0, 0)
         self._health_ns = round(health_interval_seconds * NS_PER_SECOND)
@@ -284,7 +287,7 @@ class ActiveSeries:
             return EncodedTick(body=b"", samples=0)
         suffix = timestamp_suffix(event.time_ns // NS_PER_MS)
         parts: list[bytes] = []
-        values = self._series.values_of(event)
+        values = self._values_of_event(event, None)
         node = self._node(node_key(event), now_ns)
         for group, of_group in values.items():
             past = node.groups.get(group) and _SeriesOfGroup.of(event, group, self._external_labels)
@@ -360,7 +363,15 @@ class ActiveSeries:
     ) -> dict[SeriesGroup, SeriesValues] | None:
         if isinstance(event, NodeReadings):
             return health_values(event, node.health, every_ns=self._health_ns)
-        return self._series.values_of(event, node.known)
+        return self._values_of_event(event, node.known)
+
+    def _values_of_event(
+        self, event: GpuEvent, known: NodeGroups | None
+    ) -> dict[SeriesGroup, SeriesValues]:
+        values = self._series.values_of(event, known)
+        if self._dcgm is not None:
+            values |= self._dcgm.values_of(event)
+        return values
 
     def _node(self, name: str, now_ns: int) -> _Node:
         self._nodes.go_on(now_ns)

@@ -40,6 +40,9 @@ def namespace_of(cluster: str, group: SeriesGroup) -> Namespace | None:
 
 @lru_cache(maxsize=256)
 def _position_of(family: Family) -> int | None:
+    # A device under dcgm-exporter's names is no more series for having a holder.
+    if "UUID" in family.labels:
+        return None
     return next((family.labels.index(name) for name in _LABELS if name in family.labels), None)
 
 

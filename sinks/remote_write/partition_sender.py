@@ -151,6 +151,7 @@ class PartitionSender:
             external_labels=settings.external_labels,
             sent_labels=settings.sent_labels,
             health_interval_seconds=settings.health_interval_seconds,
+            dcgm=settings.dcgm,
             namespaces=namespaces,
         )
         self._timelines = Timelines()

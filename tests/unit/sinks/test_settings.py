@@ -55,6 +55,14 @@ def test_a_kind_that_there_is_not_names_the_nearest(
             },
             "node_labels: rack would be label_rack, as external_labels is",
         ),
+        (
+            {
+                "KIND": "remote_write",
+                "REMOTE_WRITE__DCGM_NAMES": "true",
+                "REMOTE_WRITE__EXTERNAL_LABELS": '{"modelName": "x"}',
+            },
+            "external_labels: modelName is the series' own",
+        ),
         ({"KIND": "store", "ALERTS__BUSY_WITHOUT_POD__THRESHOLD_RATIO": "5"}, "threshold_ratio"),
         ({"KIND": "store", "STORE__FLUSH_ROWS": "0"}, "flush_rows"),
         ({"KIND": "store", "STORE__FLUSH_SECONDS": "-1"}, "flush_seconds"),
