@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpuledger.ledger.families import (
     ACCOUNT,
+    DEVICE,
     GPU_INFO,
     METHOD,
     NAMESPACE_INFO,
@@ -85,7 +86,10 @@ def by_method(method: BusyMethod, tick: int) -> GpuEvent:
 def test_a_method_that_alternates_changes_no_series_of_a_value() -> None:
     """As a label of the value, it would make a steady 0.5 be summed as 1.0 over a minute."""
     methods = (BusyMethod.EXCLUSIVE, BusyMethod.MEMORY_SHARE, BusyMethod.EXCLUSIVE)
-    ticks = [values_of(by_method(method, tick)) for tick, method in enumerate(methods)]
+    series, known = EventSeries(), NodeGroups()
+    ticks = [
+        series.values_of(by_method(method, tick), known) for tick, method in enumerate(methods)
+    ]
 
     for family in (POD, ACCOUNT):
         assert len({str(labels_of(family, values)) for values in ticks}) == 1
@@ -239,6 +243,13 @@ def test_a_device_says_what_it_is_also_while_it_does_not_answer() -> None:
         "compute_instance": "0",
         "mig_profile": "1g.10gb",
     }
+
+
+@pytest.mark.parametrize(("silent", "up"), [(None, 1.0), (True, 0.0)])
+def test_a_gpu_that_does_not_answer_is_down(silent: bool | None, up: float) -> None:  # noqa: FBT001  # a case
+    ((_, (found, *_)),) = of(DEVICE, values_of(event(gpus=[books(reading(silent=silent))])))
+
+    assert (DEVICE.metrics[0].name, found) == ("gpuledger_gpu_up", up)
 
 
 def test_each_tick_of_a_node_says_its_time() -> None:

@@ -286,6 +286,17 @@ def test_every_metric_name_ends_in_its_base_unit() -> None:
     assert len(set(named_metrics)) == len(named_metrics)
 
 
+def test_what_is_remembered_of_a_nodes_pods_counts_as_memory() -> None:
+    """Labels that are not sent as well: the next tick is compared with them."""
+    held_bytes = []
+    for length in (1, 10_000):
+        budget = series_budget()
+        ActiveSeries(budget=budget).encode(event(pods=[pod(labels={"team": "x" * length})]))
+        held_bytes.append(budget.held_bytes)
+
+    assert held_bytes[1] - held_bytes[0] > 10_000
+
+
 def test_a_node_of_which_readings_alone_come_takes_memory_and_gives_it_back() -> None:
     budget = series_budget()
     series = ActiveSeries(budget=budget)
