@@ -246,7 +246,7 @@ def test_a_device_says_what_it_is_also_while_it_does_not_answer() -> None:
 
 
 @pytest.mark.parametrize(("silent", "up"), [(None, 1.0), (True, 0.0)])
-def test_a_gpu_that_does_not_answer_is_down(silent: bool | None, up: float) -> None:  # noqa: FBT001  # a case
+def test_a_gpu_that_does_not_answer_is_down(*, silent: bool | None, up: float) -> None:
     ((_, (found, *_)),) = of(DEVICE, values_of(event(gpus=[books(reading(silent=silent))])))
 
     assert (DEVICE.metrics[0].name, found) == ("gpuledger_gpu_up", up)
