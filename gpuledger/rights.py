@@ -27,7 +27,7 @@ _SINKS: Final = ("sink remote_write", "sink alerts", "sink store", "sink rows", 
 
 USES: Final = (
     TopicUse(topic="samples", writers=("agent",), readers=("join", "replay")),
-    TopicUse(topic="readings", writers=("agent",)),
+    TopicUse(topic="readings", writers=("agent",), readers=("sink remote_write",)),
     TopicUse(topic="processes", writers=("agent",), readers=("join",)),
     TopicUse(topic="incidents", writers=("agent",), readers=("join",)),
     TopicUse(topic="inventory", writers=("agent",)),

@@ -90,6 +90,12 @@ SERIES_FORGOTTEN_TOTAL: Final = Counter(
     "Nodes whose series were forgotten without an end, as those of all nodes took more memory than"
     " `remote_write.max_series_bytes`: a receiver lets them end by itself, after five minutes.",
 )
+OVER_BUDGET_TOTAL: Final = Counter(
+    "gpuledger_sink_samples_over_budget",
+    "Samples of pods that were not sent, as their namespace has as many series as a rule of"
+    " `remote_write.max_series_per_namespace` allows it; the log names it.",
+    ["rule"],
+)
 WATERMARK_TIMESTAMP: Final = Gauge(
     "gpuledger_sink_watermark_timestamp_seconds",
     "Event time up to which what this sink has done of its partitions is complete, by the join's"

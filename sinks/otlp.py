@@ -28,7 +28,8 @@ from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import WholeBus
 from gpuledger.clock import Clock
 from gpuledger.keys import node_key
-from gpuledger.ledger.series import Family, SeriesGroup, SeriesValues, values_of
+from gpuledger.ledger.families import Family
+from gpuledger.ledger.series import SeriesGroup, SeriesValues, values_of
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
 from sinks import otlp_names as naming
@@ -59,7 +60,12 @@ class ExportRequests:
         """
         # The key's length counts as well.
         max_bytes = MAX_MESSAGE_BYTES - len(node_key(event).encode())
-        return self._split(event, list(values_of(event).items()), max_bytes)
+        groups = [
+            (group, values)
+            for group, values in values_of(event).items()
+            if not group.family.is_description
+        ]
+        return self._split(event, groups, max_bytes)
 
     def _split(
         self, event: GpuEvent, groups: Sequence[tuple[SeriesGroup, SeriesValues]], max_bytes: int
@@ -82,9 +88,9 @@ class ExportRequests:
     ) -> ExportMetricsServiceRequest:
         request = ExportMetricsServiceRequest()
         by_resource: dict[Names, _Points] = {}
-        of_node = _node_names(event)
+        of_node, owners = _node_names(event), _owners(event)
         for group, values in groups:
-            names = _resource_names(event.cluster, event.node, group)
+            names = _resource_names(event.cluster, event.node, group, owners.get(_pod_uid(group)))
             points = by_resource.get(names)
             if points is None:
                 added = request.resource_metrics.add(
@@ -141,12 +147,12 @@ def _constant_part(group: SeriesGroup) -> bytes:
 
 
 @lru_cache(maxsize=_MAX_KNOWN)
-def _resource_names(cluster: str, node: str, group: SeriesGroup) -> Names:
+def _resource_names(
+    cluster: str, node: str, group: SeriesGroup, owner: tuple[str, str] | None
+) -> Names:
     """Return the attributes of the container's, or of the node's, resource."""
     names = _named(group, naming.RESOURCE_ATTRIBUTES)
     given = dict(names)
-    kind, owner = given.get("gpuledger.owner.kind", ""), given.get("gpuledger.owner.name")
-    by_kind = ((naming.OWNERS[kind], owner),) if owner and kind in naming.OWNERS else ()
     whose = (given.get("k8s.pod.uid"), given.get("k8s.container.name"))
     instance = "/".join(part for part in (cluster, node, *whose) if part)
     return (
@@ -155,8 +161,28 @@ def _resource_names(cluster: str, node: str, group: SeriesGroup) -> Names:
         (naming.CLUSTER, cluster),
         (naming.NODE, node),
         *names,
-        *by_kind,
+        *(_owner_names(*owner) if owner else ()),
     )
+
+
+def _owner_names(kind: str, name: str) -> Names:
+    by_kind = ((naming.OWNERS[kind], name),) if name and kind in naming.OWNERS else ()
+    said = ((naming.OWNER_KIND, kind), (naming.OWNER_NAME, name))
+    return (*(pair for pair in said if pair[1]), *by_kind)
+
+
+def _pod_uid(group: SeriesGroup) -> str:
+    labels = group.family.labels
+    return group.label_values[labels.index("pod_uid")] if "pod_uid" in labels else ""
+
+
+def _owners(event: GpuEvent) -> dict[str, tuple[str, str]]:
+    """Return kind and name of each pod's workload, by the pod's UID."""
+    return {
+        pod.uid: (pod.owner_kind or "", pod.owner_name or "")
+        for pod in event.pods
+        if pod.uid is not None
+    }
 
 
 def _node_names(event: GpuEvent) -> Names:

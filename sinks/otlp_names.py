@@ -10,8 +10,8 @@ name for stands under `gpuledger.`.
 from dataclasses import dataclass
 from typing import Final
 
+from gpuledger.ledger.families import LABEL_ATTRIBUTES, NODE_INFO, FamilyMetric
 from gpuledger.ledger.rows import Attribute
-from gpuledger.ledger.series import LABEL_ATTRIBUTES, FamilyMetric
 
 CLUSTER: Final = "k8s.cluster.name"
 NODE: Final = "k8s.node.name"
@@ -32,20 +32,17 @@ POINT_ATTRIBUTES: Final = {
 """Labels that tell the points of one resource apart."""
 HARDWARE: Final = ("hw.type", "gpu")
 """Stands beside `hw.id`: the conventions ask for it."""
+OWNER_KIND: Final = RESOURCE_ATTRIBUTES["owner_kind"]
+OWNER_NAME: Final = RESOURCE_ATTRIBUTES["owner_name"]
 OWNERS: Final = {
     kind: f"k8s.{kind.lower()}.name"
     for kind in ("CronJob", "DaemonSet", "Deployment", "Job", "ReplicaSet", "StatefulSet")
 }
 """Kinds of workload whose names have an attribute of their own in the conventions."""
 NODE_ATTRIBUTES: Final = {
-    "host.type": "instance_type",
-    "cloud.availability_zone": "zone",
-    "cloud.region": "region",
-    "gpuledger.node.pool": "pool",
-    "gpuledger.node.capacity_type": "capacity_type",
+    LABEL_ATTRIBUTES[label][0]: label.removeprefix("node_") for label in NODE_INFO.labels
 }
-"""What is said of the node, by the fields of the event's `node_description`; no series has it as a
-label."""
+"""What is said of the node, by the fields of the event's `node_description`."""
 OF_RESOURCES: Final = frozenset(
     {
         *(CLUSTER, NODE, SERVICE, INSTANCE),
@@ -63,6 +60,10 @@ _UNITS: Final = {
     "_celsius": "Cel",
     "_hertz": "Hz",
     "_seconds": "s",
+    # What counts nothing has no unit, and keeps all of its name.
+    "_info": "",
+    "_requested": "",
+    "_up": "",
 }
 
 
@@ -72,7 +73,7 @@ class Instrument:
 
     name: str
     unit: str
-    """In UCUM."""
+    """In UCUM; empty where it has none."""
     description: str
     is_counter: bool
 
@@ -83,7 +84,7 @@ def instrument_of(metric: FamilyMetric) -> Instrument:
     for ending, unit in _UNITS.items():
         if name.endswith(ending):
             return Instrument(
-                name=name.removesuffix(ending).replace("_", "."),
+                name=(name.removesuffix(ending) if unit else name).replace("_", "."),
                 unit=unit,
                 description=metric.help,
                 is_counter=metric.kind == "counter",

@@ -29,6 +29,8 @@ class SinkKind:
     """What it hands on and to whom, for `--help`."""
     has_incidents: bool = False
     """Whether it reads the attributed incidents beside the events."""
+    has_readings: bool = False
+    """Whether it reads what else the nodes read beside the events."""
     relays_watermarks: bool = False
     """Whether it says up to when what it has handed on is complete."""
     drop_reasons: tuple[str, ...]
@@ -36,7 +38,11 @@ class SinkKind:
 
     def topics(self, table: Topics) -> tuple[Topic, ...]:
         """Return the topics that it reads."""
-        return (table.events, table.attributed_incidents) if self.has_incidents else (table.events,)
+        beside = [
+            *([table.attributed_incidents] if self.has_incidents else []),
+            *([table.readings] if self.has_readings else []),
+        ]
+        return (table.events, *beside)
 
     def load(self) -> OpenSink:
         """Import the kind's module; return what opens a sink."""
@@ -49,6 +55,7 @@ REMOTE_WRITE: Final = SinkKind(
     group="gpuledger-remote-write",
     module="sinks.remote_write.remote_write_sink",
     summary="samples, to Prometheus, Mimir, VictoriaMetrics, … (remote-write 2.0, 1.0)",
+    has_readings=True,
     drop_reasons=(
         "duplicate",
         "failing",

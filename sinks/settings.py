@@ -7,7 +7,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gpuledger.ledger.series import FAMILIES
+from gpuledger.ledger.dcgm import DcgmSeries
+from gpuledger.ledger.families import FAMILIES
+from gpuledger.ledger.health import HEALTH_FAMILIES
+from gpuledger.ledger.series import SentLabels, label_of
 from gpuledger.ledger.usage import COUNTERS
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings, Secret
 from gpuledger.settings.groups import require_http_url
@@ -19,6 +22,7 @@ from sinks.registry import KINDS
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Ratio = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Natural = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 Pause = Annotated[float, msgspec.Meta(ge=0)]
 RESERVED_HEADERS = frozenset(
@@ -92,6 +96,21 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
     interval_seconds: Annotated[float, msgspec.Meta(ge=0, le=3_600)] = 15.0
     """Of so much of a node's time one sample of each series is sent: gauges are its mean, with
     their maximum beside it, counters are exact. 0 sends each tick."""
+    pod_labels: list[str] = msgspec.field(default_factory=list)
+    """The labels of pods that stand on `gpuledger_pod_info`, as `label_…`, by their names in
+    Kubernetes; podwatch must keep them as well (its `labels`)."""
+    namespace_labels: list[str] = msgspec.field(default_factory=list)
+    """The same of namespaces, on `gpuledger_namespace_info`."""
+    node_labels: list[str] = msgspec.field(default_factory=list)
+    """The same of nodes, on `gpuledger_node_description_info`."""
+    dcgm_names: bool = False
+    """Whether readings are sent under dcgm-exporter's names (`DCGM_FI_DEV_GPU_UTIL`, …) and labels
+    as well; not where one Prometheus scrapes the nodes' pages too, which have them."""
+    dcgm_host_label: Literal["hostname", "Hostname"] = "hostname"
+    """The label of these that names the node: `hostname` since May 2026, `Hostname` before."""
+    health_interval_seconds: Seconds = 10.0
+    """How often samples of the GPUs' health are sent: errors, throttling, links. Agents ask for it
+    every 10 s."""
     samples_per_request: Count = 2000
     """How many samples a request holds at most, one tick of one node apart."""
     queue_bytes: Count = 16_777_216
@@ -112,6 +131,10 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
     """How much memory the labels of the series that are alive may take: some 200 bytes a series.
     Beyond it, nodes are forgotten of which nothing has come for longest, and their series end as a
     receiver ends what it hears no more of."""
+    max_series_per_namespace: dict[str, Natural] = msgspec.field(default_factory=dict)
+    """How many series a namespace may have at this sink, by patterns of names, of which the first
+    that matches holds: `{"ci-*": 200, "*": 5000}`. What would begin beyond it is not sent, and is
+    counted. A namespace that none matches has no bound."""
     max_poll_records: Count = 500
     """The most events that one poll brings."""
 
@@ -123,24 +146,56 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
             raise ValueError(f"url {error}") from error
         refuse_half_a_login(self, url=[self.url])
         refuse_reserved(self.headers)
-        refuse_unusable_labels(self.external_labels)
+        refuse_unusable_labels(self.external_labels, self.dcgm)
+        for setting in ("pod_labels", "namespace_labels", "node_labels"):
+            refuse_equal_labels(setting, getattr(self, setting), self.external_labels)
+
+    @property
+    def dcgm(self) -> DcgmSeries | None:
+        """What makes dcgm-exporter's series; `None` where they are not sent."""
+        return DcgmSeries(self.dcgm_host_label) if self.dcgm_names else None
+
+    @property
+    def sent_labels(self) -> SentLabels:
+        """The labels that stand on the info series."""
+        return SentLabels(
+            pods=tuple(self.pod_labels),
+            namespaces=tuple(self.namespace_labels),
+            nodes=tuple(self.node_labels),
+        )
 
 
-OWN_LABELS: Final = {"cluster", "node"}.union(*(family.labels for family in (*FAMILIES, COUNTERS)))
+OWN_LABELS: Final = {"cluster", "node"}.union(
+    *(family.labels for family in (*FAMILIES, COUNTERS, *HEALTH_FAMILIES))
+)
 """What gpuledger's series are labelled with."""
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LABEL_NAME: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
-def refuse_unusable_labels(labels: dict[str, str]) -> None:
+def refuse_unusable_labels(labels: dict[str, str], dcgm: DcgmSeries | None) -> None:
     """Raise ValueError for a label that no series can have beside its own."""
+    families = dcgm.families if dcgm else ()
+    taken = OWN_LABELS.union(*(family.labels for family in families))
     for name, value in labels.items():
         if not _LABEL_NAME.fullmatch(name):
             raise ValueError(f"external_labels: {name!r} is no name of a Prometheus label")
-        if name in OWN_LABELS:
+        if name in taken:
             raise ValueError(f"external_labels: {name} is the series' own; take it out")
         if not value:
             raise ValueError(f"external_labels: {name} has no value: give one or take it out")
+
+
+def refuse_equal_labels(setting: str, names: Iterable[str], external: Iterable[str]) -> None:
+    """Raise ValueError where labels of Kubernetes would be one label of a series, or none."""
+    taken = dict.fromkeys(external, "external_labels")
+    for name in names:
+        if not name:
+            raise ValueError(f"{setting}: a name is empty: take it out")
+        label = label_of(name)
+        if label in taken:
+            raise ValueError(f"{setting}: {name} would be {label}, as {taken[label]} is")
+        taken[label] = name
 
 
 def refuse_reserved(headers: dict[str, str]) -> None:

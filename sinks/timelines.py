@@ -27,8 +27,10 @@ from gpuledger.bus.protocol import TopicPartition
 from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS, NS_PER_SECOND, Clock
 from gpuledger.keys import node_key
 from gpuledger.recent import Recent
-from gpuledger.records import GpuEvent
+from gpuledger.records import GpuEvent, NodeReadings
 
+TickRecord = GpuEvent | NodeReadings
+"""What says of which tick of a node it is, and when that was."""
 MAX_SEEN_BOOTS: Final = 5
 """Boots of a node, those heard of last: a spool may bring ticks of earlier ones late.
 
@@ -48,7 +50,7 @@ class SeenBoots:
         """Go on from the last tick that was seen of each boot, that of the last one at the end."""
         self._seqs = dict(seqs)
 
-    def is_new(self, event: GpuEvent) -> bool:
+    def is_new(self, event: TickRecord) -> bool:
         """Return whether the tick is beyond what was seen of its boot, and remember it."""
         boot_id, seq = event.boot_id, event.seq
         # `seq` never falls within a boot, and a node's ticks come in the order of their partition:
@@ -143,7 +145,7 @@ class Timeline:
         """How far the node's clock was seen to be set back, at least."""
         return max(0, -self._offset_ns)
 
-    def observe(self, event: GpuEvent, *, received_ns: int) -> Arrival:
+    def observe(self, event: TickRecord, *, received_ns: int) -> Arrival:
         """Return where a tick stands, and go on to it; `received_ns` is of a clock never set."""
         if not self._boots.is_new(event):
             return Arrival(TickOrder.REPEATED, has_leapt=False)
@@ -185,7 +187,7 @@ class Timelines:
         """Go on, of a key's node, from the last tick that was seen of each boot."""
         self._nodes[node] = Timeline(seqs)
 
-    def observe(self, event: GpuEvent, *, received_ns: int) -> Arrival:
+    def observe(self, event: TickRecord, *, received_ns: int) -> Arrival:
         """Return where a tick stands in its node's time, and go on to it."""
         self._nodes.go_on(received_ns)
         node = node_key(event)

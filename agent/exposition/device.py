@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 
 from agent.core.incidents import severities_of
 from gpuledger.clock import NS_PER_SECOND
+from gpuledger.ledger.health import THROTTLE_REASONS
 from gpuledger.records import (
     GpuDetails,
     GpuFacts,
@@ -36,17 +37,6 @@ _DCGMS_UNIT_BYTES: Final = 1024 * 1000
 _ALL: Final = ""
 _MAX_RECENT: Final = 1000
 _MAX_KINDS: Final = 100
-CLOCK_EVENTS: Final = {
-    0x1: "gpu_idle",
-    0x2: "clocks_setting",
-    0x4: "power_cap",
-    0x8: "hw_slowdown",
-    0x10: "sync_boost",
-    0x20: "sw_thermal",
-    0x40: "hw_thermal",
-    0x80: "hw_power_brake",
-    0x100: "display_clocks",
-}
 # Of the others a page would carry a dozen lines for each GPU that hardly ever change.
 COUNTED_FROM_ZERO: Final = ("xid", "gpu_lost")
 _NO_INCIDENTS: Final = {
@@ -81,7 +71,7 @@ class GpuEventHistory:
         """Take the reasons of a tick: one that was not there before is an event."""
         begun, self._reasons = reasons & ~self._reasons, reasons
         if begun:
-            for bit in CLOCK_EVENTS:
+            for bit in THROTTLE_REASONS:
                 if begun & bit:
                     self._recent_reasons.append((at_ns, bit))
 
@@ -92,7 +82,7 @@ class GpuEventHistory:
     def recent_clock_events(self, since_ns: int) -> Counter[str]:
         """Return how often each reason began since then."""
         recent: Iterable[tuple[int, int]] = self._recent_reasons
-        return Counter(CLOCK_EVENTS[bit] for at_ns, bit in recent if at_ns >= since_ns)
+        return Counter(THROTTLE_REASONS[bit] for at_ns, bit in recent if at_ns >= since_ns)
 
 
 def _count(counts: Counter[K], key: K) -> None:

@@ -9,7 +9,8 @@ share a device sum to the device's mean, as in each tick. Pure.
 from collections.abc import Mapping
 from functools import cache
 
-from gpuledger.ledger.series import Family, FamilyMetric, OverInterval, SeriesGroup, SeriesValues
+from gpuledger.ledger.families import Family, FamilyMetric, OverInterval
+from gpuledger.ledger.series import SeriesGroup, SeriesValues
 
 _Key = tuple[Family, str]
 

@@ -387,7 +387,6 @@ COLUMNS: Final = (
         source="busy_method",
         bounds=BusyMethod,
         optional=True,
-        attribute="gpuledger.busy_method",
         meaning="How the busy time of the device's accounts was found; absent where its use is not"
         " known.",
     ),
@@ -434,6 +433,7 @@ COLUMNS: Final = (
         source="holder.described.uid",
         bounds=Id,
         optional=True,
+        attribute="gpuledger.holder.uid",
         meaning="On `idle`: the UID of the pod that held this part unused.",
     ),
     Column(

@@ -1,208 +1,43 @@
-"""The series that are made of events: names, help, labels. Remote-write and OTLP share them.
+"""The series of an event: of what things, and with which values.
 
-Here lives the one table of them. A name is in one family, and a family's series are of different
-things: a sum over a name counts nothing twice. So a GPU, the MIG instances into which it is cut and
-the accounts on which it is booked have names of their own, and none is a name of the nodes' pages
-(`gpuledger_node_gpu_…`), which one Prometheus may well scrape. Containers and accounts have a
-series of each quantity of the books, averaged over the tick; what is held stands apart, by holder,
-as it says nothing of use. `values_of` fills them from one event.
-Whole numbers become base units here, at the edge and last: what is summed is summed in whole
-numbers. Pure; nothing is remembered from one tick to the next.
+`values_of` fills the families of `gpuledger.ledger.families` from one event. Whole numbers become
+base units here, at the edge and last: what is summed is summed in whole numbers.
+
+Most of an event is what the one before it said: the same containers on the same GPUs. Whoever reads
+a node's events in a row keeps a `NodeGroups` for it, by which the labels of those groups are made
+once, and are the same objects from tick to tick. The values are the same with it and without it.
+Pure.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from gpuledger.ledger.entries import NO_POD, PodIndex, PodOfEntry, slices_of
-from gpuledger.ledger.quantities import APPORTIONED, BOOKED, HELD_NS, Amounts, apportion
-from gpuledger.ledger.rows import ATTRIBUTES, Attribute
-from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, PodState
+import msgspec
 
-
-class OverInterval(Enum):
-    """What a metric's value is over an interval of several ticks."""
-
-    MEAN = "mean"
-    """Its mean, and its maximum in a metric of its own."""
-    SUM = "sum"
-    """Its sum: what it measures is of the tick alone."""
-    LAST = "last"
-    """The last one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FamilyMetric:
-    """One metric of a family."""
-
-    name: str
-    """Its name, with the base unit at the end."""
-    help: str
-    """What it says, as a sentence."""
-    kind: str = "gauge"
-    """Its Prometheus type."""
-    over_interval: OverInterval = OverInterval.MEAN
-    """What it is over an interval."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Family:
-    """Metrics with the same labels."""
-
-    labels: tuple[str, ...]
-    """Names of the labels beside `node`, in the order in which values are given."""
-    metrics: tuple[FamilyMetric, ...]
-    """The metrics, in the order in which values are given."""
-    is_shared: bool = False
-    """Whether its groups share a device, whose UUID is their first label: a tick in which one of
-    them has no value, and another one has, counts as 0 in its mean, so that means sum up, too."""
-
-
-_BOOKED: Final = tuple(quantity for quantity in BOOKED if not quantity.is_of_holders)
-_QUANTITIES: Final = (*_BOOKED, *APPORTIONED)
-"""The quantities in the order in which a group has their values."""
-_GPU_LABELS: Final = ("gpu_uuid", "gpu_index")
-_HOLDER_LABELS: Final = ("holder_namespace", "holder_pod", "holder_container", "holder_state")
-
-DEVICE: Final = Family(
-    labels=(*_GPU_LABELS, "model"),
-    metrics=(
-        FamilyMetric(
-            name="gpuledger_gpu_utilization_ratio",
-            help="Share of the tick in which at least one kernel ran.",
-        ),
-        FamilyMetric(
-            name="gpuledger_gpu_memory_utilization_ratio",
-            help="Share of the tick in which the memory controller was busy.",
-        ),
-        FamilyMetric(
-            name="gpuledger_gpu_memory_used_bytes",
-            help="Device memory in use, without what the driver reserved.",
-        ),
-        FamilyMetric(name="gpuledger_gpu_memory_total_bytes", help="Size of the device memory."),
-        FamilyMetric(
-            name="gpuledger_gpu_memory_reserved_bytes",
-            help="Device memory that the driver and the firmware keep for themselves.",
-        ),
-        FamilyMetric(name="gpuledger_gpu_power_watts", help="Power draw."),
-        FamilyMetric(
-            name="gpuledger_gpu_energy_joules_total",
-            help="The driver's energy counter; it starts again when the driver is loaded.",
-            kind="counter",
-            over_interval=OverInterval.LAST,
-        ),
-        FamilyMetric(name="gpuledger_gpu_temperature_celsius", help="Temperature of the die."),
-        FamilyMetric(
-            name="gpuledger_gpu_sm_clock_hertz", help="Clock of the streaming multiprocessors."
-        ),
-        FamilyMetric(name="gpuledger_gpu_memory_clock_hertz", help="Clock of the device memory."),
-        FamilyMetric(
-            name="gpuledger_gpu_gap_seconds",
-            help="Length of the tick where the GPU did not answer, so that nothing of it is known;"
-            " there is a sample in such ticks alone.",
-            over_interval=OverInterval.SUM,
-        ),
-    ),
+from gpuledger.ledger.entries import NO_POD, PodIndex, PodOfEntry, energy_method_of, slices_of
+from gpuledger.ledger.families import (
+    ACCOUNT,
+    BOOKED_OF_USERS,
+    DEVICE,
+    GPU_INFO,
+    HOLDER,
+    HOLDER_LABELS,
+    INSTANCE,
+    METHOD,
+    NAMESPACE_INFO,
+    NODE,
+    NODE_INFO,
+    POD,
+    POD_INFO,
+    QUANTITIES_OF_USERS,
+    REQUESTED,
+    Family,
 )
-INSTANCE: Final = Family(
-    labels=(
-        *_GPU_LABELS,
-        "model",
-        "parent_uuid",
-        "gpu_instance",
-        "compute_instance",
-        "mig_profile",
-    ),
-    metrics=(
-        FamilyMetric(
-            name="gpuledger_mig_instance_utilization_ratio",
-            help="Share of the tick in which the MIG instance's engine was busy, by the chip's own "
-            "counters.",
-        ),
-        FamilyMetric(
-            name="gpuledger_mig_instance_memory_used_bytes",
-            help="The instance's memory in use, without what the driver reserved; compute "
-            "instances that share one memory report it once.",
-        ),
-        FamilyMetric(
-            name="gpuledger_mig_instance_memory_total_bytes",
-            help="Size of the instance's memory, which is a part of the GPU's.",
-        ),
-        FamilyMetric(
-            name="gpuledger_mig_instance_memory_reserved_bytes",
-            help="The instance's memory that the driver and the firmware keep for themselves.",
-        ),
-        FamilyMetric(
-            name="gpuledger_mig_instance_gap_seconds",
-            help="Length of the tick where the instance did not answer; there is a sample in such"
-            " ticks alone.",
-            over_interval=OverInterval.SUM,
-        ),
-    ),
-)
-NODE: Final = Family(
-    labels=(),
-    metrics=(
-        FamilyMetric(
-            name="gpuledger_node_gap_seconds",
-            help="Time right before the tick that no tick of the node covers; there is a sample "
-            "at the first tick after such a gap alone.",
-            over_interval=OverInterval.SUM,
-        ),
-    ),
-)
-POD: Final = Family(
-    labels=(
-        *_GPU_LABELS,
-        "namespace",
-        "pod",
-        "pod_uid",
-        "container",
-        "owner_kind",
-        "owner_name",
-        "busy_method",
-    ),
-    metrics=tuple(
-        FamilyMetric(name=f"gpuledger_pod_gpu_{quantity.average}", help=quantity.pod_help)
-        for quantity in _QUANTITIES
-    ),
-    is_shared=True,
-)
-ACCOUNT: Final = Family(
-    labels=(*_GPU_LABELS, "account", "busy_method", *_HOLDER_LABELS),
-    metrics=tuple(
-        FamilyMetric(name=f"gpuledger_account_gpu_{quantity.average}", help=quantity.account_help)
-        for quantity in _QUANTITIES
-    ),
-    is_shared=True,
-)
-HOLDER: Final = Family(
-    labels=(*_GPU_LABELS, *_HOLDER_LABELS),
-    metrics=(
-        FamilyMetric(
-            name=f"gpuledger_holder_gpu_{HELD_NS.average}",
-            help="How much of the GPU, or of the MIG instance, the holder holds, or nobody,"
-            " whatever is used of it; of each device it sums to 1, also where it does not answer.",
-        ),
-        FamilyMetric(
-            name="gpuledger_holder_gpu_held_board_ratio",
-            help="The same as a part of the whole board, by compute slices: of each board it sums"
-            " to 1 over its row and those of its instances.",
-        ),
-    ),
-    is_shared=True,
-)
-FAMILIES: Final = (DEVICE, INSTANCE, NODE, POD, ACCOUNT, HOLDER)
-LABEL_ATTRIBUTES: Final = ATTRIBUTES | {
-    "parent_uuid": ("hw.parent", Attribute.POINT),
-    "gpu_instance": ("gpuledger.mig.gpu_instance", Attribute.POINT),
-    "compute_instance": ("gpuledger.mig.compute_instance", Attribute.POINT),
-    "mig_profile": ("gpuledger.mig.profile", Attribute.POINT),
-}
-"""What OpenTelemetry calls each label, and of what it is an attribute: most are columns of the flat
-row, these four are of devices alone."""
+from gpuledger.ledger.quantities import UNKNOWN, Amounts, apportion
+from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, GpuReading, PodState
 
 
 class SeriesGroup(NamedTuple):
@@ -216,78 +51,308 @@ SeriesValues = tuple[float | None, ...]
 """The values of a group in a tick, in the order of its family's metrics; `None` where unknown."""
 
 
-_Memory = tuple[str | None, int | str]
-"""A memory that compute instances share: the GPU, and the GPU instance or the instance itself."""
 MAX_GROUPS: Final = 16_384
 """Things of which a tick has series: twice what 16 GPUs shared by 256 have. What a node says in
 40 bytes is 5 kB once its labels are written, so that a tick of these comes to 85 MB at most."""
-_NO_NAMES: Final = ("", "", "", "")
+_Memory = tuple[str | None, int | str]
+"""A memory that compute instances share: the GPU, and the GPU instance or the instance itself."""
+_NODE_GROUP: Final = SeriesGroup(NODE, ())
+_NO_NAMES: Final = ("",) * len(HOLDER_LABELS)
+_INFO: Final[SeriesValues] = (1.0,)
+_UNAPPORTIONED: Final = (None,) * len(UNKNOWN)
 _booked_amounts: Final[Callable[[Entry], Amounts]] = attrgetter(
-    *(quantity.name for quantity in _BOOKED)
+    *(quantity.name for quantity in BOOKED_OF_USERS)
 )
+_whose: Final[Callable[[Entry], tuple[Any, ...]]] = attrgetter("account", "container", "holder")
+_identity: Final[Callable[[GpuReading], tuple[Any, ...]]] = attrgetter(
+    "uuid",
+    "index",
+    "model",
+    "parent_uuid",
+    "gpu_instance",
+    "compute_instance",
+    "mig_profile",
+)
+_described: Final[Callable[[GpuEvent], tuple[Any, ...]]] = attrgetter(
+    "pods", "containers", "holders", "namespaces", "node_description"
+)
+_BAD_IN_LABELS: Final = re.compile(r"[^a-zA-Z0-9_]")
 
 
-def values_of(event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
-    """Return the values of each group, in the order of its family's metrics; `None` where unknown.
+def label_of(name: str) -> str:
+    """Return the name of a series' label for a label of Kubernetes, as kube-state-metrics does."""
+    return "label_" + _BAD_IN_LABELS.sub("_", name)
 
-    Entries with the same labels, as of two containers whose names are not known yet, are summed:
-    a series has one sample a tick. Raises ValueError where an entry names a holder that the event
-    does not list, and where there are more than `MAX_GROUPS`.
+
+@dataclass(frozen=True, kw_only=True)
+class SentLabels:
+    """Which labels of pods, namespaces and nodes stand on the info series, by their names."""
+
+    pods: tuple[str, ...] = ()
+    namespaces: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _DeviceGroups:
+    """What follows from a device's identity and from whose its entries are."""
+
+    identity: tuple[Any, ...]
+    """What the groups were made for: the reading's identity, and whose the entries are."""
+    device: SeriesGroup
+    info: SeriesGroup
+    users: list[SeriesGroup]
+    """The group of each entry in which its use counts."""
+    holders: list[SeriesGroup | None]
+    """The group of each entry in which what is held counts, where the entry is idle's."""
+    are_distinct: bool
+    """Whether no two entries count in one group of users."""
+    methods: tuple[Any, ...]
+    """The methods of its last tick, of busy time, memory and energy."""
+    of_methods: dict[SeriesGroup, SeriesValues]
+    """Their series."""
+
+
+@dataclass(slots=True)
+class NodeGroups:
+    """The groups of a node's last event, for the next one.
+
+    Bound to one `EventSeries`, and to one node; it holds no more than one event's groups.
     """
-    values: dict[SeriesGroup, SeriesValues] = {}
-    if event.gap_ns is not None:
-        values[SeriesGroup(NODE, ())] = (event.gap_ns / 10**9,)
-    pods = PodIndex(event)
-    memories: set[_Memory] = set()
-    interval_ns = event.interval_ns
-    divisors = [quantity.divisor(interval_ns) for quantity in _QUANTITIES]
-    for books in event.gpus:
-        gpu = (books.reading.uuid, str(books.reading.index))
-        group, found = _of_row(books, memories)
-        values[group] = found
-        # Nothing can be averaged over no time; what the device read stands all the same.
-        if interval_ns <= 0:
+
+    described: tuple[Any, ...] | None = None
+    """What the event said of pods, containers, holders, namespaces and the node."""
+    descriptions: dict[SeriesGroup, SeriesValues] = field(default_factory=dict)
+    """The series that follow from it alone."""
+    devices: dict[str, _DeviceGroups] = field(default_factory=dict)
+    size_bytes: int = 0
+    """What it takes of memory beside the labels, which are those of the groups, about."""
+
+
+class EventSeries:
+    """Makes the series of events, with chosen labels on those that describe."""
+
+    def __init__(self, sent: SentLabels | None = None) -> None:
+        self._sent = sent = sent or SentLabels()
+        self._pod_info = _with_labels(POD_INFO, sent.pods)
+        self._namespace_info = _with_labels(NAMESPACE_INFO, sent.namespaces)
+        self._node_info = _with_labels(NODE_INFO, sent.nodes)
+
+    def values_of(
+        self, event: GpuEvent, known: NodeGroups | None = None
+    ) -> dict[SeriesGroup, SeriesValues]:
+        """Return the values of each group, in the order of its family's metrics.
+
+        Values are `None` where unknown. `known` is that of the node's last event, and becomes this
+        one's. Entries with the same labels, as of two containers whose names are not known yet, are
+        summed: a series has one sample a tick. Raises ValueError where an entry names a holder that
+        the event does not list, and where there are more than `MAX_GROUPS`.
+        """
+        is_kept, known = known is not None, known or NodeGroups()
+        pods = PodIndex(event)
+        described = _described(event)
+        if described != known.described:
+            # Positions mean something else now.
+            known.described, known.devices = None, {}
+            known.descriptions = self._descriptions(event)
+            known.described = described
+            if is_kept:
+                # In memory, objects and texts take some four times what they take in JSON.
+                known.size_bytes = 4 * len(msgspec.json.encode(described))
+        values: dict[SeriesGroup, SeriesValues] = {
+            _NODE_GROUP: (event.time_ns / 10**9, _seconds(event.gap_ns)),
+            **known.descriptions,
+        }
+        memories: set[_Memory] = set()
+        interval_ns = event.interval_ns
+        divisors = [quantity.divisor(interval_ns) for quantity in QUANTITIES_OF_USERS]
+        before, known.devices = known.devices, {}
+        for books in event.gpus:
+            device = before.get(books.reading.uuid)
+            identity = (_identity(books.reading), list(map(_whose, books.entries)))
+            if device is None or device.identity != identity:
+                device = _know(books, identity, pods)
+            known.devices[books.reading.uuid] = device
+            values[device.device] = _of_row(books, memories)
+            values[device.info] = _INFO
+            values |= _methods_of(books, device)
+            # Nothing can be averaged over no time; what the device read stands all the same.
+            if interval_ns > 0:
+                _add_users(values, books, device, interval_ns, divisors)
+                values |= _of_holders(books, device, interval_ns)
+            # After each device, so that one event cannot grow without end before it is refused.
+            _refuse_too_many(values)
+        return values
+
+    def _descriptions(self, event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
+        """Return the series that say what pods, namespaces and the node are, and ask for."""
+        found: dict[SeriesGroup, SeriesValues] = {}
+        for labels in _pod_labels(event, self._sent.pods):
+            found[SeriesGroup(self._pod_info, labels)] = _INFO
+        if self._sent.namespaces:
+            for namespace in event.namespaces or ():
+                chosen = _chosen(namespace.labels, self._sent.namespaces)
+                found[SeriesGroup(self._namespace_info, (namespace.name, *chosen))] = _INFO
+        if (node := event.node_description) is not None:
+            said = (node.pool, node.instance_type, node.zone, node.region, node.capacity_type)
+            chosen = _chosen(node.labels, self._sent.nodes)
+            labels = (*(value or "" for value in said), *chosen)
+            found[SeriesGroup(self._node_info, labels)] = _INFO
+        _refuse_too_many(found)
+        for labels, amount in _requests(event):
+            found[SeriesGroup(REQUESTED, labels)] = (float(amount),)
+            _refuse_too_many(found)
+        return found
+
+
+def _refuse_too_many(values: dict[SeriesGroup, SeriesValues]) -> None:
+    if len(values) > MAX_GROUPS:
+        raise ValueError(f"gpus: more than {MAX_GROUPS} devices, accounts and pods have series")
+
+
+def _with_labels(family: Family, names: Iterable[str]) -> Family:
+    chosen = tuple(map(label_of, names))
+    return replace(family, labels=(*family.labels, *chosen)) if chosen else family
+
+
+def _chosen(labels: dict[str, str] | None, names: Iterable[str]) -> Iterator[str]:
+    return ((labels or {}).get(name, "") for name in names)
+
+
+def _pod_labels(event: GpuEvent, chosen: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield the labels of each pod's info series, of each UID once: a query joins by that."""
+    seen = set()
+    for pod in event.pods:
+        # What a node says of another node's pod is told by that one.
+        if pod.uid is None or pod.uid in seen or pod.state is PodState.FOREIGN:
             continue
-        booked: dict[SeriesGroup, Amounts] = {}
-        of_entries = apportion(books, interval_ns)
-        method = "" if books.busy_method is None else books.busy_method.value
-        for entry, apportioned in zip(books.entries, of_entries, strict=True):
-            if entry.account is Account.POD:
-                group = _pod_group(gpu, pods.user_of(entry), method)
-            else:
-                group = _account_group(entry, gpu, pods.holder_of(entry), method)
+        seen.add(pod.uid)
+        said = (pod.namespace, pod.name, pod.uid, pod.owner_kind, pod.owner_name)
+        yield (*(value or "" for value in said), *_chosen(pod.labels, chosen))
+
+
+def _requests(event: GpuEvent) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yield the labels of what each container asks for, and how much that is."""
+    for pod in event.pods:
+        if pod.requested is None or pod.state is PodState.FOREIGN:
+            continue
+        for container, asked in pod.requested.items():
+            for resource, amount in asked.resources.items():
+                names = (pod.namespace or "", pod.name or "", pod.uid or "", container, resource)
+                yield names, amount
+
+
+def _know(books: GpuBooks, identity: tuple[Any, ...], pods: PodIndex) -> _DeviceGroups:
+    """Return the groups of a device; raises ValueError where an entry points to nothing."""
+    reading = books.reading
+    gpu = (reading.uuid, str(reading.index), reading.model or "")
+    numbers = (reading.gpu_instance, reading.compute_instance)
+    of_instance = (
+        reading.parent_uuid or "",
+        *("" if number is None else str(number) for number in numbers),
+        reading.mig_profile or "",
+    )
+    is_instance = reading.parent_uuid is not None
+    users, holders = list[SeriesGroup](), list[SeriesGroup | None]()
+    for entry in books.entries:
+        names = _holder_names(pods.holder_of(entry))
+        is_idle = entry.account is Account.IDLE
+        holders.append(SeriesGroup(HOLDER, (reading.uuid, *names)) if is_idle else None)
+        if entry.account is Account.POD:
+            user = SeriesGroup(POD, (reading.uuid, *_pod_names(pods.user_of(entry))))
+        else:
+            user = SeriesGroup(ACCOUNT, (reading.uuid, entry.account.value, *names))
+        users.append(user)
+    return _DeviceGroups(
+        identity=identity,
+        device=SeriesGroup(INSTANCE, (*gpu, *of_instance))
+        if is_instance
+        else SeriesGroup(DEVICE, gpu),
+        info=SeriesGroup(GPU_INFO, (*gpu, *of_instance)),
+        users=users,
+        holders=holders,
+        are_distinct=len(set(users)) == len(users),
+        methods=(),
+        of_methods={},
+    )
+
+
+def _holder_names(holder: PodOfEntry) -> tuple[str, ...]:
+    if holder is NO_POD:
+        return _NO_NAMES
+    pod = holder.described
+    # Where the holder is known, its names say so: one label less to write.
+    state = "" if pod.state is PodState.KNOWN else str(pod.state)
+    uid = "" if pod.state is PodState.FOREIGN else pod.uid or ""
+    return pod.namespace or "", pod.name or "", uid, holder.container or "", state
+
+
+def _pod_names(user: PodOfEntry) -> tuple[str, ...]:
+    pod = user.described
+    return pod.namespace or "", pod.name or "", pod.uid or "", user.container or ""
+
+
+def _methods_of(books: GpuBooks, device: _DeviceGroups) -> dict[SeriesGroup, SeriesValues]:
+    """Return the groups of how the quantities of the entries were found."""
+    methods = (books.busy_method, books.memory_method, energy_method_of(books))
+    if device.methods != methods:
+        device.methods, uuid = methods, books.reading.uuid
+        device.of_methods = {
+            SeriesGroup(METHOD, (uuid, quantity, method.value)): _INFO
+            for quantity, method in zip(("busy", "memory", "energy"), methods, strict=True)
+            if method is not None
+        }
+    return device.of_methods
+
+
+def _add_users(
+    values: dict[SeriesGroup, SeriesValues],
+    books: GpuBooks,
+    device: _DeviceGroups,
+    interval_ns: int,
+    divisors: Sequence[float],
+) -> None:
+    """Add, for each who uses the device, the averages over the tick."""
+    booked = zip(device.users, books.entries, apportion(books, interval_ns), strict=True)
+    if not device.are_distinct:
+        summed: dict[SeriesGroup, Amounts] = {}
+        for group, entry, apportioned in booked:
             amounts = (*_booked_amounts(entry), *apportioned)
-            before = booked.setdefault(group, amounts)
-            if before is not amounts:
-                pairs = zip(before, amounts, strict=True)
-                booked[group] = tuple(
-                    [b if a is None else a if b is None else a + b for a, b in pairs]
-                )
-        for group, amounts in booked.items():
-            # Of a list: a tuple of a generator takes a third longer, for each entry of each tick.
-            values[group] = tuple(
-                [
-                    None if amount is None else amount / divisor
-                    for amount, divisor in zip(amounts, divisors, strict=True)
-                ]
-            )
-        values.update(_held_values(books, gpu, pods, interval_ns))
-        # After each device, so that one event cannot grow without end before it is refused.
-        if len(values) > MAX_GROUPS:
-            raise ValueError(f"gpus: more than {MAX_GROUPS} devices and accounts have series")
-    return values
+            before = summed.get(group)
+            summed[group] = amounts if before is None else _sum(before, amounts)
+        for group, amounts in summed.items():
+            values[group] = (*_averages(amounts, divisors),)
+        return
+    for group, entry, apportioned in booked:
+        # Most chips' counters are not read: then nothing is apportioned.
+        if apportioned is UNKNOWN:
+            values[group] = (*_averages(_booked_amounts(entry), divisors), *_UNAPPORTIONED)
+        else:
+            amounts = (*_booked_amounts(entry), *apportioned)
+            values[group] = (*_averages(amounts, divisors),)
 
 
-def _held_values(
-    books: GpuBooks, gpu: tuple[str, str], pods: PodIndex, interval_ns: int
+def _averages(amounts: Amounts, divisors: Sequence[float]) -> list[float | None]:
+    # Of a list: a tuple of a generator takes a third longer, for each entry of each tick.
+    return [
+        None if amount is None else amount / divisor
+        for amount, divisor in zip(amounts, divisors, strict=False)
+    ]
+
+
+def _sum(left: Amounts, right: Amounts) -> Amounts:
+    pairs = zip(left, right, strict=True)
+    return tuple([b if a is None else a if b is None else a + b for a, b in pairs])
+
+
+def _of_holders(
+    books: GpuBooks, device: _DeviceGroups, interval_ns: int
 ) -> dict[SeriesGroup, SeriesValues]:
     """Return, for each who holds a part of the device, the values of `HOLDER`'s metrics."""
     held: dict[SeriesGroup, int] = {}
-    for entry in books.entries:
-        if entry.held_ns is not None:
-            of_account = _account_group(entry, gpu, pods.holder_of(entry), "")
-            names = of_account.label_values[-len(_HOLDER_LABELS) :]
-            group = SeriesGroup(HOLDER, (*gpu, *names))
+    for entry, group in zip(books.entries, device.holders, strict=True):
+        # Idle's entries alone have it.
+        if group is not None and entry.held_ns is not None:
             held[group] = held.get(group, 0) + entry.held_ns
     slices, _, board_slices, _ = slices_of(books)
     fraction: float | None = None
@@ -306,18 +371,18 @@ def _held_values(
     }
 
 
-def _gap_seconds(books: GpuBooks) -> float | None:
-    return None if books.gap_ns is None else books.gap_ns / 10**9
+def _seconds(time_ns: int | None) -> float | None:
+    return None if time_ns is None else time_ns / 10**9
 
 
-def _of_row(books: GpuBooks, memories: set[_Memory]) -> tuple[SeriesGroup, SeriesValues]:
-    """Return the labels of a GPU or an instance, and what it read."""
+def _of_row(books: GpuBooks, memories: set[_Memory]) -> SeriesValues:
+    """Return what a GPU or an instance read."""
     reading = books.reading
     if reading.parent_uuid is not None:
         return _of_instance(books, memories)
-    labels = (reading.uuid, str(reading.index), reading.model or "")
     power, energy = reading.power_milliwatts, reading.energy_total_millijoules
-    return SeriesGroup(DEVICE, labels), (
+    return (
+        0.0 if reading.silent else 1.0,
         reading.utilization_ratio,
         reading.memory_utilization_ratio,
         reading.memory_used_bytes,
@@ -328,57 +393,32 @@ def _of_row(books: GpuBooks, memories: set[_Memory]) -> tuple[SeriesGroup, Serie
         reading.temperature_celsius,
         reading.sm_clock_hertz,
         reading.memory_clock_hertz,
-        _gap_seconds(books),
+        _seconds(books.gap_ns),
     )
 
 
-def _account_group(
-    entry: Entry, gpu: tuple[str, str], holder: PodOfEntry, method: str
-) -> SeriesGroup:
-    names = _NO_NAMES
-    if holder is not NO_POD:
-        pod = holder.described
-        # Where the holder is known, its names say so: one label less to write.
-        state = "" if pod.state is PodState.KNOWN else str(pod.state)
-        names = (pod.namespace or "", pod.name or "", holder.container or "", state)
-    return SeriesGroup(ACCOUNT, (*gpu, entry.account.value, method, *names))
-
-
-def _pod_group(gpu: tuple[str, str], user: PodOfEntry, method: str) -> SeriesGroup:
-    pod = user.described
-    names = (pod.namespace, pod.name, pod.uid, user.container, pod.owner_kind, pod.owner_name)
-    return SeriesGroup(POD, (*gpu, *(name or "" for name in names), method))
-
-
-def _of_instance(books: GpuBooks, memories: set[_Memory]) -> tuple[SeriesGroup, SeriesValues]:
-    """Return an instance's labels and values; a memory is told once and then is in `memories`."""
-    reading, gap_seconds = books.reading, _gap_seconds(books)
-    numbers = (reading.gpu_instance, reading.compute_instance)
-    labels = (
-        reading.uuid,
-        str(reading.index),
-        reading.model or "",
-        reading.parent_uuid or "",
-        *("" if number is None else str(number) for number in numbers),
-        reading.mig_profile or "",
-    )
+def _of_instance(books: GpuBooks, memories: set[_Memory]) -> SeriesValues:
+    """Return what an instance read; a memory is told once and then is in `memories`."""
+    reading, gap_seconds = books.reading, _seconds(books.gap_ns)
     instance = reading.uuid if reading.gpu_instance is None else reading.gpu_instance
     memory = (reading.parent_uuid, instance)
     # Compute instances of one GPU instance share its memory: told of each, a sum would count it
     # as often as there are.
     if memory in memories or reading.memory_total_bytes is None:
-        return SeriesGroup(INSTANCE, labels), (
-            reading.utilization_ratio,
-            None,
-            None,
-            None,
-            gap_seconds,
-        )
+        return reading.utilization_ratio, None, None, None, gap_seconds
     memories.add(memory)
-    return SeriesGroup(INSTANCE, labels), (
+    return (
         reading.utilization_ratio,
         reading.memory_used_bytes,
         reading.memory_total_bytes,
         reading.memory_reserved_bytes,
         gap_seconds,
     )
+
+
+_DEFAULT: Final = EventSeries()
+
+
+def values_of(event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
+    """Return what `EventSeries.values_of` does, without chosen labels."""
+    return _DEFAULT.values_of(event)

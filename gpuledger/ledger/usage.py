@@ -18,8 +18,9 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from gpuledger.ledger.entries import PodIndex, PodOfEntry, gpu_of
+from gpuledger.ledger.families import Family, FamilyMetric
 from gpuledger.ledger.quantities import BOOKED, BUSY_NS, HELD_NS, Quantity
-from gpuledger.ledger.series import Family, FamilyMetric, SeriesGroup, SeriesValues
+from gpuledger.ledger.series import SeriesGroup, SeriesValues
 from gpuledger.records import Account, Entry, GpuEvent, PodState
 
 SETTLED: Final = "settled_busy_ns"

@@ -16,8 +16,16 @@ from typing import Final
 
 from gpuledger.clock import NS_PER_MS
 from gpuledger.keys import split_key
-from gpuledger.ledger.series import Family, SeriesGroup, SeriesValues
+from gpuledger.ledger.families import Family
+from gpuledger.ledger.series import SeriesGroup, SeriesValues
 from gpuledger.recent import Budget, Recent
+from sinks.remote_write.namespace_budgets import (
+    Namespace,
+    NamespaceBudgets,
+    OverBudget,
+    PartitionNamespaces,
+    namespace_of,
+)
 from sinks.remote_write.node_intervals import IntervalSamples
 from sinks.remote_write.wire import (
     NO_START,
@@ -70,6 +78,10 @@ class _SeriesOfGroup:
     metrics: tuple[Metric, ...]
     size_bytes: int
     """What it takes of memory."""
+    namespace: Namespace | None = None
+    """The namespace for which it counts."""
+    counted: int = 0
+    """As how many series."""
     had: int = 0
     """Bit n is set where metric n had a value in the last tick."""
 
@@ -130,6 +142,8 @@ class _Node:
     seen_ns: int = 0
     """When its last tick came, by the monotonic clock."""
     groups: dict[SeriesGroup, _SeriesOfGroup] = field(default_factory=dict)
+    known_bytes: int = 0
+    """What else is kept of it, as it is counted in `size_bytes`."""
     size_bytes: int = 0
     """What its groups take of memory."""
 
@@ -179,8 +193,14 @@ class ActiveSeries:
     """
 
     def __init__(
-        self, *, budget: Budget | None = None, external_labels: Mapping[str, str] = _NO_LABELS
+        self,
+        *,
+        budget: Budget | None = None,
+        external_labels: Mapping[str, str] = _NO_LABELS,
+        namespaces: NamespaceBudgets | None = None,
     ) -> None:
+        self._namespaces = PartitionNamespaces(namespaces or NamespaceBudgets())
+        self._nodes_before = (0, 0)
         self._external_labels = tuple(external_labels.items())
         self._nodes: Recent[str, _Node] = Recent(
             budget=budget or series_budget(), size_bytes=attrgetter("size_bytes")
@@ -194,6 +214,11 @@ class ActiveSeries:
     def clear(self) -> None:
         """Forget all series without ending them."""
         self._nodes.clear()
+        self._namespaces.recount([])
+
+    def take_left_out(self) -> Mapping[OverBudget, int]:
+        """Return how many samples of whom were left out since this was asked last."""
+        return self._namespaces.take_left_out()
 
     def encode(self, samples: IntervalSamples, *, now_ns: int = 0) -> EncodedTick:
         """Encode the next samples of a node, and the ends of series.
@@ -211,10 +236,14 @@ class ActiveSeries:
         groups: list[SampleGroup] = []
         begun: list[TimedSamples] = []
         before_bytes = node.size_bytes
+        node.size_bytes += samples.known_bytes - node.known_bytes
+        node.known_bytes = samples.known_bytes
         for group, of_group in samples.values.items():
             series = node.groups.get(group)
             if series is None:
-                series = _SeriesOfGroup.of(samples.node, group, self._external_labels)
+                series = self._begin(samples.node, group, of_group)
+                if series is None:
+                    continue
                 node.groups[group] = series
                 node.size_bytes += series.size_bytes
             starts_ms = samples.starts_ms.get(group)
@@ -225,23 +254,59 @@ class ActiveSeries:
         for group in node.groups.keys() - samples.values.keys():
             ended = node.groups.pop(group)
             node.size_bytes -= ended.size_bytes
+            self._namespaces.end(ended.namespace, ended.counted)
             groups.append(ended.end())
         if node.size_bytes != before_bytes:
             # This may forget other nodes, whose series took too much together with these.
             self._nodes.grow(node.size_bytes - before_bytes)
+        self._recount_forgotten()
         return EncodedTick.of(time, groups, begun=begun, is_behind=node.go_to(time_ms))
 
     def _encode_past(self, samples: IntervalSamples, *, now_ns: int) -> EncodedTick:
         """Encode the samples of a tick that others have followed: it begins and ends no series."""
         time_ms = samples.time_ns // NS_PER_MS
         time = encode_time(time_ms)
-        groups = [
-            # Of nothing that was sent before, so that nothing ends.
-            _SeriesOfGroup.of(samples.node, group, self._external_labels).next(values)
-            for group, values in samples.values.items()
-        ]
-        return EncodedTick.of(
-            time, groups, is_behind=self._node(samples.node, now_ns).go_to(time_ms)
+        node = self._node(samples.node, now_ns)
+        groups: list[SampleGroup] = []
+        for group, values in samples.values.items():
+            past: _SeriesOfGroup | None
+            # What goes on has its part of the budget; what is past needs room, and takes none.
+            if group in node.groups:
+                past = _SeriesOfGroup.of(samples.node, group, self._external_labels)
+            else:
+                past = self._begin(samples.node, group, values, is_counted=False)
+            if past is not None:
+                # Of nothing that was sent before, so that nothing ends.
+                groups.append(past.next(values))
+        return EncodedTick.of(time, groups, is_behind=node.go_to(time_ms))
+
+    def _begin(
+        self, node: str, group: SeriesGroup, values: SeriesValues, *, is_counted: bool = True
+    ) -> _SeriesOfGroup | None:
+        """Return the series of a group that begins; `None` where its namespace has no room."""
+        namespace, count = None, 0
+        if self._namespaces.are_bounded:
+            cluster, _ = split_key(node)
+            namespace = namespace_of(cluster, group)
+            count = len(values) - values.count(None)
+            if self._namespaces.leaves_out(namespace, count):
+                return None
+            if is_counted:
+                self._namespaces.begin(namespace, count)
+        made = _SeriesOfGroup.of(node, group, self._external_labels)
+        made.namespace, made.counted = namespace, count
+        return made
+
+    def _recount_forgotten(self) -> None:
+        """Have nodes that were forgotten have nothing of a budget any more."""
+        forgotten_before, nodes_before = self._nodes_before
+        self._nodes_before = (self.forgotten, len(self._nodes))
+        if self.forgotten == forgotten_before and len(self._nodes) >= nodes_before:
+            return
+        self._namespaces.recount(
+            (series.namespace, series.counted)
+            for node in self._nodes.values()
+            for series in node.groups.values()
         )
 
     def has_silent(self, before_ns: int) -> bool:
@@ -256,9 +321,11 @@ class ActiveSeries:
                 # not have come so far yet, and a time of this machine could be behind it.
                 node.latest_ms += 1
                 groups = [series.end() for series in node.groups.values()]
+                for series in node.groups.values():
+                    self._namespaces.end(series.namespace, series.counted)
                 node.groups.clear()
                 self._nodes.grow(-node.size_bytes)
-                node.size_bytes = 0
+                node.size_bytes = node.known_bytes = 0
                 yield EncodedTick.of(encode_time(node.latest_ms), groups)
 
     def _node(self, name: str, now_ns: int) -> _Node:

@@ -21,8 +21,16 @@ from dataclasses import dataclass, field
 
 from gpuledger.bus.protocol import Record
 from gpuledger.clock import NS_PER_MS
+from gpuledger.ledger.dcgm import DcgmSeries
+from gpuledger.ledger.health import NodeHealth, health_values
 from gpuledger.ledger.interval_values import IntervalValues
-from gpuledger.ledger.series import SeriesGroup, SeriesValues, values_of
+from gpuledger.ledger.series import (
+    EventSeries,
+    NodeGroups,
+    SentLabels,
+    SeriesGroup,
+    SeriesValues,
+)
 from gpuledger.ledger.usage import (
     CountedLabels,
     Unnamed,
@@ -32,7 +40,7 @@ from gpuledger.ledger.usage import (
     names_in,
     used_in,
 )
-from gpuledger.records import GpuEvent, NodeCounters
+from gpuledger.records import GpuEvent, NodeCounters, NodeReadings
 from sinks.remote_write.node_counters import UseOfNode
 from sinks.timelines import MAX_SEEN_BOOTS
 
@@ -56,6 +64,27 @@ class IntervalSamples:
     """Whether the join says that its last tick came behind others."""
     is_past: bool = False
     """Whether it is a tick of the past by itself: it begins and ends no series."""
+    known_bytes: int = 0
+    """What is kept of the node beside the labels of its series, in memory."""
+
+
+class TickValues:
+    """What makes the values of the series of ticks: of the ledger and, where asked for, DCGM's."""
+
+    def __init__(self, *, sent: SentLabels | None = None, dcgm: DcgmSeries | None = None) -> None:
+        self._series, self._dcgm = EventSeries(sent), dcgm
+
+    def values_of(
+        self, event: GpuEvent, known: NodeGroups | None
+    ) -> dict[SeriesGroup, SeriesValues]:
+        """Return the values of a tick; `known` is of the node's last one, and becomes this one's.
+
+        Raises ValueError where the event points to what it does not list.
+        """
+        values = self._series.values_of(event, known)
+        if self._dcgm is not None:
+            values |= self._dcgm.values_of(event)
+        return values
 
 
 class _OpenInterval:
@@ -94,9 +123,17 @@ class _OpenUse:
 class NodeIntervals:
     """The intervals of one node, and what was counted up to the end of the last one."""
 
-    def __init__(self, node: str, *, interval_ns: int, counted: NodeCounters | None = None) -> None:
+    def __init__(
+        self,
+        node: str,
+        *,
+        values: TickValues,
+        interval_ns: int,
+        counted: NodeCounters | None = None,
+    ) -> None:
         """Go on from what was counted; raises ValueError where that record is broken."""
         self._node, self._interval_ns = node, interval_ns
+        self._values, self._known = values, NodeGroups()
         self._use = UseOfNode() if counted is None else UseOfNode.restore(counted)
         self._boots = {} if counted is None else {b.boot_id: b.seq for b in counted.boots}
         self._time_ns = 0 if counted is None else counted.time_ns
@@ -121,7 +158,8 @@ class NodeIntervals:
 
         Raises ValueError, with nothing changed, where the event points to what it does not list.
         """
-        values, used = values_of(event), list(used_in(event))
+        used = list(used_in(event))
+        values = self._values.values_of(event, None if is_past else self._known)
         number = -(-event.time_ns // self._interval_ns) if self._interval_ns else None
         is_open = self._open is not None and self._open.number is not None
         # Another one, not a later one: where the node's clock was set back nothing waits for it.
@@ -212,6 +250,7 @@ class NodeIntervals:
             begun={labels.group: which for labels, which in self._use.take_begun().items()},
             record=closed.last,
             is_late=closed.is_late,
+            known_bytes=self._known.size_bytes,
         )
 
     def halve(self) -> None:
@@ -224,3 +263,31 @@ class NodeIntervals:
         return self._use.record_of(
             group=group, node=self._node, time_ns=self._time_ns, boots=self._boots
         )
+
+
+class HealthOfNode:
+    """The samples of the health of one node's GPUs, which are told every so often."""
+
+    def __init__(self, node: str, *, every_ns: int) -> None:
+        self._node, self._every_ns = node, every_ns
+        self._known = NodeHealth()
+
+    def add(
+        self, readings: NodeReadings, record: Record, *, is_past: bool
+    ) -> Iterator[IntervalSamples]:
+        """Add readings; yield what is known of all GPUs, where it is time to tell it.
+
+        The health of a boot that another has followed is told no more. Raises ValueError where
+        readings are of more GPUs than a node has.
+        """
+        if is_past:
+            return
+        values = health_values(readings, self._known, every_ns=self._every_ns)
+        if values is not None:
+            yield IntervalSamples(
+                node=self._node,
+                time_ns=readings.time_ns,
+                values=values,
+                record=record,
+                known_bytes=self._known.size_bytes,
+            )

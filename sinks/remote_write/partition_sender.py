@@ -30,17 +30,18 @@ from typing import Final
 
 import structlog
 
-from gpuledger.bus.protocol import TopicPartition
+from gpuledger.bus.protocol import Record, TopicPartition
 from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS, NS_PER_SECOND, Clock
 from gpuledger.errors import BusError, FencedError
 from gpuledger.keys import node_key
 from gpuledger.recent import Budget, Recent
-from gpuledger.records import GpuEvent, NodeCounters
+from gpuledger.records import NodeCounters, NodeReadings
 from gpuledger.runtime import Check, RetryingCaller
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.tasks import end_tasks
 from sinks.errors import PartialWriteError, ReceiverUnavailableError, RejectedError
 from sinks.metrics import (
+    OVER_BUDGET_TOTAL,
     SENT_TOTAL,
     SERIES_FORGOTTEN_TOTAL,
     UNWRITTEN_SAMPLES_TOTAL,
@@ -50,7 +51,13 @@ from sinks.protocol import Batch, LargeTurns, SinkContext
 from sinks.registry import REMOTE_WRITE
 from sinks.remote_write.active_series import ActiveSeries, EncodedTick
 from sinks.remote_write.counter_state import CounterState
-from sinks.remote_write.node_intervals import IntervalSamples, NodeIntervals
+from sinks.remote_write.namespace_budgets import NamespaceBudgets, OverBudget
+from sinks.remote_write.node_intervals import (
+    HealthOfNode,
+    IntervalSamples,
+    NodeIntervals,
+    TickValues,
+)
 from sinks.remote_write.wire import encode_time
 from sinks.remote_write.write_client import (
     Payload,
@@ -68,7 +75,7 @@ from sinks.remote_write.write_requests import (
     split_into_requests,
 )
 from sinks.settings import RemoteWriteSettings
-from sinks.timelines import TickOrder, Timelines
+from sinks.timelines import TickOrder, TickRecord, Timelines
 
 NAME: Final = REMOTE_WRITE.name
 APART_NS: Final = NS_PER_MINUTE
@@ -170,6 +177,10 @@ class SenderParts:
     check: Check
     budget: Budget
     """What the labels of all series may take of memory."""
+    namespaces: NamespaceBudgets
+    """How many series of each namespace there may be."""
+    values: TickValues
+    """What makes the values of a tick."""
     turns: LargeTurns
 
 
@@ -181,10 +192,14 @@ class PartitionSender:
         self._at, self._shared, self._settings = at, shared, shared.settings
         self._clock, self._interval_ns = shared.clock, interval_ns_of(shared.settings)
         self._series = ActiveSeries(
-            budget=shared.budget, external_labels=shared.settings.external_labels
+            budget=shared.budget,
+            external_labels=shared.settings.external_labels,
+            namespaces=shared.namespaces,
         )
         self._timelines = Timelines()
         self._nodes: Recent[str, NodeIntervals] = Recent(max_a_day=_MAX_NODES)
+        self._health: Recent[str, HealthOfNode] = Recent(max_a_day=_MAX_NODES)
+        self._health_ns = round(shared.settings.health_interval_seconds * NS_PER_SECOND)
         for node, counted in taken_over.counted.items():
             self._restore(node, counted)
         self._repeated_before = taken_over.repeated_before
@@ -248,7 +263,9 @@ class PartitionSender:
 
     def _restore(self, node: str, counted: NodeCounters) -> None:
         try:
-            intervals = NodeIntervals(node, interval_ns=self._interval_ns, counted=counted)
+            intervals = NodeIntervals(
+                node, values=self._shared.values, interval_ns=self._interval_ns, counted=counted
+            )
         except ValueError as error:
             # Its counters begin anew, which readers take for a reset.
             if count := _repeats.count("counters"):
@@ -350,20 +367,30 @@ class PartitionSender:
             try:
                 # Held against the wire first: what is put aside is not counted.
                 encode_time(event.time_ns // NS_PER_MS)
-                closed = self._node(event, now_ns).add(event, record, is_past=is_past)
+                closed = self._add(event, record, is_past=is_past, now_ns=now_ns)
                 yield from self._written(closed, now_ns)
             except ValueError as error:
                 context.dead_letters.reject(record, reason="invalid", detail=str(error))
         SERIES_FORGOTTEN_TOTAL.inc(self._series.forgotten - forgotten_before)
+        _tell_left_out(self._series.take_left_out())
 
-    def _node(self, event: GpuEvent, now_ns: int) -> NodeIntervals:
-        self._nodes.go_on(now_ns)
+    def _add(
+        self, event: TickRecord, record: Record, *, is_past: bool, now_ns: int
+    ) -> Iterator[IntervalSamples]:
+        """Add a tick to its node; yield what is sent by it."""
         key = node_key(event)
-        node = self._nodes.get(key)
-        if node is None:
-            node = self._nodes[key] = NodeIntervals(key, interval_ns=self._interval_ns)
+        if isinstance(event, NodeReadings):
+            self._health.go_on(now_ns)
+            if (health := self._health.get(key)) is None:
+                health = self._health[key] = HealthOfNode(key, every_ns=self._health_ns)
+            return health.add(event, record, is_past=is_past)
+        self._nodes.go_on(now_ns)
+        if (node := self._nodes.get(key)) is None:
+            node = self._nodes[key] = NodeIntervals(
+                key, values=self._shared.values, interval_ns=self._interval_ns
+            )
         node.received_ns = now_ns
-        return node
+        return node.add(event, record, is_past=is_past)
 
     def _written(self, closed: Iterable[IntervalSamples], now_ns: int) -> Iterator[WrittenTick]:
         for samples in closed:
@@ -501,6 +528,14 @@ def _count_written(written: int, *, of: int) -> None:
 def interval_ns_of(settings: RemoteWriteSettings) -> int:
     """Return the length of an interval; 0 where each tick is one."""
     return round(settings.interval_seconds * NS_PER_SECOND)
+
+
+def _tell_left_out(left_out: Mapping[OverBudget, int]) -> None:
+    for one, samples in left_out.items():
+        # The page names nobody: who may read it is not who may know of all pods.
+        OVER_BUDGET_TOTAL.labels(rule=one.rule).inc(samples)
+        if number := _repeats.count(one, more=samples):
+            _log.warning("namespace_samples_dropped", count=number, **one._asdict())
 
 
 def _explain_age(ahead_ns: int, *, time_ns: int) -> str:

@@ -16,13 +16,16 @@ from gpuledger.bus.transactional_writers import pause_seconds_after
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.errors import BusError, FencedError, NotAssignedError
 from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
+from gpuledger.runtime.process_metrics import count_from_zero
 from gpuledger.settings.secret import shown_url
 from sinks.errors import retry_receiver
-from sinks.metrics import RETRIES_TOTAL, WAITING_BYTES
+from sinks.metrics import OVER_BUDGET_TOTAL, RETRIES_TOTAL, WAITING_BYTES
 from sinks.protocol import Batch, LargeTurns, Partitions, Sink, SinkContext
 from sinks.registry import REMOTE_WRITE
 from sinks.remote_write.active_series import series_budget
 from sinks.remote_write.counter_state import CounterState, open_counter_state
+from sinks.remote_write.namespace_budgets import NamespaceBudgets
+from sinks.remote_write.node_intervals import TickValues
 from sinks.remote_write.partition_sender import PartitionSender, SenderParts, TakenOver, Writer
 from sinks.remote_write.write_client import RemoteWriteClient, open_client
 from sinks.settings import RemoteWriteSettings
@@ -57,6 +60,7 @@ async def open_sink(
             clock=clock,
             check=check,
             counters=readiness.check("remote_write.counters"),
+            events=bus.topics.events.name,
         )
         try:
             yield sink
@@ -78,9 +82,11 @@ class RemoteWriteSink(Sink):
         clock: Clock,
         check: Check,
         counters: Check,
+        events: str,
     ) -> None:
-        """Take the receiver and its check, and the state of the counters and its own."""
+        """Take the receiver and its check, the state of counters and its own, and events' topic."""
         self._settings, self._clock, self._state = settings, clock, state
+        self._events = events
         self._counters_check = counters
         self.receiver = shown_url(settings.url)
         self._shared = SenderParts(
@@ -95,8 +101,11 @@ class RemoteWriteSink(Sink):
             clock=clock,
             check=check,
             budget=series_budget(settings.max_series_bytes),
+            namespaces=NamespaceBudgets(settings.max_series_per_namespace),
+            values=TickValues(sent=settings.sent_labels, dcgm=settings.dcgm),
             turns=LargeTurns(),
         )
+        count_from_zero(OVER_BUDGET_TOTAL, rule=settings.max_series_per_namespace)
         # Not a `RetryingCaller`: what was undone is polled again, not sent again.
         self._backoff = Backoff()
         self._unopened: set[TopicPartition] = set()
@@ -114,14 +123,15 @@ class RemoteWriteSink(Sink):
     @override
     async def prepare(self, context: SinkContext) -> Partitions:
         """Take over what is newly held, and what was undone, and go to where that is committed."""
-        undone = [error for sender in self._senders.values() if (error := sender.undone)]
-        for at, sender in list(self._senders.items()):
-            if sender.undone is not None:
-                del self._senders[at]
-                sender.abandon()
-                self._unopened.add(at)
+        undone = {
+            at.partition: error for at, sender in self._senders.items() if (error := sender.undone)
+        }
+        # With all topics of that number, which have their transactions in common.
+        for at in [at for at in self._senders if at.partition in undone]:
+            self._senders.pop(at).abandon()
+            self._unopened.add(at)
         if undone:
-            await self._pause(undone)
+            await self._pause(list(undone.values()))
         wanted = context.consumer.assignment() & self._unopened
         if not wanted:
             return frozenset()

@@ -18,7 +18,10 @@ import cramjam
 
 from gpuledger import __version__
 from gpuledger.errors import GpuledgerError
-from gpuledger.ledger.series import FAMILIES
+from gpuledger.ledger.families import FAMILIES
+from gpuledger.ledger.health import HEALTH_FAMILIES
+from gpuledger.ledger.interval_values import maxima_of
+from gpuledger.ledger.usage import COUNTERS
 from gpuledger.runtime import CheckSeverity, Readiness
 from gpuledger.runtime.http.client import HttpAnswer, HttpClient, NoAnswerError, open_http
 from gpuledger.settings.secret import shown_url
@@ -58,6 +61,7 @@ _OUT_OF_ORDER: Final = re.compile(
 """How Prometheus, Mimir and Thanos say it, and nothing that stands before them does."""
 _WITHOUT_SAMPLES: Final = {version: encode_request(version, ()) for version in Version}
 """A request without series, which those four answer with 2xx."""
+_TOLD: Final = (*FAMILIES, *map(maxima_of, FAMILIES), COUNTERS, *HEALTH_FAMILIES)
 METADATA_SECONDS: Final = 300.0
 """How often a receiver of 1.0 is told what metrics mean; 2.0 says it with each series."""
 
@@ -261,9 +265,7 @@ async def open_client(
             credentials=credentials,
             protocol=ProtocolInForce(settings.protocol, check=check),
             monotonic=monotonic,
-            metadata=encode_metadata(
-                metric for family in FAMILIES for metric in metrics_of(family)
-            ),
+            metadata=encode_metadata(metric for family in _TOLD for metric in metrics_of(family)),
         )
 
 

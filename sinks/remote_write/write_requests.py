@@ -24,11 +24,10 @@ from typing import Final, NamedTuple
 from gpuledger.bus.protocol import Record
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import node_key
-from gpuledger.records import GpuEvent
 from sinks.remote_write.active_series import EncodedTick
 from sinks.remote_write.wire import Version, encode_request
 from sinks.settings import RemoteWriteSettings
-from sinks.timelines import LEAP_NS, Arrival, TickOrder, Timelines
+from sinks.timelines import LEAP_NS, Arrival, TickOrder, TickRecord, Timelines
 
 FUTURE: Final = "future"
 TOO_OLD: Final = "too_old"
@@ -39,7 +38,7 @@ class Admitted(NamedTuple):
     """A tick of a poll, and whether it is to be sent."""
 
     record: Record
-    event: GpuEvent
+    event: TickRecord
     order: TickOrder
     """Where it stands in its node's time."""
     refusal: str | None
@@ -61,7 +60,7 @@ class AgeLimits(NamedTuple):
 
 
 def admit(
-    items: Sequence[tuple[Record, GpuEvent]],
+    items: Sequence[tuple[Record, TickRecord]],
     timelines: Timelines,
     *,
     time_ns: int,
@@ -84,7 +83,9 @@ def admit(
         yield Admitted(record, event, arrival.order, refusal)
 
 
-def _overtaken(items: Sequence[tuple[Record, GpuEvent]], arrivals: Sequence[Arrival]) -> list[bool]:
+def _overtaken(
+    items: Sequence[tuple[Record, TickRecord]], arrivals: Sequence[Arrival]
+) -> list[bool]:
     """Return for each tick whether a later one of its boot is stamped no later."""
     # From behind, so that one pass knows the earliest time of all that follow.
     overtaken = [False] * len(items)

@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY
 
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
-from gpuledger.ledger.series import POD
+from gpuledger.ledger.families import POD
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
 from sinks.registry import REMOTE_WRITE

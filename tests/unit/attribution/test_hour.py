@@ -158,8 +158,10 @@ async def ticks_of(simulation: Simulation, node: str, cluster: str) -> list[Node
         cluster=cluster,
         node_name=node,
         tick_seconds=TICK_SECONDS,
-        # Of the machine's time, not the played one: on a busy machine threads answer late.
+        # Of the machine's time, not the played one: on a busy machine threads answer late, and
+        # what publishes may have no turn within the hour.
         gpu_timeout_seconds=60.0,
+        queue_ticks=2 * round(HOUR_SECONDS / TICK_SECONDS),
     )
     agent = asyncio.create_task(
         run_agent(host=play(played), bus=bus, settings=settings, readiness=Readiness())

@@ -13,6 +13,8 @@ GRAFANA: Final = ROOT / "deploy" / "compose" / "grafana"
 _METRIC: Final = re.compile(r"\bgpuledger_\w+")
 _BY: Final = re.compile(r"\bby \(([^)]*)\)")
 _MATCHERS: Final = re.compile(r"\{([^}]*)\}")
+_SELECTED: Final = re.compile(r"\b(gpuledger_\w+)(\{[^}]*\})?")
+_JOINED: Final = re.compile(r"\b(?:on|group_left) ?\(([^)]*)\)")
 _LABEL: Final = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
 # `$1` is a group of a regular expression of PromQL's.
 _VARIABLE: Final = re.compile(r"\$(?:\{([a-z_]\w*)\}|([a-z_]\w*))")
@@ -101,6 +103,17 @@ def metrics(query: str) -> set[str]:
 
 def labels_in(legend: str) -> set[str]:
     return set(_NAME_OF_LABEL.findall(legend))
+
+
+def selections(query: str) -> list[tuple[str, set[str]]]:
+    """Return each metric that a query selects, with the labels by which it does."""
+    found = _SELECTED.findall(query)
+    return [(metric, set(_LABEL.findall(matchers))) for metric, matchers in found]
+
+
+def joined_labels(query: str) -> set[str]:
+    """Return the labels by which a query joins an info series, and those that it takes of it."""
+    return {name.strip() for names in _JOINED.findall(query) for name in names.split(",")}
 
 
 def labels(query: str) -> set[str]:

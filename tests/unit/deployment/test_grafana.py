@@ -7,14 +7,15 @@ import yaml
 from prometheus_client import REGISTRY
 
 from enricher.join import join_metrics
-from gpuledger.ledger.series import FAMILIES
+from gpuledger.ledger.families import FAMILIES
+from gpuledger.ledger.health import HEALTH_FAMILIES
 from sinks import metrics as sink_metrics
 from tests.unit.deployment import compose_file, dashboard
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 SENT = {
     metric.name: {"cluster", "node", *family.labels}
-    for family in FAMILIES
+    for family in (*FAMILIES, *HEALTH_FAMILIES)
     for metric in family.metrics
 }
 OWN = {"gpuledger_join_lag_seconds": set[str](), "gpuledger_sink_lag_seconds": {"sink"}}
@@ -36,11 +37,14 @@ def test_the_metrics_of_the_deployables_are_named_as_they_are_scraped() -> None:
     ],
 )
 def test_a_query_asks_for_metrics_and_labels_that_are_sent(query: str) -> None:
-    asked = dashboard.metrics(query)
+    asked = {metric: (SENT | OWN)[metric] for metric in dashboard.metrics(query)}
 
     assert asked
-    for metric in asked:
-        assert dashboard.labels(query) <= (SENT | OWN)[metric]
+    for metric, labels in dashboard.selections(query):
+        assert labels <= asked[metric]
+    for metric, has in asked.items():
+        assert not metric.endswith("_info") or dashboard.joined_labels(query) <= has
+    assert dashboard.labels(query) <= set().union(*asked.values())
 
 
 def test_every_variable_is_used_and_every_one_used_is_there() -> None:

@@ -18,7 +18,6 @@ from tests.default_topics import (
     INVENTORY,
     NAMESPACES,
     NODES,
-    READINGS,
     ROWS,
     TOPICS,
 )
@@ -30,7 +29,7 @@ CHANNELS: dict[str, dict[str, Any]] = {one["address"]: one for one in DOCUMENT["
 OPERATIONS: dict[str, dict[str, Any]] = DOCUMENT["operations"]
 # Nothing of this project reads these; people and their programs do.
 # Nodes and namespaces are described by them later.
-FOR_OTHERS = {topic.name for topic in (DEAD_LETTERS, INVENTORY, READINGS, ROWS, NODES, NAMESPACES)}
+FOR_OTHERS = {topic.name for topic in (DEAD_LETTERS, INVENTORY, ROWS, NODES, NAMESPACES)}
 GROUP_IN_SOURCE = re.compile(r'^GROUP: Final = "([\w-]+)"', re.MULTILINE)
 
 each_topic = pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)

@@ -19,7 +19,7 @@ from sinks.alerts.rules import rules_of
 from sinks.remote_write.active_series import ActiveSeries
 from sinks.remote_write.write_requests import AgeLimits, admit
 from sinks.settings import AlertsSettings, BusyWithoutPodSettings
-from sinks.timelines import TickOrder, Timelines
+from sinks.timelines import TickOrder, TickRecord, Timelines
 from tests.unit.sinks.builders import NODE, SECOND_NS, START_NS, entry, event
 from tests.unit.sinks.clocks import CASES, COUNT, HOUR, YEAR, Told, of_one_boot, rebooted
 from tests.unit.sinks.remote_write.interval_samples import samples_of
@@ -149,8 +149,9 @@ RECORD = Record("t", 0, 0, 0, None, b"")
 
 
 def written(
-    series: ActiveSeries, made: GpuEvent, order: TickOrder, receiver: Receiver, now_ns: int
+    series: ActiveSeries, made: TickRecord, order: TickOrder, receiver: Receiver, now_ns: int
 ) -> str:
+    assert isinstance(made, GpuEvent)
     try:
         encoded = series.encode(samples_of(made, is_past=order is TickOrder.SUPERSEDED))
     except ValueError:

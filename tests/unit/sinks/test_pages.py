@@ -5,24 +5,36 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
+from msgspec.structs import replace
 
+from gpuledger.ledger.families import FAMILIES
+from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.rows import EntryRow
-from gpuledger.ledger.series import FAMILIES
-from gpuledger.records import Account
+from gpuledger.records import (
+    Account,
+    ContainerRequest,
+    Entry,
+    EventContainer,
+    NodeDescription,
+)
 from gpuledger.schemas import schema_of
 from gpuledger.store.query import DERIVED_COLUMNS, entries_sql
 from gpuledger.store.schema import ENTRIES, GAPS, PODS, StoreColumn
 from sinks import otlp_names as naming
+from sinks.remote_write.active_series import ActiveSeries
 from sinks.rows import encoded_rows_of
 from sinks.store.table import EntriesTable, GapsTable
 from tests.default_topics import ROWS
-from tests.unit.sinks.builders import SECOND_NS, START_NS, entry, event, holder
+from tests.unit.sinks.builders import SECOND_NS, START_NS, books, entry, event, holder, pod, reading
+from tests.unit.sinks.remote_write.interval_samples import samples_of
 from tests.unit.sinks.store.storing import AT, STREAM, a_row, fill
 
 DOCS = Path(__file__).parents[3] / "docs"
+USED: dict[str, Any] = {"busy_ns": 1, "memory_bytes": 1, "energy_millijoules": 1}
 TYPES = {
     "Utf8": "string",
     "Int32": "integer",
@@ -49,6 +61,15 @@ def series() -> Iterator[list[str]]:
             yield [f"`{metric.name}`", metric.kind, labels, metric.help]
 
 
+def health_series() -> Iterator[list[str]]:
+    yield ["series", "type", "labels beside `cluster` and `node`", "meaning"]
+    yield ["---"] * 4
+    for family in HEALTH_FAMILIES:
+        (metric,) = family.metrics
+        labels = " ".join(f"`{label}`" for label in family.labels)
+        yield [f"`{metric.name}`", metric.kind, labels, metric.help]
+
+
 def columns(of: Sequence[StoreColumn] = ENTRIES.columns) -> Iterator[list[str]]:
     yield ["column", "type", "null"]
     yield ["---"] * 3
@@ -69,7 +90,8 @@ def row_columns() -> Iterator[list[str]]:
 def otlp_metrics() -> Iterator[list[str]]:
     yield ["metric", "unit", "type", "series of remote-write"]
     yield ["---"] * 4
-    for metric in (metric for family in FAMILIES for metric in family.metrics):
+    sent = [family for family in FAMILIES if not family.is_description]
+    for metric in (metric for family in sent for metric in family.metrics):
         made = naming.instrument_of(metric)
         kind = "sum" if made.is_counter else "gauge"
         yield [f"`{made.name}`", made.unit, kind, f"`{metric.name}`"]
@@ -82,8 +104,6 @@ def otlp_attributes() -> Iterator[list[str]]:
         yield [f"`{attribute}`", "resource", f"`{label}`"]
     for kind, attribute in naming.OWNERS.items():
         yield [f"`{attribute}`", "resource", f"`owner_name` of a {kind}"]
-    for attribute in naming.NODE_ATTRIBUTES:
-        yield [f"`{attribute}`", "resource", "none"]
     for label, attribute in naming.POINT_ATTRIBUTES.items():
         yield [f"`{attribute}`", "point", f"`{label}`"]
 
@@ -94,6 +114,47 @@ def as_markdown(rows: Iterator[list[str]]) -> str:
 
 def test_the_page_lists_the_series_that_are_sent() -> None:
     assert table("remote-write.md", "series") == list(series()), as_markdown(series())
+
+
+READ = (
+    "memory_utilization_ratio",
+    "memory_reserved_bytes",
+    "energy_millijoules",
+    "energy_total_millijoules",
+    "memory_clock_hertz",
+)
+OF_THE_CHIP = ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
+
+
+def test_the_page_lists_the_series_of_health() -> None:
+    assert table("remote-write.md", "health") == list(health_series()), as_markdown(health_series())
+
+
+@pytest.mark.parametrize(("read", "samples"), [(READ, 236), ((*READ, *OF_THE_CHIP), 290)])
+def test_the_page_says_how_many_samples_a_node_of_8_gpus_with_10_containers_has(
+    read: Sequence[str], samples: int
+) -> None:
+    asked = {"trainer": ContainerRequest(resources={"nvidia.com/gpu": 1})}
+    pods = [pod(uid=f"uid-{number}", requested=asked) for number in range(10)]
+    of_gpu = [[0, 1], [2, 3], *([number] for number in range(4, 10))]
+    gpus = [
+        books(
+            reading(uuid=f"GPU-{gpu}", **dict.fromkeys(read, 1)),
+            *(Entry(account=Account.POD, container=one, **USED) for one in containers),
+            Entry(account=Account.HOST, **USED),
+            Entry(account=Account.IDLE, held_ns=SECOND_NS, **USED),
+        )
+        for gpu, containers in enumerate(of_gpu)
+    ]
+    one = replace(
+        event(gpus=gpus),
+        pods=pods,
+        containers=[EventContainer(pod=number, name="trainer") for number in range(10)],
+        node_description=NodeDescription(pool="h100"),
+    )
+
+    assert ActiveSeries().encode(samples_of(one)).samples == samples
+    assert f"{samples}" in (DOCS / "remote-write.md").read_text().partition("## Cost")[2]
 
 
 def test_the_page_lists_the_columns_of_the_table() -> None:

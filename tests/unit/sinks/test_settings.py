@@ -43,6 +43,26 @@ def test_a_kind_that_there_is_not_names_the_nearest(
         ({"KIND": "store", "STORE__URL": "x"}, "STORE__URI"),
         ({"KIND": "alerts", "ALERTS__URLS": "am:9093"}, "must begin with http"),
         ({"KIND": "remote_write", "REMOTE_WRITE__SAMPLES_PER_REQUEST": "0"}, "samples_per_request"),
+        (
+            {"KIND": "remote_write", "REMOTE_WRITE__POD_LABELS": "a.b,a-b"},
+            "pod_labels: a-b would be label_a_b, as a.b is",
+        ),
+        (
+            {
+                "KIND": "remote_write",
+                "REMOTE_WRITE__NODE_LABELS": "rack",
+                "REMOTE_WRITE__EXTERNAL_LABELS": '{"label_rack": "r7"}',
+            },
+            "node_labels: rack would be label_rack, as external_labels is",
+        ),
+        (
+            {
+                "KIND": "remote_write",
+                "REMOTE_WRITE__DCGM_NAMES": "true",
+                "REMOTE_WRITE__EXTERNAL_LABELS": '{"modelName": "x"}',
+            },
+            "external_labels: modelName is the series' own",
+        ),
         ({"KIND": "store", "ALERTS__BUSY_WITHOUT_POD__THRESHOLD_RATIO": "5"}, "threshold_ratio"),
         ({"KIND": "store", "STORE__FLUSH_ROWS": "0"}, "flush_rows"),
         ({"KIND": "store", "STORE__FLUSH_SECONDS": "-1"}, "flush_seconds"),

@@ -5,6 +5,7 @@ from typing import get_type_hints
 import pytest
 
 from gpuledger.ledger.entries import BookedEntry
+from gpuledger.ledger.families import ACCOUNT, FAMILIES, HOLDER, LABEL_ATTRIBUTES, POD
 from gpuledger.ledger.quantities import QUANTITIES, Quantity
 from gpuledger.ledger.rows import (
     COLUMNS,
@@ -13,7 +14,6 @@ from gpuledger.ledger.rows import (
     EntryRow,
     store_columns,
 )
-from gpuledger.ledger.series import ACCOUNT, FAMILIES, HOLDER, LABEL_ATTRIBUTES, POD
 from gpuledger.store.schema import ENTRIES
 from sinks.otlp_names import instrument_of
 

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from cli.docs_gen import DEPLOYABLES, collectors_of
-from gpuledger.ledger.series import FAMILIES, Family, values_of
+from gpuledger.ledger.families import FAMILIES, Family
+from gpuledger.ledger.health import HEALTH_FAMILIES
+from gpuledger.ledger.series import values_of
 from gpuledger.records import NodeSample
 from simulator.clock import ManualClock
 from simulator.device import SimulatedGpu
@@ -26,7 +28,8 @@ SECONDS = 20
 """No GPU of a scenario is cut anew in them."""
 OF_DEVICES = {"gpu_uuid", "gpu_index", "model"}
 OF_INSTANCES = {*OF_DEVICES, "parent_uuid", "gpu_instance", "compute_instance", "mig_profile"}
-OF_ACCOUNTS = {"account", "busy_method", "pod", "namespace", "container", "holder_pod"}
+OF_ACCOUNTS = {"account", "pod", "namespace", "container", "holder_pod"}
+OF_METHODS = {"gpu_uuid", "quantity", "method"}
 
 
 def names_of(family: Family) -> set[str]:
@@ -35,14 +38,18 @@ def names_of(family: Family) -> set[str]:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.metrics[0].name)
 def test_a_family_is_of_nodes_of_devices_of_instances_or_of_accounts(family: Family) -> None:
+    """On what is booked stands nothing that may change while it is booked: no index, no method."""
     labels = set(family.labels)
 
-    assert labels in (set(), OF_DEVICES, OF_INSTANCES) or labels & OF_ACCOUNTS
-    assert not (labels & OF_ACCOUNTS and labels & (OF_INSTANCES - {"gpu_uuid", "gpu_index"}))
+    if not labels & OF_ACCOUNTS:
+        assert labels in (set[str](), OF_DEVICES, OF_INSTANCES, OF_METHODS) or family.is_description
+    assert not (labels & OF_ACCOUNTS and labels & (OF_INSTANCES - {"gpu_uuid"}))
+    is_described = {"owner_kind", "owner_name"} <= labels
+    assert not labels & {"owner_kind", "owner_name"} or (is_described and family.is_description)
 
 
 def test_no_name_is_in_two_families() -> None:
-    names = Counter(chain.from_iterable(map(names_of, FAMILIES)))
+    names = Counter(chain.from_iterable(map(names_of, (*FAMILIES, *HEALTH_FAMILIES))))
 
     assert {name for name, count in names.items() if count > 1} == set()
 
@@ -55,7 +62,7 @@ def test_no_name_is_on_a_page_that_prometheus_scrapes() -> None:
         scraped |= {family.name for family in chain.from_iterable(described)}
 
     assert scraped
-    assert set(chain.from_iterable(map(names_of, FAMILIES))) & scraped == set()
+    assert set(chain.from_iterable(map(names_of, (*FAMILIES, *HEALTH_FAMILIES)))) & scraped == set()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,8 @@ def sent_by_remote_write(one: GpuEvent) -> dict[Series, float]:
         (metric.name, frozenset(zip(group.family.labels, group.label_values, strict=True))): value
         for group, values in values_of(one).items()
         for metric, value in zip(group.family.metrics, values, strict=True)
-        if value is not None
+        # What describes stands on the resources, and is no metric.
+        if value is not None and not group.family.is_description
     }
 
 
@@ -49,12 +50,16 @@ def as_series(point: Point, families: dict[Series, float]) -> Series:
         for names in (naming.RESOURCE_ATTRIBUTES, naming.POINT_ATTRIBUTES)
         for label, attribute in names.items()
     }
+    of_owners = {naming.OWNER_KIND, naming.OWNER_NAME}
     labels = {
-        (back[name], value) for name, value in point.attributes | point.resource if name in back
+        (back[name], value)
+        for name, value in point.attributes | point.resource
+        if name in back and name not in of_owners
     }
     for name, wanted in families:
         is_it = {pair for pair in wanted if pair[1]} == labels
-        if is_it and name.startswith(point.name.replace(".", "_") + "_"):
+        # Its unit comes behind it, where it has one.
+        if is_it and f"{name}_".startswith(point.name.replace(".", "_") + "_"):
             return name, wanted
     raise AssertionError(point)
 
@@ -102,7 +107,7 @@ def test_json_is_as_otlp_asks_for_and_not_as_protobuf_would() -> None:
     (resource,) = json.loads(text)["resourceMetrics"][:1]
     metrics = {one["name"]: one for one in resource["scopeMetrics"][0]["metrics"]}
 
-    counter = metrics["gpuledger.gpu.energy"]["sum"]
+    counter = metrics["gpuledger.gpu.energy.counter"]["sum"]
     assert counter["aggregationTemporality"] == AGGREGATION_TEMPORALITY_CUMULATIVE == 2
     assert counter["dataPoints"][0]["timeUnixNano"] == str(START_NS)
 
@@ -120,7 +125,7 @@ def test_what_the_driver_counts_is_a_monotonic_sum_and_all_else_a_gauge() -> Non
         if metric.HasField("sum")
     ]
 
-    assert (metric.name, metric.unit) == ("gpuledger.gpu.energy", "J")
+    assert (metric.name, metric.unit) == ("gpuledger.gpu.energy.counter", "J")
     assert metric.sum.is_monotonic
     assert metric.sum.aggregation_temporality == AGGREGATION_TEMPORALITY_CUMULATIVE
     assert {point.is_counter for point in points_in(request) if point.unit != "J"} == {False}
@@ -145,8 +150,6 @@ def test_a_containers_points_have_its_resource_by_the_semantic_conventions() -> 
     assert dict(busy.attributes) == {
         "hw.id": reading().uuid,
         "hw.type": "gpu",
-        "gpuledger.gpu.index": "0",
-        "gpuledger.busy_method": "process_utilization",
     }
 
 

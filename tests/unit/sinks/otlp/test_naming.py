@@ -5,10 +5,12 @@ from itertools import chain
 
 import pytest
 
-from gpuledger.ledger.series import FAMILIES, FamilyMetric
+from gpuledger.ledger.families import FAMILIES, FamilyMetric
 from sinks import otlp_names as naming
 
-METRICS = list(chain.from_iterable(family.metrics for family in FAMILIES))
+METRICS = list(
+    chain.from_iterable(family.metrics for family in FAMILIES if not family.is_description)
+)
 # OpenTelemetry's rules for Prometheus and OpenMetrics: the unit's name goes behind the metric's.
 PROMETHEUS_UNITS = {
     "1": "ratio",
@@ -23,7 +25,8 @@ PROMETHEUS_UNITS = {
 
 def in_prometheus(instrument: naming.Instrument) -> str:
     name = re.sub(r"[^a-zA-Z0-9_:]", "_", instrument.name)
-    name = f"{name}_{PROMETHEUS_UNITS[instrument.unit]}"
+    if instrument.unit:
+        name = f"{name}_{PROMETHEUS_UNITS[instrument.unit]}"
     return f"{name}_total" if instrument.is_counter else name
 
 

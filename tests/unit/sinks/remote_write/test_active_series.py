@@ -1,16 +1,20 @@
 """Ticks to series: values, labels, repetition, and the ends of series."""
 
 import struct
+from itertools import chain
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger.ledger.series import FAMILIES, MAX_GROUPS
+from gpuledger.ledger.families import FAMILIES
+from gpuledger.ledger.series import MAX_GROUPS
 from gpuledger.records import Account, GpuEvent, PodDescription, PodState
 from sinks.remote_write.active_series import ActiveSeries, EncodedTick, series_budget
+from sinks.remote_write.node_intervals import HealthOfNode, IntervalSamples
 from sinks.remote_write.wire import Version, encode_request
+from tests.unit.gpuledger.ledger.test_health import healthy, readings
 from tests.unit.sinks.builders import (
     GPU,
     SECOND_NS,
@@ -22,10 +26,11 @@ from tests.unit.sinks.builders import (
     pod,
     reading,
 )
-from tests.unit.sinks.remote_write.interval_samples import samples_of
+from tests.unit.sinks.remote_write.interval_samples import RECORD, samples_of
 from tests.unit.sinks.remote_write.oracle import Series, parse, parse_v2
 
 STALE = 0x7FF0000000000002
+TICK = "gpuledger_node_last_tick_timestamp_seconds"
 PENDING = PodDescription(uid="uid-train", state=PodState.PENDING)
 
 
@@ -86,14 +91,10 @@ def test_entries_become_ratios_of_the_tick() -> None:
         "cluster": "default",
         "node": "node-a",
         "gpu_uuid": GPU,
-        "gpu_index": "0",
         "namespace": "research",
         "pod": "train-0",
         "pod_uid": "uid-train",
         "container": "trainer",
-        "owner_kind": "StatefulSet",
-        "owner_name": "train",
-        "busy_method": "process_utilization",
     }
     assert busy.value == 0.25
     assert named(series, "gpuledger_pod_gpu_memory_bytes").value == 1e9
@@ -205,11 +206,12 @@ def test_a_node_without_gpus_ends_all_its_series_and_no_other_nodes() -> None:
     alive = len(encode(series, event(0)))
     encode(series, event(0, node="node-b"))
 
-    last = encode(series, event(1, gpus=[]))
+    last = encode(series, event(1, gpus=[], pods=[]))
 
     assert len(last) == alive
-    assert all(is_stale(one) for one in last)
-    assert len(series) == alive
+    # The node's last tick is told of a node without GPUs, too.
+    assert [one.name for one in last if not is_stale(one)] == [TICK]
+    assert len(series) == alive + 1
 
 
 def test_a_node_of_which_nothing_comes_has_its_series_ended_once() -> None:
@@ -263,9 +265,8 @@ def test_what_is_alive_is_what_the_last_tick_had(ticks: list[set[int]]) -> None:
                 alive.remove(one.labels)
             else:
                 alive.add(one.labels)
-        assert {dict(labels).get("pod_uid") for labels in alive} - {None} == {
-            f"uid-{pod}" for pod in pods
-        }
+        booked_on = {dict(labels).get("pod_uid") for labels in alive if "gpu_uuid" in dict(labels)}
+        assert booked_on - {None} == {f"uid-{pod}" for pod in pods}
         assert len(series) == len(alive)
 
 
@@ -285,10 +286,48 @@ def test_no_series_comes_twice_in_a_tick() -> None:
 
 def test_every_metric_name_ends_in_its_base_unit() -> None:
     units = ("_ratio", "_bytes", "_watts", "_celsius", "_hertz", "_seconds", "_joules_total")
+    # What counts nothing, and what is in a resource's own unit.
+    without = ("_info", "_requested", "_up")
     named_metrics = [metric.name for family in FAMILIES for metric in family.metrics]
 
-    assert [name for name in named_metrics if not name.endswith(units)] == []
+    assert [name for name in named_metrics if not name.endswith((*units, *without))] == []
     assert len(set(named_metrics)) == len(named_metrics)
+
+
+def test_what_is_remembered_of_a_nodes_pods_counts_as_memory() -> None:
+    """Labels that are not sent as well: the next tick is compared with them."""
+    held_bytes = []
+    for length in (1, 10_000):
+        budget = series_budget()
+        ActiveSeries(budget=budget).encode(
+            samples_of(event(pods=[pod(labels={"team": "x" * length})]))
+        )
+        held_bytes.append(budget.held_bytes)
+
+    assert held_bytes[1] - held_bytes[0] > 10_000
+
+
+def health(*seconds: int, is_past: bool = False) -> list[IntervalSamples]:
+    """Return what is told of a GPU's health, which is read at these times."""
+    node, record = HealthOfNode("default/node-a", every_ns=10 * SECOND_NS), RECORD
+    told = (node.add(readings(at, healthy()), record, is_past=is_past) for at in seconds)
+    return list(chain.from_iterable(told))
+
+
+def test_a_node_of_which_readings_alone_come_takes_memory_and_gives_it_back() -> None:
+    budget = series_budget()
+    series = ActiveSeries(budget=budget)
+    (told,) = health(*range(11))
+
+    assert series.encode(told, now_ns=10).samples == 1
+    assert budget.held_bytes > 0
+    (ended,) = series.end_silent(before_ns=100)
+    assert [is_stale(one) for one in parse_tick(ended)] == [True]
+    assert budget.held_bytes == 0
+
+
+def test_health_of_a_boot_that_another_has_followed_is_told_no_more() -> None:
+    assert health(0, 20, is_past=True) == []
 
 
 def test_parts_put_together_are_one_request() -> None:
@@ -335,7 +374,7 @@ def test_the_bytes_of_series_that_ended_are_given_back() -> None:
 def test_a_tick_of_more_things_than_have_series_is_refused() -> None:
     """What a node says in a few bytes is a hundred times as much in labels."""
     entries = [entry(Account.HOST), entry(Account.IDLE)]
-    gpus = [books(reading(uuid=f"GPU-{number}"), *entries) for number in range(MAX_GROUPS // 3 + 1)]
+    gpus = [books(reading(uuid=f"GPU-{number}"), *entries) for number in range(MAX_GROUPS // 4 + 1)]
 
-    with pytest.raises(ValueError, match=f"more than {MAX_GROUPS} devices and accounts"):
+    with pytest.raises(ValueError, match=f"more than {MAX_GROUPS} devices, accounts and pods"):
         ActiveSeries().encode(samples_of(event(gpus=gpus)))

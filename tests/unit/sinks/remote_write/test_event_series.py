@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger.ledger.series import POD, values_of
+from gpuledger.ledger.families import POD
+from gpuledger.ledger.series import values_of
 from gpuledger.records import (
     Account,
     Entry,
@@ -48,6 +49,10 @@ def holders(series: list[Series]) -> dict[str | None, float]:
     found = [one for one in series if one.name == IDLE and not is_stale(one)]
     assert len({one.labels for one in found}) == len(found)
     return {one.label("holder_pod"): one.value for one in found}
+
+
+def ended_holders(series: list[Series]) -> set[str | None]:
+    return {one.label("holder_pod") for one in series if one.name == IDLE and is_stale(one)}
 
 
 def test_idle_has_a_series_for_each_holder_and_one_for_what_nobody_holds() -> None:
@@ -133,9 +138,9 @@ def test_a_holder_that_lets_go_has_its_series_ended_at_that_tick() -> None:
     last = encode(series, event(2, entries=[idle(1.0)]))
 
     assert holders(then) == {"chat-0": 1.0}
-    assert {one.label("holder_pod") for one in then if is_stale(one)} == {"notebook-0"}
+    assert ended_holders(then) == {"notebook-0"}
     assert holders(last) == {None: 1.0}
-    assert {one.label("holder_pod") for one in last if is_stale(one)} == {"chat-0"}
+    assert ended_holders(last) == {"chat-0"}
 
 
 @pytest.mark.parametrize("position", [0, 7])

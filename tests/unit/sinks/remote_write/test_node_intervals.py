@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import decoder_of, encode, validate
 from gpuledger.keys import node_key
+from gpuledger.ledger.families import ACCOUNT, DEVICE, POD
 from gpuledger.ledger.interval_values import maxima_of
-from gpuledger.ledger.series import ACCOUNT, DEVICE, POD, SeriesGroup
+from gpuledger.ledger.series import SeriesGroup
 from gpuledger.ledger.usage import COUNTED, COUNTERS, CountedLabels
 from gpuledger.records import Account, GpuEvent, NodeCounters, PodDescription, PodState
 from sinks.remote_write.node_counters import KEPT_NS, WAITS_NS
-from sinks.remote_write.node_intervals import IntervalSamples, NodeIntervals
+from sinks.remote_write.node_intervals import IntervalSamples, NodeIntervals, TickValues
 from tests.unit.sinks.builders import (
     SECOND_NS,
     START_NS,
@@ -48,7 +49,9 @@ class Played:
         self._restart(None, 0)
 
     def _restart(self, counted: NodeCounters | None, offset: int) -> None:
-        self.intervals = NodeIntervals(NODE_KEY, interval_ns=self._interval_ns, counted=counted)
+        self.intervals = NodeIntervals(
+            NODE_KEY, values=TickValues(), interval_ns=self._interval_ns, counted=counted
+        )
         self._committed, self._offset = (counted, offset), offset
 
     def play(self, *, until: int, commits: bool = True) -> None:
@@ -208,7 +211,6 @@ def test_an_interval_ends_with_the_first_tick_of_the_next_and_bears_the_time_of_
 def test_without_a_length_each_tick_is_sent() -> None:
     sent = play(*map(event, range(3)), interval_ns=0)
     assert [one.time_ns for one in sent] == [event(tick).time_ns for tick in range(3)]
-    assert all(group.family.labels for one in sent for group in one.values)
     families = {group.family for one in sent for group in one.values}
     assert {maxima_of(family) for family in families}.isdisjoint(families)
 
@@ -316,7 +318,7 @@ def test_a_series_goes_on_while_its_container_is_away_and_ends_after_a_while() -
 
 
 def test_use_that_comes_late_counts_in_the_newest_interval() -> None:
-    intervals = NodeIntervals(NODE_KEY, interval_ns=INTERVAL_NS)
+    intervals = NodeIntervals(NODE_KEY, values=TickValues(), interval_ns=INTERVAL_NS)
     sent = list(intervals.add(event(1), record_at(0), is_past=False))
     old = event(-500, boot_id="boot-0")
     sent += intervals.add(old, record_at(1), is_past=True)
@@ -358,12 +360,17 @@ def test_a_record_that_points_beyond_its_lists_is_refused() -> None:
     record = played.intervals.take_record("group")
     fields: dict[str, Any] = {name: getattr(record, name) for name in record.__struct_fields__}
     with pytest.raises(ValueError, match="position"):
-        NodeIntervals(NODE_KEY, interval_ns=0, counted=NodeCounters(**fields | {"gpus": []}))
+        NodeIntervals(
+            NODE_KEY,
+            values=TickValues(),
+            interval_ns=0,
+            counted=NodeCounters(**fields | {"gpus": []}),
+        )
 
 
 def test_a_device_that_is_not_described_is_no_reason_to_lose_an_event() -> None:
     """What an event points to and does not list is refused with nothing counted."""
-    intervals = NodeIntervals(NODE_KEY, interval_ns=INTERVAL_NS)
+    intervals = NodeIntervals(NODE_KEY, values=TickValues(), interval_ns=INTERVAL_NS)
     broken = event(1, gpus=[books(reading(), entry(Account.IDLE, holder=7))])
     with pytest.raises(ValueError, match="holder"):
         list(intervals.add(broken, record_at(0), is_past=False))

@@ -11,13 +11,16 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Subscription
+from gpuledger.bus.protocol import Message, Subscription
 from gpuledger.codec import encode
 from gpuledger.records import Account
 from gpuledger.runtime import Readiness
 from sinks.registry import REMOTE_WRITE
-from tests.default_topics import EVENTS
+from tests.default_topics import EVENTS, READINGS
+from tests.unit.gpuledger.ledger.test_health import healthy, readings
 from tests.unit.sinks.builders import (
+    GPU,
+    NODE,
     SECOND_NS,
     START_NS,
     ManualClock,
@@ -87,7 +90,7 @@ async def test_no_more_is_read_of_a_partition_than_may_wait_there() -> None:
         return failing if stuck in nodes_of_body(body) else Answer(204)
 
     event_bytes = len(encode(event(0, node=stuck)))
-    bounds: dict[str, Any] = {"queue_bytes": 10 * event_bytes, "max_poll_records": 3}
+    bounds: dict[str, Any] = {"queue_bytes": 20 * event_bytes, "max_poll_records": 3}
     async with (
         receiving(by_body=answer) as receiver,
         running(sink(on, receiver, poison_seconds=0, **bounds)),
@@ -98,7 +101,7 @@ async def test_no_more_is_read_of_a_partition_than_may_wait_there() -> None:
         await eventually(lambda: waiting_bytes() >= 5 * event_bytes)
         polls = len(receiver.received)
         await eventually(lambda: len(receiver.received) > polls + 100)
-        # Its half of what may wait, and what of a poll was beyond it.
+        # Its quarter of what may wait, as readings have partitions too, and what of a poll was more.
         assert waiting_bytes() < (5 + 3) * event_bytes
 
 
@@ -229,6 +232,54 @@ async def test_every_series_has_the_external_labels() -> None:
     sent = parse_compressed(receiver.received[0].body)
     assert sent
     assert all(one.label(name) == value for one in sent for name, value in labels.items())
+
+
+async def test_the_labels_that_are_asked_for_stand_on_the_info_series_and_on_no_other() -> None:
+    on = bus()
+    await publish(on, event(0))
+    async with receiving() as receiver, running(sink(on, receiver, pod_labels=["team"])):
+        await eventually(is_committed(on, 1))
+    sent = parse_compressed(receiver.received[0].body)
+    assert {one.name for one in sent if one.label("label_team") == "vision"} == {
+        "gpuledger_pod_info"
+    }
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+async def test_dcgm_exporters_names_are_sent_where_they_are_asked_for(*, is_on: bool) -> None:
+    on = bus()
+    await publish(on, event(0), event(1, gpus=[]))
+    async with receiving() as receiver, running(sink(on, receiver, dcgm_names=is_on)):
+        await eventually(is_committed(on, 2))
+    sent = [one for got in receiver.received for one in parse_compressed(got.body)]
+    found = [one for one in sent if one.name == "DCGM_FI_DEV_GPU_UTIL"]
+    assert [(one.label("UUID"), one.label("cluster")) for one in found] == [
+        (GPU, "default")
+    ] * 2 * is_on
+    # It ends with its GPU, as all series do.
+    assert [math.isnan(one.value) for one in found] == [False, True][: len(found)]
+
+
+async def test_the_health_of_gpus_is_sent_from_the_readings_beside_the_events() -> None:
+    on, clock = bus(), ManualClock()
+    told = [readings(second, healthy(7), healthy(8, "GPU-b")) for second in range(12)]
+    async with on.producer() as producer:
+        for one in told:
+            message = Message(key=b"key", value=encode(one), timestamp_ms=one.time_ns // 10**6)
+            await producer.publish(READINGS.name, AT.partition, [message])
+    await publish(on, event(0))
+    of_readings = place_of(NODE, READINGS.name)
+    async with receiving() as receiver, running(sink(on, receiver, clock=clock)):
+        await eventually(is_committed(on, 1))
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, of_readings) == len(told))
+
+    sent = [one for got in receiver.received for one in parse_compressed(got.body)]
+    assert [
+        (one.label("gpu_uuid"), one.value, (one.time_ms - START_NS // 10**6) // 1000)
+        for one in sent
+        if one.name == "gpuledger_gpu_ecc_errors_total"
+    ] == [(GPU, 7, 10), ("GPU-b", 8, 10)]
+    assert "gpuledger_gpu_up" in {one.name for one in sent}
 
 
 def nodes_of_body(body: bytes) -> set[str | None]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger.ledger.series import FAMILIES
+from gpuledger.ledger.families import FAMILIES
 from sinks.remote_write.active_series import metrics_of
 from sinks.remote_write.wire import (
     STALE_VALUE,
@@ -227,9 +227,14 @@ def test_protobuf_reads_what_was_encoded_of_metadata(told: list[Metric]) -> None
     assert WriteRequest.FromString(body).SerializeToString(deterministic=True) == body
 
 
+WITHOUT = ("_info", "_up", "_requested")
+"""How metrics end that have no unit: what is 1 or 0, and amounts in units of their own."""
+
+
 @pytest.mark.parametrize("metric", [one for family in FAMILIES for one in metrics_of(family)])
 def test_duty_22_every_metric_has_a_type_a_help_and_a_unit(metric: Metric) -> None:
     assert metric.kind in KINDS[1:]
     assert metric.help
-    assert metric.unit
-    assert metric.name.removesuffix("_total").endswith(f"_{metric.unit}")
+    assert metric.name.removesuffix("_total").endswith(
+        f"_{metric.unit}" if metric.unit else WITHOUT
+    )

@@ -1,0 +1,230 @@
+"""An event's readings under dcgm-exporter's names, labels and units, for dashboards made for those.
+
+A device has the labels `namespace`, `pod` and `container` where one container holds all of it, as
+on the node's page; what several use is told under the ledger's own names alone. A GPU that is cut
+has no value of which its instances have a part, so that no sum counts it twice, and compute
+instances that share a memory tell of it once. Pure.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from gpuledger.ledger.entries import NO_POD, PodIndex, PodOfEntry
+from gpuledger.ledger.families import Family, FamilyMetric
+from gpuledger.ledger.series import SeriesGroup, SeriesValues
+from gpuledger.records import GpuBooks, GpuEvent, GpuReading
+
+_Read = Callable[[GpuReading], float | None]
+
+
+class _DcgmField(NamedTuple):
+    metric: FamilyMetric
+    read: _Read
+
+
+def _mib(size_bytes: int | None) -> int | None:
+    return None if size_bytes is None else size_bytes >> 20
+
+
+def _mhz(hertz: int | None) -> int | None:
+    return None if hertz is None else hertz // 1_000_000
+
+
+def _percent(ratio: float | None) -> float | None:
+    return None if ratio is None else round(ratio * 100, 4)
+
+
+def _free_mib(reading: GpuReading) -> int | None:
+    if reading.memory_total_bytes is None or reading.memory_used_bytes is None:
+        return None
+    taken = reading.memory_used_bytes + (reading.memory_reserved_bytes or 0)
+    return _mib(max(0, reading.memory_total_bytes - taken))
+
+
+def _field(name: str, help_text: str, read: _Read, *, kind: str = "gauge") -> _DcgmField:
+    return _DcgmField(FamilyMetric(name=name, help=help_text, kind=kind), read)
+
+
+OF_DEVICES: Final = (
+    _field(
+        "DCGM_FI_DEV_SM_CLOCK",
+        "SM clock frequency (in MHz).",
+        lambda reading: _mhz(reading.sm_clock_hertz),
+    ),
+    _field(
+        "DCGM_FI_DEV_MEM_CLOCK",
+        "Memory clock frequency (in MHz).",
+        lambda reading: _mhz(reading.memory_clock_hertz),
+    ),
+    _field(
+        "DCGM_FI_DEV_GPU_TEMP",
+        "GPU temperature (in C).",
+        lambda reading: reading.temperature_celsius,
+    ),
+    _field(
+        "DCGM_FI_DEV_POWER_USAGE",
+        "Power draw (in W).",
+        lambda reading: (
+            None if reading.power_milliwatts is None else reading.power_milliwatts / 1000
+        ),
+    ),
+    _field(
+        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
+        "Total energy consumption since boot (in mJ).",
+        lambda reading: reading.energy_total_millijoules,
+        kind="counter",
+    ),
+    _field(
+        "DCGM_FI_DEV_GPU_UTIL",
+        "GPU utilization (in %).",
+        lambda reading: _percent(reading.utilization_ratio),
+    ),
+    _field(
+        "DCGM_FI_DEV_MEM_COPY_UTIL",
+        "Memory utilization (in %).",
+        lambda reading: _percent(reading.memory_utilization_ratio),
+    ),
+    _field(
+        "DCGM_FI_PROF_SM_ACTIVE",
+        "The ratio of cycles an SM has at least 1 warp assigned.",
+        lambda reading: reading.sm_active_ratio,
+    ),
+    _field(
+        "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+        "Ratio of cycles the tensor (HMMA) pipe is active.",
+        lambda reading: reading.tensor_active_ratio,
+    ),
+    _field(
+        "DCGM_FI_PROF_DRAM_ACTIVE",
+        "Ratio of cycles the device memory interface is active sending or receiving data.",
+        lambda reading: reading.dram_active_ratio,
+    ),
+)
+OF_MEMORIES: Final = (
+    _field("DCGM_FI_DEV_FB_FREE", "Framebuffer memory free (in MiB).", _free_mib),
+    _field(
+        "DCGM_FI_DEV_FB_USED",
+        "Framebuffer memory used (in MiB).",
+        lambda reading: _mib(reading.memory_used_bytes),
+    ),
+    _field(
+        "DCGM_FI_DEV_FB_RESERVED",
+        "Framebuffer memory reserved (in MiB).",
+        lambda reading: _mib(reading.memory_reserved_bytes),
+    ),
+    _field(
+        "DCGM_FI_DEV_FB_TOTAL",
+        "Framebuffer memory total (in MiB).",
+        lambda reading: _mib(reading.memory_total_bytes),
+    ),
+)
+_LABELS: Final = ("gpu", "UUID", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID")
+_POD_LABELS: Final = ("namespace", "pod", "container")
+_Instance = tuple[str | None, int | None]
+"""A GPU instance: its GPU and its number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DcgmDevice:
+    """A device of a tick, with what tells it from others."""
+
+    reading: GpuReading
+    labels: tuple[str, ...]
+    holder: tuple[str, ...]
+    compute_instance: str
+    """Its number where its GPU instance has others beside it."""
+    tells_memory: bool
+    """Whether it is the first of those that share its memory."""
+
+
+class DcgmSeries:
+    """Makes these series, with the node's name in a label of that name."""
+
+    def __init__(self, host_label: str = "hostname") -> None:
+        """Take `hostname`, as dcgm-exporter's label is since May 2026, or `Hostname` as before."""
+        labels = (*_LABELS, host_label)
+        self.families: Final = (
+            Family(
+                labels=(*labels, *_POD_LABELS, "GPU_C_ID"),
+                metrics=tuple(field.metric for field in OF_DEVICES),
+            ),
+            Family(
+                labels=(*labels, *_POD_LABELS),
+                metrics=tuple(field.metric for field in OF_MEMORIES),
+            ),
+        )
+
+    def values_of(self, event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
+        """Return the values of each group; raises ValueError as `EventSeries.values_of` does."""
+        of_devices, of_memories = self.families
+        rows = list(_rows(event))
+        values: dict[SeriesGroup, SeriesValues] = {}
+        for row in rows:
+            parts = [one.reading for one in rows if one.reading.parent_uuid == row.reading.uuid]
+            labels = (*row.labels, event.node, *row.holder)
+            group = SeriesGroup(of_devices, (*labels, row.compute_instance))
+            values[group] = _read(OF_DEVICES, row.reading, parts)
+            if row.tells_memory:
+                memory = SeriesGroup(of_memories, labels)
+                values[memory] = _read(OF_MEMORIES, row.reading, parts)
+        return values
+
+
+def _read(
+    fields: tuple[_DcgmField, ...], reading: GpuReading, parts: list[GpuReading]
+) -> SeriesValues:
+    return tuple(
+        [
+            # A GPU whose instances have a value is their sum, which would count twice.
+            None if any(field.read(part) is not None for part in parts) else field.read(reading)
+            for field in fields
+        ]
+    )
+
+
+def _rows(event: GpuEvent) -> Iterator[_DcgmDevice]:
+    pods = PodIndex(event)
+    siblings = Counter(_instance_of(books.reading) for books in event.gpus)
+    told: set[_Instance] = set()
+    for books in event.gpus:
+        reading, instance = books.reading, _instance_of(books.reading)
+        is_split = reading.parent_uuid is not None and siblings[instance] > 1
+        number = reading.gpu_instance
+        yield _DcgmDevice(
+            reading=reading,
+            labels=(
+                str(reading.index),
+                reading.parent_uuid or reading.uuid,
+                f"nvidia{reading.index}",
+                reading.model or "",
+                reading.mig_profile or "",
+                "" if number is None else str(number),
+            ),
+            holder=_names_of(_exclusive_holder(books, event.interval_ns, pods)),
+            compute_instance=str(reading.compute_instance) if is_split else "",
+            tells_memory=not is_split or instance not in told,
+        )
+        told.add(instance)
+
+
+def _instance_of(reading: GpuReading) -> _Instance:
+    return (reading.parent_uuid or reading.uuid, reading.gpu_instance)
+
+
+def _exclusive_holder(books: GpuBooks, interval_ns: int, pods: PodIndex) -> PodOfEntry:
+    """Return who holds all of a device; nobody where several do, or a part is free."""
+    held: Counter[int] = Counter()
+    for entry in books.entries:
+        if entry.holder is not None:
+            held[entry.holder] += entry.held_ns or 0
+    whole = [entry for entry in books.entries if entry.holder is not None]
+    if len(held) != 1 or not interval_ns or held.total() != interval_ns:
+        return NO_POD
+    return pods.holder_of(whole[0])
+
+
+def _names_of(holder: PodOfEntry) -> tuple[str, ...]:
+    pod = holder.described
+    return pod.namespace or "", pod.name or "", holder.container or ""

@@ -1,0 +1,302 @@
+"""The table of the series that are made of events: names, help, labels.
+
+Remote-write and OTLP share it. A name is in one family, and a family's series are of different
+things: a sum over a name counts nothing twice. So a GPU, the MIG instances into which it is cut and
+the accounts on which it is booked have names of their own, and none is a name of the nodes' pages
+(`gpuledger_node_gpu_…`), which one Prometheus may well scrape. Containers and accounts have a
+series of each quantity of the books, averaged over the tick; what is held stands apart, by holder,
+as it says nothing of use.
+
+A series is of a thing, and its labels do not change while the thing is there: how a value was
+found, to whom a pod belongs and how it is labelled stand on info series, whose value is 1, and
+which a query joins.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from gpuledger.ledger.quantities import APPORTIONED, BOOKED, HELD_NS
+from gpuledger.ledger.rows import ATTRIBUTES, Attribute
+
+
+class OverInterval(Enum):
+    """What a metric's value is over an interval of several ticks."""
+
+    MEAN = "mean"
+    """Its mean, and its maximum in a metric of its own."""
+    SUM = "sum"
+    """Its sum: what it measures is of the tick alone."""
+    LAST = "last"
+    """The last one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyMetric:
+    """One metric of a family."""
+
+    name: str
+    """Its name, with the base unit at the end."""
+    help: str
+    """What it says, as a sentence."""
+    kind: str = "gauge"
+    """Its Prometheus type."""
+    over_interval: OverInterval = OverInterval.MEAN
+    """What it is over an interval."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Family:
+    """Metrics with the same labels."""
+
+    labels: tuple[str, ...]
+    """Names of the labels beside `node`, in the order in which values are given."""
+    metrics: tuple[FamilyMetric, ...]
+    """The metrics, in the order in which values are given."""
+    is_shared: bool = False
+    """Whether its groups share a device, whose UUID is their first label: a tick in which one of
+    them has no value, and another one has, counts as 0 in its mean, so that means sum up, too."""
+    is_description: bool = False
+    """Whether it says what is known of a pod, a namespace or the node; OTLP has that as attributes
+    of resources, and no metric of it."""
+
+
+BOOKED_OF_USERS: Final = tuple(quantity for quantity in BOOKED if not quantity.is_of_holders)
+QUANTITIES_OF_USERS: Final = (*BOOKED_OF_USERS, *APPORTIONED)
+"""The quantities of containers and accounts, in the order in which a group has their values."""
+_GPU_LABELS: Final = ("gpu_uuid", "gpu_index")
+_INSTANCE_LABELS: Final = ("parent_uuid", "gpu_instance", "compute_instance", "mig_profile")
+# The index is no identity: it may be another GPU's once the driver was loaded again. On what is
+# read of a device it stands for people; what is booked goes on over such a load.
+_CONTAINER_LABELS: Final = ("namespace", "pod", "pod_uid", "container")
+HOLDER_LABELS: Final = (
+    "holder_namespace",
+    "holder_pod",
+    "holder_uid",
+    "holder_container",
+    "holder_state",
+)
+
+DEVICE: Final = Family(
+    labels=(*_GPU_LABELS, "model"),
+    metrics=(
+        FamilyMetric(
+            name="gpuledger_gpu_up",
+            help="1 while the GPU answers; 0 where it is known and does not.",
+            over_interval=OverInterval.LAST,
+        ),
+        FamilyMetric(
+            name="gpuledger_gpu_utilization_ratio",
+            help="Share of the tick in which at least one kernel ran.",
+        ),
+        FamilyMetric(
+            name="gpuledger_gpu_memory_utilization_ratio",
+            help="Share of the tick in which the memory controller was busy.",
+        ),
+        FamilyMetric(
+            name="gpuledger_gpu_memory_used_bytes",
+            help="Device memory in use, without what the driver reserved.",
+        ),
+        FamilyMetric(name="gpuledger_gpu_memory_total_bytes", help="Size of the device memory."),
+        FamilyMetric(
+            name="gpuledger_gpu_memory_reserved_bytes",
+            help="Device memory that the driver and the firmware keep for themselves.",
+        ),
+        FamilyMetric(name="gpuledger_gpu_power_watts", help="Power draw."),
+        FamilyMetric(
+            # Not `…_energy_joules_total`, which is what the books come to.
+            name="gpuledger_gpu_energy_counter_joules_total",
+            help="The driver's energy counter; it starts again when the driver is loaded.",
+            kind="counter",
+            over_interval=OverInterval.LAST,
+        ),
+        FamilyMetric(name="gpuledger_gpu_temperature_celsius", help="Temperature of the die."),
+        FamilyMetric(
+            name="gpuledger_gpu_sm_clock_hertz", help="Clock of the streaming multiprocessors."
+        ),
+        FamilyMetric(name="gpuledger_gpu_memory_clock_hertz", help="Clock of the device memory."),
+        FamilyMetric(
+            name="gpuledger_gpu_gap_seconds",
+            help="Length of the tick where the GPU did not answer, so that nothing of it is known;"
+            " there is a sample in such ticks alone.",
+            over_interval=OverInterval.SUM,
+        ),
+    ),
+)
+INSTANCE: Final = Family(
+    labels=(*_GPU_LABELS, "model", *_INSTANCE_LABELS),
+    metrics=(
+        FamilyMetric(
+            name="gpuledger_mig_instance_utilization_ratio",
+            help="Share of the tick in which the MIG instance's engine was busy, by the chip's own "
+            "counters.",
+        ),
+        FamilyMetric(
+            name="gpuledger_mig_instance_memory_used_bytes",
+            help="The instance's memory in use, without what the driver reserved; compute "
+            "instances that share one memory report it once.",
+        ),
+        FamilyMetric(
+            name="gpuledger_mig_instance_memory_total_bytes",
+            help="Size of the instance's memory, which is a part of the GPU's.",
+        ),
+        FamilyMetric(
+            name="gpuledger_mig_instance_memory_reserved_bytes",
+            help="The instance's memory that the driver and the firmware keep for themselves.",
+        ),
+        FamilyMetric(
+            name="gpuledger_mig_instance_gap_seconds",
+            help="Length of the tick where the instance did not answer; there is a sample in such"
+            " ticks alone.",
+            over_interval=OverInterval.SUM,
+        ),
+    ),
+)
+GPU_INFO: Final = Family(
+    labels=(*_GPU_LABELS, "model", *_INSTANCE_LABELS),
+    metrics=(
+        FamilyMetric(
+            name="gpuledger_gpu_info",
+            help="1 of each GPU and MIG instance, also while it does not answer: what it is, to"
+            " join to what is booked of it.",
+            over_interval=OverInterval.LAST,
+        ),
+    ),
+)
+METHOD: Final = Family(
+    labels=("gpu_uuid", "quantity", "method"),
+    metrics=(
+        FamilyMetric(
+            name="gpuledger_gpu_method_info",
+            help="1 of the method by which the parts of a quantity (`busy`, `memory`, `energy`)"
+            " were found that the tick books of the device.",
+            over_interval=OverInterval.LAST,
+        ),
+    ),
+)
+NODE: Final = Family(
+    labels=(),
+    metrics=(
+        FamilyMetric(
+            name="gpuledger_node_last_tick_timestamp_seconds",
+            help="Event time of the node's tick: where its interval ends, since the epoch.",
+            over_interval=OverInterval.LAST,
+        ),
+        FamilyMetric(
+            name="gpuledger_node_gap_seconds",
+            help="Time right before the tick that no tick of the node covers; there is a sample "
+            "at the first tick after such a gap alone.",
+            over_interval=OverInterval.SUM,
+        ),
+    ),
+)
+POD: Final = Family(
+    labels=("gpu_uuid", *_CONTAINER_LABELS),
+    metrics=tuple(
+        FamilyMetric(name=f"gpuledger_pod_gpu_{quantity.average}", help=quantity.pod_help)
+        for quantity in QUANTITIES_OF_USERS
+    ),
+    is_shared=True,
+)
+ACCOUNT: Final = Family(
+    labels=("gpu_uuid", "account", *HOLDER_LABELS),
+    metrics=tuple(
+        FamilyMetric(name=f"gpuledger_account_gpu_{quantity.average}", help=quantity.account_help)
+        for quantity in QUANTITIES_OF_USERS
+    ),
+    is_shared=True,
+)
+HOLDER: Final = Family(
+    labels=("gpu_uuid", *HOLDER_LABELS),
+    metrics=(
+        FamilyMetric(
+            name=f"gpuledger_holder_gpu_{HELD_NS.average}",
+            help="How much of the GPU, or of the MIG instance, the holder holds, or nobody,"
+            " whatever is used of it; of each device it sums to 1, also where it does not answer.",
+        ),
+        FamilyMetric(
+            name="gpuledger_holder_gpu_held_board_ratio",
+            help="The same as a part of the whole board, by compute slices: of each board it sums"
+            " to 1 over its row and those of its instances.",
+        ),
+    ),
+    is_shared=True,
+)
+REQUESTED: Final = Family(
+    labels=(*_CONTAINER_LABELS, "resource"),
+    metrics=(
+        FamilyMetric(
+            name="gpuledger_pod_gpu_requested",
+            help="What the container asks for of a resource by its pod's spec, in the resource's"
+            " own unit (GPUs, instances, shares), while something is booked on it or held by it.",
+            over_interval=OverInterval.LAST,
+        ),
+    ),
+)
+POD_INFO: Final = Family(
+    labels=("namespace", "pod", "pod_uid", "owner_kind", "owner_name"),
+    metrics=(
+        FamilyMetric(
+            name="gpuledger_pod_info",
+            help="1 of each pod on which something is booked or that holds something: its workload"
+            " and, as `label_…`, those of its labels that `remote_write.pod_labels` names.",
+            over_interval=OverInterval.LAST,
+        ),
+    ),
+    is_description=True,
+)
+NAMESPACE_INFO: Final = Family(
+    labels=("namespace",),
+    metrics=(
+        FamilyMetric(
+            name="gpuledger_namespace_info",
+            help="1 of each namespace of these pods: as `label_…`, those of its labels that"
+            " `remote_write.namespace_labels` names; there where one is named.",
+            over_interval=OverInterval.LAST,
+        ),
+    ),
+    is_description=True,
+)
+NODE_INFO: Final = Family(
+    labels=("node_pool", "instance_type", "zone", "region", "capacity_type"),
+    metrics=(
+        FamilyMetric(
+            # `gpuledger_node_info` is the node's page's.
+            name="gpuledger_node_description_info",
+            help="1 of the node: what the cluster says of it and, as `label_…`, those of its labels"
+            " that `remote_write.node_labels` names.",
+            over_interval=OverInterval.LAST,
+        ),
+    ),
+    is_description=True,
+)
+FAMILIES: Final = (
+    DEVICE,
+    INSTANCE,
+    GPU_INFO,
+    METHOD,
+    NODE,
+    POD,
+    ACCOUNT,
+    HOLDER,
+    REQUESTED,
+    POD_INFO,
+    NAMESPACE_INFO,
+    NODE_INFO,
+)
+LABEL_ATTRIBUTES: Final = ATTRIBUTES | {
+    "parent_uuid": ("hw.parent", Attribute.POINT),
+    "gpu_instance": ("gpuledger.mig.gpu_instance", Attribute.POINT),
+    "compute_instance": ("gpuledger.mig.compute_instance", Attribute.POINT),
+    "mig_profile": ("gpuledger.mig.profile", Attribute.POINT),
+    "quantity": ("gpuledger.quantity", Attribute.POINT),
+    "method": ("gpuledger.method", Attribute.POINT),
+    "resource": ("gpuledger.requested.resource", Attribute.POINT),
+    "node_pool": ("gpuledger.node.pool", Attribute.RESOURCE),
+    "instance_type": ("host.type", Attribute.RESOURCE),
+    "zone": ("cloud.availability_zone", Attribute.RESOURCE),
+    "region": ("cloud.region", Attribute.RESOURCE),
+    "capacity_type": ("gpuledger.node.capacity_type", Attribute.RESOURCE),
+}
+"""What OpenTelemetry calls each label, and of what it is an attribute: most are columns of the flat
+row."""

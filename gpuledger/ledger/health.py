@@ -1,0 +1,295 @@
+"""The series of what wears and fails in GPUs: errors, throttling, links, what the driver asks for.
+
+Events have nothing of this; it is made of `gpuledger.readings.v1`, where a GPU's health is asked
+every few seconds, each GPU's at another time, and why its clocks are held down with each tick. So
+what was said last of each GPU is remembered (`NodeHealth`), and told all at once, every so often;
+a GPU of which nothing came for a minute is told of no more.
+
+`HEALTH_FAMILIES` is the table. A device is its UUID alone; what it is stands on `GPU_INFO`. Pure.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Final
+
+from gpuledger.ledger.families import Family, FamilyMetric
+from gpuledger.ledger.series import SeriesGroup, SeriesValues
+from gpuledger.records import GpuDetails, GpuHealth, GpuThrottling, NodeReadings
+from gpuledger.records.bounds import MAX_GPUS
+
+THROTTLE_REASONS: Final = {
+    0x1: "gpu_idle",
+    0x2: "clocks_setting",
+    0x4: "power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "hw_power_brake",
+    0x100: "display_clocks",
+}
+"""NVML's bits, by the names that dcgm-exporter gives them."""
+KEPT_NS: Final = 60 * 10**9
+"""A GPU of which nothing came for so long is told of no more."""
+MAX_AGE_NS: Final = 3_660 * 10**9
+"""Health is told for so long after it was asked: an agent asks for it each hour at the least."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HealthFamily:
+    """One metric of the health of GPUs: a family of one metric, and what its series read."""
+
+    family: Family
+    members: tuple[tuple[tuple[str, ...], str], ...]
+    """The values of the labels behind `gpu_uuid`, and the reading: part and field."""
+
+
+def _metric(
+    name: str,
+    help_text: str,
+    *members: tuple[str, ...],
+    labels: tuple[str, ...] = (),
+    kind: str = "gauge",
+) -> HealthFamily:
+    return HealthFamily(
+        family=Family(
+            labels=("gpu_uuid", *labels),
+            metrics=(FamilyMetric(name=f"gpuledger_gpu_{name}", help=help_text, kind=kind),),
+        ),
+        members=tuple((tuple(values), path) for path, *values in members),
+    )
+
+
+_TABLE: Final = (
+    _metric(
+        "throttled_seconds_total",
+        "Time for which the clocks were held down.",
+        *(
+            (f"throttling.{reason}_ns_total", reason)
+            for reason in (
+                "power",
+                "thermal",
+                "sync_boost",
+                "board_limit",
+                "low_utilization",
+                "reliability",
+                "software_thermal",
+                "hardware_thermal",
+                "power_brake",
+            )
+        ),
+        labels=("reason",),
+        kind="counter",
+    ),
+    _metric(
+        "ecc_errors_total",
+        "Memory errors since the driver was loaded (volatile) or in the GPU's life (aggregate).",
+        ("health.ecc_corrected_volatile_total", "corrected", "volatile"),
+        ("health.ecc_uncorrected_volatile_total", "uncorrected", "volatile"),
+        ("health.ecc_corrected_aggregate_total", "corrected", "aggregate"),
+        ("health.ecc_uncorrected_aggregate_total", "uncorrected", "aggregate"),
+        labels=("kind", "counted"),
+        kind="counter",
+    ),
+    _metric(
+        "sram_errors_total",
+        "Errors of the chip's own memory, in the GPU's life.",
+        ("health.sram_corrected_total", "corrected"),
+        ("health.sram_uncorrected_parity_total", "parity"),
+        ("health.sram_uncorrected_secded_total", "secded"),
+        labels=("kind",),
+        kind="counter",
+    ),
+    _metric(
+        "sram_threshold_exceeded",
+        "1 where the chip's own memory has more errors than its maker allows.",
+        ("health.sram_threshold_exceeded",),
+    ),
+    _metric(
+        "retired_pages",
+        "Pages retired (before Ampere).",
+        ("health.retired_pages_single_bit", "single_bit"),
+        ("health.retired_pages_double_bit", "double_bit"),
+        labels=("cause",),
+    ),
+    _metric(
+        "retired_pages_pending",
+        "1 where a page waits for the next start to be retired.",
+        ("health.retired_pages_pending",),
+    ),
+    _metric(
+        "remapped_rows",
+        "Rows replaced (Ampere and newer).",
+        ("health.remapped_rows_correctable", "correctable"),
+        ("health.remapped_rows_uncorrectable", "uncorrectable"),
+        labels=("cause",),
+    ),
+    _metric(
+        "remapped_rows_pending",
+        "1 where a row waits for the next reset to be replaced.",
+        ("health.remapped_rows_pending",),
+    ),
+    _metric(
+        "remapped_rows_failed",
+        "1 where a row could not be replaced.",
+        ("health.remapped_rows_failed",),
+    ),
+    _metric(
+        "remap_banks",
+        "Memory banks by the spare rows they have left.",
+        *(
+            (f"health.remap_banks_{left}", left)
+            for left in ("max", "high", "partial", "low", "none")
+        ),
+        labels=("spare_rows",),
+    ),
+    _metric(
+        "pcie_replays_total",
+        "PCIe packets sent again.",
+        ("health.pcie_replays_total",),
+        kind="counter",
+    ),
+    _metric(
+        "pcie_link_generation",
+        "The PCIe link's generation now.",
+        ("health.pcie_link_generation",),
+    ),
+    _metric("pcie_link_width", "The PCIe link's lanes now.", ("health.pcie_link_width",)),
+    _metric(
+        "nvlink_errors_total",
+        "NVLink errors.",
+        ("health.nvlink_crc_flit_errors_total", "crc_flit"),
+        ("health.nvlink_crc_data_errors_total", "crc_data"),
+        ("health.nvlink_replays_total", "replay"),
+        ("health.nvlink_recoveries_total", "recovery"),
+        labels=("kind",),
+        kind="counter",
+    ),
+)
+_REASON: Final = _metric(
+    "throttle_reason",
+    "1 where the clocks were held down for the reason at a tick since the sample before, else 0.",
+    labels=("reason",),
+).family
+_RECOVERY: Final = _metric(
+    "recovery_action_info",
+    "1 of what the driver asks for so that the GPU works again: `none` where that is nothing.",
+    labels=("action",),
+).family
+HEALTH_FAMILIES: Final = (*(one.family for one in _TABLE), _REASON, _RECOVERY)
+"""The families of the health of GPUs."""
+READINGS: Final = {
+    (one.family.metrics[0].name, labels): path for one in _TABLE for labels, path in one.members
+}
+"""What each series reads, by its metric and the labels behind `gpu_uuid`: part and field."""
+_NS_PER_SECOND: Final = 10**9
+_STATE_BYTES: Final = 16_384
+"""What a GPU takes of memory beside its labels, about: its series' groups and its last health."""
+
+
+@dataclass(slots=True)
+class _GpuState:
+    """What was said last of one GPU, and when that was by the node's clock."""
+
+    groups: tuple[SeriesGroup, ...]
+    """The groups of `_READS`, in their order."""
+    health: GpuHealth | None = None
+    health_ns: int = 0
+    throttling: GpuThrottling | None = None
+    reasons: int = 0
+    """The bits that were set at a tick since it was told of last."""
+    seen_ns: int = 0
+    """When anything was said of it."""
+
+
+def _read_at(path: str) -> Callable[[_GpuState], float | None]:
+    part_name, _, name = path.partition(".")
+    part_of, get = attrgetter(part_name), attrgetter(name)
+    divisor = _NS_PER_SECOND if name.endswith("_ns_total") else 1
+
+    def read(gpu: _GpuState) -> float | None:
+        part = part_of(gpu)
+        value = None if part is None else get(part)
+        return None if value is None else value / divisor
+
+    return read
+
+
+_READS: Final = tuple(
+    (one.family, labels, _read_at(path)) for one in _TABLE for labels, path in one.members
+)
+
+
+@dataclass(slots=True)
+class NodeHealth:
+    """What was said last of the health of a node's GPUs."""
+
+    due_ns: int | None = None
+    """When it is told next, by the node's clock; absent before the first readings."""
+    gpus: dict[str, _GpuState] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes of memory, about."""
+        return len(self.gpus) * _STATE_BYTES
+
+
+def health_values(
+    readings: NodeReadings, known: NodeHealth, *, every_ns: int
+) -> dict[SeriesGroup, SeriesValues] | None:
+    """Remember what is said; return the values of all GPUs where it is time to tell them.
+
+    The first are told after one interval, when all GPUs' health was asked. Raises ValueError where
+    one record tells of more GPUs than a node has.
+    """
+    now_ns = readings.time_ns
+    if len(readings.gpus) > MAX_GPUS:
+        raise ValueError(f"gpus: more than {MAX_GPUS} have health")
+    for details in readings.gpus:
+        _remember(details, known, now_ns)
+    # A clock that was set back begins anew.
+    if known.due_ns is None or known.due_ns - now_ns > every_ns:
+        known.due_ns = now_ns + every_ns
+    if now_ns < known.due_ns:
+        return None
+    known.due_ns = now_ns + every_ns
+    known.gpus = {
+        uuid: gpu for uuid, gpu in known.gpus.items() if abs(now_ns - gpu.seen_ns) <= KEPT_NS
+    }
+    values: dict[SeriesGroup, SeriesValues] = {}
+    for uuid, gpu in known.gpus.items():
+        if abs(now_ns - gpu.health_ns) > MAX_AGE_NS:
+            gpu.health = None
+        values.update(_values_of(uuid, gpu))
+        gpu.throttling, gpu.reasons = None, 0
+    return values
+
+
+def _remember(details: GpuDetails, known: NodeHealth, now_ns: int) -> None:
+    gpu = known.gpus.get(details.uuid)
+    if gpu is None:
+        if details.health is None and details.throttling is None:
+            return
+        if len(known.gpus) >= MAX_GPUS:
+            # The one that was heard of longest ago: no node has so many.
+            known.gpus.pop(min(known.gpus, key=lambda uuid: known.gpus[uuid].seen_ns))
+        groups = (SeriesGroup(family, (details.uuid, *labels)) for family, labels, _ in _READS)
+        gpu = known.gpus[details.uuid] = _GpuState(groups=tuple(groups))
+    gpu.seen_ns = now_ns
+    if details.health is not None:
+        gpu.health, gpu.health_ns = details.health, now_ns
+    if details.throttling is not None:
+        gpu.throttling = details.throttling
+        gpu.reasons |= details.throttling.reasons or 0
+
+
+def _values_of(uuid: str, gpu: _GpuState) -> Iterator[tuple[SeriesGroup, SeriesValues]]:
+    for group, (_, _, read) in zip(gpu.groups, _READS, strict=True):
+        if (value := read(gpu)) is not None:
+            yield group, (value,)
+    if gpu.throttling is not None and gpu.throttling.reasons is not None:
+        for bit, reason in THROTTLE_REASONS.items():
+            yield SeriesGroup(_REASON, (uuid, reason)), (float(bool(gpu.reasons & bit)),)
+    if gpu.health is not None and gpu.health.recovery_action is not None:
+        yield SeriesGroup(_RECOVERY, (uuid, gpu.health.recovery_action)), (1.0,)

@@ -1,0 +1,139 @@
+"""How many series a namespace may have at this sink: a bound by rules, over all its partitions.
+
+A series counts for the namespace of its pod, or of who holds what is idle. What begins while its
+namespace has as many as it may is left out, and asks again with each tick; what has begun goes on.
+So a team that starts pods without end costs the receiver what its rule says, and no other team
+anything. Pure; who is left out is counted here and told elsewhere.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from gpuledger.ledger.families import Family
+from gpuledger.ledger.series import SeriesGroup
+
+Namespace = tuple[str, str]
+"""A namespace: its cluster, and its name in it."""
+
+
+class OverBudget(NamedTuple):
+    """Of whom samples were left out, and by which rule."""
+
+    rule: str
+    """The pattern."""
+    cluster: str
+    namespace: str
+
+
+_LABELS: Final = ("namespace", "holder_namespace")
+
+
+def namespace_of(cluster: str, group: SeriesGroup) -> Namespace | None:
+    """Return the namespace for which a group counts; `None` where that is nobody's."""
+    position = _position_of(group.family)
+    name = "" if position is None else group.label_values[position]
+    return (cluster, name) if name else None
+
+
+@lru_cache(maxsize=256)
+def _position_of(family: Family) -> int | None:
+    # A device under dcgm-exporter's names is no more series for having a holder.
+    if "UUID" in family.labels:
+        return None
+    return next((family.labels.index(name) for name in _LABELS if name in family.labels), None)
+
+
+class NamespaceBudgets:
+    """What the namespaces have of what they may, in all partitions together.
+
+    The rules are patterns of names, of which the first that matches holds.
+    """
+
+    def __init__(self, rules: Mapping[str, int] | None = None) -> None:
+        self._rules = tuple((rules or {}).items())
+        self._series: Counter[Namespace] = Counter()
+        self._rule_of = lru_cache(maxsize=4096)(self._first_match)
+
+    @property
+    def are_bounds(self) -> bool:
+        """Whether there is a rule at all."""
+        return bool(self._rules)
+
+    def has_rule(self, namespace: Namespace) -> bool:
+        """Return whether there is a bound for the namespace."""
+        return self._rule_of(namespace[1]) is not None
+
+    def refusal_of(self, namespace: Namespace, series: int) -> str | None:
+        """Return the rule by which the namespace may not have so many more; `None` if it may."""
+        rule = self._rule_of(namespace[1])
+        if rule is None or self._series[namespace] + series <= rule[1]:
+            return None
+        return rule[0]
+
+    def change(self, by: Mapping[Namespace, int]) -> None:
+        """Count series that have begun, and with negative numbers those that have ended."""
+        for namespace, series in by.items():
+            self._series[namespace] += series
+            if self._series[namespace] <= 0:
+                del self._series[namespace]
+
+    def _first_match(self, name: str) -> tuple[str, int] | None:
+        return next((rule for rule in self._rules if fnmatchcase(name, rule[0])), None)
+
+
+class PartitionNamespaces:
+    """What the namespaces have in one partition, as a part of the budgets of all."""
+
+    def __init__(self, budgets: NamespaceBudgets) -> None:
+        self._budgets = budgets
+        self._series: Counter[Namespace] = Counter()
+        self._left_out: Counter[OverBudget] = Counter()
+
+    @property
+    def are_bounded(self) -> bool:
+        """Whether there is a rule at all."""
+        return self._budgets.are_bounds
+
+    def leaves_out(self, namespace: Namespace | None, series: int) -> bool:
+        """Return whether so many more series have no room; they are counted as left out then."""
+        rule = None if namespace is None else self._budgets.refusal_of(namespace, series)
+        if namespace is None or rule is None:
+            return False
+        self._left_out[OverBudget(rule, *namespace)] += series
+        return True
+
+    def begin(self, namespace: Namespace | None, series: int) -> None:
+        """Count series that have begun."""
+        if namespace is not None and self._budgets.has_rule(namespace):
+            self._change({namespace: series})
+
+    def end(self, namespace: Namespace | None, series: int) -> None:
+        """Count series that have ended."""
+        if namespace is not None and self._budgets.has_rule(namespace):
+            self._change({namespace: -series})
+
+    def recount(self, alive: Iterable[tuple[Namespace | None, int]]) -> None:
+        """Count what is alive anew, as after nodes were forgotten."""
+        counted: Counter[Namespace] = Counter()
+        for namespace, series in alive:
+            if namespace is not None and self._budgets.has_rule(namespace):
+                counted[namespace] += series
+        difference = Counter(counted)
+        difference.subtract(self._series)
+        self._budgets.change(difference)
+        self._series = counted
+
+    def take_left_out(self) -> Counter[OverBudget]:
+        """Return how many samples of whom were left out since this was asked last."""
+        taken, self._left_out = self._left_out, Counter()
+        return taken
+
+    def _change(self, by: Mapping[Namespace, int]) -> None:
+        self._budgets.change(by)
+        for namespace, series in by.items():
+            self._series[namespace] += series
+            if not self._series[namespace]:
+                del self._series[namespace]

@@ -1,0 +1,183 @@
+"""The health of GPUs as series: what was said last of each, told every so often."""
+
+import csv
+from typing import Any
+
+import pytest
+
+from agent.exposition.families import FILE, native_families
+from gpuledger.ledger.health import (
+    HEALTH_FAMILIES,
+    KEPT_NS,
+    MAX_AGE_NS,
+    READINGS,
+    NodeHealth,
+    health_values,
+)
+from gpuledger.records import GpuDetails, GpuHealth, GpuThrottling, NodeReadings
+from gpuledger.records.bounds import MAX_GPUS
+from tests.unit.sinks.builders import GPU, SECOND_NS, START_NS
+
+EVERY_NS = 10 * SECOND_NS
+ECC = "gpuledger_gpu_ecc_errors_total"
+REASON = "gpuledger_gpu_throttle_reason"
+
+
+def details(uuid: str = GPU, **said: Any) -> GpuDetails:  # noqa: ANN401  # as GpuDetails takes them
+    return GpuDetails(uuid=uuid, **said)
+
+
+def healthy(errors: int = 0, uuid: str = GPU) -> GpuDetails:
+    return details(uuid, health=GpuHealth(ecc_uncorrected_volatile_total=errors))
+
+
+def throttled(reasons: int) -> GpuDetails:
+    return details(throttling=GpuThrottling(reasons=reasons))
+
+
+def readings(second: float, *gpus: GpuDetails) -> NodeReadings:
+    return NodeReadings(
+        cluster="default",
+        node="node-a",
+        boot_id="boot-1",
+        seq=round(1000 * second),
+        time_ns=START_NS + round(second * SECOND_NS),
+        interval_ns=SECOND_NS,
+        gpus=list(gpus),
+    )
+
+
+class Told:
+    """What is told of a node as its readings come."""
+
+    def __init__(self) -> None:
+        self.known = NodeHealth()
+
+    def at(self, second: float, *gpus: GpuDetails) -> dict[tuple[str, ...], float | None] | None:
+        """Return the values by metric and labels behind the name; `None` where it is not time."""
+        values = health_values(readings(second, *gpus), self.known, every_ns=EVERY_NS)
+        if values is None:
+            return None
+        return {
+            (group.family.metrics[0].name, *group.label_values): value
+            for group, (value,) in values.items()
+        }
+
+
+def test_the_table_is_that_of_the_nodes_page_under_names_of_the_ledger() -> None:
+    """One reading has one help, one kind and the same labels, wherever it is shown."""
+    page = {family.name: family for family in native_families()}
+    for family in HEALTH_FAMILIES[:-2]:
+        (metric,) = family.metrics
+        same = page[on_the_page(metric.name)]
+        assert (metric.help, metric.kind) == (same.help, same.kind)
+        assert family.labels[1:] == same.label_names
+    with FILE.open(newline="") as lines:
+        rows = [row for row in csv.reader(lines) if not row[0].startswith("#")]
+    shown = {
+        (name, tuple(pair.partition("=")[2] for pair in further.split(",") if pair)): path
+        for name, _, _, path, further, *_ in rows
+    }
+    mine = {(on_the_page(name), labels): path for (name, labels), path in READINGS.items()}
+    assert mine == {key: path for key, path in shown.items() if key in mine}
+
+
+def on_the_page(name: str) -> str:
+    return name.replace("gpuledger_gpu_", "gpuledger_node_gpu_")
+
+
+def test_all_gpus_are_told_at_once_though_each_was_asked_at_another_time() -> None:
+    told = Told()
+
+    assert told.at(0, healthy(1)) is None
+    assert told.at(4, healthy(2, "GPU-b")) is None
+    assert told.at(10, healthy(3, "GPU-c")) == {
+        (ECC, uuid, "uncorrected", "volatile"): number
+        for uuid, number in ((GPU, 1), ("GPU-b", 2), ("GPU-c", 3))
+    }
+    assert told.at(11, healthy(4)) is None
+
+
+def test_a_reason_that_came_and_went_between_two_samples_is_told() -> None:
+    told = Told()
+    for second, reasons in enumerate((0, 0x40, 0, 0, 0, 0, 0, 0, 0, 0)):
+        assert told.at(second, throttled(reasons)) is None
+    values = told.at(10, throttled(0x4))
+
+    assert values is not None
+    assert {key[-1] for key, value in values.items() if value} == {"hw_thermal", "power_cap"}
+    assert {key[-1] for key, value in values.items() if value == 0.0} >= {"gpu_idle", "sync_boost"}
+    for second in range(11, 20):
+        told.at(second, throttled(0))
+    values = told.at(20, throttled(0))
+    assert values is not None
+    assert set(values.values()) == {0.0}
+
+
+def test_what_was_not_read_has_no_series() -> None:
+    told = Told()
+    told.at(0, details(health=GpuHealth(remapped_rows_pending=True)))
+
+    assert told.at(10) == {("gpuledger_gpu_remapped_rows_pending", GPU): 1.0}
+
+
+def test_what_the_driver_asks_for_is_told_by_its_word() -> None:
+    told = Told()
+    told.at(0, details(health=GpuHealth(recovery_action="drain_and_reset")))
+
+    assert told.at(10) == {("gpuledger_gpu_recovery_action_info", GPU, "drain_and_reset"): 1.0}
+
+
+def test_times_are_told_in_seconds() -> None:
+    told = Told()
+    told.at(0)
+
+    assert told.at(10, details(throttling=GpuThrottling(power_ns_total=2_500_000_000))) == {
+        ("gpuledger_gpu_throttled_seconds_total", GPU, "power"): 2.5
+    }
+
+
+def test_a_gpu_of_which_nothing_comes_is_told_of_no_more() -> None:
+    told, lost = Told(), KEPT_NS // SECOND_NS + 1
+    told.at(0, healthy(), healthy(uuid="GPU-b"))
+    told.at(10, healthy(), healthy(uuid="GPU-b"))
+
+    values = told.at(10 + lost, healthy())
+
+    assert values is not None
+    assert {key[1] for key in values} == {GPU}
+
+
+def test_health_that_is_asked_no_more_is_told_of_for_an_hour_while_its_gpu_is_there() -> None:
+    told, over = Told(), MAX_AGE_NS // SECOND_NS
+    told.at(0, healthy())
+    told.at(over, throttled(0))
+    there, gone = told.at(over, throttled(0)), told.at(over + 20, throttled(0))
+
+    assert there is None
+    assert gone is not None
+    assert {key[0] for key in gone} == {REASON}
+
+
+def test_a_clock_that_is_set_back_waits_no_longer_than_one_interval() -> None:
+    told = Told()
+    told.at(1000, healthy())
+
+    assert told.at(0, healthy()) is None
+    assert told.at(10, healthy()) is not None
+
+
+def test_a_node_that_tells_of_ever_other_gpus_takes_bounded_memory() -> None:
+    told = Told()
+    for number in range(MAX_GPUS + 50):
+        told.at(0, healthy(uuid=f"GPU-{number}"))
+
+    assert len(told.known.gpus) == MAX_GPUS
+    assert told.known.size_bytes > 0
+
+
+def test_readings_of_more_gpus_than_a_node_has_are_refused() -> None:
+    many = [healthy(uuid=f"GPU-{number}") for number in range(MAX_GPUS + 1)]
+
+    with pytest.raises(ValueError, match=f"gpus: more than {MAX_GPUS} have health"):
+        Told().at(0, *many)
