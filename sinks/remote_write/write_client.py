@@ -189,6 +189,8 @@ class RemoteWriteClient:
                 raise PartialWriteError(words, written=written, samples=message.samples)
             is_sure = written is not None or is_out_of_order(words)
             return _Refusal(words, is_sure=is_sure, status=answer.status)
+        if version is Version.V1 and answer.status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
+            self._protocol.return_to_v2(f"{answer.status} {answer.text}".rstrip())
         raise self._unavailable(answer)
 
     def _is_confirmed_by(self, answer: HttpAnswer) -> bool:

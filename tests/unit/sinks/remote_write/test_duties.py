@@ -517,6 +517,32 @@ async def test_duty_30_a_receiver_of_2_0_alone_that_says_no_counts_with_a_400_is
             await write(receiver.url, SampleMessage(name="bad_bytes"))
 
 
+async def test_duty_30_a_receiver_of_2_0_alone_is_found_again_after_something_else_answered() -> (
+    None
+):
+    """As a proxy that takes everything while the receiver is started anew."""
+    async with (
+        receiving(NOT_WRITTEN, NOT_WRITTEN, Answer(415, "2.0 alone"), written(1)) as receiver,
+        open_client(RemoteWriteSettings(url=receiver.url)) as client,
+    ):
+        assert await client.write(SampleMessage(), attempt=0) == 1
+        with pytest.raises(ReceiverUnavailableError, match=r"415 2\.0 alone"):
+            await client.write(SampleMessage(), attempt=0)
+        assert await client.write(SampleMessage(), attempt=1) == 1
+    assert spoken(receiver.received) == ["2.0", "1.0", "1.0", "2.0"]
+
+
+@pytest.mark.parametrize("protocol", ["1.0", "2.0"])
+async def test_duty_30_what_is_set_is_spoken_whatever_is_answered(protocol: str) -> None:
+    async with receiving(*[Answer(415, "no")] * 3) as receiver:
+        settings = RemoteWriteSettings(url=receiver.url, protocol=protocol)  # type: ignore[arg-type]  # one of them
+        async with open_client(settings) as client:
+            for attempt in range(3):
+                with pytest.raises(ReceiverUnavailableError, match="415 no"):
+                    await client.write(SampleMessage(), attempt=attempt)
+    assert spoken(receiver.received) == [protocol] * 3
+
+
 @pytest.mark.parametrize("answer", [NOT_WRITTEN, Answer(415, "what is that?")])
 async def test_duty_30_where_2_0_is_set_the_receiver_is_waited_for_and_the_setting_named(
     answer: Answer,
