@@ -87,8 +87,8 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
     headers: dict[str, str] = msgspec.field(default_factory=dict)
     """Further headers, such as `X-Scope-OrgID`; the protocol's own cannot be overridden."""
     protocol: RemoteWriteProtocol = "auto"
-    """The version of remote-write: `1.0`, `2.0`, or `auto`, which begins with 2.0 and goes on with
-    1.0 where the receiver does not speak it, until the sink is started anew."""
+    """The version of remote-write: `"1.0"` or `"2.0"`, in YAML in quotes, or `auto`, which begins
+    with 2.0 and goes on with 1.0 where the receiver does not speak it."""
     timeout_seconds: Seconds = 30.0
     """How long one request may take."""
     external_labels: dict[str, str] = msgspec.field(default_factory=dict)

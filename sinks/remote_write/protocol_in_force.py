@@ -2,7 +2,8 @@
 
 `auto` begins with 2.0. A receiver that speaks it says how many samples it has written; one that
 does not answers 415, or reads a request of 2.0 as an empty one of 1.0 and says nothing of what it
-has written. From then on 1.0 is spoken, until the sink is started anew. What else its headers say
+has written. From then on 1.0 is spoken, until the sink is started anew or that is answered 415: it
+was something else that answered before. What else its headers say
 is no sign: the protocol forbids to conclude a version from them.
 """
 
@@ -61,6 +62,12 @@ class ProtocolInForce:
         """Speak 1.0 from now on."""
         if self.version is Version.V2:
             self.version, self.is_confirmed = Version.V1, False
+            self._show(why, is_news=True)
+
+    def return_to_v2(self, why: str) -> None:
+        """Speak 2.0 again, where 1.0 was fallen back to and turns out not to be spoken."""
+        if self.may_fall_back and self.version is Version.V1:
+            self.version = Version.V2
             self._show(why, is_news=True)
 
     def _show(self, why: str, *, is_news: bool = False) -> None:

@@ -120,10 +120,7 @@ class RemoteWriteClient:
             return await self._write(message, self._protocol.version, attempt=attempt)
         except _NotSpokenError as error:
             if not self._protocol.may_fall_back:
-                raise ReceiverUnavailableError(
-                    f"{shown_url(self._url)}: {error}: it does not speak remote-write 2.0: set"
-                    ' remote_write.protocol to "auto" or "1.0"'
-                ) from error
+                raise self._not_spoken(str(error), Version.V2) from error
             self._protocol.fall_back(str(error))
             return await self._write(message, Version.V1, attempt=attempt)
 
@@ -179,21 +176,32 @@ class RemoteWriteClient:
                 raise _NotSpokenError(f"{answer.status} {answer.text}".rstrip())
         if _is_taken(answer):
             return message.samples if written is None else min(written, message.samples)
+        if version is Version.V1 and answer.status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
+            words = f"{answer.status} {answer.text}".rstrip()
+            if not self._protocol.may_fall_back:
+                raise self._not_spoken(words, version, answer.retry_after_seconds)
+            self._protocol.return_to_v2(words)
+        return self._refusal(answer, written=written, samples=message.samples)
+
+    def _refusal(
+        self, answer: HttpAnswer, *, written: int | None, samples: int
+    ) -> "int | _Refusal":
+        """Return with what words samples may be refused; raises what else an answer means."""
         # Receivers say what their words are. A page is a proxy's, and Go's server says nothing of
         # what it writes to who speaks plain HTTP at a port for TLS; but 413 is a bound, whoever has
         # set it.
         is_receivers_word = written is not None or (answer.has_type and not answer.is_page)
-        if answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or (
+        if answer.status != HTTPStatus.REQUEST_ENTITY_TOO_LARGE and not (
             answer.status in _MAY_REFUSE_SAMPLES and is_receivers_word
         ):
-            words = f"{answer.status} {answer.text}"
-            if written is not None and written >= message.samples:
-                return message.samples
-            if written:
-                raise PartialWriteError(words, written=written, samples=message.samples)
-            is_sure = written is not None or is_out_of_order(words)
-            return _Refusal(words, is_sure=is_sure, status=answer.status)
-        raise self._unavailable(answer)
+            raise self._unavailable(answer)
+        words = f"{answer.status} {answer.text}"
+        if written is not None and written >= samples:
+            return samples
+        if written:
+            raise PartialWriteError(words, written=written, samples=samples)
+        is_sure = written is not None or is_out_of_order(words)
+        return _Refusal(words, is_sure=is_sure, status=answer.status)
 
     def _is_confirmed_by(self, answer: HttpAnswer) -> bool:
         """Return whether an answer to a request of 2.0 shows that it was read as such."""
@@ -231,6 +239,15 @@ class RemoteWriteClient:
             self._is_answering = True
             self._metadata_due_seconds = -METADATA_SECONDS
         return answer
+
+    def _not_spoken(
+        self, words: str, version: Version, retry_after_seconds: float = 0.0
+    ) -> ReceiverUnavailableError:
+        return ReceiverUnavailableError(
+            f"{shown_url(self._url)}: {words}: it does not speak remote-write {version}: look at"
+            " remote_write.protocol",
+            retry_after_seconds=retry_after_seconds,
+        )
 
     # 5xx is to be sent again by the protocol, 429 may be; other 4xx are not, where they speak of
     # the samples. A 401 or 404 does not: to drop samples for it would lose them for a mistake in

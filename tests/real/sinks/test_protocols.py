@@ -162,7 +162,7 @@ async def test_where_2_0_is_set_a_receiver_of_1_0_loses_nothing_and_the_check_na
     settings = RemoteWriteSettings(url=start_prometheus_2().remote_write_url, protocol="2.0")
     async with sending(on, settings, readiness=readiness):
         check = readiness.check("remote_write.receiver")
-        await eventually(lambda: "set remote_write.protocol to" in check.detail)
+        await eventually(lambda: "look at remote_write.protocol" in check.detail)
     assert committed(on, REMOTE_WRITE.group, place_of("node-strict")) is None
 
 
@@ -195,8 +195,8 @@ async def test_duty_28_what_prometheus_3_has_not_written_of_a_request_is_counted
 
 
 async def send_later(to: PrometheusApi, node: str) -> None:
-    on = bus()
-    await publish(on, event(0, node=node, time_ns=time.time_ns() + SECOND_NS, entries=[entry()]))
+    on, later_ns = bus(), time.time_ns() + 60 * SECOND_NS
+    await publish(on, event(0, node=node, time_ns=later_ns, entries=[entry()]))
     async with sending(on, RemoteWriteSettings(url=to.remote_write_url)):
         await eventually(lambda: committed(on, REMOTE_WRITE.group, place_of(node)) == 1)
 

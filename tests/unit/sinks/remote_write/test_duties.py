@@ -303,11 +303,10 @@ def test_duty_18_a_series_that_ends_has_a_stale_marker_and_no_other_value_is_one
     ended = series.encode(samples_of(event(1, gpus=[]))).encode(version)
     assert STALE_VALUE not in begun
     values = [struct.pack("<d", one.value) for one in parse_any(ended)]
-    # The node goes on: its own series do not end.
-    lasting = {one.name for one in parse_any(ended)} & {
-        "gpuledger_node_last_tick_timestamp_seconds"
-    }
-    assert values.count(STALE_VALUE) == len(parse_any(begun)) - len(lasting)
+    # The node goes on, and its pods are described: those series do not end.
+    lasting = {"gpuledger_node_last_tick_timestamp_seconds", "gpuledger_pod_info"}
+    assert lasting <= {one.name for one in parse_any(ended)}
+    assert values.count(STALE_VALUE) == len(values) - len(lasting)
     assert len(values) == len(parse_any(begun))
 
 
@@ -528,12 +527,40 @@ async def test_duty_30_a_receiver_of_2_0_alone_that_says_no_counts_with_a_400_is
             await write(receiver.url, SampleMessage(name="bad_bytes"))
 
 
+async def test_duty_30_a_receiver_of_2_0_alone_is_found_again_after_something_else_answered() -> (
+    None
+):
+    """As a proxy that takes everything while the receiver is started anew."""
+    async with (
+        receiving(NOT_WRITTEN, NOT_WRITTEN, Answer(415, "2.0 alone"), written(1)) as receiver,
+        open_client(RemoteWriteSettings(url=receiver.url)) as client,
+    ):
+        assert await client.write(SampleMessage(), attempt=0) == 1
+        with pytest.raises(ReceiverUnavailableError, match=r"415 2\.0 alone"):
+            await client.write(SampleMessage(), attempt=0)
+        assert await client.write(SampleMessage(), attempt=1) == 1
+    assert spoken(receiver.received) == ["2.0", "1.0", "1.0", "2.0"]
+
+
+@pytest.mark.parametrize("protocol", ["1.0", "2.0"])
+async def test_duty_30_what_is_set_is_spoken_whatever_is_answered(protocol: str) -> None:
+    async with receiving(*[Answer(415, "no")] * 3) as receiver:
+        settings = RemoteWriteSettings(url=receiver.url, protocol=protocol)  # type: ignore[arg-type]  # one of them
+        async with open_client(settings) as client:
+            for attempt in range(3):
+                with pytest.raises(
+                    ReceiverUnavailableError, match=r"look at remote_write\.protocol"
+                ):
+                    await client.write(SampleMessage(), attempt=attempt)
+    assert spoken(receiver.received) == [protocol] * 3
+
+
 @pytest.mark.parametrize("answer", [NOT_WRITTEN, Answer(415, "what is that?")])
 async def test_duty_30_where_2_0_is_set_the_receiver_is_waited_for_and_the_setting_named(
     answer: Answer,
 ) -> None:
     async with receiving(answer) as receiver:
-        with pytest.raises(ReceiverUnavailableError, match=r'set remote_write.protocol to "auto"'):
+        with pytest.raises(ReceiverUnavailableError, match=r"2\.0: look at remote_write\.protocol"):
             await write(receiver.url, protocol="2.0")
     assert spoken(receiver.received) == ["2.0"]
 

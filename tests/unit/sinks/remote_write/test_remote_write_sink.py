@@ -101,7 +101,7 @@ async def test_no_more_is_read_of_a_partition_than_may_wait_there() -> None:
         await eventually(lambda: waiting_bytes() >= 5 * event_bytes)
         polls = len(receiver.received)
         await eventually(lambda: len(receiver.received) > polls + 100)
-        # Its quarter of what may wait, as readings have partitions too, and what of a poll was more.
+        # Its quarter of what may wait, as readings have partitions too, and up to a poll.
         assert waiting_bytes() < (5 + 3) * event_bytes
 
 
