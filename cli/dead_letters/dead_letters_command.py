@@ -174,15 +174,15 @@ def list_letters(
     if limit == 0 and format == "table" and count_by is None:
         raise UserError("--limit: 0 is for --format json and csv; a table has an end")
     _quiet()
-    counts = None if count_by is None else LetterCounts(parse_count_by(count_by))
+    fields = None if count_by is None else parse_count_by(count_by)
+    into = LetterPrinter(format=format, limit=limit) if fields is None else LetterCounts(fields)
     wanted = chosen.filter()
     bus = KafkaBus(kafka_settings(bootstrap_servers=bootstrap_servers, config=config))
-    printer = LetterPrinter(format=format, limit=limit)
-    run_cancellable(scan(bus, wanted, pending=pending, into=counts or printer))
-    if counts is not None:
-        print_counts(counts, format=format)
+    run_cancellable(scan(bus, wanted, pending=pending, into=into))
+    if isinstance(into, LetterCounts):
+        print_counts(into, format=format)
     else:
-        printer.close()
+        into.close()
     return 0
 
 
