@@ -11,7 +11,7 @@ from cli.dead_letters.letter_filter import LetterFilter
 from cli.dead_letters.letter_log import ReplayedLetters
 from cli.dead_letters.letter_printing import open_log
 from cli.dead_letters.letter_target import LetterTarget
-from cli.dead_letters.replaying import RefusedAgain, Replaying, ReplayOutcome
+from cli.dead_letters.replaying import LetterOutcome, LetterReplay, RefusedAgain
 from cli.dead_letters.sink_target import open_sink_target, replayed_kind
 from cli.long_work import printing_progress
 from enricher.join.join_settings import JoinSettings
@@ -115,14 +115,14 @@ async def replay_letters(
     give_up_seconds: float,
     clock: Clock,
     refused: RefusedPrinter,
-) -> ReplayOutcome:
+) -> LetterOutcome:
     """Put letters back, or count what would be, and print what became of them; also at an error."""
     async with opening as target, bus.producer() as marks:
         # Where letters are named one by one, one of another consumer is told, not passed over.
         consumers = wanted.consumers or (target.consumer,)
         if not wanted.positions:
             wanted = replace(wanted, consumers=consumers)
-        replaying = Replaying(
+        replaying = LetterReplay(
             target=target,
             marks=marks,
             clock=clock,
@@ -145,7 +145,7 @@ async def replay_letters(
         return replaying.outcome
 
 
-def print_outcome(outcome: ReplayOutcome, *, receiver: str, is_rehearsal: bool) -> None:
+def print_outcome(outcome: LetterOutcome, *, receiver: str, is_rehearsal: bool) -> None:
     """Print what became of the letters; the last line counts."""
     for why, count in outcome.skipped.most_common():
         sys.stdout.write(f"{count} left out: {why}\n")
@@ -158,7 +158,7 @@ def print_outcome(outcome: ReplayOutcome, *, receiver: str, is_rehearsal: bool) 
         sys.stdout.write("nothing was sent: --yes sends\n")
 
 
-def exit_code(outcome: ReplayOutcome) -> int:
+def exit_code(outcome: LetterOutcome) -> int:
     """Return 0 where all that was chosen is delivered, or would be."""
     if outcome.refused:
         return REFUSED

@@ -26,6 +26,8 @@ COUNTABLE: Final[tuple[Countable, ...]] = ("consumer", "reason", "topic", "parti
 _DETAIL_CHARACTERS: Final = 100
 _DUMPED_BYTES: Final = 256
 _DUMP_WIDTH: Final = 16
+_PRINTABLE: Final = range(0x20, 0x7F)
+"""Of ASCII."""
 _MAX_GROUPS: Final = 100_000
 
 
@@ -241,7 +243,7 @@ def hex_dump(value: bytes) -> str:
     lines = []
     for at in range(0, min(len(value), _DUMPED_BYTES), _DUMP_WIDTH):
         part = value[at : at + _DUMP_WIDTH]
-        text = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in part)  # noqa: PLR2004  # ASCII
+        text = "".join(chr(byte) if byte in _PRINTABLE else "." for byte in part)
         lines.append(f"{at:08x}  {part.hex(' '):<{3 * _DUMP_WIDTH - 1}}  {text}")
     left = len(value) - _DUMPED_BYTES
     return "\n".join(lines) + (f"\n… {left} bytes more" if left > 0 else "")

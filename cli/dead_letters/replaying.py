@@ -36,7 +36,7 @@ class RefusedAgain(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class ReplayOutcome:
+class LetterOutcome:
     """What became of the letters that were chosen."""
 
     delivered: int = 0
@@ -55,7 +55,7 @@ class ReplayOutcome:
         self.skipped[why if is_kept else _OTHERS] += 1
 
 
-class Replaying:
+class LetterReplay:
     """Puts back the letters of a log."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Replaying:
         self._topic, self._give_up_seconds = dead_letters, give_up_seconds
         self._report_refused = report_refused
         self._retrying = RetryingCaller(on=UnavailableError, check=Check(), clock=clock)
-        self.outcome = ReplayOutcome()
+        self.outcome = LetterOutcome()
 
     async def rehearse(
         self, log: LetterLog, replayed: ReplayedLetters, *, advance: Callable[[int], None]

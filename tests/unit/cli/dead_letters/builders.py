@@ -9,7 +9,7 @@ from cli.dead_letters.letter_filter import KeptLetter, LetterFilter
 from cli.dead_letters.letter_log import LetterLog
 from cli.dead_letters.letter_replay import RefusedPrinter, replay_letters
 from cli.dead_letters.letter_target import LetterTarget
-from cli.dead_letters.replaying import ReplayOutcome
+from cli.dead_letters.replaying import LetterOutcome
 from cli.dead_letters.sink_target import open_sink_target
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Record
@@ -98,7 +98,7 @@ async def replay(
     is_rehearsal: bool = False,
     shown: int = 20,
     **wanted: Any,  # noqa: ANN401  # as above
-) -> ReplayOutcome:
+) -> LetterOutcome:
     """Replay the letters that a filter lets through."""
     return await replay_letters(
         on,
@@ -112,6 +112,6 @@ async def replay(
     )
 
 
-def counted(outcome: ReplayOutcome) -> Sequence[int]:
+def counted(outcome: LetterOutcome) -> Sequence[int]:
     """Return how many were delivered, refused again, left out and replayed before."""
     return outcome.delivered, outcome.refused, outcome.skipped.total(), outcome.before

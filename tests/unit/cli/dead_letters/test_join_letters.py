@@ -26,7 +26,7 @@ from tests.unit.enricher.join.ticks import process, sample
 from tests.unit.sinks.builders import ManualClock, bus, eventually, place_of, running
 
 if TYPE_CHECKING:
-    from cli.dead_letters.replaying import ReplayOutcome
+    from cli.dead_letters.replaying import LetterOutcome
     from gpuledger.bus.memory import MemoryBus
     from gpuledger.bus.protocol import Record
     from gpuledger.records import NodeSample
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SETTINGS = JoinSettings(join=JoinTuning(poll_timeout_seconds=0.02, podwatch_timeout_seconds=0))
 
 
-async def put_back(on: MemoryBus) -> ReplayOutcome:
+async def put_back(on: MemoryBus) -> LetterOutcome:
     clock = ManualClock()
     return await replay(on, join_target(on, clock=clock), clock=clock)
 

@@ -52,7 +52,7 @@ from tests.unit.sinks.store.storing import offsets
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.dead_letters.replaying import ReplayOutcome
+    from cli.dead_letters.replaying import LetterOutcome
     from gpuledger.bus.memory import MemoryBus
 
 TOO_LONG = Answer(400, "label too long", {"Content-Type": "text/plain"})
@@ -64,7 +64,7 @@ async def to_receiver(
     *,
     clock: ManualClock | None = None,
     **options: Any,  # noqa: ANN401  # a filter's
-) -> ReplayOutcome:
+) -> LetterOutcome:
     clock = clock or ManualClock()
     settings = RemoteWriteSettings(url=f"{receiver.url}/write")
     target = sink_target(on, REMOTE_WRITE, settings, clock=clock)
