@@ -22,6 +22,9 @@ from gpuledger.runtime import Check, RetryingCaller
 from gpuledger.texts import readable, shorten
 
 T = TypeVar("T")
+_MAX_BATCH_BYTES: Final = 1 << 20
+"""Bytes of records beyond which no more is delivered at once: of an event a hundred times as much
+may be made."""
 _REASON_CHARACTERS: Final = 200
 _MAX_REASONS: Final = 1000
 _OTHERS: Final = "other reasons"
@@ -94,14 +97,16 @@ class LetterReplay:
     ) -> None:
         """Deliver; raises UnavailableError where the receiver is away for too long."""
         batch: list[tuple[KeptLetter, Usable]] = []
+        size_bytes = 0
         async with aclosing(log.letters(advance)) as letters:
             async for letter in letters:
                 if (found := self._take(letter, replayed)) is None:
                     continue
                 batch.append((letter, found))
-                if len(batch) >= self._target.max_batch:
+                size_bytes += len(letter.value or b"")
+                if len(batch) >= self._target.max_batch or size_bytes >= _MAX_BATCH_BYTES:
                     await self._deliver(batch)
-                    batch = []
+                    batch, size_bytes = [], 0
         if batch:
             await self._deliver(batch)
 

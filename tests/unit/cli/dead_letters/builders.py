@@ -12,32 +12,36 @@ from cli.dead_letters.letter_target import LetterTarget
 from cli.dead_letters.replaying import LetterOutcome
 from cli.dead_letters.sink_target import open_sink_target
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Record
+from gpuledger.bus.protocol import Bus, Record
 from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import encode
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.keys import node_key
 from gpuledger.records import GpuEvent, NodeSample
 from gpuledger.runtime import Readiness
+from gpuledger.topics import partition_of_node
 from sinks.registry import REMOTE_WRITE, SinkKind
 from tests.default_topics import DEAD_LETTERS, EVENTS, SAMPLES
-from tests.unit.sinks.builders import START_NS, ManualClock, place_of
+from tests.unit.sinks.builders import PARTITIONS, START_NS, ManualClock
 
 JOIN = "gpuledger-join"
 
 
-def record_of(value: GpuEvent | NodeSample | bytes | None, *, offset: int = 0) -> Record:
+def record_of(
+    value: GpuEvent | NodeSample | bytes | None, *, offset: int = 0, partitions: int = PARTITIONS
+) -> Record:
     """Return the record of an event or a tick in its own place; bytes are in that of no node."""
     if value is None or isinstance(value, bytes):
         return Record(EVENTS.name, 0, offset, 0, b"default/odd", value)
     topic = EVENTS if isinstance(value, GpuEvent) else SAMPLES
-    at = place_of(value.node, topic.name)
-    key = node_key(value).encode()
-    return Record(*at, offset, value.time_ns // NS_PER_MS, key, encode(value))
+    key = node_key(value)
+    partition = partition_of_node(key, partitions=partitions)
+    time_ms = value.time_ns // NS_PER_MS
+    return Record(topic.name, partition, offset, time_ms, key.encode(), encode(value))
 
 
 async def reject(
-    on: MemoryBus,
+    on: Bus,
     *records: Record,
     consumer: str = REMOTE_WRITE.group,
     reason: str = "rejected",
