@@ -10,13 +10,17 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from benchmarks.events import booked
 from benchmarks.figure import Figure
+from gpuledger.bus.protocol import Record
 from gpuledger.clock import NS_PER_MS
+from gpuledger.keys import node_key
 from gpuledger.ledger.series import values_of
 from gpuledger.records import GpuEvent
 from sinks.remote_write.active_series import ActiveSeries
+from sinks.remote_write.node_intervals import IntervalSamples
 
 NAME = "remote_write"
 _TICKS: Final = 300
+_RECORD: Final = Record("events", 0, 0, 0, None, None)
 _RUNS: Final = 3
 
 
@@ -50,7 +54,7 @@ def _best(work: Callable[[], object]) -> float:
 def _with_prefixes(events: list[GpuEvent], *, compress: bool) -> int:
     series, size = ActiveSeries(), 0
     for event in events:
-        encoded = series.encode(event)
+        encoded = series.encode(_samples_of(event))
         if encoded is None:
             raise AssertionError(event.seq)
         size += len(cramjam.snappy.compress_raw(encoded.body) if compress else encoded.body)
@@ -83,7 +87,7 @@ def _with_protobuf(events: list[GpuEvent], *, compress: bool) -> int:
 
 def _count(events: list[GpuEvent]) -> int:
     series = ActiveSeries()
-    return sum(series.encode(event).samples for event in events)
+    return sum(series.encode(_samples_of(event)).samples for event in events)
 
 
 def _write_request() -> Any:  # noqa: ANN401  # a class made at run time
@@ -109,3 +113,9 @@ def _write_request() -> Any:  # noqa: ANN401  # a class made at run time
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("p.WriteRequest"))
+
+
+def _samples_of(event: GpuEvent) -> IntervalSamples:
+    return IntervalSamples(
+        node=node_key(event), time_ns=event.time_ns, values=values_of(event), record=_RECORD
+    )

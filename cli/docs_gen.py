@@ -39,6 +39,7 @@ from agent.gpu.nvidia.catalogue import (
 from gpuledger.codegen import generate
 from gpuledger.errors import UserError
 from gpuledger.ledger.series import FAMILIES
+from gpuledger.ledger.usage import COUNTERS
 from gpuledger.rights import COLUMNS, table_rows
 from gpuledger.topics import Topics
 from gpuledger.xids import all_xids
@@ -125,7 +126,7 @@ def metrics_page() -> str:
     )
     sent = (
         (code(metric.name), metric.kind, code(*family.labels), metric.help)
-        for family in FAMILIES
+        for family in (*FAMILIES, COUNTERS)
         for metric in family.metrics
     )
     return "\n".join((*lines, *table(_METRIC_COLUMNS, sent), ""))

@@ -47,6 +47,11 @@ def watermark_key(stage: str, cluster: str, partition: int) -> str:
     return f"{stage}/{cluster}/{partition}"
 
 
+def counters_key(group: str, node: str) -> str:
+    """Return the key of what a consumer group has counted of a key's node."""
+    return f"{group}/{node}"
+
+
 def split_key(key: str) -> tuple[str, str]:
     """Return the cluster and the name of a key; of a text that is none, an empty name."""
     cluster, _, name = key.partition("/")

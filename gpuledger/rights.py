@@ -47,6 +47,7 @@ USES: Final = (
     ),
     TopicUse(topic="attributed_incidents", writers=("join",), readers=("sink alerts",)),
     TopicUse(topic="rows", writers=("sink rows", _PUT_BACK)),
+    TopicUse(topic="counters", writers=("sink remote_write",), readers=("sink remote_write",)),
     TopicUse(
         topic="dead_letters", writers=("join", *_SINKS, _PUT_BACK), readers=(_LIST, _PUT_BACK)
     ),
@@ -84,6 +85,7 @@ DEPLOYABLES: Final = (
         name="sink remote_write",
         user="gpuledger-sink-remote-write",
         group="gpuledger-remote-write",
+        is_transactional=True,
     ),
     KafkaUser(name="sink alerts", user="gpuledger-sink-alerts", group="gpuledger-alerts"),
     KafkaUser(name="sink store", user="gpuledger-sink-store", group="gpuledger-store"),

@@ -19,6 +19,7 @@ from gpuledger.records import (
     Incident,
     Inventory,
     NamespaceRecord,
+    NodeCounters,
     NodeProgress,
     NodeReadings,
     NodeRecord,
@@ -202,6 +203,14 @@ class Topics(Collection[Topic]):
         self.rows = Topic(
             name=f"{prefix}.rows.v1", record=EntryRow, key=_NODE, retention_ms=_DAY_MS
         )
+        self.counters = Topic(
+            name=f"{prefix}.counters.v1",
+            record=NodeCounters,
+            key="group/cluster/node",
+            cleanup_policy="compact",
+            # One a node, group and interval; read when a partition is taken over.
+            extra=_OF_LAST_STATES,
+        )
         self.dead_letters = Topic(
             name=f"{prefix}.dead-letters.v1",
             record=DeadLetter,
@@ -228,6 +237,7 @@ class Topics(Collection[Topic]):
             self.watermarks,
             self.attributed_incidents,
             self.rows,
+            self.counters,
             self.dead_letters,
         )
         self.by_name: Mapping[str, Topic] = {topic.name: topic for topic in self._all}

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gpuledger.ledger.series import FAMILIES
+from gpuledger.ledger.usage import COUNTERS
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings, Secret
 from gpuledger.settings.groups import require_http_url
 from gpuledger.texts import find_near
@@ -82,6 +83,9 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
     """How long one request may take."""
     external_labels: dict[str, str] = msgspec.field(default_factory=dict)
     """Further labels of every series, such as `replica`; `cluster` is the records' own."""
+    interval_seconds: Annotated[float, msgspec.Meta(ge=0, le=3_600)] = 15.0
+    """Of so much of a node's time one sample of each series is sent: gauges are its mean, with
+    their maximum beside it, counters are exact. 0 sends each tick."""
     samples_per_request: Count = 2000
     """How many samples a request holds at most, one tick of one node apart."""
     queue_bytes: Count = 16_777_216
@@ -116,7 +120,7 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
         refuse_unusable_labels(self.external_labels)
 
 
-OWN_LABELS: Final = {"cluster", "node"}.union(*(family.labels for family in FAMILIES))
+OWN_LABELS: Final = {"cluster", "node"}.union(*(family.labels for family in (*FAMILIES, COUNTERS)))
 """What gpuledger's series are labelled with."""
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LABEL_NAME: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")

@@ -17,9 +17,10 @@ Kafka's timestamp of them is the same one, and by `seq` a spool that drains look
 lives. So it is the one thing here that a replay of the same events may decide otherwise.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from itertools import islice
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from gpuledger.bus.protocol import TopicPartition
@@ -28,11 +29,14 @@ from gpuledger.keys import node_key
 from gpuledger.recent import Recent
 from gpuledger.records import GpuEvent
 
-_MAX_BOOTS: Final = 5
+MAX_SEEN_BOOTS: Final = 5
 """Boots of a node, those heard of last: a spool may bring ticks of earlier ones late.
 
 Fewer than the join remembers, which keeps the longest ones as well.
 """
+
+
+_NONE_SEEN: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class SeenBoots:
@@ -40,8 +44,9 @@ class SeenBoots:
 
     __slots__ = ("_seqs",)
 
-    def __init__(self) -> None:
-        self._seqs: dict[str, int] = {}
+    def __init__(self, seqs: Mapping[str, int] = _NONE_SEEN) -> None:
+        """Go on from the last tick that was seen of each boot, that of the last one at the end."""
+        self._seqs = dict(seqs)
 
     def is_new(self, event: GpuEvent) -> bool:
         """Return whether the tick is beyond what was seen of its boot, and remember it."""
@@ -53,7 +58,7 @@ class SeenBoots:
         # Put last, so that the boot that was heard of longest ago is first.
         self._seqs.pop(boot_id, None)
         self._seqs[boot_id] = seq
-        if len(self._seqs) > _MAX_BOOTS:
+        if len(self._seqs) > MAX_SEEN_BOOTS:
             self._seqs.pop(next(islice(self._seqs, 1)))
         return True
 
@@ -122,8 +127,9 @@ class Timeline:
         "received_ns",
     )
 
-    def __init__(self) -> None:
-        self._boots = SeenBoots()
+    def __init__(self, seqs: Mapping[str, int] = _NONE_SEEN) -> None:
+        """Go on from the last tick that was seen of each boot."""
+        self._boots = SeenBoots(seqs)
         self._boot_id = ""
         self._seq = 0
         self._time_ns = 0
@@ -174,6 +180,10 @@ class Timelines:
     def __len__(self) -> int:
         """Return how many nodes are remembered."""
         return len(self._nodes)
+
+    def restore(self, node: str, seqs: Mapping[str, int]) -> None:
+        """Go on, of a key's node, from the last tick that was seen of each boot."""
+        self._nodes[node] = Timeline(seqs)
 
     def observe(self, event: GpuEvent, *, received_ns: int) -> Arrival:
         """Return where a tick stands in its node's time, and go on to it."""

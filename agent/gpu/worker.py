@@ -141,8 +141,9 @@ class GpuWorker:
         self._worker.submit(do)
 
     def end(self) -> None:
-        """Let go of the thread; where it hangs it is leaked."""
-        if self._request and self.is_stuck:
+        """Let go of the thread; where it hangs in a call it is leaked."""
+        # One that waits for the GPU before it, or is just done, ends by itself.
+        if self._request and self.is_stuck and self._request.current_group is not None:
             self._leaked.add(self._request, self._worker)
         self._worker.end()
 

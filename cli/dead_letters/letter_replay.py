@@ -138,7 +138,7 @@ async def replay_letters(
                 with printing_progress(log.offsets, what="dead letters", done="read") as advance:
                     await work(log, found, advance=advance)
                 for position in sorted(log.missing):
-                    replaying.outcome.skip(f"there is no dead letter at {position}")
+                    replaying.outcome.skip(f"nothing that was asked for lies at {position}")
         finally:
             refused.close()
             print_outcome(replaying.outcome, receiver=target.receiver, is_rehearsal=is_rehearsal)

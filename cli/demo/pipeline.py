@@ -215,6 +215,7 @@ def _watch_sinks(
     write = RemoteWriteSettings(
         url=plan.remote_write_url or f"{received.url}/api/v1/write",
         timeout_seconds=_SEND_TIMEOUT_SECONDS,
+        interval_seconds=0,  # a run of half a minute is looked at while it lasts
     )
     store = StoreSettings(uri=str(plan.store), flush_seconds=_STORE_FLUSH_SECONDS)
     sinks: tuple[tuple[SinkKind, str, Any], ...] = (

@@ -17,6 +17,7 @@ from gpuledger.bus.protocol import (
     Consumer,
     History,
     HistoryReader,
+    Message,
     Producer,
     Record,
     Subscription,
@@ -96,9 +97,11 @@ class RunBus:
         """Open a producer."""
         return self._bus.producer()
 
-    def transactions(self, transactional_id: str) -> AbstractAsyncContextManager[Transactions]:
-        """Open transactions."""
-        return self._bus.transactions(transactional_id)
+    @asynccontextmanager
+    async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
+        """Open transactions whose offsets are done once they are committed."""
+        async with self._bus.transactions(transactional_id) as inner:
+            yield _RunTransactions(view=self, inner=inner)
 
     def reader(self) -> AbstractAsyncContextManager[HistoryReader]:
         """Open a reader, of states, which are read whole."""
@@ -146,6 +149,25 @@ class RunBus:
             for offsets in (self._first, self.taken, self.delivered):
                 offsets.update({at: 0 for at in offsets if at.topic == topic})
         self._topic_ids[topic] = topic_id
+
+
+class _RunTransactions:
+    """Transactions of which the view hears."""
+
+    def __init__(self, *, view: RunBus, inner: Transactions) -> None:
+        self._view, self._inner = view, inner
+
+    async def commit(
+        self,
+        messages: Mapping[TopicPartition, Sequence[Message]],
+        *,
+        offsets: Offsets,
+        group: str,
+    ) -> Offsets | None:
+        """Commit, and record that what is before the offsets is done."""
+        written = await self._inner.commit(messages, offsets=offsets, group=group)
+        self._view.delivered.update(offsets)
+        return written
 
 
 class _RunConsumer:

@@ -70,6 +70,10 @@ class Quantity:
     """What its series says of a container, as a sentence."""
     account_help: str
     """What its series says of an account that is no pod's, as a sentence."""
+    total_name: str = ""
+    """What its counter is called, where it is booked: the end of its series' name."""
+    total_help: str = ""
+    """What its counter says, as a sentence."""
 
     def divisor(self, interval_ns: int) -> float:
         """Return by what an amount is divided for its average over a tick that has a length.
@@ -140,6 +144,8 @@ BUSY_NS: Final = Quantity(
     pod_help="Share of the tick in which the container's kernels ran on the GPU.",
     account_help="Share of the tick booked on no pod: on the host, on nobody that could be seen "
     "(unattributed), or on idle, where it is the share in which no kernel ran.",
+    total_name="busy_seconds_total",
+    total_help="Time in which the account's kernels ran on the GPU; on idle: in which none ran.",
 )
 HELD_NS: Final = Quantity(
     name="held_ns",
@@ -153,6 +159,9 @@ HELD_NS: Final = Quantity(
     pod_help="",
     account_help="Share of the GPU that the holder, or nobody, holds, whatever is used of it; on"
     " idle alone.",
+    total_name="held_seconds_total",
+    total_help="Time for which the pod's container held the GPU, whatever it used of it, or on idle"
+    " nobody: of a half of the GPU half of the time.",
 )
 QUANTITIES: Final = (
     BUSY_NS,
@@ -167,6 +176,9 @@ QUANTITIES: Final = (
         average="memory_bytes",
         pod_help="Device memory that the container's processes held at the tick.",
         account_help="Device memory booked on no pod, as it was at the tick; on idle, free memory.",
+        total_name="memory_byte_seconds_total",
+        total_help="Device memory that the account held, times the time for which it did; on idle:"
+        " that was free.",
     ),
     Quantity(
         name="energy_millijoules",
@@ -178,6 +190,8 @@ QUANTITIES: Final = (
         average="power_watts",
         pod_help="Power booked on the container, averaged over the tick.",
         account_help="Power booked on no pod, averaged over the tick.",
+        total_name="energy_joules_total",
+        total_help="Energy booked on the account.",
     ),
     HELD_NS,
     _active_ns(

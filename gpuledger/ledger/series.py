@@ -12,6 +12,7 @@ numbers. Pure; nothing is remembered from one tick to the next.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -19,6 +20,17 @@ from gpuledger.ledger.entries import NO_POD, PodIndex, PodOfEntry, slices_of
 from gpuledger.ledger.quantities import APPORTIONED, BOOKED, HELD_NS, Amounts, apportion
 from gpuledger.ledger.rows import ATTRIBUTES, Attribute
 from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, PodState
+
+
+class OverInterval(Enum):
+    """What a metric's value is over an interval of several ticks."""
+
+    MEAN = "mean"
+    """Its mean, and its maximum in a metric of its own."""
+    SUM = "sum"
+    """Its sum: what it measures is of the tick alone."""
+    LAST = "last"
+    """The last one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +43,8 @@ class FamilyMetric:
     """What it says, as a sentence."""
     kind: str = "gauge"
     """Its Prometheus type."""
+    over_interval: OverInterval = OverInterval.MEAN
+    """What it is over an interval."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,6 +55,9 @@ class Family:
     """Names of the labels beside `node`, in the order in which values are given."""
     metrics: tuple[FamilyMetric, ...]
     """The metrics, in the order in which values are given."""
+    is_shared: bool = False
+    """Whether its groups share a device, whose UUID is their first label: a tick in which one of
+    them has no value, and another one has, counts as 0 in its mean, so that means sum up, too."""
 
 
 _BOOKED: Final = tuple(quantity for quantity in BOOKED if not quantity.is_of_holders)
@@ -74,6 +91,7 @@ DEVICE: Final = Family(
             name="gpuledger_gpu_energy_joules_total",
             help="The driver's energy counter; it starts again when the driver is loaded.",
             kind="counter",
+            over_interval=OverInterval.LAST,
         ),
         FamilyMetric(name="gpuledger_gpu_temperature_celsius", help="Temperature of the die."),
         FamilyMetric(
@@ -84,6 +102,7 @@ DEVICE: Final = Family(
             name="gpuledger_gpu_gap_seconds",
             help="Length of the tick where the GPU did not answer, so that nothing of it is known;"
             " there is a sample in such ticks alone.",
+            over_interval=OverInterval.SUM,
         ),
     ),
 )
@@ -119,6 +138,7 @@ INSTANCE: Final = Family(
             name="gpuledger_mig_instance_gap_seconds",
             help="Length of the tick where the instance did not answer; there is a sample in such"
             " ticks alone.",
+            over_interval=OverInterval.SUM,
         ),
     ),
 )
@@ -129,6 +149,7 @@ NODE: Final = Family(
             name="gpuledger_node_gap_seconds",
             help="Time right before the tick that no tick of the node covers; there is a sample "
             "at the first tick after such a gap alone.",
+            over_interval=OverInterval.SUM,
         ),
     ),
 )
@@ -147,6 +168,7 @@ POD: Final = Family(
         FamilyMetric(name=f"gpuledger_pod_gpu_{quantity.average}", help=quantity.pod_help)
         for quantity in _QUANTITIES
     ),
+    is_shared=True,
 )
 ACCOUNT: Final = Family(
     labels=(*_GPU_LABELS, "account", "busy_method", *_HOLDER_LABELS),
@@ -154,6 +176,7 @@ ACCOUNT: Final = Family(
         FamilyMetric(name=f"gpuledger_account_gpu_{quantity.average}", help=quantity.account_help)
         for quantity in _QUANTITIES
     ),
+    is_shared=True,
 )
 HOLDER: Final = Family(
     labels=(*_GPU_LABELS, *_HOLDER_LABELS),
@@ -169,6 +192,7 @@ HOLDER: Final = Family(
             " to 1 over its row and those of its instances.",
         ),
     ),
+    is_shared=True,
 )
 FAMILIES: Final = (DEVICE, INSTANCE, NODE, POD, ACCOUNT, HOLDER)
 LABEL_ATTRIBUTES: Final = ATTRIBUTES | {

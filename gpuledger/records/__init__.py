@@ -18,6 +18,13 @@ from gpuledger.records.cluster import (
     PodContainer,
     PodRecord,
 )
+from gpuledger.records.counters import (
+    CountedBoot,
+    CountedPod,
+    CountedSeries,
+    NodeCounters,
+    WaitingUse,
+)
 from gpuledger.records.events import (
     Account,
     BusyMethod,
@@ -64,6 +71,9 @@ __all__ = [
     "Capability",
     "ContainerRef",
     "ContainerRequest",
+    "CountedBoot",
+    "CountedPod",
+    "CountedSeries",
     "DeadLetter",
     "DeviceAllocation",
     "EnergyMethod",
@@ -90,6 +100,7 @@ __all__ = [
     "MigInstance",
     "NamespaceDescription",
     "NamespaceRecord",
+    "NodeCounters",
     "NodeDescription",
     "NodeProgress",
     "NodeReadings",
@@ -106,5 +117,6 @@ __all__ = [
     "Settlement",
     "Severity",
     "SilentNode",
+    "WaitingUse",
     "Watermark",
 ]

@@ -11,17 +11,17 @@ after a clock was set back it is stamped earlier than what was sent before. Pure
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Final
 
 from gpuledger.clock import NS_PER_MS
-from gpuledger.keys import node_key
-from gpuledger.ledger.series import SeriesGroup, SeriesValues, values_of
+from gpuledger.keys import split_key
+from gpuledger.ledger.series import SeriesGroup, SeriesValues
 from gpuledger.recent import Budget, Recent
-from gpuledger.records import GpuEvent
+from sinks.remote_write.node_intervals import IntervalSamples
 
 Labels = Iterable[tuple[str, str]]
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
@@ -95,12 +95,12 @@ class _SeriesOfGroup:
     """Bit n is set where metric n had a value in the last tick."""
 
     @classmethod
-    def of(cls, event: GpuEvent, group: SeriesGroup, external_labels: Labels) -> "_SeriesOfGroup":
-        family = group.family
+    def of(cls, node: str, group: SeriesGroup, external_labels: Labels) -> "_SeriesOfGroup":
+        family, (cluster, name) = group.family, split_key(node)
         labels = [
             *external_labels,
-            ("cluster", event.cluster),
-            ("node", event.node),
+            ("cluster", cluster),
+            ("node", name),
             *zip(family.labels, group.label_values, strict=True),
         ]
         prefixes = tuple(
@@ -108,6 +108,21 @@ class _SeriesOfGroup:
         )
         labels_bytes = sum(map(len, group.label_values))
         return cls(prefixes, _GROUP_BYTES + labels_bytes + sum(map(len, prefixes)))
+
+    def begin(
+        self,
+        parts: list[bytes],
+        which: Iterable[int],
+        starts_ms: Sequence[int | None],
+        *,
+        before_ms: int,
+    ) -> None:
+        """Append a 0 of each counter that begins: so that what it begins with is an increase."""
+        for number in which:
+            start_ms = starts_ms[number]
+            # A tick may be shorter than a millisecond, and a node's clock stand anywhere.
+            if start_ms is not None and _FIRST_MS <= start_ms < before_ms:
+                parts += (self.prefixes[number], pack_value(0.0), timestamp_suffix(start_ms))
 
     def append(self, parts: list[bytes], values: SeriesValues, suffix: bytes) -> None:
         """Append the samples of a tick, and the ends of series that it has no value of."""
@@ -140,9 +155,8 @@ class _Node:
     size_bytes: int = 0
     """What its groups take of memory."""
 
-    def go_to(self, event: GpuEvent) -> bool:
-        """Remember a tick's time; return whether one of it or a later one was encoded before."""
-        time_ms = event.time_ns // NS_PER_MS
+    def go_to(self, time_ms: int) -> bool:
+        """Remember a time; return whether it or a later one was encoded before."""
         is_behind = time_ms <= self.latest_ms
         self.latest_ms = max(self.latest_ms, time_ms)
         return is_behind
@@ -186,47 +200,51 @@ class ActiveSeries:
         """Forget all series without ending them."""
         self._nodes.clear()
 
-    def encode(self, event: GpuEvent, *, now_ns: int = 0) -> EncodedTick:
-        """Encode the samples of a node's next tick, and the ends of series.
+    def encode(self, samples: IntervalSamples, *, now_ns: int = 0) -> EncodedTick:
+        """Encode the next samples of a node, and the ends of series.
 
         `now_ns` is the monotonic clock's time, for `end_silent`. Raises ValueError, and changes
-        no series, for a time that the wire cannot carry or a holder that the event does not list.
+        no series, for a time that the wire cannot carry.
         """
-        # What may raise comes first: an event that is put aside has changed nothing.
-        suffix = timestamp_suffix(event.time_ns // NS_PER_MS)
-        values = values_of(event)
-        node = self._node(node_key(event), now_ns)
+        if samples.is_past:
+            return self._encode_past(samples, now_ns=now_ns)
+        # What may raise comes first: what is put aside has changed nothing.
+        time_ms = samples.time_ns // NS_PER_MS
+        suffix = timestamp_suffix(time_ms)
+        node = self._node(samples.node, now_ns)
         node.seen_ns = now_ns
         parts: list[bytes] = []
         before_bytes = node.size_bytes
-        for group, of_group in values.items():
+        for group, of_group in samples.values.items():
             series = node.groups.get(group)
             if series is None:
-                series = node.groups[group] = _SeriesOfGroup.of(event, group, self._external_labels)
+                series = _SeriesOfGroup.of(samples.node, group, self._external_labels)
+                node.groups[group] = series
                 node.size_bytes += series.size_bytes
+            if group in samples.begun:
+                starts_ms = samples.starts_ms[group]
+                series.begin(parts, samples.begun[group], starts_ms, before_ms=time_ms)
             series.append(parts, of_group, suffix)
         # A pod that has ended, a GPU that is lost, a label that has changed.
-        for group in node.groups.keys() - values.keys():
+        for group in node.groups.keys() - samples.values.keys():
             ended = node.groups.pop(group)
             node.size_bytes -= ended.size_bytes
             ended.end(parts, suffix)
         if node.size_bytes != before_bytes:
             # This may forget other nodes, whose series took too much together with these.
             self._nodes.grow(node.size_bytes - before_bytes)
-        return EncodedTick.of(parts, is_behind=node.go_to(event))
+        return EncodedTick.of(parts, is_behind=node.go_to(time_ms))
 
-    def encode_past(self, event: GpuEvent, *, now_ns: int = 0) -> EncodedTick:
-        """Encode the samples of a tick that others have followed: it begins and ends no series.
-
-        Raises ValueError as `encode` does.
-        """
-        suffix = timestamp_suffix(event.time_ns // NS_PER_MS)
+    def _encode_past(self, samples: IntervalSamples, *, now_ns: int) -> EncodedTick:
+        """Encode the samples of a tick that others have followed: it begins and ends no series."""
+        time_ms = samples.time_ns // NS_PER_MS
+        suffix = timestamp_suffix(time_ms)
         parts: list[bytes] = []
-        for group, of_group in values_of(event).items():
+        for group, of_group in samples.values.items():
             # Of nothing that was sent before, so that nothing ends.
-            _SeriesOfGroup.of(event, group, self._external_labels).append(parts, of_group, suffix)
-        node = self._node(node_key(event), now_ns)
-        return EncodedTick.of(parts, is_behind=node.go_to(event))
+            series = _SeriesOfGroup.of(samples.node, group, self._external_labels)
+            series.append(parts, of_group, suffix)
+        return EncodedTick.of(parts, is_behind=self._node(samples.node, now_ns).go_to(time_ms))
 
     def has_silent(self, before_ns: int) -> bool:
         """Return whether there is something for `end_silent` to end."""

@@ -19,16 +19,19 @@ goes aside with the receiver's words (`Writer`).
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
 import structlog
 
-from gpuledger.clock import NS_PER_MINUTE, NS_PER_SECOND, Clock
+from gpuledger.bus.protocol import TopicPartition
+from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS, NS_PER_SECOND, Clock
+from gpuledger.errors import BusError, FencedError
 from gpuledger.keys import node_key
-from gpuledger.recent import Budget
+from gpuledger.recent import Budget, Recent
+from gpuledger.records import GpuEvent, NodeCounters
 from gpuledger.runtime import Check, RetryingCaller
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.tasks import end_tasks
@@ -36,7 +39,9 @@ from sinks.errors import ReceiverUnavailableError, RejectedError
 from sinks.metrics import SENT_TOTAL, SERIES_FORGOTTEN_TOTAL, count_dropped, measure_request
 from sinks.protocol import Batch, LargeTurns, SinkContext
 from sinks.registry import REMOTE_WRITE
-from sinks.remote_write.active_series import ActiveSeries, EncodedTick
+from sinks.remote_write.active_series import ActiveSeries, EncodedTick, timestamp_suffix
+from sinks.remote_write.counter_state import CounterState
+from sinks.remote_write.node_intervals import IntervalSamples, NodeIntervals
 from sinks.remote_write.write_client import RemoteWriteClient, is_behind_newer, is_out_of_order
 from sinks.remote_write.write_requests import (
     FUTURE,
@@ -58,6 +63,12 @@ _TAKES_OTHERS_NS: Final = NS_PER_MINUTE
 _POISON_ATTEMPTS: Final = 5
 _DIVIDED_PART: Final = 10
 """Several ticks together have this part of the time that one has before it goes aside."""
+_MAX_NODES: Final = 5_000
+"""Of a partition: an installation of 10,000 nodes has a fifth of that on twelve partitions."""
+_COMMIT_NS: Final = NS_PER_SECOND
+"""While more waits, what was counted is committed so often."""
+_LATE_NS: Final = 2 * NS_PER_SECOND
+"""So much later than it would at most, a node's next tick is not waited for."""
 _RELEASE_SECONDS: Final = 3.0
 _CANCEL_SECONDS: Final = 0.5  # both together within `loop.RELEASE_SECONDS`
 _log = structlog.get_logger(__name__)
@@ -122,36 +133,62 @@ class _PolledBatch:
     size_bytes: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class TakenOver:
+    """Where a partition is gone on from."""
+
+    counted: Mapping[str, NodeCounters]
+    """What was counted of each node, by its key."""
+    repeated_before: int
+    """The offset before which records may have been delivered by a former owner."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SenderParts:
+    """What the senders of all partitions share."""
+
+    writer: Writer
+    state: CounterState
+    settings: RemoteWriteSettings
+    clock: Clock
+    check: Check
+    budget: Budget
+    """What the labels of all series may take of memory."""
+    turns: LargeTurns
+
+
 class PartitionSender:
     """Sends what it is given of one partition, in order, for as long as that takes."""
 
-    def __init__(
-        self,
-        *,
-        writer: Writer,
-        settings: RemoteWriteSettings,
-        clock: Clock,
-        check: Check,
-        budget: Budget,
-        turns: LargeTurns,
-    ) -> None:
-        self._writer, self._settings, self._clock = writer, settings, clock
-        self._check, self._turns = check, turns
-        self._series = ActiveSeries(budget=budget, external_labels=settings.external_labels)
+    def __init__(self, at: TopicPartition, *, shared: SenderParts, taken_over: TakenOver) -> None:
+        """Go on from what was counted of the partition's nodes."""
+        self._at, self._shared, self._settings = at, shared, shared.settings
+        self._clock, self._interval_ns = shared.clock, interval_ns_of(shared.settings)
+        self._series = ActiveSeries(
+            budget=shared.budget, external_labels=shared.settings.external_labels
+        )
         self._timelines = Timelines()
+        self._nodes: Recent[str, NodeIntervals] = Recent(max_a_day=_MAX_NODES)
+        for node, counted in taken_over.counted.items():
+            self._restore(node, counted)
+        self._repeated_before = taken_over.repeated_before
         self._waiting: deque[_PolledBatch] = deque()
         self._task: asyncio.Task[None] | None = None
         self._is_ending = False
         self._apart_until_ns: dict[str, int] = {}
         self._taken_nodes: set[str] = set()
-        self.repeated_before: int | None = None
-        """The offset before which records may have been delivered by a former owner; `None` while
-        that is not known."""
+        self._sent_offset: int | None = None
+        self._committed_offset: int | None = None
+        self._committed_ns = 0
         self.waiting_bytes = 0
         """How many bytes of records are held that were not sent yet."""
+        self.undone: BusError | FencedError | None = None
+        """Why what was sent could not be committed: the partition is to be taken over again."""
 
     def add(self, batch: Batch, context: SinkContext) -> None:
         """Take what was polled, to be sent behind what waits."""
+        if self.undone is not None:
+            return  # it is polled again
         size_bytes = sum(len(record.value or b"") for record, _ in batch.items)
         self._waiting.append(_PolledBatch(batch=batch, context=context, size_bytes=size_bytes))
         self.waiting_bytes += size_bytes
@@ -164,15 +201,18 @@ class PartitionSender:
             self._task.result()
             self._task = asyncio.create_task(self._send_waiting()) if self._waiting else None
 
-    def has_silent(self, before_ns: int) -> bool:
-        """Return whether nothing waits, and there are nodes whose last tick came before that."""
-        return self._task is None and self._series.has_silent(before_ns)
+    def has_silent(self, *, silent_ns: int, now_ns: int) -> bool:
+        """Return whether nothing waits, and there is something for `end_silent` to do."""
+        if self._task is not None or self.undone is not None:
+            return False
+        return self._series.has_silent(now_ns - silent_ns) or any(self._overdue(now_ns))
 
-    def end_silent(self, *, before_ns: int) -> None:
-        """Begin to end the series of nodes whose last tick came before that; nothing may wait."""
-        self._task = asyncio.create_task(
-            self._send_ends(self._series.end_silent(before_ns=before_ns))
-        )
+    def end_silent(self, context: SinkContext, *, silent_ns: int, now_ns: int) -> None:
+        """Begin to send the intervals of nodes of which nothing has come for long; none may wait.
+
+        The series of those that are silent for `silent_ns` end.
+        """
+        self._task = asyncio.create_task(self._send_silent(context, now_ns - silent_ns, now_ns))
 
     async def end(self) -> None:
         """Let the request on its way be answered, and forget all else, without ending series.
@@ -190,47 +230,98 @@ class PartitionSender:
             self._task.cancel()
         self._series.clear()
 
+    def _restore(self, node: str, counted: NodeCounters) -> None:
+        try:
+            intervals = NodeIntervals(node, interval_ns=self._interval_ns, counted=counted)
+        except ValueError as error:
+            # Its counters begin anew, which readers take for a reset.
+            if count := _repeats.count("counters"):
+                _log.warning("counters_skipped", key=node, count=count, error=str(error))
+            return
+        self._nodes[node] = intervals
+        self._timelines.restore(node, intervals.boots)
+
     def _forget_waiting(self) -> None:
         self._is_ending = True
         self._waiting.clear()
         self.waiting_bytes = 0
 
     async def _send_waiting(self) -> None:
-        while self._waiting:
+        while self._waiting and self.undone is None:
             polled = self._waiting[0]
             await self._send_batch(polled.batch, polled.context)
             # Given up in between: then nothing waits any more.
             if not self._is_ending:
                 self._waiting.popleft()
                 self.waiting_bytes -= polled.size_bytes
+                await self._commit_if_due(polled.context)
 
     async def _send_batch(self, batch: Batch, context: SinkContext) -> None:
-        partition = batch.partition
-        async with self._turns.enter(batch):
+        async with self._shared.turns.enter(batch):
             # Ticks are encoded as requests are sent, so that few of them are held.
             requests = split_into_requests(
                 self._ticks(batch, context),
                 max_samples=self._settings.samples_per_request,
                 is_apart=self._is_apart,
             )
+            newest_ns: int | None = None
             for request in requests:
                 await self._send(request, context)
-                context.acknowledge(partition, request.next_offset, time_ns=request.newest_ns)
+                newest_ns = request.newest_ns
+                context.acknowledge(
+                    self._at, request.next_offset, time_ns=newest_ns, is_committed=True
+                )
                 if self._is_ending:
                     return
-            # What came behind the last request was put aside, or had no samples.
-            context.acknowledge(partition, batch.next_offset)
+            # What came behind the last request is of intervals that are open, or was put aside.
+            self._sent_offset = batch.next_offset
+            context.acknowledge(self._at, batch.next_offset, is_committed=True)
+
+    async def _commit_if_due(self, context: SinkContext) -> None:
+        """Commit what was counted, unless more waits and the last commit was a moment ago."""
+        now_ns = self._clock.monotonic_ns()
+        if self._waiting and now_ns - self._committed_ns < _COMMIT_NS:
+            return
+        self._committed_ns = now_ns
+        await self._commit(context)
+
+    async def _commit(self, context: SinkContext) -> None:
+        """Commit the counters that have changed with the offset from which the rest is read again.
+
+        Nothing may be on its way: the counters are those of what was sent and answered.
+        """
+        offset = self._next_offset()
+        changed = [node for node in self._nodes.values() if node.has_changed]
+        if self._is_ending or offset is None:
+            return
+        if not changed and offset == self._committed_offset:
+            return
+        try:
+            # Letters first: a record that is committed and not yet put aside would be lost by a
+            # crash in between.
+            await context.dead_letters.flush()
+            await self._shared.state.commit(self._at, changed, next_offset=offset)
+        except (BusError, FencedError) as error:
+            self.undone = error
+        else:
+            self._committed_offset = offset
+
+    def _next_offset(self) -> int | None:
+        """Return the offset before the first tick that is in no counter yet."""
+        opened = [
+            offset for node in self._nodes.values() if (offset := node.first_offset) is not None
+        ]
+        return min(opened, default=self._sent_offset)
 
     def _ticks(self, batch: Batch, context: SinkContext) -> Iterator[WrittenTick]:
-        series, settings = self._series, self._settings
-        forgotten_before = series.forgotten
+        forgotten_before = self._series.forgotten
         time_ns, now_ns = self._clock.time_ns(), self._clock.monotonic_ns()
         for record, event, order, refusal in admit(
             batch.items,
             self._timelines,
             time_ns=time_ns,
             monotonic_ns=now_ns,
-            limits=AgeLimits.of(settings),
+            limits=AgeLimits.of(self._settings),
         ):
             if refusal in {FUTURE, TOO_OLD}:
                 detail = _explain_age(event.time_ns - time_ns, time_ns=event.time_ns)
@@ -239,28 +330,40 @@ class PartitionSender:
             if refusal is not None:
                 count_dropped(NAME, refusal)
                 continue
+            is_past = order is TickOrder.SUPERSEDED
             try:
-                encoded = (
-                    series.encode_past(event, now_ns=now_ns)
-                    if order is TickOrder.SUPERSEDED
-                    else series.encode(event, now_ns=now_ns)
-                )
+                # Held against the wire first: what is put aside is not counted.
+                timestamp_suffix(event.time_ns // NS_PER_MS)
+                closed = self._node(event, now_ns).add(event, record, is_past=is_past)
+                yield from self._written(closed, now_ns)
             except ValueError as error:
                 context.dead_letters.reject(record, reason="invalid", detail=str(error))
-                continue
+        SERIES_FORGOTTEN_TOTAL.inc(self._series.forgotten - forgotten_before)
+
+    def _node(self, event: GpuEvent, now_ns: int) -> NodeIntervals:
+        self._nodes.go_on(now_ns)
+        key = node_key(event)
+        node = self._nodes.get(key)
+        if node is None:
+            node = self._nodes[key] = NodeIntervals(key, interval_ns=self._interval_ns)
+        node.received_ns = now_ns
+        return node
+
+    def _written(self, closed: Iterable[IntervalSamples], now_ns: int) -> Iterator[WrittenTick]:
+        for samples in closed:
+            encoded = self._series.encode(samples, now_ns=now_ns)
             if encoded.samples:
                 yield WrittenTick(
-                    node=node_key(event),
-                    time_ns=event.time_ns,
-                    record=record,
+                    node=samples.node,
+                    time_ns=samples.time_ns,
+                    record=samples.record,
                     encoded=encoded,
-                    is_late=bool(event.late),
+                    is_late=samples.is_late,
                 )
-        SERIES_FORGOTTEN_TOTAL.inc(series.forgotten - forgotten_before)
 
     async def _send(self, request: WriteRequest, context: SinkContext) -> None:
         try:
-            await self._writer.write(request.body, ticks=len(request.ticks))
+            await self._shared.writer.write(request.body, ticks=len(request.ticks))
         except RejectedError as error:
             if len(request.ticks) > 1:
                 for part in request.halves():
@@ -284,7 +387,7 @@ class PartitionSender:
             return
         # What is only out of order says nothing of the receiver: a node's clock was set back.
         if not is_order:
-            self._check.failed(f"rejected: {message}")
+            self._shared.check.failed(f"rejected: {message}")
             if number := _repeats.count("samples", more=tick.encoded.samples):
                 _log.warning("samples_rejected", count=number, error=message)
         reason = "out_of_order" if is_order else "rejected"
@@ -293,7 +396,7 @@ class PartitionSender:
         context.dead_letters.reject(tick.record, reason=reason, detail=message)
 
     def _may_be_repeated(self, tick: WrittenTick) -> bool:
-        return tick.record.offset < (self.repeated_before or 0)
+        return tick.record.offset < self._repeated_before
 
     def _is_repetition(self, tick: WrittenTick) -> bool:
         """Return whether a tick that is behind what the receiver has was sent to it before.
@@ -312,17 +415,37 @@ class PartitionSender:
         del self._apart_until_ns[node]
         return False
 
-    async def _send_ends(self, ends: Iterable[EncodedTick]) -> None:
-        for tick in ends:
+    def _overdue(self, now_ns: int) -> Iterator[NodeIntervals]:
+        """Yield the nodes whose open interval is over by now, and of which nothing has come."""
+        before_ns = now_ns - 2 * self._interval_ns - _LATE_NS
+        for node in self._nodes.values():
+            if node.first_offset is not None and node.received_ns < before_ns:
+                yield node
+
+    async def _send_silent(self, context: SinkContext, silent_ns: int, now_ns: int) -> None:
+        """Send the open intervals that are over, and the ends of the series of silent nodes."""
+        for node in list(self._overdue(now_ns)):
+            for tick in self._written(node.close(), now_ns):
+                await self._send(WriteRequest(ticks=(tick,)), context)
+        for ends in self._series.end_silent(before_ns=silent_ns):
             if self._is_ending:
                 return
-            try:
-                await self._writer.write(tick.body, ticks=1)
-            except RejectedError as error:
-                if number := _repeats.count("stale_markers", more=tick.samples):
-                    _log.warning("stale_markers_rejected", count=number, error=str(error))
-            else:
-                SENT_TOTAL.labels(sink=NAME).inc(tick.samples)
+            await self._send_ends(ends)
+        await self._commit(context)
+
+    async def _send_ends(self, ends: EncodedTick) -> None:
+        try:
+            await self._shared.writer.write(ends.body, ticks=1)
+        except RejectedError as error:
+            if number := _repeats.count("stale_markers", more=ends.samples):
+                _log.warning("stale_markers_rejected", count=number, error=str(error))
+        else:
+            SENT_TOTAL.labels(sink=NAME).inc(ends.samples)
+
+
+def interval_ns_of(settings: RemoteWriteSettings) -> int:
+    """Return the length of an interval; 0 where each tick is one."""
+    return round(settings.interval_seconds * NS_PER_SECOND)
 
 
 def _explain_age(ahead_ns: int, *, time_ns: int) -> str:

@@ -1,7 +1,9 @@
 """Send refused ticks to a remote-write receiver once more.
 
 Each travels alone, as one that others have followed: it begins and ends no series, so that what the
-running sink sends meanwhile is not touched, and a refusal is of that tick and no other.
+running sink sends meanwhile is not touched, and a refusal is of that tick and no other. What was
+refused of an interval is the letter of its last tick: of that its gauges are sent, at their time.
+The counters have gone on in what was sent since, and lack nothing.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -11,12 +13,15 @@ from typing_extensions import override
 
 from gpuledger.bus.protocol import Bus
 from gpuledger.clock import NS_PER_SECOND, Clock
+from gpuledger.keys import node_key
+from gpuledger.ledger.series import values_of
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
 from gpuledger.settings.secret import shown_url
 from sinks.errors import RejectedError
 from sinks.redelivery import Redelivery, Refusals, RefusedEvent
 from sinks.remote_write.active_series import ActiveSeries
+from sinks.remote_write.node_intervals import IntervalSamples
 from sinks.remote_write.write_client import RemoteWriteClient, open_client
 from sinks.remote_write.write_requests import AgeLimits
 from sinks.settings import RemoteWriteSettings
@@ -50,15 +55,15 @@ class RemoteWriteRedelivery(Redelivery):
     @override
     async def deliver(self, batch: Sequence[RefusedEvent]) -> Refusals:
         """Send each tick that is neither older nor further ahead than the settings allow."""
-        return [await self._send(each.event) for each in batch]
+        return [await self._send(each) for each in batch]
 
-    async def _send(self, event: GpuEvent) -> str | None:
-        if (refusal := self._refusal_of(event)) is not None:
+    async def _send(self, refused: RefusedEvent) -> str | None:
+        if (refusal := self._refusal_of(refused.event)) is not None:
             return refusal
         # Of nothing that was sent before: what a tick does not have shall end no series.
         series = ActiveSeries(external_labels=self._settings.external_labels)
         try:
-            encoded = series.encode_past(event)
+            encoded = series.encode(_samples_of(refused))
         except ValueError as error:
             return f"invalid: {error}"
         try:
@@ -77,3 +82,15 @@ class RemoteWriteRedelivery(Redelivery):
             seconds = -ahead_ns / NS_PER_SECOND
             return f"too_old: {seconds:.0f} s old, more than remote_write.max_age_seconds"
         return None
+
+
+def _samples_of(refused: RefusedEvent) -> IntervalSamples:
+    """Return what is sent of a tick; raises ValueError where it points to what it does not list."""
+    event = refused.event
+    return IntervalSamples(
+        node=node_key(event),
+        time_ns=event.time_ns,
+        values=values_of(event),
+        record=refused.record,
+        is_past=True,
+    )

@@ -11,37 +11,53 @@ from typing import Final
 
 from typing_extensions import override
 
-from gpuledger.bus.protocol import Bus, Consumer, TopicPartition
+from gpuledger.bus.protocol import Consumer, TopicPartition, WholeBus
+from gpuledger.bus.transactional_writers import pause_seconds_after
 from gpuledger.clock import NS_PER_SECOND, Clock
-from gpuledger.errors import BusError, NotAssignedError
-from gpuledger.runtime import Check, CheckSeverity, Readiness
+from gpuledger.errors import BusError, FencedError, NotAssignedError
+from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
 from gpuledger.settings.secret import shown_url
 from sinks.errors import retry_receiver
-from sinks.metrics import WAITING_BYTES
+from sinks.metrics import RETRIES_TOTAL, WAITING_BYTES
 from sinks.protocol import Batch, LargeTurns, Partitions, Sink, SinkContext
 from sinks.registry import REMOTE_WRITE
 from sinks.remote_write.active_series import series_budget
-from sinks.remote_write.partition_sender import PartitionSender, Writer
+from sinks.remote_write.counter_state import CounterState, open_counter_state
+from sinks.remote_write.partition_sender import PartitionSender, SenderParts, TakenOver, Writer
 from sinks.remote_write.write_client import RemoteWriteClient, open_client
 from sinks.settings import RemoteWriteSettings
 
 NAME: Final = REMOTE_WRITE.name
 
 
+_FENCED_SECONDS: Final = 3.0
+"""A heartbeat of any group: by then it has said who has a partition now."""
+
+
 @asynccontextmanager
 async def open_sink(
     *,
-    bus: Bus,  # noqa: ARG001  # as OpenSink has it
+    bus: WholeBus,
     settings: RemoteWriteSettings,
     readiness: Readiness,
     clock: Clock,
-    group: str,  # noqa: ARG001  # as OpenSink has it
+    group: str,
 ) -> AsyncIterator["RemoteWriteSink"]:
     """Open the sink that sends every event's samples to the receiver."""
     check = readiness.check("remote_write.receiver", severity=CheckSeverity.WARNING)
     check.ok("nothing sent yet")
-    async with open_client(settings, readiness=readiness) as client:
-        sink = RemoteWriteSink(client=client, settings=settings, clock=clock, check=check)
+    async with (
+        open_client(settings, readiness=readiness) as client,
+        open_counter_state(bus=bus, group=group) as state,
+    ):
+        sink = RemoteWriteSink(
+            client=client,
+            state=state,
+            settings=settings,
+            clock=clock,
+            check=check,
+            counters=readiness.check("remote_write.counters"),
+        )
         try:
             yield sink
         finally:
@@ -57,51 +73,69 @@ class RemoteWriteSink(Sink):
         self,
         *,
         client: RemoteWriteClient,
+        state: CounterState,
         settings: RemoteWriteSettings,
         clock: Clock,
         check: Check,
+        counters: Check,
     ) -> None:
-        self._settings, self._clock, self._check = settings, clock, check
+        """Take the receiver and its check, and the state of the counters and its own."""
+        self._settings, self._clock, self._state = settings, clock, state
+        self._counters_check = counters
         self.receiver = shown_url(settings.url)
-        self._writer = Writer(
-            client=client,
-            retry=retry_receiver(sink=NAME, check=check, clock=clock, receiver=self.receiver),
+        self._shared = SenderParts(
+            writer=Writer(
+                client=client,
+                retry=retry_receiver(sink=NAME, check=check, clock=clock, receiver=self.receiver),
+                clock=clock,
+                poison_seconds=settings.poison_seconds,
+            ),
+            state=state,
+            settings=settings,
             clock=clock,
-            poison_seconds=settings.poison_seconds,
+            check=check,
+            budget=series_budget(settings.max_series_bytes),
+            turns=LargeTurns(),
         )
-        self._budget = series_budget(settings.max_series_bytes)
-        self._turns = LargeTurns()
+        # Not a `RetryingCaller`: what was undone is polled again, not sent again.
+        self._backoff = Backoff()
+        self._unopened: set[TopicPartition] = set()
         self._senders: dict[TopicPartition, PartitionSender] = {}
         WAITING_BYTES.labels(sink=NAME).set_function(self._waiting_bytes)
 
     @override
     async def assign(self, partitions: Partitions, context: SinkContext) -> None:
-        """Begin without any series: those of who held these before are not known here."""
+        """Remember that these have yet to be taken over."""
         for partition in partitions:
             if (former := self._senders.pop(partition, None)) is not None:
                 former.abandon()
-            # No end is sent of what the former owner has sent: its series go on here, and those
-            # that do not end by themselves at the receiver, after five minutes.
-            self._senders[partition] = PartitionSender(
-                writer=self._writer,
-                settings=self._settings,
-                clock=self._clock,
-                check=self._check,
-                budget=self._budget,
-                turns=self._turns,
-            )
+        self._unopened |= partitions
 
     @override
     async def prepare(self, context: SinkContext) -> Partitions:
-        """Find out, of partitions newly held, up to where records may have been sent before."""
-        # What lies there by now may have been sent by who held them before, and not been committed.
-        unknown = [at for at, sender in self._senders.items() if sender.repeated_before is None]
-        held = context.consumer.assignment().intersection(unknown)
-        if held:
-            for at, end in (await context.consumer.end_offsets(held)).items():
-                if (sender := self._senders.get(at)) is not None:
-                    sender.repeated_before = end
-        return frozenset()
+        """Take over what is newly held, and what was undone, and go to where that is committed."""
+        undone = [error for sender in self._senders.values() if (error := sender.undone)]
+        for at, sender in list(self._senders.items()):
+            if sender.undone is not None:
+                del self._senders[at]
+                sender.abandon()
+                self._unopened.add(at)
+        if undone:
+            await self._pause(undone)
+        wanted = context.consumer.assignment() & self._unopened
+        if not wanted:
+            return frozenset()
+        try:
+            await self._take_over(wanted, context)
+        except BusError as error:
+            # What was polled of these is let go, and what is left of them is taken over next time.
+            await self._pause([error])
+        except NotAssignedError:
+            pass  # a rebalance came between: what is held then is taken over next time
+        else:
+            self._backoff.reset()
+            self._counters_check.ok("counters go on where they were")
+        return wanted
 
     @override
     def full(self) -> Partitions:
@@ -125,8 +159,10 @@ class RemoteWriteSink(Sink):
         """Let requests on their way be answered, then forget the series without ending them."""
         # Before anything is awaited: `handle` goes on meanwhile, and may end no series that the
         # next owner goes on with.
+        self._unopened -= partitions
         released = [self._senders.pop(at) for at in partitions if at in self._senders]
         await asyncio.gather(*(sender.end() for sender in released))
+        await self._state.close({at.partition for at in partitions})
 
     def close(self) -> None:
         """End what is left, as after a consumer that gave nothing up."""
@@ -134,19 +170,51 @@ class RemoteWriteSink(Sink):
             sender.abandon()
         self._senders.clear()
 
+    async def _take_over(self, wanted: Partitions, context: SinkContext) -> None:
+        counted = await self._state.take_over({at.partition for at in wanted})
+        # What lies there by now may have been sent by who held them before, and not been committed.
+        ends = await context.consumer.end_offsets(wanted)
+        for at in wanted & context.consumer.assignment():
+            # Only now: until its id was taken, somebody else could have committed for a partition.
+            await context.consumer.seek(at, await context.consumer.committed(at) or 0)
+            # Given up meanwhile it has no writer, and may have come back since.
+            if at.partition in self._state and at in self._unopened:
+                self._unopened.discard(at)
+                self._senders[at] = PartitionSender(
+                    at,
+                    shared=self._shared,
+                    taken_over=TakenOver(counted=counted[at.partition], repeated_before=ends[at]),
+                )
+
+    async def _pause(self, errors: Sequence[Exception]) -> None:
+        RETRIES_TOTAL.labels(sink=NAME).inc(len(errors))
+        for error in errors:
+            # Being shut out is how a partition changes hands, and no failure of the brokers.
+            if not isinstance(error, FencedError):
+                self._counters_check.failed(str(error))
+        await self._clock.sleep(
+            pause_seconds_after(
+                errors, backoff_seconds=self._backoff.next_seconds(), fenced_seconds=_FENCED_SECONDS
+            )
+        )
+
     async def _end_silent(self, context: SinkContext) -> None:
-        """End the series of nodes of which nothing has come for long.
+        """End what is over of nodes of which nothing has come for long.
 
         What waits on the bus, as after an outage of the receiver, has come too: a node is silent
         where its partition is read to its end, and all that was read is sent.
         """
         silent_ns = round(self._settings.stale_after_seconds * NS_PER_SECOND)
-        before_ns = self._clock.monotonic_ns() - silent_ns
-        silent = {at for at, sender in self._senders.items() if sender.has_silent(before_ns)}
+        now_ns = self._clock.monotonic_ns()
+        silent = {
+            at
+            for at, sender in self._senders.items()
+            if sender.has_silent(silent_ns=silent_ns, now_ns=now_ns)
+        }
         for at in await _read_to_the_end(silent, context.consumer):
             # It may have been given up meanwhile.
             if (sender := self._senders.get(at)) is not None:
-                sender.end_silent(before_ns=before_ns)
+                sender.end_silent(context, silent_ns=silent_ns, now_ns=now_ns)
 
     def _waiting_bytes(self) -> int:
         return sum(sender.waiting_bytes for sender in self._senders.values())

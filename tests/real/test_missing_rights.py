@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from tests.real.services.kafka import KafkaDistribution
     from tests.real.services.kube_client import KubeApiClient
+    from tests.real.services.prometheus import PrometheusApi
 
 # It has an incident on this node.
 SCENARIO: Final = Path(__file__).parents[2] / "cli" / "demo" / "demo.yaml"
@@ -146,6 +147,17 @@ def pod(kube_api: KubeApiClient, brokers: OauthKafka) -> None:
     asyncio.run(publish())
 
 
+def write_counters(brokers: OauthKafka) -> None:
+    """Have a record in the state of counters: what is empty is not read."""
+
+    async def publish() -> None:
+        settings = KafkaSettings(bootstrap_servers=brokers.plaintext_bootstrap_servers)
+        async with KafkaBus(settings).producer() as producer:
+            await producer.publish(Topics().counters.name, 0, [GONE])
+
+    asyncio.run(publish())
+
+
 def write_hasty_scenario(file: Path) -> Path:
     """Write the scenario with its incidents in the first second, rather than in the eighth."""
     scenario = yaml.safe_load(SCENARIO.read_text())
@@ -208,6 +220,10 @@ def test_a_right_that_is_missing_is_missed_by_name(
     if name == "podwatch":
         request.getfixturevalue("pod")
         own["KUBERNETES__KUBECONFIG"] = str(kube_api.kubeconfig)
+    if kind == "remote_write" and missing.name == Topics().counters.name:
+        write_counters(brokers)
+        prometheus: PrometheusApi = request.getfixturevalue("prometheus")
+        own["REMOTE_WRITE__URL"] = prometheus.remote_write_url
     if kind == "store":
         own["STORE__URI"] = str(tmp_path / "store")
         # A watermark is written once there are rows that it speaks of.

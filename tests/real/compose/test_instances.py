@@ -17,6 +17,7 @@ from tests.real.compose.asking import Grafana, Shown
 from tests.ticks import event_of, play
 from tests.unit.deployment import dashboard
 from tests.unit.deployment.deployables import ROOT
+from tests.unit.sinks.remote_write.interval_samples import samples_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,7 +48,7 @@ async def shown(
     settings, series = RemoteWriteSettings(url=prometheus.remote_write_url), ActiveSeries()
     async with open_client(settings) as client:
         for event in events(epoch * 10**9):
-            encoded = series.encode(event)
+            encoded = series.encode(samples_of(event))
             assert encoded is not None
             await client.write(encoded.body, attempt=0)
     seconds = [epoch + second for second in WINDOW]

@@ -88,7 +88,7 @@ async def test_an_outage_of_the_receiver_fires_the_documented_rule_and_its_end_e
 
     monkeypatch.setattr("sinks.remote_write.remote_write_sink.open_client", opened)
     await publish(on, event(0))
-    async with sending(on, RemoteWriteSettings(), clock=clock):
+    async with sending(on, RemoteWriteSettings(interval_seconds=0), clock=clock):
         await eventually(lambda: receiver.minute() >= MINUTES)
         during = list(receiver.seen)
         await eventually(lambda: lag_seconds() == 0)

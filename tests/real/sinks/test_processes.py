@@ -73,7 +73,12 @@ async def test_samples_reach_prometheus_from_kafka(
 ) -> None:
     await make_topics(broker)
     await publish(broker, ticks(10))
-    sink = start_sink("remote_write", broker, remote_write__url=prometheus.remote_write_url)
+    sink = start_sink(
+        "remote_write",
+        broker,
+        remote_write__url=prometheus.remote_write_url,
+        remote_write__interval_seconds="0",
+    )
 
     promql = 'count(count_over_time(gpuledger_pod_gpu_busy_ratio{node=~"node-[0-7]"}[5m]) == 10)'
     found = prometheus.await_query(promql, deadline_seconds=30)
@@ -94,7 +99,9 @@ async def test_an_outage_of_the_receiver_is_one_line_where_it_begins_and_the_lag
     await make_topics(broker)
     await publish(broker, ticks(3))
     url = f"http://user:secret@127.0.0.1:{free_ports(1)[0]}/api/v1/write"
-    sink = start_sink("remote_write", broker, remote_write__url=url)
+    sink = start_sink(
+        "remote_write", broker, remote_write__url=url, remote_write__interval_seconds="0"
+    )
 
     sink.wait_until(lambda: metric(sink, "gpuledger_sink_retries_total") >= 5, deadline_seconds=30)
     before = metric(sink, "gpuledger_sink_lag_seconds")

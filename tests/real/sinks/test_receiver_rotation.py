@@ -39,6 +39,7 @@ class Mounted:
     def settings(self, receiver: SecuredPrometheus) -> RemoteWriteSettings:
         return RemoteWriteSettings(
             url=receiver.remote_write_url,
+            interval_seconds=0,
             username=receiver.username,
             password=Secret.load(self.password, name="remote_write.password"),
             ca_file=str(self.ca_file),

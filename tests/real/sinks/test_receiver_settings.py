@@ -17,6 +17,7 @@ from tests.real.services.prometheus import Prometheus
 from tests.unit.deployment import compose_file
 from tests.unit.deployment.deployables import ROOT
 from tests.unit.sinks.builders import SECOND_NS, event
+from tests.unit.sinks.remote_write.interval_samples import samples_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +48,7 @@ class WithoutReceiver(Prometheus):
 
 async def send(to: PrometheusApi, node: str, *, time_ns: int) -> str:
     """Send a node's tick as the sink does; return what became of it."""
-    encoded = ActiveSeries().encode(event(node=node, time_ns=time_ns))
+    encoded = ActiveSeries().encode(samples_of(event(node=node, time_ns=time_ns)))
     assert encoded is not None
     async with open_client(RemoteWriteSettings(url=to.remote_write_url)) as client:
         try:

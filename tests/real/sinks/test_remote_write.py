@@ -53,7 +53,7 @@ def ticks(count: int, *, namespace: str, first_ns: int, **changes: object) -> li
 
 
 def sending_to(on: MemoryBus, to: PrometheusApi) -> AbstractAsyncContextManager[Readiness]:
-    return sending(on, RemoteWriteSettings(url=to.remote_write_url))
+    return sending(on, RemoteWriteSettings(url=to.remote_write_url, interval_seconds=0))
 
 
 async def query(of: PrometheusApi, promql: str) -> list[tuple[dict[str, str], float]]:

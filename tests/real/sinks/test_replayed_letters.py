@@ -89,7 +89,8 @@ async def put_late_ticks_aside(
     kafka = letters.kafka
     await make_topics(kafka)
     start_sink("rows", kafka)
-    start_sink("remote_write", kafka, remote_write__url=receiver.remote_write_url)
+    each_tick = {"remote_write__interval_seconds": "0"}
+    start_sink("remote_write", kafka, remote_write__url=receiver.remote_write_url, **each_tick)
     now_ns = time.time_ns() // SECOND_NS * SECOND_NS
     late_ns = now_ns - 1800 * SECOND_NS
     await publish(kafka, [tick(0, time_ns=now_ns)])

@@ -154,7 +154,13 @@ async def ticks_of(simulation: Simulation, node: str, cluster: str) -> list[Node
     clock = SleepersClock(sleepers=1, rings_after_seconds=HOUR_SECONDS + TICK_SECONDS)
     played = Simulation(simulation.scenario, epoch_ns=EPOCH_NS, clock=clock).node(node)
     bus = MemoryBus()
-    settings = AgentSettings(cluster=cluster, node_name=node, tick_seconds=TICK_SECONDS)
+    settings = AgentSettings(
+        cluster=cluster,
+        node_name=node,
+        tick_seconds=TICK_SECONDS,
+        # Of the machine's time, not the played one: on a busy machine threads answer late.
+        gpu_timeout_seconds=60.0,
+    )
     agent = asyncio.create_task(
         run_agent(host=play(played), bus=bus, settings=settings, readiness=Readiness())
     )

@@ -22,6 +22,7 @@ from sinks.settings import AlertsSettings, BusyWithoutPodSettings
 from sinks.timelines import TickOrder, Timelines
 from tests.unit.sinks.builders import NODE, SECOND_NS, START_NS, entry, event
 from tests.unit.sinks.clocks import CASES, COUNT, HOUR, YEAR, Told, of_one_boot, rebooted
+from tests.unit.sinks.remote_write.interval_samples import samples_of
 
 FOR_SECONDS = 5
 BUSY_UNTIL = 30
@@ -151,7 +152,7 @@ def written(
     series: ActiveSeries, made: GpuEvent, order: TickOrder, receiver: Receiver, now_ns: int
 ) -> str:
     try:
-        encoded = series.encode_past(made) if order is TickOrder.SUPERSEDED else series.encode(made)
+        encoded = series.encode(samples_of(made, is_past=order is TickOrder.SUPERSEDED))
     except ValueError:
         return "invalid"
     time_ms = made.time_ns // 1_000_000

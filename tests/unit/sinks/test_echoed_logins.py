@@ -53,7 +53,7 @@ async def test_remote_write_shows_no_login_that_its_receiver_quotes(login: str) 
     on, readiness = bus(), Readiness()
     await publish(on, event(0))
     async with receiving(by_body=lambda _: refusing(quoted)) as receiver:
-        settings = RemoteWriteSettings(url=f"{receiver.url}/write", **given)  # type: ignore[arg-type]  # settings' own names
+        settings = RemoteWriteSettings(url=f"{receiver.url}/write", interval_seconds=0, **given)  # type: ignore[arg-type]  # settings' own names
         work = run_sink(
             REMOTE_WRITE, bus=on, settings=settings, readiness=readiness, clock=ManualClock()
         )

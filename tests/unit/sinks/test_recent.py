@@ -15,6 +15,7 @@ from sinks.remote_write.active_series import ActiveSeries
 from sinks.settings import AlertsSettings, BusyWithoutPodSettings
 from sinks.timelines import SeenTicks, Timelines
 from tests.unit.sinks.builders import START_NS, ManualClock, entry, event, place_of
+from tests.unit.sinks.remote_write.interval_samples import samples_of
 
 DAY = 86_400
 Take = Callable[[GpuEvent], object]
@@ -65,7 +66,7 @@ def sending(clock: ManualClock) -> Take:
     series = ActiveSeries()
 
     def take(of: GpuEvent) -> None:
-        series.encode(of, now_ns=clock.monotonic_ns())
+        series.encode(samples_of(of), now_ns=clock.monotonic_ns())
         for _ in series.end_silent(before_ns=clock.monotonic_ns() - 300 * 10**9):
             pass
 
@@ -74,7 +75,7 @@ def sending(clock: ManualClock) -> Take:
 
 def sending_what_is_past(clock: ManualClock) -> Take:
     series = ActiveSeries()
-    return lambda of: series.encode_past(of, now_ns=clock.monotonic_ns())
+    return lambda of: series.encode(samples_of(of, is_past=True), now_ns=clock.monotonic_ns())
 
 
 def placing(clock: ManualClock) -> Take:

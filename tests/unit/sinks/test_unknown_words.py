@@ -56,6 +56,7 @@ from tests.unit.sinks.builders import (
     reading,
 )
 from tests.unit.sinks.otlp.decoded import points_of
+from tests.unit.sinks.remote_write.interval_samples import samples_of
 from tests.unit.sinks.remote_write.oracle import parse
 from tests.unit.sinks.store.storing import fill
 
@@ -115,7 +116,7 @@ def in_the_store(one: GpuEvent, folder: Path) -> Counter[str]:
 
 def in_remote_write(one: GpuEvent, _: Path) -> Counter[str]:
     found: Counter[str] = Counter()
-    for series in parse(ActiveSeries().encode(one).body):
+    for series in parse(ActiveSeries().encode(samples_of(one)).body):
         of, is_busy, _rest = series.name.partition("_gpu_busy_ratio")
         if is_busy:
             account = series.label("account") or of.rpartition("_")[2]
@@ -187,7 +188,7 @@ def words_on_the_screen(one: GpuEvent) -> set[str]:
 
 
 def words_in_remote_write(one: GpuEvent) -> set[str]:
-    series = parse(ActiveSeries().encode(one).body)
+    series = parse(ActiveSeries().encode(samples_of(one)).body)
     return {value for found in series for _, value in found.labels}
 
 

@@ -85,7 +85,7 @@ async def test_what_a_receiver_refused_reaches_it_and_no_topic_of_other_sinks() 
     on = bus()
     await publish(on, event(0), event(1))
     async with receiving(by_body=refuse_samples) as receiver:
-        settings = RemoteWriteSettings(url=f"{receiver.url}/write")
+        settings = RemoteWriteSettings(url=f"{receiver.url}/write", interval_seconds=0)
         sink = run_sink(
             REMOTE_WRITE, bus=on, settings=settings, readiness=Readiness(), clock=ManualClock()
         )
@@ -205,7 +205,7 @@ async def test_letters_of_another_consumer_are_passed_over_or_told_where_they_ar
     assert counted(of_all) == (0, 0, 0, 0)
     assert list(named.skipped) == [f"it is of the consumer {JOIN}: name it with --consumer"]
     assert counted(chosen) == (1, 0, 0, 0)
-    assert list(absent.skipped) == ["there is no dead letter at 0:77"]
+    assert list(absent.skipped) == ["nothing that was asked for lies at 0:77"]
 
 
 async def test_a_receiver_that_is_away_is_waited_for_and_then_given_up_with_what_was_done(
@@ -275,6 +275,7 @@ async def test_rows_of_the_store_are_appended_beside_those_that_are_there(tmp_pa
         target = sink_target(on, STORE, settings, clock=clock)
         outcome = await replay(on, target, clock=clock, again=True)
         assert counted(outcome) == (2, 0, 0, 0)
+    assert clock.slept == []
 
     # Two rows of each event, once for each time: by their places readers know them.
     assert offsets(tmp_path) == [0] * 4 + [40] * 4

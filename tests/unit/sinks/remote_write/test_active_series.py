@@ -21,6 +21,7 @@ from tests.unit.sinks.builders import (
     pod,
     reading,
 )
+from tests.unit.sinks.remote_write.interval_samples import samples_of
 from tests.unit.sinks.remote_write.oracle import Series, parse
 
 STALE = 0x7FF0000000000002
@@ -28,7 +29,7 @@ PENDING = PodDescription(uid="uid-train", state=PodState.PENDING)
 
 
 def encode(series: ActiveSeries, of: GpuEvent) -> list[Series]:
-    encoded = series.encode(of)
+    encoded = series.encode(samples_of(of))
     parsed = parse(encoded.body)
     assert encoded.samples == len(parsed)
     return parsed
@@ -208,8 +209,8 @@ def test_a_node_without_gpus_ends_all_its_series_and_no_other_nodes() -> None:
 
 def test_a_node_of_which_nothing_comes_has_its_series_ended_once() -> None:
     series = ActiveSeries()
-    first = series.encode(event(0), now_ns=100)
-    series.encode(event(0, node="node-b"), now_ns=200)
+    first = series.encode(samples_of(event(0)), now_ns=100)
+    series.encode(samples_of(event(0, node="node-b")), now_ns=200)
 
     (ended,) = series.end_silent(before_ns=200)
 
@@ -219,7 +220,7 @@ def test_a_node_of_which_nothing_comes_has_its_series_ended_once() -> None:
     }
     assert all(is_stale(one) for one in parse(ended.body))
     assert list(series.end_silent(before_ns=200)) == []
-    again = series.encode(event(1), now_ns=300)
+    again = series.encode(samples_of(event(1)), now_ns=300)
     assert again.samples == first.samples
 
 
@@ -227,19 +228,19 @@ def test_a_node_of_which_nothing_comes_has_its_series_ended_once() -> None:
 def test_a_tick_that_is_stamped_no_later_than_the_last_goes_on_with_the_series(tick: int) -> None:
     """As after a clock was set back; the receiver may refuse it, so it is marked."""
     series = ActiveSeries()
-    assert not series.encode(event(0)).is_behind
+    assert not series.encode(samples_of(event(0))).is_behind
 
-    ended = series.encode(event(tick, entries=[]))
+    ended = series.encode(samples_of(event(tick, entries=[])))
     assert ended.is_behind
     assert stale_names(parse(ended.body))
-    assert not series.encode(event(1)).is_behind
+    assert not series.encode(samples_of(event(1))).is_behind
 
 
 def test_a_tick_that_others_have_followed_begins_and_ends_no_series() -> None:
     series = ActiveSeries()
     now = encode(series, event(9))
 
-    past = series.encode_past(event(0, entries=[entry(pod_uid="uid-gone")]))
+    past = series.encode(samples_of(event(0, entries=[entry(pod_uid="uid-gone")]), is_past=True))
     assert past.is_behind
     assert stale_names(parse(past.body)) == set()
     assert {one.time_ms for one in parse(past.body)} == {START_NS // 1_000_000}
@@ -287,7 +288,7 @@ def test_every_metric_name_ends_in_its_base_unit() -> None:
 
 def test_parts_put_together_are_one_request() -> None:
     series = ActiveSeries()
-    bodies = [series.encode(event(0, node=node)) for node in ("node-a", "node-b")]
+    bodies = [series.encode(samples_of(event(0, node=node))) for node in ("node-a", "node-b")]
     body = b"".join(one.body for one in bodies)
 
     assert {one.label("node") for one in parse(body)} == {"node-a", "node-b"}
@@ -300,12 +301,12 @@ def test_series_of_nodes_that_come_once_take_bounded_memory_and_those_that_live_
     encode(here, event(node="node-a"))
 
     for number in range(300):
-        here.encode(event(node=f"made-up-{number}"))
-        there.encode(event(node=f"others-{number}"))
-        here.encode(event(number + 1, node="node-a", entries=[entry(Account.HOST)]))
+        here.encode(samples_of(event(node=f"made-up-{number}")))
+        there.encode(samples_of(event(node=f"others-{number}")))
+        here.encode(samples_of(event(number + 1, node="node-a", entries=[entry(Account.HOST)])))
         assert budget.held_bytes <= 2 * budget.max_bytes
 
-    ended = here.encode(event(400, node="node-a", entries=[]))
+    ended = here.encode(samples_of(event(400, node="node-a", entries=[])))
     assert STALE_VALUE in ended.body
     assert here.forgotten > 0
     for series in (here, there):
@@ -316,7 +317,7 @@ def test_series_of_nodes_that_come_once_take_bounded_memory_and_those_that_live_
 def test_the_bytes_of_series_that_ended_are_given_back() -> None:
     budget = series_budget()
     series = ActiveSeries(budget=budget)
-    series.encode(event(node="node-a"), now_ns=1)
+    series.encode(samples_of(event(node="node-a")), now_ns=1)
 
     list(series.end_silent(before_ns=2))
 
@@ -329,4 +330,4 @@ def test_a_tick_of_more_things_than_have_series_is_refused() -> None:
     gpus = [books(reading(uuid=f"GPU-{number}"), *entries) for number in range(MAX_GROUPS // 3 + 1)]
 
     with pytest.raises(ValueError, match=f"more than {MAX_GROUPS} devices and accounts"):
-        ActiveSeries().encode(event(gpus=gpus))
+        ActiveSeries().encode(samples_of(event(gpus=gpus)))

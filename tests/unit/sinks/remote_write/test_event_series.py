@@ -26,6 +26,7 @@ from tests.unit.sinks.builders import (
     reading,
     settlement,
 )
+from tests.unit.sinks.remote_write.interval_samples import samples_of
 from tests.unit.sinks.remote_write.oracle import Series
 from tests.unit.sinks.remote_write.test_active_series import encode, is_stale, named, stale_names
 
@@ -145,7 +146,7 @@ def test_a_holder_that_the_event_does_not_list_is_refused_and_changes_nothing(
     alive = len(encode(series, event(0, entries=[idle(1.0)])))
 
     with pytest.raises(ValueError, match=rf"holder: position {position} .*of which there are 0"):
-        series.encode(event(1, entries=[idle(1.0, position)]))
+        series.encode(samples_of(event(1, entries=[idle(1.0, position)])))
 
     assert len(series) == alive
     assert stale_names(encode(series, event(1, entries=[idle(1.0)]))) == set()

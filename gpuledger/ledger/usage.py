@@ -1,0 +1,256 @@
+"""What a tick adds to the counters of use: by device, account, pod and container, in whole numbers.
+
+Here lives the one table of counters (`COUNTERS`), made from the quantities that are booked, and the
+walk over an event that says by how much each grows (`used_in`). A quantity that is held over the
+tick, as memory is, is counted as the amount times the interval.
+
+A series is of a device, an account, and of a pod's container by its UID and name: labels that never
+change while it lives. Of a container whose names are not known yet nothing is counted under other
+names: it is told by what its names are found by (`Unnamed`), and waits for them elsewhere.
+
+`unattributed` is gross: what a settlement takes from it in favour of a container is counted in a
+series of its own, as a counter never falls. Idle is nobody's: who held the device is counted as
+held. Pure; sums over the series of a device equal those of its entries, to the last unit.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from gpuledger.ledger.entries import PodIndex, PodOfEntry, gpu_of
+from gpuledger.ledger.quantities import BOOKED, BUSY_NS, HELD_NS, Quantity
+from gpuledger.ledger.series import Family, FamilyMetric, SeriesGroup, SeriesValues
+from gpuledger.records import Account, Entry, GpuEvent, PodState
+
+SETTLED: Final = "settled_busy_ns"
+"""What settlements have taken from `unattributed`."""
+COUNTED: Final = (*(quantity.name for quantity in BOOKED), SETTLED)
+"""The names of what is counted, in the order of `UsedAmounts`."""
+_SETTLED_INDEX: Final = COUNTED.index(SETTLED)
+_BUSY_INDEX: Final = COUNTED.index(BUSY_NS.name)
+_HELD_INDEX: Final = COUNTED.index(HELD_NS.name)
+_NOTHING: Final = (None,) * len(COUNTED)
+_NS_PER_SECOND: Final = 10**9
+
+
+def _units_per_base(quantity: Quantity) -> int:
+    """Return how many of what is counted are one of what the series says."""
+    by_time = _NS_PER_SECOND if quantity.is_gauge else 1
+    return quantity.units_per_base * by_time
+
+
+_DIVISORS: Final = (*map(_units_per_base, BOOKED), _NS_PER_SECOND)
+COUNTERS: Final = Family(
+    labels=("gpu_uuid", "account", "namespace", "pod", "pod_uid", "container"),
+    metrics=(
+        *(
+            FamilyMetric(
+                name=f"gpuledger_gpu_{quantity.total_name}",
+                help=quantity.total_help,
+                kind="counter",
+            )
+            for quantity in BOOKED
+        ),
+        FamilyMetric(
+            name="gpuledger_gpu_settled_busy_seconds_total",
+            help="Busy time that was counted as unattributed, and on its containers once these had"
+            " ended; it stands in both.",
+            kind="counter",
+        ),
+    ),
+)
+
+UsedAmounts = list[int | None]
+"""An amount of each of `COUNTED`; `None` where it is not known."""
+
+
+class CountedLabels(NamedTuple):
+    """Whose a counter is: the values of the labels of `COUNTERS`."""
+
+    gpu_uuid: str
+    account: str
+    namespace: str = ""
+    pod: str = ""
+    pod_uid: str = ""
+    container: str = ""
+
+    @property
+    def group(self) -> SeriesGroup:
+        """The series of these labels."""
+        return SeriesGroup(COUNTERS, self)
+
+
+class Unnamed(NamedTuple):
+    """A container on a device of which not all names are known yet."""
+
+    gpu_uuid: str
+    ident: str
+    """By what its names are found: the container's id, or what the kubelet calls it."""
+
+
+class Used(NamedTuple):
+    """What a tick adds for one entry."""
+
+    labels: CountedLabels
+    """Whose it is, as far as that is known."""
+    unnamed: Unnamed | None
+    """Set where names are missing."""
+    amounts: UsedAmounts
+
+    def named(self, names: Mapping[str, CountedLabels]) -> "Used":
+        """Return the same under its names, where these are among the given ones (`names_in`)."""
+        if self.unnamed is None or (labels := names.get(self.unnamed.ident)) is None:
+            return self
+        return Used(labels._replace(gpu_uuid=self.unnamed.gpu_uuid), None, self.amounts)
+
+
+def base_units(amounts: UsedAmounts) -> SeriesValues:
+    """Return the values of the series of `COUNTERS`, in base units."""
+    # A division of whole numbers rounds once, so that what grows never reads less.
+    return tuple(
+        None if amount is None else amount / divisor
+        for amount, divisor in zip(amounts, _DIVISORS, strict=True)
+    )
+
+
+def add_amounts(total: UsedAmounts, more: UsedAmounts) -> None:
+    """Add amounts to a total in place; what is not known adds nothing."""
+    for index, amount in enumerate(more):
+        if amount is not None:
+            total[index] = (total[index] or 0) + amount
+
+
+def used_in(event: GpuEvent) -> Iterator[Used]:
+    """Yield what each entry of an event adds to the counters.
+
+    Raises ValueError where an entry names what the event does not list.
+    """
+    whose = _Whose(event)
+    interval_ns = event.interval_ns
+    for books in event.gpus:
+        gpu_uuid = books.reading.uuid
+        for entry in books.entries:
+            amounts = _amounts_of(entry, interval_ns)
+            held_ns, amounts[_HELD_INDEX] = amounts[_HELD_INDEX], None
+            labels, unnamed = whose.user_of(gpu_uuid, entry)
+            yield Used(labels, unnamed, amounts)
+            if held_ns is not None:
+                labels, unnamed = whose.holder_of(gpu_uuid, entry)
+                held: UsedAmounts = [*_NOTHING]
+                held[_HELD_INDEX] = held_ns
+                yield Used(labels, unnamed, held)
+    for settlement in event.settlements or ():
+        gpu_uuid = gpu_of(settlement, event).reading.uuid
+        for entry in settlement.entries:
+            settled: UsedAmounts = [*_NOTHING]
+            # What is below zero is what the account had of it before.
+            index = _BUSY_INDEX if (entry.busy_ns or 0) >= 0 else _SETTLED_INDEX
+            settled[index] = abs(entry.busy_ns or 0)
+            labels, unnamed = whose.user_of(gpu_uuid, entry)
+            yield Used(labels, unnamed, settled)
+
+
+def names_in(event: GpuEvent) -> dict[str, CountedLabels]:
+    """Return, by what they are found by, the containers and holders all of whose names are known.
+
+    The labels are those of no device.
+    """
+    pods = PodIndex(event)
+    found: dict[str, CountedLabels] = {}
+    for position in range(len(event.containers)):
+        user = pods.user_of(Entry(account=Account.POD, container=position))
+        labels = _labels("", user)
+        if _is_named(labels):
+            found[_ident(user)] = labels
+    for position in range(len(event.holders)):
+        labels = _labels("", pods.holder_of(Entry(account=Account.IDLE, holder=position)))
+        if _is_named(labels):
+            found[_name_of_holder(labels)] = labels
+    return found
+
+
+_booked_amounts: Final[Callable[[Entry], tuple[int | None, ...]]] = attrgetter(
+    *(quantity.name for quantity in BOOKED)
+)
+_MULTIPLIED: Final = tuple(index for index, quantity in enumerate(BOOKED) if quantity.is_gauge)
+
+
+def _amounts_of(entry: Entry, interval_ns: int) -> UsedAmounts:
+    amounts: UsedAmounts = [*_booked_amounts(entry), None]
+    for index in _MULTIPLIED:
+        if (amount := amounts[index]) is not None:
+            amounts[index] = amount * interval_ns
+    # Below zero in no tick's books; but whoever wrote the event may be anybody.
+    if (amounts[_BUSY_INDEX] or 0) < 0:
+        amounts[_BUSY_INDEX] = None
+    return amounts
+
+
+_NOBODY: Final = CountedLabels("", "")
+_Told = tuple[CountedLabels, str | None]
+"""The labels of no device, and where names are missing by what they are found."""
+
+
+class _Whose:
+    """Whose the entries of one event are; each container and holder is looked up once."""
+
+    def __init__(self, event: GpuEvent) -> None:
+        self._pods = PodIndex(event)
+        self._users: dict[int | None, _Told] = {}
+        self._holders: dict[int | None, _Told] = {
+            None: (_NOBODY._replace(account=Account.IDLE.value), None)
+        }
+
+    def user_of(self, gpu_uuid: str, entry: Entry) -> tuple[CountedLabels, Unnamed | None]:
+        if entry.account is not Account.POD:
+            return CountedLabels(gpu_uuid, entry.account.value), None
+        told = self._users.get(entry.container)
+        if told is None:
+            user = self._pods.user_of(entry)
+            told = self._users[entry.container] = _told(user, _ident(user))
+        return _on_device(gpu_uuid, told)
+
+    def holder_of(self, gpu_uuid: str, entry: Entry) -> tuple[CountedLabels, Unnamed | None]:
+        told = self._holders.get(entry.holder)
+        if told is None:
+            holder = self._pods.holder_of(entry)
+            told = _told(holder, _name_of_holder(_labels("", holder)))
+            self._holders[entry.holder] = told
+        return _on_device(gpu_uuid, told)
+
+
+def _told(pod: PodOfEntry, ident: str) -> _Told:
+    labels = _labels("", pod)
+    # Of another node's pod nothing but the UID is ever told.
+    is_all = _is_named(labels) or pod.described.state is PodState.FOREIGN
+    return labels, None if is_all else ident
+
+
+def _on_device(gpu_uuid: str, told: _Told) -> tuple[CountedLabels, Unnamed | None]:
+    labels, ident = told
+    unnamed = None if ident is None else Unnamed(gpu_uuid, ident)
+    return CountedLabels(gpu_uuid, *labels[1:]), unnamed
+
+
+def _labels(gpu_uuid: str, pod: PodOfEntry) -> CountedLabels:
+    described = pod.described
+    return CountedLabels(
+        gpu_uuid,
+        Account.POD.value,
+        described.namespace or "",
+        described.name or "",
+        described.uid or "",
+        pod.container or "",
+    )
+
+
+def _is_named(labels: CountedLabels) -> bool:
+    return all((labels.namespace, labels.pod, labels.pod_uid, labels.container))
+
+
+def _ident(user: PodOfEntry) -> str:
+    return user.container_id or user.described.uid or ""
+
+
+def _name_of_holder(labels: CountedLabels) -> str:
+    return f"{labels.namespace}/{labels.pod}/{labels.container}"

@@ -1,0 +1,141 @@
+"""The state topic of counters: read when a partition is taken over, written with its offsets.
+
+What a group has counted of a node lies in `counters.v1`, in the partition of the node's events,
+under `<group>/<cluster>/<node>`. A commit writes the counters that have changed and the group's
+offset in one transaction, after the receiver has answered for what was sent of them: a sink that
+goes on from there counts each tick once. Whoever opens a partition's transactions shuts out who
+had it before, so that of two sinks that take themselves for its owner one alone moves it.
+"""
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+
+import structlog
+
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
+from gpuledger.bus.protocol import HistoryReader, Message, Span, TopicPartition, WholeBus
+from gpuledger.bus.transactional_writers import TransactionalWriters
+from gpuledger.clock import NS_PER_DAY, NS_PER_MS
+from gpuledger.codec import decoder_of, encode
+from gpuledger.errors import UndecodableError
+from gpuledger.keys import counters_key, node_key
+from gpuledger.records import NodeCounters
+from gpuledger.runtime.logs import Repeats
+from sinks.remote_write.node_intervals import NodeIntervals
+
+_KEPT_NS: Final = 2 * NS_PER_DAY
+"""Counters of a node that is so far behind the newest of its partition are no longer kept."""
+_FINISH_SECONDS: Final = 2.5
+"""How long a commit that is under way may go on when its partition is given up."""
+_log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
+
+
+class CounterState:
+    """What the sinks of one group have counted, as the state topic has it."""
+
+    def __init__(self, *, bus: WholeBus, group: str, writers: TransactionalWriters) -> None:
+        self._bus, self._group, self._writers = bus, group, writers
+        self._topic = bus.topics.counters
+        self._outdated: dict[int, list[str]] = {}
+
+    async def take_over(self, numbers: Iterable[int]) -> Mapping[int, Mapping[str, NodeCounters]]:
+        """Shut out who had these partitions, and return what was counted, by node's key.
+
+        Raises `BusError`: the partitions are to be taken over again then.
+        """
+        wanted = list(numbers)
+        await self._writers.open(wanted)
+        async with self._bus.reader() as reader:
+            spans = await reader.spans(self._topic.name)
+            return {
+                number: await self._read(reader, TopicPartition(self._topic.name, number), spans)
+                for number in wanted
+            }
+
+    def __contains__(self, number: int) -> bool:
+        """Return whether the partition is held, so that something can be committed."""
+        return number in self._writers
+
+    async def commit(
+        self, at: TopicPartition, changed: Iterable[NodeIntervals], *, next_offset: int
+    ) -> None:
+        """Write the counters of nodes and the offset, all of it or nothing.
+
+        Raises `BusError` and `FencedError`, after which the partition must be taken over again.
+        """
+        messages = [self._message(node) for node in changed]
+        messages += [
+            Message(key=key.encode(), value=None, timestamp_ms=0)
+            for key in self._outdated.pop(at.partition, ())
+        ]
+        target = TopicPartition(self._topic.name, at.partition)
+        await self._writers.commit(
+            at.partition, {target: messages} if messages else {}, offsets={at: next_offset}
+        )
+
+    async def close(self, numbers: Iterable[int]) -> None:
+        """Release partitions; a commit under way may end."""
+        await self._writers.close(numbers)
+
+    async def _read(
+        self, reader: HistoryReader, at: TopicPartition, spans: Mapping[TopicPartition, Span]
+    ) -> dict[str, NodeCounters]:
+        """Return the newest counters of each node of the partition that are this group's."""
+        decode = decoder_of(self._topic.name, NodeCounters).decode
+        found: dict[str, NodeCounters] = {}
+        own = counters_key(self._group, "")
+        span = spans.get(at)
+        if span is None or span.first >= span.end:
+            return found
+        async for records in reader.read(at, span):
+            for record in records:
+                key = (record.key or b"").decode(errors="replace")
+                node = key.removeprefix(own)
+                # A node's key has one slash: with more it is of a group whose name begins alike.
+                if node == key or node.count("/") != 1:
+                    continue
+                if record.value is None:
+                    found.pop(node, None)
+                    continue
+                try:
+                    found[node] = decode(record.value)
+                except UndecodableError as error:
+                    # Its counters begin anew, which readers take for a reset.
+                    if count := _repeats.count("counters"):
+                        _log.warning("counters_skipped", key=key, count=count, error=str(error))
+        return self._without_outdated(at.partition, found)
+
+    def _without_outdated(
+        self, number: int, found: dict[str, NodeCounters]
+    ) -> dict[str, NodeCounters]:
+        """Return the counters less those of nodes that are gone, which the next commit removes."""
+        newest_ns = max((counted.time_ns for counted in found.values()), default=0)
+        outdated = [
+            node for node, counted in found.items() if newest_ns - counted.time_ns > _KEPT_NS
+        ]
+        self._outdated[number] = [counters_key(self._group, node) for node in outdated]
+        return {node: counted for node, counted in found.items() if node not in outdated}
+
+    def _message(self, node: NodeIntervals) -> Message:
+        while True:
+            counted = node.take_record(self._group)
+            message = Message(
+                key=counters_key(self._group, node_key(counted)).encode(),
+                value=encode(counted),
+                timestamp_ms=counted.time_ns // NS_PER_MS,
+            )
+            # Names may be long: one that does not fit would undo every commit.
+            if size_bytes(message.key, message.value) <= MAX_MESSAGE_BYTES // 2:
+                return message
+            node.halve()
+
+
+@asynccontextmanager
+async def open_counter_state(*, bus: WholeBus, group: str) -> AsyncIterator[CounterState]:
+    """Open the state of a group; leaving the context gives its partitions up."""
+    async with TransactionalWriters(
+        bus=bus, group=group, finish_seconds=_FINISH_SECONDS
+    ) as writers:
+        yield CounterState(bus=bus, group=group, writers=writers)

@@ -1,0 +1,283 @@
+"""The counters of one node: what its containers and devices have used since each series began.
+
+What a tick adds is `gpuledger.ledger.usage`'s; here lives how long a series goes on, and what
+becomes of use whose container has no names yet. It waits for them for a minute of the node's time
+(`WAITS_NS`), and then is counted under what is known. Nothing of a device is lost by that, and it
+is behind by as much as waits.
+
+A series begins with 0 where its first use begins, and goes on with the same value for as long as
+`KEPT_NS` after its last use, as a container that comes back goes on with its counter. What comes
+later than that begins anew: readers see a counter that was reset.
+
+Pure. `record_of` and `restore` turn the counters of a node into the record of the state topic and
+back.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+from gpuledger.clock import NS_PER_MINUTE
+from gpuledger.keys import split_key
+from gpuledger.ledger.usage import (
+    COUNTED,
+    CountedLabels,
+    Unnamed,
+    Used,
+    UsedAmounts,
+    add_amounts,
+)
+from gpuledger.records import (
+    Account,
+    CountedBoot,
+    CountedPod,
+    CountedSeries,
+    NodeCounters,
+    WaitingUse,
+)
+from gpuledger.records.counters import MAX_COUNTED_SERIES
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+WAITS_NS: Final = NS_PER_MINUTE
+"""How long use waits for names."""
+KEPT_NS: Final = 10 * NS_PER_MINUTE
+"""How long a series goes on of which nothing more comes."""
+
+
+_NO_POD: Final = CountedPod()
+
+
+def _nothing() -> UsedAmounts:
+    return [None] * len(COUNTED)
+
+
+@dataclass(slots=True)
+class CountedUse:
+    """What was counted under the same labels."""
+
+    seen_ns: int
+    """When there was last anything of it."""
+    amounts: UsedAmounts = field(default_factory=_nothing)
+    """The counters, in the order of `COUNTED`."""
+    begun_ns: list[int | None] = field(default_factory=_nothing)
+    """Where each of them began with 0."""
+
+
+@dataclass(slots=True)
+class _UseWithoutNames:
+    """Use of a container on a device that is in no series so far."""
+
+    labels: CountedLabels
+    """What is known of whose it is."""
+    begun_ns: int
+    seen_ns: int
+    amounts: UsedAmounts = field(default_factory=_nothing)
+
+
+class UseOfNode:
+    """All series of one node, with what waits for names."""
+
+    def __init__(self) -> None:
+        self.series: dict[CountedLabels, CountedUse] = {}
+        self._begun: dict[CountedLabels, set[int]] = {}
+        self._waiting: dict[Unnamed, _UseWithoutNames] = {}
+        self.forgotten = 0
+        """How many series ended before their time, as there were too many."""
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether there is use that waits for names."""
+        return bool(self._waiting)
+
+    def add(self, used: Used, *, begun_ns: int, time_ns: int) -> None:
+        """Add what ticks add for one entry; the first of them begins at `begun_ns`.
+
+        `time_ns` is the time that the node has reached.
+        """
+        if used.unnamed is None:
+            self._count(used.labels, used.amounts, begun_ns=begun_ns, time_ns=time_ns)
+            return
+        waiting = self._waiting.get(used.unnamed)
+        if waiting is None:
+            waiting = self._waiting[used.unnamed] = _UseWithoutNames(used.labels, begun_ns, time_ns)
+        waiting.labels, waiting.seen_ns = used.labels, time_ns
+        add_amounts(waiting.amounts, used.amounts)
+
+    def name(self, named: Mapping[str, CountedLabels]) -> None:
+        """Count what has waited for these names, where it was used."""
+        for unnamed in [unnamed for unnamed in self._waiting if unnamed.ident in named]:
+            waiting = self._waiting.pop(unnamed)
+            labels = named[unnamed.ident]._replace(gpu_uuid=unnamed.gpu_uuid)
+            self._count_waiting(labels, waiting)
+
+    def go_on(self, time_ns: int) -> None:
+        """End what is over by this time of the node: waiting, and series."""
+        for unnamed, waiting in list(self._waiting.items()):
+            # Where the clock was set back, what is ahead is over as well.
+            if abs(time_ns - waiting.begun_ns) >= WAITS_NS:
+                self._count_waiting(waiting.labels, waiting)
+                waiting.amounts = _nothing()
+            if abs(time_ns - waiting.seen_ns) >= KEPT_NS:
+                del self._waiting[unnamed]
+        over = [
+            labels for labels, use in self.series.items() if abs(time_ns - use.seen_ns) >= KEPT_NS
+        ]
+        for labels in over:
+            del self.series[labels]
+        self._bound()
+
+    def forget(self, number: int) -> None:
+        """End as many series as that, those of which nothing has come for longest."""
+        for labels in sorted(self.series, key=lambda of: self.series[of].seen_ns)[:number]:
+            del self.series[labels]
+        self.forgotten += number
+
+    def take_begun(self) -> Mapping[CountedLabels, Collection[int]]:
+        """Return which counters have begun since the last call, by their position in `COUNTED`."""
+        begun, self._begun = self._begun, {}
+        return {labels: which for labels, which in begun.items() if labels in self.series}
+
+    def _count_waiting(self, labels: CountedLabels, waiting: _UseWithoutNames) -> None:
+        if any(amount is not None for amount in waiting.amounts):
+            self._count(labels, waiting.amounts, begun_ns=waiting.begun_ns, time_ns=waiting.seen_ns)
+
+    def _count(
+        self, labels: CountedLabels, amounts: UsedAmounts, *, begun_ns: int, time_ns: int
+    ) -> None:
+        use = self.series.get(labels)
+        if use is None:
+            use = self.series[labels] = CountedUse(time_ns)
+        use.seen_ns = time_ns
+        for index, amount in enumerate(amounts):
+            if amount is not None and use.amounts[index] is None:
+                use.begun_ns[index] = begun_ns
+                self._begun.setdefault(labels, set()).add(index)
+        add_amounts(use.amounts, amounts)
+
+    def _bound(self) -> None:
+        """End the series of which nothing has come for longest, where there are too many."""
+        if (excess := len(self.series) - MAX_COUNTED_SERIES) > 0:
+            self.forget(excess)
+        if (excess := len(self._waiting) - MAX_COUNTED_SERIES) > 0:
+            # The first that came wait for longest.
+            for unnamed in list(self._waiting)[:excess]:
+                waiting = self._waiting.pop(unnamed)
+                self._count_waiting(waiting.labels, waiting)
+
+    def record_of(
+        self, *, group: str, node: str, time_ns: int, boots: Mapping[str, int]
+    ) -> NodeCounters:
+        """Return the record of the state topic; `node` is the node's key."""
+        gpus, pods = _Positions[str](), _Positions[CountedPod]()
+        series = [
+            CountedSeries(
+                gpu=gpus.of(labels.gpu_uuid),
+                account=labels.account,
+                pod=pods.of(_pod_of(labels)) if labels.account == Account.POD else None,
+                container=labels.container or None,
+                seen_time_ns=use.seen_ns,
+                amounts=_as_texts(use.amounts),
+                begun_time_ns=use.begun_ns,
+            )
+            for labels, use in self.series.items()
+        ]
+        waiting = [
+            WaitingUse(
+                gpu=gpus.of(unnamed.gpu_uuid),
+                ident=unnamed.ident,
+                since_time_ns=waiting.begun_ns,
+                seen_time_ns=waiting.seen_ns,
+                pod=pods.of(_pod_of(waiting.labels)),
+                container=waiting.labels.container or None,
+                amounts=_as_texts(waiting.amounts),
+            )
+            for unnamed, waiting in self._waiting.items()
+        ]
+        cluster, name = split_key(node)
+        return NodeCounters(
+            group=group,
+            cluster=cluster,
+            node=name,
+            time_ns=time_ns,
+            boots=[CountedBoot(boot_id=boot_id, seq=seq) for boot_id, seq in boots.items()],
+            gpus=gpus.values(),
+            pods=pods.values(),
+            quantities=list(COUNTED),
+            series=series,
+            waiting=waiting or None,
+        )
+
+    @classmethod
+    def restore(cls, record: NodeCounters) -> "UseOfNode":
+        """Return what a record of the state topic says.
+
+        Raises ValueError where it names a position that it does not list. A quantity that is not
+        counted any more is left out.
+        """
+        node = cls()
+        try:
+            for counted in record.series:
+                node.series[_labels_of(record, counted)] = CountedUse(
+                    counted.seen_time_ns,
+                    _as_amounts(record, counted.amounts),
+                    _in_order(record, counted.begun_time_ns),
+                )
+            for waiting in record.waiting or ():
+                labels = _labels_of(record, waiting)
+                node._waiting[Unnamed(labels.gpu_uuid, waiting.ident)] = _UseWithoutNames(
+                    labels,
+                    waiting.since_time_ns,
+                    waiting.seen_time_ns,
+                    _as_amounts(record, waiting.amounts),
+                )
+        except IndexError as error:
+            raise ValueError(f"a position is beyond its list: {error}") from error
+        return node
+
+
+class _Positions(Generic[K]):
+    """Values in the order in which they are first asked for, each once."""
+
+    def __init__(self) -> None:
+        self._positions: dict[K, int] = {}
+
+    def of(self, value: K) -> int:
+        return self._positions.setdefault(value, len(self._positions))
+
+    def values(self) -> list[K]:
+        return list(self._positions)
+
+
+def _pod_of(labels: CountedLabels) -> CountedPod:
+    return CountedPod(
+        namespace=labels.namespace or None, name=labels.pod or None, uid=labels.pod_uid or None
+    )
+
+
+def _labels_of(record: NodeCounters, of: CountedSeries | WaitingUse) -> CountedLabels:
+    account = of.account if isinstance(of, CountedSeries) else Account.POD.value
+    pod = _NO_POD if of.pod is None else record.pods[of.pod]
+    return CountedLabels(
+        record.gpus[of.gpu],
+        account,
+        pod.namespace or "",
+        pod.name or "",
+        pod.uid or "",
+        of.container or "",
+    )
+
+
+def _as_texts(amounts: UsedAmounts) -> list[str | None]:
+    return [None if amount is None else str(amount) for amount in amounts]
+
+
+def _as_amounts(record: NodeCounters, texts: Sequence[str | None]) -> UsedAmounts:
+    return [None if text is None else int(text) for text in _in_order(record, texts)]
+
+
+def _in_order(record: NodeCounters, values: Sequence[T | None]) -> list[T | None]:
+    """Return a record's values in the order of `COUNTED`; what was not counted then is absent."""
+    by_name = dict(zip(record.quantities, values, strict=False))
+    return [by_name.get(name) for name in COUNTED]

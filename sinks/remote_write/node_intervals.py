@@ -1,0 +1,226 @@
+"""The ticks of one node as they are sent: one set of samples for each interval of event time.
+
+An interval is `interval_ns` of the node's own time, at multiples of it since the epoch; a tick is
+of the interval in which it ends. The samples of an interval are made when the node's next tick is
+of another one (`add`), or when nothing more comes (`close`). They bear the time of its last tick,
+so that the same ticks make the same samples, however they were polled. Without a length each tick
+is an interval by itself.
+
+What is counted changes with the closing alone, and with it the position up to which ticks are
+counted. So the state of a node is always that of an interval's end: a sink that goes on from there
+reads the ticks behind it once more, passes over those that are counted (`timelines`), and makes
+what is left of the open interval anew. That is why the offset that is committed lies before the
+first tick of the open interval (`first_offset`).
+
+A tick that comes late, of a boot that another has followed, says nothing of the present: its use is
+counted in the interval that is open, and nothing else of it is sent. Pure.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpuledger.bus.protocol import Record
+from gpuledger.clock import NS_PER_MS
+from gpuledger.ledger.interval_values import IntervalValues
+from gpuledger.ledger.series import SeriesGroup, SeriesValues, values_of
+from gpuledger.ledger.usage import (
+    CountedLabels,
+    Unnamed,
+    Used,
+    add_amounts,
+    base_units,
+    names_in,
+    used_in,
+)
+from gpuledger.records import GpuEvent, NodeCounters
+from sinks.remote_write.node_counters import UseOfNode
+from sinks.timelines import MAX_SEEN_BOOTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntervalSamples:
+    """What is sent of a node for one interval."""
+
+    node: str
+    """The node's key."""
+    time_ns: int
+    """Time of its last tick."""
+    values: Mapping[SeriesGroup, SeriesValues]
+    starts_ms: Mapping[SeriesGroup, Sequence[int | None]] = field(default_factory=dict)
+    """When the counters were 0, in milliseconds since the epoch."""
+    begun: Mapping[SeriesGroup, Collection[int]] = field(default_factory=dict)
+    """Which of them begin in it, by the metric's position in the family."""
+    record: Record
+    """The record of its last tick."""
+    is_late: bool = False
+    """Whether the join says that its last tick came behind others."""
+    is_past: bool = False
+    """Whether it is a tick of the past by itself: it begins and ends no series."""
+
+
+class _OpenInterval:
+    """The ticks of an interval that is not closed yet."""
+
+    def __init__(self, number: int | None, record: Record) -> None:
+        self.number = number
+        """Which interval it is; `None` while nothing but late ticks has come."""
+        self.first_offset = record.offset
+        self.last = record
+        self.time_ns = 0
+        self.is_late = False
+        self.values = IntervalValues()
+        self.boots: dict[str, int] = {}
+        self.named: dict[str, CountedLabels] = {}
+        self.use: dict[tuple[CountedLabels, Unnamed | None], _OpenUse] = {}
+
+    def count(self, event: GpuEvent, used: Iterable[Used]) -> None:
+        """Add what a tick adds to the counters."""
+        self.boots[event.boot_id] = event.seq
+        for one in used:
+            of_both = self.use.get((one.labels, one.unnamed))
+            if of_both is None:
+                begun_ns = event.time_ns - event.interval_ns
+                self.use[one.labels, one.unnamed] = _OpenUse(one, begun_ns)
+            else:
+                add_amounts(of_both.used.amounts, one.amounts)
+
+
+@dataclass(slots=True)
+class _OpenUse:
+    used: Used
+    begun_ns: int
+
+
+class NodeIntervals:
+    """The intervals of one node, and what was counted up to the end of the last one."""
+
+    def __init__(self, node: str, *, interval_ns: int, counted: NodeCounters | None = None) -> None:
+        """Go on from what was counted; raises ValueError where that record is broken."""
+        self._node, self._interval_ns = node, interval_ns
+        self._use = UseOfNode() if counted is None else UseOfNode.restore(counted)
+        self._boots = {} if counted is None else {b.boot_id: b.seq for b in counted.boots}
+        self._time_ns = 0 if counted is None else counted.time_ns
+        self._open: _OpenInterval | None = None
+        self.has_changed = False
+        """Whether anything was counted since the record was taken."""
+        self.received_ns = 0
+        """When its last tick came, by the monotonic clock."""
+
+    @property
+    def first_offset(self) -> int | None:
+        """The offset of the first tick of the open interval; `None` where none is open."""
+        return None if self._open is None else self._open.first_offset
+
+    @property
+    def boots(self) -> Mapping[str, int]:
+        """The number of the last tick that was counted, of each boot."""
+        return self._boots
+
+    def add(self, event: GpuEvent, record: Record, *, is_past: bool) -> Iterator[IntervalSamples]:
+        """Add a tick; yield the samples of intervals that end by it.
+
+        Raises ValueError, with nothing changed, where the event points to what it does not list.
+        """
+        values, used = values_of(event), list(used_in(event))
+        number = -(-event.time_ns // self._interval_ns) if self._interval_ns else None
+        is_open = self._open is not None and self._open.number is not None
+        # Another one, not a later one: where the node's clock was set back nothing waits for it.
+        if not is_past and is_open and self._open and self._open.number != number:
+            yield from self.close()
+        if self._open is None:
+            self._open = _OpenInterval(None, record)
+        self._open.count(event, used)
+        if self._use.has_waiting or any(one.unnamed for one in used):
+            self._open.named |= names_in(event)
+        if not is_past:
+            self._open.number = number
+            self._open.last, self._open.time_ns = record, event.time_ns
+            self._open.is_late = bool(event.late)
+            if self._interval_ns:
+                self._open.values.add(values, interval_ns=event.interval_ns)
+        if not self._interval_ns:
+            yield from self._close_tick(event, record, values, is_past=is_past)
+
+    def close(self) -> Iterator[IntervalSamples]:
+        """Close the open interval and yield its samples, where there is one."""
+        if self._open is None:
+            return
+        closed, self._open = self._open, None
+        self._count(closed)
+        if closed.number is not None:
+            values = closed.values.values()
+            yield self._samples(closed, values)
+
+    def _close_tick(
+        self,
+        event: GpuEvent,
+        record: Record,
+        values: dict[SeriesGroup, SeriesValues],
+        *,
+        is_past: bool,
+    ) -> Iterator[IntervalSamples]:
+        """Close the interval that is one tick."""
+        if self._open is None:
+            return
+        closed, self._open = self._open, None
+        self._count(closed)
+        if is_past:
+            yield IntervalSamples(
+                node=self._node,
+                time_ns=event.time_ns,
+                values=values,
+                record=record,
+                is_late=bool(event.late),
+                is_past=True,
+            )
+        else:
+            yield self._samples(closed, values)
+
+    def _count(self, closed: _OpenInterval) -> None:
+        # Of late ticks alone there is no time but the one that was reached before.
+        self._time_ns = closed.time_ns or self._time_ns
+        # What waited first: a series begins where its first use does.
+        self._use.name(closed.named)
+        for of_one in closed.use.values():
+            used = of_one.used.named(closed.named)
+            self._use.add(used, begun_ns=of_one.begun_ns, time_ns=self._time_ns)
+        self._use.go_on(self._time_ns)
+        for boot_id, seq in closed.boots.items():
+            # Put last, so that the boot that was heard of longest ago is first.
+            self._boots.pop(boot_id, None)
+            self._boots[boot_id] = seq
+        while len(self._boots) > MAX_SEEN_BOOTS:
+            self._boots.pop(next(iter(self._boots)))
+        self.has_changed = True
+
+    def _samples(
+        self, closed: _OpenInterval, values: dict[SeriesGroup, SeriesValues]
+    ) -> IntervalSamples:
+        starts_ms: dict[SeriesGroup, Sequence[int | None]] = {}
+        for labels, use in self._use.series.items():
+            group = labels.group
+            values[group] = base_units(use.amounts)
+            # One after the end of the tick before: a series of these labels may have ended there.
+            starts_ms[group] = [
+                None if begun_ns is None else begun_ns // NS_PER_MS + 1 for begun_ns in use.begun_ns
+            ]
+        return IntervalSamples(
+            node=self._node,
+            time_ns=closed.time_ns,
+            values=values,
+            starts_ms=starts_ms,
+            begun={labels.group: which for labels, which in self._use.take_begun().items()},
+            record=closed.last,
+            is_late=closed.is_late,
+        )
+
+    def halve(self) -> None:
+        """End the half of the counters of which nothing has come for longest."""
+        self._use.forget(len(self._use.series) // 2 + 1)
+
+    def take_record(self, group: str) -> NodeCounters:
+        """Return what was counted, as it goes to the state topic; it has not changed then."""
+        self.has_changed = False
+        return self._use.record_of(
+            group=group, node=self._node, time_ns=self._time_ns, boots=self._boots
+        )

@@ -1,0 +1,18 @@
+"""What is sent of one event where each tick is an interval, without its counters."""
+
+from gpuledger.bus.protocol import Record
+from gpuledger.keys import node_key
+from gpuledger.ledger.series import values_of
+from gpuledger.records import GpuEvent
+from sinks.remote_write.node_intervals import IntervalSamples
+
+
+def samples_of(event: GpuEvent, *, is_past: bool = False) -> IntervalSamples:
+    """Return the samples of a tick."""
+    return IntervalSamples(
+        node=node_key(event),
+        time_ns=event.time_ns,
+        values=values_of(event),
+        record=Record("events", 0, 0, 0, None, None),
+        is_past=is_past,
+    )

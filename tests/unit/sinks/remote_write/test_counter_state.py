@@ -1,0 +1,257 @@
+"""The state of counters on the bus: a sink goes on where the one before it has committed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+from typing_extensions import override
+
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Message, TopicPartition, Transactions
+from gpuledger.codec import decoder_of
+from gpuledger.errors import BusUnavailableError, FencedError
+from gpuledger.ledger.usage import COUNTERS
+from gpuledger.records import NodeCounters
+from gpuledger.runtime import Readiness
+from sinks.loop import run_sink
+from sinks.registry import REMOTE_WRITE
+from sinks.settings import RemoteWriteSettings
+from tests.unit.sinks.builders import (
+    BUS_TOPICS,
+    NODE,
+    SECOND_NS,
+    START_NS,
+    ManualClock,
+    bus,
+    committed,
+    event,
+    eventually,
+    place_of,
+    publish,
+    running,
+)
+from tests.unit.sinks.receiver import Received, Receiver, receiving
+from tests.unit.sinks.remote_write.oracle import parse_compressed
+
+AT = place_of(NODE)
+STATE = TopicPartition(bus().topics.counters.name, AT.partition)
+BUSY = COUNTERS.metrics[0].name
+
+
+def sink(
+    on: MemoryBus,
+    receiver: Receiver,
+    *,
+    clock: ManualClock | None = None,
+    readiness: Readiness | None = None,
+    group: str | None = None,
+    **changes: Any,  # noqa: ANN401  # as RemoteWriteSettings takes them
+) -> asyncio.Future[None]:
+    settings = {"interval_seconds": 5, **changes}
+    return asyncio.ensure_future(
+        run_sink(
+            REMOTE_WRITE,
+            bus=on,
+            settings=RemoteWriteSettings(url=f"{receiver.url}/api/v1/write", **settings),
+            readiness=readiness or Readiness(),
+            clock=clock or ManualClock(),
+            group=group,
+        )
+    )
+
+
+def busy_seconds(received: Sequence[Received]) -> list[tuple[int, float]]:
+    """Return the samples of the container's counter: seconds after the first tick, and value."""
+    first_ms = START_NS // 1_000_000
+    return [
+        ((one.time_ms - first_ms) // 1000, one.value)
+        for request in received
+        for one in parse_compressed(request.body)
+        if one.name == BUSY and one.label("account") == "pod"
+    ]
+
+
+def is_committed(on: MemoryBus, offset: int, group: str = REMOTE_WRITE.group) -> Callable[[], bool]:
+    return lambda: committed(on, group, AT) == offset
+
+
+async def state(on: MemoryBus) -> list[tuple[str, NodeCounters | None]]:
+    """Return the keys and records of the state topic, in their order."""
+    decode = decoder_of(STATE.topic, NodeCounters).decode
+    found = []
+    async with on.reader() as reader:
+        span = (await reader.spans(STATE.topic))[STATE]
+        async for records in reader.read(STATE, span):
+            found += [
+                ((one.key or b"").decode(), None if one.value is None else decode(one.value))
+                for one in records
+            ]
+    return found
+
+
+async def test_what_is_committed_lies_before_the_open_interval() -> None:
+    on = bus()
+    await publish(on, *(event(tick) for tick in range(1, 9)))
+    async with receiving() as receiver, running(sink(on, receiver)):
+        # Of ticks 1 to 5 the interval is closed by the sixth.
+        await eventually(is_committed(on, 5))
+        assert busy_seconds(receiver.received) == [(0, 0.0), (5, 2.5)]
+    ((key, counted),) = await state(on)
+    assert key == f"{REMOTE_WRITE.group}/default/{NODE}"
+    assert counted is not None
+    assert [boot.seq for boot in counted.boots] == [event(5).seq]
+
+
+async def test_counters_go_on_with_the_next_sink_and_each_tick_is_counted_once() -> None:
+    on = bus()
+    await publish(on, *(event(tick) for tick in range(1, 9)))
+    async with receiving() as receiver:
+        async with running(sink(on, receiver)):
+            await eventually(is_committed(on, 5))
+        before = len(receiver.received)
+        await publish(on, *(event(tick) for tick in range(9, 12)))
+        async with running(sink(on, receiver)):
+            await eventually(is_committed(on, 10))
+    assert busy_seconds(receiver.received[before:]) == [(10, 5.0)]
+
+
+async def test_another_group_counts_by_itself() -> None:
+    on = bus()
+    await publish(on, *(event(tick) for tick in range(1, 7)))
+    async with receiving() as first, receiving() as second:
+        async with running(sink(on, first)), running(sink(on, second, group="gpuledger-eu")):
+            await eventually(is_committed(on, 5))
+            await eventually(is_committed(on, 5, "gpuledger-eu"))
+        assert busy_seconds(first.received) == busy_seconds(second.received) != []
+    assert {key.partition("/")[0] for key, _ in await state(on)} == {
+        REMOTE_WRITE.group,
+        "gpuledger-eu",
+    }
+
+
+async def test_an_interval_is_closed_without_another_tick_once_none_comes() -> None:
+    on, clock = bus(), ManualClock()
+    await publish(on, event(1), event(2))
+    async with receiving() as receiver, running(sink(on, receiver, clock=clock)):
+        await eventually(lambda: REMOTE_WRITE.group is not None)
+        while not receiver.received:
+            clock.now_ns += SECOND_NS
+            await asyncio.sleep(0.01)
+        await eventually(is_committed(on, 2))
+        assert busy_seconds(receiver.received)[:2] == [(0, 0.0), (2, 1.0)]
+
+
+async def test_a_record_of_the_state_that_cannot_be_read_costs_its_node_alone() -> None:
+    on, other = bus(), next(n for n in map(str, range(99)) if n != NODE and is_beside(n))
+    for node, value in ((NODE, b"{"), (other, None)):
+        await write_state(on, f"{REMOTE_WRITE.group}/default/{node}", value)
+    await publish(on, *(event(tick, node=node) for tick in range(1, 7) for node in (NODE, other)))
+    with capture_logs() as logs:
+        async with receiving() as receiver, running(sink(on, receiver)):
+            await eventually(lambda: (committed(on, REMOTE_WRITE.group, AT) or 0) >= 10)
+    assert [line["event"] for line in logs].count("counters_skipped") == 1
+    assert {value for _, value in busy_seconds(receiver.received)} == {0.0, 2.5}
+
+
+def is_beside(node: str) -> bool:
+    return place_of(node) == AT
+
+
+async def write_state(on: MemoryBus, key: str, value: bytes | None) -> None:
+    async with on.producer() as producer:
+        await producer.publish(*STATE, [Message(key=key.encode(), value=value, timestamp_ms=0)])
+
+
+@pytest.mark.parametrize("key", ["gpuledger-remote-write/x/y/z", "other/default/n", "nothing", ""])
+async def test_what_is_not_of_the_group_is_passed_over(key: str) -> None:
+    on = bus()
+    await write_state(on, key, b"{")
+    await publish(on, *(event(tick) for tick in range(1, 7)))
+    async with receiving() as receiver, running(sink(on, receiver)):
+        await eventually(is_committed(on, 5))
+    assert busy_seconds(receiver.received) == [(0, 0.0), (5, 2.5)]
+
+
+async def test_counters_of_nodes_that_are_long_gone_are_removed() -> None:
+    on = bus()
+    gone = next(n for n in map(str, range(99)) if is_beside(n))
+    old = event(0, node=gone, time_ns=START_NS - 3 * 86_400 * SECOND_NS)
+    async with receiving() as receiver:
+        for node in (old, event(1)):
+            await publish(on, node)
+            async with running(sink(on, receiver, interval_seconds=0)):
+                await eventually(lambda: len(receiver.received) > 0)
+                await eventually(is_committed(on, 1 if node is old else 2))
+        await publish(on, event(2))
+        async with running(sink(on, receiver, interval_seconds=0)):
+            await eventually(is_committed(on, 3))
+    assert (f"{REMOTE_WRITE.group}/default/{gone}", None) in await state(on)
+
+
+class TornTransactions:
+    """Transactions of which the first fail, after having done nothing or all of it."""
+
+    def __init__(self, inner: Transactions, bus: "TornBus") -> None:
+        self._inner, self._bus = inner, bus
+
+    async def commit(
+        self,
+        messages: Mapping[TopicPartition, Sequence[Message]],
+        *,
+        offsets: Mapping[TopicPartition, int],
+        group: str,
+    ) -> Mapping[TopicPartition, int] | None:
+        if not self._bus.errors:
+            return await self._inner.commit(messages, offsets=offsets, group=group)
+        error = self._bus.errors.pop(0)
+        if self._bus.is_done_all_the_same:
+            await self._inner.commit(messages, offsets=offsets, group=group)
+        raise error
+
+
+class TornBus(MemoryBus):
+    """A bus on which the first commits raise these errors."""
+
+    errors: list[Exception]
+    is_done_all_the_same = False
+
+    @override
+    @asynccontextmanager
+    async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
+        async with super().transactions(transactional_id) as inner:
+            yield TornTransactions(inner, self)
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+@pytest.mark.parametrize("error", [BusUnavailableError("no answer"), FencedError("shut out")])
+async def test_what_could_not_be_committed_is_taken_over_again_and_counted_once(
+    error: Exception, *, is_done: bool
+) -> None:
+    on = TornBus(BUS_TOPICS)
+    on.errors, on.is_done_all_the_same = [error] * 2, is_done
+    await publish(on, *(event(tick) for tick in range(1, 7)))
+    async with receiving() as receiver, running(sink(on, receiver)):
+        await eventually(is_committed(on, 5))
+        await publish(on, *(event(tick) for tick in range(7, 12)))
+        await eventually(is_committed(on, 10))
+        await eventually(lambda: (10, 5.0) in busy_seconds(receiver.received))
+    assert set(busy_seconds(receiver.received)) == {(0, 0.0), (5, 2.5), (10, 5.0)}
+    assert not on.errors or is_done
+
+
+async def test_a_sink_waits_for_the_topic_of_its_state_and_says_so() -> None:
+    counters = bus().topics.counters.name
+    on = MemoryBus([topic for topic in BUS_TOPICS if topic.name != counters])
+    readiness = Readiness()
+    await publish(on, *(event(tick) for tick in range(1, 7)))
+    async with receiving() as receiver, running(sink(on, receiver, readiness=readiness)):
+        check = readiness.check("remote_write.counters")
+        await eventually(lambda: check.has_failed)
+        assert counters in check.detail
+        on.create([topic for topic in BUS_TOPICS if topic.name == counters])
+        await eventually(is_committed(on, 5))
+        assert not check.has_failed
+    assert busy_seconds(receiver.received) == [(0, 0.0), (5, 2.5)]
