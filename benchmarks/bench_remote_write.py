@@ -17,10 +17,12 @@ from gpuledger.ledger.series import values_of
 from gpuledger.records import GpuEvent
 from sinks.remote_write.active_series import ActiveSeries
 from sinks.remote_write.node_intervals import IntervalSamples
+from sinks.remote_write.wire import TimedSamples, Version, encode_request
 
 NAME = "remote_write"
 _TICKS: Final = 300
 _RECORD: Final = Record("events", 0, 0, 0, None, None)
+_TICKS_PER_REQUEST: Final = 10  # some 2000 samples, `samples_per_request`
 _RUNS: Final = 3
 
 
@@ -30,15 +32,21 @@ def run() -> Iterator[Figure]:
     samples = _count(events)
     for name, compress in (("event_to_request", True), ("event_to_protobuf", False)):
         reference = _best(partial(_with_protobuf, events, compress=compress))
-        ours = _best(partial(_with_prefixes, events, compress=compress))
+        ours = _best(partial(_encode, events, Version.V1, compress=compress))
         yield Figure(
             name=f"{NAME}.{name}",
             value=samples / ours,
             unit="samples/s/core",
             reference=samples / reference,
         )
-    size = _with_prefixes(events, compress=True) / samples
-    yield Figure(name=f"{NAME}.request", value=size, unit="bytes/sample")
+        yield Figure(
+            name=f"{NAME}.{name}_2_0",
+            value=samples / _best(partial(_encode, events, Version.V2, compress=compress)),
+            unit="samples/s/core",
+        )
+    for name, version in (("request", Version.V1), ("request_2_0", Version.V2)):
+        size = _encode(events, version, compress=True) / samples
+        yield Figure(name=f"{NAME}.{name}", value=size, unit="bytes/sample")
 
 
 def _best(work: Callable[[], object]) -> float:
@@ -51,38 +59,48 @@ def _best(work: Callable[[], object]) -> float:
     return fastest
 
 
-def _with_prefixes(events: list[GpuEvent], *, compress: bool) -> int:
+def _encode(events: list[GpuEvent], version: Version, *, compress: bool) -> int:
     series, size = ActiveSeries(), 0
-    for event in events:
-        encoded = series.encode(_samples_of(event))
-        if encoded is None:
-            raise AssertionError(event.seq)
-        size += len(cramjam.snappy.compress_raw(encoded.body) if compress else encoded.body)
+    for together in _requests(events):
+        body = encode_request(version, _timed(series, together))
+        size += len(cramjam.snappy.compress_raw(body) if compress else body)
     return size
 
 
 def _with_protobuf(events: list[GpuEvent], *, compress: bool) -> int:
     """Do the same as a sender that builds messages does."""
     make, size = _write_request(), 0
-    for event in events:
-        request, time_ms = make(), event.time_ns // NS_PER_MS
-        for group, values in values_of(event).items():
-            labels = [
-                ("cluster", event.cluster),
-                ("node", event.node),
-                *zip(group.family.labels, group.label_values, strict=True),
-            ]
-            for metric, value in zip(group.family.metrics, values, strict=True):
-                if value is None:
-                    continue
-                series = request.timeseries.add()
-                for name, text in sorted([("__name__", metric.name), *labels]):
-                    if text:
-                        series.labels.add(name=name, value=text)
-                series.samples.add(value=value, timestamp=time_ms)
+    for together in _requests(events):
+        request = make()
+        for event in together:
+            _add_series(request, event)
         body = request.SerializeToString()
         size += len(cramjam.snappy.compress_raw(body) if compress else body)
     return size
+
+
+def _add_series(request: Any, event: GpuEvent) -> None:  # noqa: ANN401  # a class made at run time
+    time_ms = event.time_ns // NS_PER_MS
+    for group, values in values_of(event).items():
+        labels = [
+            ("cluster", event.cluster),
+            ("node", event.node),
+            *zip(group.family.labels, group.label_values, strict=True),
+        ]
+        for metric, value in zip(group.family.metrics, values, strict=True):
+            if value is None:
+                continue
+            series = request.timeseries.add()
+            for name, text in sorted([("__name__", metric.name), *labels]):
+                if text:
+                    series.labels.add(name=name, value=text)
+            series.samples.add(value=value, timestamp=time_ms)
+
+
+def _requests(events: list[GpuEvent]) -> Iterator[list[GpuEvent]]:
+    """Yield the events that travel together."""
+    for first in range(0, len(events), _TICKS_PER_REQUEST):
+        yield events[first : first + _TICKS_PER_REQUEST]
 
 
 def _count(events: list[GpuEvent]) -> int:
@@ -113,6 +131,10 @@ def _write_request() -> Any:  # noqa: ANN401  # a class made at run time
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("p.WriteRequest"))
+
+
+def _timed(series: ActiveSeries, events: list[GpuEvent]) -> list[TimedSamples]:
+    return [timed for event in events for timed in series.encode(_samples_of(event)).timed]
 
 
 def _samples_of(event: GpuEvent) -> IntervalSamples:

@@ -40,7 +40,8 @@ DEAD_LETTERS_TOTAL: Final = Counter(
     "gpuledger_dead_letters",
     "Records that could not be used and whose letters the dead-letter topic has, by topic and"
     " reason: `undecodable`, `unreadable` (a batch), `invalid`, `too_large`, `misplaced`,"
-    " `seq_ahead`, `future`, `too_old`, `out_of_order`, `rejected`, `failing`.",
+    " `seq_ahead`, `future`, `too_old`, `out_of_order`, `rejected`, `partial`,"
+    " `failing`.",
     ["topic", "reason"],
 )
 RECORDS_UNREADABLE_TOTAL: Final = Counter(

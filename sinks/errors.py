@@ -23,6 +23,18 @@ class RejectedError(GpuledgerError):
     """The receiver refused for good; the message is the receiver's own, unchanged."""
 
 
+class PartialWriteError(RejectedError):
+    """The receiver has written a part of a request and refused the rest for good.
+
+    It must not be sent again; which part it is the receiver does not say.
+    """
+
+    def __init__(self, message: str, *, written: int, samples: int) -> None:
+        super().__init__(f"{written} of {samples} samples were written: {message}")
+        self.written = written
+        """How many samples it has written."""
+
+
 def retry_receiver(
     *, sink: str, check: Check, clock: Clock, receiver: str = "", passes_check: bool = True
 ) -> RetryingCaller[ReceiverUnavailableError]:

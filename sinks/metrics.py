@@ -3,7 +3,7 @@
 Here live names and help texts. Nothing is counted here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -41,7 +41,8 @@ RETRIES_TOTAL: Final = Counter(
 DROPPED_TOTAL: Final = Counter(
     "gpuledger_sink_dropped",
     "What was not handed on, by reason (`duplicate`, `failing`, `future`, `invalid`,"
-    " `out_of_order`, `rejected`, `repeated`, `superseded`, `too_large`, `too_many`, `too_old`):"
+    " `out_of_order`, `partial`, `rejected`, `repeated`, `superseded`, `too_large`, `too_many`,"
+    " `too_old`):"
     " events; in alerts also incidents, and alerts that an Alertmanager refused.",
     ["sink", "reason"],
 )
@@ -67,6 +68,18 @@ REQUEST_BYTES_TOTAL: Final = Counter(
     "Bytes of the requests before they were compressed, repetitions included. Only in"
     " remote_write.",
     ["sink"],
+)
+UNWRITTEN_SAMPLES_TOTAL: Final = Counter(
+    "gpuledger_sink_unwritten_samples",
+    "Samples that the receiver did not write of requests that it took or wrote in part, as its"
+    " answers say in remote-write 2.0. Only in remote_write.",
+    ["sink"],
+)
+PROTOCOL_INFO: Final = Gauge(
+    "gpuledger_sink_protocol_info",
+    "1 for the version of remote-write that is spoken with the receiver, 0 for the other. Only in"
+    " remote_write.",
+    ["sink", "version"],
 )
 ORPHANS_REMOVED_TOTAL: Final = Counter(
     "gpuledger_sink_orphan_files_removed",
@@ -109,6 +122,12 @@ def measure_request(sink: str, size_bytes: int) -> Iterator[None]:
         yield
 
 
+def show_protocol(sink: str, version: str, *, versions: Iterable[str]) -> None:
+    """Show which of the versions of remote-write is in force."""
+    for one in versions:
+        PROTOCOL_INFO.labels(sink=sink, version=one).set(one == version)
+
+
 def count_sink_from_zero(kind: SinkKind, topics: Topics) -> None:
     """Show the counters of the sink that this process runs, before there is anything to count."""
     if kind.relays_watermarks:
@@ -116,6 +135,7 @@ def count_sink_from_zero(kind: SinkKind, topics: Topics) -> None:
     if kind is REMOTE_WRITE:
         for family in (WAITING_BYTES, REQUESTS_IN_FLIGHT, REQUEST_SECONDS, REQUEST_BYTES_TOTAL):
             family.labels(sink=kind.name)
+        count_from_zero(UNWRITTEN_SAMPLES_TOTAL, sink=[kind.name])
     for counter in (SENT_TOTAL, RETRIES_TOTAL):
         count_from_zero(counter, sink=[kind.name])
     count_from_zero(DROPPED_TOTAL, sink=[kind.name], reason=kind.drop_reasons)

@@ -72,6 +72,9 @@ def refuse_half_a_login(login: LoginSettings, **urls: Iterable[str]) -> None:
                 )
 
 
+RemoteWriteProtocol = Literal["auto", "1.0", "2.0"]
+
+
 class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where samples go, and how the sender shows who it is."""
 
@@ -79,6 +82,9 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
     """The receiver's remote-write endpoint."""
     headers: dict[str, str] = msgspec.field(default_factory=dict)
     """Further headers, such as `X-Scope-OrgID`; the protocol's own cannot be overridden."""
+    protocol: RemoteWriteProtocol = "auto"
+    """The version of remote-write: `1.0`, `2.0`, or `auto`, which begins with 2.0 and goes on with
+    1.0 where the receiver does not speak it, until the sink is started anew."""
     timeout_seconds: Seconds = 30.0
     """How long one request may take."""
     external_labels: dict[str, str] = msgspec.field(default_factory=dict)
@@ -103,7 +109,7 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
     stale_after_seconds: Seconds = 60.0
     """The series of a node of which nothing has come for so long are ended."""
     max_series_bytes: Count = 134_217_728
-    """How much memory the labels of the series that are alive may take: some 400 bytes a series.
+    """How much memory the labels of the series that are alive may take: some 200 bytes a series.
     Beyond it, nodes are forgotten of which nothing has come for longest, and their series end as a
     receiver ends what it hears no more of."""
     max_poll_records: Count = 500

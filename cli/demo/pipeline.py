@@ -214,6 +214,8 @@ def _watch_sinks(
 ) -> list[SinkWatch]:
     write = RemoteWriteSettings(
         url=plan.remote_write_url or f"{received.url}/api/v1/write",
+        # The stand-in counts requests and not what is in them, which is all that 1.0 needs.
+        protocol="auto" if plan.remote_write_url else "1.0",
         timeout_seconds=_SEND_TIMEOUT_SECONDS,
         interval_seconds=0,  # a run of half a minute is looked at while it lasts
     )

@@ -1,79 +1,41 @@
-"""The series that are active, and a tick encoded against them: remote-write 1.0 on the wire.
+"""The series that are active: which a tick begins, goes on with and ends.
 
-Protobuf by hand. A series' labels never change and a sample is 16 bytes, so that all of a series up
-to its value is constant: a prefix, made once. A request is then prefixes, values and timestamps put
-together; the tests check that encoding against protobuf itself.
-
-Here also lives what a partition's sender remembers: of each node that was heard of within a day the
-latest time that was sent, and of each of its series the prefix. A series that the next tick does
-not have ends with a stale marker at that tick's time. Which tick is the next is decided elsewhere:
-after a clock was set back it is stamped earlier than what was sent before. Pure; nothing is sent.
+Here lives what a partition's sender remembers: of each node that was heard of within a day the
+latest time that was sent, and the labels of each of its series, encoded once. A series that the
+next tick does not have ends with a stale marker at that tick's time. Which tick is the next is
+decided elsewhere: after a clock was set back it is stamped earlier than what was sent before. How
+samples look on the wire is `wire`'s. Pure; nothing is sent.
 """
 
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Final
 
 from gpuledger.clock import NS_PER_MS
 from gpuledger.keys import split_key
-from gpuledger.ledger.series import SeriesGroup, SeriesValues
+from gpuledger.ledger.series import Family, SeriesGroup, SeriesValues
 from gpuledger.recent import Budget, Recent
 from sinks.remote_write.node_intervals import IntervalSamples
+from sinks.remote_write.wire import (
+    NO_START,
+    STALE_VALUE,
+    Labels,
+    LabelSet,
+    Metric,
+    SampleGroup,
+    TimedSamples,
+    Version,
+    encode_request,
+    encode_start,
+    encode_time,
+    encode_value,
+    is_encodable,
+)
 
-Labels = Iterable[tuple[str, str]]
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
-pack_value: Final = struct.Struct("<d").pack
-STALE_VALUE: Final = bytes.fromhex("020000000000f07f")
-"""The NaN 0x7ff0000000000002, which says that a series has ended; as bytes, since arithmetic and
-JSON lose it."""
-_FIRST_MS: Final = 1 << 35
-_LAST_MS: Final = (1 << 42) - 1
-_SAMPLE_BYTES: Final = 16
-
-
-def series_prefix(labels: Labels) -> bytes:
-    """Encode a series with one sample up to that sample's value.
-
-    Labels are sorted by name, empty values left out, as the protocol asks. Raises ValueError for a
-    name that comes twice.
-    """
-    # By bytes, as receivers compare them; a label without a value is none to Prometheus.
-    present = sorted((name.encode(), value.encode()) for name, value in labels if value)
-    if len({name for name, _ in present}) != len(present):
-        raise ValueError(f"a label comes twice: {[name.decode() for name, _ in present]}")
-    body = b""
-    for name, value in present:
-        pair = b"".join((b"\x0a", varint(len(name)), name, b"\x12", varint(len(value)), value))
-        body += b"".join((b"\x0a", varint(len(pair)), pair))
-    # After the labels: sample (field 2) of 16 bytes, in it the value (field 1, 64 bit).
-    size = len(body) + 2 + _SAMPLE_BYTES
-    return b"".join((b"\x0a", varint(size), body, b"\x12", varint(_SAMPLE_BYTES), b"\x09"))
-
-
-def timestamp_suffix(time_ms: int) -> bytes:
-    """Encode what follows a sample's value: its time in milliseconds since the epoch.
-
-    Raises ValueError before 1971-02-02 and after 2109-05-15, where it is not the 7 bytes on which
-    `series_prefix` counts.
-    """
-    if not _FIRST_MS <= time_ms <= _LAST_MS:
-        raise ValueError(f"time_ns: {time_ms} ms since the epoch is not between 1971 and 2109")
-    return b"\x10" + varint(time_ms)
-
-
-def varint(number: int) -> bytes:
-    """Encode a non-negative integer as protobuf does."""
-    encoded = bytearray()
-    while number > 0x7F:  # noqa: PLR2004  # seven bits a byte
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
-
-
 MAX_SERIES_BYTES: Final = 128 * 2**20
 _GROUP_BYTES: Final = 500
 """Bytes of a group in memory beside its labels, which are there twice, and its prefixes."""
@@ -84,11 +46,28 @@ def series_budget(max_bytes: int = MAX_SERIES_BYTES) -> Budget:
     return Budget(max_bytes=max_bytes)
 
 
+@cache
+def metrics_of(family: Family) -> tuple[Metric, ...]:
+    """Return a family's metrics as they are sent."""
+    return tuple(Metric(name=one.name, kind=one.kind, help=one.help) for one in family.metrics)
+
+
+_ZERO: Final = encode_value(0.0)
+
+
+def _starts(starts_ms: Sequence[int | None]) -> list[bytes]:
+    return [
+        encode_start(start_ms) if start_ms is not None and is_encodable(start_ms) else NO_START
+        for start_ms in starts_ms
+    ]
+
+
 @dataclass(slots=True)
 class _SeriesOfGroup:
-    """The series of one group: a prefix for each metric, and which of them had a value last."""
+    """The series of one group: their labels, and which of its metrics had a value last."""
 
-    prefixes: tuple[bytes, ...]
+    labels: LabelSet
+    metrics: tuple[Metric, ...]
     size_bytes: int
     """What it takes of memory."""
     had: int = 0
@@ -97,52 +76,51 @@ class _SeriesOfGroup:
     @classmethod
     def of(cls, node: str, group: SeriesGroup, external_labels: Labels) -> "_SeriesOfGroup":
         family, (cluster, name) = group.family, split_key(node)
-        labels = [
-            *external_labels,
-            ("cluster", cluster),
-            ("node", name),
-            *zip(family.labels, group.label_values, strict=True),
-        ]
-        prefixes = tuple(
-            series_prefix([("__name__", metric.name), *labels]) for metric in family.metrics
+        labels = LabelSet(
+            [
+                *external_labels,
+                ("cluster", cluster),
+                ("node", name),
+                *zip(family.labels, group.label_values, strict=True),
+            ]
         )
-        labels_bytes = sum(map(len, group.label_values))
-        return cls(prefixes, _GROUP_BYTES + labels_bytes + sum(map(len, prefixes)))
+        return cls(labels, metrics_of(family), _GROUP_BYTES + labels.size_bytes)
 
     def begin(
-        self,
-        parts: list[bytes],
-        which: Iterable[int],
-        starts_ms: Sequence[int | None],
-        *,
-        before_ms: int,
-    ) -> None:
-        """Append a 0 of each counter that begins: so that what it begins with is an increase."""
+        self, which: Iterable[int], starts_ms: Sequence[int | None], *, before_ms: int
+    ) -> Iterator[TimedSamples]:
+        """Yield a 0 of each counter that begins: so that what it begins with is an increase."""
         for number in which:
             start_ms = starts_ms[number]
             # A tick may be shorter than a millisecond, and a node's clock stand anywhere.
-            if start_ms is not None and _FIRST_MS <= start_ms < before_ms:
-                parts += (self.prefixes[number], pack_value(0.0), timestamp_suffix(start_ms))
+            if start_ms is not None and is_encodable(start_ms) and start_ms < before_ms:
+                zeros: list[bytes | None] = [None] * len(self.metrics)
+                zeros[number] = _ZERO
+                group = SampleGroup(self.labels, self.metrics, zeros, _starts(starts_ms))
+                yield TimedSamples(encode_time(start_ms), [group])
 
-    def append(self, parts: list[bytes], values: SeriesValues, suffix: bytes) -> None:
-        """Append the samples of a tick, and the ends of series that it has no value of."""
+    def next(
+        self, values: SeriesValues, starts_ms: Sequence[int | None] | None = None
+    ) -> SampleGroup:
+        """Return the samples of a tick, and the ends of series that it has no value of."""
         bit, has, had = 1, 0, self.had
-        for prefix, value in zip(self.prefixes, values, strict=True):
+        encoded: list[bytes | None] = []
+        for value in values:
             if value is not None:
                 has |= bit
-                parts += (prefix, pack_value(value), suffix)
-            elif had & bit:
+                encoded.append(encode_value(value))
+            else:
                 # The protocol asks for a stale marker: without it a receiver goes on showing the
                 # last value for five minutes.
-                parts += (prefix, STALE_VALUE, suffix)
+                encoded.append(STALE_VALUE if had & bit else None)
             bit <<= 1
         self.had = has
+        starts = None if starts_ms is None else _starts(starts_ms)
+        return SampleGroup(self.labels, self.metrics, encoded, starts)
 
-    def end(self, parts: list[bytes], suffix: bytes) -> None:
-        """Append the ends of all series that had a value last."""
-        for number, prefix in enumerate(self.prefixes):
-            if self.had >> number & 1:
-                parts += (prefix, STALE_VALUE, suffix)
+    def end(self) -> SampleGroup:
+        """Return the ends of all series that had a value last."""
+        return self.next((None,) * len(self.metrics))
 
 
 @dataclass(slots=True)
@@ -164,17 +142,34 @@ class _Node:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedTick:
-    """One node's tick as a part of a write request; such parts may be put one after another."""
+    """The samples of one node's tick, of which requests are put together."""
 
-    body: bytes
+    timed: tuple[TimedSamples, ...]
+    """What begins first: a series' samples are in the order of their times."""
     samples: int
     is_behind: bool = False
     """Whether its node has sent a tick of this time or a later one: not every receiver takes it."""
 
     @classmethod
-    def of(cls, parts: list[bytes], *, is_behind: bool = False) -> "EncodedTick":
-        """Return what the parts of its samples make: prefix, value and timestamp of each."""
-        return cls(body=b"".join(parts), samples=len(parts) // 3, is_behind=is_behind)
+    def of(
+        cls,
+        time: bytes,
+        groups: list[SampleGroup],
+        *,
+        begun: Sequence[TimedSamples] = (),
+        is_behind: bool = False,
+    ) -> "EncodedTick":
+        """Return the samples of groups at one time, behind what has begun before it."""
+        samples = sum(len(values) - values.count(None) for _, _, values, _ in groups)
+        return cls(
+            timed=(*begun, TimedSamples(time, groups)),
+            samples=samples + len(begun),
+            is_behind=is_behind,
+        )
+
+    def encode(self, version: Version) -> bytes:
+        """Return the body of a request with these samples alone."""
+        return encode_request(version, self.timed)
 
 
 class ActiveSeries:
@@ -210,10 +205,11 @@ class ActiveSeries:
             return self._encode_past(samples, now_ns=now_ns)
         # What may raise comes first: what is put aside has changed nothing.
         time_ms = samples.time_ns // NS_PER_MS
-        suffix = timestamp_suffix(time_ms)
+        time = encode_time(time_ms)
         node = self._node(samples.node, now_ns)
         node.seen_ns = now_ns
-        parts: list[bytes] = []
+        groups: list[SampleGroup] = []
+        begun: list[TimedSamples] = []
         before_bytes = node.size_bytes
         for group, of_group in samples.values.items():
             series = node.groups.get(group)
@@ -221,30 +217,32 @@ class ActiveSeries:
                 series = _SeriesOfGroup.of(samples.node, group, self._external_labels)
                 node.groups[group] = series
                 node.size_bytes += series.size_bytes
-            if group in samples.begun:
-                starts_ms = samples.starts_ms[group]
-                series.begin(parts, samples.begun[group], starts_ms, before_ms=time_ms)
-            series.append(parts, of_group, suffix)
+            starts_ms = samples.starts_ms.get(group)
+            if starts_ms is not None and group in samples.begun:
+                begun += series.begin(samples.begun[group], starts_ms, before_ms=time_ms)
+            groups.append(series.next(of_group, starts_ms))
         # A pod that has ended, a GPU that is lost, a label that has changed.
         for group in node.groups.keys() - samples.values.keys():
             ended = node.groups.pop(group)
             node.size_bytes -= ended.size_bytes
-            ended.end(parts, suffix)
+            groups.append(ended.end())
         if node.size_bytes != before_bytes:
             # This may forget other nodes, whose series took too much together with these.
             self._nodes.grow(node.size_bytes - before_bytes)
-        return EncodedTick.of(parts, is_behind=node.go_to(time_ms))
+        return EncodedTick.of(time, groups, begun=begun, is_behind=node.go_to(time_ms))
 
     def _encode_past(self, samples: IntervalSamples, *, now_ns: int) -> EncodedTick:
         """Encode the samples of a tick that others have followed: it begins and ends no series."""
         time_ms = samples.time_ns // NS_PER_MS
-        suffix = timestamp_suffix(time_ms)
-        parts: list[bytes] = []
-        for group, of_group in samples.values.items():
+        time = encode_time(time_ms)
+        groups = [
             # Of nothing that was sent before, so that nothing ends.
-            series = _SeriesOfGroup.of(samples.node, group, self._external_labels)
-            series.append(parts, of_group, suffix)
-        return EncodedTick.of(parts, is_behind=self._node(samples.node, now_ns).go_to(time_ms))
+            _SeriesOfGroup.of(samples.node, group, self._external_labels).next(values)
+            for group, values in samples.values.items()
+        ]
+        return EncodedTick.of(
+            time, groups, is_behind=self._node(samples.node, now_ns).go_to(time_ms)
+        )
 
     def has_silent(self, before_ns: int) -> bool:
         """Return whether there is something for `end_silent` to end."""
@@ -257,13 +255,11 @@ class ActiveSeries:
                 # Behind the last sample, and as close to it as can be: the node's own time may
                 # not have come so far yet, and a time of this machine could be behind it.
                 node.latest_ms += 1
-                suffix, parts = timestamp_suffix(node.latest_ms), list[bytes]()
-                for series in node.groups.values():
-                    series.end(parts, suffix)
+                groups = [series.end() for series in node.groups.values()]
                 node.groups.clear()
                 self._nodes.grow(-node.size_bytes)
                 node.size_bytes = 0
-                yield EncodedTick.of(parts)
+                yield EncodedTick.of(encode_time(node.latest_ms), groups)
 
     def _node(self, name: str, now_ns: int) -> _Node:
         self._nodes.go_on(now_ns)

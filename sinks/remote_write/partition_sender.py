@@ -8,6 +8,10 @@ sample costs all that travel with it. What is refused is divided until the refus
 the others are delivered. Its node travels apart for a while then, as its next tick is likely to be
 refused, too.
 
+A receiver of 2.0 writes the samples that it takes and refuses the others; what it has written must
+not be sent again, so that such a request is not divided. Which ticks were refused is not said: all
+of them are put aside (`partial`), and their nodes travel apart.
+
 **Repetitions.** What lay in the partition when it was assigned may have been delivered before, and
 not been committed. A strict receiver refuses that as out of order. So a node's ticks that are
 refused so before its first one that is taken are repetitions, which are counted, and no losses.
@@ -35,14 +39,25 @@ from gpuledger.records import GpuEvent, NodeCounters
 from gpuledger.runtime import Check, RetryingCaller
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.tasks import end_tasks
-from sinks.errors import ReceiverUnavailableError, RejectedError
-from sinks.metrics import SENT_TOTAL, SERIES_FORGOTTEN_TOTAL, count_dropped, measure_request
+from sinks.errors import PartialWriteError, ReceiverUnavailableError, RejectedError
+from sinks.metrics import (
+    SENT_TOTAL,
+    SERIES_FORGOTTEN_TOTAL,
+    UNWRITTEN_SAMPLES_TOTAL,
+    count_dropped,
+)
 from sinks.protocol import Batch, LargeTurns, SinkContext
 from sinks.registry import REMOTE_WRITE
-from sinks.remote_write.active_series import ActiveSeries, EncodedTick, timestamp_suffix
+from sinks.remote_write.active_series import ActiveSeries, EncodedTick
 from sinks.remote_write.counter_state import CounterState
 from sinks.remote_write.node_intervals import IntervalSamples, NodeIntervals
-from sinks.remote_write.write_client import RemoteWriteClient, is_behind_newer, is_out_of_order
+from sinks.remote_write.wire import encode_time
+from sinks.remote_write.write_client import (
+    Payload,
+    RemoteWriteClient,
+    is_behind_newer,
+    is_out_of_order,
+)
 from sinks.remote_write.write_requests import (
     FUTURE,
     TOO_OLD,
@@ -98,25 +113,26 @@ class Writer:
         self._poison_ns = round(poison_seconds * NS_PER_SECOND)
         self._taken_ns = -_TAKES_OTHERS_NS
 
-    async def write(self, body: bytes, *, ticks: int) -> None:
-        """Return when the receiver has taken the samples of so many ticks.
+    async def write(self, message: Payload, *, ticks: int) -> int:
+        """Return how many samples the receiver has written, once it has taken those of so many.
 
-        Raises RejectedError where it refuses them, FailingError where it fails at them alone.
+        Raises PartialWriteError and RejectedError as the client does, FailingError where the
+        receiver fails at these ticks alone.
         """
         begun_ns, attempts = self._clock.monotonic_ns(), count()
 
-        async def attempt() -> None:
+        async def attempt() -> int:
             number = next(attempts)
             try:
-                with measure_request(NAME, len(body)):
-                    await self._client.write(body, attempt=number)
+                return await self._client.write(message, attempt=number)
             except ReceiverUnavailableError as error:
                 if self._is_poison(begun_ns, attempts=number + 1, ticks=ticks):
                     raise FailingError(str(error)) from error
                 raise
 
-        await self._retry(attempt)
+        written = await self._retry(attempt)
         self._taken_ns = self._clock.monotonic_ns()
+        return written
 
     def _is_poison(self, begun_ns: int, *, attempts: int, ticks: int) -> bool:
         now_ns = self._clock.monotonic_ns()
@@ -333,7 +349,7 @@ class PartitionSender:
             is_past = order is TickOrder.SUPERSEDED
             try:
                 # Held against the wire first: what is put aside is not counted.
-                timestamp_suffix(event.time_ns // NS_PER_MS)
+                encode_time(event.time_ns // NS_PER_MS)
                 closed = self._node(event, now_ns).add(event, record, is_past=is_past)
                 yield from self._written(closed, now_ns)
             except ValueError as error:
@@ -363,7 +379,10 @@ class PartitionSender:
 
     async def _send(self, request: WriteRequest, context: SinkContext) -> None:
         try:
-            await self._shared.writer.write(request.body, ticks=len(request.ticks))
+            written = await self._shared.writer.write(request, ticks=len(request.ticks))
+        except PartialWriteError as error:
+            _count_written(error.written, of=request.samples)
+            self._put_part_aside(request, error, context)
         except RejectedError as error:
             if len(request.ticks) > 1:
                 for part in request.halves():
@@ -371,29 +390,60 @@ class PartitionSender:
             else:
                 self._put_aside(request.ticks[0], error, context)
         else:
-            SENT_TOTAL.labels(sink=NAME).inc(request.samples)
+            _count_written(written, of=request.samples)
             for tick in request.ticks:
                 self._apart_until_ns.pop(tick.node, None)
                 if self._may_be_repeated(tick):
                     self._taken_nodes.add(tick.node)
 
+    def _put_part_aside(
+        self, request: WriteRequest, error: PartialWriteError, context: SinkContext
+    ) -> None:
+        """Go on without what a receiver has not written of a request: not to be sent again.
+
+        Of which ticks it is the receiver does not say, unless there is one. So each of them is put
+        aside, and goes apart, so that the next refusal is of one.
+        """
+        if len(request.ticks) == 1:
+            self._put_aside(request.ticks[0], error, context)
+            return
+        message, unwritten = str(error), request.samples - error.written
+        if is_behind_newer(message) and (repeated := self._repetitions_in(request, unwritten)):
+            count_dropped(NAME, "repeated", repeated)
+            return
+        self._tell_refusal(message, samples=unwritten)
+        apart_until_ns = self._clock.monotonic_ns() + APART_NS
+        for tick in request.ticks:
+            self._apart_until_ns[tick.node] = apart_until_ns
+            context.dead_letters.reject(tick.record, reason="partial", detail=message)
+
+    def _repetitions_in(self, request: WriteRequest, samples: int) -> int:
+        """Return how many ticks were sent before, where so many samples may be of such alone."""
+        for number, tick in enumerate(filter(self._is_repetition, request.ticks), start=1):
+            samples -= tick.encoded.samples
+            if samples <= 0:
+                return number
+        return 0
+
     def _put_aside(self, tick: WrittenTick, error: RejectedError, context: SinkContext) -> None:
         """Go on without a tick that is refused: it must not be sent again."""
         self._apart_until_ns[tick.node] = self._clock.monotonic_ns() + APART_NS
         message = str(error)
-        is_order = is_out_of_order(message)
         if is_behind_newer(message) and self._is_repetition(tick):
             count_dropped(NAME, "repeated")
             return
-        # What is only out of order says nothing of the receiver: a node's clock was set back.
-        if not is_order:
-            self._shared.check.failed(f"rejected: {message}")
-            if number := _repeats.count("samples", more=tick.encoded.samples):
-                _log.warning("samples_rejected", count=number, error=message)
-        reason = "out_of_order" if is_order else "rejected"
+        self._tell_refusal(message, samples=tick.encoded.samples)
+        reason = "out_of_order" if is_out_of_order(message) else "rejected"
         if isinstance(error, FailingError):
             reason = "failing"
         context.dead_letters.reject(tick.record, reason=reason, detail=message)
+
+    def _tell_refusal(self, message: str, *, samples: int) -> None:
+        # What is only out of order says nothing of the receiver: a node's clock was set back.
+        if not is_out_of_order(message):
+            self._shared.check.failed(f"rejected: {message}")
+            if number := _repeats.count("samples", more=samples):
+                _log.warning("samples_rejected", count=number, error=message)
 
     def _may_be_repeated(self, tick: WrittenTick) -> bool:
         return tick.record.offset < self._repeated_before
@@ -435,12 +485,17 @@ class PartitionSender:
 
     async def _send_ends(self, ends: EncodedTick) -> None:
         try:
-            await self._shared.writer.write(ends.body, ticks=1)
+            written = await self._shared.writer.write(ends, ticks=1)
         except RejectedError as error:
             if number := _repeats.count("stale_markers", more=ends.samples):
                 _log.warning("stale_markers_rejected", count=number, error=str(error))
         else:
-            SENT_TOTAL.labels(sink=NAME).inc(ends.samples)
+            _count_written(written, of=ends.samples)
+
+
+def _count_written(written: int, *, of: int) -> None:
+    SENT_TOTAL.labels(sink=NAME).inc(written)
+    UNWRITTEN_SAMPLES_TOTAL.labels(sink=NAME).inc(of - written)
 
 
 def interval_ns_of(settings: RemoteWriteSettings) -> int:

@@ -67,10 +67,11 @@ class RemoteWriteRedelivery(Redelivery):
         except ValueError as error:
             return f"invalid: {error}"
         try:
-            if encoded.samples:
-                await self._client.write(encoded.body, attempt=0)
+            written = await self._client.write(encoded, attempt=0) if encoded.samples else 0
         except RejectedError as error:
             return str(error)
+        if written < encoded.samples:
+            return f"the receiver says to have written {written} of {encoded.samples} samples"
         return None
 
     def _refusal_of(self, event: GpuEvent) -> str | None:

@@ -4,29 +4,43 @@ Here live the headers and which answers are the receiver's word on the samples: 
 for any other would empty the stream into the dead letters while an address or a login is wrong. So
 what looks like a refusal of samples counts as one only where the same receiver takes a request
 without samples: neither a status nor words tell a receiver from what stands in its place. The
-login, and whom to trust, are of `credentials`.
+login, and whom to trust, are of `credentials`; which version is spoken, of `protocol_in_force`.
 """
 
 import re
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 import cramjam
 
 from gpuledger import __version__
-from gpuledger.runtime import Readiness
+from gpuledger.errors import GpuledgerError
+from gpuledger.ledger.series import FAMILIES
+from gpuledger.runtime import CheckSeverity, Readiness
 from gpuledger.runtime.http.client import HttpAnswer, HttpClient, NoAnswerError, open_http
+from gpuledger.settings.secret import shown_url
 from sinks.credentials import ReceiverCredentials, explain, watch_credentials
-from sinks.errors import ReceiverUnavailableError, RejectedError
+from sinks.errors import PartialWriteError, ReceiverUnavailableError, RejectedError
+from sinks.metrics import measure_request
+from sinks.registry import REMOTE_WRITE
+from sinks.remote_write.active_series import metrics_of
+from sinks.remote_write.protocol_in_force import ProtocolInForce, samples_written
+from sinks.remote_write.wire import Version, encode_metadata, encode_request
 from sinks.settings import RemoteWriteSettings
 
-_PROTOCOL_HEADERS: Final = {
-    "Content-Encoding": "snappy",
-    "Content-Type": "application/x-protobuf",
-    "User-Agent": f"gpuledger/{__version__}",
-    "X-Prometheus-Remote-Write-Version": "0.1.0",
+_PROTOCOL_HEADERS: Final = {"Content-Encoding": "snappy", "User-Agent": f"gpuledger/{__version__}"}
+_VERSION_HEADERS: Final = {
+    Version.V1: {
+        "Content-Type": "application/x-protobuf",
+        "X-Prometheus-Remote-Write-Version": "0.1.0",
+    },
+    Version.V2: {
+        "Content-Type": "application/x-protobuf;proto=io.prometheus.write.v2.Request",
+        "X-Prometheus-Remote-Write-Version": "2.0.0",
+    },
 }
 # What Prometheus, Mimir, Thanos and VictoriaMetrics refuse samples with, and proxies a body as too
 # large. Any other answer is of the address, the login or the protocol, and may be another tomorrow.
@@ -42,62 +56,177 @@ _OUT_OF_ORDER: Final = re.compile(
     r"out[ -]of[ -](order|bounds)|duplicate[ -](sample|timestamp)|too[ -]old", re.IGNORECASE
 )
 """How Prometheus, Mimir and Thanos say it, and nothing that stands before them does."""
-_WITHOUT_SAMPLES: Final = b""
-"""A `WriteRequest` without series, which those four answer with 2xx."""
+_WITHOUT_SAMPLES: Final = {version: encode_request(version, ()) for version in Version}
+"""A request without series, which those four answer with 2xx."""
+METADATA_SECONDS: Final = 300.0
+"""How often a receiver of 1.0 is told what metrics mean; 2.0 says it with each series."""
+
+
+class Payload(Protocol):
+    """What can be sent in either version."""
+
+    @property
+    def samples(self) -> int:
+        """How many samples it has."""
+
+    def encode(self, version: Version) -> bytes:
+        """Return the body of a request, not compressed."""
+
+
+class _Refusal(NamedTuple):
+    words: str
+    is_sure: bool
+    """Whether only a receiver can have said it, and of samples."""
+    status: int
+
+
+class _NotSpokenError(GpuledgerError):
+    """The receiver does not speak 2.0; the message says how it shows."""
 
 
 class RemoteWriteClient:
     """Writes to one receiver."""
 
-    def __init__(self, *, http: HttpClient, url: str, credentials: ReceiverCredentials) -> None:
+    def __init__(
+        self,
+        *,
+        http: HttpClient,
+        url: str,
+        credentials: ReceiverCredentials,
+        protocol: ProtocolInForce,
+        metadata: bytes = b"",
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take the receiver; `metadata` is told with samples in 1.0, where it is due."""
         self._http, self._url, self._credentials = http, url, credentials
+        self._protocol = protocol
+        self._metadata, self._monotonic = metadata, monotonic
+        self._metadata_due_seconds = -METADATA_SECONDS
+        self._is_answering = True
 
-    async def write(self, body: bytes, *, attempt: int) -> None:
-        """Send a `WriteRequest`; return when the receiver has taken it.
+    async def write(self, message: Payload, *, attempt: int) -> int:
+        """Send samples; return how many of them the receiver says to have written.
 
-        Raises RejectedError where the receiver refuses these samples, takes a request without any,
-        and refuses them again; and ReceiverUnavailableError where it is to be tried again: no
-        answer, 5xx, 429, or one that says nothing of the samples, as of a wrong address or login.
+        Raises PartialWriteError where it has written some and refuses the others; RejectedError
+        where it refuses these samples, takes a request without any, and refuses them again; and
+        ReceiverUnavailableError where it is to be tried again: no answer, 5xx, 429, or one that
+        says nothing of the samples, as of a wrong address, login or version.
         """
-        refusal = await self._send(body, attempt=attempt)
-        if refusal is None:
-            return
-        if not is_out_of_order(refusal):
-            # What refused them may be gone by now, as may what took the request without samples.
-            if not _is_taken(answer := await self._post(_WITHOUT_SAMPLES)):
-                raise self._unavailable(answer)
-            if (refusal := await self._send(body, attempt=attempt)) is None:
-                return
-        raise RejectedError(refusal)
+        try:
+            return await self._write(message, self._protocol.version, attempt=attempt)
+        except _NotSpokenError as error:
+            if not self._protocol.may_fall_back:
+                raise ReceiverUnavailableError(
+                    f"{shown_url(self._url)}: {error}: it does not speak remote-write 2.0: set"
+                    ' remote_write.protocol to "auto" or "1.0"'
+                ) from error
+            self._protocol.fall_back(str(error))
+            return await self._write(message, Version.V1, attempt=attempt)
 
-    async def _send(self, body: bytes, *, attempt: int) -> str | None:
-        """Return with what words the samples may be refused; `None` where they are taken."""
-        answer = await self._post(body, attempt=attempt)
-        if _is_taken(answer):
+    async def _write(self, message: Payload, version: Version, *, attempt: int) -> int:
+        answer = await self._send(message, version, attempt=attempt)
+        if isinstance(answer, int):
+            return answer
+        if not answer.is_sure:
+            if version is Version.V2 and answer.status == HTTPStatus.BAD_REQUEST:
+                written = await self._try_v1(message, answer, attempt=attempt)
+                if written is not None:
+                    return written
+            # What refused them may be gone by now, as may what took the request without samples.
+            await self._require_empty_taken(version)
+            answer = await self._send(message, version, attempt=attempt)
+            if isinstance(answer, int):
+                return answer
+        raise RejectedError(answer.words)
+
+    async def _try_v1(self, message: Payload, refusal: _Refusal, *, attempt: int) -> int | None:
+        """Return what is written by 1.0 where 400 may mean that 2.0 is not spoken.
+
+        A receiver of 1.0 may answer so to what it cannot decode. Raises RejectedError where it
+        speaks 1.0 and refuses the samples in that, too; returns `None` where it does not speak it.
+        """
+        if self._protocol.is_confirmed or not self._protocol.may_fall_back:
             return None
+        try:
+            written = await self._write(message, Version.V1, attempt=attempt)
+        except ReceiverUnavailableError:
+            return None
+        self._protocol.fall_back(f"{refusal.words}, and takes the same in 1.0")
+        return written
+
+    async def _require_empty_taken(self, version: Version) -> None:
+        answer = await self._post(_WITHOUT_SAMPLES[version], version)
+        if not _is_taken(answer):
+            raise self._unavailable(answer)
+        if version is Version.V2 and not self._is_confirmed_by(answer):
+            raise _swallows(answer)
+
+    async def _send(self, message: Payload, version: Version, *, attempt: int) -> "int | _Refusal":
+        """Return how many samples are written, or with what words they may be refused."""
+        body = message.encode(version)
+        if version is Version.V1:
+            body += self._take_metadata()
+        answer = await self._post(body, version, attempt=attempt)
+        written = samples_written(answer.headers) if version is Version.V2 else None
+        if version is Version.V2 and not self._is_confirmed_by(answer):
+            if _is_taken(answer):
+                raise _swallows(answer)
+            if answer.status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
+                raise _NotSpokenError(f"{answer.status} {answer.text}".rstrip())
+        if _is_taken(answer):
+            return message.samples if written is None else min(written, message.samples)
         # Receivers say what their words are. A page is a proxy's, and Go's server says nothing of
         # what it writes to who speaks plain HTTP at a port for TLS; but 413 is a bound, whoever has
         # set it.
-        is_receivers_word = answer.has_type and not answer.is_page
+        is_receivers_word = written is not None or (answer.has_type and not answer.is_page)
         if answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or (
             answer.status in _MAY_REFUSE_SAMPLES and is_receivers_word
         ):
-            return f"{answer.status} {answer.text}"
+            words = f"{answer.status} {answer.text}"
+            if written is not None and written >= message.samples:
+                return message.samples
+            if written:
+                raise PartialWriteError(words, written=written, samples=message.samples)
+            is_sure = written is not None or is_out_of_order(words)
+            return _Refusal(words, is_sure=is_sure, status=answer.status)
         raise self._unavailable(answer)
 
-    async def _post(self, body: bytes, *, attempt: int = 0) -> HttpAnswer:
+    def _is_confirmed_by(self, answer: HttpAnswer) -> bool:
+        """Return whether an answer to a request of 2.0 shows that it was read as such."""
+        if samples_written(answer.headers) is None:
+            return False
+        self._protocol.confirm()
+        return True
+
+    def _take_metadata(self) -> bytes:
+        """Return what is to be told of the metrics with this request, which tells it."""
+        now_seconds = self._monotonic()
+        if now_seconds < self._metadata_due_seconds:
+            return b""
+        # Told once, whatever becomes of it: a receiver that chokes on it takes the next attempt.
+        self._metadata_due_seconds = now_seconds + METADATA_SECONDS
+        return self._metadata
+
+    async def _post(self, body: bytes, version: Version, *, attempt: int = 0) -> HttpAnswer:
         # Receivers such as Mimir compute their Retry-After from the attempt.
         numbered = {"Retry-Attempt": str(attempt)} if attempt else {}
         credentials = self._credentials.current()
         try:
-            return await self._http.post(
-                self._url,
-                data=bytes(cramjam.snappy.compress_raw(body)),
-                headers={**numbered, **credentials.headers},
-                trust=credentials.trust,
-            )
+            with measure_request(REMOTE_WRITE.name, len(body)):
+                answer = await self._http.post(
+                    self._url,
+                    data=bytes(cramjam.snappy.compress_raw(body)),
+                    headers={**_VERSION_HEADERS[version], **numbered, **credentials.headers},
+                    trust=credentials.trust,
+                )
         except NoAnswerError as error:
+            self._is_answering = False
             raise ReceiverUnavailableError(str(error)) from error
+        if not self._is_answering:
+            # It may have been started anew, and forgotten what it was told.
+            self._is_answering = True
+            self._metadata_due_seconds = -METADATA_SECONDS
+        return answer
 
     # 5xx is to be sent again by the protocol, 429 may be; other 4xx are not, where they speak of
     # the samples. A 401 or 404 does not: to drop samples for it would lose them for a mistake in
@@ -111,19 +240,31 @@ class RemoteWriteClient:
 
 @asynccontextmanager
 async def open_client(
-    settings: RemoteWriteSettings, *, readiness: Readiness | None = None
+    settings: RemoteWriteSettings,
+    *,
+    readiness: Readiness | None = None,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[RemoteWriteClient]:
     """Open a client; raises SettingsError where a file of its credentials cannot be used.
 
     A check of `readiness` shows files that change and cannot be used then.
     """
-    credentials = watch_credentials(
-        settings, section="remote_write", readiness=readiness or Readiness()
-    )
+    readiness = readiness or Readiness()
+    credentials = watch_credentials(settings, section="remote_write", readiness=readiness)
+    check = readiness.check("remote_write.protocol", severity=CheckSeverity.WARNING)
     async with open_http(
         headers={**settings.headers, **_PROTOCOL_HEADERS}, timeout_seconds=settings.timeout_seconds
     ) as http:
-        yield RemoteWriteClient(http=http, url=settings.url, credentials=credentials)
+        yield RemoteWriteClient(
+            http=http,
+            url=settings.url,
+            credentials=credentials,
+            protocol=ProtocolInForce(settings.protocol, check=check),
+            monotonic=monotonic,
+            metadata=encode_metadata(
+                metric for family in FAMILIES for metric in metrics_of(family)
+            ),
+        )
 
 
 _BEHIND_NEWER: Final = re.compile(
@@ -139,6 +280,10 @@ def is_behind_newer(message: str) -> bool:
 def is_out_of_order(message: str) -> bool:
     """Return whether a receiver says that a series is beyond a sample's time already."""
     return bool(_OUT_OF_ORDER.search(message))
+
+
+def _swallows(answer: HttpAnswer) -> _NotSpokenError:
+    return _NotSpokenError(f"{answer.status}, and it does not say what it has written")
 
 
 def _is_taken(answer: HttpAnswer) -> bool:

@@ -18,6 +18,7 @@ refuses the whole request.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final, NamedTuple
 
 from gpuledger.bus.protocol import Record
@@ -25,6 +26,7 @@ from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import node_key
 from gpuledger.records import GpuEvent
 from sinks.remote_write.active_series import EncodedTick
+from sinks.remote_write.wire import Version, encode_request
 from sinks.settings import RemoteWriteSettings
 from sinks.timelines import LEAP_NS, Arrival, TickOrder, Timelines
 
@@ -116,10 +118,11 @@ class WriteRequest:
 
     ticks: tuple[WrittenTick, ...]
 
-    @property
-    def body(self) -> bytes:
-        """The `WriteRequest`, not compressed."""
-        return b"".join(tick.encoded.body for tick in self.ticks)
+    def encode(self, version: Version) -> bytes:
+        """Return the body, not compressed."""
+        return encode_request(
+            version, chain.from_iterable(tick.encoded.timed for tick in self.ticks)
+        )
 
     @property
     def samples(self) -> int:

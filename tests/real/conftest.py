@@ -27,6 +27,7 @@ from tests.real.services.kubernetes import KubeApi
 from tests.real.services.kustomize import Kubectl, Kustomize
 from tests.real.services.prometheus import (
     Prometheus,
+    Prometheus2,
     PrometheusApi,
     VictoriaMetrics,
     VictoriaMetricsApi,
@@ -233,6 +234,16 @@ def start_prometheus(starter: Starter) -> Callable[..., Prometheus]:
         return starter.start(
             Prometheus(binary=binary, folder=folder, config=config, arguments=arguments)
         )
+
+    return start
+
+
+@pytest.fixture
+def start_prometheus_2(starter: Starter) -> Callable[[], Prometheus2]:
+    binary = _found("prometheus-2")
+
+    def start() -> Prometheus2:
+        return starter.start(Prometheus2(binary=binary, folder=starter.new_folder("prometheus-2")))
 
     return start
 

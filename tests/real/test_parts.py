@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from tests.real.services.alertmanager import Alertmanager, AlertmanagerApi
     from tests.real.services.kafka import Kafka, KafkaBroker
     from tests.real.services.kubernetes import KubeApi
-    from tests.real.services.prometheus import Prometheus, PrometheusApi, VictoriaMetrics
+    from tests.real.services.prometheus import (
+        Prometheus,
+        Prometheus2,
+        PrometheusApi,
+        VictoriaMetrics,
+    )
     from tests.real.services.secure_kafka import SecureKafka
 
 POD = {
@@ -194,6 +199,13 @@ def test_prometheus_takes_the_configuration_and_flags_of_a_test(
     flags = web.fetch(f"{part.url}/api/v1/status/flags").json()["data"]
     assert "cluster: parts" in config
     assert flags["query.max-samples"] == "7"
+
+
+def test_prometheus_2_is_of_before_remote_write_2_0(
+    start_prometheus_2: Callable[[], Prometheus2],
+) -> None:
+    version = start_prometheus_2().fetch("/api/v1/status/buildinfo").json()["data"]["version"]
+    assert version.startswith("2.42.")
 
 
 def test_victoria_metrics_answers_for_what_it_was_given(

@@ -64,6 +64,8 @@ TOOLS: tuple[Tool, ...] = (
         package="prometheus-alertmanager",
         given_by="ALERTMANAGER_URL",
     ),
+    # Debian's is of before remote-write 2.0, and takes what it cannot read for an empty request.
+    DebianTool(name="prometheus-2", program="prometheus", package="prometheus"),
     DebianTool(
         name="victoria-metrics",
         program="victoria-metrics",

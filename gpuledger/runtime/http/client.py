@@ -11,7 +11,7 @@ import ssl
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -59,6 +59,8 @@ class HttpAnswer:
 
     has_type: bool = True
     """Whether the server said what the body is."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """All headers of it, by names in any case; a server's, so never shown as they are."""
 
     @property
     def is_success(self) -> bool:
@@ -124,6 +126,7 @@ async def read_answer(response: aiohttp.ClientResponse, *, sent: BasicCredential
         status=response.status,
         content_type=response.content_type,
         has_type="Content-Type" in response.headers,
+        headers=response.headers,
         text=readable(sent.mask(body[:_LOOKED_AT_BYTES].decode(errors="replace"))),
         retry_after_seconds=retry_after_seconds(header, now=datetime.now(tz=UTC)),
     )

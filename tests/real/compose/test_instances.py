@@ -49,8 +49,7 @@ async def shown(
     async with open_client(settings) as client:
         for event in events(epoch * 10**9):
             encoded = series.encode(samples_of(event))
-            assert encoded is not None
-            await client.write(encoded.body, attempt=0)
+            await client.write(encoded, attempt=0)
     seconds = [epoch + second for second in WINDOW]
 
     def show(title: str) -> list[Shown]:

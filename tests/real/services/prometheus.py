@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import urllib.parse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
@@ -69,11 +69,18 @@ class Prometheus(WebPart, PrometheusApi):
     name = "prometheus"
     config = CONFIG
     storage_option = "--storage.tsdb.path"
-    arguments = (
+    arguments: ClassVar[Sequence[str]] = (
         "--web.enable-remote-write-receiver",
         "--web.enable-lifecycle",
         "--enable-feature=created-timestamp-zero-ingestion,metadata-wal-records",
     )
+
+
+class Prometheus2(Prometheus):
+    """One of before remote-write 2.0."""
+
+    name = "prometheus-2"
+    arguments = ("--web.enable-remote-write-receiver",)
 
 
 class SecuredPrometheus(SecuredWebPart, Prometheus):

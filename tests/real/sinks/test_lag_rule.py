@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from sinks.remote_write.write_client import Payload
+
 
 PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
 METRIC = "gpuledger_sink_lag_seconds"
@@ -36,10 +38,11 @@ class Receiver:
         self.seen: list[tuple[float, float]] = []
         """For each attempt the minute and what a scrape would have shown."""
 
-    async def write(self, body: bytes, *, attempt: int) -> None:  # a client's method
+    async def write(self, message: Payload, *, attempt: int) -> int:  # a client's method
         self.seen.append((self.minute(), lag_seconds()))
         if self.clock.now_ns < self.back_at_ns:
             raise ReceiverUnavailableError("away")
+        return message.samples
 
     def minute(self) -> float:
         return MINUTES - (self.back_at_ns - self.clock.now_ns) / 60e9

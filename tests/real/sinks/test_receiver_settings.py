@@ -49,10 +49,9 @@ class WithoutReceiver(Prometheus):
 async def send(to: PrometheusApi, node: str, *, time_ns: int) -> str:
     """Send a node's tick as the sink does; return what became of it."""
     encoded = ActiveSeries().encode(samples_of(event(node=node, time_ns=time_ns)))
-    assert encoded is not None
     async with open_client(RemoteWriteSettings(url=to.remote_write_url)) as client:
         try:
-            await client.write(encoded.body, attempt=0)
+            await client.write(encoded, attempt=0)
         except GpuledgerError as error:
             return f"{type(error).__name__}: {error}"
     return TAKEN

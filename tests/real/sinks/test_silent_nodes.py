@@ -44,7 +44,10 @@ async def test_the_series_of_a_node_whose_last_tick_came_in_a_transaction_are_en
         await transactions.commit({at: [message]}, offsets={}, group="a-join")
     async with receiving() as receiver:
         settings = RemoteWriteSettings(
-            url=f"{receiver.url}/write", stale_after_seconds=2.0, interval_seconds=0
+            url=f"{receiver.url}/write",
+            protocol="1.0",
+            stale_after_seconds=2.0,
+            interval_seconds=0,
         )
         async with sending(bus, settings):
             await eventually(lambda: len(receiver.received) == 2, within_seconds=60)

@@ -11,23 +11,21 @@ from sinks.remote_write.write_client import open_client
 from sinks.settings import RemoteWriteSettings
 from tests.real.services.certificates import Authority
 from tests.real.services.prometheus import SecuredPrometheus
-from tests.unit.sinks.remote_write.oracle import WriteRequest
+from tests.unit.sinks.remote_write.messages import RawMessage, SampleMessage
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from sinks.remote_write.write_client import Payload
     from tests.real.services.prometheus import PrometheusApi
     from tests.real.services.starter import Starter
 
-ONE_SAMPLE = WriteRequest(
-    timeseries=[{"labels": [{"name": "up", "value": "\n"}], "samples": [{"value": 1.0}]}]
-).SerializeToString()
-NO_REQUEST = b"\xff"
+NO_REQUEST = RawMessage(b"\xff", samples=1)
 
 
-async def write(url: str, body: bytes) -> None:
+async def write(url: str, message: Payload) -> None:
     async with open_client(RemoteWriteSettings(url=url)) as client:
-        await client.write(body, attempt=0)
+        await client.write(message, attempt=0)
 
 
 @pytest.mark.parametrize("receiver", ["prometheus", "victoria_metrics"])
@@ -35,7 +33,7 @@ async def test_a_receiver_takes_a_request_without_samples_and_refuses_what_it_ca
     receiver: str, request: pytest.FixtureRequest
 ) -> None:
     api: PrometheusApi = request.getfixturevalue(receiver)
-    await write(api.remote_write_url, b"")
+    await write(api.remote_write_url, RawMessage())
     with pytest.raises(RejectedError):
         await write(api.remote_write_url, NO_REQUEST)
 
@@ -54,7 +52,7 @@ async def test_a_receiver_that_speaks_tls_refuses_no_sample_that_is_sent_in_plai
     )
     plain = server.remote_write_url.replace("https://", "http://")
     with pytest.raises(ReceiverUnavailableError, match=r"HTTPS server.*look at remote_write\.url"):
-        await write(plain, ONE_SAMPLE)
+        await write(plain, SampleMessage())
 
 
 @pytest.mark.parametrize("path", ["", "/", "/api/v1/wriet", "/api/v1"])
@@ -64,4 +62,4 @@ async def test_another_path_of_a_receiver_refuses_no_sample(
 ) -> None:
     api: PrometheusApi = request.getfixturevalue(receiver)
     with pytest.raises(ReceiverUnavailableError, match=r"look at remote_write\.url|a page"):
-        await write(api.url + path, ONE_SAMPLE)
+        await write(api.url + path, SampleMessage())

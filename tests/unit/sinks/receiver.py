@@ -31,9 +31,14 @@ class Receiver:
     login: str = ""
     """The `Authorization` without which a request is answered 401; empty takes everybody's."""
 
+    hangs_up: bool = False
+    """Whether it ends the connection in the place of an answer."""
+
     async def answer(self, request: web.Request) -> web.Response:
         body = await request.read()
         self.received.append(Received(request.path, dict(request.headers), body))
+        if self.hangs_up and request.transport is not None:
+            request.transport.close()
         if self.login and request.headers.get("Authorization") != self.login:
             return web.Response(status=401, text="who are you?")
         answer = self.answers.pop(0) if self.answers else self.by_body(body)

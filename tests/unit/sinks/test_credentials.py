@@ -8,19 +8,22 @@ import pytest
 from structlog.testing import capture_logs
 
 from gpuledger.errors import SettingsError
-from gpuledger.runtime import CheckSeverity, Readiness
-from gpuledger.runtime.http.client import open_http
+from gpuledger.runtime import Check, CheckSeverity, Readiness
+from gpuledger.runtime.http.client import HttpClient, open_http
 from gpuledger.settings import Secret
 from sinks.credentials import ReceiverCredentials
 from sinks.errors import ReceiverUnavailableError
+from sinks.remote_write.protocol_in_force import ProtocolInForce
 from sinks.remote_write.write_client import RemoteWriteClient
 from sinks.settings import RemoteWriteSettings
 from tests.fakes.seconds import Seconds
 from tests.real.services.certificates import Authority
 from tests.unit.sinks.receiver import receiving
+from tests.unit.sinks.remote_write.messages import RawMessage
 
 TOKEN, PASSWORD = "bearer_token", "password"
 FIRST = {TOKEN: "Bearer first", PASSWORD: "Basic bWU6Zmlyc3Q="}
+NOTHING = RawMessage()
 SECOND = {TOKEN: "Bearer second", PASSWORD: "Basic bWU6c2Vjb25k"}
 
 
@@ -38,6 +41,13 @@ class Mounted:
         self.check = Readiness().check("remote_write.credentials", severity=CheckSeverity.WARNING)
         self.credentials = ReceiverCredentials(
             self.settings, section="remote_write", check=self.check, monotonic=self.clock
+        )
+
+    def client(self, http: HttpClient, url: str) -> RemoteWriteClient:
+        """Return a client that goes with them."""
+        protocol = ProtocolInForce("1.0", check=Check())
+        return RemoteWriteClient(
+            http=http, url=url, credentials=self.credentials, protocol=protocol
         )
 
     def login(self) -> str:
@@ -127,18 +137,15 @@ async def test_the_authority_that_the_file_has_now_is_the_only_one_trusted(tmp_p
         receiving(context=_serving(other)) as second,
         open_http(headers={}, timeout_seconds=5.0) as http,
     ):
-        to_first, to_second = (
-            RemoteWriteClient(http=http, url=each.url, credentials=mounted.credentials)
-            for each in (first, second)
-        )
-        await to_first.write(b"", attempt=0)
+        to_first, to_second = (mounted.client(http, each.url) for each in (first, second))
+        await to_first.write(NOTHING, attempt=0)
         with pytest.raises(ReceiverUnavailableError, match="certificate"):
-            await to_second.write(b"", attempt=0)
+            await to_second.write(NOTHING, attempt=0)
         other.certificate.replace(mounted.ca_file)
         mounted.clock.advance(1.0)
-        await to_second.write(b"", attempt=1)
+        await to_second.write(NOTHING, attempt=1)
         with pytest.raises(ReceiverUnavailableError, match="certificate"):
-            await to_first.write(b"", attempt=0)
+            await to_first.write(NOTHING, attempt=0)
 
 
 @pytest.mark.parametrize("kind", [TOKEN, PASSWORD])
@@ -150,13 +157,13 @@ async def test_a_request_that_is_refused_goes_through_once_the_file_has_what_is_
         receiving(context=_serving(mounted.authority)) as receiver,
         open_http(headers={}, timeout_seconds=5.0) as http,
     ):
-        client = RemoteWriteClient(http=http, url=receiver.url, credentials=mounted.credentials)
+        client = mounted.client(http, receiver.url)
         receiver.login = SECOND[kind]
         with pytest.raises(ReceiverUnavailableError, match="401 who are you"):
-            await client.write(b"", attempt=0)
+            await client.write(NOTHING, attempt=0)
         mounted.file.write_text("second\n")
         mounted.clock.advance(1.0)
-        await client.write(b"", attempt=1)
+        await client.write(NOTHING, attempt=1)
 
 
 def _serving(authority: Authority) -> ssl.SSLContext:

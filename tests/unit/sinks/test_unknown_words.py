@@ -40,6 +40,7 @@ from gpuledger.store.query import entries_sql
 from sinks.alerts.rules import annotations_of, busy_without_pod_ratio, labels_of
 from sinks.otlp import ExportRequests
 from sinks.remote_write.active_series import ActiveSeries
+from sinks.remote_write.wire import Version
 from sinks.rows import encoded_rows_of
 from tests.default_topics import ATTRIBUTED_INCIDENTS, EVENTS, PROCESSES, SAMPLES
 from tests.unit.enricher.join.ticks import process, sample
@@ -116,7 +117,7 @@ def in_the_store(one: GpuEvent, folder: Path) -> Counter[str]:
 
 def in_remote_write(one: GpuEvent, _: Path) -> Counter[str]:
     found: Counter[str] = Counter()
-    for series in parse(ActiveSeries().encode(samples_of(one)).body):
+    for series in parse(ActiveSeries().encode(samples_of(one)).encode(Version.V1)):
         of, is_busy, _rest = series.name.partition("_gpu_busy_ratio")
         if is_busy:
             account = series.label("account") or of.rpartition("_")[2]
@@ -188,7 +189,7 @@ def words_on_the_screen(one: GpuEvent) -> set[str]:
 
 
 def words_in_remote_write(one: GpuEvent) -> set[str]:
-    series = parse(ActiveSeries().encode(samples_of(one)).body)
+    series = parse(ActiveSeries().encode(samples_of(one)).encode(Version.V1))
     return {value for found in series for _, value in found.labels}
 
 

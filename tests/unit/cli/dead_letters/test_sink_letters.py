@@ -66,7 +66,7 @@ async def to_receiver(
     **options: Any,  # noqa: ANN401  # a filter's
 ) -> LetterOutcome:
     clock = clock or ManualClock()
-    settings = RemoteWriteSettings(url=f"{receiver.url}/write")
+    settings = RemoteWriteSettings(url=f"{receiver.url}/write", protocol="1.0")
     target = sink_target(on, REMOTE_WRITE, settings, clock=clock)
     return await replay(on, target, clock=clock, **options)
 
@@ -85,7 +85,9 @@ async def test_what_a_receiver_refused_reaches_it_and_no_topic_of_other_sinks() 
     on = bus()
     await publish(on, event(0), event(1))
     async with receiving(by_body=refuse_samples) as receiver:
-        settings = RemoteWriteSettings(url=f"{receiver.url}/write", interval_seconds=0)
+        settings = RemoteWriteSettings(
+            url=f"{receiver.url}/write", interval_seconds=0, protocol="1.0"
+        )
         sink = run_sink(
             REMOTE_WRITE, bus=on, settings=settings, readiness=Readiness(), clock=ManualClock()
         )
@@ -242,6 +244,21 @@ async def test_a_replayed_tick_ends_no_series_of_its_node() -> None:
     series = [one for request in receiver.received for one in parse_compressed(request.body)]
     assert len(series) > 10
     assert not any(math.isnan(one.value) for one in series)
+
+
+async def test_a_receiver_of_2_0_that_writes_a_part_has_refused_the_letter(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    on, clock = bus(), ManualClock()
+    await reject(on, record_of(event(0)))
+    some = Answer(204, headers={"X-Prometheus-Remote-Write-Samples-Written": "1"})
+    async with receiving(by_body=lambda _: some) as receiver:
+        settings = RemoteWriteSettings(url=f"{receiver.url}/write", protocol="2.0")
+        target = sink_target(on, REMOTE_WRITE, settings, clock=clock)
+        outcome = await replay(on, target, clock=clock)
+
+    assert counted(outcome) == (0, 1, 0, 0)
+    assert "written 1 of" in capsys.readouterr().out
 
 
 async def test_ticks_beyond_the_sinks_own_bounds_are_refused_without_being_sent() -> None:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from gpuledger.ledger.series import FAMILIES, MAX_GROUPS
 from gpuledger.records import Account, GpuEvent, PodDescription, PodState
-from sinks.remote_write.active_series import STALE_VALUE, ActiveSeries, series_budget
+from sinks.remote_write.active_series import ActiveSeries, EncodedTick, series_budget
+from sinks.remote_write.wire import Version, encode_request
 from tests.unit.sinks.builders import (
     GPU,
     SECOND_NS,
@@ -22,7 +23,7 @@ from tests.unit.sinks.builders import (
     reading,
 )
 from tests.unit.sinks.remote_write.interval_samples import samples_of
-from tests.unit.sinks.remote_write.oracle import Series, parse
+from tests.unit.sinks.remote_write.oracle import Series, parse, parse_v2
 
 STALE = 0x7FF0000000000002
 PENDING = PodDescription(uid="uid-train", state=PodState.PENDING)
@@ -30,9 +31,13 @@ PENDING = PodDescription(uid="uid-train", state=PodState.PENDING)
 
 def encode(series: ActiveSeries, of: GpuEvent) -> list[Series]:
     encoded = series.encode(samples_of(of))
-    parsed = parse(encoded.body)
+    parsed = parse_tick(encoded)
     assert encoded.samples == len(parsed)
     return parsed
+
+
+def parse_tick(encoded: EncodedTick) -> list[Series]:
+    return parse(encoded.encode(Version.V1))
 
 
 def named(series: list[Series], name: str, **labels: str) -> Series:
@@ -215,10 +220,10 @@ def test_a_node_of_which_nothing_comes_has_its_series_ended_once() -> None:
     (ended,) = series.end_silent(before_ns=200)
 
     assert ended.samples == first.samples
-    assert {(one.label("node"), one.time_ms) for one in parse(ended.body)} == {
+    assert {(one.label("node"), one.time_ms) for one in parse_tick(ended)} == {
         ("node-a", START_NS // 1_000_000 + 1)
     }
-    assert all(is_stale(one) for one in parse(ended.body))
+    assert all(is_stale(one) for one in parse_tick(ended))
     assert list(series.end_silent(before_ns=200)) == []
     again = series.encode(samples_of(event(1)), now_ns=300)
     assert again.samples == first.samples
@@ -232,7 +237,7 @@ def test_a_tick_that_is_stamped_no_later_than_the_last_goes_on_with_the_series(t
 
     ended = series.encode(samples_of(event(tick, entries=[])))
     assert ended.is_behind
-    assert stale_names(parse(ended.body))
+    assert stale_names(parse_tick(ended))
     assert not series.encode(samples_of(event(1))).is_behind
 
 
@@ -242,8 +247,8 @@ def test_a_tick_that_others_have_followed_begins_and_ends_no_series() -> None:
 
     past = series.encode(samples_of(event(0, entries=[entry(pod_uid="uid-gone")]), is_past=True))
     assert past.is_behind
-    assert stale_names(parse(past.body)) == set()
-    assert {one.time_ms for one in parse(past.body)} == {START_NS // 1_000_000}
+    assert stale_names(parse_tick(past)) == set()
+    assert {one.time_ms for one in parse_tick(past)} == {START_NS // 1_000_000}
     assert stale_names(encode(series, event(10))) == set()
     assert len(series) == len(now)
 
@@ -288,10 +293,13 @@ def test_every_metric_name_ends_in_its_base_unit() -> None:
 
 def test_parts_put_together_are_one_request() -> None:
     series = ActiveSeries()
-    bodies = [series.encode(samples_of(event(0, node=node))) for node in ("node-a", "node-b")]
-    body = b"".join(one.body for one in bodies)
+    ticks = [series.encode(samples_of(event(0, node=node))) for node in ("node-a", "node-b")]
+    timed = [timed for tick in ticks for timed in tick.timed]
 
-    assert {one.label("node") for one in parse(body)} == {"node-a", "node-b"}
+    first = parse(encode_request(Version.V1, timed))
+    second = [one.series for one in parse_v2(encode_request(Version.V2, timed))]
+    assert {one.label("node") for one in first} == {"node-a", "node-b"}
+    assert first == second
 
 
 def test_series_of_nodes_that_come_once_take_bounded_memory_and_those_that_live_are_kept() -> None:
@@ -307,7 +315,7 @@ def test_series_of_nodes_that_come_once_take_bounded_memory_and_those_that_live_
         assert budget.held_bytes <= 2 * budget.max_bytes
 
     ended = here.encode(samples_of(event(400, node="node-a", entries=[])))
-    assert STALE_VALUE in ended.body
+    assert stale_names(parse_tick(ended))
     assert here.forgotten > 0
     for series in (here, there):
         series.clear()

@@ -16,9 +16,7 @@ from gpuledger.errors import BusUnavailableError, FencedError
 from gpuledger.ledger.usage import COUNTERS
 from gpuledger.records import NodeCounters
 from gpuledger.runtime import Readiness
-from sinks.loop import run_sink
 from sinks.registry import REMOTE_WRITE
-from sinks.settings import RemoteWriteSettings
 from tests.unit.sinks.builders import (
     BUS_TOPICS,
     NODE,
@@ -34,6 +32,7 @@ from tests.unit.sinks.builders import (
     running,
 )
 from tests.unit.sinks.receiver import Received, Receiver, receiving
+from tests.unit.sinks.remote_write import sending
 from tests.unit.sinks.remote_write.oracle import parse_compressed
 
 AT = place_of(NODE)
@@ -44,23 +43,9 @@ BUSY = COUNTERS.metrics[0].name
 def sink(
     on: MemoryBus,
     receiver: Receiver,
-    *,
-    clock: ManualClock | None = None,
-    readiness: Readiness | None = None,
-    group: str | None = None,
-    **changes: Any,  # noqa: ANN401  # as RemoteWriteSettings takes them
+    **changes: Any,  # noqa: ANN401  # as `sending` takes them
 ) -> asyncio.Future[None]:
-    settings = {"interval_seconds": 5, **changes}
-    return asyncio.ensure_future(
-        run_sink(
-            REMOTE_WRITE,
-            bus=on,
-            settings=RemoteWriteSettings(url=f"{receiver.url}/api/v1/write", **settings),
-            readiness=readiness or Readiness(),
-            clock=clock or ManualClock(),
-            group=group,
-        )
-    )
+    return sending.sink(on, receiver, **{"interval_seconds": 5, **changes})
 
 
 def busy_seconds(received: Sequence[Received]) -> list[tuple[int, float]]:

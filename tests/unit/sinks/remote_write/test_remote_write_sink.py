@@ -11,17 +11,13 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Message, Subscription
+from gpuledger.bus.protocol import Subscription
 from gpuledger.codec import encode
-from gpuledger.ledger.usage import COUNTERS
 from gpuledger.records import Account
 from gpuledger.runtime import Readiness
-from sinks.loop import run_sink
 from sinks.registry import REMOTE_WRITE
-from sinks.settings import RemoteWriteSettings
 from tests.default_topics import EVENTS
 from tests.unit.sinks.builders import (
-    NODE,
     SECOND_NS,
     START_NS,
     ManualClock,
@@ -36,34 +32,16 @@ from tests.unit.sinks.builders import (
     running,
 )
 from tests.unit.sinks.receiver import Answer, Received, Receiver, receiving
-from tests.unit.sinks.remote_write.oracle import Series, parse_compressed
-
-AT = place_of(NODE)
-
-
-def sink(
-    on: MemoryBus,
-    receiver: Receiver,
-    *,
-    clock: ManualClock | None = None,
-    readiness: Readiness | None = None,
-    **changes: Any,  # noqa: ANN401  # as RemoteWriteSettings takes them
-) -> asyncio.Future[None]:
-    return asyncio.ensure_future(
-        run_sink(
-            REMOTE_WRITE,
-            bus=on,
-            settings=RemoteWriteSettings(
-                url=f"{receiver.url}/api/v1/write", **{"interval_seconds": 0, **changes}
-            ),
-            readiness=readiness or Readiness(),
-            clock=clock or ManualClock(),
-        )
-    )
-
-
-def is_committed(on: MemoryBus, offset: int) -> Callable[[], bool]:
-    return lambda: committed(on, REMOTE_WRITE.group, AT) == offset
+from tests.unit.sinks.remote_write.oracle import parse_compressed
+from tests.unit.sinks.remote_write.sending import (
+    AT,
+    dropped,
+    gauges_of_body,
+    is_committed,
+    nodes_in,
+    publish_at_once,
+    sink,
+)
 
 
 def times(receiver: Receiver) -> list[list[int]]:
@@ -253,10 +231,6 @@ async def test_every_series_has_the_external_labels() -> None:
     assert all(one.label(name) == value for one in sent for name, value in labels.items())
 
 
-def nodes_in(partition: int) -> list[str]:
-    return [f"n{n}" for n in range(99) if place_of(f"n{n}").partition == partition]
-
-
 def nodes_of_body(body: bytes) -> set[str | None]:
     return {one.label("node") for one in parse_compressed(body)}
 
@@ -265,12 +239,6 @@ def ticks_of_body(body: bytes) -> list[int]:
     """Return the distinct times of a request's samples, in ticks after the first."""
     first_ms = START_NS // 1_000_000
     return sorted({(one.time_ms - first_ms) // 1000 for one in gauges_of_body(body)})
-
-
-def gauges_of_body(body: bytes) -> list[Series]:
-    """Return the samples less those of the counters, which begin with a 0 before their first."""
-    counters = {metric.name for metric in COUNTERS.metrics}
-    return [one for one in parse_compressed(body) if one.name not in counters]
 
 
 def taken_by(receiver: Receiver, answer: Callable[[bytes], Answer]) -> list[bytes]:
@@ -289,11 +257,6 @@ def waiting_bytes() -> float:
     return found or 0.0
 
 
-def dropped(reason: str) -> float:
-    labels = {"sink": "remote_write", "reason": reason}
-    return REGISTRY.get_sample_value("gpuledger_sink_dropped_total", labels) or 0.0
-
-
 async def test_nodes_of_one_partition_share_a_request_once_all_is_new() -> None:
     on = bus()
     same = [f"node-{n}" for n in range(40) if place_of(f"node-{n}") == AT][:3]
@@ -307,12 +270,6 @@ async def test_nodes_of_one_partition_share_a_request_once_all_is_new() -> None:
         assert len(receiver.received) == before + 1
         nodes = {one.label("node") for one in parse_compressed(receiver.received[-1].body)}
         assert nodes == set(same)
-
-
-async def publish_at_once(on: MemoryBus, *events: object) -> None:
-    messages = [Message(key=b"k", value=encode(one), timestamp_ms=0) for one in events]
-    async with on.producer() as producer:
-        await producer.publish(AT.topic, AT.partition, messages)
 
 
 @pytest.mark.parametrize(

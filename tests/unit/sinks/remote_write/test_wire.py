@@ -2,68 +2,207 @@
 
 import math
 import struct
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sinks.remote_write.active_series import (
+from gpuledger.ledger.series import FAMILIES
+from sinks.remote_write.active_series import metrics_of
+from sinks.remote_write.wire import (
     STALE_VALUE,
-    pack_value,
-    series_prefix,
-    timestamp_suffix,
+    LabelSet,
+    Metric,
+    SampleGroup,
+    TimedSamples,
+    Version,
+    encode_metadata,
+    encode_request,
+    encode_start,
+    encode_time,
+    encode_value,
     varint,
 )
-from tests.unit.sinks.remote_write.oracle import Series, WriteRequest, parse
+from tests.unit.sinks.remote_write.oracle import (
+    KINDS,
+    Described,
+    RequestV2,
+    Series,
+    SeriesV2,
+    WriteRequest,
+    parse,
+    parse_metadata,
+    parse_v2,
+)
 
 FIRST_MS, LAST_MS = 2**35, 2**42 - 1
-names = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,20}", fullmatch=True)
+# Names before and behind `__name__`, of which a thing has none itself.
+names = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,20}", fullmatch=True).filter("__name__".__ne__)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
-samples = st.tuples(
-    st.dictionaries(names, texts, max_size=12),
-    st.floats(allow_nan=False),
-    st.integers(FIRST_MS, LAST_MS),
+times = st.integers(FIRST_MS, LAST_MS)
+metrics = st.builds(
+    Metric,
+    name=st.sampled_from(["a", "b_bytes", "c_joules_total"]),
+    kind=st.sampled_from(KINDS),
+    help=texts,
 )
 
 
-@given(st.lists(samples, max_size=5))
-def test_protobuf_reads_what_was_encoded(wanted: list[tuple[dict[str, str], float, int]]) -> None:
-    body = b"".join(
-        series_prefix(labels.items()) + pack_value(value) + timestamp_suffix(time_ms)
-        for labels, value, time_ms in wanted
-    )
+class Given(NamedTuple):
+    """A metric's value, if there is one, and when its series began, if that is known."""
 
-    assert parse(body) == [
-        Series(tuple(sorted((n, v) for n, v in labels.items() if v)), value, time_ms)
-        for labels, value, time_ms in wanted
-    ]
+    metric: Metric
+    value: float | None
+    start_ms: int | None
+
+
+samples = st.builds(Given, metrics, st.none() | st.floats(allow_nan=False), st.none() | times)
+groups = st.tuples(
+    st.dictionaries(names, texts, max_size=12),
+    st.lists(samples, max_size=3, unique_by=lambda g: g.metric.name),
+)
+ticks = st.lists(st.tuples(times, st.lists(groups, max_size=3)), max_size=4)
+Ticks = list[tuple[int, list[tuple[dict[str, str], list[Given]]]]]
+
+
+def timed(wanted: Ticks) -> Iterable[TimedSamples]:
+    for time_ms, things in wanted:
+        yield TimedSamples(
+            encode_time(time_ms),
+            [
+                SampleGroup(
+                    LabelSet(labels.items()),
+                    [g.metric for g in of_thing],
+                    [None if g.value is None else encode_value(g.value) for g in of_thing],
+                    [encode_start(g.start_ms) for g in of_thing],
+                )
+                for labels, of_thing in things
+            ],
+        )
+
+
+def expected(wanted: Ticks) -> list[SeriesV2]:
+    """Return the series that are wanted, by the rules of the protocol."""
+    found = []
+    for time_ms, things in wanted:
+        for labels, of_thing in things:
+            for metric, value, start_ms in of_thing:
+                if value is None:
+                    continue
+                pairs = {**labels, "__name__": metric.name}.items()
+                series = Series(tuple(sorted(p for p in pairs if p[1])), value, time_ms)
+                described = Described(metric.kind, metric.help, metric.unit)
+                found.append(SeriesV2(series, start_ms or 0, described))
+    return found
+
+
+def has_zero(wanted: Ticks) -> bool:
+    """Return whether a value is 0, which protobuf leaves out and the encoder writes."""
+    values = [one.series.value for one in expected(wanted)]
+    return any(value == 0 and math.copysign(1, value) > 0 for value in values)
+
+
+@given(ticks)
+def test_protobuf_reads_what_was_encoded_in_1_0(wanted: Ticks) -> None:
+    body = encode_request(Version.V1, timed(wanted))
+
+    assert parse(body) == [one.series for one in expected(wanted)]
     # Byte for byte too: nothing is encoded in a longer form than protobuf's own.
-    assert WriteRequest.FromString(body).SerializeToString(deterministic=True) == body or any(
-        value == 0 and math.copysign(1, value) > 0 for _, value, _ in wanted
-    )
+    again = WriteRequest.FromString(body).SerializeToString(deterministic=True)
+    assert again == body or has_zero(wanted)
 
 
-def test_labels_are_sorted_by_name_and_empty_values_left_out() -> None:
-    body = series_prefix([("pod", "p"), ("__name__", "m"), ("container", "")])
+@given(ticks)
+def test_protobuf_reads_what_was_encoded_in_2_0(wanted: Ticks) -> None:
+    body = encode_request(Version.V2, timed(wanted))
 
-    (series,) = parse(body + pack_value(1.0) + timestamp_suffix(FIRST_MS))
+    assert parse_v2(body) == expected(wanted)
+    again = RequestV2.FromString(body).SerializeToString(deterministic=True)
+    assert again == body or has_zero(wanted)
 
-    assert series.labels == (("__name__", "m"), ("pod", "p"))
+
+@given(ticks)
+def test_duty_20_the_symbols_begin_with_the_empty_one_and_are_each_string_that_is_used_once(
+    wanted: Ticks,
+) -> None:
+    symbols = list(RequestV2.FromString(encode_request(Version.V2, timed(wanted))).symbols)
+
+    used = {""}
+    for series, _, described in expected(wanted):
+        used |= {text for label in series.labels for text in label}
+        used |= {described.help, described.unit}
+    assert symbols[0] == ""
+    assert len(set(symbols)) == len(symbols)
+    assert set(symbols) == used
 
 
-def test_a_label_that_comes_twice_is_refused() -> None:
+@given(ticks)
+def test_duty_20_every_reference_is_to_a_symbol_and_they_come_in_pairs(wanted: Ticks) -> None:
+    request = RequestV2.FromString(encode_request(Version.V2, timed(wanted)))
+
+    for series in request.timeseries:
+        references = [*series.labels_refs, series.metadata.help_ref, series.metadata.unit_ref]
+        assert max(references) < len(request.symbols)
+        assert len(series.labels_refs) % 2 == 0
+
+
+@given(ticks)
+def test_duty_21_each_series_has_a_sample(wanted: Ticks) -> None:
+    for request, version in ((WriteRequest, Version.V1), (RequestV2, Version.V2)):
+        body = encode_request(version, timed(wanted))
+        assert [len(one.samples) for one in request.FromString(body).timeseries] == [1] * len(
+            expected(wanted)
+        )
+
+
+def one_series(labels: Iterable[tuple[str, str]], value: bytes) -> list[TimedSamples]:
+    metric = Metric(name="m", kind="gauge", help="What.")
+    group = SampleGroup(LabelSet(labels), [metric], [value])
+    return [TimedSamples(encode_time(FIRST_MS), [group])]
+
+
+def test_duty_9_labels_are_sorted_by_name_and_empty_values_left_out() -> None:
+    wanted = one_series([("pod", "p"), ("Replica", "r"), ("container", "")], encode_value(1.0))
+
+    (first,) = parse(encode_request(Version.V1, wanted))
+    (second,) = parse_v2(encode_request(Version.V2, wanted))
+
+    sorted_labels = (("Replica", "r"), ("__name__", "m"), ("pod", "p"))
+    assert first.labels == second.series.labels == sorted_labels
+
+
+@pytest.mark.parametrize("labels", [[("a", "1"), ("a", "2")], [("__name__", "m")]])
+def test_duty_9_a_label_that_comes_twice_is_refused(labels: list[tuple[str, str]]) -> None:
     with pytest.raises(ValueError, match="a label comes twice"):
-        series_prefix([("a", "1"), ("a", "2")])
+        LabelSet(labels)
 
 
+def test_duty_10_what_is_no_utf_8_is_refused_before_it_is_sent() -> None:
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        LabelSet([("a", "\ud800")])
+
+
+@pytest.mark.parametrize("encode", [encode_time, encode_start])
 @pytest.mark.parametrize("time_ms", [-1, 0, FIRST_MS - 1, LAST_MS + 1])
-def test_a_time_that_would_not_fill_its_bytes_is_refused(time_ms: int) -> None:
+def test_duty_7_a_time_that_would_not_fill_its_bytes_is_refused(
+    encode: object, time_ms: int
+) -> None:
     with pytest.raises(ValueError, match="not between 1971 and 2109"):
-        timestamp_suffix(time_ms)
+        encode(time_ms)  # type: ignore[operator]  # one of the two
 
 
-def test_a_stale_marker_is_prometheus_own_nan_to_the_bit() -> None:
+def test_duty_18_a_stale_marker_is_prometheus_own_nan_to_the_bit() -> None:
+    wanted = one_series([], STALE_VALUE)
     assert struct.unpack("<Q", STALE_VALUE) == (0x7FF0000000000002,)
+    for version in Version:
+        assert STALE_VALUE in encode_request(version, wanted)
+
+
+def test_duty_23_a_series_without_a_start_says_none() -> None:
+    (series,) = parse_v2(encode_request(Version.V2, one_series([], encode_value(1.0))))
+    assert series.start_ms == 0
 
 
 @pytest.mark.parametrize(
@@ -71,3 +210,26 @@ def test_a_stale_marker_is_prometheus_own_nan_to_the_bit() -> None:
 )
 def test_varints_are_those_of_protobuf(number: int, encoded: str) -> None:
     assert varint(number).hex() == encoded
+
+
+def test_a_negative_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="-1 is negative"):
+        varint(-1)
+
+
+@given(st.lists(metrics, max_size=5, unique_by=lambda metric: metric.name))
+def test_protobuf_reads_what_was_encoded_of_metadata(told: list[Metric]) -> None:
+    body = encode_metadata(told)
+
+    assert parse_metadata(body) == {
+        metric.name: Described(metric.kind, metric.help, metric.unit) for metric in told
+    }
+    assert WriteRequest.FromString(body).SerializeToString(deterministic=True) == body
+
+
+@pytest.mark.parametrize("metric", [one for family in FAMILIES for one in metrics_of(family)])
+def test_duty_22_every_metric_has_a_type_a_help_and_a_unit(metric: Metric) -> None:
+    assert metric.kind in KINDS[1:]
+    assert metric.help
+    assert metric.unit
+    assert metric.name.removesuffix("_total").endswith(f"_{metric.unit}")

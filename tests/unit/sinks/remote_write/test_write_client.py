@@ -2,29 +2,28 @@
 
 from typing import Any
 
-import cramjam
 import msgspec
 import pytest
 
 from gpuledger.errors import SettingsError
 from gpuledger.settings import Secret
 from sinks.errors import ReceiverUnavailableError, RejectedError
+from sinks.remote_write.wire import Version
 from sinks.remote_write.write_client import open_client
 from sinks.settings import RemoteWriteSettings
 from tests.fakes.hostile_http import Raw, answering, page
 from tests.unit.sinks.receiver import Answer, Received, receiving
-from tests.unit.sinks.remote_write.oracle import WriteRequest
+from tests.unit.sinks.remote_write.messages import SampleMessage
+from tests.unit.sinks.remote_write.oracle import decompress, parse
 
-ONE_SERIES = WriteRequest(timeseries=[{}]).SerializeToString()
+ONE_SERIES = SampleMessage()
+SERIES = parse(ONE_SERIES.encode(Version.V1))
 PAGE = {"Content-Type": "text/html"}
 
 
-def decompress(body: bytes) -> bytes:
-    return bytes(cramjam.snappy.decompress_raw(body))
-
-
-async def write(url: str, *, attempt: int = 0, **settings: Any) -> None:  # noqa: ANN401  # settings
-    async with open_client(RemoteWriteSettings(url=f"{url}/api/v1/write", **settings)) as client:
+async def write(url: str, *, attempt: int = 0, **changes: Any) -> None:  # noqa: ANN401  # settings
+    settings = {"url": f"{url}/api/v1/write", "protocol": "1.0", **changes}
+    async with open_client(RemoteWriteSettings(**settings)) as client:
         await client.write(ONE_SERIES, attempt=attempt)
 
 
@@ -113,16 +112,16 @@ async def test_samples_are_refused_where_the_receiver_takes_a_request_without_an
             await write(receiver.url)
 
     assert str(caught.value) == f"{status} invalid label"
-    sent = [decompress(request.body) for request in receiver.received]
-    assert sent == [ONE_SERIES, b"", ONE_SERIES]
+    sent = [parse(decompress(request.body)) for request in receiver.received]
+    assert sent == [SERIES, [], SERIES]
 
 
 async def test_samples_that_another_server_refused_are_taken_once_it_is_gone() -> None:
     async with receiving(Answer(400, "unsupported path requested")) as receiver:
         await write(receiver.url)
 
-    sent = [decompress(request.body) for request in receiver.received]
-    assert sent == [ONE_SERIES, b"", ONE_SERIES]
+    sent = [parse(decompress(request.body)) for request in receiver.received]
+    assert sent == [SERIES, [], SERIES]
 
 
 async def test_a_sample_that_is_said_to_be_out_of_order_is_refused_without_asking_again() -> None:

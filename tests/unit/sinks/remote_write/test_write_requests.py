@@ -6,6 +6,7 @@ import pytest
 
 from gpuledger.bus.protocol import Record
 from sinks.remote_write.active_series import EncodedTick
+from sinks.remote_write.wire import TimedSamples
 from sinks.remote_write.write_requests import (
     AgeLimits,
     WriteRequest,
@@ -29,7 +30,9 @@ def ticks(nodes: str) -> list[WrittenTick]:
             node=node.lower(),
             time_ns=1,
             record=record_of(offset),
-            encoded=EncodedTick(body=b"", samples=2, is_behind=node.isupper()),
+            encoded=EncodedTick(
+                timed=(TimedSamples(b"", ()),), samples=2, is_behind=node.isupper()
+            ),
         )
         for offset, node in enumerate(nodes)
     ]

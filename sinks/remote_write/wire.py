@@ -1,0 +1,310 @@
+"""Remote-write on the wire: samples into requests of version 1.0 or 2.0, compared with protobuf.
+
+Protobuf by hand. The labels of a thing never change and its metrics are known, so that both are
+encoded once (`LabelSet`, `Metric`) and a series is put together of them. How they are put together
+is the version's: 1.0 writes a series' labels out, 2.0 writes each string once in a request and
+refers to it by its position (`_Symbols`), so that what refers is made for each request anew. Which
+version a receiver takes may turn out after its ticks were cut into requests, so samples are kept as
+`SampleGroup` and encoded as they are sent.
+
+Here lives how bytes look. Which series there are, and when they end, is `active_series`'; what a
+receiver answers is `write_client`'s. Pure.
+"""
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+Labels = Iterable[tuple[str, str]]
+encode_value: Final[Callable[[float], bytes]] = struct.Struct("<d").pack
+STALE_VALUE: Final = bytes.fromhex("020000000000f07f")
+"""The NaN 0x7ff0000000000002, which says that a series has ended; as bytes, since arithmetic and
+JSON lose it."""
+NO_START: Final = b""
+"""The start of a series of which none is known, or that has none."""
+_FIRST_MS: Final = 1 << 35
+_LAST_MS: Final = (1 << 42) - 1
+_NAME: Final = b"__name__"
+# What stands before a sample's value: field, length of the sample, field of the value (64 bit).
+_SAMPLE: Final = b"\x12\x10\x09"
+_SAMPLE_WITH_START: Final = b"\x12\x17\x09"
+# The same enumeration in both versions; what it does not have is sent as unknown.
+_KINDS: Final = {
+    "counter": 1,
+    "gauge": 2,
+    "histogram": 3,
+    "gaugehistogram": 4,
+    "summary": 5,
+    "info": 6,
+    "stateset": 7,
+}
+_UNITS: Final = (
+    "byte_seconds",  # before the one that it ends in
+    "bytes",
+    "celsius",
+    "hertz",
+    "joules",
+    "ratio",
+    "seconds",
+    "watts",
+)
+
+
+class Version(StrEnum):
+    """A version of remote-write."""
+
+    V1 = "1.0"
+    V2 = "2.0"
+
+
+@lru_cache(maxsize=4096)
+def varint(number: int) -> bytes:
+    """Encode a non-negative integer as protobuf does; raises ValueError for a negative one."""
+    if number < 0:
+        raise ValueError(f"{number} is negative")
+    encoded = bytearray()
+    while number > 0x7F:  # noqa: PLR2004  # seven bits a byte
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def encode_time(time_ms: int) -> bytes:
+    """Encode what follows a sample's value: its time in milliseconds since the epoch.
+
+    Raises ValueError before 1971-02-02 and after 2109-05-15, where it is not the 7 bytes on which
+    the lengths count.
+    """
+    return b"\x10" + _six_bytes(time_ms)
+
+
+def encode_start(start_ms: int | None) -> bytes:
+    """Encode when a counter began, in milliseconds since the epoch; raises as `encode_time`."""
+    return NO_START if start_ms is None else b"\x18" + _six_bytes(start_ms)
+
+
+def is_encodable(time_ms: int) -> bool:
+    """Return whether a time is one that the wire carries."""
+    return _FIRST_MS <= time_ms <= _LAST_MS
+
+
+def _six_bytes(time_ms: int) -> bytes:
+    if not is_encodable(time_ms):
+        raise ValueError(f"time_ns: {time_ms} ms since the epoch is not between 1971 and 2109")
+    return varint(time_ms)
+
+
+class Metric:
+    """A metric's name and what is said of it."""
+
+    __slots__ = ("help", "kind", "label", "name", "unit")
+
+    def __init__(self, *, name: str, kind: str, help: str) -> None:  # noqa: A002  # Prometheus' word
+        """Take it as an exposition has it; the unit is what the name ends in."""
+        self.name, self.kind, self.help = name, kind, help
+        base = name.removesuffix("_total")
+        self.unit = next((unit for unit in _UNITS if base.endswith(f"_{unit}")), "")
+        self.label = _encode_label(_NAME, name.encode())
+        """Its name as a label in 1.0."""
+
+
+class LabelSet:
+    """The labels of one thing, whose metrics are series: all but `__name__`."""
+
+    __slots__ = ("_encoded", "after", "before")
+
+    def __init__(self, labels: Labels) -> None:
+        """Sort labels by name and leave empty values out, as the protocol asks.
+
+        Raises ValueError for a name that comes twice, and for what is no UTF-8.
+        """
+        # By bytes, as receivers compare them; a label without a value is none to Prometheus.
+        present = sorted((name.encode(), name, value) for name, value in labels if value)
+        names = [name for name, _, _ in present]
+        if len(set(names)) != len(names) or _NAME in names:
+            raise ValueError(f"a label comes twice: {[name.decode() for name in names]}")
+        "".join(value for _, _, value in present).encode()
+        self.before = tuple(s for name, *pair in present if name < _NAME for s in pair)
+        """Names and values of those that stand before `__name__`."""
+        self.after = tuple(s for name, *pair in present if name > _NAME for s in pair)
+        """Names and values of those that stand behind it."""
+        self._encoded: tuple[bytes, bytes] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes its strings and their encoding have."""
+        return 2 * sum(map(len, self.before)) + 2 * sum(map(len, self.after))
+
+    def encoded(self) -> tuple[bytes, bytes]:
+        """Return what stands before and behind the name in 1.0; encoded when it is first asked."""
+        if self._encoded is None:
+            self._encoded = (_encode_labels(self.before), _encode_labels(self.after) + _SAMPLE)
+        return self._encoded
+
+
+class SampleGroup(NamedTuple):
+    """The samples of one thing at one time."""
+
+    labels: LabelSet
+    metrics: Sequence[Metric]
+    values: Sequence[bytes | None]
+    """For each metric its value, as `encode_value` returns it, or STALE_VALUE; `None` where there
+    is no sample."""
+    starts: Sequence[bytes] | None = None
+    """For each metric when its series began, by `encode_start`; `None` where none has a start."""
+
+
+class TimedSamples(NamedTuple):
+    """Samples of one time."""
+
+    time: bytes
+    """By `encode_time`."""
+    groups: Sequence[SampleGroup]
+
+
+def encode_request(version: Version, samples: Iterable[TimedSamples]) -> bytes:
+    """Return the body of a request, not compressed; series stand in it in the order given."""
+    return _encode_v2(samples) if version is Version.V2 else _encode_v1(samples)
+
+
+def encode_metadata(metrics: Iterable[Metric]) -> bytes:
+    """Return what a request of 1.0 says of metrics; it may be put behind its samples."""
+    parts: list[bytes] = []
+    for metric in metrics:
+        family = metric.name.encode()
+        body = b"".join(
+            (
+                b"\x08" + varint(_KINDS[metric.kind]) if metric.kind in _KINDS else b"",
+                *_field(b"\x12", family),
+                *_field(b"\x22", metric.help.encode()),
+                *_field(b"\x2a", metric.unit.encode()),
+            )
+        )
+        parts += (b"\x1a", varint(len(body)), body)
+    return b"".join(parts)
+
+
+def _encode_v1(samples: Iterable[TimedSamples]) -> bytes:
+    parts: list[bytes] = []
+    for time, groups in samples:
+        for labels, metrics, values, _ in groups:
+            before, after = labels.encoded()
+            labels_bytes = len(before) + len(after)
+            for metric, value in zip(metrics, values, strict=True):
+                if value is not None:
+                    label = metric.label
+                    head = _head_v1(labels_bytes + len(label))
+                    parts += (head, before, label, after, value, time)
+    return b"".join(parts)
+
+
+def _encode_v2(samples: Iterable[TimedSamples]) -> bytes:
+    parts: list[bytes] = []
+    symbols = _Symbols()
+    described, referred = _DescribedMetrics(symbols), _ReferredLabels(symbols)
+    for time, groups in samples:
+        for labels, metrics, values, starts in groups:
+            if values.count(None) == len(values):
+                continue  # the table has nothing but what is referred to
+            before, after, labels_bytes = referred[labels]
+            for number, (metric, value) in enumerate(zip(metrics, values, strict=True)):
+                if value is None:
+                    continue
+                name, metadata = described[metric]
+                refs_bytes = labels_bytes + len(name)
+                start = starts[number] if starts is not None else NO_START
+                if start:
+                    head = _head_v2(refs_bytes, len(metadata) + len(start))
+                    parts += (head, before, name, after, _SAMPLE_WITH_START)
+                    parts += (value, time, start, metadata)
+                else:
+                    head = _head_v2(refs_bytes, len(metadata))
+                    parts += (head, before, name, after, _SAMPLE, value, time, metadata)
+    return b"".join((*map(_encode_symbol, symbols), *parts))
+
+
+class _Symbols(dict[str, bytes]):
+    """The strings of one request of 2.0, in their order, and what refers to each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self[""] = varint(0)  # always the first
+
+    def __missing__(self, symbol: str) -> bytes:
+        reference = self[symbol] = varint(len(self))
+        return reference
+
+
+class _ReferredLabels(dict[LabelSet, tuple[bytes, bytes, int]]):
+    """What refers to labels before and behind the name in one request of 2.0, and its length."""
+
+    def __init__(self, symbols: _Symbols) -> None:
+        super().__init__()
+        self._refer = symbols.__getitem__
+
+    def __missing__(self, labels: LabelSet) -> tuple[bytes, bytes, int]:
+        before = b"".join(map(self._refer, labels.before))
+        after = b"".join(map(self._refer, labels.after))
+        referred = self[labels] = (before, after, len(before) + len(after))
+        return referred
+
+
+class _DescribedMetrics(dict[Metric, tuple[bytes, bytes]]):
+    """The metrics of one request of 2.0: what refers to the name, and the metadata."""
+
+    def __init__(self, symbols: _Symbols) -> None:
+        super().__init__()
+        self._symbols = symbols
+
+    def __missing__(self, metric: Metric) -> tuple[bytes, bytes]:
+        symbols = self._symbols
+        body = b"".join(
+            (
+                b"\x08" + varint(_KINDS[metric.kind]) if metric.kind in _KINDS else b"",
+                b"\x18" + symbols[metric.help] if metric.help else b"",
+                b"\x20" + symbols[metric.unit] if metric.unit else b"",
+            )
+        )
+        name = symbols[_NAME.decode()] + symbols[metric.name]
+        described = self[metric] = (name, b"\x2a" + varint(len(body)) + body)
+        return described
+
+
+@lru_cache(maxsize=4096)
+def _head_v1(labels_bytes: int) -> bytes:
+    """Return what a series begins with; its labels and `_SAMPLE` have so many bytes."""
+    return b"\x0a" + varint(labels_bytes + len(encode_value(0)) + len(encode_time(_FIRST_MS)))
+
+
+@lru_cache(maxsize=4096)
+def _head_v2(refs_bytes: int, rest_bytes: int) -> bytes:
+    """Return what a series begins with; `rest_bytes` are start and metadata."""
+    refs = varint(refs_bytes)
+    sample_bytes = len(_SAMPLE) + len(encode_value(0)) + len(encode_time(_FIRST_MS))
+    size = 1 + len(refs) + refs_bytes + sample_bytes + rest_bytes
+    return b"".join((b"\x2a", varint(size), b"\x0a", refs))
+
+
+@lru_cache(maxsize=4096)
+def _encode_symbol(symbol: str) -> bytes:
+    # Also where it is empty: the first one is.
+    text = symbol.encode()
+    return b"".join((b"\x22", varint(len(text)), text))
+
+
+def _encode_labels(names_and_values: Sequence[str]) -> bytes:
+    pairs = zip(names_and_values[::2], names_and_values[1::2], strict=True)
+    return b"".join(_encode_label(name.encode(), value.encode()) for name, value in pairs)
+
+
+def _encode_label(name: bytes, value: bytes) -> bytes:
+    pair = b"".join((*_field(b"\x0a", name), *_field(b"\x12", value)))
+    return b"".join(_field(b"\x0a", pair))
+
+
+def _field(tag: bytes, value: bytes) -> tuple[bytes, ...]:
+    """Return a field with a length; nothing where it is empty, as protobuf leaves it out."""
+    return (tag, varint(len(value)), value) if value else ()

@@ -1,0 +1,44 @@
+"""Messages for a remote-write client without a sink: bytes as they are, and a few samples."""
+
+from dataclasses import dataclass
+
+from sinks.remote_write.wire import (
+    LabelSet,
+    Metric,
+    SampleGroup,
+    TimedSamples,
+    Version,
+    encode_request,
+    encode_time,
+    encode_value,
+)
+
+
+@dataclass(frozen=True)
+class RawMessage:
+    """The same bytes in both versions."""
+
+    body: bytes = b""
+    samples: int = 0
+
+    def encode(self, version: Version) -> bytes:  # as Payload has it
+        """Return the bytes."""
+        return self.body
+
+
+@dataclass(frozen=True)
+class SampleMessage:
+    """So many series of one gauge, each with a sample."""
+
+    samples: int = 1
+    time_ms: int = 1_700_000_000_000
+    name: str = "gpuledger_test_bytes"
+
+    def encode(self, version: Version) -> bytes:
+        """Return a request with them."""
+        metric = Metric(name=self.name, kind="gauge", help="What a test sends.")
+        groups = [
+            SampleGroup(LabelSet([("number", str(number))]), [metric], [encode_value(1.0)])
+            for number in range(self.samples)
+        ]
+        return encode_request(version, [TimedSamples(encode_time(self.time_ms), groups)])
