@@ -38,6 +38,11 @@ app.command(
     help="Join the ticks of a time range again, and compare with the first run.",
 )
 app.command(
+    "cli.dead_letters.dead_letters_command:app",
+    name="dead-letters",
+    help="List what could not be used, show it, and put it back.",
+)
+app.command(
     "cli.cgroup:cgroup",
     name="cgroup",
     help="Show the container and the pod that cgroup lines mean.",

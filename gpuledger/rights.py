@@ -23,13 +23,15 @@ class TopicUse:
     readers: tuple[str, ...] = ()
 
 
+_LIST: Final = "dead letters list"
+_PUT_BACK: Final = "dead letters replay"
 _SINKS: Final = ("sink remote_write", "sink alerts", "sink store", "sink rows", "sink otlp")
 
 USES: Final = (
-    TopicUse(topic="samples", writers=("agent",), readers=("join", "replay")),
+    TopicUse(topic="samples", writers=("agent", _PUT_BACK), readers=("join", "replay")),
     TopicUse(topic="readings", writers=("agent",), readers=("sink remote_write",)),
-    TopicUse(topic="processes", writers=("agent",), readers=("join",)),
-    TopicUse(topic="incidents", writers=("agent",), readers=("join",)),
+    TopicUse(topic="processes", writers=("agent", _PUT_BACK), readers=("join",)),
+    TopicUse(topic="incidents", writers=("agent", _PUT_BACK), readers=("join",)),
     TopicUse(topic="inventory", writers=("agent",)),
     TopicUse(
         topic="pods", writers=("podwatch",), readers=("podwatch", "join", "sink store", "replay")
@@ -37,16 +39,18 @@ USES: Final = (
     TopicUse(topic="nodes", writers=("podwatch",), readers=("podwatch", "join", "replay")),
     TopicUse(topic="namespaces", writers=("podwatch",), readers=("podwatch", "join", "replay")),
     TopicUse(topic="events", writers=("join",), readers=(*_SINKS, "replay")),
-    TopicUse(topic="progress", writers=("join",), readers=("join",)),
+    TopicUse(topic="progress", writers=("join",), readers=("join", _PUT_BACK)),
     TopicUse(
         topic="watermarks",
         writers=("podwatch", "join", "sink store", "sink rows"),
         readers=("join", "sink store", "sink rows"),
     ),
     TopicUse(topic="attributed_incidents", writers=("join",), readers=("sink alerts",)),
-    TopicUse(topic="rows", writers=("sink rows",)),
+    TopicUse(topic="rows", writers=("sink rows", _PUT_BACK)),
     TopicUse(topic="counters", writers=("sink remote_write",), readers=("sink remote_write",)),
-    TopicUse(topic="dead_letters", writers=("join", *_SINKS)),
+    TopicUse(
+        topic="dead_letters", writers=("join", *_SINKS, _PUT_BACK), readers=(_LIST, _PUT_BACK)
+    ),
 )
 """One row a topic, in the order of the topic table. What others read is granted to them."""
 
@@ -111,6 +115,17 @@ DEPLOYABLES: Final = (
         on_all_topics=_CHECKS,
     ),
     KafkaUser(name="replay", user="gpuledger-replay", shown="`gpuledger replay`"),
+    KafkaUser(
+        name=_LIST,
+        user="gpuledger-dead-letters",
+        shown="`gpuledger dead-letters list`, `gpuledger dead-letters show`",
+    ),
+    KafkaUser(
+        name=_PUT_BACK,
+        user="gpuledger-dead-letters-replay",
+        shown="`gpuledger dead-letters replay`",
+        foreign_topics=("otlp_metrics",),
+    ),
 )
 
 

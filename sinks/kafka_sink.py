@@ -7,27 +7,24 @@ business.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from typing_extensions import override
 
-from gpuledger.bus.limits import refuse_too_large
 from gpuledger.bus.protocol import Bus, Message, TopicPartition, WholeBus
 from gpuledger.bus.transactional_writers import TransactionalWriters, pause_seconds_after
-from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
+from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.errors import (
     BusError,
     FencedError,
-    MessageTooLargeError,
     NotAssignedError,
     TopicsError,
 )
-from gpuledger.keys import node_key
-from gpuledger.records import GpuEvent
 from gpuledger.runtime import Backoff, Check, Readiness
+from sinks.kafka_messages import UnfitError, ValuesOf, messages_of
 from sinks.metrics import RETRIES_TOTAL, SENT_TOTAL, count_dropped
 from sinks.protocol import Batch, LargeTurns, Partitions, Sink, SinkContext
 from sinks.registry import SinkKind
@@ -69,7 +66,7 @@ async def open_kafka_sink(
     *,
     bus: WholeBus,
     settings: KafkaSinkSettings,
-    values_of: Callable[[GpuEvent], Sequence[bytes]],
+    values_of: ValuesOf,
     readiness: Readiness,
     clock: Clock,
     group: str,
@@ -113,7 +110,7 @@ class KafkaSink(Sink):
         name: str,
         bus: Bus,
         settings: KafkaSinkSettings,
-        values_of: Callable[[GpuEvent], Sequence[bytes]],
+        values_of: ValuesOf,
         writers: TransactionalWriters,
         relay: WatermarkRelay | None,
         check: Check,
@@ -286,32 +283,18 @@ class KafkaSink(Sink):
                 count_dropped(self.name, "duplicate")
                 continue
             try:
-                part.add(self._messages_of(event, newest_ns))
-            except _UnfitError as error:
+                messages = messages_of(
+                    event,
+                    values_of=self._values_of,
+                    topic=self._settings.topic,
+                    newest_ns=newest_ns,
+                )
+            except UnfitError as error:
                 context.dead_letters.reject(record, reason=error.reason, detail=str(error))
+            else:
+                part.add(messages)
         part.next_offset = batch.next_offset
         yield part
-
-    def _messages_of(self, event: GpuEvent, newest_ns: int) -> list[Message]:
-        if event.time_ns > newest_ns:
-            seconds = (event.time_ns - newest_ns) / NS_PER_SECOND
-            raise _UnfitError(
-                f"time_ns {event.time_ns} is {seconds:.0f} s further in the future than is sent",
-                reason="future",
-            )
-        key, timestamp_ms = node_key(event).encode(), event.time_ns // NS_PER_MS
-        try:
-            values = self._values_of(event)
-            messages = [
-                Message(key=key, value=value, timestamp_ms=timestamp_ms) for value in values
-            ]
-            refuse_too_large(self._settings.topic, messages)
-        except ValueError as error:
-            raise _UnfitError(str(error), reason="invalid") from error
-        except MessageTooLargeError as error:
-            # The broker would refuse the whole transaction for it, again and again.
-            raise _UnfitError(str(error), reason="too_large") from error
-        return messages
 
     async def _pause(self, undone: Sequence[Exception]) -> None:
         pause_seconds = pause_seconds_after(
@@ -338,11 +321,3 @@ class _Part:
     def add(self, messages: Sequence[Message]) -> None:
         self.messages += messages
         self.size_bytes += sum(len(message.value or b"") for message in messages)
-
-
-class _UnfitError(Exception):
-    """An event of which nothing can be written; the reason is a word, the message a sentence."""
-
-    def __init__(self, message: str, *, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason

@@ -1,20 +1,17 @@
 """`gpuledger replay`: options in; a file, a topic or a comparison out."""
 
-import asyncio
 import json
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from cli.long_work import printing_progress, run_cancellable
 from cli.replay.range_plan import (
     ReplayRequest,
     TimeRange,
@@ -127,10 +124,10 @@ def replay(  # one parameter an option
     open_output = choose_output(output, topic, compare=compare)
     comparison = Comparison(shown=show) if compare else None
     bus = KafkaBus(kafka_settings(bootstrap_servers=bootstrap_servers, config=config))
-    try:
-        outcome = asyncio.run(_until_signal(bus, request, open_output, comparison))
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+    # By cancelling, so that an output's context is left by an error, and leaves no half of a file.
+    outcome = run_cancellable(
+        replay_range(bus, bus, request=request, open_output=open_output, comparison=comparison)
+    )
     print_outcome(outcome, request.wanted, where=str(output or topic or "") or None)
     return print_comparison(comparison) if comparison else 0
 
@@ -164,7 +161,7 @@ async def replay_range(
     for warning in plan.warnings:
         sys.stderr.write(f"gpuledger: {warning}\n")
     # Opened only now, so that a range without ticks leaves no empty file.
-    with printing_progress(count_ticks(plan)) as advance:
+    with printing_progress(count_ticks(plan), what="ticks", done="replayed") as advance:
         async with open_output(bus) as write:
             replaying = Replaying(
                 wanted=request.wanted,
@@ -175,19 +172,6 @@ async def replay_range(
                 advance=advance,
             )
             return await replaying.run(history, plan)
-
-
-async def _until_signal(
-    bus: KafkaBus, request: ReplayRequest, open_output: OpenOutput, comparison: Comparison | None
-) -> ReplayOutcome:
-    """Replay; SIGTERM ends it as Ctrl-C does, which asyncio sees to itself."""
-    # By cancelling, so that an output's context is left by an error, and leaves no half of a file.
-    task = asyncio.current_task()
-    if task is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await replay_range(
-        bus, bus, request=request, open_output=open_output, comparison=comparison
-    )
 
 
 def _range(from_: str, to: str, *, now_ms: int) -> TimeRange:
@@ -259,43 +243,3 @@ def print_line(line: str) -> None:
 def _shown(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
-
-
-Advance = Callable[[int], None]
-"""Takes how many more ticks are done."""
-LINE_SECONDS: Final = 10.0
-
-
-@contextmanager
-def printing_progress(total: int) -> Iterator[Advance]:
-    """Report progress while the context is open."""
-    if sys.stderr.isatty():
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("ticks"),
-            TimeRemainingColumn(),
-        )
-        # On standard error, as differences go to standard output.
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("replaying", total=total)
-            yield lambda count: bar.update(task, advance=count)
-    else:
-        yield _Lines(total).advance
-
-
-class _Lines:
-    def __init__(self, total: int, *, seconds: Callable[[], float] = time.monotonic) -> None:
-        self._total = total
-        self._seconds = seconds
-        self._done = 0
-        self._printed_at = seconds()
-
-    def advance(self, count: int) -> None:
-        self._done += count
-        now = self._seconds()
-        if now - self._printed_at >= LINE_SECONDS:
-            self._printed_at = now
-            sys.stderr.write(f"gpuledger: replayed {self._done} of {self._total} ticks\n")
-            sys.stderr.flush()

@@ -59,12 +59,14 @@ class Case(NamedTuple):
     operation: str
 
 
+COMMANDS: Final = {"replay", "dead letters list", "dead letters replay"}
+"""For people, who see it at once: test_topics_rights, test_replay, test_dead_letter_rights."""
 CASES: Final = [
     Case(who, grant, operation)
     for who in DEPLOYABLES
     for grant in grants(who, Topics())
     for operation in grant.operations
-    if not who.on_all_topics and who.name != "replay"  # commands: test_topics_rights, test_replay
+    if not who.on_all_topics and who.name not in COMMANDS
 ]
 
 

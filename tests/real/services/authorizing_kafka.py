@@ -55,6 +55,8 @@ class AuthorizingKafka(SecureKafka):
         **SecureKafka.users,
         "gpuledger-replay": "staple-of-replay",
         "gpuledger-topics-check": "staple-of-topics-check",
+        "gpuledger-dead-letters": "staple-of-dead-letters",
+        "gpuledger-dead-letters-replay": "staple-of-dead-letters-replay",
     }
 
     @override

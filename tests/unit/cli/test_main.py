@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,9 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
 
     shown = capsys.readouterr().out
-    assert all(command in shown for command in ("demo", "topics", "cgroup", "replay"))
+    assert all(
+        command in shown for command in ("demo", "topics", "cgroup", "replay", "dead-letters")
+    )
 
 
 def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,6 +83,21 @@ def test_a_mistake_is_told_without_the_password_in_it(
     assert "host:909" in said or "********" in said
     assert "hunter" not in said
     assert said.count("\n") == 1
+
+
+def test_output_that_nobody_reads_on_ends_it_without_a_complaint() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing) as output:
+        ran = subprocess.run(
+            [sys.executable, "-m", "cli", "topics", "strimzi", "--cluster", "main"],
+            stdout=output,
+            stderr=subprocess.PIPE,
+            check=False,
+            cwd=Path(__file__).parents[3],
+        )
+
+    assert (ran.returncode, ran.stderr) == (141, b"")
 
 
 def test_help_loads_no_stage() -> None:

@@ -1,0 +1,80 @@
+"""The rights of the table suffice to list dead letters and to replay them; lesser ones do not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+from gpuledger.bus.administration import create_topics
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.records import GpuEvent
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import Topic
+from sinks.registry import OTLP, ROWS
+from tests.default_topics import TOPICS
+from tests.real.deployment.test_kafka_rights import granted_rights
+from tests.real.end_to_end.deployables import BIN, refuse_stray_settings
+from tests.unit.cli.dead_letters.builders import JOIN, record_of, reject
+from tests.unit.enricher.join.ticks import sample
+from tests.unit.sinks.builders import event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.real.services.authorizing_kafka import AuthorizingKafka
+
+LIMIT_SECONDS = 60.0
+USERS = {"gpuledger-dead-letters", "gpuledger-dead-letters-replay"}
+
+
+def run(kafka: AuthorizingKafka, user: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [BIN / "gpuledger", "dead-letters", *options],
+        env={
+            "PATH": os.environ["PATH"],
+            "GPULEDGER_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
+            "GPULEDGER_KAFKA__SECURITY_PROTOCOL": "SASL_SSL",
+            "GPULEDGER_KAFKA__SSL_CA_FILE": str(kafka.ca_file),
+            "GPULEDGER_KAFKA__SASL_USERNAME": user,
+            "GPULEDGER_KAFKA__SASL_PASSWORD": kafka.users[user],
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_SECONDS,
+    )
+
+
+async def put_aside(kafka: AuthorizingKafka) -> None:
+    """Make the topics, and put a letter of the join and of each sink that writes to Kafka there."""
+    settings = KafkaSettings(bootstrap_servers=kafka.plaintext_bootstrap_servers)
+    otlp = Topic(name="otlp_metrics", record=GpuEvent, key="node", partitions=1)
+    await create_topics(settings, [*TOPICS, otlp])
+    await kafka.allow(right for right in granted_rights() if right.user in USERS)
+    bus = KafkaBus(settings)
+    for kind in (ROWS, OTLP):
+        await reject(bus, record_of(event(0)), consumer=kind.group)
+    partitions = await bus.partitions(TOPICS.samples.name)
+    await reject(bus, record_of(sample(), partitions=partitions), consumer=JOIN)
+
+
+def test_the_documented_rights_suffice_and_those_to_look_do_not_suffice_to_replay(
+    start_authorizing_kafka: Callable[[], AuthorizingKafka],
+) -> None:
+    refuse_stray_settings()
+    kafka = start_authorizing_kafka()
+    asyncio.run(put_aside(kafka))
+
+    listed = run(kafka, "gpuledger-dead-letters", "list", "--format", "csv")
+    assert len(listed.stdout.splitlines()) == 1 + 3, listed.stderr
+    for target in (["--join"], ["--sink", "rows"], ["--sink", "otlp"]):
+        refused = run(kafka, "gpuledger-dead-letters", "replay", *target, "--all", "--yes")
+        assert refused.returncode == 2
+        assert "gpuledger." in refused.stderr or "otlp_metrics" in refused.stderr
+        replayed = run(kafka, "gpuledger-dead-letters-replay", "replay", *target, "--all", "--yes")
+        assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+        assert replayed.stdout.startswith("1 replayed to ")
+    pending = run(kafka, "gpuledger-dead-letters", "list", "--format", "csv", "--pending")
+    assert len(pending.stdout.splitlines()) == 1

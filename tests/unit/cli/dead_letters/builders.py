@@ -1,0 +1,121 @@
+"""A bus in memory with dead letters on it, and replays of them."""
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from cli.dead_letters.join_target import open_join_target
+from cli.dead_letters.letter_filter import KeptLetter, LetterFilter
+from cli.dead_letters.letter_log import LetterLog
+from cli.dead_letters.letter_replay import RefusedPrinter, replay_letters
+from cli.dead_letters.letter_target import LetterTarget
+from cli.dead_letters.replaying import LetterOutcome
+from cli.dead_letters.sink_target import open_sink_target
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Bus, Record
+from gpuledger.clock import NS_PER_MS
+from gpuledger.codec import encode
+from gpuledger.dead_letter_queue import DeadLetterQueue
+from gpuledger.keys import node_key
+from gpuledger.records import GpuEvent, NodeSample
+from gpuledger.runtime import Readiness
+from gpuledger.topics import partition_of_node
+from sinks.registry import REMOTE_WRITE, SinkKind
+from tests.default_topics import DEAD_LETTERS, EVENTS, SAMPLES
+from tests.unit.sinks.builders import PARTITIONS, START_NS, ManualClock
+
+JOIN = "gpuledger-join"
+
+
+def record_of(
+    value: GpuEvent | NodeSample | bytes | None, *, offset: int = 0, partitions: int = PARTITIONS
+) -> Record:
+    """Return the record of an event or a tick in its own place; bytes are in that of no node."""
+    if value is None or isinstance(value, bytes):
+        return Record(EVENTS.name, 0, offset, 0, b"default/odd", value)
+    topic = EVENTS if isinstance(value, GpuEvent) else SAMPLES
+    key = node_key(value)
+    partition = partition_of_node(key, partitions=partitions)
+    time_ms = value.time_ns // NS_PER_MS
+    return Record(topic.name, partition, offset, time_ms, key.encode(), encode(value))
+
+
+async def reject(
+    on: Bus,
+    *records: Record,
+    consumer: str = REMOTE_WRITE.group,
+    reason: str = "rejected",
+    detail: str = "why",
+    time_ns: int = START_NS,
+) -> None:
+    """Put records aside as a stage does."""
+    async with on.producer() as producer:
+        queue = DeadLetterQueue(
+            consumer=consumer,
+            producer=producer,
+            topic=DEAD_LETTERS,
+            partitions=DEAD_LETTERS.partitions,
+            time_ns=lambda: time_ns,
+        )
+        for record in records:
+            queue.reject(record, reason=reason, detail=detail)
+        await queue.flush()
+
+
+async def found_letters(on: MemoryBus, **wanted: Any) -> list[KeptLetter]:  # noqa: ANN401  # a filter's
+    """Return the letters that a filter lets through."""
+    async with on.reader() as reader:
+        log = await LetterLog.open(reader, DEAD_LETTERS.name, LetterFilter(**wanted))
+        return [letter async for letter in log.letters(lambda _count: None)]
+
+
+async def found_offsets(on: MemoryBus, **wanted: Any) -> list[int]:  # noqa: ANN401  # as above
+    """Return where the letters lie that a filter lets through."""
+    return [letter.position.offset for letter in await found_letters(on, **wanted)]
+
+
+def sink_target(
+    on: MemoryBus, kind: SinkKind, settings: object, *, clock: ManualClock
+) -> AbstractAsyncContextManager[LetterTarget]:
+    """Return what opens the target of a sink's letters."""
+    return open_sink_target(
+        kind,
+        bus=on,
+        settings=settings,
+        group=kind.group,
+        readiness=Readiness(),
+        clock=clock,
+    )
+
+
+def join_target(on: MemoryBus, *, clock: ManualClock) -> AbstractAsyncContextManager[LetterTarget]:
+    """Return what opens the target of the join's letters."""
+    return open_join_target(bus=on, history=on, group=JOIN, clock=clock)
+
+
+async def replay(
+    on: MemoryBus,
+    target: AbstractAsyncContextManager[LetterTarget],
+    *,
+    clock: ManualClock,
+    again: bool = False,
+    is_rehearsal: bool = False,
+    shown: int = 20,
+    **wanted: Any,  # noqa: ANN401  # as above
+) -> LetterOutcome:
+    """Replay the letters that a filter lets through."""
+    return await replay_letters(
+        on,
+        target,
+        wanted=LetterFilter(**wanted),
+        again=again,
+        is_rehearsal=is_rehearsal,
+        give_up_seconds=60,
+        clock=clock,
+        refused=RefusedPrinter(shown),
+    )
+
+
+def counted(outcome: LetterOutcome) -> Sequence[int]:
+    """Return how many were delivered, refused again, left out and replayed before."""
+    return outcome.delivered, outcome.refused, outcome.skipped.total(), outcome.before

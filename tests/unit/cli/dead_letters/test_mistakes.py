@@ -1,0 +1,40 @@
+"""What is wrong in the options is said in one line, before anything is asked of Kafka."""
+
+import pytest
+
+from cli.__main__ import main
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["list", "--since", "yesterday"], "--since: 'yesterday'"),
+        (["list", "--until", "25:00"], "--until: '25:00'"),
+        (["list", "--limit", "0"], "--limit: 0 is for --format json and csv"),
+        (["list", "--count-by", "consumer,size"], "--count-by: 'size'"),
+        (["list", "--bootstrap-servers", "127.0.0.1:1"], "127.0.0.1:1"),
+        (["show"], "which letter?"),
+        (["show", "seventeen"], "PARTITION:OFFSET"),
+        (["replay", "--all"], "--sink KIND or --join"),
+        (["replay", "--all", "--join", "--sink", "store"], "--sink KIND or --join"),
+        (["replay", "--sink", "store"], "which letters?"),
+        (["replay", "--all", "--sink", "alerts"], "an alert or an incident of then"),
+        (["replay", "--all", "--join", "--give-up-after", "5"], "--give-up-after: '5'"),
+        (["replay", "--all", "--sink", "rows", "--config", "/absent.yaml"], "/absent.yaml"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    argv: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["dead-letters", *argv]) == 2
+
+    printed = capsys.readouterr()
+    assert named in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize("command", ["list", "show", "replay"])
+def test_help_teaches_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dead-letters", command, "--help"]) == 0
+    assert capsys.readouterr().out.count("gpuledger dead-letters") > 3
