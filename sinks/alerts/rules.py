@@ -17,6 +17,7 @@ from gpuledger.records import (
     GpuBooks,
     GpuEvent,
     Incident,
+    PodDescription,
     PodState,
     Severity,
 )
@@ -110,6 +111,23 @@ _MAX_PODS_NAMED: Final = 3
 """In the summary; all stand in the annotation `pods`."""
 
 
+def known_pod(attributed: AttributedIncident) -> PodDescription | None:
+    """Return the first pod on the GPU whose record has come: its owner is reached by the alert."""
+    return next((pod for pod in attributed.pods if pod.state is PodState.KNOWN), None)
+
+
+class IncidentWords:
+    """Makes the labels and the annotations of the alert of an incident."""
+
+    def labels_of(self, attributed: AttributedIncident) -> dict[str, str]:
+        """Return the labels."""
+        return labels_of(attributed)
+
+    def annotations_of(self, attributed: AttributedIncident) -> dict[str, str]:
+        """Return the annotations."""
+        return annotations_of(attributed)
+
+
 def labels_of(attributed: AttributedIncident) -> dict[str, str]:
     """Return the alert's identity; the first known pod is in it, so that its owner is reached.
 
@@ -118,7 +136,7 @@ def labels_of(attributed: AttributedIncident) -> dict[str, str]:
     A label without a value is no label: Alertmanager takes it away.
     """
     incident = attributed.incident
-    pod = next((pod for pod in attributed.pods if pod.state is PodState.KNOWN), None)
+    pod = known_pod(attributed)
     return {
         "alertname": INCIDENT,
         "severity": incident.severity.value,

@@ -142,7 +142,9 @@ async def publish_incidents(on: MemoryBus, *xids: int, node: str = NODE) -> None
     async with on.producer() as producer:
         for xid in xids:
             one = incident(START_NS)
-            value = encode(replace(one, incident=replace(one.incident, node=node, xid=xid)))
+            # Each on a GPU of its own: XIDs of one GPU are one alert.
+            own = replace(one.incident, node=node, xid=xid, gpu_uuid=f"{GPU}-{xid}")
+            value = encode(replace(one, incident=own))
             await producer.publish(*at, [Message(key=b"k", value=value, timestamp_ms=0)])
 
 
