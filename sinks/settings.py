@@ -166,12 +166,16 @@ class AlertsSettings(LoginSettings, frozen=True, kw_only=True, forbid_unknown_fi
     resend_seconds: Seconds = 60.0
     """How often a firing alert is sent again; it ends by itself four times that after the last."""
     incident_hold_seconds: Seconds = 300.0
-    """How long the alert of an incident stands from when the first Alertmanager takes it."""
+    """How long the alert of an incident stands from when the first Alertmanager takes it; that of a
+    state stands so long at least."""
     incident_age_seconds: Seconds = 3600.0
     """Incidents older than this, as after a long outage, are counted and not sent."""
     stale_after_seconds: Seconds = 600.0
     """An alert of a GPU of which nothing has come for so long is no longer sent; it ends by itself
     four times `resend_seconds` after it was sent last."""
+    state_stale_after_seconds: Seconds = 86_400.0
+    """How long the alert of a state, such as a lost GPU, is sent while no tick names the GPU, as of
+    a node that is gone."""
     busy_without_pod: BusyWithoutPodSettings = BusyWithoutPodSettings()
     """The rule `GpuBusyWithoutPod`."""
     max_poll_records: Count = 500

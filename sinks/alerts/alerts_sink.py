@@ -9,15 +9,17 @@ brought, and of each partition what came first is acknowledged first.
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
 import structlog
 from typing_extensions import override
 
-from gpuledger.bus.protocol import Bus, TopicPartition
+from gpuledger.bus.protocol import HistoryReader, Span, TopicPartition, WholeBus
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
+from gpuledger.codec import Decoder
+from gpuledger.errors import UndecodableError
 from gpuledger.keys import split_key
 from gpuledger.records import AttributedIncident
 from gpuledger.runtime import Check, CheckSeverity, Readiness
@@ -28,7 +30,7 @@ from gpuledger.topics import Topics
 from sinks.alerts.active_alerts import ActiveAlert, Now
 from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.receivers import HEADERS, NAME, AlertmanagerClient, CheckedClient, Receivers
-from sinks.alerts.rules import rules_of
+from sinks.alerts.rules import IncidentWords, rules_of
 from sinks.alerts.slots import AlertSlots
 from sinks.credentials import watch_credentials
 from sinks.metrics import count_dropped
@@ -107,7 +109,7 @@ _log = structlog.get_logger(__name__)
 @asynccontextmanager
 async def open_sink(
     *,
-    bus: Bus,
+    bus: WholeBus,
     settings: AlertsSettings,
     readiness: Readiness,
     clock: Clock,
@@ -116,7 +118,10 @@ async def open_sink(
     """Open the sink that holds the rules against every event and reports to the Alertmanagers."""
     check = readiness.check("alerts.receiver", severity=CheckSeverity.WARNING)
     credentials = watch_credentials(settings, section=NAME, readiness=readiness)
-    async with open_http(headers=HEADERS, timeout_seconds=settings.timeout_seconds) as http:
+    async with (
+        bus.reader() as history,
+        open_http(headers=HEADERS, timeout_seconds=settings.timeout_seconds) as http,
+    ):
         receivers = [
             CheckedClient(
                 client=AlertmanagerClient(http=http, url=url, credentials=credentials),
@@ -127,7 +132,12 @@ async def open_sink(
             for url in settings.urls
         ]
         sink = AlertsSink(
-            receivers=receivers, settings=settings, clock=clock, check=check, topics=bus.topics
+            receivers=receivers,
+            settings=settings,
+            clock=clock,
+            check=check,
+            topics=bus.topics,
+            history=history,
         )
         try:
             yield sink
@@ -148,14 +158,21 @@ class AlertsSink(Sink):
         clock: Clock,
         check: Check,
         topics: Topics,
+        history: HistoryReader,
     ) -> None:
         self._settings, self._clock = settings, clock
         self._events = topics.events.name
+        self._incidents = topics.attributed_incidents.name
+        self._history = history
+        self._decoder = Decoder(topic=self._incidents, record=AttributedIncident)
         self._kept_ns = (topics.attributed_incidents.retention_ms or 0) * NS_PER_MS
         self.receiver = ", ".join(map(shown_url, settings.urls))
         self._rules = rules_of(settings)
+        self._words = IncidentWords()
         self._evaluators: dict[int, RuleEvaluator] = {}
         self._held: Partitions = frozenset()
+        self._unrestored: Partitions = frozenset()
+        """Of the incidents, partitions whose states are still to be read back."""
         self._slots = AlertSlots()
         self._repeats = Repeats()
         self._unacknowledged = Unacknowledged()
@@ -169,8 +186,34 @@ class AlertsSink(Sink):
 
     @override
     async def assign(self, partitions: Partitions, context: SinkContext) -> None:
-        """Begin without any state: `for` begins anew."""
+        """Begin anew: `for` begins again, and states are read back by `prepare`."""
         self._held |= partitions
+        self._unrestored |= {at for at in partitions if at.topic == self._incidents}
+
+    @override
+    async def prepare(self, context: SinkContext) -> Partitions:
+        """Read back the states that stand in new partitions; raises BusError."""
+        for partition in sorted(self._unrestored):
+            await self._restore(partition, context)
+            self._unrestored -= {partition}
+        return frozenset()
+
+    async def _restore(self, partition: TopicPartition, context: SinkContext) -> None:
+        """Read what is kept of the incidents before those that come now."""
+        next_offset = await context.consumer.committed(partition)
+        if not next_offset:
+            return
+        span = (await self._history.spans(partition.topic))[partition]
+        before = Span(span.first, min(next_offset, span.end))
+        # Closed here, and not when the collector comes.
+        async with aclosing(self._history.read(partition, before)) as chunks:
+            async for records in chunks:
+                for record in records:
+                    # Its dead letter was written when it was read first.
+                    with suppress(UndecodableError):
+                        attributed = self._decoder.decode(record.value)
+                        evaluator = self._evaluator_of(partition)
+                        evaluator.restore_incident(attributed, now=Now.of(self._clock))
 
     @override
     async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
@@ -216,6 +259,7 @@ class AlertsSink(Sink):
         self._unacknowledged.acknowledge_answered()
         self._unacknowledged.drop(partitions)
         self._held -= partitions
+        self._unrestored -= partitions
         held = {partition.partition for partition in self._held}
         for partition in self._evaluators.keys() - held:
             self._evaluators.pop(partition).alerts.drop_all()
@@ -229,9 +273,7 @@ class AlertsSink(Sink):
         newest_ns: int | None = None
         now = Now.of(self._clock)
         # Equally numbered partitions of both topics come to the same consumer.
-        if (evaluator := self._evaluators.get(batch.partition.partition)) is None:
-            evaluator = RuleEvaluator(rules=self._rules, slots=self._slots)
-            self._evaluators[batch.partition.partition] = evaluator
+        evaluator = self._evaluator_of(batch.partition)
         for _, value in batch.items:
             if batch.partition.topic == self._events:
                 newest_ns = value.time_ns
@@ -247,6 +289,17 @@ class AlertsSink(Sink):
             alerts=evaluator.alerts.not_awaited(),
         )
 
+    def _evaluator_of(self, partition: TopicPartition) -> RuleEvaluator:
+        """Return what is known of a partition, of the events or of the incidents."""
+        if (evaluator := self._evaluators.get(partition.partition)) is None:
+            evaluator = self._evaluators[partition.partition] = RuleEvaluator(
+                rules=self._rules,
+                slots=self._slots,
+                words=self._words,
+                state_silent_ns=round(self._settings.state_stale_after_seconds * NS_PER_SECOND),
+            )
+        return evaluator
+
     def _add_incident(
         self, evaluator: RuleEvaluator, attributed: AttributedIncident, now: Now
     ) -> None:
@@ -257,7 +310,9 @@ class AlertsSink(Sink):
         """
         age_ns = evaluator.age_ns(attributed, now=now)
         if self._settings.incident_age_seconds * NS_PER_SECOND < age_ns <= self._kept_ns:
-            count_dropped(NAME, "too_old")
+            # A state may be so still, and one that has ended is to end here too.
+            if not evaluator.restore_incident(attributed, now=now):
+                count_dropped(NAME, "too_old")
             return
         hold_ns = round(self._settings.incident_hold_seconds * NS_PER_SECOND)
         evaluator.add_incident(attributed, hold_ns=hold_ns, now=now)
