@@ -209,7 +209,7 @@ class HealthChange(NamedTuple):
 
 
 def changes_of_health(before: GpuHealth | None, now: GpuHealth) -> list[HealthChange]:
-    """Return what has come up or ended between two readings; the first reading says nothing of changes."""
+    """Return what has come up or ended between two readings; the first says nothing of changes."""
     # What was so before the agent's start is no news; the page shows it as a state.
     if before is None:
         return []

@@ -25,15 +25,17 @@ from gpuledger.records import AttributedIncident
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.http.client import open_http
 from gpuledger.runtime.logs import Repeats
+from gpuledger.runtime.process_metrics import count_from_zero
 from gpuledger.settings.secret import shown_url
 from gpuledger.topics import Topics
 from sinks.alerts.active_alerts import ActiveAlert, Now
 from sinks.alerts.engine import RuleEvaluator
+from sinks.alerts.posted_alert import AlertPosting
 from sinks.alerts.receivers import HEADERS, NAME, AlertmanagerClient, CheckedClient, Receivers
 from sinks.alerts.rules import IncidentWords, rules_of
 from sinks.alerts.slots import AlertSlots
 from sinks.credentials import watch_credentials
-from sinks.metrics import count_dropped
+from sinks.metrics import ALERTMANAGER_ANSWERS_TOTAL, ALERTMANAGER_STATUSES, count_dropped
 from sinks.protocol import Batch, Partitions, Sink, SinkContext
 from sinks.settings import AlertsSettings
 from sinks.timelines import TickOrder
@@ -118,9 +120,13 @@ async def open_sink(
     """Open the sink that holds the rules against every event and reports to the Alertmanagers."""
     check = readiness.check("alerts.receiver", severity=CheckSeverity.WARNING)
     credentials = watch_credentials(settings, section=NAME, readiness=readiness)
+    shown = [shown_url(url) for url in settings.urls]
+    count_from_zero(ALERTMANAGER_ANSWERS_TOTAL, alertmanager=shown, status=ALERTMANAGER_STATUSES)
     async with (
         bus.reader() as history,
-        open_http(headers=HEADERS, timeout_seconds=settings.timeout_seconds) as http,
+        open_http(
+            headers={**settings.headers, **HEADERS}, timeout_seconds=settings.timeout_seconds
+        ) as http,
     ):
         receivers = [
             CheckedClient(
@@ -168,7 +174,7 @@ class AlertsSink(Sink):
         self._kept_ns = (topics.attributed_incidents.retention_ms or 0) * NS_PER_MS
         self.receiver = ", ".join(map(shown_url, settings.urls))
         self._rules = rules_of(settings)
-        self._words = IncidentWords()
+        self._words = IncidentWords(settings)
         self._evaluators: dict[int, RuleEvaluator] = {}
         self._held: Partitions = frozenset()
         self._unrestored: Partitions = frozenset()
@@ -176,12 +182,14 @@ class AlertsSink(Sink):
         self._slots = AlertSlots()
         self._repeats = Repeats()
         self._unacknowledged = Unacknowledged()
+        resend_ns = round(settings.resend_seconds * NS_PER_SECOND)
         self._receivers = Receivers(
             receivers,
             active=lambda: [evaluator.alerts for evaluator in self._evaluators.values()],
             check=check,
             clock=clock,
-            resend_ns=round(settings.resend_seconds * NS_PER_SECOND),
+            resend_ns=resend_ns,
+            posting=AlertPosting(settings, resend_ns=resend_ns),
         )
 
     @override

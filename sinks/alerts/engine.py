@@ -79,9 +79,7 @@ class RuleEvaluator:
         self._timelines = Timelines()
         self._conditions: Recent[_Key, _Condition] = Recent(max_a_day=MAX_CONDITIONS)
         self.alerts = ActiveAlerts(slots=self._slots)
-        self._incidents = IncidentAlerts(
-            self.alerts, words=words, state_silent_ns=state_silent_ns
-        )
+        self._incidents = IncidentAlerts(self.alerts, words=words, state_silent_ns=state_silent_ns)
 
     def evaluate(self, event: GpuEvent, *, now: Now) -> TickOrder:
         """Hold the rules against a tick that is its node's newest; return where it stands."""

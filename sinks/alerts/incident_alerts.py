@@ -151,6 +151,7 @@ class IncidentAlerts:
 
     def see(self, event: GpuEvent, *, now: Now) -> None:
         """Hold what stands against a tick that is its node's newest."""
+        self._words.see(event)
         node = node_key(event)
         for books in event.gpus:
             for subject, standing in list(
@@ -169,9 +170,7 @@ class IncidentAlerts:
                 elif not self._alerts.stands(standing.labels):
                     self._drop(gpu, subject)
 
-    def _is_another(
-        self, standing: _Standing, attributed: AttributedIncident, *, now: Now
-    ) -> bool:
+    def _is_another(self, standing: _Standing, attributed: AttributedIncident, *, now: Now) -> bool:
         """Return whether an event is apart from an equal one: that is over, or of another pod."""
         if standing.states or attributed.incident.kind == _XID:
             return False
@@ -288,9 +287,7 @@ class IncidentAlerts:
             self._alerts.reword(standing.labels, self._describe(standing))
         if not standing.states:
             return
-        ended = [
-            kind for kind, state in standing.states.items() if state.is_ended_by(event, books)
-        ]
+        ended = [kind for kind, state in standing.states.items() if state.is_ended_by(event, books)]
         gpu = (node_key(event), books.reading.uuid)
         self._end(gpu, subject, standing, ended, at_ns=event.time_ns, now=now)
         is_undecided = any(state.answers for state in standing.states.values())
@@ -312,9 +309,7 @@ class IncidentAlerts:
             now=now,
         )
 
-    def _confirm_late(
-        self, gpu: _Gpu, subject: _Subject, standing: _Standing, *, now: Now
-    ) -> None:
+    def _confirm_late(self, gpu: _Gpu, subject: _Subject, standing: _Standing, *, now: Now) -> None:
         """Let a state stand of which no tick speaks, unless it is too long ago."""
         since_ns = standing.unconfirmed_since_ns or 0
         if now.monotonic_ns - since_ns < _CONFIRMED_AFTER_NS:

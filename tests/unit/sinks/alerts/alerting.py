@@ -101,6 +101,15 @@ def rejected() -> float:
     return REGISTRY.get_sample_value("gpuledger_sink_dropped_total", labels) or 0.0
 
 
+def answers(of: Receiver, status: str) -> float:
+    """Return how many requests it has answered so; raises KeyError before that is counted."""
+    labels = {"alertmanager": of.url, "status": status}
+    counted = REGISTRY.get_sample_value("gpuledger_sink_alertmanager_answers_total", labels)
+    if counted is None:
+        raise KeyError(status)
+    return counted
+
+
 def is_committed(on: MemoryBus, offset: int) -> Callable[[], bool]:
     return lambda: committed(on, ALERTS.group, AT) == offset
 

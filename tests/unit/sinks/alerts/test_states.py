@@ -37,7 +37,7 @@ REPORTS: dict[str, AttributedIncident] = {
     "action": told("recovery_action", action="RESET_GPU"),
     "xid 154": told("xid", xid=154, category="context", action="RESET_GPU"),
 }
-NO_ACTION = {"action": "NONE", "severity": Severity.INFO}
+NO_ACTION: dict[str, Any] = {"action": "NONE", "severity": Severity.INFO}
 
 
 class Watched:
