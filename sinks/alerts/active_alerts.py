@@ -219,6 +219,7 @@ class ActiveAlerts:
                 ends_ns=max(alert.starts_ns, min(at_ns, now.time_ns)),
                 # Sent for some minutes from now on, however long ago that was by the node's clock.
                 over_ns=now.monotonic_ns,
+                hold_ns=0,
                 changed_ns=now.monotonic_ns,
                 change=alert.change + 1,
                 taken_ns={},
@@ -307,7 +308,7 @@ class ActiveAlerts:
         held.hold_until_taken(now)
 
     def reword(self, key: Labels, annotations: Mapping[str, str]) -> None:
-        """Give an alert that stands other words, from when it is sent again."""
+        """Replace the words of an alert that stands, from when it is sent again."""
         if key in self._active:
             self._active[key].annotations = _cut(annotations)
 

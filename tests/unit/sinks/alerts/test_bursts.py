@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gpuledger.records import AttributedIncident, PodDescription, PodState, Severity
 from gpuledger.xids import find_xid
-from sinks.alerts.active_alerts import Now, record_taken
+from sinks.alerts.active_alerts import Now, record_taken, rfc3339
 from sinks.alerts.engine import RuleEvaluator
 from tests.unit.sinks.alerts.alerting import incident
 from tests.unit.sinks.builders import GPU, SECOND_NS, START_NS, event, pod
@@ -81,7 +81,11 @@ def test_xids_of_one_fault_are_one_alert_of_the_worst_of_them(
 def test_a_worse_xid_is_told_anew_and_the_alert_of_the_lesser_one_ends(watched: Watched) -> None:
     watched.add(xid(63), xid(79, 10))
     lesser, worse = watched.of.alerts
-    assert lesser.ends_ns is not None
+    posted = lesser.as_json(now=at(20), resend_ns=SECOND_NS)
+    lesser.taken_ns.clear()
+    lesser.hold_until_taken(at(20))
+    assert lesser.as_json(now=at(20), resend_ns=SECOND_NS) == posted
+    assert posted["endsAt"] == rfc3339(at(10).time_ns)
     assert (dict(worse.labels)["xid"], worse.annotations["other_xids"]) == ("79", "63")
 
 
