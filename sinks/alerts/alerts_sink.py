@@ -216,6 +216,8 @@ class AlertsSink(Sink):
         # Closed here, and not when the collector comes.
         async with aclosing(self._history.read(partition, before)) as chunks:
             async for records in chunks:
+                if partition not in self._held:
+                    return  # it was given up meanwhile
                 for record in records:
                     # Its dead letter was written when it was read first.
                     with suppress(UndecodableError):
