@@ -209,9 +209,9 @@ class AlertsSink(Sink):
     async def _restore(self, partition: TopicPartition, context: SinkContext) -> None:
         """Read what is kept of the incidents before those that come now."""
         next_offset = await context.consumer.committed(partition)
-        if not next_offset:
+        span = (await self._history.spans(partition.topic)).get(partition)
+        if not next_offset or span is None:
             return
-        span = (await self._history.spans(partition.topic))[partition]
         before = Span(span.first, min(next_offset, span.end))
         # Closed here, and not when the collector comes.
         async with aclosing(self._history.read(partition, before)) as chunks:

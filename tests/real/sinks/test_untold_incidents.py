@@ -51,7 +51,7 @@ async def publish(on: KafkaBus, node: str, *xids: int) -> None:
                 cluster="default",
                 node=node,
                 boot_id="boot-1",
-                gpu_uuid=GPU,
+                gpu_uuid=f"{GPU}-{xid}",  # XIDs of one GPU are one alert
                 time_ns=time.time_ns(),
                 kind="xid",
                 source="nvml",
