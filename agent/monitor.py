@@ -19,7 +19,7 @@ from agent.core.incidents import (
     WINDOW_NS,
     Deduplicator,
     Detection,
-    degradations,
+    changes_of_health,
     is_covered_by,
     make_incident,
     merge,
@@ -200,7 +200,7 @@ class IncidentMonitor:
         """Report what a reading of a GPU's health says and no event has said; in the event loop."""
         before = self._health.get(gpu_uuid)
         self._health[gpu_uuid] = merge(before, health)
-        for change in degradations(before, health):
+        for change in changes_of_health(before, health):
             # An event says more than a reading, and mostly comes before it.
             if not any(
                 incident.gpu_uuid == gpu_uuid

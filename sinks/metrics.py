@@ -46,6 +46,14 @@ DROPPED_TOTAL: Final = Counter(
     " events; in alerts also incidents, and alerts that an Alertmanager refused.",
     ["sink", "reason"],
 )
+ALERTMANAGER_ANSWERS_TOTAL: Final = Counter(
+    "gpuledger_sink_alertmanager_answers",
+    "Requests to each Alertmanager, by what it answered: `2xx` (taken), `3xx`, `4xx` or `5xx` by"
+    " its status, `page` (a success with a page for people, as a proxy's) or `none`. Only `2xx` is"
+    " a delivery. Only in alerts.",
+    ["alertmanager", "status"],
+)
+ALERTMANAGER_STATUSES: Final = ("2xx", "3xx", "4xx", "5xx", "page", "none")
 WAITING_BYTES: Final = Gauge(
     "gpuledger_sink_waiting_bytes",
     "Events that were read and wait to be sent, in bytes as they lie in Kafka. Only in"

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from string import Formatter
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
@@ -212,6 +213,66 @@ def refuse_reserved(headers: dict[str, str]) -> None:
             raise ValueError(f"headers: the value of {name} has a control character: take it out")
 
 
+ALERT_ADDRESS_FIELDS: Final = frozenset(
+    {"alertname", "category", "cluster", "gpu_uuid", "kind", "node", "severity", "xid"}
+)
+"""Labels of an alert that may stand in the addresses that it carries."""
+_ALERT_LABELS: Final = ALERT_ADDRESS_FIELDS | {
+    "container",
+    "gpu_index",
+    "gpu_instance",
+    "namespace",
+    "owner_kind",
+    "owner_name",
+    "pod",
+}
+_NO_LABEL_CHARACTER: Final = re.compile(r"[^a-zA-Z0-9_]")
+
+
+def alert_label_of(prefix: str, name: str) -> str:
+    """Return what a label of a Kubernetes object is called on an alert, as `label_app_kubernetes`.
+
+    As kube-state-metrics has it: what no Prometheus label may have in its name is `_`.
+    """
+    return f"{prefix}_{_NO_LABEL_CHARACTER.sub('_', name)}"
+
+
+def _refuse_label_of_alert(labels: dict[str, str]) -> None:
+    """Raise ValueError for an external label that is an alert's own."""
+    for name in labels:
+        if name in _ALERT_LABELS or name.startswith(("label_", "namespace_label_")):
+            raise ValueError(f"external_labels: {name} is the alerts' own; take it out")
+
+
+def _refuse_equal_labels(setting: str, names: list[str]) -> None:
+    """Raise ValueError for labels of objects that would be called the same on an alert."""
+    known: dict[str, str] = {}
+    for name in names:
+        other = known.setdefault(alert_label_of("label", name), name)
+        if other != name:
+            raise ValueError(f"{setting}: {other} and {name} are the same label of an alert")
+        if not name:
+            raise ValueError(f"{setting}: a label without a name: take it out")
+
+
+def _refuse_address(setting: str, template: str) -> None:
+    """Raise ValueError for an address that could not be filled in."""
+    try:
+        fields = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+    except ValueError as error:
+        raise ValueError(f"{setting}: {error}: write {{{{ and }}}} for braces") from error
+    if unknown := sorted(fields - ALERT_ADDRESS_FIELDS):
+        raise ValueError(
+            f"{setting}: there is no {{{unknown[0]}}}; there are"
+            f" {', '.join(f'{{{name}}}' for name in sorted(ALERT_ADDRESS_FIELDS))}"
+        )
+    if template:
+        try:
+            require_http_url(template.format(**dict.fromkeys(ALERT_ADDRESS_FIELDS, "x")))
+        except ValueError as error:
+            raise ValueError(f"{setting}: {error}") from error
+
+
 class BusyWithoutPodSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When a GPU that works for no pod is an alert."""
 
@@ -226,17 +287,37 @@ class AlertsSettings(LoginSettings, frozen=True, kw_only=True, forbid_unknown_fi
 
     urls: list[str] = msgspec.field(default_factory=lambda: ["http://localhost:9093"])
     """Every Alertmanager of the cluster, each by itself: not a load balancer before them."""
+    headers: dict[str, str] = msgspec.field(default_factory=dict)
+    """Further headers, such as `X-Scope-OrgID`; the protocol's own cannot be overridden."""
+    external_labels: dict[str, str] = msgspec.field(default_factory=dict)
+    """Further labels of every alert, such as `region`; `cluster` is the records' own."""
+    pod_labels: list[str] = msgspec.field(default_factory=list)
+    """Labels of the pod that an incident's alert names to put on it, such as `team`, which becomes
+    `label_team`; podwatch has to keep them."""
+    namespace_labels: list[str] = msgspec.field(default_factory=list)
+    """Labels of that pod's namespace to put on it, such as `team`, which becomes
+    `namespace_label_team`; podwatch has to keep them."""
+    runbook_url: str = ""
+    """Address of what to do, the annotation `runbook_url` of every alert, in which `{alertname}`,
+    `{kind}`, `{xid}`, `{category}`, `{severity}`, `{cluster}`, `{node}` and `{gpu_uuid}` stand for
+    the alert's own; empty means none."""
+    generator_url: str = ""
+    """Address of where an alert comes from, such as a dashboard of the GPU, in the same way."""
     timeout_seconds: Seconds = 10.0
     """How long one request may take."""
     resend_seconds: Seconds = 60.0
     """How often a firing alert is sent again; it ends by itself four times that after the last."""
     incident_hold_seconds: Seconds = 300.0
-    """How long the alert of an incident stands from when the first Alertmanager takes it."""
+    """How long the alert of an incident stands from when the first Alertmanager takes it; that of a
+    state stands so long at least."""
     incident_age_seconds: Seconds = 3600.0
     """Incidents older than this, as after a long outage, are counted and not sent."""
     stale_after_seconds: Seconds = 600.0
     """An alert of a GPU of which nothing has come for so long is no longer sent; it ends by itself
     four times `resend_seconds` after it was sent last."""
+    state_stale_after_seconds: Seconds = 86_400.0
+    """How long the alert of a state, such as a lost GPU, is sent while no tick names the GPU, as of
+    a node that is gone."""
     busy_without_pod: BusyWithoutPodSettings = BusyWithoutPodSettings()
     """The rule `GpuBusyWithoutPod`."""
     max_poll_records: Count = 500
@@ -252,6 +333,13 @@ class AlertsSettings(LoginSettings, frozen=True, kw_only=True, forbid_unknown_fi
             except ValueError as error:
                 raise ValueError(f"urls: {error}") from error
         refuse_half_a_login(self, urls=self.urls)
+        refuse_reserved(self.headers)
+        refuse_unusable_labels(self.external_labels)
+        _refuse_label_of_alert(self.external_labels)
+        _refuse_equal_labels("pod_labels", self.pod_labels)
+        _refuse_equal_labels("namespace_labels", self.namespace_labels)
+        _refuse_address("runbook_url", self.runbook_url)
+        _refuse_address("generator_url", self.generator_url)
 
 
 _LONGEST_SECONDS: Final = 10_000_000_000

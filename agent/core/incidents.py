@@ -8,15 +8,15 @@ own start and end. Whoever finds one comes here. No NVML here, and no clock.
 2. `Deduplicator`: one source never reports one thing twice. So a detection is a repetition where
    another source has one within two seconds that is not paired yet; equal XIDs in a burst are
    paired one by one, the oldest first, and each real occurrence leaves exactly one incident,
-   whoever comes first. A reading of a GPU's health reports only what got worse since the one
-   before (`degradations`), and no event has said.
+   whoever comes first. A reading of a GPU's health reports only what has changed since the one
+   before (`changes_of_health`), and no event has said.
 3. `read_xid_line` reads the driver's line about an XID in the kernel's log, in all shapes that
    drivers write.
 """
 
 import re
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
@@ -78,6 +78,7 @@ _KINDS: Final = {
     "row_remap_pending": _Kind(
         Severity.WARNING, "A memory row will be replaced at the next reset", "RESET_GPU"
     ),
+    "row_remap_done": _Kind(Severity.INFO, "No memory row waits to be replaced any more"),
     "row_remap_failed": _Kind(
         Severity.CRITICAL, "A memory row could not be replaced", "CONTACT_SUPPORT"
     ),
@@ -167,10 +168,10 @@ WINDOW_NS: Final = 2 * NS_PER_SECOND
 # Of some hundred XIDs on 8 GPUs; a line in the log may name any GPU and any code.
 _MAX_KEYS: Final = 256
 _MAX_UNPAIRED: Final = 512
-_NONE: Final = "none"
-_SAME: Final = {
+_SAME: Final[Mapping[str, set[str | int]]] = {
     "row_remap_pending": {"page_retirement_pending", 63},
     "row_remap_failed": {"page_retirement_failed", 64},
+    "row_remap_done": set(),
     "recovery_action": {"recovery_action", RECOVERY_ACTION_CHANGED},
 }
 
@@ -201,23 +202,25 @@ class Deduplicator:
 
 
 class HealthChange(NamedTuple):
-    """Something that is worse than it was."""
+    """Something that is worse than it was, or well again."""
 
     kind: str
     action: str | None
 
 
-def degradations(before: GpuHealth | None, now: GpuHealth) -> list[HealthChange]:
-    """Return what has come up between two readings; the first reading says nothing of changes."""
+def changes_of_health(before: GpuHealth | None, now: GpuHealth) -> list[HealthChange]:
+    """Return what has come up or ended between two readings; the first says nothing of changes."""
     # What was so before the agent's start is no news; the page shows it as a state.
     if before is None:
         return []
     found = []
     asked = now.recovery_action
-    if asked and asked != _NONE and before.recovery_action not in (None, asked):
+    if asked and before.recovery_action not in (None, asked):
         found.append(HealthChange("recovery_action", recovery_action(asked)))
     if now.remapped_rows_pending and before.remapped_rows_pending is False:
         found.append(HealthChange("row_remap_pending", None))
+    if now.remapped_rows_pending is False and before.remapped_rows_pending:
+        found.append(HealthChange("row_remap_done", None))
     if now.remapped_rows_failed and before.remapped_rows_failed is False:
         found.append(HealthChange("row_remap_failed", None))
     return found

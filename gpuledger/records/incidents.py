@@ -44,6 +44,7 @@ INCIDENT_KINDS = (
     "page_retirement_pending",
     "page_retirement_failed",
     "row_remap_pending",
+    "row_remap_done",
     "row_remap_failed",
     "poison_nonfatal",
     "poison_fatal",

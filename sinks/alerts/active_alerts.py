@@ -76,7 +76,11 @@ class ActiveAlert:
     over_ns: int = 0
     """Once it has an end: when that is, by the monotonic clock."""
     hold_ns: int = 0
-    """For how long it stands from when it is sent, where it has its end from the beginning."""
+    """For how long it stands at least from when it is sent, where it is of an incident."""
+    begun_ns: int = 0
+    """When it began here, by the monotonic clock."""
+    silent_ns: int | None = None
+    """After how long unseen it is dropped while it fires, where not as others are."""
     taken_ns: dict[str, int] = field(default_factory=dict)
     """For each Alertmanager when it last took this alert as it is now, by the monotonic clock."""
     rejected_ns: dict[str, int] = field(default_factory=dict)
@@ -98,7 +102,7 @@ class ActiveAlert:
         """
         # Alertmanager takes an alert whose end is past at its first post, and notifies nobody.
         is_given_up = self.rejected_ns and now.monotonic_ns - self.seen_ns >= _REJECTED_NS
-        if self.hold_ns and not self.taken_ns and not is_given_up:
+        if self.hold_ns and self.ends_ns is not None and not self.taken_ns and not is_given_up:
             self.ends_ns = now.time_ns + self.hold_ns
             self.over_ns = now.monotonic_ns + self.hold_ns
 
@@ -115,7 +119,8 @@ class ActiveAlert:
         if self.changes.awaited > self.changes.answered:
             return False
         if self.ends_ns is None:
-            return now.monotonic_ns - self.seen_ns >= silent_ns
+            own_ns = silent_ns if self.silent_ns is None else self.silent_ns
+            return now.monotonic_ns - self.seen_ns >= own_ns
         return now.monotonic_ns - self.over_ns >= _SEND_END_NS
 
     def as_json(self, *, now: Now, resend_ns: int) -> dict[str, Any]:
@@ -183,15 +188,15 @@ class ActiveAlerts:
     ) -> ActiveAlert:
         # An alert that began ahead of this clock could not be ended by it.
         starts_ns = min(since_ns, now.time_ns)
-        words = {name: text[:MAX_CHARACTERS] for name, text in annotations.items()}
         # Another object even where it stands: an answer that is on its way is to the former one.
         known = self._active.get(key)
         alert = self._active[key] = ActiveAlert(
             labels=key,
-            annotations=words,
+            annotations=_cut(annotations),
             starts_ns=starts_ns,
             changed_ns=now.monotonic_ns,
             seen_ns=now.monotonic_ns,
+            begun_ns=now.monotonic_ns,
             change=known.change + 1 if known else 1,
             changes=known.changes if known else Changes(),
         )
@@ -214,6 +219,7 @@ class ActiveAlerts:
                 ends_ns=max(alert.starts_ns, min(at_ns, now.time_ns)),
                 # Sent for some minutes from now on, however long ago that was by the node's clock.
                 over_ns=now.monotonic_ns,
+                hold_ns=0,
                 changed_ns=now.monotonic_ns,
                 change=alert.change + 1,
                 taken_ns={},
@@ -235,6 +241,38 @@ class ActiveAlerts:
         else of the node that has the largest number. Returns whether that was so: where nobody had
         taken it yet, nobody ever hears of it.
         """
+        alert, known, is_full = self._begin_incident(labels, annotations, at_ns=at_ns, now=now)
+        alert.hold_ns = hold_ns
+        alert.ends_ns = now.time_ns
+        alert.hold_until_taken(now)
+        if known is not None and known.ends_ns is not None and known.over_ns > now.monotonic_ns:
+            alert.starts_ns = min(alert.starts_ns, known.starts_ns)
+        return is_full
+
+    def stand(
+        self,
+        labels: Mapping[str, str],
+        annotations: Mapping[str, str],
+        *,
+        at_ns: int,
+        hold_ns: int,
+        silent_ns: int,
+        now: Now,
+    ) -> None:
+        """Let an alert stand from `at_ns` until `end_state`, or until unseen for `silent_ns`.
+
+        Slots are given as by `hold`.
+        """
+        alert, known, _ = self._begin_incident(labels, annotations, at_ns=at_ns, now=now)
+        alert.hold_ns, alert.silent_ns = hold_ns, silent_ns
+        if known is not None and known.ends_ns is None:
+            alert.starts_ns = min(alert.starts_ns, known.starts_ns)
+            alert.begun_ns = known.begun_ns
+
+    def _begin_incident(
+        self, labels: Mapping[str, str], annotations: Mapping[str, str], *, at_ns: int, now: Now
+    ) -> tuple[ActiveAlert, ActiveAlert | None, bool]:
+        """Return the alert that begins, what stood of it, and whether an older one had to go."""
         key = _identity(labels)
         node, known = _node_of(key), self._active.get(key)
         going = None if known else self._slots.incidents.oldest_to_go(node)
@@ -243,11 +281,50 @@ class ActiveAlerts:
             self._slots.leave_out(_node_of(going.key))
         self._slots.incidents.take(key, node, self)
         alert = self._begin(key, annotations, since_ns=at_ns, now=now)
-        alert.hold_ns = hold_ns
-        alert.hold_until_taken(now)
-        if known is not None and known.ends_ns is not None and known.over_ns > now.monotonic_ns:
-            alert.starts_ns = min(alert.starts_ns, known.starts_ns)
-        return going is not None
+        return alert, known, going is not None
+
+    def end_state(self, key: Labels, *, at_ns: int, now: Now) -> None:
+        """Let an alert end that stands for a state, once it has stood for its hold.
+
+        Alertmanager notifies of none that is over before it has looked at it.
+        """
+        alert = self._active.get(key)
+        if alert is None or alert.ends_ns is not None:
+            return
+        stood_ns = now.monotonic_ns - alert.begun_ns if alert.taken_ns else 0
+        if stood_ns >= alert.hold_ns:
+            self.end(key, at_ns=at_ns, now=now)
+            return
+        held = self._active[key] = replace(
+            alert,
+            ends_ns=now.time_ns,
+            hold_ns=alert.hold_ns - stood_ns,
+            changed_ns=now.monotonic_ns,
+            seen_ns=now.monotonic_ns,
+            change=alert.change + 1,
+            taken_ns={},
+            rejected_ns={},
+        )
+        held.hold_until_taken(now)
+
+    def reword(self, key: Labels, annotations: Mapping[str, str]) -> None:
+        """Replace the words of an alert that stands, from when it is sent again."""
+        if key in self._active:
+            self._active[key].annotations = _cut(annotations)
+
+    def stands(self, key: Labels) -> bool:
+        """Return whether an alert fires, or has ended a short while ago."""
+        return key in self._active
+
+    def fires(self, key: Labels, *, now: Now) -> bool:
+        """Return whether an alert stands and has not ended."""
+        alert = self._active.get(key)
+        return alert is not None and (alert.ends_ns is None or alert.over_ns > now.monotonic_ns)
+
+    @staticmethod
+    def identity_of(labels: Mapping[str, str]) -> Labels:
+        """Return the identity of an alert with these labels."""
+        return _identity(labels)
 
     def drop(self, key: Labels) -> ActiveAlert:
         """Forget an alert that stands, whoever waits for it."""
@@ -279,6 +356,10 @@ class ActiveAlerts:
         for alert in over:
             self.drop(alert.labels)
         return over
+
+
+def _cut(annotations: Mapping[str, str]) -> dict[str, str]:
+    return {name: text[:MAX_CHARACTERS] for name, text in annotations.items()}
 
 
 def _node_of(key: Labels) -> str:

@@ -9,29 +9,33 @@ brought, and of each partition what came first is acknowledged first.
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
 import structlog
 from typing_extensions import override
 
-from gpuledger.bus.protocol import Bus, TopicPartition
+from gpuledger.bus.protocol import HistoryReader, Span, TopicPartition, WholeBus
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
+from gpuledger.codec import Decoder
+from gpuledger.errors import UndecodableError
 from gpuledger.keys import split_key
 from gpuledger.records import AttributedIncident
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.http.client import open_http
 from gpuledger.runtime.logs import Repeats
+from gpuledger.runtime.process_metrics import count_from_zero
 from gpuledger.settings.secret import shown_url
 from gpuledger.topics import Topics
 from sinks.alerts.active_alerts import ActiveAlert, Now
 from sinks.alerts.engine import RuleEvaluator
+from sinks.alerts.posted_alert import AlertPosting
 from sinks.alerts.receivers import HEADERS, NAME, AlertmanagerClient, CheckedClient, Receivers
-from sinks.alerts.rules import rules_of
+from sinks.alerts.rules import IncidentWords, rules_of
 from sinks.alerts.slots import AlertSlots
 from sinks.credentials import watch_credentials
-from sinks.metrics import count_dropped
+from sinks.metrics import ALERTMANAGER_ANSWERS_TOTAL, ALERTMANAGER_STATUSES, count_dropped
 from sinks.protocol import Batch, Partitions, Sink, SinkContext
 from sinks.settings import AlertsSettings
 from sinks.timelines import TickOrder
@@ -107,7 +111,7 @@ _log = structlog.get_logger(__name__)
 @asynccontextmanager
 async def open_sink(
     *,
-    bus: Bus,
+    bus: WholeBus,
     settings: AlertsSettings,
     readiness: Readiness,
     clock: Clock,
@@ -116,7 +120,14 @@ async def open_sink(
     """Open the sink that holds the rules against every event and reports to the Alertmanagers."""
     check = readiness.check("alerts.receiver", severity=CheckSeverity.WARNING)
     credentials = watch_credentials(settings, section=NAME, readiness=readiness)
-    async with open_http(headers=HEADERS, timeout_seconds=settings.timeout_seconds) as http:
+    shown = [shown_url(url) for url in settings.urls]
+    count_from_zero(ALERTMANAGER_ANSWERS_TOTAL, alertmanager=shown, status=ALERTMANAGER_STATUSES)
+    async with (
+        bus.reader() as history,
+        open_http(
+            headers={**settings.headers, **HEADERS}, timeout_seconds=settings.timeout_seconds
+        ) as http,
+    ):
         receivers = [
             CheckedClient(
                 client=AlertmanagerClient(http=http, url=url, credentials=credentials),
@@ -127,7 +138,12 @@ async def open_sink(
             for url in settings.urls
         ]
         sink = AlertsSink(
-            receivers=receivers, settings=settings, clock=clock, check=check, topics=bus.topics
+            receivers=receivers,
+            settings=settings,
+            clock=clock,
+            check=check,
+            topics=bus.topics,
+            history=history,
         )
         try:
             yield sink
@@ -148,29 +164,66 @@ class AlertsSink(Sink):
         clock: Clock,
         check: Check,
         topics: Topics,
+        history: HistoryReader,
     ) -> None:
         self._settings, self._clock = settings, clock
         self._events = topics.events.name
+        self._incidents = topics.attributed_incidents.name
+        self._history = history
+        self._decoder = Decoder(topic=self._incidents, record=AttributedIncident)
         self._kept_ns = (topics.attributed_incidents.retention_ms or 0) * NS_PER_MS
         self.receiver = ", ".join(map(shown_url, settings.urls))
         self._rules = rules_of(settings)
+        self._words = IncidentWords(settings)
         self._evaluators: dict[int, RuleEvaluator] = {}
         self._held: Partitions = frozenset()
+        self._unrestored: Partitions = frozenset()
+        """Of the incidents, partitions whose states are still to be read back."""
         self._slots = AlertSlots()
         self._repeats = Repeats()
         self._unacknowledged = Unacknowledged()
+        resend_ns = round(settings.resend_seconds * NS_PER_SECOND)
         self._receivers = Receivers(
             receivers,
             active=lambda: [evaluator.alerts for evaluator in self._evaluators.values()],
             check=check,
             clock=clock,
-            resend_ns=round(settings.resend_seconds * NS_PER_SECOND),
+            resend_ns=resend_ns,
+            posting=AlertPosting(settings, resend_ns=resend_ns),
         )
 
     @override
     async def assign(self, partitions: Partitions, context: SinkContext) -> None:
-        """Begin without any state: `for` begins anew."""
+        """Begin anew: `for` begins again, and states are read back by `prepare`."""
         self._held |= partitions
+        self._unrestored |= {at for at in partitions if at.topic == self._incidents}
+
+    @override
+    async def prepare(self, context: SinkContext) -> Partitions:
+        """Read back the states that stand in new partitions; raises BusError."""
+        for partition in sorted(self._unrestored):
+            await self._restore(partition, context)
+            self._unrestored -= {partition}
+        return frozenset()
+
+    async def _restore(self, partition: TopicPartition, context: SinkContext) -> None:
+        """Read what is kept of the incidents before those that come now."""
+        next_offset = await context.consumer.committed(partition)
+        span = (await self._history.spans(partition.topic)).get(partition)
+        if not next_offset or span is None:
+            return
+        before = Span(span.first, min(next_offset, span.end))
+        # Closed here, and not when the collector comes.
+        async with aclosing(self._history.read(partition, before)) as chunks:
+            async for records in chunks:
+                if partition not in self._held:
+                    return  # it was given up meanwhile
+                for record in records:
+                    # Its dead letter was written when it was read first.
+                    with suppress(UndecodableError):
+                        attributed = self._decoder.decode(record.value)
+                        evaluator = self._evaluator_of(partition)
+                        evaluator.restore_incident(attributed, now=Now.of(self._clock))
 
     @override
     async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
@@ -216,6 +269,7 @@ class AlertsSink(Sink):
         self._unacknowledged.acknowledge_answered()
         self._unacknowledged.drop(partitions)
         self._held -= partitions
+        self._unrestored -= partitions
         held = {partition.partition for partition in self._held}
         for partition in self._evaluators.keys() - held:
             self._evaluators.pop(partition).alerts.drop_all()
@@ -229,9 +283,7 @@ class AlertsSink(Sink):
         newest_ns: int | None = None
         now = Now.of(self._clock)
         # Equally numbered partitions of both topics come to the same consumer.
-        if (evaluator := self._evaluators.get(batch.partition.partition)) is None:
-            evaluator = RuleEvaluator(rules=self._rules, slots=self._slots)
-            self._evaluators[batch.partition.partition] = evaluator
+        evaluator = self._evaluator_of(batch.partition)
         for _, value in batch.items:
             if batch.partition.topic == self._events:
                 newest_ns = value.time_ns
@@ -247,6 +299,17 @@ class AlertsSink(Sink):
             alerts=evaluator.alerts.not_awaited(),
         )
 
+    def _evaluator_of(self, partition: TopicPartition) -> RuleEvaluator:
+        """Return what is known of a partition, of the events or of the incidents."""
+        if (evaluator := self._evaluators.get(partition.partition)) is None:
+            evaluator = self._evaluators[partition.partition] = RuleEvaluator(
+                rules=self._rules,
+                slots=self._slots,
+                words=self._words,
+                state_silent_ns=round(self._settings.state_stale_after_seconds * NS_PER_SECOND),
+            )
+        return evaluator
+
     def _add_incident(
         self, evaluator: RuleEvaluator, attributed: AttributedIncident, now: Now
     ) -> None:
@@ -257,7 +320,9 @@ class AlertsSink(Sink):
         """
         age_ns = evaluator.age_ns(attributed, now=now)
         if self._settings.incident_age_seconds * NS_PER_SECOND < age_ns <= self._kept_ns:
-            count_dropped(NAME, "too_old")
+            # A state may be so still, and one that has ended is to end here too.
+            if not evaluator.restore_incident(attributed, now=now):
+                count_dropped(NAME, "too_old")
             return
         hold_ns = round(self._settings.incident_hold_seconds * NS_PER_SECOND)
         evaluator.add_incident(attributed, hold_ns=hold_ns, now=now)

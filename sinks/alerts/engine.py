@@ -16,7 +16,8 @@ from gpuledger.keys import node_key
 from gpuledger.recent import Recent
 from gpuledger.records import AttributedIncident, GpuBooks, GpuEvent
 from sinks.alerts.active_alerts import ActiveAlerts, Now
-from sinks.alerts.rules import Rule, annotations_of, labels_of
+from sinks.alerts.incident_alerts import STATE_SILENT_NS, IncidentAlerts
+from sinks.alerts.rules import IncidentWords, Rule
 from sinks.alerts.slots import AlertSlots, Labels
 from sinks.timelines import TickOrder, Timelines
 
@@ -61,19 +62,31 @@ class RuleEvaluator:
     the new boot is believed by when its ticks arrive (`sinks.timelines`).
     """
 
-    def __init__(self, *, rules: Sequence[Rule], slots: AlertSlots | None = None) -> None:
-        """Take the rules, and the slots for alerts that all partitions share."""
+    def __init__(
+        self,
+        *,
+        rules: Sequence[Rule],
+        slots: AlertSlots | None = None,
+        words: IncidentWords | None = None,
+        state_silent_ns: int = STATE_SILENT_NS,
+    ) -> None:
+        """Take the rules, and the slots for alerts that all partitions share.
+
+        A state stands for `state_silent_ns` where no tick names its GPU.
+        """
         self._rules = rules
         self._slots = slots or AlertSlots()
         self._timelines = Timelines()
         self._conditions: Recent[_Key, _Condition] = Recent(max_a_day=MAX_CONDITIONS)
         self.alerts = ActiveAlerts(slots=self._slots)
+        self._incidents = IncidentAlerts(self.alerts, words=words, state_silent_ns=state_silent_ns)
 
     def evaluate(self, event: GpuEvent, *, now: Now) -> TickOrder:
         """Hold the rules against a tick that is its node's newest; return where it stands."""
         order = self._timelines.observe(event, received_ns=now.monotonic_ns).order
         if order is not TickOrder.CURRENT:
             return order
+        self._incidents.see(event, now=now)
         node = node_key(event)
         for books in event.gpus:
             for rule in self._rules:
@@ -104,18 +117,16 @@ class RuleEvaluator:
         return now.time_ns - incident.time_ns - self._timelines.behind_ns(node_key(incident))
 
     def add_incident(self, attributed: AttributedIncident, *, hold_ns: int, now: Now) -> None:
-        """Let the incident's alert stand for `hold_ns` from now on.
+        """Let the incident's alert stand for `hold_ns` from now on, a state's until it ends.
 
         Not from when it happened: an alert that is over when it is first sent is never notified,
         and one that a clock stamped that was ahead would stand until then.
         """
-        self.alerts.hold(
-            labels_of(attributed),
-            annotations_of(attributed),
-            at_ns=attributed.incident.time_ns,
-            hold_ns=hold_ns,
-            now=now,
-        )
+        self._incidents.add(attributed, hold_ns=hold_ns, now=now)
+
+    def restore_incident(self, attributed: AttributedIncident, *, now: Now) -> bool:
+        """Read back an incident that is no news; return whether a state begins or ends with it."""
+        return self._incidents.restore(attributed, now=now)
 
     def _holds(
         self,
@@ -157,6 +168,7 @@ class RuleEvaluator:
         """
         self._conditions.go_on(now.monotonic_ns)
         over = self.alerts.forget(now=now, silent_ns=silent_ns)
+        self._incidents.forget(now=now)
         silent = {alert.labels for alert in over if alert.ends_ns is None}
         for key in [
             key for key, condition in self._conditions.items() if condition.alert in silent

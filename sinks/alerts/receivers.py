@@ -22,7 +22,7 @@ import structlog
 from gpuledger import __version__
 from gpuledger.clock import NS_PER_MINUTE, NS_PER_SECOND, Clock
 from gpuledger.runtime import Check
-from gpuledger.runtime.http.client import HttpClient, NoAnswerError
+from gpuledger.runtime.http.client import HttpAnswer, HttpClient, NoAnswerError
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings.secret import shown_url
@@ -34,16 +34,25 @@ from sinks.alerts.active_alerts import (
     record_rejected,
     record_taken,
 )
+from sinks.alerts.posted_alert import AlertPosting
 from sinks.alerts.send_order import SendOrder
 from sinks.credentials import CredentialsInForce, ReceiverCredentials, explain
 from sinks.errors import ReceiverUnavailableError, RejectedError, retry_receiver
-from sinks.metrics import SENT_TOTAL, count_dropped
+from sinks.metrics import ALERTMANAGER_ANSWERS_TOTAL, SENT_TOTAL, count_dropped
 
 HEADERS: Final = {"Content-Type": "application/json", "User-Agent": f"gpuledger/{__version__}"}
 _REFUSES_ALERTS: Final = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
 _SETTING: Final = "alerts.urls"
 _JSON: Final = "application/json"
 _NO_CREDENTIALS: Final = CredentialsInForce(headers={}, trust=True)
+
+
+def count_answer(url: str, answer: HttpAnswer | None) -> None:
+    """Count what an Alertmanager has answered to a request; `None` is no answer."""
+    status = "none" if answer is None else f"{answer.status // 100}xx"
+    if answer is not None and answer.is_success and answer.is_page:
+        status = "page"
+    ALERTMANAGER_ANSWERS_TOTAL.labels(alertmanager=shown_url(url), status=status).inc()
 
 
 class AlertmanagerClient:
@@ -72,7 +81,9 @@ class AlertmanagerClient:
                 trust=credentials.trust,
             )
         except NoAnswerError as error:
+            count_answer(self.url, None)
             raise ReceiverUnavailableError(str(error)) from error
+        count_answer(self.url, answer)
         # In JSON alone it is Alertmanager's own word; but 413 is a bound, whoever has set it.
         refuses_alerts = answer.status in _REFUSES_ALERTS and answer.content_type == _JSON
         if refuses_alerts or answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
@@ -137,6 +148,7 @@ class Receivers:
         check: Check,
         clock: Clock,
         resend_ns: int,
+        posting: AlertPosting,
     ) -> None:
         """Take them, and the check that fails where none of them answers."""
         self._check = check
@@ -150,6 +162,7 @@ class Receivers:
                 active=active,
                 clock=clock,
                 resend_ns=resend_ns,
+                posting=posting,
             )
             for checked in receivers
         ]
@@ -207,12 +220,13 @@ class _Receiver:
         active: AllActive,
         clock: Clock,
         resend_ns: int,
+        posting: AlertPosting,
     ) -> None:
         self._client, self._check = checked.client, checked.check
         self._url = shown_url(checked.client.url)
         self._rejected = RejectedAlerts(checked.check, receiver=self._url)
         self._all_receivers, self._active = all_receivers, active
-        self._clock, self._resend_ns = clock, resend_ns
+        self._clock, self._resend_ns, self._posting = clock, resend_ns, posting
         # An answer alone says nothing of alerts that wait for too long, so it passes no check.
         self._retry = retry_receiver(
             sink=NAME, check=checked.check, clock=clock, passes_check=False
@@ -289,9 +303,7 @@ class _Receiver:
         # The end of each is reckoned for each attempt: Alertmanager notifies of none that is over.
         for alert in alerts:
             alert.hold_until_taken(now)
-        payload: list[dict[str, Any]] = [
-            alert.as_json(now=now, resend_ns=self._resend_ns) for alert in alerts
-        ]
+        payload = [self._posting.as_json(alert, now=now) for alert in alerts]
         try:
             await self._client.post(payload)
         except RejectedError as error:

@@ -5,7 +5,8 @@ A rule is a condition of a GPU in a tick (`rules_of`); when it has lasted long e
 are made of it here.
 """
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,10 +18,11 @@ from gpuledger.records import (
     GpuBooks,
     GpuEvent,
     Incident,
+    PodDescription,
     PodState,
     Severity,
 )
-from sinks.settings import AlertsSettings
+from sinks.settings import AlertsSettings, alert_label_of
 
 BUSY_WITHOUT_POD: Final = "GpuBusyWithoutPod"
 _OUTSIDE_PODS: Final = (Account.HOST, Account.UNATTRIBUTED)
@@ -110,6 +112,71 @@ _MAX_PODS_NAMED: Final = 3
 """In the summary; all stand in the annotation `pods`."""
 
 
+def known_pod(attributed: AttributedIncident) -> PodDescription | None:
+    """Return the first pod on the GPU whose record has come: its owner is reached by the alert."""
+    return next((pod for pod in attributed.pods if pod.state is PodState.KNOWN), None)
+
+
+_MAX_NAMESPACES: Final = 10_000
+"""Of a partition, namespaces whose labels are known; their names are anybody's."""
+
+
+class IncidentWords:
+    """Makes the labels and the annotations of the alert of an incident."""
+
+    def __init__(self, settings: AlertsSettings | None = None) -> None:
+        """Take which labels of pods and of namespaces alerts have."""
+        chosen = settings or AlertsSettings()
+        self._pod_labels, self._namespace_labels = chosen.pod_labels, chosen.namespace_labels
+        self._namespaces: OrderedDict[tuple[str, str], dict[str, str]] = OrderedDict()
+
+    def see(self, event: GpuEvent) -> None:
+        """Remember what a tick says of namespaces."""
+        if not self._namespace_labels:
+            return
+        for namespace in event.namespaces or ():
+            place = (event.cluster, namespace.name)
+            self._namespaces[place] = _choose(
+                "namespace_label", self._namespace_labels, namespace.labels
+            )
+            self._namespaces.move_to_end(place)
+            if len(self._namespaces) > _MAX_NAMESPACES:
+                self._namespaces.popitem(last=False)
+
+    def labels_of(self, attributed: AttributedIncident) -> dict[str, str]:
+        """Return the labels, those of the first known pod and of its namespace included."""
+        pod, cluster = known_pod(attributed), attributed.incident.cluster
+        if pod is None:
+            return labels_of(attributed)
+        return {
+            **self._namespaces.get((cluster, pod.namespace or ""), {}),
+            **_choose("label", self._pod_labels, pod.labels),
+            **labels_of(attributed),
+        }
+
+    def annotations_of(self, attributed: AttributedIncident) -> dict[str, str]:
+        """Return the annotations."""
+        return annotations_of(attributed)
+
+
+def _choose(prefix: str, names: list[str], labels: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the chosen ones of an object's labels, as they are called on an alert."""
+    return {
+        alert_label_of(prefix, name): labels[name] for name in names if labels and name in labels
+    }
+
+
+def _container_of(attributed: AttributedIncident, pod: PodDescription | None) -> str:
+    """Return the container of the pod to which the kubelet gave the GPU, where that is one."""
+    allocations = attributed.incident.allocations or ()
+    names = {
+        allocation.container
+        for allocation, place in zip(allocations, attributed.allocation_pods or (), strict=False)
+        if pod is not None and place < len(attributed.pods) and attributed.pods[place] == pod
+    }
+    return names.pop() if len(names) == 1 else ""
+
+
 def labels_of(attributed: AttributedIncident) -> dict[str, str]:
     """Return the alert's identity; the first known pod is in it, so that its owner is reached.
 
@@ -118,7 +185,7 @@ def labels_of(attributed: AttributedIncident) -> dict[str, str]:
     A label without a value is no label: Alertmanager takes it away.
     """
     incident = attributed.incident
-    pod = next((pod for pod in attributed.pods if pod.state is PodState.KNOWN), None)
+    pod = known_pod(attributed)
     return {
         "alertname": INCIDENT,
         "severity": incident.severity.value,
@@ -132,6 +199,9 @@ def labels_of(attributed: AttributedIncident) -> dict[str, str]:
         "gpu_instance": _text(incident.gpu_instance),
         "namespace": (pod and pod.namespace) or "",
         "pod": (pod and pod.name) or "",
+        "container": _container_of(attributed, pod),
+        "owner_kind": (pod and pod.owner_kind) or "",
+        "owner_name": (pod and pod.owner_name) or "",
     }
 
 

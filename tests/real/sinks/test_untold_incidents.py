@@ -21,8 +21,9 @@ from gpuledger.topics import partition_of_node
 from sinks.settings import AlertsSettings
 from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.real import changed_topics
-from tests.real.sinks.running_sinks import make_topics, sending
-from tests.unit.sinks.builders import GPU, eventually
+from tests.real.sinks.running_sinks import NODES, make_topics, sending
+from tests.real.sinks.running_sinks import publish as publish_events
+from tests.unit.sinks.builders import GPU, event, eventually, reading
 from tests.unit.sinks.receiver import Answer, receiving
 
 if TYPE_CHECKING:
@@ -44,16 +45,16 @@ def node_in(partition: int) -> str:
     )
 
 
-async def publish(on: KafkaBus, node: str, *xids: int) -> None:
+async def publish(on: KafkaBus, node: str, *xids: int, kind: str = "xid") -> None:
     async with on.producer() as producer:
         for xid in xids:
             incident = Incident(
                 cluster="default",
                 node=node,
                 boot_id="boot-1",
-                gpu_uuid=GPU,
+                gpu_uuid=f"{GPU}-{xid}",  # XIDs of one GPU are one alert
                 time_ns=time.time_ns(),
-                kind="xid",
+                kind=kind,
                 source="nvml",
                 severity=Severity.CRITICAL,
                 xid=xid,
@@ -140,3 +141,17 @@ async def test_incidents_of_a_topic_made_anew_in_an_outage_are_told(broker: Kafk
 
     told = {int(xid) for _, xid in alertmanager.took}
     assert told >= {11, 12, 21, 22, 23}
+
+
+async def test_a_lost_gpu_is_told_by_a_sink_that_was_started_again(broker: Kafka) -> None:
+    await make_topics(broker)
+    settings, node = KafkaSettings(bootstrap_servers=broker.bootstrap_servers), NODES[0]
+    await publish(KafkaBus(settings), node, 79, kind="gpu_lost")
+    for _ in range(2):
+        async with away() as alertmanager, sink(settings, alertmanager):
+            alertmanager.is_there = True
+            await eventually(lambda: alertmanager.asked > 0, within_seconds=WITHIN_SECONDS)
+            lost = reading(uuid=f"{GPU}-79", silent=True)
+            ticked = event(node=node, of=lost, entries=[], time_ns=time.time_ns())
+            await publish_events(broker, [ticked])
+            await eventually(lambda: (node, "79") in alertmanager.took, within_seconds=60)

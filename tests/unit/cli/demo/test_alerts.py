@@ -51,7 +51,7 @@ def test_what_is_over_fires_no_more_and_stands_in_the_summary(
     for second in range(1, 5):
         alerts.add(stray(second))
     alerts.add(event(second=5, gpus=[1]))
-    alerts.add_incident(incident("gpu_lost", second=6))
+    alerts.add_incident(incident("ecc_uncorrected", second=6))
     clock.advance(400)
     alerts.add(event(second=7))
 
@@ -68,7 +68,7 @@ def test_an_incident_that_comes_again_is_the_same_alert(alerts: RunAlerts) -> No
 def test_many_alerts_take_bounded_memory(alerts: RunAlerts, clock: ManualClock) -> None:
     for number in range(300):
         clock.advance(400)
-        alerts.add_incident(incident("xid", second=number, xid=number, gpu=number % 20))
+        alerts.add_incident(incident("xid", second=number, xid=1000 + number, gpu=number % 20))
     assert len(alerts.firing()) == 1
     assert [alert.text.split(",")[0][-3:] for alert in alerts.fired()[-2:]] == ["298", "299"]
     assert len(alerts.fired()) == 200

@@ -101,6 +101,15 @@ def rejected() -> float:
     return REGISTRY.get_sample_value("gpuledger_sink_dropped_total", labels) or 0.0
 
 
+def answers(of: Receiver, status: str) -> float:
+    """Return how many requests it has answered so; raises KeyError before that is counted."""
+    labels = {"alertmanager": of.url, "status": status}
+    counted = REGISTRY.get_sample_value("gpuledger_sink_alertmanager_answers_total", labels)
+    if counted is None:
+        raise KeyError(status)
+    return counted
+
+
 def is_committed(on: MemoryBus, offset: int) -> Callable[[], bool]:
     return lambda: committed(on, ALERTS.group, AT) == offset
 
@@ -142,7 +151,9 @@ async def publish_incidents(on: MemoryBus, *xids: int, node: str = NODE) -> None
     async with on.producer() as producer:
         for xid in xids:
             one = incident(START_NS)
-            value = encode(replace(one, incident=replace(one.incident, node=node, xid=xid)))
+            # Each on a GPU of its own: XIDs of one GPU are one alert.
+            own = replace(one.incident, node=node, xid=xid, gpu_uuid=f"{GPU}-{xid}")
+            value = encode(replace(one, incident=own))
             await producer.publish(*at, [Message(key=b"k", value=value, timestamp_ms=0)])
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
@@ -16,6 +17,7 @@ from tests.unit.sinks.alerts.alerting import (
     AT_INCIDENTS,
     WaitingClock,
     alerts,
+    answers,
     busy,
     incident,
     is_committed,
@@ -30,9 +32,11 @@ from tests.unit.sinks.builders import (
     bus,
     committed,
     dead_letters,
+    event,
     eventually,
     place_of,
     publish,
+    reading,
     running,
 )
 from tests.unit.sinks.receiver import Answer, receiving
@@ -150,3 +154,43 @@ async def test_an_incident_that_nobody_took_for_hours_is_held_from_when_it_is_ta
 def test_settings_that_cannot_work_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=message):
         msgspec.convert(values, AlertsSettings)
+
+
+async def test_a_lost_gpu_is_told_by_a_sink_that_was_started_again_under_its_identity() -> None:
+    on, clock = bus(), WaitingClock(START_NS + SECOND_NS)
+    lost = incident(START_NS)
+    lost = replace(lost, incident=replace(lost.incident, kind="gpu_lost", xid=None))
+    async with receiving() as before, running(sink(on, before, clock=clock)):
+        async with on.producer() as producer:
+            message = Message(key=b"k", value=encode(lost), timestamp_ms=0)
+            await producer.publish(AT_INCIDENTS.topic, AT_INCIDENTS.partition, [message])
+        await eventually(lambda: committed(on, ALERTS.group, AT_INCIDENTS) == 1)
+
+    clock.advance(7200)
+    async with receiving() as after, running(sink(on, after, clock=clock)):
+        await publish(on, event(7200, of=reading(silent=True), entries=[]))
+        await eventually(lambda: alerts(after))
+        await publish(on, quiet(7201), quiet(7202))
+        await eventually(lambda: alerts(after)[-1]["endsAt"] <= rfc3339(clock.now_ns))
+
+    assert alerts(after)[0]["labels"] == alerts(after)[-1]["labels"] == alerts(before)[0]["labels"]
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_an_alertmanager_at_a_wrong_address_is_named_and_what_it_answers_is_no_delivery(
+    status: int,
+) -> None:
+    on, readiness = bus(), Readiness()
+    async with (
+        receiving(by_body=lambda _: Answer(status, "no")) as wrong,
+        running(sink(on, wrong, readiness=readiness, headers={"X-Scope-OrgID": "gpus"})),
+    ):
+        await publish(on, busy(0), busy(1))
+        await eventually(lambda: alerts(wrong))
+        await eventually(lambda: readiness.check(f"alerts.alertmanager {wrong.url}").has_failed)
+
+        assert f"{status} no" in readiness.check(f"alerts.alertmanager {wrong.url}").detail
+        assert committed(on, ALERTS.group, place_of(NODE)) is None
+        assert answers(wrong, "4xx") > 0
+        assert answers(wrong, "2xx") == answers(wrong, "none") == 0
+        assert wrong.received[0].headers["X-Scope-OrgID"] == "gpus"

@@ -297,6 +297,8 @@ def test_an_incident_is_an_alert_with_its_xid_and_its_first_known_pod() -> None:
         "xid": "79",
         "namespace": "research",
         "pod": "train-0",
+        "owner_kind": "StatefulSet",
+        "owner_name": "train",
     }
     assert sent["annotations"] == {
         "summary": (

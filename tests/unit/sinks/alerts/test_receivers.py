@@ -10,7 +10,9 @@ from typing_extensions import override
 from gpuledger.runtime import Check
 from gpuledger.runtime.http.client import open_http
 from sinks.alerts.active_alerts import ActiveAlerts, Now
+from sinks.alerts.posted_alert import AlertPosting
 from sinks.alerts.receivers import AlertmanagerClient, CheckedClient, Receivers
+from sinks.settings import AlertsSettings
 from tests.hanging import HANG_SECONDS
 from tests.unit.sinks.builders import SECOND_NS, START_NS, ManualClock
 
@@ -33,6 +35,7 @@ async def test_a_defect_in_sending_is_raised_and_not_waited_for() -> None:
             active=lambda: [alerts],
             check=Check(),
             clock=ManualClock(),
+            posting=AlertPosting(AlertsSettings(), resend_ns=60 * SECOND_NS),
             resend_ns=60 * SECOND_NS,
         )
         receivers.begin()

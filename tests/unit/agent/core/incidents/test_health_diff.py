@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.core.incidents import HealthChange, degradations, is_covered_by, merge
+from agent.core.incidents import HealthChange, changes_of_health, is_covered_by, merge
 from gpuledger.records import GpuHealth
 
 WELL = GpuHealth(recovery_action="none", remapped_rows_pending=False, remapped_rows_failed=False)
@@ -22,16 +22,18 @@ WELL = GpuHealth(recovery_action="none", remapped_rows_pending=False, remapped_r
             [("recovery_action", "RESTART_BM")],
         ),
         (GpuHealth(recovery_action="reset"), GpuHealth(recovery_action="reset"), []),
-        (GpuHealth(recovery_action="reset"), WELL, []),
+        (GpuHealth(recovery_action="reset"), WELL, [("recovery_action", "NONE")]),
+        (GpuHealth(remapped_rows_pending=True), WELL, [("row_remap_done", None)]),
+        (GpuHealth(remapped_rows_pending=True), GpuHealth(), []),
         (WELL, GpuHealth(remapped_rows_pending=True), [("row_remap_pending", None)]),
         (WELL, GpuHealth(remapped_rows_failed=True), [("row_remap_failed", None)]),
         (GpuHealth(remapped_rows_failed=True), GpuHealth(remapped_rows_failed=True), []),
     ],
 )
-def test_what_has_come_up_between_two_readings_is_covered(
+def test_what_has_come_up_or_ended_between_two_readings_is_covered(
     before: GpuHealth | None, now: GpuHealth, changes: list[tuple[str, str | None]]
 ) -> None:
-    assert degradations(before, now) == changes
+    assert changes_of_health(before, now) == changes
 
 
 def test_a_reading_that_says_nothing_takes_nothing_away() -> None:

@@ -1,0 +1,91 @@
+"""States of a GPU: which incidents tell that one begins, and what proves that it has ended.
+
+An event, such as an XID, is over when it is told. A state, such as a lost GPU, goes on until its
+end is told: by another incident, or by ticks in which the GPU answers. Pure.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gpuledger.records import GpuBooks, GpuEvent, Incident
+from gpuledger.xids import RECOVERY_ACTION_CHANGED
+
+LOST: Final = "gpu_lost"
+_UNAVAILABLE: Final = "gpu_unavailable"
+_REMAP: Final = "row_remap_pending"
+_ACTION: Final = "recovery_action"
+_BY_KIND: Final[Mapping[str, str]] = {
+    LOST: LOST,
+    _UNAVAILABLE: _UNAVAILABLE,
+    _REMAP: _REMAP,
+    "page_retirement_pending": _REMAP,
+    _ACTION: _ACTION,
+}
+_BY_XID: Final[Mapping[int, str]] = {63: _REMAP}
+"""XIDs that stand for a state: the agent reports none beside them."""
+_ENDED_BY: Final[Mapping[str, frozenset[str]]] = {
+    "gpu_recovered": frozenset({LOST, _UNAVAILABLE}),
+    "row_remap_done": frozenset({_REMAP}),
+    "driver_reloaded": frozenset({_UNAVAILABLE}),
+}
+_TELL_ENDS_ALONE: Final = frozenset({"gpu_recovered", "row_remap_done"})
+_NO_ACTION: Final = "NONE"
+_CATALOGUE_ACTION: Final = "XID_154"
+"""What the catalogue advises where the driver's line does not say what it asks for."""
+ANSWERS_NEEDED: Final = 2
+"""In so many ticks in a row the GPU answers before that is a proof."""
+
+
+@dataclass(slots=True)
+class State:
+    """A state that has begun, and how far its end is proven."""
+
+    kind: str
+    """As the incident that tells it is called."""
+    boot_id: str
+    """The boot in which it began."""
+    time_ns: int
+    """When it began, by the node's clock."""
+    answers: int = 0
+    """The ticks in a row that say it has ended."""
+
+    def is_ended_by(self, event: GpuEvent, books: GpuBooks) -> bool:
+        """Return whether this tick completes the proof that the state has ended.
+
+        A lost GPU that answers is not lost. The other states end with a boot: the GPU is reset.
+        """
+        is_later = event.time_ns - event.interval_ns >= self.time_ns
+        speaks = self.kind == LOST or event.boot_id != self.boot_id
+        self.answers = self.answers + 1 if is_later and speaks and not books.reading.silent else 0
+        return self.answers >= ANSWERS_NEEDED
+
+
+def recovery_action_of(incident: Incident) -> str | None:
+    """Return what the driver itself asks for; `None` where the incident is not about that."""
+    if incident.kind == _ACTION or incident.xid == RECOVERY_ACTION_CHANGED:
+        return None if incident.action == _CATALOGUE_ACTION else incident.action
+    return None
+
+
+def state_of(incident: Incident) -> State | None:
+    """Return the state that an incident tells the beginning of."""
+    kind = _BY_KIND.get(incident.kind)
+    action = recovery_action_of(incident)
+    if incident.kind == "xid" and incident.xid is not None:
+        kind = _ACTION if action is not None else _BY_XID.get(incident.xid)
+    if kind is None or action == _NO_ACTION:
+        return None
+    return State(kind, incident.boot_id, incident.time_ns)
+
+
+def ended_by(incident: Incident) -> frozenset[str]:
+    """Return the kinds of state that an incident tells the end of."""
+    if recovery_action_of(incident) == _NO_ACTION:
+        return frozenset({_ACTION})
+    return _ENDED_BY.get(incident.kind, frozenset())
+
+
+def tells_an_end_alone(incident: Incident) -> bool:
+    """Return whether an incident says nothing but that a state has ended: it is no alert."""
+    return recovery_action_of(incident) == _NO_ACTION or incident.kind in _TELL_ENDS_ALONE

@@ -1,0 +1,150 @@
+"""XIDs of one fault are one alert, by their root; and what an alert is called stays."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gpuledger.records import AttributedIncident, PodDescription, PodState, Severity
+from gpuledger.xids import find_xid
+from sinks.alerts.active_alerts import Now, record_taken, rfc3339
+from sinks.alerts.engine import RuleEvaluator
+from tests.unit.sinks.alerts.alerting import incident
+from tests.unit.sinks.builders import GPU, SECOND_NS, START_NS, event, pod
+
+HOLD_NS = 300 * SECOND_NS
+OTHER_POD = pod(uid="uid-other", name="other-0")
+UNNAMED = PodDescription(uid="uid-train", state=PodState.PENDING)
+
+
+def at(second: float) -> Now:
+    time_ns = START_NS + round(second * SECOND_NS)
+    return Now(time_ns=time_ns, monotonic_ns=time_ns)
+
+
+def xid(code: int, second: float = 0, *pods: PodDescription, **changes: Any) -> AttributedIncident:  # noqa: ANN401  # an incident's fields
+    one, known = incident(at(second).time_ns), find_xid(code)
+    values = {"xid": code, "category": known.category, "severity": known.severity} | changes
+    return AttributedIncident(incident=replace(one.incident, **values), pods=list(pods))
+
+
+class Watched:
+    """A partition's alerts, and what of them fires."""
+
+    def __init__(self) -> None:
+        self.of = RuleEvaluator(rules=())
+
+    def add(self, *incidents: AttributedIncident) -> None:
+        for one in incidents:
+            now = at((one.incident.time_ns - START_NS) / SECOND_NS)
+            self.of.add_incident(one, hold_ns=HOLD_NS, now=now)
+            record_taken(self.of.alerts, "http://am", now=now)
+
+    def firing(self, second: float) -> dict[str, str]:
+        """Return the other XIDs of each that fires, by its own."""
+        self.of.forget(now=at(second), silent_ns=HOLD_NS)
+        return {
+            dict(alert.labels)["xid"]: alert.annotations.get("other_xids", "")
+            for alert in self.of.alerts
+            if self.of.alerts.fires(alert.labels, now=at(second))
+        }
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+@pytest.mark.parametrize(
+    ("codes", "firing"),
+    [
+        ([62, 45, 154], {"62": "45, 154"}),
+        ([45, 62, 154], {"62": "45, 154"}),
+        ([154, 45, 62, 62], {"62": "154, 45"}),
+        ([45, 45, 45, 62], {"62": "45 (3 times)"}),
+        ([48, 171, 63], {"48": "171, 63"}),
+        ([63, 64], {"64": "63"}),
+        ([62, 79], {"79": "62"}),
+        ([79, 62], {"79": "62"}),
+        ([45, 13], {"13": "45"}),
+        ([62, 999], {"62": "999"}),
+        ([45], {"45": ""}),
+    ],
+)
+def test_xids_of_one_fault_are_one_alert_of_the_worst_of_them(
+    watched: Watched, codes: list[int], firing: dict[str, str]
+) -> None:
+    watched.add(*(xid(code, second, pod()) for second, code in enumerate(codes)))
+    assert watched.firing(len(codes)) == firing
+
+
+def test_a_worse_xid_is_told_anew_and_the_alert_of_the_lesser_one_ends(watched: Watched) -> None:
+    watched.add(xid(63), xid(79, 10))
+    lesser, worse = watched.of.alerts
+    posted = lesser.as_json(now=at(20), resend_ns=SECOND_NS)
+    lesser.taken_ns.clear()
+    lesser.hold_until_taken(at(20))
+    assert lesser.as_json(now=at(20), resend_ns=SECOND_NS) == posted
+    assert posted["endsAt"] == rfc3339(at(10).time_ns)
+    assert (dict(worse.labels)["xid"], worse.annotations["other_xids"]) == ("79", "63")
+
+
+def test_an_xid_that_is_critical_is_the_root_whatever_its_class(watched: Watched) -> None:
+    watched.add(xid(13), xid(154, 1, severity=Severity.CRITICAL, action="RESET_GPU"))
+    assert watched.firing(2) == {"154": "13"}
+
+
+@pytest.mark.parametrize(
+    ("pause_seconds", "firing"), [(180, {"62": "46"}), (181, {"62": "", "46": ""})]
+)
+def test_a_burst_is_over_after_three_minutes_without_an_xid(
+    watched: Watched, pause_seconds: int, firing: dict[str, str]
+) -> None:
+    watched.add(xid(62), xid(46, pause_seconds))
+    assert watched.firing(pause_seconds + 1) == firing
+
+
+def test_gpus_have_bursts_of_their_own(watched: Watched) -> None:
+    watched.add(xid(62), xid(46, gpu_uuid=f"{GPU}-other"))
+    assert watched.firing(1) == {"62": "", "46": ""}
+
+
+def test_what_concerns_the_owners_of_two_pods_are_two_alerts(watched: Watched) -> None:
+    watched.add(xid(13, 0, pod()), xid(31, 1, OTHER_POD), xid(62, 2, pod()))
+    assert watched.firing(3) == {"13": "", "31": "", "62": ""}
+
+
+def test_what_the_driver_asks_for_counts_more_than_the_catalogue(watched: Watched) -> None:
+    watched.add(xid(62, action="RESET_GPU"), xid(154, 1, action="RESTART_BM"))
+    (alert,) = watched.of.alerts
+    assert alert.annotations["action"] == "RESTART_BM"
+
+
+@pytest.mark.parametrize("kind", ["xid", "ecc_uncorrected", "gpu_lost"])
+def test_an_alert_is_the_same_one_when_the_pods_name_comes_later(
+    watched: Watched, kind: str
+) -> None:
+    watched.add(xid(79, 0, UNNAMED, kind=kind), xid(79, 10, pod(), kind=kind))
+    (alert,) = watched.of.alerts
+    assert "pod" not in dict(alert.labels)
+    assert alert.annotations["pods"] == "research/train-0"
+
+
+def test_a_name_that_comes_with_a_tick_is_in_the_words(watched: Watched) -> None:
+    watched.add(xid(79, 0, UNNAMED))
+    (before,) = [alert.labels for alert in watched.of.alerts]
+    watched.of.evaluate(event(1, pods=[pod()]), now=at(1))
+    (alert,) = watched.of.alerts
+    assert (alert.labels, alert.annotations["pods"]) == (before, "research/train-0")
+
+
+def test_an_equal_event_of_another_pod_is_another_alert(watched: Watched) -> None:
+    event_of = {"kind": "ecc_uncorrected", "xid": None}
+    watched.add(xid(79, 0, pod(), **event_of), xid(79, 1, OTHER_POD, **event_of))
+    assert {dict(alert.labels)["pod"] for alert in watched.of.alerts} == {"train-0", "other-0"}
+
+
+def test_a_burst_names_a_bounded_number_of_xids(watched: Watched) -> None:
+    watched.add(*(xid(1000 + number, number / 10) for number in range(500)))
+    (others,) = watched.firing(60).values()
+    assert others.count(",") == 30

@@ -1,0 +1,129 @@
+"""What alerts carry for those who route them and those who are called."""
+
+import re
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gpuledger.records import DeviceAllocation, NamespaceDescription, PodDescription, PodState
+from sinks.alerts.active_alerts import ActiveAlerts, Now
+from sinks.alerts.posted_alert import AlertPosting
+from sinks.alerts.rules import IncidentWords
+from sinks.settings import AlertsSettings
+from tests.unit.sinks.alerts.alerting import incident
+from tests.unit.sinks.builders import GPU, SECOND_NS, START_NS, event, holder, pod
+
+NOW = Now(time_ns=START_NS, monotonic_ns=START_NS)
+
+
+def posted(labels: dict[str, str], **settings: Any) -> dict[str, Any]:  # noqa: ANN401  # as AlertsSettings takes them
+    alerts = ActiveAlerts()
+    alerts.hold(labels, {"summary": "words"}, at_ns=START_NS, hold_ns=SECOND_NS, now=NOW)
+    (alert,) = alerts
+    return AlertPosting(AlertsSettings(**settings), resend_ns=SECOND_NS).as_json(alert, now=NOW)
+
+
+def test_external_labels_are_on_every_alert_and_replace_none_of_its_own() -> None:
+    labels = {"alertname": "GpuIncident", "node": "node-a"}
+    assert posted(labels, external_labels={"region": "eu"})["labels"] == {"region": "eu", **labels}
+
+
+def test_an_alert_says_where_to_read_on_and_where_it_comes_from() -> None:
+    alert = posted(
+        {"alertname": "GpuIncident", "kind": "xid", "xid": "79", "node": "a/b?c"},
+        runbook_url="https://wiki/{alertname}/{kind}{xid}{category}",
+        generator_url="https://grafana/d/gpu?var-node={node}",
+    )
+    assert alert["annotations"]["runbook_url"] == "https://wiki/GpuIncident/xid79"
+    assert alert["generatorURL"] == "https://grafana/d/gpu?var-node=a%2Fb%3Fc"
+
+
+def test_an_alert_has_no_address_where_none_is_set() -> None:
+    alert = posted({"alertname": "GpuIncident"})
+    assert "generatorURL" not in alert
+    assert "runbook_url" not in alert["annotations"]
+
+
+def test_an_alert_names_whom_it_is_routed_to() -> None:
+    words = IncidentWords(
+        AlertsSettings(pod_labels=["team", "app.kubernetes.io/name"], namespace_labels=["cost"])
+    )
+    labels = {"cost": "42", "other": "x"}
+    words.see(event(namespaces=[NamespaceDescription(name="research", labels=labels)]))
+    given = DeviceAllocation(
+        gpu_uuid=GPU,
+        device_id=GPU,
+        resource_name="nvidia.com/gpu",
+        namespace="research",
+        pod="train-0",
+        container="trainer",
+    )
+    one = incident(START_NS)
+    owned = pod(labels={"team": "vision", "app.kubernetes.io/name": "train", "secret": "x"})
+    attributed = replace(
+        one,
+        incident=replace(one.incident, allocations=[given]),
+        pods=[PodDescription(uid="u", state=PodState.PENDING), owned, holder()],
+        allocation_pods=[1],
+    )
+
+    named = words.labels_of(attributed)
+    routed = {
+        "namespace": "research",
+        "pod": "train-0",
+        "container": "trainer",
+        "owner_kind": "StatefulSet",
+        "owner_name": "train",
+        "label_team": "vision",
+        "label_app_kubernetes_io_name": "train",
+        "namespace_label_cost": "42",
+    }
+    assert named == named | routed
+    assert "x" not in named.values()
+
+
+def test_an_incident_of_several_containers_names_none() -> None:
+    one = incident(START_NS)
+    given = [
+        DeviceAllocation(
+            gpu_uuid=GPU,
+            device_id=GPU,
+            resource_name="nvidia.com/gpu",
+            namespace="research",
+            pod="train-0",
+            container=name,
+        )
+        for name in ("trainer", "sidecar")
+    ]
+    attributed = replace(
+        one,
+        incident=replace(one.incident, allocations=given),
+        pods=[pod()],
+        allocation_pods=[0, 0],
+    )
+    assert IncidentWords().labels_of(attributed)["container"] == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"external_labels": {"cluster": "a"}}, "external_labels: cluster is the"),
+        ({"external_labels": {"severity": "a"}}, "external_labels: severity is the alerts' own"),
+        ({"external_labels": {"label_team": "a"}}, "external_labels: label_team is the alerts'"),
+        ({"external_labels": {"a-b": "a"}}, "external_labels: 'a-b' is no name"),
+        ({"external_labels": {"region": ""}}, "external_labels: region has no value"),
+        ({"headers": {"Content-Type": "a"}}, "headers: Content-Type is the sender's own"),
+        ({"headers": {"X-Org": "a\r\nb"}}, "headers: the value of X-Org has a control character"),
+        ({"pod_labels": ["a.b", "a/b"]}, "pod_labels: a.b and a/b are the same label"),
+        ({"namespace_labels": [""]}, "namespace_labels: a label without a name"),
+        ({"runbook_url": "https://wiki/{pod}"}, "runbook_url: there is no {pod}; there are"),
+        ({"runbook_url": "https://wiki/{"}, "runbook_url: "),
+        ({"generator_url": "wiki"}, "generator_url: "),
+    ],
+)
+def test_what_no_alert_can_carry_is_refused_with_its_setting(
+    settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        AlertsSettings(**settings)

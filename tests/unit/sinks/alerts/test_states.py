@@ -1,0 +1,196 @@
+"""Alerts of states stand until their end is told or proven; those of events for their hold."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gpuledger.records import AttributedIncident, Severity
+from sinks.alerts.active_alerts import Now, record_taken
+from sinks.alerts.engine import RuleEvaluator
+from sinks.alerts.slots import AlertSlots
+from tests.unit.sinks.alerts.alerting import incident
+from tests.unit.sinks.builders import SECOND_NS, START_NS, event, reading
+
+HOLD_NS = 300 * SECOND_NS
+DAY_SECONDS = 86_400
+AM = "http://am"
+
+
+def at(second: float) -> Now:
+    time_ns = START_NS + round(second * SECOND_NS)
+    return Now(time_ns=time_ns, monotonic_ns=time_ns)
+
+
+def told(kind: str, second: float = 0, **changes: Any) -> AttributedIncident:  # noqa: ANN401  # an incident's fields
+    one = incident(at(second).time_ns)
+    values: dict[str, Any] = {"kind": kind, "xid": None, **changes}
+    return replace(one, incident=replace(one.incident, **values))
+
+
+REPORTS: dict[str, AttributedIncident] = {
+    "lost": told("gpu_lost"),
+    "unavailable": told("gpu_unavailable"),
+    "remap": told("row_remap_pending"),
+    "retirement": told("page_retirement_pending"),
+    "xid 63": told("xid", xid=63, category="maintenance"),
+    "action": told("recovery_action", action="RESET_GPU"),
+    "xid 154": told("xid", xid=154, category="context", action="RESET_GPU"),
+}
+NO_ACTION: dict[str, Any] = {"action": "NONE", "severity": Severity.INFO}
+
+
+class Watched:
+    """A partition's alerts, each of which an Alertmanager has taken."""
+
+    def __init__(self) -> None:
+        self.of = RuleEvaluator(rules=(), slots=AlertSlots())
+
+    def add(self, attributed: AttributedIncident, second: float = 0) -> None:
+        self.of.add_incident(attributed, hold_ns=HOLD_NS, now=at(second))
+        self.take(second)
+
+    def take(self, second: float) -> None:
+        record_taken(self.of.alerts, AM, now=at(second))
+
+    def tick(self, second: int, *, boot: str = "boot-1", silent: bool | None = None) -> None:
+        change: dict[str, Any] = {"silent": True} if silent else {}
+        ticked = event(second, of=reading(**change), entries=[], boot_id=boot)
+        self.of.evaluate(ticked, now=at(second))
+
+    def firing(self, second: float) -> list[str]:
+        self.of.forget(now=at(second), silent_ns=600 * SECOND_NS)
+        return [
+            dict(alert.labels)["kind"]
+            for alert in self.of.alerts
+            if self.of.alerts.fires(alert.labels, now=at(second))
+        ]
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_a_state_outlives_the_hold(watched: Watched, report: str) -> None:
+    watched.add(REPORTS[report])
+    assert len(watched.firing(DAY_SECONDS - 1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("report", "end"),
+    [
+        ("lost", told("gpu_recovered")),
+        ("unavailable", told("gpu_recovered")),
+        ("remap", told("row_remap_done")),
+        ("retirement", told("row_remap_done")),
+        ("xid 63", told("row_remap_done")),
+        ("action", told("recovery_action", **NO_ACTION)),
+        ("action", told("xid", xid=154, category="context", **NO_ACTION)),
+        ("xid 154", told("recovery_action", **NO_ACTION)),
+    ],
+)
+def test_a_state_ends_when_its_end_is_told(
+    watched: Watched, report: str, end: AttributedIncident
+) -> None:
+    watched.add(REPORTS[report])
+    watched.add(end, 1000)
+    assert watched.firing(1000) == []
+
+
+@pytest.mark.parametrize("end", ["gpu_recovered", "row_remap_done", "driver_unbound", "xid"])
+def test_the_end_of_one_state_ends_no_other(watched: Watched, end: str) -> None:
+    watched.add(REPORTS["action"])
+    watched.add(told(end), 1000)
+    assert "recovery_action" in watched.firing(1001)
+
+
+@pytest.mark.parametrize(
+    ("report", "boot", "fires"),
+    [
+        ("lost", "boot-1", False),
+        ("lost", "boot-2", False),
+        ("unavailable", "boot-1", True),
+        ("unavailable", "boot-2", False),
+        ("remap", "boot-1", True),
+        ("remap", "boot-2", False),
+        ("action", "boot-1", True),
+        ("action", "boot-2", False),
+    ],
+)
+def test_ticks_in_which_the_gpu_answers_end_what_they_disprove(
+    watched: Watched, report: str, boot: str, *, fires: bool
+) -> None:
+    watched.add(REPORTS[report])
+    watched.tick(1000, boot=boot)
+    assert len(watched.firing(1000)) == 1  # one answer is no proof
+    watched.tick(1001, boot=boot)
+    assert bool(watched.firing(1001)) is fires
+
+
+def test_a_gpu_that_is_silent_or_answered_before_it_was_lost_is_still_lost(
+    watched: Watched,
+) -> None:
+    watched.add(told("gpu_lost", 10))
+    for second in range(5, 10):
+        watched.tick(second)
+    for second in range(1000, 1010):
+        watched.tick(second, silent=second % 2 == 0)
+    assert watched.firing(1010) == ["gpu_lost"]
+
+
+def test_an_end_that_comes_within_the_hold_ends_the_alert_with_the_hold(watched: Watched) -> None:
+    """Alertmanager would else notify nobody of a GPU that was lost for a moment."""
+    watched.add(REPORTS["lost"])
+    watched.add(told("gpu_recovered", 10), 10)
+    assert watched.firing(299) == ["gpu_lost"]
+    assert watched.firing(301) == []
+
+
+def test_a_state_of_a_gpu_that_no_tick_names_is_no_longer_sent_after_a_day(
+    watched: Watched,
+) -> None:
+    watched.add(REPORTS["lost"])
+    watched.tick(DAY_SECONDS // 2, silent=True)
+    assert watched.firing(DAY_SECONDS + 1) == ["gpu_lost"]
+    assert watched.firing(2 * DAY_SECONDS) == []
+
+
+@pytest.mark.parametrize(
+    ("silent", "second_tick", "fires"), [(True, True, True), (False, False, False)]
+)
+def test_a_state_that_is_read_back_is_sent_once_a_tick_says_that_it_is_so(
+    watched: Watched, *, silent: bool, second_tick: bool, fires: bool
+) -> None:
+    assert watched.of.restore_incident(REPORTS["lost"], now=at(1000))
+    assert watched.firing(1000) == []
+    watched.tick(1000, silent=silent)
+    watched.tick(1001, silent=second_tick)
+    assert bool(watched.firing(1001)) is fires
+
+
+def test_a_state_that_is_read_back_is_sent_after_a_while_where_no_tick_speaks_of_it(
+    watched: Watched,
+) -> None:
+    watched.of.restore_incident(REPORTS["lost"], now=at(1000))
+    assert watched.firing(1119) == []
+    assert watched.firing(1121) == ["gpu_lost"]
+
+
+def test_what_has_ended_or_is_no_state_is_not_read_back(watched: Watched) -> None:
+    for one in (REPORTS["lost"], told("gpu_recovered"), told("xid", xid=79), told("poison_fatal")):
+        watched.of.restore_incident(one, now=at(1000))
+    watched.firing(1200)
+    watched.tick(1201, silent=True)
+    assert watched.firing(1202) == []
+
+
+def test_a_state_that_is_read_back_has_the_identity_that_it_had(watched: Watched) -> None:
+    watched.add(REPORTS["lost"])
+    (before,) = watched.of.alerts
+    again = Watched()
+    again.of.restore_incident(REPORTS["lost"], now=at(1000))
+    again.tick(1000, silent=True)
+    (now,) = again.of.alerts
+    assert (now.labels, now.starts_ns) == (before.labels, before.starts_ns)
