@@ -174,7 +174,7 @@ _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LABEL_NAME: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
-def refuse_unusable_labels(labels: dict[str, str], dcgm: DcgmSeries | None) -> None:
+def refuse_unusable_labels(labels: dict[str, str], dcgm: DcgmSeries | None = None) -> None:
     """Raise ValueError for a label that no series can have beside its own."""
     families = dcgm.families if dcgm else ()
     taken = OWN_LABELS.union(*(family.labels for family in families))
