@@ -258,7 +258,8 @@ NAMESPACE_INFO: Final = Family(
     is_description=True,
 )
 NODE_INFO: Final = Family(
-    labels=("node_pool", "instance_type", "zone", "region", "capacity_type"),
+    # `region` and `zone` are what installations give their series as external labels.
+    labels=("node_pool", "node_instance_type", "node_zone", "node_region", "node_capacity_type"),
     metrics=(
         FamilyMetric(
             # `gpuledger_node_info` is the node's page's.
@@ -293,10 +294,10 @@ LABEL_ATTRIBUTES: Final = ATTRIBUTES | {
     "method": ("gpuledger.method", Attribute.POINT),
     "resource": ("gpuledger.requested.resource", Attribute.POINT),
     "node_pool": ("gpuledger.node.pool", Attribute.RESOURCE),
-    "instance_type": ("host.type", Attribute.RESOURCE),
-    "zone": ("cloud.availability_zone", Attribute.RESOURCE),
-    "region": ("cloud.region", Attribute.RESOURCE),
-    "capacity_type": ("gpuledger.node.capacity_type", Attribute.RESOURCE),
+    "node_instance_type": ("host.type", Attribute.RESOURCE),
+    "node_zone": ("cloud.availability_zone", Attribute.RESOURCE),
+    "node_region": ("cloud.region", Attribute.RESOURCE),
+    "node_capacity_type": ("gpuledger.node.capacity_type", Attribute.RESOURCE),
 }
 """What OpenTelemetry calls each label, and of what it is an attribute: most are columns of the flat
 row."""

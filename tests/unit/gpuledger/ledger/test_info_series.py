@@ -201,7 +201,7 @@ def test_a_node_is_told_of_where_something_is_known_of_it() -> None:
 
     assert of(NODE_INFO, values_of(event())) == []
     assert of(NODE_INFO, made.values_of(event(node_description=said))) == [
-        ({"node_pool": "a100", "region": "eu-west-1", "label_rack": "r7"}, (1.0,))
+        ({"node_pool": "a100", "node_region": "eu-west-1", "label_rack": "r7"}, (1.0,))
     ]
 
 
