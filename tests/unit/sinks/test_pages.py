@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,11 +27,12 @@ from gpuledger.store.query import DERIVED_COLUMNS, entries_sql
 from gpuledger.store.schema import ENTRIES, GAPS, PODS, StoreColumn
 from sinks import otlp_names as naming
 from sinks.remote_write.active_series import ActiveSeries
+from sinks.remote_write.node_intervals import NodeIntervals, TickValues
 from sinks.rows import encoded_rows_of
 from sinks.store.table import EntriesTable, GapsTable
 from tests.default_topics import ROWS
 from tests.unit.sinks.builders import SECOND_NS, START_NS, books, entry, event, holder, pod, reading
-from tests.unit.sinks.remote_write.interval_samples import samples_of
+from tests.unit.sinks.remote_write.interval_samples import RECORD
 from tests.unit.sinks.store.storing import AT, STREAM, a_row, fill
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -130,9 +132,10 @@ def test_the_page_lists_the_series_of_health() -> None:
     assert table("remote-write.md", "health") == list(health_series()), as_markdown(health_series())
 
 
-@pytest.mark.parametrize(("read", "samples"), [(READ, 236), ((*READ, *OF_THE_CHIP), 290)])
+@pytest.mark.parametrize("interval_seconds", [0, 15])
+@pytest.mark.parametrize("read", [READ, (*READ, *OF_THE_CHIP)], ids=["plain", "chip"])
 def test_the_page_says_how_many_samples_a_node_of_8_gpus_with_10_containers_has(
-    read: Sequence[str], samples: int
+    read: Sequence[str], interval_seconds: int
 ) -> None:
     asked = {"trainer": ContainerRequest(resources={"nvidia.com/gpu": 1})}
     pods = [pod(uid=f"uid-{number}", requested=asked) for number in range(10)]
@@ -152,9 +155,15 @@ def test_the_page_says_how_many_samples_a_node_of_8_gpus_with_10_containers_has(
         containers=[EventContainer(pod=number, name="trainer") for number in range(10)],
         node_description=NodeDescription(pool="h100"),
     )
+    node = NodeIntervals(
+        "default/node", values=TickValues(), interval_ns=interval_seconds * SECOND_NS
+    )
+    (sent,) = [*node.add(one, RECORD, is_past=False), *node.close()]
+    # Its counters have begun before.
+    samples = ActiveSeries().encode(dataclasses.replace(sent, begun={})).samples
 
-    assert ActiveSeries().encode(samples_of(one)).samples == samples
-    assert f"{samples}" in (DOCS / "remote-write.md").read_text().partition("## Cost")[2]
+    page = (DOCS / "remote-write.md").read_text().partition("## Cost")[2]
+    assert f"| {samples} |" in page
 
 
 def test_the_page_lists_the_columns_of_the_table() -> None:
