@@ -36,6 +36,10 @@ _LOGINS: Final = frozenset(
         HTTPStatus.PROXY_AUTHENTICATION_REQUIRED,
     }
 )
+_PASSING: Final = frozenset(
+    {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
+)
+_CLIENT_ERRORS: Final = HTTPStatus.BAD_REQUEST // 100
 _TOKEN: Final = re.compile(r"[!-~]+")
 """What a header may carry of a token: nothing blank, nothing beyond ASCII."""
 
@@ -169,8 +173,11 @@ def explain(answer: HttpAnswer, *, url: str, setting: str) -> str:
     section = setting.partition(".")[0]
     if answer.status in _LOGINS:
         return f"{shown}: look at the login ({section}.username and .password, or .bearer_token)"
-    # 429 and 5xx pass by themselves: they say nothing of the settings.
-    is_of_settings = answer.status // 100 in {3, 4}
-    if is_of_settings and answer.status != HTTPStatus.TOO_MANY_REQUESTS:
+    if answer.status // 100 == HTTPStatus.MULTIPLE_CHOICES // 100:
+        # Followed by nobody: a login must not go where somebody else's answer leads.
+        leads_to = answer.leads_to or "nowhere"
+        return f"{shown}: it leads to {leads_to}: set {setting} to the receiver's own address"
+    # These and 5xx pass by themselves: they say nothing of the settings.
+    if answer.status // 100 == _CLIENT_ERRORS and answer.status not in _PASSING:
         return f"{shown}: look at {setting}: its scheme, host, port and path"
     return shown

@@ -255,7 +255,13 @@ def require_http_url(url: str) -> None:
             f"{shown} has a port or host that is none; in a user or password write"
             " / as %2F, # as %23, ? as %3F, @ as %40, and in a list , as %2C"
         ) from None
-    if not has_host or re.search(r"[\s\x00-\x1f]", parts.netloc):
+    # Of all of it: the parser leaves line breaks and tabs out before it looks at the host.
+    if not has_host or re.search(r"[\s\x00-\x1f\x7f]", url):
         raise ValueError(
             f"{shown} names no host, or has a blank in it: expected one such as http://host:9090/path"
         )
+    # A colon without digits behind it is no port to the parser either.
+    if parts.port == 0 or parts.netloc.endswith(":"):
+        raise ValueError(f"{shown} has a port that is none: write one, or leave the colon out")
+    if parts.fragment:
+        raise ValueError(f"{shown} has a # in it, behind which nothing is sent: write it as %23")

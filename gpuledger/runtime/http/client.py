@@ -59,6 +59,8 @@ class HttpAnswer:
 
     has_type: bool = True
     """Whether the server said what the body is."""
+    leads_to: str = ""
+    """Where a redirect leads, without its query; empty where that is not said."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """All headers of it, by names in any case; a server's, so never shown as they are."""
 
@@ -127,6 +129,7 @@ async def read_answer(response: aiohttp.ClientResponse, *, sent: BasicCredential
         content_type=response.content_type,
         has_type="Content-Type" in response.headers,
         headers=response.headers,
+        leads_to=shown_url(readable(sent.mask(response.headers.get("Location", "")))),
         text=readable(sent.mask(body[:_LOOKED_AT_BYTES].decode(errors="replace"))),
         retry_after_seconds=retry_after_seconds(header, now=datetime.now(tz=UTC)),
     )

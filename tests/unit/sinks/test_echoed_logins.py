@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+from collections.abc import Callable
 
 import pytest
 from structlog.testing import capture_logs
@@ -47,12 +48,19 @@ def refusing(quoted: str) -> Answer:
     return Answer(401, f"invalid credentials: {quoted}")
 
 
+def leading_to(quoted: str) -> Answer:
+    return Answer(307, "invalid credentials", {"Location": f"https://sso/{quoted}"})
+
+
+@pytest.mark.parametrize("answer", [refusing, leading_to])
 @pytest.mark.parametrize("login", LOGINS)
-async def test_remote_write_shows_no_login_that_its_receiver_quotes(login: str) -> None:
+async def test_remote_write_shows_no_login_that_its_receiver_quotes(
+    login: str, answer: Callable[[str], Answer]
+) -> None:
     given, quoted = LOGINS[login]
     on, readiness = bus(), Readiness()
     await publish(on, event(0))
-    async with receiving(by_body=lambda _: refusing(quoted)) as receiver:
+    async with receiving(by_body=lambda _: answer(quoted)) as receiver:
         settings = RemoteWriteSettings(url=f"{receiver.url}/write", interval_seconds=0, **given)  # type: ignore[arg-type]  # settings' own names
         work = run_sink(
             REMOTE_WRITE, bus=on, settings=settings, readiness=readiness, clock=ManualClock()

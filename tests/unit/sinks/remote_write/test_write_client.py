@@ -90,7 +90,7 @@ async def test_any_2xx_is_taken_whatever_it_says(status: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "status", [429, 500, 503, 302, 401, 403, 404, 405, 407, 408, 410, 415, 421, 426, 451]
+    "status", [429, 500, 503, 302, 401, 403, 404, 405, 407, 408, 410, 415, 421, 425, 426, 451]
 )
 async def test_what_does_not_refuse_the_samples_themselves_is_to_be_tried_again(
     status: int,
@@ -100,6 +100,23 @@ async def test_what_does_not_refuse_the_samples_themselves_is_to_be_tried_again(
             await write(receiver.url)
 
     assert caught.value.retry_after_seconds == 7
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Answer(302, "", {"Location": "https://usr:pw@sso/in?t=1"}), "it leads to https://sso/in:"),
+        (Answer(308), "it leads to nowhere: set remote_write.url"),
+        (Answer(408), "408$"),
+        (Answer(425), "425$"),
+        (Answer(404), "look at remote_write.url: its scheme"),
+    ],
+)
+async def test_what_is_answered_says_where_to_look(answer: Answer, said: str) -> None:
+    """What passes by itself says nothing of the settings; a redirect names where it leads."""
+    async with receiving(answer) as receiver:
+        with pytest.raises(ReceiverUnavailableError, match=said):
+            await write(receiver.url)
 
 
 @pytest.mark.parametrize("status", [400, 409, 413, 422])
