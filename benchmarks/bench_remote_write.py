@@ -1,29 +1,53 @@
-"""Remote-write encoding in samples per second and core, against protobuf in the same run."""
+"""Remote-write in samples per second and core: encoding against protobuf, sending against vmagent.
 
+Sending is from Kafka to a receiver that is 20 ms away, each tick by itself (`interval_seconds: 0`),
+by the sink's own process: its CPU time for what it has sent, from JSON to the wire. `live` are
+nodes that tick each second; `backlog` is what waits when it begins. vmagent relays the same
+samples.
+"""
+
+import asyncio
+import re
+import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import cramjam
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from benchmarks.events import booked
 from benchmarks.figure import Figure
+from benchmarks.parts import run_kafka
+from benchmarks.processes import cpu_seconds
+from benchmarks.remote_write_load import NODES, publish, run_receiver, run_vmagent
+from gpuledger.bus.administration import create_topics
 from gpuledger.bus.protocol import Record
 from gpuledger.clock import NS_PER_MS
+from gpuledger.errors import UnavailableError
 from gpuledger.keys import node_key
 from gpuledger.ledger.series import values_of
 from gpuledger.records import GpuEvent
+from gpuledger.settings import KafkaSettings
 from sinks.remote_write.active_series import ActiveSeries
 from sinks.remote_write.node_intervals import IntervalSamples
 from sinks.remote_write.wire import TimedSamples, Version, encode_request
+from tests.real.end_to_end.deployables import Deployable
 
 NAME = "remote_write"
 _TICKS: Final = 300
 _RECORD: Final = Record("events", 0, 0, 0, None, None)
 _TICKS_PER_REQUEST: Final = 10  # some 2000 samples, `samples_per_request`
 _RUNS: Final = 3
+_BACKLOG_TICKS: Final = 120
+_WARM_SECONDS: Final = 5
+_LIVE_SECONDS: Final = 20
+_FLUSH_SECONDS: Final = 3.0
+_DEADLINE_SECONDS: Final = 300.0
+_SENT: Final = re.compile(r'gpuledger_sink_sent_total\{sink="remote_write"\} (\S+)')
 
 
 def run() -> Iterator[Figure]:
@@ -44,9 +68,125 @@ def run() -> Iterator[Figure]:
             value=samples / _best(partial(_encode, events, Version.V2, compress=compress)),
             unit="samples/s/core",
         )
+    yield from _measure_sending()
     for name, version in (("request", Version.V1), ("request_2_0", Version.V2)):
         size = _encode(events, version, compress=True) / samples
         yield Figure(name=f"{NAME}.{name}", value=size, unit="bytes/sample")
+
+
+def _measure_sending() -> Iterator[Figure]:
+    """Yield the rates of the sink as a process, beside vmagent's."""
+    with run_receiver() as receiver, tempfile.TemporaryDirectory(prefix="gpuledger-bench-") as name:
+        folder = Path(name)
+        relayed = _relay(receiver, folder)
+        with run_kafka() as kafka:
+            settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+            asyncio.run(create_topics(settings))
+            for mode, rate in (
+                # First: its sink would begin with the backlog.
+                ("live", _send_live(settings, receiver, folder)),
+                ("backlog", _send_backlog(settings, receiver, folder)),
+            ):
+                yield Figure(
+                    name=f"remote_write_{mode}_samples_per_core_second",
+                    value=rate,
+                    unit="samples/s/core",
+                    reference=relayed,
+                )
+
+
+def _sink(settings: KafkaSettings, receiver: str, folder: Path, group: str) -> Deployable:
+    return Deployable(
+        name=group,
+        command=["gpuledger-sink", "remote_write"],
+        folder=folder / group,
+        environment={
+            "KAFKA__BOOTSTRAP_SERVERS": settings.bootstrap_servers,
+            "REMOTE_WRITE__URL": receiver,
+            "REMOTE_WRITE__INTERVAL_SECONDS": "0",
+            # The backlog is of the next two minutes.
+            "REMOTE_WRITE__MAX_FUTURE_SECONDS": "3600",
+            "GROUP": group,
+        },
+    )
+
+
+class _Progress(NamedTuple):
+    samples: float
+    cpu_seconds: float
+
+    @classmethod
+    def of(cls, sink: Deployable) -> "_Progress":
+        found = _SENT.search(sink.metrics())
+        return cls(float(found[1]) if found else 0.0, cpu_seconds(sink.pid))
+
+    def rate_to(self, end: "_Progress") -> float:
+        return (end.samples - self.samples) / (end.cpu_seconds - self.cpu_seconds)
+
+
+def _send_backlog(settings: KafkaSettings, receiver: str, folder: Path) -> float:
+    """Return samples a second and core of what waited when the sink began."""
+    first = _WARM_SECONDS + _LIVE_SECONDS
+    ticks = range(first, first + _BACKLOG_TICKS)
+    asyncio.run(publish(settings, ticks, start_ns=time.time_ns()))
+    sink = _sink(settings, receiver, folder, "bench-backlog")
+    sink.start()
+    try:
+        sink.wait_until_ready()
+        begun = _Progress.of(sink)
+        last = begun
+        deadline = time.monotonic() + _DEADLINE_SECONDS
+        # It is done once nothing more is sent.
+        while (now := _Progress.of(sink)).samples > last.samples or not last.samples:
+            if time.monotonic() > deadline:
+                raise UnavailableError(f"the backlog is not sent: {sink.log_tail()}")
+            last = now
+            time.sleep(1.0)
+        return begun.rate_to(last)
+    finally:
+        sink.stop()
+
+
+def _send_live(settings: KafkaSettings, receiver: str, folder: Path) -> float:
+    """Return samples a second and core while nodes tick each second."""
+    sink = _sink(settings, receiver, folder, "bench-live")
+    sink.start()
+    try:
+        sink.wait_until_ready()
+        start_ns = time.time_ns()
+
+        async def tick_for(first: int, seconds: int) -> None:
+            for tick in range(first, first + seconds):
+                await publish(settings, [tick], start_ns=start_ns)
+                await asyncio.sleep(1.0)
+
+        asyncio.run(tick_for(0, _WARM_SECONDS))
+        begun = _Progress.of(sink)
+        asyncio.run(tick_for(_WARM_SECONDS, _LIVE_SECONDS))
+        return begun.rate_to(_Progress.of(sink))
+    finally:
+        sink.stop()
+
+
+def _relay(receiver: str, folder: Path) -> float:
+    """Return samples a second and core of vmagent, sent the same ticks."""
+    series = {node: ActiveSeries() for node in NODES}
+    start_ns = time.time_ns()
+    with run_vmagent(receiver, folder) as (address, pid):
+        samples, begun = 0, 0.0
+        for tick in range(_WARM_SECONDS + _LIVE_SECONDS):
+            if tick == _WARM_SECONDS:
+                samples, begun = 0, cpu_seconds(pid)
+            for node in NODES:
+                event = booked(tick, node=node, start_ns=start_ns)
+                encoded = series[node].encode(_samples_of(event))
+                samples += encoded.samples
+                body = bytes(cramjam.snappy.compress_raw(encoded.encode(Version.V1)))
+                request = urllib.request.Request(f"{address}/api/v1/write", data=body)  # noqa: S310  # our own
+                with urllib.request.urlopen(request) as answer:  # noqa: S310
+                    answer.read()
+        time.sleep(_FLUSH_SECONDS)
+        return samples / (cpu_seconds(pid) - begun)
 
 
 def _best(work: Callable[[], object]) -> float:

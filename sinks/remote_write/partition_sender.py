@@ -15,17 +15,12 @@ of them are put aside (`partial`), and their nodes travel apart.
 **Repetitions.** What lay in the partition when it was assigned may have been delivered before, and
 not been committed. A strict receiver refuses that as out of order. So a node's ticks that are
 refused so before its first one that is taken are repetitions, which are counted, and no losses.
-
-**Poison.** A receiver may answer one request with 5xx for ever, which is to be tried again for
-ever. Where it takes others meanwhile, that ends: such a request is divided, and what is left of it
-goes aside with the receiver's words (`Writer`).
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count
 from typing import Final
 
 import structlog
@@ -36,10 +31,10 @@ from gpuledger.errors import BusError, FencedError
 from gpuledger.keys import node_key
 from gpuledger.recent import Budget, Recent
 from gpuledger.records import NodeCounters, NodeReadings
-from gpuledger.runtime import Check, RetryingCaller
+from gpuledger.runtime import Check
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.tasks import end_tasks
-from sinks.errors import PartialWriteError, ReceiverUnavailableError, RejectedError
+from sinks.errors import PartialWriteError, RejectedError
 from sinks.metrics import (
     OVER_BUDGET_TOTAL,
     SENT_TOTAL,
@@ -58,13 +53,9 @@ from sinks.remote_write.node_intervals import (
     NodeIntervals,
     TickValues,
 )
+from sinks.remote_write.request_writer import FailingError, Writer
 from sinks.remote_write.wire import encode_time
-from sinks.remote_write.write_client import (
-    Payload,
-    RemoteWriteClient,
-    is_behind_newer,
-    is_out_of_order,
-)
+from sinks.remote_write.write_client import is_behind_newer, is_out_of_order
 from sinks.remote_write.write_requests import (
     FUTURE,
     TOO_OLD,
@@ -80,11 +71,6 @@ from sinks.timelines import TickOrder, TickRecord, Timelines
 NAME: Final = REMOTE_WRITE.name
 APART_NS: Final = NS_PER_MINUTE
 """How long a node whose tick was refused travels apart from others."""
-_TAKES_OTHERS_NS: Final = NS_PER_MINUTE
-"""A receiver that took another request within that time is at work."""
-_POISON_ATTEMPTS: Final = 5
-_DIVIDED_PART: Final = 10
-"""Several ticks together have this part of the time that one has before it goes aside."""
 _MAX_NODES: Final = 5_000
 """Of a partition: an installation of 10,000 nodes has a fifth of that on twelve partitions."""
 _COMMIT_NS: Final = NS_PER_SECOND
@@ -95,58 +81,6 @@ _RELEASE_SECONDS: Final = 3.0
 _CANCEL_SECONDS: Final = 0.5  # both together within `loop.RELEASE_SECONDS`
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
-
-
-class FailingError(RejectedError):
-    """The receiver fails at this request for long, and takes others; the message is its own."""
-
-
-class Writer:
-    """Writes requests until they are taken or refused; one for all partitions.
-
-    It knows by that whether a receiver which fails at one request takes others.
-    """
-
-    def __init__(
-        self,
-        *,
-        client: RemoteWriteClient,
-        retry: RetryingCaller[ReceiverUnavailableError],
-        clock: Clock,
-        poison_seconds: float,
-    ) -> None:
-        """Take what sends; after `poison_seconds` of failures one tick goes aside, 0 is never."""
-        self._client, self._retry, self._clock = client, retry, clock
-        self._poison_ns = round(poison_seconds * NS_PER_SECOND)
-        self._taken_ns = -_TAKES_OTHERS_NS
-
-    async def write(self, message: Payload, *, ticks: int) -> int:
-        """Return how many samples the receiver has written, once it has taken those of so many.
-
-        Raises PartialWriteError and RejectedError as the client does, FailingError where the
-        receiver fails at these ticks alone.
-        """
-        begun_ns, attempts = self._clock.monotonic_ns(), count()
-
-        async def attempt() -> int:
-            number = next(attempts)
-            try:
-                return await self._client.write(message, attempt=number)
-            except ReceiverUnavailableError as error:
-                if self._is_poison(begun_ns, attempts=number + 1, ticks=ticks):
-                    raise FailingError(str(error)) from error
-                raise
-
-        written = await self._retry(attempt)
-        self._taken_ns = self._clock.monotonic_ns()
-        return written
-
-    def _is_poison(self, begun_ns: int, *, attempts: int, ticks: int) -> bool:
-        now_ns = self._clock.monotonic_ns()
-        limit_ns = self._poison_ns // _DIVIDED_PART if ticks > 1 else self._poison_ns
-        takes_others = self._taken_ns > begun_ns and now_ns - self._taken_ns < _TAKES_OTHERS_NS
-        is_long = attempts >= _POISON_ATTEMPTS and now_ns - begun_ns >= limit_ns
-        return bool(limit_ns) and takes_others and is_long
 
 
 @dataclass(frozen=True, kw_only=True)

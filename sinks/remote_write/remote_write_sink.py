@@ -26,7 +26,8 @@ from sinks.remote_write.active_series import series_budget
 from sinks.remote_write.counter_state import CounterState, open_counter_state
 from sinks.remote_write.namespace_budgets import NamespaceBudgets
 from sinks.remote_write.node_intervals import TickValues
-from sinks.remote_write.partition_sender import PartitionSender, SenderParts, TakenOver, Writer
+from sinks.remote_write.partition_sender import PartitionSender, SenderParts, TakenOver
+from sinks.remote_write.request_writer import Writer
 from sinks.remote_write.write_client import RemoteWriteClient, open_client
 from sinks.settings import RemoteWriteSettings
 
