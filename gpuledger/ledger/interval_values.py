@@ -6,7 +6,7 @@ anybody has a value: who is not there in a tick had nothing of it, so that the m
 share a device sum to the device's mean, as in each tick. Pure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 
 from gpuledger.ledger.families import Family, FamilyMetric, OverInterval
@@ -35,6 +35,11 @@ def maxima_of(family: Family) -> Family:
             if _is_mean(metric)
         ),
     )
+
+
+@cache
+def _is_of_the_last(family: Family) -> bool:
+    return all(metric.over_interval is OverInterval.LAST for metric in family.metrics)
 
 
 def _is_mean(metric: FamilyMetric) -> bool:
@@ -75,10 +80,12 @@ class IntervalValues:
 
     def __init__(self) -> None:
         self._groups: dict[SeriesGroup, _Totals] = {}
+        self._last: Collection[SeriesGroup] = ()
         self._shared_ns: dict[_Key, list[int]] = {}
 
     def add(self, values: Mapping[SeriesGroup, SeriesValues], *, interval_ns: int) -> None:
         """Add the values of a tick of that length."""
+        self._last = values.keys()
         present: dict[_Key, int] = {}
         for group, of_group in values.items():
             totals = self._groups.get(group)
@@ -100,6 +107,9 @@ class IntervalValues:
         found: dict[SeriesGroup, SeriesValues] = {}
         for group, totals in self._groups.items():
             family = group.family
+            # What only describes is as it was last: a pod whose names came is not told of twice.
+            if group not in self._last and _is_of_the_last(family):
+                continue
             shared_ns = totals.covered_ns
             if family.is_shared:
                 shared_ns = self._shared_ns[family, group.label_values[0]]

@@ -25,7 +25,9 @@ KILLS: Final = int(os.environ.get("TEST_KILLS", "6"))
 """How often the sink is killed; `TEST_KILLS=50` takes five minutes."""
 INTERVAL_SECONDS: Final = 5
 TICKS: Final = 40 * KILLS
-BUSY = 'gpuledger_gpu_busy_seconds_total{account="pod"}'
+RUN: Final = "kills"
+"""The label that tells this test's series from those of others in the same Prometheus."""
+BUSY: Final = f'gpuledger_gpu_busy_seconds_total{{account="pod", run="{RUN}"}}'
 
 
 def ticks(start_ns: int, first: int, count: int) -> list[GpuEvent]:
@@ -59,6 +61,7 @@ async def test_every_interval_is_stored_once_and_no_counter_falls_whenever_the_s
     settings = {
         "remote_write__url": prometheus.remote_write_url,
         "remote_write__interval_seconds": str(INTERVAL_SECONDS),
+        "remote_write__external_labels": f'{{"run": "{RUN}"}}',
         "kafka__group_instance_id": "sink-0",
     }
     for kill in range(KILLS):
@@ -87,7 +90,9 @@ async def test_every_interval_is_stored_once_and_no_counter_falls_whenever_the_s
         }
         assert {at: value for at, value in by_time.items() if at <= TICKS} == expected, node
         assert len(found) == len(by_time), node
-    gauges = samples(prometheus, "gpuledger_pod_gpu_busy_ratio", at_seconds=now_seconds)
+    gauges = samples(
+        prometheus, f'gpuledger_pod_gpu_busy_ratio{{run="{RUN}"}}', at_seconds=now_seconds
+    )
     for found in gauges.values():
         assert len([at for at, _ in found if at <= start_ns / SECOND_NS + TICKS]) == (
             TICKS // INTERVAL_SECONDS

@@ -82,7 +82,7 @@ async def send(to: PrometheusApi, node: str, *, protocol: str = "auto") -> str:
     """Send five ticks of a node by the sink; return what it says of the protocol."""
     on = bus()
     await publish(on, *ticks(node))
-    settings = RemoteWriteSettings(url=to.remote_write_url, protocol=protocol)  # type: ignore[arg-type]  # one of three
+    settings = RemoteWriteSettings(url=to.remote_write_url, protocol=protocol, interval_seconds=0)  # type: ignore[arg-type]  # one of three
     async with sending(on, settings) as readiness:
         await eventually(lambda: committed(on, REMOTE_WRITE.group, place_of(node)) == 5)
         shown = readiness.check("remote_write.protocol").detail
@@ -146,7 +146,9 @@ async def test_a_receiver_of_2_0_alone_is_waited_for_where_1_0_is_set(
     prometheus = start_prometheus(arguments=[f"{ACCEPTED}=io.prometheus.write.v2.Request"])
     on, readiness = bus(), Readiness()
     await publish(on, *ticks("node-only"))
-    settings = RemoteWriteSettings(url=prometheus.remote_write_url, protocol="1.0")
+    settings = RemoteWriteSettings(
+        url=prometheus.remote_write_url, protocol="1.0", interval_seconds=0
+    )
     async with sending(on, settings, readiness=readiness):
         await eventually(lambda: not readiness.check("remote_write.receiver").is_ok)
         await eventually(lambda: "415" in readiness.check("remote_write.receiver").detail)
@@ -159,7 +161,9 @@ async def test_where_2_0_is_set_a_receiver_of_1_0_loses_nothing_and_the_check_na
 ) -> None:
     on, readiness = bus(), Readiness()
     await publish(on, *ticks("node-strict"))
-    settings = RemoteWriteSettings(url=start_prometheus_2().remote_write_url, protocol="2.0")
+    settings = RemoteWriteSettings(
+        url=start_prometheus_2().remote_write_url, protocol="2.0", interval_seconds=0
+    )
     async with sending(on, settings, readiness=readiness):
         check = readiness.check("remote_write.receiver")
         await eventually(lambda: "look at remote_write.protocol" in check.detail)
@@ -175,7 +179,7 @@ async def test_duty_28_what_prometheus_3_has_not_written_of_a_request_is_counted
     at = place_of(nodes[0])
     await send_later(prometheus, nodes[0])
     before = REGISTRY.get_sample_value("gpuledger_sink_unwritten_samples_total", labels) or 0
-    settings = RemoteWriteSettings(url=prometheus.remote_write_url)
+    settings = RemoteWriteSettings(url=prometheus.remote_write_url, interval_seconds=0)
     async with sending(on, settings):
         # What lay there before may be a repetition.
         await publish(on, *ticks(others))
@@ -197,7 +201,7 @@ async def test_duty_28_what_prometheus_3_has_not_written_of_a_request_is_counted
 async def send_later(to: PrometheusApi, node: str) -> None:
     on, later_ns = bus(), time.time_ns() + 60 * SECOND_NS
     await publish(on, event(0, node=node, time_ns=later_ns, entries=[entry()]))
-    async with sending(on, RemoteWriteSettings(url=to.remote_write_url)):
+    async with sending(on, RemoteWriteSettings(url=to.remote_write_url, interval_seconds=0)):
         await eventually(lambda: committed(on, REMOTE_WRITE.group, place_of(node)) == 1)
 
 
@@ -225,7 +229,9 @@ async def test_duty_23_prometheus_3_reads_when_a_counter_began(
 ) -> None:
     """It writes a zero there, as it is told to by a feature's flag."""
     prometheus, now_ms = start_prometheus(), time.time_ns() // 10**6
-    async with open_client(RemoteWriteSettings(url=prometheus.remote_write_url)) as client:
+    async with open_client(
+        RemoteWriteSettings(url=prometheus.remote_write_url, interval_seconds=0)
+    ) as client:
         await client.write(Counter(time_ms=now_ms, start_ms=now_ms - 5000), attempt=0)
 
     (found,) = await asyncio.to_thread(prometheus.await_query, "gpuledger_test_seconds_total[1m]")

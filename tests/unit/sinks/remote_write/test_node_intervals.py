@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import decoder_of, encode, validate
 from gpuledger.keys import node_key
-from gpuledger.ledger.families import ACCOUNT, DEVICE, POD
+from gpuledger.ledger.families import ACCOUNT, DEVICE, POD, POD_INFO
 from gpuledger.ledger.interval_values import maxima_of
 from gpuledger.ledger.series import SeriesGroup
 from gpuledger.ledger.usage import COUNTED, COUNTERS, CountedLabels
@@ -270,6 +270,12 @@ def test_a_device_is_averaged_over_the_ticks_that_have_a_value_and_has_its_maxim
     names = [metric.name for metric in maxima.metrics]
     (most,) = [values for group, values in samples.values.items() if group.family is maxima]
     assert most[names.index("gpuledger_gpu_power_max_watts")] == 300.0
+
+
+def test_a_pod_whose_names_come_within_an_interval_is_described_once() -> None:
+    (samples,) = play(pending(1), event(2, entries=[entry()]))
+    described = [group.label_values for group in samples.values if group.family is POD_INFO]
+    assert described == [("research", "train-0", "uid-train", "StatefulSet", "train")]
 
 
 def pod_counters(samples: IntervalSamples) -> Mapping[tuple[str, ...], float | None]:
