@@ -104,8 +104,9 @@ takes gzip, as Prometheus does.
 _METRICS_SENT: Final = """
 ## Series that the remote-write sink sends
 
-Each sample has the time of its tick. Every series has the labels `cluster` and `node` too, and
-leaves out a label without a value ([what is promised](remote-write.md)).
+Each sample has the time of the last tick of its interval, and what is averaged has a maximum beside
+it. Every series has the labels `cluster` and `node` too, and leaves out a label without a value
+([what is promised](remote-write.md)).
 """
 _METRIC_COLUMNS: Final = ("metric", "type", "labels", "meaning")
 _Row = tuple[str, str, str, str]
