@@ -50,6 +50,9 @@ async def open_sink(
     """Open the sink that sends every event's samples to the receiver."""
     check = readiness.check("remote_write.receiver", severity=CheckSeverity.WARNING)
     check.ok("nothing sent yet")
+    counters = readiness.check("remote_write.counters")
+    # A member to which the group gives no partition has nothing to take over.
+    counters.ok("no partition taken over yet")
     async with (
         open_client(settings, readiness=readiness) as client,
         open_counter_state(bus=bus, group=group) as state,
@@ -60,7 +63,7 @@ async def open_sink(
             settings=settings,
             clock=clock,
             check=check,
-            counters=readiness.check("remote_write.counters"),
+            counters=counters,
             events=bus.topics.events.name,
         )
         try:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from sinks.registry import REMOTE_WRITE
 from tests.unit.sinks.builders import (
     BUS_TOPICS,
     NODE,
+    PARTITIONS,
     SECOND_NS,
     START_NS,
     ManualClock,
@@ -240,3 +241,14 @@ async def test_a_sink_waits_for_the_topic_of_its_state_and_says_so() -> None:
         await eventually(is_committed(on, 5))
         assert not check.has_failed
     assert busy_seconds(receiver.received) == [(0, 0.0), (5, 2.5)]
+
+
+async def test_a_sink_to_which_no_partition_is_given_is_ready() -> None:
+    on, readiness = bus(), Readiness()
+    async with receiving() as receiver, AsyncExitStack() as stack:
+        for _ in range(PARTITIONS):
+            await stack.enter_async_context(running(sink(on, receiver)))
+        await stack.enter_async_context(running(sink(on, receiver, readiness=readiness)))
+        check = readiness.check("remote_write.kafka")
+        await eventually(lambda: "members enough" in check.detail)
+        assert readiness.check("remote_write.counters").is_ok
