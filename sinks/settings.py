@@ -117,6 +117,9 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
     queue_bytes: Count = 16_777_216
     """How many bytes of events may wait to be sent, as they lie in Kafka; each partition that is
     held has an equal part, and no more is read of one that has as much. Up to one poll more."""
+    final_statuses: list[Literal[401, 403, 404]] = msgspec.field(default_factory=list)
+    """Statuses of these three that refuse samples for good, as the protocol has it: they go to the
+    dead letters. Otherwise they are waited for, as they speak of the login or the address."""
     poison_seconds: Pause = 600.0
     """A tick at which the receiver fails (5xx) for so long, while it takes others, is put aside;
     0 waits for ever."""

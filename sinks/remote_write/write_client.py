@@ -9,7 +9,7 @@ login, and whom to trust, are of `credentials`; which version is spoken, of `pro
 
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Final, NamedTuple, Protocol
@@ -99,9 +99,14 @@ class RemoteWriteClient:
         credentials: ReceiverCredentials,
         protocol: ProtocolInForce,
         metadata: bytes = b"",
+        final: Collection[int] = (),
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the receiver; `metadata` is told with samples in 1.0, where it is due."""
+        """Take the receiver; `metadata` is told with samples in 1.0, where it is due.
+
+        The statuses of `final` refuse samples for good, whoever answers so.
+        """
+        self._final = frozenset(final)
         self._http, self._url, self._credentials = http, url, credentials
         self._protocol = protocol
         self._metadata, self._monotonic = metadata, monotonic
@@ -187,6 +192,9 @@ class RemoteWriteClient:
         self, answer: HttpAnswer, *, written: int | None, samples: int
     ) -> "int | _Refusal":
         """Return with what words samples may be refused; raises what else an answer means."""
+        if answer.status in self._final:
+            words = f"{answer.status} {answer.text}".rstrip()
+            return _Refusal(words, is_sure=True, status=answer.status)
         # Receivers say what their words are. A page is a proxy's, and Go's server says nothing of
         # what it writes to who speaks plain HTTP at a port for TLS; but 413 is a bound, whoever has
         # set it.
@@ -278,6 +286,7 @@ async def open_client(
     ) as http:
         yield RemoteWriteClient(
             http=http,
+            final=settings.final_statuses,
             url=settings.url,
             credentials=credentials,
             protocol=ProtocolInForce(settings.protocol, check=check),

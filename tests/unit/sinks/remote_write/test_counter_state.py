@@ -247,8 +247,8 @@ async def test_a_sink_to_which_no_partition_is_given_is_ready() -> None:
     on, readiness = bus(), Readiness()
     async with receiving() as receiver, AsyncExitStack() as stack:
         for _ in range(PARTITIONS):
-            await stack.enter_async_context(running(sink(on, receiver)))
-        await stack.enter_async_context(running(sink(on, receiver, readiness=readiness)))
+            _ = await stack.enter_async_context(running(sink(on, receiver)))
+        _ = await stack.enter_async_context(running(sink(on, receiver, readiness=readiness)))
         check = readiness.check("remote_write.kafka")
         await eventually(lambda: "members enough" in check.detail)
         assert readiness.check("remote_write.counters").is_ok

@@ -119,6 +119,16 @@ async def test_what_is_answered_says_where_to_look(answer: Answer, said: str) ->
             await write(receiver.url)
 
 
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_what_the_settings_say_is_final_refuses_the_samples_at_once(status: int) -> None:
+    async with receiving(Answer(status, "not here")) as receiver:
+        with pytest.raises(RejectedError) as caught:
+            await write(receiver.url, final_statuses=[status])
+
+    assert str(caught.value) == f"{status} not here"
+    assert len(receiver.received) == 1
+
+
 @pytest.mark.parametrize("status", [400, 409, 413, 422])
 async def test_samples_are_refused_where_the_receiver_takes_a_request_without_any(
     status: int,
