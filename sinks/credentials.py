@@ -176,7 +176,7 @@ def explain(answer: HttpAnswer, *, url: str, setting: str) -> str:
     if answer.status // 100 == HTTPStatus.MULTIPLE_CHOICES // 100:
         # Followed by nobody: a login must not go where somebody else's answer leads.
         leads_to = answer.leads_to or "nowhere"
-        return f"{shown}: it leads to {leads_to}: set {setting} to the receiver's own address"
+        return f"{shown}: it leads to {leads_to}: look at {setting}, which is not followed there"
     # These and 5xx pass by themselves: they say nothing of the settings.
     if answer.status // 100 == _CLIENT_ERRORS and answer.status not in _PASSING:
         return f"{shown}: look at {setting}: its scheme, host, port and path"

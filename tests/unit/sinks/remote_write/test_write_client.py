@@ -106,7 +106,7 @@ async def test_what_does_not_refuse_the_samples_themselves_is_to_be_tried_again(
     ("answer", "said"),
     [
         (Answer(302, "", {"Location": "https://usr:pw@sso/in?t=1"}), "it leads to https://sso/in:"),
-        (Answer(308), "it leads to nowhere: set remote_write.url"),
+        (Answer(308), "it leads to nowhere: look at remote_write.url"),
         (Answer(408), "408$"),
         (Answer(425), "425$"),
         (Answer(404), "look at remote_write.url: its scheme"),
