@@ -10,6 +10,7 @@ import multiprocessing
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from http import HTTPStatus
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,7 @@ from gpuledger.topics import partition_of_node
 from tests.default_topics import EVENTS
 from tests.real.services.ports import free_ports
 from tests.real.services.process import Process
+from tests.real.services.web import fetch
 
 DELAY_SECONDS: Final = 0.02
 NODES: Final = [f"gpu-node-{number:04d}.cluster.example" for number in range(100)]
@@ -107,6 +109,15 @@ def run_vmagent(receiver: str, folder: Path) -> Iterator[tuple[str, int]]:
     )
     part.start()
     try:
-        yield f"http://127.0.0.1:{port}", part.pid
+        address = f"http://127.0.0.1:{port}"
+        part.wait_until(lambda: _answers(address), deadline_seconds=20)
+        yield address, part.pid
     finally:
         part.stop(deadline_seconds=10)
+
+
+def _answers(address: str) -> bool:
+    try:
+        return fetch(f"{address}/health").status == HTTPStatus.OK
+    except OSError:
+        return False
