@@ -84,6 +84,10 @@ class _SeriesOfGroup:
     """As how many series."""
     had: int = 0
     """Bit n is set where metric n had a value in the last tick."""
+    starts_ms: Sequence[int | None] | None = None
+    """When its counters were 0."""
+    starts: list[bytes] | None = None
+    """The same, encoded."""
 
     @classmethod
     def of(cls, node: str, group: SeriesGroup, external_labels: Labels) -> "_SeriesOfGroup":
@@ -127,8 +131,10 @@ class _SeriesOfGroup:
                 encoded.append(STALE_VALUE if had & bit else None)
             bit <<= 1
         self.had = has
-        starts = None if starts_ms is None else _starts(starts_ms)
-        return SampleGroup(self.labels, self.metrics, encoded, starts)
+        # They change where a counter begins alone, so that they are encoded once.
+        if starts_ms is not None and starts_ms != self.starts_ms:
+            self.starts_ms, self.starts = starts_ms, _starts(starts_ms)
+        return SampleGroup(self.labels, self.metrics, encoded, self.starts)
 
     def end(self) -> SampleGroup:
         """Return the ends of all series that had a value last."""
