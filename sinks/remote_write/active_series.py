@@ -9,7 +9,8 @@ samples look on the wire is `wire`'s. Pure; nothing is sent.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
+from itertools import chain, compress
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Final
@@ -33,6 +34,7 @@ from sinks.remote_write.wire import (
     Labels,
     LabelSet,
     Metric,
+    MetricSet,
     SampleGroup,
     TimedSamples,
     Version,
@@ -60,6 +62,13 @@ def metrics_of(family: Family) -> tuple[Metric, ...]:
     return tuple(Metric(name=one.name, kind=one.kind, help=one.help) for one in family.metrics)
 
 
+@lru_cache(maxsize=4096)
+def _metric_set(family: Family, bits: int) -> MetricSet:
+    """Return the metrics of a family whose bit is set, the first one's being the lowest."""
+    metrics = enumerate(metrics_of(family))
+    return MetricSet(metric for number, metric in metrics if bits >> number & 1)
+
+
 _ZERO: Final = encode_value(0.0)
 
 
@@ -70,12 +79,46 @@ def _starts(starts_ms: Sequence[int | None]) -> list[bytes]:
     ]
 
 
+class _Samples:
+    """The samples of one time, as they are put together."""
+
+    __slots__ = ("groups", "has_stale", "values")
+
+    def __init__(self) -> None:
+        self.groups: list[SampleGroup] = []
+        self.values: list[bytes] = []
+        self.has_stale = False
+
+    def add(
+        self, series: "_SeriesOfGroup", values: Sequence[bytes | None], starts: Sequence[bytes] = ()
+    ) -> None:
+        """Add values of a group, in the order of its family's metrics; `None` is no sample."""
+        with_start = sum(1 << number for number, start in enumerate(starts) if start)
+        present = sum(1 << number for number, value in enumerate(values) if value is not None)
+        for bits, has_start in ((present & ~with_start, False), (present & with_start, True)):
+            if not bits:
+                continue
+            chosen = [bits >> number & 1 for number in range(len(values))]
+            self.groups.append(
+                SampleGroup(
+                    series.labels,
+                    _metric_set(series.family, bits),
+                    tuple(compress(starts, chosen)) if has_start else None,
+                )
+            )
+            self.values += filter(None, compress(values, chosen))
+
+    def at(self, time: bytes) -> TimedSamples:
+        """Return them, of that time."""
+        return TimedSamples(time, self.groups, self.values)
+
+
 @dataclass(slots=True)
 class _SeriesOfGroup:
     """The series of one group: their labels, and which of its metrics had a value last."""
 
     labels: LabelSet
-    metrics: tuple[Metric, ...]
+    family: Family
     size_bytes: int
     """What it takes of memory."""
     namespace: Namespace | None = None
@@ -84,10 +127,6 @@ class _SeriesOfGroup:
     """As how many series."""
     had: int = 0
     """Bit n is set where metric n had a value in the last tick."""
-    starts_ms: Sequence[int | None] | None = None
-    """When its counters were 0."""
-    starts: list[bytes] | None = None
-    """The same, encoded."""
 
     @classmethod
     def of(cls, node: str, group: SeriesGroup, external_labels: Labels) -> "_SeriesOfGroup":
@@ -100,7 +139,7 @@ class _SeriesOfGroup:
                 *zip(family.labels, group.label_values, strict=True),
             ]
         )
-        return cls(labels, metrics_of(family), _GROUP_BYTES + labels.size_bytes)
+        return cls(labels, family, _GROUP_BYTES + labels.size_bytes)
 
     def begin(
         self, which: Iterable[int], starts_ms: Sequence[int | None], *, before_ms: int
@@ -110,15 +149,16 @@ class _SeriesOfGroup:
             start_ms = starts_ms[number]
             # A tick may be shorter than a millisecond, and a node's clock stand anywhere.
             if start_ms is not None and is_encodable(start_ms) and start_ms < before_ms:
-                zeros: list[bytes | None] = [None] * len(self.metrics)
+                zeros: list[bytes | None] = [None] * len(starts_ms)
                 zeros[number] = _ZERO
-                group = SampleGroup(self.labels, self.metrics, zeros, _starts(starts_ms))
-                yield TimedSamples(encode_time(start_ms), [group])
+                samples = _Samples()
+                samples.add(self, zeros, _starts(starts_ms))
+                yield samples.at(encode_time(start_ms))
 
     def next(
-        self, values: SeriesValues, starts_ms: Sequence[int | None] | None = None
-    ) -> SampleGroup:
-        """Return the samples of a tick, and the ends of series that it has no value of."""
+        self, values: SeriesValues, samples: _Samples, starts_ms: Sequence[int | None] = ()
+    ) -> None:
+        """Add the samples of a tick, and the ends of series that it has no value of."""
         bit, has, had = 1, 0, self.had
         encoded: list[bytes | None] = []
         for value in values:
@@ -131,14 +171,44 @@ class _SeriesOfGroup:
                 encoded.append(STALE_VALUE if had & bit else None)
             bit <<= 1
         self.had = has
-        # They change where a counter begins alone, so that they are encoded once.
-        if starts_ms is not None and starts_ms != self.starts_ms:
-            self.starts_ms, self.starts = starts_ms, _starts(starts_ms)
-        return SampleGroup(self.labels, self.metrics, encoded, self.starts)
+        samples.has_stale = samples.has_stale or bool(had & ~has)
+        samples.add(self, encoded, _starts(starts_ms))
 
-    def end(self) -> SampleGroup:
-        """Return the ends of all series that had a value last."""
-        return self.next((None,) * len(self.metrics))
+    def end(self, samples: _Samples) -> None:
+        """Add the ends of all series that had a value last."""
+        self.next((None,) * len(self.family.metrics), samples)
+
+
+class _Frame:
+    """What was sent of a node's last tick, but for time and values: most ticks are like the last.
+
+    A tick that fits begins and ends nothing, so that its values are all that is encoded of it.
+    """
+
+    __slots__ = ("_absent", "_starts_ms", "_wanted", "groups")
+
+    def __init__(
+        self,
+        samples: "IntervalSamples",
+        values: Sequence[float | None],
+        groups: Sequence[SampleGroup],
+    ) -> None:
+        """Take a tick of which all groups were sent; `values` are those of all groups."""
+        self._wanted, self._absent = list(samples.values), _absent_in(values)
+        self._starts_ms, self.groups = samples.starts_ms, groups
+
+    def fits(self, samples: "IntervalSamples", values: Sequence[float | None]) -> bool:
+        """Return whether a tick has the same groups, in their order, and starts and metrics."""
+        return (
+            # Mostly the same objects, which compares them at once.
+            list(samples.values) == self._wanted
+            and _absent_in(values) == self._absent
+            and samples.starts_ms == self._starts_ms
+        )
+
+
+def _absent_in(values: Sequence[float | None]) -> bytes:
+    return bytes([value is None for value in values])
 
 
 @dataclass(slots=True)
@@ -152,6 +222,8 @@ class _Node:
     """What else is kept of it, as it is counted in `size_bytes`."""
     size_bytes: int = 0
     """What its groups take of memory."""
+    frame: _Frame | None = None
+    """That of its last tick; `None` where the next one may not be like it."""
 
     def go_to(self, time_ms: int) -> bool:
         """Remember a time; return whether it or a later one was encoded before."""
@@ -173,17 +245,15 @@ class EncodedTick:
     @classmethod
     def of(
         cls,
-        time: bytes,
-        groups: list[SampleGroup],
+        samples: TimedSamples,
         *,
         begun: Sequence[TimedSamples] = (),
         is_behind: bool = False,
     ) -> "EncodedTick":
-        """Return the samples of groups at one time, behind what has begun before it."""
-        samples = sum(len(values) - values.count(None) for _, _, values, _ in groups)
+        """Return the samples of one time, behind what has begun before it."""
         return cls(
-            timed=(*begun, TimedSamples(time, groups)),
-            samples=samples + len(begun),
+            timed=(*begun, samples),
+            samples=len(samples.values) + len(begun),
             is_behind=is_behind,
         )
 
@@ -239,41 +309,58 @@ class ActiveSeries:
         time = encode_time(time_ms)
         node = self._node(samples.node, now_ns)
         node.seen_ns = now_ns
-        groups: list[SampleGroup] = []
-        begun: list[TimedSamples] = []
         before_bytes = node.size_bytes
         node.size_bytes += samples.known_bytes - node.known_bytes
         node.known_bytes = samples.known_bytes
-        for group, of_group in samples.values.items():
+        begun: list[TimedSamples] = []
+        values = list(chain.from_iterable(samples.values.values()))
+        if node.frame is not None and node.frame.fits(samples, values):
+            encoded = [encode_value(value) for value in values if value is not None]
+            timed = TimedSamples(time, node.frame.groups, encoded)
+        else:
+            sent = self._go_on(node, samples, begun)
+            timed = sent.at(time)
+            is_all = len(node.groups) == len(samples.values) and not sent.has_stale
+            node.frame = _Frame(samples, values, sent.groups) if is_all else None
+        if node.size_bytes != before_bytes:
+            # This may forget other nodes, whose series took too much together with these.
+            self._nodes.grow(node.size_bytes - before_bytes)
+        self._recount_forgotten()
+        return EncodedTick.of(timed, begun=begun, is_behind=node.go_to(time_ms))
+
+    def _go_on(self, node: _Node, samples: IntervalSamples, begun: list[TimedSamples]) -> _Samples:
+        """Return what a tick sends of its node, whatever begins and ends by it.
+
+        The zeros of counters that begin are added to `begun`.
+        """
+        sent = _Samples()
+        for group, values in samples.values.items():
             series = node.groups.get(group)
             if series is None:
-                series = self._begin(samples.node, group, of_group)
+                series = self._begin(samples.node, group, values)
                 if series is None:
                     continue
                 node.groups[group] = series
                 node.size_bytes += series.size_bytes
-            starts_ms = samples.starts_ms.get(group)
-            if starts_ms is not None and group in samples.begun:
-                begun += series.begin(samples.begun[group], starts_ms, before_ms=time_ms)
-            groups.append(series.next(of_group, starts_ms))
+            starts_ms = samples.starts_ms.get(group, ())
+            if group in samples.begun:
+                before_ms = samples.time_ns // NS_PER_MS
+                begun += series.begin(samples.begun[group], starts_ms, before_ms=before_ms)
+            series.next(values, sent, starts_ms)
         # A pod that has ended, a GPU that is lost, a label that has changed.
         for group in node.groups.keys() - samples.values.keys():
             ended = node.groups.pop(group)
             node.size_bytes -= ended.size_bytes
             self._namespaces.end(ended.namespace, ended.counted)
-            groups.append(ended.end())
-        if node.size_bytes != before_bytes:
-            # This may forget other nodes, whose series took too much together with these.
-            self._nodes.grow(node.size_bytes - before_bytes)
-        self._recount_forgotten()
-        return EncodedTick.of(time, groups, begun=begun, is_behind=node.go_to(time_ms))
+            ended.end(sent)
+        return sent
 
     def _encode_past(self, samples: IntervalSamples, *, now_ns: int) -> EncodedTick:
         """Encode the samples of a tick that others have followed: it begins and ends no series."""
         time_ms = samples.time_ns // NS_PER_MS
         time = encode_time(time_ms)
         node = self._node(samples.node, now_ns)
-        groups: list[SampleGroup] = []
+        sent = _Samples()
         for group, values in samples.values.items():
             past: _SeriesOfGroup | None
             # What goes on has its part of the budget; what is past needs room, and takes none.
@@ -283,8 +370,8 @@ class ActiveSeries:
                 past = self._begin(samples.node, group, values, is_counted=False)
             if past is not None:
                 # Of nothing that was sent before, so that nothing ends.
-                groups.append(past.next(values))
-        return EncodedTick.of(time, groups, is_behind=node.go_to(time_ms))
+                past.next(values, sent)
+        return EncodedTick.of(sent.at(time), is_behind=node.go_to(time_ms))
 
     def _begin(
         self, node: str, group: SeriesGroup, values: SeriesValues, *, is_counted: bool = True
@@ -326,13 +413,15 @@ class ActiveSeries:
                 # Behind the last sample, and as close to it as can be: the node's own time may
                 # not have come so far yet, and a time of this machine could be behind it.
                 node.latest_ms += 1
-                groups = [series.end() for series in node.groups.values()]
+                sent = _Samples()
                 for series in node.groups.values():
+                    series.end(sent)
                     self._namespaces.end(series.namespace, series.counted)
                 node.groups.clear()
+                node.frame = None
                 self._nodes.grow(-node.size_bytes)
                 node.size_bytes = node.known_bytes = 0
-                yield EncodedTick.of(encode_time(node.latest_ms), groups)
+                yield EncodedTick.of(sent.at(encode_time(node.latest_ms)))
 
     def _node(self, name: str, now_ns: int) -> _Node:
         self._nodes.go_on(now_ns)

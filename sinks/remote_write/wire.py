@@ -25,6 +25,9 @@ JSON lose it."""
 NO_START: Final = b""
 """The start of a series of which none is known, or that has none."""
 _FIRST_MS: Final = 1 << 35
+_VALUE_BYTES: Final = 8
+_TIME_BYTES: Final = 7
+"""Of a time with its field, as of a start."""
 _LAST_MS: Final = (1 << 42) - 1
 _NAME: Final = b"__name__"
 # What stands before a sample's value: field, length of the sample, field of the value (64 bit).
@@ -145,16 +148,24 @@ class LabelSet:
         return self._encoded
 
 
+class MetricSet:
+    """Metrics of one thing that have a sample; the same object for as long as they are the same."""
+
+    __slots__ = ("metrics",)
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        """Take them in the order of the samples."""
+        self.metrics = tuple(metrics)
+
+
 class SampleGroup(NamedTuple):
-    """The samples of one thing at one time."""
+    """The series of one thing that have a sample at one time."""
 
     labels: LabelSet
-    metrics: Sequence[Metric]
-    values: Sequence[bytes | None]
-    """For each metric its value, as `encode_value` returns it, or STALE_VALUE; `None` where there
-    is no sample."""
+    metrics: MetricSet
     starts: Sequence[bytes] | None = None
-    """For each metric when its series began, by `encode_start`; `None` where none has a start."""
+    """For each metric when its series began, by `encode_start`, of which none is `NO_START`; `None`
+    where none has a start."""
 
 
 class TimedSamples(NamedTuple):
@@ -163,6 +174,8 @@ class TimedSamples(NamedTuple):
     time: bytes
     """By `encode_time`."""
     groups: Sequence[SampleGroup]
+    values: Sequence[bytes]
+    """For each metric of each group its value, by `encode_value`, or STALE_VALUE."""
 
 
 def encode_request(version: Version, samples: Iterable[TimedSamples]) -> bytes:
@@ -189,40 +202,35 @@ def encode_metadata(metrics: Iterable[Metric]) -> bytes:
 
 def _encode_v1(samples: Iterable[TimedSamples]) -> bytes:
     parts: list[bytes] = []
-    for time, groups in samples:
-        for labels, metrics, values, _ in groups:
+    for time, groups, values in samples:
+        at = 0
+        for labels, metric_set, _ in groups:
             before, after = labels.encoded()
-            labels_bytes = len(before) + len(after)
-            for metric, value in zip(metrics, values, strict=True):
-                if value is not None:
-                    label = metric.label
-                    head = _head_v1(labels_bytes + len(label))
-                    parts += (head, before, label, after, value, time)
+            for head, label in _heads_v1(metric_set, len(before) + len(after)):
+                parts += (head, before, label, after, values[at], time)
+                at += 1
     return b"".join(parts)
 
 
 def _encode_v2(samples: Iterable[TimedSamples]) -> bytes:
     parts: list[bytes] = []
     symbols = _Symbols()
-    described, referred = _DescribedMetrics(symbols), _ReferredLabels(symbols)
-    for time, groups in samples:
-        for labels, metrics, values, starts in groups:
-            if values.count(None) == len(values):
-                continue  # the table has nothing but what is referred to
-            before, after, labels_bytes = referred[labels]
-            for number, (metric, value) in enumerate(zip(metrics, values, strict=True)):
-                if value is None:
-                    continue
-                name, metadata = described[metric]
-                refs_bytes = labels_bytes + len(name)
-                start = starts[number] if starts is not None else NO_START
-                if start:
-                    head = _head_v2(refs_bytes, len(metadata) + len(start))
-                    parts += (head, before, name, after, _SAMPLE_WITH_START)
-                    parts += (value, time, start, metadata)
-                else:
-                    head = _head_v2(refs_bytes, len(metadata))
-                    parts += (head, before, name, after, _SAMPLE, value, time, metadata)
+    referred, frames = _ReferredLabels(symbols), _SeriesFrames(_DescribedMetrics(symbols))
+    for time, groups, values in samples:
+        at = 0
+        for labels, metric_set, starts in groups:
+            before, after = referred[labels]
+            if starts is None:
+                after += _SAMPLE
+                for head, metadata in frames[metric_set, before, len(after), False]:
+                    parts += (head, after, values[at], time, metadata)
+                    at += 1
+            else:
+                after += _SAMPLE_WITH_START
+                framed = frames[metric_set, before, len(after), True]
+                for (head, metadata), start in zip(framed, starts, strict=True):
+                    parts += (head, after, values[at], time, start, metadata)
+                    at += 1
     return b"".join((*map(_encode_symbol, symbols), *parts))
 
 
@@ -238,17 +246,16 @@ class _Symbols(dict[str, bytes]):
         return reference
 
 
-class _ReferredLabels(dict[LabelSet, tuple[bytes, bytes, int]]):
-    """What refers to labels before and behind the name in one request of 2.0, and its length."""
+class _ReferredLabels(dict[LabelSet, tuple[bytes, bytes]]):
+    """What refers to labels before and behind the name in one request of 2.0."""
 
     def __init__(self, symbols: _Symbols) -> None:
         super().__init__()
         self._refer = symbols.__getitem__
 
-    def __missing__(self, labels: LabelSet) -> tuple[bytes, bytes, int]:
+    def __missing__(self, labels: LabelSet) -> tuple[bytes, bytes]:
         before = b"".join(map(self._refer, labels.before))
-        after = b"".join(map(self._refer, labels.after))
-        referred = self[labels] = (before, after, len(before) + len(after))
+        referred = self[labels] = (before, b"".join(map(self._refer, labels.after)))
         return referred
 
 
@@ -273,17 +280,49 @@ class _DescribedMetrics(dict[Metric, tuple[bytes, bytes]]):
         return described
 
 
+class _SeriesFrames(dict[tuple[MetricSet, bytes, int, bool], list[tuple[bytes, bytes]]]):
+    """For each metric of a set what stands before and behind the rest of its series in 2.0.
+
+    Things whose labels have as many bytes differ in nothing but that rest. The key is the metrics,
+    what refers to labels before the name, the bytes from behind the name up to the value, and
+    whether samples have a start.
+    """
+
+    def __init__(self, described: _DescribedMetrics) -> None:
+        super().__init__()
+        self._described = described
+
+    def __missing__(self, key: tuple[MetricSet, bytes, int, bool]) -> list[tuple[bytes, bytes]]:
+        metric_set, before, after_bytes, has_start = key
+        sample_tag_bytes, start_bytes = len(_SAMPLE), _TIME_BYTES if has_start else 0
+        labels_bytes = len(before) + after_bytes - sample_tag_bytes
+        found: list[tuple[bytes, bytes]] = []
+        for metric in metric_set.metrics:
+            name, metadata = self._described[metric]
+            head = _head_v2(labels_bytes + len(name), len(metadata) + start_bytes)
+            found.append((head + before + name, metadata))
+        self[key] = found
+        return found
+
+
 @lru_cache(maxsize=4096)
-def _head_v1(labels_bytes: int) -> bytes:
-    """Return what a series begins with; its labels and `_SAMPLE` have so many bytes."""
-    return b"\x0a" + varint(labels_bytes + len(encode_value(0)) + len(encode_time(_FIRST_MS)))
+def _heads_v1(metric_set: MetricSet, labels_bytes: int) -> list[tuple[bytes, bytes]]:
+    """Return what each series begins with, and its name as a label.
+
+    Its other labels and `_SAMPLE` have so many bytes.
+    """
+    found: list[tuple[bytes, bytes]] = []
+    for metric in metric_set.metrics:
+        size = labels_bytes + len(metric.label) + _VALUE_BYTES + _TIME_BYTES
+        found.append((b"\x0a" + varint(size), metric.label))
+    return found
 
 
 @lru_cache(maxsize=4096)
 def _head_v2(refs_bytes: int, rest_bytes: int) -> bytes:
     """Return what a series begins with; `rest_bytes` are start and metadata."""
     refs = varint(refs_bytes)
-    sample_bytes = len(_SAMPLE) + len(encode_value(0)) + len(encode_time(_FIRST_MS))
+    sample_bytes = len(_SAMPLE) + _VALUE_BYTES + _TIME_BYTES
     size = 1 + len(refs) + refs_bytes + sample_bytes + rest_bytes
     return b"".join((b"\x2a", varint(size), b"\x0a", refs))
 

@@ -19,6 +19,7 @@ from sinks.remote_write.active_series import metrics_of
 from sinks.remote_write.wire import (
     LabelSet,
     Metric,
+    MetricSet,
     SampleGroup,
     TimedSamples,
     Version,
@@ -214,11 +215,10 @@ class Counter:
         metric = Metric(name="gpuledger_test_seconds_total", kind="counter", help="What counts.")
         group = SampleGroup(
             LabelSet([("node", "begun")]),
-            [metric],
-            [encode_value(7.0)],
+            MetricSet([metric]),
             [encode_start(start_ms)],
         )
-        self._timed = TimedSamples(encode_time(time_ms), [group])
+        self._timed = TimedSamples(encode_time(time_ms), [group], [encode_value(7.0)])
 
     def encode(self, version: Version) -> bytes:
         return encode_request(version, [self._timed])

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from sinks.remote_write.wire import (
     LabelSet,
     Metric,
+    MetricSet,
     SampleGroup,
     TimedSamples,
     Version,
@@ -36,9 +37,10 @@ class SampleMessage:
 
     def encode(self, version: Version) -> bytes:
         """Return a request with them."""
-        metric = Metric(name=self.name, kind="gauge", help="What a test sends.")
+        metrics = MetricSet([Metric(name=self.name, kind="gauge", help="What a test sends.")])
         groups = [
-            SampleGroup(LabelSet([("number", str(number))]), [metric], [encode_value(1.0)])
+            SampleGroup(LabelSet([("number", str(number))]), metrics)
             for number in range(self.samples)
         ]
-        return encode_request(version, [TimedSamples(encode_time(self.time_ms), groups)])
+        values = [encode_value(1.0)] * self.samples
+        return encode_request(version, [TimedSamples(encode_time(self.time_ms), groups, values)])

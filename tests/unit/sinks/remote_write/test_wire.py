@@ -15,6 +15,7 @@ from sinks.remote_write.wire import (
     STALE_VALUE,
     LabelSet,
     Metric,
+    MetricSet,
     SampleGroup,
     TimedSamples,
     Version,
@@ -69,18 +70,17 @@ Ticks = list[tuple[int, list[tuple[dict[str, str], list[Given]]]]]
 
 def timed(wanted: Ticks) -> Iterable[TimedSamples]:
     for time_ms, things in wanted:
-        yield TimedSamples(
-            encode_time(time_ms),
-            [
-                SampleGroup(
-                    LabelSet(labels.items()),
-                    [g.metric for g in of_thing],
-                    [None if g.value is None else encode_value(g.value) for g in of_thing],
-                    [encode_start(g.start_ms) for g in of_thing],
-                )
-                for labels, of_thing in things
-            ],
-        )
+        groups, values = list[SampleGroup](), list[bytes]()
+        for labels, of_thing in things:
+            present = [(g, g.value) for g in of_thing if g.value is not None]
+            for has_start in (False, True):
+                chosen = [(g, v) for g, v in present if (g.start_ms is not None) == has_start]
+                if chosen:
+                    starts = [encode_start(g.start_ms) for g, _ in chosen] if has_start else None
+                    metric_set = MetricSet(g.metric for g, _ in chosen)
+                    groups.append(SampleGroup(LabelSet(labels.items()), metric_set, starts))
+                    values += [encode_value(value) for _, value in chosen]
+        yield TimedSamples(encode_time(time_ms), groups, values)
 
 
 def expected(wanted: Ticks) -> list[SeriesV2]:
@@ -88,7 +88,8 @@ def expected(wanted: Ticks) -> list[SeriesV2]:
     found = []
     for time_ms, things in wanted:
         for labels, of_thing in things:
-            for metric, value, start_ms in of_thing:
+            # Those that have a start stand behind the others.
+            for metric, value, start_ms in sorted(of_thing, key=lambda g: g.start_ms is not None):
                 if value is None:
                     continue
                 pairs = {**labels, "__name__": metric.name}.items()
@@ -158,9 +159,9 @@ def test_duty_21_each_series_has_a_sample(wanted: Ticks) -> None:
 
 
 def one_series(labels: Iterable[tuple[str, str]], value: bytes) -> list[TimedSamples]:
-    metric = Metric(name="m", kind="gauge", help="What.")
-    group = SampleGroup(LabelSet(labels), [metric], [value])
-    return [TimedSamples(encode_time(FIRST_MS), [group])]
+    metrics = MetricSet([Metric(name="m", kind="gauge", help="What.")])
+    group = SampleGroup(LabelSet(labels), metrics)
+    return [TimedSamples(encode_time(FIRST_MS), [group], [value])]
 
 
 def test_duty_9_labels_are_sorted_by_name_and_empty_values_left_out() -> None:

@@ -31,7 +31,7 @@ def ticks(nodes: str) -> list[WrittenTick]:
             time_ns=1,
             record=record_of(offset),
             encoded=EncodedTick(
-                timed=(TimedSamples(b"", ()),), samples=2, is_behind=node.isupper()
+                timed=(TimedSamples(b"", (), ()),), samples=2, is_behind=node.isupper()
             ),
         )
         for offset, node in enumerate(nodes)
