@@ -13,9 +13,10 @@ series of its own, as a counter never falls. Idle is nobody's: who held the devi
 held. Pure; sums over the series of a device equal those of its entries, to the last unit.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gpuledger.ledger.entries import PodIndex, PodOfEntry, gpu_of
 from gpuledger.ledger.families import Family, FamilyMetric
@@ -89,28 +90,58 @@ class Unnamed(NamedTuple):
     """By what its names are found: the container's id, or what the kubelet calls it."""
 
 
-class Used(NamedTuple):
-    """What a tick adds for one entry."""
+@dataclass(frozen=True, eq=False, slots=True)
+class User:
+    """Whose use is counted on a device; compared as an object, which is the same while it lasts."""
 
     labels: CountedLabels
     """Whose it is, as far as that is known."""
-    unnamed: Unnamed | None
+    unnamed: Unnamed | None = None
     """Set where names are missing."""
-    amounts: UsedAmounts
 
-    def named(self, names: Mapping[str, CountedLabels]) -> "Used":
+    def named(self, names: Mapping[str, CountedLabels]) -> "User":
         """Return the same under its names, where these are among the given ones (`names_in`)."""
         if self.unnamed is None or (labels := names.get(self.unnamed.ident)) is None:
             return self
-        return Used(labels._replace(gpu_uuid=self.unnamed.gpu_uuid), None, self.amounts)
+        return User(labels._replace(gpu_uuid=self.unnamed.gpu_uuid))
+
+
+class Used(NamedTuple):
+    """What a tick adds for one entry."""
+
+    user: User
+    amounts: UsedAmounts
+
+
+@dataclass(slots=True)
+class KnownUsers:
+    """Whose the entries of a node's last event were, for the next one; bound to one node."""
+
+    described: tuple[Any, ...] | None = None
+    """What the event said of pods, containers and holders."""
+    devices: dict[str, "_DeviceUsers"] = field(default_factory=dict)
+
+
+class _DeviceUsers(NamedTuple):
+    """Whose the entries of one device are."""
+
+    whose: list[tuple[Any, ...]]
+    """What the entries say of it."""
+    users: list[User]
+    """For each entry on whom it is booked."""
+    holders: list[User]
+    """For each entry who held what it says was held."""
 
 
 def base_units(amounts: UsedAmounts) -> SeriesValues:
     """Return the values of the series of `COUNTERS`, in base units."""
-    # A division of whole numbers rounds once, so that what grows never reads less.
-    return tuple(
-        None if amount is None else amount / divisor
-        for amount, divisor in zip(amounts, _DIVISORS, strict=True)
+    # A division of whole numbers rounds once, so that what grows never reads less. Of a list: a
+    # tuple of a generator takes a third longer.
+    return (
+        *[
+            None if amount is None else amount / divisor
+            for amount, divisor in zip(amounts, _DIVISORS, strict=True)
+        ],
     )
 
 
@@ -121,25 +152,34 @@ def add_amounts(total: UsedAmounts, more: UsedAmounts) -> None:
             total[index] = (total[index] or 0) + amount
 
 
-def used_in(event: GpuEvent) -> Iterator[Used]:
+def used_in(event: GpuEvent, known: KnownUsers | None = None) -> Iterator[Used]:
     """Yield what each entry of an event adds to the counters.
 
-    Raises ValueError where an entry names what the event does not list.
+    `known` is that of the node's last event, and becomes this one's. Raises ValueError where an
+    entry names what the event does not list.
     """
+    known = known or KnownUsers()
     whose = _Whose(event)
+    described = _described(event)
+    if described != known.described:
+        # Positions mean something else now.
+        known.described, known.devices = described, {}
+    before, known.devices = known.devices, {}
     interval_ns = event.interval_ns
     for books in event.gpus:
         gpu_uuid = books.reading.uuid
-        for entry in books.entries:
+        device, of_entries = before.get(gpu_uuid), [*map(_whose_entry, books.entries)]
+        if device is None or device.whose != of_entries:
+            device = whose.users_of(gpu_uuid, books.entries, of_entries)
+        known.devices[gpu_uuid] = device
+        for entry, user, holder in zip(books.entries, device.users, device.holders, strict=True):
             amounts = _amounts_of(entry, interval_ns)
             held_ns, amounts[_HELD_INDEX] = amounts[_HELD_INDEX], None
-            labels, unnamed = whose.user_of(gpu_uuid, entry)
-            yield Used(labels, unnamed, amounts)
+            yield Used(user, amounts)
             if held_ns is not None:
-                labels, unnamed = whose.holder_of(gpu_uuid, entry)
                 held: UsedAmounts = [*_NOTHING]
                 held[_HELD_INDEX] = held_ns
-                yield Used(labels, unnamed, held)
+                yield Used(holder, held)
     for settlement in event.settlements or ():
         gpu_uuid = gpu_of(settlement, event).reading.uuid
         for entry in settlement.entries:
@@ -147,8 +187,7 @@ def used_in(event: GpuEvent) -> Iterator[Used]:
             # What is below zero is what the account had of it before.
             index = _BUSY_INDEX if (entry.busy_ns or 0) >= 0 else _SETTLED_INDEX
             settled[index] = abs(entry.busy_ns or 0)
-            labels, unnamed = whose.user_of(gpu_uuid, entry)
-            yield Used(labels, unnamed, settled)
+            yield Used(whose.user_of(gpu_uuid, entry), settled)
 
 
 def names_in(event: GpuEvent) -> dict[str, CountedLabels]:
@@ -172,6 +211,12 @@ def names_in(event: GpuEvent) -> dict[str, CountedLabels]:
 
 _booked_amounts: Final[Callable[[Entry], tuple[int | None, ...]]] = attrgetter(
     *(quantity.name for quantity in BOOKED)
+)
+_described: Final[Callable[[GpuEvent], tuple[Any, ...]]] = attrgetter(
+    "pods", "containers", "holders"
+)
+_whose_entry: Final[Callable[[Entry], tuple[Any, ...]]] = attrgetter(
+    "account", "container", "holder"
 )
 _MULTIPLIED: Final = tuple(index for index, quantity in enumerate(BOOKED) if quantity.is_gauge)
 
@@ -202,16 +247,25 @@ class _Whose:
             None: (_NOBODY._replace(account=Account.IDLE.value), None)
         }
 
-    def user_of(self, gpu_uuid: str, entry: Entry) -> tuple[CountedLabels, Unnamed | None]:
+    def users_of(
+        self, gpu_uuid: str, entries: Sequence[Entry], whose: list[tuple[Any, ...]]
+    ) -> _DeviceUsers:
+        return _DeviceUsers(
+            whose,
+            [self.user_of(gpu_uuid, entry) for entry in entries],
+            [self.holder_of(gpu_uuid, entry) for entry in entries],
+        )
+
+    def user_of(self, gpu_uuid: str, entry: Entry) -> User:
         if entry.account is not Account.POD:
-            return CountedLabels(gpu_uuid, entry.account.value), None
+            return User(CountedLabels(gpu_uuid, entry.account.value))
         told = self._users.get(entry.container)
         if told is None:
             user = self._pods.user_of(entry)
             told = self._users[entry.container] = _told(user, _ident(user))
         return _on_device(gpu_uuid, told)
 
-    def holder_of(self, gpu_uuid: str, entry: Entry) -> tuple[CountedLabels, Unnamed | None]:
+    def holder_of(self, gpu_uuid: str, entry: Entry) -> User:
         told = self._holders.get(entry.holder)
         if told is None:
             holder = self._pods.holder_of(entry)
@@ -227,10 +281,10 @@ def _told(pod: PodOfEntry, ident: str) -> _Told:
     return labels, None if is_all else ident
 
 
-def _on_device(gpu_uuid: str, told: _Told) -> tuple[CountedLabels, Unnamed | None]:
+def _on_device(gpu_uuid: str, told: _Told) -> User:
     labels, ident = told
     unnamed = None if ident is None else Unnamed(gpu_uuid, ident)
-    return CountedLabels(gpu_uuid, *labels[1:]), unnamed
+    return User(CountedLabels(gpu_uuid, *labels[1:]), unnamed)
 
 
 def _labels(gpu_uuid: str, pod: PodOfEntry) -> CountedLabels:

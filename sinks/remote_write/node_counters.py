@@ -17,8 +17,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from gpuledger.clock import NS_PER_MINUTE
+from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS
 from gpuledger.keys import split_key
+from gpuledger.ledger.series import SeriesGroup
 from gpuledger.ledger.usage import (
     COUNTED,
     CountedLabels,
@@ -47,6 +48,7 @@ KEPT_NS: Final = 10 * NS_PER_MINUTE
 
 
 _NO_POD: Final = CountedPod()
+_NOT_BEGUN: Final = (None,) * len(COUNTED)
 
 
 def _nothing() -> UsedAmounts:
@@ -57,12 +59,42 @@ def _nothing() -> UsedAmounts:
 class CountedUse:
     """What was counted under the same labels."""
 
+    group: SeriesGroup
+    """The series of these labels."""
     seen_ns: int
     """When there was last anything of it."""
     amounts: UsedAmounts = field(default_factory=_nothing)
     """The counters, in the order of `COUNTED`."""
-    begun_ns: list[int | None] = field(default_factory=_nothing)
+    begun_ns: Sequence[int | None] = _NOT_BEGUN
     """Where each of them began with 0."""
+    starts_ms: Sequence[int | None] = field(init=False)
+    """The same as it is sent: the same object until another one begins."""
+
+    def __post_init__(self) -> None:
+        """Make what follows from the rest."""
+        self.starts_ms = _as_starts(self.begun_ns)
+
+    def add(self, amounts: UsedAmounts, *, begun_ns: int) -> list[int]:
+        """Add amounts; return the positions of the counters that begin by it."""
+        begun: list[int] = []
+        totals = self.amounts
+        for index, amount in enumerate(amounts):
+            if amount is not None:
+                if (total := totals[index]) is None:
+                    begun.append(index)
+                    total = 0
+                totals[index] = total + amount
+        if begun:
+            self.begun_ns = [
+                begun_ns if index in begun else before for index, before in enumerate(self.begun_ns)
+            ]
+            self.starts_ms = _as_starts(self.begun_ns)
+        return begun
+
+
+def _as_starts(begun_ns: Sequence[int | None]) -> Sequence[int | None]:
+    # One after the end of the tick before: a series of these labels may have ended there.
+    return [None if at_ns is None else at_ns // NS_PER_MS + 1 for at_ns in begun_ns]
 
 
 @dataclass(slots=True)
@@ -96,13 +128,14 @@ class UseOfNode:
 
         `time_ns` is the time that the node has reached.
         """
-        if used.unnamed is None:
-            self._count(used.labels, used.amounts, begun_ns=begun_ns, time_ns=time_ns)
+        labels, unnamed = used.user.labels, used.user.unnamed
+        if unnamed is None:
+            self._count(labels, used.amounts, begun_ns=begun_ns, time_ns=time_ns)
             return
-        waiting = self._waiting.get(used.unnamed)
+        waiting = self._waiting.get(unnamed)
         if waiting is None:
-            waiting = self._waiting[used.unnamed] = _UseWithoutNames(used.labels, begun_ns, time_ns)
-        waiting.labels, waiting.seen_ns = used.labels, time_ns
+            waiting = self._waiting[unnamed] = _UseWithoutNames(labels, begun_ns, time_ns)
+        waiting.labels, waiting.seen_ns = labels, time_ns
         add_amounts(waiting.amounts, used.amounts)
 
     def name(self, named: Mapping[str, CountedLabels]) -> None:
@@ -148,13 +181,10 @@ class UseOfNode:
     ) -> None:
         use = self.series.get(labels)
         if use is None:
-            use = self.series[labels] = CountedUse(time_ns)
+            use = self.series[labels] = CountedUse(labels.group, time_ns)
         use.seen_ns = time_ns
-        for index, amount in enumerate(amounts):
-            if amount is not None and use.amounts[index] is None:
-                use.begun_ns[index] = begun_ns
-                self._begun.setdefault(labels, set()).add(index)
-        add_amounts(use.amounts, amounts)
+        if begun := use.add(amounts, begun_ns=begun_ns):
+            self._begun.setdefault(labels, set()).update(begun)
 
     def _bound(self) -> None:
         """End the series of which nothing has come for longest, where there are too many."""
@@ -179,7 +209,7 @@ class UseOfNode:
                 container=labels.container or None,
                 seen_time_ns=use.seen_ns,
                 amounts=_as_texts(use.amounts),
-                begun_time_ns=use.begun_ns,
+                begun_time_ns=[*use.begun_ns],
             )
             for labels, use in self.series.items()
         ]
@@ -219,7 +249,9 @@ class UseOfNode:
         node = cls()
         try:
             for counted in record.series:
-                node.series[_labels_of(record, counted)] = CountedUse(
+                labels = _labels_of(record, counted)
+                node.series[labels] = CountedUse(
+                    labels.group,
                     counted.seen_time_ns,
                     _as_amounts(record, counted.amounts),
                     _in_order(record, counted.begun_time_ns),

@@ -20,7 +20,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuledger.bus.protocol import Record
-from gpuledger.clock import NS_PER_MS
 from gpuledger.ledger.dcgm import DcgmSeries
 from gpuledger.ledger.health import NodeHealth, health_values
 from gpuledger.ledger.interval_values import IntervalValues
@@ -33,8 +32,10 @@ from gpuledger.ledger.series import (
 )
 from gpuledger.ledger.usage import (
     CountedLabels,
-    Unnamed,
+    KnownUsers,
     Used,
+    UsedAmounts,
+    User,
     add_amounts,
     base_units,
     names_in,
@@ -100,23 +101,22 @@ class _OpenInterval:
         self.values = IntervalValues()
         self.boots: dict[str, int] = {}
         self.named: dict[str, CountedLabels] = {}
-        self.use: dict[tuple[CountedLabels, Unnamed | None], _OpenUse] = {}
+        self.use: dict[User, _OpenUse] = {}
 
     def count(self, event: GpuEvent, used: Iterable[Used]) -> None:
         """Add what a tick adds to the counters."""
         self.boots[event.boot_id] = event.seq
-        for one in used:
-            of_both = self.use.get((one.labels, one.unnamed))
-            if of_both is None:
-                begun_ns = event.time_ns - event.interval_ns
-                self.use[one.labels, one.unnamed] = _OpenUse(one, begun_ns)
+        begun_ns = event.time_ns - event.interval_ns
+        for user, amounts in used:
+            if (before := self.use.get(user)) is None:
+                self.use[user] = _OpenUse(amounts, begun_ns)
             else:
-                add_amounts(of_both.used.amounts, one.amounts)
+                add_amounts(before.amounts, amounts)
 
 
 @dataclass(slots=True)
 class _OpenUse:
-    used: Used
+    amounts: UsedAmounts
     begun_ns: int
 
 
@@ -133,7 +133,7 @@ class NodeIntervals:
     ) -> None:
         """Go on from what was counted; raises ValueError where that record is broken."""
         self._node, self._interval_ns = node, interval_ns
-        self._values, self._known = values, NodeGroups()
+        self._values, self._known, self._users = values, NodeGroups(), KnownUsers()
         self._use = UseOfNode() if counted is None else UseOfNode.restore(counted)
         self._boots = {} if counted is None else {b.boot_id: b.seq for b in counted.boots}
         self._time_ns = 0 if counted is None else counted.time_ns
@@ -158,7 +158,7 @@ class NodeIntervals:
 
         Raises ValueError, with nothing changed, where the event points to what it does not list.
         """
-        used = list(used_in(event))
+        used = list(used_in(event, None if is_past else self._users))
         values = self._values.values_of(event, None if is_past else self._known)
         number = -(-event.time_ns // self._interval_ns) if self._interval_ns else None
         is_open = self._open is not None and self._open.number is not None
@@ -168,7 +168,7 @@ class NodeIntervals:
         if self._open is None:
             self._open = _OpenInterval(None, record)
         self._open.count(event, used)
-        if self._use.has_waiting or any(one.unnamed for one in used):
+        if self._use.has_waiting or any(user.unnamed for user, _ in used):
             self._open.named |= names_in(event)
         if not is_past:
             self._open.number = number
@@ -219,9 +219,9 @@ class NodeIntervals:
         self._time_ns = closed.time_ns or self._time_ns
         # What waited first: a series begins where its first use does.
         self._use.name(closed.named)
-        for of_one in closed.use.values():
-            used = of_one.used.named(closed.named)
-            self._use.add(used, begun_ns=of_one.begun_ns, time_ns=self._time_ns)
+        for user, use in closed.use.items():
+            used = Used(user.named(closed.named), use.amounts)
+            self._use.add(used, begun_ns=use.begun_ns, time_ns=self._time_ns)
         self._use.go_on(self._time_ns)
         for boot_id, seq in closed.boots.items():
             # Put last, so that the boot that was heard of longest ago is first.
@@ -235,13 +235,9 @@ class NodeIntervals:
         self, closed: _OpenInterval, values: dict[SeriesGroup, SeriesValues]
     ) -> IntervalSamples:
         starts_ms: dict[SeriesGroup, Sequence[int | None]] = {}
-        for labels, use in self._use.series.items():
-            group = labels.group
-            values[group] = base_units(use.amounts)
-            # One after the end of the tick before: a series of these labels may have ended there.
-            starts_ms[group] = [
-                None if begun_ns is None else begun_ns // NS_PER_MS + 1 for begun_ns in use.begun_ns
-            ]
+        for use in self._use.series.values():
+            values[use.group] = base_units(use.amounts)
+            starts_ms[use.group] = use.starts_ms
         return IntervalSamples(
             node=self._node,
             time_ns=closed.time_ns,

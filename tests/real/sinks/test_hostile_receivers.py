@@ -48,8 +48,11 @@ async def test_whatever_a_receiver_answers_its_sink_goes_on_until_it_takes_what_
     async with answering(answers) as receiver:
         setting, value = SETTINGS[kind]
         settings = {setting: value.format(url=receiver.url)}
+        # Sent at once.
         if kind == "alerts":
             settings["alerts__busy_without_pod__for_seconds"] = "0"
+        else:
+            settings["remote_write__interval_seconds"] = "0"
         sink = start_sink(kind, broker, **settings)
         await asyncio.to_thread(sink.wait_until, sink.is_ready, deadline_seconds=40)
         before_bytes = peak_bytes(sink.pid)
