@@ -114,6 +114,23 @@ class Metric:
         """Its name as a label in 1.0."""
 
 
+class Label:
+    """A label's name and value, one object for all series that have it."""
+
+    __slots__ = ("name", "value")
+
+    def __init__(self, name: str, value: str) -> None:
+        """Take them as they are sent."""
+        self.name, self.value = name, value
+
+
+@lru_cache(maxsize=16_384)
+def _label(name: str, value: str) -> Label:
+    # A node's series have most of their labels in common; which of them are the same object
+    # is nothing but a matter of memory and time.
+    return Label(name, value)
+
+
 class LabelSet:
     """The labels of one thing, whose metrics are series: all but `__name__`."""
 
@@ -130,16 +147,16 @@ class LabelSet:
         if len(set(names)) != len(names) or _NAME in names:
             raise ValueError(f"a label comes twice: {[name.decode() for name in names]}")
         "".join(value for _, _, value in present).encode()
-        self.before = tuple(s for name, *pair in present if name < _NAME for s in pair)
-        """Names and values of those that stand before `__name__`."""
-        self.after = tuple(s for name, *pair in present if name > _NAME for s in pair)
-        """Names and values of those that stand behind it."""
+        self.before = tuple(_label(*pair) for name, *pair in present if name < _NAME)
+        """Those that stand before `__name__`."""
+        self.after = tuple(_label(*pair) for name, *pair in present if name > _NAME)
+        """Those that stand behind it."""
         self._encoded: tuple[bytes, bytes] | None = None
 
     @property
     def size_bytes(self) -> int:
         """How many bytes its strings and their encoding have."""
-        return 2 * sum(map(len, self.before)) + 2 * sum(map(len, self.after))
+        return 2 * sum(len(one.name) + len(one.value) for one in (*self.before, *self.after))
 
     def encoded(self) -> tuple[bytes, bytes]:
         """Return what stands before and behind the name in 1.0; encoded when it is first asked."""
@@ -215,7 +232,8 @@ def _encode_v1(samples: Iterable[TimedSamples]) -> bytes:
 def _encode_v2(samples: Iterable[TimedSamples]) -> bytes:
     parts: list[bytes] = []
     symbols = _Symbols()
-    referred, frames = _ReferredLabels(symbols), _SeriesFrames(_DescribedMetrics(symbols))
+    referred = _ReferredSets(_ReferredLabels(symbols))
+    frames = _SeriesFrames(_DescribedMetrics(symbols))
     for time, groups, values in samples:
         at = 0
         for labels, metric_set, starts in groups:
@@ -246,17 +264,29 @@ class _Symbols(dict[str, bytes]):
         return reference
 
 
-class _ReferredLabels(dict[LabelSet, tuple[bytes, bytes]]):
-    """What refers to labels before and behind the name in one request of 2.0."""
+class _ReferredLabels(dict[Label, bytes]):
+    """What refers to a label in one request of 2.0."""
 
     def __init__(self, symbols: _Symbols) -> None:
         super().__init__()
-        self._refer = symbols.__getitem__
+        self._symbols = symbols
+
+    def __missing__(self, label: Label) -> bytes:
+        referred = self[label] = self._symbols[label.name] + self._symbols[label.value]
+        return referred
+
+
+class _ReferredSets(dict[LabelSet, tuple[bytes, bytes]]):
+    """What refers to labels before and behind the name in one request of 2.0."""
+
+    def __init__(self, referred: _ReferredLabels) -> None:
+        super().__init__()
+        self._refer = referred.__getitem__
 
     def __missing__(self, labels: LabelSet) -> tuple[bytes, bytes]:
         before = b"".join(map(self._refer, labels.before))
-        referred = self[labels] = (before, b"".join(map(self._refer, labels.after)))
-        return referred
+        found = self[labels] = (before, b"".join(map(self._refer, labels.after)))
+        return found
 
 
 class _DescribedMetrics(dict[Metric, tuple[bytes, bytes]]):
@@ -334,9 +364,8 @@ def _encode_symbol(symbol: str) -> bytes:
     return b"".join((b"\x22", varint(len(text)), text))
 
 
-def _encode_labels(names_and_values: Sequence[str]) -> bytes:
-    pairs = zip(names_and_values[::2], names_and_values[1::2], strict=True)
-    return b"".join(_encode_label(name.encode(), value.encode()) for name, value in pairs)
+def _encode_labels(labels: Iterable[Label]) -> bytes:
+    return b"".join(_encode_label(one.name.encode(), one.value.encode()) for one in labels)
 
 
 def _encode_label(name: bytes, value: bytes) -> bytes:
