@@ -112,7 +112,7 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
     health_interval_seconds: Seconds = 10.0
     """How often samples of the GPUs' health are sent: errors, throttling, links. Agents ask for it
     every 10 s."""
-    samples_per_request: Count = 2000
+    samples_per_request: Count = 10_000
     """How many samples a request holds at most, one tick of one node apart."""
     queue_bytes: Count = 16_777_216
     """How many bytes of events may wait to be sent, as they lie in Kafka; each partition that is
