@@ -119,8 +119,6 @@ class _SeriesOfGroup:
 
     labels: LabelSet
     family: Family
-    size_bytes: int
-    """What it takes of memory."""
     namespace: Namespace | None = None
     """The namespace for which it counts."""
     counted: int = 0
@@ -139,7 +137,12 @@ class _SeriesOfGroup:
                 *zip(family.labels, group.label_values, strict=True),
             ]
         )
-        return cls(labels, family, _GROUP_BYTES + labels.size_bytes)
+        return cls(labels, family)
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes of memory."""
+        return _GROUP_BYTES + self.labels.size_bytes
 
     def begin(
         self, which: Iterable[int], starts_ms: Sequence[int | None], *, before_ms: int

@@ -15,6 +15,7 @@ back.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, Generic, TypeVar
 
 from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS
@@ -65,9 +66,10 @@ class CountedUse:
     """When there was last anything of it."""
     amounts: UsedAmounts = field(default_factory=_nothing)
     """The counters, in the order of `COUNTED`."""
-    begun_ns: Sequence[int | None] = _NOT_BEGUN
+    begun_ns: tuple[int | None, ...] = _NOT_BEGUN
     """Where each of them began with 0."""
-    starts_ms: Sequence[int | None] = field(init=False)
+
+    starts_ms: tuple[int | None, ...] = field(init=False)
     """The same as it is sent: the same object until another one begins."""
 
     def __post_init__(self) -> None:
@@ -85,16 +87,23 @@ class CountedUse:
                     total = 0
                 totals[index] = total + amount
         if begun:
-            self.begun_ns = [
-                begun_ns if index in begun else before for index, before in enumerate(self.begun_ns)
-            ]
+            self.begun_ns = _begin(self.begun_ns, tuple(begun), begun_ns)
             self.starts_ms = _as_starts(self.begun_ns)
         return begun
 
 
-def _as_starts(begun_ns: Sequence[int | None]) -> Sequence[int | None]:
+# Those that begin in one tick begin alike, so that most series have these tuples in common.
+@lru_cache(maxsize=1024)
+def _begin(
+    before_ns: tuple[int | None, ...], begun: tuple[int, ...], begun_ns: int
+) -> tuple[int | None, ...]:
+    return tuple(begun_ns if at in begun else before for at, before in enumerate(before_ns))
+
+
+@lru_cache(maxsize=1024)
+def _as_starts(begun_ns: tuple[int | None, ...]) -> tuple[int | None, ...]:
     # One after the end of the tick before: a series of these labels may have ended there.
-    return [None if at_ns is None else at_ns // NS_PER_MS + 1 for at_ns in begun_ns]
+    return tuple(None if at_ns is None else at_ns // NS_PER_MS + 1 for at_ns in begun_ns)
 
 
 @dataclass(slots=True)
@@ -254,7 +263,7 @@ class UseOfNode:
                     labels.group,
                     counted.seen_time_ns,
                     _as_amounts(record, counted.amounts),
-                    _in_order(record, counted.begun_time_ns),
+                    tuple(_in_order(record, counted.begun_time_ns)),
                 )
             for waiting in record.waiting or ():
                 labels = _labels_of(record, waiting)

@@ -124,10 +124,10 @@ class Label:
         self.name, self.value = name, value
 
 
-@lru_cache(maxsize=16_384)
+@lru_cache(maxsize=1024)
 def _label(name: str, value: str) -> Label:
-    # A node's series have most of their labels in common; which of them are the same object
-    # is nothing but a matter of memory and time.
+    # A node's series begin together and have most of their labels in common. Which of them are one
+    # object is a matter of memory and time alone.
     return Label(name, value)
 
 
