@@ -38,8 +38,8 @@ demo: $(VENV)/.demo ## Run the whole way in one process and watch it (options: A
 test: $(VENV)/.dev test-tools $(if $(ARGS),,test-compiled) ## Fetch and build the real parts, then run every test
 	@$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
-test-compiled: $(VENV)/.dev compiled ## Run the join's and podwatch's unit tests on the wheel's compiled modules
-	@TESTS_REQUIRE_COMPILED=1 $(ON_COMPILED) $(BIN)/python -m pytest $(SPREAD) tests/unit/enricher $(ARGS)
+test-compiled: $(VENV)/.dev compiled ## Run the unit tests of the join, podwatch and remote-write on the wheel's compiled modules
+	@TESTS_REQUIRE_COMPILED=1 $(ON_COMPILED) $(BIN)/python -m pytest $(SPREAD) tests/unit/enricher tests/unit/sinks/remote_write $(ARGS)
 
 test-unit: $(VENV)/.dev ## Run the tests that need nothing but Python
 	@$(BIN)/python -m pytest $(SPREAD) tests/unit $(ARGS)

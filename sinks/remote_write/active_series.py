@@ -351,7 +351,7 @@ class ActiveSeries:
                 begun += series.begin(samples.begun[group], starts_ms, before_ms=before_ms)
             series.next(values, sent, starts_ms)
         # A pod that has ended, a GPU that is lost, a label that has changed.
-        for group in node.groups.keys() - samples.values.keys():
+        for group in [group for group in node.groups if group not in samples.values]:
             ended = node.groups.pop(group)
             node.size_bytes -= ended.size_bytes
             self._namespaces.end(ended.namespace, ended.counted)

@@ -6,20 +6,27 @@ that knows nothing yet makes of each. Says first which modules it runs.
 
 import pickle
 import sys
+from collections.abc import Iterable, Iterator
 
 import structlog
 
 from enricher.join.stage import JoinStage
-from gpuledger.bus.protocol import Message
+from gpuledger.bus.protocol import Message, Record
+from gpuledger.codec import decoder_of, encode
 from gpuledger.dead_letter_queue import DeadLetterQueue
+from gpuledger.keys import node_key
+from gpuledger.records import GpuEvent
+from sinks.remote_write.active_series import ActiveSeries
+from sinks.remote_write.node_intervals import NodeIntervals, TickValues
+from sinks.remote_write.wire import Version
 from tests.compiled import describe_compiled
 from tests.default_topics import DEAD_LETTERS, TOPICS
 from tests.fakes.producer import KeepingProducer
 from tests.unit.enricher.join.ticks import anywhere
 from tests.unit.enricher.laws.topics import BEGIN_NS, Topics
 
-Made = tuple[list[Message], list[Message], int]
-"""Events, watermarks, and how many records were put aside."""
+Made = tuple[list[Message], list[Message], int, list[bytes]]
+"""Events, watermarks, how many records were put aside, and what remote-write sends of events."""
 
 
 def make(topics: Topics) -> Made:
@@ -36,7 +43,23 @@ def make(topics: Topics) -> Made:
         stage.take_pods(topics.pods.get(partition, []))
         events += stage.take_samples(samples)
         watermarks += stage.drain_progress(partition)
-    return events, watermarks, dead_letters.rejected
+    return events, watermarks, dead_letters.rejected, list(sent_of(events))
+
+
+def sent_of(events: Iterable[Message]) -> Iterator[bytes]:
+    """Yield requests of both versions with the samples of each tick, and what was counted."""
+    decode = decoder_of(TOPICS.events.name, GpuEvent).decode
+    series, nodes = ActiveSeries(), dict[str, NodeIntervals]()
+    for offset, message in enumerate(events):
+        assert message.value is not None
+        event = decode(message.value)
+        key = node_key(event)
+        record = Record(TOPICS.events.name, 0, offset, 0, None, None)
+        node = nodes.setdefault(key, NodeIntervals(key, values=TickValues(), interval_ns=0))
+        for samples in node.add(event, record, is_past=False):
+            encoded = series.encode(samples)
+            yield from (encoded.encode(version) for version in Version)
+    yield from (encode(node.take_record("group")) for node in nodes.values())
 
 
 def main() -> None:
