@@ -31,7 +31,6 @@ from sinks.remote_write.node_intervals import IntervalSamples
 from sinks.remote_write.wire import (
     NO_START,
     STALE_VALUE,
-    Labels,
     LabelSet,
     Metric,
     MetricSet,
@@ -45,6 +44,7 @@ from sinks.remote_write.wire import (
     is_encodable,
 )
 
+_ExternalLabels = tuple[tuple[str, str], ...]
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 MAX_SERIES_BYTES: Final = 128 * 2**20
 _GROUP_BYTES: Final = 500
@@ -127,17 +127,11 @@ class _SeriesOfGroup:
     """Bit n is set where metric n had a value in the last tick."""
 
     @classmethod
-    def of(cls, node: str, group: SeriesGroup, external_labels: Labels) -> "_SeriesOfGroup":
-        family, (cluster, name) = group.family, split_key(node)
-        labels = LabelSet(
-            [
-                *external_labels,
-                ("cluster", cluster),
-                ("node", name),
-                *zip(family.labels, group.label_values, strict=True),
-            ]
-        )
-        return cls(labels, family)
+    def of(
+        cls, node: str, group: SeriesGroup, external_labels: _ExternalLabels
+    ) -> "_SeriesOfGroup":
+        family = group.family
+        return cls(_labels_of(node, family.labels, group.label_values, external_labels), family)
 
     @property
     def size_bytes(self) -> int:
@@ -180,6 +174,16 @@ class _SeriesOfGroup:
     def end(self, samples: _Samples) -> None:
         """Add the ends of all series that had a value last."""
         self.next((None,) * len(self.family.metrics), samples)
+
+
+# The means and the maxima of a thing begin together and have the same labels.
+@lru_cache(maxsize=64)
+def _labels_of(
+    node: str, names: tuple[str, ...], values: tuple[str, ...], external_labels: _ExternalLabels
+) -> LabelSet:
+    cluster, name = split_key(node)
+    own = zip(names, values, strict=True)
+    return LabelSet([*external_labels, ("cluster", cluster), ("node", name), *own])
 
 
 class _Frame:
