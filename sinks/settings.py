@@ -114,6 +114,9 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
     every 10 s."""
     samples_per_request: Count = 10_000
     """How many samples a request holds at most, one tick of one node apart."""
+    commit_interval_seconds: Pause = 5.0
+    """How often offsets and counters are committed at most, per partition. After a crash what was
+    sent since is sent again; 0 commits after each poll."""
     queue_bytes: Count = 16_777_216
     """How many bytes of events may wait to be sent, as they lie in Kafka; each partition that is
     held has an equal part, and no more is read of one that has as much. Up to one poll more."""

@@ -73,8 +73,6 @@ APART_NS: Final = NS_PER_MINUTE
 """How long a node whose tick was refused travels apart from others."""
 _MAX_NODES: Final = 5_000
 """Of a partition: an installation of 10,000 nodes has a fifth of that on twelve partitions."""
-_COMMIT_NS: Final = NS_PER_SECOND
-"""While more waits, what was counted is committed so often."""
 _LATE_NS: Final = 2 * NS_PER_SECOND
 """So much later than it would at most, a node's next tick is not waited for."""
 _RELEASE_SECONDS: Final = 3.0
@@ -144,7 +142,9 @@ class PartitionSender:
         self._taken_nodes: set[str] = set()
         self._sent_offset: int | None = None
         self._committed_offset: int | None = None
-        self._committed_ns = 0
+        self._commit_ns = round(shared.settings.commit_interval_seconds * NS_PER_SECOND)
+        self._committed_ns = self._clock.monotonic_ns() - self._commit_ns
+        self._is_uncommitted = False
         self.waiting_bytes = 0
         """How many bytes of records are held that were not sent yet."""
         self.undone: BusError | FencedError | None = None
@@ -167,9 +167,14 @@ class PartitionSender:
             self._task = asyncio.create_task(self._send_waiting()) if self._waiting else None
 
     def has_silent(self, *, silent_ns: int, now_ns: int) -> bool:
-        """Return whether nothing waits, and there is something for `end_silent` to do."""
+        """Return whether nothing waits, and there is something for `end_silent` to do.
+
+        That may be a commit alone.
+        """
         if self._task is not None or self.undone is not None:
             return False
+        if self._is_uncommitted and self._is_due(now_ns):
+            return True
         return self._series.has_silent(now_ns - silent_ns) or any(self._overdue(now_ns))
 
     def end_silent(self, context: SinkContext, *, silent_ns: int, now_ns: int) -> None:
@@ -179,12 +184,16 @@ class PartitionSender:
         """
         self._task = asyncio.create_task(self._send_silent(context, now_ns - silent_ns, now_ns))
 
-    async def end(self) -> None:
+    async def end(self, context: SinkContext) -> None:
         """Let the request on its way be answered, and forget all else, without ending series.
 
-        A request that is cancelled on its way may have been taken: its ticks come twice.
+        A request that is cancelled on its way may have been taken: its ticks come twice. Where all
+        that was begun is answered, it is committed.
         """
+        is_idle = not self._waiting and (self._task is None or self._task.done())
         self._forget_waiting()
+        if is_idle and self._is_uncommitted and self.undone is None:
+            self._task = asyncio.create_task(self._commit(context))
         await end_tasks(self._task, grace_seconds=_RELEASE_SECONDS, seconds=_CANCEL_SECONDS)
         self._series.clear()
 
@@ -216,14 +225,19 @@ class PartitionSender:
     async def _send_waiting(self) -> None:
         while self._waiting and self.undone is None:
             polled = self._waiting[0]
-            await self._send_batch(polled.batch, polled.context)
-            # Given up in between: then nothing waits any more.
-            if not self._is_ending:
-                self._waiting.popleft()
-                self.waiting_bytes -= polled.size_bytes
-                await self._commit_if_due(polled.context)
+            if not await self._send_batch(polled.batch, polled.context):
+                return
+            self._is_uncommitted = True
+            if self._is_ending:
+                await self._commit(polled.context)
+                return
+            self._waiting.popleft()
+            self.waiting_bytes -= polled.size_bytes
+            if self._is_due(self._clock.monotonic_ns()):
+                await self._commit(polled.context)
 
-    async def _send_batch(self, batch: Batch, context: SinkContext) -> None:
+    async def _send_batch(self, batch: Batch, context: SinkContext) -> bool:
+        """Return whether all of it was sent: given up in between, more is counted than was sent."""
         async with self._shared.turns.enter(batch):
             # Ticks are encoded as requests are sent, so that few of them are held.
             requests = split_into_requests(
@@ -233,24 +247,20 @@ class PartitionSender:
             )
             newest_ns: int | None = None
             for request in requests:
+                if self._is_ending:
+                    return False
                 await self._send(request, context)
                 newest_ns = request.newest_ns
                 context.acknowledge(
                     self._at, request.next_offset, time_ns=newest_ns, is_committed=True
                 )
-                if self._is_ending:
-                    return
             # What came behind the last request is of intervals that are open, or was put aside.
             self._sent_offset = batch.next_offset
             context.acknowledge(self._at, batch.next_offset, is_committed=True)
+        return True
 
-    async def _commit_if_due(self, context: SinkContext) -> None:
-        """Commit what was counted, unless more waits and the last commit was a moment ago."""
-        now_ns = self._clock.monotonic_ns()
-        if self._waiting and now_ns - self._committed_ns < _COMMIT_NS:
-            return
-        self._committed_ns = now_ns
-        await self._commit(context)
+    def _is_due(self, now_ns: int) -> bool:
+        return now_ns - self._committed_ns >= self._commit_ns
 
     async def _commit(self, context: SinkContext) -> None:
         """Commit the counters that have changed with the offset from which the rest is read again.
@@ -259,9 +269,8 @@ class PartitionSender:
         """
         offset = self._next_offset()
         changed = [node for node in self._nodes.values() if node.has_changed]
-        if self._is_ending or offset is None:
-            return
-        if not changed and offset == self._committed_offset:
+        self._committed_ns, self._is_uncommitted = self._clock.monotonic_ns(), False
+        if offset is None or (not changed and offset == self._committed_offset):
             return
         try:
             # Letters first: a record that is committed and not yet put aside would be lost by a
@@ -442,7 +451,8 @@ class PartitionSender:
             if self._is_ending:
                 return
             await self._send_ends(ends)
-        await self._commit(context)
+        if not self._is_ending:
+            await self._commit(context)
 
     async def _send_ends(self, ends: EncodedTick) -> None:
         try:

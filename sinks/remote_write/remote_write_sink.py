@@ -175,7 +175,7 @@ class RemoteWriteSink(Sink):
         # next owner goes on with.
         self._unopened -= partitions
         released = [self._senders.pop(at) for at in partitions if at in self._senders]
-        await asyncio.gather(*(sender.end() for sender in released))
+        await asyncio.gather(*(sender.end(context) for sender in released))
         await self._state.close({at.partition for at in partitions})
 
     def close(self) -> None:

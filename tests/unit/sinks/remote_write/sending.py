@@ -31,7 +31,12 @@ def sink(
     **changes: Any,  # noqa: ANN401  # as RemoteWriteSettings takes them
 ) -> asyncio.Future[None]:
     # What is sent, and when, is the same in both versions; one that is tried first is elsewhere.
-    settings = {"protocol": "1.0", "interval_seconds": 0, **changes}
+    settings = {
+        "protocol": "1.0",
+        "interval_seconds": 0,
+        "commit_interval_seconds": 0,
+        **changes,
+    }
     return asyncio.ensure_future(
         run_sink(
             REMOTE_WRITE,

@@ -62,6 +62,36 @@ async def test_what_waits_goes_in_order_and_in_few_requests() -> None:
         assert len(receiver.received) == 1
 
 
+async def test_what_was_sent_is_committed_each_interval_also_where_nothing_more_comes() -> None:
+    on, clock = bus(), ManualClock()
+    async with (
+        receiving() as receiver,
+        running(sink(on, receiver, clock=clock, commit_interval_seconds=5)),
+    ):
+        await publish(on, event(0))
+        await eventually(is_committed(on, 1))  # the first at once
+        await publish(on, event(1))
+        await eventually(lambda: len(receiver.received) == 2)
+        clock.advance(4.9)
+        await publish(on, event(2))
+        await eventually(lambda: len(receiver.received) == 3)
+        assert is_committed(on, 1)()
+        clock.advance(0.1)
+        await eventually(is_committed(on, 3))
+
+
+async def test_who_ends_commits_what_was_sent_whatever_the_interval() -> None:
+    on = bus()
+    async with (
+        receiving() as receiver,
+        running(sink(on, receiver, commit_interval_seconds=3600)),
+    ):
+        for tick in range(3):
+            await publish(on, event(tick))
+            await eventually(lambda tick=tick: len(receiver.received) == tick + 1)  # type: ignore[misc]
+    assert is_committed(on, 3)()
+
+
 async def test_a_partition_that_is_held_up_holds_up_no_other() -> None:
     on = bus()
     stuck, goes = (nodes_in(partition)[0] for partition in (0, 1))
