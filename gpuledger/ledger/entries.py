@@ -6,7 +6,7 @@ names. Pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from gpuledger.ledger.quantities import UNKNOWN, Amounts, apportion
@@ -124,7 +124,7 @@ class PodIndex:
         return PodOfEntry(pod, container_id, container, pod, requested, namespace)
 
 
-class PartOfBoard(NamedTuple):
+class DeviceSlices(NamedTuple):
     """How much of its board a device is, in the slices into which the board can be cut."""
 
     compute_slices: int | None
@@ -137,13 +137,16 @@ class PartOfBoard(NamedTuple):
     """Memory slices of the whole board."""
 
 
-def slices_of(books: GpuBooks) -> PartOfBoard:
+UNKNOWN_SLICES: Final = DeviceSlices(None, None, None, None)
+
+
+def slices_of(books: GpuBooks) -> DeviceSlices:
     """Return how much of its board the device is that these books are of."""
     reading = books.reading
     if reading.parent_uuid is None and not reading.mig_enabled and books.compute_slices is None:
         compute, memory = reading.compute_slices, reading.memory_slices
-        return PartOfBoard(compute, memory, compute, memory)
-    return PartOfBoard(
+        return DeviceSlices(compute, memory, compute, memory)
+    return DeviceSlices(
         books.compute_slices,
         books.memory_slices,
         books.board_compute_slices,
@@ -208,7 +211,7 @@ class BookedEntry(NamedTuple):
     """On whom it is booked."""
     holder: PodOfEntry
     """On idle: who held it unused."""
-    slices: PartOfBoard
+    slices: DeviceSlices
     """How much of its board the GPU is."""
     requested: Mapping[str, str] | None
     """What the container asks for on which it is booked, or that held it unused."""
@@ -229,23 +232,23 @@ def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[Bo
     pods = PodIndex(event)
     node = event.node_description or _NO_NODE
     row = count()
-    for books in event.gpus:
-        amounts = apportion(books, event.interval_ns)
+    for device in chain(_devices_of_tick(event), _devices_settled(event)):
+        books = device.books
         slices = slices_of(books)
-        for entry, apportioned in zip(books.entries, amounts, strict=True):
+        for entry, apportioned in zip(device.entries, device.apportioned, strict=True):
             user, holder = pods.user_of(entry), pods.holder_of(entry)
             yield BookedEntry(
                 event,
                 origin,
                 next(row),
                 entry,
-                event.time_ns,
-                event.interval_ns,
+                device.time_ns,
+                device.interval_ns,
                 books,
                 books.reading,
-                books.busy_method,
-                books.memory_method,
-                energy_method_of(books),
+                device.busy_method,
+                device.memory_method,
+                device.energy_method,
                 user,
                 holder,
                 slices,
@@ -254,34 +257,50 @@ def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[Bo
                 user.namespace or holder.namespace or _NO_NAMESPACE,
                 apportioned,
             )
+
+
+class _DeviceEntries(NamedTuple):
+    """The entries of one device over one interval, and what they have in common."""
+
+    entries: Sequence[Entry]
+    apportioned: Sequence[Amounts]
+    """What each entry has of the quantities that are apportioned."""
+    books: GpuBooks
+    """The device's books in the event's tick."""
+    time_ns: int
+    """End of the interval, nanoseconds since the epoch."""
+    interval_ns: int
+    busy_method: BusyMethod | None
+    memory_method: MemoryMethod | None = None
+    energy_method: EnergyMethod | None = None
+
+
+def _devices_of_tick(event: GpuEvent) -> Iterator[_DeviceEntries]:
+    for books in event.gpus:
+        yield _DeviceEntries(
+            entries=books.entries,
+            apportioned=apportion(books, event.interval_ns),
+            books=books,
+            time_ns=event.time_ns,
+            interval_ns=event.interval_ns,
+            busy_method=books.busy_method,
+            memory_method=books.memory_method,
+            energy_method=energy_method_of(books),
+        )
+
+
+def _devices_settled(event: GpuEvent) -> Iterator[_DeviceEntries]:
+    """Yield the entries of each settlement; raise ValueError as `gpu_of` does."""
     for settlement in event.settlements or ():
-        length_ns = max(0, settlement.until_time_ns - settlement.from_time_ns)
-        books = gpu_of(settlement, event)
-        slices = slices_of(books)
-        for entry in settlement.entries:
-            user, holder = pods.user_of(entry), pods.holder_of(entry)
-            yield BookedEntry(
-                event,
-                origin,
-                next(row),
-                entry,
-                settlement.until_time_ns,
-                length_ns,
-                books,
-                books.reading,
-                settlement.busy_method,
-                None,
-                None,
-                user,
-                holder,
-                slices,
-                user.requested or holder.requested,
-                node,
-                user.namespace or holder.namespace or _NO_NAMESPACE,
-                # The chip's counters of the ticks that are settled were split by what was known
-                # then.
-                UNKNOWN,
-            )
+        yield _DeviceEntries(
+            entries=settlement.entries,
+            # The chip's counters of the settled ticks were apportioned with these ticks.
+            apportioned=[UNKNOWN] * len(settlement.entries),
+            books=gpu_of(settlement, event),
+            time_ns=settlement.until_time_ns,
+            interval_ns=max(0, settlement.until_time_ns - settlement.from_time_ns),
+            busy_method=settlement.busy_method,
+        )
 
 
 def gpu_of(settlement: Settlement, event: GpuEvent) -> GpuBooks:

@@ -354,11 +354,12 @@ def _of_holders(
         # Idle's entries alone have it.
         if group is not None and entry.held_ns is not None:
             held[group] = held.get(group, 0) + entry.held_ns
-    slices, _, board_slices, _ = slices_of(books)
+    slices = slices_of(books)
+    compute_slices, board_slices = slices.compute_slices, slices.board_compute_slices
     fraction: float | None = None
     if board_slices:
-        # Of a cut board nobody knows what is left where one of its instances does not say its own.
-        fraction = None if slices is None else slices / board_slices
+        # What is left of a cut board is unknown where an instance's own slices are.
+        fraction = None if compute_slices is None else compute_slices / board_slices
     elif books.reading.parent_uuid is None:
         # A GPU of which no slices are said is a board by itself.
         fraction = 1.0
