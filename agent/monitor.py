@@ -24,7 +24,7 @@ from agent.core.incidents import (
     make_incident,
     merge,
 )
-from agent.gpu.lifecycle import EventThread
+from agent.gpu.event_thread import EventThread
 from agent.gpu.protocol import GpuIdentity, GpuSource
 from agent.host.kmsg import Kmsg, KmsgReader
 from agent.metrics import EVENT_SET_FAILURES, INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
