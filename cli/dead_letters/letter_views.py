@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 import orjson
 
-from cli.dead_letters.letter_filter import KeptLetter, parse_position
+from cli.dead_letters.letter_log import KeptLetter, parse_position
 from cli.replay.range_plan import write_moment
 from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import decoder_of

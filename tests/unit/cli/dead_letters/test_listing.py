@@ -9,7 +9,7 @@ import json
 import pytest
 
 from cli.dead_letters.dead_letters_command import find, scan
-from cli.dead_letters.letter_filter import LetterFilter, Position, parse_position
+from cli.dead_letters.letter_log import LetterFilter, Position, parse_position
 from cli.dead_letters.letter_printing import Format, LetterPrinter, print_counts
 from cli.dead_letters.letter_views import LetterCounts, full_text, hex_dump, parse_count_by
 from gpuledger.bus.memory import MemoryBus

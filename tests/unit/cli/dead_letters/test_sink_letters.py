@@ -10,10 +10,10 @@ from msgspec import json
 from typing_extensions import override
 
 from cli.dead_letters.dead_letters_command import scan
-from cli.dead_letters.letter_filter import LetterFilter, Position
+from cli.dead_letters.letter_log import LetterFilter, Position
 from cli.dead_letters.letter_printing import LetterPrinter
 from cli.dead_letters.letter_replay import exit_code
-from cli.dead_letters.sink_target import replayed_kind
+from cli.dead_letters.letter_target import replayed_kind
 from gpuledger.bus.protocol import Message
 from gpuledger.errors import UnavailableError, UserError
 from gpuledger.ledger.rows import EntryRow
@@ -52,7 +52,7 @@ from tests.unit.sinks.store.storing import offsets
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.dead_letters.replaying import LetterOutcome
+    from cli.dead_letters.letter_replay import LetterOutcome
     from gpuledger.bus.memory import MemoryBus
 
 TOO_LONG = Answer(400, "label too long", {"Content-Type": "text/plain"})
