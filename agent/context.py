@@ -17,8 +17,7 @@ from agent.gpu.watchdog import Watchdog
 from agent.host.kmsg import Kmsg
 from agent.host.kubelet.allocations import Allocations, Kubelet
 from agent.host.kubelet.assignments import find_on
-from agent.host.kubelet.container_logs import ListNames
-from agent.host.node_pods import HasCgroup, PodChanges, PodEnds
+from agent.host.node_pods import HasCgroup, ListNames, PodChanges, PodEnds
 from agent.host.procfs import Procfs, check_procfs, read_boot_id
 from agent.loop import InventoryTracker, Outputs, SampleLoop
 from agent.metrics import ATTRIBUTION, count_published_from_zero
