@@ -23,6 +23,7 @@ from sinks.registry import KINDS, REMOTE_WRITE, ROWS, STORE, SinkKind
 from sinks.settings import RemoteWriteSettings, RowsSettings, StoreSettings
 from tests.default_topics import DEAD_LETTERS, TOPICS
 from tests.default_topics import ROWS as ROWS_TOPIC
+from tests.errors import has_words
 from tests.unit.cli.dead_letters.builders import (
     JOIN,
     counted,
@@ -322,12 +323,9 @@ def test_each_kind_that_says_so_can_be_replayed_to(kind: SinkKind) -> None:
     assert callable(kind.load_redelivery())
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("alerts", "an alert or an incident of then"), ("xy", "there is no sink 'xy'")],
-)
-def test_a_sink_of_the_present_and_one_that_is_none_are_mistakes(name: str, said: str) -> None:
-    with pytest.raises(UserError, match=f"--sink: {said}.*give one of remote_write, store, rows"):
+@pytest.mark.parametrize("name", ["alerts", "xy"])
+def test_a_sink_of_the_present_and_one_that_is_none_are_mistakes(name: str) -> None:
+    with pytest.raises(UserError, check=has_words("--sink", "remote_write", "store", "rows")):
         replayed_kind(name)
 
 
