@@ -186,11 +186,11 @@ class DcgmPage:
         dashes_in_model_name: bool = False,
     ) -> None:
         counters = tuple(counters)
-        self._shown = [one for one in counters if one.kind != "label"]
+        self._shown = [counter for counter in counters if counter.kind != "label"]
         self._names = names
         self._window_ms = str(round(event_window_seconds * 1e3))
         self._rows = RowWriter(
-            label_fields=[one.field for one in counters if one.kind == "label"],
+            label_fields=[counter.field for counter in counters if counter.kind == "label"],
             host_label=host_label,
             pod_series=pod_series,
             dashes_in_model_name=dashes_in_model_name,

@@ -137,13 +137,13 @@ class PodCgroups:
     def __init__(self, root: Path) -> None:
         """Look where the node has pods: the kubelet's own folder is there before any agent is."""
         roots = [root / hierarchy for hierarchy in _HIERARCHIES]
-        self._slices = [str(one) for one in roots if (one / "kubepods.slice").is_dir()]
-        self._plain = [str(one) for one in roots if (one / "kubepods").is_dir()]
+        self._slices = [str(root) for root in roots if (root / "kubepods.slice").is_dir()]
+        self._plain = [str(root) for root in roots if (root / "kubepods").is_dir()]
         self._folders: dict[str, str] = {}
         # Of one hierarchy, as each has a cgroup of every pod.
         parents = [
-            *(f"{one}/kubepods.slice{under}" for one in self._slices[:1] for under in _SLICES),
-            *(f"{one}/kubepods{under}" for one in self._plain[:1] for under in _PLAIN),
+            *(f"{root}/kubepods.slice{under}" for root in self._slices[:1] for under in _SLICES),
+            *(f"{root}/kubepods{under}" for root in self._plain[:1] for under in _PLAIN),
         ]
         self._list_parents = [list_folder(Path(parent)) for parent in parents]
 

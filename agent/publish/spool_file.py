@@ -192,10 +192,10 @@ def _by_heads(file: int, start: int, length: int, work: ScanWork) -> Iterator[Fr
 def _by_checksums(data: bytes, start: int, work: ScanWork) -> Iterator[Frame]:
     """Yield whole frames, and what stands before one of them as a damaged frame."""
     while start < len(data):
-        said, whole = Frame.at(data, start), next_whole(data, start, work)
+        unchecked, whole = Frame.at(data, start), next_whole(data, start, work)
         if whole and whole.start > start:
             yield _gap(data, start, whole.start, beside=whole)
-        frame = whole or said
+        frame = whole or unchecked
         if frame is None:
             return
         yield frame
@@ -216,9 +216,11 @@ def _with_gaps(data: bytes, work: ScanWork) -> Iterator[Frame]:
 
 def _gap(data: bytes, start: int, end: int, *, beside: Frame) -> Frame:
     """Return what stands beside a whole frame and is none, as a damaged frame."""
-    said = Frame.at(data, start)
+    unchecked = Frame.at(data, start)
     # Its number of ticks is what its head says where that can be, else one at least.
-    return Frame(start, end, beside.head._replace(bundles=said.head.bundles if said else 1))
+    return Frame(
+        start, end, beside.head._replace(bundles=unchecked.head.bundles if unchecked else 1)
+    )
 
 
 _MAGIC: Final = b"gpuledger spool\2"

@@ -103,7 +103,7 @@ class LetterFilter:
 
     def offsets_in(self, partition: int) -> Iterator[int]:
         """Yield the offsets of the positions in a partition."""
-        return (each.offset for each in self.positions if each.partition == partition)
+        return (position.offset for position in self.positions if position.partition == partition)
 
     def lets_through(self, kept: KeptLetter) -> bool:
         """Return whether a letter is meant."""

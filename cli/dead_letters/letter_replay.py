@@ -183,8 +183,8 @@ class LetterReplay:
             await self._retry(publish)
 
     async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
-        deadline = asyncio.get_running_loop().time() + self._give_up_seconds
-        return await self._retrying(call, deadline=deadline)
+        deadline_seconds = asyncio.get_running_loop().time() + self._give_up_seconds
+        return await self._retrying(call, deadline_seconds=deadline_seconds)
 
 
 class Where(TypedDict):

@@ -70,7 +70,7 @@ class LetterTarget(Protocol):
 def usable(letter: KeptLetter, topics: Sequence[Topic]) -> Usable | str:
     """Return the record of a letter that is of one of these topics, or why there is none."""
     content = letter.content
-    topic = next((each for each in topics if each.name == content.topic), None)
+    topic = next((topic for topic in topics if topic.name == content.topic), None)
     if topic is None:
         return f"it is of a record of {content.topic}, which is not read there"
     if content.last_offset is not None:
@@ -98,7 +98,7 @@ def replayed_kind(name: str) -> SinkKind:
 
     Also for one that tells of the present alone.
     """
-    able = {each.name: each for each in KINDS.values() if each.redelivery}
+    able = {kind.name: kind for kind in KINDS.values() if kind.redelivery}
     if name not in able:
         why = (
             "an alert or an incident of then is not sent now"
@@ -140,7 +140,9 @@ class SinkTarget(LetterTarget):
 
     @override
     async def deliver(self, batch: Sequence[Usable]) -> Refusals:
-        return await self._redelivery.deliver([RefusedEvent(*each) for each in batch])
+        return await self._redelivery.deliver(
+            [RefusedEvent(*usable_letter) for usable_letter in batch]
+        )
 
 
 Booked = defaultdict[int, NodeWatermarks]

@@ -129,12 +129,16 @@ def _described(fields: Mapping[str, msgspec.Raw]) -> dict[str, _Described]:
         names = record.__struct_fields__
         rows: list[list[Any]] = msgspec.json.decode(fields.get(name, b"[]"))
         for position, row in enumerate(rows):
-            said = dict(zip(names, row, strict=False))
-            pod = {} if said["pod"] is None else pods[said["pod"]]
-            description = {"container": said["name"], **pod} if "name" in said else pod
+            fields_of_row = dict(zip(names, row, strict=False))
+            pod = {} if fields_of_row["pod"] is None else pods[fields_of_row["pod"]]
+            description = (
+                {"container": fields_of_row["name"], **pod} if "name" in fields_of_row else pod
+            )
             if pod.get("state") in _PASSING:
                 description = _without_guesses(description, keeps_uid=name != "holders")
-            of_tick = {key: said[key] for key in said.keys() - _FROM_RECORDS[name]}
+            of_tick = {
+                key: value for key, value in fields_of_row.items() if key not in _FROM_RECORDS[name]
+            }
             found[f"{name}[{position}]"] = _Described(of_tick, description)
     return found
 
@@ -172,8 +176,8 @@ def _described_places(fields: Mapping[str, msgspec.Raw]) -> dict[str, Mapping[st
     found: dict[str, Mapping[str, Any] | None] = {
         f"{_NAMESPACES}.{pod['namespace']}": None for pod in pods if "namespace" in pod
     }
-    for said in msgspec.json.decode(fields.get(_NAMESPACES, b"[]")):
-        found[f"{_NAMESPACES}.{said['name']}"] = said
+    for namespace in msgspec.json.decode(fields.get(_NAMESPACES, b"[]")):
+        found[f"{_NAMESPACES}.{namespace['name']}"] = namespace
     found[_NODE] = msgspec.json.decode(fields.get(_NODE, b"null"))
     return found
 

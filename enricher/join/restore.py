@@ -147,7 +147,7 @@ class StateRestorer:
                 async for step in step_through(records):
                     take(step)
         metrics.PODS.set(len(self._stage.pods))
-        metrics.NODES.set(len(self._stage.places.nodes))
+        metrics.NODES.set(len(self._stage.cluster_objects.nodes))
 
     async def _attempt(self, consumer: Consumer, partitions: frozenset[int]) -> bool:
         """Return whether all of it was restored; where not, another attempt is due, if any."""
@@ -229,7 +229,9 @@ class StateRestorer:
             for partition, span in (await reader.spans(self._history.topics.events.name)).items():
                 if partition.partition in partitions:
                     now = self._seconds()
-                    self._announcer.begin(partition.partition, next_offset=span.end, now=now)
+                    self._announcer.begin(
+                        partition.partition, next_offset=span.end, now_seconds=now
+                    )
             for partition, span in (await reader.spans(self._history.topics.progress.name)).items():
                 if partition.partition in partitions and span.first < span.end:
                     async for records in reader.read(partition, span):
@@ -372,5 +374,5 @@ class NamespaceFollower:
                         async for step in step_through(records):
                             self._stage.take_namespaces(step)
             self._next[partition] = span.end
-        metrics.NAMESPACES.set(len(self._stage.places.namespaces))
+        metrics.NAMESPACES.set(len(self._stage.cluster_objects.namespaces))
         await self._letters.flush()

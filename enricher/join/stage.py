@@ -22,7 +22,7 @@ from enricher.join.pods.describe import (
     find_foreign_pods,
     identity_of,
 )
-from enricher.join.pods.pods import ClusterPods, Places
+from enricher.join.pods.pods import ClusterObjects, ClusterPods
 from enricher.join.progress.passage import (
     MAX_AHEAD_NS,
     Reached,
@@ -94,7 +94,7 @@ class JoinStage:
         no worker's own; `dead_letters`, where none is given.
         """
         self.pods = ClusterPods()
-        self.places = Places()
+        self.cluster_objects = ClusterObjects()
         self._namespace_letters = namespace_letters or dead_letters
         self._node_decoder = Decoder(topic=topics.nodes.name, record=NodeRecord)
         self._namespace_decoder = Decoder(topic=topics.namespaces.name, record=NamespaceRecord)
@@ -112,7 +112,7 @@ class JoinStage:
         self._sharing = PodSharing()
         self._dead_letters = dead_letters
         self._watermarks: defaultdict[int, NodeWatermarks] = defaultdict(NodeWatermarks)
-        self._descriptions = DescriptionCache(self.pods, self.places)
+        self._descriptions = DescriptionCache(self.pods, self.cluster_objects)
 
     def take_pods(self, records: Sequence[Record]) -> None:
         """Take pods in; a tombstone takes one out."""
@@ -141,11 +141,11 @@ class JoinStage:
         for record in records:
             if record.value is None and record.key is not None:
                 key = record.key.decode(errors="replace")
-                self.places.nodes.remove(key, partition=record.partition)
+                self.cluster_objects.nodes.remove(key, partition=record.partition)
                 continue
             for _, node in self._dead_letters.decode(self._node_decoder, [record]):
                 if self._is_at_home(record, node=key_in(node.cluster, node.name)):
-                    self.places.nodes.put(
+                    self.cluster_objects.nodes.put(
                         _bounded(node, what="node", lists=({"labels": {}},)),
                         partition=record.partition,
                         seen_time_ns=record.timestamp_ms * NS_PER_MS,
@@ -156,7 +156,7 @@ class JoinStage:
         for record in records:
             if record.value is None and record.key is not None:
                 key = record.key.decode(errors="replace")
-                self.places.namespaces.remove(key, partition=record.partition)
+                self.cluster_objects.namespaces.remove(key, partition=record.partition)
                 continue
             for _, found in self._namespace_letters.decode(self._namespace_decoder, [record]):
                 if record.key != (key := key_in(found.cluster, found.name)).encode():
@@ -164,7 +164,7 @@ class JoinStage:
                     detail += f" {show_key(record.key)}"
                     self._namespace_letters.reject(record, reason="misplaced", detail=detail)
                     continue
-                self.places.namespaces.put(
+                self.cluster_objects.namespaces.put(
                     _bounded(
                         found, what="namespace", lists=({"annotations": None}, {"labels": {}})
                     ),
@@ -286,7 +286,7 @@ class JoinStage:
     def forget(self, partition: int) -> None:
         """Forget what belongs to a partition that is no longer held."""
         self.pods.remove_partition(partition)
-        self.places.nodes.remove_partition(partition)
+        self.cluster_objects.nodes.remove_partition(partition)
         self.pods_completeness.forget(partition)
         self._watermarks.pop(partition, None)
         self._observer.forget(partition)
@@ -410,7 +410,7 @@ def make_event(
 ) -> GpuEvent:
     """Return the event of a tick, ready for `encode`; its descriptions are encoded already."""
     # Raw bytes where the record says lists: they are encoded as they are.
-    said: Any = descriptions.encoded
+    encoded: Any = descriptions.encoded
     return GpuEvent(
         cluster=sample.cluster,
         node=sample.node,
@@ -421,10 +421,10 @@ def make_event(
         late=True if late else None,
         gap_ns=gap_ns,
         gpus=books,
-        pods=said.pods,
-        containers=said.containers,
-        holders=said.holders,
-        namespaces=said.namespaces,
-        node_description=said.node_description,
+        pods=encoded.pods,
+        containers=encoded.containers,
+        holders=encoded.holders,
+        namespaces=encoded.namespaces,
+        node_description=encoded.node_description,
         settlements=settlements,
     )

@@ -162,7 +162,7 @@ class DcgmSeries:
         rows = list(_rows(event))
         values: dict[SeriesGroup, SeriesValues] = {}
         for row in rows:
-            parts = [one.reading for one in rows if one.reading.parent_uuid == row.reading.uuid]
+            parts = [part.reading for part in rows if part.reading.parent_uuid == row.reading.uuid]
             labels = (*row.labels, event.node, *row.holder)
             group = SeriesGroup(of_devices, (*labels, row.compute_instance))
             values[group] = _read(OF_DEVICES, row.reading, parts)

@@ -72,7 +72,7 @@ class PodIndex:
         self._event = event
         self._users: dict[int, PodOfEntry] = {}
         self._holders: dict[int, PodOfEntry] = {}
-        self._namespaces = {each.name: each for each in event.namespaces or ()}
+        self._namespaces = {namespace.name: namespace for namespace in event.namespaces or ()}
 
     def user_of(self, entry: Entry) -> PodOfEntry:
         """Return the pod on which the entry is booked.
@@ -161,8 +161,8 @@ def energy_method_of(books: GpuBooks) -> EnergyMethod | None:
     return books.energy_method or own
 
 
-class Place(Protocol):
-    """Where an event lies."""
+class RecordPosition(Protocol):
+    """Where the record of an event is on its topic."""
 
     @property
     def partition(self) -> int:
@@ -174,10 +174,10 @@ class Place(Protocol):
 
 
 class Origin(NamedTuple):
-    """Where an event was read, and when."""
+    """Where and when an event was read."""
 
-    place: Place | None
-    """Where it lies, where that is asked for."""
+    position: RecordPosition | None
+    """Where its record is; `None` for rows that do not have it."""
     ingested_time_ns: int
     """When it was read, by the reader's clock, nanoseconds since the epoch."""
 

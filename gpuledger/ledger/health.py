@@ -177,10 +177,12 @@ _RECOVERY: Final = _metric(
     "1 of what the driver asks for so that the GPU works again: `none` where that is nothing.",
     labels=("action",),
 ).family
-HEALTH_FAMILIES: Final = (*(one.family for one in _TABLE), _REASON, _RECOVERY)
+HEALTH_FAMILIES: Final = (*(metric.family for metric in _TABLE), _REASON, _RECOVERY)
 """The families of the health of GPUs."""
 READINGS: Final = {
-    (one.family.metrics[0].name, labels): path for one in _TABLE for labels, path in one.members
+    (metric.family.metrics[0].name, labels): path
+    for metric in _TABLE
+    for labels, path in metric.members
 }
 """What each series reads, by its metric and the labels behind `gpu_uuid`: part and field."""
 _NS_PER_SECOND: Final = 10**9
@@ -217,7 +219,7 @@ def _read_at(path: str) -> Callable[[_GpuState], float | None]:
 
 
 _READS: Final = tuple(
-    (one.family, labels, _read_at(path)) for one in _TABLE for labels, path in one.members
+    (metric.family, labels, _read_at(path)) for metric in _TABLE for labels, path in metric.members
 )
 
 

@@ -137,7 +137,10 @@ def exclusive_holder(
 def holding_containers(allocations: Iterable[DeviceAllocation]) -> list[HoldingContainer]:
     """Return the containers that hold something, by their names: entries point to them so."""
     return sorted(
-        {HoldingContainer(each.namespace, each.pod, each.container) for each in allocations}
+        {
+            HoldingContainer(allocation.namespace, allocation.pod, allocation.container)
+            for allocation in allocations
+        }
     )
 
 
@@ -186,9 +189,9 @@ def _whole_gpus(allocations: Iterable[DeviceAllocation]) -> dict[str, _Name]:
     They are fewer than the allocations where one is of a part, or of the same GPU as another one.
     """
     return {
-        each.gpu_uuid: (each.namespace, each.pod, each.container)
-        for each in allocations
-        if each.gpu_instance is None and each.replica is None
+        allocation.gpu_uuid: (allocation.namespace, allocation.pod, allocation.container)
+        for allocation in allocations
+        if allocation.gpu_instance is None and allocation.replica is None
     }
 
 
@@ -335,9 +338,9 @@ def _pieces_of(reading: GpuReading, device: _Device, resource_name: str) -> int:
     """Return into how many pieces a device is divided by a resource; at least 1."""
     if resource_name in _CORES:
         return _CORES[resource_name]
-    told = device.replicas.get(resource_name)
-    if told is not None:
-        return told
+    replicas = device.replicas.get(resource_name)
+    if replicas is not None:
+        return replicas
     given = device.given.get(resource_name, 1)
     unit_bytes = _UNIT_BYTES.get(resource_name)
     if unit_bytes is None:

@@ -188,7 +188,7 @@ def _amounts_of(entry: Entry, interval_ns: int) -> UsedAmounts:
 
 
 _NOBODY: Final = CountedLabels("", "")
-_Told = tuple[CountedLabels, str | None]
+_FoundLabels = tuple[CountedLabels, str | None]
 """The labels of no device, and where names are missing by what they are found."""
 
 
@@ -197,38 +197,38 @@ class _Whose:
 
     def __init__(self, event: GpuEvent) -> None:
         self._pods = PodIndex(event)
-        self._users: dict[int | None, _Told] = {}
-        self._holders: dict[int | None, _Told] = {
+        self._users: dict[int | None, _FoundLabels] = {}
+        self._holders: dict[int | None, _FoundLabels] = {
             None: (_NOBODY._replace(account=Account.IDLE.value), None)
         }
 
     def user_of(self, gpu_uuid: str, entry: Entry) -> tuple[CountedLabels, Unnamed | None]:
         if entry.account is not Account.POD:
             return CountedLabels(gpu_uuid, entry.account.value), None
-        told = self._users.get(entry.container)
-        if told is None:
+        found = self._users.get(entry.container)
+        if found is None:
             user = self._pods.user_of(entry)
-            told = self._users[entry.container] = _told(user, _ident(user))
-        return _on_device(gpu_uuid, told)
+            found = self._users[entry.container] = _found_labels(user, _ident(user))
+        return _on_device(gpu_uuid, found)
 
     def holder_of(self, gpu_uuid: str, entry: Entry) -> tuple[CountedLabels, Unnamed | None]:
-        told = self._holders.get(entry.holder)
-        if told is None:
+        found = self._holders.get(entry.holder)
+        if found is None:
             holder = self._pods.holder_of(entry)
-            told = _told(holder, _name_of_holder(_labels("", holder)))
-            self._holders[entry.holder] = told
-        return _on_device(gpu_uuid, told)
+            found = _found_labels(holder, _name_of_holder(_labels("", holder)))
+            self._holders[entry.holder] = found
+        return _on_device(gpu_uuid, found)
 
 
-def _told(pod: PodOfEntry, ident: str) -> _Told:
+def _found_labels(pod: PodOfEntry, ident: str) -> _FoundLabels:
     labels = _labels("", pod)
     # Of another node's pod nothing but the UID is ever told.
     is_all = _is_named(labels) or pod.described.state is PodState.FOREIGN
     return labels, None if is_all else ident
 
 
-def _on_device(gpu_uuid: str, told: _Told) -> tuple[CountedLabels, Unnamed | None]:
-    labels, ident = told
+def _on_device(gpu_uuid: str, found: _FoundLabels) -> tuple[CountedLabels, Unnamed | None]:
+    labels, ident = found
     unnamed = None if ident is None else Unnamed(gpu_uuid, ident)
     return CountedLabels(gpu_uuid, *labels[1:]), unnamed
 

@@ -225,11 +225,15 @@ class Allocations:
             ALLOCATIONS.set(len(self._resolved))
             for reason in Unresolved:
                 ALLOCATIONS_UNRESOLVED.labels(reason=reason.value).set(unresolved[reason])
-            self._pods = {(one.namespace, one.pod) for one in self._resolved}
+            self._pods = {(allocation.namespace, allocation.pod) for allocation in self._resolved}
         ended = self._find_ended(self._pods)
         if not ended:
             return self._resolved
-        return [one for one in self._resolved if (one.namespace, one.pod) not in ended]
+        return [
+            allocation
+            for allocation in self._resolved
+            if (allocation.namespace, allocation.pod) not in ended
+        ]
 
     async def run(self) -> None:
         """Ask what ticks want asked until cancelled, one question after the other."""

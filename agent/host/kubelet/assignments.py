@@ -74,7 +74,9 @@ class DeviceIndex:
             uuids=frozenset(gpu.uuid for gpu in found),
             by_minor={gpu.minor_number: gpu.uuid for gpu in found if gpu.minor_number is not None},
             instances={
-                one.uuid: (gpu.uuid, one.gpu_instance) for gpu in found for one in gpu.instances
+                instance.uuid: (gpu.uuid, instance.gpu_instance)
+                for gpu in found
+                for instance in gpu.instances
             },
             layouts={gpu.uuid: gpu.instances for gpu in found},
         )

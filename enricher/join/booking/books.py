@@ -71,10 +71,12 @@ def slices_by_row(readings: Sequence[GpuReading]) -> list[DeviceSlices]:
     Of a GPU that is not cut its reading says it all: nothing is said again.
     """
     if not has_instances(readings):
-        return [_own_slices(each) if each.mig_enabled else UNKNOWN_SLICES for each in readings]
-    boards = {each.uuid: each for each in readings if each.parent_uuid is None}
+        return [
+            _own_slices(reading) if reading.mig_enabled else UNKNOWN_SLICES for reading in readings
+        ]
+    boards = {reading.uuid: reading for reading in readings if reading.parent_uuid is None}
     # What is left of each board; unknown where that of one of its instances is.
-    left = {uuid: (each.compute_slices, each.memory_slices) for uuid, each in boards.items()}
+    left = {uuid: (board.compute_slices, board.memory_slices) for uuid, board in boards.items()}
     keepers: set[tuple[str, int]] = set()
     memory_slices: list[int | None] = []
     for reading in readings:
@@ -230,7 +232,9 @@ def energy_by_row(readings: Sequence[GpuReading], interval_ns: int) -> list[Ener
     """
     if not has_instances(readings):
         return [energy_of(reading, interval_ns) for reading in readings]
-    gpus = {each.uuid: row for row, each in enumerate(readings) if each.parent_uuid is None}
+    gpus = {
+        reading.uuid: row for row, reading in enumerate(readings) if reading.parent_uuid is None
+    }
     instances: dict[int, list[int]] = {}
     for row, reading in enumerate(readings):
         gpu = gpus.get(reading.parent_uuid or "")

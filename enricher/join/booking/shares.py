@@ -617,11 +617,11 @@ def _claim_of(account: Account, claims: list[Claim]) -> Claim:
     for claim in claims:
         if claim.account is account:
             return claim
-    place = len(claims)
+    index = len(claims)
     if account is _HOST and claims and claims[-1].account is _UNATTRIBUTED:
-        place -= 1
+        index -= 1
     claim = make_claim(account)
-    claims.insert(place, claim)
+    claims.insert(index, claim)
     return claim
 
 

@@ -46,46 +46,46 @@ OnNode = tuple[str, str]
 
 
 RecordOf = TypeVar("RecordOf", bound=WatchedRecord)
-SaidT = TypeVar("SaidT")
+FactsT = TypeVar("FactsT")
 DescriptionT = TypeVar("DescriptionT", bound=NodeDescription | NamespaceDescription)
 
 
-class PastVersion(NamedTuple, Generic[SaidT]):
+class PastVersion(NamedTuple, Generic[FactsT]):
     """What versions of an object said before another one said otherwise."""
 
     until_ns: int
     """When the pod watch saw one that said otherwise."""
     resource_version: str
     """The last of these versions."""
-    said: SaidT
-    """What they said."""
+    facts: FactsT
+    """What they said, as far as descriptions tell it."""
 
 
-class KnownObject(msgspec.Struct, Generic[RecordOf, SaidT], gc=False):
+class KnownObject(msgspec.Struct, Generic[RecordOf, FactsT], gc=False):
     """What is known of one object; a Struct, because a hundred thousand of them are kept."""
 
     record: RecordOf
     """The newest version."""
     partition: int
     """Where it was read."""
-    past: tuple[PastVersion[SaidT], ...] = ()
+    past: tuple[PastVersion[FactsT], ...] = ()
     """What earlier versions said otherwise, the oldest first, each until a later time."""
 
-    def said(self) -> SaidT:
-        """Return what the newest version says, of what descriptions tell."""
+    def facts(self) -> FactsT:
+        """Return what the newest version says, as far as descriptions tell it."""
         raise NotImplementedError
 
-    def at(self, time_ns: int) -> SaidT:
+    def at(self, time_ns: int) -> FactsT:
         """Return what is said of the object by the version in force at a time.
 
         That is the newest one that the pod watch had seen by then; before the first one, that one.
         """
         for past in self.past:
             if time_ns < past.until_ns:
-                return past.said
-        return self.said()
+                return past.facts
+        return self.facts()
 
-    def follow(self, before: "KnownObject[RecordOf, SaidT]", *, seen_time_ns: int) -> None:
+    def follow(self, before: "KnownObject[RecordOf, FactsT]", *, seen_time_ns: int) -> None:
         """Take over what an older version of the object has left, which this one replaces.
 
         `seen_time_ns` is when the pod watch saw this version. Versions follow one another by their
@@ -93,15 +93,15 @@ class KnownObject(msgspec.Struct, Generic[RecordOf, SaidT], gc=False):
         times, which fall where the pod watch's clock is set back: then what it had seen at later
         times was in force until this one came.
         """
-        now, version = self.said(), self.record.resource_version
-        earlier = PastVersion(seen_time_ns, before.record.resource_version, before.said())
+        now, version = self.facts(), self.record.resource_version
+        earlier = PastVersion(seen_time_ns, before.record.resource_version, before.facts())
         self.past = before.past
-        if earlier.said == now and not (self.past and self.past[-1].until_ns > seen_time_ns):
+        if earlier.facts == now and not (self.past and self.past[-1].until_ns > seen_time_ns):
             return  # nothing that a description says has changed
-        if version == earlier.resource_version and earlier.said == now:
+        if version == earlier.resource_version and earlier.facts == now:
             return  # the same version, read once more
         for index, past in enumerate(self.past):
-            if past.resource_version == version and past.said == now:
+            if past.resource_version == version and past.facts == now:
                 # The topic is read again, of versions that cannot be compared: what is known behind
                 # this one is still to come.
                 self.past = self.past[:index]
@@ -110,13 +110,15 @@ class KnownObject(msgspec.Struct, Generic[RecordOf, SaidT], gc=False):
         while len(known) > 1 and known[-2].until_ns >= seen_time_ns:
             known.pop()  # seen at a later time than this newer version: never in force for itself
         last = known.pop()
-        if last.said != now:
+        if last.facts != now:
             known.append(last._replace(until_ns=seen_time_ns))
         eldest_ns = seen_time_ns - PAST_VERSIONS_NS
-        self.past = tuple(each for each in known if each.until_ns > eldest_ns)[-MAX_PAST_VERSIONS:]
+        self.past = tuple(version for version in known if version.until_ns > eldest_ns)[
+            -MAX_PAST_VERSIONS:
+        ]
 
 
-class SaidOfPod(NamedTuple):
+class PodFacts(NamedTuple):
     """What a description says of a pod that changes from version to version."""
 
     owner_kind: str | None
@@ -124,15 +126,15 @@ class SaidOfPod(NamedTuple):
     labels: dict[str, str]
 
 
-class KnownPod(KnownObject[PodRecord, SaidOfPod], gc=False):
+class KnownPod(KnownObject[PodRecord, PodFacts], gc=False):
     """What is known of one pod. Its deletion is told by its own time."""
 
     previous_containers: dict[str, str] = msgspec.field(default_factory=dict)
     """Containers that earlier versions named, by id: the container's name."""
 
     @override
-    def said(self) -> SaidOfPod:
-        return SaidOfPod(self.record.owner_kind, self.record.owner_name, self.record.labels)
+    def facts(self) -> PodFacts:
+        return PodFacts(self.record.owner_kind, self.record.owner_name, self.record.labels)
 
     def changes_ns(self) -> list[int]:
         """Return the times at which the pod's description changes."""
@@ -203,7 +205,7 @@ class KnownNode(KnownObject[NodeRecord, Existence[NodeDescription]], gc=False):
     """What is known of one node."""
 
     @override
-    def said(self) -> Existence[NodeDescription]:
+    def facts(self) -> Existence[NodeDescription]:
         node = self.record
         description = NodeDescription(
             pool=node.pool,
@@ -220,7 +222,7 @@ class KnownNamespace(KnownObject[NamespaceRecord, Existence[NamespaceDescription
     """What is known of one namespace."""
 
     @override
-    def said(self) -> Existence[NamespaceDescription]:
+    def facts(self) -> Existence[NamespaceDescription]:
         namespace = self.record
         description = NamespaceDescription(
             name=namespace.name,
@@ -268,9 +270,9 @@ class NamedObjects(Generic[DescriptionT]):
         if known is None:
             return []
         changes: list[int] = []
-        for until_ns, _, said in known.past:
-            changes += [until_ns, *said.changes_ns()]
-        return changes + known.said().changes_ns()
+        for until_ns, _, facts in known.past:
+            changes += [until_ns, *facts.changes_ns()]
+        return changes + known.facts().changes_ns()
 
     def put(
         self, record: NodeRecord | NamespaceRecord, *, partition: int, seen_time_ns: int
@@ -295,7 +297,9 @@ class NamedObjects(Generic[DescriptionT]):
 
     def remove_partition(self, partition: int) -> None:
         """Forget the objects of a partition that is no longer held."""
-        for key in [key for key, each in self._objects.items() if each.partition == partition]:
+        for key in [
+            key for key, watched in self._objects.items() if watched.partition == partition
+        ]:
             self.remove(key, partition=partition)
 
 
@@ -309,8 +313,8 @@ def _is_former(record: NodeRecord | NamespaceRecord, *, than: NodeRecord | Names
     return record.created_time_ns < than.created_time_ns
 
 
-class Places:
-    """Where pods are: the nodes of a worker's partitions, and all namespaces."""
+class ClusterObjects:
+    """What is known beside pods: the nodes of a worker's partitions, and all namespaces."""
 
     def __init__(self) -> None:
         self.nodes: NamedObjects[NodeDescription] = NamedObjects(KnownNode)
@@ -365,7 +369,7 @@ class Names(Generic[N]):
         elif uid in rivals:
             rivals.remove(uid)
             if self._uid_of[name] == uid:
-                left = (self._pods[each].record for each in rivals)
+                left = (self._pods[key].record for key in rivals)
                 self._uid_of[name] = min(left, key=_right_to_name).uid
             if len(rivals) == 1:
                 del self._rivals[name]
@@ -573,11 +577,11 @@ def nearest(pods: Iterable[KnownPod], *, time_ns: int) -> KnownPod | None:
 def ids_of(pod: PodRecord) -> dict[str, str]:
     """Return the pod's containers by id: the ones that run, and the ones that ran before them."""
     names = {}
-    for each in pod.containers:
-        if each.previous_container_id is not None:
-            names[each.previous_container_id] = each.name
-        if each.container_id is not None:
-            names[each.container_id] = each.name
+    for container in pod.containers:
+        if container.previous_container_id is not None:
+            names[container.previous_container_id] = container.name
+        if container.container_id is not None:
+            names[container.container_id] = container.name
     return names
 
 

@@ -109,7 +109,9 @@ class NodeWatermarks:
         overall = find_reached(self._watermarks, is_at_end=is_at_end, **how)
         if overall is None:
             return {}
-        nodes: dict[str, dict[str, NodeWatermark]] = {each: {} for each in self._complete_until_ns}
+        nodes: dict[str, dict[str, NodeWatermark]] = {
+            cluster: {} for cluster in self._complete_until_ns
+        }
         for key, watermark in self._watermarks.items():
             nodes.setdefault(split_key(key)[0], {})[key] = watermark
         complete: dict[str, Reached] = {}
