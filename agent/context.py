@@ -101,7 +101,7 @@ class AgentContext:
     """Makes the parts of one node's agent."""
 
     def __init__(self, *, host: Host, settings: AgentSettings, readiness: Readiness) -> None:
-        """Take the node; raises `UserError` where its `/proc` cannot be read."""
+        """Connect the parts of one node; raises `UserError` where its `/proc` cannot be read."""
         self._host = host
         self._settings = settings
         self._readiness = readiness

@@ -197,7 +197,7 @@ class IncidentMonitor:
         )
 
     def evaluate_health(self, gpu_uuid: str, health: GpuHealth, *, time_ns: int) -> None:
-        """Report what a reading of a GPU's health says and no event has said; in the event loop."""
+        """Report what a GPU's health shows and no event has reported; in the event loop."""
         before = self._health.get(gpu_uuid)
         self._health[gpu_uuid] = merge(before, health)
         for change in changes_of_health(before, health):

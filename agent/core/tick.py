@@ -19,7 +19,7 @@ from gpuledger.records import GpuDetails, GpuReading, NodeReadings, NodeSample, 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeTick:
-    """What a node says of one tick."""
+    """All that a node reports of one tick."""
 
     sample: NodeSample
     """The readings from which it is booked, and what runs."""

@@ -42,7 +42,7 @@ class SeriesRow(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The devices of a tick, told apart in the two ways that families need."""
+    """The devices of a tick, by the two sets of labels that families need."""
 
     devices: Sequence[SeriesRow]
     """A row for each GPU, each MIG instance and each compute instance."""
@@ -243,7 +243,7 @@ class DcgmPage:
 
 
 def _part_of(name: str, share: PodShare, row: SeriesRow, value: float) -> float | None:
-    """Return a container's part of a device's value, where that can be told."""
+    """Return a container's part of a device's value, where that is known."""
     if name == "DCGM_FI_DEV_FB_USED":
         return None if share.memory_bytes is None else float(_MIB(share.memory_bytes) or 0)
     busy_ratio, whole = share.busy_ratio, row.device.reading.utilization_ratio

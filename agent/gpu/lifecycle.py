@@ -27,7 +27,7 @@ _log = structlog.get_logger(__name__)
 
 
 class SourceListener(Protocol):
-    """Someone else who uses the source while it is open; called in the lifecycle's thread."""
+    """A further user of the source while it is open; called in the lifecycle's thread."""
 
     def opened(self, gpus: Sequence[Gpu]) -> None:
         """Begin: the source is open and these GPUs answer."""
@@ -37,7 +37,7 @@ class SourceListener(Protocol):
 
 
 class SourceLifecycle:
-    """Opens and closes the source, and polls what the driver says of itself."""
+    """Opens and closes the source, and polls the driver's own events."""
 
     def __init__(self, source: GpuSource, *, listeners: Sequence[SourceListener]) -> None:
         self._source = source
@@ -68,7 +68,7 @@ class SourceLifecycle:
         return self.worker.start(self._open)
 
     def close(self) -> "Future[None]":
-        """Begin to let go of the driver."""
+        """Begin to close the source."""
         return self.worker.start(self._close)
 
     def end(self) -> None:
@@ -76,7 +76,7 @@ class SourceLifecycle:
         self.worker.end()
 
     def poll_driver_events(self) -> DriverEvent:
-        """Return what the driver said since the last call; begins the next poll, waits for none."""
+        """Return the driver's event since the last call; begins the next poll, waits for none."""
         event = DriverEvent.NOTHING
         self._is_late = self._polling is not None and not self._polling.done()
         if self._polling and not self._is_late:

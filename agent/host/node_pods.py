@@ -67,7 +67,7 @@ def list_folder(folder: Path) -> ListNames:
 
 
 class ContainerNames:
-    """Names by container id, looked up when one is asked for that is not known."""
+    """Names by container id, read again when an unknown id is asked for."""
 
     def __init__(self, *, list_names: ListNames, clock: Clock) -> None:
         self._list_names = list_names
@@ -180,7 +180,7 @@ class PodChanges:
     """Whether pods have come or gone, asked for each tick."""
 
     def __init__(self, *listers: ListNames) -> None:
-        """Each of the listers gives names of something that every pod has one of."""
+        """Watch the names from these listers, each of something that every pod has."""
         self._listers = listers
         self._names: AbstractSet[str] = frozenset()
 
@@ -195,7 +195,7 @@ class PodEnds:
     """The ends of pods, asked for each tick."""
 
     def __init__(self, *, list_folders: ListNames, has_cgroup: HasCgroup, clock: Clock) -> None:
-        """`list_folders` gives the names of the folders of the pods' logs."""
+        """Follow pods by `list_folders`, which returns the names of the folders of their logs."""
         self._list_folders = list_folders
         self._has_cgroup = has_cgroup
         self._clock = clock
@@ -204,7 +204,7 @@ class PodEnds:
         self._looked_ns: int | None = None
 
     def find_ended(self, pods: AbstractSet[PodName]) -> set[PodName]:
-        """Return those of the pods that the kubelet lists that are over, as far as it is certain.
+        """Return which of the pods that the kubelet lists have certainly ended.
 
         What is known of the others is forgotten.
         """

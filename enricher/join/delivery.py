@@ -63,7 +63,7 @@ class CommitBatch:
 
     @property
     def watermarks_partition(self) -> TopicPartition:
-        """Where it is said how far the partition is complete."""
+        """The partition of the watermarks' topic for this partition."""
         return TopicPartition(self.topics.watermarks.name, self.partition)
 
     @property

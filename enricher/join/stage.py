@@ -115,7 +115,7 @@ class JoinStage:
         self._descriptions = DescriptionCache(self.pods, self.cluster_objects)
 
     def take_pods(self, records: Sequence[Record]) -> None:
-        """Take pods in; a tombstone takes one out."""
+        """Apply records of pods; a tombstone takes one out."""
         now_ns = self._time_ns()
         for record in records:
             if record.value is None and record.key is not None:
@@ -137,7 +137,7 @@ class JoinStage:
                     self._descriptions.forget(node)
 
     def take_nodes(self, records: Sequence[Record]) -> None:
-        """Take nodes in; a tombstone takes one out."""
+        """Apply records of nodes; a tombstone takes one out."""
         for record in records:
             if record.value is None and record.key is not None:
                 key = record.key.decode(errors="replace")
@@ -152,7 +152,7 @@ class JoinStage:
                     )
 
     def take_namespaces(self, records: Sequence[Record]) -> None:
-        """Take namespaces in, of whatever partition; a tombstone takes one out."""
+        """Apply records of namespaces, of any partition; a tombstone takes one out."""
         for record in records:
             if record.value is None and record.key is not None:
                 key = record.key.decode(errors="replace")
@@ -173,7 +173,7 @@ class JoinStage:
                 )
 
     def take_watermarks(self, records: Sequence[Record]) -> None:
-        """Take in how far podwatch's topic is complete, and what was said of this worker's own."""
+        """Apply watermarks: podwatch's, and those of this worker's own partitions."""
         for record in records:
             if record.value is None:
                 continue
@@ -212,7 +212,7 @@ class JoinStage:
         )
 
     def restore_progress(self, records: Sequence[Record]) -> None:
-        """Take in how far nodes are booked, before any of their ticks; a tombstone forgets one."""
+        """Restore how far nodes are booked, before any of their ticks; a tombstone forgets one."""
         for record in records:
             watermarks = self._watermarks[record.partition]
             if record.value is None and record.key is not None:
@@ -343,7 +343,7 @@ class JoinStage:
         return events
 
     def _publishable(self, record: Record, made: object, *, what: str) -> tuple[Message, ...]:
-        """Put the record aside where what is made of it is more than the bus takes in one message.
+        """Reject the record where what is made of it is too large for a message.
 
         The timestamp is the record's own, which the broker has taken before: one too far ahead of
         its clock would be refused for ever, and stop the partition.
@@ -373,7 +373,7 @@ class JoinStage:
         return ()
 
     def _is_at_home(self, record: Record, *, node: str, key: str | None = None) -> bool:
-        """Return whether the record of a node, given by its key, lies in that node's partition.
+        """Return whether the record of a node, by its key, is in that node's partition.
 
         And under its own key, which is the node's where no other is given. What does not is put
         aside: others write there.
@@ -387,7 +387,7 @@ class JoinStage:
 
 
 def _bounded(record: PlaceT, *, what: str, lists: Sequence[Mapping[str, Any]]) -> PlaceT:
-    """Return a record that says no more than an event may say of it, without lists where needed.
+    """Return a record with no more than an event has room for, without lists where needed.
 
     Anybody who may label a namespace could else have its pods' events be as large as they like.
     """

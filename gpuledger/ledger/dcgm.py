@@ -128,7 +128,7 @@ _Instance = tuple[str | None, int | None]
 
 @dataclass(frozen=True, kw_only=True)
 class _DcgmDevice:
-    """A device of a tick, with what tells it from others."""
+    """A device of a tick, with the labels that identify it."""
 
     reading: GpuReading
     labels: tuple[str, ...]
@@ -214,7 +214,7 @@ def _instance_of(reading: GpuReading) -> _Instance:
 
 
 def _exclusive_holder(books: GpuBooks, interval_ns: int, pods: PodIndex) -> PodOfEntry:
-    """Return who holds all of a device; nobody where several do, or a part is free."""
+    """Return the pod that holds all of a device; nobody where several do, or a part is free."""
     held: Counter[int] = Counter()
     for entry in books.entries:
         if entry.holder is not None:

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class _NoPod(NamedTuple):
-    """What is said of a pod that the event does not describe."""
+    """The fields of a pod that the event does not describe: all are absent."""
 
     state: None = None
     uid: None = None
@@ -43,7 +43,10 @@ class _NoPod(NamedTuple):
 
 
 class PodOfEntry(NamedTuple):
-    """Whose an entry is, as far as the event says it; all absent where it is no pod's."""
+    """The pod and container of an entry, as far as the event names them.
+
+    All is absent where the entry is no pod's.
+    """
 
     pod: PodDescription | None = None
     """The pod's description."""
@@ -66,7 +69,7 @@ NO_POD: Final = PodOfEntry()
 
 
 class PodIndex:
-    """The pods of one event, by the entries that are theirs."""
+    """Finds the pod of an event's entry: its user's, and its holder's."""
 
     def __init__(self, event: GpuEvent) -> None:
         self._event = event
@@ -94,7 +97,7 @@ class PodIndex:
         return found
 
     def holder_of(self, entry: Entry) -> PodOfEntry:
-        """Return the pod that held the part of the GPU that the entry says was idle.
+        """Return the pod that held the part of the GPU of an entry on idle.
 
         Raises ValueError where the entry names a position that the event's holders do not have, or
         the holder one that its pods do not have.
@@ -183,7 +186,7 @@ class Origin(NamedTuple):
 
 
 class BookedEntry(NamedTuple):
-    """One entry, with all that the event says of it."""
+    """One entry, with its device, pod, node and times from the event."""
 
     event: GpuEvent
     """The event."""

@@ -192,7 +192,7 @@ _STATE_BYTES: Final = 16_384
 
 @dataclass(slots=True)
 class _GpuState:
-    """What was said last of one GPU, and when that was by the node's clock."""
+    """The last readings of one GPU's health, and their times by the node's clock."""
 
     groups: tuple[SeriesGroup, ...]
     """The groups of `_READS`, in their order."""
@@ -225,7 +225,7 @@ _READS: Final = tuple(
 
 @dataclass(slots=True)
 class NodeHealth:
-    """What was said last of the health of a node's GPUs."""
+    """The last readings of the health of a node's GPUs."""
 
     due_ns: int | None = None
     """When it is told next, by the node's clock; absent before the first readings."""
@@ -240,7 +240,7 @@ class NodeHealth:
 def health_values(
     readings: NodeReadings, known: NodeHealth, *, every_ns: int
 ) -> dict[SeriesGroup, SeriesValues] | None:
-    """Remember what is said; return the values of all GPUs where it is time to tell them.
+    """Remember the readings; return the values of all GPUs where they are due.
 
     The first are told after one interval, when all GPUs' health was asked. Raises ValueError where
     one record tells of more GPUs than a node has.

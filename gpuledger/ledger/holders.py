@@ -1,4 +1,4 @@
-"""Who holds each device of a tick, by the kubelet's word.
+"""Who holds each device of a tick, by the kubelet's allocations.
 
 The kubelet says which devices it has given to which container (`DeviceAllocation`). Which row of a
 tick that is, is said in one of three ways, and each allocation in one alone:
@@ -121,7 +121,7 @@ def devices_named_by(reading: GpuReading) -> Sequence[DeviceKey]:
 def exclusive_holder(
     reading: GpuReading, allocations: Iterable[DeviceAllocation]
 ) -> HoldingContainer | None:
-    """Return the one container that has all of a device; `None` where none or several have it."""
+    """Return the container that alone has all of a device; `None` where none or several have it."""
     devices = devices_named_by(reading)
     holders = set()
     for allocation in allocations:
@@ -184,7 +184,7 @@ def find_holders(sample: NodeSample) -> Sequence[HeldParts]:
 
 
 def _whole_gpus(allocations: Iterable[DeviceAllocation]) -> dict[str, _Name]:
-    """Return who holds each GPU that is given as a whole.
+    """Return the holder of each GPU that is allocated as a whole, by the GPU's UUID.
 
     They are fewer than the allocations where one is of a part, or of the same GPU as another one.
     """
@@ -215,7 +215,7 @@ class _Piece(NamedTuple):
 
 
 class _Device:
-    """What the kubelet has given of one device."""
+    """The allocations of one device."""
 
     __slots__ = ("given", "indices", "pieces", "replicas")
 

@@ -91,7 +91,7 @@ def label_of(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SentLabels:
-    """Which labels of pods, namespaces and nodes stand on the info series, by their names."""
+    """The names of the labels of pods, namespaces and nodes that the info series have."""
 
     pods: tuple[str, ...] = ()
     namespaces: tuple[str, ...] = ()
@@ -190,7 +190,7 @@ class EventSeries:
         return values
 
     def _descriptions(self, event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
-        """Return the series that say what pods, namespaces and the node are, and ask for."""
+        """Return the info series of pods, namespaces and the node, and of what pods request."""
         found: dict[SeriesGroup, SeriesValues] = {}
         for labels in _pod_labels(event, self._sent.pods):
             found[SeriesGroup(self._pod_info, labels)] = _INFO
@@ -347,7 +347,7 @@ def _add_users(
     interval_ns: int,
     divisors: Sequence[float],
 ) -> None:
-    """Add, for each who uses the device, the averages over the tick."""
+    """Add each user's averages over the tick to `values`."""
     booked = zip(device.users, books.entries, apportion(books, interval_ns), strict=True)
     if not device.are_distinct:
         summed: dict[SeriesGroup, Amounts] = {}
@@ -383,7 +383,7 @@ def _sum(left: Amounts, right: Amounts) -> Amounts:
 def _of_holders(
     books: GpuBooks, device: _DeviceGroups, interval_ns: int
 ) -> dict[SeriesGroup, SeriesValues]:
-    """Return, for each who holds a part of the device, the values of `HOLDER`'s metrics."""
+    """Return the values of `HOLDER`'s metrics for each holder of the device."""
     held: dict[SeriesGroup, int] = {}
     for entry, group in zip(books.entries, device.holders, strict=True):
         # Idle's entries alone have it.

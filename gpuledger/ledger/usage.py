@@ -35,7 +35,7 @@ _NS_PER_SECOND: Final = 10**9
 
 
 def _units_per_base(quantity: Quantity) -> int:
-    """Return how many of what is counted are one of what the series says."""
+    """Return how many of the counted units are one base unit of the series."""
     by_time = _NS_PER_SECOND if quantity.is_gauge else 1
     return quantity.units_per_base * by_time
 
@@ -90,7 +90,7 @@ class Unnamed(NamedTuple):
 
 
 class Used(NamedTuple):
-    """What a tick adds for one entry."""
+    """What a tick adds to the counters for one entry."""
 
     labels: CountedLabels
     """Whose it is, as far as that is known."""
@@ -193,7 +193,7 @@ _FoundLabels = tuple[CountedLabels, str | None]
 
 
 class _Whose:
-    """Whose the entries of one event are; each container and holder is looked up once."""
+    """The labels of the entries of one event; each container and holder is looked up once."""
 
     def __init__(self, event: GpuEvent) -> None:
         self._pods = PodIndex(event)

@@ -65,7 +65,10 @@ class RetryTimer:
     """
 
     def __init__(self, backoff: Backoff, *, calm_seconds: float = 0.0) -> None:
-        """Take the waits; after `calm_seconds` without an attempt a success ends them."""
+        """Wait between attempts as `backoff` says.
+
+        After `calm_seconds` without an attempt a success ends the waits.
+        """
         self._backoff = backoff
         self._calm_ns = round(calm_seconds * NS_PER_SECOND)
         self._tried_ns: int | None = None

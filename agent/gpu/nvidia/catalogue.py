@@ -27,7 +27,7 @@ _NO_SINGLE_LINK: Final = (None, ALL_LINKS, EACH_LINK)
 
 
 class DriverVersion(NamedTuple):
-    """The two parts of a driver's version that say what it can, such as 580.95 of 580.95.05."""
+    """The two parts of a driver's version that decide what it supports: 580.95 of 580.95.05."""
 
     branch: int
     release: int
@@ -44,7 +44,7 @@ class DriverVersion(NamedTuple):
 
 
 class DriverRange(NamedTuple):
-    """The drivers in which a number means what it stands for."""
+    """The drivers in which the number of a field or metric has the meaning given here."""
 
     first: DriverVersion
     last: DriverVersion | None = None
@@ -397,7 +397,7 @@ CATALOGUE: Final[Mapping[CallGroup, Sequence[MetricSpec]]] = {
 
 
 def specs_for(group: CallGroup, driver: DriverVersion | None) -> Sequence[MetricSpec]:
-    """Return the readings of a group that a driver's numbers give, `None` being an unknown one."""
+    """Return the readings of a group that a driver's numbers give; `None` is an unknown driver."""
     possible = (
         replace(spec, sources=tuple(source for source in spec.sources if _means_it(source, driver)))
         for spec in CATALOGUE[group]

@@ -195,7 +195,7 @@ class Split:
 
 
 def make_split(used: int, idle: int, method: Any) -> Split:  # noqa: ANN401  # of any enumeration
-    """Return a split of which nobody has anything yet."""
+    """Return a split that no claim has a part of yet."""
     split = Split()
     split.used = used
     split.idle = idle

@@ -1,4 +1,4 @@
-"""Says who the pods of an event are, by the pod cache.
+"""Describes the pods of an event, from the pod cache.
 
 Here lives the description's part of an event and of an attributed incident: the pods, their
 namespaces, and the node. Books live elsewhere
@@ -67,7 +67,7 @@ _NOTHING: Final[Mapping[Identity, PodName]] = MappingProxyType({})
 def name_by_allocation(
     sample: NodeSample, pending: Collection[Identity], pods: PodCache
 ) -> dict[Identity, PodName]:
-    """Return the names that the tick's allocations tell of containers without a pod record.
+    """Return the names of pods without a record, as far as the tick's allocations name them.
 
     A cgroup has UIDs and the kubelet's answer names, and only their device is the same: so that a
     name is told where one pod alone holds each device on which the container's processes are, where
@@ -130,7 +130,7 @@ class EncodedDescriptions(NamedTuple):
 
 
 class PodDescriptions(NamedTuple):
-    """What was said of a node's pods, and what it was said of."""
+    """The descriptions of a node's pods, and what they were made from."""
 
     version: int
     """The version of the node's pods at that time."""
@@ -161,7 +161,7 @@ class PodDescriptions(NamedTuple):
 
 
 class DescriptionCache:
-    """Remembers what was said of a node's pods until one of them, or who is there, changes.
+    """Caches the descriptions of a node's pods until a pod, or which pods are there, changes.
 
     From tick to tick the same containers are on a node's GPUs; saying anew who they are would be a
     third of the join's work. Memory is bounded by `max_bytes`: beyond, what was said of the nodes
@@ -189,7 +189,7 @@ class DescriptionCache:
         self._known.clear()
 
     def forget(self, node: str) -> None:
-        """Forget what was said of the node of a key."""
+        """Forget the descriptions of the node of a key."""
         self._known.pop(node)
 
     def describe(self, sample: NodeSample) -> PodDescriptions:
@@ -224,9 +224,9 @@ class DescriptionCache:
 def describe_tick(
     sample: NodeSample, pods: PodCache, cluster_objects: ClusterObjects
 ) -> PodDescriptions:
-    """Return what is said of the pods of a tick: of those that use GPUs, and of those that hold.
+    """Return the descriptions of the pods of a tick, of their namespaces, and of the node.
 
-    And of their namespaces, and of the node.
+    The pods are those that use GPUs and those that hold some.
     """
     node, time_ns = sample.node, sample.time_ns
     identities = list(map(identity_of, sample.containers))
@@ -345,7 +345,7 @@ def find_foreign_pods(
 
 
 class _NamelessPod(NamedTuple):
-    """What is said of a pod of which no record of this node is known."""
+    """A pod of which no record on this node is known."""
 
     uid: str | None
     state: PodState
@@ -389,7 +389,7 @@ class EventPods:
         foreign: Collection[Identity],
         named: Mapping[Identity, PodName] = _NOTHING,
     ) -> None:
-        """Take in the pods of containers; `named` has those known by name without a record."""
+        """Add the pods of containers; `named` has those known by name without a record."""
         wanted = set(identities) - {_HOST}
         for identity in sorted(wanted, key=lambda identity: (identity[0] or "", identity[1] or "")):
             known = self._pods.find(*identity, node=self._node)
@@ -404,7 +404,7 @@ class EventPods:
             self._users[identity] = position
 
     def add_holders(self, allocations: Sequence[DeviceAllocation]) -> list[EventHolder]:
-        """Take in the pods of allocations; return who holds, in the order of their positions.
+        """Add the pods of allocations; return who holds, in the order of their positions.
 
         The kubelet's response names pods and has no UIDs. A pod record of this very node says who
         has the name; where none does, it is the node's word, unless the pod of that name is placed
@@ -434,7 +434,7 @@ class EventPods:
         return holders
 
     def add_holder(self, name: PodName) -> int:
-        """Take in the pod that holds something by its name; return its position."""
+        """Add a pod that holds something, by its name; return its position."""
         position = self._positions.get(name)
         if position is not None:
             return position
@@ -467,7 +467,7 @@ class EventPods:
         return pod.container_name(identity[1]) if isinstance(pod, KnownPod) else None
 
     def descriptions(self) -> list[PodDescription]:
-        """Return what is said of each pod, by position."""
+        """Return the description of each pod, by position."""
         return [
             describe_known(pod, containers, time_ns=self._time_ns)
             if isinstance(pod, KnownPod)
@@ -501,7 +501,7 @@ class EventPods:
 
 
 def _describe_nameless(pod: _NamelessPod) -> PodDescription:
-    """Describe a pod by what the node said of it alone."""
+    """Return a pod's description from what the node's tick says alone."""
     namespace, name = pod.name or (None, None)
     return PodDescription(uid=pod.uid, state=pod.state, namespace=namespace, name=name)
 

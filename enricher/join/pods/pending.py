@@ -92,7 +92,10 @@ class PendingPods:
         return list(resolved.values())
 
     def expire(self, now_ns: int) -> Sequence[PendingPod]:
-        """Return those whose time is over by now, each once; asked within a second, none."""
+        """Return the pods that were waited for in vain for too long, each once.
+
+        None where it is asked again within a second.
+        """
         if 0 <= now_ns - self._swept_ns < _SWEEP_NS:
             return ()
         self._swept_ns = now_ns

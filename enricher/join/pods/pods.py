@@ -1,4 +1,4 @@
-"""The pods of a worker's nodes, the nodes, and all namespaces, as the compacted topics tell them.
+"""The pods of a worker's nodes, the nodes, and all namespaces, from the compacted topics.
 
 Here live the caches: of pods by UID, by container id and by the hash of static pods, of nodes and
 namespaces by name. They are filled record by record and know no bus. What an event says is made in
@@ -51,10 +51,10 @@ DescriptionT = TypeVar("DescriptionT", bound=NodeDescription | NamespaceDescript
 
 
 class PastVersion(NamedTuple, Generic[FactsT]):
-    """What versions of an object said before another one said otherwise."""
+    """What an object's versions had in common until a version changed it."""
 
     until_ns: int
-    """When the pod watch saw one that said otherwise."""
+    """When the pod watch saw the version that changed it."""
     resource_version: str
     """The last of these versions."""
     facts: FactsT
@@ -72,11 +72,11 @@ class KnownObject(msgspec.Struct, Generic[RecordOf, FactsT], gc=False):
     """What earlier versions said otherwise, the oldest first, each until a later time."""
 
     def facts(self) -> FactsT:
-        """Return what the newest version says, as far as descriptions tell it."""
+        """Return the facts of the newest version that descriptions have."""
         raise NotImplementedError
 
     def at(self, time_ns: int) -> FactsT:
-        """Return what is said of the object by the version in force at a time.
+        """Return the facts of the version that was in force at a time.
 
         That is the newest one that the pod watch had seen by then; before the first one, that one.
         """
@@ -86,7 +86,7 @@ class KnownObject(msgspec.Struct, Generic[RecordOf, FactsT], gc=False):
         return self.facts()
 
     def follow(self, before: "KnownObject[RecordOf, FactsT]", *, seen_time_ns: int) -> None:
-        """Take over what an older version of the object has left, which this one replaces.
+        """Take over the history of the older version that this one replaces.
 
         `seen_time_ns` is when the pod watch saw this version. Versions follow one another by their
         `resourceVersion`, and as they were written where that cannot be compared, and not by these
@@ -119,7 +119,7 @@ class KnownObject(msgspec.Struct, Generic[RecordOf, FactsT], gc=False):
 
 
 class PodFacts(NamedTuple):
-    """What a description says of a pod that changes from version to version."""
+    """The fields of a pod's description that may change from version to version."""
 
     owner_kind: str | None
     owner_name: str | None
@@ -169,7 +169,7 @@ class KnownPod(KnownObject[PodRecord, PodFacts], gc=False):
         return [*self.previous_containers, *ids_of(self.record)]
 
     def replace_version(self, before: "KnownPod", *, seen_time_ns: int) -> None:
-        """Take over what an older version has left (`follow`), its containers' names among it."""
+        """Take over the history of an older version (`follow`), with its containers' names."""
         self.follow(before, seen_time_ns=seen_time_ns)
         self.previous_containers = _former(
             before.previous_containers | ids_of(before.record), self.record
@@ -186,7 +186,7 @@ class KnownPod(KnownObject[PodRecord, PodFacts], gc=False):
 
 
 class Existence(NamedTuple, Generic[DescriptionT]):
-    """What a version says of an object that is, in its cluster, what its name says."""
+    """A version of an object that its name identifies within its cluster."""
 
     description: DescriptionT
     """What events tell of it."""
@@ -277,7 +277,7 @@ class NamedObjects(Generic[DescriptionT]):
     def put(
         self, record: NodeRecord | NamespaceRecord, *, partition: int, seen_time_ns: int
     ) -> None:
-        """Take a record in, in the place of an older version and never in that of a newer one."""
+        """Store a record; it replaces an older version, and never a newer one."""
         key = key_in(record.cluster, record.name)
         before = self._objects.get(key)
         if before and _is_former(record, than=before.record):
@@ -332,7 +332,7 @@ class NodePods:
 
 
 class Names(Generic[N]):
-    """Which pod has a name of one kind, and who else claims it.
+    """Which pod has a name of one kind, and which other pods claim it.
 
     A name that a pod has is not taken over by a younger one while the older one lives: who may
     make pods could so put their own name on another one's use. A static pod keeps its hash when its
@@ -351,7 +351,7 @@ class Names(Generic[N]):
         return self._pods.get(self._uid_of.get(name, ""))
 
     def claim(self, name: N, pod: PodRecord) -> None:
-        """Have a name lead to this pod, unless another one has it by right."""
+        """Let a name mean this pod, unless another pod has the better claim."""
         holder = self.holder(name)
         if holder is None:
             self._uid_of[name] = pod.uid
@@ -361,7 +361,7 @@ class Names(Generic[N]):
                 self._uid_of[name] = pod.uid
 
     def disclaim(self, name: N, uid: str) -> None:
-        """Take the name from a pod that is forgotten already; one that claims none is no error."""
+        """Remove the name from a pod that was removed; one that claims none is no error."""
         rivals = self._rivals.get(name)
         if rivals is None:
             if self._uid_of.get(name) == uid:
@@ -403,7 +403,7 @@ class PodCache:
         return known.version if known else 0
 
     def put(self, pod: PodRecord, *, partition: int, seen_time_ns: int = 0) -> None:
-        """Take a pod's record in, in the place of an older one and never in that of a newer one.
+        """Store a pod's record; it replaces an older one, and never a newer one.
 
         `seen_time_ns` is when the pod watch saw this version: until then the one before is in
         force. Of a version that comes behind a newer one only its containers' names are taken.
@@ -488,7 +488,7 @@ class PodCache:
         return False
 
     def named_on(self, node: str) -> dict[tuple[str, str], list[KnownPod]]:
-        """Return the pods of a node by namespace and name, which several have one after another."""
+        """Return the pods of a node by namespace and name; several pods may have had a name."""
         here = self._nodes.get(node)
         named: dict[tuple[str, str], list[KnownPod]] = {}
         for known in map(self._pods.__getitem__, here.uids if here else ()):
@@ -548,7 +548,7 @@ class ClusterPods:
         return self._clusters.get(cluster) or PodCache()
 
     def put(self, pod: PodRecord, *, partition: int, seen_time_ns: int = 0) -> None:
-        """Take a pod's record in, among those of its cluster (`PodCache.put`)."""
+        """Store a pod's record among those of its cluster (`PodCache.put`)."""
         pods = self._clusters.setdefault(pod.cluster, PodCache(self._changes))
         pods.put(pod, partition=partition, seen_time_ns=seen_time_ns)
 
@@ -570,7 +570,7 @@ class ClusterPods:
 
 
 def nearest(pods: Iterable[KnownPod], *, time_ns: int) -> KnownPod | None:
-    """Return of pods of one name the one that has it at a time; `None` where there is none."""
+    """Return which of the pods of one name has it at a time; `None` where there is none."""
     return max(pods, key=lambda known: known.rank_at(time_ns), default=None)
 
 

@@ -29,10 +29,10 @@ class _Partition(msgspec.Struct):
 
 
 class Announcer:
-    """What a worker says of its partitions: of each cluster there a watermark every few seconds."""
+    """The watermarks of a worker's partitions: for each cluster there, one every few seconds."""
 
     def __init__(self, *, topic: str, publisher: str) -> None:
-        """Take the events' topic, and who the watermarks say that they are from."""
+        """Make watermarks of this topic of events, from this publisher."""
         self._topic = topic
         self._publisher = publisher
         self._partitions: dict[int, _Partition] = {}
@@ -50,13 +50,13 @@ class Announcer:
             self.published_until_ns.pop(partition, None)
 
     def due(self, *, now_seconds: float) -> list[int]:
-        """Return the partitions of which something is to be found out or said by now."""
+        """Return the partitions whose watermark is to be computed or published by now."""
         return [
             number for number, state in self._partitions.items() if state.due_seconds <= now_seconds
         ]
 
     def is_to_be_drawn(self, partition: int, *, now_seconds: float) -> bool:
-        """Return whether it is to be found out by now how far a partition is."""
+        """Return whether a partition's watermark is to be computed by now."""
         state = self._partitions.get(partition)
         return state is not None and state.due_seconds <= now_seconds and state.acknowledged is None
 
@@ -68,7 +68,7 @@ class Announcer:
                 state.due_seconds = now_seconds + RENEWED_AFTER_SECONDS
 
     def publish(self, partition: int, *, next_offset: int | None) -> None:
-        """Record where a partition's events end, `None` where the bus did not tell it."""
+        """Record where a partition's events end; `None` where the bus did not say it."""
         if state := self._partitions.get(partition):
             state.next_offset = next_offset
 

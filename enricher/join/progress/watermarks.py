@@ -34,7 +34,7 @@ MAX_NODES: Final = 20_000
 
 
 class NodeWatermarks:
-    """The watermarks of one partition's nodes, and which of them nobody has written down yet.
+    """The watermarks of one partition's nodes, and which of them are not published yet.
 
     Memory is bounded by the nodes that were heard of within a day.
     """
@@ -147,7 +147,7 @@ class NodeWatermarks:
             self._advanced[node] = None
 
     def take(self, written: NodeProgress, *, heard_ns: int) -> None:
-        """Take in what was written down before; what is known to be further stays."""
+        """Restore what was published before; what is known to be further stays."""
         before = tuple(
             BootWatermark(
                 boot.boot_id,
