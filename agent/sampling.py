@@ -86,7 +86,7 @@ class Sampler:
         return self._tracker.processes_on(self._layout.devices_of(gpu_uuid, gpu_instance))
 
     def record_seen(self, pids: Iterable[int], *, seen_boottime_ns: int) -> None:
-        """Look up the processes that are new between two ticks: at the next one it may be gone."""
+        """Look up the processes that are new between two ticks: they may be gone at the next."""
         self._tracker.record_seen(pids, seen_boottime_ns=seen_boottime_ns)
 
     def sample(

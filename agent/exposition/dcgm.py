@@ -42,7 +42,7 @@ class SeriesRow(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The devices of a tick, by the two sets of labels that families need."""
+    """The devices of a tick that have a row, by what a family measures."""
 
     devices: Sequence[SeriesRow]
     """A row for each GPU, each MIG instance and each compute instance."""

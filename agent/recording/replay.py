@@ -82,7 +82,7 @@ class _Row:
     index: int = -1
 
     def advance(self, now_ns: int, slack_ns: int) -> tuple[RecordingLine, int]:
-        """Return the answer at this time, and the index of the first answer after it."""
+        """Return the answer at this time, and the index of the first one not returned before."""
         # At most one ahead of its time, and all that are late by more than the slack.
         first = self.index + 1
         if self.index < 0:

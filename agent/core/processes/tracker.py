@@ -86,7 +86,7 @@ class ProcessTracker:
         self._unreadable = 0
 
     def record_seen(self, pids: Iterable[int], *, seen_boottime_ns: int) -> None:
-        """Look up the processes that are new between two ticks: at the next one it may be gone."""
+        """Look up the processes that are new between two ticks: they may be gone at the next."""
         if self.reads_processes:
             self._matcher.seen_pids.record(pids, seen_boottime_ns=seen_boottime_ns)
 

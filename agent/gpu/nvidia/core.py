@@ -225,7 +225,7 @@ class AccountingReader:
             return None
 
     def _find_candidates(self, buffered: set[int], listed: Iterable[ListedProcess] | None) -> None:
-        """Record the processes that may have ended: those listed, and those between two queries."""
+        """Record which may have ended: no longer listed, or there only between two queries."""
         now = self._listed if listed is None else {process.pid for process in listed}
         if self._known is not None:
             self._pending |= self._listed - now

@@ -97,9 +97,7 @@ class SocketKubelet:
     async def _ask(self, method: str) -> bytes:
         """Return the answer to one call, on a connection of its own.
 
-        So a kubelet that restarts leaves no broken connection behind.
-
-        Raises KubeletError.
+        So a kubelet that restarts leaves no broken connection behind. Raises KubeletError.
         """
         try:
             self._socket.stat()

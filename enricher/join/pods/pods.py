@@ -186,7 +186,7 @@ class KnownPod(KnownObject[PodRecord, PodFacts], gc=False):
 
 
 class Existence(NamedTuple, Generic[DescriptionT]):
-    """A version of an object that its name identifies within its cluster."""
+    """A version of an object: its description, and from when to when the object was there."""
 
     description: DescriptionT
     """What events tell of it."""
@@ -361,7 +361,7 @@ class Names(Generic[N]):
                 self._uid_of[name] = pod.uid
 
     def disclaim(self, name: N, uid: str) -> None:
-        """Remove the name from a pod that was removed; one that claims none is no error."""
+        """Withdraw a removed pod's claim on a name; no error where it has none."""
         rivals = self._rivals.get(name)
         if rivals is None:
             if self._uid_of.get(name) == uid:

@@ -238,7 +238,7 @@ class Reached(NamedTuple):
     """The silent ones, each with the end of its last tick, the newest first."""
 
     def raised_to(self, until_ns: int, nodes: Mapping[str, NodeWatermark]) -> "Reached":
-        """Return the same, not before a time that was published.
+        """Return the same up to the later time that was published before.
 
         Who was silent then and has come back behind that time is left out by it as before.
         """

@@ -128,7 +128,7 @@ async def test_several_nodes_in_one_process_publish_their_ticks_until_cancelled(
     changes = {(record.node, record.command, record.change) for record in processes}
     assert ("gpu-node-2", "render", ProcessChange.SEEN) in changes
     assert ("gpu-node-2", "render", ProcessChange.ENDED) in changes
-    assert any(one.pod_uid for sample in samples for one in sample.containers)
+    assert any(container.pod_uid for sample in samples for container in sample.containers)
 
 
 async def test_processes_that_proc_does_not_show_are_reported_and_leave_the_agent_ready() -> None:

@@ -159,7 +159,7 @@ def test_what_ran_in_the_instances_is_what_the_pods_ran(cut: Simulation) -> None
         "1g.10gb", "3g.40gb", "1c.2g.20gb", "1c.2g.20gb", "7g.80gb"
     ]  # fmt: skip
     pods = cut.truth(start_ns, end_ns)
-    ran = [one.usage.busy_seconds for one in instances]
+    ran = [instance.usage.busy_seconds for instance in instances]
     assert ran == pytest.approx([pod.busy_seconds for pod in pods] + [0, 0])
     joules = sum(one.usage.joules for one in instances)
     assert joules == pytest.approx(sum(pod.joules for pod in pods))

@@ -28,8 +28,8 @@ def refuse(field: str) -> None:
 
 def test_a_list_says_field_kind_and_help() -> None:
     found = [
-        (one.field.old, one.kind, one.help)
-        for one in parse_counters(LIST.splitlines(), name="x", skip=refuse)
+        (counter.field.old, counter.kind, counter.help)
+        for counter in parse_counters(LIST.splitlines(), name="x", skip=refuse)
     ]
     assert found == [
         ("DCGM_FI_DEV_SM_CLOCK", "gauge", "SM clock frequency (in MHz)."),
@@ -110,5 +110,5 @@ def test_a_list_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_without_a_list_the_defaults_are_shown() -> None:
-    assert "DCGM_FI_DEV_GPU_UTIL" in {one.field.old for one in default_counters()}
+    assert "DCGM_FI_DEV_GPU_UTIL" in {counter.field.old for counter in default_counters()}
     assert "DCGM_FI_DEV_POWER_VIOLATION" not in {one.field.old for one in default_counters()}

@@ -206,4 +206,4 @@ def test_holes_among_instances_are_skipped(answer: Answer) -> None:
         }
     )
     assert asked == [0, 1, 2, 3]
-    assert [one.uuid for one in given.instances] == ["MIG-2"]
+    assert [instance.uuid for instance in given.instances] == ["MIG-2"]

@@ -188,7 +188,7 @@ async def test_agreement_is_exit_code_0(bus: MemoryBus, capsys: pytest.CaptureFi
     assert again.comparison is not None
     assert print_comparison(again.comparison) == 0
     assert capsys.readouterr().out == f"{verdict(again.comparison.counts)}\n"
-    assert not [show_difference(one) for one in again.comparison.differences]
+    assert not [show_difference(difference) for difference in again.comparison.differences]
 
 
 async def test_what_cannot_be_used_is_counted_and_put_aside_once_only(

@@ -149,7 +149,10 @@ async def test_the_letter_of_a_bad_namespace_is_small_and_says_where_it_lies() -
     await tell(bus, replace(namespace("9"), name="other", labels={}))
     followed = Followed(bus)
     await followed.follower.read_up()
-    letters = [LETTER.decode(each.value) for each in followed.producer.messages()]
-    assert [(one.reason, one.offset) for one in letters] == [("undecodable", 1), ("misplaced", 2)]
+    letters = [LETTER.decode(message.value) for message in followed.producer.messages()]
+    assert [(letter.reason, letter.offset) for letter in letters] == [
+        ("undecodable", 1),
+        ("misplaced", 2),
+    ]
     assert all(len(each.value or b"") < 2_000 for each in followed.producer.messages())
     assert followed.team() == "vision"

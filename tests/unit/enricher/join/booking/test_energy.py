@@ -104,7 +104,9 @@ def instance(number: int, profile: str | None, total: int, busy: float | None) -
 
 def joules_of(entries: list[Entry]) -> dict[str, float]:
     return {
-        str(one.account): one.energy_millijoules / 1e3 for one in entries if one.energy_millijoules
+        str(entry.account): entry.energy_millijoules / 1e3
+        for entry in entries
+        if entry.energy_millijoules
     }
 
 

@@ -214,7 +214,7 @@ def test_what_lies_there_for_hours_makes_nobody_silent_while_it_is_read() -> Non
         partition.poll(1)
         partition.now += 1
         partition.deliver(killed_after=9)
-    assert all(each.silent is None for each in partition.watermarks)
+    assert all(watermark.silent is None for watermark in partition.watermarks)
     assert not any(late for _, late in partition.events)
 
 

@@ -81,7 +81,7 @@ async def test_a_flood_of_wrong_passwords_is_bounded_and_holds_up_no_known_user(
     known = users.allows(header("alice", "right"))
     answers = await asyncio.gather(*flood, known, return_exceptions=True)
     assert answers[-1] is True
-    refused = [one for one in answers if isinstance(one, UnavailableError)]
+    refused = [answer for answer in answers if isinstance(answer, UnavailableError)]
     assert len(refused) == 50 - 8
     assert len(tried) == 1 + 8
 
