@@ -11,7 +11,7 @@ from agent.context import Host, run_agent
 from agent.dcgm_exporter import read_swap
 from agent.exposition import PageRenderer
 from agent.exposition.node_state import NodeState, make_node_state
-from agent.host.kubelet.container_logs import ContainerNames
+from agent.host.node_pods import ContainerNames
 from agent.settings import AgentSettings, name_node
 from agent.source_selection import find_source
 from gpuledger.bus.protocol import Bus

@@ -17,8 +17,7 @@ from agent.gpu.watchdog import Watchdog
 from agent.host.kmsg import Kmsg
 from agent.host.kubelet.allocations import Allocations, Kubelet
 from agent.host.kubelet.assignments import find_on
-from agent.host.kubelet.container_logs import ListNames
-from agent.host.node_pods import HasCgroup, PodChanges, PodEnds
+from agent.host.node_pods import HasCgroup, ListNames, PodChanges, PodEnds
 from agent.host.procfs import Procfs, check_procfs, read_boot_id
 from agent.loop import InventoryTracker, Outputs, SampleLoop
 from agent.metrics import ATTRIBUTION, count_published_from_zero
@@ -102,7 +101,7 @@ class AgentContext:
     """Makes the parts of one node's agent."""
 
     def __init__(self, *, host: Host, settings: AgentSettings, readiness: Readiness) -> None:
-        """Take the node; raises `UserError` where its `/proc` cannot be read."""
+        """Connect the parts of one node; raises `UserError` where its `/proc` cannot be read."""
         self._host = host
         self._settings = settings
         self._readiness = readiness

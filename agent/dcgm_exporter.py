@@ -216,7 +216,7 @@ def turns(setting: str, on: str) -> Callable[[str], Meaning]:
 
 
 def sets(setting: str) -> Callable[[str], Meaning]:
-    """Return what takes the value as it stands."""
+    """Return a reader that takes the value unchanged."""
     return lambda value: {setting: value}
 
 

@@ -52,7 +52,7 @@ class Schedule:
 
 
 class InventoryTracker:
-    """The GPUs of one node, as the driver said last: here ids of devices find theirs."""
+    """The GPUs of one node, by the driver's last answer: here ids of devices find theirs."""
 
     def __init__(self, *, node: NodeId, boot_id: str) -> None:
         self._node = node
@@ -75,7 +75,7 @@ class InventoryTracker:
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """Where everything goes that the agent has to say, as far as it is there."""
+    """The agent's outputs, those of them that are switched on."""
 
     send_queue: SendQueue | None
     """What is to be published; `None` where nothing is."""

@@ -24,7 +24,7 @@ from agent.core.incidents import (
     make_incident,
     merge,
 )
-from agent.gpu.lifecycle import EventThread
+from agent.gpu.event_thread import EventThread
 from agent.gpu.protocol import GpuIdentity, GpuSource
 from agent.host.kmsg import Kmsg, KmsgReader
 from agent.metrics import EVENT_SET_FAILURES, INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
@@ -197,7 +197,7 @@ class IncidentMonitor:
         )
 
     def evaluate_health(self, gpu_uuid: str, health: GpuHealth, *, time_ns: int) -> None:
-        """Report what a reading of a GPU's health says and no event has said; in the event loop."""
+        """Report what a GPU's health shows and no event has reported; in the event loop."""
         before = self._health.get(gpu_uuid)
         self._health[gpu_uuid] = merge(before, health)
         for change in changes_of_health(before, health):

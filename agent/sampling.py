@@ -1,7 +1,7 @@
-"""One tick of one node: the GPUs' answers in, the node's sample and its process records out.
+"""One tick of one node: what the GPUs answered in, the node's sample and process records out.
 
-Here the parts of a tick are put together. It waits for nothing: who asks the GPUs, and when, is
-decided in `loop`.
+Here the parts of a tick are put together, without waiting for anything: when which GPU is queried
+is decided in `loop`.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,16 +17,12 @@ from agent.core.processes.tracker import ProcessTracker
 from agent.core.raw import RawGpuSample, SampleCursor
 from agent.core.tick import (
     ClockReading,
+    LastRows,
+    NodeLayout,
     NodeTick,
     TickInterval,
-    by_board,
-    find_relayouted,
-    find_vanished,
     flatten,
-    gpu_instances_of,
-    layout_of,
     read_details,
-    silence,
 )
 from agent.host.procfs import ProcessReader, Procfs, read_boot_id
 from agent.metrics import (
@@ -60,15 +56,16 @@ class Sampler:
             reads_processes=reads_processes,
         )
         self._states: Mapping[str, GpuState] = {}
-        self._rows: Mapping[str, Sequence[GpuReading]] = {}
-        """By GPU, the last rows of those that answered or are known."""
-        self._layout: Mapping[str, frozenset[str]] = {}
-        self._gpu_instances: Mapping[str, int] = {}
-        self._relayouted: list[str] = []
+        """By UUID, what the next tick must know of each GPU and MIG instance."""
+        self._rows = LastRows()
+        self._layout = NodeLayout()
         self._before: ClockReading | None = None
+        """The end of the last interval, where the next one begins."""
         self._health_before: Mapping[str, Mapping[str, Any]] = {}
+        """The health of answers that made no tick, for the next one."""
         self._seq = 0
         self._lag_ns: int | None = None
+        """How far a tick's interval lies back, so that the driver has sampled all of it."""
         self._set_back = SetBack()
 
     @property
@@ -77,22 +74,19 @@ class Sampler:
         return self._tracker.reads_processes
 
     def last_seen(self) -> Mapping[str, SampleCursor]:
-        """Return, by UUID, what the next question must start from; a GPU not named starts anew."""
+        """Return, by UUID, after which samples the next query begins; others begin anew."""
         return {uuid: state.last_seen for uuid, state in self._states.items()}
 
     def forget(self) -> None:
-        """Begin anew after answers of which no tick could be made; only counters are kept."""
+        """Forget all but the counters, after answers of which no tick could be made."""
         self._states = {uuid: state.forget() for uuid, state in self._states.items()}
 
     def processes_on(self, gpu_uuid: str, gpu_instance: int | None) -> list[IncidentProcess]:
-        """Return who was on a GPU at the last tick, on all its instances or on that one alone."""
-        instances = self._layout.get(gpu_uuid, frozenset())
-        hit = {uuid for uuid in instances if self._gpu_instances.get(uuid, -1) == gpu_instance}
-        # Where the instance is not known, everybody on the GPU may be meant.
-        return self._tracker.processes_on(hit or {gpu_uuid, *instances})
+        """Return the processes on a GPU, or on one GPU instance of it, at the last tick."""
+        return self._tracker.processes_on(self._layout.devices_of(gpu_uuid, gpu_instance))
 
     def record_seen(self, pids: Iterable[int], *, seen_boottime_ns: int) -> None:
-        """Look up who is new on the GPUs between two ticks: at the next one it may be gone."""
+        """Look up the processes that are new between two ticks: they may be gone at the next."""
         self._tracker.record_seen(pids, seen_boottime_ns=seen_boottime_ns)
 
     def sample(
@@ -104,34 +98,19 @@ class Sampler:
         known: Collection[str] = (),
         late: bool = False,
     ) -> NodeTick | None:
-        """Make the tick that ends `at`; the first call only opens the first interval.
+        """Make the tick that ends `at`; `None` where that only opens the first interval.
 
-        So does one behind an interval that is too long to be reported. `late` says that it began
-        more than half a tick after its time. Of the `known` GPUs, by UUID, those that did not
-        answer stand in the tick as silent, as they were when they answered last. `at` is when the
-        GPUs were queried: a process that started later cannot be the one that they listed under its
-        pid.
+        That is so at the first call, and after an interval that is too long to be reported. `at` is
+        when the GPUs were queried: a process that started later cannot be the one that they listed
+        under its pid. GPUs that are `known`, by UUID, and did not answer are in the tick as silent,
+        with the instances that they had when they answered last. `late` says that the tick began
+        more than half a tick after its time.
         """
         before, self._before = self._interval_start(at), at
         raw = self._with_health(raw, is_reported=before is not None)
         interval_ns = max(1, at.monotonic_ns - before.monotonic_ns) if before else 1
-        self._set_back.follow(time_ns=at.time_ns, boottime_ns=at.boottime_ns)
-        set_back_now_us = at.time_ns // NS_PER_US if self._set_back.is_recent else None
-        ticks = [
-            read_gpu(
-                gpu,
-                self._states.get(gpu.uuid),
-                interval_ns=interval_ns,
-                now_ns=at.monotonic_ns,
-                set_back_now_us=set_back_now_us,
-            )
-            for gpu in flatten(raw)
-        ]
-        # Before the layout is replaced: both compare what was with what is.
-        vanished = find_vanished(self._layout, raw)
-        self._relayouted += find_relayouted(self._layout, raw)
-        self._layout = {**self._layout, **layout_of(raw)}
-        self._gpu_instances = gpu_instances_of(raw)
+        ticks = self._read_gpus(raw, at, interval_ns)
+        vanished = self._layout.update(raw)
         self._remember(ticks, vanished)
         table_update = self._tracker.refresh(
             ticks,
@@ -139,25 +118,14 @@ class Sampler:
             time_ns=at.time_ns,
             boottime_ns=at.boottime_ns,
         )
-        answered = by_board(tick.reading for tick in ticks)
-        silent = [
-            silence(row)
-            for uuid, rows in self._rows.items()
-            if uuid in known and uuid not in answered
-            for row in rows
-        ]
-        self._rows = {
-            **{uuid: rows for uuid, rows in self._rows.items() if uuid in known},
-            **answered,
-        }
-        # The table of processes was brought up to date in any case: the next tick needs it.
+        silent = self._rows.update((tick.reading for tick in ticks), known=known)
+        # All state is brought up to date in any case: the next tick needs it.
         tick = None
         if before:
-            tick = self._tick(
+            tick = self._make_tick(
                 ticks,
                 table_update,
-                at,
-                interval_ns,
+                self._next_interval(at, interval_ns),
                 silent=silent,
                 allocations=allocations,
                 late=late,
@@ -181,10 +149,27 @@ class Sampler:
         self.forget()
         return None
 
+    def _read_gpus(
+        self, raw: Sequence[RawGpuSample], at: ClockReading, interval_ns: int
+    ) -> list[GpuTick]:
+        """Read each GPU and MIG instance that answered, in the order of the tick's rows."""
+        self._set_back.follow(time_ns=at.time_ns, boottime_ns=at.boottime_ns)
+        set_back_now_us = at.time_ns // NS_PER_US if self._set_back.is_recent else None
+        return [
+            read_gpu(
+                gpu,
+                self._states.get(gpu.uuid),
+                interval_ns=interval_ns,
+                now_ns=at.monotonic_ns,
+                set_back_now_us=set_back_now_us,
+            )
+            for gpu in flatten(raw)
+        ]
+
     def _with_health(
         self, raw: Sequence[RawGpuSample], *, is_reported: bool
     ) -> Sequence[RawGpuSample]:
-        """Bring the health of answers that make no tick into the next tick: it is asked rarely."""
+        """Add the health of answers that made no tick: it is queried rarely, and would be lost."""
         kept, self._health_before = self._health_before, {}
         if not is_reported:
             self._health_before = {gpu.uuid: gpu.health for gpu in raw}
@@ -193,10 +178,10 @@ class Sampler:
         return [replace(gpu, health=gpu.health or kept.get(gpu.uuid, {})) for gpu in raw]
 
     def _remember(self, ticks: Sequence[GpuTick], vanished: Collection[str]) -> None:
-        """Remember what the next tick must know.
+        """Keep the state of the GPUs for the next tick.
 
-        Of a GPU that did not answer only the counters are kept, so that their falls are seen, and
-        its idle draw: what it says next covers more than one interval.
+        Of a GPU that did not answer only the counters are kept, so that a reset of them is seen,
+        and the idle draw: its next samples cover more than one interval.
         """
         silent = {
             uuid: state.forget()
@@ -206,37 +191,38 @@ class Sampler:
         self._states = silent | {tick.reading.uuid: tick.state for tick in ticks}
         windows_us = [tick.state.gpu_window_us for tick in ticks if tick.state.gpu_window_us]
         if self._lag_ns is None and windows_us:
-            # Found once and kept, so that each tick begins where the one before ended.
+            # Never changed, so that each tick begins where the one before ended.
             self._lag_ns = round(LAG_WINDOWS * max(windows_us) * NS_PER_US)
 
-    def _tick(
-        self,
-        ticks: Sequence[GpuTick],
-        table_update: TableUpdate,
-        at: ClockReading,
-        interval_ns: int,
-        *,
-        silent: Sequence[GpuReading],
-        allocations: Sequence[DeviceAllocation],
-        late: bool,
-    ) -> NodeTick:
+    def _next_interval(self, at: ClockReading, interval_ns: int) -> TickInterval:
         # Milliseconds since boot, but never the same twice, whatever a clock does.
         self._seq = max(at.boottime_ns // NS_PER_MS, self._seq + 1)
         lag_ns = self._lag_ns or 0
-        covered = TickInterval(
+        return TickInterval(
             seq=self._seq,
             begin_ns=at.boottime_ns - lag_ns - interval_ns,
             end_ns=at.boottime_ns - lag_ns,
             time_ns=at.time_ns - lag_ns,
         )
+
+    def _make_tick(
+        self,
+        ticks: Sequence[GpuTick],
+        table_update: TableUpdate,
+        covered: TickInterval,
+        *,
+        silent: Sequence[GpuReading],
+        allocations: Sequence[DeviceAllocation],
+        late: bool,
+    ) -> NodeTick:
         found = self._tracker.describe(ticks, table_update, covered)
         sample = NodeSample(
             cluster=self._node.cluster,
             node=self._node.node,
             boot_id=self.boot_id,
-            seq=self._seq,
+            seq=covered.seq,
             time_ns=covered.time_ns,
-            interval_ns=interval_ns,
+            interval_ns=covered.length_ns,
             late=True if late else None,
             # Last, as the processes go by the positions of the GPUs that answered.
             gpus=[*(tick.reading for tick in ticks), *silent],
@@ -245,12 +231,11 @@ class Sampler:
             allocations=list(allocations),
             ended_processes=found.ended_processes,
         )
-        relayouted, self._relayouted = self._relayouted, []
         return NodeTick(
             sample=sample,
             readings=read_details(sample, ticks),
             processes=self._tracker.drain(),
-            relayouted=relayouted,
+            relayouted=self._layout.drain_relayouted(),
         )
 
     def _count(self, ticks: Sequence[GpuTick]) -> None:

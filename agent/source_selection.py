@@ -15,8 +15,7 @@ from agent.gpu.nvidia.session import NvmlSession
 from agent.gpu.threads import CallThread
 from agent.host.kmsg import DeviceKmsg
 from agent.host.kubelet.allocations import SocketKubelet
-from agent.host.kubelet.container_logs import list_folder
-from agent.host.node_pods import PodCgroups
+from agent.host.node_pods import PodCgroups, list_folder
 from agent.host.procfs import SystemProcfs
 from agent.settings import AgentSettings
 from gpuledger.clock import SystemClock

@@ -10,7 +10,7 @@ from msgspec.structs import fields
 
 from agent.exposition import PageRenderer
 from agent.exposition.node_state import NodeState, make_node_state
-from agent.host.kubelet.container_logs import ContainerNames
+from agent.host.node_pods import ContainerNames
 from agent.settings import ExpositionSettings
 from benchmarks.figure import Figure
 from benchmarks.ticks import GPUS, Fleet

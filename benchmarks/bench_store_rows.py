@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from benchmarks.events import booked
 from benchmarks.figure import Figure
 from gpuledger.codec import Decoder, encode
-from gpuledger.ledger.entries import Place
+from gpuledger.ledger.entries import RecordPosition
 from gpuledger.records import GpuEvent
 from sinks.store.buffer import rows_of
 from tests.default_topics import EVENTS
@@ -38,7 +38,7 @@ def run() -> Iterator[Figure]:
     )
 
 
-def _make_rows(event: GpuEvent, place: Place) -> int:
+def _make_rows(event: GpuEvent, place: RecordPosition) -> int:
     return len(list(rows_of(event, place, ingested_time_ns=event.time_ns)))
 
 

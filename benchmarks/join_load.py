@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from aiokafka import AIOKafkaProducer
 
 from benchmarks.ticks import Fleet, node_name
-from enricher.join.pods.pods import ClusterPods, Places
+from enricher.join.pods.pods import ClusterObjects, ClusterPods
 from enricher.watched_records import PodSharing
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
@@ -38,9 +38,9 @@ def cache_pods(fleet: Fleet) -> ClusterPods:
     return pods
 
 
-def cache_places(fleet: Fleet) -> Places:
+def cache_places(fleet: Fleet) -> ClusterObjects:
     """Return the nodes and their namespace as a worker has them."""
-    places, (namespace, nodes) = Places(), fleet.places()
+    places, (namespace, nodes) = ClusterObjects(), fleet.places()
     places.namespaces.put(namespace, partition=0, seen_time_ns=0)
     for number, node in enumerate(nodes):
         places.nodes.put(node, partition=partition_of(number), seen_time_ns=0)

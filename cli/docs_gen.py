@@ -249,7 +249,7 @@ def readings_page(standing: str) -> str:
             ", else ".join(map(_describe_source, reading.sources)),
             reading.unit.name,
             group.value,
-            reading.since,
+            reading.architectures,
         ]
         for group, readings in CATALOGUE.items()
         for reading in readings

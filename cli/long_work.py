@@ -58,13 +58,13 @@ class _Lines:
         self._total, self._what, self._done_word = total, what, done
         self._seconds = seconds
         self._count = 0
-        self._printed_at = seconds()
+        self._printed_seconds = seconds()
 
     def advance(self, count: int) -> None:
         self._count += count
-        now = self._seconds()
-        if now - self._printed_at >= LINE_SECONDS:
-            self._printed_at = now
+        now_seconds = self._seconds()
+        if now_seconds - self._printed_seconds >= LINE_SECONDS:
+            self._printed_seconds = now_seconds
             sys.stderr.write(
                 f"gpuledger: {self._done_word} {self._count} of {self._total} {self._what}\n"
             )

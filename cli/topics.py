@@ -135,7 +135,7 @@ def complete(
     partitions, watermarks = asyncio.run(read_watermarks(KafkaBus(settings), stage))
     until_ns = None if until_ms is None else until_ms * NS_PER_MS
     if cluster is not None:
-        watermarks = [each for each in watermarks if each.cluster == cluster]
+        watermarks = [watermark for watermark in watermarks if watermark.cluster == cluster]
     lines = completeness_lines(watermarks, partitions=partitions, until_ns=until_ns)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0 if lines[0].startswith("complete") else 1
@@ -166,7 +166,7 @@ async def read_watermarks(history: History, stage: Stage) -> tuple[int, list[Wat
                         completeness.read_to(at.partition, MAX_OFFSET)
     # The topic itself, where it was given more partitions than those that watermarks speak of.
     return max(len(spans), partitions), [
-        each for at in spans for each in completeness.of(at.partition)
+        watermark for at in spans for watermark in completeness.of(at.partition)
     ]
 
 
@@ -174,13 +174,13 @@ def completeness_lines(
     watermarks: Sequence[Watermark], *, partitions: int, until_ns: int | None
 ) -> list[str]:
     """Return what is said of them for people; the first line begins with `complete`, or not."""
-    unheard = sorted(set(range(partitions)) - {each.partition for each in watermarks})
-    earliest_ns = min((each.complete_until_ns for each in watermarks), default=0)
+    unheard = sorted(set(range(partitions)) - {watermark.partition for watermark in watermarks})
+    earliest_ns = min((watermark.complete_until_ns for watermark in watermarks), default=0)
     behind = [
-        f"partition {each.partition}, cluster {each.cluster}:"
-        f" complete until {write_moment(each.complete_until_ns // NS_PER_MS)}"
-        for each in sorted(watermarks, key=lambda each: each.complete_until_ns)
-        if until_ns is not None and each.complete_until_ns < until_ns
+        f"partition {watermark.partition}, cluster {watermark.cluster}:"
+        f" complete until {write_moment(watermark.complete_until_ns // NS_PER_MS)}"
+        for watermark in sorted(watermarks, key=lambda watermark: watermark.complete_until_ns)
+        if until_ns is not None and watermark.complete_until_ns < until_ns
     ]
     lines = [f"partition {partition}: nothing is known" for partition in unheard] + behind
     shown = write_moment(earliest_ns // NS_PER_MS)
@@ -191,10 +191,10 @@ def completeness_lines(
     else:
         first = f"complete until {shown}"
     silent = [
-        f"node {node.node}, cluster {each.cluster}: silent since"
+        f"node {node.node}, cluster {watermark.cluster}: silent since"
         f" {write_moment(node.since_time_ns // NS_PER_MS)}, and not waited for"
-        for each in watermarks
-        for node in each.silent or ()
+        for watermark in watermarks
+        for node in watermark.silent or ()
     ]
     return [first, *lines, *silent]
 
@@ -221,9 +221,9 @@ def strimzi(
         replicas=replication_factor,
         api_version=api_version,
     )
-    for each in objects:
+    for manifest in objects:
         # One by one, as an anchor for what several share is nothing for people.
-        yaml.safe_dump(each, sys.stdout, sort_keys=False, explicit_start=True)
+        yaml.safe_dump(manifest, sys.stdout, sort_keys=False, explicit_start=True)
     return 0
 
 

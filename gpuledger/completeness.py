@@ -78,7 +78,7 @@ class Completeness:
     def forget(self, partition: int) -> None:
         """Forget a partition that somebody else reads."""
         self._next_offsets.pop(partition, None)
-        self._expected = {each for each in self._expected if each[0] != partition}
+        self._expected = {expected for expected in self._expected if expected[0] != partition}
         self._waiting.pop(partition, None)
         self._reached.pop(partition, None)
 
@@ -100,7 +100,7 @@ class Completeness:
         found = [self.of(partition) for partition in partitions]
         if not all(found):
             return None
-        return min((each.complete_until_ns for of in found for each in of), default=None)
+        return min((watermark.complete_until_ns for of in found for watermark in of), default=None)
 
     def silent_nodes(self, partitions: Iterable[int]) -> list[SilentNode]:
         """Return the silent nodes of these partitions: they are not waited for."""

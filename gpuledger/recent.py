@@ -47,12 +47,12 @@ class Recent(Generic[K, V]):
     __slots__ = (
         "_began_ns",
         "_budget",
-        "_eve",
-        "_eve_bytes",
-        "_maximum",
+        "_max_a_day",
         "_size_bytes",
         "_today",
         "_today_bytes",
+        "_yesterday",
+        "_yesterday_bytes",
         "forgotten",
     )
 
@@ -63,10 +63,10 @@ class Recent(Generic[K, V]):
         budget: Budget | None = None,
         size_bytes: Callable[[V], int] | None = None,
     ) -> None:
-        self._maximum, self._budget, self._size_bytes = max_a_day, budget, size_bytes
+        self._max_a_day, self._budget, self._size_bytes = max_a_day, budget, size_bytes
         self._today: dict[K, V] = {}
-        self._eve: dict[K, V] = {}
-        self._today_bytes = self._eve_bytes = 0
+        self._yesterday: dict[K, V] = {}
+        self._today_bytes = self._yesterday_bytes = 0
         self._began_ns: int | None = None
         self.forgotten = 0
         """How many values went before their time, as there was no room."""
@@ -81,9 +81,9 @@ class Recent(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """Return what is remembered under a key, which counts as its use."""
-        if (value := self._today.get(key)) is None and key in self._eve:
-            value = self._eve.pop(key)
-            self._eve_bytes -= self._count(value, -1)
+        if (value := self._today.get(key)) is None and key in self._yesterday:
+            value = self._yesterday.pop(key)
+            self._yesterday_bytes -= self._count(value, -1)
             self._remember(key, value)
         return value
 
@@ -106,7 +106,7 @@ class Recent(Generic[K, V]):
         self._turn()
 
     def _remember(self, key: K, value: V) -> None:
-        if len(self._today) >= self._maximum:
+        if len(self._today) >= self._max_a_day:
             self._turn_early()
         self._today[key] = value
         if self._budget is not None:
@@ -124,18 +124,18 @@ class Recent(Generic[K, V]):
 
     def _turn_early(self) -> None:
         """Begin another day for want of room: what was not used in this one goes early."""
-        self.forgotten += len(self._eve)
+        self.forgotten += len(self._yesterday)
         self._turn()
 
     def _turn(self) -> None:
         if self._budget is not None:
-            self._budget.held_bytes -= self._eve_bytes
-        self._eve, self._today = self._today, {}
-        self._eve_bytes, self._today_bytes = self._today_bytes, 0
+            self._budget.held_bytes -= self._yesterday_bytes
+        self._yesterday, self._today = self._today, {}
+        self._yesterday_bytes, self._today_bytes = self._today_bytes, 0
 
     def __delitem__(self, key: K) -> None:
         """Forget a key that is known; raises KeyError."""
-        if key not in self._today and key not in self._eve:
+        if key not in self._today and key not in self._yesterday:
             raise KeyError(key)
         self.pop(key)
 
@@ -145,20 +145,20 @@ class Recent(Generic[K, V]):
             value = self._today.pop(key)
             self._today_bytes -= self._count(value, -1)
             return value
-        if key in self._eve:
-            value = self._eve.pop(key)
-            self._eve_bytes -= self._count(value, -1)
+        if key in self._yesterday:
+            value = self._yesterday.pop(key)
+            self._yesterday_bytes -= self._count(value, -1)
             return value
         return None
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Yield what is remembered; that uses none of it."""
-        return chain(self._today.items(), self._eve.items())
+        return chain(self._today.items(), self._yesterday.items())
 
     def values(self) -> Iterator[V]:
         """Yield what is remembered, likewise."""
-        return chain(self._today.values(), self._eve.values())
+        return chain(self._today.values(), self._yesterday.values())
 
     def __len__(self) -> int:
         """Return how much is remembered."""
-        return len(self._today) + len(self._eve)
+        return len(self._today) + len(self._yesterday)

@@ -181,9 +181,9 @@ def table_rows(topics: Topics) -> Iterator[tuple[str, ...]]:
 
         def named(resource: Resource, operation: str, found: list[Grant] = found) -> str:
             return ", ".join(
-                f"`{each.name}{'…' if each.is_prefix else ''}`"
-                for each in found
-                if each.resource == resource and operation in each.operations
+                f"`{right.name}{'…' if right.is_prefix else ''}`"
+                for right in found
+                if right.resource == resource and operation in right.operations
             )
 
         others = ", ".join(f"`{operation}`" for operation in who.on_all_topics)

@@ -28,7 +28,7 @@ from gpuledger.xids import RECOVERY_ACTION_CHANGED, UNKNOWN, find_xid, recovery_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Detection:
-    """One thing that one source saw once."""
+    """One observation of a fault, by one source."""
 
     kind: str
     """The incident's kind."""
@@ -237,7 +237,10 @@ def merge(before: GpuHealth | None, now: GpuHealth) -> GpuHealth:
 
 
 def is_covered_by(change: HealthChange, *, kind: str, xid: int | None, action: str | None) -> bool:
-    """Return whether an incident said the same; one of a new recovery action has to name it."""
+    """Return whether an incident reports the same as a change of health.
+
+    An incident of a new recovery action has to name that action.
+    """
     if kind not in _SAME[change.kind] and xid not in _SAME[change.kind]:
         return False
     return change.kind != "recovery_action" or action == change.action
@@ -265,7 +268,7 @@ Bus = tuple[int, int, int]
 
 
 class XidLine(NamedTuple):
-    """What the line says."""
+    """The fields of a line of the kernel's log that reports an XID."""
 
     bus: Bus
     xid: int
@@ -324,7 +327,7 @@ def write_bus(bus: Bus) -> str:
 
 
 def _split(rest: str) -> tuple[int | None, str | None, str]:
-    """Take the process off the line's words; a driver that knows none writes `<unknown>`."""
+    """Split the process from the rest of the line; a driver that knows none writes `<unknown>`."""
     pid = command = None
     if found := _PID.match(rest):
         pid, rest = _number(found["pid"]), rest[found.end() :]

@@ -190,7 +190,7 @@ class RawGpuSample:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """What an inventory says of a node's driver and GPUs."""
+    """What an inventory reports of a node's driver and GPUs."""
 
     versions: Mapping[str, str | None]
     """The versions by the fields of `Inventory`."""

@@ -6,7 +6,7 @@ anything measured: who holds them holds them on.
 Beside a tick stands the record of what was read and is not booked, in the same order.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from gpuledger.records import GpuDetails, GpuReading, NodeReadings, NodeSample, 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeTick:
-    """What a node says of one tick."""
+    """All that a node reports of one tick."""
 
     sample: NodeSample
     """The readings from which it is booked, and what runs."""
@@ -88,10 +88,6 @@ class ClockReading:
         )
 
 
-Layout = Mapping[str, frozenset[str]]
-"""The UUIDs of each GPU's instances."""
-
-
 def flatten(raw: Iterable[RawGpuSample]) -> list[RawGpuSample]:
     """Return the answers in the order of the tick's rows."""
     rows: list[RawGpuSample] = []
@@ -103,44 +99,75 @@ def flatten(raw: Iterable[RawGpuSample]) -> list[RawGpuSample]:
     return rows
 
 
-def layout_of(raw: Iterable[RawGpuSample]) -> Layout:
-    """Return which instances there are."""
-    return {gpu.uuid: frozenset(instance.uuid for instance in gpu.instances) for gpu in raw}
+class NodeLayout:
+    """The MIG instances of each GPU, as they were when it last answered."""
+
+    def __init__(self) -> None:
+        self._instances: Mapping[str, frozenset[str]] = {}
+        """UUIDs of a GPU's instances, by the GPU's."""
+        self._gpu_instances: Mapping[str, int] = {}
+        """The driver's id of the GPU instance in which an instance is, by the instance's UUID."""
+        self._relayouted: list[str] = []
+
+    def update(self, raw: Sequence[RawGpuSample]) -> set[str]:
+        """Take over what GPUs answered; return the instances that are gone from them, by UUID.
+
+        Of a GPU that did not answer its instances stay: whether it was cut anew is unknown.
+        """
+        before = self._instances
+        now = {gpu.uuid: frozenset(instance.uuid for instance in gpu.instances) for gpu in raw}
+        self._relayouted += [gpu for gpu, found in now.items() if before.get(gpu, found) != found]
+        self._instances = {**before, **now}
+        self._gpu_instances = {
+            instance.uuid: instance.instance.gpu_instance
+            for gpu in raw
+            for instance in gpu.instances
+            if instance.instance and instance.instance.gpu_instance is not None
+        }
+        return {uuid for gpu, found in now.items() for uuid in before.get(gpu, frozenset()) - found}
+
+    def devices_of(self, gpu_uuid: str, gpu_instance: int | None) -> Collection[str]:
+        """Return the UUIDs of one GPU instance's devices; of all of the GPU's where none is known.
+
+        `gpu_instance` is the driver's id of it on the GPU, `None` for the whole GPU.
+        """
+        instances = self._instances.get(gpu_uuid, frozenset())
+        meant = {uuid for uuid in instances if self._gpu_instances.get(uuid, -1) == gpu_instance}
+        return meant or {gpu_uuid, *instances}
+
+    def drain_relayouted(self) -> list[str]:
+        """Return the GPUs whose instances have changed since the last call, by UUID."""
+        relayouted, self._relayouted = self._relayouted, []
+        return relayouted
 
 
-def gpu_instances_of(raw: Iterable[RawGpuSample]) -> dict[str, int]:
-    """Return the driver's id of the GPU instance in which each instance is, where it is known."""
-    return {
-        instance.uuid: instance.instance.gpu_instance
-        for gpu in raw
-        for instance in gpu.instances
-        if instance.instance and instance.instance.gpu_instance is not None
-    }
+class LastRows:
+    """The rows of each GPU in the last tick in which it answered: its own, then its instances'."""
+
+    def __init__(self) -> None:
+        self._rows: Mapping[str, Sequence[GpuReading]] = {}
+
+    def update(self, readings: Iterable[GpuReading], *, known: Collection[str]) -> list[GpuReading]:
+        """Take over the rows of a tick; return rows of the `known` GPUs that did not answer.
+
+        Nothing is measured in these: they say which devices there are. GPUs that are neither known
+        nor among the readings are forgotten.
+        """
+        answered: dict[str, list[GpuReading]] = {}
+        for reading in readings:
+            answered.setdefault(reading.parent_uuid or reading.uuid, []).append(reading)
+        remembered = {uuid: rows for uuid, rows in self._rows.items() if uuid in known}
+        self._rows = {**remembered, **answered}
+        return [
+            _without_measurements(row)
+            for uuid, rows in remembered.items()
+            if uuid not in answered
+            for row in rows
+        ]
 
 
-def find_vanished(before: Layout, raw: Iterable[RawGpuSample]) -> set[str]:
-    """Return the instances that are gone from GPUs that answered: nothing runs in them any more."""
-    # Only of those that answered: of a silent GPU nobody knows whether it was cut anew.
-    now = layout_of(raw)
-    return {uuid for gpu, found in now.items() for uuid in before.get(gpu, frozenset()) - found}
-
-
-def find_relayouted(before: Layout, raw: Iterable[RawGpuSample]) -> list[str]:
-    """Return the GPUs whose instances are not those that they were."""
-    now = layout_of(raw)
-    return [gpu for gpu, found in now.items() if before.get(gpu, found) != found]
-
-
-def by_board(readings: Iterable[GpuReading]) -> Mapping[str, Sequence[GpuReading]]:
-    """Return the readings of each GPU, its own first, by its UUID."""
-    found: dict[str, list[GpuReading]] = {}
-    for reading in readings:
-        found.setdefault(reading.parent_uuid or reading.uuid, []).append(reading)
-    return found
-
-
-def silence(reading: GpuReading) -> GpuReading:
-    """Return the row of a device that does not answer: which one it is, and nothing measured."""
+def _without_measurements(reading: GpuReading) -> GpuReading:
+    """Return the row of a device that did not answer: what identifies it, and no measurement."""
     return GpuReading(
         uuid=reading.uuid,
         index=reading.index,

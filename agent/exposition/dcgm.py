@@ -42,7 +42,7 @@ class SeriesRow(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The devices of a tick, told apart in the two ways that families need."""
+    """The devices of a tick that have a row, by what a family measures."""
 
     devices: Sequence[SeriesRow]
     """A row for each GPU, each MIG instance and each compute instance."""
@@ -186,11 +186,11 @@ class DcgmPage:
         dashes_in_model_name: bool = False,
     ) -> None:
         counters = tuple(counters)
-        self._shown = [one for one in counters if one.kind != "label"]
+        self._shown = [counter for counter in counters if counter.kind != "label"]
         self._names = names
         self._window_ms = str(round(event_window_seconds * 1e3))
         self._rows = RowWriter(
-            label_fields=[one.field for one in counters if one.kind == "label"],
+            label_fields=[counter.field for counter in counters if counter.kind == "label"],
             host_label=host_label,
             pod_series=pod_series,
             dashes_in_model_name=dashes_in_model_name,
@@ -243,7 +243,7 @@ class DcgmPage:
 
 
 def _part_of(name: str, share: PodShare, row: SeriesRow, value: float) -> float | None:
-    """Return a container's part of a device's value, where that can be told."""
+    """Return a container's part of a device's value, where that is known."""
     if name == "DCGM_FI_DEV_FB_USED":
         return None if share.memory_bytes is None else float(_MIB(share.memory_bytes) or 0)
     busy_ratio, whole = share.busy_ratio, row.device.reading.utilization_ratio

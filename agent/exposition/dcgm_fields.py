@@ -72,7 +72,7 @@ class Field(NamedTuple):
 
     @property
     def is_of_memory(self) -> bool:
-        """Whether it tells of a memory, which compute instances of one GPU instance share."""
+        """Whether it measures a memory, which the compute instances of a GPU instance share."""
         return self.path in _OF_MEMORY
 
 

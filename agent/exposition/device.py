@@ -68,7 +68,7 @@ class GpuEventHistory:
             self._recent_xids.append((at_ns, incident.xid))
 
     def record_reasons(self, reasons: int, *, at_ns: int) -> None:
-        """Take the reasons of a tick: one that was not there before is an event."""
+        """Record the reasons of a tick: one that was not there before is an event."""
         begun, self._reasons = reasons & ~self._reasons, reasons
         if begun:
             for bit in THROTTLE_REASONS:

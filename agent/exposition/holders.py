@@ -48,7 +48,7 @@ class NodeHolder(NamedTuple):
 
     @property
     def pod_labels(self) -> list[tuple[str, str]]:
-        """The labels by which dcgm-exporter names who has a device."""
+        """The labels by which dcgm-exporter names the pod that has a device."""
         return [
             ("container", self.container),
             ("namespace", self.namespace),

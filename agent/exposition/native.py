@@ -71,12 +71,12 @@ def device_labels(device: ShownDevice, node: str) -> list[tuple[str, str]]:
 
 
 def gpu_labels(device: ShownDevice) -> list[Label]:
-    """Return what tells a device from others, without words for people."""
+    """Return the labels that identify a device, without those for people."""
     return [("gpu_uuid", device.reading.uuid), ("gpu_index", str(device.reading.index))]
 
 
 def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
-    """Yield the lines of what the node, its devices and who holds them are."""
+    """Yield the lines that describe the node, its devices and their holders."""
     node = ("node", now.sample.node)
     inventory = next((device.node for device in now.devices if device.node), None)
     versions = [(name, getattr(inventory, name, None) or "") for name in NODE_INFO.label_names[1:]]

@@ -46,7 +46,7 @@ class DeviceState:
     rates: NvlinkRates = field(default_factory=NvlinkRates)
 
     def update(self, reading: GpuReading, details: GpuDetails | None, now_ns: int) -> None:
-        """Record what a tick says; a part that it does not have stays as it was."""
+        """Record a tick; a part that it does not have stays as it was."""
         self.reading, self.details, self.seen_ns = reading, details, now_ns
         for name in (*_FAST_PARTS, *_SLOW_PARTS):
             part = getattr(details, name, None)
@@ -66,7 +66,7 @@ class DeviceState:
 
 
 def position(reading: GpuReading) -> tuple[int, int, int]:
-    """Return where a device stands: by the GPU's index, behind it its instances."""
+    """Return a device's position on the page: by the GPU's index, behind it its instances."""
     if reading.parent_uuid is None:
         return reading.index, -1, -1
     return reading.index, reading.gpu_instance or 0, reading.compute_instance or 0
@@ -100,7 +100,7 @@ class NoNames:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """What the page says at one instant."""
+    """What the page shows at one instant."""
 
     sample: NodeSample
     """The newest tick."""

@@ -305,7 +305,7 @@ class Driver:
             self._lost_gpu_timer.record_success(now_ns)
 
     def _missing(self) -> str:
-        """Return which GPUs only a new opening could bring back; empty where there are none."""
+        """Return the GPUs that can answer again only after a new opening; empty where none is."""
         lost = sorted(self._availability.lost.keys() - self.pool.uuids)
         count = max(len(self._source.unfound), len(lost))
         named = f": {', '.join(lost)}" if lost else ""
@@ -329,6 +329,6 @@ class Driver:
             self._gpus_check.ok(", without ".join([count, *self.pool.open_groups]))
 
     def _fail(self, reason: str) -> None:
-        """Record that no GPU answers, so that the check of each one fails as well."""
+        """Record that no GPU answers, so that each GPU's check fails as well."""
         self._check.failed(reason)
         self._gpus_check.failed(f"no GPU answers, see {self._check.name}")

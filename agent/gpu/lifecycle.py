@@ -1,45 +1,33 @@
-"""The source from its opening to its closing, and the thread that listens to it meanwhile.
+"""The source of GPU readings, from its opening to its closing.
 
 An opening can take seconds, or hang, so it is done in a thread of its own: the first one and those
-after a loss. When one is wanted is decided in `driver`. Who else uses the open source is a
-`SourceListener`, which begins after each opening and stops before each closing; the faults of GPUs
-are waited for in an `EventThread`, which such a listener starts and ends.
+after a loss. When to open is decided in `driver`. Whoever else uses the open source is a
+`SourceListener`, which begins after each opening and stops before each closing.
 """
 
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
-from typing import Final, Protocol
+from typing import Protocol
 
 import structlog
 
-from agent.core.incidents import Detection
 from agent.gpu.protocol import (
     DriverEvent,
     Gpu,
-    GpuEventSet,
-    GpuIdentity,
     GpuSource,
     LibraryLostError,
     SourceLostError,
-    UnsupportedError,
 )
 from agent.gpu.threads import CallThread
-from agent.metrics import EVENT_SET_FAILURES, SOURCE_OPENINGS
-from gpuledger.clock import Clock
+from agent.metrics import SOURCE_OPENINGS
 from gpuledger.records import Capability
-from gpuledger.runtime import Backoff
 
 _log = structlog.get_logger(__name__)
-_WAIT_SECONDS: Final = 0.5
-_WAIT_MS: Final = round(_WAIT_SECONDS * 1000)
 
 
 class SourceListener(Protocol):
-    """Someone else who uses the source while it is open; called in the lifecycle's thread."""
+    """A further user of the source while it is open; called in the lifecycle's thread."""
 
     def opened(self, gpus: Sequence[Gpu]) -> None:
         """Begin: the source is open and these GPUs answer."""
@@ -49,7 +37,7 @@ class SourceListener(Protocol):
 
 
 class SourceLifecycle:
-    """Opens and closes the source, and polls what the driver says of itself."""
+    """Opens and closes the source, and polls the driver's own events."""
 
     def __init__(self, source: GpuSource, *, listeners: Sequence[SourceListener]) -> None:
         self._source = source
@@ -80,7 +68,7 @@ class SourceLifecycle:
         return self.worker.start(self._open)
 
     def close(self) -> "Future[None]":
-        """Begin to let go of the driver."""
+        """Begin to close the source."""
         return self.worker.start(self._close)
 
     def end(self) -> None:
@@ -88,7 +76,7 @@ class SourceLifecycle:
         self.worker.end()
 
     def poll_driver_events(self) -> DriverEvent:
-        """Return what the driver said since the last call; begins the next poll, waits for none."""
+        """Return the driver's event since the last call; begins the next poll, waits for none."""
         event = DriverEvent.NOTHING
         self._is_late = self._polling is not None and not self._polling.done()
         if self._polling and not self._is_late:
@@ -139,94 +127,3 @@ def _call(call: Callable[[], None]) -> None:
         call()
     except Exception:  # noqa: BLE001  # said in the docstring
         _log.exception("library_user_failed")
-
-
-class EventThread:
-    """Waits for the faults of the GPUs of one open source, in a thread, until it is ended.
-
-    Each wait is short, so that the thread ends and lets go of the driver within a second. A thread
-    that hangs in the driver is left to itself, and frees nothing any more: what it holds belongs to
-    a library that is closed.
-    """
-
-    def __init__(
-        self,
-        source: GpuSource,
-        gpus: Sequence[GpuIdentity],
-        *,
-        clock: Clock,
-        on_detection: Callable[[Detection], None],
-        backoff: Backoff,
-    ) -> None:
-        self._source = source
-        self._gpus = gpus
-        self._clock = clock
-        self._on_detection = on_detection
-        self._backoff = backoff
-        self._ending = threading.Event()
-        self._is_leaked = False
-        self._failed_at_seconds: float | None = None
-        self._thread = threading.Thread(target=self._run, name="gpu-events", daemon=True)
-        self._thread.start()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it has not ended yet, be it by itself or by `end`."""
-        return self._thread.is_alive()
-
-    def join(self, seconds: float) -> bool:
-        """Wait for its own end, for `seconds` at most; return whether it has ended."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
-
-    def end(self, seconds: float) -> bool:
-        """Have it let go of the driver; return whether it has. Waits for `seconds` at most."""
-        self._ending.set()
-        self._is_leaked = not self.join(seconds)
-        return not self._is_leaked
-
-    def _run(self) -> None:
-        while not self._ending.is_set():
-            try:
-                events = self._source.gpu_events(self._gpus, clock=self._clock)
-            except UnsupportedError as error:
-                # It would be refused again: the kernel's log is left as the only source.
-                EVENT_SET_FAILURES.labels(reason="create").inc()
-                _log.warning("event_set_refused", error=str(error))
-                return
-            except Exception as error:  # noqa: BLE001  # whatever it is, others may come again
-                self._fail("create", error)
-                continue
-            try:
-                self._drain(events)
-            except Exception as error:  # noqa: BLE001  # as above
-                # With one GPU lost the whole set fails; a new one holds those that are left.
-                self._fail("wait", error)
-            finally:
-                if not self._is_leaked:
-                    with suppress(Exception):
-                        events.close()
-
-    def _drain(self, events: GpuEventSet) -> None:
-        """Handle events as fast as they come, until the end or an error."""
-        while not self._ending.is_set():
-            began = time.monotonic()
-            detection = events.wait(_WAIT_MS)
-            self._backoff.reset()
-            if self._failed_at_seconds is not None:
-                failed_seconds = round(time.monotonic() - self._failed_at_seconds, 3)
-                self._failed_at_seconds = None
-                _log.warning("event_set_recovered", failed_seconds=failed_seconds)
-            if detection:
-                self._on_detection(detection)
-            else:
-                # A source's wait may end early, and must not be begun again and again then.
-                self._ending.wait(began + _WAIT_SECONDS - time.monotonic())
-
-    def _fail(self, reason: str, error: Exception) -> None:
-        EVENT_SET_FAILURES.labels(reason=reason).inc()
-        # One line when it begins and one when it is over, however often it is tried meanwhile.
-        if self._failed_at_seconds is None:
-            self._failed_at_seconds = time.monotonic()
-            _log.warning("event_set_failed", reason=reason, error=repr(error))
-        self._ending.wait(self._backoff.next_seconds())

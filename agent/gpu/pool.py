@@ -33,7 +33,7 @@ def report_nowhere(_kind: str, _gpu_uuid: str, _message: str) -> None:
 
 
 class GpuAvailability:
-    """The GPUs of a node that answered once, and those of them that do not any more."""
+    """The GPUs of a node that have answered, and which of them are lost."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -255,7 +255,7 @@ class ProcessScanner:
 
 
 def running_pids_of(gpus: Sequence[Gpu]) -> Mapping[str, frozenset[int]]:
-    """Return which processes are on each GPU, by UUID, without the GPUs that do not say it."""
+    """Return the pids on each GPU, by UUID; GPUs that did not answer are left out."""
     found = {}
     for gpu in gpus:
         # The next tick finds out what is wrong with a GPU that does not answer.

@@ -101,7 +101,7 @@ class DriverEvent(Enum):
 
 
 class DriverEvents(Protocol):
-    """What the driver says of itself; all calls come from one thread."""
+    """The driver's own events; all calls come from one thread."""
 
     @property
     def is_open(self) -> bool:
@@ -143,7 +143,7 @@ class GpuSource(Protocol):
 
     @property
     def driver_events(self) -> DriverEvents:
-        """What the driver says of itself."""
+        """The driver's own events."""
 
     def open(self) -> Sequence[Gpu]:
         """Return the GPUs that answer; raises SourceLostError where it cannot be opened."""

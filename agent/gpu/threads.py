@@ -213,7 +213,7 @@ class PollCycle:
         self._all_there: asyncio.Future[None] = self._loop.create_future()
 
     def start(self, requests: Sequence[tuple[PollRequest, Submit]]) -> None:
-        """Submit each request to the thread that stands beside it; call it once."""
+        """Submit each request to its thread; call it once."""
         self._requests = [request for request, _ in requests if request.awaited]
         finished = count(1)
 

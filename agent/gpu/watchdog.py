@@ -111,7 +111,7 @@ class LoopWatch:
         self._ended = threading.Event()
 
     def begin(self) -> None:
-        """Begin to look, in a thread."""
+        """Start the thread that watches."""
         start_thread(self.run, name="watchdog")
 
     def end(self) -> None:

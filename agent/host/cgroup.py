@@ -1,4 +1,4 @@
-"""What a cgroup path says: which container, which pod.
+"""What a cgroup path tells of a process: which container, which pod.
 
 Here lives the reading of the lines of `/proc/<pid>/cgroup`, as pure functions over text. Nothing
 here opens a file, and nothing here knows a pod by name.

@@ -75,7 +75,7 @@ class RecordTime:
         self._empty_ns = clock.boottime_ns()
 
     def nothing_new(self) -> None:
-        """Take down that the log holds nothing unread."""
+        """Record that the log holds nothing unread."""
         self._empty_ns = self._clock.boottime_ns()
 
     def time_ns(self, stamp_us: int) -> int:

@@ -1,27 +1,117 @@
-"""Which pods have come and which are over, by what the node has of them.
+"""What the names in a node's folders say of its pods: names of containers, and who came and ended.
 
-A pod that comes is seen by the names of its cgroup and of the folder of its logs. The kubelet makes
-the cgroup once it has given out the devices of plugins, the folder once it has those of claims too,
-and both before it starts a container. So names that changed are worth a question to the kubelet;
-listing them in each tick costs less than one question.
+Only names of files and folders are read: their contents are root's, and none of our business.
 
-The kubelet lists a pod's devices until the pod is removed, long after its processes and its cgroup
-are gone (kubernetes#119423). The names of the folders in `/var/log/pods` lead from a pod's name to
-its UID, and the UID to its cgroup. A pod has ended where its cgroup was seen and is gone, under
-every UID that goes by its name; whatever cannot be told, such as a pod whose cgroup nobody has seen
-yet, goes on.
+- `ContainerNames`: the kubelet links each container's log as
+  `<pod>_<namespace>_<container>-<64 hex>.log`, which leads from the runtime's id to the name.
+- `PodChanges`: a pod that comes is seen by the names of its cgroup and of the folder of its logs.
+  The kubelet makes the cgroup once it has given out the devices of plugins, the folder once it has
+  those of claims too, and both before it starts a container. So names that changed are worth a
+  question to the kubelet; listing them in each tick costs less than one question.
+- `PodEnds`: the kubelet lists a pod's devices until the pod is removed, long after its processes
+  and its cgroup are gone (kubernetes#119423). The names of the folders in `/var/log/pods` lead from
+  a pod's name to its UID, and the UID to its cgroup (`PodCgroups`). A pod has ended where its
+  cgroup was seen and is gone, under every UID that goes by its name; a pod of which that cannot be
+  said, such as one whose cgroup was never seen, counts as there.
 """
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from agent.host.kubelet.container_logs import MAX_NAMES, ListNames, list_folder
+import msgspec
+
 from gpuledger.clock import NS_PER_SECOND, Clock
+
+MAX_NAMES: Final = 4096
+"""A node runs some hundreds of containers; their predecessors' logs are linked too."""
+_FIRST_WAIT_NS: Final = NS_PER_SECOND
+_MAX_WAIT_NS: Final = 64 * _FIRST_WAIT_NS
+# Kubernetes' names are of these characters; other files may have any, and need not be UTF-8.
+_LOG_NAME: Final = re.compile(
+    r"(?P<pod>[-.a-z0-9]+)_(?P<namespace>[-a-z0-9]+)_(?P<container>[-a-z0-9]+)"
+    r"-(?P<id>[0-9a-f]{64})\.log"
+)
+
+ListNames = Callable[[], Iterable[str]]
+"""Returns names of files or folders."""
+
+
+class ContainerName(msgspec.Struct, frozen=True, kw_only=True):
+    """What people call a container."""
+
+    namespace: str
+    """Namespace of its pod."""
+    pod: str
+    """Name of its pod."""
+    container: str
+    """Its name in the pod."""
+    pod_uid: str | None = None
+    """The pod's UID; the names of logs do not tell it."""
+
+
+def list_folder(folder: Path) -> ListNames:
+    """Return what lists the names in a folder; none where the folder does not exist."""
+
+    def names() -> list[str]:
+        try:
+            return os.listdir(folder)  # noqa: PTH208  # names alone, without a Path for each
+        except OSError:
+            return []
+
+    return names
+
+
+class ContainerNames:
+    """Names by container id, read again when an unknown id is asked for."""
+
+    def __init__(self, *, list_names: ListNames, clock: Clock) -> None:
+        self._list_names = list_names
+        self._clock = clock
+        self._names: dict[str, ContainerName] = {}
+        self._looked_ns: int | None = None
+        self._missing: dict[str, tuple[int, int]] = {}
+
+    def name_of(self, container_id: str) -> ContainerName | None:
+        """Return the name of a container; `None` where it is no pod's, or has no log yet."""
+        if known := self._names.get(container_id):
+            return known
+        # At most once a second for all, and ever more seldom for one that is never found.
+        now_ns = self._clock.monotonic_ns()
+        due_ns, wait_ns = self._missing.get(container_id, (0, 0))
+        is_rested = self._looked_ns is None or now_ns - self._looked_ns >= _FIRST_WAIT_NS
+        if not is_rested or now_ns < due_ns:
+            return None
+        self._look()
+        self._missing.pop(container_id, None)
+        known = self._names.get(container_id)
+        if known is None:
+            if len(self._missing) >= MAX_NAMES:
+                # Bounded, whatever ids are asked for; each is looked for once more then.
+                self._missing.clear()
+            wait_ns = min(2 * wait_ns, _MAX_WAIT_NS) or _FIRST_WAIT_NS
+            self._missing[container_id] = (self._clock.monotonic_ns() + wait_ns, wait_ns)
+        return known
+
+    def _look(self) -> None:
+        self._looked_ns = self._clock.monotonic_ns()
+        found: dict[str, ContainerName] = {}
+        for name in self._list_names():
+            match = _LOG_NAME.fullmatch(name)
+            if match:
+                container_id = match["id"]
+                found[container_id] = self._names.get(container_id) or ContainerName(
+                    namespace=match["namespace"], pod=match["pod"], container=match["container"]
+                )
+            # Whoever can write into the folder cannot make the agent's memory grow.
+            if len(found) >= MAX_NAMES:
+                break
+        self._names = found
+
 
 _FOLDER: Final = re.compile(
     r"(?P<namespace>[-a-z0-9]+)_(?P<pod>[-.a-z0-9]+)_(?P<uid>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"
@@ -47,13 +137,13 @@ class PodCgroups:
     def __init__(self, root: Path) -> None:
         """Look where the node has pods: the kubelet's own folder is there before any agent is."""
         roots = [root / hierarchy for hierarchy in _HIERARCHIES]
-        self._slices = [str(one) for one in roots if (one / "kubepods.slice").is_dir()]
-        self._plain = [str(one) for one in roots if (one / "kubepods").is_dir()]
+        self._slices = [str(root) for root in roots if (root / "kubepods.slice").is_dir()]
+        self._plain = [str(root) for root in roots if (root / "kubepods").is_dir()]
         self._folders: dict[str, str] = {}
         # Of one hierarchy, as each has a cgroup of every pod.
         parents = [
-            *(f"{one}/kubepods.slice{under}" for one in self._slices[:1] for under in _SLICES),
-            *(f"{one}/kubepods{under}" for one in self._plain[:1] for under in _PLAIN),
+            *(f"{root}/kubepods.slice{under}" for root in self._slices[:1] for under in _SLICES),
+            *(f"{root}/kubepods{under}" for root in self._plain[:1] for under in _PLAIN),
         ]
         self._list_parents = [list_folder(Path(parent)) for parent in parents]
 
@@ -90,7 +180,7 @@ class PodChanges:
     """Whether pods have come or gone, asked for each tick."""
 
     def __init__(self, *listers: ListNames) -> None:
-        """Each of the listers gives names of something that every pod has one of."""
+        """Watch the names from these listers, each of something that every pod has."""
         self._listers = listers
         self._names: AbstractSet[str] = frozenset()
 
@@ -105,7 +195,7 @@ class PodEnds:
     """The ends of pods, asked for each tick."""
 
     def __init__(self, *, list_folders: ListNames, has_cgroup: HasCgroup, clock: Clock) -> None:
-        """`list_folders` gives the names of the folders of the pods' logs."""
+        """Follow pods by `list_folders`, which returns the names of the folders of their logs."""
         self._list_folders = list_folders
         self._has_cgroup = has_cgroup
         self._clock = clock
@@ -114,7 +204,7 @@ class PodEnds:
         self._looked_ns: int | None = None
 
     def find_ended(self, pods: AbstractSet[PodName]) -> set[PodName]:
-        """Return those of the pods that the kubelet lists that are over, as far as it is certain.
+        """Return which of the pods that the kubelet lists have certainly ended.
 
         What is known of the others is forgotten.
         """

@@ -106,7 +106,7 @@ class SamplePublisher:
                 await asyncio.sleep(self._backoff.next_seconds())
 
     def _describe_waiting(self, trouble: str = "") -> Callable[[], str]:
-        """Return what says, whenever it is asked, how much waits for the broker."""
+        """Return a function that describes how much waits for the broker."""
         begin = f"{trouble}; " if trouble else ""
         send_queue = self._send_queue
         return lambda: (

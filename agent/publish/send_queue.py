@@ -29,7 +29,7 @@ _MIN_WAIT_SECONDS: Final = 0.1
 
 
 class SendQueue:
-    """Takes bundles from whoever has some, and gives them to the publisher, oldest first.
+    """Holds bundles until the publisher takes them, oldest first.
 
     Not for other threads than the event loop's.
     """

@@ -169,7 +169,7 @@ class Spool:
         return position
 
     def set_in_flight(self, position: SpoolPosition) -> None:
-        """Record that somebody holds what stands before a position: dropped, it is not lost."""
+        """Record that what lies before a position is in flight: dropped, it is not lost."""
         self._in_flight = position
 
     def read(self, *, max_bundles: int) -> tuple[list[MessageBundle], SpoolPosition] | None:
@@ -190,7 +190,7 @@ class Spool:
         return found
 
     def ack(self, position: SpoolPosition) -> None:
-        """Take everything before a position for sent."""
+        """Record that everything before a position was sent."""
         self._in_flight = None
         while self._segments and self._segments[0].number <= position.segment:
             segment = self._segments[0]

@@ -71,7 +71,7 @@ class ScanWork:
 
 
 class Head(NamedTuple):
-    """What a frame says of itself."""
+    """The head of a frame."""
 
     body_bytes: int
     checksum: int
@@ -139,7 +139,7 @@ _ZSTD: Final = struct.pack("<I", 0xFD2FB528)  # with it each frame's body begins
 
 
 class Frame(NamedTuple):
-    """Where a frame stands, and what is in it."""
+    """The position of a frame in its file, and its head."""
 
     start: int
     end: int
@@ -147,7 +147,7 @@ class Frame(NamedTuple):
 
     @classmethod
     def at(cls, data: bytes, start: int) -> "Frame | None":
-        """Return what the head at a position says; `None` where no frame can be so."""
+        """Return the frame whose head is at a position; `None` where no frame can be so."""
         head = read_head(data[start : start + HEAD_BYTES])
         end = start + HEAD_BYTES + (head.body_bytes if head else 0)
         return cls(start, end, head) if head and end <= len(data) else None
@@ -190,12 +190,12 @@ def _by_heads(file: int, start: int, length: int, work: ScanWork) -> Iterator[Fr
 
 
 def _by_checksums(data: bytes, start: int, work: ScanWork) -> Iterator[Frame]:
-    """Yield whole frames, and what stands before one of them as a damaged frame."""
+    """Yield whole frames, and the bytes before a whole frame as a damaged frame."""
     while start < len(data):
-        said, whole = Frame.at(data, start), next_whole(data, start, work)
+        unchecked, whole = Frame.at(data, start), next_whole(data, start, work)
         if whole and whole.start > start:
             yield _gap(data, start, whole.start, beside=whole)
-        frame = whole or said
+        frame = whole or unchecked
         if frame is None:
             return
         yield frame
@@ -215,10 +215,12 @@ def _with_gaps(data: bytes, work: ScanWork) -> Iterator[Frame]:
 
 
 def _gap(data: bytes, start: int, end: int, *, beside: Frame) -> Frame:
-    """Return what stands beside a whole frame and is none, as a damaged frame."""
-    said = Frame.at(data, start)
+    """Return the bytes beside a whole frame that are no frame, as a damaged frame."""
+    unchecked = Frame.at(data, start)
     # Its number of ticks is what its head says where that can be, else one at least.
-    return Frame(start, end, beside.head._replace(bundles=said.head.bundles if said else 1))
+    return Frame(
+        start, end, beside.head._replace(bundles=unchecked.head.bundles if unchecked else 1)
+    )
 
 
 _MAGIC: Final = b"gpuledger spool\2"
@@ -329,7 +331,7 @@ class Segment:
         return unpack_frame(data)
 
     def split(self, frame: Frame, *, is_stopped: Callable[[], bool]) -> list[Frame]:
-        """Return what is in the place of a damaged frame: its broken part, then what is behind it.
+        """Return what lies in the bytes of a damaged frame: its broken part, then what follows.
 
         Whole frames are behind it where the broken byte was in its length. Raises ScanStoppedError
         once `is_stopped`.

@@ -158,7 +158,7 @@ def _decode(text: bytes, shape: type[T], where: str) -> T:
 
 
 def _refuse_impossible(line: RecordingLine) -> None:
-    """Raise ValueError where a line holds what no library and no file can have given."""
+    """Raise ValueError where a line holds a result that no call and no file can have."""
     has_answer = line.error is None and line.failure is None
     if line.read is not None and has_answer:
         text = line.result

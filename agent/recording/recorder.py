@@ -23,7 +23,7 @@ from gpuledger.errors import UserError
 
 
 def write_line(line: RecordingLine) -> bytes:
-    """Return a line as it stands in the file."""
+    """Return a line as it is written to the file."""
     return orjson.dumps(msgspec.to_builtins(line))
 
 
@@ -197,7 +197,7 @@ class Redactor:
         self._known: dict[tuple[str, bytes], int] = {}
 
     def write(self, line: RecordingLine) -> bytes:
-        """Return a line as it stands in the file."""
+        """Return a line as it is written to the file."""
         text = write_line(self._without_names(line))
 
         def number(kind: str, found: re.Match[bytes]) -> int:

@@ -82,7 +82,7 @@ class _Row:
     index: int = -1
 
     def advance(self, now_ns: int, slack_ns: int) -> tuple[RecordingLine, int]:
-        """Return the answer of this time, and the index of the first one not seen before."""
+        """Return the answer at this time, and the index of the first one not returned before."""
         # At most one ahead of its time, and all that are late by more than the slack.
         first = self.index + 1
         if self.index < 0:
@@ -141,7 +141,7 @@ class ReplayLibrary:
                 self._rows.add(question, line)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Return a function, raises AttributeError for one that the recorded one did not have."""
+        """Return a function; raises AttributeError where the recorded library had none."""
         if not name.startswith("nvml") or name in self._missing:
             raise AttributeError(name)
         return lambda *arguments: self._call(name, arguments)

@@ -60,7 +60,7 @@ class Handles:
             return self._numbers.setdefault(_address(handle), len(self._numbers))
 
     def handle(self, number: int, kind: str | None) -> Any:  # noqa: ANN401  # as above
-        """Make the handle that stands for a recorded one."""
+        """Return the handle in place of a recorded one."""
         with self._lock:
             known = self._made.get((number, kind))
             if known is None:
@@ -69,7 +69,7 @@ class Handles:
             return known
 
     def another(self, kind: str | None) -> Any:  # noqa: ANN401  # as above
-        """Make a handle that stands for none of the recorded ones."""
+        """Return a handle that is none of the recorded ones."""
         with self._lock:
             self._others += 1
             made = _make_handle(_FIRST_OTHER + self._others, kind)
@@ -147,7 +147,7 @@ def from_json(value: Json, handles: Handles, move: Callable[[str, int], int]) ->
 
 
 def build(value: Json) -> Any:  # noqa: ANN401  # as written
-    """Return what a recorded value stands for; raises ValueError where it stands for nothing.
+    """Return the value that was recorded; raises ValueError where it stands for nothing.
 
     A recording may come from anybody: whatever is built here without an error is built so when it
     is played.
@@ -162,7 +162,7 @@ def build(value: Json) -> Any:  # noqa: ANN401  # as written
 
 
 def _refuse_deep(value: Json, levels: int = _MAX_DEPTH) -> None:
-    """Raise ValueError where lists and objects stand in each other further than answers do."""
+    """Raise ValueError where lists and objects are nested deeper than in any answer."""
     if not isinstance(value, dict | list):
         return
     if not levels:
@@ -287,5 +287,5 @@ def _make_handle(number: int, kind: str | None) -> Any:  # noqa: ANN401  # the l
 
 
 def is_handle(value: object) -> bool:
-    """Return whether a value stands for a handle."""
+    """Return whether a value is a recorded handle."""
     return isinstance(value, RecordedHandle) or _is_pointer(value)

@@ -11,8 +11,7 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from cli.dead_letters.letter_filter import KeptLetter, LetterFilter, parse_position
-from cli.dead_letters.letter_log import LetterLog
+from cli.dead_letters.letter_log import KeptLetter, LetterFilter, LetterLog, parse_position
 from cli.dead_letters.letter_printing import Format, LetterPrinter, open_log, print_counts
 from cli.dead_letters.letter_replay import (
     RefusedPrinter,

@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cli.dead_letters.letter_filter import LetterFilter
-from cli.dead_letters.letter_log import LetterLog, ReplayedLetters
+from cli.dead_letters.letter_log import LetterFilter, LetterLog, ReplayedLetters
 from cli.dead_letters.letter_views import (
     TABLE_COLUMNS,
     LetterCount,

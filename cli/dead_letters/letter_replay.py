@@ -1,28 +1,54 @@
-"""A replay from settings to its closing line: what is opened, and what is printed of it."""
+"""A replay of dead letters: from settings, over what is opened and delivered, to the exit code.
 
+Letters are delivered in batches (`LetterReplay`). A batch's marks are written once the receiver has
+taken it, before the next batch is delivered. A process that is killed in between leaves one batch
+delivered and not marked, which the next replay delivers again: at least once.
+"""
+
+import asyncio
 import sys
-from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, TypedDict
+from typing import Final, NamedTuple, TypedDict, TypeVar
 
-from cli.dead_letters.join_target import open_join_target
-from cli.dead_letters.letter_filter import LetterFilter
-from cli.dead_letters.letter_log import ReplayedLetters
+from cli.dead_letters.letter_log import (
+    KeptLetter,
+    LetterFilter,
+    LetterLog,
+    Position,
+    ReplayedLetters,
+    mark_of,
+)
 from cli.dead_letters.letter_printing import open_log
-from cli.dead_letters.letter_target import LetterTarget
-from cli.dead_letters.replaying import LetterOutcome, LetterReplay, RefusedAgain
-from cli.dead_letters.sink_target import open_sink_target, replayed_kind
+from cli.dead_letters.letter_target import (
+    LetterTarget,
+    Usable,
+    open_join_target,
+    open_sink_target,
+    replayed_kind,
+)
 from cli.long_work import printing_progress
 from enricher.join.join_settings import JoinSettings
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.protocol import WholeBus
+from gpuledger.bus.protocol import Producer, WholeBus
 from gpuledger.clock import Clock
-from gpuledger.runtime import Readiness
+from gpuledger.errors import UnavailableError
+from gpuledger.runtime import Check, Readiness, RetryingCaller
 from gpuledger.settings import Option, load_settings
-from gpuledger.texts import readable
+from gpuledger.texts import readable, shorten
 from sinks.settings import SinkSettings
 
+T = TypeVar("T")
+_MAX_BATCH_BYTES: Final = 1 << 20
+"""Bytes of records beyond which no more is delivered at once: of an event a hundred times as much
+may be made."""
+_REASON_CHARACTERS: Final = 200
+_MAX_REASONS: Final = 1000
+_OTHERS: Final = "other reasons"
 ALL_DELIVERED: Final = 0
 REFUSED: Final = 1
 LEFT_OUT: Final = 3
@@ -31,6 +57,134 @@ _KIND: Final = Option(name="kind", setting="kind", help="Which sink.")
 _SERVERS: Final = Option(
     name="--bootstrap-servers", setting="kafka.bootstrap_servers", help="Brokers to ask first."
 )
+
+
+class RefusedAgain(NamedTuple):
+    """A letter that was refused once more."""
+
+    position: Position
+    words: str
+    """The receiver's."""
+
+
+@dataclass(kw_only=True)
+class LetterOutcome:
+    """What became of the letters that were chosen."""
+
+    delivered: int = 0
+    """Taken by the receiver; in a rehearsal those that would be handed to it."""
+    refused: int = 0
+    before: int = 0
+    """Left out, as they were replayed before."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Left out, as they cannot be put back, by why."""
+
+    def skip(self, why: str) -> None:
+        """Count a letter that cannot be put back."""
+        why = shorten(readable(why), _REASON_CHARACTERS)
+        # Reasons quote what records say: there may be as many as letters.
+        is_kept = why in self.skipped or len(self.skipped) < _MAX_REASONS
+        self.skipped[why if is_kept else _OTHERS] += 1
+
+
+class LetterReplay:
+    """Puts back the letters of a log."""
+
+    def __init__(
+        self,
+        *,
+        target: LetterTarget,
+        marks: Producer,
+        clock: Clock,
+        dead_letters: str,
+        consumers: Collection[str],
+        give_up_seconds: float,
+        report_refused: Callable[[RefusedAgain], None],
+    ) -> None:
+        """Deliver to `target`, which may be away for `give_up_seconds`.
+
+        Letters of the `consumers` are delivered; marks go to the topic `dead_letters`.
+        """
+        self._consumers = consumers
+        self._target, self._marks, self._clock = target, marks, clock
+        self._topic, self._give_up_seconds = dead_letters, give_up_seconds
+        self._report_refused = report_refused
+        self._retrying = RetryingCaller(on=UnavailableError, check=Check(), clock=clock)
+        self.outcome = LetterOutcome()
+
+    async def rehearse(
+        self, log: LetterLog, replayed: ReplayedLetters, *, advance: Callable[[int], None]
+    ) -> None:
+        """Count what `run` would do; nothing is sent."""
+        async with aclosing(log.letters(advance)) as letters:
+            async for letter in letters:
+                if self._take(letter, replayed) is not None:
+                    self.outcome.delivered += 1
+
+    async def run(
+        self, log: LetterLog, replayed: ReplayedLetters, *, advance: Callable[[int], None]
+    ) -> None:
+        """Deliver; raises UnavailableError where the receiver is away for too long."""
+        batch: list[tuple[KeptLetter, Usable]] = []
+        size_bytes = 0
+        async with aclosing(log.letters(advance)) as letters:
+            async for letter in letters:
+                if (found := self._take(letter, replayed)) is None:
+                    continue
+                batch.append((letter, found))
+                size_bytes += len(letter.value or b"")
+                if len(batch) >= self._target.max_batch or size_bytes >= _MAX_BATCH_BYTES:
+                    await self._deliver(batch)
+                    batch, size_bytes = [], 0
+        if batch:
+            await self._deliver(batch)
+
+    def _take(self, letter: KeptLetter, replayed: ReplayedLetters) -> Usable | None:
+        if letter.position in replayed:
+            self.outcome.before += 1
+            return None
+        if (consumer := letter.content.consumer) not in self._consumers:
+            self.outcome.skip(f"it is of the consumer {consumer}: name it with --consumer")
+            return None
+        found = self._target.take(letter)
+        if isinstance(found, str):
+            self.outcome.skip(found)
+            return None
+        return found
+
+    async def _deliver(self, batch: Sequence[tuple[KeptLetter, Usable]]) -> None:
+        refusals = await self._retry(partial(self._target.deliver, [found for _, found in batch]))
+        taken: list[KeptLetter] = []
+        for (letter, _), refusal in zip(batch, refusals, strict=True):
+            if refusal is None:
+                taken.append(letter)
+            else:
+                self.outcome.refused += 1
+                self._report_refused(RefusedAgain(letter.position, refusal))
+        self.outcome.delivered += len(taken)
+        await self._mark(taken)
+
+    async def _mark(self, taken: Sequence[KeptLetter]) -> None:
+        by_partition: dict[int, list[KeptLetter]] = {}
+        for letter in taken:
+            by_partition.setdefault(letter.position.partition, []).append(letter)
+        for partition, letters in by_partition.items():
+            messages = [
+                mark_of(
+                    letter,
+                    topic=self._topic,
+                    consumer=self._target.consumer,
+                    receiver=self._target.receiver,
+                    time_ns=self._clock.time_ns(),
+                )
+                for letter in letters
+            ]
+            publish = partial(self._marks.publish, self._topic, partition, messages)
+            await self._retry(publish)
+
+    async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
+        deadline_seconds = asyncio.get_running_loop().time() + self._give_up_seconds
+        return await self._retrying(call, deadline_seconds=deadline_seconds)
 
 
 class Where(TypedDict):
@@ -90,17 +244,17 @@ class RefusedPrinter:
     """Prints the first letters that are refused again, with the receiver's words."""
 
     def __init__(self, shown: int) -> None:
-        """Take how many to print."""
+        """Print at most `shown` letters."""
         self._shown, self._count = shown, 0
 
     def add(self, refused: RefusedAgain) -> None:
-        """Take one."""
+        """Print the letter, unless enough are printed."""
         self._count += 1
         if self._count <= self._shown:
             sys.stdout.write(f"{refused.position} refused again: {readable(refused.words)}\n")
 
     def close(self) -> None:
-        """Say how many were not printed."""
+        """Print how many were not printed."""
         if self._count > self._shown:
             sys.stdout.write(f"and {self._count - self._shown} more refused again\n")
 

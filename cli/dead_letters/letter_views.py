@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 import orjson
 
-from cli.dead_letters.letter_filter import KeptLetter, parse_position
+from cli.dead_letters.letter_log import KeptLetter, parse_position
 from cli.replay.range_plan import write_moment
 from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import decoder_of
@@ -160,7 +160,7 @@ class LetterCounts:
     def rows(self) -> Iterator[LetterCount]:
         """Yield a row for each combination of values, the largest count first."""
         for values, group in sorted(
-            self._groups.items(), key=lambda one: (-one[1].letters, one[0])
+            self._groups.items(), key=lambda item: (-item[1].letters, item[0])
         ):
             yield LetterCount(
                 group=dict(zip(self.fields, values, strict=True)),
@@ -172,7 +172,7 @@ class LetterCounts:
 
 def parse_count_by(text: str) -> tuple[Countable, ...]:
     """Return the fields that are named, separated by commas; raises UserError."""
-    known = {str(each): each for each in COUNTABLE}
+    known = {str(field): field for field in COUNTABLE}
     names = [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in known]
     if unknown:

@@ -146,7 +146,7 @@ def draw(
     # For the head is left what titles, GPUs and the page's line leave; a line of it rather than a
     # good body, and none rather than no GPU.
     room = max(height - _GOOD_BODY - 2, min(1, height - _MIN_BODY - 2), 0)
-    head = _short_head(header, width, maximum=room)
+    head = _short_head(header, width, max_lines=room)
     above = [*head, titles] if height > _MIN_SCREEN else []
     pages = _pages(blocks, max(_MIN_BODY, height - len(above) - 1))
     number = int(seconds / PAGE_SECONDS) % len(pages)
@@ -165,26 +165,27 @@ def _head(header: ScreenHeader, width: int) -> list[ScreenLine]:
         ),
         *(
             ScreenLine(text, "red")
-            for alert in _shown_alerts(header.alerts, maximum=_MAX_ALERTS)
+            for alert in _shown_alerts(header.alerts, max_lines=_MAX_ALERTS)
             for text in fold(alert, width=width, indent="  ")
         ),
     ]
 
 
 def _short_head(
-    header: ScreenHeader, width: int, *, maximum: int | None = None
+    header: ScreenHeader, width: int, *, max_lines: int | None = None
 ) -> list[ScreenLine]:
     """Return a line for each sentence, at most so many lines: of facts the last ones go first."""
     facts = _facts(header, width)
     problems = [
-        ScreenLine(elide(problem, width=width), "bold red") for problem in header.problems[:maximum]
+        ScreenLine(elide(problem, width=width), "bold red")
+        for problem in header.problems[:max_lines]
     ]
-    room = _MAX_ALERTS if maximum is None else min(maximum - len(problems), _MAX_ALERTS)
+    room = _MAX_ALERTS if max_lines is None else min(max_lines - len(problems), _MAX_ALERTS)
     alerts = [
         ScreenLine(elide(alert, width=width), "red")
-        for alert in _shown_alerts(header.alerts, maximum=room)
+        for alert in _shown_alerts(header.alerts, max_lines=room)
     ]
-    left = None if maximum is None else maximum - len(problems) - len(alerts)
+    left = None if max_lines is None else max_lines - len(problems) - len(alerts)
     return [*facts[:left], *problems, *alerts]
 
 
@@ -192,12 +193,12 @@ def _facts(header: ScreenHeader, width: int) -> list[ScreenLine]:
     return [ScreenLine(text, "dim") for text in wrap(header.facts, width=width)]
 
 
-def _shown_alerts(alerts: Sequence[str], *, maximum: int) -> list[str]:
+def _shown_alerts(alerts: Sequence[str], *, max_lines: int) -> list[str]:
     """Return what is said of alerts; where there are too many, the last line counts the others."""
     shown = list(alerts)
-    if len(alerts) > maximum:
-        others = len(alerts) - maximum + 1
-        shown = [*alerts[: maximum - 1], f"and {others} more alerts"] if maximum else []
+    if len(alerts) > max_lines:
+        others = len(alerts) - max_lines + 1
+        shown = [*alerts[: max_lines - 1], f"and {others} more alerts"] if max_lines else []
     return [f"! {alert}" for alert in shown]
 
 
@@ -254,7 +255,7 @@ def rows_of(event: GpuEvent) -> Iterator[ScreenRow]:
     """Yield a row for each entry, GPU by GPU; the GPU is named on its first row only."""
     pods = PodIndex(event)
     interval_ns = event.interval_ns
-    for gpu in sorted(event.gpus, key=lambda each: each.reading.index):
+    for gpu in sorted(event.gpus, key=lambda books: books.reading.index):
         # One that does not answer is shown as lost.
         if gpu.reading.silent:
             continue

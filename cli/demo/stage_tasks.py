@@ -75,7 +75,7 @@ def _leaves(error: BaseException) -> list[BaseException]:
     """Return the errors in a group of errors, or the one that is none."""
     if not isinstance(error, BaseExceptionGroup):
         return [error]
-    return [leaf for each in error.exceptions for leaf in _leaves(each)]
+    return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
 
 
 T = TypeVar("T")

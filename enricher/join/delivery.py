@@ -63,7 +63,7 @@ class CommitBatch:
 
     @property
     def watermarks_partition(self) -> TopicPartition:
-        """Where it is said how far the partition is complete."""
+        """The partition of the watermarks' topic for this partition."""
         return TopicPartition(self.topics.watermarks.name, self.partition)
 
     @property
@@ -179,7 +179,7 @@ class AtLeastOnce:
             for made in batches
             for partition, messages in made.messages.items()
         ]
-        ends = await asyncio.gather(*(self._publish(*each[1:]) for each in published))
+        ends = await asyncio.gather(*(self._publish(*batch[1:]) for batch in published))
         for (made, partition, _), end in zip(published, ends, strict=True):
             if partition == made.events_partition:
                 made.next_offset = end

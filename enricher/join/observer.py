@@ -103,7 +103,7 @@ class UnbookedNodes:
         self._nodes.pop(node, None)
 
     def show(self, now_ns: int) -> None:
-        """Count those that there are; one that has gone silent is none."""
+        """Count the pods that there are; one that has gone silent is none."""
         gone = [
             name for name, history in self._nodes.items() if now_ns - history.last_ns > FRESH_NS
         ]
@@ -132,12 +132,12 @@ class ClockSkew:
         self._steps = Repeats()
 
     def see_ticks(self, newest_ns: int, *, now_ns: int) -> None:
-        """Take how new the newest of some ticks is: from the future, a node's clock is ahead."""
+        """Record how new the newest of some ticks is: from the future, a node's clock is ahead."""
         if self._ages_ns.add(now_ns - newest_ns, now_ns=now_ns):
             metrics.MIN_AGE_SECONDS.set(self._ages_ns.minimum / NS_PER_SECOND)
 
     def see_pod(self, pod: PodRecord, *, now_ns: int) -> None:
-        """Take a pod: that its node had it before it was made shows the node's clock behind.
+        """Record a pod: that its node had it before it was made shows the node's clock behind.
 
         A static pod's node has it before the API server knows of it.
         """
@@ -161,7 +161,7 @@ class ClockSkew:
 
 
 class WindowedMin:
-    """The least of what was seen in this window of five minutes and in the one before.
+    """The minimum of the values of this window of five minutes and of the one before.
 
     In constant memory, so it is not the least of exactly the last five minutes.
     """
@@ -171,7 +171,7 @@ class WindowedMin:
         self._now = self._before = math.inf
 
     def add(self, value: float, *, now_ns: int) -> bool:
-        """Take a value; say whether the least may be another than before."""
+        """Record a value; say whether the least may be another than before."""
         since_ns = now_ns - self._begun_ns
         is_over = not 0 <= since_ns < _WINDOW_NS
         if is_over:
@@ -321,7 +321,7 @@ class JoinObserver:
     def see_duplicate(
         self, record: Record, sample: NodeSample, watermark: NodeWatermark | None, *, now_ns: int
     ) -> None:
-        """Record that a tick counts as booked before, and tell of a node whose ticks all do."""
+        """Record that a tick counts as booked before; report a node whose ticks all do."""
         metrics.DUPLICATES_TOTAL.inc()
         seq = watermark.seq_of(sample.boot_id) if watermark else None
         written_ns = record.timestamp_ms * NS_PER_MS
@@ -338,7 +338,10 @@ class JoinObserver:
             )
 
     def report(self, now_ns: int) -> None:
-        """Show the clocks and who is waited for; log one pod for all that did not come in time."""
+        """Report the clocks, and the pods that are waited for.
+
+        Of those that did not come in time one is logged for all.
+        """
         if self._newest_ns:
             self._skew.see_ticks(self._newest_ns, now_ns=now_ns)
             self._newest_ns = 0

@@ -45,17 +45,17 @@ async def poll(
     One attempt waits no longer than the settings say.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + max_seconds
+    deadline_seconds = loop.time() + max_seconds
 
     def attempt() -> Awaitable[Polled]:
-        left_seconds = max(0.0, deadline - loop.time())
+        left_seconds = max(0.0, deadline_seconds - loop.time())
         return consumer.poll(
             timeout_seconds=min(left_seconds, tuning.poll_timeout_seconds),
             max_records=tuning.max_poll_records,
         )
 
     try:
-        return await retry(attempt, deadline=deadline)
+        return await retry(attempt, deadline_seconds=deadline_seconds)
     except BusError:
         return {}  # the check tells of it, and the caller has something else to do now
 

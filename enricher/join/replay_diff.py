@@ -115,26 +115,30 @@ def _changes_within(path: str, was: Any, is_: Any) -> Iterator[EntryChange]:  # 
 
 
 class _Described(NamedTuple):
-    """What an event says of one container: by the tick, and by the pod cache."""
+    """An event's description of one container: by the tick, and by the pod cache."""
 
     of_tick: Mapping[str, Any]
     description: Mapping[str, Any]
 
 
 def _described(fields: Mapping[str, msgspec.Raw]) -> dict[str, _Described]:
-    """Return what is said of each container that uses GPUs or holds them, by where it stands."""
+    """Return the description of each container that uses or holds GPUs, by its position."""
     pods: list[dict[str, Any]] = msgspec.json.decode(fields.get(_PODS, b"[]"))
     found = {}
     for name, record in _POINTERS.items():
         names = record.__struct_fields__
         rows: list[list[Any]] = msgspec.json.decode(fields.get(name, b"[]"))
         for position, row in enumerate(rows):
-            said = dict(zip(names, row, strict=False))
-            pod = {} if said["pod"] is None else pods[said["pod"]]
-            description = {"container": said["name"], **pod} if "name" in said else pod
+            fields_of_row = dict(zip(names, row, strict=False))
+            pod = {} if fields_of_row["pod"] is None else pods[fields_of_row["pod"]]
+            description = (
+                {"container": fields_of_row["name"], **pod} if "name" in fields_of_row else pod
+            )
             if pod.get("state") in _PASSING:
                 description = _without_guesses(description, keeps_uid=name != "holders")
-            of_tick = {key: said[key] for key in said.keys() - _FROM_RECORDS[name]}
+            of_tick = {
+                key: value for key, value in fields_of_row.items() if key not in _FROM_RECORDS[name]
+            }
             found[f"{name}[{position}]"] = _Described(of_tick, description)
     return found
 
@@ -167,13 +171,13 @@ def _description_changes(
 
 
 def _described_places(fields: Mapping[str, msgspec.Raw]) -> dict[str, Mapping[str, Any] | None]:
-    """Return what is said of the node, and of each namespace that its pods are in."""
+    """Return the descriptions of the node, and of each namespace of its pods."""
     pods: list[dict[str, Any]] = msgspec.json.decode(fields.get(_PODS, b"[]"))
     found: dict[str, Mapping[str, Any] | None] = {
         f"{_NAMESPACES}.{pod['namespace']}": None for pod in pods if "namespace" in pod
     }
-    for said in msgspec.json.decode(fields.get(_NAMESPACES, b"[]")):
-        found[f"{_NAMESPACES}.{said['name']}"] = said
+    for namespace in msgspec.json.decode(fields.get(_NAMESPACES, b"[]")):
+        found[f"{_NAMESPACES}.{namespace['name']}"] = namespace
     found[_NODE] = msgspec.json.decode(fields.get(_NODE, b"null"))
     return found
 
@@ -193,7 +197,7 @@ def _place_changes(
 
 
 def _losses(path: str, was: Mapping[str, Any], is_: Mapping[str, Any]) -> Iterator[EntryChange]:
-    """Yield what was said and is not any more; what is said now in addition is no loss."""
+    """Yield what was described and is not any more; what is said now in addition is no loss."""
     for name, value in was.items():
         found = is_.get(name, _ABSENT)
         # What was not known of it may be known now, and of more of its containers.
@@ -258,7 +262,7 @@ class Counts(msgspec.Struct):
 
 
 class Comparison:
-    """Takes the events of both runs, partition by partition, and says what differs.
+    """Compares the events of both runs, partition by partition.
 
     Both runs give a partition's events in the same order, so few wait for their counterpart; those
     that wait are bounded in bytes.
@@ -277,11 +281,11 @@ class Comparison:
 
     @property
     def wants_first(self) -> bool:
-        """Whether the first run's events are the ones to bring next, so that few have to wait."""
+        """Whether events of the first run should come next, so that few have to wait."""
         return self._first.bytes <= self._replayed.bytes
 
     def take_first(self, events: Iterable[bytes]) -> None:
-        """Take events of the first run; raises `msgspec.DecodeError` where one is none."""
+        """Compare events of the first run; raises `msgspec.DecodeError` where one is none."""
         for event in events:
             event_id = _id_of(event)
             if event_id in self._paired or event_id in self._first.events:
@@ -292,7 +296,7 @@ class Comparison:
                 self.counts.missing += self._note(self._first.put(event_id, event), _MISSING)
 
     def take_replayed(self, events: Iterable[bytes]) -> None:
-        """Take events of the replay."""
+        """Compare events of the replay."""
         for event in events:
             event_id = _id_of(event)
             if (other := self._first.pop(event_id)) is not None:

@@ -117,7 +117,10 @@ class StateRestorer:
         self._changes += 1
 
     async def cancel(self, partitions: Iterable[int]) -> None:
-        """Leave these partitions to whoever gets them; nothing is under way for them any more."""
+        """Stop restoring these partitions, which went to another worker.
+
+        Nothing is under way for them any more.
+        """
         self._unknown -= set(partitions)
         self._changes += 1
         await end_tasks(self._seeking)
@@ -140,14 +143,14 @@ class StateRestorer:
         return frozenset(done)
 
     async def take_state(self, batch: Polled) -> None:
-        """Take in what a poll brought of the state."""
+        """Apply the records of state from a poll."""
         for partition, records in batch.items():
             if partition.topic in self._takers:
                 take = self._takers[partition.topic]
                 async for step in step_through(records):
                     take(step)
         metrics.PODS.set(len(self._stage.pods))
-        metrics.NODES.set(len(self._stage.places.nodes))
+        metrics.NODES.set(len(self._stage.cluster_objects.nodes))
 
     async def _attempt(self, consumer: Consumer, partitions: frozenset[int]) -> bool:
         """Return whether all of it was restored; where not, another attempt is due, if any."""
@@ -181,7 +184,7 @@ class StateRestorer:
     async def _restore(
         self, consumer: Consumer, partitions: frozenset[int], *, changes: int
     ) -> None:
-        """Read to the end, or give way where a rebalance comes in between."""
+        """Read to the end, or stop where a rebalance comes in between."""
         consumer.pause(consumer.assignment())
         ends = await self._seek_beside_polls(consumer, partitions, changes=changes)
         left, moved_seconds = math.inf, self._seconds()
@@ -229,7 +232,9 @@ class StateRestorer:
             for partition, span in (await reader.spans(self._history.topics.events.name)).items():
                 if partition.partition in partitions:
                     now = self._seconds()
-                    self._announcer.begin(partition.partition, next_offset=span.end, now=now)
+                    self._announcer.begin(
+                        partition.partition, next_offset=span.end, now_seconds=now
+                    )
             for partition, span in (await reader.spans(self._history.topics.progress.name)).items():
                 if partition.partition in partitions and span.first < span.end:
                     async for records in reader.read(partition, span):
@@ -337,11 +342,11 @@ class NamespaceFollower:
         self._next: dict[TopicPartition, int] = {}
 
     async def read_up(self) -> None:
-        """Take in all that is there by now, trying again until the bus answers."""
+        """Apply all records that are there by now, retrying until the bus answers."""
         await self._retry(self._read_once)
 
     async def follow(self) -> None:
-        """Take in what comes, until cancelled."""
+        """Apply new records until cancelled."""
         while True:
             # Ends when the bus answers, which is what the check waits for.
             await self.read_up()
@@ -361,7 +366,7 @@ class NamespaceFollower:
                 await asyncio.sleep(self._wait_seconds)
 
     async def _take_new(self, reader: HistoryReader) -> None:
-        """Take in what lies between what was read and the end of now."""
+        """Apply the records between those that were read and the present end."""
         for partition, span in (await reader.spans(self._history.topics.namespaces.name)).items():
             first = max(span.first, self._next.get(partition, 0))
             if first > span.end:
@@ -372,5 +377,5 @@ class NamespaceFollower:
                         async for step in step_through(records):
                             self._stage.take_namespaces(step)
             self._next[partition] = span.end
-        metrics.NAMESPACES.set(len(self._stage.places.namespaces))
+        metrics.NAMESPACES.set(len(self._stage.cluster_objects.namespaces))
         await self._letters.flush()

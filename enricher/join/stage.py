@@ -22,7 +22,7 @@ from enricher.join.pods.describe import (
     find_foreign_pods,
     identity_of,
 )
-from enricher.join.pods.pods import ClusterPods, Places
+from enricher.join.pods.pods import ClusterObjects, ClusterPods
 from enricher.join.progress.passage import (
     MAX_AHEAD_NS,
     Reached,
@@ -94,7 +94,7 @@ class JoinStage:
         no worker's own; `dead_letters`, where none is given.
         """
         self.pods = ClusterPods()
-        self.places = Places()
+        self.cluster_objects = ClusterObjects()
         self._namespace_letters = namespace_letters or dead_letters
         self._node_decoder = Decoder(topic=topics.nodes.name, record=NodeRecord)
         self._namespace_decoder = Decoder(topic=topics.namespaces.name, record=NamespaceRecord)
@@ -112,10 +112,10 @@ class JoinStage:
         self._sharing = PodSharing()
         self._dead_letters = dead_letters
         self._watermarks: defaultdict[int, NodeWatermarks] = defaultdict(NodeWatermarks)
-        self._descriptions = DescriptionCache(self.pods, self.places)
+        self._descriptions = DescriptionCache(self.pods, self.cluster_objects)
 
     def take_pods(self, records: Sequence[Record]) -> None:
-        """Take pods in; a tombstone takes one out."""
+        """Apply records of pods; a tombstone takes one out."""
         now_ns = self._time_ns()
         for record in records:
             if record.value is None and record.key is not None:
@@ -137,26 +137,26 @@ class JoinStage:
                     self._descriptions.forget(node)
 
     def take_nodes(self, records: Sequence[Record]) -> None:
-        """Take nodes in; a tombstone takes one out."""
+        """Apply records of nodes; a tombstone takes one out."""
         for record in records:
             if record.value is None and record.key is not None:
                 key = record.key.decode(errors="replace")
-                self.places.nodes.remove(key, partition=record.partition)
+                self.cluster_objects.nodes.remove(key, partition=record.partition)
                 continue
             for _, node in self._dead_letters.decode(self._node_decoder, [record]):
                 if self._is_at_home(record, node=key_in(node.cluster, node.name)):
-                    self.places.nodes.put(
+                    self.cluster_objects.nodes.put(
                         _bounded(node, what="node", lists=({"labels": {}},)),
                         partition=record.partition,
                         seen_time_ns=record.timestamp_ms * NS_PER_MS,
                     )
 
     def take_namespaces(self, records: Sequence[Record]) -> None:
-        """Take namespaces in, of whatever partition; a tombstone takes one out."""
+        """Apply records of namespaces, of any partition; a tombstone takes one out."""
         for record in records:
             if record.value is None and record.key is not None:
                 key = record.key.decode(errors="replace")
-                self.places.namespaces.remove(key, partition=record.partition)
+                self.cluster_objects.namespaces.remove(key, partition=record.partition)
                 continue
             for _, found in self._namespace_letters.decode(self._namespace_decoder, [record]):
                 if record.key != (key := key_in(found.cluster, found.name)).encode():
@@ -164,7 +164,7 @@ class JoinStage:
                     detail += f" {show_key(record.key)}"
                     self._namespace_letters.reject(record, reason="misplaced", detail=detail)
                     continue
-                self.places.namespaces.put(
+                self.cluster_objects.namespaces.put(
                     _bounded(
                         found, what="namespace", lists=({"annotations": None}, {"labels": {}})
                     ),
@@ -173,7 +173,7 @@ class JoinStage:
                 )
 
     def take_watermarks(self, records: Sequence[Record]) -> None:
-        """Take in how far podwatch's topic is complete, and what was said of this worker's own."""
+        """Apply watermarks: podwatch's, and those of this worker's own partitions."""
         for record in records:
             if record.value is None:
                 continue
@@ -212,7 +212,7 @@ class JoinStage:
         )
 
     def restore_progress(self, records: Sequence[Record]) -> None:
-        """Take in how far nodes are booked, before any of their ticks; a tombstone forgets one."""
+        """Restore how far nodes are booked, before any of their ticks; a tombstone forgets one."""
         for record in records:
             watermarks = self._watermarks[record.partition]
             if record.value is None and record.key is not None:
@@ -286,7 +286,7 @@ class JoinStage:
     def forget(self, partition: int) -> None:
         """Forget what belongs to a partition that is no longer held."""
         self.pods.remove_partition(partition)
-        self.places.nodes.remove_partition(partition)
+        self.cluster_objects.nodes.remove_partition(partition)
         self.pods_completeness.forget(partition)
         self._watermarks.pop(partition, None)
         self._observer.forget(partition)
@@ -343,7 +343,7 @@ class JoinStage:
         return events
 
     def _publishable(self, record: Record, made: object, *, what: str) -> tuple[Message, ...]:
-        """Put the record aside where what is made of it is more than the bus takes in one message.
+        """Reject the record where what is made of it is too large for a message.
 
         The timestamp is the record's own, which the broker has taken before: one too far ahead of
         its clock would be refused for ever, and stop the partition.
@@ -373,7 +373,7 @@ class JoinStage:
         return ()
 
     def _is_at_home(self, record: Record, *, node: str, key: str | None = None) -> bool:
-        """Return whether the record of a node, given by its key, lies in that node's partition.
+        """Return whether the record of a node, by its key, is in that node's partition.
 
         And under its own key, which is the node's where no other is given. What does not is put
         aside: others write there.
@@ -387,7 +387,7 @@ class JoinStage:
 
 
 def _bounded(record: PlaceT, *, what: str, lists: Sequence[Mapping[str, Any]]) -> PlaceT:
-    """Return a record that says no more than an event may say of it, without lists where needed.
+    """Return a record with no more than an event has room for, without lists where needed.
 
     Anybody who may label a namespace could else have its pods' events be as large as they like.
     """
@@ -410,7 +410,7 @@ def make_event(
 ) -> GpuEvent:
     """Return the event of a tick, ready for `encode`; its descriptions are encoded already."""
     # Raw bytes where the record says lists: they are encoded as they are.
-    said: Any = descriptions.encoded
+    encoded: Any = descriptions.encoded
     return GpuEvent(
         cluster=sample.cluster,
         node=sample.node,
@@ -421,10 +421,10 @@ def make_event(
         late=True if late else None,
         gap_ns=gap_ns,
         gpus=books,
-        pods=said.pods,
-        containers=said.containers,
-        holders=said.holders,
-        namespaces=said.namespaces,
-        node_description=said.node_description,
+        pods=encoded.pods,
+        containers=encoded.containers,
+        holders=encoded.holders,
+        namespaces=encoded.namespaces,
+        node_description=encoded.node_description,
         settlements=settlements,
     )

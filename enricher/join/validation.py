@@ -45,9 +45,9 @@ def _explain_position(sample: NodeSample) -> str:
     tables = {"gpu": len(sample.gpus), "container": len(sample.containers)}
     lists = {"processes": sample.processes, "ended_processes": sample.ended_processes or ()}
     wrong = (
-        f"field {listed}[{place}].{name}: {position} is no position in {name}s ({size})"
+        f"field {listed}[{index}].{name}: {position} is no position in {name}s ({size})"
         for listed, processes in lists.items()
-        for place, process in enumerate(processes)
+        for index, process in enumerate(processes)
         for name, size in tables.items()
         if (position := getattr(process, name)) is not None and position >= size
     )

@@ -131,7 +131,11 @@ class JoinWorker:
     async def _renew_watermarks(self, consumer: Consumer) -> None:
         """Have something delivered of partitions of which no tick comes: that is news, too."""
         now = time.monotonic()
-        due = [each for each in self._announcer.due(now=now) if each not in self._batches]
+        due = [
+            partition
+            for partition in self._announcer.due(now_seconds=now)
+            if partition not in self._batches
+        ]
         if not due:
             return
         for number in due:
@@ -139,7 +143,7 @@ class JoinWorker:
         samples = [
             TopicPartition(self._topics.samples.name, number)
             for number in due
-            if self._announcer.is_to_be_drawn(number, now=now)
+            if self._announcer.is_to_be_drawn(number, now_seconds=now)
         ]
         self._at_end.clear()
         if not samples:
@@ -187,7 +191,7 @@ class JoinWorker:
         """Work through what was polled, step by step, so that heartbeats and pages live."""
         now = time.monotonic()
         self._lag.polled(
-            {at: each for at, each in batch.items() if at.topic == self._topics.samples.name}
+            {at: records for at, records in batch.items() if at.topic == self._topics.samples.name}
         )
         for at, records in batch.items():
             if at.topic not in self._inputs:
@@ -220,11 +224,13 @@ class JoinWorker:
         for made in batches:
             made.progress = self._stage.drain_progress(made.partition)
             # Before it is drawn how far it is by now: that holds with this delivery, and not yet.
-            made.watermarks = self._announcer.drain(made.partition, now=now, time_ns=time_ns)
-            if self._announcer.is_to_be_drawn(made.partition, now=now):
+            made.watermarks = self._announcer.drain(
+                made.partition, now_seconds=now, time_ns=time_ns
+            )
+            if self._announcer.is_to_be_drawn(made.partition, now_seconds=now):
                 is_at_end = made.partition in self._at_end and not made.records
                 reached = self._stage.find_complete(made.partition, is_at_end=is_at_end)
-                self._announcer.draw(made.partition, reached, now=now)
+                self._announcer.draw(made.partition, reached, now_seconds=now)
         undone = set(await self._delivery.deliver(consumer, batches))
         for made in batches:
             if made.partition in undone:
@@ -239,5 +245,5 @@ class JoinWorker:
         if undone:
             self._forget(undone)
             self._restorer.require(undone)
-        told = self._announcer.told.values()
-        metrics.WATERMARK_TIMESTAMP.set(min(told, default=0) / NS_PER_SECOND)
+        until_ns = self._announcer.published_until_ns.values()
+        metrics.WATERMARK_TIMESTAMP.set(min(until_ns, default=0) / NS_PER_SECOND)

@@ -164,7 +164,7 @@ class KafkaAdmin:
 
     async def _partitions(self) -> dict[str, Any]:
         described = await self._repeated("looking up topics", self._client.describe_topics)
-        return {one["topic"]: one["partitions"] for one in described if one["partitions"]}
+        return {topic["topic"]: topic["partitions"] for topic in described if topic["partitions"]}
 
     async def _configs(
         self, topics: Sequence[str], *, listed: Container[str]

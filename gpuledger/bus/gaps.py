@@ -151,7 +151,7 @@ class Withheld:
         self, *, subscription: Subscription, clock_seconds: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock_seconds = clock_seconds
-        self._since: dict[TopicPartition, tuple[int, float]] = {}
+        self._withheld: dict[TopicPartition, tuple[int, float]] = {}
         """The offset before which it stands, and when that was seen first."""
         for topic in subscription.topics:
             gauge = RECORDS_WITHHELD_SECONDS.labels(topic=topic, consumer=subscription.group)
@@ -163,21 +163,21 @@ class Withheld:
         Those that are not named are not read any more.
         """
         now = self._clock_seconds()
-        since: dict[TopicPartition, tuple[int, float]] = {}
+        withheld: dict[TopicPartition, tuple[int, float]] = {}
         for partition, (position, stable, end) in offsets.items():
             if position >= stable and stable < end:
-                known = self._since.get(partition)
+                known = self._withheld.get(partition)
                 # Each transaction withholds what is behind it for a moment: another offset, another
                 # transaction.
-                since[partition] = known if known and known[0] == stable else (stable, now)
-        self._since = since
+                withheld[partition] = known if known and known[0] == stable else (stable, now)
+        self._withheld = withheld
 
     def seconds(self, topic: str | None = None) -> float:
         """Return the longest time of all partitions, or of a topic's; 0 where none is withheld."""
         # A copy: the gauge is read by the thread or task that serves the metrics.
-        since = [
-            since_seconds
-            for partition, (_, since_seconds) in list(self._since.items())
+        begin_seconds = [
+            seen_seconds
+            for partition, (_, seen_seconds) in list(self._withheld.items())
             if topic in (None, partition.topic)
         ]
-        return self._clock_seconds() - min(since) if since else 0.0
+        return self._clock_seconds() - min(begin_seconds) if begin_seconds else 0.0

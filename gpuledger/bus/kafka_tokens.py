@@ -275,7 +275,7 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # as above
             self._renewing = asyncio.get_running_loop().create_task(self._renew())
 
     def _living(self) -> list[tuple[AIOKafkaConnection, Login]]:
-        return [each for each in self._logins.items() if each[0].connected()]
+        return [item for item in self._logins.items() if item[0].connected()]
 
     async def _renew(self) -> None:
         """Fetch a token where one is due, and log in again whatever has an older one."""
@@ -285,9 +285,11 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # as above
             return  # the check says why, and so does each login that fails
         now_seconds = self._monotonic()
         due = [
-            each for each, login in self._living() if login.is_due(token, now_seconds=now_seconds)
+            connection
+            for connection, login in self._living()
+            if login.is_due(token, now_seconds=now_seconds)
         ]
-        await asyncio.gather(*(self._log_in_again(each, token) for each in due))
+        await asyncio.gather(*(self._log_in_again(connection, token) for connection in due))
 
     async def _log_in_again(self, connection: AIOKafkaConnection, token: BearerToken) -> None:
         try:

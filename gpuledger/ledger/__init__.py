@@ -1,4 +1,4 @@
-"""The books' own concepts, for all who write, read or check them.
+"""The concepts of the books, shared by what writes, reads and checks them.
 
 What is booked, how it sums, and whether it does (`quantities`), the entries of an event and whose
 they are (`entries`), the flat row that topic and store share (`rows`), the series that remote-write

@@ -128,7 +128,7 @@ _Instance = tuple[str | None, int | None]
 
 @dataclass(frozen=True, kw_only=True)
 class _DcgmDevice:
-    """A device of a tick, with what tells it from others."""
+    """A device of a tick, with the labels that identify it."""
 
     reading: GpuReading
     labels: tuple[str, ...]
@@ -162,7 +162,7 @@ class DcgmSeries:
         rows = list(_rows(event))
         values: dict[SeriesGroup, SeriesValues] = {}
         for row in rows:
-            parts = [one.reading for one in rows if one.reading.parent_uuid == row.reading.uuid]
+            parts = [part.reading for part in rows if part.reading.parent_uuid == row.reading.uuid]
             labels = (*row.labels, event.node, *row.holder)
             group = SeriesGroup(of_devices, (*labels, row.compute_instance))
             values[group] = _read(OF_DEVICES, row.reading, parts)
@@ -214,7 +214,7 @@ def _instance_of(reading: GpuReading) -> _Instance:
 
 
 def _exclusive_holder(books: GpuBooks, interval_ns: int, pods: PodIndex) -> PodOfEntry:
-    """Return who holds all of a device; nobody where several do, or a part is free."""
+    """Return the pod that holds all of a device; nobody where several do, or a part is free."""
     held: Counter[int] = Counter()
     for entry in books.entries:
         if entry.holder is not None:

@@ -6,7 +6,7 @@ names. Pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from gpuledger.ledger.quantities import UNKNOWN, Amounts, apportion
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class _NoPod(NamedTuple):
-    """What is said of a pod that the event does not describe."""
+    """The fields of a pod that the event does not describe: all are absent."""
 
     state: None = None
     uid: None = None
@@ -43,7 +43,10 @@ class _NoPod(NamedTuple):
 
 
 class PodOfEntry(NamedTuple):
-    """Whose an entry is, as far as the event says it; all absent where it is no pod's."""
+    """The pod and container of an entry, as far as the event names them.
+
+    All is absent where the entry is no pod's.
+    """
 
     pod: PodDescription | None = None
     """The pod's description."""
@@ -66,13 +69,13 @@ NO_POD: Final = PodOfEntry()
 
 
 class PodIndex:
-    """The pods of one event, by the entries that are theirs."""
+    """Finds the pod of an event's entry: its user's, and its holder's."""
 
     def __init__(self, event: GpuEvent) -> None:
         self._event = event
         self._users: dict[int, PodOfEntry] = {}
         self._holders: dict[int, PodOfEntry] = {}
-        self._namespaces = {each.name: each for each in event.namespaces or ()}
+        self._namespaces = {namespace.name: namespace for namespace in event.namespaces or ()}
 
     def user_of(self, entry: Entry) -> PodOfEntry:
         """Return the pod on which the entry is booked.
@@ -94,7 +97,7 @@ class PodIndex:
         return found
 
     def holder_of(self, entry: Entry) -> PodOfEntry:
-        """Return the pod that held the part of the GPU that the entry says was idle.
+        """Return the pod that held the part of the GPU of an entry on idle.
 
         Raises ValueError where the entry names a position that the event's holders do not have, or
         the holder one that its pods do not have.
@@ -124,7 +127,7 @@ class PodIndex:
         return PodOfEntry(pod, container_id, container, pod, requested, namespace)
 
 
-class PartOfBoard(NamedTuple):
+class DeviceSlices(NamedTuple):
     """How much of its board a device is, in the slices into which the board can be cut."""
 
     compute_slices: int | None
@@ -137,13 +140,16 @@ class PartOfBoard(NamedTuple):
     """Memory slices of the whole board."""
 
 
-def slices_of(books: GpuBooks) -> PartOfBoard:
+UNKNOWN_SLICES: Final = DeviceSlices(None, None, None, None)
+
+
+def slices_of(books: GpuBooks) -> DeviceSlices:
     """Return how much of its board the device is that these books are of."""
     reading = books.reading
     if reading.parent_uuid is None and not reading.mig_enabled and books.compute_slices is None:
         compute, memory = reading.compute_slices, reading.memory_slices
-        return PartOfBoard(compute, memory, compute, memory)
-    return PartOfBoard(
+        return DeviceSlices(compute, memory, compute, memory)
+    return DeviceSlices(
         books.compute_slices,
         books.memory_slices,
         books.board_compute_slices,
@@ -158,8 +164,8 @@ def energy_method_of(books: GpuBooks) -> EnergyMethod | None:
     return books.energy_method or own
 
 
-class Place(Protocol):
-    """Where an event lies."""
+class RecordPosition(Protocol):
+    """Where the record of an event is on its topic."""
 
     @property
     def partition(self) -> int:
@@ -171,16 +177,16 @@ class Place(Protocol):
 
 
 class Origin(NamedTuple):
-    """Where an event was read, and when."""
+    """Where and when an event was read."""
 
-    place: Place | None
-    """Where it lies, where that is asked for."""
+    position: RecordPosition | None
+    """Where its record is; `None` for rows that do not have it."""
     ingested_time_ns: int
     """When it was read, by the reader's clock, nanoseconds since the epoch."""
 
 
 class BookedEntry(NamedTuple):
-    """One entry, with all that the event says of it."""
+    """One entry, with its device, pod, node and times from the event."""
 
     event: GpuEvent
     """The event."""
@@ -208,7 +214,7 @@ class BookedEntry(NamedTuple):
     """On whom it is booked."""
     holder: PodOfEntry
     """On idle: who held it unused."""
-    slices: PartOfBoard
+    slices: DeviceSlices
     """How much of its board the GPU is."""
     requested: Mapping[str, str] | None
     """What the container asks for on which it is booked, or that held it unused."""
@@ -229,23 +235,23 @@ def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[Bo
     pods = PodIndex(event)
     node = event.node_description or _NO_NODE
     row = count()
-    for books in event.gpus:
-        amounts = apportion(books, event.interval_ns)
+    for device in chain(_devices_of_tick(event), _devices_settled(event)):
+        books = device.books
         slices = slices_of(books)
-        for entry, apportioned in zip(books.entries, amounts, strict=True):
+        for entry, apportioned in zip(device.entries, device.apportioned, strict=True):
             user, holder = pods.user_of(entry), pods.holder_of(entry)
             yield BookedEntry(
                 event,
                 origin,
                 next(row),
                 entry,
-                event.time_ns,
-                event.interval_ns,
+                device.time_ns,
+                device.interval_ns,
                 books,
                 books.reading,
-                books.busy_method,
-                books.memory_method,
-                energy_method_of(books),
+                device.busy_method,
+                device.memory_method,
+                device.energy_method,
                 user,
                 holder,
                 slices,
@@ -254,34 +260,50 @@ def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[Bo
                 user.namespace or holder.namespace or _NO_NAMESPACE,
                 apportioned,
             )
+
+
+class _DeviceEntries(NamedTuple):
+    """The entries of one device over one interval, and what they have in common."""
+
+    entries: Sequence[Entry]
+    apportioned: Sequence[Amounts]
+    """What each entry has of the quantities that are apportioned."""
+    books: GpuBooks
+    """The device's books in the event's tick."""
+    time_ns: int
+    """End of the interval, nanoseconds since the epoch."""
+    interval_ns: int
+    busy_method: BusyMethod | None
+    memory_method: MemoryMethod | None = None
+    energy_method: EnergyMethod | None = None
+
+
+def _devices_of_tick(event: GpuEvent) -> Iterator[_DeviceEntries]:
+    for books in event.gpus:
+        yield _DeviceEntries(
+            entries=books.entries,
+            apportioned=apportion(books, event.interval_ns),
+            books=books,
+            time_ns=event.time_ns,
+            interval_ns=event.interval_ns,
+            busy_method=books.busy_method,
+            memory_method=books.memory_method,
+            energy_method=energy_method_of(books),
+        )
+
+
+def _devices_settled(event: GpuEvent) -> Iterator[_DeviceEntries]:
+    """Yield the entries of each settlement; raise ValueError as `gpu_of` does."""
     for settlement in event.settlements or ():
-        length_ns = max(0, settlement.until_time_ns - settlement.from_time_ns)
-        books = gpu_of(settlement, event)
-        slices = slices_of(books)
-        for entry in settlement.entries:
-            user, holder = pods.user_of(entry), pods.holder_of(entry)
-            yield BookedEntry(
-                event,
-                origin,
-                next(row),
-                entry,
-                settlement.until_time_ns,
-                length_ns,
-                books,
-                books.reading,
-                settlement.busy_method,
-                None,
-                None,
-                user,
-                holder,
-                slices,
-                user.requested or holder.requested,
-                node,
-                user.namespace or holder.namespace or _NO_NAMESPACE,
-                # The chip's counters of the ticks that are settled were split by what was known
-                # then.
-                UNKNOWN,
-            )
+        yield _DeviceEntries(
+            entries=settlement.entries,
+            # The chip's counters of the settled ticks were apportioned with these ticks.
+            apportioned=[UNKNOWN] * len(settlement.entries),
+            books=gpu_of(settlement, event),
+            time_ns=settlement.until_time_ns,
+            interval_ns=max(0, settlement.until_time_ns - settlement.from_time_ns),
+            busy_method=settlement.busy_method,
+        )
 
 
 def gpu_of(settlement: Settlement, event: GpuEvent) -> GpuBooks:

@@ -14,7 +14,7 @@ which a query joins.
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpuledger.ledger.quantities import APPORTIONED, BOOKED, HELD_NS
 from gpuledger.ledger.rows import ATTRIBUTES, Attribute
@@ -64,21 +64,70 @@ class Family:
 BOOKED_OF_USERS: Final = tuple(quantity for quantity in BOOKED if not quantity.is_of_holders)
 QUANTITIES_OF_USERS: Final = (*BOOKED_OF_USERS, *APPORTIONED)
 """The quantities of containers and accounts, in the order in which a group has their values."""
-_GPU_LABELS: Final = ("gpu_uuid", "gpu_index")
-_INSTANCE_LABELS: Final = ("parent_uuid", "gpu_instance", "compute_instance", "mig_profile")
-# The index is no identity: it may be another GPU's once the driver was loaded again. On what is
-# read of a device it stands for people; what is booked goes on over such a load.
-_CONTAINER_LABELS: Final = ("namespace", "pod", "pod_uid", "container")
-HOLDER_LABELS: Final = (
-    "holder_namespace",
-    "holder_pod",
-    "holder_uid",
-    "holder_container",
-    "holder_state",
-)
+
+
+class DeviceLabels(NamedTuple):
+    """The labels of what is read of a device."""
+
+    gpu_uuid: str
+    gpu_index: str
+    """For people, and no identity: it may be another GPU's once the driver was loaded again. So it
+    is no label of what is booked, which goes on over such a load."""
+    model: str
+
+
+class InstanceLabels(NamedTuple):
+    """The further labels of a MIG instance; empty where they do not apply, or are unknown."""
+
+    parent_uuid: str
+    gpu_instance: str
+    compute_instance: str
+    mig_profile: str
+
+
+class ContainerLabels(NamedTuple):
+    """The labels of a container; empty where they are unknown."""
+
+    namespace: str
+    pod: str
+    pod_uid: str
+    container: str
+
+
+class HolderLabels(NamedTuple):
+    """The labels of who holds a part of a device; all empty of what nobody holds."""
+
+    holder_namespace: str = ""
+    holder_pod: str = ""
+    holder_uid: str = ""
+    holder_container: str = ""
+    holder_state: str = ""
+    """Empty where the pod is known: its names say so, and it is one label less to write."""
+
+
+class PodInfoLabels(NamedTuple):
+    """The labels of what a pod is, before those of its own that are chosen."""
+
+    namespace: str
+    pod: str
+    pod_uid: str
+    owner_kind: str
+    owner_name: str
+
+
+class NodeInfoLabels(NamedTuple):
+    """The labels of what the cluster says of a node, before those of its own that are chosen."""
+
+    # `region` and `zone` are what installations give their series as external labels.
+    node_pool: str
+    node_instance_type: str
+    node_zone: str
+    node_region: str
+    node_capacity_type: str
+
 
 DEVICE: Final = Family(
-    labels=(*_GPU_LABELS, "model"),
+    labels=DeviceLabels._fields,
     metrics=(
         FamilyMetric(
             name="gpuledger_gpu_up",
@@ -124,7 +173,7 @@ DEVICE: Final = Family(
     ),
 )
 INSTANCE: Final = Family(
-    labels=(*_GPU_LABELS, "model", *_INSTANCE_LABELS),
+    labels=(*DeviceLabels._fields, *InstanceLabels._fields),
     metrics=(
         FamilyMetric(
             name="gpuledger_mig_instance_utilization_ratio",
@@ -153,7 +202,7 @@ INSTANCE: Final = Family(
     ),
 )
 GPU_INFO: Final = Family(
-    labels=(*_GPU_LABELS, "model", *_INSTANCE_LABELS),
+    labels=(*DeviceLabels._fields, *InstanceLabels._fields),
     metrics=(
         FamilyMetric(
             name="gpuledger_gpu_info",
@@ -191,7 +240,7 @@ NODE: Final = Family(
     ),
 )
 POD: Final = Family(
-    labels=("gpu_uuid", *_CONTAINER_LABELS),
+    labels=("gpu_uuid", *ContainerLabels._fields),
     metrics=tuple(
         FamilyMetric(name=f"gpuledger_pod_gpu_{quantity.average}", help=quantity.pod_help)
         for quantity in QUANTITIES_OF_USERS
@@ -199,7 +248,7 @@ POD: Final = Family(
     is_shared=True,
 )
 ACCOUNT: Final = Family(
-    labels=("gpu_uuid", "account", *HOLDER_LABELS),
+    labels=("gpu_uuid", "account", *HolderLabels._fields),
     metrics=tuple(
         FamilyMetric(name=f"gpuledger_account_gpu_{quantity.average}", help=quantity.account_help)
         for quantity in QUANTITIES_OF_USERS
@@ -207,7 +256,7 @@ ACCOUNT: Final = Family(
     is_shared=True,
 )
 HOLDER: Final = Family(
-    labels=("gpu_uuid", *HOLDER_LABELS),
+    labels=("gpu_uuid", *HolderLabels._fields),
     metrics=(
         FamilyMetric(
             name=f"gpuledger_holder_gpu_{HELD_NS.average}",
@@ -223,7 +272,7 @@ HOLDER: Final = Family(
     is_shared=True,
 )
 REQUESTED: Final = Family(
-    labels=(*_CONTAINER_LABELS, "resource"),
+    labels=(*ContainerLabels._fields, "resource"),
     metrics=(
         FamilyMetric(
             name="gpuledger_pod_gpu_requested",
@@ -234,7 +283,7 @@ REQUESTED: Final = Family(
     ),
 )
 POD_INFO: Final = Family(
-    labels=("namespace", "pod", "pod_uid", "owner_kind", "owner_name"),
+    labels=PodInfoLabels._fields,
     metrics=(
         FamilyMetric(
             name="gpuledger_pod_info",
@@ -258,8 +307,7 @@ NAMESPACE_INFO: Final = Family(
     is_description=True,
 )
 NODE_INFO: Final = Family(
-    # `region` and `zone` are what installations give their series as external labels.
-    labels=("node_pool", "node_instance_type", "node_zone", "node_region", "node_capacity_type"),
+    labels=NodeInfoLabels._fields,
     metrics=(
         FamilyMetric(
             # `gpuledger_node_info` is the node's page's.

@@ -177,10 +177,12 @@ _RECOVERY: Final = _metric(
     "1 of what the driver asks for so that the GPU works again: `none` where that is nothing.",
     labels=("action",),
 ).family
-HEALTH_FAMILIES: Final = (*(one.family for one in _TABLE), _REASON, _RECOVERY)
+HEALTH_FAMILIES: Final = (*(metric.family for metric in _TABLE), _REASON, _RECOVERY)
 """The families of the health of GPUs."""
 READINGS: Final = {
-    (one.family.metrics[0].name, labels): path for one in _TABLE for labels, path in one.members
+    (metric.family.metrics[0].name, labels): path
+    for metric in _TABLE
+    for labels, path in metric.members
 }
 """What each series reads, by its metric and the labels behind `gpu_uuid`: part and field."""
 _NS_PER_SECOND: Final = 10**9
@@ -190,7 +192,7 @@ _STATE_BYTES: Final = 16_384
 
 @dataclass(slots=True)
 class _GpuState:
-    """What was said last of one GPU, and when that was by the node's clock."""
+    """The last readings of one GPU's health, and their times by the node's clock."""
 
     groups: tuple[SeriesGroup, ...]
     """The groups of `_READS`, in their order."""
@@ -217,13 +219,13 @@ def _read_at(path: str) -> Callable[[_GpuState], float | None]:
 
 
 _READS: Final = tuple(
-    (one.family, labels, _read_at(path)) for one in _TABLE for labels, path in one.members
+    (metric.family, labels, _read_at(path)) for metric in _TABLE for labels, path in metric.members
 )
 
 
 @dataclass(slots=True)
 class NodeHealth:
-    """What was said last of the health of a node's GPUs."""
+    """The last readings of the health of a node's GPUs."""
 
     due_ns: int | None = None
     """When it is told next, by the node's clock; absent before the first readings."""
@@ -238,7 +240,7 @@ class NodeHealth:
 def health_values(
     readings: NodeReadings, known: NodeHealth, *, every_ns: int
 ) -> dict[SeriesGroup, SeriesValues] | None:
-    """Remember what is said; return the values of all GPUs where it is time to tell them.
+    """Remember the readings; return the values of all GPUs where they are due.
 
     The first are told after one interval, when all GPUs' health was asked. Raises ValueError where
     one record tells of more GPUs than a node has.

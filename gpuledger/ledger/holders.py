@@ -1,4 +1,4 @@
-"""Who holds each device of a tick, by the kubelet's word.
+"""Who holds each device of a tick, by the kubelet's allocations.
 
 The kubelet says which devices it has given to which container (`DeviceAllocation`). Which row of a
 tick that is, is said in one of three ways, and each allocation in one alone:
@@ -121,7 +121,7 @@ def devices_named_by(reading: GpuReading) -> Sequence[DeviceKey]:
 def exclusive_holder(
     reading: GpuReading, allocations: Iterable[DeviceAllocation]
 ) -> HoldingContainer | None:
-    """Return the one container that has all of a device; `None` where none or several have it."""
+    """Return the container that alone has all of a device; `None` where none or several have it."""
     devices = devices_named_by(reading)
     holders = set()
     for allocation in allocations:
@@ -137,7 +137,10 @@ def exclusive_holder(
 def holding_containers(allocations: Iterable[DeviceAllocation]) -> list[HoldingContainer]:
     """Return the containers that hold something, by their names: entries point to them so."""
     return sorted(
-        {HoldingContainer(each.namespace, each.pod, each.container) for each in allocations}
+        {
+            HoldingContainer(allocation.namespace, allocation.pod, allocation.container)
+            for allocation in allocations
+        }
     )
 
 
@@ -181,14 +184,14 @@ def find_holders(sample: NodeSample) -> Sequence[HeldParts]:
 
 
 def _whole_gpus(allocations: Iterable[DeviceAllocation]) -> dict[str, _Name]:
-    """Return who holds each GPU that is given as a whole.
+    """Return the holder of each GPU that is allocated as a whole, by the GPU's UUID.
 
     They are fewer than the allocations where one is of a part, or of the same GPU as another one.
     """
     return {
-        each.gpu_uuid: (each.namespace, each.pod, each.container)
-        for each in allocations
-        if each.gpu_instance is None and each.replica is None
+        allocation.gpu_uuid: (allocation.namespace, allocation.pod, allocation.container)
+        for allocation in allocations
+        if allocation.gpu_instance is None and allocation.replica is None
     }
 
 
@@ -212,7 +215,7 @@ class _Piece(NamedTuple):
 
 
 class _Device:
-    """What the kubelet has given of one device."""
+    """The allocations of one device."""
 
     __slots__ = ("given", "indices", "pieces", "replicas")
 
@@ -335,9 +338,9 @@ def _pieces_of(reading: GpuReading, device: _Device, resource_name: str) -> int:
     """Return into how many pieces a device is divided by a resource; at least 1."""
     if resource_name in _CORES:
         return _CORES[resource_name]
-    told = device.replicas.get(resource_name)
-    if told is not None:
-        return told
+    replicas = device.replicas.get(resource_name)
+    if replicas is not None:
+        return replicas
     given = device.given.get(resource_name, 1)
     unit_bytes = _UNIT_BYTES.get(resource_name)
     if unit_bytes is None:

@@ -47,7 +47,7 @@ def _is_mean(metric: FamilyMetric) -> bool:
 
 
 class _Totals:
-    """What the ticks of an interval said of one group."""
+    """The values of one group over the ticks of an interval, summed up."""
 
     __slots__ = ("covered_ns", "last", "maxima", "sums", "weighted")
 

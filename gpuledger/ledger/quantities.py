@@ -203,18 +203,20 @@ QUANTITIES: Final = (
     _active_ns("tensor", "tensor pipes", "The same of the tensor pipes."),
     _active_ns("dram", "memory interface", "The same of the memory interface."),
 )
-BOOKED: Final = tuple(one for one in QUANTITIES if one.apportioned_from is None)
+BOOKED: Final = tuple(quantity for quantity in QUANTITIES if quantity.apportioned_from is None)
 """The quantities that are fields of an entry."""
-APPORTIONED: Final = tuple(one for one in QUANTITIES if one.apportioned_from is not None)
+APPORTIONED: Final = tuple(
+    quantity for quantity in QUANTITIES if quantity.apportioned_from is not None
+)
 """The quantities that are apportioned by busy time."""
 
 Amounts = tuple[int | None, ...]
 """An amount of each of `APPORTIONED`, by its name; each absent where it is not known."""
-_AmountsByName: Final[Any] = namedtuple("Amounts", [one.name for one in APPORTIONED])  # type: ignore[misc]  # noqa: PYI024  # fields are the table's
+_AmountsByName: Final[Any] = namedtuple("Amounts", [quantity.name for quantity in APPORTIONED])  # type: ignore[misc]  # noqa: PYI024  # fields are the table's
 _make_amounts: Final[Callable[[Iterable[int | None]], Amounts]] = _AmountsByName._make
 UNKNOWN: Final[Amounts] = _make_amounts([None] * len(APPORTIONED))
 _rates: Final[Callable[[GpuReading], tuple[float | None, ...]]] = attrgetter(
-    *(one.apportioned_from or "" for one in APPORTIONED)
+    *(quantity.apportioned_from or "" for quantity in APPORTIONED)
 )
 _NO_RATES: Final = (None,) * len(APPORTIONED)
 _IDLE: Final = Account.IDLE
@@ -236,27 +238,27 @@ def apportion(books: GpuBooks, interval_ns: int) -> list[Amounts]:
     rates, entries = rates_of(books.reading), books.entries
     if rates == _NO_RATES or not entries:
         return [UNKNOWN] * len(entries)
-    places = [place for place, entry in enumerate(entries) if entry.account is not _IDLE]
+    indices = [index for index, entry in enumerate(entries) if entry.account is not _IDLE]
     # Below zero in no tick's books; but whoever wrote the event may be anybody.
-    weights = [max(entries[place].busy_ns or 0, 0) for place in places]
+    weights = [max(entries[index].busy_ns or 0, 0) for index in indices]
     worked = sum(weights)
     if not worked:
         accounts = [entry.account for entry in entries]
         nobodys = accounts.index(_NOBODY) if _NOBODY in accounts else len(entries) - 1
-        places = sorted({*places, nobodys})
-        weights, worked = [int(place == nobodys) for place in places], 1
+        indices = sorted({*indices, nobodys})
+        weights, worked = [int(index == nobodys) for index in indices], 1
     columns: list[list[int | None]] = []
     for rate in rates:
         if rate is None:
-            columns.append([None] * len(places))
+            columns.append([None] * len(indices))
             continue
         ppm = parts_per_million(rate)
         total = part_of(interval_ns, ppm, PPM)
         # Ties go by the order of the entries, which follows from whose they are.
         columns.append([*divide(total, weights, ppm * interval_ns, PPM * worked)])
     found = [UNKNOWN] * len(entries)
-    for place, *amounts in zip(places, *columns, strict=True):
-        found[place] = _make_amounts(amounts)
+    for index, *amounts in zip(indices, *columns, strict=True):
+        found[index] = _make_amounts(amounts)
     return found
 
 

@@ -414,8 +414,8 @@ COLUMNS: Final = (
         meaning="When the sink read the event that the row is of, by its own clock, nanoseconds"
         " since the epoch. Of all columns the one that is no function of the event.",
     ),
-    Column(name="kafka_partition", type=ColumnType.POSITION, source="origin.place.partition"),
-    Column(name="kafka_offset", type=ColumnType.SEQUENCE, source="origin.place.offset"),
+    Column(name="kafka_partition", type=ColumnType.POSITION, source="origin.position.partition"),
+    Column(name="kafka_offset", type=ColumnType.SEQUENCE, source="origin.position.offset"),
     Column(
         name="holder_state",
         type=ColumnType.CODE,
@@ -542,7 +542,9 @@ ATTRIBUTES: Final = {
 def store_columns() -> Sequence[Column]:
     """Return the columns of the store's table, in the order in which they came to it."""
     # Stable: columns that came together stay in the order of the table.
-    return sorted((column for column in COLUMNS if column.in_store), key=lambda one: one.added)
+    return sorted(
+        (column for column in COLUMNS if column.in_store), key=lambda column: column.added
+    )
 
 
 def row_maker(

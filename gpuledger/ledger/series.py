@@ -24,7 +24,6 @@ from gpuledger.ledger.families import (
     DEVICE,
     GPU_INFO,
     HOLDER,
-    HOLDER_LABELS,
     INSTANCE,
     METHOD,
     NAMESPACE_INFO,
@@ -34,7 +33,13 @@ from gpuledger.ledger.families import (
     POD_INFO,
     QUANTITIES_OF_USERS,
     REQUESTED,
+    ContainerLabels,
+    DeviceLabels,
     Family,
+    HolderLabels,
+    InstanceLabels,
+    NodeInfoLabels,
+    PodInfoLabels,
 )
 from gpuledger.ledger.quantities import UNKNOWN, Amounts, apportion
 from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, GpuReading, PodState
@@ -57,7 +62,7 @@ MAX_GROUPS: Final = 16_384
 _Memory = tuple[str | None, int | str]
 """A memory that compute instances share: the GPU, and the GPU instance or the instance itself."""
 _NODE_GROUP: Final = SeriesGroup(NODE, ())
-_NO_NAMES: Final = ("",) * len(HOLDER_LABELS)
+_NO_HOLDER: Final = HolderLabels()
 _INFO: Final[SeriesValues] = (1.0,)
 _UNAPPORTIONED: Final = (None,) * len(UNKNOWN)
 _booked_amounts: Final[Callable[[Entry], Amounts]] = attrgetter(
@@ -86,7 +91,7 @@ def label_of(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SentLabels:
-    """Which labels of pods, namespaces and nodes stand on the info series, by their names."""
+    """The names of the labels of pods, namespaces and nodes that the info series have."""
 
     pods: tuple[str, ...] = ()
     namespaces: tuple[str, ...] = ()
@@ -185,7 +190,7 @@ class EventSeries:
         return values
 
     def _descriptions(self, event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
-        """Return the series that say what pods, namespaces and the node are, and ask for."""
+        """Return the info series of pods, namespaces and the node, and of what pods request."""
         found: dict[SeriesGroup, SeriesValues] = {}
         for labels in _pod_labels(event, self._sent.pods):
             found[SeriesGroup(self._pod_info, labels)] = _INFO
@@ -194,9 +199,14 @@ class EventSeries:
                 chosen = _chosen(namespace.labels, self._sent.namespaces)
                 found[SeriesGroup(self._namespace_info, (namespace.name, *chosen))] = _INFO
         if (node := event.node_description) is not None:
-            said = (node.pool, node.instance_type, node.zone, node.region, node.capacity_type)
-            chosen = _chosen(node.labels, self._sent.nodes)
-            labels = (*(value or "" for value in said), *chosen)
+            described = NodeInfoLabels(
+                node_pool=node.pool or "",
+                node_instance_type=node.instance_type or "",
+                node_zone=node.zone or "",
+                node_region=node.region or "",
+                node_capacity_type=node.capacity_type or "",
+            )
+            labels = (*described, *_chosen(node.labels, self._sent.nodes))
             found[SeriesGroup(self._node_info, labels)] = _INFO
         _refuse_too_many(found)
         for labels, amount in _requests(event):
@@ -227,8 +237,14 @@ def _pod_labels(event: GpuEvent, chosen: Sequence[str]) -> Iterator[tuple[str, .
         if pod.uid is None or pod.uid in seen or pod.state is PodState.FOREIGN:
             continue
         seen.add(pod.uid)
-        said = (pod.namespace, pod.name, pod.uid, pod.owner_kind, pod.owner_name)
-        yield (*(value or "" for value in said), *_chosen(pod.labels, chosen))
+        described = PodInfoLabels(
+            namespace=pod.namespace or "",
+            pod=pod.name or "",
+            pod_uid=pod.uid,
+            owner_kind=pod.owner_kind or "",
+            owner_name=pod.owner_name or "",
+        )
+        yield (*described, *_chosen(pod.labels, chosen))
 
 
 def _requests(event: GpuEvent) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -238,37 +254,44 @@ def _requests(event: GpuEvent) -> Iterator[tuple[tuple[str, ...], int]]:
             continue
         for container, asked in pod.requested.items():
             for resource, amount in asked.resources.items():
-                names = (pod.namespace or "", pod.name or "", pod.uid or "", container, resource)
-                yield names, amount
+                labels = ContainerLabels(
+                    namespace=pod.namespace or "",
+                    pod=pod.name or "",
+                    pod_uid=pod.uid or "",
+                    container=container,
+                )
+                yield (*labels, resource), amount
 
 
 def _know(books: GpuBooks, identity: tuple[Any, ...], pods: PodIndex) -> _DeviceGroups:
     """Return the groups of a device; raises ValueError where an entry points to nothing."""
     reading = books.reading
-    gpu = (reading.uuid, str(reading.index), reading.model or "")
-    numbers = (reading.gpu_instance, reading.compute_instance)
-    of_instance = (
-        reading.parent_uuid or "",
-        *("" if number is None else str(number) for number in numbers),
-        reading.mig_profile or "",
+    gpu = DeviceLabels(
+        gpu_uuid=reading.uuid, gpu_index=str(reading.index), model=reading.model or ""
+    )
+    instance = InstanceLabels(
+        parent_uuid=reading.parent_uuid or "",
+        gpu_instance=_number_text(reading.gpu_instance),
+        compute_instance=_number_text(reading.compute_instance),
+        mig_profile=reading.mig_profile or "",
     )
     is_instance = reading.parent_uuid is not None
     users, holders = list[SeriesGroup](), list[SeriesGroup | None]()
     for entry in books.entries:
-        names = _holder_names(pods.holder_of(entry))
+        holder = _holder_labels(pods.holder_of(entry))
         is_idle = entry.account is Account.IDLE
-        holders.append(SeriesGroup(HOLDER, (reading.uuid, *names)) if is_idle else None)
+        holders.append(SeriesGroup(HOLDER, (reading.uuid, *holder)) if is_idle else None)
         if entry.account is Account.POD:
-            user = SeriesGroup(POD, (reading.uuid, *_pod_names(pods.user_of(entry))))
+            user = SeriesGroup(POD, (reading.uuid, *_container_labels(pods.user_of(entry))))
         else:
-            user = SeriesGroup(ACCOUNT, (reading.uuid, entry.account.value, *names))
+            user = SeriesGroup(ACCOUNT, (reading.uuid, entry.account.value, *holder))
         users.append(user)
     return _DeviceGroups(
         identity=identity,
-        device=SeriesGroup(INSTANCE, (*gpu, *of_instance))
+        device=SeriesGroup(INSTANCE, (*gpu, *instance))
         if is_instance
         else SeriesGroup(DEVICE, gpu),
-        info=SeriesGroup(GPU_INFO, (*gpu, *of_instance)),
+        info=SeriesGroup(GPU_INFO, (*gpu, *instance)),
         users=users,
         holders=holders,
         are_distinct=len(set(users)) == len(users),
@@ -277,19 +300,31 @@ def _know(books: GpuBooks, identity: tuple[Any, ...], pods: PodIndex) -> _Device
     )
 
 
-def _holder_names(holder: PodOfEntry) -> tuple[str, ...]:
+def _number_text(number: int | None) -> str:
+    return "" if number is None else str(number)
+
+
+def _holder_labels(holder: PodOfEntry) -> HolderLabels:
     if holder is NO_POD:
-        return _NO_NAMES
+        return _NO_HOLDER
     pod = holder.described
-    # Where the holder is known, its names say so: one label less to write.
-    state = "" if pod.state is PodState.KNOWN else str(pod.state)
-    uid = "" if pod.state is PodState.FOREIGN else pod.uid or ""
-    return pod.namespace or "", pod.name or "", uid, holder.container or "", state
+    return HolderLabels(
+        holder_namespace=pod.namespace or "",
+        holder_pod=pod.name or "",
+        holder_uid="" if pod.state is PodState.FOREIGN else pod.uid or "",
+        holder_container=holder.container or "",
+        holder_state="" if pod.state is PodState.KNOWN else str(pod.state),
+    )
 
 
-def _pod_names(user: PodOfEntry) -> tuple[str, ...]:
+def _container_labels(user: PodOfEntry) -> ContainerLabels:
     pod = user.described
-    return pod.namespace or "", pod.name or "", pod.uid or "", user.container or ""
+    return ContainerLabels(
+        namespace=pod.namespace or "",
+        pod=pod.name or "",
+        pod_uid=pod.uid or "",
+        container=user.container or "",
+    )
 
 
 def _methods_of(books: GpuBooks, device: _DeviceGroups) -> dict[SeriesGroup, SeriesValues]:
@@ -312,7 +347,7 @@ def _add_users(
     interval_ns: int,
     divisors: Sequence[float],
 ) -> None:
-    """Add, for each who uses the device, the averages over the tick."""
+    """Add each user's averages over the tick to `values`."""
     booked = zip(device.users, books.entries, apportion(books, interval_ns), strict=True)
     if not device.are_distinct:
         summed: dict[SeriesGroup, Amounts] = {}
@@ -348,17 +383,18 @@ def _sum(left: Amounts, right: Amounts) -> Amounts:
 def _of_holders(
     books: GpuBooks, device: _DeviceGroups, interval_ns: int
 ) -> dict[SeriesGroup, SeriesValues]:
-    """Return, for each who holds a part of the device, the values of `HOLDER`'s metrics."""
+    """Return the values of `HOLDER`'s metrics for each holder of the device."""
     held: dict[SeriesGroup, int] = {}
     for entry, group in zip(books.entries, device.holders, strict=True):
         # Idle's entries alone have it.
         if group is not None and entry.held_ns is not None:
             held[group] = held.get(group, 0) + entry.held_ns
-    slices, _, board_slices, _ = slices_of(books)
+    slices = slices_of(books)
+    compute_slices, board_slices = slices.compute_slices, slices.board_compute_slices
     fraction: float | None = None
     if board_slices:
-        # Of a cut board nobody knows what is left where one of its instances does not say its own.
-        fraction = None if slices is None else slices / board_slices
+        # What is left of a cut board is unknown where an instance's own slices are.
+        fraction = None if compute_slices is None else compute_slices / board_slices
     elif books.reading.parent_uuid is None:
         # A GPU of which no slices are said is a board by itself.
         fraction = 1.0
@@ -381,6 +417,8 @@ def _of_row(books: GpuBooks, memories: set[_Memory]) -> SeriesValues:
     if reading.parent_uuid is not None:
         return _of_instance(books, memories)
     power, energy = reading.power_milliwatts, reading.energy_total_millijoules
+    # In the order of `DEVICE.metrics`, by position: a name for each would cost a twentieth of the
+    # time in which an event's series are made.
     return (
         0.0 if reading.silent else 1.0,
         reading.utilization_ratio,

@@ -36,7 +36,7 @@ _NS_PER_SECOND: Final = 10**9
 
 
 def _units_per_base(quantity: Quantity) -> int:
-    """Return how many of what is counted are one of what the series says."""
+    """Return how many of the counted units are one base unit of the series."""
     by_time = _NS_PER_SECOND if quantity.is_gauge else 1
     return quantity.units_per_base * by_time
 
@@ -107,7 +107,7 @@ class User:
 
 
 class Used(NamedTuple):
-    """What a tick adds for one entry."""
+    """What a tick adds to the counters for one entry."""
 
     user: User
     amounts: UsedAmounts
@@ -233,17 +233,17 @@ def _amounts_of(entry: Entry, interval_ns: int) -> UsedAmounts:
 
 
 _NOBODY: Final = CountedLabels("", "")
-_Told = tuple[CountedLabels, str | None]
+_FoundLabels = tuple[CountedLabels, str | None]
 """The labels of no device, and where names are missing by what they are found."""
 
 
 class _Whose:
-    """Whose the entries of one event are; each container and holder is looked up once."""
+    """The labels of the entries of one event; each container and holder is looked up once."""
 
     def __init__(self, event: GpuEvent) -> None:
         self._pods = PodIndex(event)
-        self._users: dict[int | None, _Told] = {}
-        self._holders: dict[int | None, _Told] = {
+        self._users: dict[int | None, _FoundLabels] = {}
+        self._holders: dict[int | None, _FoundLabels] = {
             None: (_NOBODY._replace(account=Account.IDLE.value), None)
         }
 
@@ -259,30 +259,30 @@ class _Whose:
     def user_of(self, gpu_uuid: str, entry: Entry) -> User:
         if entry.account is not Account.POD:
             return User(CountedLabels(gpu_uuid, entry.account.value))
-        told = self._users.get(entry.container)
-        if told is None:
+        found = self._users.get(entry.container)
+        if found is None:
             user = self._pods.user_of(entry)
-            told = self._users[entry.container] = _told(user, _ident(user))
-        return _on_device(gpu_uuid, told)
+            found = self._users[entry.container] = _found_labels(user, _ident(user))
+        return _on_device(gpu_uuid, found)
 
     def holder_of(self, gpu_uuid: str, entry: Entry) -> User:
-        told = self._holders.get(entry.holder)
-        if told is None:
+        found = self._holders.get(entry.holder)
+        if found is None:
             holder = self._pods.holder_of(entry)
-            told = _told(holder, _name_of_holder(_labels("", holder)))
-            self._holders[entry.holder] = told
-        return _on_device(gpu_uuid, told)
+            found = _found_labels(holder, _name_of_holder(_labels("", holder)))
+            self._holders[entry.holder] = found
+        return _on_device(gpu_uuid, found)
 
 
-def _told(pod: PodOfEntry, ident: str) -> _Told:
+def _found_labels(pod: PodOfEntry, ident: str) -> _FoundLabels:
     labels = _labels("", pod)
     # Of another node's pod nothing but the UID is ever told.
     is_all = _is_named(labels) or pod.described.state is PodState.FOREIGN
     return labels, None if is_all else ident
 
 
-def _on_device(gpu_uuid: str, told: _Told) -> User:
-    labels, ident = told
+def _on_device(gpu_uuid: str, found: _FoundLabels) -> User:
+    labels, ident = found
     unnamed = None if ident is None else Unnamed(gpu_uuid, ident)
     return User(CountedLabels(gpu_uuid, *labels[1:]), unnamed)
 

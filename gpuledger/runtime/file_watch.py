@@ -59,7 +59,7 @@ class FileWatch:
         }
 
     def has_changed(self) -> bool:
-        """Return whether a file is another one than at the last look; look at most so often."""
+        """Return whether a file has changed since the last look; look at most so often."""
         now_seconds = self._monotonic()
         if now_seconds - self._looked_seconds < self._poll_interval_seconds:
             return False

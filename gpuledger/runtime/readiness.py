@@ -113,7 +113,7 @@ class CheckLog:
             self._log_end()
 
     def _log_end(self) -> None:
-        """Write the end at the level of the begin, so that who reads one reads both."""
+        """Write the end at the level of the begin, so that readers of one see both."""
         failed_seconds = self._ended_seconds - (self._began_seconds or 0.0)
         _log.warning(
             "check_recovered",

@@ -65,7 +65,10 @@ class RetryTimer:
     """
 
     def __init__(self, backoff: Backoff, *, calm_seconds: float = 0.0) -> None:
-        """Take the waits; after `calm_seconds` without an attempt a success ends them."""
+        """Wait between attempts as `backoff` says.
+
+        After `calm_seconds` without an attempt a success ends the waits.
+        """
         self._backoff = backoff
         self._calm_ns = round(calm_seconds * NS_PER_SECOND)
         self._tried_ns: int | None = None
@@ -150,10 +153,12 @@ class RetryingCaller(Generic[ErrorT]):
         self._clock, self._backoff = clock or SystemClock(), backoff
         self._min_seconds, self._describe = min_seconds, describe
 
-    async def __call__(self, call: Callable[[], Awaitable[T]], *, deadline: float = math.inf) -> T:
+    async def __call__(
+        self, call: Callable[[], Awaitable[T]], *, deadline_seconds: float = math.inf
+    ) -> T:
         """Return what the call returns, once it succeeds.
 
-        Raise its error where it has not succeeded by `deadline`, a time of the event loop.
+        Raise its error where it has not succeeded by `deadline_seconds`, a time of the event loop.
         """
         backoff: Backoff | None = None
         while True:
@@ -175,7 +180,7 @@ class RetryingCaller(Generic[ErrorT]):
             # such as a cancellation, is no consequence of the failure.
             backoff = backoff or self._backoff()
             wait_seconds = max(min_wait_seconds, backoff.next_seconds())
-            left_seconds = deadline - asyncio.get_running_loop().time()
+            left_seconds = deadline_seconds - asyncio.get_running_loop().time()
             await self._clock.sleep(max(0.0, min(wait_seconds, left_seconds)))
             if wait_seconds >= left_seconds:
                 raise failure

@@ -112,7 +112,7 @@ async def end_where_stalled(
     stall_seconds: float = STALL_SECONDS,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> NoReturn:
-    """Raise `FreshStartError` once `attempts()` has given the same number for so long.
+    """Raise `FreshStartError` once `attempts()` has not changed for `stall_seconds`.
 
     The time is counted in looks of this very loop: a process that was stopped, or a machine that
     slept, has not stalled. `agent.gpu.watchdog` counts by itself: it looks at more than a number,

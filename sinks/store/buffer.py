@@ -18,19 +18,19 @@ import orjson
 
 from gpuledger.bus.protocol import TopicPartition
 from gpuledger.clock import NS_PER_DAY, NS_PER_SECOND
-from gpuledger.ledger.entries import Origin, Place, booked_entries
+from gpuledger.ledger.entries import Origin, RecordPosition, booked_entries
 from gpuledger.ledger.rows import ColumnType, row_maker, store_columns
 from gpuledger.records import GpuEvent
 
 Row = tuple[Any, ...]
 
 
-def rows_of(event: GpuEvent, place: Place, *, ingested_time_ns: int) -> Iterator[Row]:
+def rows_of(event: GpuEvent, position: RecordPosition, *, ingested_time_ns: int) -> Iterator[Row]:
     """Return one row for each entry of each GPU of the event, and of each settlement.
 
     Raises ValueError where `booked_entries` does.
     """
-    return starmap(_make_row, booked_entries(event, Origin(place, ingested_time_ns)))
+    return starmap(_make_row, booked_entries(event, Origin(position, ingested_time_ns)))
 
 
 _make_row: Final = row_maker(

@@ -187,7 +187,7 @@ class GroupLaws:
             harness.bus.consumer(reading(harness, on_assigned=fail_once)) as consumer,
         ):
             await producer.publish(harness.readings, 0, messages("a"))
-            with pytest.raises(BusUnavailableError, match="could not load"):
+            with pytest.raises(BusUnavailableError):
                 await read(1, consumer)
 
             assert texts(await read(1, consumer)) == ["a"]

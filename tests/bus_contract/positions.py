@@ -67,9 +67,9 @@ class PositionLaws:
             await settle(consumer)
 
             for asking in (consumer.commit({partition: 1}), consumer.seek(partition, 1)):
-                with pytest.raises(NotAssignedError, match=f"{harness.pods}-3 is not held"):
+                with pytest.raises(NotAssignedError):
                     await asking
-            with pytest.raises(NotAssignedError, match=f"{harness.pods}-3 is not held"):
+            with pytest.raises(NotAssignedError):
                 await consumer.position(partition)
 
     async def test_what_a_rebalance_has_taken_is_not_assigned(self, harness: Harness) -> None:

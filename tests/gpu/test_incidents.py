@@ -15,7 +15,7 @@ import pynvml
 import pytest
 
 from agent.core.incidents import Detection
-from agent.gpu.lifecycle import EventThread
+from agent.gpu.event_thread import EventThread
 from agent.gpu.nvidia.events import NvmlGpuEvents
 from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from agent.gpu.protocol import SourceLostError

@@ -15,9 +15,8 @@ from agent.host.kubelet.allocations import (
     SocketKubelet,
 )
 from agent.host.kubelet.assignments import DeviceIndex
-from agent.host.kubelet.container_logs import list_folder
 from agent.host.kubelet.messages import ClaimedDevice, PodResources, parse_answer
-from agent.host.node_pods import PodCgroups, PodChanges
+from agent.host.node_pods import PodCgroups, PodChanges, list_folder
 from agent.settings import KubeletSettings
 from gpuledger.clock import SystemClock
 from gpuledger.records import GpuFacts

@@ -98,21 +98,20 @@ def read_gpu(
     now_ns: int,
     set_back_now_us: int | None = None,
 ) -> GpuTick:
-    """Read one GPU over an interval that ends at `now_ns` of the monotonic clock.
+    """Return one GPU's reading over the interval that ends at `now_ns` of the monotonic clock.
 
-    `set_back_now_us` is given while samples from before the machine's wall clock was set back may
-    be among the others: what that clock shows now. Most drivers stamp samples by it.
+    `before` is its state at the interval's start, `None` where it did not answer then: the reading
+    has its values of this instant, samples as far as they lie within the interval, and nothing that
+    needs a difference.
 
-    `before` is its state at the interval's start, or `None` where it did not answer then: its
-    readings of an instant are given, its samples as far as they lie within the interval, and
-    nothing that needs a difference.
+    `set_back_now_us` is what the machine's wall clock shows, while samples may be among the others
+    that are stamped by that clock as it was before it was set back; else `None`. Most drivers stamp
+    samples by it.
     """
-    was = before or GpuState()
-    if set_back_now_us is None:
-        was = replace(was, was_set_back=False) if was.was_set_back else was
-    elif was.was_set_back:
-        raw = without_former(raw, now_us=set_back_now_us)
-    validator = Validator()
+    interval = _GpuInterval.begin(
+        raw, before, interval_ns=interval_ns, now_ns=now_ns, set_back_now_us=set_back_now_us
+    )
+    raw, was, validator = interval.raw, interval.was, interval.validator
     counters = CounterTracker(before=was.totals, now_ns=now_ns)
     coverage = Coverage.find(
         raw,
@@ -130,45 +129,15 @@ def read_gpu(
         validator=validator,
     )
     gone = _gone(was, running, coverage.clock)
-    utilization_ratio = _utilization_ratio(raw, coverage, fields.details, validator)
+    utilization_ratio = _utilization_ratio(interval, coverage, fields)
     board = _BoardEnergy.measure(
-        raw,
-        was,
+        interval,
         fields,
         is_free=not running and not gone and _is_free(raw, fields),
         utilization_ratio=utilization_ratio,
-        interval_ns=interval_ns,
-        now_ns=now_ns,
-        validator=validator,
     )
-    reading = GpuReading(
-        uuid=raw.uuid,
-        index=raw.index,
-        model=raw.model,
-        **_identity(raw),
-        utilization_ratio=utilization_ratio,
-        memory_utilization_ratio=coverage.mean(
-            coverage.memory, raw.memory_percent, "memory_utilization_ratio", validator
-        ),
-        **fields.reading,
-        energy_millijoules=board.tick.millijoules,
-        energy_method=board.tick.method,
-        idle_draw_milliwatts=board.idle.lowest_milliwatts,
-        compute_slices=raw.compute_slices,
-        memory_slices=raw.memory_slices,
-    )
-    shares = apportion(
-        raw.process_samples,
-        running=running,
-        before={pid: gone.process for pid, gone in was.gone.items()} | dict(was.processes),
-        coverage=SampleCoverage(
-            interval=coverage.interval, windows=coverage.gpu, interval_us=interval_ns / 1000
-        ),
-        window_us=was.window_us,
-        gpu_ratio=reading.utilization_ratio,
-        # Two samples of two timelines are any time apart.
-        learns=set_back_now_us is None,
-    )
+    reading = _make_reading(interval, coverage, fields, board, utilization_ratio)
+    shares = _apportion(interval, coverage, running, utilization_ratio)
     state = GpuState(
         last_seen=_next_cursor(was, coverage, shares),
         clock=coverage.clock,
@@ -185,17 +154,92 @@ def read_gpu(
         reading=reading,
         details=GpuDetails(uuid=raw.uuid, **fields.details, resets=counters.fell or None),
         usages=shares.usages,
-        state=_watch_silence(
-            state,
-            was,
-            raw,
-            coverage=coverage,
-            interval_ns=interval_ns,
-            set_back_now_us=set_back_now_us,
-        ),
+        state=_watch_silence(state, interval, coverage),
         dropped_readings=validator.dropped,
         dropped_samples=shares.dropped,
-        accounts=process_totals(raw, validator),
+        accounts=_process_totals(raw, validator),
+    )
+
+
+class _GpuInterval(NamedTuple):
+    """What one GPU answered at the end of an interval, and its state at the start."""
+
+    raw: RawGpuSample
+    was: GpuState
+    interval_ns: int
+    now_ns: int
+    """Its end, by the monotonic clock."""
+    set_back_now_us: int | None
+    """The wall clock's time while it was set back of late, else `None`."""
+    validator: Validator
+    """Drops the values of this interval that cannot be true, and counts them."""
+
+    @classmethod
+    def begin(
+        cls,
+        raw: RawGpuSample,
+        before: GpuState | None,
+        *,
+        interval_ns: int,
+        now_ns: int,
+        set_back_now_us: int | None,
+    ) -> "_GpuInterval":
+        """Return it, without samples of the time before the driver's clock was set back."""
+        was = before or GpuState()
+        if set_back_now_us is None:
+            was = replace(was, was_set_back=False) if was.was_set_back else was
+        elif was.was_set_back:
+            raw = without_former(raw, now_us=set_back_now_us)
+        return cls(raw, was, interval_ns, now_ns, set_back_now_us, Validator())
+
+
+def _make_reading(
+    interval: _GpuInterval,
+    coverage: Coverage,
+    fields: ReadFields,
+    board: "_BoardEnergy",
+    utilization_ratio: float | None,
+) -> GpuReading:
+    raw = interval.raw
+    return GpuReading(
+        uuid=raw.uuid,
+        index=raw.index,
+        model=raw.model,
+        **_identity(raw),
+        utilization_ratio=utilization_ratio,
+        memory_utilization_ratio=coverage.mean(
+            coverage.memory, raw.memory_percent, "memory_utilization_ratio", interval.validator
+        ),
+        **fields.reading,
+        energy_millijoules=board.tick.millijoules,
+        energy_method=board.tick.method,
+        idle_draw_milliwatts=board.idle.lowest_milliwatts,
+        compute_slices=raw.compute_slices,
+        memory_slices=raw.memory_slices,
+    )
+
+
+def _apportion(
+    interval: _GpuInterval,
+    coverage: Coverage,
+    running: Mapping[int, ListedProcess],
+    utilization_ratio: float | None,
+) -> Shares:
+    """Return the processes' shares, of those included that ended and may still be sampled."""
+    was = interval.was
+    return apportion(
+        interval.raw.process_samples,
+        running=running,
+        before={pid: gone.process for pid, gone in was.gone.items()} | dict(was.processes),
+        coverage=SampleCoverage(
+            interval=coverage.interval,
+            windows=coverage.gpu,
+            interval_us=interval.interval_ns / _NS_PER_US,
+        ),
+        window_us=was.window_us,
+        gpu_ratio=utilization_ratio,
+        # The gap between two samples is no window where their stamps are of two timelines.
+        learns=interval.set_back_now_us is None,
     )
 
 
@@ -213,14 +257,15 @@ def _identity(raw: RawGpuSample) -> dict[str, Any]:
 
 
 def _utilization_ratio(
-    raw: RawGpuSample, coverage: Coverage, details: Mapping[str, Any], validator: Validator
+    interval: _GpuInterval, coverage: Coverage, fields: ReadFields
 ) -> float | None:
-    """Return the share of time in which the device was busy."""
-    ratio = coverage.mean(coverage.gpu, raw.percent, "utilization_ratio", validator)
-    if not raw.instance:
+    """Return the share of the interval in which the device was busy."""
+    percent = interval.raw.percent
+    ratio = coverage.mean(coverage.gpu, percent, "utilization_ratio", interval.validator)
+    if not interval.raw.instance:
         return ratio
     # The driver's own utilization is of whole GPUs only; the chip's counters are of instances too.
-    profiling = details.get("profiling")
+    profiling = fields.details.get("profiling")
     return profiling.graphics_engine_active_ratio if profiling else None
 
 
@@ -234,24 +279,25 @@ class _BoardEnergy(NamedTuple):
     @classmethod
     def measure(
         cls,
-        raw: RawGpuSample,
-        was: GpuState,
+        interval: _GpuInterval,
         fields: ReadFields,
         *,
         is_free: bool,
         utilization_ratio: float | None,
-        interval_ns: int,
-        now_ns: int,
-        validator: Validator,
     ) -> "_BoardEnergy":
-        """Measure it over the tick; `is_free` says that no process is on the board at its end."""
+        """Return it of the interval; `is_free` says that no process is on the board at its end."""
+        was = interval.was
         counter = fields.reading.get("energy_total_millijoules")
         power = fields.reading.get("power_milliwatts")
-        if raw.instance or (was.energy is None and counter is None and power is None):
+        if interval.raw.instance or (was.energy is None and counter is None and power is None):
             return cls(TickEnergy(), was.energy, was.idle)
-        before = was.energy or EnergyMeter(covered_ns=now_ns)
+        before = was.energy or EnergyMeter(covered_ns=interval.now_ns)
         meter, tick = before.measure(
-            counter, power, interval_ns=interval_ns, now_ns=now_ns, validator=validator
+            counter,
+            power,
+            interval_ns=interval.interval_ns,
+            now_ns=interval.now_ns,
+            validator=interval.validator,
         )
         if utilization_ratio is None and "profiling" in fields.details:
             # The driver has none of a GPU that is cut, where its chip may have counters.
@@ -261,22 +307,23 @@ class _BoardEnergy(NamedTuple):
             is_free=is_free,
             is_unused=utilization_ratio == 0.0,
             is_settled=before.is_settled,
-            interval_ns=interval_ns,
+            interval_ns=interval.interval_ns,
         )
         return cls(tick, meter, idle)
 
 
 def _is_free(raw: RawGpuSample, fields: ReadFields) -> bool:
-    """Return whether the driver lists nobody on a board, and no memory shows somebody unlisted."""
-    lists = [one.processes for one in raw.instances] if raw.mig_enabled else [raw.processes]
+    """Return whether no process is on a board: none is listed, and no memory is held unlisted."""
+    rows = raw.instances if raw.mig_enabled else [raw]
+    lists = [row.processes for row in rows]
     used = fields.reading.get("memory_used_bytes", 0)
-    # Before 510 the driver's reserve is in it.
+    # Before 510 the driver's reserve is part of what is used.
     is_told_apart = "memory_reserved_bytes" in fields.reading
     is_hidden = is_told_apart and used > FREE_BYTES * max(1, len(raw.instances))
     return not is_hidden and all(listed == () for listed in lists)
 
 
-def process_totals(raw: RawGpuSample, validator: Validator) -> list[tuple[int, GpuTotals]] | None:
+def _process_totals(raw: RawGpuSample, validator: Validator) -> list[tuple[int, GpuTotals]] | None:
     """Return what processes that are done with the GPU used, by pid, as far as it can be true."""
     if raw.accounted is None:
         return None
@@ -310,19 +357,13 @@ def _totals(gpu_uuid: str, account: ProcessAccounting, validator: Validator) -> 
     )
 
 
-def _watch_silence(
-    state: GpuState,
-    was: GpuState,
-    raw: RawGpuSample,
-    *,
-    coverage: Coverage,
-    interval_ns: int,
-    set_back_now_us: int | None,
-) -> GpuState:
-    """Return the state with its silence; a driver silent for long has had its clock set back.
+def _watch_silence(state: GpuState, interval: _GpuInterval, coverage: Coverage) -> GpuState:
+    """Return the state with how long the driver has shown no sample.
 
-    Every driver samples at least once a second, so the last seen stamps must lie in its future.
+    A driver samples at least once a second. One that shows nothing newer for long has had its clock
+    set back: the stamps that were seen last lie in its future, so it is followed anew.
     """
+    raw, was, set_back_now_us = interval.raw, interval.was, interval.set_back_now_us
     newest_us = max((sample.timestamp_us for sample in raw.samples or ()), default=0)
     has_new_samples = raw.samples is None or bool(coverage.gpu)
     max_silence_ns = _SILENCE_NS
@@ -330,7 +371,7 @@ def _watch_silence(
         # What is not covered yet is answered again and again: only what is newer is a sign.
         has_new_samples = raw.samples is None or newest_us > was.newest_us
         max_silence_ns = _SILENCE_BEHIND_NS
-    silent_ns = 0 if has_new_samples else was.silent_ns + interval_ns
+    silent_ns = 0 if has_new_samples else was.silent_ns + interval.interval_ns
     if silent_ns <= max_silence_ns:
         return replace(state, silent_ns=silent_ns, newest_us=max(newest_us, was.newest_us))
     cursor = SampleCursor()
@@ -351,7 +392,7 @@ def _watch_silence(
 
 
 def _next_cursor(was: GpuState, coverage: Coverage, shares: Shares) -> SampleCursor:
-    """Return from where to ask: a window that the next tick covers in part is asked for again."""
+    """Return after which samples to query: windows of which the next tick covers a part again."""
     newest_us = max(was.last_seen.process_us, shares.newest_us)
     if coverage.clock is None:
         return replace(was.last_seen, process_us=newest_us)
@@ -372,7 +413,7 @@ def _next_cursor(was: GpuState, coverage: Coverage, shares: Shares) -> SampleCur
 def _gone(
     was: GpuState, running: Mapping[int, ListedProcess], clock: DriverClock | None
 ) -> Mapping[int, GoneProcess]:
-    """Return the ended processes to list again: those that may have ended after the cover."""
+    """Return the ended processes that may have run in time that is not covered yet."""
     if clock is None:
         return {}
     gone = {

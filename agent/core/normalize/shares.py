@@ -59,7 +59,7 @@ class SampleCoverage:
     """Length of the tick's interval."""
 
     def share(self, sample: ProcessUtilizationSample, window_us: int | None) -> float:
-        """Return which part of the covered time a sample stands for."""
+        """Return which part of the covered time a sample represents."""
         if self.interval is None:
             return 1.0 if window_us is None else min(1.0, window_us / self.interval_us)
         if window_us is None:

@@ -152,16 +152,20 @@ class ProcessTable:
 
     def processes_on(self, gpus: Collection[str]) -> list[IncidentProcess]:
         """Return the processes that the last update found on any of these GPUs, by pid."""
-        known = [one for _, one in sorted(self._known.items()) if not one.gpus.isdisjoint(gpus)]
+        known = [
+            process
+            for _, process in sorted(self._known.items())
+            if not process.gpus.isdisjoint(gpus)
+        ]
         return [
             IncidentProcess(
-                pid=one.pid,
-                started_boottime_ns=one.certain_facts.started_boottime_ns,
-                command=one.certain_facts.command,
-                container_id=one.certain_facts.location.container_id,
-                pod_uid=one.certain_facts.location.pod_uid,
+                pid=process.pid,
+                started_boottime_ns=process.certain_facts.started_boottime_ns,
+                command=process.certain_facts.command,
+                container_id=process.certain_facts.location.container_id,
+                pod_uid=process.certain_facts.location.pod_uid,
             )
-            for one in known
+            for process in known
         ]
 
     def _look_up(self, pid: int, gpus: frozenset[str], listed_boottime_ns: int) -> KnownProcess:

@@ -1,4 +1,4 @@
-"""Who is on a node's GPUs, tick after tick, and what each tick says of it.
+"""The processes on a node's GPUs, from tick to tick, and what each tick reports of them.
 
 Here the table of processes and the accounting of ended ones are put together for one node, and the
 table of a tick's containers is made. Of what the GPUs read only the time that was nobody's is used.
@@ -32,7 +32,7 @@ from gpuledger.records import (
 
 
 class TickProcesses(NamedTuple):
-    """What a tick says of processes, by the fields of `NodeSample`."""
+    """What a tick reports of processes, by the fields of `NodeSample`."""
 
     containers: list[ContainerRef]
     processes: list[GpuProcess]
@@ -41,7 +41,7 @@ class TickProcesses(NamedTuple):
 
 @dataclass(kw_only=True)
 class ProcessCounts:
-    """What could not be said of processes since the last count."""
+    """How many processes could not be read or reported since the last count."""
 
     unreadable: int = 0
     """Processes that the driver listed and `/proc` did not show."""
@@ -75,7 +75,7 @@ class ProcessTracker:
     def __init__(
         self, *, node: NodeId, boot_id: str, processes: ProcessLookup, reads_processes: bool
     ) -> None:
-        """With `reads_processes` off, nobody is ever there."""
+        """Track no process where `reads_processes` is off."""
         self.reads_processes = reads_processes
         self._table = ProcessTable(processes=processes, node=node, boot_id=boot_id)
         self._matcher = ExitMatcher(processes=processes, node=node, boot_id=boot_id)
@@ -86,7 +86,7 @@ class ProcessTracker:
         self._unreadable = 0
 
     def record_seen(self, pids: Iterable[int], *, seen_boottime_ns: int) -> None:
-        """Look up who is new on the GPUs between two ticks: at the next one it may be gone."""
+        """Look up the processes that are new between two ticks: they may be gone at the next."""
         if self.reads_processes:
             self._matcher.seen_pids.record(pids, seen_boottime_ns=seen_boottime_ns)
 
@@ -102,7 +102,10 @@ class ProcessTracker:
         time_ns: int,
         boottime_ns: int,
     ) -> TableUpdate:
-        """Find out whose processes they are, and who has ended; without attribution, nobody's."""
+        """Update which processes there are, in which containers, and which have ended.
+
+        There are none where processes are not read.
+        """
         read = ticks if self.reads_processes else []
         listed = {tick.reading.uuid: tick.state.processes.keys() for tick in read}
         table_update = self._table.refresh(
@@ -123,7 +126,7 @@ class ProcessTracker:
     def describe(
         self, ticks: Sequence[GpuTick], table_update: TableUpdate, covered: TickInterval
     ) -> TickProcesses:
-        """Return what a tick says of the processes."""
+        """Return what a tick reports of the processes."""
         containers = ContainerTable()
         usages = [tick.usages for tick in ticks] if self.reads_processes else []
         processes = [

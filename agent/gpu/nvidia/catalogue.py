@@ -27,7 +27,7 @@ _NO_SINGLE_LINK: Final = (None, ALL_LINKS, EACH_LINK)
 
 
 class DriverVersion(NamedTuple):
-    """The two parts of a driver's version that say what it can, such as 580.95 of 580.95.05."""
+    """The two parts of a driver's version that decide what it supports: 580.95 of 580.95.05."""
 
     branch: int
     release: int
@@ -44,7 +44,7 @@ class DriverVersion(NamedTuple):
 
 
 class DriverRange(NamedTuple):
-    """The drivers in which a number means what it stands for."""
+    """The drivers in which the number of a field or metric has the meaning given here."""
 
     first: DriverVersion
     last: DriverVersion | None = None
@@ -132,16 +132,16 @@ class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the driver counts in."""
     sources: tuple[Source, ...]
     """Where it comes from: the first of these that the driver supports."""
-    since: str = ""
-    """The first architecture that has it, where not all have; for people."""
+    architectures: str = ""
+    """The first architecture that has it, or `until` the last one; empty where all have it."""
 
 
 # Not by the group: a name stands in one group alone.
 _UNITS: Final = {name: spec.unit for group in READINGS.values() for name, spec in group.items()}
 
 
-def _row(name: str, *sources: Source, since: str = "") -> MetricSpec:
-    return MetricSpec(name=name, unit=_UNITS[name], sources=sources, since=since)
+def _row(name: str, *sources: Source, architectures: str = "") -> MetricSpec:
+    return MetricSpec(name=name, unit=_UNITS[name], sources=sources, architectures=architectures)
 
 
 # The first version counts the driver's own memory as used; drivers before 510 have no other.
@@ -174,7 +174,7 @@ _BOOKS: Final = (
     _row(
         "energy_total_millijoules",
         FunctionCall("nvmlDeviceGetTotalEnergyConsumption"),
-        since="Volta",
+        architectures="Volta",
     ),
 )
 
@@ -185,11 +185,11 @@ _INSTANT: Final = (
         FunctionCall("nvmlDeviceGetTemperature", (nvml.NVML_TEMPERATURE_GPU,)),
         FunctionCall("nvmlDeviceGetTemperatureV", (nvml.NVML_TEMPERATURE_GPU,)),
     ),
-    _row("memory_temperature_celsius", FieldValue(82), since="HBM"),
+    _row("memory_temperature_celsius", FieldValue(82), architectures="HBM"),
     _row("sm_clock_hertz", FunctionCall("nvmlDeviceGetClockInfo", (nvml.NVML_CLOCK_SM,))),
     _row("memory_clock_hertz", FunctionCall("nvmlDeviceGetClockInfo", (nvml.NVML_CLOCK_MEM,))),
     # `nvmlDeviceGetPowerUsage` is the mean of a second on most GPUs since Ampere; this is not.
-    _row("power_instant_milliwatts", FieldValue(186), since="Ampere"),
+    _row("power_instant_milliwatts", FieldValue(186), architectures="Ampere"),
     # Position 1 of these answers is the sampling period.
     _row(
         "encoder_utilization_ratio",
@@ -240,14 +240,14 @@ _THROTTLING: Final = (
 )
 
 _TRAFFIC: Final = (
-    _row("traffic.pcie_sent_bytes_total", FieldValue(197), since="Hopper"),
-    _row("traffic.pcie_received_bytes_total", FieldValue(198), since="Hopper"),
-    _row("traffic.nvlink_sent_bytes_total", FieldValue(138, ALL_LINKS), since="Ampere"),
-    _row("traffic.nvlink_received_bytes_total", FieldValue(139, ALL_LINKS), since="Ampere"),
+    _row("traffic.pcie_sent_bytes_total", FieldValue(197), architectures="Hopper"),
+    _row("traffic.pcie_received_bytes_total", FieldValue(198), architectures="Hopper"),
+    _row("traffic.nvlink_sent_bytes_total", FieldValue(138, ALL_LINKS), architectures="Ampere"),
+    _row("traffic.nvlink_received_bytes_total", FieldValue(139, ALL_LINKS), architectures="Ampere"),
 )
 
 _PROFILING: Final = tuple(
-    _row(f"profiling.{name}", GpmMetric(number, count), since="Hopper")
+    _row(f"profiling.{name}", GpmMetric(number, count), architectures="Hopper")
     for name, number, count in (
         ("graphics_engine_active_ratio", nvml.NVML_GPM_METRIC_GRAPHICS_UTIL, None),
         ("sm_active_ratio", nvml.NVML_GPM_METRIC_SM_UTIL, None),
@@ -293,7 +293,9 @@ _HEALTH: Final = (
         }.items()
     ),
     *(
-        _row(f"health.sram_{name}", FunctionCall(*_SRAM, part, _SRAM_STRUCT), since="Ampere")
+        _row(
+            f"health.sram_{name}", FunctionCall(*_SRAM, part, _SRAM_STRUCT), architectures="Ampere"
+        )
         for name, part in {
             "corrected_total": "aggregateCor",
             "uncorrected_parity_total": "aggregateUncParity",
@@ -302,14 +304,14 @@ _HEALTH: Final = (
         }.items()
     ),
     # Ampere replaced the retirement of pages by the remapping of rows.
-    _row("health.retired_pages_single_bit", FieldValue(29), since="until Volta"),
-    _row("health.retired_pages_double_bit", FieldValue(30), since="until Volta"),
-    _row("health.retired_pages_pending", FieldValue(31), since="until Volta"),
+    _row("health.retired_pages_single_bit", FieldValue(29), architectures="until Volta"),
+    _row("health.retired_pages_double_bit", FieldValue(30), architectures="until Volta"),
+    _row("health.retired_pages_pending", FieldValue(31), architectures="until Volta"),
     *(
         _row(
             f"health.remapped_rows_{name}",
             FunctionCall("nvmlDeviceGetRemappedRows", (), position),
-            since="Ampere",
+            architectures="Ampere",
         )
         for position, name in enumerate(("correctable", "uncorrectable", "pending", "failed"))
     ),
@@ -317,7 +319,7 @@ _HEALTH: Final = (
         _row(
             f"health.remap_banks_{part}",
             FunctionCall("nvmlDeviceGetRowRemapperHistogram", (), part),
-            since="Ampere",
+            architectures="Ampere",
         )
         for part in ("max", "high", "partial", "low", "none")
     ),
@@ -328,13 +330,19 @@ _HEALTH: Final = (
     _row("health.nvlink_replays_total", FieldValue(52)),
     _row("health.nvlink_recoveries_total", FieldValue(59)),
     # With the health, and not at each tick: it is a field for each link.
-    _row("health.nvlink_link_sent_bytes_totals", FieldValue(138, EACH_LINK), since="Ampere"),
-    _row("health.nvlink_link_received_bytes_totals", FieldValue(139, EACH_LINK), since="Ampere"),
+    _row(
+        "health.nvlink_link_sent_bytes_totals", FieldValue(138, EACH_LINK), architectures="Ampere"
+    ),
+    _row(
+        "health.nvlink_link_received_bytes_totals",
+        FieldValue(139, EACH_LINK),
+        architectures="Ampere",
+    ),
     *(
         _row(
             f"health.fabric_{name}",
             FunctionCall("nvmlDeviceGetGpuFabricInfoV", (), part, _FABRIC_STRUCT),
-            since="Hopper",
+            architectures="Hopper",
         )
         for name, part in {
             "state": "state",
@@ -350,7 +358,7 @@ _HEALTH: Final = (
         "health.vgpu_license_status",
         FunctionCall("nvmlDeviceGetGridLicensableFeatures_v4"),
     ),
-    _row("health.c2c_links", FieldValue(170), since="Hopper"),
+    _row("health.c2c_links", FieldValue(170), architectures="Hopper"),
 )
 
 _LIMITS: Final = (
@@ -370,7 +378,7 @@ _LIMITS: Final = (
         _row(
             f"limits.temperature_{name}_celsius",
             FunctionCall("nvmlDeviceGetTemperatureThreshold", (threshold,)),
-            since="until Hopper",
+            architectures="until Hopper",
         )
         for name, threshold in {
             "slowdown": nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,
@@ -389,9 +397,9 @@ CATALOGUE: Final[Mapping[CallGroup, Sequence[MetricSpec]]] = {
 
 
 def specs_for(group: CallGroup, driver: DriverVersion | None) -> Sequence[MetricSpec]:
-    """Return the readings of a group that a driver's numbers give, `None` being an unknown one."""
+    """Return the readings of a group that a driver's numbers give; `None` is an unknown driver."""
     possible = (
-        replace(spec, sources=tuple(one for one in spec.sources if _means_it(one, driver)))
+        replace(spec, sources=tuple(source for source in spec.sources if _means_it(source, driver)))
         for spec in CATALOGUE[group]
     )
     return [spec for spec in possible if spec.sources]

@@ -97,7 +97,7 @@ def query_core(client: DeviceClient, last_seen: SampleCursor) -> dict[str, Any]:
 
 
 def list_processes(client: DeviceClient) -> tuple[ListedProcess, ...] | None:
-    """Return the three lists, one after the other; `None` where one of them failed."""
+    """Return the driver's three lists of processes in one; `None` where one of them failed."""
     listed: list[ListedProcess] | None = None
     for kind, function in _LISTS.items():
         processes = client.query_list((), function)
@@ -225,7 +225,7 @@ class AccountingReader:
             return None
 
     def _find_candidates(self, buffered: set[int], listed: Iterable[ListedProcess] | None) -> None:
-        """Record who may have ended: who was listed, and who came between two queries."""
+        """Record which may have ended: no longer listed, or there only between two queries."""
         now = self._listed if listed is None else {process.pid for process in listed}
         if self._known is not None:
             self._pending |= self._listed - now

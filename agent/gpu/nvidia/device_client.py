@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class NothingHappenedError(FailedError):
-    """A wait for events ended without one, as most do."""
+    """A wait for events ended without an event, as most do."""
 
 
 _ATTEMPTS: Final = 3
@@ -263,7 +263,10 @@ def instance_id(number: int) -> int | None:
 
 
 def small_number(number: int | None) -> int | None:
-    """Return an id or a count where it can be one; what NVML does not know is its greatest one."""
+    """Return an id or a count where the value can be one.
+
+    NVML's greatest number stands for an unknown one.
+    """
     return number if number is not None and 0 <= number <= _MAX_INT else None
 
 

@@ -270,7 +270,7 @@ def pci_buses_of(library: object, gpus: Sequence[GpuIdentity]) -> dict[str, str]
 
 
 def _identity(handle: object) -> object:
-    """Return what tells handles apart: the binding makes a new object each time."""
+    """Return what identifies a handle: the binding makes a new object each time."""
     if isinstance(handle, pynvml.c_nvmlDevice_t):
         return cast(handle, c_void_p).value
     return handle

@@ -276,7 +276,7 @@ class MigLayout:
     def _apportion(
         self, listed: tuple[ListedProcess, ...] | None
     ) -> tuple[dict[str, tuple[ListedProcess, ...] | None], tuple[ListedProcess, ...] | None]:
-        """Return each instance its processes, and those that are in none of them."""
+        """Return the processes of each instance, and those that are in no instance."""
         own, left = self._by_ids(listed or ())
         if listed is not None and not left and (listed or self._lists_all):
             # The parent's list is the whole list where it has shown that it is: three calls

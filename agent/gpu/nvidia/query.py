@@ -71,7 +71,7 @@ class FieldBatch:
         self._numbers = [(field.number, field.scope) for _, field in wanted]
 
     def query(self) -> dict[Name, Any]:
-        """Return those that the driver gives; raises SourceLostError."""
+        """Return the values of the fields that the driver supports; raises SourceLostError."""
         if not self._numbers or self._client.is_unsupported((_CALL,)):
             return {}
         try:
@@ -111,7 +111,10 @@ class FieldBatch:
 
 
 def mark_if_unsupported(client: DeviceClient, key: _Key, error: UnavailableError) -> None:
-    """Mark one that was queried alone, where it was refused; what only failed may come yet."""
+    """Mark a reading as unsupported where it was queried alone and refused.
+
+    What only failed may succeed later.
+    """
     code = getattr(error.__cause__, "value", None)
     if code in _REFUSALS:
         client.mark_unsupported(key, reason_of(error))
@@ -177,7 +180,10 @@ class QueryPlan:
         self._plan()
 
     def query(self) -> dict[str, Any]:
-        """Return the driver's values by our names, those that it gives; raises SourceLostError."""
+        """Return the values that the driver supports, by the names of the readings.
+
+        Raises SourceLostError.
+        """
         if self._links and self._links.update():
             self._plan()
         values: dict[str, Any] = {}

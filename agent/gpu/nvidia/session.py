@@ -96,7 +96,7 @@ class NvidiaGpu:
         return self._accounting.is_kept
 
     def running_pids(self) -> frozenset[int] | None:
-        """Return who is on the GPU, from any thread; `None` where a list failed.
+        """Return the pids of the processes on the GPU, from any thread; `None` where a list failed.
 
         Raises SourceLostError.
         """

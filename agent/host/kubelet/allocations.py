@@ -1,4 +1,6 @@
-"""What the kubelet has given to whom: asked as ticks begin, now and then and when pods change.
+"""Which devices the kubelet has allocated to which containers.
+
+It is asked as ticks begin, now and then and when pods change.
 
 A tick says who holds what as it is when the GPUs are asked. So the question is put at that time,
 and the tick waits for the answer, though not for long: one that comes later is in the next tick.
@@ -49,7 +51,7 @@ _EXPLAINED: Final[Mapping[str, str]] = {
 
 
 class KubeletError(UnavailableError):
-    """The kubelet did not say which container holds what; `reason` is a word for a metric."""
+    """The kubelet did not list which container holds which device; `reason` is a metric's label."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(_EXPLAINED.get(reason) or detail or reason)
@@ -68,7 +70,7 @@ _REASONS: Final[Mapping[int, str]] = {
 
 
 class Kubelet(Protocol):
-    """Who says which container holds which device."""
+    """The kubelet's API of which container holds which device."""
 
     async def list_pods(self) -> bytes:
         """Return a `v1.ListPodResourcesResponse`; raises KubeletError."""
@@ -93,9 +95,9 @@ class SocketKubelet:
         return await self._ask(ALLOCATABLE_METHOD)
 
     async def _ask(self, method: str) -> bytes:
-        """Ask, on a connection for this one question: a kubelet that restarts leaves none behind.
+        """Return the answer to one call, on a connection of its own.
 
-        Raises KubeletError.
+        So a kubelet that restarts leaves no broken connection behind. Raises KubeletError.
         """
         try:
             self._socket.stat()
@@ -133,7 +135,7 @@ HavePodsChanged = Callable[[], bool]
 
 
 class Allocations:
-    """The devices of the node's containers, as the kubelet last said."""
+    """The devices of the node's containers, by the kubelet's last answer."""
 
     def __init__(
         self,
@@ -199,7 +201,7 @@ class Allocations:
         self._asked.set()
 
     async def wait_answer(self, seconds: float) -> None:
-        """Wait until the question of this tick is answered, where there is one, for so long."""
+        """Wait for the answer to this tick's query, if there is one, for so long."""
         if self._is_awaited:
             await wait_event(self._done, seconds)
 
@@ -225,14 +227,18 @@ class Allocations:
             ALLOCATIONS.set(len(self._resolved))
             for reason in Unresolved:
                 ALLOCATIONS_UNRESOLVED.labels(reason=reason.value).set(unresolved[reason])
-            self._pods = {(one.namespace, one.pod) for one in self._resolved}
+            self._pods = {(allocation.namespace, allocation.pod) for allocation in self._resolved}
         ended = self._find_ended(self._pods)
         if not ended:
             return self._resolved
-        return [one for one in self._resolved if (one.namespace, one.pod) not in ended]
+        return [
+            allocation
+            for allocation in self._resolved
+            if (allocation.namespace, allocation.pod) not in ended
+        ]
 
     async def run(self) -> None:
-        """Ask what ticks want asked until cancelled, one question after the other."""
+        """Query the kubelet when ticks ask for it, one query at a time, until cancelled."""
         while True:
             await self._asked.wait()
             self._asked.clear()
@@ -253,7 +259,7 @@ class Allocations:
                 self._done.set()
 
     async def _refresh_allocatable(self) -> None:
-        """Ask what there is to give, once a minute at most; what was answered last stands."""
+        """Query the allocatable devices, once a minute at most; what was answered last stands."""
         now_ns, asked_ns = self._clock.monotonic_ns(), self._allocatable_ns
         if asked_ns is not None and now_ns - asked_ns < ALLOCATABLE_SECONDS * NS_PER_SECOND:
             return

@@ -43,7 +43,7 @@ class Unresolved(StrEnum):
 
 
 class ResolvedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """The GPU, or the part of one, that a device is."""
+    """The GPU, or the part of a GPU, that a device id means."""
 
     gpu_uuid: str
     """The GPU."""
@@ -55,7 +55,7 @@ class ResolvedDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceIndex:
-    """The node's GPUs and MIG instances, to be found by what ids say of them."""
+    """The node's GPUs and MIG instances, by what device ids contain."""
 
     uuids: frozenset[str] = frozenset()
     """The GPUs."""
@@ -68,13 +68,15 @@ class DeviceIndex:
 
     @classmethod
     def of(cls, gpus: Iterable[GpuFacts]) -> "DeviceIndex":
-        """Index what an inventory says of a node's GPUs."""
+        """Return the index of an inventory's GPUs."""
         found = list(gpus)
         return cls(
             uuids=frozenset(gpu.uuid for gpu in found),
             by_minor={gpu.minor_number: gpu.uuid for gpu in found if gpu.minor_number is not None},
             instances={
-                one.uuid: (gpu.uuid, one.gpu_instance) for gpu in found for one in gpu.instances
+                instance.uuid: (gpu.uuid, instance.gpu_instance)
+                for gpu in found
+                for instance in gpu.instances
             },
             layouts={gpu.uuid: gpu.instances for gpu in found},
         )
@@ -155,7 +157,7 @@ def _find_counted(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unreso
 
 
 def _find_instance(match: re.Match[str], layout: Sequence[MigInstance]) -> int | None:
-    """Find the one GPU instance that the name can mean.
+    """Return the only GPU instance that the name can mean.
 
     The name ends in profile id, placement's start and size, or, in newer versions of the driver,
     in profile, profile id and placement's start.
@@ -255,7 +257,7 @@ def _shared_device(resource_name: str, device_id: str, device: ResolvedDevice) -
 
 
 def count_replicas(there: Iterable[ContainerDevices], index: DeviceIndex) -> ReplicaCounts:
-    """Count the shares of each device among all that the kubelet has to give."""
+    """Return the number of replicas of each device among all that are allocatable."""
     counts = ReplicaCounts()
     for devices in there:
         # The kubelet may name a device once for each of its memory nodes.

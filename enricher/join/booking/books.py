@@ -24,15 +24,14 @@ from math import lcm
 from typing import Final
 
 from enricher.join.booking.shares import (
-    NO_SLICES,
     Claim,
     Energy,
-    Slices,
     book_gpu,
     energy_of,
     gather_claims,
 )
 from gpuledger.ledger.division import divide, parts_per_million
+from gpuledger.ledger.entries import UNKNOWN_SLICES, DeviceSlices
 from gpuledger.ledger.holders import find_holders
 from gpuledger.records import GpuBooks, GpuReading, NodeSample
 
@@ -66,16 +65,18 @@ def has_instances(readings: Sequence[GpuReading]) -> bool:
     return False
 
 
-def slices_by_row(readings: Sequence[GpuReading]) -> list[Slices]:
+def slices_by_row(readings: Sequence[GpuReading]) -> list[DeviceSlices]:
     """Return how much of its board each row is; a cut GPU's own row is what no instance has.
 
     Of a GPU that is not cut its reading says it all: nothing is said again.
     """
     if not has_instances(readings):
-        return [_own_slices(each) if each.mig_enabled else NO_SLICES for each in readings]
-    boards = {each.uuid: each for each in readings if each.parent_uuid is None}
+        return [
+            _own_slices(reading) if reading.mig_enabled else UNKNOWN_SLICES for reading in readings
+        ]
+    boards = {reading.uuid: reading for reading in readings if reading.parent_uuid is None}
     # What is left of each board; unknown where that of one of its instances is.
-    left = {uuid: (each.compute_slices, each.memory_slices) for uuid, each in boards.items()}
+    left = {uuid: (board.compute_slices, board.memory_slices) for uuid, board in boards.items()}
     keepers: set[tuple[str, int]] = set()
     memory_slices: list[int | None] = []
     for reading in readings:
@@ -92,7 +93,7 @@ def slices_by_row(readings: Sequence[GpuReading]) -> list[Slices]:
     found = []
     for row, reading in enumerate(readings):
         if reading.parent_uuid is None and reading.uuid not in cut and not reading.mig_enabled:
-            found.append(NO_SLICES)
+            found.append(UNKNOWN_SLICES)
             continue
         board = boards.get(reading.parent_uuid or reading.uuid)
         compute, memory = (
@@ -102,14 +103,14 @@ def slices_by_row(readings: Sequence[GpuReading]) -> list[Slices]:
         )
         board_compute = None if board is None else board.compute_slices
         board_memory = None if board is None else board.memory_slices
-        found.append(Slices(compute, memory, board_compute, board_memory))
+        found.append(DeviceSlices(compute, memory, board_compute, board_memory))
     return found
 
 
-def _own_slices(board: GpuReading) -> Slices:
-    """Return those of a GPU that is cut into nothing: all of them."""
+def _own_slices(board: GpuReading) -> DeviceSlices:
+    """Return the slices of a GPU without instances: all of its board's."""
     compute, memory = board.compute_slices, board.memory_slices
-    return Slices(compute, memory, compute, memory)
+    return DeviceSlices(compute, memory, compute, memory)
 
 
 def _less(number: int | None, part: int | None) -> int | None:
@@ -231,7 +232,9 @@ def energy_by_row(readings: Sequence[GpuReading], interval_ns: int) -> list[Ener
     """
     if not has_instances(readings):
         return [energy_of(reading, interval_ns) for reading in readings]
-    gpus = {each.uuid: row for row, each in enumerate(readings) if each.parent_uuid is None}
+    gpus = {
+        reading.uuid: row for row, reading in enumerate(readings) if reading.parent_uuid is None
+    }
     instances: dict[int, list[int]] = {}
     for row, reading in enumerate(readings):
         gpu = gpus.get(reading.parent_uuid or "")
@@ -264,7 +267,7 @@ def _share_energy(
         return None
     memory, of_instances = sizes
     worked = []
-    slices = list(map(_slices_of, instances))
+    slices = list(map(_compute_slices_of, instances))
     # Without the slices of all of them, memory is the next best measure of an instance's size.
     weights = of_instances if None in slices else slices
     for instance, weight in zip(instances, weights, strict=True):
@@ -325,18 +328,18 @@ def _memory_sizes(gpu: GpuReading, instances: Sequence[GpuReading]) -> tuple[int
     return max(gpu.memory_total_bytes * unit, sum(own), 1), own
 
 
-def _slices_of(instance: GpuReading) -> int | None:
+def _compute_slices_of(instance: GpuReading) -> int | None:
     """Return an instance's compute slices: by the driver, as its held time; else by its profile.
 
     An agent that does not read them yet says the profile alone.
     """
     if instance.compute_slices is not None:
         return instance.compute_slices
-    return slices_of_profile(instance.mig_profile)
+    return compute_slices_of_profile(instance.mig_profile)
 
 
 @lru_cache(maxsize=256)
-def slices_of_profile(profile: str | None) -> int | None:
+def compute_slices_of_profile(profile: str | None) -> int | None:
     """Return the compute slices of a profile such as `1g.10gb` or `1c.3g.40gb`; None of another."""
     match = _PROFILE.match(profile or "")
     return int(match["compute"] or match["gpu"]) if match else None

@@ -26,7 +26,7 @@ its account cannot tell."""
 
 
 def settle_ends(sample: NodeSample) -> list[Settlement] | None:
-    """Return the settlements of the processes whose end the tick tells; None where there are none.
+    """Return the settlements of the processes whose end the tick reports; None if there is none.
 
     The entries of each sum to zero. Raises `IndexError` where an end points to a GPU or a container
     that the tick does not have.
@@ -58,7 +58,7 @@ def settled_ns(settlements: Iterable[Settlement]) -> int:
 
 
 def _settle(end: ProcessExit, unbooked: int, sample: NodeSample) -> Settlement:
-    """Return what debits the process with its time, and takes the same from nobody's."""
+    """Return entries that book the process's time on its account, and off nobody's."""
     # Nothing of the GPU is needed here, but who counts rows counts on it that it is there.
     if end.gpu >= len(sample.gpus):
         raise IndexError(f"gpu {end.gpu} of {len(sample.gpus)}")

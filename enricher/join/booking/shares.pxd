@@ -129,7 +129,7 @@ cdef _split_draw(
     Whole floor_numerator, Whole floor_denominator, several
 )
 
-@cython.locals(claim=Claim, place=Py_ssize_t)
+@cython.locals(claim=Claim, index=Py_ssize_t)
 cdef Claim _claim_of(account, list claims)
 
 cpdef list held_times(interval_ns, held)

@@ -29,7 +29,7 @@ elsewhere (`books`, `gpuledger.ledger.holders`).
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.ledger.division import (
@@ -41,6 +41,7 @@ from gpuledger.ledger.division import (
     parts_per_million,
     share_out,
 )
+from gpuledger.ledger.entries import UNKNOWN_SLICES, DeviceSlices
 from gpuledger.ledger.holders import NOBODYS, HeldParts, Part
 from gpuledger.ledger.quantities import rates_of
 from gpuledger.records import (
@@ -194,7 +195,7 @@ class Split:
 
 
 def make_split(used: int, idle: int, method: Any) -> Split:  # noqa: ANN401  # of any enumeration
-    """Return a split of which nobody has anything yet."""
+    """Return a split that no claim has a part of yet."""
     split = Split()
     split.used = used
     split.idle = idle
@@ -240,22 +241,6 @@ class Energy:
         """What is idle's anyway, beside it."""
 
 
-class Slices(NamedTuple):
-    """How much of a board a row is, in the slices into which the board can be cut."""
-
-    compute: int | None
-    """Compute slices of this row alone."""
-    memory: int | None
-    """Memory slices of this row alone."""
-    board_compute: int | None
-    """Compute slices of the whole board."""
-    board_memory: int | None
-    """Memory slices of the whole board."""
-
-
-NO_SLICES: Final = Slices(None, None, None, None)
-
-
 def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
     reading: GpuReading,
     own: GpuReading,
@@ -263,7 +248,7 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
     interval_ns: int,
     energy: Energy | None,
     held: HeldParts = NOBODYS,
-    slices: Slices = NO_SLICES,
+    slices: DeviceSlices = UNKNOWN_SLICES,
 ) -> GpuBooks:
     """Return the books of one row: entries of the claims, the host, nobody, and idle.
 
@@ -320,10 +305,10 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
         else energy.idle_draw_milliwatts,
         idle_draw_source=None if energy is None else energy.idle_draw_source,
         gap_ns=interval_ns if reading.silent else None,
-        compute_slices=slices.compute,
-        memory_slices=slices.memory,
-        board_compute_slices=slices.board_compute,
-        board_memory_slices=slices.board_memory,
+        compute_slices=slices.compute_slices,
+        memory_slices=slices.memory_slices,
+        board_compute_slices=slices.board_compute_slices,
+        board_memory_slices=slices.board_memory_slices,
     )
 
 
@@ -632,11 +617,11 @@ def _claim_of(account: Account, claims: list[Claim]) -> Claim:
     for claim in claims:
         if claim.account is account:
             return claim
-    place = len(claims)
+    index = len(claims)
     if account is _HOST and claims and claims[-1].account is _UNATTRIBUTED:
-        place -= 1
+        index -= 1
     claim = make_claim(account)
-    claims.insert(place, claim)
+    claims.insert(index, claim)
     return claim
 
 

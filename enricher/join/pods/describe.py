@@ -1,4 +1,4 @@
-"""Says who the pods of an event are, by the pod cache.
+"""Describes the pods of an event, from the pod cache.
 
 Here lives the description's part of an event and of an attributed incident: the pods, their
 namespaces, and the node. Books live elsewhere
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from enricher.join.pods.pods import ClusterPods, KnownPod, Places, PodCache, nearest
+from enricher.join.pods.pods import ClusterObjects, ClusterPods, KnownPod, PodCache, nearest
 from gpuledger.codec import encode
 from gpuledger.keys import key_in, node_key
 from gpuledger.ledger.holders import (
@@ -67,7 +67,7 @@ _NOTHING: Final[Mapping[Identity, PodName]] = MappingProxyType({})
 def name_by_allocation(
     sample: NodeSample, pending: Collection[Identity], pods: PodCache
 ) -> dict[Identity, PodName]:
-    """Return the names that the tick's allocations tell of containers without a pod record.
+    """Return the names of pods without a record, as far as the tick's allocations name them.
 
     A cgroup has UIDs and the kubelet's answer names, and only their device is the same: so that a
     name is told where one pod alone holds each device on which the container's processes are, where
@@ -79,8 +79,8 @@ def name_by_allocation(
         return {}
     waiting = set(pending)
     holders: dict[DeviceKey, set[PodName]] = {}
-    for each in sample.allocations:
-        holders.setdefault(device_of(each), set()).add((each.namespace, each.pod))
+    for allocation in sample.allocations:
+        holders.setdefault(device_of(allocation), set()).add((allocation.namespace, allocation.pod))
     # For each pod that is pending, by its UID or by its container: who may hold what it is on.
     meant: dict[str, set[PodName]] = {}
     identities = list(map(identity_of, sample.containers))
@@ -96,7 +96,7 @@ def name_by_allocation(
             meant.setdefault(identity[0] or identity[1] or "", set()).add(name)
     claimed = Counter(name for names in meant.values() for name in names)
     here = pods.named_on(sample.node)
-    told: dict[str, PodName] = {}
+    name_of: dict[str, PodName] = {}
     for pod, names in meant.items():
         (name,) = names if len(names) == 1 else (_NO_NAME,)
         if name == _NO_NAME or claimed[name] > 1:
@@ -106,11 +106,11 @@ def name_by_allocation(
         if not lives_here and not pods.is_placed_elsewhere(
             *name, node=sample.node, time_ns=time_ns
         ):
-            told[pod] = name
+            name_of[pod] = name
     return {
-        identity: told[pod]
+        identity: name_of[pod]
         for identity in pending
-        if (pod := identity[0] or identity[1] or "") in told
+        if (pod := identity[0] or identity[1] or "") in name_of
     }
 
 
@@ -130,7 +130,7 @@ class EncodedDescriptions(NamedTuple):
 
 
 class PodDescriptions(NamedTuple):
-    """What was said of a node's pods, and what it was said of."""
+    """The descriptions of a node's pods, and what they were made from."""
 
     version: int
     """The version of the node's pods at that time."""
@@ -161,7 +161,7 @@ class PodDescriptions(NamedTuple):
 
 
 class DescriptionCache:
-    """Remembers what was said of a node's pods until one of them, or who is there, changes.
+    """Caches the descriptions of a node's pods until a pod, or which pods are there, changes.
 
     From tick to tick the same containers are on a node's GPUs; saying anew who they are would be a
     third of the join's work. Memory is bounded by `max_bytes`: beyond, what was said of the nodes
@@ -171,12 +171,12 @@ class DescriptionCache:
     def __init__(
         self,
         pods: ClusterPods,
-        places: Places | None = None,
+        cluster_objects: ClusterObjects | None = None,
         *,
         max_bytes: int = MAX_DESCRIPTIONS_BYTES,
     ) -> None:
         self._pods = pods
-        self._places = places or Places()
+        self._cluster_objects = cluster_objects or ClusterObjects()
         self._known: Recent[str, PodDescriptions] = Recent(
             budget=Budget(max_bytes=max_bytes), size_bytes=_size_bytes
         )
@@ -189,7 +189,7 @@ class DescriptionCache:
         self._known.clear()
 
     def forget(self, node: str) -> None:
-        """Forget what was said of the node of a key."""
+        """Forget the descriptions of the node of a key."""
         self._known.pop(node)
 
     def describe(self, sample: NodeSample) -> PodDescriptions:
@@ -202,13 +202,13 @@ class DescriptionCache:
             or not descriptions.from_ns <= sample.time_ns < descriptions.until_ns
             or descriptions.containers != sample.containers
             or descriptions.allocations != sample.allocations
-            or descriptions.node_version != self._places.nodes.version_of(node)
+            or descriptions.node_version != self._cluster_objects.nodes.version_of(node)
             or any(
-                self._places.namespaces.version_of(key) != version
+                self._cluster_objects.namespaces.version_of(key) != version
                 for key, version in descriptions.namespaces
             )
         ):
-            descriptions = describe_tick(sample, pods, self._places)
+            descriptions = describe_tick(sample, pods, self._cluster_objects)
             # What becomes of another node's pod does not show in ours; nor on which GPUs processes
             # are, by which those without a record may have a name.
             if not (
@@ -221,10 +221,12 @@ class DescriptionCache:
         return descriptions
 
 
-def describe_tick(sample: NodeSample, pods: PodCache, places: Places) -> PodDescriptions:
-    """Return what is said of the pods of a tick: of those that use GPUs, and of those that hold.
+def describe_tick(
+    sample: NodeSample, pods: PodCache, cluster_objects: ClusterObjects
+) -> PodDescriptions:
+    """Return the descriptions of the pods of a tick, of their namespaces, and of the node.
 
-    And of their namespaces, and of the node.
+    The pods are those that use GPUs and those that hold some.
     """
     node, time_ns = sample.node, sample.time_ns
     identities = list(map(identity_of, sample.containers))
@@ -235,27 +237,29 @@ def describe_tick(sample: NodeSample, pods: PodCache, places: Places) -> PodDesc
         for identity, pod in zip(identities, found, strict=True)
         if pod is None and identity != _HOST and identity not in foreign
     ]
-    said = EventPods(pods, node=node, time_ns=time_ns)
-    said.add_users(identities, named=name_by_allocation(sample, pending, pods), foreign=foreign)
-    holders = said.add_holders(sample.allocations)
+    event_pods = EventPods(pods, node=node, time_ns=time_ns)
+    event_pods.add_users(
+        identities, named=name_by_allocation(sample, pending, pods), foreign=foreign
+    )
+    holders = event_pods.add_holders(sample.allocations)
     containers = [
         EventContainer(
-            container_id=each.container_id,
-            pod=said.position_of(identity),
-            name=said.container_name(identity),
+            container_id=container.container_id,
+            pod=event_pods.position_of(identity),
+            name=event_pods.container_name(identity),
         )
-        for each, identity in zip(sample.containers, identities, strict=True)
+        for container, identity in zip(sample.containers, identities, strict=True)
     ]
-    descriptions, key = said.descriptions(), node_key(sample)
+    descriptions, key = event_pods.descriptions(), node_key(sample)
     names = sorted({pod.namespace for pod in descriptions if pod.namespace is not None})
     namespaces = [key_in(sample.cluster, name) for name in names]
-    changes_ns = said.changes_ns + places.nodes.changes_ns(key)
+    changes_ns = event_pods.changes_ns + cluster_objects.nodes.changes_ns(key)
     for namespace in namespaces:
-        changes_ns += places.namespaces.changes_ns(namespace)
-    at_time = (places.namespaces.at(each, time_ns) for each in namespaces)
-    known = [each for each in at_time if each is not None]
+        changes_ns += cluster_objects.namespaces.changes_ns(namespace)
+    at_time = (cluster_objects.namespaces.at(namespace, time_ns) for namespace in namespaces)
+    known = [version for version in at_time if version is not None]
     described = _fitting(known)
-    node_description = places.nodes.at(key, time_ns)
+    node_description = cluster_objects.nodes.at(key, time_ns)
     return PodDescriptions(
         version=pods.version_of(node),
         from_ns=max((at for at in changes_ns if at <= time_ns), default=0),
@@ -271,13 +275,16 @@ def describe_tick(sample: NodeSample, pods: PodCache, places: Places) -> PodDesc
             if node_description in (None, NodeDescription())
             else msgspec.Raw(encode(node_description)),
         ),
-        foreign_holders=said.foreign_holders,
+        foreign_holders=event_pods.foreign_holders,
         pending=pending,
-        named=said.named,
+        named=event_pods.named,
         # Several containers of one pod lead to it; it is counted and logged once.
         foreign=list({pod.uid: pod for pod in foreign.values()}.values()),
-        node_version=places.nodes.version_of(key),
-        namespaces=[(each, places.namespaces.version_of(each)) for each in namespaces],
+        node_version=cluster_objects.nodes.version_of(key),
+        namespaces=[
+            (namespace, cluster_objects.namespaces.version_of(namespace))
+            for namespace in namespaces
+        ],
         namespaces_left_out=len(known) - len(described),
     )
 
@@ -285,11 +292,11 @@ def describe_tick(sample: NodeSample, pods: PodCache, places: Places) -> PodDesc
 def _fitting(namespaces: Sequence[NamespaceDescription]) -> list[NamespaceDescription]:
     """Return as many of them, from the first on, as there is room for in an event."""
     fitting, size_bytes = [], 0
-    for each in namespaces:
-        size_bytes += len(encode(each))
+    for namespace in namespaces:
+        size_bytes += len(encode(namespace))
         if size_bytes > MAX_NAMESPACES_BYTES:
             break
-        fitting.append(each)
+        fitting.append(namespace)
     return fitting
 
 
@@ -314,8 +321,8 @@ def _size_bytes(descriptions: PodDescriptions) -> int:
         descriptions.allocations
     )
     rows += _NAMESPACE_BYTES * len(descriptions.namespaces)
-    encoded = (each for each in descriptions.encoded if each is not None)
-    return rows + 2 * texts + sum(len(memoryview(each)) for each in encoded)
+    encoded = (encoded_pod for encoded_pod in descriptions.encoded if encoded_pod is not None)
+    return rows + 2 * texts + sum(len(memoryview(part)) for part in encoded)
 
 
 def identity_of(container: ContainerRef | IncidentProcess) -> Identity:
@@ -338,7 +345,7 @@ def find_foreign_pods(
 
 
 class _NamelessPod(NamedTuple):
-    """What is said of a pod of which no record of this node is known."""
+    """A pod of which no record on this node is known."""
 
     uid: str | None
     state: PodState
@@ -356,7 +363,7 @@ class EventPods:
         self._pods = pods
         self._node = node
         self._time_ns = time_ns
-        self._said: list[KnownPod | _NamelessPod] = []
+        self._listed: list[KnownPod | _NamelessPod] = []
         self._containers: list[set[str]] = []
         """Of each pod the names of its containers that are on the event."""
         self._positions: dict[str | PodName, int] = {}
@@ -372,7 +379,7 @@ class EventPods:
     def named(self) -> int:
         """How many pods have a name by the tick's allocations alone."""
         return sum(
-            isinstance(each, _NamelessPod) and each.state is PodState.NAMED for each in self._said
+            isinstance(pod, _NamelessPod) and pod.state is PodState.NAMED for pod in self._listed
         )
 
     def add_users(
@@ -382,9 +389,9 @@ class EventPods:
         foreign: Collection[Identity],
         named: Mapping[Identity, PodName] = _NOTHING,
     ) -> None:
-        """Take in the pods of containers; `named` has those known by name without a record."""
+        """Add the pods of containers; `named` has those known by name without a record."""
         wanted = set(identities) - {_HOST}
-        for identity in sorted(wanted, key=lambda one: (one[0] or "", one[1] or "")):
+        for identity in sorted(wanted, key=lambda identity: (identity[0] or "", identity[1] or "")):
             known = self._pods.find(*identity, node=self._node)
             if known is not None:
                 position = self._add_known(known)
@@ -397,7 +404,7 @@ class EventPods:
             self._users[identity] = position
 
     def add_holders(self, allocations: Sequence[DeviceAllocation]) -> list[EventHolder]:
-        """Take in the pods of allocations; return who holds, in the order of their positions.
+        """Add the pods of allocations; return who holds, in the order of their positions.
 
         The kubelet's response names pods and has no UIDs. A pod record of this very node says who
         has the name; where none does, it is the node's word, unless the pod of that name is placed
@@ -407,11 +414,11 @@ class EventPods:
             return []
         resources: dict[HoldingContainer, set[str]] = {}
         claims: dict[HoldingContainer, set[str]] = {}
-        for each in allocations:
-            holder = HoldingContainer(each.namespace, each.pod, each.container)
-            resources.setdefault(holder, set()).add(each.resource_name)
-            if each.claim is not None:
-                claims.setdefault(holder, set()).add(each.claim)
+        for allocation in allocations:
+            holder = HoldingContainer(allocation.namespace, allocation.pod, allocation.container)
+            resources.setdefault(holder, set()).add(allocation.resource_name)
+            if allocation.claim is not None:
+                claims.setdefault(holder, set()).add(allocation.claim)
         holders = []
         for holder in holding_containers(allocations):
             position = self.add_holder((holder.namespace, holder.pod))
@@ -427,7 +434,7 @@ class EventPods:
         return holders
 
     def add_holder(self, name: PodName) -> int:
-        """Take in the pod that holds something by its name; return its position."""
+        """Add a pod that holds something, by its name; return its position."""
         position = self._positions.get(name)
         if position is not None:
             return position
@@ -456,16 +463,16 @@ class EventPods:
     def container_name(self, identity: Identity) -> str | None:
         """Return the name of a container, where its pod's record has it."""
         position = self._users.get(identity)
-        said = None if position is None else self._said[position]
-        return said.container_name(identity[1]) if isinstance(said, KnownPod) else None
+        pod = None if position is None else self._listed[position]
+        return pod.container_name(identity[1]) if isinstance(pod, KnownPod) else None
 
     def descriptions(self) -> list[PodDescription]:
-        """Return what is said of each pod, by position."""
+        """Return the description of each pod, by position."""
         return [
-            describe_known(said, containers, time_ns=self._time_ns)
-            if isinstance(said, KnownPod)
-            else _describe_nameless(said)
-            for said, containers in zip(self._said, self._containers, strict=True)
+            describe_known(pod, containers, time_ns=self._time_ns)
+            if isinstance(pod, KnownPod)
+            else _describe_nameless(pod)
+            for pod, containers in zip(self._listed, self._containers, strict=True)
         ]
 
     def _add_known(self, known: KnownPod) -> int:
@@ -486,17 +493,17 @@ class EventPods:
             self._positions[name] = position
         return position
 
-    def _add(self, key: str | PodName, said: KnownPod | _NamelessPod) -> int:
-        position = self._positions[key] = len(self._said)
-        self._said.append(said)
+    def _add(self, key: str | PodName, pod: KnownPod | _NamelessPod) -> int:
+        position = self._positions[key] = len(self._listed)
+        self._listed.append(pod)
         self._containers.append(set())
         return position
 
 
-def _describe_nameless(said: _NamelessPod) -> PodDescription:
-    """Describe a pod by what the node said of it alone."""
-    namespace, name = said.name or (None, None)
-    return PodDescription(uid=said.uid, state=said.state, namespace=namespace, name=name)
+def _describe_nameless(pod: _NamelessPod) -> PodDescription:
+    """Return a pod's description from what the node's tick says alone."""
+    namespace, name = pod.name or (None, None)
+    return PodDescription(uid=pod.uid, state=pod.state, namespace=namespace, name=name)
 
 
 def describe_known(known: KnownPod, containers: Collection[str], *, time_ns: int) -> PodDescription:
@@ -504,20 +511,20 @@ def describe_known(known: KnownPod, containers: Collection[str], *, time_ns: int
 
     `containers` are the names of those of its containers of which it is said what they ask for.
     """
-    pod, said, deleted_ns = known.record, known.at(time_ns), known.record.deleted_time_ns
+    pod, facts, deleted_ns = known.record, known.at(time_ns), known.record.deleted_time_ns
     requested = {
-        each.name: each.requested
-        for each in pod.containers
-        if each.requested is not None and each.name in containers
+        container.name: container.requested
+        for container in pod.containers
+        if container.requested is not None and container.name in containers
     }
     return PodDescription(
         uid=pod.uid,
         state=PodState.KNOWN,
         namespace=pod.namespace,
         name=pod.name,
-        owner_kind=said.owner_kind,
-        owner_name=said.owner_name,
-        labels=said.labels,
+        owner_kind=facts.owner_kind,
+        owner_name=facts.owner_name,
+        labels=facts.labels,
         requested=requested or None,
         deleted_time_ns=deleted_ns if deleted_ns is None or deleted_ns <= time_ns else None,
     )
@@ -529,15 +536,17 @@ def attribute_incident(incident: Incident, pods: PodCache) -> AttributedIncident
     Each is looked up as those of an event are, so that no node speaks for another one's.
     """
     identities = list(map(identity_of, incident.processes))
-    said = EventPods(pods, node=incident.node, time_ns=incident.time_ns)
-    said.add_users(identities, foreign=find_foreign_pods(identities, pods, node=incident.node))
+    event_pods = EventPods(pods, node=incident.node, time_ns=incident.time_ns)
+    event_pods.add_users(
+        identities, foreign=find_foreign_pods(identities, pods, node=incident.node)
+    )
     held = incident.allocations
-    said.add_holders(held or ())
+    event_pods.add_holders(held or ())
     return AttributedIncident(
         incident=incident,
-        pods=said.descriptions(),
-        process_pods=[said.position_of(identity) for identity in identities] or None,
+        pods=event_pods.descriptions(),
+        process_pods=[event_pods.position_of(identity) for identity in identities] or None,
         allocation_pods=None
         if held is None
-        else [said.add_holder((each.namespace, each.pod)) for each in held],
+        else [event_pods.add_holder((allocation.namespace, allocation.pod)) for allocation in held],
     )

@@ -40,11 +40,11 @@ class PendingPod(msgspec.Struct):
 
 
 class PendingPods:
-    """The pods waited for; at most `maximum` of them, and none that is not named any more."""
+    """The pods waited for; at most `max_pods` of them, and none that is not named any more."""
 
-    def __init__(self, *, pending_pod_timeout_seconds: float, maximum: int = MAX_PENDING) -> None:
+    def __init__(self, *, pending_pod_timeout_seconds: float, max_pods: int = MAX_PENDING) -> None:
         self._pending_ns = round(pending_pod_timeout_seconds * 1e9)
-        self._maximum = maximum
+        self._max_pods = max_pods
         self._waiting: OrderedDict[str, PendingPod] = OrderedDict()
         self._by_name: dict[str, PendingPod] = {}
         self._unknown = 0
@@ -63,7 +63,7 @@ class PendingPods:
             key = key_in(cluster, uid or container_id or "")
             waiting = self._waiting.get(key)
             if waiting is None:
-                if len(self._waiting) >= self._maximum:
+                if len(self._waiting) >= self._max_pods:
                     # Room is made at the cost of who has waited longest. That one is reported with
                     # those whose time is over: it would be lost in silence otherwise.
                     eldest = next(iter(self._waiting.values()))
@@ -92,7 +92,10 @@ class PendingPods:
         return list(resolved.values())
 
     def expire(self, now_ns: int) -> Sequence[PendingPod]:
-        """Return those whose time is over by now, each once; asked within a second, none."""
+        """Return the pods that were waited for in vain for too long, each once.
+
+        None where it is asked again within a second.
+        """
         if 0 <= now_ns - self._swept_ns < _SWEEP_NS:
             return ()
         self._swept_ns = now_ns

@@ -1,4 +1,4 @@
-"""The pods of a worker's nodes, the nodes, and all namespaces, as the compacted topics tell them.
+"""The pods of a worker's nodes, the nodes, and all namespaces, from the compacted topics.
 
 Here live the caches: of pods by UID, by container id and by the hash of static pods, of nodes and
 namespaces by name. They are filled record by record and know no bus. What an event says is made in
@@ -46,62 +46,62 @@ OnNode = tuple[str, str]
 
 
 RecordOf = TypeVar("RecordOf", bound=WatchedRecord)
-SaidT = TypeVar("SaidT")
+FactsT = TypeVar("FactsT")
 DescriptionT = TypeVar("DescriptionT", bound=NodeDescription | NamespaceDescription)
 
 
-class PastVersion(NamedTuple, Generic[SaidT]):
-    """What versions of an object said before another one said otherwise."""
+class PastVersion(NamedTuple, Generic[FactsT]):
+    """What an object's versions had in common until a version changed it."""
 
     until_ns: int
-    """When the pod watch saw one that said otherwise."""
+    """When the pod watch saw the version that changed it."""
     resource_version: str
     """The last of these versions."""
-    said: SaidT
-    """What they said."""
+    facts: FactsT
+    """What they said, as far as descriptions tell it."""
 
 
-class KnownObject(msgspec.Struct, Generic[RecordOf, SaidT], gc=False):
+class KnownObject(msgspec.Struct, Generic[RecordOf, FactsT], gc=False):
     """What is known of one object; a Struct, because a hundred thousand of them are kept."""
 
     record: RecordOf
     """The newest version."""
     partition: int
     """Where it was read."""
-    past: tuple[PastVersion[SaidT], ...] = ()
+    past: tuple[PastVersion[FactsT], ...] = ()
     """What earlier versions said otherwise, the oldest first, each until a later time."""
 
-    def said(self) -> SaidT:
-        """Return what the newest version says, of what descriptions tell."""
+    def facts(self) -> FactsT:
+        """Return the facts of the newest version that descriptions have."""
         raise NotImplementedError
 
-    def at(self, time_ns: int) -> SaidT:
-        """Return what is said of the object by the version in force at a time.
+    def at(self, time_ns: int) -> FactsT:
+        """Return the facts of the version that was in force at a time.
 
         That is the newest one that the pod watch had seen by then; before the first one, that one.
         """
         for past in self.past:
             if time_ns < past.until_ns:
-                return past.said
-        return self.said()
+                return past.facts
+        return self.facts()
 
-    def follow(self, before: "KnownObject[RecordOf, SaidT]", *, seen_time_ns: int) -> None:
-        """Take over what an older version of the object has left, which this one replaces.
+    def follow(self, before: "KnownObject[RecordOf, FactsT]", *, seen_time_ns: int) -> None:
+        """Take over the history of the older version that this one replaces.
 
         `seen_time_ns` is when the pod watch saw this version. Versions follow one another by their
         `resourceVersion`, and as they were written where that cannot be compared, and not by these
         times, which fall where the pod watch's clock is set back: then what it had seen at later
         times was in force until this one came.
         """
-        now, version = self.said(), self.record.resource_version
-        earlier = PastVersion(seen_time_ns, before.record.resource_version, before.said())
+        now, version = self.facts(), self.record.resource_version
+        earlier = PastVersion(seen_time_ns, before.record.resource_version, before.facts())
         self.past = before.past
-        if earlier.said == now and not (self.past and self.past[-1].until_ns > seen_time_ns):
+        if earlier.facts == now and not (self.past and self.past[-1].until_ns > seen_time_ns):
             return  # nothing that a description says has changed
-        if version == earlier.resource_version and earlier.said == now:
+        if version == earlier.resource_version and earlier.facts == now:
             return  # the same version, read once more
         for index, past in enumerate(self.past):
-            if past.resource_version == version and past.said == now:
+            if past.resource_version == version and past.facts == now:
                 # The topic is read again, of versions that cannot be compared: what is known behind
                 # this one is still to come.
                 self.past = self.past[:index]
@@ -110,29 +110,31 @@ class KnownObject(msgspec.Struct, Generic[RecordOf, SaidT], gc=False):
         while len(known) > 1 and known[-2].until_ns >= seen_time_ns:
             known.pop()  # seen at a later time than this newer version: never in force for itself
         last = known.pop()
-        if last.said != now:
+        if last.facts != now:
             known.append(last._replace(until_ns=seen_time_ns))
         eldest_ns = seen_time_ns - PAST_VERSIONS_NS
-        self.past = tuple(each for each in known if each.until_ns > eldest_ns)[-MAX_PAST_VERSIONS:]
+        self.past = tuple(version for version in known if version.until_ns > eldest_ns)[
+            -MAX_PAST_VERSIONS:
+        ]
 
 
-class SaidOfPod(NamedTuple):
-    """What a description says of a pod that changes from version to version."""
+class PodFacts(NamedTuple):
+    """The fields of a pod's description that may change from version to version."""
 
     owner_kind: str | None
     owner_name: str | None
     labels: dict[str, str]
 
 
-class KnownPod(KnownObject[PodRecord, SaidOfPod], gc=False):
+class KnownPod(KnownObject[PodRecord, PodFacts], gc=False):
     """What is known of one pod. Its deletion is told by its own time."""
 
     previous_containers: dict[str, str] = msgspec.field(default_factory=dict)
     """Containers that earlier versions named, by id: the container's name."""
 
     @override
-    def said(self) -> SaidOfPod:
-        return SaidOfPod(self.record.owner_kind, self.record.owner_name, self.record.labels)
+    def facts(self) -> PodFacts:
+        return PodFacts(self.record.owner_kind, self.record.owner_name, self.record.labels)
 
     def changes_ns(self) -> list[int]:
         """Return the times at which the pod's description changes."""
@@ -167,7 +169,7 @@ class KnownPod(KnownObject[PodRecord, SaidOfPod], gc=False):
         return [*self.previous_containers, *ids_of(self.record)]
 
     def replace_version(self, before: "KnownPod", *, seen_time_ns: int) -> None:
-        """Take over what an older version has left (`follow`), its containers' names among it."""
+        """Take over the history of an older version (`follow`), with its containers' names."""
         self.follow(before, seen_time_ns=seen_time_ns)
         self.previous_containers = _former(
             before.previous_containers | ids_of(before.record), self.record
@@ -184,7 +186,7 @@ class KnownPod(KnownObject[PodRecord, SaidOfPod], gc=False):
 
 
 class Existence(NamedTuple, Generic[DescriptionT]):
-    """What a version says of an object that is, in its cluster, what its name says."""
+    """A version of an object: its description, and from when to when the object was there."""
 
     description: DescriptionT
     """What events tell of it."""
@@ -203,7 +205,7 @@ class KnownNode(KnownObject[NodeRecord, Existence[NodeDescription]], gc=False):
     """What is known of one node."""
 
     @override
-    def said(self) -> Existence[NodeDescription]:
+    def facts(self) -> Existence[NodeDescription]:
         node = self.record
         description = NodeDescription(
             pool=node.pool,
@@ -220,7 +222,7 @@ class KnownNamespace(KnownObject[NamespaceRecord, Existence[NamespaceDescription
     """What is known of one namespace."""
 
     @override
-    def said(self) -> Existence[NamespaceDescription]:
+    def facts(self) -> Existence[NamespaceDescription]:
         namespace = self.record
         description = NamespaceDescription(
             name=namespace.name,
@@ -268,14 +270,14 @@ class NamedObjects(Generic[DescriptionT]):
         if known is None:
             return []
         changes: list[int] = []
-        for until_ns, _, said in known.past:
-            changes += [until_ns, *said.changes_ns()]
-        return changes + known.said().changes_ns()
+        for until_ns, _, facts in known.past:
+            changes += [until_ns, *facts.changes_ns()]
+        return changes + known.facts().changes_ns()
 
     def put(
         self, record: NodeRecord | NamespaceRecord, *, partition: int, seen_time_ns: int
     ) -> None:
-        """Take a record in, in the place of an older version and never in that of a newer one."""
+        """Store a record; it replaces an older version, and never a newer one."""
         key = key_in(record.cluster, record.name)
         before = self._objects.get(key)
         if before and _is_former(record, than=before.record):
@@ -295,7 +297,9 @@ class NamedObjects(Generic[DescriptionT]):
 
     def remove_partition(self, partition: int) -> None:
         """Forget the objects of a partition that is no longer held."""
-        for key in [key for key, each in self._objects.items() if each.partition == partition]:
+        for key in [
+            key for key, watched in self._objects.items() if watched.partition == partition
+        ]:
             self.remove(key, partition=partition)
 
 
@@ -309,8 +313,8 @@ def _is_former(record: NodeRecord | NamespaceRecord, *, than: NodeRecord | Names
     return record.created_time_ns < than.created_time_ns
 
 
-class Places:
-    """Where pods are: the nodes of a worker's partitions, and all namespaces."""
+class ClusterObjects:
+    """What is known beside pods: the nodes of a worker's partitions, and all namespaces."""
 
     def __init__(self) -> None:
         self.nodes: NamedObjects[NodeDescription] = NamedObjects(KnownNode)
@@ -328,7 +332,7 @@ class NodePods:
 
 
 class Names(Generic[N]):
-    """Which pod has a name of one kind, and who else claims it.
+    """Which pod has a name of one kind, and which other pods claim it.
 
     A name that a pod has is not taken over by a younger one while the older one lives: who may
     make pods could so put their own name on another one's use. A static pod keeps its hash when its
@@ -347,7 +351,7 @@ class Names(Generic[N]):
         return self._pods.get(self._uid_of.get(name, ""))
 
     def claim(self, name: N, pod: PodRecord) -> None:
-        """Have a name lead to this pod, unless another one has it by right."""
+        """Let a name mean this pod, unless another pod has the better claim."""
         holder = self.holder(name)
         if holder is None:
             self._uid_of[name] = pod.uid
@@ -357,7 +361,7 @@ class Names(Generic[N]):
                 self._uid_of[name] = pod.uid
 
     def disclaim(self, name: N, uid: str) -> None:
-        """Take the name from a pod that is forgotten already; one that claims none is no error."""
+        """Withdraw a removed pod's claim on a name; no error where it has none."""
         rivals = self._rivals.get(name)
         if rivals is None:
             if self._uid_of.get(name) == uid:
@@ -365,7 +369,7 @@ class Names(Generic[N]):
         elif uid in rivals:
             rivals.remove(uid)
             if self._uid_of[name] == uid:
-                left = (self._pods[each].record for each in rivals)
+                left = (self._pods[key].record for key in rivals)
                 self._uid_of[name] = min(left, key=_right_to_name).uid
             if len(rivals) == 1:
                 del self._rivals[name]
@@ -399,7 +403,7 @@ class PodCache:
         return known.version if known else 0
 
     def put(self, pod: PodRecord, *, partition: int, seen_time_ns: int = 0) -> None:
-        """Take a pod's record in, in the place of an older one and never in that of a newer one.
+        """Store a pod's record; it replaces an older one, and never a newer one.
 
         `seen_time_ns` is when the pod watch saw this version: until then the one before is in
         force. Of a version that comes behind a newer one only its containers' names are taken.
@@ -484,7 +488,7 @@ class PodCache:
         return False
 
     def named_on(self, node: str) -> dict[tuple[str, str], list[KnownPod]]:
-        """Return the pods of a node by namespace and name, which several have one after another."""
+        """Return the pods of a node by namespace and name; several pods may have had a name."""
         here = self._nodes.get(node)
         named: dict[tuple[str, str], list[KnownPod]] = {}
         for known in map(self._pods.__getitem__, here.uids if here else ()):
@@ -544,7 +548,7 @@ class ClusterPods:
         return self._clusters.get(cluster) or PodCache()
 
     def put(self, pod: PodRecord, *, partition: int, seen_time_ns: int = 0) -> None:
-        """Take a pod's record in, among those of its cluster (`PodCache.put`)."""
+        """Store a pod's record among those of its cluster (`PodCache.put`)."""
         pods = self._clusters.setdefault(pod.cluster, PodCache(self._changes))
         pods.put(pod, partition=partition, seen_time_ns=seen_time_ns)
 
@@ -566,18 +570,18 @@ class ClusterPods:
 
 
 def nearest(pods: Iterable[KnownPod], *, time_ns: int) -> KnownPod | None:
-    """Return of pods of one name the one that has it at a time; `None` where there is none."""
+    """Return which of the pods of one name has it at a time; `None` where there is none."""
     return max(pods, key=lambda known: known.rank_at(time_ns), default=None)
 
 
 def ids_of(pod: PodRecord) -> dict[str, str]:
     """Return the pod's containers by id: the ones that run, and the ones that ran before them."""
     names = {}
-    for each in pod.containers:
-        if each.previous_container_id is not None:
-            names[each.previous_container_id] = each.name
-        if each.container_id is not None:
-            names[each.container_id] = each.name
+    for container in pod.containers:
+        if container.previous_container_id is not None:
+            names[container.previous_container_id] = container.name
+        if container.container_id is not None:
+            names[container.container_id] = container.name
     return names
 
 

@@ -20,7 +20,7 @@ from gpuledger.records.bounds import MAX_SILENT_NODES
 class _Partition(msgspec.Struct):
     next_offset: int | None
     """The offset behind the events that were acknowledged; `None` while nobody knows it."""
-    due_at: float
+    due_seconds: float
     """When the next watermark is due, in seconds of the worker's clock."""
     drawn: Mapping[str, Reached] | None = None
     """How far it is with the batch that is under way, by cluster."""
@@ -29,81 +29,85 @@ class _Partition(msgspec.Struct):
 
 
 class Announcer:
-    """What a worker says of its partitions: of each cluster there a watermark every few seconds."""
+    """The watermarks of a worker's partitions: for each cluster there, one every few seconds."""
 
     def __init__(self, *, topic: str, publisher: str) -> None:
-        """Take the events' topic, and who the watermarks say that they are from."""
+        """Make watermarks of this topic of events, from this publisher."""
         self._topic = topic
         self._publisher = publisher
         self._partitions: dict[int, _Partition] = {}
-        self.told: dict[int, int] = {}
+        self.published_until_ns: dict[int, int] = {}
         """Up to which time each partition was called complete last."""
 
-    def begin(self, partition: int, *, next_offset: int, now: float) -> None:
+    def begin(self, partition: int, *, next_offset: int, now_seconds: float) -> None:
         """Begin with a partition that was taken over, whose events end at that offset."""
-        self._partitions[partition] = _Partition(next_offset, now)
+        self._partitions[partition] = _Partition(next_offset, now_seconds)
 
     def forget(self, partitions: Iterable[int]) -> None:
         """Forget partitions that are given up, or begun with anew."""
         for partition in partitions:
             self._partitions.pop(partition, None)
-            self.told.pop(partition, None)
+            self.published_until_ns.pop(partition, None)
 
-    def due(self, *, now: float) -> list[int]:
-        """Return the partitions of which something is to be found out or said by now."""
-        return [number for number, known in self._partitions.items() if known.due_at <= now]
+    def due(self, *, now_seconds: float) -> list[int]:
+        """Return the partitions whose watermark is to be computed or published by now."""
+        return [
+            number for number, state in self._partitions.items() if state.due_seconds <= now_seconds
+        ]
 
-    def is_to_be_drawn(self, partition: int, *, now: float) -> bool:
-        """Return whether it is to be found out by now how far a partition is."""
-        known = self._partitions.get(partition)
-        return known is not None and known.due_at <= now and known.acknowledged is None
+    def is_to_be_drawn(self, partition: int, *, now_seconds: float) -> bool:
+        """Return whether a partition's watermark is to be computed by now."""
+        state = self._partitions.get(partition)
+        return state is not None and state.due_seconds <= now_seconds and state.acknowledged is None
 
-    def draw(self, partition: int, reached: Mapping[str, Reached], *, now: float) -> None:
+    def draw(self, partition: int, reached: Mapping[str, Reached], *, now_seconds: float) -> None:
         """Record how far each cluster of a partition is with the batch that goes out now."""
-        if known := self._partitions.get(partition):
-            known.drawn = reached or None
+        if state := self._partitions.get(partition):
+            state.drawn = reached or None
             if not reached:
-                known.due_at = now + RENEWED_AFTER_SECONDS
+                state.due_seconds = now_seconds + RENEWED_AFTER_SECONDS
 
     def publish(self, partition: int, *, next_offset: int | None) -> None:
-        """Record where a partition's events end, `None` where the bus did not tell it."""
-        if known := self._partitions.get(partition):
-            known.next_offset = next_offset
+        """Record where a partition's events end; `None` where the bus did not say it."""
+        if state := self._partitions.get(partition):
+            state.next_offset = next_offset
 
     def commit(self, partition: int) -> None:
         """Record that all of a partition is delivered and committed that was made of it so far."""
-        if known := self._partitions.get(partition):
-            known.acknowledged, known.drawn = known.drawn or known.acknowledged, None
+        if state := self._partitions.get(partition):
+            state.acknowledged, state.drawn = state.drawn or state.acknowledged, None
 
-    def drain(self, partition: int, *, now: float, time_ns: int) -> list[Message]:
+    def drain(self, partition: int, *, now_seconds: float, time_ns: int) -> list[Message]:
         """Return the watermarks of a partition, one for each cluster of which something is new."""
-        known = self._partitions.get(partition)
-        if known is None or known.acknowledged is None:
+        state = self._partitions.get(partition)
+        if state is None or state.acknowledged is None:
             return []
-        known.due_at = now + RENEWED_AFTER_SECONDS
-        if known.next_offset is None:
+        state.due_seconds = now_seconds + RENEWED_AFTER_SECONDS
+        if state.next_offset is None:
             return []
-        reached, known.acknowledged = known.acknowledged, None
-        self.told[partition] = min(each.until_ns for each in reached.values())
+        reached, state.acknowledged = state.acknowledged, None
+        self.published_until_ns[partition] = min(
+            reached_cluster.until_ns for reached_cluster in reached.values()
+        )
         return [
             message_of(
                 Watermark(
                     stage=JOIN,
                     cluster=cluster,
                     partition=partition,
-                    complete_until_ns=each.until_ns,
+                    complete_until_ns=reached_cluster.until_ns,
                     topic=self._topic,
-                    next_offset=known.next_offset,
+                    next_offset=state.next_offset,
                     publisher=self._publisher,
-                    node_count=each.node_count,
-                    silent_count=len(each.silent) or None,
+                    node_count=reached_cluster.node_count,
+                    silent_count=len(reached_cluster.silent) or None,
                     silent=[
                         SilentNode(node=split_key(key)[1], since_time_ns=since_ns)
-                        for key, since_ns in each.silent[:MAX_SILENT_NODES]
+                        for key, since_ns in reached_cluster.silent[:MAX_SILENT_NODES]
                     ]
                     or None,
                 ),
                 time_ns=time_ns,
             )
-            for cluster, each in reached.items()
+            for cluster, reached_cluster in reached.items()
         ]

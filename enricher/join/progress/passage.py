@@ -1,4 +1,4 @@
-"""How a tick stands in time: booked before or not, late or not, and what before it has no tick.
+"""Where a tick lies in its node's time: booked before or not, late or not, behind a gap.
 
 Pure functions of ticks and watermarks; the only clock is the one that bounds the nodes' own.
 
@@ -103,7 +103,7 @@ class NodeWatermark(msgspec.Struct, gc=False):
         return self.heard_ns - min(first_ns, self.first_ns), self.heard_ns
 
     def progress_of(self, key: str) -> NodeProgress:
-        """Return it as the record that whoever takes the partition over reads back."""
+        """Return it as the record from which the partition's next worker restores it."""
         cluster, node = split_key(key)
         return NodeProgress(
             cluster=cluster,
@@ -228,7 +228,7 @@ def is_late(time_ns: int, reached_ns: int | None) -> bool:
 
 
 class Reached(NamedTuple):
-    """Up to which event time all is booked that was heard of, and whom that leaves out."""
+    """Up to which event time all nodes are booked, and the silent nodes left out of it."""
 
     until_ns: int
     """The time up to which no node that is not silent has more to come."""
@@ -238,7 +238,7 @@ class Reached(NamedTuple):
     """The silent ones, each with the end of its last tick, the newest first."""
 
     def raised_to(self, until_ns: int, nodes: Mapping[str, NodeWatermark]) -> "Reached":
-        """Return the same up to a time that was said before.
+        """Return the same up to the later time that was published before.
 
         Who was silent then and has come back behind that time is left out by it as before.
         """

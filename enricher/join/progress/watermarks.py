@@ -34,7 +34,7 @@ MAX_NODES: Final = 20_000
 
 
 class NodeWatermarks:
-    """The watermarks of one partition's nodes, and which of them nobody has written down yet.
+    """The watermarks of one partition's nodes, and which of them are not published yet.
 
     Memory is bounded by the nodes that were heard of within a day.
     """
@@ -109,7 +109,9 @@ class NodeWatermarks:
         overall = find_reached(self._watermarks, is_at_end=is_at_end, **how)
         if overall is None:
             return {}
-        nodes: dict[str, dict[str, NodeWatermark]] = {each: {} for each in self._complete_until_ns}
+        nodes: dict[str, dict[str, NodeWatermark]] = {
+            cluster: {} for cluster in self._complete_until_ns
+        }
         for key, watermark in self._watermarks.items():
             nodes.setdefault(split_key(key)[0], {})[key] = watermark
         complete: dict[str, Reached] = {}
@@ -145,7 +147,7 @@ class NodeWatermarks:
             self._advanced[node] = None
 
     def take(self, written: NodeProgress, *, heard_ns: int) -> None:
-        """Take in what was written down before; what is known to be further stays."""
+        """Restore what was published before; what is known to be further stays."""
         before = tuple(
             BootWatermark(
                 boot.boot_id,

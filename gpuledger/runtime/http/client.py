@@ -116,7 +116,10 @@ async def open_http(
 
 
 async def read_answer(response: aiohttp.ClientResponse, *, sent: BasicCredentials) -> HttpAnswer:
-    """Return what a response says, `sent` masked; of a success the body is left unread."""
+    """Return a response's text, with the credentials in `sent` masked.
+
+    The body of a success is left unread.
+    """
     is_success = response.status // 100 == HTTPStatus.OK // 100
     body = b"" if is_success else await read_begin(response)
     if response.headers.get("Content-Encoding", "").lower() in _UNPACKED:

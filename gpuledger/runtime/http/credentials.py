@@ -38,10 +38,10 @@ def mask_quotes(text: str, secrets: Iterable[str]) -> str:
     not count where it is no visible one: the line ends of base64, the zeros of UTF-16, which are
     shown as replaced. Of a secret with others than ASCII's, those are between.
     """
-    found = {each for secret in secrets if secret.strip() for each in _Wanted.all_of(secret)}
+    found = {writing for secret in secrets if secret.strip() for writing in _Wanted.all_of(secret)}
     if not found:
         return text
-    wanted = sorted(found, key=lambda each: -len(each.text))
+    wanted = sorted(found, key=lambda writing: -len(writing.text))
     whole = _View(text, range(len(text)), range(1, len(text) + 1))
     views = list(whole.undone())
     if begun := _BEGUN.search(text):

@@ -152,7 +152,7 @@ class Exchange:
 
 
 def _find_wrong(event: h11.Request, head: bytes) -> HTTPStatus | None:
-    """Return why a request is refused that h11 takes for one; nothing where it is a page's."""
+    """Return why a request is refused that h11 accepts; nothing where it is a page's."""
     names = {name for name, _ in event.headers}
     length = dict(event.headers).get(b"content-length", b"0")
     has_coding = b"transfer-encoding" in names
@@ -276,7 +276,10 @@ class TlsChannel(Channel):
         super().close()
 
     async def _receive(self) -> bool:
-        """Take what has come; return whether anything has. Raises OSError during the handshake."""
+        """Receive what has arrived; return whether anything has.
+
+        Raises OSError during the handshake.
+        """
         data = await super().read()
         if not data and self._tls is None:
             raise ConnectionResetError

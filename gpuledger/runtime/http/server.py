@@ -71,7 +71,7 @@ class ConnectionSlots(Generic[H]):
         return len(self._addresses)
 
     def find_displaced(self, address: str) -> H | None:
-        """Return who has to go so that a newcomer has a slot; `None` where one is free.
+        """Return the connection to displace for a new one; `None` where one is free.
 
         Raises LookupError where all of those who could go are at work.
         """
@@ -119,7 +119,7 @@ class ConnectionSlots(Generic[H]):
 
 
 def client_of(host: str) -> str:
-    """Return what counts as one address: a network of 64 bits of IPv6, an address of IPv4.
+    """Return the address by which a client is counted: of IPv6, its network of 64 bits.
 
     Whoever has one address of such a network has all of them.
     """
@@ -262,7 +262,10 @@ class _Connections:
 
 
 def _make_room(slots: ConnectionSlots[Channel], address: str) -> bool:
-    """Displace who waits longest where there is no slot; return whether there is one now."""
+    """Displace the connection that has waited longest where no slot is free.
+
+    Return whether a slot is free now.
+    """
     try:
         displaced = slots.find_displaced(address)
     except LookupError:

@@ -155,7 +155,7 @@ class WebConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def read_web_config(file: Path) -> WebConfig:
-    """Return what the file says; raises `UserError` naming file and field.
+    """Return the configuration in the file; raises `UserError` naming file and field.
 
     One that protects nothing is a mistake, as is a file that is being written and still empty: no
     password may end by chance.
@@ -202,7 +202,7 @@ def refuse_loss(before: WebConfig, after: WebConfig) -> None:
 
 
 def _check(config: WebConfig) -> None:
-    """Raise `ValueError` naming the field where one has no effect, or does not do what it seems."""
+    """Raise `ValueError` naming a field that has no effect, or another one than it seems."""
     for name, hashed in config.basic_auth_users.items():
         found = _HASH.fullmatch(hashed)
         if not found:

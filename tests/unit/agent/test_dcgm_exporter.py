@@ -11,6 +11,7 @@ from agent.dcgm_exporter import FLAGS, Flag, read_swap
 from agent.settings import AgentSettings
 from gpuledger.errors import SettingsError
 from gpuledger.settings import load_settings
+from tests.errors import has_words
 
 # What dcgm-exporter's chart gives its container, with its values as they are shipped.
 CHART_ARGS = ["-f", "/etc/dcgm-exporter/dcp-metrics-included.csv"]
@@ -240,7 +241,7 @@ def test_two_dashes_without_a_flag_of_dcgm_exporters_are_refused_as_ever() -> No
 
 
 def test_a_flag_of_nobody_is_refused_as_ever() -> None:
-    with pytest.raises(SettingsError, match="unrecognized arguments: --nonsense"):
+    with pytest.raises(SettingsError, check=has_words("--nonsense")):
         load([*CHART_ARGS, "--nonsense"], CHART_ENV)
 
 

@@ -69,7 +69,9 @@ async def test_a_tick_says_what_the_kubelet_gave_to_whom_used_or_not() -> None:
     samples, _, readiness = await run_for(20, settings=AgentSettings(node_name="node-a"))
     last = samples[-1]
 
-    assert [one.gpu_uuid for one in last.allocations] == [gpu.uuid for gpu in last.gpus]
+    assert [allocation.gpu_uuid for allocation in last.allocations] == [
+        gpu.uuid for gpu in last.gpus
+    ]
     assert {(one.namespace, one.pod, one.container) for one in last.allocations} == {
         ("team-a", "train", "main")
     }

@@ -65,7 +65,7 @@ class MovedClock(ManualClock):
     async def move(self, seconds: float) -> None:
         """Move on, and let those whose time has come have their turn."""
         self.advance(seconds)
-        due = [one for one in self._wakings if one[0] <= self.time_ns()]
+        due = [waking for waking in self._wakings if waking[0] <= self.time_ns()]
         self._wakings = [one for one in self._wakings if one not in due]
         for _, awake in due:
             awake.set()
@@ -149,11 +149,11 @@ async def test_a_fault_is_on_the_bus_once_with_who_was_on_the_gpu(
         until_ns = clock.time_ns() + 2 * NS_PER_SECOND
         await agent.until(lambda: clock.time_ns() > until_ns, step_seconds=0.25)
 
-    by_what = {(one.kind, one.xid): one for one in agent.incidents}
+    by_what = {(incident.kind, incident.xid): incident for incident in agent.incidents}
     assert by_what.keys() == {("xid", 48), ("poison_fatal", None), ("xid", 154)}
     assert len(agent.incidents) == 3
     first, asked = by_what["xid", 48], by_what["xid", 154]
-    assert [one.command for one in first.processes] == ["train"]
+    assert [process.command for process in first.processes] == ["train"]
     assert (first.gpu_uuid, first.severity) == (node.gpus[1].facts.uuid, Severity.CRITICAL)
     assert (asked.source, asked.action, asked.processes) == ("kmsg", "RESTART_BM", [])
     assert asked.gpu_uuid == node.gpus[0].facts.uuid

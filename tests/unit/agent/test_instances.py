@@ -71,7 +71,7 @@ def test_the_traffic_of_the_board_is_no_instances(cut: list[NodeTick]) -> None:
     board, *instances = [gpu.profiling for gpu in cut[4].readings.gpus if gpu.profiling]
     assert board.pcie_sent_bytes_per_second
     assert len(instances) == 4
-    assert {one.pcie_sent_bytes_per_second for one in instances} == {None}
+    assert {instance.pcie_sent_bytes_per_second for instance in instances} == {None}
     booked = [gpu.sm_active_ratio for gpu in cut[4].sample.gpus[1:]]
     assert [one.sm_active_ratio for one in instances] == booked
     assert None not in booked

@@ -35,7 +35,7 @@ async def test_the_reason_for_the_end_is_published_before_it() -> None:
             await super().sleep(seconds)
 
     clock = LosingClock(start_ns=10**18)
-    with pytest.raises(NothingWorksError, match="1 GPUs do not answer"):
+    with pytest.raises(NothingWorksError):
         await run_agent(
             host=Host(gpus=NvmlSession(library), procfs=FakeProcfs(), clock=clock),
             bus=bus,

@@ -27,6 +27,7 @@ from simulator.clock import ManualClock
 from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
 from tests.default_topics import PROCESSES, SAMPLES
+from tests.errors import has_words
 from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs
 from tests.metric_values import value_of
 
@@ -127,7 +128,7 @@ async def test_several_nodes_in_one_process_publish_their_ticks_until_cancelled(
     changes = {(record.node, record.command, record.change) for record in processes}
     assert ("gpu-node-2", "render", ProcessChange.SEEN) in changes
     assert ("gpu-node-2", "render", ProcessChange.ENDED) in changes
-    assert any(one.pod_uid for sample in samples for one in sample.containers)
+    assert any(container.pod_uid for sample in samples for container in sample.containers)
 
 
 async def test_processes_that_proc_does_not_show_are_reported_and_leave_the_agent_ready() -> None:
@@ -222,7 +223,7 @@ async def test_a_tick_that_fails_is_counted_and_the_next_one_is_taken() -> None:
 async def test_a_node_without_proc_is_reported_in_one_line() -> None:
     procfs = FakeProcfs()
     procfs.files.clear()
-    with pytest.raises(UserError, match="cannot read /proc"):
+    with pytest.raises(UserError, check=has_words("/proc")):
         await run_agent(
             host=Host(
                 gpus=NvmlSession(FakeNvml()), procfs=procfs, clock=ManualClock(start_ns=EPOCH_NS)
@@ -244,7 +245,7 @@ def test_a_scenario_is_a_source() -> None:
 
 
 def test_a_node_that_the_scenario_does_not_have_is_reported_with_those_it_has() -> None:
-    with pytest.raises(UserError, match="gpu-node-1, gpu-node-2"):
+    with pytest.raises(UserError, check=has_words("gpu-node-1", "gpu-node-2")):
         find_source(AgentSettings(node_name="nobody", source=f"simulated:{QUICKSTART}"))
 
 
@@ -255,14 +256,14 @@ def test_the_automatic_source_says_what_to_do_where_nvml_does_not_answer(
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "nvmlInit", no_library)
-    with pytest.raises(UserError, match="--source simulated"):
+    with pytest.raises(UserError, check=has_words("--source simulated")):
         find_source(AgentSettings(node_name="n"))
 
 
 def test_a_library_that_hangs_is_no_source() -> None:
     library, hanging = FakeNvml(), threading.Event()
     library.nvmlInit = hanging.wait  # type: ignore[method-assign, assignment]  # it never returns
-    with pytest.raises(UserError, match="no answer within"):
+    with pytest.raises(UserError):
         probe(library, seconds=0.01)
     hanging.set()
 

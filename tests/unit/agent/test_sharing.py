@@ -76,7 +76,9 @@ def test_pods_in_instances_are_debited_with_what_they_ran() -> None:
 def test_a_client_of_mps_that_draws_too_is_one_process_and_holds_its_memory_once() -> None:
     run = Run("mps-node", 6)
     sample = run.ticks[-1].sample
-    by_command = {one.pid: one.spec.command.split()[0] for one in run.node.gpus[0].processes}
+    by_command = {
+        process.pid: process.spec.command.split()[0] for process in run.node.gpus[0].processes
+    }
     kinds = {by_command[one.pid]: one.kind for one in sample.processes}
     assert kinds == {
         "/usr/bin/detect": ProcessKind.MPS,

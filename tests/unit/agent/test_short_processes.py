@@ -20,7 +20,7 @@ async def reported(bus: MemoryBus) -> list[ProcessRecord]:
         batches = await consumer.poll(timeout_seconds=0.05, max_records=500)
         decode = decoder_of(PROCESSES.name, ProcessRecord).decode
         records = [decode(one.value) for batch in batches.values() for one in batch]
-        return [one for one in records if one.change is ProcessChange.ENDED]
+        return [record for record in records if record.change is ProcessChange.ENDED]
 
 
 async def ticks_on(bus: MemoryBus) -> list[NodeSample]:

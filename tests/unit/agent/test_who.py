@@ -23,7 +23,7 @@ def seen() -> Seen:
     clock.advance(2)
     answers, at = gpu.query_all(SampleCursor()), ClockReading.read(node.clock)
     sampler.sample([answers], at=at)
-    found = [one.instance for one in answers.instances if one.instance]
+    found = [instance.instance for instance in answers.instances if instance.instance]
     return sampler, gpu.uuid, {one.profile: one.gpu_instance or 0 for one in found}
 
 

@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives import serialization
 
 from gpuledger.certificates import Validity, authorities_of, load_own, trusting
 from gpuledger.errors import SettingsError
+from tests.errors import has_words
 from tests.real.services.certificates import Authority
 
 GARBAGE = "-----BEGIN {0}-----\nAAAA\n-----END {0}-----\n"
@@ -117,9 +118,7 @@ def test_a_file_with_a_name_of_any_length_is_said_in_a_line_that_fits_on_a_scree
     files: Files,
 ) -> None:
     files.key = Path("x" * 30_000)
-    with pytest.raises(
-        SettingsError, match=r"^kafka\.ssl_key_file: .*File name too long$"
-    ) as raised:
+    with pytest.raises(SettingsError, check=has_words("kafka.ssl_key_file")) as raised:
         files.load()
     assert len(str(raised.value)) < 1000
 

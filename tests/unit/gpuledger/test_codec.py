@@ -21,6 +21,7 @@ from gpuledger.records import (
 )
 from gpuledger.records.base import MAX_SEQ
 from tests.default_topics import BY_NAME, TOPICS
+from tests.errors import has_words
 
 MESSAGES = Path(__file__).parents[2] / "data" / "messages"
 
@@ -186,9 +187,7 @@ def test_validation_names_the_place_of_what_is_wrong() -> None:
         processes=[],
         allocations=[],
     )
-    with pytest.raises(
-        msgspec.ValidationError, match=r"`int` >= 0 - at `\$\.gpus\[0\]\.power_milliwatts`"
-    ):
+    with pytest.raises(msgspec.ValidationError, check=has_words("$.gpus[0].power_milliwatts")):
         validate(sample)
 
 
@@ -226,7 +225,7 @@ def test_a_nodes_name_is_kubernetes_own_in_every_record(
     for name in GOOD_NAMES:
         assert decode(orjson.dumps(message | {"node": name})).node == name
     for name in BAD_NAMES:
-        with pytest.raises(UndecodableError, match=f"{topic}: field node: "):
+        with pytest.raises(UndecodableError, check=has_words(topic, "field node:")):
             decode(orjson.dumps(message | {"node": name}))
 
 
@@ -237,7 +236,7 @@ def test_a_seq_that_no_kernel_can_reach_is_refused_in_every_record(
     decode: Callable[[bytes], Any] = Decoder(topic=topic, record=BY_NAME[topic].record).decode
     assert decode(orjson.dumps(message | {"seq": MAX_SEQ})).seq == MAX_SEQ
     for seq in (MAX_SEQ + 1, 2**63 - 1):
-        with pytest.raises(UndecodableError, match=f"{topic}: field seq: "):
+        with pytest.raises(UndecodableError, check=has_words(topic, "field seq:")):
             decode(orjson.dumps(message | {"seq": seq}))
 
 
@@ -245,7 +244,7 @@ def test_a_seq_that_no_kernel_can_reach_is_refused_in_every_record(
 def test_the_id_of_a_boot_is_neither_empty_nor_long(topic: str, message: dict[str, object]) -> None:
     decode: Callable[[bytes], Any] = Decoder(topic=topic, record=BY_NAME[topic].record).decode
     for boot_id in ("", "b" * 65):
-        with pytest.raises(UndecodableError, match=f"{topic}: field boot_id: "):
+        with pytest.raises(UndecodableError, check=has_words(topic, "field boot_id:")):
             decode(orjson.dumps(message | {"boot_id": boot_id}))
 
 

@@ -23,6 +23,7 @@ from gpuledger.errors import BusUnavailableError, TopicsError
 from gpuledger.records import DeadLetter, GpuReading
 from gpuledger.runtime.logs import Repeats
 from tests.default_topics import DEAD_LETTERS
+from tests.errors import has_words
 from tests.fakes.producer import KeepingProducer
 
 GOOD = b'["u",0]'
@@ -244,7 +245,7 @@ async def test_of_two_places_the_letters_of_one_that_has_them_are_not_published_
     for partition in (0, 1, 3):
         dead_letters.reject(record(b"", partition=partition), reason="invalid", detail="")
 
-    with pytest.raises(BusUnavailableError, match=r"^2 dead letters wait to be published: full"):
+    with pytest.raises(BusUnavailableError, check=has_words("2 dead letters")):
         await dead_letters.flush()
     producer.is_full = False
     await dead_letters.flush()
@@ -315,7 +316,7 @@ async def test_a_letter_that_is_dropped_while_it_is_refused_is_not_published_lat
     for partition in (3, 5):
         dead_letters.reject(record(b"x", partition=partition), reason="r", detail="d")
 
-    with pytest.raises(BusUnavailableError, match=r"^1 dead letter waits"):
+    with pytest.raises(BusUnavailableError, check=has_words("1 dead letter ")):
         await dead_letters.flush()
     await dead_letters.flush()
 

@@ -29,7 +29,7 @@ def test_a_record_and_each_of_its_fields_say_what_they_are(record: type[BaseReco
 def test_a_record_is_frozen_and_takes_keywords_only(record: type[BaseRecord]) -> None:
     parameters = inspect.signature(record).parameters.values()
 
-    assert {one.kind for one in parameters} <= {
+    assert {parameter.kind for parameter in parameters} <= {
         inspect.Parameter.KEYWORD_ONLY,
         inspect.Parameter.VAR_KEYWORD,
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hatch_build import UncompiledError, find_modules, recipe_of, require_compiler
+from tests.errors import has_words
 
 ROOT = Path(__file__).parents[3]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -39,15 +40,13 @@ def test_nothing_is_compiled_beside_the_sources() -> None:
 
 
 def test_without_python_s_headers_the_remedy_is_named_too(tmp_path: Path) -> None:
-    with pytest.raises(
-        UncompiledError, match=r"no .*Python\.h here: install gcc and Python's headers"
-    ):
+    with pytest.raises(UncompiledError, check=has_words("Python.h", "gcc")):
         require_compiler(sys.executable, tmp_path)
 
 
 @pytest.mark.parametrize("named", ["enricher/join/gone.py", "enricher/join", "README.md"])
 def test_a_list_that_names_no_python_file_is_refused(named: str) -> None:
-    with pytest.raises(UncompiledError, match=f"lists {named} to be compiled"):
+    with pytest.raises(UncompiledError, check=has_words(named)):
         find_modules(ROOT, ["gpuledger/codec.py", named])
 
 

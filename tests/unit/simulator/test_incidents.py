@@ -21,7 +21,9 @@ def content(*incidents: dict[str, Any], **node: Any) -> dict[str, Any]:  # noqa:
     return {
         "name": "failing",
         "nodes": [{"name": "node-a", "gpus": {"model": "NVIDIA L4"}, **node}],
-        "incidents": [{"node": "node-a", "gpu": 0, "at_seconds": 1, **one} for one in incidents],
+        "incidents": [
+            {"node": "node-a", "gpu": 0, "at_seconds": 1, **incident} for incident in incidents
+        ],
     }
 
 

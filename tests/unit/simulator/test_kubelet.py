@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from agent.host.kubelet.assignments import DeviceIndex, allocate, find_assignments
-from agent.host.kubelet.container_logs import ContainerName, ContainerNames, list_folder
 from agent.host.kubelet.messages import parse_answer
+from agent.host.node_pods import ContainerName, ContainerNames, list_folder
 from agent.host.procfs import check_procfs
 from agent.settings import KubeletSettings
 from gpuledger.errors import UserError

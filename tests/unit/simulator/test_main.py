@@ -11,6 +11,7 @@ from gpuledger.errors import UserError
 from simulator.__main__ import main
 from simulator.identities import FileUids, write_uids
 from simulator.simulation import choose_epoch_ns
+from tests.errors import has_words
 from tests.hanging import HANG_SECONDS
 
 
@@ -50,9 +51,9 @@ def test_processes_that_share_a_file_agree_on_the_epoch(tmp_path: Path) -> None:
 def test_a_file_without_an_epoch_is_a_users_mistake(tmp_path: Path) -> None:
     file = tmp_path / "epoch"
     file.write_text("soon")
-    with pytest.raises(UserError, match="delete it to begin anew"):
+    with pytest.raises(UserError, check=has_words(str(file))):
         choose_epoch_ns(0, file=file)
-    with pytest.raises(UserError, match="cannot keep the epoch"):
+    with pytest.raises(UserError, check=has_words(str(tmp_path / "none" / "epoch"))):
         choose_epoch_ns(0, file=tmp_path / "none" / "epoch")
 
 
@@ -68,7 +69,7 @@ def test_uids_of_another_epoch_count_as_none_and_new_ones_are_seen(tmp_path: Pat
 def test_a_file_that_holds_no_uids_is_a_users_mistake(tmp_path: Path) -> None:
     file = tmp_path / "uids.json"
     file.write_text("[]")
-    with pytest.raises(UserError, match="not a file of pod UIDs"):
+    with pytest.raises(UserError, check=has_words(str(file))):
         FileUids(file, epoch_ns=2).uid("a/p")
 
 

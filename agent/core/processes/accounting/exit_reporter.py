@@ -37,7 +37,7 @@ _MAX_TICKS_ABSENT: Final = 16
 
 
 class ProcessInterval(NamedTuple):
-    """A process's time on a GPU, and what it used in it that no tick has said yet."""
+    """A process's time on a GPU, and its use in that time that no tick has reported yet."""
 
     begin_ns: int
     """Where it begins, since boot."""
@@ -65,7 +65,7 @@ ProcessKey = tuple[int, int]
 
 
 class _SampledTime(msgspec.Struct):
-    """What ticks said of one process."""
+    """What ticks reported of one process."""
 
     busy_ns: int
     first: TickInterval
@@ -73,7 +73,7 @@ class _SampledTime(msgspec.Struct):
 
 
 class _UnclaimedTime(msgspec.Struct):
-    """What a tick left to nobody."""
+    """The busy time of a tick that is attributed to no process."""
 
     covered: TickInterval
     left_ns: int
@@ -81,7 +81,7 @@ class _UnclaimedTime(msgspec.Struct):
 
 @dataclass
 class GpuHistory:
-    """What the last ticks said of one GPU."""
+    """What the last ticks reported of one GPU."""
 
     _sampled: dict[ProcessKey, _SampledTime] = field(default_factory=dict)
     _unclaimed: deque[_UnclaimedTime] = field(default_factory=deque)
@@ -89,7 +89,7 @@ class GpuHistory:
     def record(
         self, covered: TickInterval, reading: GpuReading | None, processes: Sequence[GpuProcess]
     ) -> None:
-        """Record what a tick says; `reading` is `None` where the GPU is not in it."""
+        """Record what a tick reports; `reading` is `None` where the GPU is not in it."""
         for sampled in self._sampled.values():
             sampled.ticks_absent += 1
         if reading is not None:
@@ -118,7 +118,10 @@ class GpuHistory:
         }
 
     def pop_sampled(self, key: ProcessKey) -> tuple[int, TickInterval | None]:
-        """Return what ticks said of a process, and the first that named it; both are forgotten."""
+        """Return what ticks reported of a process, and the first tick that named it.
+
+        Both are forgotten.
+        """
         found = self._sampled.pop(key, None)
         return (found.busy_ns, found.first) if found else (0, None)
 
@@ -192,13 +195,13 @@ class _PendingExit(NamedTuple):
 
     @property
     def key(self) -> ProcessKey:
-        """What tells the process from others."""
+        """What identifies the process."""
         return self.process.pid, self.process.facts.started_boottime_ns or 0
 
 
 @dataclass(kw_only=True)
 class ExitReporter:
-    """The exits of one node's processes, and what its last ticks said of each GPU."""
+    """The exits of one node's processes, and what its last ticks reported of each GPU."""
 
     _histories: dict[str, GpuHistory] = field(default_factory=dict)
     _waiting: list[_PendingExit] = field(default_factory=list)
@@ -206,7 +209,7 @@ class ExitReporter:
     _unreported: Counter[str] = field(default_factory=Counter)
 
     def add(self, exited: Iterable[ExitedProcess]) -> None:
-        """Add who is done with a GPU; those that cannot be reported are counted."""
+        """Add a process that has left a GPU; those that cannot be reported are counted."""
         for process in exited:
             interval = ProcessInterval.of(process)
             if process.facts.started_boottime_ns is None:

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.exposition import PageRenderer
 from agent.exposition.holders import NamedContainer
 from agent.exposition.node_state import NodeState, make_node_state
-from agent.host.kubelet import container_logs
+from agent.host import node_pods
 from agent.settings import ExpositionSettings
 from gpuledger.records import (
     ContainerRef,
@@ -60,7 +60,7 @@ class FakeNames:
         if known is None:
             return None
         namespace, pod, container = known.split("/")
-        return container_logs.ContainerName(namespace=namespace, pod=pod, container=container)
+        return node_pods.ContainerName(namespace=namespace, pod=pod, container=container)
 
 
 def row(*, uuid: str, **values: Any) -> Row:  # noqa: ANN401  # fields of both records

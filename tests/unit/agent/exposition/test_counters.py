@@ -8,6 +8,7 @@ from prometheus_client import REGISTRY
 
 from agent.exposition.dcgm_fields import default_counters, parse_counters, read_counters
 from gpuledger.errors import UserError
+from tests.errors import has_words
 
 LIST = """\
 # Format
@@ -27,8 +28,8 @@ def refuse(field: str) -> None:
 
 def test_a_list_says_field_kind_and_help() -> None:
     found = [
-        (one.field.old, one.kind, one.help)
-        for one in parse_counters(LIST.splitlines(), name="x", skip=refuse)
+        (counter.field.old, counter.kind, counter.help)
+        for counter in parse_counters(LIST.splitlines(), name="x", skip=refuse)
     ]
     assert found == [
         ("DCGM_FI_DEV_SM_CLOCK", "gauge", "SM clock frequency (in MHz)."),
@@ -96,18 +97,18 @@ def test_a_field_that_dcgm_has_and_this_agent_has_not_is_said_counted_and_skippe
 
 def test_a_field_stands_in_the_list_once_by_whatever_name() -> None:
     lines = ["DCGM_FI_DEV_GPU_TEMP, gauge, a", "DCGM_FI_DEV_GPU_TEMP_CELSIUS, gauge, a"]
-    with pytest.raises(UserError, match="x:2: DCGM_FI_DEV_GPU_TEMP is in the list twice"):
+    with pytest.raises(UserError, check=has_words("x:2", "DCGM_FI_DEV_GPU_TEMP")):
         list(parse_counters(lines, name="x", skip=refuse))
 
 
 def test_a_list_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"exposition\.counters_file: cannot read .*absent"):
+    with pytest.raises(UserError, check=has_words("exposition.counters_file", "absent")):
         read_counters(tmp_path / "absent")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    with pytest.raises(UserError, match="is no UTF-8 text"):
+    with pytest.raises(UserError, check=has_words("UTF-8")):
         read_counters(tmp_path / "bytes")
 
 
 def test_without_a_list_the_defaults_are_shown() -> None:
-    assert "DCGM_FI_DEV_GPU_UTIL" in {one.field.old for one in default_counters()}
+    assert "DCGM_FI_DEV_GPU_UTIL" in {counter.field.old for counter in default_counters()}
     assert "DCGM_FI_DEV_POWER_VIOLATION" not in {one.field.old for one in default_counters()}

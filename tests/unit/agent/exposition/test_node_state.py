@@ -179,7 +179,7 @@ def test_a_changed_list_of_counters_is_read_again_and_one_with_a_mistake_is_not(
     it.show(shown)
     with structlog.testing.capture_logs() as logs:
         assert it.lines(TEMPERATURE)
-    assert [one["event"] for one in logs] == ["counters_refused"]
+    assert [line["event"] for line in logs] == ["counters_refused"]
     assert f"{file}:1: expected 3 columns" in logs[0]["error"]
 
     file.unlink()

@@ -92,7 +92,8 @@ def memories(reported: Reported) -> list[GpuReading]:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize(
-    "field", sorted({one.field.old for one in default_counters()} & set(MEMORY_FIELDS))
+    "field",
+    sorted({counter.field.old for counter in default_counters()} & set(MEMORY_FIELDS)),
 )
 def test_a_sum_over_a_gpus_memory_is_not_more_than_the_gpu_has(scenario: str, field: str) -> None:
     it = of(scenario)
@@ -102,7 +103,7 @@ def test_a_sum_over_a_gpus_memory_is_not_more_than_the_gpu_has(scenario: str, fi
         "DCGM_FI_DEV_FB_FREE": "memory_total_bytes",
         "DCGM_FI_DEV_FB_RESERVED": "memory_reserved_bytes",
     }[field]
-    has = sum(getattr(one, reading) for one in memories(SCENARIOS[scenario]))
+    has = sum(getattr(memory, reading) for memory in memories(SCENARIOS[scenario]))
     assert series
     assert sum(series.values()) <= has / 2**20
 

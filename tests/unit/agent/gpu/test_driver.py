@@ -37,7 +37,7 @@ class Bench:
 
     def thread_is_back(self, uuid: str) -> None:
         """Wait until a GPU's thread has done what it was handed."""
-        (thread,) = [one for one in self.driver.pool.workers if one.gpu.uuid == uuid]
+        (thread,) = [worker for worker in self.driver.pool.workers if worker.gpu.uuid == uuid]
         back = threading.Event()
         thread.submit(back.set)
         assert back.wait(HANG_SECONDS)

@@ -217,7 +217,7 @@ def test_a_set_that_no_gpu_is_in_is_a_failure_and_is_not_waited_for(
 ) -> None:
     functions.functions["nvmlDeviceGetSupportedEventTypes"] = supports(0)
 
-    with pytest.raises(FailedError, match="no GPU"):
+    with pytest.raises(FailedError):
         opened(device("GPU-1"), clock=clock).wait(0)
 
 

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.core.incidents import Detection
-from agent.gpu.lifecycle import EventThread
+from agent.gpu.event_thread import EventThread
 from agent.gpu.nvidia.session import NvmlSession
 from agent.gpu.protocol import GpuIdentity
 from agent.monitor import IncidentMonitor

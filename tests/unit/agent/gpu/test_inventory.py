@@ -94,7 +94,7 @@ def test_each_call_is_reported_with_the_drivers_reason_where_it_is_refused(
     (gpu,) = NvmlSession(machine({"model": model})).open()
     found = gpu.query_all(SampleCursor()).facts
     assert found
-    reported = {one.call: one for one in found.capabilities}
+    reported = {capability.call: capability for capability in found.capabilities}
     assert reported[call] == Capability(call=call, supported=supported, reason=reason)
 
 

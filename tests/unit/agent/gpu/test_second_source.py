@@ -145,7 +145,9 @@ async def test_what_the_driver_is_and_cannot_do_is_in_the_inventory() -> None:
     (inventory,) = await node.published(Inventory)
     assert inventory.driver_version == "direct 1.0"
     assert [gpu.index for gpu in inventory.gpus] == [0, 1]
-    reported = [(one.call, one.supported) for one in inventory.gpus[0].capabilities]
+    reported = [
+        (capability.call, capability.supported) for capability in inventory.gpus[0].capabilities
+    ]
     assert reported == [("driver_events", False)]
 
 

@@ -71,7 +71,7 @@ class Bench:
         """Let the calls return, and wait until the GPU's thread is back."""
         self.sick.hangs = {}
         released.set()
-        threads = [one for one in self.driver.pool.workers if one.gpu is self.sick]
+        threads = [worker for worker in self.driver.pool.workers if worker.gpu is self.sick]
         backs = [threading.Event() for _ in threads]
         for thread, back in zip(threads, backs, strict=True):
             thread.submit(back.set)

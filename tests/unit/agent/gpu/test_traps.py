@@ -174,7 +174,7 @@ def test_an_unversioned_function_that_mismatches_is_not_supported(
 ) -> None:
     """Its error is no `NVMLError`, and would end the thread that asks."""
     answer({})
-    with pytest.raises(UnsupportedError, match="Unversioned function"):
+    with pytest.raises(UnsupportedError):
         call_by_name(pynvml, name, pynvml.c_nvmlDevice_t())
 
 
@@ -206,4 +206,4 @@ def test_holes_among_instances_are_skipped(answer: Answer) -> None:
         }
     )
     assert asked == [0, 1, 2, 3]
-    assert [one.uuid for one in given.instances] == ["MIG-2"]
+    assert [instance.uuid for instance in given.instances] == ["MIG-2"]

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.host.kubelet.container_logs import MAX_NAMES
-from agent.host.node_pods import PodCgroups, PodChanges, PodEnds
+from agent.host.node_pods import MAX_NAMES, PodCgroups, PodChanges, PodEnds
 from simulator.clock import ManualClock
 
 FIRST, SECOND = (f"0000000{digit}-7d52-4b8e-a1f4-9c0d2e5b7a63" for digit in (1, 2))

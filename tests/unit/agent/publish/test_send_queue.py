@@ -426,7 +426,7 @@ async def test_a_disk_that_answers_with_a_timeout_does_not_hang() -> None:
     def work() -> None:
         raise OSError(errno.ETIMEDOUT, "Connection timed out")
 
-    with pytest.raises(TimeoutError, match="Connection timed out"):
+    with pytest.raises(TimeoutError):
         await disk.run(work)
     disk.close()
 

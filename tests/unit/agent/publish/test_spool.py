@@ -109,4 +109,4 @@ def test_what_counts_incidents_and_inventories_beside_ticks_says_so(tmp_path: Pa
 
 def written() -> float:
     (family,) = SPOOL_WRITTEN.collect()
-    return next(one.value for one in family.samples if one.name.endswith("_total"))
+    return next(sample.value for sample in family.samples if sample.name.endswith("_total"))

@@ -36,6 +36,7 @@ from gpuledger.records import NodeSample, ProcessRecord
 from simulator.clock import ManualClock
 from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
+from tests.errors import has_words
 from tests.ticks import tick_of
 
 QUICKSTART = Path(__file__).parents[4] / "scenarios" / "quickstart.yaml"
@@ -167,7 +168,7 @@ def test_after_its_end_a_recording_has_no_driver_any_more(tmp_path: Path) -> Non
     node = played(file)
     node.ticks([1.0, 1.0])
     node.hand.advance(2)
-    with pytest.raises(Exception, match="Driver Not Loaded"):
+    with pytest.raises(pynvml.NVMLError_DriverNotLoaded):
         node.nvml.nvmlDeviceGetCount()
 
 
@@ -188,7 +189,7 @@ def test_a_recording_names_no_function_of_the_library_as_a_struct(
     file = tmp_path / "recording.jsonl"
     record(simulated("gpu-node-1"), file, [1.0], tick_seconds=1)
     changed = rewritten(file, lambda line: line.update(result={"struct": name, "fields": {}}))
-    with pytest.raises(UserError, match=r"line 2: .* is no struct"):
+    with pytest.raises(UserError, check=has_words("line 2")):
         read_recording(changed)
 
 
@@ -199,7 +200,7 @@ def test_a_recording_whose_ticks_have_no_length_is_refused(
     file = tmp_path / "recording.jsonl"
     record(simulated("gpu-node-1"), file, [1.0], tick_seconds=tick_seconds)
 
-    with pytest.raises(UserError, match=r"line 1: .*tick_seconds"):
+    with pytest.raises(UserError, check=has_words("line 1", "tick_seconds")):
         read_recording(file)
 
 
@@ -280,7 +281,7 @@ def test_a_result_that_its_function_cannot_have_given_is_refused(
     file = tmp_path / "recording.jsonl"
     record(simulated("gpu-node-1"), file, [1.0], tick_seconds=1)
     changed = rewritten(file, lambda line: answered(line, call, result))
-    with pytest.raises(UserError, match=r"changed\.jsonl, line \d+: .*record-nvml"):
+    with pytest.raises(UserError, check=has_words("changed.jsonl, line ", "record-nvml")):
         read_recording(changed)
 
 
@@ -302,7 +303,7 @@ def test_arguments_that_a_call_cannot_have_had_are_refused(
     record(simulated("gpu-node-1"), file, [1.0], tick_seconds=1)
     with file.open("a") as opened:
         opened.write(json.dumps({"at_ns": 1, "call": call, "arguments": arguments, "error": 3}))
-    with pytest.raises(UserError, match=r"line \d+: .*record-nvml"):
+    with pytest.raises(UserError, check=has_words("line ", "record-nvml")):
         read_recording(file)
 
 
@@ -333,7 +334,7 @@ def test_text_that_the_driver_garbles_is_garbled_again(tmp_path: Path) -> None:
 
 
 def test_a_struct_takes_no_address() -> None:
-    with pytest.raises(ValueError, match="unit is an address"):
+    with pytest.raises(ValueError, check=has_words("unit")):
         fill(pynvml.c_metricInfo_t(), {"unit": 4096}, Handles(), keep)
 
 

@@ -4,13 +4,9 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from cli.dead_letters.join_target import open_join_target
-from cli.dead_letters.letter_filter import KeptLetter, LetterFilter
-from cli.dead_letters.letter_log import LetterLog
-from cli.dead_letters.letter_replay import RefusedPrinter, replay_letters
-from cli.dead_letters.letter_target import LetterTarget
-from cli.dead_letters.replaying import LetterOutcome
-from cli.dead_letters.sink_target import open_sink_target
+from cli.dead_letters.letter_log import KeptLetter, LetterFilter, LetterLog
+from cli.dead_letters.letter_replay import LetterOutcome, RefusedPrinter, replay_letters
+from cli.dead_letters.letter_target import LetterTarget, open_join_target, open_sink_target
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Bus, Record
 from gpuledger.clock import NS_PER_MS

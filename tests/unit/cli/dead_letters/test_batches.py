@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from typing_extensions import override
 
-from cli.dead_letters.letter_filter import KeptLetter, Position
-from cli.dead_letters.letter_log import ReplayedLetters
+from cli.dead_letters.letter_log import KeptLetter, Position, ReplayedLetters
 from cli.dead_letters.letter_target import LetterTarget, Usable
 from gpuledger.errors import UserError
 from tests.default_topics import DEAD_LETTERS

@@ -26,7 +26,7 @@ from tests.unit.enricher.join.ticks import process, sample
 from tests.unit.sinks.builders import ManualClock, bus, eventually, place_of, running
 
 if TYPE_CHECKING:
-    from cli.dead_letters.replaying import LetterOutcome
+    from cli.dead_letters.letter_replay import LetterOutcome
     from gpuledger.bus.memory import MemoryBus
     from gpuledger.bus.protocol import Record
     from gpuledger.records import NodeSample

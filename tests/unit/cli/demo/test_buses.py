@@ -10,6 +10,7 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message
 from gpuledger.errors import BusUnavailableError, TopicsError
 from tests.default_topics import EVENTS, SAMPLES, TOPICS
+from tests.errors import has_words
 from tests.unit.sinks.builders import ManualClock
 
 OWN = {"gpuledger-demo-join": [SAMPLES.name], "gpuledger-demo-store": [EVENTS.name]}
@@ -60,15 +61,13 @@ def test_a_topic_that_another_group_reads_is_refused_whatever_the_option_says(
 ) -> None:
     """The line names the topic and the group."""
     groups = {**OWN, group: [SAMPLES.name]}
-    with pytest.raises(TopicsError, match=rf"{SAMPLES.name} is read by the .* group {group},"):
+    with pytest.raises(TopicsError, check=has_words(SAMPLES.name, f" {group},")):
         refuse_topics_of_others(groups, filled=filled, reuse_topics=reuse_topics)
 
 
 def test_records_that_no_demo_has_read_are_somebody_else_s() -> None:
     """Agents may be there before any reader."""
-    with pytest.raises(
-        TopicsError, match=rf"{SAMPLES.name} holds .* group gpuledger-demo-join has"
-    ):
+    with pytest.raises(TopicsError, check=has_words(SAMPLES.name, "gpuledger-demo-join")):
         refuse_topics_of_others({}, filled=[SAMPLES.name], reuse_topics=True)
 
 
@@ -85,7 +84,7 @@ async def test_groups_with_members_are_waited_for_as_long_as_a_killed_run_holds_
         return [] if clock.now_ns >= leaves_after_seconds * 1e9 else ["gpuledger-demo-join"]
 
     if is_refused:
-        with pytest.raises(TopicsError, match=r"another demo reads .*-demo-join has"):
+        with pytest.raises(TopicsError, check=has_words("-demo-join")):
             await wait_until_free(live, clock=clock)
     else:
         await wait_until_free(live, clock=clock)
@@ -98,5 +97,5 @@ async def test_what_somebody_writes_before_the_run_has_begun_is_refused() -> Non
     refuse_changes(beginning, await find_beginning(bus), samples=SAMPLES)
     async with bus.producer() as producer:
         await producer.publish(SAMPLES.name, 1, [Message(b"node", b"{}", 0)])
-    with pytest.raises(BusUnavailableError, match=f"written to {SAMPLES.name} .* another demo"):
+    with pytest.raises(BusUnavailableError, check=has_words(SAMPLES.name)):
         refuse_changes(beginning, await find_beginning(bus), samples=SAMPLES)

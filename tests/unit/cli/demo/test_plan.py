@@ -7,6 +7,7 @@ import pytest
 from cli.demo.plan import check_url, find_scenario, find_store, parse_bus
 from gpuledger.errors import UserError
 from simulator.scenario.load import load_scenario
+from tests.errors import has_words
 
 
 def test_several_brokers_may_be_named() -> None:
@@ -26,13 +27,13 @@ def test_the_bus_in_memory_needs_no_settings() -> None:
 )
 def test_a_bus_that_is_none_is_refused_with_what_is_expected(bus: str) -> None:
     """The option, the value and the remedy in one line."""
-    with pytest.raises(UserError, match=r"--bus .*expected `memory` or `kafka://host:port"):
+    with pytest.raises(UserError, check=has_words("--bus", "`memory`", "`kafka://host:port")):
         parse_bus(bus)
 
 
 def test_a_scenario_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """By its name."""
-    with pytest.raises(UserError, match=r"--scenario .*absent\.yaml: there is no such file"):
+    with pytest.raises(UserError, check=has_words("--scenario", "absent.yaml")):
         find_scenario(tmp_path / "absent.yaml")
 
 
@@ -65,9 +66,7 @@ def test_the_scenario_that_ships_with_the_command_is_the_default() -> None:
 
 @pytest.mark.parametrize("url", ["prometheus:9090", "kafka://host:1", ""])
 def test_an_address_that_is_none_is_refused_with_what_is_expected(url: str) -> None:
-    with pytest.raises(
-        UserError, match=r"--remote-write-url .*must begin with http:// or https://"
-    ):
+    with pytest.raises(UserError, check=has_words("--remote-write-url", "http://", "https://")):
         check_url("--remote-write-url", url)
 
 
@@ -79,7 +78,7 @@ def test_an_address_is_taken_and_none_is_the_receiver_built_in() -> None:
 @pytest.mark.parametrize("url", ["s3://bucket/x?hunter2", "file:///tmp/x", "s3:/usr:hunter2@b"])
 def test_a_store_that_is_a_url_is_refused_without_being_repeated(url: str) -> None:
     """It would be a folder of that name, which the summary shows."""
-    with pytest.raises(UserError, match=r"--store is a URL: .* a folder of this machine") as raised:
+    with pytest.raises(UserError, check=has_words("--store")) as raised:
         find_store(Path(url))
 
     assert "hunter2" not in str(raised.value)
@@ -89,11 +88,11 @@ def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
     """A folder is wanted."""
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(UserError, match="this is a file; name a folder"):
+    with pytest.raises(UserError, check=has_words("--store", str(file))):
         find_store(file)
 
 
 def test_a_store_that_cannot_be_written_is_refused() -> None:
     """Before anything runs: a run whose store stays empty would look like one that went well."""
-    with pytest.raises(UserError, match=r"--store /proc/store: .*; name a folder"):
+    with pytest.raises(UserError, check=has_words("--store /proc/store", "name a folder")):
         find_store(Path("/proc/store"))

@@ -4,6 +4,7 @@ import pytest
 
 from cli.replay.range_plan import parse_duration, parse_moment, write_duration, write_moment
 from gpuledger.errors import UserError
+from tests.errors import has_words
 
 NOW_MS = 1_795_000_000_000
 
@@ -29,7 +30,7 @@ def test_a_moment_is_read(text: str, expected_ms: int) -> None:
     "text", ["", "yesterday", "-", "-1", "1h", "-1h30", "2026-11-21T14:00:00", "14:00Z"]
 )
 def test_what_is_no_moment_is_refused_by_the_name_of_its_option(text: str) -> None:
-    with pytest.raises(UserError, match=r"--from: .*-1h30m"):
+    with pytest.raises(UserError, check=has_words("--from", "-1h30m")):
         parse_moment(text, option="--from", now_ms=NOW_MS)
 
 
@@ -42,7 +43,7 @@ def test_a_duration_is_read(text: str, expected_ms: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "5", "-5m", "5 m", "5w"])
 def test_what_is_no_duration_is_refused_by_the_name_of_its_option(text: str) -> None:
-    with pytest.raises(UserError, match=r"--lead-in: .*1h30m"):
+    with pytest.raises(UserError, check=has_words("--lead-in", "1h30m")):
         parse_duration(text, option="--lead-in")
 
 

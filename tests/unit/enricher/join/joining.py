@@ -59,7 +59,7 @@ async def read(bus: MemoryBus, topic: Topic, count: int) -> Sequence[bytes]:
     async with asyncio.timeout(HANG_SECONDS), bus.consumer(subscription) as consumer:
         while len(found) < count:
             batch = await consumer.poll(timeout_seconds=1, max_records=100)
-            found += [each.value or b"" for records in batch.values() for each in records]
+            found += [record.value or b"" for records in batch.values() for record in records]
     return found
 
 

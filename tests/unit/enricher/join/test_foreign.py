@@ -273,8 +273,9 @@ def test_the_same_ticks_give_the_same_books_whatever_pods_are_cached(
             if described["state"] == "named":
                 said = (described["namespace"], described["name"])
                 assert all(
-                    (each.namespace, each.name) != said or each.deleted_time_ns is not None
-                    for each in last_versions
+                    (last_version.namespace, last_version.name) != said
+                    or last_version.deleted_time_ns is not None
+                    for last_version in last_versions
                 )
             assert not is_known or of_node[described["uid"]] == "node-a"
 

@@ -151,7 +151,7 @@ async def events_there(bus: MemoryBus) -> list[int]:
         ends = await consumer.end_offsets([EVENTS_PARTITION])
         while len(found) < ends[EVENTS_PARTITION]:
             polled = await consumer.poll(timeout_seconds=1, max_records=100)
-            found += [each.value or b"" for records in polled.values() for each in records]
+            found += [record.value or b"" for records in polled.values() for record in records]
     return [msgspec.json.decode(value)["seq"] for value in found]
 
 

@@ -59,7 +59,7 @@ def test_an_incident_is_described_by_its_own_time(given: Given) -> None:
     given.read_pod(pod(owner_name="after", deleted_time_ns=at(20)), seen_time_ns=at(15))
     found = attributed(given, incident())
     assert [(each.owner_name, each.deleted_time_ns) for each in found.pods] == [("before", None)]
-    assert [each.pid for each in found.incident.processes] == [1]
+    assert [process.pid for process in found.incident.processes] == [1]
 
 
 def test_a_pod_that_holds_the_gpu_without_a_process_is_named(given: Given) -> None:
@@ -118,6 +118,6 @@ def test_of_pods_of_one_name_the_one_of_that_time_is_meant(
     given: Given, case: str, lives: list[PodRecord], number: int
 ) -> None:
     """As those of a StatefulSet on one node."""
-    for each in lives:
-        given.read_pod(each, seen_time_ns=0)
+    for live in lives:
+        given.read_pod(live, seen_time_ns=0)
     assert [each.uid for each in on_idle_gpu(given, "db-0")] == [UIDS[number]], case

@@ -87,7 +87,7 @@ class Followed:
 
     def team(self) -> str | None:
         """Return whose the namespace is."""
-        found = self.stage.places.namespaces.at(KEY, T_NS)
+        found = self.stage.cluster_objects.namespaces.at(KEY, T_NS)
         return (found.labels or {}).get("team") if found else None
 
     @asynccontextmanager
@@ -117,7 +117,7 @@ async def test_what_changes_is_read_and_an_outage_is_waited_for(failures: int) -
         await until(lambda: followed.team() == "speech")
         assert followed.check.is_ok
         await tell(bus, None)
-        await until(lambda: not len(followed.stage.places.namespaces))
+        await until(lambda: not len(followed.stage.cluster_objects.namespaces))
 
 
 async def test_what_was_read_is_not_read_again() -> None:
@@ -149,7 +149,10 @@ async def test_the_letter_of_a_bad_namespace_is_small_and_says_where_it_lies() -
     await tell(bus, replace(namespace("9"), name="other", labels={}))
     followed = Followed(bus)
     await followed.follower.read_up()
-    letters = [LETTER.decode(each.value) for each in followed.producer.messages()]
-    assert [(one.reason, one.offset) for one in letters] == [("undecodable", 1), ("misplaced", 2)]
+    letters = [LETTER.decode(message.value) for message in followed.producer.messages()]
+    assert [(letter.reason, letter.offset) for letter in letters] == [
+        ("undecodable", 1),
+        ("misplaced", 2),
+    ]
     assert all(len(each.value or b"") < 2_000 for each in followed.producer.messages())
     assert followed.team() == "vision"

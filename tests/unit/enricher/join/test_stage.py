@@ -83,7 +83,7 @@ def test_an_event_names_the_pods_of_its_entries(stage: JoinStage) -> None:
     assert described.state is PodState.KNOWN
     assert (described.namespace, described.name) == ("research", "train-0")
     assert (described.owner_kind, described.owner_name) == ("Job", "train")
-    assert [(one.pod, one.name) for one in event.containers[:1]] == [(0, "main")]
+    assert [(container.pod, container.name) for container in event.containers[:1]] == [(0, "main")]
     assert described.labels == {"team": "vision"}
 
 
@@ -155,7 +155,7 @@ def test_a_process_that_ended_is_settled_in_the_event_of_the_tick_that_tells_it(
     event = event_of(stage.take_samples([tick]))
     assert event.settlements is not None
     (settlement,) = event.settlements
-    assert sum(one.busy_ns or 0 for one in settlement.entries) == 0
+    assert sum(entry.busy_ns or 0 for entry in settlement.entries) == 0
     debtor = event.containers[settlement.entries[0].container or 0]
     assert debtor.pod is not None
     assert event.pods[debtor.pod].name == "train-1"

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
-from enricher.podwatch.api import Api, KubernetesError, open_api
+from enricher.podwatch.api import Api, KubernetesError, SilentError, open_api
 from enricher.podwatch.pod_settings import KubernetesSettings
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import encoded, pod
@@ -64,13 +64,13 @@ async def test_a_refusal_is_an_error_with_its_status(
 
 async def test_silence_is_an_error(server: MisbehavingServer, api: Api) -> None:
     server.watches += [silence()]
-    with pytest.raises(KubernetesError, match="silent for too long"):
+    with pytest.raises(SilentError):
         await read(api, WATCH, idle_timeout_seconds=0.02)
 
 
 async def test_a_cut_connection_is_an_error(server: MisbehavingServer, api: Api) -> None:
     server.watches += [events(tail=b"half a line", cut=True)]
-    with pytest.raises(KubernetesError, match="cannot be read"):
+    with pytest.raises(KubernetesError):
         await read(api, WATCH)
 
 

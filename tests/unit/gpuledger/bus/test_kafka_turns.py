@@ -87,7 +87,9 @@ async def read_all(fetcher: Fetcher, *, max_records: int = 500) -> set[tuple[int
             PARTITIONS, timeout=LONG_SECONDS, max_records=max_records
         )
         assert found, "a poll ended with nothing, though records were here"
-        seen |= {(record.partition, record.offset) for each in found.values() for record in each}
+        seen |= {
+            (record.partition, record.offset) for records in found.values() for record in records
+        }
     return seen
 
 

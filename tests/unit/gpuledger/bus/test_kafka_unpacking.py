@@ -230,8 +230,8 @@ def drained(
 
     def poll(most: int) -> list[list[int]]:
         return [
-            [record.offset for record in each.getall(most)] if each.has_more() else []
-            for each in results
+            [record.offset for record in result.getall(most)] if result.has_more() else []
+            for result in results
         ]
 
     def positions() -> list[int]:

@@ -13,6 +13,7 @@ import pytest
 from gpuledger.bus.kafka_connection import KafkaConnection
 from gpuledger.errors import BusUnavailableError
 from gpuledger.settings import KafkaSettings, Secret
+from tests.errors import has_words
 
 PASSWORD = "Kafka&<Pw>-4711"
 _REFUSED = 58
@@ -77,7 +78,7 @@ async def test_the_password_is_in_no_error_and_in_no_line_of_the_log(
                 sasl_password=Secret(PASSWORD),
             )
         )
-        with pytest.raises(BusUnavailableError, match=r"\*{8} is not right") as caught:
+        with pytest.raises(BusUnavailableError, check=has_words("*" * 8)) as caught:
             await connection.describe("gpuledger.events.v1")
     shown = f"{caught.value} {caplog.text}"
     assert "4711" not in shown

@@ -16,6 +16,7 @@ from gpuledger.ledger.health import (
 )
 from gpuledger.records import GpuDetails, GpuHealth, GpuThrottling, NodeReadings
 from gpuledger.records.bounds import MAX_GPUS
+from tests.errors import has_words
 from tests.unit.sinks.builders import GPU, SECOND_NS, START_NS
 
 EVERY_NS = 10 * SECOND_NS
@@ -179,5 +180,5 @@ def test_a_node_that_tells_of_ever_other_gpus_takes_bounded_memory() -> None:
 def test_readings_of_more_gpus_than_a_node_has_are_refused() -> None:
     many = [healthy(uuid=f"GPU-{number}") for number in range(MAX_GPUS + 1)]
 
-    with pytest.raises(ValueError, match=f"gpus: more than {MAX_GPUS} have health"):
+    with pytest.raises(ValueError, check=has_words("gpus", str(MAX_GPUS))):
         Told().at(0, *many)

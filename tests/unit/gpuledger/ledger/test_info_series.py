@@ -11,6 +11,7 @@ from gpuledger.ledger.families import (
     ACCOUNT,
     DEVICE,
     GPU_INFO,
+    INSTANCE,
     METHOD,
     NAMESPACE_INFO,
     NODE,
@@ -245,17 +246,80 @@ def test_a_device_says_what_it_is_also_while_it_does_not_answer() -> None:
     }
 
 
+def named(family: Family, values: Values) -> dict[str, float | None]:
+    """Return the values of the one group of a family by the names of its metrics."""
+    ((_, found),) = of(family, values)
+    return dict(zip((metric.name for metric in family.metrics), found, strict=True))
+
+
 @pytest.mark.parametrize(("silent", "up"), [(None, 1.0), (True, 0.0)])
 def test_a_gpu_that_does_not_answer_is_down(*, silent: bool | None, up: float) -> None:
-    ((_, (found, *_)),) = of(DEVICE, values_of(event(gpus=[books(reading(silent=silent))])))
+    values = values_of(event(gpus=[books(reading(silent=silent))]))
 
-    assert (DEVICE.metrics[0].name, found) == ("gpuledger_gpu_up", up)
+    assert named(DEVICE, values)["gpuledger_gpu_up"] == up
 
 
 def test_each_tick_of_a_node_says_its_time() -> None:
-    ((_, (seconds, gap)),) = of(NODE, values_of(event(3, gpus=[])))
+    assert named(NODE, values_of(event(3, gpus=[], gap_ns=2 * SECOND_NS))) == {
+        "gpuledger_node_last_tick_timestamp_seconds": START_NS / SECOND_NS + 3,
+        "gpuledger_node_gap_seconds": 2,
+    }
 
-    assert (seconds, gap) == (START_NS / SECOND_NS + 3, None)
+
+def test_each_reading_of_a_gpu_is_the_value_of_its_own_metric() -> None:
+    """Values stand by their positions: two that change places would go by each other's name."""
+    found = books(
+        reading(
+            utilization_ratio=0.1,
+            memory_utilization_ratio=0.2,
+            memory_used_bytes=3,
+            memory_total_bytes=4,
+            memory_reserved_bytes=5,
+            power_milliwatts=6_000,
+            energy_total_millijoules=7_000,
+            temperature_celsius=8,
+            sm_clock_hertz=9,
+            memory_clock_hertz=10,
+        ),
+        gap_ns=11 * SECOND_NS,
+    )
+
+    assert named(DEVICE, values_of(event(gpus=[found]))) == {
+        "gpuledger_gpu_up": 1,
+        "gpuledger_gpu_utilization_ratio": 0.1,
+        "gpuledger_gpu_memory_utilization_ratio": 0.2,
+        "gpuledger_gpu_memory_used_bytes": 3,
+        "gpuledger_gpu_memory_total_bytes": 4,
+        "gpuledger_gpu_memory_reserved_bytes": 5,
+        "gpuledger_gpu_power_watts": 6,
+        "gpuledger_gpu_energy_counter_joules_total": 7,
+        "gpuledger_gpu_temperature_celsius": 8,
+        "gpuledger_gpu_sm_clock_hertz": 9,
+        "gpuledger_gpu_memory_clock_hertz": 10,
+        "gpuledger_gpu_gap_seconds": 11,
+    }
+
+
+def test_each_reading_of_an_instance_is_the_value_of_its_own_metric() -> None:
+    found = books(
+        reading(
+            uuid="MIG-1",
+            parent_uuid=GPU,
+            utilization_ratio=0.1,
+            memory_used_bytes=2,
+            memory_total_bytes=3,
+            memory_reserved_bytes=4,
+        ),
+        gap_ns=5 * SECOND_NS,
+    )
+
+    assert named(INSTANCE, values_of(event(gpus=[found]))) == {
+        "gpuledger_mig_instance_utilization_ratio": 0.1,
+        "gpuledger_mig_instance_memory_used_bytes": 2,
+        "gpuledger_mig_instance_memory_total_bytes": 3,
+        "gpuledger_mig_instance_memory_reserved_bytes": 4,
+        "gpuledger_mig_instance_gap_seconds": 5,
+    }
 
 
 def test_the_index_of_a_device_may_change_under_what_is_booked_on_it() -> None:

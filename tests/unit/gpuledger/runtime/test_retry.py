@@ -137,7 +137,7 @@ async def test_at_its_deadline_a_caller_raises_the_last_error_and_has_waited_no_
     now = asyncio.get_running_loop().time()
 
     with pytest.raises(BusUnavailableError, match="b"):
-        await retry(failing(*map(BusUnavailableError, "abcd")), deadline=now + 1.5)
+        await retry(failing(*map(BusUnavailableError, "abcd")), deadline_seconds=now + 1.5)
 
     first, rest = clock.slept
     assert first == 1

@@ -16,6 +16,7 @@ from gpuledger.settings import (
     Secret,
     load_settings,
 )
+from tests.errors import has_words
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -207,25 +208,25 @@ def test_a_mistake_in_the_file_is_named_with_the_file(tmp_path: Path, text: str,
 
 
 def test_a_settings_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"cannot read settings file .*none.yaml: No such file"):
+    with pytest.raises(SettingsError, check=has_words("none.yaml")):
         load("--config", str(tmp_path / "none.yaml"))
 
 
 @pytest.mark.parametrize("argv", [["--tik", "1"], ["one", "two"], ["--config"]])
 def test_a_wrong_option_is_a_settings_error_and_points_to_help(argv: list[str]) -> None:
-    with pytest.raises(SettingsError, match="--help lists all options"):
+    with pytest.raises(SettingsError, check=has_words("--help")):
         load(*argv)
 
 
 def test_a_wrong_value_of_an_option_is_named_as_the_option() -> None:
-    with pytest.raises(SettingsError, match="--tick: expected a number, got 'soon'"):
+    with pytest.raises(SettingsError, check=has_words("--tick", "'soon'")):
         load("--tick", "soon")
-    with pytest.raises(SettingsError, match="kind: expected one of one, two, got 'three'"):
+    with pytest.raises(SettingsError, check=has_words("kind", "one, two", "'three'")):
         load("three")
 
 
 def test_a_setting_without_default_that_is_not_given_is_named_with_both_ways_to_give_it() -> None:
-    with pytest.raises(SettingsError, match="node_name is missing: set GPULEDGER_NODE_NAME"):
+    with pytest.raises(SettingsError, check=has_words("node_name", "GPULEDGER_NODE_NAME")):
         load_settings(Strict, prog="p", description="d", argv=[], environ={})
 
 
@@ -240,7 +241,7 @@ def test_variables_that_kubernetes_sets_for_a_service_are_no_mistakes() -> None:
         "JOIN_PORT_9822_TCP_ADDR": "10.0.0.1",
     }
     assert load(**links) == Settings()
-    with pytest.raises(SettingsError, match="unknown environment variable GPULEDGER_HTTP_PORT"):
+    with pytest.raises(SettingsError, check=has_words("GPULEDGER_HTTP_PORT")):
         load(HTTP_PORT="9820")
 
 

@@ -9,7 +9,9 @@ from agent.core.readings import converter
 from agent.gpu.nvidia.catalogue import CATALOGUE, MetricSpec
 from gpuledger.records import GpuDetails, GpuReading
 
-ALL = [one for readings in CATALOGUE.values() for one in readings if not one.unit.choices]
+ALL = [
+    reading for readings in CATALOGUE.values() for reading in readings if not reading.unit.choices
+]
 
 
 def field_type(name: str) -> object:
@@ -17,7 +19,11 @@ def field_type(name: str) -> object:
     *parts, field = name.split(".")
     of: object = GpuReading if field in get_type_hints(GpuReading) and not parts else GpuDetails
     for part in parts:
-        (of,) = (one for one in get_args(get_type_hints(of)[part]) if one is not type(None))
+        (of,) = (
+            argument
+            for argument in get_args(get_type_hints(of)[part])
+            if argument is not type(None)
+        )
     hints = get_type_hints(of, include_extras=True)
     return hints[field]
 

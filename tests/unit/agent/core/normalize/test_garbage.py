@@ -114,16 +114,19 @@ def check_plausible(tick: GpuTick) -> None:
         validate(record)
         assert decoder_of("readings", type(record)).decode(encode(record)) == record
     for readings in CATALOGUE.values():
-        for one in readings:
-            field, value = one.name.rpartition(".")[2], value_of(tick, one.name)
+        for reading in readings:
+            field, value = reading.name.rpartition(".")[2], value_of(tick, reading.name)
             if field.endswith(("_ratio", "_ratios")) and value is not None:
                 ratios = value if isinstance(value, list) else [value]
-                assert all(0 <= ratio <= 1 for ratio in ratios), one.name
+                assert all(0 <= ratio <= 1 for ratio in ratios), reading.name
                 continue
             for number in value.values() if isinstance(value, dict) else [value]:
                 if isinstance(number, int | float):
-                    low, high = (limit * one.unit.times for limit in (one.unit.low, one.unit.high))
-                    assert low <= number <= high, one.name
+                    low, high = (
+                        limit * reading.unit.times
+                        for limit in (reading.unit.low, reading.unit.high)
+                    )
+                    assert low <= number <= high, reading.name
 
 
 def check_totals(tick: GpuTick, before: dict[str, float]) -> None:

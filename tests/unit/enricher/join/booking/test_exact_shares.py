@@ -130,7 +130,10 @@ def shared_energy(tick: NodeSample) -> list[tuple[Fraction, Fraction]]:
     """Return of each row, in order, its energy and how much of that is idle draw, as fractions."""
     (board,) = (gpu for gpu in tick.gpus if gpu.parent_uuid is None)
     instances = [gpu for gpu in tick.gpus if gpu.parent_uuid is not None]
-    homes = [one.uuid if one.gpu_instance is None else one.gpu_instance for one in instances]
+    homes = [
+        instance.uuid if instance.gpu_instance is None else instance.gpu_instance
+        for instance in instances
+    ]
     sizes = [
         Fraction(one.memory_total_bytes or 0, homes.count(home))
         for one, home in zip(instances, homes, strict=True)
@@ -236,7 +239,7 @@ def test_of_equal_pods_the_one_with_the_lower_uid_has_the_nanosecond_that_is_lef
     )
     (row,) = book_tick(tick)
     pods = [one for one in row.entries if one.account is Account.POD]
-    assert [(one.container, one.busy_ns, one.energy_millijoules) for one in pods] == [
+    assert [(pod.container, pod.busy_ns, pod.energy_millijoules) for pod in pods] == [
         (1, 2, 1),
         (0, 1, 0),
     ]

@@ -293,7 +293,11 @@ def test_idle_names_holders_of_that_gpu_alone_and_each_container_once(
     for row in book_tick(tick):
         gpu = row.reading.parent_uuid or row.reading.uuid
         is_part = row.reading.parent_uuid is not None
-        whole = {name_of(one) for one in tick.allocations if is_of(one, gpu, is_part=False)}
+        whole = {
+            name_of(allocation)
+            for allocation in tick.allocations
+            if is_of(allocation, gpu, is_part=False)
+        }
         parts = {name_of(one) for one in tick.allocations if is_of(one, gpu, is_part=True)}
         named = {containers[place] for place in holders_of(row)}
         assert len(named) == len(list(holders_of(row)))

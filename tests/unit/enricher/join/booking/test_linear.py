@@ -123,9 +123,9 @@ TICKS: dict[str, Callable[[int], NodeSample]] = {
 def counted(tick: NodeSample) -> NodeSample:
     """Return the tick, whose rows, allocations and processes count what is read of them."""
     wrapped: Any = Counted(tick)
-    wrapped.gpus = [Counted(each) for each in tick.gpus]
+    wrapped.gpus = [Counted(gpu) for gpu in tick.gpus]
     wrapped.allocations = [Counted(each) for each in tick.allocations]
-    wrapped.containers = [Counted(each) for each in tick.containers]
+    wrapped.containers = [Counted(container) for container in tick.containers]
     wrapped.processes = [Counted(each) for each in tick.processes]
     ended = tick.ended_processes
     wrapped.ended_processes = None if ended is None else [Counted(each) for each in ended]

@@ -102,5 +102,5 @@ def test_never_more_than_was_missing_and_never_more_than_was_nobodys(
     found = unbooked_ns(end)
     assert 0 <= found <= min(max(0, busy - ticked), unclaimed)
     assert found == 0 or found * LIFETIME_PARTS > lived
-    entries: list[Entry] = [one for made in settled(end) for one in made.entries]
+    entries: list[Entry] = [entry for made in settled(end) for entry in made.entries]
     assert sum(one.busy_ns or 0 for one in entries) == 0

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enricher.join.booking.books import slices_by_row
-from enricher.join.booking.shares import NO_SLICES, Slices
+from gpuledger.ledger.entries import UNKNOWN_SLICES, DeviceSlices
 from gpuledger.records import GpuReading
 
 BOARD = GpuReading(uuid="GPU-a", index=0, compute_slices=7, memory_slices=8)
@@ -26,9 +26,9 @@ def instance(
 
 
 ROWS = [
-    ("a GPU that is not cut: its reading says it", [BOARD], [NO_SLICES]),
+    ("a GPU that is not cut: its reading says it", [BOARD], [UNKNOWN_SLICES]),
     ("a GPU that is cut into nothing", [CUT], [(7, 8, 7, 8)]),
-    ("a GPU that does not say", [GpuReading(uuid="GPU-a", index=0)], [NO_SLICES]),
+    ("a GPU that does not say", [GpuReading(uuid="GPU-a", index=0)], [UNKNOWN_SLICES]),
     ("a lone small instance", [BOARD, instance(0, 1, 1, 1)], [(6, 7, 7, 8), (1, 1, 7, 8)]),
     (
         "compute instances of one GPU instance: its memory stands with the first",
@@ -53,7 +53,7 @@ ROWS = [
 def test_a_row_is_so_much_of_its_board(
     case: str, rows: list[GpuReading], expected: list[tuple[int | None, ...]]
 ) -> None:
-    assert slices_by_row(rows) == [Slices(*numbers) for numbers in expected], case
+    assert slices_by_row(rows) == [DeviceSlices(*numbers) for numbers in expected], case
 
 
 @given(
@@ -62,5 +62,5 @@ def test_a_row_is_so_much_of_its_board(
 def test_the_slices_of_a_boards_rows_sum_to_the_boards(parts: list[tuple[int, int, int]]) -> None:
     instances = [instance(number, *part) for number, part in enumerate(parts)]
     found = slices_by_row([CUT, *instances])
-    assert sum(row.compute or 0 for row in found) == 7
-    assert sum(row.memory or 0 for row in found) == 8
+    assert sum(row.compute_slices or 0 for row in found) == 7
+    assert sum(row.memory_slices or 0 for row in found) == 8

@@ -43,7 +43,7 @@ def held_by(*names: str) -> list[DeviceAllocation]:
 
 def idle_of(event: GpuEvent) -> list[tuple[int | None, int | None]]:
     """Return whose idle is, and how much."""
-    entries = [one for one in event.gpus[0].entries if one.account is Account.IDLE]
+    entries = [entry for entry in event.gpus[0].entries if entry.account is Account.IDLE]
     return [(one.holder, one.busy_ns) for one in entries]
 
 
@@ -147,7 +147,7 @@ def test_a_container_that_holds_by_several_resources_and_claims_is_one_holder(
         {"claim": "research/two"},
         {"claim": "research/one", "device_id": "GPU-b"},
     ]
-    held = [msgspec.structs.replace(first, **each) for each in changes]
+    held = [msgspec.structs.replace(first, **change) for change in changes]
     expected = EventHolder(
         pod=0,
         container="main",

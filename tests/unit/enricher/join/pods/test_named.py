@@ -171,7 +171,7 @@ def test_whatever_a_tick_says_no_name_is_a_pods_elsewhere_and_none_is_two_pods(
         *(held(gpu, name) for gpu, name in held_by),
         on={number: sorted(gpus) for number, gpus in enumerate(places)},
     )
-    named = [each.name for each in found.values() if each.name is not None]
+    named = [value.name for value in found.values() if value.name is not None]
     assert len(named) == len(set(named))
     for number, state in enumerate(states):
         wanted = {"known": {"known"}, "elsewhere": {"foreign"}, "none": {"pending", "named"}}

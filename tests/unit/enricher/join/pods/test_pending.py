@@ -99,7 +99,7 @@ def test_what_no_tick_names_any_more_is_forgotten(given: Given) -> None:
 
 def test_not_more_than_a_bounded_number_is_waited_for() -> None:
     """The eldest make room, and are unknown from then on."""
-    pending = PendingPods(pending_pod_timeout_seconds=120, maximum=10)
+    pending = PendingPods(pending_pod_timeout_seconds=120, max_pods=10)
     for number in range(25):
         pending.record([(f"uid-{number}", None)], node="default/node-a", partition=3, now_ns=T_NS)
     assert len(pending) == 10

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given as for_any
 from hypothesis import strategies as st
 
-from enricher.join.pods.pods import MAX_PAST_VERSIONS, Places
+from enricher.join.pods.pods import MAX_PAST_VERSIONS, ClusterObjects
 from enricher.join.replay_diff import Agreement, compare_events
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Record
@@ -169,7 +169,10 @@ def test_what_was_made_later_says_nothing_of_who_had_its_name_before() -> None:
         name = "research" if topic is NAMESPACES else "node-a"
         gone = record(None, topic=topic.name, key=f"default/{name}")
         take([gone._replace(partition=0 if topic is NAMESPACES else 3)])
-    assert (len(given.stage.places.nodes), len(given.stage.places.namespaces)) == (0, 0)
+    assert (
+        len(given.stage.cluster_objects.nodes),
+        len(given.stage.cluster_objects.namespaces),
+    ) == (0, 0)
     later = {"uid": "another", "created_time_ns": T_NS + 8 * SECOND_NS}
     read(given, namespace("9", **later), seconds=9)
     read(given, node("9", **later), seconds=9)
@@ -315,7 +318,7 @@ def test_namespaces_of_one_event_are_bounded_together() -> None:
 
 
 def test_of_an_object_that_changes_all_the_time_memory_is_bounded() -> None:
-    places = Places()
+    places = ClusterObjects()
     for number in range(MAX_PAST_VERSIONS + 50):
         one = namespace(str(100 + number), labels={"team": str(number)})
         seen_ns = T_NS + number * SECOND_NS // 10
@@ -327,8 +330,8 @@ def test_a_partition_that_is_given_up_takes_its_nodes_and_no_namespaces() -> Non
     given = joined(node(), namespace())
     read(given, node(name="node-b"), partition=4)
     given.stage.forget(3)
-    assert len(given.stage.places.nodes) == 1
-    assert len(given.stage.places.namespaces) == 1
+    assert len(given.stage.cluster_objects.nodes) == 1
+    assert len(given.stage.cluster_objects.namespaces) == 1
 
 
 def test_an_event_that_is_more_than_a_message_with_its_places_is_booked_without_them() -> None:

@@ -47,7 +47,7 @@ class Partition:
     def take_over(self) -> None:
         """Have another worker begin with what is committed, as after a kill or a rebalance."""
         self.announcer = Announcer(topic=EVENTS.name, publisher="test")
-        self.announcer.begin(PARTITION, next_offset=len(self.events), now=self.now)
+        self.announcer.begin(PARTITION, next_offset=len(self.events), now_seconds=self.now)
         self.nodes = NodeWatermarks()
         for written in self.progress.values():
             if written is not None:
@@ -81,11 +81,11 @@ class Partition:
     def deliver(self, *, killed_after: int) -> None:
         """Have the worker deliver; it is killed after so many steps of that, if it has as many."""
         progress = dict(self.nodes.drain())
-        watermarks = self.announcer.drain(PARTITION, now=self.now, time_ns=self.now_ns)
-        if self.announcer.is_to_be_drawn(PARTITION, now=self.now):
+        watermarks = self.announcer.drain(PARTITION, now_seconds=self.now, time_ns=self.now_ns)
+        if self.announcer.is_to_be_drawn(PARTITION, now_seconds=self.now):
             is_at_end = self.read == len(self.ticks) and not self.made
             reached = self.nodes.find_complete(now_ns=self.now_ns, is_at_end=is_at_end)
-            self.announcer.draw(PARTITION, reached, now=self.now)
+            self.announcer.draw(PARTITION, reached, now_seconds=self.now)
         steps: list[Callable[[], None]] = [
             lambda: self.events.extend(self.made),
             lambda: self.progress.update(progress),
@@ -214,7 +214,7 @@ def test_what_lies_there_for_hours_makes_nobody_silent_while_it_is_read() -> Non
         partition.poll(1)
         partition.now += 1
         partition.deliver(killed_after=9)
-    assert all(each.silent is None for each in partition.watermarks)
+    assert all(watermark.silent is None for watermark in partition.watermarks)
     assert not any(late for _, late in partition.events)
 
 

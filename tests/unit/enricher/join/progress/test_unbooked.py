@@ -34,7 +34,7 @@ class Node:
                 self.given.wait(1)
                 uptime_ms = (self.given.now_ns - T_NS) // 10**6 + 1000
                 booked += self.tick(seq=uptime_ms, late_seconds=late_seconds)
-        lines = [one for one in logs if one["event"] == "node_seq_leapt"]
+        lines = [line for line in logs if line["event"] == "node_seq_leapt"]
         return booked, [(one["node"], one["by_seconds"]) for one in lines]
 
 

@@ -40,7 +40,7 @@ def test_what_only_one_run_has_is_missing_or_extra() -> None:
     counts = comparison.counts
     assert (counts.equal, counts.missing, counts.extra, counts.compared) == (1, 1, 2, 4)
     assert not counts.is_agreed
-    assert [one.event for one in comparison.differences] == [
+    assert [difference.event for difference in comparison.differences] == [
         EventId("default", "node-a", "boot", 1),
         EventId("default", "node-a", "boot", 3),
         EventId("default", "node-b", "boot", 2),

@@ -185,7 +185,7 @@ async def test_what_is_no_http_does_not_show_the_login_either() -> None:
         answering([odd]) as server,
         open_http(headers={"Authorization": f"Bearer {PLAIN}"}, timeout_seconds=5.0) as http,
     ):
-        with pytest.raises(NoAnswerError, match="no valid HTTP") as caught:
+        with pytest.raises(NoAnswerError) as caught:
             await http.post(server.url, data=b"x")
     assert "hunter" not in str(caught.value)
 
@@ -236,7 +236,7 @@ def test_what_is_no_credential_stays() -> None:
 
 async def test_a_server_that_says_nothing_is_left_in_time() -> None:
     drip = Raw(begin=b"HTTP/1.1 100 Continue\r\n\r\n", again=b"HTTP/1.1 100 Continue\r\n\r\n" * 99)
-    with pytest.raises(NoAnswerError, match="not done in time"):
+    with pytest.raises(NoAnswerError):
         await ask(Raw(begin=drip.begin, again=drip.again, times=10**9), timeout_seconds=0.2)
 
 

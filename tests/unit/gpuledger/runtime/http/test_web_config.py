@@ -10,6 +10,7 @@ from gpuledger.runtime.http.exchange import HttpRequest, Response
 from gpuledger.runtime.http.health_pages import WebGuard
 from gpuledger.runtime.http.web_config import read_web_config, refuse_loss
 from gpuledger.runtime.readiness import Check
+from tests.errors import has_words
 
 HASH = "$2y$10$KakQXgis27HqBQrOjKgWReS8eFjYfvy6bEz79sFSOTnCMcrX8eN6O"
 WHOLE = f"""
@@ -64,9 +65,9 @@ def test_all_that_is_offered_is_read_and_paths_are_relative_to_the_file(tmp_path
 )
 def test_a_file_that_protects_nothing_is_a_mistake(tmp_path: Path, text: str) -> None:
     file = written(tmp_path, text)
-    with pytest.raises(UserError, match=r"it protects nothing, .* take http\.web_config_file out"):
+    with pytest.raises(UserError, check=has_words("http.web_config_file")):
         read_web_config(file)
-    with pytest.raises(UserError, match=r"web\.yml: it protects nothing"):
+    with pytest.raises(UserError, check=has_words("web.yml")):
         WebGuard(file)
 
 
@@ -159,7 +160,7 @@ def test_a_mistake_is_named_by_file_and_field(tmp_path: Path, text: str, reason:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"http\.web_config_file: cannot read .*web\.yml"):
+    with pytest.raises(UserError, check=has_words("http.web_config_file", "web.yml")):
         read_web_config(tmp_path / "web.yml")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from agent.host.kubelet.container_logs import MAX_NAMES, ContainerName, ContainerNames, list_folder
+from agent.host.node_pods import MAX_NAMES, ContainerName, ContainerNames, list_folder
 from simulator.clock import ManualClock
 from tests.held_objects import is_bounded
 

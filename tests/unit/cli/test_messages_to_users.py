@@ -1,0 +1,176 @@
+"""What mistakes are answered with, in full: field or option, value and remedy, in one line.
+
+Tests of what is refused look at the error's type and at the names in its message
+(`tests.errors.has_words`); how a message is worded is held here alone.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from agent.exposition.dcgm_fields import parse_counters, read_counters
+from agent.settings import AgentSettings, KubeletSettings, name_node
+from agent.source_selection import find_source
+from cli.dead_letters.letter_log import parse_position
+from cli.dead_letters.letter_target import replayed_kind
+from cli.demo.plan import check_url, find_scenario, find_store, parse_bus
+from cli.replay.range_plan import parse_duration, parse_moment
+from enricher.podwatch.election import namespace_of
+from enricher.podwatch.pod_settings import LeaseSettings, PodwatchSettings
+from gpuledger.errors import UserError
+from gpuledger.runtime.http.web_config import read_web_config
+from gpuledger.settings import load_settings
+from gpuledger.settings.groups import parse_listen
+from simulator.simulation import choose_epoch_ns
+
+
+def load_agent(*argv: str, **environ: str) -> AgentSettings:
+    return load_settings(AgentSettings, prog="p", description="", argv=argv, environ=environ)
+
+
+def web_config_of_nothing(folder: Path) -> Any:  # noqa: ANN401  # only its error is looked at
+    (folder / "web.yml").write_text("{}\n")
+    return read_web_config(folder / "web.yml")
+
+
+def epoch_without_a_number(folder: Path) -> int:
+    (folder / "epoch").write_text("soon")
+    return choose_epoch_ns(0, file=folder / "epoch")
+
+
+def store_in_a_file(folder: Path) -> Path:
+    (folder / "file").touch()
+    return find_store(folder / "file")
+
+
+def counted_twice(_: Path) -> object:
+    lines = ["DCGM_FI_DEV_GPU_TEMP, gauge, a", "DCGM_FI_DEV_GPU_TEMP_CELSIUS, gauge, a"]
+    return list(parse_counters(lines, name="x", skip=lambda _fields: None))
+
+
+MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
+    "a bus": (
+        lambda _: parse_bus("nats://a:1"),
+        "--bus nats://a:1: expected `memory` or `kafka://host:port[,host:port…]`",
+    ),
+    "a scenario": (
+        lambda folder: find_scenario(folder / "absent.yaml"),
+        "--scenario {folder}/absent.yaml: there is no such file",
+    ),
+    "a receiver": (
+        lambda _: check_url("--remote-write-url", "prometheus:9090"),
+        "--remote-write-url 'prometheus:9090' must begin with http:// or https://",
+    ),
+    "a store by URL": (
+        lambda _: find_store(Path("s3://bucket/x")),
+        "--store is a URL: the demo's store is a folder of this machine",
+    ),
+    "a store in a file": (store_in_a_file, "--store {folder}/file: this is a file; name a folder"),
+    "a time": (
+        lambda _: parse_moment("yesterday", option="--from", now_ms=0),
+        (
+            "--from: 'yesterday' is no time; give one such as 2026-11-21T14:00:00Z, how"
+            " long ago (-90s, -15m, -1h30m, -1d), or now"
+        ),
+    ),
+    "a duration": (
+        lambda _: parse_duration("5w", option="--lead-in"),
+        "--lead-in: '5w' is no duration; give one such as 90s, 15m, 1h30m, 1d",
+    ),
+    "a position of a dead letter": (
+        lambda _: parse_position("17"),
+        (
+            "'17' is no position of a dead letter; give PARTITION:OFFSET, such as 0:17, as"
+            " `gpuledger dead-letters list` shows it"
+        ),
+    ),
+    "a sink that tells of the present": (
+        lambda _: replayed_kind("alerts"),
+        (
+            "--sink: an alert or an incident of then is not sent now; give one of"
+            " remote_write, store, rows, otlp"
+        ),
+    ),
+    "a sink that there is not": (
+        lambda _: replayed_kind("xy"),
+        "--sink: there is no sink 'xy'; give one of remote_write, store, rows, otlp",
+    ),
+    "a source": (
+        lambda _: load_agent(GPULEDGER_SOURCE="dcgm"),
+        "GPULEDGER_SOURCE: expected auto, nvml, simulated[:FILE] or recorded:FILE, got 'dcgm'",
+    ),
+    "a number": (
+        lambda _: load_agent(GPULEDGER_TICK_SECONDS="soon"),
+        "GPULEDGER_TICK_SECONDS: expected a number >= 0.25 and <= 60, got 'soon'",
+    ),
+    "an option": (
+        lambda _: load_agent("--nonsense"),
+        "unrecognized arguments: --nonsense; --help lists all options",
+    ),
+    "a settings file": (
+        lambda folder: load_agent("--config", str(folder / "none.yaml")),
+        "cannot read settings file {folder}/none.yaml: No such file or directory",
+    ),
+    "a node's name": (
+        lambda _: name_node(AgentSettings(), {"NODE_NAME": "node_1"}),
+        (
+            "NODE_NAME: 'node_1' is no name of a Kubernetes node (lowercase letters,"
+            " digits, '-' and '.', 253 characters at most): set NODE_NAME to the node's"
+            " metadata.name, as the shipped DaemonSet does from spec.nodeName"
+        ),
+    ),
+    "a kubelet of a recording": (
+        lambda _: find_source(
+            AgentSettings(
+                source="recorded:a.jsonl", kubelet=KubeletSettings(enabled=True), node_name="n"
+            )
+        ),
+        (
+            "kubelet.enabled: true, but source recorded:a.jsonl has no kubelet to ask; set"
+            " it to auto or false"
+        ),
+    ),
+    "a list of counters": (
+        lambda folder: read_counters(folder / "absent"),
+        "exposition.counters_file: cannot read {folder}/absent: No such file or directory",
+    ),
+    "a counter": (counted_twice, "x:2: DCGM_FI_DEV_GPU_TEMP is in the list twice"),
+    "a listening address": (
+        lambda _: parse_listen("9820"),
+        "expected host:port such as 0.0.0.0:9820, got '9820'",
+    ),
+    "a web configuration": (
+        web_config_of_nothing,
+        (
+            "{folder}/web.yml: it protects nothing, as it has neither tls_server_config"
+            " nor basic_auth_users; take http.web_config_file out of the settings where"
+            " everybody may see the pages"
+        ),
+    ),
+    "annotations": (
+        lambda _: PodwatchSettings(annotations=["*"]),
+        "annotations has *: name those that are wanted",
+    ),
+    "a lease's namespace": (
+        lambda folder: namespace_of(LeaseSettings(), own=folder / "namespace"),
+        (
+            "set lease.namespace: there is no service account to take it from"
+            " ({folder}/namespace: No such file or directory)"
+        ),
+    ),
+    "an epoch": (
+        epoch_without_a_number,
+        "{folder}/epoch: no epoch in nanoseconds; delete it to begin anew",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MESSAGES)
+def test_a_mistake_is_answered_with_what_to_do(mistake: str, tmp_path: Path) -> None:
+    make, message = MESSAGES[mistake]
+    in_full = re.escape(message.replace("{folder}", str(tmp_path)))
+    with pytest.raises((UserError, ValueError), match=f"^{in_full}$"):
+        make(tmp_path)
