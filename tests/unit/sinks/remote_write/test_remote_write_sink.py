@@ -88,7 +88,7 @@ async def test_who_ends_commits_what_was_sent_whatever_the_interval() -> None:
     ):
         for tick in range(3):
             await publish(on, event(tick))
-            await eventually(lambda tick=tick: len(receiver.received) == tick + 1)  # type: ignore[misc]
+            await eventually(lambda tick=tick: len(receiver.received) == tick + 1)  # type: ignore[misc]  # mypy knows no type of a default of a lambda
     assert is_committed(on, 3)()
 
 
