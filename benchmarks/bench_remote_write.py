@@ -24,6 +24,7 @@ from benchmarks.figure import Figure
 from benchmarks.parts import run_kafka
 from benchmarks.processes import cpu_seconds
 from benchmarks.remote_write_load import NODES, publish, run_receiver, run_vmagent
+from benchmarks.remote_write_memory import measure_memory
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.protocol import Record
 from gpuledger.clock import NS_PER_MS
@@ -69,6 +70,12 @@ def run() -> Iterator[Figure]:
             unit="samples/s/core",
         )
     yield from _measure_sending()
+    memory = measure_memory()
+    yield Figure(
+        name=f"{NAME}.memory_of_a_million_series",
+        value=memory.grown_bytes / memory.series * 1_000_000,
+        unit="bytes",
+    )
     for name, version in (("request", Version.V1), ("request_2_0", Version.V2)):
         size = _encode(events, version, compress=True) / samples
         yield Figure(name=f"{NAME}.{name}", value=size, unit="bytes/sample")

@@ -6,8 +6,10 @@ anybody has a value: who is not there in a tick had nothing of it, so that the m
 share a device sum to the device's mean, as in each tick. Pure.
 """
 
-from collections.abc import Collection, Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Final, NamedTuple
 
 from gpuledger.ledger.families import Family, FamilyMetric, OverInterval
 from gpuledger.ledger.series import SeriesGroup, SeriesValues
@@ -46,33 +48,57 @@ def _is_mean(metric: FamilyMetric) -> bool:
     return metric.over_interval is OverInterval.MEAN
 
 
-class _Totals:
-    """The values of one group over the ticks of an interval, summed up."""
+class _MetricTotals(NamedTuple):
+    """What the ticks of an interval said of one metric."""
 
-    __slots__ = ("covered_ns", "last", "maxima", "sums", "weighted")
+    weighted: float
+    """The sum of its values times the lengths of their ticks, in nanoseconds."""
+    total: float
+    """The sum of its values."""
+    maximum: float
+    last: float
+    covered_ns: float
+    """The length of the ticks that had a value; exact for a hundred days."""
+
+
+_FIELDS: Final = len(_MetricTotals._fields)
+
+
+class _Totals:
+    """The same of all metrics of one group, in one array: each node has a hundred of them."""
+
+    __slots__ = ("_has", "_numbers", "tick")
 
     def __init__(self, metrics: int) -> None:
-        self.sums = [0.0] * metrics
-        self.weighted = [0.0] * metrics
-        self.maxima: list[float | None] = [None] * metrics
-        self.last: list[float | None] = [None] * metrics
-        self.covered_ns = [0] * metrics
+        self._numbers = array("d", bytes(8 * _FIELDS * metrics))
+        self._has = 0
+        """Bit n is set where metric n has had a value."""
+        self.tick = 0
+        """The number of the last tick that had the group."""
 
     def add(self, values: SeriesValues, interval_ns: int) -> int:
         """Add the values of a tick; return, as bits, which metrics had one."""
-        bits, bit = 0, 1
-        for index, value in enumerate(values):
+        bits, bit, at = 0, 1, 0
+        numbers, has = self._numbers, self._has
+        for value in values:
             if value is not None:
                 bits |= bit
-                self.weighted[index] += value * interval_ns
-                self.sums[index] += value
-                self.covered_ns[index] += interval_ns
-                self.last[index] = value
-                maximum = self.maxima[index]
-                if maximum is None or value > maximum:
-                    self.maxima[index] = value
+                numbers[at] += value * interval_ns
+                numbers[at + 1] += value
+                if not has & bit or value > numbers[at + 2]:
+                    numbers[at + 2] = value
+                numbers[at + 3] = value
+                numbers[at + 4] += interval_ns
             bit <<= 1
+            at += _FIELDS
+        self._has = has | bits
         return bits
+
+    def of(self, metric: int) -> _MetricTotals | None:
+        """Return what was said of a metric; `None` where it has had no value."""
+        if not self._has >> metric & 1:
+            return None
+        return _MetricTotals(*self._numbers[_FIELDS * metric : _FIELDS * (metric + 1)])
 
 
 class IntervalValues:
@@ -80,17 +106,18 @@ class IntervalValues:
 
     def __init__(self) -> None:
         self._groups: dict[SeriesGroup, _Totals] = {}
-        self._last: Collection[SeriesGroup] = ()
+        self._ticks = 0
         self._shared_ns: dict[_Key, list[int]] = {}
 
     def add(self, values: Mapping[SeriesGroup, SeriesValues], *, interval_ns: int) -> None:
         """Add the values of a tick of that length."""
-        self._last = values.keys()
+        self._ticks += 1
         present: dict[_Key, int] = {}
         for group, of_group in values.items():
             totals = self._groups.get(group)
             if totals is None:
                 totals = self._groups[group] = _Totals(len(of_group))
+            totals.tick = self._ticks
             bits = totals.add(of_group, interval_ns)
             if group.family.is_shared:
                 key = (group.family, group.label_values[0])
@@ -108,31 +135,36 @@ class IntervalValues:
         for group, totals in self._groups.items():
             family = group.family
             # What only describes is as it was last: a pod whose names came is not told of twice.
-            if group not in self._last and _is_of_the_last(family):
+            if totals.tick != self._ticks and _is_of_the_last(family):
                 continue
-            shared_ns = totals.covered_ns
+            shared_ns: Sequence[int] | None = None
             if family.is_shared:
                 shared_ns = self._shared_ns[family, group.label_values[0]]
+            metrics = [(metric, totals.of(at)) for at, metric in enumerate(family.metrics)]
             found[group] = tuple(
-                _over_interval(metric, totals, index, shared_ns[index])
-                for index, metric in enumerate(family.metrics)
+                _over_interval(metric, of_metric, None if shared_ns is None else shared_ns[at])
+                for at, (metric, of_metric) in enumerate(metrics)
             )
             maxima = maxima_of(family)
             if maxima.metrics:
-                pairs = zip(family.metrics, totals.maxima, strict=True)
                 found[SeriesGroup(maxima, group.label_values)] = tuple(
-                    value for metric, value in pairs if _is_mean(metric)
+                    None if of_metric is None else of_metric.maximum
+                    for metric, of_metric in metrics
+                    if _is_mean(metric)
                 )
         return found
 
 
 def _over_interval(
-    metric: FamilyMetric, totals: _Totals, index: int, covered_ns: int
+    metric: FamilyMetric, totals: _MetricTotals | None, shared_ns: int | None
 ) -> float | None:
-    last = totals.last[index]
-    if last is None or metric.over_interval is OverInterval.LAST:
-        return last
+    """Return a metric's value over an interval; its ticks are as long as `shared_ns`, if given."""
+    if totals is None:
+        return None
+    if metric.over_interval is OverInterval.LAST:
+        return totals.last
     if metric.over_interval is OverInterval.SUM:
-        return totals.sums[index]
+        return totals.total
+    covered_ns = totals.covered_ns if shared_ns is None else shared_ns
     # Ticks without a length have no weight.
-    return totals.weighted[index] / covered_ns if covered_ns else last
+    return totals.weighted / covered_ns if covered_ns else totals.last
