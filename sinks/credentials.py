@@ -1,8 +1,8 @@
-"""What a sink shows to a receiver, and whom it trusts: read again when their files change.
+"""What a sink shows to a receiver, whom it trusts, and by what way it goes to it.
 
-A request takes what is in force when it is sent, so that one that is tried again, as after a 401,
-goes with what the files have by then. Files that cannot be used leave the former in force, which
-the check shows until they are mended.
+Files are read again when they change. A request takes what is in force when it is sent, so that one
+that is tried again, as after a 401, goes with what the files have by then. Files that cannot be
+used leave the former in force, which the check shows until they are mended.
 
 Here also lives what an answer over HTTP says of how a receiver is set (`explain`): its address, its
 login, the protocol to speak. Whether a refusal is final is decided by each receiver's own client.
@@ -12,8 +12,9 @@ import base64
 import re
 import ssl
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
@@ -21,21 +22,32 @@ from typing import Final
 import structlog
 
 from gpuledger.certificates import Validity, authorities_of, load_own, trusting
-from gpuledger.errors import SettingsError
+from gpuledger.errors import SettingsError, UnavailableError
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.file_watch import FilesInForce, FileWatch
-from gpuledger.runtime.http.client import HttpAnswer
+from gpuledger.runtime.http.client import (
+    HttpAnswer,
+    HttpClient,
+    NoAnswerError,
+    Proxy,
+    ProxyError,
+    Route,
+    open_http,
+)
+from gpuledger.runtime.http.no_proxy import NoProxyEntry, is_reached_directly
+from gpuledger.runtime.http.token_endpoint import DEADLINE_SECONDS, TokenEndpoint
+from gpuledger.runtime.tokens import BearerToken, TokenInForce
 from gpuledger.settings.secret import shown_url
-from sinks.settings import LoginSettings
+from sinks.receiver_settings import MinTlsVersion, ReceiverSettings
 
 _log = structlog.get_logger(__name__)
-_LOGINS: Final = frozenset(
-    {
-        HTTPStatus.UNAUTHORIZED,
-        HTTPStatus.FORBIDDEN,
-        HTTPStatus.PROXY_AUTHENTICATION_REQUIRED,
-    }
-)
+_LOGINS: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
+_TLS_VERSIONS: Final[Mapping[MinTlsVersion, ssl.TLSVersion]] = {
+    "1.2": ssl.TLSVersion.TLSv1_2,
+    "1.3": ssl.TLSVersion.TLSv1_3,
+}
+_DEFAULT_TLS_VERSION: Final = "1.2"
+"""Of what Python's own contexts speak, the lowest."""
 _PASSING: Final = frozenset(
     {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
 )
@@ -48,22 +60,45 @@ _TOKEN: Final = re.compile(r"[!-~]+")
 class CredentialsInForce:
     """What one request goes with."""
 
-    headers: Mapping[str, str]
-    """`Authorization`, where the receiver asks for it."""
+    headers: Mapping[str, str] = field(repr=False)
+    """`Authorization`, where the receiver asks for one that is not fetched."""
     trust: ssl.SSLContext | bool
     """The authorities behind the receiver's certificate, and the own one; true means those of the
     system, and none."""
+    server_name: str = ""
+    """What the receiver's certificate must name; empty means the address' host."""
+    proxy: Proxy | None = None
+    """The proxy, and the login there."""
+    no_proxy: Sequence[NoProxyEntry] = ()
+    """What is reached without it."""
+    token_trust: ssl.SSLContext | bool = True
+    """The authorities behind the token endpoint's certificate."""
+    client_secret: str = field(default="", repr=False)
+    """The login at the token endpoint."""
+
+    def route(self, url: str) -> Route:
+        """Return by what way the receiver is reached."""
+        return Route(trust=self.trust, server_name=self.server_name, proxy=self.proxy_for(url))
+
+    def token_route(self, url: str) -> Route:
+        """Return by what way the token endpoint is reached."""
+        return Route(trust=self.token_trust, proxy=self.proxy_for(url))
+
+    def proxy_for(self, url: str) -> Proxy | None:
+        """Return the proxy to reach an address by; `None` where it is reached directly."""
+        return None if is_reached_directly(url, self.no_proxy) else self.proxy
 
 
 class ReceiverCredentials:
-    """The credentials in force."""
+    """The credentials in force, and requests that go with them."""
 
     def __init__(
         self,
-        settings: LoginSettings,
+        settings: ReceiverSettings,
         *,
         section: str,
         check: Check,
+        token_check: Check | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         time_seconds: Callable[[], float] = time.time,
     ) -> None:
@@ -72,8 +107,14 @@ class ReceiverCredentials:
         `section` is the name of the settings' section.
         """
         self._settings, self._section = settings, section
-        secrets = (settings.password, settings.bearer_token)
-        named = (settings.ca_file, settings.cert_file, settings.key_file)
+        oauth = settings.oauth
+        secrets = (
+            settings.password,
+            settings.bearer_token,
+            settings.proxy_password,
+            oauth.client_secret,
+        )
+        named = (settings.ca_file, settings.cert_file, settings.key_file, oauth.ca_file)
         files = [
             *(secret.file for secret in secrets if secret and secret.file),
             *(Path(file) for file in named if file),
@@ -88,6 +129,21 @@ class ReceiverCredentials:
             on_read=lambda files: _log.info("receiver_credentials_read", files=files),
             time_seconds=time_seconds,
         )
+        self._tokens: TokenInForce[BearerToken] | None = None
+        if oauth.token_url:
+            endpoint = TokenEndpoint(
+                oauth,
+                group=f"{section}.oauth",
+                secret=lambda: self.current().client_secret,
+                post=self._ask_endpoint,
+                time_seconds=time_seconds,
+            )
+            self._tokens = TokenInForce(
+                endpoint,
+                check=token_check or Check(),
+                time_seconds=time_seconds,
+                monotonic=monotonic,
+            )
 
     def current(self) -> CredentialsInForce:
         """Return what a request goes with now; with a mistake in the files, the former."""
@@ -98,29 +154,125 @@ class ReceiverCredentials:
         """Read the files again where they have changed."""
         self._files.look()
 
+    async def post(
+        self, http: HttpClient, url: str, *, data: bytes, headers: Mapping[str, str]
+    ) -> HttpAnswer:
+        """Return the receiver's answer to a request with the login that counts now.
+
+        A token of the token endpoint that is answered 401 is renewed once. Raises NoAnswerError,
+        also where no token is to be had.
+        """
+        if self._tokens is None:
+            return await self._post(http, url, data, {**headers, **self.current().headers})
+        token = await self._token(self._tokens)
+        answer = await self._post(http, url, data, {**headers, **_bearer(token.text)})
+        if answer.status != HTTPStatus.UNAUTHORIZED:
+            self._tokens.confirm(token)
+            return answer
+        said = f"{shown_url(url)} refuses the token: {answer.status} {answer.text}"
+        self._tokens.refuse(token, said.rstrip())
+        other = await self._token(self._tokens)
+        if other is token:
+            return answer
+        answer = await self._post(http, url, data, {**headers, **_bearer(other.text)})
+        if answer.status == HTTPStatus.UNAUTHORIZED:
+            self._tokens.refuse(other, said.rstrip())
+        else:
+            self._tokens.confirm(other)
+        return answer
+
+    async def _token(self, tokens: TokenInForce[BearerToken]) -> BearerToken:
+        try:
+            return await tokens.current()
+        except UnavailableError as error:
+            raise NoAnswerError(str(error)) from error
+
+    async def _post(
+        self, http: HttpClient, url: str, data: bytes, headers: Mapping[str, str]
+    ) -> HttpAnswer:
+        route = self.current().route(url)
+        with self._naming_proxy(route.proxy):
+            return await http.post(url, data=data, headers=headers, route=route)
+
+    async def _ask_endpoint(
+        self, url: str, form: bytes, headers: Mapping[str, str]
+    ) -> tuple[int, bytes]:
+        # A connection of its own: nothing that the receiver is told is the endpoint's business.
+        route = self.current().token_route(url)
+        with self._naming_proxy(route.proxy):
+            async with open_http(headers={}, timeout_seconds=DEADLINE_SECONDS) as http:
+                return await http.post_form(url, form, headers, route=route)
+
+    @contextmanager
+    def _naming_proxy(self, proxy: Proxy | None) -> Iterator[None]:
+        """Say of what goes wrong on the way that there is a proxy on it, and where to look."""
+        try:
+            yield
+        except NoAnswerError as error:
+            if proxy is None:
+                raise
+            setting = f"{self._section}.proxy_url"
+            by = f"{setting} {shown_url(proxy.url)}"
+            if not isinstance(error, ProxyError):
+                raise NoAnswerError(f"{error} (by {by})") from error
+            login = f"{self._section}.proxy_username and .proxy_password"
+            raise NoAnswerError(f"{error}: look at {by}, and at {login}") from error
+
     def _take(self) -> list[Validity]:
-        # Both are read before either is put in force: a key and a password that were changed
-        # together go together, and a mistake in one leaves both as they were.
-        headers = _login(self._settings, self._section)
-        trust, validities = _trust(self._settings, self._section)
-        self._current = CredentialsInForce(headers=headers, trust=trust)
-        return validities
+        # All are read before any is put in force: a key and a password that were changed together
+        # go together, and a mistake in one leaves all as they were.
+        settings, section = self._settings, self._section
+        headers = _login(settings, section)
+        trust, validities = _trust(settings, section)
+        token_trust, more = _trust_of_endpoint(settings, section)
+        secret = settings.oauth.client_secret
+        self._current = CredentialsInForce(
+            headers=headers,
+            trust=trust,
+            server_name=settings.server_name,
+            proxy=_proxy(settings, section),
+            no_proxy=[NoProxyEntry.parse(text) for text in settings.no_proxy],
+            token_trust=token_trust,
+            client_secret=secret.read(name=f"{section}.oauth.client_secret") if secret else "",
+        )
+        return validities + more
 
 
 def watch_credentials(
-    settings: LoginSettings, *, section: str, readiness: Readiness
+    settings: ReceiverSettings, *, section: str, readiness: Readiness
 ) -> ReceiverCredentials:
     """Return the credentials of a receiver, looked at each second, with their check.
 
     Raises `SettingsError` naming a file that cannot be used.
     """
     check = readiness.check(f"{section}.credentials", severity=CheckSeverity.WARNING)
-    credentials = ReceiverCredentials(settings, section=section, check=check)
+    token_check = None
+    if settings.oauth.token_url:
+        token_check = readiness.check(f"{section}.token", severity=CheckSeverity.WARNING)
+        token_check.waits("not asked for yet")
+    credentials = ReceiverCredentials(
+        settings, section=section, check=check, token_check=token_check
+    )
     readiness.add_periodic(credentials.look, check=check)
     return credentials
 
 
-def _login(settings: LoginSettings, section: str) -> dict[str, str]:
+def _bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def _proxy(settings: ReceiverSettings, section: str) -> Proxy | None:
+    if not settings.proxy_url:
+        return None
+    password = settings.proxy_password
+    return Proxy(
+        url=settings.proxy_url,
+        username=settings.proxy_username,
+        password=password.read(name=f"{section}.proxy_password") if password else "",
+    )
+
+
+def _login(settings: ReceiverSettings, section: str) -> dict[str, str]:
     if settings.bearer_token is not None:
         # Files end in a line feed, as most editors write them; in a header it would be refused.
         token = settings.bearer_token.read(name=f"{section}.bearer_token").strip()
@@ -131,7 +283,7 @@ def _login(settings: LoginSettings, section: str) -> dict[str, str]:
                 f"{section}.bearer_token: what stands{where} is no token: expected one word of"
                 " ASCII"
             )
-        return {"Authorization": f"Bearer {token}"}
+        return _bearer(token)
     if settings.password is not None:
         password = settings.password.read(name=f"{section}.password")
         pair = f"{settings.username}:{password}"
@@ -139,17 +291,15 @@ def _login(settings: LoginSettings, section: str) -> dict[str, str]:
     return {}
 
 
-def _trust(settings: LoginSettings, section: str) -> tuple[ssl.SSLContext | bool, list[Validity]]:
+def _trust(
+    settings: ReceiverSettings, section: str
+) -> tuple[ssl.SSLContext | bool, list[Validity]]:
     """Return whom connections trust and what they show, and how long its certificates are valid."""
-    if not settings.ca_file and not settings.cert_file:
-        # aiohttp's own context then, which is made once for all requests.
-        return True, []
-    context, validities = ssl.create_default_context(), []
-    if settings.ca_file:
-        setting, file = f"{section}.ca_file", Path(settings.ca_file)
-        context = trusting(setting=setting, file=file)
-        validities = authorities_of(context, setting=setting, file=file)
+    ca_file = Path(settings.ca_file) if settings.ca_file else None
+    context, validities = _trust_in(ca_file, settings, f"{section}.ca_file")
     if settings.cert_file:
+        if isinstance(context, bool):
+            context = _context(ssl.create_default_context(), settings)
         validities += load_own(
             context,
             prefix=f"{section}.",
@@ -157,6 +307,30 @@ def _trust(settings: LoginSettings, section: str) -> tuple[ssl.SSLContext | bool
             key_file=Path(settings.key_file),
         )
     return context, validities
+
+
+def _trust_of_endpoint(
+    settings: ReceiverSettings, section: str
+) -> tuple[ssl.SSLContext | bool, list[Validity]]:
+    return _trust_in(settings.oauth.ca_file, settings, f"{section}.oauth.ca_file")
+
+
+def _trust_in(
+    ca_file: Path | None, settings: ReceiverSettings, setting: str
+) -> tuple[ssl.SSLContext | bool, list[Validity]]:
+    """Return what trusts the authorities of a file, and how long they are valid."""
+    if ca_file:
+        context = _context(trusting(setting=setting, file=ca_file), settings)
+        return context, authorities_of(context, setting=setting, file=ca_file)
+    if settings.min_tls_version == _DEFAULT_TLS_VERSION:
+        # aiohttp's own context then, which is made once for all requests.
+        return True, []
+    return _context(ssl.create_default_context(), settings), []
+
+
+def _context(context: ssl.SSLContext, settings: ReceiverSettings) -> ssl.SSLContext:
+    context.minimum_version = _TLS_VERSIONS[settings.min_tls_version]
+    return context
 
 
 def explain(answer: HttpAnswer, *, url: str, setting: str) -> str:
@@ -172,7 +346,12 @@ def explain(answer: HttpAnswer, *, url: str, setting: str) -> str:
         )
     section = setting.partition(".")[0]
     if answer.status in _LOGINS:
-        return f"{shown}: look at the login ({section}.username and .password, or .bearer_token)"
+        return (
+            f"{shown}: look at the login ({section}.username and .password, .bearer_token or"
+            " .oauth)"
+        )
+    if answer.status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
+        return f"{shown}: look at the proxy's login ({section}.proxy_username and .proxy_password)"
     if answer.status // 100 == HTTPStatus.MULTIPLE_CHOICES // 100:
         # Followed by nobody: a login must not go where somebody else's answer leads.
         leads_to = answer.leads_to or "nowhere"
