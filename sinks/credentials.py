@@ -48,6 +48,7 @@ _TLS_VERSIONS: Final[Mapping[MinTlsVersion, ssl.TLSVersion]] = {
 }
 _DEFAULT_TLS_VERSION: Final = "1.2"
 """Of what Python's own contexts speak, the lowest."""
+_NO_TLS: Final = re.compile(r"\bno TLS with\b|\bin the TLS handshake\b")
 _PASSING: Final = frozenset(
     {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
 )
@@ -99,6 +100,7 @@ class ReceiverCredentials:
         section: str,
         check: Check,
         token_check: Check | None = None,
+        token_deadline_seconds: float = DEADLINE_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
         time_seconds: Callable[[], float] = time.time,
     ) -> None:
@@ -136,6 +138,7 @@ class ReceiverCredentials:
                 group=f"{section}.oauth",
                 secret=lambda: self.current().client_secret,
                 post=self._ask_endpoint,
+                deadline_seconds=token_deadline_seconds,
                 time_seconds=time_seconds,
             )
             self._tokens = TokenInForce(
@@ -191,7 +194,7 @@ class ReceiverCredentials:
         self, http: HttpClient, url: str, data: bytes, headers: Mapping[str, str]
     ) -> HttpAnswer:
         route = self.current().route(url)
-        with self._naming_proxy(route.proxy):
+        with self._naming_settings(route.proxy):
             return await http.post(url, data=data, headers=headers, route=route)
 
     async def _ask_endpoint(
@@ -199,16 +202,19 @@ class ReceiverCredentials:
     ) -> tuple[int, bytes]:
         # A connection of its own: nothing that the receiver is told is the endpoint's business.
         route = self.current().token_route(url)
-        with self._naming_proxy(route.proxy):
+        with self._naming_settings(route.proxy):
             async with open_http(headers={}, timeout_seconds=DEADLINE_SECONDS) as http:
                 return await http.post_form(url, form, headers, route=route)
 
     @contextmanager
-    def _naming_proxy(self, proxy: Proxy | None) -> Iterator[None]:
-        """Say of what goes wrong on the way that there is a proxy on it, and where to look."""
+    def _naming_settings(self, proxy: Proxy | None) -> Iterator[None]:
+        """Say of what goes wrong on the way where to look, and that there is a proxy on it."""
         try:
             yield
         except NoAnswerError as error:
+            if _NO_TLS.search(str(error)):
+                least = f"{self._section}.min_tls_version {self._settings.min_tls_version}"
+                raise NoAnswerError(f"{error}: is {least} beyond what it speaks?") from error
             if proxy is None:
                 raise
             setting = f"{self._section}.proxy_url"

@@ -3,6 +3,7 @@
 A sink's section has them beside its addresses. What cannot work is refused by the field's name.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal
 from urllib.parse import urlsplit
@@ -15,6 +16,7 @@ from gpuledger.settings.groups import ClientCredentialsSettings, require_http_ur
 from gpuledger.settings.secret import may_part_a_login
 
 MinTlsVersion = Literal["1.2", "1.3"]
+_HOST: Final = re.compile(r"[\w.-]+", re.ASCII)
 _OF_PROXY: Final = ("proxy_username", "proxy_password", "no_proxy")
 
 
@@ -64,19 +66,11 @@ class ReceiverSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 f"server_name: {' and '.join(urls)} is not https://, so that no certificate is"
                 " shown: take one of them out, or change it"
             )
-        if self.server_name and not _is_name(self.server_name):
+        if self.server_name and not _HOST.fullmatch(self.server_name):
             raise ValueError(
                 f"server_name: {self.server_name!r} is no name of a host: give it without a scheme,"
                 " port and path"
             )
-
-
-def _is_name(name: str) -> bool:
-    """Return whether a certificate may have such a name."""
-    try:
-        return urlsplit(f"https://{name}").hostname == name.lower() and name.isascii()
-    except ValueError:
-        return False
 
 
 def _refuse_half_a_login(login: ReceiverSettings, urls: Mapping[str, Iterable[str]]) -> None:

@@ -117,12 +117,14 @@ class TokenIssuer:
         await writer.drain()
         await asyncio.sleep(0.05)  # for the last byte to arrive before the connection is gone
 
+    def next_token(self) -> str:
+        """Return the token of the next answer."""
+        return self.keys.sign(self.subject, for_seconds=self.for_seconds, audience=self.audience)
+
     def _answer(self) -> bytes:
         found = self.answer
         if found is None:
-            token = self.keys.sign(
-                self.subject, for_seconds=self.for_seconds, audience=self.audience
-            )
+            token = self.next_token()
             self.tokens.append(token)
             found = {"access_token": token, "token_type": "Bearer", "expires_in": self.for_seconds}
         body = json.dumps(found).encode()

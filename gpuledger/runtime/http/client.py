@@ -7,6 +7,7 @@ were sent to it is masked. aiohttp's exceptions end here.
 """
 
 import asyncio
+import base64
 import ssl
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -42,6 +43,10 @@ BODY_SECONDS: Final = 5.0
 _BROKEN: Final = (aiohttp.ClientError, OSError, ValueError, RuntimeError)
 _OF_PROXY: Final = (aiohttp.ClientHttpProxyError, aiohttp.ClientProxyConnectionError)
 _NOT_CONNECTED: Final = (aiohttp.ClientConnectorError, aiohttp.ClientConnectorCertificateError)
+_NO_COMMON_TLS: Final = frozenset(
+    {"TLSV1_ALERT_PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL", "NO_PROTOCOLS_AVAILABLE"}
+)
+"""What OpenSSL calls it where the other side speaks no version of TLS that is spoken here."""
 _PAGES: Final = frozenset({"text/html", "application/xhtml+xml"})
 _UNPACKED: Final = frozenset({"gzip", "deflate"})
 _GZIP_OR_ZLIB: Final = 47  # the window's size that lets zlib see by itself which of the two it is
@@ -66,11 +71,12 @@ class Proxy:
     password: str = field(default="", repr=False)
 
     @property
-    def login(self) -> aiohttp.BasicAuth | None:
-        """The login as aiohttp takes it."""
+    def headers(self) -> dict[str, str]:
+        """What it is shown; empty without a login."""
         if not self.username:
-            return None
-        return aiohttp.BasicAuth(self.username, self.password, encoding="utf-8")
+            return {}
+        pair = f"{self.username}:{self.password}".encode()
+        return {"Proxy-Authorization": f"Basic {base64.b64encode(pair).decode()}"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,25 +186,27 @@ class HttpClient:
     def _posting(
         self, url: str, data: bytes, headers: Mapping[str, str], route: Route
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        proxy = route.proxy
+        # With TLS the proxy is asked for a tunnel, in which it sees nothing of the request.
+        has_tunnel = url.lower().startswith("https://")
+        to_proxy = proxy.headers if proxy else {}
         return self._session.post(
             url,
             data=data,
-            headers=headers,
+            headers=headers if has_tunnel else {**headers, **to_proxy},
             allow_redirects=False,
             ssl=route.trust,
             server_hostname=route.server_name or None,
-            proxy=route.proxy.url if route.proxy else None,
-            proxy_auth=route.proxy.login if route.proxy else None,
+            proxy=proxy.url if proxy else None,
+            proxy_headers=to_proxy if has_tunnel else None,
         )
 
     def _sent(self, url: str, headers: Mapping[str, str], route: Route) -> BasicCredentials:
         sent = BasicCredentials.sent(url, {**self._session.headers, **headers})
-        if route.proxy is None or route.proxy.login is None:
+        if route.proxy is None:
             return sent
-        at_proxy = {"Proxy-Authorization": route.proxy.login.encode()}
-        return BasicCredentials(
-            (*sent.secrets, *BasicCredentials.sent(route.proxy.url, at_proxy).secrets)
-        )
+        to_proxy = BasicCredentials.sent(route.proxy.url, route.proxy.headers)
+        return BasicCredentials((*sent.secrets, *to_proxy.secrets))
 
 
 @contextmanager
@@ -291,6 +299,10 @@ def translating(
                 text = f"the proxy answers {error.status} {error.message}"
             case aiohttp.ClientProxyConnectionError():
                 text = f"the proxy cannot be reached: {error.os_error.strerror or error.os_error}"
+            case aiohttp.ClientConnectorSSLError() if error.os_error.reason in _NO_COMMON_TLS:
+                text = f"no TLS with {error.host}:{error.port}: it speaks none of our versions"
+            case aiohttp.ClientConnectorError() if isinstance(error.os_error, ConnectionResetError):
+                text = f"{error.host}:{error.port} ends the connection in the TLS handshake"
             case aiohttp.ClientResponseError():
                 text = f"no valid HTTP: {error.message}"
             case aiohttp.InvalidURL():
