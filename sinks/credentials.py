@@ -9,6 +9,7 @@ login, the protocol to speak. Whether a refusal is final is decided by each rece
 """
 
 import base64
+import os
 import re
 import ssl
 import time
@@ -22,7 +23,7 @@ from typing import Final
 import structlog
 
 from gpuledger.certificates import Validity, authorities_of, load_own, trusting
-from gpuledger.errors import SettingsError, UnavailableError
+from gpuledger.errors import SettingsError
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.file_watch import FilesInForce, FileWatch
 from gpuledger.runtime.http.client import (
@@ -36,9 +37,15 @@ from gpuledger.runtime.http.client import (
 )
 from gpuledger.runtime.http.no_proxy import NoProxyEntry, is_reached_directly
 from gpuledger.runtime.http.token_endpoint import DEADLINE_SECONDS, TokenEndpoint
-from gpuledger.runtime.tokens import BearerToken, TokenInForce
+from gpuledger.runtime.retry import Backoff
+from gpuledger.runtime.tokens import BearerToken, TokenInForce, TokenSource
+from gpuledger.settings import Secret
 from gpuledger.settings.secret import shown_url
-from sinks.receiver_settings import MinTlsVersion, ReceiverSettings
+from sinks.aws_keys import AssumedRole, GivenKeys, role_of
+from sinks.fetched_login import FetchedLogin
+from sinks.receiver_settings import MinTlsVersion, ReceiverSettings, Sigv4Settings
+from sinks.registry import REMOTE_WRITE
+from sinks.sigv4 import AwsKeys, signature_headers
 
 _log = structlog.get_logger(__name__)
 _LOGINS: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
@@ -46,6 +53,7 @@ _TLS_VERSIONS: Final[Mapping[MinTlsVersion, ssl.TLSVersion]] = {
     "1.2": ssl.TLSVersion.TLSv1_2,
     "1.3": ssl.TLSVersion.TLSv1_3,
 }
+_NO_KEYS: Final = AwsKeys(access_key_id="", secret_access_key="")
 _DEFAULT_TLS_VERSION: Final = "1.2"
 """Of what Python's own contexts speak, the lowest."""
 _NO_TLS: Final = re.compile(r"\bno TLS with\b|\bin the TLS handshake\b")
@@ -76,6 +84,8 @@ class CredentialsInForce:
     """The authorities behind the token endpoint's certificate."""
     client_secret: str = field(default="", repr=False)
     """The login at the token endpoint."""
+    aws_keys: AwsKeys | None = None
+    """What is signed with, where no role is assumed."""
 
     def route(self, url: str) -> Route:
         """Return by what way the receiver is reached."""
@@ -99,6 +109,8 @@ class ReceiverCredentials:
         *,
         section: str,
         check: Check,
+        sigv4: Sigv4Settings | None = None,
+        environ: Mapping[str, str] = os.environ,
         token_check: Check | None = None,
         token_deadline_seconds: float = DEADLINE_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
@@ -109,8 +121,11 @@ class ReceiverCredentials:
         `section` is the name of the settings' section.
         """
         self._settings, self._section = settings, section
+        self._sigv4 = sigv4 or Sigv4Settings()
         oauth = settings.oauth
         secrets = (
+            self._sigv4.secret_access_key,
+            self._sigv4.session_token,
             settings.password,
             settings.bearer_token,
             settings.proxy_password,
@@ -131,22 +146,13 @@ class ReceiverCredentials:
             on_read=lambda files: _log.info("receiver_credentials_read", files=files),
             time_seconds=time_seconds,
         )
-        self._tokens: TokenInForce[BearerToken] | None = None
-        if oauth.token_url:
-            endpoint = TokenEndpoint(
-                oauth,
-                group=f"{section}.oauth",
-                secret=lambda: self.current().client_secret,
-                post=self._ask_endpoint,
-                deadline_seconds=token_deadline_seconds,
-                time_seconds=time_seconds,
-            )
-            self._tokens = TokenInForce(
-                endpoint,
-                check=token_check or Check(),
-                time_seconds=time_seconds,
-                monotonic=monotonic,
-            )
+        self._login = self._fetched_login(
+            check=token_check or Check(),
+            environ=environ,
+            deadline_seconds=token_deadline_seconds,
+            time_seconds=time_seconds,
+            monotonic=monotonic,
+        )
 
     def current(self) -> CredentialsInForce:
         """Return what a request goes with now; with a mistake in the files, the former."""
@@ -162,33 +168,86 @@ class ReceiverCredentials:
     ) -> HttpAnswer:
         """Return the receiver's answer to a request with the login that counts now.
 
-        A token of the token endpoint that is answered 401 is renewed once. Raises NoAnswerError,
-        also where no token is to be had.
+        One that is fetched and refused is renewed once. Raises NoAnswerError, also where none is to
+        be had.
         """
-        if self._tokens is None:
-            return await self._post(http, url, data, {**headers, **self.current().headers})
-        token = await self._token(self._tokens)
-        answer = await self._post(http, url, data, {**headers, **_bearer(token.text)})
-        if answer.status != HTTPStatus.UNAUTHORIZED:
-            self._tokens.confirm(token)
-            return answer
-        said = f"{shown_url(url)} refuses the token: {answer.status} {answer.text}"
-        self._tokens.refuse(token, said.rstrip())
-        other = await self._token(self._tokens)
-        if other is token:
-            return answer
-        answer = await self._post(http, url, data, {**headers, **_bearer(other.text)})
-        if answer.status == HTTPStatus.UNAUTHORIZED:
-            self._tokens.refuse(other, said.rstrip())
-        else:
-            self._tokens.confirm(other)
-        return answer
 
-    async def _token(self, tokens: TokenInForce[BearerToken]) -> BearerToken:
-        try:
-            return await tokens.current()
-        except UnavailableError as error:
-            raise NoAnswerError(str(error)) from error
+        async def send(login: Mapping[str, str]) -> HttpAnswer:
+            return await self._post(http, url, data, {**headers, **login})
+
+        if self._login is None:
+            return await send(self.current().headers)
+        return await self._login.post(send, url=url, data=data)
+
+    def _fetched_login(
+        self,
+        *,
+        check: Check,
+        environ: Mapping[str, str],
+        deadline_seconds: float,
+        time_seconds: Callable[[], float],
+        monotonic: Callable[[], float],
+    ) -> FetchedLogin[BearerToken] | FetchedLogin[AwsKeys] | None:
+        """Return the login that is fetched; `None` where it stands in the settings."""
+        oauth, sigv4 = self._settings.oauth, self._sigv4
+        if oauth.token_url:
+            endpoint = TokenEndpoint(
+                oauth,
+                group=f"{self._section}.oauth",
+                secret=lambda: self.current().client_secret,
+                post=self._ask_endpoint,
+                deadline_seconds=deadline_seconds,
+                time_seconds=time_seconds,
+            )
+            tokens = TokenInForce(
+                endpoint, check=check, time_seconds=time_seconds, monotonic=monotonic
+            )
+            return FetchedLogin(tokens, headers_of=lambda token, *_: _bearer(token.text))
+        if not sigv4.region:
+            return None
+
+        def sign(keys: AwsKeys, url: str, data: bytes) -> Mapping[str, str]:
+            return signature_headers(
+                url,
+                data,
+                keys=keys,
+                region=sigv4.region,
+                service=sigv4.service,
+                time_seconds=time_seconds(),
+            )
+
+        keys = TokenInForce(
+            self._aws_keys(environ, deadline_seconds=deadline_seconds, time_seconds=time_seconds),
+            check=check,
+            time_seconds=time_seconds,
+            monotonic=monotonic,
+            # Those of files cost nothing to look at again.
+            backoff=Backoff(max_seconds=1.0) if sigv4.access_key_id else None,
+        )
+        # AWS answers 403 to keys that have ended, or are none.
+        return FetchedLogin(keys, headers_of=sign, refusing=_LOGINS)
+
+    def _aws_keys(
+        self,
+        environ: Mapping[str, str],
+        *,
+        deadline_seconds: float,
+        time_seconds: Callable[[], float],
+    ) -> TokenSource[AwsKeys]:
+        group = f"{self._section}.sigv4"
+        role = role_of(self._sigv4, group=group, environ=environ)
+        if role is None:
+            return GivenKeys(lambda: self.current().aws_keys or _NO_KEYS)
+        role_arn, file = role
+        return AssumedRole(
+            group=group,
+            role_arn=role_arn,
+            token_file=file,
+            sts_url=self._sigv4.exchange_url,
+            post=self._ask_endpoint,
+            deadline_seconds=deadline_seconds,
+            time_seconds=time_seconds,
+        )
 
     async def _post(
         self, http: HttpClient, url: str, data: bytes, headers: Mapping[str, str]
@@ -239,13 +298,18 @@ class ReceiverCredentials:
             proxy=_proxy(settings, section),
             no_proxy=[NoProxyEntry.parse(text) for text in settings.no_proxy],
             token_trust=token_trust,
-            client_secret=secret.read(name=f"{section}.oauth.client_secret") if secret else "",
+            client_secret=_text(secret, f"{section}.oauth.client_secret"),
+            aws_keys=_keys(self._sigv4, f"{section}.sigv4"),
         )
         return validities + more
 
 
 def watch_credentials(
-    settings: ReceiverSettings, *, section: str, readiness: Readiness
+    settings: ReceiverSettings,
+    *,
+    section: str,
+    readiness: Readiness,
+    sigv4: Sigv4Settings | None = None,
 ) -> ReceiverCredentials:
     """Return the credentials of a receiver, looked at each second, with their check.
 
@@ -253,11 +317,11 @@ def watch_credentials(
     """
     check = readiness.check(f"{section}.credentials", severity=CheckSeverity.WARNING)
     token_check = None
-    if settings.oauth.token_url:
+    if settings.oauth.token_url or (sigv4 and sigv4.region):
         token_check = readiness.check(f"{section}.token", severity=CheckSeverity.WARNING)
         token_check.waits("not asked for yet")
     credentials = ReceiverCredentials(
-        settings, section=section, check=check, token_check=token_check
+        settings, section=section, check=check, sigv4=sigv4, token_check=token_check
     )
     readiness.add_periodic(credentials.look, check=check)
     return credentials
@@ -267,14 +331,28 @@ def _bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
+def _text(secret: Secret | None, name: str) -> str:
+    """Return a secret as its file has it now; empty where there is none."""
+    return secret.read(name=name) if secret else ""
+
+
+def _keys(sigv4: Sigv4Settings, group: str) -> AwsKeys | None:
+    if not sigv4.access_key_id:
+        return None
+    return AwsKeys(
+        access_key_id=sigv4.access_key_id,
+        secret_access_key=_text(sigv4.secret_access_key, f"{group}.secret_access_key").strip(),
+        session_token=_text(sigv4.session_token, f"{group}.session_token").strip(),
+    )
+
+
 def _proxy(settings: ReceiverSettings, section: str) -> Proxy | None:
     if not settings.proxy_url:
         return None
-    password = settings.proxy_password
     return Proxy(
         url=settings.proxy_url,
         username=settings.proxy_username,
-        password=password.read(name=f"{section}.proxy_password") if password else "",
+        password=_text(settings.proxy_password, f"{section}.proxy_password"),
     )
 
 
@@ -352,10 +430,9 @@ def explain(answer: HttpAnswer, *, url: str, setting: str) -> str:
         )
     section = setting.partition(".")[0]
     if answer.status in _LOGINS:
-        return (
-            f"{shown}: look at the login ({section}.username and .password, .bearer_token or"
-            " .oauth)"
-        )
+        fetched = ".oauth or .sigv4" if section == REMOTE_WRITE.name else "or .oauth"
+        kinds = f"{section}.username and .password, .bearer_token, {fetched}"
+        return f"{shown}: look at the login ({kinds})"
     if answer.status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
         return f"{shown}: look at the proxy's login ({section}.proxy_username and .proxy_password)"
     if answer.status // 100 == HTTPStatus.MULTIPLE_CHOICES // 100:

@@ -17,7 +17,7 @@ from gpuledger.settings.groups import require_http_url
 from gpuledger.texts import find_near
 from gpuledger.topics import Topics
 from sinks.otlp_names import OF_RESOURCES
-from sinks.receiver_settings import ReceiverSettings
+from sinks.receiver_settings import ReceiverSettings, Sigv4Settings
 from sinks.registry import KINDS
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -48,6 +48,8 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
 
     url: str = "http://localhost:9090/api/v1/write"
     """The receiver's remote-write endpoint."""
+    sigv4: Sigv4Settings = Sigv4Settings()
+    """How requests are signed for AWS, in place of another login."""
     headers: dict[str, str] = msgspec.field(default_factory=dict)
     """Further headers, such as `X-Scope-OrgID`; the protocol's own cannot be overridden."""
     protocol: RemoteWriteProtocol = "auto"
@@ -111,7 +113,7 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
             require_http_url(self.url)
         except ValueError as error:
             raise ValueError(f"url {error}") from error
-        self.refuse_unusable(url=[self.url])
+        self.refuse_unusable(url=[self.url], sigv4=self.sigv4)
         refuse_reserved(self.headers)
         refuse_unusable_labels(self.external_labels, self.dcgm)
         for setting in ("pod_labels", "namespace_labels", "node_labels"):

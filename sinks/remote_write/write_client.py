@@ -278,7 +278,9 @@ async def open_client(
     A check of `readiness` shows files that change and cannot be used then.
     """
     readiness = readiness or Readiness()
-    credentials = watch_credentials(settings, section="remote_write", readiness=readiness)
+    credentials = watch_credentials(
+        settings, section="remote_write", readiness=readiness, sigv4=settings.sigv4
+    )
     check = readiness.check("remote_write.protocol", severity=CheckSeverity.WARNING)
     async with open_http(
         headers={**settings.headers, **_PROTOCOL_HEADERS}, timeout_seconds=settings.timeout_seconds

@@ -51,9 +51,11 @@ async def posting(
 ) -> AsyncIterator[Posting]:
     """Open a client of a kind; its times are a clock's that the test moves."""
     clock, check, token_check = Seconds(), Check(), Check()
+    settings = settings_of(kind, url, **given)
     credentials = ReceiverCredentials(
-        settings_of(kind, url, **given),
+        settings,
         section=kind,
+        sigv4=settings.sigv4 if isinstance(settings, RemoteWriteSettings) else None,
         check=check,
         token_check=token_check,
         token_deadline_seconds=timeout_seconds / 2,
