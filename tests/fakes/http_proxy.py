@@ -31,6 +31,13 @@ class HttpProxy:
     logins: list[str] = field(default_factory=list)
     """The `Proxy-Authorization` of each request; empty where there was none."""
 
+    serving: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def end_connections(self) -> None:
+        """Break off what is under way."""
+        for task in self.serving:
+            task.cancel()
+
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection."""
         head = await reader.readuntil(b"\r\n\r\n")
@@ -82,7 +89,8 @@ async def proxying(
     leads_to: str, *, login: str = "", context: ssl.SSLContext | None = None
 ) -> AsyncIterator[HttpProxy]:
     """Serve a proxy, over TLS with a context."""
-    proxy, serving = HttpProxy(leads_to=leads_to, login=login), set[asyncio.Task[None]]()
+    proxy = HttpProxy(leads_to=leads_to, login=login)
+    serving = proxy.serving
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -100,6 +108,5 @@ async def proxying(
         yield proxy
     finally:
         server.close()
-        for task in serving:
-            task.cancel()
+        proxy.end_connections()
         await asyncio.gather(*serving, return_exceptions=True)

@@ -92,8 +92,10 @@ class TokenEndpoint:
             raise self._error(said) from error
         except h11.RemoteProtocolError as error:
             raise self._error(f"no valid HTTP: {readable(sent.mask(str(error)))}") from error
-        except (OSError, ValueError, RecursionError, UnavailableError) as error:
-            raise self._error(readable(sent.mask(str(error))) or type(error).__name__) from error
+        except UnavailableError as error:
+            raise self._error(readable(sent.mask(str(error)))) from error
+        except (OSError, ValueError, RecursionError) as error:
+            raise self._error(readable(str(error)) or type(error).__name__) from error
         self._renew_seconds = spread_renewal(token)
         return token
 
