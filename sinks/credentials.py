@@ -272,8 +272,8 @@ class ReceiverCredentials:
             yield
         except NoAnswerError as error:
             if _NO_TLS.search(str(error)):
-                least = f"{self._section}.min_tls_version {self._settings.min_tls_version}"
-                raise NoAnswerError(f"{error}: is {least} beyond what it speaks?") from error
+                lowest = f"{self._section}.min_tls_version {self._settings.min_tls_version}"
+                raise NoAnswerError(f"{error}: is {lowest} beyond what it speaks?") from error
             if proxy is None:
                 raise
             setting = f"{self._section}.proxy_url"

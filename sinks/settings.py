@@ -33,6 +33,7 @@ RESERVED_HEADERS = frozenset(
         "content-length",
         "content-type",
         "host",
+        "proxy-authorization",
         "transfer-encoding",
         "user-agent",
         "x-prometheus-remote-write-version",
