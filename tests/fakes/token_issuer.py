@@ -80,9 +80,9 @@ class TokenIssuer:
         self.tokens: list[str] = []
 
     @asynccontextmanager
-    async def serve(self, authority: Authority) -> AsyncIterator[str]:
-        """Serve over TLS; yield the endpoint's address."""
-        pair = authority.issue("token-endpoint")
+    async def serve(self, authority: Authority, *, host: str | None = None) -> AsyncIterator[str]:
+        """Serve over TLS, with a certificate of a host where one is given; yield the address."""
+        pair = authority.issue("token-endpoint", host=host)
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(pair.certificate, pair.key)
         serving: set[asyncio.Task[None]] = set()

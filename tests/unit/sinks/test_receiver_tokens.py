@@ -15,7 +15,7 @@ from sinks.errors import ReceiverUnavailableError
 from tests.fakes.http_proxy import proxying
 from tests.fakes.token_issuer import CLIENT_SECRET, TokenIssuer, TokenKeys
 from tests.real.services.certificates import Authority
-from tests.unit.sinks.posting import KINDS, posting, serving, settings_of
+from tests.unit.sinks.posting import KINDS, posting, settings_of
 from tests.unit.sinks.receiver import Answer, Receiver, receiving
 
 if TYPE_CHECKING:
@@ -192,26 +192,26 @@ async def test_an_endpoint_that_is_away_or_not_trusted_is_named(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_the_endpoint_and_the_receiver_are_reached_by_the_proxy(
-    kind: str, authority: Authority
-) -> None:
-    issuer = Opaque()
+async def test_the_endpoint_is_reached_by_the_proxy_too(kind: str, authority: Authority) -> None:
+    issuer, host = Opaque(), "issuer.test"
     async with (
-        issuer.serve(authority) as url,
+        issuer.serve(authority, host=host) as url,
         proxying(url) as proxy,
-        receiving(context=serving(authority)) as receiver,
+        receiving() as receiver,
     ):
-        # The issuer's certificate is for localhost, which no proxy is asked for.
-        at_issuer = {**oauth("https://issuer.test/token", authority), "proxy_url": proxy.url}
-        async with posting(kind, receiver.url, **at_issuer) as client:
-            with pytest.raises(ReceiverUnavailableError, match=r"issuer\.test.*certificate"):
-                await client.send()
-        assert proxy.asked[0].startswith("CONNECT issuer.test:443")
-        proxy.raw = b"HTTP/1.1 407 No\r\nContent-Length: 0\r\n\r\n"
-        client.clock.advance(60.0)
-        async with posting(kind, receiver.url, **at_issuer) as client:
+        given = {**oauth(f"https://{host}/token", authority), "proxy_url": proxy.url}
+        async with posting(kind, receiver.url, **given) as client:
+            proxy.raw = b"HTTP/1.1 407 No\r\nContent-Length: 0\r\n\r\n"
             with pytest.raises(ReceiverUnavailableError, match=r"407 No: look at .*\.proxy_url"):
                 await client.send()
+            proxy.raw = None
+            client.clock.advance(60.0)
+            await client.send()
+        async with posting(kind, receiver.url, no_proxy=[host], **given) as client:
+            with pytest.raises(ReceiverUnavailableError, match=r"issuer\.test"):
+                await client.send()
+    assert proxy.asked == [f"CONNECT {host}:443 HTTP/1.1"] * 2
+    assert logins(receiver) == ["Bearer opaque-1"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
