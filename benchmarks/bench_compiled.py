@@ -25,6 +25,7 @@ _ROUNDS: Final = 25
 _ALL: Final = "all"
 _OF_SINKS: Final = frozenset(
     {
+        Path("gpuledger/ledger/interval_values.py"),
         Path("gpuledger/ledger/series.py"),
         Path("gpuledger/ledger/usage.py"),
         *Path("sinks/remote_write").glob("*.py"),

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable
 from string import Formatter
 from typing import Annotated, Final, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -13,11 +12,12 @@ from gpuledger.ledger.families import FAMILIES
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.series import SentLabels, label_of
 from gpuledger.ledger.usage import COUNTERS
-from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings, Secret
+from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
 from gpuledger.settings.groups import require_http_url
 from gpuledger.texts import find_near
 from gpuledger.topics import Topics
 from sinks.otlp_names import OF_RESOURCES
+from sinks.receiver_settings import ReceiverSettings, Sigv4Settings
 from sinks.registry import KINDS
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -33,6 +33,7 @@ RESERVED_HEADERS = frozenset(
         "content-length",
         "content-type",
         "host",
+        "proxy-authorization",
         "transfer-encoding",
         "user-agent",
         "x-prometheus-remote-write-version",
@@ -40,51 +41,16 @@ RESERVED_HEADERS = frozenset(
 )
 
 
-class LoginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who the sender is, and whom it trusts."""
-
-    username: str = ""
-    """User for basic authentication; empty means none."""
-    password: Secret | None = None
-    """Password for basic authentication."""
-    bearer_token: Secret | None = None
-    """Token for `Authorization: Bearer`; not together with a username."""
-    ca_file: str = ""
-    """PEM file of the authority behind the receiver's certificate; empty means the system's."""
-    cert_file: str = ""
-    """PEM file of the own certificate, where the receiver asks for one; empty means none."""
-    key_file: str = ""
-    """PEM file of the key of that certificate, without a password."""
-
-
-def refuse_half_a_login(login: LoginSettings, **urls: Iterable[str]) -> None:
-    """Raise ValueError naming what is missing, or what excludes each other.
-
-    The addresses that are logged in to are given under their setting's name.
-    """
-    if login.bearer_token is not None and login.username:
-        raise ValueError("bearer_token and username exclude each other: give one of them")
-    if bool(login.username) != (login.password is not None):
-        raise ValueError("username and password go together: give both or neither")
-    if bool(login.cert_file) != bool(login.key_file):
-        raise ValueError("cert_file and key_file go together: give both or neither")
-    if login.username or login.bearer_token is not None:
-        for setting, given in urls.items():
-            if any("@" in urlsplit(url).netloc for url in given):
-                raise ValueError(
-                    f"{setting}: the login in it and username or bearer_token exclude each other:"
-                    " take it out of the address"
-                )
-
-
 RemoteWriteProtocol = Literal["auto", "1.0", "2.0"]
 
 
-class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where samples go, and how the sender shows who it is."""
 
     url: str = "http://localhost:9090/api/v1/write"
     """The receiver's remote-write endpoint."""
+    sigv4: Sigv4Settings = Sigv4Settings()
+    """How requests are signed for AWS, in place of another login."""
     headers: dict[str, str] = msgspec.field(default_factory=dict)
     """Further headers, such as `X-Scope-OrgID`; the protocol's own cannot be overridden."""
     protocol: RemoteWriteProtocol = "auto"
@@ -151,7 +117,7 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
             require_http_url(self.url)
         except ValueError as error:
             raise ValueError(f"url {error}") from error
-        refuse_half_a_login(self, url=[self.url])
+        self.refuse_unusable(url=[self.url], sigv4=self.sigv4)
         refuse_reserved(self.headers)
         refuse_unusable_labels(self.external_labels, self.dcgm)
         for setting in ("pod_labels", "namespace_labels", "node_labels"):
@@ -288,7 +254,7 @@ class BusyWithoutPodSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     """How long it must last, by the events' own time, before the alert fires."""
 
 
-class AlertsSettings(LoginSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AlertsSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where alerts go, by what login to each of them, and when they fire."""
 
     urls: list[str] = msgspec.field(default_factory=lambda: ["http://localhost:9093"])
@@ -338,7 +304,7 @@ class AlertsSettings(LoginSettings, frozen=True, kw_only=True, forbid_unknown_fi
                 require_http_url(url)
             except ValueError as error:
                 raise ValueError(f"urls: {error}") from error
-        refuse_half_a_login(self, urls=self.urls)
+        self.refuse_unusable(urls=self.urls)
         refuse_reserved(self.headers)
         refuse_unusable_labels(self.external_labels)
         _refuse_label_of_alert(self.external_labels)

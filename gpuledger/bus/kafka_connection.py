@@ -34,14 +34,15 @@ from gpuledger.bus.kafka_errors import (
     translate,
 )
 from gpuledger.bus.kafka_requests import fetch_topic_ids
-from gpuledger.bus.kafka_tokens import TokenFile, TokenProvider, TokenSource
+from gpuledger.bus.kafka_tokens import TokenFile, TokenProvider
 from gpuledger.bus.protocol import TopicDescription
-from gpuledger.bus.token_endpoint import DEADLINE_SECONDS, TokenEndpoint
 from gpuledger.certificates import Validity, authorities_of, load_own, trusting
 from gpuledger.errors import BusUnavailableError, RefusedError, TopicsError
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.file_watch import POLL_INTERVAL_SECONDS, FilesInForce, FileWatch
 from gpuledger.runtime.http.credentials import NO_CREDENTIALS, BasicCredentials
+from gpuledger.runtime.http.token_endpoint import DEADLINE_SECONDS, TokenEndpoint, post_form
+from gpuledger.runtime.tokens import BearerToken, TokenSource
 from gpuledger.settings import KafkaSettings, Secret
 from gpuledger.settings.groups import OauthSettings
 from gpuledger.settings.secret import MASK
@@ -290,12 +291,15 @@ class KafkaConnection:
         """Return what has the token in force, by the one or the other source of it."""
         oauth = self.settings.oauth
         if not oauth.token_url:
-            source: TokenSource = TokenFile(credentials.token)
+            source: TokenSource[BearerToken] = TokenFile(credentials.token)
         else:
             source = TokenEndpoint(
                 oauth,
+                group="kafka.oauth",
                 secret=credentials.client_secret,
-                context=credentials.token_context,
+                post=lambda url, form, headers: post_form(
+                    url, form, headers, context=credentials.token_context()
+                ),
                 # Within the deadline of what a login is for, so that its error says why.
                 deadline_seconds=min(DEADLINE_SECONDS, self.settings.request_timeout_seconds / 2),
             )

@@ -1,26 +1,16 @@
-"""The token of a login by OAUTHBEARER: until when it is valid, and who is logged in with it.
+"""The token of a login by OAUTHBEARER: a file's, and who is logged in with which.
 
-Where tokens come from is behind one seam, `TokenSource`: a file that something else renews
-(`TokenFile`), or a token endpoint (`gpuledger.bus.token_endpoint`). A new token is put in force
-before the old one ends, and each living connection logs in again with it: brokers close one whose
-session has ended. They learn of it in the midst of other requests, so nothing has to be stopped.
-
-While no new token is to be had the old one counts to its end, which a check shows; after that each
-login fails with the reason, and the source is asked again with growing waits.
+Which token is in force is decided in `gpuledger.runtime.tokens`. With a new one each living
+connection logs in again: brokers close one whose session has ended. They learn of it in the midst
+of other requests, so nothing has to be stopped.
 """
 
 import asyncio
-import base64
-import json
 import math
-import random
-import re
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import Final
 from weakref import WeakKeyDictionary
 
 from aiokafka.abc import AbstractTokenProvider
@@ -29,88 +19,18 @@ from aiokafka.errors import KafkaError, SaslAuthenticationFailed
 from typing_extensions import override
 
 from gpuledger.bus.kafka_internals import log_in_by_token
-from gpuledger.errors import SettingsError, UnavailableError
+from gpuledger.errors import UnavailableError
 from gpuledger.runtime import Check
 from gpuledger.runtime.retry import Backoff
+from gpuledger.runtime.tokens import SAFE_RATIO, BearerToken, TokenInForce, TokenSource
 
 _LOOK_SECONDS: Final = 0.5
-_SAFE_RATIO: Final = 0.8
-"""After so much of its time a token, or a session, is renewed, as Kafka's own clients do."""
-_SPREAD_RATIO: Final = 0.05
-"""By so much more or less, so that the nodes of a fleet do not ask all at once."""
 _MIN_LOGIN_SECONDS: Final = 1.5
 """How long a login must have stood: brokers refuse a second one within a second."""
-_TOKEN: Final = re.compile(r"[\x21-\x7e]+")
-_PARTS_OF_JWT: Final = 3
 
 
 class TokenUnavailableError(KafkaError):  # type: ignore[misc]  # aiokafka publishes no types
     """There is no token to log in with: for the client a connection that failed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BearerToken:
-    """A token, and until when it is valid."""
-
-    text: str = field(repr=False)
-    """The token itself."""
-    begin_seconds: float
-    """Since when it is known here, Unix time."""
-    end_seconds: float = math.inf
-    """When it expires, Unix time; infinite where nobody says so."""
-
-    @classmethod
-    def parse(
-        cls, text: str, *, now_seconds: float, for_seconds: float = math.inf
-    ) -> "BearerToken":
-        """Return a token with the end that it says itself, where it is a JWT.
-
-        `for_seconds` is how long it is valid by what was said of it. Raises `ValueError`, with
-        nothing of the token in it, where it is none.
-        """
-        if not _TOKEN.fullmatch(text):
-            raise ValueError("it has blanks or other characters in it that no token has")
-        end_seconds = min(now_seconds + for_seconds, _end_of_jwt(text))
-        if end_seconds <= now_seconds:
-            ended = datetime.fromtimestamp(max(0.0, end_seconds), tz=UTC)
-            raise ValueError(
-                f"it expired on {ended:%Y-%m-%d %H:%M:%S} UTC, by this machine's clock"
-            )
-        return cls(text=text, begin_seconds=now_seconds, end_seconds=end_seconds)
-
-    def describe_end(self) -> str:
-        """Return until when it is valid, for people."""
-        if math.isinf(self.end_seconds):
-            return "a token without a known end"
-        end = datetime.fromtimestamp(self.end_seconds, tz=UTC)
-        return f"a token until {end:%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _end_of_jwt(text: str) -> float:
-    """Return when a JWT expires, infinite for other tokens; verifying it is for the brokers."""
-    parts = text.split(".")
-    if len(parts) == _PARTS_OF_JWT:
-        with suppress(ValueError, RecursionError):
-            claims = json.loads(base64.urlsafe_b64decode(f"{parts[1]}==="))
-            end = claims.get("exp") if isinstance(claims, dict) else None
-            if isinstance(end, int | float) and 0 <= end < _LAST_SECONDS:
-                return float(end)
-    return math.inf
-
-
-_LAST_SECONDS: Final = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
-
-
-class TokenSource(Protocol):
-    """Where tokens come from."""
-
-    async def fetch(self) -> BearerToken:
-        """Return a token of now; raises `UnavailableError` or `SettingsError`."""
-        ...
-
-    def is_due(self, token: BearerToken, *, now_seconds: float) -> bool:
-        """Return whether another token than the one fetched last is to be had, or needed."""
-        ...
 
 
 class TokenFile:
@@ -155,15 +75,15 @@ class Login:
         passed_seconds = now_seconds - self.begin_seconds
         if passed_seconds < _MIN_LOGIN_SECONDS:
             return False
-        return token.text != self.token.text or passed_seconds > _SAFE_RATIO * self.session_seconds
+        return token.text != self.token.text or passed_seconds > SAFE_RATIO * self.session_seconds
 
 
 class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # as above
-    """Has the token in force, and the connections that are logged in."""
+    """Has the connections that are logged in, and logs them in with the token in force."""
 
     def __init__(
         self,
-        source: TokenSource,
+        source: TokenSource[BearerToken],
         *,
         check: Check,
         on_token: Callable[[str], None] = lambda _text: None,
@@ -175,15 +95,15 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # as above
 
         `on_token` is called with each token before it is sent anywhere.
         """
-        self._source, self._check, self._on_token = source, check, on_token
+        self._tokens = TokenInForce(
+            source,
+            check=check,
+            on_token=on_token,
+            time_seconds=time_seconds,
+            monotonic=monotonic,
+            backoff=backoff,
+        )
         self._time_seconds, self._monotonic = time_seconds, monotonic
-        # Not a `RetryingCaller`: nobody waits here, each login asks and is told what there is.
-        self._backoff = backoff or Backoff(first_seconds=1.0, max_seconds=60.0)
-        self._retry_seconds = -math.inf
-        self._token: BearerToken | None = None
-        self._failure = ""
-        self._is_refused = False
-        self._fetching = asyncio.Lock()
         self._logins: WeakKeyDictionary[AIOKafkaConnection, Login] = WeakKeyDictionary()
         self._timer: asyncio.TimerHandle | None = None
         self._renewing: asyncio.Task[None] | None = None
@@ -194,45 +114,11 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # as above
         return (await self.in_force()).text
 
     async def in_force(self) -> BearerToken:
-        """Return the token to log in with now; raises `TokenUnavailableError`.
-
-        Whoever comes while another one asks waits for that answer.
-        """
-        async with self._fetching:
-            if self._is_due() and self._monotonic() >= self._retry_seconds:
-                await self._fetch()
-            if self._token is None or self._token.end_seconds <= self._time_seconds():
-                raise TokenUnavailableError(self._failure)
-            return self._token
-
-    def _is_due(self) -> bool:
-        if self._token is None or self._is_refused:
-            return True
-        return self._source.is_due(self._token, now_seconds=self._time_seconds())
-
-    async def _fetch(self) -> None:
+        """Return the token to log in with now; raises `TokenUnavailableError`."""
         try:
-            token = await self._source.fetch()
-        except (UnavailableError, SettingsError) as error:
-            self._failure = str(error)
-            self._fail(self._failure)
-        else:
-            # One that was refused and comes again is no reason to ask without a pause.
-            is_other = self._token is None or token.text != self._token.text
-            if is_other or not self._is_refused:
-                self._backoff.reset()
-                self._check.ok(token.describe_end())
-            else:
-                self._retry_seconds = self._monotonic() + self._backoff.next_seconds()
-            self._on_token(token.text)
-            self._token, self._is_refused = token, False
-
-    def _fail(self, said: str) -> None:
-        self._retry_seconds = self._monotonic() + self._backoff.next_seconds()
-        in_force = self._token
-        has_one = in_force is not None and in_force.end_seconds > self._time_seconds()
-        behind = f"; {in_force.describe_end()} stays in force" if in_force and has_one else ""
-        self._check.failed(f"{said}{behind}")
+            return await self._tokens.current()
+        except UnavailableError as error:
+            raise TokenUnavailableError(str(error)) from error
 
     async def log_in(self, connection: AIOKafkaConnection) -> None:
         """Log a new connection in; raises `TokenUnavailableError`, and aiokafka's errors."""
@@ -245,10 +131,7 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # as above
         try:
             session_seconds = await log_in_by_token(connection, token.text, is_again=is_again)
         except SaslAuthenticationFailed as error:
-            # It may be revoked, or its key was exchanged: what was fetched once is not kept then.
-            if token is self._token and not self._is_refused:
-                self._is_refused = True
-                self._fail(f"a broker refuses the token: {error}")
+            self._tokens.refuse(token, f"a broker refuses the token: {error}")
             raise
         # A session that ends with its token is not longer by logging in with the same one.
         rest_seconds = token.end_seconds - self._time_seconds()
@@ -257,8 +140,7 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # as above
         self._logins[connection] = Login(
             token=token, begin_seconds=begin_seconds, session_seconds=session_seconds
         )
-        if not self._is_refused:
-            self._check.ok(token.describe_end())
+        self._tokens.confirm(token)
         if self._timer is None:
             self._look_later()
 
@@ -301,9 +183,3 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # as above
         except (KafkaError, OSError):
             # What waits on it is told of a lost connection, and is sent again over a new one.
             connection.close()
-
-
-def spread_renewal(token: BearerToken, *, chance: Callable[[], float] = random.random) -> float:
-    """Return when to ask for the next token, Unix time: before this one ends, spread by chance."""
-    ratio = _SAFE_RATIO + _SPREAD_RATIO * (2 * chance() - 1)
-    return token.begin_seconds + ratio * (token.end_seconds - token.begin_seconds)

@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
+from typing_extensions import override
 
 from gpuledger.records.base import MAX_CLUSTER_NAME_LENGTH, ClusterName
 from gpuledger.settings.secret import Secret, may_part_a_login, shown_brokers, shown_mistake
@@ -23,12 +24,11 @@ _DEMOS_PREFIX: Final = "gpuledger-demo"
 _SHOWN_CHARACTERS: Final = 40
 
 
-class OauthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the token of a login by OAUTHBEARER comes from: a file, or a token endpoint."""
+class ClientCredentialsSettings(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
+    """A token endpoint, and the login there (OAuth 2.0, client credentials)."""
 
-    token: Secret | None = None
-    """The token itself, which something else renews in its file, as the kubelet does; the other
-    settings are then left out."""
     token_url: str = ""
     """Endpoint that gives tokens for client credentials (OAuth 2.0), `https://…`."""
     ca_file: Path | None = None
@@ -46,12 +46,10 @@ class OauthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Raise `ValueError` where a token cannot be had by these."""
         if not self.token_url:
             given = ("ca_file", "client_id", "client_secret", "scope", "parameters")
-            for name in given if self.token is None else ():
+            for name in given:
                 if getattr(self, name):
                     raise ValueError(f"{name}: needs token_url too, the endpoint that it is for")
             return
-        if self.token is not None:
-            raise ValueError("token_url: give it or token_file, not both")
         if not self.token_url.lower().startswith("https://"):
             # Of the value nothing is shown: it may hold a login.
             raise ValueError("token_url: expected https://…, as a secret is sent to it")
@@ -68,6 +66,24 @@ class OauthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("token_url: needs client_id and client_secret_file too")
         for name in sorted(_OWN_PARAMETERS & self.parameters.keys()):
             raise ValueError(f"parameters: {name} is none of them; {_OWN_PARAMETERS_REMEDY}")
+
+
+class OauthSettings(
+    ClientCredentialsSettings, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
+    """Where the token of a login by OAUTHBEARER comes from: a file, or a token endpoint."""
+
+    token: Secret | None = None
+    """The token itself, which something else renews in its file, as the kubelet does; the other
+    settings are then left out."""
+
+    @override
+    def __post_init__(self) -> None:
+        """Raise `ValueError` where a token cannot be had by these."""
+        if self.token is None:
+            super().__post_init__()
+        elif self.token_url:
+            raise ValueError("token_url: give it or token_file, not both")
 
 
 _OWN_PARAMETERS: Final = frozenset(

@@ -36,15 +36,15 @@ from sinks.alerts.active_alerts import (
 )
 from sinks.alerts.posted_alert import AlertPosting
 from sinks.alerts.send_order import SendOrder
-from sinks.credentials import CredentialsInForce, ReceiverCredentials, explain
+from sinks.credentials import ReceiverCredentials, explain
 from sinks.errors import ReceiverUnavailableError, RejectedError, retry_receiver
 from sinks.metrics import ALERTMANAGER_ANSWERS_TOTAL, SENT_TOTAL, count_dropped
+from sinks.receiver_settings import ReceiverSettings
 
 HEADERS: Final = {"Content-Type": "application/json", "User-Agent": f"gpuledger/{__version__}"}
 _REFUSES_ALERTS: Final = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
 _SETTING: Final = "alerts.urls"
 _JSON: Final = "application/json"
-_NO_CREDENTIALS: Final = CredentialsInForce(headers={}, trust=True)
 
 
 def count_answer(url: str, answer: HttpAnswer | None) -> None:
@@ -61,8 +61,11 @@ class AlertmanagerClient:
     def __init__(
         self, *, http: HttpClient, url: str, credentials: ReceiverCredentials | None = None
     ) -> None:
-        self.url = url
-        self._http, self._credentials = http, credentials
+        """Take the Alertmanager; without credentials there is neither login nor proxy."""
+        self.url, self._http = url, http
+        self._credentials = credentials or ReceiverCredentials(
+            ReceiverSettings(), section="alerts", check=Check()
+        )
 
     async def post(self, alerts: Sequence[dict[str, Any]]) -> None:
         """Post alerts; return when the Alertmanager has taken them.
@@ -72,13 +75,12 @@ class AlertmanagerClient:
         they are to be sent again: no answer, or one that does not speak of them (401, 404, 503, a
         200 with a page for people).
         """
-        credentials = self._credentials.current() if self._credentials else _NO_CREDENTIALS
         try:
-            answer = await self._http.post(
+            answer = await self._credentials.post(
+                self._http,
                 f"{self.url.rstrip('/')}/api/v2/alerts",
                 data=orjson.dumps(list(alerts)),
-                headers=credentials.headers,
-                trust=credentials.trust,
+                headers={},
             )
         except NoAnswerError as error:
             count_answer(self.url, None)

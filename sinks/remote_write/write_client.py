@@ -230,14 +230,13 @@ class RemoteWriteClient:
     async def _post(self, body: bytes, version: Version, *, attempt: int = 0) -> HttpAnswer:
         # Receivers such as Mimir compute their Retry-After from the attempt.
         numbered = {"Retry-Attempt": str(attempt)} if attempt else {}
-        credentials = self._credentials.current()
         try:
             with measure_request(REMOTE_WRITE.name, len(body)):
-                answer = await self._http.post(
+                answer = await self._credentials.post(
+                    self._http,
                     self._url,
                     data=bytes(cramjam.snappy.compress_raw(body)),
-                    headers={**_VERSION_HEADERS[version], **numbered, **credentials.headers},
-                    trust=credentials.trust,
+                    headers={**_VERSION_HEADERS[version], **numbered},
                 )
         except NoAnswerError as error:
             self._is_answering = False
@@ -279,7 +278,9 @@ async def open_client(
     A check of `readiness` shows files that change and cannot be used then.
     """
     readiness = readiness or Readiness()
-    credentials = watch_credentials(settings, section="remote_write", readiness=readiness)
+    credentials = watch_credentials(
+        settings, section="remote_write", readiness=readiness, sigv4=settings.sigv4
+    )
     check = readiness.check("remote_write.protocol", severity=CheckSeverity.WARNING)
     async with open_http(
         headers={**settings.headers, **_PROTOCOL_HEADERS}, timeout_seconds=settings.timeout_seconds

@@ -80,9 +80,9 @@ class TokenIssuer:
         self.tokens: list[str] = []
 
     @asynccontextmanager
-    async def serve(self, authority: Authority) -> AsyncIterator[str]:
-        """Serve over TLS; yield the endpoint's address."""
-        pair = authority.issue("token-endpoint")
+    async def serve(self, authority: Authority, *, host: str | None = None) -> AsyncIterator[str]:
+        """Serve over TLS, with a certificate of a host where one is given; yield the address."""
+        pair = authority.issue("token-endpoint", host=host)
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(pair.certificate, pair.key)
         serving: set[asyncio.Task[None]] = set()
@@ -117,12 +117,14 @@ class TokenIssuer:
         await writer.drain()
         await asyncio.sleep(0.05)  # for the last byte to arrive before the connection is gone
 
+    def next_token(self) -> str:
+        """Return the token of the next answer."""
+        return self.keys.sign(self.subject, for_seconds=self.for_seconds, audience=self.audience)
+
     def _answer(self) -> bytes:
         found = self.answer
         if found is None:
-            token = self.keys.sign(
-                self.subject, for_seconds=self.for_seconds, audience=self.audience
-            )
+            token = self.next_token()
             self.tokens.append(token)
             found = {"access_token": token, "token_type": "Bearer", "expires_in": self.for_seconds}
         body = json.dumps(found).encode()

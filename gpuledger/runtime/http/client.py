@@ -7,16 +7,23 @@ were sent to it is masked. aiohttp's exceptions end here.
 """
 
 import asyncio
+import base64
 import ssl
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Final
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -34,6 +41,12 @@ BODY_SECONDS: Final = 5.0
 # aiohttp raises its own errors for most of what a server can do wrong; its parser lets a ValueError
 # through, and a connection that ends in the middle is a RuntimeError.
 _BROKEN: Final = (aiohttp.ClientError, OSError, ValueError, RuntimeError)
+_OF_PROXY: Final = (aiohttp.ClientHttpProxyError, aiohttp.ClientProxyConnectionError)
+_NOT_CONNECTED: Final = (aiohttp.ClientConnectorError, aiohttp.ClientConnectorCertificateError)
+_NO_COMMON_TLS: Final = frozenset(
+    {"TLSV1_ALERT_PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL", "NO_PROTOCOLS_AVAILABLE"}
+)
+"""What OpenSSL calls it where the other side speaks no version of TLS that is spoken here."""
 _PAGES: Final = frozenset({"text/html", "application/xhtml+xml"})
 _UNPACKED: Final = frozenset({"gzip", "deflate"})
 _GZIP_OR_ZLIB: Final = 47  # the window's size that lets zlib see by itself which of the two it is
@@ -42,6 +55,44 @@ _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 class NoAnswerError(UnavailableError):
     """A server did not answer in time, or not in HTTP; the message says what it did instead."""
+
+
+class ProxyError(NoAnswerError):
+    """The proxy before the server cannot be reached, or refuses to reach it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proxy:
+    """A proxy that requests go through, and the login there."""
+
+    url: str
+    """Without a login."""
+    username: str = ""
+    password: str = field(default="", repr=False)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What it is shown; empty without a login."""
+        if not self.username:
+            return {}
+        pair = f"{self.username}:{self.password}".encode()
+        return {"Proxy-Authorization": f"Basic {base64.b64encode(pair).decode()}"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """By what way a server is reached, and by what it is known to be the right one."""
+
+    trust: ssl.SSLContext | bool = True
+    """The authorities behind the certificate, the own one and the TLS versions; true means the
+    system's, none and the default."""
+    server_name: str = ""
+    """What the certificate must name, and is asked for (SNI); empty means the address' host."""
+    proxy: Proxy | None = None
+
+
+DIRECT: Final = Route()
+"""By no proxy, with the system's authorities."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,18 +138,93 @@ class HttpClient:
         *,
         data: bytes,
         headers: Mapping[str, str] = _NOTHING,
-        trust: ssl.SSLContext | bool = True,
+        route: Route = DIRECT,
     ) -> HttpAnswer:
         """Return the answer to a POST, never following it elsewhere. Raises NoAnswerError.
 
-        It goes over no connection that was opened with another `trust`.
+        It goes over no connection that was opened by another route.
         """
-        sent = BasicCredentials.sent(url, {**self._session.headers, **headers})
-        with translating(lambda reason: NoAnswerError(f"{shown_url(url)}: {reason}"), sent=sent):
-            async with self._session.post(
-                url, data=data, headers=headers, allow_redirects=False, ssl=trust
-            ) as response:
+        sent = self._sent(url, headers, route)
+        with (
+            _telling_proxy(route.proxy),
+            translating(lambda reason: NoAnswerError(f"{shown_url(url)}: {reason}"), sent=sent),
+        ):
+            async with self._posting(url, data, headers, route) as response:
                 return await read_answer(response, sent=sent)
+
+    async def post_form(
+        self,
+        url: str,
+        form: bytes,
+        headers: Mapping[str, str] = _NOTHING,
+        *,
+        route: Route = DIRECT,
+        max_bytes: int = MAX_BODY_BYTES,
+    ) -> tuple[int, bytes]:
+        """Return the status and the whole body of the answer to a POST, whatever the status.
+
+        For answers that are read by a program. Raises NoAnswerError without the address, also for a
+        longer body, and ssl.SSLCertVerificationError where the certificate is not trusted.
+        """
+        sent = self._sent(url, headers, route)
+        try:
+            with _telling_proxy(route.proxy), translating(NoAnswerError, sent=sent):
+                async with self._posting(url, form, headers, route) as response:
+                    body = bytearray()
+                    async for piece in response.content.iter_any():
+                        body += piece
+                        if len(body) > max_bytes:
+                            raise ValueError(f"answered with more than {max_bytes // 1024} KiB")
+                    return response.status, bytes(body)
+        except NoAnswerError as error:
+            if isinstance(error.__cause__, aiohttp.ClientConnectorCertificateError):
+                found = error.__cause__.certificate_error
+                if isinstance(found, ssl.SSLCertVerificationError):
+                    raise found from error
+            raise
+
+    def _posting(
+        self, url: str, data: bytes, headers: Mapping[str, str], route: Route
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        proxy = route.proxy
+        # With TLS the proxy is asked for a tunnel, in which it sees nothing of the request.
+        has_tunnel = url.lower().startswith("https://")
+        to_proxy = proxy.headers if proxy else {}
+        return self._session.post(
+            url,
+            data=data,
+            headers=headers if has_tunnel else {**headers, **to_proxy},
+            allow_redirects=False,
+            ssl=route.trust,
+            server_hostname=route.server_name or None,
+            proxy=proxy.url if proxy else None,
+            proxy_headers=to_proxy if has_tunnel else None,
+        )
+
+    def _sent(self, url: str, headers: Mapping[str, str], route: Route) -> BasicCredentials:
+        sent = BasicCredentials.sent(url, {**self._session.headers, **headers})
+        if route.proxy is None:
+            return sent
+        to_proxy = BasicCredentials.sent(route.proxy.url, route.proxy.headers)
+        return BasicCredentials((*sent.secrets, *to_proxy.secrets))
+
+
+@contextmanager
+def _telling_proxy(proxy: Proxy | None) -> Iterator[None]:
+    """Raise `ProxyError` for an error that is the proxy's, and not the server's behind it."""
+    try:
+        yield
+    except NoAnswerError as error:
+        cause = error.__cause__
+        # Errors before a connection stands name whom it was to be with.
+        is_of_proxy = isinstance(cause, _OF_PROXY) or (
+            proxy is not None
+            and isinstance(cause, _NOT_CONNECTED)
+            and cause.host == urlsplit(proxy.url).hostname
+        )
+        if not is_of_proxy:
+            raise
+        raise ProxyError(str(error)) from cause
 
 
 @asynccontextmanager
@@ -172,6 +298,14 @@ def translating(
         match error:  # without the URL, which aiohttp's own texts may quote with its password
             case aiohttp.ServerTimeoutError():
                 text = "silent for too long"
+            case aiohttp.ClientHttpProxyError():
+                text = f"the proxy answers {error.status} {error.message}"
+            case aiohttp.ClientProxyConnectionError():
+                text = f"the proxy cannot be reached: {error.os_error.strerror or error.os_error}"
+            case aiohttp.ClientConnectorSSLError() if error.os_error.reason in _NO_COMMON_TLS:
+                text = f"no TLS with {error.host}:{error.port}: it speaks none of our versions"
+            case aiohttp.ClientConnectorError() if isinstance(error.os_error, ConnectionResetError):
+                text = f"{error.host}:{error.port} ends the connection in the TLS handshake"
             case aiohttp.ClientResponseError():
                 text = f"no valid HTTP: {error.message}"
             case aiohttp.InvalidURL():

@@ -43,14 +43,18 @@ class Authority:
         *,
         organization: str | None = None,
         lifetime: dt.timedelta = LIFETIME,
+        host: str | None = None,
     ) -> KeyPair:
         """Make a certificate that serves 127.0.0.1 and localhost, and that a client may show.
 
+        With a `host` it serves that one alone.
         With a negative lifetime it has ended already; no shorter than an hour before now.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _distinguished_name(common_name, organization)
-        names = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
+        names: list[x509.GeneralName] = [x509.DNSName(host or "localhost")]
+        if host is None:
+            names.append(x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
         purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         builder = _builder(subject, self._name, key.public_key(), lifetime)
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)

@@ -11,17 +11,11 @@ from typing import Any
 import pytest
 from aiokafka.errors import SaslAuthenticationFailed
 
-from gpuledger.bus.kafka_tokens import (
-    BearerToken,
-    Login,
-    TokenFile,
-    TokenProvider,
-    TokenUnavailableError,
-    spread_renewal,
-)
+from gpuledger.bus.kafka_tokens import Login, TokenFile, TokenProvider, TokenUnavailableError
 from gpuledger.errors import UnavailableError
 from gpuledger.runtime import Check
 from gpuledger.runtime.retry import Backoff
+from gpuledger.runtime.tokens import BearerToken
 from tests.errors import has_words
 from tests.fakes.seconds import Seconds
 from tests.fakes.token_issuer import in_base64
@@ -29,35 +23,6 @@ from tests.fakes.token_issuer import in_base64
 
 def jwt(claims: object) -> str:
     return ".".join(in_base64(json.dumps(part).encode()) for part in ({"alg": "none"}, claims, ""))
-
-
-@pytest.mark.parametrize(
-    ("text", "for_seconds", "end"),
-    [
-        ("opaque", math.inf, math.inf),
-        ("opaque", 60.0, 160.0),
-        (jwt({"exp": 130}), math.inf, 130.0),
-        (jwt({"exp": 130}), 60.0, 130.0),
-        (jwt({"exp": 230}), 60.0, 160.0),
-        (jwt({"exp": "soon"}), math.inf, math.inf),
-        (jwt({"exp": 1e300}), math.inf, math.inf),
-        (jwt(["exp"]), math.inf, math.inf),
-        ("a.%%%.c", math.inf, math.inf),
-    ],
-)
-def test_a_token_ends_when_it_says_itself_or_when_the_endpoint_says(
-    text: str, for_seconds: float, end: float
-) -> None:
-    token = BearerToken.parse(text, now_seconds=100.0, for_seconds=for_seconds)
-    assert (token.text, token.end_seconds) == (text, end)
-    assert text not in repr(token)
-
-
-@pytest.mark.parametrize("text", ["", "two words", "a\x01auth=b", "naïve", jwt({"exp": 99})])
-def test_what_is_no_token_of_now_is_refused_and_not_shown(text: str) -> None:
-    with pytest.raises(ValueError, match=r"expired on 1970|other characters") as caught:
-        BearerToken.parse(text, now_seconds=100.0)
-    assert not text or text not in str(caught.value)
 
 
 async def test_a_file_is_due_when_it_has_another_token_or_this_one_has_ended() -> None:
@@ -71,12 +36,6 @@ async def test_a_file_is_due_when_it_has_another_token_or_this_one_has_ended() -
     content[0] = "two words"
     with pytest.raises(UnavailableError, check=has_words("kafka.oauth.token_file")):
         await file.fetch()
-
-
-@pytest.mark.parametrize(("chance", "at"), [(0.0, 175.0), (0.5, 180.0), (1.0, 185.0)])
-def test_the_next_token_is_asked_for_before_this_one_ends(chance: float, at: float) -> None:
-    token = BearerToken(text="t", begin_seconds=100.0, end_seconds=200.0)
-    assert spread_renewal(token, chance=lambda: chance) == pytest.approx(at)
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,13 @@ async def test_an_answer_that_does_not_say_what_it_is_is_no_receivers_word() -> 
 @pytest.mark.parametrize(
     ("status", "remedy"),
     [
-        (401, "look at the login (remote_write.username and .password, or .bearer_token)"),
+        (
+            401,
+            (
+                "look at the login (remote_write.username and .password, .bearer_token, .oauth or"
+                " .sigv4)"
+            ),
+        ),
         (404, "look at remote_write.url: its scheme, host, port and path"),
     ],
 )

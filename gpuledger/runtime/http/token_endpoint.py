@@ -1,8 +1,9 @@
 """Tokens of an OAuth 2.0 token endpoint, by client credentials (RFC 6749, 4.4).
 
-One request a token, over a connection of its own, by h11, which every deployable has. An endpoint
-may hang, answer anything, and quote what was sent to it: each request has a deadline, of an answer
-a bounded part is read, and the secret is masked in what is shown of it.
+One request a token, over a connection of its own: by `post_form` with h11, which every deployable
+has, or as the caller has it. An endpoint may hang, answer anything, and quote what was sent to it:
+each request has a deadline, of an answer a bounded part is read, and the secret is masked in what
+is shown of it.
 """
 
 import asyncio
@@ -11,26 +12,34 @@ import json
 import math
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import quote_plus, urlencode, urlsplit
 
 import h11
 
-from gpuledger.bus.kafka_tokens import BearerToken, spread_renewal
 from gpuledger.errors import UnavailableError
 from gpuledger.runtime.http.credentials import BasicCredentials
-from gpuledger.settings.groups import OauthSettings
+from gpuledger.runtime.tokens import BearerToken, spread_renewal
+from gpuledger.settings.groups import ClientCredentialsSettings
 from gpuledger.settings.secret import shown_url
 from gpuledger.texts import readable
 
 DEADLINE_SECONDS: Final = 10.0
 """How long one request may take, from the name's look-up to the last byte."""
-_MAX_BODY_BYTES: Final = 64 * 1024
+MAX_BODY_BYTES: Final = 64 * 1024
+"""The longest answer that is taken."""
 _MAX_HEAD_BYTES: Final = 16 * 1024
 _SHOWN_BYTES: Final = 2048
 _REFUSED_CLIENT: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+
+FormPost = Callable[[str, bytes, Mapping[str, str]], Awaitable[tuple[int, bytes]]]
+"""Posts a form to an address with headers, never following it elsewhere; returns status and body.
+
+Raises OSError, `ValueError`, TimeoutError, h11's error or `UnavailableError`, none with the address
+in it.
+"""
 
 
 class TokenEndpoint:
@@ -38,15 +47,20 @@ class TokenEndpoint:
 
     def __init__(
         self,
-        settings: OauthSettings,
+        settings: ClientCredentialsSettings,
         *,
+        group: str,
         secret: Callable[[], str],
-        context: Callable[[], ssl.SSLContext],
+        post: FormPost,
         deadline_seconds: float = DEADLINE_SECONDS,
         time_seconds: Callable[[], float] = time.time,
     ) -> None:
-        """Take what returns the client's secret and the TLS context that are in force."""
-        self._settings, self._secret, self._context = settings, secret, context
+        """Take what returns the client's secret that is in force, and what asks the endpoint.
+
+        `group` is the name of the settings' group, such as `kafka.oauth`.
+        """
+        self._settings, self._group = settings, group
+        self._secret, self._post = secret, post
         self._deadline_seconds, self._time_seconds = deadline_seconds, time_seconds
         self._renew_seconds = math.inf
 
@@ -67,15 +81,19 @@ class TokenEndpoint:
             )
         )
         try:
-            status, body = await self._post(urlencode(asked).encode(), headers)
+            async with asyncio.timeout(self._deadline_seconds):
+                form = urlencode(asked).encode()
+                status, body = await self._post(settings.token_url, form, headers | _FORM)
             token = self._read(status, body, sent)
         except TimeoutError as error:
             raise self._error(f"no answer within {self._deadline_seconds:g} s") from error
         except ssl.SSLCertVerificationError as error:
-            said = f"{error.verify_message}; look at kafka.oauth.ca_file"
+            said = f"{error.verify_message}; look at {self._group}.ca_file"
             raise self._error(said) from error
         except h11.RemoteProtocolError as error:
             raise self._error(f"no valid HTTP: {readable(sent.mask(str(error)))}") from error
+        except UnavailableError as error:
+            raise self._error(readable(sent.mask(str(error)))) from error
         except (OSError, ValueError, RecursionError) as error:
             raise self._error(readable(str(error)) or type(error).__name__) from error
         self._renew_seconds = spread_renewal(token)
@@ -89,13 +107,14 @@ class TokenEndpoint:
         """Return the token of an answer; raises `ValueError` saying what it has instead."""
         if status != HTTPStatus.OK:
             said = sent.mask(body[:_SHOWN_BYTES].decode(errors="replace"))
+            group = self._group
             remedy = (
-                "; look at kafka.oauth.client_id, kafka.oauth.client_secret_file, kafka.oauth.scope"
-                " and kafka.oauth.parameters"
+                f"{group}.client_id, {group}.client_secret_file, {group}.scope and"
+                f" {group}.parameters"
                 if status in _REFUSED_CLIENT
-                else "; look at kafka.oauth.token_url"
+                else f"{group}.token_url"
             )
-            raise ValueError(f"answered {status}: {said}{remedy}")
+            raise ValueError(f"answered {status}: {said}; look at {remedy}")
         try:
             found: Any = json.loads(body)
         except ValueError:
@@ -105,7 +124,7 @@ class TokenEndpoint:
             # Not shown: a success may have a token in it, in whatever form.
             raise ValueError(
                 'answered 200 without a JSON object that has a text "access_token"; look at'
-                " kafka.oauth.token_url"
+                f" {self._group}.token_url"
             )
         kind = found.get("token_type", "bearer")
         if not isinstance(kind, str) or kind.lower() != "bearer":
@@ -121,40 +140,44 @@ class TokenEndpoint:
 
     def _error(self, said: str) -> UnavailableError:
         return UnavailableError(
-            f"kafka.oauth.token_url {shown_url(self._settings.token_url)}: {said}"
+            f"{self._group}.token_url {shown_url(self._settings.token_url)}: {said}"
         )
 
-    async def _post(self, form: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
-        """Return status and body; raises OSError, TimeoutError, `ValueError` and h11's error.
 
-        A redirection is not followed: the secret is for this endpoint alone.
-        """
-        parts = urlsplit(self._settings.token_url)
-        query = f"?{parts.query}" if parts.query else ""
-        request = h11.Request(
-            method="POST",
-            target=f"{parts.path or '/'}{query}",
-            headers=[
-                ("Host", parts.netloc),
-                ("User-Agent", "gpuledger"),
-                ("Accept", "application/json"),
-                ("Content-Type", "application/x-www-form-urlencoded"),
-                ("Content-Length", str(len(form))),
-                ("Connection", "close"),
-                *headers.items(),
-            ],
-        )
-        exchange = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
-        events = (request, h11.Data(form), h11.EndOfMessage())
-        async with asyncio.timeout(self._deadline_seconds):
-            reader, writer = await asyncio.open_connection(
-                parts.hostname, parts.port or 443, ssl=self._context()
-            )
-            try:
-                writer.write(b"".join(filter(None, map(exchange.send, events))))
-                return await _read_answer(exchange, reader)
-            finally:
-                writer.transport.abort()
+_FORM: Final = {
+    "User-Agent": "gpuledger",
+    "Accept": "application/json",
+    "Content-Type": "application/x-www-form-urlencoded",
+}
+
+
+async def post_form(
+    url: str, form: bytes, headers: Mapping[str, str], *, context: ssl.SSLContext
+) -> tuple[int, bytes]:
+    """Return status and body; a `FormPost` over TLS, by no proxy.
+
+    A redirection is not followed: the secret is for this endpoint alone.
+    """
+    parts = urlsplit(url)
+    query = f"?{parts.query}" if parts.query else ""
+    request = h11.Request(
+        method="POST",
+        target=f"{parts.path or '/'}{query}",
+        headers=[
+            ("Host", parts.netloc),
+            ("Content-Length", str(len(form))),
+            ("Connection", "close"),
+            *headers.items(),
+        ],
+    )
+    exchange = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
+    events = (request, h11.Data(form), h11.EndOfMessage())
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 443, ssl=context)
+    try:
+        writer.write(b"".join(filter(None, map(exchange.send, events))))
+        return await _read_answer(exchange, reader)
+    finally:
+        writer.transport.abort()
 
 
 async def _read_answer(exchange: h11.Connection, reader: asyncio.StreamReader) -> tuple[int, bytes]:
@@ -170,8 +193,8 @@ async def _read_answer(exchange: h11.Connection, reader: asyncio.StreamReader) -
                 status = response.status_code
             case h11.Data() as part:
                 body += part.data
-                if len(body) > _MAX_BODY_BYTES:
-                    raise ValueError(f"answered with more than {_MAX_BODY_BYTES // 1024} KiB")
+                if len(body) > MAX_BODY_BYTES:
+                    raise ValueError(f"answered with more than {MAX_BODY_BYTES // 1024} KiB")
             case h11.EndOfMessage():
                 return status, bytes(body)
             case _:  # an informational response; the deadline ends a flood of them

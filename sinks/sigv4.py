@@ -1,0 +1,91 @@
+"""AWS Signature Version 4 of a request: headers in, headers out. Pure.
+
+What is signed is the method, the path, the body, the host, the time and the session token: headers
+that proxies may change are left out of it. Neither a query nor a path with characters that would be
+escaped is signed here, as no receiver has one.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from math import inf
+from typing import Final
+from urllib.parse import urlsplit
+
+_ALGORITHM: Final = "AWS4-HMAC-SHA256"
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AwsKeys:
+    """Keys to sign with."""
+
+    access_key_id: str
+    secret_access_key: str = field(repr=False)
+    session_token: str = field(default="", repr=False)
+    """Of temporary keys; empty for others."""
+    begin_seconds: float = 0.0
+    """Since when they are known here, Unix time."""
+    end_seconds: float = inf
+    """When they expire, Unix time."""
+
+    @property
+    def text(self) -> str:
+        """The secret by which they are told from others."""
+        return self.secret_access_key
+
+
+def signature_headers(
+    url: str,
+    body: bytes,
+    *,
+    keys: AwsKeys,
+    region: str,
+    service: str,
+    time_seconds: float,
+    headers: Mapping[str, str] | None = None,
+    method: str = "POST",
+) -> dict[str, str]:
+    """Return the headers that sign a request, `headers` of it signed as well."""
+    at = datetime.fromtimestamp(time_seconds, tz=UTC)
+    stamp, parts = f"{at:%Y%m%dT%H%M%SZ}", urlsplit(url)
+    added = {"X-Amz-Date": stamp}
+    if keys.session_token:
+        added["X-Amz-Security-Token"] = keys.session_token
+    signed = {
+        name.lower(): " ".join(value.split())
+        for name, value in {**(headers or {}), **added, "host": _host(url)}.items()
+    }
+    names = ";".join(sorted(signed))
+    canonical = "\n".join(
+        [
+            method,
+            parts.path or "/",
+            "",  # the query
+            *(f"{name}:{signed[name]}" for name in sorted(signed)),
+            "",
+            names,
+            hashlib.sha256(body).hexdigest(),
+        ]
+    )
+    scope = f"{at:%Y%m%d}/{region}/{service}/aws4_request"
+    digest = hashlib.sha256(canonical.encode()).hexdigest()
+    key = f"AWS4{keys.secret_access_key}".encode()
+    for part in scope.split("/"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    to_sign = f"{_ALGORITHM}\n{stamp}\n{scope}\n{digest}"
+    signature = hmac.digest(key, to_sign.encode(), "sha256").hex()
+    added["Authorization"] = (
+        f"{_ALGORITHM} Credential={keys.access_key_id}/{scope}, SignedHeaders={names},"
+        f" Signature={signature}"
+    )
+    return added
+
+
+def _host(url: str) -> str:
+    """Return the `Host` that is sent: without a port that the scheme says by itself."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2].lower()
+    return host.removesuffix(f":{_PORTS.get(parts.scheme.lower())}")
