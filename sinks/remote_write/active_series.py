@@ -180,7 +180,7 @@ class EncodedTick:
         is_behind: bool = False,
     ) -> "EncodedTick":
         """Return the samples of groups at one time, behind what has begun before it."""
-        samples = sum(len(values) - values.count(None) for _, _, values, _ in groups)
+        samples = sum(len(group.values) - group.values.count(None) for group in groups)
         return cls(
             timed=(*begun, TimedSamples(time, groups)),
             samples=samples + len(begun),

@@ -102,11 +102,19 @@ class Metric:
 
     __slots__ = ("help", "kind", "label", "name", "unit")
 
-    def __init__(self, *, name: str, kind: str, help: str) -> None:  # noqa: A002  # Prometheus' word
-        """Take it as an exposition has it; the unit is what the name ends in."""
+    def __init__(
+        self,
+        *,
+        name: str,
+        kind: str,
+        help: str,  # noqa: A002  # Prometheus' word
+        unit: str | None = None,
+    ) -> None:
+        """Take it as an exposition has it; the unit is what the name ends in where none is told."""
         self.name, self.kind, self.help = name, kind, help
         base = name.removesuffix("_total")
-        self.unit = next((unit for unit in _UNITS if base.endswith(f"_{unit}")), "")
+        of_name = next((unit for unit in _UNITS if base.endswith(f"_{unit}")), "")
+        self.unit = of_name if unit is None else unit
         self.label = _encode_label(_NAME, name.encode())
         """Its name as a label in 1.0."""
 
@@ -145,6 +153,15 @@ class LabelSet:
         return self._encoded
 
 
+class Exemplar(NamedTuple):
+    """An observation that stands for those that a sample counts."""
+
+    labels: tuple[tuple[str, str], ...]
+    """In the order in which they are sent; `trace_id`, where it names a trace."""
+    value: float
+    time_ms: int
+
+
 class SampleGroup(NamedTuple):
     """The samples of one thing at one time."""
 
@@ -155,6 +172,8 @@ class SampleGroup(NamedTuple):
     is no sample."""
     starts: Sequence[bytes] | None = None
     """For each metric when its series began, by `encode_start`; `None` where none has a start."""
+    exemplars: Sequence[Exemplar | None] | None = None
+    """For each metric the exemplar beside its sample; `None` where none has one."""
 
 
 class TimedSamples(NamedTuple):
@@ -190,9 +209,16 @@ def encode_metadata(metrics: Iterable[Metric]) -> bytes:
 def _encode_v1(samples: Iterable[TimedSamples]) -> bytes:
     parts: list[bytes] = []
     for time, groups in samples:
-        for labels, metrics, values, _ in groups:
+        for labels, metrics, values, _, exemplars in groups:
             before, after = labels.encoded()
             labels_bytes = len(before) + len(after)
+            if exemplars is not None:
+                for metric, value, exemplar in zip(metrics, values, exemplars, strict=True):
+                    if value is not None:
+                        beside = _exemplar_v1(exemplar)
+                        head = _head_v1(labels_bytes + len(metric.label) + len(beside))
+                        parts += (head, before, metric.label, after, value, time, beside)
+                continue
             for metric, value in zip(metrics, values, strict=True):
                 if value is not None:
                     label = metric.label
@@ -206,7 +232,7 @@ def _encode_v2(samples: Iterable[TimedSamples]) -> bytes:
     symbols = _Symbols()
     described, referred = _DescribedMetrics(symbols), _ReferredLabels(symbols)
     for time, groups in samples:
-        for labels, metrics, values, starts in groups:
+        for labels, metrics, values, starts, exemplars in groups:
             if values.count(None) == len(values):
                 continue  # the table has nothing but what is referred to
             before, after, labels_bytes = referred[labels]
@@ -214,6 +240,8 @@ def _encode_v2(samples: Iterable[TimedSamples]) -> bytes:
                 if value is None:
                     continue
                 name, metadata = described[metric]
+                if exemplars is not None:
+                    metadata += _exemplar_v2(exemplars[number], symbols)
                 refs_bytes = labels_bytes + len(name)
                 start = starts[number] if starts is not None else NO_START
                 if start:
@@ -271,6 +299,27 @@ class _DescribedMetrics(dict[Metric, tuple[bytes, bytes]]):
         name = symbols[_NAME.decode()] + symbols[metric.name]
         described = self[metric] = (name, b"\x2a" + varint(len(body)) + body)
         return described
+
+
+def _exemplar_v1(exemplar: Exemplar | None) -> bytes:
+    if exemplar is None:
+        return b""
+    labels = (_encode_label(name.encode(), value.encode()) for name, value in exemplar.labels)
+    body = b"".join((*labels, _encode_observation(exemplar)))
+    return b"".join((b"\x1a", varint(len(body)), body))
+
+
+def _exemplar_v2(exemplar: Exemplar | None, symbols: _Symbols) -> bytes:
+    if exemplar is None:
+        return b""
+    refs = b"".join(symbols[symbol] for label in exemplar.labels for symbol in label)
+    body = b"".join((*_field(b"\x0a", refs), _encode_observation(exemplar)))
+    return b"".join((b"\x22", varint(len(body)), body))
+
+
+def _encode_observation(exemplar: Exemplar) -> bytes:
+    # The same fields in both versions. The time is of when it was observed, whenever that was.
+    return b"".join((b"\x11", encode_value(exemplar.value), b"\x18", varint(exemplar.time_ms)))
 
 
 @lru_cache(maxsize=4096)

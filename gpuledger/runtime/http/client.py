@@ -75,8 +75,12 @@ class HttpAnswer:
         return self.content_type in _PAGES
 
 
+class TooLargeError(UnavailableError):
+    """A body is larger than what is taken of it."""
+
+
 class HttpClient:
-    """Posts to servers over connections that are kept."""
+    """Asks servers over connections that are kept."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -99,6 +103,52 @@ class HttpClient:
                 url, data=data, headers=headers, allow_redirects=False, ssl=trust
             ) as response:
                 return await read_answer(response, sent=sent)
+
+    async def get(
+        self,
+        url: str,
+        *,
+        max_bytes: int,
+        headers: Mapping[str, str] = _NOTHING,
+        trust: ssl.SSLContext | bool = True,
+    ) -> tuple[HttpAnswer, bytes]:
+        """Return the answer to a GET, and its body, unpacked, where it is a success.
+
+        It follows it nowhere. Raises NoAnswerError, also where the body breaks off or is packed
+        badly; TooLargeError where it has more than `max_bytes`.
+        """
+        sent = BasicCredentials.sent(url, {**self._session.headers, **headers})
+        with translating(lambda reason: NoAnswerError(f"{shown_url(url)}: {reason}"), sent=sent):
+            async with self._session.get(
+                url, headers=headers, allow_redirects=False, ssl=trust
+            ) as response:
+                answer = await read_answer(response, sent=sent)
+                body = await _read_whole(response, max_bytes) if answer.is_success else b""
+        if len(body) > max_bytes:
+            raise TooLargeError(f"{shown_url(url)}: the body has more than {max_bytes} bytes")
+        return answer, body
+
+
+async def _read_whole(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    """Return a body, unpacked; where it is more than `max_bytes`, one byte more of it than that.
+
+    Raises ValueError where it is packed badly.
+    """
+    is_packed = response.headers.get("Content-Encoding", "").lower() in _UNPACKED
+    unpack = zlib.decompressobj(_GZIP_OR_ZLIB)
+    body, ends_at = bytearray(), max_bytes + 1
+    while len(body) < ends_at and (piece := await response.content.readany()):
+        if not is_packed:
+            body += piece
+            continue
+        try:
+            # In bounds, as a few bytes may unpack to gigabytes.
+            body += unpack.decompress(piece, ends_at - len(body))
+        except zlib.error as error:
+            raise ValueError(f"the body is packed badly: {error}") from error
+    if is_packed and len(body) < ends_at and not unpack.eof:
+        raise ValueError("the body is packed, and breaks off")
+    return bytes(body[:ends_at])
 
 
 @asynccontextmanager
