@@ -241,7 +241,8 @@ def _encode_v2(samples: Iterable[TimedSamples]) -> bytes:
                     continue
                 name, metadata = described[metric]
                 if exemplars is not None:
-                    metadata += _exemplar_v2(exemplars[number], symbols)
+                    # Before it, as protobuf has its fields in the order of their numbers.
+                    metadata = _exemplar_v2(exemplars[number], symbols) + metadata
                 refs_bytes = labels_bytes + len(name)
                 start = starts[number] if starts is not None else NO_START
                 if start:

@@ -13,6 +13,7 @@ from gpuledger.ledger.families import FAMILIES
 from sinks.remote_write.active_series import metrics_of
 from sinks.remote_write.wire import (
     STALE_VALUE,
+    Exemplar,
     LabelSet,
     Metric,
     SampleGroup,
@@ -33,6 +34,8 @@ from tests.unit.sinks.remote_write.oracle import (
     SeriesV2,
     WriteRequest,
     parse,
+    parse_exemplars,
+    parse_exemplars_v2,
     parse_metadata,
     parse_v2,
 )
@@ -51,14 +54,27 @@ metrics = st.builds(
 
 
 class Given(NamedTuple):
-    """A metric's value, if there is one, and when its series began, if that is known."""
+    """A metric's value, when its series began, and an exemplar, where there are such."""
 
     metric: Metric
     value: float | None
     start_ms: int | None
+    exemplar: Exemplar | None
 
 
-samples = st.builds(Given, metrics, st.none() | st.floats(allow_nan=False), st.none() | times)
+exemplars = st.builds(
+    Exemplar,
+    st.lists(st.tuples(names, texts.filter(bool)), max_size=3).map(tuple),
+    st.floats(allow_nan=False).filter(bool),
+    st.integers(1, 2**63 - 1),
+)
+samples = st.builds(
+    Given,
+    metrics,
+    st.none() | st.floats(allow_nan=False),
+    st.none() | times,
+    st.none() | exemplars,
+)
 groups = st.tuples(
     st.dictionaries(names, texts, max_size=12),
     st.lists(samples, max_size=3, unique_by=lambda g: g.metric.name),
@@ -77,6 +93,7 @@ def timed(wanted: Ticks) -> Iterable[TimedSamples]:
                     [g.metric for g in of_thing],
                     [None if g.value is None else encode_value(g.value) for g in of_thing],
                     [encode_start(g.start_ms) for g in of_thing],
+                    [g.exemplar for g in of_thing] if any(g.exemplar for g in of_thing) else None,
                 )
                 for labels, of_thing in things
             ],
@@ -88,7 +105,7 @@ def expected(wanted: Ticks) -> list[SeriesV2]:
     found = []
     for time_ms, things in wanted:
         for labels, of_thing in things:
-            for metric, value, start_ms in of_thing:
+            for metric, value, start_ms, _ in of_thing:
                 if value is None:
                     continue
                 pairs = {**labels, "__name__": metric.name}.items()
@@ -96,6 +113,17 @@ def expected(wanted: Ticks) -> list[SeriesV2]:
                 described = Described(metric.kind, metric.help, metric.unit)
                 found.append(SeriesV2(series, start_ms or 0, described))
     return found
+
+
+def expected_exemplars(wanted: Ticks) -> list[list[Exemplar]]:
+    """Return the exemplars that are wanted of each series."""
+    return [
+        [g.exemplar] if g.exemplar else []
+        for _, things in wanted
+        for _, of_thing in things
+        for g in of_thing
+        if g.value is not None
+    ]
 
 
 def has_zero(wanted: Ticks) -> bool:
@@ -109,6 +137,7 @@ def test_protobuf_reads_what_was_encoded_in_1_0(wanted: Ticks) -> None:
     body = encode_request(Version.V1, timed(wanted))
 
     assert parse(body) == [one.series for one in expected(wanted)]
+    assert parse_exemplars(body) == expected_exemplars(wanted)
     # Byte for byte too: nothing is encoded in a longer form than protobuf's own.
     again = WriteRequest.FromString(body).SerializeToString(deterministic=True)
     assert again == body or has_zero(wanted)
@@ -119,6 +148,7 @@ def test_protobuf_reads_what_was_encoded_in_2_0(wanted: Ticks) -> None:
     body = encode_request(Version.V2, timed(wanted))
 
     assert parse_v2(body) == expected(wanted)
+    assert parse_exemplars_v2(body) == expected_exemplars(wanted)
     again = RequestV2.FromString(body).SerializeToString(deterministic=True)
     assert again == body or has_zero(wanted)
 
@@ -133,6 +163,8 @@ def test_duty_20_the_symbols_begin_with_the_empty_one_and_are_each_string_that_i
     for series, _, described in expected(wanted):
         used |= {text for label in series.labels for text in label}
         used |= {described.help, described.unit}
+    for of_series in expected_exemplars(wanted):
+        used |= {text for one in of_series for label in one.labels for text in label}
     assert symbols[0] == ""
     assert len(set(symbols)) == len(symbols)
     assert set(symbols) == used
