@@ -91,7 +91,7 @@ async def run_scraping(
             target=shown_url(settings.openmetrics.url),
             receiver=shown_url(settings.url),
         )
-        check = readiness.check("remote_write.openmetrics", severity=CheckSeverity.WARNING)
+        check = readiness.check("remote_write.openmetrics")
         check.ok("nothing scraped yet")
         await Scraper(
             client=client,
