@@ -59,8 +59,9 @@ async def run_kind(settings: SinkSettings, readiness: Readiness) -> None:
     """Run the sink that the settings name, over Kafka or what is scraped, until cancelled."""
     kind = KINDS[settings.kind]
     if kind is REMOTE_WRITE and settings.remote_write.openmetrics.url:
-        # Here, as no other kind needs its parsers.
-        from sinks.remote_write.openmetrics.scraping import run_scraping  # noqa: PLC0415
+        from sinks.remote_write.openmetrics.scraping import (  # noqa: PLC0415  # no other kind needs its parsers
+            run_scraping,
+        )
 
         await run_scraping(settings.remote_write, readiness)
         return

@@ -41,7 +41,7 @@ _OF_PARTS: Final = frozenset({"le", "quantile"})
 """Labels that tell the parts of a histogram or summary from each other."""
 
 
-class UnreadableError(GpuledgerError):
+class NoExpositionError(GpuledgerError):
     """What a page says is no exposition, or too much of one; the message says what is wrong."""
 
 
@@ -91,18 +91,18 @@ class Exposition:
 def parse_exposition(body: bytes, *, content_type: str, max_samples: int) -> Exposition:
     """Return what a page says that was served as this type, without its parameters.
 
-    Raises UnreadableError where it is no exposition, or has more than `max_samples`.
+    Raises NoExpositionError where it is no exposition, or has more than `max_samples`.
     """
     if content_type not in {OPENMETRICS, TEXT}:
-        raise UnreadableError(f"a page of {content_type}, and neither {OPENMETRICS} nor {TEXT}")
+        raise NoExpositionError(f"a page of {content_type}, and neither {OPENMETRICS} nor {TEXT}")
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
-        raise UnreadableError(f"no UTF-8: {error}") from error
+        raise NoExpositionError(f"no UTF-8: {error}") from error
     found = _openmetrics(text) if content_type == OPENMETRICS else _text_format(text)
     samples = tuple(islice(found, max_samples + 1))
     if len(samples) > max_samples:
-        raise UnreadableError(f"more than {max_samples} samples")
+        raise NoExpositionError(f"more than {max_samples} samples")
     sendable = tuple(sample for sample in samples if sample is not None)
     return Exposition(samples=sendable, unsendable=len(samples) - len(sendable))
 
@@ -130,7 +130,7 @@ def _families(parse: Callable[[str], Iterable[ParsedMetric]], text: str) -> Iter
         yield from parse(text)
     except Exception as error:  # the parsers let through whatever strikes them
         words = readable(str(error)) or type(error).__name__
-        raise UnreadableError(f"no exposition: {words}") from error
+        raise NoExpositionError(f"no exposition: {words}") from error
 
 
 def _told_of(metric: ParsedMetric, *, total: str = "_total") -> ScrapedFamily:
@@ -191,4 +191,4 @@ def _milliseconds(seconds: float | Timestamp) -> int:
     try:
         return round(float(seconds) * 1000)
     except (ValueError, OverflowError) as error:
-        raise UnreadableError(f"no exposition: a time that is none: {error}") from error
+        raise NoExpositionError(f"no exposition: a time that is none: {error}") from error

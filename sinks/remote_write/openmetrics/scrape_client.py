@@ -16,7 +16,7 @@ from sinks.remote_write.openmetrics.exposition import (
     ACCEPTED,
     TEXT,
     Exposition,
-    UnreadableError,
+    NoExpositionError,
     parse_exposition,
 )
 from sinks.settings import OpenMetricsSettings
@@ -69,7 +69,7 @@ class ScrapeClient:
                     body, content_type=content_type, max_samples=self._settings.max_samples
                 )
             )
-        except UnreadableError as error:
+        except NoExpositionError as error:
             words = f"{shown_url(self._url)}: {error}"
             raise ScrapeError(words, outcome="unreadable") from error
         return exposition, len(body)

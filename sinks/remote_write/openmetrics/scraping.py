@@ -89,7 +89,7 @@ async def run_scraping(
         _log.info(
             "scraping_started",
             target=shown_url(settings.openmetrics.url),
-            receiver=shown_url(settings.url),
+            url=shown_url(settings.url),
         )
         check = readiness.check("remote_write.openmetrics")
         check.ok("nothing scraped yet")

@@ -12,6 +12,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
+from typing_extensions import override
 
 from tests.real.services.ports import free_ports
 from tests.real.services.process import Process
@@ -76,6 +77,7 @@ class Page(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(PAGE)
 
+    @override
     def log_message(self, *_: object) -> None:
         """Write nothing beside the tests."""
 

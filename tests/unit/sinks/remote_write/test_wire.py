@@ -189,6 +189,18 @@ def test_duty_21_each_series_has_a_sample(wanted: Ticks) -> None:
         )
 
 
+@pytest.mark.parametrize("version", Version)
+def test_duty_24_an_exemplar_has_its_labels_its_value_and_its_time(version: Version) -> None:
+    metric = Metric(name="m_total", kind="counter", help="What.")
+    exemplar = Exemplar((("trace_id", "abc"),), 1.5, FIRST_MS)
+    group = SampleGroup(LabelSet([]), [metric], [encode_value(2.0)], exemplars=[exemplar])
+
+    body = encode_request(version, [TimedSamples(encode_time(FIRST_MS), [group])])
+
+    parsed = parse_exemplars(body) if version is Version.V1 else parse_exemplars_v2(body)
+    assert parsed == [[exemplar]]
+
+
 def one_series(labels: Iterable[tuple[str, str]], value: bytes) -> list[TimedSamples]:
     metric = Metric(name="m", kind="gauge", help="What.")
     group = SampleGroup(LabelSet(labels), [metric], [value])

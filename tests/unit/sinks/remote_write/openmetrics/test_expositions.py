@@ -8,9 +8,9 @@ import pytest
 from sinks.remote_write.openmetrics.exposition import (
     OPENMETRICS,
     TEXT,
+    NoExpositionError,
     ScrapedExemplar,
     ScrapedSample,
-    UnreadableError,
     parse_exposition,
 )
 
@@ -176,12 +176,12 @@ def test_what_cannot_be_sent_is_counted_and_costs_no_other(line: str) -> None:
     ],
 )
 def test_what_is_no_exposition_is_one_error(page: str, content_type: str) -> None:
-    with pytest.raises(UnreadableError):
+    with pytest.raises(NoExpositionError):
         read(page, content_type)
 
 
 def test_bytes_that_are_no_text_are_no_exposition() -> None:
-    with pytest.raises(UnreadableError, match="UTF-8"):
+    with pytest.raises(NoExpositionError, match="UTF-8"):
         parse_exposition(b"m\xff 1\n", content_type=TEXT, max_samples=9)
 
 
@@ -189,5 +189,5 @@ def test_more_samples_than_are_taken_are_no_exposition() -> None:
     page = "".join(f"m{number} 1\n" for number in range(4))
 
     assert len(read(page, TEXT, max_samples=4).samples) == 4
-    with pytest.raises(UnreadableError, match="more than 3 samples"):
+    with pytest.raises(NoExpositionError, match="more than 3 samples"):
         read(page, TEXT, max_samples=3)

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from structlog.testing import capture_logs
+from typing_extensions import override
 
 from gpuledger.errors import SettingsError
 from gpuledger.runtime import Check, Readiness
@@ -288,6 +289,7 @@ class HeldWriter(Writer):
         self.may = asyncio.Event()
         self.written = 0
 
+    @override
     async def write(self, message: Payload, *, ticks: int) -> int:
         await self.may.wait()
         self.written += ticks

@@ -75,7 +75,9 @@ async def test_types(case: str, protocol: str) -> None:
 
 @both
 async def test_up(protocol: str) -> None:
-    assert await sent("gauge 42\n", protocol, until=lambda by: ups(by, 1))
+    receiver = await sent("gauge 42\n", protocol, until=lambda by: ups(by, 1))
+
+    assert not ups(receiver, 0)
 
 
 @both
