@@ -31,6 +31,7 @@ _KIND: Final = Option(name="kind", setting="kind", help="which sink to run", cho
 _FROM_OPENMETRICS: Final = Option(
     name="--from-openmetrics",
     setting="remote_write.openmetrics.url",
+    metavar="URL",
     help="scrape this page in place of Kafka (remote_write alone), in OpenMetrics or Prometheus'"
     " text format",
 )

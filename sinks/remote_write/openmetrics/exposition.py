@@ -7,16 +7,16 @@ family began.
 
 import math
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from io import StringIO
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TextIO, cast
 
 from prometheus_client.metrics_core import Metric as ParsedMetric
-from prometheus_client.openmetrics.parser import (
-    text_string_to_metric_families as parse_openmetrics,
-)
-from prometheus_client.parser import text_string_to_metric_families as parse_text
+from prometheus_client.openmetrics.parser import text_fd_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_fd_to_metric_families as parse_text
 from prometheus_client.samples import Exemplar as ParsedExemplar
 from prometheus_client.samples import Sample as ParsedSample
 from prometheus_client.samples import Timestamp
@@ -34,11 +34,15 @@ ACCEPTED: Final = (
 """What is asked for of a page that has several formats; the parser knows no other escaping."""
 _METRIC_NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL_NAME: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
-_COUNTERS: Final = re.compile(r"^[ \t]*#[ \t]+TYPE[ \t]+(\S+)[ \t]+counter\s*$", re.MULTILINE)
+_COUNTER: Final = re.compile(r"\s*#[ \t]+TYPE[ \t]+(\S+)[ \t]+counter\s*")
 _CREATED: Final = "_created"
 _WITH_STARTS: Final = frozenset({"counter", "histogram", "summary"})
 _OF_PARTS: Final = frozenset({"le", "quantile"})
 """Labels that tell the parts of a histogram or summary from each other."""
+MAX_LINE_CHARACTERS: Final = 16_384
+"""The parsers take time by the square of a line's length, in which nothing else may run."""
+PARSE_SECONDS: Final = 10.0
+"""How long a page may take to be read."""
 
 
 class NoExpositionError(GpuledgerError):
@@ -88,10 +92,17 @@ class Exposition:
     """How many samples beside them cannot be sent: by their names, or as native histograms."""
 
 
-def parse_exposition(body: bytes, *, content_type: str, max_samples: int) -> Exposition:
+def parse_exposition(
+    body: bytes,
+    *,
+    content_type: str,
+    max_samples: int,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Exposition:
     """Return what a page says that was served as this type, without its parameters.
 
-    Raises NoExpositionError where it is no exposition, or has more than `max_samples`.
+    Raises NoExpositionError where it is no exposition, has more than `max_samples` or a line that
+    is too long, or takes too long to be read.
     """
     if content_type not in {OPENMETRICS, TEXT}:
         raise NoExpositionError(f"a page of {content_type}, and neither {OPENMETRICS} nor {TEXT}")
@@ -99,7 +110,8 @@ def parse_exposition(body: bytes, *, content_type: str, max_samples: int) -> Exp
         text = body.decode()
     except UnicodeDecodeError as error:
         raise NoExpositionError(f"no UTF-8: {error}") from error
-    found = _openmetrics(text) if content_type == OPENMETRICS else _text_format(text)
+    lines = _Lines(text, monotonic)
+    found = _openmetrics(lines) if content_type == OPENMETRICS else _text_format(lines)
     samples = tuple(islice(found, max_samples + 1))
     if len(samples) > max_samples:
         raise NoExpositionError(f"more than {max_samples} samples")
@@ -107,8 +119,28 @@ def parse_exposition(body: bytes, *, content_type: str, max_samples: int) -> Exp
     return Exposition(samples=sendable, unsendable=len(samples) - len(sendable))
 
 
-def _openmetrics(text: str) -> Iterator[ScrapedSample | None]:
-    for metric in _families(parse_openmetrics, text):
+class _Lines:
+    """The lines of a page, as a parser asks for them, within their bounds."""
+
+    def __init__(self, text: str, monotonic: Callable[[], float]) -> None:
+        self._text, self._monotonic = text, monotonic
+        self._end_seconds = monotonic() + PARSE_SECONDS
+        self.counters: set[str] = set()
+        """The names of counters that were said so far."""
+
+    def __iter__(self) -> Iterator[str]:
+        for line in StringIO(self._text):
+            if len(line) > MAX_LINE_CHARACTERS:
+                raise NoExpositionError(f"a line has more than {MAX_LINE_CHARACTERS} characters")
+            if self._monotonic() > self._end_seconds:
+                raise NoExpositionError(f"it takes more than {PARSE_SECONDS:g} s to be read")
+            if counter := _COUNTER.fullmatch(line):
+                self.counters.add(counter[1])
+            yield line
+
+
+def _openmetrics(lines: _Lines) -> Iterator[ScrapedSample | None]:
+    for metric in _families(parse_openmetrics, lines):
         starts = dict(_starts_of(metric))
         told = _told_of(metric)
         for sample in metric.samples:
@@ -116,18 +148,22 @@ def _openmetrics(text: str) -> Iterator[ScrapedSample | None]:
                 yield _sample(sample, sample.name, told, starts)
 
 
-def _text_format(text: str) -> Iterator[ScrapedSample | None]:
-    plain = {name for name in _COUNTERS.findall(text) if not name.endswith("_total")}
-    for metric in _families(parse_text, text):
-        is_plain = metric.type == "counter" and metric.name in plain
+def _text_format(lines: _Lines) -> Iterator[ScrapedSample | None]:
+    for metric in _families(parse_text, lines):
+        # The parser takes `_total` off a name that has it, and puts it behind one that has not.
+        is_plain = metric.type == "counter" and metric.name in lines.counters
         told = _told_of(metric, total="" if is_plain else "_total")
         for sample in metric.samples:
             yield _sample(sample, metric.name if is_plain else sample.name, told, {})
 
 
-def _families(parse: Callable[[str], Iterable[ParsedMetric]], text: str) -> Iterator[ParsedMetric]:
+def _families(
+    parse: Callable[[TextIO], Iterable[ParsedMetric]], lines: _Lines
+) -> Iterator[ParsedMetric]:
     try:
-        yield from parse(text)
+        yield from parse(cast("TextIO", lines))  # of which a parser asks for the lines alone
+    except NoExpositionError:
+        raise
     except Exception as error:  # the parsers let through whatever strikes them
         words = readable(str(error)) or type(error).__name__
         raise NoExpositionError(f"no exposition: {words}") from error

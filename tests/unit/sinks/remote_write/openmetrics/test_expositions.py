@@ -1,12 +1,15 @@
 """What is read of a page in OpenMetrics or Prometheus' text format."""
 
 import math
+from itertools import count
 from typing import Any
 
 import pytest
 
 from sinks.remote_write.openmetrics.exposition import (
+    MAX_LINE_CHARACTERS,
     OPENMETRICS,
+    PARSE_SECONDS,
     TEXT,
     NoExpositionError,
     ScrapedExemplar,
@@ -191,3 +194,22 @@ def test_more_samples_than_are_taken_are_no_exposition() -> None:
     assert len(read(page, TEXT, max_samples=4).samples) == 4
     with pytest.raises(NoExpositionError, match="more than 3 samples"):
         read(page, TEXT, max_samples=3)
+
+
+@pytest.mark.parametrize("content_type", [OPENMETRICS, TEXT])
+def test_a_line_that_is_too_long_is_no_exposition(content_type: str) -> None:
+    def page(length: int) -> str:
+        return "# TYPE m gauge\n" + 'm{a="' + "x" * (length - 10) + '"} 1\n# EOF\n'
+
+    assert len(read(page(MAX_LINE_CHARACTERS), content_type).samples) == 1
+    with pytest.raises(NoExpositionError, match="a line has more than 16384 characters"):
+        read(page(MAX_LINE_CHARACTERS + 1), content_type)
+
+
+def test_a_page_that_takes_too_long_is_no_exposition() -> None:
+    clock = count(0.0, PARSE_SECONDS / 4)
+
+    with pytest.raises(NoExpositionError, match="takes more than 10 s"):
+        parse_exposition(
+            b"m 1\n" * 9, content_type=TEXT, max_samples=9, monotonic=lambda: next(clock)
+        )
