@@ -170,7 +170,7 @@ def explain(answer: HttpAnswer, *, url: str, setting: str) -> str:
             f"{shown} with a page ({answer.content_type}), which is not the receiver's: the address"
             " leads elsewhere, or a proxy wants a login"
         )
-    section = setting.partition(".")[0]
+    section = setting.rpartition(".")[0]
     if answer.status in _LOGINS:
         return f"{shown}: look at the login ({section}.username and .password, or .bearer_token)"
     if answer.status // 100 == HTTPStatus.MULTIPLE_CHOICES // 100:

@@ -139,6 +139,31 @@ def test_a_time_is_in_milliseconds(line: str, content_type: str) -> None:
     assert sample.time_ms == 1_700_000_000_500
 
 
+@pytest.mark.parametrize("content_type", [OPENMETRICS, TEXT])
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("tôi yêu 测试 مرحبا 🚀", "tôi yêu 测试 مرحبا 🚀"),
+        ("/api?foo=bar&baz={qux},#1", "/api?foo=bar&baz={qux},#1"),
+        (r"a\\b", r"a\b"),
+        (r"\"quoted\"", '"quoted"'),
+        (r"two\nlines", "two\nlines"),
+        ("x" * 10_000, "x" * 10_000),
+    ],
+)
+def test_the_text_of_a_label_is_kept(written: str, value: str, content_type: str) -> None:
+    (sample,) = samples(f'# TYPE a:b gauge\na:b{{text="{written}"}} 1\n# EOF\n', content_type)
+
+    assert (sample.name, sample.labels) == ("a:b", (("text", value),))
+
+
+@pytest.mark.parametrize("content_type", [OPENMETRICS, TEXT])
+def test_a_help_of_two_lines_is_kept(content_type: str) -> None:
+    (sample,) = samples("# HELP m One.\\nTwo.\n# TYPE m gauge\nm 1\n# EOF\n", content_type)
+
+    assert sample.family.help == "One.\nTwo."
+
+
 def test_a_label_without_a_value_is_none() -> None:
     (sample,) = samples('m{a="",b="1"} 1\n', TEXT)
 

@@ -114,6 +114,25 @@ async def test_a_page_that_hangs_is_waited_for_until_the_deadline_and_no_longer(
             await eventually(lambda: received(receiver, "m"))
 
 
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (401, "look at the login (remote_write.openmetrics.username and .password"),
+        (404, "look at remote_write.openmetrics.url"),
+    ],
+)
+async def test_a_page_that_refuses_names_the_setting(status: int, words: str) -> None:
+    refusing = page(b"no", status=b"HTTP/1.1 %d No\r\n" % status)
+    async with (
+        receiving(by_body=written) as receiver,
+        answering_raw([refusing]) as hostile,
+        scraping(hostile.url, receiver) as readiness,
+    ):
+        await eventually(lambda: received(receiver, "up"))
+
+        assert words in detail_of(readiness)
+
+
 async def test_a_target_that_is_not_there_is_down() -> None:
     async with receiving(by_body=written) as receiver, showing("m 1\n") as gone:
         pass
