@@ -177,6 +177,7 @@ def count_sink_from_zero(kind: SinkKind, topics: Topics) -> None:
         for family in (WAITING_BYTES, REQUESTS_IN_FLIGHT, REQUEST_SECONDS, REQUEST_BYTES_TOTAL):
             family.labels(sink=kind.name)
         count_from_zero(UNWRITTEN_SAMPLES_TOTAL, sink=[kind.name])
+        count_from_zero(SCRAPES_TOTAL, sink=[kind.name], outcome=SCRAPE_OUTCOMES)
     for counter in (SENT_TOTAL, RETRIES_TOTAL):
         count_from_zero(counter, sink=[kind.name])
     count_from_zero(DROPPED_TOTAL, sink=[kind.name], reason=kind.drop_reasons)

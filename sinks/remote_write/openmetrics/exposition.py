@@ -110,7 +110,7 @@ def parse_exposition(
         text = body.decode()
     except UnicodeDecodeError as error:
         raise NoExpositionError(f"no UTF-8: {error}") from error
-    lines = _Lines(text, monotonic)
+    lines = _PageLines(text, monotonic)
     found = _openmetrics(lines) if content_type == OPENMETRICS else _text_format(lines)
     samples = tuple(islice(found, max_samples + 1))
     if len(samples) > max_samples:
@@ -119,7 +119,7 @@ def parse_exposition(
     return Exposition(samples=sendable, unsendable=len(samples) - len(sendable))
 
 
-class _Lines:
+class _PageLines:
     """The lines of a page, as a parser asks for them, within their bounds."""
 
     def __init__(self, text: str, monotonic: Callable[[], float]) -> None:
@@ -139,7 +139,7 @@ class _Lines:
             yield line
 
 
-def _openmetrics(lines: _Lines) -> Iterator[ScrapedSample | None]:
+def _openmetrics(lines: _PageLines) -> Iterator[ScrapedSample | None]:
     for metric in _families(parse_openmetrics, lines):
         starts = dict(_starts_of(metric))
         told = _told_of(metric)
@@ -148,7 +148,7 @@ def _openmetrics(lines: _Lines) -> Iterator[ScrapedSample | None]:
                 yield _sample(sample, sample.name, told, starts)
 
 
-def _text_format(lines: _Lines) -> Iterator[ScrapedSample | None]:
+def _text_format(lines: _PageLines) -> Iterator[ScrapedSample | None]:
     for metric in _families(parse_text, lines):
         # The parser takes `_total` off a name that has it, and puts it behind one that has not.
         is_plain = metric.type == "counter" and metric.name in lines.counters
@@ -158,7 +158,7 @@ def _text_format(lines: _Lines) -> Iterator[ScrapedSample | None]:
 
 
 def _families(
-    parse: Callable[[TextIO], Iterable[ParsedMetric]], lines: _Lines
+    parse: Callable[[TextIO], Iterable[ParsedMetric]], lines: _PageLines
 ) -> Iterator[ParsedMetric]:
     try:
         yield from parse(cast("TextIO", lines))  # of which a parser asks for the lines alone
