@@ -46,6 +46,8 @@ class Option:
     """One sentence for `--help`."""
     choices: tuple[str, ...] = ()
     """The values that `--help` names; the setting's type decides what is accepted."""
+    metavar: str = ""
+    """What `--help` calls its value; empty means by the option's name."""
     is_flag: bool = False
     """Whether it takes no value and makes its setting true."""
 
@@ -147,7 +149,10 @@ def _parser(
     )
     parser.settings = settings
     for option in options:
-        details: dict[str, Any] = {"help": option.help, "metavar": "|".join(option.choices) or None}
+        details: dict[str, Any] = {
+            "help": option.help,
+            "metavar": "|".join(option.choices) or option.metavar or None,
+        }
         if option.is_flag:
             details = {"help": option.help, "action": "store_const", "const": "true"}
         if not option.name.startswith("-"):

@@ -105,11 +105,19 @@ class Metric:
 
     __slots__ = ("help", "kind", "label", "name", "unit")
 
-    def __init__(self, *, name: str, kind: str, help: str) -> None:  # noqa: A002  # Prometheus' word
-        """Take it as an exposition has it; the unit is what the name ends in."""
+    def __init__(
+        self,
+        *,
+        name: str,
+        kind: str,
+        help: str,  # noqa: A002  # Prometheus' word
+        unit: str | None = None,
+    ) -> None:
+        """Take it as an exposition has it; the unit is what the name ends in where none is told."""
         self.name, self.kind, self.help = name, kind, help
         base = name.removesuffix("_total")
-        self.unit = next((unit for unit in _UNITS if base.endswith(f"_{unit}")), "")
+        of_name = next((unit for unit in _UNITS if base.endswith(f"_{unit}")), "")
+        self.unit = of_name if unit is None else unit
         self.label = _encode_label(_NAME, name.encode())
         """Its name as a label in 1.0."""
 
@@ -175,6 +183,15 @@ class MetricSet:
         self.metrics = tuple(metrics)
 
 
+class Exemplar(NamedTuple):
+    """An observation that stands for those that a sample counts."""
+
+    labels: tuple[tuple[str, str], ...]
+    """In the order in which they are sent; `trace_id`, where it names a trace."""
+    value: float
+    time_ms: int
+
+
 class SampleGroup(NamedTuple):
     """The series of one thing that have a sample at one time."""
 
@@ -183,6 +200,8 @@ class SampleGroup(NamedTuple):
     starts: Sequence[bytes] | None = None
     """For each metric when its series began, by `encode_start`, of which none is `NO_START`; `None`
     where none has a start."""
+    exemplars: Sequence[Exemplar | None] | None = None
+    """For each metric the exemplar beside its sample; `None` where none has one."""
 
 
 class TimedSamples(NamedTuple):
@@ -221,8 +240,15 @@ def _encode_v1(samples: Iterable[TimedSamples]) -> bytes:
     parts: list[bytes] = []
     for time, groups, values in samples:
         at = 0
-        for labels, metric_set, _ in groups:
+        for labels, metric_set, _, exemplars in groups:
             before, after = labels.encoded()
+            if exemplars is not None:
+                for metric, exemplar in zip(metric_set.metrics, exemplars, strict=True):
+                    beside = _exemplar_v1(exemplar)
+                    size = len(before) + len(metric.label) + len(after) + len(beside)
+                    parts += (_head_v1(size), before, metric.label, after, values[at], time, beside)
+                    at += 1
+                continue
             for head, label in _heads_v1(metric_set, len(before) + len(after)):
                 parts += (head, before, label, after, values[at], time)
                 at += 1
@@ -233,18 +259,30 @@ def _encode_v2(samples: Iterable[TimedSamples]) -> bytes:
     parts: list[bytes] = []
     symbols = _Symbols()
     referred = _ReferredSets(_ReferredLabels(symbols))
-    frames = _SeriesFrames(_DescribedMetrics(symbols))
+    described = _DescribedMetrics(symbols)
+    frames = _SeriesFrames(described)
     for time, groups, values in samples:
         at = 0
-        for labels, metric_set, starts in groups:
+        for labels, metric_set, starts, exemplars in groups:
             before, after = referred[labels]
-            if starts is None:
-                after += _SAMPLE
+            after += _SAMPLE if starts is None else _SAMPLE_WITH_START
+            if exemplars is not None:
+                for number, (metric, exemplar) in enumerate(
+                    zip(metric_set.metrics, exemplars, strict=True)
+                ):
+                    name, metadata = described[metric]
+                    start = NO_START if starts is None else starts[number]
+                    # Before it, as protobuf has its fields in the order of their numbers.
+                    metadata = _exemplar_v2(exemplar, symbols) + metadata
+                    refs_bytes = len(before) + len(name) + len(after) - len(_SAMPLE)
+                    head = _head_v2(refs_bytes, len(start) + len(metadata))
+                    parts += (head, before, name, after, values[at], time, start, metadata)
+                    at += 1
+            elif starts is None:
                 for head, metadata in frames[metric_set, before, len(after), False]:
                     parts += (head, after, values[at], time, metadata)
                     at += 1
             else:
-                after += _SAMPLE_WITH_START
                 framed = frames[metric_set, before, len(after), True]
                 for (head, metadata), start in zip(framed, starts, strict=True):
                     parts += (head, after, values[at], time, start, metadata)
@@ -335,17 +373,42 @@ class _SeriesFrames(dict[tuple[MetricSet, bytes, int, bool], list[tuple[bytes, b
         return found
 
 
+def _exemplar_v1(exemplar: Exemplar | None) -> bytes:
+    if exemplar is None:
+        return b""
+    labels = (_encode_label(name.encode(), value.encode()) for name, value in exemplar.labels)
+    body = b"".join((*labels, _encode_observation(exemplar)))
+    return b"".join((b"\x1a", varint(len(body)), body))
+
+
+def _exemplar_v2(exemplar: Exemplar | None, symbols: _Symbols) -> bytes:
+    if exemplar is None:
+        return b""
+    refs = b"".join(symbols[symbol] for label in exemplar.labels for symbol in label)
+    body = b"".join((*_field(b"\x0a", refs), _encode_observation(exemplar)))
+    return b"".join((b"\x22", varint(len(body)), body))
+
+
+def _encode_observation(exemplar: Exemplar) -> bytes:
+    # The same fields in both versions. The time is of when it was observed, whenever that was.
+    return b"".join((b"\x11", encode_value(exemplar.value), b"\x18", varint(exemplar.time_ms)))
+
+
 @lru_cache(maxsize=4096)
 def _heads_v1(metric_set: MetricSet, labels_bytes: int) -> list[tuple[bytes, bytes]]:
     """Return what each series begins with, and its name as a label.
 
     Its other labels and `_SAMPLE` have so many bytes.
     """
-    found: list[tuple[bytes, bytes]] = []
-    for metric in metric_set.metrics:
-        size = labels_bytes + len(metric.label) + _VALUE_BYTES + _TIME_BYTES
-        found.append((b"\x0a" + varint(size), metric.label))
-    return found
+    return [
+        (_head_v1(labels_bytes + len(metric.label)), metric.label) for metric in metric_set.metrics
+    ]
+
+
+@lru_cache(maxsize=4096)
+def _head_v1(labels_bytes: int) -> bytes:
+    """Return what a series begins with; its labels and `_SAMPLE` have so many bytes."""
+    return b"\x0a" + varint(labels_bytes + _VALUE_BYTES + _TIME_BYTES)
 
 
 @lru_cache(maxsize=4096)

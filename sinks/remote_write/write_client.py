@@ -98,11 +98,11 @@ class RemoteWriteClient:
         url: str,
         credentials: ReceiverCredentials,
         protocol: ProtocolInForce,
-        metadata: bytes = b"",
+        metadata: Callable[[], bytes] = bytes,
         final: Collection[int] = (),
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the receiver; `metadata` is told with samples in 1.0, where it is due.
+        """Take the receiver; what `metadata` returns is told with samples in 1.0, where it is due.
 
         The statuses of `final` refuse samples for good, whoever answers so.
         """
@@ -133,11 +133,12 @@ class RemoteWriteClient:
         answer = await self._send(message, version, attempt=attempt)
         if isinstance(answer, int):
             return answer
+        is_perhaps_v1 = not answer.is_sure or answer.status in self._final
+        if is_perhaps_v1 and version is Version.V2 and answer.status == HTTPStatus.BAD_REQUEST:
+            written = await self._try_v1(message, answer, attempt=attempt)
+            if written is not None:
+                return written
         if not answer.is_sure:
-            if version is Version.V2 and answer.status == HTTPStatus.BAD_REQUEST:
-                written = await self._try_v1(message, answer, attempt=attempt)
-                if written is not None:
-                    return written
             # What refused them may be gone by now, as may what took the request without samples.
             await self._require_empty_taken(version)
             answer = await self._send(message, version, attempt=attempt)
@@ -192,7 +193,7 @@ class RemoteWriteClient:
         self, answer: HttpAnswer, *, written: int | None, samples: int
     ) -> "int | _Refusal":
         """Return with what words samples may be refused; raises what else an answer means."""
-        if answer.status in self._final:
+        if answer.status in self._final and not written:
             words = f"{answer.status} {answer.text}".rstrip()
             return _Refusal(words, is_sure=True, status=answer.status)
         # Receivers say what their words are. A page is a proxy's, and Go's server says nothing of
@@ -225,7 +226,7 @@ class RemoteWriteClient:
             return b""
         # Told once, whatever becomes of it: a receiver that chokes on it takes the next attempt.
         self._metadata_due_seconds = now_seconds + METADATA_SECONDS
-        return self._metadata
+        return self._metadata()
 
     async def _post(self, body: bytes, version: Version, *, attempt: int = 0) -> HttpAnswer:
         # Receivers such as Mimir compute their Retry-After from the attempt.
@@ -271,11 +272,14 @@ async def open_client(
     settings: RemoteWriteSettings,
     *,
     readiness: Readiness | None = None,
+    metadata: Callable[[], bytes] | None = None,
+    final: Collection[int] = (),
     monotonic: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[RemoteWriteClient]:
     """Open a client; raises SettingsError where a file of its credentials cannot be used.
 
-    A check of `readiness` shows files that change and cannot be used then.
+    A check of `readiness` shows files that change and cannot be used then. Without `metadata` it
+    tells of gpuledger's own metrics; `final` is beside the settings' final statuses.
     """
     readiness = readiness or Readiness()
     credentials = watch_credentials(
@@ -287,13 +291,17 @@ async def open_client(
     ) as http:
         yield RemoteWriteClient(
             http=http,
-            final=settings.final_statuses,
+            final={*settings.final_statuses, *final},
             url=settings.url,
             credentials=credentials,
             protocol=ProtocolInForce(settings.protocol, check=check),
             monotonic=monotonic,
-            metadata=encode_metadata(metric for family in _TOLD for metric in metrics_of(family)),
+            metadata=metadata or _own_metadata,
         )
+
+
+def _own_metadata() -> bytes:
+    return encode_metadata(metric for family in _TOLD for metric in metrics_of(family))
 
 
 _BEHIND_NEWER: Final = re.compile(

@@ -91,6 +91,12 @@ def starter(tmp_path: Path) -> Iterator[Starter]:
 
 
 @pytest.fixture(scope="session")
+def remote_write_compliance() -> Path:
+    """Return the public suite for senders of remote-write 2.0, as a program."""
+    return _found("remote-write-compliance")
+
+
+@pytest.fixture(scope="session")
 def kafka_distribution() -> KafkaDistribution:
     return _kafka_distribution()
 

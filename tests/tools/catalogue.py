@@ -28,6 +28,9 @@ KUBERNETES_LINKER_FLAGS = " ".join(
 KUBELET_API_VERSION = "0.36.3"
 KUSTOMIZE_VERSION = "5.8.2"
 PROMETHEUS_VERSION = "0.315.0"
+# Prometheus' suite for senders of remote-write 2.0, a Go package; that of 1.0 is in no module that
+# can be fetched, and tests/unit/sinks/remote_write/openmetrics has its cases.
+COMPLIANCE_VERSION = "0.0.0-20260223092825-818283e1171e"
 PROMETHEUS_TAGS = "netgo,remove_all_sd"
 
 
@@ -79,6 +82,12 @@ TOOLS: tuple[Tool, ...] = (
         version=KUSTOMIZE_VERSION,
         module="kustomize",
         package="sigs.k8s.io/kustomize/kustomize/v5",
+    ),
+    GoTool(
+        name="remote-write-compliance",
+        version=COMPLIANCE_VERSION,
+        module="remote_write_compliance",
+        is_test=True,
     ),
     GoTool(
         name="etcd",

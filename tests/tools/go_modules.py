@@ -44,6 +44,8 @@ class GoTool:
     package: str = "."
     tags: str = ""
     linker_flags: str = "-s -w"
+    is_test: bool = False
+    """Whether what is built are the package's tests, as a program."""
     given_by: str | None = None
 
     @property
@@ -78,7 +80,8 @@ class GoTool:
             report.step(self.name, self.version, "fetch its Go modules and build (minutes, once)"),
             cache.filling(self.binary.parent) as draft,
         ):
-            argv: list[str | Path] = [go, "build", "-mod=readonly", "-trimpath"]
+            verb = ["test", "-c"] if self.is_test else ["build"]
+            argv: list[str | Path] = [go, *verb, "-mod=readonly", "-trimpath"]
             argv += ["-buildvcs=false"]
             argv += ["-tags", self.tags, "-ldflags", self.linker_flags]
             argv += ["-o", draft / self.name, self.package]

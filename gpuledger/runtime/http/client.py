@@ -126,8 +126,12 @@ class HttpAnswer:
         return self.content_type in _PAGES
 
 
+class TooLargeError(UnavailableError):
+    """A body is larger than what is taken of it."""
+
+
 class HttpClient:
-    """Posts to servers over connections that are kept."""
+    """Asks servers over connections that are kept."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -149,7 +153,7 @@ class HttpClient:
             _telling_proxy(route.proxy),
             translating(lambda reason: NoAnswerError(f"{shown_url(url)}: {reason}"), sent=sent),
         ):
-            async with self._posting(url, data, headers, route) as response:
+            async with self._requesting("POST", url, headers, route, data=data) as response:
                 return await read_answer(response, sent=sent)
 
     async def post_form(
@@ -169,7 +173,7 @@ class HttpClient:
         sent = self._sent(url, headers, route)
         try:
             with _telling_proxy(route.proxy), translating(NoAnswerError, sent=sent):
-                async with self._posting(url, form, headers, route) as response:
+                async with self._requesting("POST", url, headers, route, data=form) as response:
                     body = bytearray()
                     async for piece in response.content.iter_any():
                         body += piece
@@ -183,14 +187,46 @@ class HttpClient:
                     raise found from error
             raise
 
-    def _posting(
-        self, url: str, data: bytes, headers: Mapping[str, str], route: Route
+    async def get(
+        self,
+        url: str,
+        *,
+        max_bytes: int,
+        headers: Mapping[str, str] = _NOTHING,
+        route: Route = DIRECT,
+    ) -> tuple[HttpAnswer, bytes]:
+        """Return the answer to a GET, and its body, unpacked, where it is a success.
+
+        It follows it nowhere. Raises NoAnswerError, also where the body breaks off or is packed
+        badly; TooLargeError where it has more than `max_bytes`.
+        """
+        sent = self._sent(url, headers, route)
+        with (
+            _telling_proxy(route.proxy),
+            translating(lambda reason: NoAnswerError(f"{shown_url(url)}: {reason}"), sent=sent),
+        ):
+            async with self._requesting("GET", url, headers, route) as response:
+                answer = await read_answer(response, sent=sent)
+                body = await _read_whole(response, max_bytes) if answer.is_success else b""
+        if len(body) > max_bytes:
+            raise TooLargeError(f"{shown_url(url)}: the body has more than {max_bytes} bytes")
+        return answer, body
+
+    def _requesting(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        route: Route,
+        *,
+        data: bytes | None = None,
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         proxy = route.proxy
         # With TLS the proxy is asked for a tunnel, in which it sees nothing of the request.
         has_tunnel = url.lower().startswith("https://")
         to_proxy = proxy.headers if proxy else {}
-        return self._session.post(
+        return self._session.request(
+            method,
             url,
             data=data,
             headers=headers if has_tunnel else {**headers, **to_proxy},
@@ -225,6 +261,28 @@ def _telling_proxy(proxy: Proxy | None) -> Iterator[None]:
         if not is_of_proxy:
             raise
         raise ProxyError(str(error)) from cause
+
+
+async def _read_whole(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    """Return a body, unpacked; where it is more than `max_bytes`, one byte more of it than that.
+
+    Raises ValueError where it is packed badly.
+    """
+    is_packed = response.headers.get("Content-Encoding", "").lower() in _UNPACKED
+    unpack = zlib.decompressobj(_GZIP_OR_ZLIB)
+    body, ends_at = bytearray(), max_bytes + 1
+    while len(body) < ends_at and (piece := await response.content.readany()):
+        if not is_packed:
+            body += piece
+            continue
+        try:
+            # In bounds, as a few bytes may unpack to gigabytes.
+            body += unpack.decompress(piece, ends_at - len(body))
+        except zlib.error as error:
+            raise ValueError(f"the body is packed badly: {error}") from error
+    if is_packed and len(body) < ends_at and not unpack.eof:
+        raise ValueError("the body is packed, and breaks off")
+    return bytes(body[:ends_at])
 
 
 @asynccontextmanager

@@ -44,6 +44,21 @@ def test_a_kind_that_there_is_not_names_the_nearest(
         ({"KIND": "alerts", "ALERTS__URLS": "am:9093"}, "must begin with http"),
         ({"KIND": "remote_write", "REMOTE_WRITE__SAMPLES_PER_REQUEST": "0"}, "samples_per_request"),
         (
+            {"KIND": "remote_write", "REMOTE_WRITE__OPENMETRICS__URL": "host:9100"},
+            "REMOTE_WRITE__OPENMETRICS__URL: 'host:9100' must begin with http",
+        ),
+        (
+            {
+                "KIND": "remote_write",
+                "REMOTE_WRITE__OPENMETRICS__TIMEOUT_SECONDS": "2",
+            },
+            "timeout_seconds: a scrape may not take longer than interval_seconds",
+        ),
+        (
+            {"KIND": "store", "REMOTE_WRITE__OPENMETRICS__URL": "http://host/metrics"},
+            r"remote_write\.openmetrics\.url: store reads Kafka alone",
+        ),
+        (
             {"KIND": "remote_write", "REMOTE_WRITE__POD_LABELS": "a.b,a-b"},
             "pod_labels: a-b would be label_a_b, as a.b is",
         ),
@@ -131,3 +146,15 @@ def test_an_address_with_a_host_is_taken(url: str) -> None:
     loaded = load(KIND="alerts", REMOTE_WRITE__URL=url, ALERTS__URLS=url)
 
     assert (loaded.remote_write.url, loaded.alerts.urls) == (url, [url])
+
+
+def test_the_page_to_scrape_is_an_option_that_the_help_shows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gpuledger-sink", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+
+    shown = capsys.readouterr().out
+    assert "gpuledger-sink remote_write --from-openmetrics http://localhost:9100/metrics" in shown
+    assert 'up{job="openmetrics"}' in shown
