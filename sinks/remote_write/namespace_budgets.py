@@ -40,8 +40,8 @@ def namespace_of(cluster: str, group: SeriesGroup) -> Namespace | None:
 
 @lru_cache(maxsize=256)
 def _position_of(family: Family) -> int | None:
-    # A device under dcgm-exporter's names is no more series for having a holder.
-    if "UUID" in family.labels:
+    # A device under others' names is no more series for having a holder.
+    if family.is_alias:
         return None
     return next((family.labels.index(name) for name in _LABELS if name in family.labels), None)
 
