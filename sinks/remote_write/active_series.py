@@ -7,7 +7,7 @@ decided elsewhere: after a clock was set back it is stamped earlier than what wa
 samples look on the wire is `wire`'s. Pure; nothing is sent.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
@@ -68,6 +68,11 @@ def _starts(starts_ms: Sequence[int | None]) -> list[bytes]:
         encode_start(start_ms) if start_ms is not None and is_encodable(start_ms) else NO_START
         for start_ms in starts_ms
     ]
+
+
+def _count(values: SeriesValues) -> int:
+    """Count the series of a group that have a value."""
+    return len(values) - values.count(None)
 
 
 @dataclass(slots=True)
@@ -241,16 +246,16 @@ class ActiveSeries:
         node.seen_ns = now_ns
         groups: list[SampleGroup] = []
         begun: list[TimedSamples] = []
+        left_out = self._leave_out(samples, node)
         before_bytes = node.size_bytes
         node.size_bytes += samples.known_bytes - node.known_bytes
         node.known_bytes = samples.known_bytes
         for group, of_group in samples.values.items():
+            if group in left_out:
+                continue
             series = node.groups.get(group)
             if series is None:
-                series = self._begin(samples.node, group, of_group)
-                if series is None:
-                    continue
-                node.groups[group] = series
+                series = node.groups[group] = self._begin(samples.node, group, of_group)
                 node.size_bytes += series.size_bytes
             starts_ms = samples.starts_ms.get(group)
             if starts_ms is not None and group in samples.begun:
@@ -273,34 +278,35 @@ class ActiveSeries:
         time_ms = samples.time_ns // NS_PER_MS
         time = encode_time(time_ms)
         node = self._node(samples.node, now_ns)
-        groups: list[SampleGroup] = []
-        for group, values in samples.values.items():
-            past: _SeriesOfGroup | None
-            # What goes on has its part of the budget; what is past needs room, and takes none.
-            if group in node.groups:
-                past = _SeriesOfGroup.of(samples.node, group, self._external_labels)
-            else:
-                past = self._begin(samples.node, group, values, is_counted=False)
-            if past is not None:
-                # Of nothing that was sent before, so that nothing ends.
-                groups.append(past.next(values))
+        # What goes on has its part of the budget; what is past needs room, and takes none.
+        left_out = self._leave_out(samples, node, is_counted=False)
+        groups = [
+            # Of nothing that was sent before, so that nothing ends.
+            _SeriesOfGroup.of(samples.node, group, self._external_labels).next(values)
+            for group, values in samples.values.items()
+            if group not in left_out
+        ]
         return EncodedTick.of(time, groups, is_behind=node.go_to(time_ms))
 
-    def _begin(
-        self, node: str, group: SeriesGroup, values: SeriesValues, *, is_counted: bool = True
-    ) -> _SeriesOfGroup | None:
-        """Return the series of a group that begins; `None` where its namespace has no room."""
-        namespace, count = None, 0
+    def _leave_out(
+        self, samples: IntervalSamples, node: _Node, *, is_counted: bool = True
+    ) -> Collection[SeriesGroup]:
+        """Return the groups that begin and for which their namespace has no room."""
+        if not self._namespaces.are_bounded:
+            return ()
+        cluster, _ = split_key(samples.node)
+        begun = {
+            group: _count(values)
+            for group, values in samples.values.items()
+            if group not in node.groups
+        }
+        return self._namespaces.leave_out(cluster, begun, is_counted=is_counted)
+
+    def _begin(self, node: str, group: SeriesGroup, values: SeriesValues) -> _SeriesOfGroup:
+        made = _SeriesOfGroup.of(node, group, self._external_labels)
         if self._namespaces.are_bounded:
             cluster, _ = split_key(node)
-            namespace = namespace_of(cluster, group)
-            count = len(values) - values.count(None)
-            if self._namespaces.leaves_out(namespace, count):
-                return None
-            if is_counted:
-                self._namespaces.begin(namespace, count)
-        made = _SeriesOfGroup.of(node, group, self._external_labels)
-        made.namespace, made.counted = namespace, count
+            made.namespace, made.counted = namespace_of(cluster, group), _count(values)
         return made
 
     def _recount_forgotten(self) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
@@ -72,6 +73,16 @@ def test_what_begins_beyond_the_bound_is_left_out_and_what_has_begun_goes_on() -
     assert series.take_left_out() == {}
 
 
+@pytest.mark.parametrize("spare", range(OF_A_POD))
+def test_a_pod_for_which_there_is_not_room_in_whole_is_left_out_in_whole(spare: int) -> None:
+    series = active({"research": OF_A_POD + spare})
+
+    sent = encode(series, pods_event(0, [1, 2, 3]))
+
+    assert {one.label("pod_uid") for one in sent if one.label("namespace")} == {"uid-1"}
+    assert series.take_left_out() == {OverBudget("research", "default", "research"): 2 * OF_A_POD}
+
+
 def test_where_a_pod_ends_the_next_one_has_room() -> None:
     series = active({"*": OF_A_POD})
     encode(series, pods_event(0, [1]))
@@ -136,7 +147,8 @@ def test_a_node_that_falls_silent_gives_back_what_its_pods_had() -> None:
 
 def test_nodes_that_are_forgotten_for_want_of_room_have_nothing_of_a_budget() -> None:
     budgets = NamespaceBudgets({"*": 400 * OF_A_POD})
-    series = ActiveSeries(budget=series_budget(100_000), namespaces=budgets)
+    of_a_node = samples_of(pods_event(0, [1])).known_bytes + 4_000
+    series = ActiveSeries(budget=series_budget(20 * of_a_node), namespaces=budgets)
     for number in range(300):
         series.encode(samples_of(pods_event(0, [1], node=f"made-up-{number}")))
 
