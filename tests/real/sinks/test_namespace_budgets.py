@@ -32,6 +32,8 @@ OF_A_POD: Final = 10
 """Series of a pod with one container: its info, three gauges, their maxima, three counters."""
 ROOM: Final = 3
 """For how many pods there is room."""
+BOUND: Final = ROOM * OF_A_POD + OF_A_POD // 2
+"""With some room to spare, which is not enough for another pod."""
 PHASE_TICKS: Final = 20
 GAP_SECONDS: Final = 660
 """After so long without use the counters of pods that are gone have ended."""
@@ -115,7 +117,7 @@ async def test_a_namespace_over_its_budget_is_cut_by_pods_and_its_counters_stay_
     settings = {
         "remote_write__url": prometheus.remote_write_url,
         "remote_write__interval_seconds": str(INTERVAL_SECONDS),
-        "remote_write__max_series_per_namespace": json.dumps({"ci-*": ROOM * OF_A_POD, "*": 5000}),
+        "remote_write__max_series_per_namespace": json.dumps({"ci-*": BOUND, "*": 5000}),
         "remote_write__stale_after_seconds": "600",
         "kafka__group_instance_id": "sink-0",
     }
