@@ -246,8 +246,10 @@ class ActiveSeries:
         node.seen_ns = now_ns
         groups: list[SampleGroup] = []
         begun: list[TimedSamples] = []
-        left_out = self._leave_out(samples, node)
         before_bytes = node.size_bytes
+        # First, as what begins may have its room.
+        ended = self._end_of(node, node.groups.keys() - samples.values.keys())
+        left_out = self._leave_out(samples, node)
         node.size_bytes += samples.known_bytes - node.known_bytes
         node.known_bytes = samples.known_bytes
         for group, of_group in samples.values.items():
@@ -261,12 +263,7 @@ class ActiveSeries:
             if starts_ms is not None and group in samples.begun:
                 begun += series.begin(samples.begun[group], starts_ms, before_ms=time_ms)
             groups.append(series.next(of_group, starts_ms))
-        # A pod that has ended, a GPU that is lost, a label that has changed.
-        for group in node.groups.keys() - samples.values.keys():
-            ended = node.groups.pop(group)
-            node.size_bytes -= ended.size_bytes
-            self._namespaces.end(ended.namespace, ended.counted)
-            groups.append(ended.end())
+        groups += ended
         if node.size_bytes != before_bytes:
             # This may forget other nodes, whose series took too much together with these.
             self._nodes.grow(node.size_bytes - before_bytes)
@@ -287,6 +284,16 @@ class ActiveSeries:
             if group not in left_out
         ]
         return EncodedTick.of(time, groups, is_behind=node.go_to(time_ms))
+
+    def _end_of(self, node: _Node, groups: Iterable[SeriesGroup]) -> list[SampleGroup]:
+        """End groups: of a pod that has ended, a GPU that is lost, a label that has changed."""
+        found: list[SampleGroup] = []
+        for group in groups:
+            ended = node.groups.pop(group)
+            node.size_bytes -= ended.size_bytes
+            self._namespaces.end(ended.namespace, ended.counted)
+            found.append(ended.end())
+        return found
 
     def _leave_out(
         self, samples: IntervalSamples, node: _Node, *, is_counted: bool = True

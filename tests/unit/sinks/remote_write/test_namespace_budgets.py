@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,9 +87,20 @@ def test_a_pod_for_which_there_is_not_room_in_whole_is_left_out_in_whole(spare: 
 def test_where_a_pod_ends_the_next_one_has_room() -> None:
     series = active({"*": OF_A_POD})
     encode(series, pods_event(0, [1]))
-    assert busy(encode(series, pods_event(1, [2]))) == set()
+    assert busy(encode(series, pods_event(1, [1, 2]))) == {"uid-1"}
 
     assert busy(encode(series, pods_event(2, [2]))) == {"uid-2"}
+
+
+def test_a_pod_whose_names_change_goes_on_though_its_namespace_has_no_room_to_spare() -> None:
+    series = active({"*": OF_A_POD})
+    encode(series, pods_event(0, [1]))
+    one = pods_event(1, [1])
+    renamed = msgspec.structs.replace(one.pods[0], name="train-0")
+
+    sent = encode(series, msgspec.structs.replace(one, pods=[renamed, *one.pods[1:]]))
+
+    assert busy(sent) == {"train-0"}
 
 
 def test_other_namespaces_and_the_devices_have_all_their_series() -> None:
