@@ -29,6 +29,7 @@ from gpuledger.bus.protocol import Bus, WholeBus
 from gpuledger.clock import Clock
 from gpuledger.keys import node_key
 from gpuledger.ledger.families import Family
+from gpuledger.ledger.hardware import HardwareSeries
 from gpuledger.ledger.series import SeriesGroup, SeriesValues, values_of
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
@@ -50,9 +51,12 @@ _MAX_KNOWN: Final = 16_384
 class ExportRequests:
     """Makes the export requests of events, in one encoding."""
 
-    def __init__(self, *, encoding: Encoding, attributes: Mapping[str, str]) -> None:
+    def __init__(
+        self, *, encoding: Encoding, attributes: Mapping[str, str], hw_names: bool = False
+    ) -> None:
         self._encode = _ENCODINGS[encoding]
         self._attributes = tuple(attributes.items())
+        self._hardware = HardwareSeries() if hw_names else None
 
     def of(self, event: GpuEvent) -> list[bytes]:
         """Return the event's requests: one, or as many as it takes for each to fit in a message.
@@ -66,6 +70,8 @@ class ExportRequests:
             for group, values in values_of(event).items()
             if not group.family.is_description
         ]
+        if self._hardware is not None:
+            groups += self._hardware.values_of(event).items()
         return self._split(event, groups, max_bytes)
 
     def _split(
@@ -121,12 +127,12 @@ class _Points:
                     unit=instrument.unit,
                     description=instrument.description,
                 )
-                if instrument.is_counter:
+                if instrument.is_sum:
                     # Cumulative, as the driver's counters and Prometheus' are: no state is kept
                     # here from which a difference could be made after a restart.
-                    metric.sum.is_monotonic = True
+                    metric.sum.is_monotonic = instrument.is_counter
                     metric.sum.aggregation_temporality = AGGREGATION_TEMPORALITY_CUMULATIVE
-            data = metric.sum if instrument.is_counter else metric.gauge
+            data = metric.sum if instrument.is_sum else metric.gauge
             point = data.data_points.add(time_unix_nano=time_ns, as_double=value)
             # The attributes are the same from tick to tick: encoded once, they are merged here
             # rather than set one by one.
@@ -141,7 +147,7 @@ def _instruments_of(family: Family) -> tuple[naming.Instrument, ...]:
 @lru_cache(maxsize=_MAX_KNOWN)
 def _constant_part(group: SeriesGroup) -> bytes:
     """Encode what all points of a group share, from tick to tick: their attributes."""
-    names = _named(group, naming.POINT_ATTRIBUTES)
+    names = _named(group, naming.NAMES_ON_POINTS)
     if "gpu_uuid" in group.family.labels:
         names = (*names, naming.HARDWARE)
     return NumberDataPoint(attributes=_attributes(names)).SerializeToString()
@@ -223,12 +229,11 @@ def open_sink(
     group: str,
 ) -> AbstractAsyncContextManager[KafkaSink]:
     """Return the sink that writes the metrics of every event."""
-    requests = ExportRequests(encoding=settings.encoding, attributes=settings.resource_attributes)
     return open_kafka_sink(
         OTLP,
         bus=bus,
         settings=settings,
-        values_of=requests.of,
+        values_of=_requests(settings).of,
         readiness=readiness,
         clock=clock,
         group=group,
@@ -243,5 +248,13 @@ def open_redelivery(
     clock: Clock,
 ) -> AbstractAsyncContextManager[KafkaRedelivery]:
     """Return what writes the metrics of refused events."""
-    requests = ExportRequests(encoding=settings.encoding, attributes=settings.resource_attributes)
-    return open_kafka_redelivery(bus=bus, settings=settings, values_of=requests.of, clock=clock)
+    values_of = _requests(settings).of
+    return open_kafka_redelivery(bus=bus, settings=settings, values_of=values_of, clock=clock)
+
+
+def _requests(settings: OtlpSettings) -> ExportRequests:
+    return ExportRequests(
+        encoding=settings.encoding,
+        attributes=settings.resource_attributes,
+        hw_names=settings.hw_names,
+    )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpuledger.ledger.families import LABEL_ATTRIBUTES, NODE_INFO, FamilyMetric
+from gpuledger.ledger.hardware import GPU_TYPE, HARDWARE_ATTRIBUTES
 from gpuledger.ledger.rows import Attribute
 
 CLUSTER: Final = "k8s.cluster.name"
@@ -30,7 +31,9 @@ POINT_ATTRIBUTES: Final = {
     if attribute_of is Attribute.POINT
 }
 """Labels that tell the points of one resource apart."""
-HARDWARE: Final = ("hw.type", "gpu")
+NAMES_ON_POINTS: Final = POINT_ATTRIBUTES | HARDWARE_ATTRIBUTES
+"""The same, with those of the series that are the conventions' own."""
+HARDWARE: Final = ("hw.type", GPU_TYPE)
 """Stands beside `hw.id`: the conventions ask for it."""
 OWNER_KIND: Final = RESOURCE_ATTRIBUTES["owner_kind"]
 OWNER_NAME: Final = RESOURCE_ATTRIBUTES["owner_name"]
@@ -76,6 +79,8 @@ class Instrument:
     """In UCUM; empty where it has none."""
     description: str
     is_counter: bool
+    is_sum: bool
+    """Whether its values are those of a sum: of a counter, or of what rises and falls."""
 
 
 def instrument_of(metric: FamilyMetric) -> Instrument:
@@ -88,5 +93,6 @@ def instrument_of(metric: FamilyMetric) -> Instrument:
                 unit=unit,
                 description=metric.help,
                 is_counter=metric.kind == "counter",
+                is_sum=metric.is_additive or metric.kind == "counter",
             )
     raise ValueError(f"{metric.name} ends in no unit that OpenTelemetry has a name for")

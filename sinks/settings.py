@@ -7,8 +7,10 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from gpuledger.ledger.aliases import AliasSeries
 from gpuledger.ledger.dcgm import DcgmSeries
 from gpuledger.ledger.families import FAMILIES
+from gpuledger.ledger.hardware import HardwareSeries
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.series import SentLabels, label_of
 from gpuledger.ledger.usage import COUNTERS
@@ -109,6 +111,10 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
     as well; not where one Prometheus scrapes the nodes' pages too, which have them."""
     dcgm_host_label: Literal["hostname", "Hostname"] = "hostname"
     """The label of these that names the node: `hostname` since May 2026, `Hostname` before."""
+    hw_names: bool = False
+    """Whether readings are sent under the names of OpenTelemetry's hardware conventions
+    (`hw_gpu_utilization_ratio`, …) as well; not where a collector sends these of the same GPUs. The
+    conventions are in development: what they rename is renamed here."""
     health_interval_seconds: Seconds = 10.0
     """How often samples of the GPUs' health are sent: errors, throttling, links. Agents ask for it
     every 10 s."""
@@ -155,14 +161,15 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
             raise ValueError(f"url {error}") from error
         self.refuse_unusable(url=[self.url], sigv4=self.sigv4)
         refuse_reserved(self.headers)
-        refuse_unusable_labels(self.external_labels, self.dcgm)
+        refuse_unusable_labels(self.external_labels, self.aliases)
         for setting in ("pod_labels", "namespace_labels", "node_labels"):
             refuse_equal_labels(setting, getattr(self, setting), self.external_labels)
 
     @property
-    def dcgm(self) -> DcgmSeries | None:
-        """What makes dcgm-exporter's series; `None` where they are not sent."""
-        return DcgmSeries(self.dcgm_host_label) if self.dcgm_names else None
+    def aliases(self) -> tuple[AliasSeries, ...]:
+        """What makes the series that are sent under others' names."""
+        dcgm = (DcgmSeries(self.dcgm_host_label),) if self.dcgm_names else ()
+        return (*dcgm, HardwareSeries()) if self.hw_names else dcgm
 
     @property
     def sent_labels(self) -> SentLabels:
@@ -182,9 +189,9 @@ _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LABEL_NAME: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
-def refuse_unusable_labels(labels: dict[str, str], dcgm: DcgmSeries | None = None) -> None:
+def refuse_unusable_labels(labels: dict[str, str], aliases: Iterable[AliasSeries] = ()) -> None:
     """Raise ValueError for a label that no series can have beside its own."""
-    families = dcgm.families if dcgm else ()
+    families = [family for alias in aliases for family in alias.families]
     taken = OWN_LABELS.union(*(family.labels for family in families))
     for name, value in labels.items():
         if not _LABEL_NAME.fullmatch(name):
@@ -426,6 +433,10 @@ class OtlpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """`otlp_proto` or `otlp_json`, as the receiver's own setting calls it."""
     resource_attributes: dict[str, str] = {}
     """Further attributes of every resource, such as `deployment.environment.name`."""
+    hw_names: bool = False
+    """Whether readings are written under the names of OpenTelemetry's hardware conventions
+    (`hw.gpu.utilization`, …) as well; not where a collector reads these of the same GPUs. The
+    conventions are in development: what they rename is renamed here."""
     commit_interval_seconds: Pause = 0.1
     """How long more is waited for after a transaction, unless a poll was full: each transaction
     costs something, however little is in it."""

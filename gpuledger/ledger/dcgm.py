@@ -1,27 +1,17 @@
 """An event's readings under dcgm-exporter's names, labels and units, for dashboards made for those.
 
 A device has the labels `namespace`, `pod` and `container` where one container holds all of it, as
-on the node's page; what several use is told under the ledger's own names alone. A GPU that is cut
-has no value of which its instances have a part, so that no sum counts it twice, and compute
-instances that share a memory tell of it once. Pure.
+on the node's page; what several use is told under the ledger's own names alone. Pure.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
+from gpuledger.ledger.aliases import AliasMetric, Read, alias_devices
 from gpuledger.ledger.entries import NO_POD, PodIndex, PodOfEntry
-from gpuledger.ledger.families import Family, FamilyMetric
+from gpuledger.ledger.families import Family, FamilyMetric, OverInterval
 from gpuledger.ledger.series import SeriesGroup, SeriesValues
 from gpuledger.records import GpuBooks, GpuEvent, GpuReading
-
-_Read = Callable[[GpuReading], float | None]
-
-
-class _DcgmField(NamedTuple):
-    metric: FamilyMetric
-    read: _Read
 
 
 def _mib(size_bytes: int | None) -> int | None:
@@ -43,8 +33,10 @@ def _free_mib(reading: GpuReading) -> int | None:
     return _mib(max(0, reading.memory_total_bytes - taken))
 
 
-def _field(name: str, help_text: str, read: _Read, *, kind: str = "gauge") -> _DcgmField:
-    return _DcgmField(FamilyMetric(name=name, help=help_text, kind=kind), read)
+def _field(name: str, help_text: str, read: Read, *, kind: str = "gauge") -> AliasMetric:
+    # A mean of what a counter says falls behind it.
+    over = OverInterval.LAST if kind == "counter" else OverInterval.MEAN
+    return AliasMetric(FamilyMetric(name=name, help=help_text, kind=kind, over_interval=over), read)
 
 
 OF_DEVICES: Final = (
@@ -122,95 +114,57 @@ OF_MEMORIES: Final = (
 )
 _LABELS: Final = ("gpu", "UUID", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID")
 _POD_LABELS: Final = ("namespace", "pod", "container")
-_Instance = tuple[str | None, int | None]
-"""A GPU instance: its GPU and its number."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _DcgmDevice:
-    """A device of a tick, with the labels that identify it."""
-
-    reading: GpuReading
-    labels: tuple[str, ...]
-    holder: tuple[str, ...]
-    compute_instance: str
-    """Its number where its GPU instance has others beside it."""
-    tells_memory: bool
-    """Whether it is the first of those that share its memory."""
 
 
 class DcgmSeries:
     """Makes these series, with the node's name in a label of that name."""
 
     def __init__(self, host_label: str = "hostname") -> None:
-        """Take `hostname`, as dcgm-exporter's label is since May 2026, or `Hostname` as before."""
-        labels = (*_LABELS, host_label)
+        """Take `hostname`, as dcgm-exporter's label is since May 2026, or `Hostname` as before.
+
+        `instance`, which a scrape gives a target, is the node as well: dashboards choose by it.
+        """
+        labels = (*_LABELS, "instance", host_label)
         self.families: Final = (
             Family(
                 labels=(*labels, *_POD_LABELS, "GPU_C_ID"),
                 metrics=tuple(field.metric for field in OF_DEVICES),
+                is_alias=True,
             ),
             Family(
                 labels=(*labels, *_POD_LABELS),
                 metrics=tuple(field.metric for field in OF_MEMORIES),
+                is_alias=True,
             ),
         )
 
     def values_of(self, event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
         """Return the values of each group; raises ValueError as `EventSeries.values_of` does."""
         of_devices, of_memories = self.families
-        rows = list(_rows(event))
+        pods = PodIndex(event)
         values: dict[SeriesGroup, SeriesValues] = {}
-        for row in rows:
-            parts = [part.reading for part in rows if part.reading.parent_uuid == row.reading.uuid]
-            labels = (*row.labels, event.node, *row.holder)
-            group = SeriesGroup(of_devices, (*labels, row.compute_instance))
-            values[group] = _read(OF_DEVICES, row.reading, parts)
-            if row.tells_memory:
-                memory = SeriesGroup(of_memories, labels)
-                values[memory] = _read(OF_MEMORIES, row.reading, parts)
+        for device in alias_devices(event):
+            reading = device.reading
+            holder = _names_of(_exclusive_holder(device.books, event.interval_ns, pods))
+            labels = (*_labels_of(reading), event.node, event.node, *holder)
+            compute_instance = str(reading.compute_instance) if device.is_split else ""
+            group = SeriesGroup(of_devices, (*labels, compute_instance))
+            values[group] = device.values(OF_DEVICES)
+            if device.tells_memory:
+                values[SeriesGroup(of_memories, labels)] = device.values(OF_MEMORIES)
         return values
 
 
-def _read(
-    fields: tuple[_DcgmField, ...], reading: GpuReading, parts: list[GpuReading]
-) -> SeriesValues:
-    return tuple(
-        [
-            # A GPU whose instances have a value is their sum, which would count twice.
-            None if any(field.read(part) is not None for part in parts) else field.read(reading)
-            for field in fields
-        ]
+def _labels_of(reading: GpuReading) -> tuple[str, ...]:
+    number = reading.gpu_instance
+    return (
+        str(reading.index),
+        reading.parent_uuid or reading.uuid,
+        f"nvidia{reading.index}",
+        reading.model or "",
+        reading.mig_profile or "",
+        "" if number is None else str(number),
     )
-
-
-def _rows(event: GpuEvent) -> Iterator[_DcgmDevice]:
-    pods = PodIndex(event)
-    siblings = Counter(_instance_of(books.reading) for books in event.gpus)
-    told: set[_Instance] = set()
-    for books in event.gpus:
-        reading, instance = books.reading, _instance_of(books.reading)
-        is_split = reading.parent_uuid is not None and siblings[instance] > 1
-        number = reading.gpu_instance
-        yield _DcgmDevice(
-            reading=reading,
-            labels=(
-                str(reading.index),
-                reading.parent_uuid or reading.uuid,
-                f"nvidia{reading.index}",
-                reading.model or "",
-                reading.mig_profile or "",
-                "" if number is None else str(number),
-            ),
-            holder=_names_of(_exclusive_holder(books, event.interval_ns, pods)),
-            compute_instance=str(reading.compute_instance) if is_split else "",
-            tells_memory=not is_split or instance not in told,
-        )
-        told.add(instance)
-
-
-def _instance_of(reading: GpuReading) -> _Instance:
-    return (reading.parent_uuid or reading.uuid, reading.gpu_instance)
 
 
 def _exclusive_holder(books: GpuBooks, interval_ns: int, pods: PodIndex) -> PodOfEntry:

@@ -14,8 +14,9 @@ from operator import attrgetter
 from typing import Final
 
 from gpuledger.ledger.families import Family, FamilyMetric
+from gpuledger.ledger.hardware import ERRORS, GPU_TYPE, TRAFFIC
 from gpuledger.ledger.series import SeriesGroup, SeriesValues
-from gpuledger.records import GpuDetails, GpuHealth, GpuThrottling, NodeReadings
+from gpuledger.records import GpuDetails, GpuHealth, GpuThrottling, GpuTraffic, NodeReadings
 from gpuledger.records.bounds import MAX_GPUS
 
 THROTTLE_REASONS: Final = {
@@ -167,6 +168,23 @@ _TABLE: Final = (
         kind="counter",
     ),
 )
+_HARDWARE: Final = (
+    HealthFamily(
+        family=ERRORS,
+        members=(
+            ((GPU_TYPE, "corrected"), "health.ecc_corrected_volatile_total"),
+            ((GPU_TYPE, "uncorrected"), "health.ecc_uncorrected_volatile_total"),
+        ),
+    ),
+    HealthFamily(
+        family=TRAFFIC,
+        members=(
+            ((GPU_TYPE, "receive"), "traffic.pcie_received_bytes_total"),
+            ((GPU_TYPE, "transmit"), "traffic.pcie_sent_bytes_total"),
+        ),
+    ),
+)
+"""What is told under the names of OpenTelemetry's conventions."""
 _REASON: Final = _metric(
     "throttle_reason",
     "1 where the clocks were held down for the reason at a tick since the sample before, else 0.",
@@ -195,10 +213,11 @@ class _GpuState:
     """The last readings of one GPU's health, and their times by the node's clock."""
 
     groups: tuple[SeriesGroup, ...]
-    """The groups of `_READS`, in their order."""
+    """The groups of its node's `reads`, in their order."""
     health: GpuHealth | None = None
     health_ns: int = 0
     throttling: GpuThrottling | None = None
+    traffic: GpuTraffic | None = None
     reasons: int = 0
     """The bits that were set at a tick since it was told of last."""
     seen_ns: int = 0
@@ -218,9 +237,20 @@ def _read_at(path: str) -> Callable[[_GpuState], float | None]:
     return read
 
 
-_READS: Final = tuple(
-    (metric.family, labels, _read_at(path)) for metric in _TABLE for labels, path in metric.members
-)
+_Reads = tuple[tuple[Family, tuple[str, ...], Callable[[_GpuState], float | None]], ...]
+"""What is told of a GPU: the family, the labels behind the GPU's, and what is read."""
+
+
+def _reads_of(families: tuple[HealthFamily, ...]) -> _Reads:
+    return tuple(
+        (health.family, labels, _read_at(path))
+        for health in families
+        for labels, path in health.members
+    )
+
+
+_READS: Final = _reads_of(_TABLE)
+_READS_WITH_HARDWARE: Final = (*_READS, *_reads_of(_HARDWARE))
 
 
 @dataclass(slots=True)
@@ -230,6 +260,13 @@ class NodeHealth:
     due_ns: int | None = None
     """When it is told next, by the node's clock; absent before the first readings."""
     gpus: dict[str, _GpuState] = field(default_factory=dict)
+    has_hw_names: bool = False
+    """Whether it is told under the names of OpenTelemetry's conventions, too."""
+
+    @property
+    def reads(self) -> _Reads:
+        """What is told of each GPU."""
+        return _READS_WITH_HARDWARE if self.has_hw_names else _READS
 
     @property
     def size_bytes(self) -> int:
@@ -263,31 +300,35 @@ def health_values(
     for uuid, gpu in known.gpus.items():
         if abs(now_ns - gpu.health_ns) > MAX_AGE_NS:
             gpu.health = None
-        values.update(_values_of(uuid, gpu))
-        gpu.throttling, gpu.reasons = None, 0
+        values.update(_values_of(uuid, gpu, known.reads))
+        gpu.throttling, gpu.traffic, gpu.reasons = None, None, 0
     return values
 
 
 def _remember(details: GpuDetails, known: NodeHealth, now_ns: int) -> None:
     gpu = known.gpus.get(details.uuid)
     if gpu is None:
-        if details.health is None and details.throttling is None:
+        if details.health is None and details.throttling is None and details.traffic is None:
             return
         if len(known.gpus) >= MAX_GPUS:
             # The one that was heard of longest ago: no node has so many.
             known.gpus.pop(min(known.gpus, key=lambda uuid: known.gpus[uuid].seen_ns))
-        groups = (SeriesGroup(family, (details.uuid, *labels)) for family, labels, _ in _READS)
+        groups = (SeriesGroup(family, (details.uuid, *labels)) for family, labels, _ in known.reads)
         gpu = known.gpus[details.uuid] = _GpuState(groups=tuple(groups))
     gpu.seen_ns = now_ns
     if details.health is not None:
         gpu.health, gpu.health_ns = details.health, now_ns
+    if details.traffic is not None:
+        gpu.traffic = details.traffic
     if details.throttling is not None:
         gpu.throttling = details.throttling
         gpu.reasons |= details.throttling.reasons or 0
 
 
-def _values_of(uuid: str, gpu: _GpuState) -> Iterator[tuple[SeriesGroup, SeriesValues]]:
-    for group, (_, _, read) in zip(gpu.groups, _READS, strict=True):
+def _values_of(
+    uuid: str, gpu: _GpuState, reads: _Reads
+) -> Iterator[tuple[SeriesGroup, SeriesValues]]:
+    for group, (_, _, read) in zip(gpu.groups, reads, strict=True):
         if (value := read(gpu)) is not None:
             yield group, (value,)
     if gpu.throttling is not None and gpu.throttling.reasons is not None:

@@ -26,6 +26,7 @@ def maximum_name(name: str) -> str:
 @cache
 def maxima_of(family: Family) -> Family:
     """Return the family of the maxima of a family's means; it may have no metric."""
+    means = () if family.is_alias else filter(_is_mean, family.metrics)
     return Family(
         labels=family.labels,
         metrics=tuple(
@@ -33,15 +34,16 @@ def maxima_of(family: Family) -> Family:
                 name=maximum_name(metric.name),
                 help=f"The greatest value of a tick of the interval of {metric.name}.",
             )
-            for metric in family.metrics
-            if _is_mean(metric)
+            for metric in means
         ),
     )
 
 
 @cache
 def _is_of_the_last(family: Family) -> bool:
-    return all(metric.over_interval is OverInterval.LAST for metric in family.metrics)
+    return family.is_alias or all(
+        metric.over_interval is OverInterval.LAST for metric in family.metrics
+    )
 
 
 def _is_mean(metric: FamilyMetric) -> bool:
@@ -134,7 +136,8 @@ class IntervalValues:
         found: dict[SeriesGroup, SeriesValues] = {}
         for group, totals in self._groups.items():
             family = group.family
-            # What only describes is as it was last: a pod whose names came is not told of twice.
+            # What only describes is as it was last: a pod whose names came is not told of twice,
+            # nor under others' names a device whose labels say who holds it.
             if totals.tick != self._ticks and _is_of_the_last(family):
                 continue
             shared_ns: Sequence[int] | None = None

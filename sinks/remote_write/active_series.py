@@ -7,7 +7,7 @@ decided elsewhere: after a clock was set back it is stamped earlier than what wa
 samples look on the wire is `wire`'s. Pure; nothing is sent.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import chain, compress
@@ -95,6 +95,7 @@ class _Samples:
         """Add values of a group, in the order of its family's metrics; `None` is no sample."""
         with_start = sum(1 << number for number, start in enumerate(starts) if start)
         present = sum(1 << number for number, value in enumerate(values) if value is not None)
+        # Most groups have starts for all of their metrics or for none, and are one group here, too.
         for bits, has_start in ((present & ~with_start, False), (present & with_start, True)):
             if not bits:
                 continue
@@ -111,6 +112,11 @@ class _Samples:
     def at(self, time: bytes) -> TimedSamples:
         """Return them, of that time."""
         return TimedSamples(time, self.groups, self.values)
+
+
+def _count(values: SeriesValues) -> int:
+    """Count the series of a group that have a value."""
+    return len(values) - values.count(None)
 
 
 @dataclass(slots=True)
@@ -327,6 +333,7 @@ class ActiveSeries:
         else:
             sent = self._go_on(node, samples, begun)
             timed = sent.at(time)
+            # Where something was left out or has ended, the next tick may not be sent like this one.
             is_all = len(node.groups) == len(samples.values) and not sent.has_stale
             node.frame = _Frame(samples, values, sent.groups) if is_all else None
         if node.size_bytes != before_bytes:
@@ -340,26 +347,24 @@ class ActiveSeries:
 
         The zeros of counters that begin are added to `begun`.
         """
+        # First, as what begins may have its room.
+        ended = self._take_ended(node, samples)
+        left_out = self._leave_out(samples, node)
         sent = _Samples()
         for group, values in samples.values.items():
+            if group in left_out:
+                continue
             series = node.groups.get(group)
             if series is None:
-                series = self._begin(samples.node, group, values)
-                if series is None:
-                    continue
-                node.groups[group] = series
+                series = node.groups[group] = self._begin(samples.node, group, values)
                 node.size_bytes += series.size_bytes
             starts_ms = samples.starts_ms.get(group, ())
             if group in samples.begun:
                 before_ms = samples.time_ns // NS_PER_MS
                 begun += series.begin(samples.begun[group], starts_ms, before_ms=before_ms)
             series.next(values, sent, starts_ms)
-        # A pod that has ended, a GPU that is lost, a label that has changed.
-        for group in [group for group in node.groups if group not in samples.values]:
-            ended = node.groups.pop(group)
-            node.size_bytes -= ended.size_bytes
-            self._namespaces.end(ended.namespace, ended.counted)
-            ended.end(sent)
+        for series in ended:
+            series.end(sent)
         return sent
 
     def _encode_past(self, samples: IntervalSamples, *, now_ns: int) -> EncodedTick:
@@ -367,34 +372,44 @@ class ActiveSeries:
         time_ms = samples.time_ns // NS_PER_MS
         time = encode_time(time_ms)
         node = self._node(samples.node, now_ns)
+        # What goes on has its part of the budget; what is past needs room, and takes none.
+        left_out = self._leave_out(samples, node, is_counted=False)
         sent = _Samples()
         for group, values in samples.values.items():
-            past: _SeriesOfGroup | None
-            # What goes on has its part of the budget; what is past needs room, and takes none.
-            if group in node.groups:
+            if group not in left_out:
                 past = _SeriesOfGroup.of(samples.node, group, self._external_labels)
-            else:
-                past = self._begin(samples.node, group, values, is_counted=False)
-            if past is not None:
                 # Of nothing that was sent before, so that nothing ends.
                 past.next(values, sent)
         return EncodedTick.of(sent.at(time), is_behind=node.go_to(time_ms))
 
-    def _begin(
-        self, node: str, group: SeriesGroup, values: SeriesValues, *, is_counted: bool = True
-    ) -> _SeriesOfGroup | None:
-        """Return the series of a group that begins; `None` where its namespace has no room."""
-        namespace, count = None, 0
+    def _take_ended(self, node: _Node, samples: IntervalSamples) -> list[_SeriesOfGroup]:
+        """Take out what a tick ends: of a pod that has ended, a lost GPU, a label that changed."""
+        ended = [group for group in node.groups if group not in samples.values]
+        found = [node.groups.pop(group) for group in ended]
+        for series in found:
+            node.size_bytes -= series.size_bytes
+            self._namespaces.end(series.namespace, series.counted)
+        return found
+
+    def _leave_out(
+        self, samples: IntervalSamples, node: _Node, *, is_counted: bool = True
+    ) -> Collection[SeriesGroup]:
+        """Return the groups that begin and for which their namespace has no room."""
+        if not self._namespaces.are_bounded:
+            return ()
+        cluster, _ = split_key(samples.node)
+        begun = {
+            group: _count(values)
+            for group, values in samples.values.items()
+            if group not in node.groups
+        }
+        return self._namespaces.leave_out(cluster, begun, is_counted=is_counted)
+
+    def _begin(self, node: str, group: SeriesGroup, values: SeriesValues) -> _SeriesOfGroup:
+        made = _SeriesOfGroup.of(node, group, self._external_labels)
         if self._namespaces.are_bounded:
             cluster, _ = split_key(node)
-            namespace = namespace_of(cluster, group)
-            count = len(values) - values.count(None)
-            if self._namespaces.leaves_out(namespace, count):
-                return None
-            if is_counted:
-                self._namespaces.begin(namespace, count)
-        made = _SeriesOfGroup.of(node, group, self._external_labels)
-        made.namespace, made.counted = namespace, count
+            made.namespace, made.counted = namespace_of(cluster, group), _count(values)
         return made
 
     def _recount_forgotten(self) -> None:

@@ -1,12 +1,13 @@
 """How many series a namespace may have at this sink: a bound by rules, over all its partitions.
 
-A series counts for the namespace of its pod, or of who holds what is idle. What begins while its
-namespace has as many as it may is left out, and asks again with each tick; what has begun goes on.
+A series counts for the namespace of its pod, or of who holds what is idle. What begins of a pod
+while its namespace has no room for all of it is left out, so that no pod is sent in part, and asks
+again with each tick; what has begun goes on.
 So a team that starts pods without end costs the receiver what its rule says, and no other team
 anything. Pure; who is left out is counted here and told elsewhere.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -29,21 +30,37 @@ class OverBudget(NamedTuple):
 
 
 _LABELS: Final = ("namespace", "holder_namespace")
+_UID_LABELS: Final = ("pod_uid", "holder_uid")
 
 
 def namespace_of(cluster: str, group: SeriesGroup) -> Namespace | None:
     """Return the namespace for which a group counts; `None` where that is nobody's."""
-    position = _position_of(group.family)
-    name = "" if position is None else group.label_values[position]
+    name = _value_of(group, _LABELS)
     return (cluster, name) if name else None
 
 
-@lru_cache(maxsize=256)
-def _position_of(family: Family) -> int | None:
-    # A device under dcgm-exporter's names is no more series for having a holder.
-    if "UUID" in family.labels:
+def _value_of(group: SeriesGroup, labels: tuple[str, ...]) -> str:
+    position = _position_of(group.family, labels)
+    return "" if position is None else group.label_values[position]
+
+
+@lru_cache(maxsize=512)
+def _position_of(family: Family, labels: tuple[str, ...]) -> int | None:
+    # A device under others' names is no more series for having a holder.
+    if family.is_alias:
         return None
-    return next((family.labels.index(name) for name in _LABELS if name in family.labels), None)
+    return next((family.labels.index(name) for name in labels if name in family.labels), None)
+
+
+def _by_pod(
+    cluster: str, groups: Iterable[SeriesGroup]
+) -> Mapping[tuple[Namespace, str], list[SeriesGroup]]:
+    """Return the groups that count for a namespace, by that and the pod's UID."""
+    found: defaultdict[tuple[Namespace, str], list[SeriesGroup]] = defaultdict(list)
+    for group in groups:
+        if (namespace := namespace_of(cluster, group)) is not None:
+            found[namespace, _value_of(group, _UID_LABELS)].append(group)
+    return found
 
 
 class NamespaceBudgets:
@@ -97,18 +114,23 @@ class PartitionNamespaces:
         """Whether there is a rule at all."""
         return self._budgets.are_bounds
 
-    def leaves_out(self, namespace: Namespace | None, series: int) -> bool:
-        """Return whether so many more series have no room; they are counted as left out then."""
-        rule = None if namespace is None else self._budgets.refusal_of(namespace, series)
-        if namespace is None or rule is None:
-            return False
-        self._left_out[OverBudget(rule, *namespace)] += series
-        return True
+    def leave_out(
+        self, cluster: str, begun: Mapping[SeriesGroup, int], *, is_counted: bool = True
+    ) -> set[SeriesGroup]:
+        """Return those groups for which there is no room, and count them as left out.
 
-    def begin(self, namespace: Namespace | None, series: int) -> None:
-        """Count series that have begun."""
-        if namespace is not None and self._budgets.has_rule(namespace):
-            self._change({namespace: series})
+        `begun` says of how many series each group is. All that begins of a pod is left out, or
+        nothing. What has room is counted as begun unless it `is_counted` not.
+        """
+        found: set[SeriesGroup] = set()
+        for (namespace, _), groups in _by_pod(cluster, begun).items():
+            series = sum(begun[group] for group in groups)
+            if (rule := self._budgets.refusal_of(namespace, series)) is not None:
+                self._left_out[OverBudget(rule, *namespace)] += series
+                found.update(groups)
+            elif is_counted and self._budgets.has_rule(namespace):
+                self._change({namespace: series})
+        return found
 
     def end(self, namespace: Namespace | None, series: int) -> None:
         """Count series that have ended."""

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuledger.bus.protocol import Record
-from gpuledger.ledger.dcgm import DcgmSeries
+from gpuledger.ledger.aliases import AliasSeries
 from gpuledger.ledger.health import NodeHealth, health_values
 from gpuledger.ledger.interval_values import IntervalValues
 from gpuledger.ledger.series import (
@@ -70,10 +70,12 @@ class IntervalSamples:
 
 
 class TickValues:
-    """What makes the values of the series of ticks: of the ledger and, where asked for, DCGM's."""
+    """What makes the values of the series of ticks: of the ledger, and under others' names."""
 
-    def __init__(self, *, sent: SentLabels | None = None, dcgm: DcgmSeries | None = None) -> None:
-        self._series, self._dcgm = EventSeries(sent), dcgm
+    def __init__(
+        self, *, sent: SentLabels | None = None, aliases: Collection[AliasSeries] = ()
+    ) -> None:
+        self._series, self._aliases = EventSeries(sent), aliases
 
     def values_of(
         self, event: GpuEvent, known: NodeGroups | None
@@ -83,8 +85,8 @@ class TickValues:
         Raises ValueError where the event points to what it does not list.
         """
         values = self._series.values_of(event, known)
-        if self._dcgm is not None:
-            values |= self._dcgm.values_of(event)
+        for alias in self._aliases:
+            values |= alias.values_of(event)
         return values
 
 
@@ -264,9 +266,9 @@ class NodeIntervals:
 class HealthOfNode:
     """The samples of the health of one node's GPUs, which are told every so often."""
 
-    def __init__(self, node: str, *, every_ns: int) -> None:
+    def __init__(self, node: str, *, every_ns: int, has_hw_names: bool = False) -> None:
         self._node, self._every_ns = node, every_ns
-        self._known = NodeHealth()
+        self._known = NodeHealth(has_hw_names=has_hw_names)
 
     def add(
         self, readings: NodeReadings, record: Record, *, is_past: bool

@@ -325,7 +325,9 @@ class PartitionSender:
         if isinstance(event, NodeReadings):
             self._health.go_on(now_ns)
             if (health := self._health.get(key)) is None:
-                health = self._health[key] = HealthOfNode(key, every_ns=self._health_ns)
+                health = self._health[key] = HealthOfNode(
+                    key, every_ns=self._health_ns, has_hw_names=self._settings.hw_names
+                )
             return health.add(event, record, is_past=is_past)
         self._nodes.go_on(now_ns)
         if (node := self._nodes.get(key)) is None:

@@ -106,7 +106,7 @@ class RemoteWriteSink(Sink):
             check=check,
             budget=series_budget(settings.max_series_bytes),
             namespaces=NamespaceBudgets(settings.max_series_per_namespace),
-            values=TickValues(sent=settings.sent_labels, dcgm=settings.dcgm),
+            values=TickValues(sent=settings.sent_labels, aliases=settings.aliases),
             turns=LargeTurns(),
         )
         count_from_zero(OVER_BUDGET_TOTAL, rule=settings.max_series_per_namespace)

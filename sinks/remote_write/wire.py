@@ -279,6 +279,7 @@ def _encode_v2(samples: Iterable[TimedSamples]) -> bytes:
                     parts += (head, before, name, after, values[at], time, start, metadata)
                     at += 1
             elif starts is None:
+                # The hot path: five parts a series, of which the value alone is of this tick.
                 for head, metadata in frames[metric_set, before, len(after), False]:
                     parts += (head, after, values[at], time, metadata)
                     at += 1

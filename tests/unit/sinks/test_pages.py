@@ -12,7 +12,10 @@ import duckdb
 import pytest
 from msgspec.structs import replace
 
+from agent.exposition.dcgm_fields import default_counters
+from gpuledger.ledger.dcgm import OF_DEVICES, OF_MEMORIES, DcgmSeries
 from gpuledger.ledger.families import FAMILIES
+from gpuledger.ledger.hardware import ERRORS, HARDWARE_FAMILIES, TRAFFIC
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.rows import EntryRow
 from gpuledger.records import (
@@ -72,6 +75,17 @@ def health_series() -> Iterator[list[str]]:
         yield [f"`{metric.name}`", metric.kind, labels, metric.help]
 
 
+def hardware_series() -> Iterator[list[str]]:
+    yield ["series", "type", "in OTLP", "labels beside `cluster` and `node`", "meaning"]
+    yield ["---"] * 5
+    for family in HARDWARE_FAMILIES:
+        labels = " ".join(f"`{label}`" for label in family.labels)
+        for metric in family.metrics:
+            is_of_readings = family in (ERRORS, TRAFFIC)
+            name = "" if is_of_readings else f"`{naming.instrument_of(metric).name}`"
+            yield [f"`{metric.name}`", metric.kind, name, labels, metric.help]
+
+
 def columns(of: Sequence[StoreColumn] = ENTRIES.columns) -> Iterator[list[str]]:
     yield ["column", "type", "null"]
     yield ["---"] * 3
@@ -126,6 +140,29 @@ READ = (
     "memory_clock_hertz",
 )
 OF_THE_CHIP = ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
+
+
+def test_the_page_lists_the_series_of_the_hardware_conventions() -> None:
+    expected = list(hardware_series())
+
+    assert table("remote-write.md", "hardware") == expected, as_markdown(hardware_series())
+
+
+def test_the_page_lists_what_dcgm_exporter_has_by_default_and_is_not_sent() -> None:
+    sent = {field.metric.name for field in (*OF_DEVICES, *OF_MEMORIES)}
+    (_, _, *rows) = table("remote-write.md", "dcgm")
+
+    missing = [one.field.old for one in default_counters() if one.field.old not in sent]
+    assert [name for name, _ in rows] == [f"`{name}`" for name in missing]
+
+
+def test_what_the_page_names_in_place_of_a_field_of_dcgm_is_sent() -> None:
+    families = (*HEALTH_FAMILIES, *HARDWARE_FAMILIES, *DcgmSeries().families)
+    known = {metric.name for family in families for metric in family.metrics}
+
+    instead = " ".join(instead for _, instead in table("remote-write.md", "dcgm")[2:])
+    named = set(re.findall(r"\b(?:gpuledger|hw|DCGM)_\w+", instead))
+    assert named - {"hw_names"} <= known
 
 
 def test_the_page_lists_the_series_of_health() -> None:

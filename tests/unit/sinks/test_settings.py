@@ -78,6 +78,14 @@ def test_a_kind_that_there_is_not_names_the_nearest(
             },
             "external_labels: modelName is the series' own",
         ),
+        (
+            {
+                "KIND": "remote_write",
+                "REMOTE_WRITE__HW_NAMES": "true",
+                "REMOTE_WRITE__EXTERNAL_LABELS": '{"hw_vendor": "x"}',
+            },
+            "external_labels: hw_vendor is the series' own",
+        ),
         ({"KIND": "store", "ALERTS__BUSY_WITHOUT_POD__THRESHOLD_RATIO": "5"}, "threshold_ratio"),
         ({"KIND": "store", "STORE__FLUSH_ROWS": "0"}, "flush_rows"),
         ({"KIND": "store", "STORE__FLUSH_SECONDS": "-1"}, "flush_seconds"),

@@ -82,6 +82,7 @@ WHOLE = {
     "UUID": GPU,
     "device": "nvidia0",
     "modelName": "NVIDIA H100 80GB HBM3",
+    "instance": "node-a",
     "hostname": "node-a",
 }
 POD = {"namespace": "research", "pod": "notebook-0", "container": "jupyter"}

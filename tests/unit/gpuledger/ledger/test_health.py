@@ -14,7 +14,7 @@ from gpuledger.ledger.health import (
     NodeHealth,
     health_values,
 )
-from gpuledger.records import GpuDetails, GpuHealth, GpuThrottling, NodeReadings
+from gpuledger.records import GpuDetails, GpuHealth, GpuThrottling, GpuTraffic, NodeReadings
 from gpuledger.records.bounds import MAX_GPUS
 from tests.errors import has_words
 from tests.unit.sinks.builders import GPU, SECOND_NS, START_NS
@@ -51,8 +51,8 @@ def readings(second: float, *gpus: GpuDetails) -> NodeReadings:
 class Told:
     """What is told of a node as its readings come."""
 
-    def __init__(self) -> None:
-        self.known = NodeHealth()
+    def __init__(self, *, has_hw_names: bool = False) -> None:
+        self.known = NodeHealth(has_hw_names=has_hw_names)
 
     def at(self, second: float, *gpus: GpuDetails) -> dict[tuple[str, ...], float | None] | None:
         """Return the values by metric and labels behind the name; `None` where it is not time."""
@@ -182,3 +182,37 @@ def test_readings_of_more_gpus_than_a_node_has_are_refused() -> None:
 
     with pytest.raises(ValueError, check=has_words("gpus", str(MAX_GPUS))):
         Told().at(0, *many)
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+def test_errors_and_traffic_are_told_under_opentelemetrys_names_where_these_are_asked_for(
+    *, is_on: bool
+) -> None:
+    told = Told(has_hw_names=is_on)
+    counted = details(
+        health=GpuHealth(ecc_corrected_volatile_total=5, ecc_uncorrected_volatile_total=2),
+        traffic=GpuTraffic(pcie_sent_bytes_total=30, pcie_received_bytes_total=40),
+    )
+    told.at(0, counted)
+
+    found = told.at(10, counted)
+
+    assert found is not None
+    assert {series: value for series, value in found.items() if series[0].startswith("hw_")} == (
+        {
+            ("hw_errors_total", GPU, "gpu", "corrected"): 5,
+            ("hw_errors_total", GPU, "gpu", "uncorrected"): 2,
+            ("hw_gpu_io_bytes_total", GPU, "gpu", "receive"): 40,
+            ("hw_gpu_io_bytes_total", GPU, "gpu", "transmit"): 30,
+        }
+        if is_on
+        else {}
+    )
+
+
+def test_traffic_that_is_no_longer_read_is_told_no_more() -> None:
+    told = Told(has_hw_names=True)
+    told.at(0, details(traffic=GpuTraffic(pcie_sent_bytes_total=30)))
+    assert ("hw_gpu_io_bytes_total", GPU, "gpu", "transmit") in (told.at(10, healthy()) or {})
+
+    assert ("hw_gpu_io_bytes_total", GPU, "gpu", "transmit") not in (told.at(20, healthy()) or {})

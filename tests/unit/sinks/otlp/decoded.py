@@ -16,7 +16,7 @@ class Point:
     resource: frozenset[tuple[str, str]]
     name: str
     unit: str
-    is_counter: bool
+    is_sum: bool
     attributes: frozenset[tuple[str, str]]
     time_ns: int
     value: float
@@ -37,14 +37,14 @@ def points_in(request: ExportMetricsServiceRequest) -> Iterator[Point]:
     for of_resource in request.resource_metrics:
         for scope in of_resource.scope_metrics:
             for metric in scope.metrics:
-                is_counter = metric.HasField("sum")
-                data = metric.sum if is_counter else metric.gauge
+                is_sum = metric.HasField("sum")
+                data = metric.sum if is_sum else metric.gauge
                 for point in data.data_points:
                     yield Point(
                         resource=_texts(of_resource.resource.attributes),
                         name=metric.name,
                         unit=metric.unit,
-                        is_counter=is_counter,
+                        is_sum=is_sum,
                         attributes=_texts(point.attributes),
                         time_ns=point.time_unix_nano,
                         value=point.as_double,

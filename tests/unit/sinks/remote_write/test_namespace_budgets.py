@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
+from gpuledger.ledger.dcgm import DcgmSeries
 from gpuledger.ledger.families import ACCOUNT, DEVICE, POD
 from gpuledger.ledger.series import SeriesGroup
 from gpuledger.records import Account, GpuEvent
@@ -71,12 +74,33 @@ def test_what_begins_beyond_the_bound_is_left_out_and_what_has_begun_goes_on() -
     assert series.take_left_out() == {}
 
 
+@pytest.mark.parametrize("spare", range(OF_A_POD))
+def test_a_pod_for_which_there_is_not_room_in_whole_is_left_out_in_whole(spare: int) -> None:
+    series = active({"research": OF_A_POD + spare})
+
+    sent = encode(series, pods_event(0, [1, 2, 3]))
+
+    assert {one.label("pod_uid") for one in sent if one.label("namespace")} == {"uid-1"}
+    assert series.take_left_out() == {OverBudget("research", "default", "research"): 2 * OF_A_POD}
+
+
 def test_where_a_pod_ends_the_next_one_has_room() -> None:
     series = active({"*": OF_A_POD})
     encode(series, pods_event(0, [1]))
-    assert busy(encode(series, pods_event(1, [2]))) == set()
+    assert busy(encode(series, pods_event(1, [1, 2]))) == {"uid-1"}
 
     assert busy(encode(series, pods_event(2, [2]))) == {"uid-2"}
+
+
+def test_a_pod_whose_names_change_goes_on_though_its_namespace_has_no_room_to_spare() -> None:
+    series = active({"*": OF_A_POD})
+    encode(series, pods_event(0, [1]))
+    one = pods_event(1, [1])
+    renamed = msgspec.structs.replace(one.pods[0], name="train-0")
+
+    sent = encode(series, msgspec.structs.replace(one, pods=[renamed, *one.pods[1:]]))
+
+    assert busy(sent) == {"train-0"}
 
 
 def test_other_namespaces_and_the_devices_have_all_their_series() -> None:
@@ -135,7 +159,8 @@ def test_a_node_that_falls_silent_gives_back_what_its_pods_had() -> None:
 
 def test_nodes_that_are_forgotten_for_want_of_room_have_nothing_of_a_budget() -> None:
     budgets = NamespaceBudgets({"*": 400 * OF_A_POD})
-    series = ActiveSeries(budget=series_budget(100_000), namespaces=budgets)
+    of_a_node = samples_of(pods_event(0, [1])).known_bytes + 4_000
+    series = ActiveSeries(budget=series_budget(20 * of_a_node), namespaces=budgets)
     for number in range(300):
         series.encode(samples_of(pods_event(0, [1], node=f"made-up-{number}")))
 
@@ -173,6 +198,14 @@ def test_what_is_idle_counts_for_who_holds_it() -> None:
     assert namespace_of("default", nobodys) is None
     assert namespace_of("default", SeriesGroup(DEVICE, ("GPU-a", "0", ""))) is None
     assert namespace_of("east", SeriesGroup(POD, ("GPU-a", "ml", "p", "u", "c"))) == ("east", "ml")
+
+
+def test_a_device_under_others_names_counts_for_nobody_whoever_holds_it() -> None:
+    held = event(entries=[entry(Account.IDLE, holder=0, held_ns=10**9)], held_by=[holder()])
+    groups = DcgmSeries().values_of(held)
+
+    assert {"research"} < {name for group in groups for name in group.label_values}
+    assert {namespace_of("default", group) for group in groups} == {None}
 
 
 def test_idle_of_a_namespace_without_room_is_left_out_with_its_holder() -> None:

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import decoder_of, encode, validate
 from gpuledger.keys import node_key
-from gpuledger.ledger.families import ACCOUNT, DEVICE, POD, POD_INFO
+from gpuledger.ledger.aliases import AliasSeries
+from gpuledger.ledger.dcgm import DcgmSeries
+from gpuledger.ledger.families import ACCOUNT, DEVICE, FAMILIES, POD, POD_INFO
+from gpuledger.ledger.hardware import HardwareSeries
 from gpuledger.ledger.interval_values import maxima_of
 from gpuledger.ledger.series import SeriesGroup
 from gpuledger.ledger.usage import COUNTED, COUNTERS, CountedLabels
@@ -43,14 +46,21 @@ def record_at(offset: int) -> Record:
 class Played:
     """A node whose ticks are counted by sinks that may be killed, each at what was committed."""
 
-    def __init__(self, ticks: Sequence[GpuEvent], *, interval_ns: int = INTERVAL_NS) -> None:
+    def __init__(
+        self,
+        ticks: Sequence[GpuEvent],
+        *,
+        interval_ns: int = INTERVAL_NS,
+        aliases: Sequence[AliasSeries] = (),
+    ) -> None:
         self._ticks, self._interval_ns = ticks, interval_ns
+        self._values = TickValues(aliases=aliases)
         self.sent: list[IntervalSamples] = []
         self._restart(None, 0)
 
     def _restart(self, counted: NodeCounters | None, offset: int) -> None:
         self.intervals = NodeIntervals(
-            NODE_KEY, values=TickValues(), interval_ns=self._interval_ns, counted=counted
+            NODE_KEY, values=self._values, interval_ns=self._interval_ns, counted=counted
         )
         self._committed, self._offset = (counted, offset), offset
 
@@ -270,6 +280,52 @@ def test_a_device_is_averaged_over_the_ticks_that_have_a_value_and_has_its_maxim
     names = [metric.name for metric in maxima.metrics]
     (most,) = [values for group, values in samples.values.items() if group.family is maxima]
     assert most[names.index("gpuledger_gpu_power_max_watts")] == 300.0
+
+
+ALIASES = (DcgmSeries(), HardwareSeries())
+
+
+def under_others_names(*ticks: GpuEvent) -> list[dict[str, list[float]]]:
+    """Return the values of each interval by metric, one for each series."""
+    played = Played(ticks, aliases=ALIASES)
+    played.finish()
+    own = {maximum for family in FAMILIES for maximum in (family, maxima_of(family))} | {COUNTERS}
+    found: list[dict[str, list[float]]] = []
+    for samples in played.sent:
+        found.append(defaultdict(list))
+        for group, values in samples.values.items():
+            for metric, value in zip(group.family.metrics, values, strict=True):
+                if group.family not in own and value is not None:
+                    found[-1][metric.name].append(value)
+    return found
+
+
+def test_under_others_names_gauges_are_means_without_maxima_and_counters_are_as_they_stand() -> (
+    None
+):
+    watts, millijoules = [100_000, 300_000], [5_000, 9_000]
+    (samples,) = under_others_names(
+        *(
+            event(tick + 1, of=reading(power_milliwatts=each, energy_total_millijoules=so_far))
+            for tick, (each, so_far) in enumerate(zip(watts, millijoules, strict=True))
+        )
+    )
+
+    assert samples["DCGM_FI_DEV_POWER_USAGE"] == samples["hw_power_watts"] == [200.0]
+    assert samples["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"] == [9_000]
+    assert samples["hw_energy_joules_total"] == [9.0]
+    named = {metric.name for one in ALIASES for family in one.families for metric in family.metrics}
+    assert samples.keys() <= named
+
+
+def test_a_gpu_whose_holder_changes_in_an_interval_is_one_series_under_others_names() -> None:
+    held = entry(Account.IDLE, holder=0, held_ns=SECOND_NS)
+    alone = event(1, entries=[entry(Account.IDLE, held_ns=SECOND_NS)], pods=[])
+
+    (samples,) = under_others_names(alone, event(2, entries=[held], pods=[], held_by=[holder()]))
+
+    assert samples["DCGM_FI_DEV_POWER_USAGE"] == [350.5]
+    assert samples["DCGM_FI_DEV_FB_USED"] == [20 * 1024]
 
 
 def test_a_pod_whose_names_come_within_an_interval_is_described_once() -> None:

@@ -1,0 +1,181 @@
+"""What was made for dcgm-exporter, asked of a real Prometheus 3 that has remote-write alone.
+
+The queries are those of NVIDIA's dashboard 12239, of its revision that chooses by `instance` and of
+the one that chooses by `Hostname`, and of rules that many have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import urllib.parse
+from typing import TYPE_CHECKING, Any, Final
+
+from gpuledger.records import Account
+from sinks.registry import REMOTE_WRITE
+from tests.real.sinks.running_sinks import make_topics, publish
+from tests.unit.sinks.builders import SECOND_NS, books, entry, event, holder, reading
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpuledger.records import GpuEvent
+    from tests.real.services.kafka import Kafka
+    from tests.real.services.prometheus import Prometheus, PrometheusApi
+    from tests.real.sinks.running_sinks import Sink
+
+HOSTS: Final = ("node-a", "node-b", "node-c")
+GPUS: Final = [(host, gpu) for host in HOSTS for gpu in ("0", "1")]
+INTERVAL_SECONDS: Final = 5
+TICKS: Final = 20
+BY_INSTANCE: Final = '{instance=~"node-a|node-b|node-c", gpu=~"0|1"}'
+BY_HOST: Final = '{Hostname=~"node-a|node-b|node-c", gpu=~"0|1"}'
+OF_INSTANCES: Final = "(Hostname, gpu, GPU_I_ID, GPU_I_PROFILE)"
+VALUES: Final = {
+    "DCGM_FI_DEV_SM_CLOCK": 1980,
+    "DCGM_FI_DEV_MEM_CLOCK": 2619,
+    "DCGM_FI_DEV_GPU_TEMP": 61,
+    # The mean of 200, 400, 200, 400 and 200, and what the counter says at the end.
+    "DCGM_FI_DEV_POWER_USAGE": 280,
+    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 7_000_000,
+    "DCGM_FI_DEV_GPU_UTIL": 75,
+    "DCGM_FI_DEV_MEM_COPY_UTIL": 25,
+    "DCGM_FI_DEV_FB_FREE": 60_416,
+    "DCGM_FI_DEV_FB_USED": 20_480,
+    "DCGM_FI_DEV_FB_RESERVED": 1024,
+    "DCGM_FI_DEV_FB_TOTAL": 81_920,
+    "DCGM_FI_PROF_SM_ACTIVE": 0.5,
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.125,
+    "DCGM_FI_PROF_DRAM_ACTIVE": 0.0625,
+}
+"""All that is sent, in dcgm-exporter's units: MHz, degrees, W, mJ, percent, MiB."""
+OF_ALL: Final = [
+    (f"DCGM_FI_DEV_GPU_TEMP{BY_INSTANCE}", 61),
+    (f"DCGM_FI_DEV_POWER_USAGE{BY_INSTANCE}", 280),
+    (f"DCGM_FI_DEV_SM_CLOCK{BY_INSTANCE} * 1000000", 1_980_000_000),
+    (f"DCGM_FI_DEV_GPU_UTIL{BY_INSTANCE}", 75),
+    (f"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{BY_INSTANCE}", 0.125),
+    (f"DCGM_FI_DEV_FB_USED{BY_INSTANCE}", 20_480),
+    (f"max(DCGM_FI_DEV_GPU_TEMP{BY_HOST}) by (Hostname, gpu, uuid)", 61),
+    (f"max(DCGM_FI_DEV_POWER_USAGE{BY_HOST}) by (Hostname, gpu, uuid)", 280),
+    (f"max(DCGM_FI_DEV_SM_CLOCK{BY_HOST} * 1000000) by (Hostname, UUID, gpu)", 1_980_000_000),
+    (f"max(DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{BY_HOST}) by {OF_INSTANCES}", 0.125),
+    (f"max(DCGM_FI_DEV_FB_USED{BY_HOST}) by {OF_INSTANCES}", 20_480),
+    ("irate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[5m]) / 1000", 300),
+    ("DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE) > 0.2", 20_480 / 80_896),
+    ("DCGM_FI_DEV_GPU_TEMP > 60", 61),
+]
+"""Queries that have a value of each GPU, and which."""
+OF_ONE: Final = [
+    (f"avg(DCGM_FI_DEV_GPU_TEMP{BY_INSTANCE})", 61),
+    (f"sum(DCGM_FI_DEV_POWER_USAGE{BY_INSTANCE})", 6 * 280),
+    # As that dashboard has it: of each index the host that draws most.
+    (f"sum(max(DCGM_FI_DEV_POWER_USAGE{BY_HOST}) by (gpu))", 2 * 280),
+    # One container holds one GPU of each host; what is shared has nobody's labels.
+    ('count(DCGM_FI_DEV_GPU_UTIL{namespace="research", pod=~"train-.*"})', 3),
+    ('avg(DCGM_FI_DEV_GPU_UTIL{namespace="research"})', 75),
+    ('count(DCGM_FI_DEV_GPU_UTIL{pod=""})', 3),
+]
+
+
+def tick_of(number: int, node: str, start_ns: int) -> GpuEvent:
+    """Return a tick of two GPUs: one container holds the first, two namespaces share the other."""
+    gpus = [
+        reading(
+            uuid=f"GPU-{node}-{index}",
+            index=index,
+            power_milliwatts=400_000 if number % 2 else 200_000,
+            energy_total_millijoules=1_000_000 + 300_000 * number,
+            memory_clock_hertz=2_619_000_000,
+            memory_reserved_bytes=2**30,
+            memory_utilization_ratio=0.25,
+            sm_active_ratio=0.5,
+            tensor_active_ratio=0.125,
+            dram_active_ratio=0.0625,
+        )
+        for index in range(2)
+    ]
+    whole = entry(Account.IDLE, holder=0, held_ns=SECOND_NS)
+    halves = [entry(Account.IDLE, holder=at, held_ns=SECOND_NS // 2) for at in (0, 1)]
+    return event(
+        number,
+        node=node,
+        time_ns=start_ns + number * SECOND_NS,
+        gpus=[books(gpus[0], whole), books(gpus[1], *halves)],
+        pods=[],
+        held_by=[holder(f"train-{node}"), holder(f"chat-{node}", namespace="serving")],
+    )
+
+
+def labels_of(host: str, gpu: str) -> dict[str, str]:
+    """Return the labels of a GPU's series as dcgm-exporter gives them, beside the sink's own."""
+    of_pod = {"namespace": "research", "pod": f"train-{host}", "container": "jupyter"}
+    return {
+        "gpu": gpu,
+        "UUID": f"GPU-{host}-{gpu}",
+        "device": f"nvidia{gpu}",
+        "modelName": "NVIDIA H100 80GB HBM3",
+        "Hostname": host,
+        "instance": host,
+        "cluster": "default",
+        "node": host,
+        **(of_pod if gpu == "0" else {}),
+    }
+
+
+def values_of(prometheus: PrometheusApi, query: str) -> list[float]:
+    return [float(one["value"][1]) for one in prometheus.query(query)]
+
+
+def label_values(prometheus: PrometheusApi, metric: str, label: str) -> list[str]:
+    """Return what a variable of a dashboard is filled with."""
+    match = urllib.parse.urlencode({"match[]": metric})
+    found: list[str] = prometheus.fetch(f"/api/v1/label/{label}/values?{match}").json()["data"]
+    return found
+
+
+async def test_dashboards_and_rules_of_dcgm_exporter_have_their_series_by_remote_write_alone(
+    broker: Kafka,
+    start_prometheus: Callable[..., Prometheus],
+    start_sink: Callable[..., Sink],
+) -> None:
+    await make_topics(broker)
+    prometheus = start_prometheus()
+    # The last tick but one ends an interval, and is of just now.
+    now_seconds = time.time_ns() // SECOND_NS // INTERVAL_SECONDS * INTERVAL_SECONDS
+    start_ns = (now_seconds - TICKS) * SECOND_NS
+    await publish(
+        broker,
+        [tick_of(number, host, start_ns) for number in range(1, TICKS + 2) for host in HOSTS],
+    )
+    sink = start_sink(
+        REMOTE_WRITE.name,
+        broker,
+        remote_write__url=prometheus.remote_write_url,
+        remote_write__interval_seconds=str(INTERVAL_SECONDS),
+        remote_write__dcgm_names="true",
+        remote_write__dcgm_host_label="Hostname",
+        remote_write__stale_after_seconds="600",
+    )
+    all_sent = f"DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION == {7_000_000}"
+    await asyncio.to_thread(
+        sink.wait_until,
+        lambda: len(prometheus.query(all_sent)) == len(GPUS),
+        deadline_seconds=60,
+    )
+
+    found: list[dict[str, Any]] = prometheus.query('{__name__=~"DCGM_.*"}')
+    by_name: dict[str, dict[str, float]] = {}
+    for one in found:
+        of_metric = by_name.setdefault(one["metric"].pop("__name__"), {})
+        of_metric[one["metric"]["UUID"]] = float(one["value"][1])
+        assert one["metric"] == labels_of(one["metric"]["Hostname"], one["metric"]["gpu"])
+    uuids = {f"GPU-{host}-{gpu}" for host, gpu in GPUS}
+    assert by_name == {name: dict.fromkeys(uuids, value) for name, value in VALUES.items()}
+    asked = {query: values_of(prometheus, query) for query, _ in (*OF_ALL, *OF_ONE)}
+    expected = {query: [value] * len(GPUS) for query, value in OF_ALL}
+    assert asked == expected | {query: [value] for query, value in OF_ONE}
+    for label in ("instance", "Hostname"):
+        assert label_values(prometheus, "DCGM_FI_DEV_FB_FREE", label) == list(HOSTS)
+    assert label_values(prometheus, f"DCGM_FI_DEV_FB_FREE{BY_HOST}", "gpu") == ["0", "1"]
+    assert sink.stop(deadline_seconds=30) == 0
