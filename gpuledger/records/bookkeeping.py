@@ -39,6 +39,9 @@ class BootProgress(BaseRecord, frozen=True, kw_only=True):
     """When the first of its ticks was booked, as in `NodeProgress`."""
     last_booked_time_ns: Natural | None = None
     """When the last of them was, by the worker's clock, nanoseconds since the epoch."""
+    single_time_ns: Natural | None = None
+    """Where one tick of it alone is booked, while another boot was going on: the end of what that
+    covers, nanoseconds since the epoch. A boot that does not go on is not what its node is in."""
 
 
 class NodeProgress(BaseRecord, frozen=True, kw_only=True):
@@ -49,7 +52,7 @@ class NodeProgress(BaseRecord, frozen=True, kw_only=True):
     node: NodeName
     """The node's name in Kubernetes."""
     boot_id: BootId
-    """The kernel's id of the boot: the newest of which a tick was booked."""
+    """The kernel's id of the boot: the newest of those that went on."""
     seq: Seq
     """The tick's number within the boot."""
     time_ns: Natural

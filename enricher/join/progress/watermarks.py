@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Final
 
 from enricher.join.progress.passage import (
+    SILENT_NS,
     BootWatermark,
     NodeWatermark,
     Reached,
@@ -153,6 +154,7 @@ class NodeWatermarks:
                 boot.begun_time_ns or 0,
                 boot.first_booked_time_ns or heard_ns,
                 boot.last_booked_time_ns or heard_ns,
+                boot.single_time_ns,
             )
             for boot in written.boots_before or ()
         )
@@ -197,19 +199,34 @@ class NodeWatermarks:
 
 
 def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
-    """Return a node's watermark after a tick was booked; a late one moves its own boot alone."""
+    """Return a node's watermark after a tick was booked; that of another boot may move it alone.
+
+    A boot of which nothing was booked is the newest one, whatever the node's clock says, once a
+    second tick of it comes: a tick that anybody made up, or a broken agent, says nothing of how far
+    the node is. A late tick of an earlier boot moves that alone. Only where the node's boot was not
+    heard for two minutes, any other is taken for it.
+    """
     if tick.boot_id == known.boot_id:
         tick.before = known.before
         if known.begun_ns > tick.begun_ns:  # noqa: PLR1730 - max() costs three times as much, for each tick
             tick.begun_ns = known.begun_ns
         tick.first_ns = known.first_ns
         return tick
-    if known.seq_of(tick.boot_id) is None:
-        # A boot of which nothing was booked is the newest one, whatever the node's clock says.
-        boots = (known.newest(), *known.before)
-        tick.before = _kept(tick, boots, now_ns=tick.heard_ns)
+    other = next((boot for boot in known.before if boot.boot_id == tick.boot_id), None)
+    goes_on = other is not None and other.single_time_ns is not None
+    if goes_on or tick.heard_ns - known.last_ns >= SILENT_NS:
+        if other is not None:
+            tick.begun_ns = max(tick.begun_ns, other.begun_ns)
+            tick.first_ns = min(tick.first_ns, other.first_ns)
+        tick.before = _kept(tick, (known.newest(), *known.before), now_ns=tick.heard_ns)
         return tick
-    known.before = _kept(known, known.before, [tick.newest()], now_ns=tick.heard_ns)
+    moved = tick.newest()
+    # A boot of which nothing was booked is the first of them, an earlier one keeps its place.
+    if other is None:
+        boots = (moved._replace(single_time_ns=tick.time_ns), *known.before)
+    else:
+        boots = (*known.before, moved)
+    known.before = _kept(known, boots, now_ns=tick.heard_ns)
     known.heard_ns = tick.heard_ns
     return known
 
@@ -233,6 +250,8 @@ def _kept(
             max(boot.begun_ns, other.begun_ns),
             min(boot.first_ns, other.first_ns),
             max(boot.last_ns, other.last_ns),
+            # Both are of the same tick, or one is of more ticks than that.
+            None if other.single_time_ns is None else boot.single_time_ns,
         )
     boots.pop(newest.boot_id, None)
     eldest_ns = now_ns - FORGOTTEN_AFTER_NS
