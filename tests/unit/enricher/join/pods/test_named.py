@@ -111,7 +111,7 @@ def test_the_next_tick_after_the_record_has_what_it_asks_for_and_what_its_namesp
     given.read_pod(pod(0))
     assert tick().pods[0].requested == {"main": pod(0).containers[0].requested}
     given.stage.take_namespaces([record(namespace, topic=NAMESPACES.name, key="default/research")])
-    (found,) = tick().namespaces or ()
+    (found,) = tick().namespaces or []
     assert (found.name, found.labels) == ("research", {"team": "vision"})
 
 
