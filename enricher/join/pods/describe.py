@@ -409,6 +409,8 @@ class EventPods:
         resources: dict[HoldingContainer, set[str]] = {}
         claims: dict[HoldingContainer, set[str]] = {}
         for each in allocations:
+            if each.admin_access:
+                continue
             holder = HoldingContainer(each.namespace, each.pod, each.container)
             resources.setdefault(holder, set()).add(each.resource_name)
             if each.claim is not None:
