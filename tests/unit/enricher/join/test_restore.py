@@ -123,6 +123,9 @@ class TwoPartitions:
 
     resume = pause
 
+    async def committed(self, partition: TopicPartition) -> None:
+        """Return that nothing is committed."""
+
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         """Do nothing."""
 
