@@ -123,8 +123,9 @@ class TwoPartitions:
 
     resume = pause
 
-    async def committed(self, partition: TopicPartition) -> None:
+    async def committed(self, partition: TopicPartition) -> int | None:
         """Return that nothing is committed."""
+        return None
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         """Do nothing."""
@@ -243,7 +244,8 @@ class OnePartition(TwoPartitions):
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         self.paused -= set(partitions)
 
-    async def committed(self, partition: TopicPartition) -> int:
+    @override
+    async def committed(self, partition: TopicPartition) -> int | None:
         """Return that some ticks were booked."""
         return 7
 
