@@ -175,7 +175,9 @@ class JoinStage:
     def take_watermarks(self, records: Sequence[Record]) -> None:
         """Take in how far podwatch's topic is complete, and what was said of this worker's own."""
         for record in records:
-            if record.value is None:
+            if record.value is None and record.unreadable is None:
+                # Of a cluster that was retired.
+                self.pods_completeness.take_back(record.key or b"", record.partition)
                 continue
             for _, found in self._dead_letters.decode(self._watermark_decoder, [record]):
                 if (record.key, record.partition) != (key_of(found), found.partition):

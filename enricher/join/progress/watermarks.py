@@ -4,7 +4,7 @@ Here lives the state of a worker's partitions; it is written beside the events (
 read back by who takes a partition over, and forgotten with the partition. It knows no bus.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Final
 
@@ -101,8 +101,9 @@ class NodeWatermarks:
         """Return how far the partition is complete of each cluster, never less than it was.
 
         A cluster that has no node here is as far as the partition is, and where none is known that
-        is said of the default one: an empty partition is complete, too. It costs as much as there
-        are nodes. `is_at_end` says that nothing is left to be read.
+        is said of the default one: an empty partition is complete, too. So is one whose nodes are
+        all silent, as of a cluster that is gone, while others of the partition are heard. It costs
+        as much as there are nodes. `is_at_end` says that nothing is left to be read.
         """
         if self._since_ns is None:
             self._since_ns = now_ns
@@ -114,9 +115,14 @@ class NodeWatermarks:
         for key, watermark in self._watermarks.items():
             nodes.setdefault(split_key(key)[0], {})[key] = watermark
         complete: dict[str, Reached] = {}
+        newest_ns = max((each.heard_ns for each in self._watermarks.values()), default=0)
         for cluster, known in (nodes or {DEFAULT_CLUSTER: {}}).items():
-            found = find_reached(known, is_at_end=is_at_end, **how) if known else None
-            found = found or Reached(overall.until_ns, 0, [])
+            heard_ns = max((each.heard_ns for each in known.values()), default=0)
+            is_heard = newest_ns - max(heard_ns, self._since_ns) < SILENT_NS
+            found = None
+            if known and (is_heard or is_at_end):
+                found = find_reached(known, is_at_end=is_at_end, **how)
+            found = found or _all_silent(known, until_ns=overall.until_ns)
             if self.complete_until_ns(cluster) > now_ns + MAX_AHEAD_NS:
                 # Said by a clock that ran ahead, or by nobody who knew: it was never so.
                 del self._complete_until_ns[cluster]
@@ -229,6 +235,12 @@ def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
     known.before = _kept(known, boots, now_ns=tick.heard_ns)
     known.heard_ns = tick.heard_ns
     return known
+
+
+def _all_silent(nodes: Mapping[str, NodeWatermark], *, until_ns: int) -> Reached:
+    """Return how far a cluster is none of whose nodes is waited for."""
+    silent = sorted(((key, each.time_ns) for key, each in nodes.items()), key=lambda one: -one[1])
+    return Reached(until_ns, len(nodes), silent)
 
 
 def _kept(

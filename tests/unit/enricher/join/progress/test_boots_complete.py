@@ -6,6 +6,7 @@ moves the time up to which the partition is complete neither ahead nor back.
 
 import pytest
 
+from enricher.join.progress.passage import Reached
 from tests.unit.enricher.join.builders import T_NS, Given
 from tests.unit.enricher.join.ticks import SECOND_NS
 
@@ -102,3 +103,19 @@ def test_the_late_tick_of_an_earlier_boot_holds_nothing(given: Given) -> None:
         given.take(boot_id="next", seq=second, time_ns=NODES_NS + second * SECOND_NS)
     given.take(boot_id="own", seq=1500, time_ns=NODES_NS - 50 * SECOND_NS)
     assert complete_ns(given) == NODES_NS + 2 * SECOND_NS
+
+
+def test_a_cluster_that_is_gone_is_as_far_as_the_others_of_its_partition(given: Given) -> None:
+    """Though something is left to be read: its nodes are named as silent, and not waited for."""
+    given.take(cluster="gone", time_ns=NODES_NS)
+
+    def found(cluster: str) -> Reached:
+        return given.stage.find_complete(3, is_at_end=False)[cluster]
+
+    assert found("gone").until_ns == NODES_NS
+    for second in range(1, 121):
+        given.wait(1)
+        given.take(boot_id="own", seq=1000 + second, time_ns=NODES_NS + second * SECOND_NS)
+    assert found("gone").until_ns == NODES_NS + 120 * SECOND_NS
+    assert found("gone").silent == [("gone/node-a", NODES_NS)]
+    assert found("default").silent == []
