@@ -62,8 +62,8 @@ class BootWatermark(NamedTuple):
     """When the first of its ticks was booked, by the worker's clock."""
     last_ns: int
     """When the last of them was, by the worker's clock."""
-    single_time_ns: int | None = None
-    """Where one tick of it is booked alone, while another boot was going on: its time."""
+    is_single: bool = False
+    """Whether one tick of it is booked alone, which came while another boot was going on."""
 
     def booked_for_ns(self, now_ns: int) -> int:
         """Return for how long the boot has been booked; up to an hour of silence is part of it."""
@@ -91,6 +91,8 @@ class NodeWatermark(msgspec.Struct, gc=False):
     """When the last of them was, by the worker's clock."""
     before: tuple[BootWatermark, ...] = ()
     """The few other boots, the newest first."""
+    single_time_ns: int | None = None
+    """Where a tick of a boot that has not gone on came behind all of these: its time."""
 
     def newest(self) -> BootWatermark:
         """Return how far its newest boot is booked."""
@@ -101,11 +103,7 @@ class NodeWatermark(msgspec.Struct, gc=False):
 
         Late ticks of earlier boots are not meant.
         """
-        if self.before and self.before[0].last_ns >= self.last_ns:
-            single_time_ns = self.before[0].single_time_ns
-            if single_time_ns is not None:
-                return single_time_ns
-        return self.time_ns
+        return self.time_ns if self.single_time_ns is None else self.single_time_ns
 
     def known_for(self) -> tuple[int, int]:
         """Rank the node by for how long it has been booked, all boots that are kept of it together.
@@ -127,6 +125,7 @@ class NodeWatermark(msgspec.Struct, gc=False):
             offset=self.offset,
             begun_time_ns=self.begun_ns,
             first_booked_time_ns=self.first_ns,
+            single_time_ns=self.single_time_ns,
             boots_before=[
                 BootProgress(
                     boot_id=boot.boot_id,
@@ -134,7 +133,7 @@ class NodeWatermark(msgspec.Struct, gc=False):
                     begun_time_ns=boot.begun_ns,
                     first_booked_time_ns=boot.first_ns,
                     last_booked_time_ns=boot.last_ns,
-                    single_time_ns=boot.single_time_ns,
+                    is_single=boot.is_single or None,
                 )
                 for boot in self.before
             ]

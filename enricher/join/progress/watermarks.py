@@ -160,7 +160,7 @@ class NodeWatermarks:
                 boot.begun_time_ns or 0,
                 boot.first_booked_time_ns or heard_ns,
                 boot.last_booked_time_ns or heard_ns,
-                boot.single_time_ns,
+                bool(boot.is_single),
             )
             for boot in written.boots_before or ()
         )
@@ -173,6 +173,7 @@ class NodeWatermarks:
             written.begun_time_ns or 0,
             written.first_booked_time_ns or heard_ns,
             heard_ns,
+            single_time_ns=written.single_time_ns,
         )
         key = node_key(written)
         known = self._watermarks.get(key)
@@ -219,17 +220,23 @@ def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
         tick.first_ns = known.first_ns
         return tick
     other = next((boot for boot in known.before if boot.boot_id == tick.boot_id), None)
-    goes_on = other is not None and other.single_time_ns is not None
+    goes_on = other is not None and other.is_single
     if goes_on or tick.heard_ns - known.last_ns >= SILENT_NS:
         if other is not None:
             tick.begun_ns = max(tick.begun_ns, other.begun_ns)
             tick.first_ns = min(tick.first_ns, other.first_ns)
-        tick.before = _kept(tick, (known.newest(), *known.before), now_ns=tick.heard_ns)
+        # Single ticks came after the boot that was the node's, and stay in front of it: of boots
+        # that were booked for equally long the eldest is kept.
+        went_on = [not boot.is_single for boot in known.before]
+        place = went_on.index(True) if any(went_on) else len(went_on)
+        boots = (*known.before[:place], known.newest(), *known.before[place:])
+        tick.before = _kept(tick, boots, now_ns=tick.heard_ns)
         return tick
     moved = tick.newest()
     # A boot of which nothing was booked is the first of them, an earlier one keeps its place.
     if other is None:
-        boots = (moved._replace(single_time_ns=tick.time_ns), *known.before)
+        boots = (moved._replace(is_single=True), *known.before)
+        known.single_time_ns = tick.time_ns
     else:
         boots = (*known.before, moved)
     known.before = _kept(known, boots, now_ns=tick.heard_ns)
@@ -262,8 +269,7 @@ def _kept(
             max(boot.begun_ns, other.begun_ns),
             min(boot.first_ns, other.first_ns),
             max(boot.last_ns, other.last_ns),
-            # Both are of the same tick, or one is of more ticks than that.
-            None if other.single_time_ns is None else boot.single_time_ns,
+            boot.is_single and other.is_single,
         )
     boots.pop(newest.boot_id, None)
     eldest_ns = now_ns - FORGOTTEN_AFTER_NS
