@@ -95,6 +95,10 @@ class KubeletSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     )
     """Resources whose devices are GPUs or parts of them; `*` stands for any text. Claims of
     `gpu.nvidia.com` are always read."""
+    admin_access_namespaces: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = ()
+    """Namespaces whose resource claims are for admin access (`adminAccess`): they hold nothing of
+    the GPUs that they are given. The kubelet does not say it of a claim; Kubernetes allows it in
+    namespaces alone that have the label `resource.kubernetes.io/admin-access`."""
     container_log_dir: Path = Path("/var/log/containers")
     """Where the runtime links the containers' logs; the links' names tell pod and container."""
     pod_log_dir: Path = Path("/var/log/pods")

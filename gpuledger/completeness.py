@@ -82,6 +82,17 @@ class Completeness:
         self._waiting.pop(partition, None)
         self._reached.pop(partition, None)
 
+    def take_back(self, key: bytes, partition: int) -> None:
+        """Take back what was said under a watermark's key, in its partition: of a tombstone.
+
+        Nothing is waited for any more of that cluster there, until something is said anew.
+        """
+        stage, cluster, number = split_watermark_key(key)
+        if (stage, number) == (self._stage, partition):
+            self._expected.discard((partition, cluster))
+            self._waiting.get(partition, {}).pop(cluster, None)
+            self._reached.get(partition, {}).pop(cluster, None)
+
     def of(self, partition: int) -> list[Watermark]:
         """Return what holds of a partition by now, a watermark of each cluster."""
         return list(self._reached.get(partition, {}).values())
@@ -128,6 +139,13 @@ class Completeness:
 def key_of(watermark: Watermark) -> bytes:
     """Return the key under which a watermark replaces the one before it."""
     return watermark_key(watermark.stage, watermark.cluster, watermark.partition).encode()
+
+
+def split_watermark_key(key: bytes) -> tuple[str, str, int | None]:
+    """Return stage, cluster and partition of a watermark's key; of another text no partition."""
+    stage, _, rest = key.decode(errors="replace").partition("/")
+    cluster, _, number = rest.partition("/")
+    return stage, cluster, int(number) if number.isdecimal() and number.isascii() else None
 
 
 def message_of(watermark: Watermark, *, time_ns: int) -> Message:

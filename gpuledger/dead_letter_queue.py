@@ -7,7 +7,7 @@ and the codec; it knows no stage.
 import asyncio
 import base64
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final, NamedTuple, TypeVar
@@ -90,6 +90,8 @@ class Drained:
     letters: Sequence[_Letter]
     messages: Mapping[TopicPartition, list[Message]]
     """The same letters, by where they are to be published."""
+    next_offsets: Mapping[TopicPartition, int]
+    """Of the topics that are read from their beginning again: how far they have letters by that."""
 
     def explain(self, error: BusErrorT) -> BusErrorT:
         """Return the error with which they were not published, which says that they wait."""
@@ -103,6 +105,11 @@ class DeadLetterQueue:
     offsets of the records they stand for; or they are handed out by `drain`, to be published along
     with those offsets, and `acknowledge` says that they were. What was read is read again where
     neither succeeds, so a letter is counted and logged once the topic has it, and not before.
+
+    A compacted topic that is read from its beginning at each start would have a letter for each bad
+    record each time. Of `state_topics` the consumer commits how far they have letters
+    (`next_offsets`), though it reads them from no such offset, and says so before it reads them
+    again (`skip_before`).
     """
 
     def __init__(
@@ -115,8 +122,11 @@ class DeadLetterQueue:
         time_ns: Callable[[], int] = time.time_ns,
         repeats: Repeats = _repeats,
         count: Callable[[str, int], None] = count_nowhere_else,
+        state_topics: Collection[str] = (),
     ) -> None:
         """Take what publishes; `count` gets the reason and the number of letters on the topic."""
+        self._state_topics = frozenset(state_topics)
+        self._has_letters_before: dict[TopicPartition, int] = {}
         self._repeats = repeats
         self._consumer = consumer
         self._producer = producer
@@ -158,6 +168,9 @@ class DeadLetterQueue:
         and bytes that do not fit are left out, the key alone where it is long. Where they lie, and
         under which key, is said all the same.
         """
+        at = TopicPartition(record.topic, record.partition)
+        if record.offset < self._has_letters_before.get(at, 0):
+            return
         self.rejected += 1
         shown = shorten(detail, DETAIL_CHARACTERS)
         has_room = size_bytes(record.key, record.value) <= _BASE64_BYTES
@@ -217,7 +230,15 @@ class DeadLetterQueue:
             ]
         placed = self._placed(letters)
         messages = {at: [letter.message() for letter in placed[at]] for at in placed}
-        return Drained(letters=letters, messages=messages)
+        return Drained(letters=letters, messages=messages, next_offsets=self._next_offsets(letters))
+
+    def next_offsets(self) -> Mapping[TopicPartition, int]:
+        """Return how far the topics of state have letters once all that wait are published."""
+        return self._next_offsets(self._waiting)
+
+    def skip_before(self, partition: TopicPartition, offset: int) -> None:
+        """Make no letters of a partition's records before an offset: they have theirs."""
+        self._has_letters_before[partition] = offset
 
     def acknowledge(self, drained: Drained) -> None:
         """Record that letters which were taken out are on the topic."""
@@ -261,6 +282,15 @@ class DeadLetterQueue:
                     offset=those[0].offset,
                     detail=those[0].detail,
                 )
+
+    def _next_offsets(self, letters: Iterable[_Letter]) -> dict[TopicPartition, int]:
+        found: dict[TopicPartition, int] = {}
+        for content, _ in letters:
+            if content.topic in self._state_topics:
+                at = TopicPartition(content.topic, content.partition)
+                last_offset = content.offset if content.last_offset is None else content.last_offset
+                found[at] = max(last_offset + 1, found.get(at, 0))
+        return found
 
     def _placed(self, letters: Iterable[_Letter]) -> dict[TopicPartition, list[_Letter]]:
         placed: dict[TopicPartition, list[_Letter]] = {}

@@ -187,7 +187,9 @@ class AtLeastOnce:
         await asyncio.gather(
             *(self._publish(made.progress_partition, made.progress) for made in batches)
         )
+        letters = self._dead_letters.next_offsets()
         await self._retry(self._dead_letters.flush)
+        self._done |= letters
         for made in batches:
             count_events(made)
             self._done |= made.offsets
@@ -294,7 +296,9 @@ class ExactlyOnce:
             **drained.messages,
         }
         try:
-            ends = await self._writers.commit(made.partition, messages, offsets=made.offsets)
+            ends = await self._writers.commit(
+                made.partition, messages, offsets={**drained.next_offsets, **made.offsets}
+            )
         except (FencedError, BusError) as error:
             if isinstance(error, FencedError):
                 cause = "fenced"

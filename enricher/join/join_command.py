@@ -112,6 +112,7 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
                 producer=producer,
                 topic=bus.topics.dead_letters,
                 partitions=letters,
+                state_topics=state_names(bus.topics),
             )
             namespace_letters = NamespaceLetters(
                 consumer=settings.join.group,

@@ -64,7 +64,7 @@ def input_names(topics: Topics) -> tuple[str, ...]:
 def state_names(topics: Topics) -> tuple[str, ...]:
     """Return the topics that are read from their beginning at each take-over, and followed.
 
-    Their offsets are never committed.
+    What is committed of them is how far they have dead letters, where they have any.
     """
     return (topics.pods.name, topics.nodes.name, topics.watermarks.name)
 
@@ -244,8 +244,10 @@ class StateRestorer:
         }
         state = {partition for partition in held if partition.topic in self._takers}
         for partition in held:
-            offset = 0 if partition in state else await consumer.committed(partition)
-            await consumer.seek(partition, offset or 0)
+            committed = await consumer.committed(partition) or 0
+            if partition in state:
+                self._stage.skip_letters(partition, before=committed)
+            await consumer.seek(partition, 0 if partition in state else committed)
         ends = await consumer.end_offsets(state)
         consumer.resume(state)
         return ends

@@ -43,7 +43,7 @@ from enricher.join.validation import (
 )
 from enricher.watched_records import PodSharing
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
-from gpuledger.bus.protocol import Message, Record
+from gpuledger.bus.protocol import Message, Record, TopicPartition
 from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS, NS_PER_SECOND
 from gpuledger.codec import Decoder, encode
 from gpuledger.completeness import JOIN, PODWATCH, Completeness, key_of
@@ -175,7 +175,9 @@ class JoinStage:
     def take_watermarks(self, records: Sequence[Record]) -> None:
         """Apply watermarks: podwatch's, and those of this worker's own partitions."""
         for record in records:
-            if record.value is None:
+            if record.value is None and record.unreadable is None:
+                # Of a cluster that was retired.
+                self.pods_completeness.take_back(record.key or b"", record.partition)
                 continue
             for _, found in self._dead_letters.decode(self._watermark_decoder, [record]):
                 if (record.key, record.partition) != (key_of(found), found.partition):
@@ -199,6 +201,10 @@ class JoinStage:
                 elif self._time_ns() - found.complete_until_ns < SPEAKING_NS:
                     # Each cluster that has a podwatch at work is waited for, not the first alone.
                     self.pods_completeness.expect(found)
+
+    def skip_letters(self, partition: TopicPartition, *, before: int) -> None:
+        """Put no record of a partition aside that lies before an offset: it was put aside."""
+        self._dead_letters.skip_before(partition, before)
 
     def listen_anew(self) -> None:
         """Begin to listen to all nodes, after the brokers were away."""

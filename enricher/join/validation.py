@@ -5,6 +5,8 @@ its own. Whoever may write elsewhere could speak for a node whose records other 
 
 Types of a tick are checked by decoding; here stand the rules between fields. Nothing is repaired.
 The rules on positions cost nothing where they hold: booking a tick that breaks one runs into it.
+A GPU, an instance or a container that stands in a tick twice would be booked twice, and nobody can
+tell which of the two is true: such a tick is refused whole, as any other that contradicts itself.
 """
 
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from typing import Final
 
 from enricher.join.booking.books import book_tick
 from enricher.join.booking.settlement import settle_ends
+from enricher.join.booking.shares import RepeatedContainerError
 from gpuledger.bus.protocol import Record
 from gpuledger.errors import GpuledgerError
 from gpuledger.records import GpuBooks, NodeSample, Settlement
@@ -27,10 +30,17 @@ def book_valid_tick(sample: NodeSample) -> list[GpuBooks]:
     """Return the books of a tick; raises `InvalidTickError` where it cannot be booked."""
     if sample.interval_ns <= 0:
         raise InvalidTickError(f"field interval_ns: {sample.interval_ns} is no length of time")
+    if len({reading.uuid for reading in sample.gpus}) < len(sample.gpus):
+        raise InvalidTickError(_explain_repeated_gpu(sample))
     try:
         return book_tick(sample)
     except IndexError as error:
         raise InvalidTickError(_explain_position(sample)) from error
+    except RepeatedContainerError as error:
+        (position,) = error.args
+        raise InvalidTickError(
+            f"field containers[{position}]: the container stands there more than once"
+        ) from error
 
 
 def settle_valid_ends(sample: NodeSample) -> list[Settlement] | None:
@@ -52,6 +62,12 @@ def _explain_position(sample: NodeSample) -> str:
         if (position := getattr(process, name)) is not None and position >= size
     )
     return next(wrong)
+
+
+def _explain_repeated_gpu(sample: NodeSample) -> str:
+    uuids = [reading.uuid for reading in sample.gpus]
+    repeated = next(position for position, uuid in enumerate(uuids) if uuids.index(uuid) < position)
+    return f"field gpus[{repeated}].uuid: {uuids[repeated]!r} stands there more than once"
 
 
 # More than a worker has nodes; hashing a name in Python costs as much as a tenth of a tick.

@@ -11,7 +11,7 @@ has an older record behind its newest one is published again: compaction keeps t
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Final, Generic, Protocol
@@ -305,14 +305,12 @@ class RecordPublisher(Generic[RecordT]):
         for message in batch:
             node = key_in(self._cluster, message.node)
             parts[partition_of_node(node, partitions=partitions)].append(message)
-        results = await asyncio.gather(
-            *(self._send_part(producer, partition, part) for partition, part in parts.items()),
-            return_exceptions=True,
-        )
-        self.measure()
-        for failure in results:
-            if failure is not None:
-                raise failure
+        try:
+            await _all_of(
+                self._send_part(producer, partition, part) for partition, part in parts.items()
+            )
+        finally:
+            self.measure()
         self._backoff.reset()
         self._check.ok(self.describe_unpublished)
 
@@ -367,17 +365,25 @@ class RecordPublisher(Generic[RecordT]):
             # The brokers do not tell it of a batch that they had already.
             if next_offset is not None
         ]
-        await asyncio.gather(
-            *(
-                producer.publish(topic, each.partition, [message_of(each, time_ns=time_ns)])
-                for each in watermarks
-            )
+        await _all_of(
+            producer.publish(topic, each.partition, [message_of(each, time_ns=time_ns)])
+            for each in watermarks
         )
         self.watermarks.told()
         timestamp = pod_metrics.WATERMARK_TIMESTAMP.labels(
             cluster=self._cluster, kind=self._kind.name
         )
         timestamp.set(complete_until_ns / NS_PER_SECOND)
+
+
+async def _all_of(publications: Iterable[Awaitable[object]]) -> None:
+    """Wait until all of them have ended, then raise the first failure.
+
+    One that is left behind would publish with a producer that is closed by then.
+    """
+    for result in await asyncio.gather(*publications, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
 
 
 def encode_bounded(record: RecordT, *, kind: ObjectKind[RecordT], topics: Topics) -> bytes:

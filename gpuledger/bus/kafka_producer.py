@@ -173,6 +173,7 @@ class KafkaProducer:
         self._connection = connection
         self._client: AIOKafkaProducer | None = None
         self._opening = asyncio.Lock()
+        self._is_closed = False
         self._partitions = KnownPartitions(connection)
         self._retired: set[asyncio.Task[None]] = set()
 
@@ -199,7 +200,8 @@ class KafkaProducer:
             raise
 
     async def close(self) -> None:
-        """Flush what a cancelled publish left, and close."""
+        """Flush what a cancelled publish left, and close; what is published later is refused."""
+        self._is_closed = True
         client, self._client = self._client, None
         if client is not None:
             # Somebody may have given up waiting for it, which takes nothing back.
@@ -208,9 +210,21 @@ class KafkaProducer:
 
     async def _opened(self) -> AIOKafkaProducer:
         async with self._opening:
+            self._must_be_open()
             if self._client is None:
                 self._client = await open_client(self._connection)
+                try:
+                    self._must_be_open()
+                except BusUnavailableError:
+                    # Nobody else would end it.
+                    self._retire(self._client)
+                    raise
             return self._client
+
+    def _must_be_open(self) -> None:
+        """Raise `BusUnavailableError` where it is closed."""
+        if self._is_closed:
+            raise BusUnavailableError("the producer is closed")
 
     def _retire(self, client: AIOKafkaProducer | None) -> None:
         """Close a client that failed, beside the work: its brokers may take long to answer."""

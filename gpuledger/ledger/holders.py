@@ -28,7 +28,8 @@ How much of a device a container holds is a fraction of whole numbers, and indep
   device has, pieces of cores of 100. A plugin makes as many pieces of a GPU as its memory has of
   its unit, be that a GiB or a MiB, which no id says. So the kubelet's own count of them is the
   device's memory in pieces; without it, pieces are a GiB each;
-- what a resource claim gives to several pods is each one's equally, and of a pod its containers'.
+- what a resource claim gives to several pods is each one's equally, and of a pod its containers';
+- what a claim for admin access gives is nothing: it takes the device from nobody.
 
 What nobody holds is what is left of 1. Where more than 1 is held, each has its part of the sum.
 
@@ -125,7 +126,7 @@ def exclusive_holder(
     devices = devices_named_by(reading)
     holders = set()
     for allocation in allocations:
-        if device_of(allocation) not in devices:
+        if allocation.admin_access or device_of(allocation) not in devices:
             continue
         # Whatever the others have: a share is not the whole, even alone.
         if allocation.replica is not None:
@@ -140,6 +141,7 @@ def holding_containers(allocations: Iterable[DeviceAllocation]) -> list[HoldingC
         {
             HoldingContainer(allocation.namespace, allocation.pod, allocation.container)
             for allocation in allocations
+            if not allocation.admin_access
         }
     )
 
@@ -161,8 +163,9 @@ def find_holders(sample: NodeSample) -> Sequence[HeldParts]:
         all_of = list(map(_whole_of, range(len(names))))
         parts = {uuid: all_of[positions[name]] for uuid, name in whole.items()}
         return [parts.get(reading.uuid, NOBODYS) for reading in sample.gpus]
-    devices = _devices_of(sample.allocations)
-    containers = holding_containers(sample.allocations)
+    allocations = [each for each in sample.allocations if not each.admin_access]
+    devices = _devices_of(allocations)
+    containers = holding_containers(allocations)
     positions = {container: position for position, container in enumerate(containers)}
     left = MAX_ENTRIES
     found = []
@@ -174,7 +177,7 @@ def find_holders(sample: NodeSample) -> Sequence[HeldParts]:
         gpu = reading.parent_uuid
         if not of_row and gpu is not None and (gpu, None) in devices:
             of_row = [devices[gpu, None]]
-        held = _held_parts(reading, of_row, sample.allocations, positions)
+        held = _held_parts(reading, of_row, allocations, positions)
         # Whoever names very many resources may not make each of very many rows cost as much.
         left -= max(len(held.parts), *(len(device.pieces or ()) for device in of_row), 0)
         if left < 0:
@@ -186,12 +189,15 @@ def find_holders(sample: NodeSample) -> Sequence[HeldParts]:
 def _whole_gpus(allocations: Iterable[DeviceAllocation]) -> dict[str, _Name]:
     """Return the holder of each GPU that is allocated as a whole, by the GPU's UUID.
 
-    They are fewer than the allocations where one is of a part, or of the same GPU as another one.
+    They are fewer than the allocations where one is of a part, or holds nothing, or is of the same
+    GPU as another one.
     """
     return {
         allocation.gpu_uuid: (allocation.namespace, allocation.pod, allocation.container)
         for allocation in allocations
-        if allocation.gpu_instance is None and allocation.replica is None
+        if allocation.gpu_instance is None
+        and allocation.replica is None
+        and not allocation.admin_access
     }
 
 

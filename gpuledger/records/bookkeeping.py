@@ -39,6 +39,9 @@ class BootProgress(BaseRecord, frozen=True, kw_only=True):
     """When the first of its ticks was booked, as in `NodeProgress`."""
     last_booked_time_ns: Natural | None = None
     """When the last of them was, by the worker's clock, nanoseconds since the epoch."""
+    is_single: bool | None = None
+    """True where one tick of it alone is booked, while another boot was going on: a boot that does
+    not go on is not what its node is in."""
 
 
 class NodeProgress(BaseRecord, frozen=True, kw_only=True):
@@ -49,7 +52,7 @@ class NodeProgress(BaseRecord, frozen=True, kw_only=True):
     node: NodeName
     """The node's name in Kubernetes."""
     boot_id: BootId
-    """The kernel's id of the boot: the newest of which a tick was booked."""
+    """The kernel's id of the boot: the newest of those that went on."""
     seq: Seq
     """The tick's number within the boot."""
     time_ns: Natural
@@ -63,6 +66,9 @@ class NodeProgress(BaseRecord, frozen=True, kw_only=True):
     first_booked_time_ns: Natural | None = None
     """When the first tick of the boot was booked, by the worker's clock, nanoseconds since the
     epoch: of many boots, those that have been booked for longest are kept."""
+    single_time_ns: Natural | None = None
+    """Where the tick that was booked last is of a boot of which no other one is: the end of what it
+    covers, nanoseconds since the epoch."""
     boots_before: Annotated[list[BootProgress], at_most(MAX_BOOTS)] | None = None
     """The few boots before that one, the newest first, and those that were booked for longest;
     absent where none is known."""

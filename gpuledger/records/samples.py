@@ -103,6 +103,9 @@ class DeviceAllocation(BaseRecord, frozen=True, kw_only=True):
     device_replicas: SmallNatural | None = None
     """Where the device is one of several shares: how many of them the kubelet has to give under
     this resource, given or not; absent where it does not say."""
+    admin_access: bool | None = None
+    """True where it was given by a claim for admin access, which takes it from nobody: it holds
+    nothing of the device."""
 
 
 class NodeSample(BaseRecord, frozen=True, kw_only=True):

@@ -131,7 +131,15 @@ def _named(rows: str, pods: str) -> str:
         f" AND (each.deleted IS NULL OR entries.time < each.deleted + {lingering})"
     )
     return f"""(
-        WITH versions AS (FROM {pods}), by_uid AS (
+        WITH versions AS (
+            -- Files that are older than the column have not got it.
+            SELECT NULL::VARCHAR AS requested WHERE false UNION ALL BY NAME SELECT * FROM {pods}
+        ), asked AS (
+            SELECT cluster, node, pod_uid, container,
+                arg_max(requested, kafka_offset) AS requested
+            FROM versions WHERE container IS NOT NULL AND requested IS NOT NULL
+            GROUP BY cluster, node, pod_uid, container
+        ), by_uid AS (
             SELECT cluster, node, pod_uid, {history} AS history
             FROM versions GROUP BY cluster, node, pod_uid
         ), by_hash AS (
@@ -191,9 +199,16 @@ def _named(rows: str, pods: str) -> str:
             CASE WHEN holder IS NULL THEN entries.holder_owner_name ELSE holder.owner END
                 AS holder_owner_name,
             CASE WHEN holder IS NULL THEN entries.holder_labels ELSE holder.labels END
-                AS holder_labels
+                AS holder_labels,
+            coalesce(entries.requested, of_user.requested, of_holder.requested) AS requested
         )
         FROM told AS entries
+        LEFT JOIN asked AS of_user ON of_user.cluster = entries.cluster
+            AND of_user.node = entries.node AND of_user.pod_uid = entries.user.uid
+            AND of_user.container = coalesce(entries.container, entries.placed_container)
+        LEFT JOIN asked AS of_holder ON of_holder.cluster = entries.cluster
+            AND of_holder.node = entries.node AND of_holder.pod_uid = entries.holder.uid
+            AND of_holder.container = entries.holder_container
     )"""  # noqa: S608  # the tables' own names, quoted files
 
 

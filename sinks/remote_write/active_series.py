@@ -333,7 +333,7 @@ class ActiveSeries:
         else:
             sent = self._go_on(node, samples, begun)
             timed = sent.at(time)
-            # Where something was left out or has ended, the next tick may not be sent like this one.
+            # Where something was left out or has ended, the next tick is not sent like this one.
             is_all = len(node.groups) == len(samples.values) and not sent.has_stale
             node.frame = _Frame(samples, values, sent.groups) if is_all else None
         if node.size_bytes != before_bytes:

@@ -26,7 +26,7 @@ from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, NS_PER_US, Clock
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusError, UndecodableError, UserError
 from gpuledger.keys import key_in, node_key
-from gpuledger.records import PodRecord
+from gpuledger.records import ContainerRequest, PodRecord
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.tasks import end_tasks, in_daemon_thread
 from gpuledger.topics import partition_of_node
@@ -64,8 +64,18 @@ def rows_of_pod(pod: PodRecord, record: Record) -> Iterator[Row]:
         pod.resource_version,
         pod.config_hash,
     )
+    asked = {each.name: _as_text(each.requested) for each in pod.containers}
     for container_id, name in (ids or {None: None}).items():
-        yield (*about, container_id, name, record.partition, record.offset)
+        requested = asked.get(name or "")
+        yield (*about, container_id, name, record.partition, record.offset, requested)
+
+
+def _as_text(requested: ContainerRequest | None) -> str | None:
+    """Return what a container asks for as the column `requested` of the rows has it."""
+    if requested is None:
+        return None
+    amounts = {name: str(amount) for name, amount in requested.resources.items()}
+    return orjson.dumps(amounts, option=orjson.OPT_SORT_KEYS).decode()
 
 
 @asynccontextmanager

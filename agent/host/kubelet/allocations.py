@@ -223,7 +223,12 @@ class Allocations:
         ):
             self._resolved_of = (assignments, there, devices)
             replicas = count_replicas(there, devices) if assignments else ReplicaCounts()
-            self._resolved, unresolved = allocate(assignments, devices, replicas)
+            self._resolved, unresolved = allocate(
+                assignments,
+                devices,
+                replicas,
+                admin_access_namespaces=self._settings.admin_access_namespaces,
+            )
             ALLOCATIONS.set(len(self._resolved))
             for reason in Unresolved:
                 ALLOCATIONS_UNRESOLVED.labels(reason=reason.value).set(unresolved[reason])

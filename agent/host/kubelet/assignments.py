@@ -7,7 +7,7 @@ leads to no GPU that this node has now, is left unresolved with a reason, never 
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import translate
@@ -272,10 +272,13 @@ def allocate(
     assignments: Iterable[DeviceAssignment],
     index: DeviceIndex,
     replicas: ReplicaCounts | None = None,
+    *,
+    admin_access_namespaces: Collection[str] = (),
 ) -> tuple[list[DeviceAllocation], Counter[Unresolved]]:
     """Return the assignments whose GPU is known, and count the others by reason.
 
-    `replicas` says how many shares there are of a device.
+    `replicas` says how many shares there are of a device, `admin_access_namespaces` in which
+    namespaces claims are for admin access.
     """
     counts = replicas or ReplicaCounts()
     allocations: list[DeviceAllocation] = []
@@ -304,6 +307,10 @@ def allocate(
                         _shared_device(assignment.resource_name, assignment.device_id, resolved)
                     )
                     if resolved.replica is not None and assignment.claim is None
+                    else None,
+                    admin_access=True
+                    if assignment.claim is not None
+                    and assignment.namespace in admin_access_namespaces
                     else None,
                 )
             )

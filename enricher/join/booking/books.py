@@ -41,7 +41,8 @@ _PROFILE: Final = re.compile(r"(?:(?P<compute>\d+)c\.)?(?P<gpu>\d+)g\.")
 def book_tick(sample: NodeSample) -> list[GpuBooks]:
     """Return the books of each GPU of the tick, in the tick's order.
 
-    Raises `IndexError` where a process points to a GPU or a container that the tick has not.
+    Raises `IndexError` where a process points to a GPU or a container that the tick has not, and
+    `RepeatedContainerError` where a container stands in it twice.
     """
     interval_ns = sample.interval_ns
     claims = gather_claims(sample)

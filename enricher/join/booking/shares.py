@@ -32,6 +32,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from gpuledger.clock import NS_PER_SECOND
+from gpuledger.errors import GpuledgerError
 from gpuledger.ledger.division import (
     MAX_PRODUCT,
     PPM,
@@ -94,6 +95,10 @@ _IDLE_MILLIWATTS: Final = {
     "V100-SXM2": 38_000,
 }
 LISTED_PRODUCTS: Final = len(_IDLE_MILLIWATTS)
+
+
+class RepeatedContainerError(GpuledgerError):
+    """A container stands twice among a tick's; its argument is the second of the positions."""
 
 
 class Claim(Portion):
@@ -318,7 +323,8 @@ def gather_claims(sample: NodeSample) -> list[list[Claim]]:
     Pods' come first, by UID and container id, then the host's, then nobody's. A process without a
     container, or whose container shows neither id nor pod, is the host's. One whose start could not
     be read either was gone before it could be looked at: nobody's. Raises `IndexError` where a
-    process points to a GPU or a container that the tick does not have.
+    process points to a GPU or a container that the tick does not have, and `RepeatedContainerError`
+    where it names one twice.
     """
     order, ranks = _rank(sample.containers)
     host = len(order)
@@ -364,7 +370,11 @@ def _rank(containers: Sequence[ContainerRef]) -> tuple[list[int], list[int]]:
             names.append((pod_uid or "", container_id or "", index))
     names.sort()
     order = []
-    for rank, (_, _, index) in enumerate(names):
+    last_uid, last_id = None, None
+    for rank, (pod_uid, container_id, index) in enumerate(names):
+        if container_id == last_id and pod_uid == last_uid:
+            raise RepeatedContainerError(index)
+        last_uid, last_id = pod_uid, container_id
         order.append(index)
         ranks[index] = rank
     if len(order) < len(ranks):

@@ -230,7 +230,7 @@ def describe_tick(
     """
     node, time_ns = sample.node, sample.time_ns
     identities = list(map(identity_of, sample.containers))
-    found = [pods.find(*identity, node=node) for identity in identities]
+    found = [pods.find(*identity, node=node, time_ns=time_ns) for identity in identities]
     foreign = find_foreign_pods(identities, pods, node=node)
     pending = [
         identity
@@ -392,7 +392,8 @@ class EventPods:
         """Add the pods of containers; `named` has those known by name without a record."""
         wanted = set(identities) - {_HOST}
         for identity in sorted(wanted, key=lambda identity: (identity[0] or "", identity[1] or "")):
-            known = self._pods.find(*identity, node=self._node)
+            known = self._pods.find(*identity, node=self._node, time_ns=self._time_ns)
+            self.changes_ns += self._pods.name_changes_ns(*identity, node=self._node)
             if known is not None:
                 position = self._add_known(known)
                 if name := known.container_name(identity[1]):
@@ -415,6 +416,8 @@ class EventPods:
         resources: dict[HoldingContainer, set[str]] = {}
         claims: dict[HoldingContainer, set[str]] = {}
         for allocation in allocations:
+            if allocation.admin_access:
+                continue
             holder = HoldingContainer(allocation.namespace, allocation.pod, allocation.container)
             resources.setdefault(holder, set()).add(allocation.resource_name)
             if allocation.claim is not None:

@@ -40,6 +40,8 @@ SKEW_NS: Final = NS_PER_MINUTE
 LINGER_NS: Final = 5 * NS_PER_SECOND
 """How long a kubelet may list what a pod holds that the API server has no more."""
 _NONE: Final[dict[str, str]] = {}
+_NOW_NS: Final = 2**63
+"""Behind all that is known: nothing was deleted after that."""
 N = TypeVar("N", str, tuple[str, str])
 OnNode = tuple[str, str]
 """A node, and what is a name on it alone."""
@@ -146,6 +148,10 @@ class KnownPod(KnownObject[PodRecord, PodFacts], gc=False):
         """Return whether the pod was gone from the API server at a time."""
         deleted_ns = self.record.deleted_time_ns
         return deleted_ns is not None and deleted_ns <= time_ns
+
+    def was_there(self, time_ns: int) -> bool:
+        """Return whether the API server had the pod at a time."""
+        return self.record.created_time_ns <= time_ns and not self.is_gone(time_ns)
 
     def may_hold(self, time_ns: int) -> bool:
         """Return whether the pod was there at a time, as far as clocks and kubelets are exact."""
@@ -336,8 +342,8 @@ class Names(Generic[N]):
 
     A name that a pod has is not taken over by a younger one while the older one lives: who may
     make pods could so put their own name on another one's use. A static pod keeps its hash when its
-    object in the API server is made anew, and then the old object is gone. The order in which
-    records come changes nothing.
+    object in the API server is made anew, and then the old object is gone: what is of a time of
+    before that is the old one's. The order in which records come changes nothing.
     """
 
     def __init__(self, pods: Mapping[str, KnownPod]) -> None:
@@ -349,6 +355,27 @@ class Names(Generic[N]):
     def holder(self, name: N) -> KnownPod | None:
         """Return the pod that has a name."""
         return self._pods.get(self._uid_of.get(name, ""))
+
+    def holder_at(self, name: N, time_ns: int) -> KnownPod | None:
+        """Return the pod that had a name at a time: the oldest that was there, else its holder."""
+        there = [
+            known
+            for uid in self._rivals.get(name, ())
+            if (known := self._pods[uid]).was_there(time_ns)
+        ]
+        if not there:
+            return self.holder(name)
+        return min(there, key=lambda known: (known.record.created_time_ns, known.record.uid))
+
+    def changes_ns(self, name: N) -> list[int]:
+        """Return the times at which a name may pass from one pod to another."""
+        changes: list[int] = []
+        for uid in self._rivals.get(name, ()):
+            pod = self._pods[uid].record
+            changes.append(pod.created_time_ns)
+            if pod.deleted_time_ns is not None:
+                changes.append(pod.deleted_time_ns)
+        return changes
 
     def claim(self, name: N, pod: PodRecord) -> None:
         """Let a name mean this pod, unless another pod has the better claim."""
@@ -444,22 +471,36 @@ class PodCache:
         for uid in [uid for uid, known in self._pods.items() if known.partition == partition]:
             self._remove(uid)
 
-    def find(self, uid: str | None, container_id: str | None, *, node: str) -> KnownPod | None:
+    def find(
+        self, uid: str | None, container_id: str | None, *, node: str, time_ns: int = _NOW_NS
+    ) -> KnownPod | None:
         """Return a node's pod by what a cgroup shows: by the container id first, never reused.
 
         `None` where no pod of this node is known by it, whatever the pods of other nodes say. The
         UID of a cgroup path may also be a static pod's configuration hash, which is the node's own:
-        nodes that take their manifests from one address call their pods by the same hash.
+        nodes that take their manifests from one address call their pods by the same hash. Where
+        several objects of the API server were a static pod one after the other, it is the one that
+        was there at `time_ns`.
         """
         found: list[KnownPod | None] = []
         if container_id is not None:
-            found.append(self._by_container.holder(container_id))
-            found.append(self._by_container_on_node.holder((node, container_id)))
+            found.append(self._by_container.holder_at(container_id, time_ns))
+            found.append(self._by_container_on_node.holder_at((node, container_id), time_ns))
         if uid is not None:
             found.append(self._pods.get(uid))
-            found.append(self._by_hash.holder((node, uid)))
+            found.append(self._by_hash.holder_at((node, uid), time_ns))
         # A name may lead to another node's pod, which is nobody here: the next one is tried.
         return next((known for known in found if known and known.record.node == node), None)
+
+    def name_changes_ns(
+        self, uid: str | None, container_id: str | None, *, node: str
+    ) -> Iterator[int]:
+        """Yield the times at which `find` may begin to lead to another pod."""
+        if container_id is not None:
+            yield from self._by_container.changes_ns(container_id)
+            yield from self._by_container_on_node.changes_ns((node, container_id))
+        if uid is not None:
+            yield from self._by_hash.changes_ns((node, uid))
 
     def find_pod_of_other_node(
         self, uid: str | None, container_id: str | None, *, node: str

@@ -62,6 +62,8 @@ class BootWatermark(NamedTuple):
     """When the first of its ticks was booked, by the worker's clock."""
     last_ns: int
     """When the last of them was, by the worker's clock."""
+    is_single: bool = False
+    """Whether one tick of it is booked alone, which came while another boot was going on."""
 
     def booked_for_ns(self, now_ns: int) -> int:
         """Return for how long the boot has been booked; up to an hour of silence is part of it."""
@@ -72,7 +74,7 @@ class NodeWatermark(msgspec.Struct, gc=False):
     """The last tick of a node that was booked; a Struct, because one is made for each tick."""
 
     boot_id: str
-    """The kernel's id of the newest boot."""
+    """The kernel's id of the newest boot, of those that went on."""
     seq: int
     """The tick's number within the boot: milliseconds since it."""
     time_ns: int
@@ -88,11 +90,20 @@ class NodeWatermark(msgspec.Struct, gc=False):
     last_ns: int
     """When the last of them was, by the worker's clock."""
     before: tuple[BootWatermark, ...] = ()
-    """The few boots before, the newest first."""
+    """The few other boots, the newest first."""
+    single_time_ns: int | None = None
+    """Where a tick of a boot that has not gone on came behind all of these: its time."""
 
     def newest(self) -> BootWatermark:
         """Return how far its newest boot is booked."""
         return BootWatermark(self.boot_id, self.seq, self.begun_ns, self.first_ns, self.last_ns)
+
+    def last_time_ns(self) -> int:
+        """Return the time of its last tick that was booked in order, of a boot that went on or not.
+
+        Late ticks of earlier boots are not meant.
+        """
+        return self.time_ns if self.single_time_ns is None else self.single_time_ns
 
     def known_for(self) -> tuple[int, int]:
         """Rank the node by for how long it has been booked, all boots that are kept of it together.
@@ -114,6 +125,7 @@ class NodeWatermark(msgspec.Struct, gc=False):
             offset=self.offset,
             begun_time_ns=self.begun_ns,
             first_booked_time_ns=self.first_ns,
+            single_time_ns=self.single_time_ns,
             boots_before=[
                 BootProgress(
                     boot_id=boot.boot_id,
@@ -121,6 +133,7 @@ class NodeWatermark(msgspec.Struct, gc=False):
                     begun_time_ns=boot.begun_ns,
                     first_booked_time_ns=boot.first_ns,
                     last_booked_time_ns=boot.last_ns,
+                    is_single=boot.is_single or None,
                 )
                 for boot in self.before
             ]
@@ -164,7 +177,7 @@ def gap_before_ns(sample: NodeSample, watermark: NodeWatermark | None) -> int | 
     if seq is not None:
         gap_ns = (sample.seq - seq) * NS_PER_MS - sample.interval_ns
     else:
-        gap_ns = sample.time_ns - sample.interval_ns - watermark.time_ns
+        gap_ns = sample.time_ns - sample.interval_ns - watermark.last_time_ns()
     return gap_ns if gap_ns > MIN_GAP_NS else None
 
 
@@ -195,6 +208,7 @@ def clock_step_seconds(sample: NodeSample, watermark: NodeWatermark | None) -> f
         # Over a silence of days the two clocks drift apart without anybody's setting one.
         min_ns = _STEP_NS + passed_ns // _DRIFT
     elif watermark.seq_of(sample.boot_id) is None:
+        time_ns = sample.time_ns - watermark.last_time_ns()
         step_ns = min(0, time_ns - sample.seq * NS_PER_MS)
         min_ns = _STEP_NS
     else:

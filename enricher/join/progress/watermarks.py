@@ -4,11 +4,12 @@ Here lives the state of a worker's partitions; it is written beside the events (
 read back by who takes a partition over, and forgotten with the partition. It knows no bus.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Final
 
 from enricher.join.progress.passage import (
+    SILENT_NS,
     BootWatermark,
     NodeWatermark,
     Reached,
@@ -100,8 +101,9 @@ class NodeWatermarks:
         """Return how far the partition is complete of each cluster, never less than it was.
 
         A cluster that has no node here is as far as the partition is, and where none is known that
-        is said of the default one: an empty partition is complete, too. It costs as much as there
-        are nodes. `is_at_end` says that nothing is left to be read.
+        is said of the default one: an empty partition is complete, too. So is one whose nodes are
+        all silent, as of a cluster that is gone, while others of the partition are heard. It costs
+        as much as there are nodes. `is_at_end` says that nothing is left to be read.
         """
         if self._since_ns is None:
             self._since_ns = now_ns
@@ -115,9 +117,14 @@ class NodeWatermarks:
         for key, watermark in self._watermarks.items():
             nodes.setdefault(split_key(key)[0], {})[key] = watermark
         complete: dict[str, Reached] = {}
+        newest_ns = max((each.heard_ns for each in self._watermarks.values()), default=0)
         for cluster, known in (nodes or {DEFAULT_CLUSTER: {}}).items():
-            found = find_reached(known, is_at_end=is_at_end, **how) if known else None
-            found = found or Reached(overall.until_ns, 0, [])
+            heard_ns = max((each.heard_ns for each in known.values()), default=0)
+            is_heard = newest_ns - max(heard_ns, self._since_ns) < SILENT_NS
+            found = None
+            if known and (is_heard or is_at_end):
+                found = find_reached(known, is_at_end=is_at_end, **how)
+            found = found or _all_silent(known, until_ns=overall.until_ns)
             if self.complete_until_ns(cluster) > now_ns + MAX_AHEAD_NS:
                 # Said by a clock that ran ahead, or by nobody who knew: it was never so.
                 del self._complete_until_ns[cluster]
@@ -155,6 +162,7 @@ class NodeWatermarks:
                 boot.begun_time_ns or 0,
                 boot.first_booked_time_ns or heard_ns,
                 boot.last_booked_time_ns or heard_ns,
+                bool(boot.is_single),
             )
             for boot in written.boots_before or ()
         )
@@ -167,6 +175,7 @@ class NodeWatermarks:
             written.begun_time_ns or 0,
             written.first_booked_time_ns or heard_ns,
             heard_ns,
+            single_time_ns=written.single_time_ns,
         )
         key = node_key(written)
         known = self._watermarks.get(key)
@@ -199,21 +208,48 @@ class NodeWatermarks:
 
 
 def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
-    """Return a node's watermark after a tick was booked; a late one moves its own boot alone."""
+    """Return a node's watermark after a tick was booked; that of another boot may move it alone.
+
+    A boot of which nothing was booked is the newest one, whatever the node's clock says, once a
+    second tick of it comes: a tick that anybody made up, or a broken agent, says nothing of how far
+    the node is. A late tick of an earlier boot moves that alone. Only where the node's boot was not
+    heard for two minutes, any other is taken for it.
+    """
     if tick.boot_id == known.boot_id:
         tick.before = known.before
         if known.begun_ns > tick.begun_ns:  # noqa: PLR1730 - max() costs three times as much, for each tick
             tick.begun_ns = known.begun_ns
         tick.first_ns = known.first_ns
         return tick
-    if known.seq_of(tick.boot_id) is None:
-        # A boot of which nothing was booked is the newest one, whatever the node's clock says.
-        boots = (known.newest(), *known.before)
+    other = next((boot for boot in known.before if boot.boot_id == tick.boot_id), None)
+    goes_on = other is not None and other.is_single
+    if goes_on or tick.heard_ns - known.last_ns >= SILENT_NS:
+        if other is not None:
+            tick.begun_ns = max(tick.begun_ns, other.begun_ns)
+            tick.first_ns = min(tick.first_ns, other.first_ns)
+        # Single ticks came after the boot that was the node's, and stay in front of it: of boots
+        # that were booked for equally long the eldest is kept.
+        went_on = [not boot.is_single for boot in known.before]
+        place = went_on.index(True) if any(went_on) else len(went_on)
+        boots = (*known.before[:place], known.newest(), *known.before[place:])
         tick.before = _kept(tick, boots, now_ns=tick.heard_ns)
         return tick
-    known.before = _kept(known, known.before, [tick.newest()], now_ns=tick.heard_ns)
+    moved = tick.newest()
+    # A boot of which nothing was booked is the first of them, an earlier one keeps its place.
+    if other is None:
+        boots = (moved._replace(is_single=True), *known.before)
+        known.single_time_ns = tick.time_ns
+    else:
+        boots = (*known.before, moved)
+    known.before = _kept(known, boots, now_ns=tick.heard_ns)
     known.heard_ns = tick.heard_ns
     return known
+
+
+def _all_silent(nodes: Mapping[str, NodeWatermark], *, until_ns: int) -> Reached:
+    """Return how far a cluster is none of whose nodes is waited for."""
+    silent = sorted(((key, each.time_ns) for key, each in nodes.items()), key=lambda one: -one[1])
+    return Reached(until_ns, len(nodes), silent)
 
 
 def _kept(
@@ -235,6 +271,7 @@ def _kept(
             max(boot.begun_ns, other.begun_ns),
             min(boot.first_ns, other.first_ns),
             max(boot.last_ns, other.last_ns),
+            boot.is_single and other.is_single,
         )
     boots.pop(newest.boot_id, None)
     eldest_ns = now_ns - FORGOTTEN_AFTER_NS

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tests.real.services.secure_kafka import SecureKafka
 
 OVERLAY: Final = "overlays/sasl-ssl"
+SECOND_CLUSTER: Final = "overlays/second-cluster"
 COPY: Final = "overlays/my-cluster"
 NAMESPACE: Final = "gpuledger"
 PODWATCH: Final = "gpuledger-podwatch"
@@ -59,8 +60,8 @@ def copy_of_k8s(folder: Path) -> Path:
     return shutil.copytree(K8S, folder / "k8s")
 
 
-def fill_in(overlay: Path, kafka: SecureKafka) -> None:
-    """Replace the placeholders of a copied overlay, as its user does."""
+def fill_in(overlay: Path, kafka: SecureKafka, *, users: int = len(WORKLOADS)) -> None:
+    """Replace the placeholders of a copied overlay of so many users, as its user does."""
     place = overlay / "installation"
     (place / "ca.crt").write_text(kafka.ca_file.read_text())
     env = (place / "kafka.env").read_text()
@@ -72,7 +73,7 @@ def fill_in(overlay: Path, kafka: SecureKafka) -> None:
     for file in passwords:
         user = file.read_text().split()[-1]
         file.write_text(f"{kafka.users[user]}\n")
-    assert len(passwords) == len(WORKLOADS)
+    assert len(passwords) == users
 
 
 @dataclass(kw_only=True)

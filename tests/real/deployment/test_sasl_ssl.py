@@ -21,7 +21,7 @@ from gpuledger.records import PodRecord
 from gpuledger.settings import KafkaSettings, Option, load_settings
 from gpuledger.topics import Topic
 from sinks.settings import SinkSettings
-from tests.real.deployment.installation import OVERLAY, copy_of_k8s, fill_in
+from tests.real.deployment.installation import OVERLAY, SECOND_CLUSTER, copy_of_k8s, fill_in
 from tests.real.deployment.rendering import K8S, Rendering, Workload, render
 from tests.unit.deployment.deployables import ROOT
 
@@ -123,6 +123,49 @@ async def test_a_placeholder_that_was_left_is_named(
 
     with pytest.raises(GpuledgerError, match=rf"ssl_ca_file.*{SECRET}/ca\.crt"):
         await KafkaBus(settings).partitions("any")
+
+
+async def test_agent_and_podwatch_of_a_second_cluster_log_in_under_its_name_and_are_all(
+    secure_kafka: SecureKafka, kustomize: Kustomize, tmp_path: Path
+) -> None:
+    """With a user and a password each, and neither join nor sinks nor topics beside them."""
+    overlay = copy_of_k8s(tmp_path) / SECOND_CLUSTER
+    fill_in(overlay, secure_kafka, users=2)
+    rendering = render(overlay)
+    workloads = {each.name: each for each in rendering.workloads()}
+    assert set(workloads) == {"gpuledger-agent", "gpuledger-podwatch"}
+    for name, workload in workloads.items():
+        settings = kafka_settings(workload, tmp_path)
+        topic = Topic(name=f"login-{uuid4().hex[:8]}", record=PodRecord, key="uid", partitions=3)
+        await create_topics(settings, [topic])
+        assert await KafkaBus(settings).partitions(topic.name) == 3
+        assert settings.sasl_username == name
+        mounted = b"".join(workload.files().values()).decode()
+        assert [user for user, password in secure_kafka.users.items() if password in mounted] == [
+            name
+        ]
+        assert workload.settings(tmp_path / "loaded" / name)["cluster"] == "second"
+
+
+def test_a_second_cluster_has_what_its_two_workloads_need_as_the_whole_base_has_it(
+    kustomize: Kustomize,
+) -> None:
+    """Rights, pages and policies: what the overlay changes is the brokers, the login, the name."""
+    whole = {
+        (made["kind"], made["metadata"]["name"]): made
+        for made in render("base").objects
+        if made["kind"] not in ("ConfigMap", "Secret", "DaemonSet", "Deployment")
+    }
+    second = {
+        (made["kind"], made["metadata"]["name"]): made
+        for made in render(SECOND_CLUSTER).objects
+        if made["kind"] not in ("ConfigMap", "Secret", "DaemonSet", "Deployment")
+    }
+    assert second.items() <= whole.items()
+    left_out = {name for _, name in whole.keys() - second.keys()}
+    assert left_out
+    others = ("gpuledger-join", "gpuledger-sink-", "gpuledger-store")
+    assert [name for name in left_out if not name.startswith(others)] == []
 
 
 def test_each_workload_has_a_user_of_its_own_and_nobody_elses_password(

@@ -148,3 +148,20 @@ def test_what_was_said_of_a_topic_before_it_was_made_anew_holds_up_nothing() -> 
     told.take(watermark(9, offset=2))
 
     assert told.complete_until_ns([3]) == 9
+
+
+def test_what_is_taken_back_is_waited_for_no_more_and_counts_again_once_it_is_said_anew() -> None:
+    told = reader()
+    told.read_to(3, 10)
+    gone, stays = watermark(5, offset=1, cluster="gone"), watermark(9, offset=1)
+    told.expect(gone)
+    for each in (gone, stays):
+        told.take(each)
+    assert told.complete_until_ns([3]) == 5
+    for key, partition in ((key_of(gone), 2), (b"store/gone/3", 3), (b"join/gone", 3), (b"", 3)):
+        told.take_back(key, partition)
+        assert told.complete_until_ns([3]) == 5
+    told.take_back(key_of(gone), 3)
+    assert told.complete_until_ns([3]) == 9
+    told.take(watermark(7, offset=1, cluster="gone"))
+    assert told.complete_until_ns([3]) == 7

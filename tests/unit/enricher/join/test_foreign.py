@@ -218,6 +218,7 @@ named_containers = st.lists(
     ),
     min_size=1,
     max_size=4,
+    unique_by=lambda each: (each.pod_uid, each.container_id),
 )
 
 

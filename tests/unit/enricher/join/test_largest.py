@@ -83,7 +83,13 @@ def instances(count: int, **changes: Any) -> list[Any]:  # noqa: ANN401 - as a r
 
 def largest() -> dict[str, NodeSample]:
     used = [process(container=place, pid=place) for place in range(MAX_CONTAINERS)]
-    longest = ContainerRef(container_id="c" * MAX_ID_LENGTH, pod_uid="\U0001f600" * MAX_ID_LENGTH)
+    longest = [
+        ContainerRef(
+            container_id=f"{place:03}".ljust(MAX_ID_LENGTH, "c"),
+            pod_uid="\U0001f600" * MAX_ID_LENGTH,
+        )
+        for place in range(500)
+    ]
     return {
         "containers": sample(
             gpus=[reading(**PLAIN)], containers=containers(MAX_CONTAINERS), processes=used
@@ -119,7 +125,7 @@ def largest() -> dict[str, NodeSample]:
         ),
         "long names": sample(
             gpus=[reading(uuid="G" * MAX_ID_LENGTH, model="\U0001f600" * MAX_WORD_LENGTH)],
-            containers=[longest] * 500,
+            containers=longest,
             processes=[process(container=place, pid=place) for place in range(500)],
         ),
     }
@@ -159,7 +165,12 @@ ids = st.none() | st.text(max_size=MAX_ID_LENGTH)
 refs = st.builds(ContainerRef, container_id=ids, pod_uid=ids)
 
 
-@given(found=st.lists(refs, max_size=20), data=st.data())
+def named_by(container: ContainerRef) -> tuple[str, str]:
+    """Return what is known of a container; no tick has two of which the same is known."""
+    return container.pod_uid or "", container.container_id or ""
+
+
+@given(found=st.lists(refs, max_size=20, unique_by=named_by), data=st.data())
 @settings(max_examples=50, deadline=None)
 def test_the_event_of_any_tick_that_is_decoded_is_decoded(
     found: list[ContainerRef], data: st.DataObject

@@ -168,3 +168,16 @@ async def test_what_is_no_watermark_is_put_aside(value: bytes) -> None:
     given.stage.take_watermarks([record])
     (letter,) = await given.letters()
     assert letter.reason == "undecodable"
+
+
+def test_a_podwatch_whose_watermark_was_taken_back_is_not_waited_for() -> None:
+    """As of a cluster that was retired; a tombstone of another partition takes nothing back."""
+    given = Given()
+    said = podwatch_says(partition=3), podwatch_says(partition=3, cluster="gone")
+    for each in said:
+        given.stage.take_watermarks(read(each))
+    given.stage.pods_completeness.read_to(3, 0)
+    (gone,) = read(said[1])
+    for partition, left in ((2, 2), (3, 1)):
+        given.stage.take_watermarks([gone._replace(value=None, partition=partition)])
+        assert len(given.stage.pods_completeness.of(3)) == left

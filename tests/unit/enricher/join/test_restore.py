@@ -124,6 +124,10 @@ class TwoPartitions:
 
     resume = pause
 
+    async def committed(self, partition: TopicPartition) -> int | None:
+        """Return that nothing is committed."""
+        return None
+
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         """Do nothing."""
 
@@ -241,7 +245,8 @@ class OnePartition(TwoPartitions):
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         self.paused -= set(partitions)
 
-    async def committed(self, partition: TopicPartition) -> int:
+    @override
+    async def committed(self, partition: TopicPartition) -> int | None:
         """Return that some ticks were booked."""
         return 7
 

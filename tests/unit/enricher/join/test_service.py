@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import REGISTRY
 from typing_extensions import override
 
+from enricher.join.join_settings import JoinSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import (
     Consumer,
@@ -17,17 +18,19 @@ from gpuledger.bus.protocol import (
     TopicPartition,
     Transactions,
 )
-from gpuledger.codec import Decoder
+from gpuledger.codec import Decoder, encode
 from gpuledger.records import DeadLetter, GpuEvent, PodState
 from gpuledger.topics import Topic
 from tests.default_topics import (
     DEAD_LETTERS,
     EVENTS,
     INCIDENTS,
+    NODES,
     PODS,
     PROCESSES,
     SAMPLES,
     TOPICS,
+    WATERMARKS,
 )
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.join.joining import (
@@ -41,6 +44,7 @@ from tests.unit.enricher.join.joining import (
     tick,
     until,
 )
+from tests.unit.enricher.join.test_guarantees import BOTH
 from tests.unit.enricher.join.ticks import UIDS, pod
 
 
@@ -125,6 +129,27 @@ async def test_a_record_that_cannot_be_decoded_ends_as_a_dead_letter(topic: Topi
     letter = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter).decode(value)
     assert (letter.topic, letter.partition, letter.offset) == (topic.name, PARTITION, 0)
     assert letter.value_base64 == "bm8ganNvbg=="
+
+
+@BOTH
+@pytest.mark.parametrize("topic", [PODS, NODES, WATERMARKS], ids=lambda each: each.name)
+async def test_a_record_of_a_compacted_topic_has_one_letter_however_often_it_is_read(
+    topic: Topic, settings: JoinSettings
+) -> None:
+    """Each start reads such a topic from its beginning; of what is new each bad one has its own."""
+    bus = MemoryBus()
+    for number in range(3):
+        await publish(bus, topic, b"no json", b"nor this", encode(pod()) + b"}")
+        async with joining(bus, settings=settings) as readiness:
+            await read(bus, DEAD_LETTERS, 3 * (number + 1))
+            await until(readiness.is_ready)
+            await publish(bus, SAMPLES, tick(number + 1))
+            await committed(bus, number + 1)
+    letters = [
+        Decoder(topic=DEAD_LETTERS.name, record=DeadLetter).decode(each.value)
+        for each in bus.kept(DEAD_LETTERS.name)
+    ]
+    assert len({letter.offset for letter in letters}) == len(letters) == 9
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from tests.default_topics import (
     TOPICS,
 )
 from tests.fakes.producer import KeepingProducer
-from tests.unit.enricher.join.builders import value_of
+from tests.unit.enricher.join.builders import Given, value_of
 from tests.unit.enricher.join.incidents import incident, incident_record
 from tests.unit.enricher.join.ticks import (
     CONTAINER_IDS,
@@ -42,6 +42,7 @@ from tests.unit.enricher.join.ticks import (
     pod,
     process,
     process_end,
+    reading,
     record,
     sample,
 )
@@ -180,6 +181,21 @@ def test_what_belongs_to_a_partition_is_forgotten_with_it(stage: JoinStage) -> N
 MANY_CONTAINERS = [ContainerRef(container_id=f"{number:0250}") for number in range(MAX_CONTAINERS)]
 
 
+INSTANCE = reading(uuid="MIG-a", parent_uuid="GPU-a", gpu_instance=1)
+NAMED = ContainerRef(pod_uid=UIDS[0], container_id=CONTAINER_IDS[0])
+OF_A_POD = ContainerRef(pod_uid=UIDS[0])
+OF_NO_POD = ContainerRef(container_id=CONTAINER_IDS[0])
+OTHER = ContainerRef(pod_uid=UIDS[1], container_id=CONTAINER_IDS[1])
+REPEATED: list[tuple[str, dict[str, Any]]] = [
+    ("field gpus[1].uuid: 'GPU-a' stands", {"gpus": [reading(), reading(index=1)]}),
+    ("field gpus[2].uuid: 'MIG-a' stands", {"gpus": [reading(), INSTANCE, INSTANCE]}),
+    ("field gpus[1].uuid: 'GPU-a' stands", {"gpus": [reading(), reading(silent=True)]}),
+    ("field containers[2]: the container stands", {"containers": [NAMED, OTHER, NAMED]}),
+    ("field containers[1]: the container stands", {"containers": [OF_A_POD, OF_A_POD]}),
+    ("field containers[1]: the container stands", {"containers": [OF_NO_POD, OF_NO_POD]}),
+]
+
+
 def altered(**fields: object) -> bytes:
     """Return a tick as bytes, with fields that no encoder of ours would write."""
     return orjson.dumps(orjson.loads(encode(sample())) | fields)
@@ -203,6 +219,7 @@ BROKEN = [
     (sample(seq=1, processes=[process(container=8)]), "invalid"),
     (sample(seq=1, ended_processes=[process_end(gpu=1)]), "invalid"),
     (sample(seq=1, ended_processes=[process_end(container=8)]), "invalid"),
+    *((sample(seq=1, **changes), "invalid") for _, changes in REPEATED),
 ]
 
 
@@ -223,6 +240,23 @@ async def test_a_tick_that_cannot_be_booked_is_put_aside_and_the_next_is_booked(
     assert len(events) == 1
     assert letter["reason"] == reason
     assert (letter["partition"], letter["offset"]) == (3, 0)
+
+
+@pytest.mark.parametrize(("said", "changes"), REPEATED)
+async def test_the_letter_of_a_tick_with_something_twice_says_where(
+    said: str, changes: dict[str, Any]
+) -> None:
+    given = Given()
+    assert not given.offer(**changes)
+    (letter,) = await given.letters()
+    assert said in letter.detail
+
+
+def test_containers_that_differ_in_pod_or_id_are_several() -> None:
+    """A cgroup may show one of the two; and what shows neither is the host's, however often."""
+    nobody = ContainerRef()
+    given = Given()
+    given.take(containers=[NAMED, OF_A_POD, OF_NO_POD, nobody, nobody, OTHER])
 
 
 def test_an_incident_names_the_pods_that_were_on_the_gpu(stage: JoinStage) -> None:

@@ -1,18 +1,19 @@
 """What is published when the topic is not what it was, or its brokers are away."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 from typing_extensions import override
 
+from enricher.podwatch.events import Phase
 from enricher.podwatch.kinds import POD
 from enricher.podwatch.publish import RecordPublisher
 from enricher.podwatch.table import ObjectTable
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import TopicDescription
+from gpuledger.bus.protocol import Message, Producer, TopicDescription
 from gpuledger.clock import SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusUnavailableError
@@ -20,7 +21,8 @@ from gpuledger.records import PodRecord
 from gpuledger.records.bounds import MAX_ID_LENGTH, MAX_WORD_LENGTH
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.readiness import Check
-from tests.default_topics import PODS
+from gpuledger.topics import Topic
+from tests.default_topics import PODS, TOPICS, WATERMARKS
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import pod_record, soon
 from tests.unit.enricher.podwatch.running import states, topic
@@ -42,7 +44,7 @@ class DeadBus(MemoryBus):
 
 @asynccontextmanager
 async def publishing(
-    bus: MemoryBus, table: ObjectTable, *, topic_id: str | None = None
+    bus: MemoryBus, table: ObjectTable, *, topic_id: str | None = None, is_listed: bool = False
 ) -> AsyncIterator[Check]:
     """Publish from the table, with a look at the topic every few milliseconds."""
     check = Readiness().check("pods.kafka")
@@ -57,6 +59,8 @@ async def publishing(
         topic_id=topic_id,
         poll_interval_seconds=0.01,
     )
+    if is_listed:
+        publisher.watermarks.follow(Phase.LISTED)
     task = asyncio.create_task(publisher.run())
     try:
         yield check
@@ -121,6 +125,53 @@ async def test_brokers_that_are_away_fail_the_check_while_no_pod_changes() -> No
         await soon(lambda: check.has_failed)
         bus.is_away = False
         await soon(lambda: check.is_ok)
+
+
+class TurnTakingProducer:
+    """Publishes as the bus does, each time some turns of the loop later than the time before."""
+
+    def __init__(self, inner: Producer) -> None:
+        self._inner = inner
+        self._turns = 0
+        self.under_way = 0
+
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> int | None:
+        """Publish when it is this one's turn."""
+        self.under_way += 1
+        self._turns += 1
+        try:
+            for _ in range(self._turns):
+                await asyncio.sleep(0)
+            return await self._inner.publish(topic, partition, messages)
+        finally:
+            self.under_way -= 1
+
+
+class CountingBus(MemoryBus):
+    """A bus that records of each producer what it still published when it was closed."""
+
+    def __init__(self, topics: Sequence[Topic]) -> None:
+        super().__init__(topics)
+        self.left: list[int] = []
+
+    @override
+    @asynccontextmanager
+    async def producer(self) -> AsyncIterator[Producer]:
+        async with super().producer() as inner:
+            producer = TurnTakingProducer(inner)
+            try:
+                yield producer
+            finally:
+                self.left.append(producer.under_way)
+
+
+async def test_a_producer_is_closed_when_nothing_is_published_with_it_any_more() -> None:
+    """Also where the watermarks' topic is gone, which each of its partitions tells by itself."""
+    bus = CountingBus([each for each in TOPICS if each != WATERMARKS])
+    async with publishing(bus, table_of("a"), is_listed=True) as check:
+        await soon(lambda: len(bus.left) > 0)
+        await soon(lambda: check.has_failed)
+    assert set(bus.left) == {0}
 
 
 async def test_a_pod_too_large_for_a_message_is_published_without_what_makes_it_so() -> None:

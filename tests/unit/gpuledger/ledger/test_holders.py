@@ -102,8 +102,18 @@ def test_a_gpu_that_is_not_cut_is_whose_it_is_as_a_whole() -> None:
         ([held(), held(claim="research/c")], ("research", "p", "main")),
         ([held(), held(pod="q")], None),
         ([held("GPU-a::0", replica="0")], None),
+        ([held(), held(pod="q", admin_access=True)], ("research", "p", "main")),
+        ([held(admin_access=True)], None),
     ],
-    ids=["nobody", "one container", "one container twice", "two containers", "a replica"],
+    ids=[
+        "nobody",
+        "one container",
+        "one container twice",
+        "two containers",
+        "a replica",
+        "one container beside admin access",
+        "admin access",
+    ],
 )
 def test_a_device_that_is_shared_is_nobodys_alone(
     allocations: list[DeviceAllocation], expected: tuple[str, str, str] | None

@@ -12,8 +12,15 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.keys import key_in
-from gpuledger.records import Account, GpuEvent, PodDescription, PodRecord, PodState
-from gpuledger.records.cluster import PodContainer
+from gpuledger.records import (
+    Account,
+    EventHolder,
+    GpuEvent,
+    PodDescription,
+    PodRecord,
+    PodState,
+)
+from gpuledger.records.cluster import ContainerRequest, PodContainer
 from gpuledger.runtime import Readiness
 from sinks.store.pod_names import open_pod_names
 from sinks.store.stored import Streams
@@ -155,6 +162,44 @@ async def test_what_the_record_says_of_a_pod_replaces_the_name_that_the_node_gav
     await tell(on, record(), seconds=10)
     await stored(on, tmp_path, records=1, events=1)
     assert query(tmp_path, NAMES) == [("uid-train", *KNOWN)]
+
+
+ASKING = PodContainer(
+    name="trainer",
+    container_id=CONTAINER,
+    requested=ContainerRequest(resources={"nvidia.com/gpu": 2, "memory": 8}),
+    restarts=0,
+)
+
+
+@pytest.mark.parametrize(
+    ("case", "one", "expected"),
+    [
+        ("a user", unknown(0), '{"memory":"8","nvidia.com/gpu":"2"}'),
+        (
+            "a holder",
+            event(
+                entries=[entry(Account.IDLE, holder=0)],
+                pods=[],
+                held_by=[
+                    PodDescription(state=PodState.NAMED, namespace="research", name="train-0")
+                ],
+                holders=[EventHolder(pod=0, container="trainer", resources=["nvidia.com/gpu"])],
+            ),
+            '{"memory":"8","nvidia.com/gpu":"2"}',
+        ),
+        ("a user of another node", unknown(0, PodState.FOREIGN), None),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_row_that_came_before_its_pod_has_what_its_container_asks_for(
+    case: str, one: GpuEvent, expected: str | None, tmp_path: Path
+) -> None:
+    on = bus()
+    await publish(on, one)
+    await tell(on, record(containers=[ASKING]), seconds=10)
+    await stored(on, tmp_path, records=1, events=1)
+    assert query(tmp_path, "SELECT requested FROM {entries}") == [(expected,)], case
 
 
 async def test_a_held_part_is_nobody_s_whose_pod_was_deleted_before(tmp_path: Path) -> None:

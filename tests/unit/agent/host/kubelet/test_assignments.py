@@ -104,6 +104,20 @@ def test_an_allocation_says_who_holds_what_and_how_it_was_given() -> None:
     assert not unresolved
 
 
+@pytest.mark.parametrize(
+    ("namespaces", "is_admin"),
+    [((), None), (("serving",), True), (("monitoring", "serving"), True), (("monitoring",), None)],
+)
+def test_a_claim_of_a_namespace_for_admin_access_is_marked_and_no_device_of_a_plugin(
+    namespaces: tuple[str, ...], *, is_admin: bool | None
+) -> None:
+    one = pod(given("nvidia.com/gpu", GPU), claims=(claim("gpu.nvidia.com", "gpu-0"),))
+    assignments = find_assignments([one], ["nvidia.com/gpu"])
+    allocations, _ = allocate(assignments, INDEX, admin_access_namespaces=namespaces)
+
+    assert [each.admin_access for each in allocations] == [None, is_admin]
+
+
 HELD = [
     DeviceAllocation(
         gpu_uuid=gpu_uuid,

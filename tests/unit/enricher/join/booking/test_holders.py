@@ -24,6 +24,11 @@ def allocation(device: str = "GPU-a", pod: str = "p", **changes: object) -> Devi
     return DeviceAllocation(**(values | changes))  # type: ignore[arg-type]  # the names are its own
 
 
+def admin(pod: str) -> DeviceAllocation:
+    """Return the GPU as a claim for admin access gives it."""
+    return allocation(pod=pod, claim="monitoring/watch", admin_access=True)
+
+
 def replica(number: int, pod: str) -> DeviceAllocation:
     return allocation(f"GPU-a::{number}", pod, replica=str(number))
 
@@ -104,6 +109,22 @@ HELD = [
         [allocation(pod="p", claim="research/c"), allocation(pod="q", claim="research/c")],
         {0: (1, 2), 1: (1, 2)},
     ),
+    (
+        "admin access beside a whole GPU: it holds nothing",
+        [admin(pod="a"), allocation(pod="p")],
+        {0: (1, 1)},
+    ),
+    (
+        "admin access beside replicas: their parts are what they were",
+        [admin(pod="a"), shared(0, "p", of=4), shared(1, "q", of=4)],
+        {0: (1, 4), 1: (1, 4), None: (2, 4)},
+    ),
+    (
+        "a container with admin access that holds a GPU itself: that alone counts",
+        [admin(pod="p"), replica(0, "p"), replica(1, "q")],
+        {0: (1, 2), 1: (1, 2)},
+    ),
+    ("admin access alone: the GPU is nobody's", [admin(pod="a")], {None: (1, 1)}),
     (
         "pieces of memory: by bytes, and the rest is nobody's",
         [*(memory(number, "p") for number in range(8)), memory(8, "q"), memory(9, "q")],

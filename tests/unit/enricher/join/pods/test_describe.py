@@ -205,6 +205,39 @@ def test_a_static_pods_hash_leads_to_its_newest_object_once_the_old_one_is_gone(
     assert described(given, BY_HASH, 0).uid == expected.uid
 
 
+FORMER = pod(
+    0,
+    config_hash=HASH,
+    created_time_ns=T_NS,
+    deleted_time_ns=T_NS + 10 * SECOND_NS,
+    resource_version="8",
+)
+LATTER = pod(
+    1,
+    config_hash=HASH,
+    created_time_ns=T_NS + 12 * SECOND_NS,
+    # The same containers run on when the object is made anew.
+    containers=FORMER.containers,
+)
+CONTAINERS_OF_FORMER = [
+    BY_HASH,
+    BY_ID,
+    [ContainerRef(pod_uid=HASH, container_id=CONTAINER_IDS[0])],
+]
+
+
+@pytest.mark.parametrize("containers", CONTAINERS_OF_FORMER)
+@pytest.mark.parametrize("order", [[FORMER, LATTER], [LATTER, FORMER]])
+def test_a_late_tick_of_a_static_pod_is_of_the_object_that_was_there(
+    given: Given, containers: list[ContainerRef], order: Sequence[PodRecord]
+) -> None:
+    """In whatever order ticks and records come; in between it is the newer one's."""
+    for each in order:
+        given.read_pod(each)
+    found = [described(given, containers, at).uid for at in (20, 5, 11, 9, 12, 0, 10)]
+    assert found == [UIDS[number] for number in (1, 0, 1, 0, 1, 0, 1)]
+
+
 @pytest.mark.parametrize("order", [[OLD, NEW], [NEW, OLD], [OLD, NEW, OLD], [NEW, OLD, NEW]])
 def test_no_younger_pod_takes_the_name_of_one_that_lives(
     given: Given, order: Sequence[PodRecord]

@@ -52,6 +52,21 @@ def holders_of(event: GpuEvent) -> list[PodDescription]:
     return [event.pods[each.pod] for each in event.holders]
 
 
+def test_who_has_admin_access_is_no_holder_and_takes_nothing_from_those_that_are(
+    given: Given,
+) -> None:
+    given.read_pod(pod(1))
+    held = held_by("train-1")
+    admin = msgspec.structs.replace(
+        held[0], pod="a-watcher", replica=None, claim="research/watch", admin_access=True
+    )
+    event = given.take(allocations=[admin, *held])
+    assert [each.name for each in holders_of(event)] == ["train-1"]
+    assert [(one.holder, one.held_ns) for one in event.gpus[0].entries if one.held_ns] == [
+        (0, event.interval_ns)
+    ]
+
+
 def test_a_node_puts_idle_on_no_pod_of_another_node(given: Given) -> None:
     """The part stays held; whose it is has no name. Of a pod without a record it is the node's."""
     given.read_pod(pod(0))

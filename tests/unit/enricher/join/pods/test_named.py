@@ -4,9 +4,25 @@ import pytest
 from hypothesis import given as for_any
 from hypothesis import strategies as st
 
-from gpuledger.records import ContainerRef, DeviceAllocation, PodDescription, PodState
+from gpuledger.records import (
+    ContainerRef,
+    DeviceAllocation,
+    GpuEvent,
+    NamespaceRecord,
+    PodDescription,
+    PodState,
+)
+from tests.default_topics import NAMESPACES
 from tests.unit.enricher.join.builders import T_NS, Given
-from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod, process, reading
+from tests.unit.enricher.join.ticks import (
+    CONTAINER_IDS,
+    SECOND_NS,
+    UIDS,
+    pod,
+    process,
+    reading,
+    record,
+)
 
 GPUS = [reading(uuid=f"GPU-{number}", index=number) for number in range(3)]
 CONTAINERS = [
@@ -67,6 +83,36 @@ def test_once_the_record_has_come_the_pod_is_known_with_its_owner_and_labels(giv
     given.read_pod(pod(0))
     found = described(given, held(0), on={0: [0]})[UIDS[0]]
     assert (found.state, found.name, found.owner_name) == (PodState.KNOWN, "train-0", "train")
+
+
+def test_the_next_tick_after_the_record_has_what_it_asks_for_and_what_its_namespace_says(
+    given: Given,
+) -> None:
+    """The namespace's record may come before the pod's or after it."""
+    namespace = NamespaceRecord(
+        cluster="default",
+        name="research",
+        uid="namespace",
+        labels={"team": "vision"},
+        annotations={},
+        created_time_ns=T_NS - SECOND_NS,
+        resource_version="1",
+    )
+
+    def tick() -> GpuEvent:
+        return given.take(
+            gpus=GPUS,
+            containers=CONTAINERS[:1],
+            processes=[process(container=0)],
+            allocations=[held(0)],
+        )
+
+    assert tick().pods[0].requested is None
+    given.read_pod(pod(0))
+    assert tick().pods[0].requested == {"main": pod(0).containers[0].requested}
+    given.stage.take_namespaces([record(namespace, topic=NAMESPACES.name, key="default/research")])
+    (found,) = tick().namespaces or []
+    assert (found.name, found.labels) == ("research", {"team": "vision"})
 
 
 PENDING = {
