@@ -169,6 +169,7 @@ def used_in(event: GpuEvent, known: KnownUsers | None = None) -> Iterator[Used]:
     for books in event.gpus:
         gpu_uuid = books.reading.uuid
         device, of_entries = before.get(gpu_uuid), [*map(_whose_entry, books.entries)]
+        # Entries come in the same order for as long as the same containers are on the device.
         if device is None or device.whose != of_entries:
             device = whose.users_of(gpu_uuid, books.entries, of_entries)
         known.devices[gpu_uuid] = device

@@ -79,6 +79,7 @@ class CountedUse:
     def add(self, amounts: UsedAmounts, *, begun_ns: int) -> list[int]:
         """Add amounts; return the positions of the counters that begin by it."""
         begun: list[int] = []
+        # One pass, as there are some thirty of these in each tick.
         totals = self.amounts
         for index, amount in enumerate(amounts):
             if amount is not None:

@@ -190,6 +190,7 @@ class PartitionSender:
         A request that is cancelled on its way may have been taken: its ticks come twice. Where all
         that was begun is answered, it is committed.
         """
+        # Asked first: it is by what waits that a batch which was begun is known.
         is_idle = not self._waiting and (self._task is None or self._task.done())
         self._forget_waiting()
         if is_idle and self._is_uncommitted and self.undone is None:
@@ -228,6 +229,7 @@ class PartitionSender:
             if not await self._send_batch(polled.batch, polled.context):
                 return
             self._is_uncommitted = True
+            # Given up while its last request was on its way: all that is counted was answered.
             if self._is_ending:
                 await self._commit(polled.context)
                 return
