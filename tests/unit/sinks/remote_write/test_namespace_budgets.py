@@ -159,8 +159,10 @@ def test_a_node_that_falls_silent_gives_back_what_its_pods_had() -> None:
 
 def test_nodes_that_are_forgotten_for_want_of_room_have_nothing_of_a_budget() -> None:
     budgets = NamespaceBudgets({"*": 400 * OF_A_POD})
-    of_a_node = samples_of(pods_event(0, [1])).known_bytes + 4_000
-    series = ActiveSeries(budget=series_budget(20 * of_a_node), namespaces=budgets)
+    of_a_node = series_budget()
+    ActiveSeries(budget=of_a_node).encode(samples_of(pods_event(0, [1], node="made-up-000")))
+    bound = series_budget(20 * of_a_node.held_bytes)
+    series = ActiveSeries(budget=bound, namespaces=budgets)
     for number in range(300):
         series.encode(samples_of(pods_event(0, [1], node=f"made-up-{number}")))
 
