@@ -47,8 +47,8 @@ def watermark_key(stage: str, cluster: str, partition: int) -> str:
     return f"{stage}/{cluster}/{partition}"
 
 
-def counters_key(group: str, node: str) -> str:
-    """Return the key of what a consumer group has counted of a key's node."""
+def group_key(group: str, node: str) -> str:
+    """Return the key of what a consumer group knows of a key's node."""
     return f"{group}/{node}"
 
 

@@ -48,6 +48,7 @@ USES: Final = (
     TopicUse(topic="attributed_incidents", writers=("join",), readers=("sink alerts",)),
     TopicUse(topic="rows", writers=("sink rows", _PUT_BACK)),
     TopicUse(topic="counters", writers=("sink remote_write",), readers=("sink remote_write",)),
+    TopicUse(topic="conditions", writers=("sink alerts",), readers=("sink alerts",)),
     TopicUse(
         topic="dead_letters", writers=("join", *_SINKS, _PUT_BACK), readers=(_LIST, _PUT_BACK)
     ),

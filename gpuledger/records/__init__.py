@@ -18,6 +18,7 @@ from gpuledger.records.cluster import (
     PodContainer,
     PodRecord,
 )
+from gpuledger.records.conditions import HeldCondition, NodeConditions
 from gpuledger.records.counters import (
     CountedBoot,
     CountedPod,
@@ -92,6 +93,7 @@ __all__ = [
     "GpuThrottling",
     "GpuTotals",
     "GpuTraffic",
+    "HeldCondition",
     "IdleDrawSource",
     "Incident",
     "IncidentProcess",
@@ -100,6 +102,7 @@ __all__ = [
     "MigInstance",
     "NamespaceDescription",
     "NamespaceRecord",
+    "NodeConditions",
     "NodeCounters",
     "NodeDescription",
     "NodeProgress",

@@ -8,7 +8,7 @@ brought, and of each partition what came first is acknowledged first.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -19,9 +19,9 @@ from typing_extensions import override
 from gpuledger.bus.protocol import HistoryReader, Span, TopicPartition, WholeBus
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
 from gpuledger.codec import Decoder
-from gpuledger.errors import UndecodableError
+from gpuledger.errors import BusError, UndecodableError
 from gpuledger.keys import split_key
-from gpuledger.records import AttributedIncident
+from gpuledger.records import AttributedIncident, NodeConditions
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.http.client import open_http
 from gpuledger.runtime.logs import Repeats
@@ -29,6 +29,7 @@ from gpuledger.runtime.process_metrics import count_from_zero
 from gpuledger.settings.secret import shown_url
 from gpuledger.topics import Topics
 from sinks.alerts.active_alerts import ActiveAlert, Now
+from sinks.alerts.condition_state import ConditionState, NodeStates
 from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.posted_alert import AlertPosting
 from sinks.alerts.receivers import HEADERS, NAME, AlertmanagerClient, CheckedClient, Receivers
@@ -50,6 +51,8 @@ class _Polled:
     time_ns: int | None
     alerts: list[ActiveAlert]
     """What has to be answered first."""
+    states: dict[str, NodeConditions | None]
+    """The conditions that it has changed, which are written then."""
 
 
 class Unacknowledged:
@@ -57,6 +60,8 @@ class Unacknowledged:
 
     def __init__(self) -> None:
         self._polled: dict[TopicPartition, deque[_Polled]] = {}
+        self.answered: dict[TopicPartition, _Polled] = {}
+        """What is acknowledged once its conditions are written, of each partition as one."""
 
     def add(
         self,
@@ -66,8 +71,12 @@ class Unacknowledged:
         next_offset: int,
         time_ns: int | None,
         alerts: Sequence[ActiveAlert],
+        states: NodeStates,
     ) -> None:
-        """Have all before `next_offset` acknowledged once these alerts are answered."""
+        """Have all before `next_offset` acknowledged once these alerts are answered.
+
+        `states` are the conditions that were changed by it.
+        """
         for alert in alerts:
             alert.changes.awaited = alert.change
         waiting = self._polled.setdefault(partition, deque())
@@ -75,19 +84,32 @@ class Unacknowledged:
             last = waiting[-1]
             last.context, last.next_offset = context, next_offset
             last.time_ns = last.time_ns if time_ns is None else time_ns
+            last.states |= states
             return
         waiting.append(
-            _Polled(context=context, next_offset=next_offset, time_ns=time_ns, alerts=list(alerts))
+            _Polled(
+                context=context,
+                next_offset=next_offset,
+                time_ns=time_ns,
+                alerts=list(alerts),
+                states=dict(states),
+            )
         )
 
     def acknowledge_answered(self) -> None:
-        """Acknowledge what need not wait any more."""
+        """Acknowledge what need not wait any more; what has conditions to write is `answered`."""
         for partition, waiting in self._polled.items():
             for polled in waiting:
                 polled.alerts = [alert for alert in polled.alerts if not alert.is_answered]
             while waiting and not waiting[0].alerts:
                 done = waiting.popleft()
-                done.context.acknowledge(partition, done.next_offset, time_ns=done.time_ns)
+                # What is not written yet is of ticks before these: the later says what counts.
+                if (before := self.answered.get(partition)) is not None:
+                    done.states = before.states | done.states
+                if done.states:
+                    self.answered[partition] = done
+                else:
+                    done.context.acknowledge(partition, done.next_offset, time_ns=done.time_ns)
 
     def count(self) -> int:
         """Return how many alerts are waited for."""
@@ -97,12 +119,15 @@ class Unacknowledged:
         """Forget partitions: what was not answered of them is their next owner's to send."""
         for partition in partitions:
             self._polled.pop(partition, None)
+            self.answered.pop(partition, None)
 
 
 _NOT_EVALUATED: Final = {TickOrder.REPEATED: "duplicate", TickOrder.SUPERSEDED: "superseded"}
 """Why an event is not held against the rules, by where it stands."""
 _ANSWER_TIMEOUT_SECONDS: Final = 0.5
 """How long a poll waits for the answer to what the one before it brought."""
+_RELEASE_SECONDS: Final = 2.0
+"""How long conditions of partitions that are given up may take to be written."""
 _MAX_UNACKNOWLEDGED: Final = 2_000
 """So many alerts may wait for their first answer while polling goes on."""
 _log = structlog.get_logger(__name__)
@@ -115,7 +140,7 @@ async def open_sink(
     settings: AlertsSettings,
     readiness: Readiness,
     clock: Clock,
-    group: str,  # noqa: ARG001  # as OpenSink has it
+    group: str,
 ) -> AsyncIterator["AlertsSink"]:
     """Open the sink that holds the rules against every event and reports to the Alertmanagers."""
     check = readiness.check("alerts.receiver", severity=CheckSeverity.WARNING)
@@ -124,6 +149,7 @@ async def open_sink(
     count_from_zero(ALERTMANAGER_ANSWERS_TOTAL, alertmanager=shown, status=ALERTMANAGER_STATUSES)
     async with (
         bus.reader() as history,
+        bus.producer() as producer,
         open_http(
             headers={**settings.headers, **HEADERS}, timeout_seconds=settings.timeout_seconds
         ) as http,
@@ -144,6 +170,10 @@ async def open_sink(
             check=check,
             topics=bus.topics,
             history=history,
+            conditions=ConditionState(
+                topic=bus.topics.conditions.name, group=group, history=history, producer=producer
+            ),
+            conditions_check=readiness.check("alerts.conditions", severity=CheckSeverity.WARNING),
         )
         try:
             yield sink
@@ -165,7 +195,10 @@ class AlertsSink(Sink):
         check: Check,
         topics: Topics,
         history: HistoryReader,
+        conditions: ConditionState,
+        conditions_check: Check,
     ) -> None:
+        self._conditions, self._conditions_check = conditions, conditions_check
         self._settings, self._clock = settings, clock
         self._events = topics.events.name
         self._incidents = topics.attributed_incidents.name
@@ -178,7 +211,7 @@ class AlertsSink(Sink):
         self._evaluators: dict[int, RuleEvaluator] = {}
         self._held: Partitions = frozenset()
         self._unrestored: Partitions = frozenset()
-        """Of the incidents, partitions whose states are still to be read back."""
+        """Partitions whose states or conditions are still to be read back."""
         self._slots = AlertSlots()
         self._repeats = Repeats()
         self._unacknowledged = Unacknowledged()
@@ -194,19 +227,29 @@ class AlertsSink(Sink):
 
     @override
     async def assign(self, partitions: Partitions, context: SinkContext) -> None:
-        """Begin anew: `for` begins again, and states are read back by `prepare`."""
+        """Begin anew: conditions and states are read back by `prepare`."""
         self._held |= partitions
-        self._unrestored |= {at for at in partitions if at.topic == self._incidents}
+        self._unrestored |= partitions
 
     @override
     async def prepare(self, context: SinkContext) -> Partitions:
-        """Read back the states that stand in new partitions; raises BusError."""
+        """Read back the states and conditions of new partitions; raises BusError."""
         for partition in sorted(self._unrestored):
-            await self._restore(partition, context)
+            if partition.topic == self._incidents:
+                await self._restore_states(partition, context)
+            else:
+                await self._restore_conditions(partition)
             self._unrestored -= {partition}
         return frozenset()
 
-    async def _restore(self, partition: TopicPartition, context: SinkContext) -> None:
+    async def _restore_conditions(self, partition: TopicPartition) -> None:
+        """Read for how long the conditions of the partition's nodes have held."""
+        known = await self._conditions.read(partition.partition)
+        if partition in self._held:
+            for conditions in known:
+                self._evaluator_of(partition).restore_conditions(conditions)
+
+    async def _restore_states(self, partition: TopicPartition, context: SinkContext) -> None:
         """Read what is kept of the incidents before those that come now."""
         next_offset = await context.consumer.committed(partition)
         span = (await self._history.spans(partition.topic)).get(partition)
@@ -252,6 +295,26 @@ class AlertsSink(Sink):
             )
 
         await self._until(has_room)
+        await self._write_conditions(self._unacknowledged.answered.keys())
+
+    async def _write_conditions(self, partitions: Iterable[TopicPartition]) -> None:
+        """Write the conditions of what is answered, and acknowledge it then."""
+        answered = [at for at in partitions if at in self._unacknowledged.answered]
+        await asyncio.gather(*map(self._write_conditions_of, answered))
+
+    async def _write_conditions_of(self, partition: TopicPartition) -> None:
+        answered = self._unacknowledged.answered[partition]
+        try:
+            await self._conditions.write(partition.partition, answered.states)
+        except BusError as error:
+            # Nothing is acknowledged until they are there; the next call writes them again.
+            self._conditions_check.failed(str(error))
+            return
+        self._conditions_check.ok("conditions are written")
+        # It may have been given up meanwhile.
+        if self._unacknowledged.answered.pop(partition, None) is not None:
+            next_offset, time_ns = answered.next_offset, answered.time_ns
+            answered.context.acknowledge(partition, next_offset, time_ns=time_ns)
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
         """Send what is due, and acknowledge what is answered, until it is so."""
@@ -267,6 +330,9 @@ class AlertsSink(Sink):
         """Forget these without ending their alerts: the next owner goes on, or they end."""
         # What is answered by now counts while the partitions are still ours.
         self._unacknowledged.acknowledge_answered()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_RELEASE_SECONDS):
+                await self._write_conditions(partitions)
         self._unacknowledged.drop(partitions)
         self._held -= partitions
         self._unrestored -= partitions
@@ -297,6 +363,7 @@ class AlertsSink(Sink):
             next_offset=batch.next_offset,
             time_ns=newest_ns,
             alerts=evaluator.alerts.not_awaited(),
+            states=evaluator.take_changed(self._conditions.group),
         )
 
     def _evaluator_of(self, partition: TopicPartition) -> RuleEvaluator:

@@ -12,9 +12,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS
-from gpuledger.keys import node_key
+from gpuledger.keys import node_key, split_key
 from gpuledger.recent import Recent
-from gpuledger.records import AttributedIncident, GpuBooks, GpuEvent
+from gpuledger.records import (
+    AttributedIncident,
+    GpuBooks,
+    GpuEvent,
+    HeldCondition,
+    NodeConditions,
+)
+from gpuledger.records.conditions import MAX_HELD_CONDITIONS
 from sinks.alerts.active_alerts import ActiveAlerts, Now
 from sinks.alerts.incident_alerts import STATE_SILENT_NS, IncidentAlerts
 from sinks.alerts.rules import IncidentWords, Rule
@@ -37,10 +44,16 @@ class _Condition:
     """The last tick of that boot in which it held, or which did not say whether it did."""
     held_ns: int = 0
     """What ticks have covered of the time since the first tick in which it held."""
+    fired_ns: int | None = None
+    """Since when its alert stands, by the node's clock; set once it fires."""
     alert: Labels | None = None
-    """The identity of its alert, once it fires."""
+    """The identity of its alert, once it fires here."""
     is_left_out: bool = False
     """Whether there was no room for its alert at some time."""
+
+    def has_counted(self, event: GpuEvent) -> bool:
+        """Return whether a tick is counted already, as one that is read again after a restart."""
+        return event.boot_id == self.boot_id and event.seq <= self.seq
 
     def go_on(self, event: GpuEvent) -> bool:
         """Count what a tick covers; return false where it begins anew, after a reboot or a gap.
@@ -78,6 +91,8 @@ class RuleEvaluator:
         self._slots = slots or AlertSlots()
         self._timelines = Timelines()
         self._conditions: Recent[_Key, _Condition] = Recent(max_a_day=MAX_CONDITIONS)
+        self._changed: dict[str, int] = {}
+        """The nodes whose conditions have changed, and the time of the tick by which they have."""
         self.alerts = ActiveAlerts(slots=self._slots)
         self._incidents = IncidentAlerts(self.alerts, words=words, state_silent_ns=state_silent_ns)
 
@@ -87,26 +102,34 @@ class RuleEvaluator:
         if order is not TickOrder.CURRENT:
             return order
         self._incidents.see(event, now=now)
-        node = node_key(event)
         for books in event.gpus:
             for rule in self._rules:
-                measure = rule.measure(books, event.interval_ns)
-                key = (rule.name, node, books.reading.uuid)
-                if measure is not None and measure >= rule.threshold:
-                    self._holds(rule, key, event, books, measure=measure, now=now)
-                elif (condition := self._conditions.get(key)) is None:
-                    continue
-                elif measure is None:
-                    # What could not be measured neither begins nor ends anything. Only a condition
-                    # that has not fired yet begins anew behind a reboot or a gap.
-                    if not condition.go_on(event) and condition.alert is None:
-                        del self._conditions[key]
-                else:
-                    # As in Prometheus: a condition that has not fired yet goes without a word.
-                    del self._conditions[key]
-                    if condition.alert is not None:
-                        self.alerts.end(condition.alert, at_ns=event.time_ns, now=now)
+                self._evaluate_rule(rule, event, books, now=now)
         return order
+
+    def _evaluate_rule(self, rule: Rule, event: GpuEvent, books: GpuBooks, *, now: Now) -> None:
+        node = node_key(event)
+        key = (rule.name, node, books.reading.uuid)
+        condition = self._conditions.get(key)
+        # Read again after a restart: what it says is in what was read back.
+        if condition is not None and condition.has_counted(event):
+            return
+        measure = rule.measure(books, event.interval_ns)
+        if measure is not None and measure >= rule.threshold:
+            self._holds(rule, key, event, books, measure=measure, now=now)
+        elif condition is None:
+            return
+        elif measure is None:
+            # What could not be measured neither begins nor ends anything. Only a condition that has
+            # not fired yet begins anew behind a reboot or a gap.
+            if not condition.go_on(event) and condition.fired_ns is None:
+                del self._conditions[key]
+        else:
+            # As in Prometheus: a condition that has not fired yet goes without a word.
+            del self._conditions[key]
+            if condition.alert is not None:
+                self.alerts.end(condition.alert, at_ns=event.time_ns, now=now)
+        self._changed[node] = event.time_ns
 
     def age_ns(self, attributed: AttributedIncident, *, now: Now) -> int:
         """Return how long ago an incident was; below zero where its node's clock is ahead.
@@ -148,12 +171,13 @@ class RuleEvaluator:
             if self.alerts.confirm(condition.alert, now=now):
                 return
             condition.is_left_out = True  # it gave way, which is reported
-        elif condition.held_ns < rule.for_ns:
+        elif condition.fired_ns is None and condition.held_ns < rule.for_ns:
             return
+        fired_ns = condition.fired_ns = condition.fired_ns or event.time_ns
         condition.alert = self.alerts.fire(
             rule.labels_of(event, books),
             rule.annotations_of(event, books, measure=measure),
-            since_ns=event.time_ns,
+            since_ns=fired_ns,
             now=now,
         )
         if condition.alert is None and not condition.is_left_out:
@@ -174,4 +198,50 @@ class RuleEvaluator:
             key for key, condition in self._conditions.items() if condition.alert in silent
         ]:
             del self._conditions[key]
+            self._changed.setdefault(key[1], now.time_ns)
         return len(silent)
+
+    def restore_conditions(self, known: NodeConditions) -> None:
+        """Go on with the conditions of a node; of other rules and thresholds none is known."""
+        thresholds = {rule.name: rule.threshold for rule in self._rules}
+        for held in known.conditions:
+            if thresholds.get(held.rule) == held.threshold:
+                key = (held.rule, node_key(known), held.gpu_uuid)
+                self._conditions[key] = _Condition(
+                    held.boot_id, held.seq, held.held_ns, held.fired_time_ns
+                )
+
+    def take_changed(self, group: str) -> dict[str, NodeConditions | None]:
+        """Return the conditions of nodes where any has changed since the last call, by node's key.
+
+        `None` where none holds any more.
+        """
+        changed, self._changed = self._changed, {}
+        if not changed:
+            return {}
+        thresholds = {rule.name: rule.threshold for rule in self._rules}
+        held: dict[str, list[HeldCondition]] = {}
+        for (rule, node, gpu_uuid), condition in self._conditions.items():
+            if node in changed:
+                held.setdefault(node, []).append(
+                    HeldCondition(
+                        rule=rule,
+                        threshold=thresholds[rule],
+                        gpu_uuid=gpu_uuid,
+                        boot_id=condition.boot_id,
+                        seq=condition.seq,
+                        held_ns=condition.held_ns,
+                        fired_time_ns=condition.fired_ns,
+                    )
+                )
+        found: dict[str, NodeConditions | None] = dict.fromkeys(changed)
+        for key, conditions in held.items():
+            cluster, node = split_key(key)
+            found[key] = NodeConditions(
+                group=group,
+                cluster=cluster,
+                node=node,
+                time_ns=changed[key],
+                conditions=conditions[:MAX_HELD_CONDITIONS],
+            )
+        return found

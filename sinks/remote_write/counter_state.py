@@ -14,14 +14,15 @@ from typing import Final
 import structlog
 
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
-from gpuledger.bus.protocol import HistoryReader, Message, Span, TopicPartition, WholeBus
+from gpuledger.bus.protocol import HistoryReader, Message, TopicPartition, WholeBus
 from gpuledger.bus.transactional_writers import TransactionalWriters
 from gpuledger.clock import NS_PER_DAY, NS_PER_MS
-from gpuledger.codec import decoder_of, encode
+from gpuledger.codec import encode
 from gpuledger.errors import UndecodableError
-from gpuledger.keys import counters_key, node_key
+from gpuledger.keys import group_key, node_key
 from gpuledger.records import NodeCounters
 from gpuledger.runtime.logs import Repeats
+from sinks.group_state import read_states, take_outdated
 from sinks.remote_write.node_intervals import NodeIntervals
 
 _KEPT_NS: Final = 2 * NS_PER_DAY
@@ -48,11 +49,7 @@ class CounterState:
         wanted = list(numbers)
         await self._writers.open(wanted)
         async with self._bus.reader() as reader:
-            spans = await reader.spans(self._topic.name)
-            return {
-                number: await self._read(reader, TopicPartition(self._topic.name, number), spans)
-                for number in wanted
-            }
+            return {number: await self._read(reader, number) for number in wanted}
 
     def __contains__(self, number: int) -> bool:
         """Return whether the partition is held, so that something can be committed."""
@@ -79,50 +76,27 @@ class CounterState:
         """Release partitions; a commit under way may end."""
         await self._writers.close(numbers)
 
-    async def _read(
-        self, reader: HistoryReader, at: TopicPartition, spans: Mapping[TopicPartition, Span]
-    ) -> dict[str, NodeCounters]:
-        """Return the newest counters of each node of the partition that are this group's."""
-        decode = decoder_of(self._topic.name, NodeCounters).decode
-        found: dict[str, NodeCounters] = {}
-        own = counters_key(self._group, "")
-        span = spans.get(at)
-        if span is None or span.first >= span.end:
-            return found
-        async for records in reader.read(at, span):
-            for record in records:
-                key = (record.key or b"").decode(errors="replace")
-                node = key.removeprefix(own)
-                # A node's key has one slash: with more it is of a group whose name begins alike.
-                if node == key or node.count("/") != 1:
-                    continue
-                if record.value is None:
-                    found.pop(node, None)
-                    continue
-                try:
-                    found[node] = decode(record.value)
-                except UndecodableError as error:
-                    # Its counters begin anew, which readers take for a reset.
-                    if count := _repeats.count("counters"):
-                        _log.warning("counters_skipped", key=key, count=count, error=str(error))
-        return self._without_outdated(at.partition, found)
+    async def _read(self, reader: HistoryReader, number: int) -> dict[str, NodeCounters]:
+        """Return the newest counters of each node of the partition that are this group's.
 
-    def _without_outdated(
-        self, number: int, found: dict[str, NodeCounters]
-    ) -> dict[str, NodeCounters]:
-        """Return the counters less those of nodes that are gone, which the next commit removes."""
-        newest_ns = max((counted.time_ns for counted in found.values()), default=0)
-        outdated = [
-            node for node, counted in found.items() if newest_ns - counted.time_ns > _KEPT_NS
-        ]
-        self._outdated[number] = [counters_key(self._group, node) for node in outdated]
-        return {node: counted for node, counted in found.items() if node not in outdated}
+        Those of nodes that are gone are removed by the next commit.
+        """
+        found = await read_states(
+            reader,
+            TopicPartition(self._topic.name, number),
+            NodeCounters,
+            group=self._group,
+            skip=_skip,
+        )
+        outdated = take_outdated(found, kept_ns=_KEPT_NS)
+        self._outdated[number] = [group_key(self._group, node) for node in outdated]
+        return found
 
     def _message(self, node: NodeIntervals) -> Message:
         while True:
             counted = node.take_record(self._group)
             message = Message(
-                key=counters_key(self._group, node_key(counted)).encode(),
+                key=group_key(self._group, node_key(counted)).encode(),
                 value=encode(counted),
                 timestamp_ms=counted.time_ns // NS_PER_MS,
             )
@@ -130,6 +104,12 @@ class CounterState:
             if size_bytes(message.key, message.value) <= MAX_MESSAGE_BYTES // 2:
                 return message
             node.halve()
+
+
+def _skip(key: str, error: UndecodableError) -> None:
+    # Its counters begin anew, which readers take for a reset.
+    if count := _repeats.count("counters"):
+        _log.warning("counters_skipped", key=key, count=count, error=str(error))
 
 
 @asynccontextmanager

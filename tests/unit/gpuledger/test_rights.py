@@ -33,7 +33,11 @@ def test_a_sink_has_its_own_group_and_reads_its_own_topics(kind: SinkKind) -> No
     reads = {each.name for each in found if each.resource == "topic" and "Read" in each.operations}
     assert who.group == kind.group
     beside = {Topics().watermarks.name} if kind.relays_watermarks else set()
-    of_kind = {"store": Topics().pods.name, "remote_write": Topics().counters.name}
+    of_kind = {
+        "store": Topics().pods.name,
+        "remote_write": Topics().counters.name,
+        "alerts": Topics().conditions.name,
+    }
     beside |= {of_kind[kind.name]} if kind.name in of_kind else set()
     assert reads == {topic.name for topic in kind.topics(Topics())} | beside
 

@@ -58,6 +58,7 @@ def watching(clock: ManualClock) -> Take:
     def take(of: GpuEvent) -> None:
         watch.evaluate(of, now=Now.of(clock))
         watch.forget(now=Now.of(clock), silent_ns=600 * 10**9)
+        watch.take_changed("group")
 
     return take
 

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.runtime import Readiness
@@ -66,6 +67,41 @@ async def test_no_alert_is_sent_while_nothing_is_wrong() -> None:
         await eventually(is_committed(on, 3))
 
     assert alerts(receiver) == []
+
+
+async def test_for_goes_on_where_a_sink_is_started_again() -> None:
+    on = bus()
+    async with receiving() as receiver:
+        async with running(sink(on, receiver)):
+            await publish(on, busy(0))
+            await eventually(is_committed(on, 1))
+        async with running(sink(on, receiver)):
+            await publish(on, busy(1))
+            await eventually(is_committed(on, 2))
+            assert len(alerts(receiver)) == 1
+        # The third one begins with an alert that stands since the second tick.
+        async with running(sink(on, receiver)):
+            await publish(on, busy(2), quiet(3))
+            await eventually(is_committed(on, 4))
+
+    assert {alert["startsAt"] for alert in alerts(receiver)} == {rfc3339(busy(1).time_ns)}
+
+
+@pytest.mark.parametrize("value", [b"", b"\xff", b"{}", b'{"conditions":[[1]]}', None])
+async def test_what_cannot_be_read_of_conditions_lets_them_begin_anew(value: bytes | None) -> None:
+    on = bus()
+    for key in (f"{ALERTS.group}/default/{NODE}", f"{ALERTS.group}/a/b/c", "\x00"):
+        await put(on, on.topics.conditions.name, Message(key.encode(), value, 0))
+    async with receiving() as receiver, running(sink(on, receiver)):
+        await publish(on, busy(0), busy(1))
+        await eventually(is_committed(on, 2))
+
+    assert len(alerts(receiver)) == 1
+
+
+async def put(on: MemoryBus, topic: str, message: Message) -> None:
+    async with on.producer() as producer:
+        await producer.publish(topic, AT_INCIDENTS.partition, [message])
 
 
 async def test_one_alertmanager_that_is_away_holds_nothing_up_and_is_told_later() -> None:

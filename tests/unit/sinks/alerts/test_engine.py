@@ -3,15 +3,20 @@
 from datetime import datetime
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from gpuledger.codec import encode
 from gpuledger.records import (
     Account,
     AttributedIncident,
     Entry,
     GpuEvent,
     Incident,
+    NodeConditions,
     PodDescription,
     PodState,
     Severity,
@@ -84,6 +89,83 @@ def test_an_alert_fires_once_its_condition_has_lasted_by_the_events_time(
 
     states = ["firing" if alert.ends_ns is None else "ended" for alert in watched.alerts]
     assert states == ([] if standing is None else [standing])
+
+
+def go_on(before: RuleEvaluator, states: dict[str, NodeConditions | None]) -> RuleEvaluator:
+    """Return a new evaluator that knows what the former has written, as the topic carries it."""
+    states |= before.take_changed("group")
+    after = watch()
+    for state in states.values():
+        if state is not None:
+            after.restore_conditions(msgspec.json.decode(encode(state), type=NodeConditions))
+    return after
+
+
+def firing(of: RuleEvaluator) -> list[tuple[tuple[tuple[str, str], ...], int]]:
+    return [(alert.labels, alert.starts_ns) for alert in of.alerts if alert.ends_ns is None]
+
+
+@given(
+    st.lists(st.sampled_from([BUSY, BUSY, BUSY, IDLE, None]), max_size=12),
+    st.sets(st.integers(1, 12)),
+)
+def test_how_long_a_condition_has_held_goes_on_over_restarts(
+    host_seconds: list[float | None], restarts: set[int]
+) -> None:
+    whole, cut, states = watch(), watch(), dict[str, NodeConditions | None]()
+    # An alert is sent again once a tick says that its condition still holds.
+    for number, seconds in enumerate([*host_seconds, BUSY]):
+        if number in restarts:
+            cut = go_on(cut, states)
+        for watched in (whole, cut):
+            watched.evaluate(tick(number, host_seconds=seconds), now=now_at(number))
+
+    assert firing(cut) == firing(whole)
+
+
+@pytest.mark.parametrize("repeated", [1, 3])
+def test_ticks_that_are_read_again_after_a_restart_count_once(repeated: int) -> None:
+    before = watch(for_seconds=5.0)
+    evaluate(before, BUSY, BUSY, BUSY)
+    after = watch(for_seconds=5.0)
+    for state in before.take_changed("group").values():
+        assert state is not None
+        after.restore_conditions(state)
+
+    evaluate(after, *[BUSY] * repeated, first=3 - repeated)
+    evaluate(after, BUSY, BUSY, first=3)
+    assert not firing(after)
+    evaluate(after, BUSY, first=5)
+    assert firing(after)
+
+
+@pytest.mark.parametrize(
+    ("for_seconds", "threshold", "fires"), [(3.0, 0.1, True), (2.0, 0.1, True), (3.0, 0.2, False)]
+)
+def test_a_condition_goes_on_under_another_for_and_begins_anew_under_another_threshold(
+    *, for_seconds: float, threshold: float, fires: bool
+) -> None:
+    before = watch()
+    evaluate(before, BUSY, BUSY, BUSY)
+    busy = BusyWithoutPodSettings(for_seconds=for_seconds, threshold_ratio=threshold)
+    after = RuleEvaluator(rules=rules_of(AlertsSettings(busy_without_pod=busy)))
+    for state in before.take_changed("group").values():
+        assert state is not None
+        after.restore_conditions(state)
+    evaluate(after, BUSY, first=3)
+
+    assert bool(firing(after)) == fires
+
+
+def test_what_holds_no_more_is_written_as_nothing() -> None:
+    watched, node = watch(), f"default/{NODE}"
+    evaluate(watched, BUSY)
+    assert list(watched.take_changed("group")) == [node]
+    assert watched.take_changed("group") == {}
+    evaluate(watched, IDLE, first=1)
+    assert watched.take_changed("group") == {node: None}
+    evaluate(watched, IDLE, first=2)
+    assert watched.take_changed("group") == {}
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,12 @@ class Given:
         self, next_offset: int, alerts: Sequence[ActiveAlert] = (), *, at: TopicPartition = AT
     ) -> None:
         self.unacknowledged.add(
-            at, context=self.context, next_offset=next_offset, time_ns=None, alerts=alerts
+            at,
+            context=self.context,
+            next_offset=next_offset,
+            time_ns=None,
+            alerts=alerts,
+            states={},
         )
 
     def acknowledged(self) -> list[tuple[TopicPartition, int]]:
