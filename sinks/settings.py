@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gpuledger.ledger.dcgm import DcgmSeries
-from gpuledger.ledger.families import FAMILIES
+from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.series import SentLabels, label_of
 from gpuledger.ledger.usage import COUNTERS
@@ -170,7 +170,7 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
 
 
 OWN_LABELS: Final = {"cluster", "node"}.union(
-    *(family.labels for family in (*FAMILIES, COUNTERS, *HEALTH_FAMILIES))
+    *(family.labels for family in (*FAMILIES, COUNTERS, *HEALTH_FAMILIES, *INCIDENT_FAMILIES))
 )
 """What gpuledger's series are labelled with."""
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")

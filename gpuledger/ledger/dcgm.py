@@ -7,12 +7,13 @@ instances that share a memory tell of it once. Pure.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from gpuledger.ledger.entries import NO_POD, PodIndex, PodOfEntry
-from gpuledger.ledger.families import Family, FamilyMetric
+from gpuledger.ledger.families import Family, FamilyMetric, OverInterval
 from gpuledger.ledger.series import SeriesGroup, SeriesValues
 from gpuledger.records import GpuBooks, GpuEvent, GpuReading
 
@@ -120,6 +121,12 @@ OF_MEMORIES: Final = (
         lambda reading: _mib(reading.memory_total_bytes),
     ),
 )
+LAST_XID: Final = FamilyMetric(
+    name="DCGM_FI_DEV_XID_ERRORS",
+    help="Value of the last XID error encountered.",
+    over_interval=OverInterval.LAST,
+)
+_NO_XIDS: Final[Mapping[str, int]] = MappingProxyType({})
 _LABELS: Final = ("gpu", "UUID", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID")
 _POD_LABELS: Final = ("namespace", "pod", "container")
 _Instance = tuple[str | None, int | None]
@@ -154,11 +161,17 @@ class DcgmSeries:
                 labels=(*labels, *_POD_LABELS),
                 metrics=tuple(field.metric for field in OF_MEMORIES),
             ),
+            Family(labels=(*labels, *_POD_LABELS), metrics=(LAST_XID,)),
         )
 
-    def values_of(self, event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
-        """Return the values of each group; raises ValueError as `EventSeries.values_of` does."""
-        of_devices, of_memories = self.families
+    def values_of(
+        self, event: GpuEvent, last_xids: Mapping[str, int] = _NO_XIDS
+    ) -> dict[SeriesGroup, SeriesValues]:
+        """Return the values of each group; raises ValueError as `EventSeries.values_of` does.
+
+        `last_xids` are those of the node's GPUs since its boot, by UUID.
+        """
+        of_devices, of_memories, of_xids = self.families
         rows = list(_rows(event))
         values: dict[SeriesGroup, SeriesValues] = {}
         for row in rows:
@@ -169,6 +182,10 @@ class DcgmSeries:
             if row.tells_memory:
                 memory = SeriesGroup(of_memories, labels)
                 values[memory] = _read(OF_MEMORIES, row.reading, parts)
+            # Of instances the driver says it where it can; the last of the board stands for all.
+            if row.reading.parent_uuid is None:
+                last_xid = float(last_xids.get(row.reading.uuid, 0))
+                values[SeriesGroup(of_xids, labels)] = (last_xid,)
         return values
 
 

@@ -20,8 +20,11 @@ from gpuledger.records.cluster import (
 )
 from gpuledger.records.counters import (
     CountedBoot,
+    CountedIncidents,
+    CountedKind,
     CountedPod,
     CountedSeries,
+    CountedXid,
     NodeCounters,
     WaitingUse,
 )
@@ -72,8 +75,11 @@ __all__ = [
     "ContainerRef",
     "ContainerRequest",
     "CountedBoot",
+    "CountedIncidents",
+    "CountedKind",
     "CountedPod",
     "CountedSeries",
+    "CountedXid",
     "DeadLetter",
     "DeviceAllocation",
     "EnergyMethod",

@@ -12,7 +12,7 @@ import duckdb
 import pytest
 from msgspec.structs import replace
 
-from gpuledger.ledger.families import FAMILIES
+from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.rows import EntryRow
 from gpuledger.records import (
@@ -66,7 +66,7 @@ def series() -> Iterator[list[str]]:
 def health_series() -> Iterator[list[str]]:
     yield ["series", "type", "labels beside `cluster` and `node`", "meaning"]
     yield ["---"] * 4
-    for family in HEALTH_FAMILIES:
+    for family in (*HEALTH_FAMILIES, *INCIDENT_FAMILIES):
         (metric,) = family.metrics
         labels = " ".join(f"`{label}`" for label in family.labels)
         yield [f"`{metric.name}`", metric.kind, labels, metric.help]
