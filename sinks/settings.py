@@ -110,8 +110,8 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
     dcgm_host_label: Literal["hostname", "Hostname"] = "hostname"
     """The label of these that names the node: `hostname` since May 2026, `Hostname` before."""
     health_interval_seconds: Seconds = 10.0
-    """How often samples of the GPUs' health are sent: errors, throttling, links. Agents ask for it
-    every 10 s."""
+    """How often samples of the GPUs' health are sent: errors, throttling, links, incidents. Agents
+    ask for it every 10 s."""
     samples_per_request: Count = 2000
     """How many samples a request holds at most, one tick of one node apart."""
     queue_bytes: Count = 16_777_216

@@ -283,7 +283,7 @@ class ActiveSeries:
                 past = self._begin(samples.node, group, values, is_counted=False)
             if past is not None:
                 # Of nothing that was sent before, so that nothing ends.
-                groups.append(past.next(values))
+                groups.append(past.next(values, samples.starts_ms.get(group)))
         return EncodedTick.of(time, groups, is_behind=node.go_to(time_ms))
 
     def _begin(

@@ -8,13 +8,14 @@ next one.
 **A series begins with 0.** Its first sample is a 0 before that of the first value, so that an
 increase has the first incident. Kinds have series while the GPU is in the node's ticks, with 0 from
 the start; a code has one from its first XID on. Where a series began is in the state once it was
-sent: until then a sink that goes on sends the 0 again.
+sent: until then a sink that goes on sends the 0 again. Such a 0 travels by itself: a receiver that
+refuses a request for what it has already of other series shall not be without it.
 
 **Each incident once.** What was counted last is remembered by its hash, as agents publish again
 what nobody acknowledged. Pure.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -65,8 +66,8 @@ class IncidentSamples:
     values: Mapping[SeriesGroup, SeriesValues]
     starts_ms: Mapping[SeriesGroup, Sequence[int | None]]
     """When each was 0, in milliseconds since the epoch."""
-    begun: Mapping[SeriesGroup, Collection[int]]
-    """Those that begin, with a 0 at their start."""
+    begun: Sequence[SeriesGroup]
+    """Those that begin, with a 0 at their start, which all have in common."""
 
 
 class IncidentsOfNode:
@@ -158,7 +159,7 @@ class IncidentsOfNode:
     def _samples(self, time_ns: int, begins_ns: int) -> IncidentSamples:
         values: dict[SeriesGroup, SeriesValues] = {}
         starts_ms: dict[SeriesGroup, Sequence[int | None]] = {}
-        begun: dict[SeriesGroup, Collection[int]] = {}
+        begun: list[SeriesGroup] = []
 
         def tell(group: SeriesGroup, total: int, begun_ns: int | None) -> None:
             start_ns = begins_ns if begun_ns is None else begun_ns
@@ -166,7 +167,7 @@ class IncidentsOfNode:
             starts_ms[group] = (start_ns // NS_PER_MS + 1,)
             # What is 0 at its first sample begins with that.
             if begun_ns is None and total:
-                begun[group] = (0,)
+                begun.append(group)
 
         for uuid, gpu in self._gpus.items():
             if abs(time_ns - gpu.seen_ns) > SENT_NS:

@@ -253,18 +253,29 @@ class NodeIntervals:
         samples = self._incidents.samples(
             closed.gpus, time_ns=closed.time_ns, interval_ns=self._interval_ns
         )
-        if samples is not None:
+        if samples is None:
+            return
+        for group in samples.begun:
+            (start_ms,) = samples.starts_ms[group]
             yield IntervalSamples(
                 node=self._node,
-                time_ns=closed.time_ns,
-                values=samples.values,
-                starts_ms=samples.starts_ms,
-                begun=samples.begun,
+                time_ns=(start_ms or 0) * NS_PER_MS,
+                values={group: (0.0,)},
+                starts_ms={group: (start_ms,)},
                 record=closed.last,
-                is_late=closed.is_late,
+                is_past=True,
                 is_of_incidents=True,
-                known_bytes=self._incidents.size_bytes,
             )
+        yield IntervalSamples(
+            node=self._node,
+            time_ns=closed.time_ns,
+            values=samples.values,
+            starts_ms=samples.starts_ms,
+            record=closed.last,
+            is_late=closed.is_late,
+            is_of_incidents=True,
+            known_bytes=self._incidents.size_bytes,
+        )
 
     def _count(self, closed: _OpenInterval) -> None:
         # Of late ticks alone there is no time but the one that was reached before.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli.docs_gen import DEPLOYABLES, collectors_of
-from gpuledger.ledger.families import FAMILIES, Family, INCIDENT_FAMILIES
+from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES, Family
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.series import values_of
 from gpuledger.records import NodeSample

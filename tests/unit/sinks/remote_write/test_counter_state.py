@@ -1,16 +1,15 @@
 """The state of counters on the bus: a sink goes on where the one before it has committed."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from typing_extensions import override
 
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Message, TopicPartition, Transactions
+from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import decoder_of
 from gpuledger.errors import BusUnavailableError, FencedError
 from gpuledger.ledger.usage import COUNTERS
@@ -35,6 +34,7 @@ from tests.unit.sinks.builders import (
 from tests.unit.sinks.receiver import Received, Receiver, receiving
 from tests.unit.sinks.remote_write import sending
 from tests.unit.sinks.remote_write.oracle import parse_compressed
+from tests.unit.sinks.remote_write.torn_transactions import TornBus
 
 AT = place_of(NODE)
 STATE = TopicPartition(bus().topics.counters.name, AT.partition)
@@ -175,40 +175,6 @@ async def test_counters_of_nodes_that_are_long_gone_are_removed() -> None:
         async with running(sink(on, receiver, interval_seconds=0)):
             await eventually(is_committed(on, 3))
     assert (f"{REMOTE_WRITE.group}/default/{gone}", None) in await state(on)
-
-
-class TornTransactions:
-    """Transactions of which the first fail, after having done nothing or all of it."""
-
-    def __init__(self, inner: Transactions, bus: "TornBus") -> None:
-        self._inner, self._bus = inner, bus
-
-    async def commit(
-        self,
-        messages: Mapping[TopicPartition, Sequence[Message]],
-        *,
-        offsets: Mapping[TopicPartition, int],
-        group: str,
-    ) -> Mapping[TopicPartition, int] | None:
-        if not self._bus.errors:
-            return await self._inner.commit(messages, offsets=offsets, group=group)
-        error = self._bus.errors.pop(0)
-        if self._bus.is_done_all_the_same:
-            await self._inner.commit(messages, offsets=offsets, group=group)
-        raise error
-
-
-class TornBus(MemoryBus):
-    """A bus on which the first commits raise these errors."""
-
-    errors: list[Exception]
-    is_done_all_the_same = False
-
-    @override
-    @asynccontextmanager
-    async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
-        async with super().transactions(transactional_id) as inner:
-            yield TornTransactions(inner, self)
 
 
 @pytest.mark.parametrize("is_done", [False, True])
