@@ -569,8 +569,10 @@ async def test_the_series_of_a_node_that_fell_silent_are_ended() -> None:
     on, clock = bus(), ManualClock()
     await publish(on, event(0))
     # Nothing of incidents is due.
-    rare = {"health_interval_seconds": 600}
-    async with receiving() as receiver, running(sink(on, receiver, clock=clock, **rare)):
+    async with (
+        receiving() as receiver,
+        running(sink(on, receiver, clock=clock, health_interval_seconds=600)),
+    ):
         await eventually(is_committed(on, 1))
         clock.now_ns += 61 * SECOND_NS
         await eventually(lambda: len(receiver.received) == 2)
