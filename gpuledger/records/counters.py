@@ -39,7 +39,7 @@ MAX_INCIDENT_GPUS: Final = 64
 """Of a node, those that were seen last."""
 MAX_KNOWN_INCIDENTS: Final = 256
 """Of a node, those that were counted last."""
-IncidentHash = Annotated[str, msgspec.Meta(max_length=16, pattern=r"^[0-9a-f]{16}$(?!\n)")]
+IncidentHash = Annotated[str, msgspec.Meta(max_length=16)]
 
 
 class CountedBoot(ArrayRecord, frozen=True, kw_only=True):

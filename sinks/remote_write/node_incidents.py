@@ -21,7 +21,7 @@ from typing import Final
 
 from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS, NS_PER_SECOND
 from gpuledger.ledger.families import INCIDENTS, XID_ERRORS
-from gpuledger.ledger.incidents import COUNTED_KINDS, counted_kind, counted_xid, incident_hash
+from gpuledger.ledger.health import COUNTED_KINDS, counted_kind, counted_xid, incident_hash
 from gpuledger.ledger.series import SeriesGroup, SeriesValues
 from gpuledger.records import (
     CountedIncidents,

@@ -11,7 +11,7 @@ from gpuledger.bus.protocol import Record
 from gpuledger.codec import decoder_of, encode, validate
 from gpuledger.keys import node_key
 from gpuledger.ledger.families import INCIDENTS, XID_ERRORS, Family
-from gpuledger.ledger.incidents import COUNTED_KINDS, OTHER
+from gpuledger.ledger.health import COUNTED_KINDS, OTHER
 from gpuledger.ledger.series import SeriesGroup
 from gpuledger.records import Incident, NodeCounters
 from gpuledger.records.counters import MAX_KNOWN_INCIDENTS
