@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import re
 import time
 import urllib.parse
 from typing import TYPE_CHECKING, Final
@@ -18,8 +17,8 @@ from gpuledger.settings import KafkaSettings
 from gpuledger.topics import partition_of_node
 from sinks.registry import REMOTE_WRITE
 from tests.default_topics import ATTRIBUTED_INCIDENTS
+from tests.real import remote_write_page
 from tests.real.sinks.running_sinks import NODES, make_topics, publish
-from tests.unit.deployment.deployables import ROOT
 from tests.unit.sinks.builders import GPU, SECOND_NS, entry, event
 from tests.unit.sinks.remote_write.happened import attributed, incident
 
@@ -36,7 +35,6 @@ KILLS: Final = int(os.environ.get("TEST_KILLS", "6"))
 TICKS_A_KILL: Final = 20
 NODE: Final = NODES[0]
 XIDS: Final = (31, 48, 79, 9_999)
-PAGE: Final = (ROOT / "docs" / "remote-write.md").read_text()
 
 
 async def publish_incidents(to: Kafka, incidents: Sequence[Incident]) -> None:
@@ -61,13 +59,6 @@ def stored(prometheus: PrometheusApi, selector: str, label: str) -> dict[str, li
         one["metric"][label]: [float(value) for _, value in one["values"] if value != "NaN"]
         for one in found
     }
-
-
-def expressions() -> dict[str, str]:
-    """Return the alerts of the page, by what they are about."""
-    table = PAGE.partition("<!-- alerts:begin -->")[2].partition("<!-- alerts:end -->")[0]
-    rows = re.findall(r"^\| (.+?) \| `(.+)` \|$", table, flags=re.MULTILINE)
-    return {what: expression.replace(r"\|", "|") for what, expression in rows}
 
 
 async def test_every_incident_is_counted_once_and_none_falls_whenever_the_sink_is_killed(
@@ -122,10 +113,10 @@ async def test_every_incident_is_counted_once_and_none_falls_whenever_the_sink_i
         await go_on_until_all_are_told()
     assert sink.stop(deadline_seconds=30) == 0
 
-    for xid, values in stored(prometheus, by_xid, "xid").items():
-        assert values == sorted(values), xid
+    for code, values in stored(prometheus, by_xid, "xid").items():
+        assert values == sorted(values), code
         # From its first on: what a receiver sees of it is an increase of all.
-        assert (values[0], values[-1]) == (0, expected[xid])
+        assert (values[0], values[-1]) == (0, expected[code])
     kinds = stored(prometheus, by_kind, "kind")
     assert kinds["xid"] == sorted(kinds["xid"])
     assert (kinds["xid"][0], kinds["xid"][-1]) == (0, sum(expected.values()))
@@ -151,7 +142,7 @@ async def test_the_alerts_of_the_page_fire_at_what_they_are_about(
         ]
         await publish(broker, ticks)
 
-    asked = expressions()
+    asked = remote_write_page.alerts()
     about = {
         "a GPU fell off the bus": [incident(node=node, xid=79, time_ns=start_ns + 6 * SECOND_NS)],
         "XIDs of a GPU, whichever they are": [
