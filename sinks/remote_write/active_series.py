@@ -226,6 +226,11 @@ class ActiveSeries:
         """Return how many samples of whom were left out since this was asked last."""
         return self._namespaces.take_left_out()
 
+    def restore(self, samples: IntervalSamples, *, now_ns: int = 0) -> None:
+        """Go on from what a former owner has sent of a node: what the next samples lack ends."""
+        if samples.values:
+            self.encode(samples, now_ns=now_ns)
+
     def encode(self, samples: IntervalSamples, *, now_ns: int = 0) -> EncodedTick:
         """Encode the next samples of a node, and the ends of series.
 

@@ -41,10 +41,11 @@ from gpuledger.ledger.usage import (
     Used,
     add_amounts,
     base_units,
+    gauges_of,
     names_in,
     used_in,
 )
-from gpuledger.records import GpuEvent, Incident, NodeCounters, NodeReadings
+from gpuledger.records import Account, GpuEvent, Incident, NodeCounters, NodeReadings
 from sinks.remote_write.node_counters import UseOfNode
 from sinks.remote_write.node_incidents import IncidentsOfNode
 from sinks.timelines import MAX_SEEN_BOOTS
@@ -315,6 +316,20 @@ class NodeIntervals:
             is_late=closed.is_late,
             known_bytes=self._known.size_bytes,
         )
+
+    def sent_before(self, record: Record) -> IntervalSamples:
+        """Return what is known of the samples of the last interval that was counted.
+
+        Of a node that goes on from a record: its counters, and the gauges of containers that had
+        anything in that interval, as far as their names say which series these are. `record` is of
+        the tick with which it goes on.
+        """
+        values: dict[SeriesGroup, SeriesValues] = {}
+        for labels, use in self._use.series.items():
+            values[labels.group] = base_units(use.amounts)
+            if labels.account == Account.POD and use.seen_ns >= self._time_ns:
+                values |= gauges_of(labels, use.amounts, has_maxima=bool(self._interval_ns))
+        return IntervalSamples(node=self._node, time_ns=self._time_ns, values=values, record=record)
 
     def halve(self) -> None:
         """End the half of the counters of which nothing has come for longest."""

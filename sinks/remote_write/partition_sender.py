@@ -105,6 +105,8 @@ class TakenOver:
     """What was counted of each node, by its key."""
     repeated_before: int
     """The offset before which records may have been delivered by a former owner."""
+    has_series: bool = True
+    """Whether what was counted says which series a former owner has sent of this partition."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,8 +158,10 @@ class PartitionSender:
         self._incidents_offset: int | None = None
         self._health: Recent[str, HealthOfNode] = Recent(max_a_day=_MAX_NODES)
         self._health_ns = round(shared.settings.health_interval_seconds * NS_PER_SECOND)
+        self._former: set[str] = set()
+        """Nodes whose series a former owner has sent, and of which nothing has come since."""
         for node, counted in taken_over.counted.items():
-            self._restore(node, counted)
+            self._restore(node, counted, has_series=taken_over.has_series)
         self._repeated_before = taken_over.repeated_before
         self._waiting: deque[_PolledBatch] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -232,7 +236,7 @@ class PartitionSender:
         for series in self._all_series:
             series.clear()
 
-    def _restore(self, node: str, counted: NodeCounters) -> None:
+    def _restore(self, node: str, counted: NodeCounters, *, has_series: bool) -> None:
         try:
             intervals = self._new_node(node, counted)
         except ValueError as error:
@@ -242,6 +246,8 @@ class PartitionSender:
             return
         self._nodes[node] = intervals
         self._timelines.restore(node, intervals.boots)
+        if has_series:
+            self._former.add(node)
 
     def _new_node(self, node: str, counted: NodeCounters | None = None) -> NodeIntervals:
         return NodeIntervals(
@@ -402,6 +408,10 @@ class PartitionSender:
                 health = self._health[key] = HealthOfNode(key, every_ns=self._health_ns)
             return health.add(event, record, is_past=is_past)
         node = self._node(key, now_ns)
+        if key in self._former:
+            # With the node's first tick, as a partition may have thousands of nodes.
+            self._former.discard(key)
+            self._series.restore(node.sent_before(record), now_ns=now_ns)
         node.received_ns = now_ns
         return node.add(event, record, is_past=is_past)
 

@@ -216,7 +216,11 @@ class RemoteWriteSink(Sink):
                 self._senders[at] = PartitionSender(
                     at,
                     shared=self._shared,
-                    taken_over=TakenOver(counted=counted[at.partition], repeated_before=ends[at]),
+                    taken_over=TakenOver(
+                        counted=counted[at.partition],
+                        repeated_before=ends[at],
+                        has_series=at.topic == self._events,
+                    ),
                 )
             elif (sender := self._senders.get(self._events_beside(at))) is not None:
                 old_before = ends[at] if committed is None else 0

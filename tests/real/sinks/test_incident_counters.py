@@ -78,8 +78,8 @@ async def test_every_incident_is_counted_once_and_none_falls_whenever_the_sink_i
     }
     happened: dict[int, int] = dict.fromkeys(XIDS, 0)
     number = 0
+    sink = start_sink(REMOTE_WRITE.name, broker, **settings)
     for kill in range(KILLS + 1):
-        sink = start_sink(REMOTE_WRITE.name, broker, **settings)
         for _ in range(TICKS_A_KILL):
             number += 1
             time_ns = start_ns + number * SECOND_NS
@@ -93,6 +93,7 @@ async def test_every_incident_is_counted_once_and_none_falls_whenever_the_sink_i
         if kill < KILLS:
             await asyncio.sleep(chance.uniform(0.5, 4.0))
             sink.kill()
+            sink = start_sink(REMOTE_WRITE.name, broker, **settings)
     of_run = f'{{run="{run}", node="{NODE}", gpu_uuid="{GPU}"'
     by_xid = f"gpuledger_gpu_xid_errors_total{of_run}}}"
     by_kind = f"gpuledger_gpu_incidents_total{of_run}}}"

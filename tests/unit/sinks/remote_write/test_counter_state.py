@@ -1,6 +1,7 @@
 """The state of counters on the bus: a sink goes on where the one before it has committed."""
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -13,7 +14,7 @@ from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import decoder_of
 from gpuledger.errors import BusUnavailableError, FencedError
 from gpuledger.ledger.usage import COUNTERS
-from gpuledger.records import NodeCounters
+from gpuledger.records import Account, NodeCounters
 from gpuledger.runtime import Readiness
 from sinks.registry import REMOTE_WRITE
 from tests.unit.sinks.builders import (
@@ -25,6 +26,7 @@ from tests.unit.sinks.builders import (
     ManualClock,
     bus,
     committed,
+    entry,
     event,
     eventually,
     place_of,
@@ -102,6 +104,36 @@ async def test_counters_go_on_with_the_next_sink_and_each_tick_is_counted_once()
         async with running(sink(on, receiver)):
             await eventually(is_committed(on, 10))
     assert busy_seconds(receiver.received[before:]) == [(10, 5.0)]
+
+
+GAUGES = [
+    "gpuledger_pod_gpu_busy_ratio",
+    "gpuledger_pod_gpu_busy_max_ratio",
+    "gpuledger_pod_gpu_memory_bytes",
+    "gpuledger_pod_gpu_power_watts",
+]
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+@pytest.mark.parametrize("name", GAUGES)
+async def test_the_gauges_of_a_pod_that_ended_while_no_sink_ran_end_with_the_next_interval(
+    name: str, *, is_gone: bool
+) -> None:
+    on = bus()
+    later: dict[str, Any] = {"entries": [entry(Account.IDLE)], "pods": []} if is_gone else {}
+    await publish(on, *(event(tick) for tick in range(1, 6)), event(6, **later))
+    async with receiving() as receiver:
+        async with running(sink(on, receiver)):
+            await eventually(is_committed(on, 5))
+        before = len(receiver.received)
+        await publish(on, *(event(tick, **later) for tick in range(7, 12)))
+        async with running(sink(on, receiver)):
+            await eventually(is_committed(on, 10))
+    sent = [one for request in receiver.received[before:] for one in parse_compressed(request.body)]
+    (found,) = [one for one in sent if one.name == name and one.label("pod") == "train-0"]
+    assert math.isnan(found.value) == is_gone
+    first = [one for one in parse_compressed(receiver.received[0].body) if one.name == name]
+    assert {one.labels for one in first} == {found.labels}
 
 
 async def test_another_group_counts_by_itself() -> None:
