@@ -38,7 +38,7 @@ from agent.gpu.nvidia.catalogue import (
 )
 from gpuledger.codegen import generate
 from gpuledger.errors import UserError
-from gpuledger.ledger.families import FAMILIES
+from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.usage import COUNTERS
 from gpuledger.rights import COLUMNS, table_rows
@@ -128,7 +128,7 @@ def metrics_page() -> str:
     )
     sent = (
         (code(metric.name), metric.kind, code(*family.labels), metric.help)
-        for family in (*FAMILIES, COUNTERS, *HEALTH_FAMILIES)
+        for family in (*FAMILIES, COUNTERS, *HEALTH_FAMILIES, *INCIDENT_FAMILIES)
         for metric in family.metrics
     )
     return "\n".join((*lines, *table(_METRIC_COLUMNS, sent), ""))

@@ -45,7 +45,11 @@ USES: Final = (
         writers=("podwatch", "join", "sink store", "sink rows"),
         readers=("join", "sink store", "sink rows"),
     ),
-    TopicUse(topic="attributed_incidents", writers=("join",), readers=("sink alerts",)),
+    TopicUse(
+        topic="attributed_incidents",
+        writers=("join",),
+        readers=("sink remote_write", "sink alerts"),
+    ),
     TopicUse(topic="rows", writers=("sink rows", _PUT_BACK)),
     TopicUse(topic="counters", writers=("sink remote_write",), readers=("sink remote_write",)),
     TopicUse(topic="conditions", writers=("sink alerts",), readers=("sink alerts",)),

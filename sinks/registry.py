@@ -64,6 +64,7 @@ REMOTE_WRITE: Final = SinkKind(
     module="sinks.remote_write.remote_write_sink",
     redelivery="sinks.remote_write.remote_write_redelivery",
     summary="samples, to Prometheus, Mimir, VictoriaMetrics, … (remote-write 2.0, 1.0)",
+    has_incidents=True,
     has_readings=True,
     drop_reasons=(
         "duplicate",

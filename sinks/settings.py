@@ -9,7 +9,7 @@ import msgspec
 
 from gpuledger.ledger.aliases import AliasSeries
 from gpuledger.ledger.dcgm import DcgmSeries
-from gpuledger.ledger.families import FAMILIES
+from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES
 from gpuledger.ledger.hardware import HardwareSeries
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.series import SentLabels, label_of
@@ -116,8 +116,8 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
     (`hw_gpu_utilization_ratio`, …) as well; not where a collector sends these of the same GPUs. The
     conventions are in development: what they rename is renamed here."""
     health_interval_seconds: Seconds = 10.0
-    """How often samples of the GPUs' health are sent: errors, throttling, links. Agents ask for it
-    every 10 s."""
+    """How often samples of the GPUs' health are sent: errors, throttling, links, incidents. Agents
+    ask for it every 10 s."""
     samples_per_request: Count = 10_000
     """How many samples a request holds at most, one tick of one node apart."""
     commit_interval_seconds: Pause = 5.0
@@ -182,7 +182,7 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
 
 
 OWN_LABELS: Final = {"cluster", "node"}.union(
-    *(family.labels for family in (*FAMILIES, COUNTERS, *HEALTH_FAMILIES))
+    *(family.labels for family in (*FAMILIES, COUNTERS, *HEALTH_FAMILIES, *INCIDENT_FAMILIES))
 )
 """What gpuledger's series are labelled with."""
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")

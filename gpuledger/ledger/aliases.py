@@ -5,9 +5,10 @@ which its instances have a part, and compute instances that share a memory tell 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Final, NamedTuple, Protocol
 
 from gpuledger.ledger.families import Family, FamilyMetric
 from gpuledger.ledger.series import SeriesGroup, SeriesValues
@@ -18,6 +19,10 @@ _Instance = tuple[str | None, int | None]
 """A GPU instance: its GPU and its number."""
 
 
+NO_XIDS: Final[Mapping[str, int]] = MappingProxyType({})
+"""Where nothing is known of XIDs."""
+
+
 class AliasSeries(Protocol):
     """Makes the series of events under others' names."""
 
@@ -25,8 +30,13 @@ class AliasSeries(Protocol):
     def families(self) -> tuple[Family, ...]:
         """The families of all series that it makes."""
 
-    def values_of(self, event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
-        """Return the values of each group; raises ValueError as `EventSeries.values_of` does."""
+    def values_of(
+        self, event: GpuEvent, last_xids: Mapping[str, int] = NO_XIDS
+    ) -> dict[SeriesGroup, SeriesValues]:
+        """Return the values of each group; raises ValueError as `EventSeries.values_of` does.
+
+        `last_xids` are those of the node's GPUs since its boot, by UUID.
+        """
 
 
 class AliasMetric(NamedTuple):

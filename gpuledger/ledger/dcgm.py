@@ -5,9 +5,10 @@ on the node's page; what several use is told under the ledger's own names alone.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
-from gpuledger.ledger.aliases import AliasMetric, Read, alias_devices
+from gpuledger.ledger.aliases import NO_XIDS, AliasMetric, Read, alias_devices
 from gpuledger.ledger.entries import NO_POD, PodIndex, PodOfEntry
 from gpuledger.ledger.families import Family, FamilyMetric, OverInterval
 from gpuledger.ledger.series import SeriesGroup, SeriesValues
@@ -112,6 +113,11 @@ OF_MEMORIES: Final = (
         lambda reading: _mib(reading.memory_total_bytes),
     ),
 )
+LAST_XID: Final = FamilyMetric(
+    name="DCGM_FI_DEV_XID_ERRORS",
+    help="Value of the last XID error encountered.",
+    over_interval=OverInterval.LAST,
+)
 _LABELS: Final = ("gpu", "UUID", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID")
 _POD_LABELS: Final = ("namespace", "pod", "container")
 
@@ -136,11 +142,17 @@ class DcgmSeries:
                 metrics=tuple(field.metric for field in OF_MEMORIES),
                 is_alias=True,
             ),
+            Family(labels=(*labels, *_POD_LABELS), metrics=(LAST_XID,), is_alias=True),
         )
 
-    def values_of(self, event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
-        """Return the values of each group; raises ValueError as `EventSeries.values_of` does."""
-        of_devices, of_memories = self.families
+    def values_of(
+        self, event: GpuEvent, last_xids: Mapping[str, int] = NO_XIDS
+    ) -> dict[SeriesGroup, SeriesValues]:
+        """Return the values of each group; raises ValueError as `EventSeries.values_of` does.
+
+        `last_xids` are those of the node's GPUs since its boot, by UUID.
+        """
+        of_devices, of_memories, of_xids = self.families
         pods = PodIndex(event)
         values: dict[SeriesGroup, SeriesValues] = {}
         for device in alias_devices(event):
@@ -152,6 +164,10 @@ class DcgmSeries:
             values[group] = device.values(OF_DEVICES)
             if device.tells_memory:
                 values[SeriesGroup(of_memories, labels)] = device.values(OF_MEMORIES)
+            # Of instances the driver says it where it can; the last of the board stands for all.
+            if reading.parent_uuid is None:
+                last_xid = float(last_xids.get(reading.uuid, 0))
+                values[SeriesGroup(of_xids, labels)] = (last_xid,)
         return values
 
 

@@ -325,6 +325,29 @@ NODE_INFO: Final = Family(
     ),
     is_description=True,
 )
+INCIDENTS: Final = Family(
+    labels=("gpu_uuid", "kind"),
+    metrics=(
+        FamilyMetric(
+            name="gpuledger_gpu_incidents_total",
+            help="Incidents of the GPU by kind, `other` where this version does not know it.",
+            kind="counter",
+        ),
+    ),
+)
+XID_ERRORS: Final = Family(
+    labels=("gpu_uuid", "xid"),
+    metrics=(
+        FamilyMetric(
+            name="gpuledger_gpu_xid_errors_total",
+            help="XIDs of the GPU by code, `other` where NVIDIA's catalogue does not have it;"
+            " there from the first one on, which an increase has.",
+            kind="counter",
+        ),
+    ),
+)
+INCIDENT_FAMILIES: Final = (INCIDENTS, XID_ERRORS)
+"""The families of what happens to GPUs: remote-write alone has them, from the incidents."""
 FAMILIES: Final = (
     DEVICE,
     INSTANCE,

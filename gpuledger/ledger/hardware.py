@@ -7,9 +7,10 @@ conventions are in development: names may change, and there is none for on whom 
 What is read of errors and traffic is no part of an event (`gpuledger.ledger.health`). Pure.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
-from gpuledger.ledger.aliases import AliasMetric, alias_devices
+from gpuledger.ledger.aliases import NO_XIDS, AliasMetric, alias_devices
 from gpuledger.ledger.families import Family, FamilyMetric, OverInterval
 from gpuledger.ledger.series import SeriesGroup, SeriesValues
 from gpuledger.records import GpuEvent, GpuReading
@@ -138,8 +139,11 @@ class HardwareSeries:
     families = HARDWARE_FAMILIES
     """With those of readings, which go with them."""
 
-    def values_of(self, event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
-        """Return the values of each group."""
+    def values_of(
+        self, event: GpuEvent, last_xids: Mapping[str, int] = NO_XIDS
+    ) -> dict[SeriesGroup, SeriesValues]:
+        """Return the values of each group; XIDs are no readings, and are left out."""
+        del last_xids
         values: dict[SeriesGroup, SeriesValues] = {}
         for device in alias_devices(event):
             reading = device.reading

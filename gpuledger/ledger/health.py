@@ -5,9 +5,13 @@ every few seconds, each GPU's at another time, and why its clocks are held down 
 what was said last of each GPU is remembered (`NodeHealth`), and told all at once, every so often;
 a GPU of which nothing came for a minute is told of no more.
 
-`HEALTH_FAMILIES` is the table. A device is its UUID alone; what it is stands on `GPU_INFO`. Pure.
+`HEALTH_FAMILIES` is the table. A device is its UUID alone; what it is stands on `GPU_INFO`.
+
+What happens at an instant is an incident, and counted by words that are bounded: a kind is one of
+`INCIDENT_KINDS`, an XID one of NVIDIA's catalogue, and what is neither is `OTHER`. Pure.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -16,8 +20,17 @@ from typing import Final
 from gpuledger.ledger.families import Family, FamilyMetric
 from gpuledger.ledger.hardware import ERRORS, GPU_TYPE, TRAFFIC
 from gpuledger.ledger.series import SeriesGroup, SeriesValues
-from gpuledger.records import GpuDetails, GpuHealth, GpuThrottling, GpuTraffic, NodeReadings
+from gpuledger.records import (
+    GpuDetails,
+    GpuHealth,
+    GpuThrottling,
+    GpuTraffic,
+    Incident,
+    NodeReadings,
+)
 from gpuledger.records.bounds import MAX_GPUS
+from gpuledger.records.incidents import INCIDENT_KINDS
+from gpuledger.xids import UNKNOWN, find_xid
 
 THROTTLE_REASONS: Final = {
     0x1: "gpu_idle",
@@ -336,3 +349,41 @@ def _values_of(
             yield SeriesGroup(_REASON, (uuid, reason)), (float(bool(gpu.reasons & bit)),)
     if gpu.health is not None and gpu.health.recovery_action is not None:
         yield SeriesGroup(_RECOVERY, (uuid, gpu.health.recovery_action)), (1.0,)
+
+
+OTHER: Final = "other"
+COUNTED_KINDS: Final = (*INCIDENT_KINDS, OTHER)
+"""The values of the label `kind` of incidents."""
+
+
+def counted_kind(incident: Incident) -> str:
+    """Return the value of the label `kind`."""
+    return incident.kind if incident.kind in INCIDENT_KINDS else OTHER
+
+
+def counted_xid(incident: Incident) -> str | None:
+    """Return the value of the label `xid`; `None` where the incident is no XID."""
+    if incident.xid is None:
+        return None
+    return OTHER if find_xid(incident.xid).category == UNKNOWN else str(incident.xid)
+
+
+def incident_hash(incident: Incident) -> str:
+    """Return 16 digits that are the same of what is one incident of a node.
+
+    A source tells of nothing twice, so that one instant on one GPU (or one of its instances) has
+    one of a kind and code.
+    """
+    identity = (
+        incident.boot_id,
+        incident.gpu_uuid,
+        incident.gpu_instance,
+        incident.compute_instance,
+        incident.time_ns,
+        incident.kind,
+        incident.xid,
+        incident.source,
+        # What else may come twice at one instant: the driver's words tell them apart.
+        incident.message,
+    )
+    return hashlib.blake2b(repr(identity).encode(), digest_size=8).hexdigest()

@@ -19,7 +19,8 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from gpuledger.ledger.entries import PodIndex, PodOfEntry, gpu_of
-from gpuledger.ledger.families import Family, FamilyMetric
+from gpuledger.ledger.families import POD, QUANTITIES_OF_USERS, Family, FamilyMetric
+from gpuledger.ledger.interval_values import maxima_of
 from gpuledger.ledger.quantities import BOOKED, BUSY_NS, HELD_NS, Quantity
 from gpuledger.ledger.series import SeriesGroup, SeriesValues
 from gpuledger.records import Account, Entry, GpuEvent, PodState
@@ -143,6 +144,19 @@ def base_units(amounts: UsedAmounts) -> SeriesValues:
             for amount, divisor in zip(amounts, _DIVISORS, strict=True)
         ],
     )
+
+
+def gauges_of(
+    labels: CountedLabels, amounts: UsedAmounts, *, has_maxima: bool
+) -> Mapping[SeriesGroup, SeriesValues]:
+    """Return which gauges a container has of what is counted of it; their values are 0."""
+    known = dict(zip(COUNTED, amounts, strict=True))
+    gpu_uuid, _, *container = labels
+    values = [None if known.get(one.name) is None else 0.0 for one in QUANTITIES_OF_USERS]
+    found = {SeriesGroup(POD, (gpu_uuid, *container)): tuple(values)}
+    if has_maxima:
+        found[SeriesGroup(maxima_of(POD), (gpu_uuid, *container))] = tuple(values)
+    return found
 
 
 def add_amounts(total: UsedAmounts, more: UsedAmounts) -> None:

@@ -21,8 +21,11 @@ from gpuledger.records.cluster import (
 from gpuledger.records.conditions import HeldCondition, NodeConditions
 from gpuledger.records.counters import (
     CountedBoot,
+    CountedIncidents,
+    CountedKind,
     CountedPod,
     CountedSeries,
+    CountedXid,
     NodeCounters,
     WaitingUse,
 )
@@ -73,8 +76,11 @@ __all__ = [
     "ContainerRef",
     "ContainerRequest",
     "CountedBoot",
+    "CountedIncidents",
+    "CountedKind",
     "CountedPod",
     "CountedSeries",
+    "CountedXid",
     "DeadLetter",
     "DeviceAllocation",
     "EnergyMethod",

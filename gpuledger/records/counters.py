@@ -33,6 +33,13 @@ and went within the time for which series are kept."""
 # Bytes times nanoseconds of one GPU are beyond 64 bits within a second.
 BigNatural = Annotated[str, msgspec.Meta(max_length=60, pattern=r"^[0-9]+$(?!\n)")]
 MAX_QUANTITIES: Final = 16
+MAX_COUNTED_WORDS: Final = 128
+"""Of a GPU: more than there are kinds of incidents, or codes in NVIDIA's catalogue."""
+MAX_INCIDENT_GPUS: Final = 64
+"""Of a node, those that were seen last."""
+MAX_KNOWN_INCIDENTS: Final = 256
+"""Of a node, those that were counted last."""
+IncidentHash = Annotated[str, msgspec.Meta(max_length=16)]
 
 
 class CountedBoot(ArrayRecord, frozen=True, kw_only=True):
@@ -94,6 +101,46 @@ class WaitingUse(ArrayRecord, frozen=True, kw_only=True):
     """The container's name, where it is known."""
 
 
+class CountedKind(ArrayRecord, frozen=True, kw_only=True):
+    """How many incidents of a kind a GPU has had."""
+
+    kind: Word
+    """The kind, or `other`."""
+    total: Natural
+    """Their number."""
+
+
+class CountedXid(ArrayRecord, frozen=True, kw_only=True):
+    """How many XIDs of a code a GPU has had."""
+
+    xid: Word
+    """The code, or `other`."""
+    total: Natural
+    """Their number."""
+    begun_time_ns: Natural | None = None
+    """Where its series began with 0, nanoseconds since the epoch; absent while it was not sent."""
+
+
+class CountedIncidents(ArrayRecord, frozen=True, kw_only=True):
+    """The incidents of one GPU."""
+
+    gpu: Id
+    """Its UUID, or its address on the bus where no more is known of it."""
+    seen_time_ns: Natural
+    """Time of the last tick that had it, or of its last incident."""
+    kinds: Annotated[list[CountedKind], at_most(MAX_COUNTED_WORDS)]
+    """How many of each kind there were."""
+    xids: Annotated[list[CountedXid], at_most(MAX_COUNTED_WORDS)]
+    """How many of each code there were."""
+    begun_time_ns: Natural | None = None
+    """Where the series of the kinds began with 0, nanoseconds since the epoch; absent while they
+    were not sent."""
+    last_xid: Natural | None = None
+    """The last XID."""
+    last_xid_boot_id: BootId | None = None
+    """The boot in which that was."""
+
+
 class NodeCounters(BaseRecord, frozen=True, kw_only=True):
     """The counters of a node as one group of sinks has sent them."""
 
@@ -117,3 +164,8 @@ class NodeCounters(BaseRecord, frozen=True, kw_only=True):
     """The counters."""
     waiting: Annotated[list[WaitingUse], at_most(MAX_COUNTED_SERIES)] | None = None
     """What waits for names; absent where nothing does."""
+    incidents: Annotated[list[CountedIncidents], at_most(MAX_INCIDENT_GPUS)] | None = None
+    """The incidents of each GPU that has had one; absent where none has."""
+    known_incidents: Annotated[list[IncidentHash], at_most(MAX_KNOWN_INCIDENTS)] | None = None
+    """By what the incidents that were counted last are known again, the last one at the end; absent
+    where there was none."""

@@ -309,6 +309,11 @@ class ActiveSeries:
         """Return how many samples of whom were left out since this was asked last."""
         return self._namespaces.take_left_out()
 
+    def restore(self, samples: IntervalSamples, *, now_ns: int = 0) -> None:
+        """Go on from what a former owner has sent of a node: what the next samples lack ends."""
+        if samples.values:
+            self.encode(samples, now_ns=now_ns)
+
     def encode(self, samples: IntervalSamples, *, now_ns: int = 0) -> EncodedTick:
         """Encode the next samples of a node, and the ends of series.
 
@@ -379,7 +384,7 @@ class ActiveSeries:
             if group not in left_out:
                 past = _SeriesOfGroup.of(samples.node, group, self._external_labels)
                 # Of nothing that was sent before, so that nothing ends.
-                past.next(values, sent)
+                past.next(values, sent, samples.starts_ms.get(group, ()))
         return EncodedTick.of(sent.at(time), is_behind=node.go_to(time_ms))
 
     def _take_ended(self, node: _Node, samples: IntervalSamples) -> list[_SeriesOfGroup]:

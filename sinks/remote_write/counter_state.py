@@ -2,9 +2,10 @@
 
 What a group has counted of a node lies in `counters.v1`, in the partition of the node's events,
 under `<group>/<cluster>/<node>`. A commit writes the counters that have changed and the group's
-offset in one transaction, after the receiver has answered for what was sent of them: a sink that
-goes on from there counts each tick once. Whoever opens a partition's transactions shuts out who
-had it before, so that of two sinks that take themselves for its owner one alone moves it.
+offsets in one transaction: of use after the receiver has answered for what was sent of it, of
+incidents before anything of them is sent. So a sink that goes on from there counts each tick and
+each incident once. Whoever opens a partition's transactions shuts out who had it before, so that of
+two sinks that take themselves for its owner one alone moves it.
 """
 
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -56,21 +57,23 @@ class CounterState:
         return number in self._writers
 
     async def commit(
-        self, at: TopicPartition, changed: Iterable[NodeIntervals], *, next_offset: int
+        self,
+        number: int,
+        changed: Iterable[NodeIntervals],
+        *,
+        offsets: Mapping[TopicPartition, int],
     ) -> None:
-        """Write the counters of nodes and the offset, all of it or nothing.
+        """Write the counters of nodes and offsets of partitions of that number, or nothing.
 
         Raises `BusError` and `FencedError`, after which the partition must be taken over again.
         """
         messages = [self._message(node) for node in changed]
         messages += [
             Message(key=key.encode(), value=None, timestamp_ms=0)
-            for key in self._outdated.pop(at.partition, ())
+            for key in self._outdated.pop(number, ())
         ]
-        target = TopicPartition(self._topic.name, at.partition)
-        await self._writers.commit(
-            at.partition, {target: messages} if messages else {}, offsets={at: next_offset}
-        )
+        target = TopicPartition(self._topic.name, number)
+        await self._writers.commit(number, {target: messages} if messages else {}, offsets=offsets)
 
     async def close(self, numbers: Iterable[int]) -> None:
         """Release partitions; a commit under way may end."""

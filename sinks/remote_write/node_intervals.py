@@ -18,8 +18,13 @@ counted in the interval that is open, and nothing else of it is sent. Pure.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
 
 from gpuledger.bus.protocol import Record
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from gpuledger.ledger.aliases import AliasSeries
 from gpuledger.ledger.health import NodeHealth, health_values
 from gpuledger.ledger.interval_values import IntervalValues
@@ -38,12 +43,18 @@ from gpuledger.ledger.usage import (
     User,
     add_amounts,
     base_units,
+    gauges_of,
     names_in,
     used_in,
 )
-from gpuledger.records import GpuEvent, NodeCounters, NodeReadings
+from gpuledger.records import Account, GpuEvent, Incident, NodeCounters, NodeReadings
 from sinks.remote_write.node_counters import UseOfNode
+from sinks.remote_write.node_incidents import IncidentsOfNode
 from sinks.timelines import MAX_SEEN_BOOTS
+
+INCIDENTS_NS: Final = 10 * NS_PER_SECOND
+"""How often incidents are sent where nothing else is said."""
+_NONE: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +76,8 @@ class IntervalSamples:
     """Whether the join says that its last tick came behind others."""
     is_past: bool = False
     """Whether it is a tick of the past by itself: it begins and ends no series."""
+    is_of_incidents: bool = False
+    """Whether it is what is counted of incidents, whose samples have intervals of their own."""
     known_bytes: int = 0
     """What is kept of the node beside the labels of its series, in memory."""
 
@@ -78,15 +91,19 @@ class TickValues:
         self._series, self._aliases = EventSeries(sent), aliases
 
     def values_of(
-        self, event: GpuEvent, known: NodeGroups | None
+        self,
+        event: GpuEvent,
+        known: NodeGroups | None,
+        last_xids: Mapping[str, int] = _NONE,
     ) -> dict[SeriesGroup, SeriesValues]:
         """Return the values of a tick; `known` is of the node's last one, and becomes this one's.
 
-        Raises ValueError where the event points to what it does not list.
+        `last_xids` are those of its GPUs, by UUID. Raises ValueError where the event points to what
+        it does not list.
         """
         values = self._series.values_of(event, known)
         for alias in self._aliases:
-            values |= alias.values_of(event)
+            values |= alias.values_of(event, last_xids)
         return values
 
 
@@ -101,6 +118,8 @@ class _OpenInterval:
         self.time_ns = 0
         self.is_late = False
         self.values = IntervalValues()
+        self.gpus: Sequence[str] = ()
+        """The GPUs of its last tick."""
         self.boots: dict[str, int] = {}
         self.named: dict[str, CountedLabels] = {}
         self.use: dict[User, _OpenUse] = {}
@@ -131,9 +150,11 @@ class NodeIntervals:
         *,
         values: TickValues,
         interval_ns: int,
+        incidents_ns: int = INCIDENTS_NS,
         counted: NodeCounters | None = None,
     ) -> None:
         """Go on from what was counted; raises ValueError where that record is broken."""
+        self._incidents = IncidentsOfNode(every_ns=incidents_ns, counted=counted)
         self._node, self._interval_ns = node, interval_ns
         self._values, self._known, self._users = values, NodeGroups(), KnownUsers()
         self._use = UseOfNode() if counted is None else UseOfNode.restore(counted)
@@ -155,13 +176,26 @@ class NodeIntervals:
         """The number of the last tick that was counted, of each boot."""
         return self._boots
 
+    def count_incident(self, incident: Incident) -> bool:
+        """Count an incident; return whether it was not counted before.
+
+        It may be sent once the record is committed that has it.
+        """
+        # Before the first tick the incidents are all that is known of the node's time.
+        self._time_ns = self._time_ns or incident.time_ns
+        is_new = self._incidents.add(incident, time_ns=self._time_ns)
+        self.has_changed |= is_new
+        return is_new
+
     def add(self, event: GpuEvent, record: Record, *, is_past: bool) -> Iterator[IntervalSamples]:
         """Add a tick; yield the samples of intervals that end by it.
 
         Raises ValueError, with nothing changed, where the event points to what it does not list.
         """
         used = list(used_in(event, None if is_past else self._users))
-        values = self._values.values_of(event, None if is_past else self._known)
+        values = self._values.values_of(
+            event, None if is_past else self._known, self._incidents.last_xids(event.boot_id)
+        )
         number = -(-event.time_ns // self._interval_ns) if self._interval_ns else None
         is_open = self._open is not None and self._open.number is not None
         # Another one, not a later one: where the node's clock was set back nothing waits for it.
@@ -176,6 +210,7 @@ class NodeIntervals:
             self._open.number = number
             self._open.last, self._open.time_ns = record, event.time_ns
             self._open.is_late = bool(event.late)
+            self._open.gpus = _gpus_of(event)
             if self._interval_ns:
                 self._open.values.add(values, interval_ns=event.interval_ns)
         if not self._interval_ns:
@@ -190,6 +225,7 @@ class NodeIntervals:
         if closed.number is not None:
             values = closed.values.values()
             yield self._samples(closed, values)
+            yield from self._incident_samples(closed)
 
     def _close_tick(
         self,
@@ -215,6 +251,35 @@ class NodeIntervals:
             )
         else:
             yield self._samples(closed, values)
+            yield from self._incident_samples(closed)
+
+    def _incident_samples(self, closed: _OpenInterval) -> Iterator[IntervalSamples]:
+        samples = self._incidents.samples(
+            closed.gpus, time_ns=closed.time_ns, interval_ns=self._interval_ns
+        )
+        if samples is None:
+            return
+        for group in samples.begun:
+            (start_ms,) = samples.starts_ms[group]
+            yield IntervalSamples(
+                node=self._node,
+                time_ns=(start_ms or 0) * NS_PER_MS,
+                values={group: (0.0,)},
+                starts_ms={group: (start_ms,)},
+                record=closed.last,
+                is_past=True,
+                is_of_incidents=True,
+            )
+        yield IntervalSamples(
+            node=self._node,
+            time_ns=closed.time_ns,
+            values=samples.values,
+            starts_ms=samples.starts_ms,
+            record=closed.last,
+            is_late=closed.is_late,
+            is_of_incidents=True,
+            known_bytes=self._incidents.size_bytes,
+        )
 
     def _count(self, closed: _OpenInterval) -> None:
         # Of late ticks alone there is no time but the one that was reached before.
@@ -251,6 +316,20 @@ class NodeIntervals:
             known_bytes=self._known.size_bytes,
         )
 
+    def sent_before(self, record: Record) -> IntervalSamples:
+        """Return what is known of the samples of the last interval that was counted.
+
+        Of a node that goes on from a record: its counters, and the gauges of containers that had
+        anything in that interval, as far as their names say which series these are. `record` is of
+        the tick with which it goes on.
+        """
+        values: dict[SeriesGroup, SeriesValues] = {}
+        for labels, use in self._use.series.items():
+            values[labels.group] = base_units(use.amounts)
+            if labels.account == Account.POD and use.seen_ns >= self._time_ns:
+                values |= gauges_of(labels, use.amounts, has_maxima=bool(self._interval_ns))
+        return IntervalSamples(node=self._node, time_ns=self._time_ns, values=values, record=record)
+
     def halve(self) -> None:
         """End the half of the counters of which nothing has come for longest."""
         self._use.forget(len(self._use.series) // 2 + 1)
@@ -258,9 +337,19 @@ class NodeIntervals:
     def take_record(self, group: str) -> NodeCounters:
         """Return what was counted, as it goes to the state topic; it has not changed then."""
         self.has_changed = False
-        return self._use.record_of(
+        record = self._use.record_of(
             group=group, node=self._node, time_ns=self._time_ns, boots=self._boots
         )
+        return msgspec.structs.replace(
+            record,
+            incidents=self._incidents.records() or None,
+            known_incidents=self._incidents.hashes() or None,
+        )
+
+
+def _gpus_of(event: GpuEvent) -> Sequence[str]:
+    """Return the GPUs of a tick: incidents are of the board, and say of which instance."""
+    return [books.reading.uuid for books in event.gpus if books.reading.parent_uuid is None]
 
 
 class HealthOfNode:

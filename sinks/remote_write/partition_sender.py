@@ -12,6 +12,10 @@ A receiver of 2.0 writes the samples that it takes and refuses the others; what 
 not be sent again, so that such a request is not divided. Which ticks were refused is not said: all
 of them are put aside (`partial`), and their nodes travel apart.
 
+**Incidents** are in the partition of their own topic with the same number, and counted in the state
+of the nodes' events: both come through one queue, and what an incident adds is committed before any
+of it is sent (`node_incidents`).
+
 **Repetitions.** What lay in the partition when it was assigned may have been delivered before, and
 not been committed. A strict receiver refuses that as out of order. So a node's ticks that are
 refused so before its first one that is taken are repetitions, which are counted, and no losses.
@@ -26,11 +30,11 @@ from typing import Final
 import structlog
 
 from gpuledger.bus.protocol import Record, TopicPartition
-from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS, NS_PER_SECOND, Clock
+from gpuledger.clock import NS_PER_HOUR, NS_PER_MINUTE, NS_PER_MS, NS_PER_SECOND, Clock
 from gpuledger.errors import BusError, FencedError
 from gpuledger.keys import node_key
 from gpuledger.recent import Budget, Recent
-from gpuledger.records import NodeCounters, NodeReadings
+from gpuledger.records import Incident, NodeCounters, NodeReadings
 from gpuledger.runtime import Check
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.tasks import end_tasks
@@ -57,6 +61,7 @@ from sinks.remote_write.request_writer import FailingError, Writer
 from sinks.remote_write.wire import encode_time
 from sinks.remote_write.write_client import is_behind_newer, is_out_of_order
 from sinks.remote_write.write_requests import (
+    DUPLICATE,
     FUTURE,
     TOO_OLD,
     AgeLimits,
@@ -75,6 +80,8 @@ _MAX_NODES: Final = 5_000
 """Of a partition: an installation of 10,000 nodes has a fifth of that on twelve partitions."""
 _LATE_NS: Final = 2 * NS_PER_SECOND
 """So much later than it would at most, a node's next tick is not waited for."""
+_OLD_INCIDENT_NS: Final = NS_PER_HOUR
+"""What is older where a group begins to count would be told as new."""
 _RELEASE_SECONDS: Final = 3.0
 _CANCEL_SECONDS: Final = 0.5  # both together within `loop.RELEASE_SECONDS`
 _log = structlog.get_logger(__name__)
@@ -96,6 +103,18 @@ class TakenOver:
     """What was counted of each node, by its key."""
     repeated_before: int
     """The offset before which records may have been delivered by a former owner."""
+    has_series: bool = True
+    """Whether what was counted says which series a former owner has sent of this partition."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IncidentsTakenOver:
+    """Where the incidents of a partition are gone on from."""
+
+    at: TopicPartition
+    old_before: int
+    """The offset before which an incident may be of long ago, as the group has counted none so far;
+    0 where it has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,10 +149,17 @@ class PartitionSender:
         )
         self._timelines = Timelines()
         self._nodes: Recent[str, NodeIntervals] = Recent(max_a_day=_MAX_NODES)
+        self._incident_series = ActiveSeries(
+            budget=shared.budget, external_labels=shared.settings.external_labels
+        )
+        self._incidents: IncidentsTakenOver | None = None
+        self._incidents_offset: int | None = None
         self._health: Recent[str, HealthOfNode] = Recent(max_a_day=_MAX_NODES)
         self._health_ns = round(shared.settings.health_interval_seconds * NS_PER_SECOND)
+        self._former: set[str] = set()
+        """Nodes whose series a former owner has sent, and of which nothing has come since."""
         for node, counted in taken_over.counted.items():
-            self._restore(node, counted)
+            self._restore(node, counted, has_series=taken_over.has_series)
         self._repeated_before = taken_over.repeated_before
         self._waiting: deque[_PolledBatch] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -141,7 +167,7 @@ class PartitionSender:
         self._apart_until_ns: dict[str, int] = {}
         self._taken_nodes: set[str] = set()
         self._sent_offset: int | None = None
-        self._committed_offset: int | None = None
+        self._committed_offsets: Mapping[TopicPartition, int] = {}
         self._commit_ns = round(shared.settings.commit_interval_seconds * NS_PER_SECOND)
         self._committed_ns = self._clock.monotonic_ns() - self._commit_ns
         self._is_uncommitted = False
@@ -149,6 +175,10 @@ class PartitionSender:
         """How many bytes of records are held that were not sent yet."""
         self.undone: BusError | FencedError | None = None
         """Why what was sent could not be committed: the partition is to be taken over again."""
+
+    def add_incidents(self, taken_over: IncidentsTakenOver) -> None:
+        """Count the incidents of this partition, too, from where it was taken over."""
+        self._incidents, self._incidents_offset = taken_over, None
 
     def add(self, batch: Batch, context: SinkContext) -> None:
         """Take what was polled, to be sent behind what waits."""
@@ -175,7 +205,10 @@ class PartitionSender:
             return False
         if self._is_uncommitted and self._is_due(now_ns):
             return True
-        return self._series.has_silent(now_ns - silent_ns) or any(self._overdue(now_ns))
+        before_ns = now_ns - silent_ns
+        return any(series.has_silent(before_ns) for series in self._all_series) or any(
+            self._overdue(now_ns)
+        )
 
     def end_silent(self, context: SinkContext, *, silent_ns: int, now_ns: int) -> None:
         """Begin to send the intervals of nodes of which nothing has come for long; none may wait.
@@ -196,20 +229,26 @@ class PartitionSender:
         if is_idle and self._is_uncommitted and self.undone is None:
             self._task = asyncio.create_task(self._commit(context))
         await end_tasks(self._task, grace_seconds=_RELEASE_SECONDS, seconds=_CANCEL_SECONDS)
-        self._series.clear()
+        self._clear()
 
     def abandon(self) -> None:
         """End without waiting: the partition was lost, and has come back already."""
         self._forget_waiting()
         if self._task is not None:
             self._task.cancel()
-        self._series.clear()
+        self._clear()
 
-    def _restore(self, node: str, counted: NodeCounters) -> None:
+    @property
+    def _all_series(self) -> tuple[ActiveSeries, ActiveSeries]:
+        return self._series, self._incident_series
+
+    def _clear(self) -> None:
+        for series in self._all_series:
+            series.clear()
+
+    def _restore(self, node: str, counted: NodeCounters, *, has_series: bool) -> None:
         try:
-            intervals = NodeIntervals(
-                node, values=self._shared.values, interval_ns=self._interval_ns, counted=counted
-            )
+            intervals = self._new_node(node, counted)
         except ValueError as error:
             # Its counters begin anew, which readers take for a reset.
             if count := _repeats.count("counters"):
@@ -217,6 +256,17 @@ class PartitionSender:
             return
         self._nodes[node] = intervals
         self._timelines.restore(node, intervals.boots)
+        if has_series:
+            self._former.add(node)
+
+    def _new_node(self, node: str, counted: NodeCounters | None = None) -> NodeIntervals:
+        return NodeIntervals(
+            node,
+            values=self._shared.values,
+            interval_ns=self._interval_ns,
+            incidents_ns=self._health_ns,
+            counted=counted,
+        )
 
     def _forget_waiting(self) -> None:
         self._is_ending = True
@@ -226,7 +276,7 @@ class PartitionSender:
     async def _send_waiting(self) -> None:
         while self._waiting and self.undone is None:
             polled = self._waiting[0]
-            if not await self._send_batch(polled.batch, polled.context):
+            if not await self._work_on(polled):
                 return
             self._is_uncommitted = True
             # Given up while its last request was on its way: all that is counted was answered.
@@ -237,6 +287,13 @@ class PartitionSender:
             self.waiting_bytes -= polled.size_bytes
             if self._is_due(self._clock.monotonic_ns()):
                 await self._commit(polled.context)
+
+    async def _work_on(self, polled: _PolledBatch) -> bool:
+        """Send ticks or count incidents; return whether all of it is done."""
+        if self._incidents is not None and polled.batch.partition == self._incidents.at:
+            await self._count_incidents(polled.batch, polled.context, self._incidents)
+            return True
+        return await self._send_batch(polled.batch, polled.context)
 
     async def _send_batch(self, batch: Batch, context: SinkContext) -> bool:
         """Return whether all of it was sent: given up in between, more is counted than was sent."""
@@ -261,6 +318,29 @@ class PartitionSender:
             context.acknowledge(self._at, batch.next_offset, is_committed=True)
         return True
 
+    async def _count_incidents(
+        self, batch: Batch, context: SinkContext, taken_over: IncidentsTakenOver
+    ) -> None:
+        """Count incidents and commit that, so that they may be sent."""
+        now_ns = self._clock.monotonic_ns()
+        too_old_ns = self._clock.time_ns() - _OLD_INCIDENT_NS
+        for record, attributed in batch.items:
+            incident: Incident = attributed.incident
+            if record.offset < taken_over.old_before and incident.time_ns < too_old_ns:
+                count_dropped(NAME, TOO_OLD)
+            elif not self._node(node_key(incident), now_ns).count_incident(incident):
+                count_dropped(NAME, DUPLICATE)
+        self._incidents_offset = batch.next_offset
+        await self._commit(context)
+        if self.undone is None:
+            context.acknowledge(batch.partition, batch.next_offset, is_committed=True)
+
+    def _node(self, key: str, now_ns: int) -> NodeIntervals:
+        self._nodes.go_on(now_ns)
+        if (node := self._nodes.get(key)) is None:
+            node = self._nodes[key] = self._new_node(key)
+        return node
+
     def _is_due(self, now_ns: int) -> bool:
         return now_ns - self._committed_ns >= self._commit_ns
 
@@ -269,20 +349,29 @@ class PartitionSender:
 
         Nothing may be on its way: the counters are those of what was sent and answered.
         """
-        offset = self._next_offset()
+        offsets = self._next_offsets()
         changed = [node for node in self._nodes.values() if node.has_changed]
         self._committed_ns, self._is_uncommitted = self._clock.monotonic_ns(), False
-        if offset is None or (not changed and offset == self._committed_offset):
+        if not offsets or (not changed and offsets == self._committed_offsets):
             return
         try:
             # Letters first: a record that is committed and not yet put aside would be lost by a
             # crash in between.
             await context.dead_letters.flush()
-            await self._shared.state.commit(self._at, changed, next_offset=offset)
+            await self._shared.state.commit(self._at.partition, changed, offsets=offsets)
         except (BusError, FencedError) as error:
             self.undone = error
         else:
-            self._committed_offset = offset
+            self._committed_offsets = offsets
+
+    def _next_offsets(self) -> Mapping[TopicPartition, int]:
+        """Return of each partition the offset before the first record that is in no counter yet."""
+        offsets: dict[TopicPartition, int] = {}
+        if (offset := self._next_offset()) is not None:
+            offsets[self._at] = offset
+        if self._incidents is not None and self._incidents_offset is not None:
+            offsets[self._incidents.at] = self._incidents_offset
+        return offsets
 
     def _next_offset(self) -> int | None:
         """Return the offset before the first tick that is in no counter yet."""
@@ -292,7 +381,7 @@ class PartitionSender:
         return min(opened, default=self._sent_offset)
 
     def _ticks(self, batch: Batch, context: SinkContext) -> Iterator[WrittenTick]:
-        forgotten_before = self._series.forgotten
+        forgotten_before = self._forgotten
         time_ns, now_ns = self._clock.time_ns(), self._clock.monotonic_ns()
         for record, event, order, refusal in admit(
             batch.items,
@@ -316,8 +405,12 @@ class PartitionSender:
                 yield from self._written(closed, now_ns)
             except ValueError as error:
                 context.dead_letters.reject(record, reason="invalid", detail=str(error))
-        SERIES_FORGOTTEN_TOTAL.inc(self._series.forgotten - forgotten_before)
+        SERIES_FORGOTTEN_TOTAL.inc(self._forgotten - forgotten_before)
         _tell_left_out(self._series.take_left_out())
+
+    @property
+    def _forgotten(self) -> int:
+        return sum(series.forgotten for series in self._all_series)
 
     def _add(
         self, event: TickRecord, record: Record, *, is_past: bool, now_ns: int
@@ -331,17 +424,18 @@ class PartitionSender:
                     key, every_ns=self._health_ns, has_hw_names=self._settings.hw_names
                 )
             return health.add(event, record, is_past=is_past)
-        self._nodes.go_on(now_ns)
-        if (node := self._nodes.get(key)) is None:
-            node = self._nodes[key] = NodeIntervals(
-                key, values=self._shared.values, interval_ns=self._interval_ns
-            )
+        node = self._node(key, now_ns)
+        if key in self._former:
+            # With the node's first tick, as a partition may have thousands of nodes.
+            self._former.discard(key)
+            self._series.restore(node.sent_before(record), now_ns=now_ns)
         node.received_ns = now_ns
         return node.add(event, record, is_past=is_past)
 
     def _written(self, closed: Iterable[IntervalSamples], now_ns: int) -> Iterator[WrittenTick]:
         for samples in closed:
-            encoded = self._series.encode(samples, now_ns=now_ns)
+            series = self._incident_series if samples.is_of_incidents else self._series
+            encoded = series.encode(samples, now_ns=now_ns)
             if encoded.samples:
                 yield WrittenTick(
                     node=samples.node,
@@ -349,6 +443,7 @@ class PartitionSender:
                     record=samples.record,
                     encoded=encoded,
                     is_late=samples.is_late,
+                    is_of_incidents=samples.is_of_incidents,
                 )
 
     async def _send(self, request: WriteRequest, context: SinkContext) -> None:
@@ -389,7 +484,7 @@ class PartitionSender:
         apart_until_ns = self._clock.monotonic_ns() + APART_NS
         for tick in request.ticks:
             self._apart_until_ns[tick.node] = apart_until_ns
-            context.dead_letters.reject(tick.record, reason="partial", detail=message)
+            self._reject(tick, reason="partial", detail=message, context=context)
 
     def _repetitions_in(self, request: WriteRequest, samples: int) -> int:
         """Return how many ticks were sent before, where so many samples may be of such alone."""
@@ -410,7 +505,12 @@ class PartitionSender:
         reason = "out_of_order" if is_out_of_order(message) else "rejected"
         if isinstance(error, FailingError):
             reason = "failing"
-        context.dead_letters.reject(tick.record, reason=reason, detail=message)
+        self._reject(tick, reason=reason, detail=message, context=context)
+
+    def _reject(self, tick: WrittenTick, *, reason: str, detail: str, context: SinkContext) -> None:
+        # Of what is counted of incidents the next samples have all that these had.
+        if not tick.is_of_incidents:
+            context.dead_letters.reject(tick.record, reason=reason, detail=detail)
 
     def _tell_refusal(self, message: str, *, samples: int) -> None:
         # What is only out of order says nothing of the receiver: a node's clock was set back.
@@ -451,10 +551,11 @@ class PartitionSender:
         for node in list(self._overdue(now_ns)):
             for tick in self._written(node.close(), now_ns):
                 await self._send(WriteRequest(ticks=(tick,)), context)
-        for ends in self._series.end_silent(before_ns=silent_ns):
-            if self._is_ending:
-                return
-            await self._send_ends(ends)
+        for series in self._all_series:
+            for ends in series.end_silent(before_ns=silent_ns):
+                if self._is_ending:
+                    return
+                await self._send_ends(ends)
         if not self._is_ending:
             await self._commit(context)
 

@@ -18,6 +18,7 @@ from gpuledger.errors import BusError, FencedError, NotAssignedError
 from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
 from gpuledger.runtime.process_metrics import count_from_zero
 from gpuledger.settings.secret import shown_url
+from gpuledger.topics import Topics
 from sinks.errors import retry_receiver
 from sinks.metrics import OVER_BUDGET_TOTAL, RETRIES_TOTAL, WAITING_BYTES
 from sinks.protocol import Batch, LargeTurns, Partitions, Sink, SinkContext
@@ -26,7 +27,12 @@ from sinks.remote_write.active_series import series_budget
 from sinks.remote_write.counter_state import CounterState, open_counter_state
 from sinks.remote_write.namespace_budgets import NamespaceBudgets
 from sinks.remote_write.node_intervals import TickValues
-from sinks.remote_write.partition_sender import PartitionSender, SenderParts, TakenOver
+from sinks.remote_write.partition_sender import (
+    IncidentsTakenOver,
+    PartitionSender,
+    SenderParts,
+    TakenOver,
+)
 from sinks.remote_write.request_writer import Writer
 from sinks.remote_write.write_client import RemoteWriteClient, open_client
 from sinks.settings import RemoteWriteSettings
@@ -64,7 +70,7 @@ async def open_sink(
             clock=clock,
             check=check,
             counters=counters,
-            events=bus.topics.events.name,
+            topics=bus.topics,
         )
         try:
             yield sink
@@ -86,11 +92,12 @@ class RemoteWriteSink(Sink):
         clock: Clock,
         check: Check,
         counters: Check,
-        events: str,
+        topics: Topics,
     ) -> None:
-        """Take the receiver and its check, the state of counters and its own, and events' topic."""
+        """Take the receiver and its check, the state of counters and its own, and the topics."""
         self._settings, self._clock, self._state = settings, clock, state
-        self._events = events
+        self._events = topics.events.name
+        self._incidents = topics.attributed_incidents.name
         self._counters_check = counters
         self.receiver = shown_url(settings.url)
         self._shared = SenderParts(
@@ -113,6 +120,7 @@ class RemoteWriteSink(Sink):
         # Not a `RetryingCaller`: what was undone is polled again, not sent again.
         self._backoff = Backoff()
         self._unopened: set[TopicPartition] = set()
+        # One for incidents and events of one number: what both add is in the same counters.
         self._senders: dict[TopicPartition, PartitionSender] = {}
         WAITING_BYTES.labels(sink=NAME).set_function(self._waiting_bytes)
 
@@ -136,7 +144,14 @@ class RemoteWriteSink(Sink):
             self._unopened.add(at)
         if undone:
             await self._pause(list(undone.values()))
-        wanted = context.consumer.assignment() & self._unopened
+        held = context.consumer.assignment()
+        # While members of several versions are in the group, its incidents may lie apart from its
+        # events: who has not both counts none.
+        wanted = frozenset(
+            at
+            for at in held & self._unopened
+            if at.topic != self._incidents or self._events_beside(at) in held
+        )
         if not wanted:
             return frozenset()
         try:
@@ -154,7 +169,7 @@ class RemoteWriteSink(Sink):
     @override
     def full(self) -> Partitions:
         """Return the partitions of which enough waits: each has an equal part of what may."""
-        part = self._settings.queue_bytes // max(1, len(self._senders))
+        part = self._settings.queue_bytes // max(1, len(self._distinct_senders()))
         return frozenset(at for at, sender in self._senders.items() if sender.waiting_bytes >= part)
 
     @override
@@ -164,7 +179,7 @@ class RemoteWriteSink(Sink):
             # Given up since it was polled, it is somebody else's.
             if (sender := self._senders.get(batch.partition)) is not None:
                 sender.add(batch, context)
-        for sender in self._senders.values():
+        for sender in self._distinct_senders():
             sender.check()
         await self._end_silent(context)
 
@@ -174,7 +189,7 @@ class RemoteWriteSink(Sink):
         # Before anything is awaited: `handle` goes on meanwhile, and may end no series that the
         # next owner goes on with.
         self._unopened -= partitions
-        released = [self._senders.pop(at) for at in partitions if at in self._senders]
+        released = {self._senders.pop(at) for at in partitions if at in self._senders}
         await asyncio.gather(*(sender.end(context) for sender in released))
         await self._state.close({at.partition for at in partitions})
 
@@ -188,17 +203,38 @@ class RemoteWriteSink(Sink):
         counted = await self._state.take_over({at.partition for at in wanted})
         # What lies there by now may have been sent by who held them before, and not been committed.
         ends = await context.consumer.end_offsets(wanted)
-        for at in wanted & context.consumer.assignment():
+        still_held = wanted & context.consumer.assignment()
+        # Incidents last: they go to the sender of the events.
+        for at in sorted(still_held, key=lambda at: at.topic == self._incidents):
             # Only now: until its id was taken, somebody else could have committed for a partition.
-            await context.consumer.seek(at, await context.consumer.committed(at) or 0)
+            committed = await context.consumer.committed(at)
+            await context.consumer.seek(at, committed or 0)
             # Given up meanwhile it has no writer, and may have come back since.
-            if at.partition in self._state and at in self._unopened:
-                self._unopened.discard(at)
+            if at.partition not in self._state or at not in self._unopened:
+                continue
+            if at.topic != self._incidents:
                 self._senders[at] = PartitionSender(
                     at,
                     shared=self._shared,
-                    taken_over=TakenOver(counted=counted[at.partition], repeated_before=ends[at]),
+                    taken_over=TakenOver(
+                        counted=counted[at.partition],
+                        repeated_before=ends[at],
+                        has_series=at.topic == self._events,
+                    ),
                 )
+            elif (sender := self._senders.get(self._events_beside(at))) is not None:
+                old_before = ends[at] if committed is None else 0
+                sender.add_incidents(IncidentsTakenOver(at=at, old_before=old_before))
+                self._senders[at] = sender
+            else:
+                continue
+            self._unopened.discard(at)
+
+    def _events_beside(self, at: TopicPartition) -> TopicPartition:
+        return TopicPartition(self._events, at.partition)
+
+    def _distinct_senders(self) -> Collection[PartitionSender]:
+        return set(self._senders.values())
 
     async def _pause(self, errors: Sequence[Exception]) -> None:
         RETRIES_TOTAL.labels(sink=NAME).inc(len(errors))
@@ -223,7 +259,7 @@ class RemoteWriteSink(Sink):
         silent = {
             at
             for at, sender in self._senders.items()
-            if sender.has_silent(silent_ns=silent_ns, now_ns=now_ns)
+            if at.topic != self._incidents and sender.has_silent(silent_ns=silent_ns, now_ns=now_ns)
         }
         for at in await _read_to_the_end(silent, context.consumer):
             # It may have been given up meanwhile.
@@ -231,7 +267,7 @@ class RemoteWriteSink(Sink):
                 sender.end_silent(context, silent_ns=silent_ns, now_ns=now_ns)
 
     def _waiting_bytes(self) -> int:
-        return sum(sender.waiting_bytes for sender in self._senders.values())
+        return sum(sender.waiting_bytes for sender in self._distinct_senders())
 
 
 async def _read_to_the_end(

@@ -18,7 +18,7 @@ import cramjam
 
 from gpuledger import __version__
 from gpuledger.errors import GpuledgerError
-from gpuledger.ledger.families import FAMILIES
+from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.interval_values import maxima_of
 from gpuledger.ledger.usage import COUNTERS
@@ -61,7 +61,13 @@ _OUT_OF_ORDER: Final = re.compile(
 """How Prometheus, Mimir and Thanos say it, and nothing that stands before them does."""
 _WITHOUT_SAMPLES: Final = {version: encode_request(version, ()) for version in Version}
 """A request without series, which those four answer with 2xx."""
-_TOLD: Final = (*FAMILIES, *map(maxima_of, FAMILIES), COUNTERS, *HEALTH_FAMILIES)
+_TOLD: Final = (
+    *FAMILIES,
+    *map(maxima_of, FAMILIES),
+    COUNTERS,
+    *HEALTH_FAMILIES,
+    *INCIDENT_FAMILIES,
+)
 METADATA_SECONDS: Final = 300.0
 """How often a receiver of 1.0 is told what metrics mean; 2.0 says it with each series."""
 

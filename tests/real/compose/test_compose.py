@@ -15,6 +15,7 @@ import pytest
 
 from gpuledger.store.query import count_rows
 from tests.default_topics import ROWS
+from tests.real import remote_write_page
 from tests.real.compose.asking import Grafana
 from tests.real.compose.expected import EXPECTED, MAY_BE_ABSENT
 from tests.real.compose.played import WAIT_SECONDS, Played, play
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from tests.real.services.kcat import Kcat
 
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
-REMOTE_WRITE = (ROOT / "docs" / "remote-write.md").read_text()
 SCRAPED = '{job!="",__name__=~"gpuledger_.+"}'
 SENT = '{job="",__name__=~"gpuledger_.+"}'
 
@@ -165,9 +165,16 @@ def test_the_topics_are_those_that_the_check_of_the_page_asks_for(played: Played
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("query", re.findall(r"```promql\n(.*?)```", REMOTE_WRITE, re.DOTALL))
+@pytest.mark.parametrize(
+    "query", re.findall(r"```promql\n(.*?)```", remote_write_page.PAGE, re.DOTALL)
+)
 def test_a_query_of_the_page_finds_something(played: Played, query: str) -> None:
     assert played.prometheus.query(query)
+
+
+@pytest.mark.parametrize("what", remote_write_page.alerts())
+def test_an_alert_of_the_page_is_silent_while_nothing_is_wrong(played: Played, what: str) -> None:
+    assert played.prometheus.query(remote_write_page.alerts()[what]) == []
 
 
 def test_the_volume_of_the_store_has_the_table(played: Played) -> None:

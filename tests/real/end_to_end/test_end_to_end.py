@@ -54,7 +54,7 @@ READERS = {
     INCIDENTS.name: {"gpuledger-join"},
     PODS.name: {"gpuledger-join"},
     EVENTS.name: {"gpuledger-remote-write", "gpuledger-alerts", "gpuledger-store"},
-    ATTRIBUTED_INCIDENTS.name: {"gpuledger-alerts"},
+    ATTRIBUTED_INCIDENTS.name: {"gpuledger-alerts", "gpuledger-remote-write"},
 }
 
 
@@ -134,6 +134,12 @@ def test_prometheus_knows_of_the_health_of_each_gpu(pipeline: Pipeline) -> None:
     found = pipeline.parts.prometheus.await_query(query, deadline_seconds=LOOK_SECONDS)
     assert {one["metric"]["gpu_index"] for one in found} >= {"0"}
     assert all(one["metric"]["model"] for one in found)
+
+
+def test_prometheus_counts_the_xid_of_the_gpu_on_which_it_was_seen(pipeline: Pipeline) -> None:
+    query = "sum by (node, xid) (increase(gpuledger_gpu_xid_errors_total[10m])) > 0"
+    found = pipeline.parts.prometheus.await_query(query, deadline_seconds=LOOK_SECONDS)
+    assert {(one["metric"]["node"], one["metric"]["xid"]) for one in found} == {("gpu-a", "31")}
 
 
 def test_alertmanager_holds_the_alert_of_the_gpu_that_works_for_no_pod(pipeline: Pipeline) -> None:

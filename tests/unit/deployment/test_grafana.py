@@ -7,7 +7,7 @@ import yaml
 from prometheus_client import REGISTRY
 
 from enricher.join import join_metrics
-from gpuledger.ledger.families import FAMILIES
+from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from sinks import metrics as sink_metrics
 from tests.unit.deployment import compose_file, dashboard
@@ -15,7 +15,7 @@ from tests.unit.deployment import compose_file, dashboard
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 SENT = {
     metric.name: {"cluster", "node", *family.labels}
-    for family in (*FAMILIES, *HEALTH_FAMILIES)
+    for family in (*FAMILIES, *HEALTH_FAMILIES, *INCIDENT_FAMILIES)
     for metric in family.metrics
 }
 OWN = {"gpuledger_join_lag_seconds": set[str](), "gpuledger_sink_lag_seconds": {"sink"}}

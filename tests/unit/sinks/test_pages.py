@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from agent.exposition.dcgm_fields import default_counters
 from gpuledger.ledger.dcgm import OF_DEVICES, OF_MEMORIES, DcgmSeries
-from gpuledger.ledger.families import FAMILIES
+from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES
 from gpuledger.ledger.hardware import ERRORS, HARDWARE_FAMILIES, TRAFFIC
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.rows import EntryRow
@@ -69,7 +69,7 @@ def series() -> Iterator[list[str]]:
 def health_series() -> Iterator[list[str]]:
     yield ["series", "type", "labels beside `cluster` and `node`", "meaning"]
     yield ["---"] * 4
-    for family in HEALTH_FAMILIES:
+    for family in (*HEALTH_FAMILIES, *INCIDENT_FAMILIES):
         (metric,) = family.metrics
         labels = " ".join(f"`{label}`" for label in family.labels)
         yield [f"`{metric.name}`", metric.kind, labels, metric.help]

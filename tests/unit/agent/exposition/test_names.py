@@ -18,13 +18,17 @@ from agent.exposition.families import (
 )
 from agent.settings import ExpositionSettings
 from cli.docs_gen import DEPLOYABLES, collectors_of, label_names_of
-from gpuledger.ledger.families import FAMILIES
+from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from tests.unit.agent.exposition.builders import GIB, allocation, gpu, node, process, sample
 
 INFO_FAMILIES: tuple[InfoFamily, ...] = (*FACTS, *PROCESS_FAMILIES)
 PAGE = {family.name for family in native_families()} | {one.name for one in INFO_FAMILIES}
-SENT = {metric.name for family in (*FAMILIES, *HEALTH_FAMILIES) for metric in family.metrics}
+SENT = {
+    metric.name
+    for family in (*FAMILIES, *HEALTH_FAMILIES, *INCIDENT_FAMILIES)
+    for metric in family.metrics
+}
 
 
 def test_the_page_of_a_node_and_the_ledgers_series_have_no_name_in_common() -> None:
@@ -51,7 +55,7 @@ def _all_labels() -> Iterator[tuple[str, tuple[str, ...]]]:
         yield family.name, (*LABELS, *family.label_names)
     for info in INFO_FAMILIES:
         yield info.name, info.label_names
-    for sent in (*FAMILIES, *HEALTH_FAMILIES):
+    for sent in (*FAMILIES, *HEALTH_FAMILIES, *INCIDENT_FAMILIES):
         for metric in sent.metrics:
             yield metric.name, sent.labels
 

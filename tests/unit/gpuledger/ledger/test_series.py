@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli.docs_gen import DEPLOYABLES, collectors_of
-from gpuledger.ledger.families import FAMILIES, Family
+from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES, Family
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.series import values_of
 from gpuledger.records import NodeSample
@@ -49,7 +49,9 @@ def test_a_family_is_of_nodes_of_devices_of_instances_or_of_accounts(family: Fam
 
 
 def test_no_name_is_in_two_families() -> None:
-    names = Counter(chain.from_iterable(map(names_of, (*FAMILIES, *HEALTH_FAMILIES))))
+    names = Counter(
+        chain.from_iterable(map(names_of, (*FAMILIES, *HEALTH_FAMILIES, *INCIDENT_FAMILIES)))
+    )
 
     assert {name for name, count in names.items() if count > 1} == set()
 
@@ -62,7 +64,11 @@ def test_no_name_is_on_a_page_that_prometheus_scrapes() -> None:
         scraped |= {family.name for family in chain.from_iterable(described)}
 
     assert scraped
-    assert set(chain.from_iterable(map(names_of, (*FAMILIES, *HEALTH_FAMILIES)))) & scraped == set()
+    assert (
+        set(chain.from_iterable(map(names_of, (*FAMILIES, *HEALTH_FAMILIES, *INCIDENT_FAMILIES))))
+        & scraped
+        == set()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,20 +1,20 @@
 """The state of counters on the bus: a sink goes on where the one before it has committed."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from typing_extensions import override
 
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Message, TopicPartition, Transactions
+from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import decoder_of
 from gpuledger.errors import BusUnavailableError, FencedError
 from gpuledger.ledger.usage import COUNTERS
-from gpuledger.records import NodeCounters
+from gpuledger.records import Account, NodeCounters
 from gpuledger.runtime import Readiness
 from sinks.registry import REMOTE_WRITE
 from tests.unit.sinks.builders import (
@@ -26,6 +26,7 @@ from tests.unit.sinks.builders import (
     ManualClock,
     bus,
     committed,
+    entry,
     event,
     eventually,
     place_of,
@@ -35,6 +36,7 @@ from tests.unit.sinks.builders import (
 from tests.unit.sinks.receiver import Received, Receiver, receiving
 from tests.unit.sinks.remote_write import sending
 from tests.unit.sinks.remote_write.oracle import parse_compressed
+from tests.unit.sinks.remote_write.torn_transactions import TornBus
 
 AT = place_of(NODE)
 STATE = TopicPartition(bus().topics.counters.name, AT.partition)
@@ -102,6 +104,36 @@ async def test_counters_go_on_with_the_next_sink_and_each_tick_is_counted_once()
         async with running(sink(on, receiver)):
             await eventually(is_committed(on, 10))
     assert busy_seconds(receiver.received[before:]) == [(10, 5.0)]
+
+
+GAUGES = [
+    "gpuledger_pod_gpu_busy_ratio",
+    "gpuledger_pod_gpu_busy_max_ratio",
+    "gpuledger_pod_gpu_memory_bytes",
+    "gpuledger_pod_gpu_power_watts",
+]
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+@pytest.mark.parametrize("name", GAUGES)
+async def test_the_gauges_of_a_pod_that_ended_while_no_sink_ran_end_with_the_next_interval(
+    name: str, *, is_gone: bool
+) -> None:
+    on = bus()
+    later: dict[str, Any] = {"entries": [entry(Account.IDLE)], "pods": []} if is_gone else {}
+    await publish(on, *(event(tick) for tick in range(1, 6)), event(6, **later))
+    async with receiving() as receiver:
+        async with running(sink(on, receiver)):
+            await eventually(is_committed(on, 5))
+        before = len(receiver.received)
+        await publish(on, *(event(tick, **later) for tick in range(7, 12)))
+        async with running(sink(on, receiver)):
+            await eventually(is_committed(on, 10))
+    sent = [one for request in receiver.received[before:] for one in parse_compressed(request.body)]
+    (found,) = [one for one in sent if one.name == name and one.label("pod") == "train-0"]
+    assert math.isnan(found.value) == is_gone
+    first = [one for one in parse_compressed(receiver.received[0].body) if one.name == name]
+    assert {one.labels for one in first} == {found.labels}
 
 
 async def test_another_group_counts_by_itself() -> None:
@@ -175,40 +207,6 @@ async def test_counters_of_nodes_that_are_long_gone_are_removed() -> None:
         async with running(sink(on, receiver, interval_seconds=0)):
             await eventually(is_committed(on, 3))
     assert (f"{REMOTE_WRITE.group}/default/{gone}", None) in await state(on)
-
-
-class TornTransactions:
-    """Transactions of which the first fail, after having done nothing or all of it."""
-
-    def __init__(self, inner: Transactions, bus: "TornBus") -> None:
-        self._inner, self._bus = inner, bus
-
-    async def commit(
-        self,
-        messages: Mapping[TopicPartition, Sequence[Message]],
-        *,
-        offsets: Mapping[TopicPartition, int],
-        group: str,
-    ) -> Mapping[TopicPartition, int] | None:
-        if not self._bus.errors:
-            return await self._inner.commit(messages, offsets=offsets, group=group)
-        error = self._bus.errors.pop(0)
-        if self._bus.is_done_all_the_same:
-            await self._inner.commit(messages, offsets=offsets, group=group)
-        raise error
-
-
-class TornBus(MemoryBus):
-    """A bus on which the first commits raise these errors."""
-
-    errors: list[Exception]
-    is_done_all_the_same = False
-
-    @override
-    @asynccontextmanager
-    async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
-        async with super().transactions(transactional_id) as inner:
-            yield TornTransactions(inner, self)
 
 
 @pytest.mark.parametrize("is_done", [False, True])

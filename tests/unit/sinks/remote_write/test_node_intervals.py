@@ -69,7 +69,7 @@ class Played:
         for offset in range(self._offset, until):
             tick = self._ticks[offset]
             if tick.seq > self.intervals.boots.get(tick.boot_id, -1):
-                self.sent += self.intervals.add(tick, record_at(offset), is_past=False)
+                self._send(self.intervals.add(tick, record_at(offset), is_past=False))
         self._offset = max(self._offset, until)
         if commits:
             first = self.intervals.first_offset
@@ -84,7 +84,11 @@ class Played:
 
     def finish(self) -> None:
         self.play(until=len(self._ticks))
-        self.sent += self.intervals.close()
+        self._send(self.intervals.close())
+
+    def _send(self, samples: Iterable[IntervalSamples]) -> None:
+        # What is counted of incidents is sent when that is due.
+        self.sent += [one for one in samples if not one.is_of_incidents]
 
 
 def counters(samples: IntervalSamples) -> dict[SeriesGroup, tuple[float | None, ...]]:

@@ -631,7 +631,11 @@ async def another_member(on: MemoryBus, logged: Sequence[Mapping[str, Any]]) -> 
 async def test_the_series_of_a_node_that_fell_silent_are_ended() -> None:
     on, clock = bus(), ManualClock()
     await publish(on, event(0))
-    async with receiving() as receiver, running(sink(on, receiver, clock=clock)):
+    # Nothing of incidents is due.
+    async with (
+        receiving() as receiver,
+        running(sink(on, receiver, clock=clock, health_interval_seconds=600)),
+    ):
         await eventually(is_committed(on, 1))
         clock.now_ns += 61 * SECOND_NS
         await eventually(lambda: len(receiver.received) == 2)

@@ -1,0 +1,223 @@
+"""The incidents of one node's GPUs, counted: by kind from 0 on, XIDs by code from their first on.
+
+**Counted first, sent then.** An incident is sent once the state that has it is committed, and so a
+sink that goes on after a crash knows of all that was sent: a counter never falls, whatever was read
+in between of the ticks, by whose times samples are sent. A sample that is lost is made good by the
+next one.
+
+**A series begins with 0.** Its first sample is a 0 before that of the first value, so that an
+increase has the first incident. Kinds have series while the GPU is in the node's ticks, with 0 from
+the start; a code has one from its first XID on. Where a series began is in the state once it was
+sent: until then a sink that goes on sends the 0 again. Such a 0 travels by itself: a receiver that
+refuses a request for what it has already of other series shall not be without it.
+
+**Each incident once.** What was counted last is remembered by its hash, as agents publish again
+what nobody acknowledged. Pure.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS, NS_PER_SECOND
+from gpuledger.ledger.families import INCIDENTS, XID_ERRORS
+from gpuledger.ledger.health import COUNTED_KINDS, counted_kind, counted_xid, incident_hash
+from gpuledger.ledger.series import SeriesGroup, SeriesValues
+from gpuledger.records import (
+    CountedIncidents,
+    CountedKind,
+    CountedXid,
+    Incident,
+    NodeCounters,
+)
+from gpuledger.records.bounds import MAX_GPUS
+from gpuledger.records.counters import MAX_INCIDENT_GPUS, MAX_KNOWN_INCIDENTS
+
+SENT_NS: Final = 10 * NS_PER_MINUTE
+"""A GPU that is in no tick has its series for so long after its last incident or tick."""
+_GPU_BYTES: Final = 8_192
+"""What a GPU takes of memory, about: its counters and the groups of its series."""
+
+
+@dataclass(slots=True)
+class _XidTotal:
+    total: int = 0
+    begun_ns: int | None = None
+
+
+@dataclass(slots=True)
+class _GpuIncidents:
+    """What was counted of one GPU."""
+
+    seen_ns: int
+    """Time of the last tick that had it, or of its last incident."""
+    kinds: dict[str, int] = field(default_factory=dict)
+    begun_ns: int | None = None
+    """Where the series of the kinds began; absent while they were not sent."""
+    xids: dict[str, _XidTotal] = field(default_factory=dict)
+    last_xid: int | None = None
+    last_xid_boot_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class IncidentSamples:
+    """What is sent of a node's incidents at one time."""
+
+    values: Mapping[SeriesGroup, SeriesValues]
+    starts_ms: Mapping[SeriesGroup, Sequence[int | None]]
+    """When each was 0, in milliseconds since the epoch."""
+    begun: Sequence[SeriesGroup]
+    """Those that begin, with a 0 at their start, which all have in common."""
+
+
+class IncidentsOfNode:
+    """The counters of a node's incidents; `every_ns` is how often they are sent."""
+
+    def __init__(self, *, every_ns: int, counted: NodeCounters | None = None) -> None:
+        """Go on from what was counted."""
+        self._every_ns = every_ns
+        self._gpus: dict[str, _GpuIncidents] = {}
+        # Of a dict, as it keeps the order in which they came.
+        self._known: dict[str, None] = {}
+        self._sent_ns: int | None = None
+        self._due_ns: int | None = None
+        self._is_urgent = False
+        if counted is not None:
+            self._restore(counted)
+
+    def _restore(self, counted: NodeCounters) -> None:
+        self._known = dict.fromkeys(counted.known_incidents or ())
+        for gpu in counted.incidents or ():
+            self._gpus[gpu.gpu] = _GpuIncidents(
+                seen_ns=gpu.seen_time_ns,
+                kinds={one.kind: one.total for one in gpu.kinds},
+                begun_ns=gpu.begun_time_ns,
+                xids={one.xid: _XidTotal(one.total, one.begun_time_ns) for one in gpu.xids},
+                last_xid=gpu.last_xid,
+                last_xid_boot_id=gpu.last_xid_boot_id,
+            )
+        # What a former owner has sent of the node has no later time.
+        self._sent_ns, self._is_urgent = counted.time_ns, bool(self._gpus)
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes of memory, about."""
+        return len(self._gpus) * _GPU_BYTES
+
+    def add(self, incident: Incident, *, time_ns: int) -> bool:
+        """Count an incident; return whether it was not counted before.
+
+        `time_ns` is the time that the node has reached.
+        """
+        known = incident_hash(incident)
+        if known in self._known:
+            return False
+        self._known[known] = None
+        if len(self._known) > MAX_KNOWN_INCIDENTS:
+            del self._known[next(iter(self._known))]
+        gpu = self._gpu(incident.gpu_uuid, time_ns)
+        kind, xid = counted_kind(incident), counted_xid(incident)
+        gpu.kinds[kind] = gpu.kinds.get(kind, 0) + 1
+        if xid is not None:
+            gpu.xids.setdefault(xid, _XidTotal()).total += 1
+            gpu.last_xid, gpu.last_xid_boot_id = incident.xid, incident.boot_id
+        self._is_urgent = True
+        return True
+
+    def last_xids(self, boot_id: str) -> Mapping[str, int]:
+        """Return the last XID of each GPU that has had one in a boot."""
+        return {
+            uuid: gpu.last_xid
+            for uuid, gpu in self._gpus.items()
+            if gpu.last_xid is not None and gpu.last_xid_boot_id == boot_id
+        }
+
+    def samples(
+        self, gpus: Iterable[str], *, time_ns: int, interval_ns: int
+    ) -> IncidentSamples | None:
+        """Return what is sent at the end of an interval; `None` where it is not time to.
+
+        `gpus` are those of the interval's last tick. The first samples are sent once the node was
+        there for `every_ns`, or with its first incident.
+        """
+        for uuid in gpus:
+            self._gpu(uuid, time_ns)
+        self._forget_gone(time_ns)
+        # A clock that was set back begins anew.
+        if self._due_ns is None or self._due_ns - time_ns > self._every_ns:
+            self._due_ns = time_ns + self._every_ns
+        if time_ns < self._due_ns and not self._is_urgent:
+            return None
+        self._due_ns, self._is_urgent = time_ns + self._every_ns, False
+        begins_ns = time_ns - max(interval_ns, NS_PER_SECOND)
+        if self._sent_ns is not None and self._sent_ns < time_ns:
+            # Behind what was sent before: a series of that name may have ended there.
+            begins_ns = max(begins_ns, self._sent_ns)
+        self._sent_ns = time_ns
+        return self._samples(time_ns, max(0, begins_ns))
+
+    def _samples(self, time_ns: int, begins_ns: int) -> IncidentSamples:
+        values: dict[SeriesGroup, SeriesValues] = {}
+        starts_ms: dict[SeriesGroup, Sequence[int | None]] = {}
+        begun: list[SeriesGroup] = []
+
+        def tell(group: SeriesGroup, total: int, begun_ns: int | None) -> None:
+            start_ns = begins_ns if begun_ns is None else begun_ns
+            values[group] = (float(total),)
+            starts_ms[group] = (start_ns // NS_PER_MS + 1,)
+            # What is 0 at its first sample begins with that.
+            if begun_ns is None and total:
+                begun.append(group)
+
+        for uuid, gpu in self._gpus.items():
+            if abs(time_ns - gpu.seen_ns) > SENT_NS:
+                continue
+            for kind in COUNTED_KINDS:
+                tell(SeriesGroup(INCIDENTS, (uuid, kind)), gpu.kinds.get(kind, 0), gpu.begun_ns)
+            gpu.begun_ns = begins_ns if gpu.begun_ns is None else gpu.begun_ns
+            for xid, of_xid in gpu.xids.items():
+                tell(SeriesGroup(XID_ERRORS, (uuid, xid)), of_xid.total, of_xid.begun_ns)
+                of_xid.begun_ns = begins_ns if of_xid.begun_ns is None else of_xid.begun_ns
+        return IncidentSamples(values=values, starts_ms=starts_ms, begun=begun)
+
+    def _gpu(self, uuid: str, time_ns: int) -> _GpuIncidents:
+        gpu = self._gpus.get(uuid)
+        if gpu is None:
+            if len(self._gpus) >= MAX_GPUS:
+                # The one that was seen longest ago: no node has so many.
+                del self._gpus[min(self._gpus, key=lambda of: self._gpus[of].seen_ns)]
+            gpu = self._gpus[uuid] = _GpuIncidents(time_ns)
+        gpu.seen_ns = time_ns
+        return gpu
+
+    def _forget_gone(self, time_ns: int) -> None:
+        """Forget GPUs that are gone and have had no incident."""
+        self._gpus = {
+            uuid: gpu
+            for uuid, gpu in self._gpus.items()
+            if gpu.kinds or abs(time_ns - gpu.seen_ns) <= SENT_NS
+        }
+
+    def records(self) -> list[CountedIncidents]:
+        """Return what the state topic keeps: nothing of a GPU that has had no incident."""
+        had = [(uuid, gpu) for uuid, gpu in self._gpus.items() if gpu.kinds]
+        had.sort(key=lambda one: one[1].seen_ns)
+        return [
+            CountedIncidents(
+                gpu=uuid,
+                seen_time_ns=gpu.seen_ns,
+                kinds=[CountedKind(kind=kind, total=total) for kind, total in gpu.kinds.items()],
+                xids=[
+                    CountedXid(xid=xid, total=of_xid.total, begun_time_ns=of_xid.begun_ns)
+                    for xid, of_xid in gpu.xids.items()
+                ],
+                begun_time_ns=gpu.begun_ns,
+                last_xid=gpu.last_xid,
+                last_xid_boot_id=gpu.last_xid_boot_id,
+            )
+            for uuid, gpu in had[-MAX_INCIDENT_GPUS:]
+        ]
+
+    def hashes(self) -> list[str]:
+        """Return by what the incidents that were counted last are known again."""
+        return list(self._known)

@@ -1,0 +1,17 @@
+"""What docs/remote-write.md has users ask Prometheus for."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from tests.unit.deployment.deployables import ROOT
+
+PAGE: Final = (ROOT / "docs" / "remote-write.md").read_text()
+
+
+def alerts() -> dict[str, str]:
+    """Return the expressions of the page's alerts, by what they are about."""
+    table = PAGE.partition("<!-- alerts:begin -->")[2].partition("<!-- alerts:end -->")[0]
+    rows = re.findall(r"^\| (.+?) \| `(.+)` \|$", table, flags=re.MULTILINE)
+    return {what: expression.replace(r"\|", "|") for what, expression in rows}

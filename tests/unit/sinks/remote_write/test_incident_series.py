@@ -1,0 +1,191 @@
+"""What the remote-write sink sends of incidents: each once, behind a 0, over crashes and moves."""
+
+import math
+from collections.abc import Iterable
+
+import pytest
+from prometheus_client import REGISTRY
+
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.clock import NS_PER_HOUR
+from gpuledger.errors import BusUnavailableError, FencedError
+from gpuledger.ledger.families import INCIDENTS, XID_ERRORS
+from sinks.registry import REMOTE_WRITE
+from tests.default_topics import ATTRIBUTED_INCIDENTS
+from tests.unit.sinks.builders import (
+    BUS_TOPICS,
+    GPU,
+    NODE,
+    SECOND_NS,
+    START_NS,
+    ManualClock,
+    bus,
+    committed,
+    event,
+    eventually,
+    place_of,
+    publish,
+    running,
+)
+from tests.unit.sinks.receiver import Answer, Received, receiving
+from tests.unit.sinks.remote_write.happened import incident, publish_incidents
+from tests.unit.sinks.remote_write.oracle import parse_compressed
+from tests.unit.sinks.remote_write.sending import dropped, is_committed, sink
+from tests.unit.sinks.remote_write.torn_transactions import TornBus
+
+(KIND,), (XID,) = INCIDENTS.metrics, XID_ERRORS.metrics
+INCIDENTS_AT = place_of(NODE, ATTRIBUTED_INCIDENTS.name)
+FIRST_MS = START_NS // 1_000_000
+
+
+def told(
+    received: Iterable[Received], name: str = XID.name, **labels: str
+) -> list[tuple[float, float]]:
+    """Return the samples of such a series: seconds after the first tick, and value."""
+    return [
+        ((one.time_ms - FIRST_MS) / 1000, one.value)
+        for request in received
+        for one in parse_compressed(request.body)
+        if one.name == name and all(one.label(label) == value for label, value in labels.items())
+    ]
+
+
+def is_counted(on: MemoryBus, number: int) -> bool:
+    return committed(on, REMOTE_WRITE.group, INCIDENTS_AT) == number
+
+
+async def test_an_xid_is_sent_behind_a_0_and_each_kind_of_the_gpu_from_0_on() -> None:
+    on = bus()
+    async with receiving() as receiver, running(sink(on, receiver)):
+        await publish(on, event(0), event(10))
+        await eventually(is_committed(on, 2))
+        await publish_incidents(on, incident(10_500))
+        await eventually(lambda: is_counted(on, 1))
+        await publish(on, event(11))
+        await eventually(is_committed(on, 3))
+    assert told(receiver.received, xid="79", gpu_uuid=GPU) == [(10.001, 0), (11, 1)]
+    assert told(receiver.received, KIND.name, kind="xid") == [(10, 0), (11, 1)]
+    assert told(receiver.received, KIND.name, kind="gpu_lost") == [(10, 0), (11, 0)]
+
+
+async def test_an_incident_that_is_delivered_twice_is_counted_once() -> None:
+    on, before = bus(), dropped("duplicate")
+    one, another = incident(1), incident(2)
+    async with receiving() as receiver:
+        async with running(sink(on, receiver)):
+            await publish(on, event(0))
+            await publish_incidents(on, one, another, one)
+            await eventually(lambda: is_counted(on, 3))
+        # The next sink knows them, too.
+        async with running(sink(on, receiver)):
+            await publish_incidents(on, another)
+            await eventually(lambda: is_counted(on, 4))
+            await publish(on, event(1))
+            await eventually(is_committed(on, 2))
+    assert told(receiver.received)[-1] == (1, 2)
+    assert dropped("duplicate") == before + 2
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+@pytest.mark.parametrize("error", [BusUnavailableError("no answer"), FencedError("shut out")])
+async def test_what_could_not_be_committed_is_not_sent_and_counted_once(
+    error: Exception, *, is_done: bool
+) -> None:
+    on = TornBus(BUS_TOPICS)
+    on.errors, on.is_done_all_the_same = [error] * 2, is_done
+    await publish_incidents(on, incident(1), incident(2, xid=31))
+    async with receiving() as receiver, running(sink(on, receiver)):
+        await eventually(lambda: is_counted(on, 2))
+        await publish(on, event(0), event(1))
+        await eventually(is_committed(on, 2))
+    for xid in ("79", "31"):
+        values = [value for _, value in told(receiver.received, xid=xid)]
+        assert set(values) == {0, 1}
+        assert values == sorted(values)
+
+
+async def test_counters_go_on_where_partitions_have_moved() -> None:
+    on = bus()
+    async with receiving() as receiver, running(sink(on, receiver)):
+        await publish_incidents(on, incident(1))
+        await publish(on, event(0))
+        await eventually(is_committed(on, 1))
+        async with running(sink(on, receiver)), running(sink(on, receiver)):
+            await publish_incidents(on, incident(1_001))
+            await eventually(lambda: is_counted(on, 2))
+            await publish(on, event(1))
+            await eventually(is_committed(on, 2))
+        await publish_incidents(on, incident(1_002))
+        await eventually(lambda: is_counted(on, 3))
+        await publish(on, event(2))
+        await eventually(is_committed(on, 3))
+    values = [value for _, value in told(receiver.received)]
+    assert values == sorted(values)
+    assert (values[0], values[-1]) == (0, 3)
+
+
+async def test_a_receiver_that_refuses_counters_of_incidents_costs_no_tick() -> None:
+    on = bus()
+    letters_before = dead_letters()
+
+    def answer(body: bytes) -> Answer:
+        names = {one.name for one in parse_compressed(body)}
+        return Answer(400, "no such series here") if KIND.name in names else Answer(204)
+
+    async with receiving(by_body=answer) as receiver, running(sink(on, receiver)):
+        await publish(on, event(0), event(10), event(20))
+        await eventually(is_committed(on, 3))
+    assert dead_letters() == letters_before
+    sent = [parse_compressed(request.body) for request in receiver.received]
+    taken = [found for found in sent if KIND.name not in {one.name for one in found}]
+    ticks = [one.time_ms for found in taken for one in found if one.name == "gpuledger_gpu_up"]
+    assert {FIRST_MS, FIRST_MS + 10_000, FIRST_MS + 20_000} <= set(ticks)
+
+
+def dead_letters() -> float:
+    return sum(
+        sample.value
+        for family in REGISTRY.collect()
+        for sample in family.samples
+        if sample.name == "gpuledger_dead_letters_total"
+    )
+
+
+async def test_a_group_that_begins_counts_no_incident_of_long_ago() -> None:
+    on, before = bus(), dropped("too_old")
+    long_ago = incident(1, time_ns=START_NS - 2 * NS_PER_HOUR)
+    await publish_incidents(on, long_ago, incident(2))
+    async with receiving() as receiver, running(sink(on, receiver)):
+        await eventually(lambda: is_counted(on, 2))
+        await publish(on, event(0))
+        await eventually(is_committed(on, 1))
+        # From then on all are: what comes late is news.
+        late = incident(3, time_ns=START_NS - 2 * NS_PER_HOUR)
+        await publish_incidents(on, late)
+        await eventually(lambda: is_counted(on, 3))
+        await publish(on, event(1))
+        await eventually(is_committed(on, 2))
+    assert [value for _, value in told(receiver.received)] == [0, 1, 2]
+    assert dropped("too_old") == before + 1
+
+
+async def test_the_series_of_incidents_end_with_their_node() -> None:
+    on, clock = bus(), ManualClock()
+    async with receiving() as receiver, running(sink(on, receiver, clock=clock)):
+        await publish_incidents(on, incident(1))
+        await publish(on, event(0))
+        await eventually(is_committed(on, 1))
+        clock.now_ns += 61 * SECOND_NS
+        await eventually(lambda: math.isnan(told(receiver.received)[-1][1]))
+
+
+async def test_with_dcgm_exporters_names_the_last_xid_is_a_gauge() -> None:
+    on, name = bus(), "DCGM_FI_DEV_XID_ERRORS"
+    async with receiving() as receiver, running(sink(on, receiver, dcgm_names=True)):
+        await publish(on, event(0))
+        await eventually(is_committed(on, 1))
+        await publish_incidents(on, incident(1), incident(2, xid=31))
+        await eventually(lambda: is_counted(on, 2))
+        await publish(on, event(1), event(2, boot_id="boot-2"))
+        await eventually(is_committed(on, 3))
+    assert told(receiver.received, name, UUID=GPU) == [(0, 0), (1, 31), (2, 0)]

@@ -1,0 +1,43 @@
+"""A bus whose transactions fail, after having done nothing or all of it."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from typing_extensions import override
+
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Message, TopicPartition, Transactions
+
+
+class TornTransactions:
+    """Transactions of which the first fail, after having done nothing or all of it."""
+
+    def __init__(self, inner: Transactions, bus: "TornBus") -> None:
+        self._inner, self._bus = inner, bus
+
+    async def commit(
+        self,
+        messages: Mapping[TopicPartition, Sequence[Message]],
+        *,
+        offsets: Mapping[TopicPartition, int],
+        group: str,
+    ) -> Mapping[TopicPartition, int] | None:
+        if not self._bus.errors:
+            return await self._inner.commit(messages, offsets=offsets, group=group)
+        error = self._bus.errors.pop(0)
+        if self._bus.is_done_all_the_same:
+            await self._inner.commit(messages, offsets=offsets, group=group)
+        raise error
+
+
+class TornBus(MemoryBus):
+    """A bus on which the first commits raise these errors."""
+
+    errors: list[Exception]
+    is_done_all_the_same = False
+
+    @override
+    @asynccontextmanager
+    async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
+        async with super().transactions(transactional_id) as inner:
+            yield TornTransactions(inner, self)
