@@ -311,6 +311,7 @@ class ActiveSeries:
 
     def restore(self, samples: IntervalSamples, *, now_ns: int = 0) -> None:
         """Go on from what a former owner has sent of a node: what the next samples lack ends."""
+        # Encoded and not sent: their owner has sent them, and what is missing next ends by that.
         if samples.values:
             self.encode(samples, now_ns=now_ns)
 

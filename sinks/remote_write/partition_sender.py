@@ -205,6 +205,7 @@ class PartitionSender:
             return False
         if self._is_uncommitted and self._is_due(now_ns):
             return True
+        # Incidents have series of their own, which fall silent with their node's.
         before_ns = now_ns - silent_ns
         return any(series.has_silent(before_ns) for series in self._all_series) or any(
             self._overdue(now_ns)
