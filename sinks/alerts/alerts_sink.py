@@ -111,6 +111,18 @@ class Unacknowledged:
                 else:
                     done.context.acknowledge(partition, done.next_offset, time_ns=done.time_ns)
 
+    def acknowledge_written(self, partition: TopicPartition, written: _Polled) -> None:
+        """Acknowledge what was `answered`, now that its conditions are written.
+
+        Nothing where the partition was given up meanwhile; what was answered meanwhile waits on.
+        """
+        answered = self.answered.get(partition)
+        if answered is None:
+            return
+        if answered is written:
+            del self.answered[partition]
+        written.context.acknowledge(partition, written.next_offset, time_ns=written.time_ns)
+
     def count(self) -> int:
         """Return how many alerts are waited for."""
         return sum(len(polled.alerts) for waiting in self._polled.values() for polled in waiting)
@@ -199,6 +211,7 @@ class AlertsSink(Sink):
         conditions_check: Check,
     ) -> None:
         self._conditions, self._conditions_check = conditions, conditions_check
+        self._writing = asyncio.Lock()
         self._settings, self._clock = settings, clock
         self._events = topics.events.name
         self._incidents = topics.attributed_incidents.name
@@ -299,8 +312,11 @@ class AlertsSink(Sink):
 
     async def _write_conditions(self, partitions: Iterable[TopicPartition]) -> None:
         """Write the conditions of what is answered, and acknowledge it then."""
-        answered = [at for at in partitions if at in self._unacknowledged.answered]
-        await asyncio.gather(*map(self._write_conditions_of, answered))
+        # One after the other: what is given up is written beside `handle`, and an older state of a
+        # node that came behind a newer one would count.
+        async with self._writing:
+            answered = [at for at in partitions if at in self._unacknowledged.answered]
+            await asyncio.gather(*map(self._write_conditions_of, answered))
 
     async def _write_conditions_of(self, partition: TopicPartition) -> None:
         answered = self._unacknowledged.answered[partition]
@@ -311,10 +327,7 @@ class AlertsSink(Sink):
             self._conditions_check.failed(str(error))
             return
         self._conditions_check.ok("conditions are written")
-        # It may have been given up meanwhile.
-        if self._unacknowledged.answered.pop(partition, None) is not None:
-            next_offset, time_ns = answered.next_offset, answered.time_ns
-            answered.context.acknowledge(partition, next_offset, time_ns=time_ns)
+        self._unacknowledged.acknowledge_written(partition, answered)
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
         """Send what is due, and acknowledge what is answered, until it is so."""

@@ -82,12 +82,14 @@ def _starts(starts_ms: Sequence[int | None]) -> list[bytes]:
 class _Samples:
     """The samples of one time, as they are put together."""
 
-    __slots__ = ("groups", "has_stale", "values")
+    __slots__ = ("groups", "has_parted", "has_stale", "values")
 
     def __init__(self) -> None:
         self.groups: list[SampleGroup] = []
         self.values: list[bytes] = []
         self.has_stale = False
+        self.has_parted = False
+        """Whether a group's values are not in the order of its metrics: some have starts alone."""
 
     def add(
         self, series: "_SeriesOfGroup", values: Sequence[bytes | None], starts: Sequence[bytes] = ()
@@ -96,6 +98,7 @@ class _Samples:
         with_start = sum(1 << number for number, start in enumerate(starts) if start)
         present = sum(1 << number for number, value in enumerate(values) if value is not None)
         # Most groups have starts for all of their metrics or for none, and are one group here, too.
+        self.has_parted = self.has_parted or bool(present & ~with_start and present & with_start)
         for bits, has_start in ((present & ~with_start, False), (present & with_start, True)):
             if not bits:
                 continue
@@ -206,7 +209,10 @@ class _Frame:
         values: Sequence[float | None],
         groups: Sequence[SampleGroup],
     ) -> None:
-        """Take a tick of which all groups were sent; `values` are those of all groups."""
+        """Take a tick of which all groups were sent; `values` are those of all groups.
+
+        They were sent in that order.
+        """
         self._wanted, self._absent = list(samples.values), _absent_in(values)
         self._starts_ms, self.groups = samples.starts_ms, groups
 
@@ -341,7 +347,8 @@ class ActiveSeries:
             timed = sent.at(time)
             # Where something was left out or has ended, the next tick is not sent like this one.
             is_all = len(node.groups) == len(samples.values) and not sent.has_stale
-            node.frame = _Frame(samples, values, sent.groups) if is_all else None
+            is_in_order = is_all and not sent.has_parted
+            node.frame = _Frame(samples, values, sent.groups) if is_in_order else None
         if node.size_bytes != before_bytes:
             # This may forget other nodes, whose series took too much together with these.
             self._nodes.grow(node.size_bytes - before_bytes)

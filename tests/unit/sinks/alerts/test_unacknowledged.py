@@ -8,12 +8,14 @@ from typing_extensions import override
 from gpuledger.bus.protocol import TopicPartition
 from sinks.alerts.active_alerts import ActiveAlert, ActiveAlerts, Now, record_taken
 from sinks.alerts.alerts_sink import Unacknowledged
+from sinks.alerts.condition_state import NodeStates
 from sinks.protocol import SinkContext
 from tests.default_topics import ATTRIBUTED_INCIDENTS, EVENTS
 from tests.unit.sinks.builders import START_NS
 
 AT = TopicPartition(EVENTS.name, 0)
 OTHER = TopicPartition(ATTRIBUTED_INCIDENTS.name, 0)
+NO_STATES: NodeStates = {}
 NOW = Now(time_ns=START_NS, monotonic_ns=START_NS)
 
 
@@ -51,7 +53,12 @@ class Given:
         return next(alert for alert in self.alerts if alert.labels == key)
 
     def add(
-        self, next_offset: int, alerts: Sequence[ActiveAlert] = (), *, at: TopicPartition = AT
+        self,
+        next_offset: int,
+        alerts: Sequence[ActiveAlert] = (),
+        *,
+        at: TopicPartition = AT,
+        states: NodeStates = NO_STATES,
     ) -> None:
         self.unacknowledged.add(
             at,
@@ -59,7 +66,7 @@ class Given:
             next_offset=next_offset,
             time_ns=None,
             alerts=alerts,
-            states={},
+            states=states,
         )
 
     def acknowledged(self) -> list[tuple[TopicPartition, int]]:
@@ -130,4 +137,36 @@ def test_of_a_partition_that_is_given_up_nothing_is_acknowledged(given: Given) -
     given.unacknowledged.drop(frozenset({AT}))
     record_taken([alert], "am", now=NOW)
 
+    assert given.acknowledged() == []
+
+
+def test_conditions_are_written_before_what_changed_them_is_acknowledged(given: Given) -> None:
+    given.add(1, states={"default/a": None})
+    given.add(2)
+    assert given.acknowledged() == []
+
+    given.unacknowledged.acknowledge_written(AT, given.unacknowledged.answered[AT])
+    assert given.acknowledged() == [(AT, 2)]
+    assert not given.unacknowledged.answered
+
+
+def test_what_is_answered_while_conditions_are_written_waits_for_its_own(given: Given) -> None:
+    given.add(1, states={"default/a": None})
+    assert given.acknowledged() == []
+    written = given.unacknowledged.answered[AT]
+    given.add(2, states={"default/b": None})
+    assert given.acknowledged() == []
+
+    given.unacknowledged.acknowledge_written(AT, written)
+    assert given.acknowledged() == [(AT, 1)]
+    assert given.unacknowledged.answered[AT].states.keys() == {"default/a", "default/b"}
+
+
+def test_conditions_of_a_partition_that_is_given_up_acknowledge_nothing(given: Given) -> None:
+    given.add(1, states={"default/a": None})
+    assert given.acknowledged() == []
+    written = given.unacknowledged.answered[AT]
+    given.unacknowledged.drop(frozenset({AT}))
+
+    given.unacknowledged.acknowledge_written(AT, written)
     assert given.acknowledged() == []

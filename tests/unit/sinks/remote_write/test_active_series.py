@@ -2,14 +2,16 @@
 
 import struct
 from itertools import chain
-from typing import Any
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger.ledger.families import FAMILIES
-from gpuledger.ledger.series import MAX_GROUPS
+from gpuledger.clock import NS_PER_MS
+from gpuledger.ledger.families import FAMILIES, POD
+from gpuledger.ledger.series import MAX_GROUPS, SeriesGroup
+from gpuledger.ledger.usage import COUNTERS
 from gpuledger.records import Account, GpuEvent, PodDescription, PodState
 from sinks.remote_write.active_series import ActiveSeries, EncodedTick, series_budget
 from sinks.remote_write.node_intervals import HealthOfNode, IntervalSamples
@@ -29,6 +31,7 @@ from tests.unit.sinks.builders import (
 from tests.unit.sinks.remote_write.interval_samples import RECORD, samples_of
 from tests.unit.sinks.remote_write.oracle import Series, parse, parse_v2
 
+_T = TypeVar("_T")
 STALE = 0x7FF0000000000002
 TICK = "gpuledger_node_last_tick_timestamp_seconds"
 PENDING = PodDescription(uid="uid-train", state=PodState.PENDING)
@@ -378,3 +381,55 @@ def test_a_tick_of_more_things_than_have_series_is_refused() -> None:
 
     with pytest.raises(ValueError, match=f"more than {MAX_GROUPS} devices, accounts and pods"):
         ActiveSeries().encode(samples_of(event(gpus=gpus)))
+
+
+_GROUPS: Final = [
+    SeriesGroup(COUNTERS, ("GPU-1", "idle", "", "", "", "")),
+    SeriesGroup(COUNTERS, ("GPU-1", "pod", "ns", "p", "uid", "c")),
+    SeriesGroup(POD, ("GPU-1", "ns", "p", "uid", "c")),
+]
+
+
+class _OfGroup(NamedTuple):
+    """Which metrics of a group a tick has values of, and when each was 0, if that is known."""
+
+    group: SeriesGroup
+    has_value: list[bool]
+    starts_ms: list[int | None]
+
+
+@st.composite
+def _groups_of_tick(draw: st.DrawFn) -> list[_OfGroup]:
+    def lists_for(group: SeriesGroup, of: st.SearchStrategy[_T]) -> list[_T]:
+        metrics = len(group.family.metrics)
+        return draw(st.lists(of, min_size=metrics, max_size=metrics))
+
+    chosen = draw(st.lists(st.sampled_from(_GROUPS), unique=True, min_size=1))
+    starts = st.sampled_from([None, START_NS // NS_PER_MS, START_NS // NS_PER_MS - 1])
+    return [_OfGroup(one, lists_for(one, st.booleans()), lists_for(one, starts)) for one in chosen]
+
+
+def _as_samples(tick: int, groups: list[_OfGroup]) -> IntervalSamples:
+    return IntervalSamples(
+        node="default/node-a",
+        time_ns=START_NS + tick * SECOND_NS,
+        values={
+            one.group: tuple(tick + at if has else None for at, has in enumerate(one.has_value))
+            for one in groups
+        },
+        starts_ms={one.group: one.starts_ms for one in groups if one.group.family is COUNTERS},
+        record=RECORD,
+    )
+
+
+@given(st.lists(_groups_of_tick(), min_size=1, max_size=3), st.lists(st.integers(0, 2), min_size=1))
+def test_what_a_tick_has_is_sent_as_if_it_were_the_only_one(
+    kinds: list[list[_OfGroup]], order: list[int]
+) -> None:
+    series = ActiveSeries()
+    # Ticks like the last one, and others in between.
+    for tick, kind in enumerate(chain.from_iterable((n, n) for n in order)):
+        samples = _as_samples(tick, kinds[kind % len(kinds)])
+        sent = parse_v2(series.encode(samples).encode(Version.V2))
+        alone = parse_v2(ActiveSeries().encode(samples).encode(Version.V2))
+        assert [one for one in sent if not is_stale(one.series)] == alone
