@@ -1,0 +1,113 @@
+"""Values over an interval: the law that means and maxima keep, held against sums in fractions."""
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuledger.ledger.families import FAMILIES, POD, Family, OverInterval
+from gpuledger.ledger.interval_values import IntervalValues, maxima_of
+from gpuledger.ledger.series import SeriesGroup, SeriesValues
+
+_DEVICE: Final = next(
+    family
+    for family in FAMILIES
+    if not family.is_shared
+    and any(one.over_interval is OverInterval.MEAN for one in family.metrics)
+)
+_GROUPS: Final = [
+    SeriesGroup(_DEVICE, tuple(f"GPU-1 {label}" for label in _DEVICE.labels)),
+    SeriesGroup(POD, ("GPU-1", "ns", "p", "uid", "c")),
+    SeriesGroup(POD, ("GPU-1", "ns", "p", "uid", "d")),
+]
+_Tick = tuple[int, Mapping[SeriesGroup, SeriesValues]]
+"""The length of a tick in nanoseconds, and its values."""
+
+
+@st.composite
+def ticks(draw: st.DrawFn) -> _Tick:
+    groups = draw(st.lists(st.sampled_from(_GROUPS), unique=True))
+    values = {
+        group: tuple(draw(st.none() | st.integers(-5, 1000)) for _ in group.family.metrics)
+        for group in groups
+    }
+    return draw(st.sampled_from([1, 10**9, 3 * 10**9])), values
+
+
+def over_interval(of: Sequence[_Tick]) -> dict[SeriesGroup, SeriesValues]:
+    interval = IntervalValues()
+    for interval_ns, values in of:
+        interval.add(values, interval_ns=interval_ns)
+    return interval.values()
+
+
+def _had(of: Sequence[_Tick], group: SeriesGroup, metric: int) -> list[tuple[int, float]]:
+    """Return each tick's length and value where it has one."""
+    found = []
+    for interval_ns, values in of:
+        value = values.get(group, ())[metric : metric + 1]
+        found += [(interval_ns, one) for one in value if one is not None]
+    return found
+
+
+def _covered_ns(of: Sequence[_Tick], group: SeriesGroup, metric: int) -> int:
+    """Return the length of the ticks in which anybody who shares the device has a value."""
+    if not group.family.is_shared:
+        return sum(interval_ns for interval_ns, _ in _had(of, group, metric))
+    sharing = [one for one in _GROUPS if one.family is group.family]
+    return sum(
+        interval_ns
+        for interval_ns, values in of
+        if any(_had([(interval_ns, values)], one, metric) for one in sharing)
+    )
+
+
+def _metrics(family: Family, how: OverInterval) -> list[int]:
+    return [at for at, one in enumerate(family.metrics) if one.over_interval is how]
+
+
+@given(st.lists(ticks(), min_size=1, max_size=6))
+def test_a_mean_counts_each_tick_by_its_length(of: list[_Tick]) -> None:
+    found = over_interval(of)
+
+    for group in found.keys() & set(_GROUPS):
+        for metric in _metrics(group.family, OverInterval.MEAN):
+            had, value = _had(of, group, metric), found[group][metric]
+            if not had:
+                assert value is None
+                continue
+            weighted = sum(Fraction(one) * interval_ns for interval_ns, one in had)
+            assert value == pytest.approx(float(weighted / _covered_ns(of, group, metric)))
+
+
+@given(st.lists(ticks(), min_size=1, max_size=6))
+def test_a_maximum_is_that_of_the_ticks_that_have_a_value(of: list[_Tick]) -> None:
+    found = over_interval(of)
+
+    for group in found.keys() & set(_GROUPS):
+        maxima = maxima_of(group.family)
+        if not maxima.metrics:
+            continue
+        expected = [
+            max((one for _, one in _had(of, group, metric)), default=None)
+            for metric in _metrics(group.family, OverInterval.MEAN)
+        ]
+        assert list(found[SeriesGroup(maxima, group.label_values)]) == expected
+
+
+@given(st.lists(ticks(), min_size=1, max_size=6))
+def test_what_is_last_is_that_of_the_last_tick_that_has_it_and_a_sum_is_of_all(
+    of: list[_Tick],
+) -> None:
+    found = over_interval(of)
+
+    for group in found.keys() & set(_GROUPS):
+        for metric in _metrics(group.family, OverInterval.LAST):
+            had = _had(of, group, metric)
+            assert found[group][metric] == (had[-1][1] if had else None)
+        for metric in _metrics(group.family, OverInterval.SUM):
+            had = _had(of, group, metric)
+            assert found[group][metric] == (sum(one for _, one in had) if had else None)

@@ -1,0 +1,93 @@
+"""What a tick adds to the counters: the same, whatever is remembered of the node's last tick."""
+
+from collections import defaultdict
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuledger.ledger.usage import CountedLabels, KnownUsers, Unnamed, used_in
+from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, PodDescription, PodState
+from tests.unit.sinks.builders import SECOND_NS, books, entry, event, holder, pod, reading
+
+_PODS: Final = [
+    pod(),
+    pod(name="train-1"),
+    pod(labels={"team": "other"}),
+    PodDescription(uid="uid-train", state=PodState.PENDING),
+]
+"""What may be said of the one pod that uses GPUs, from tick to tick."""
+_ENTRIES: Final = [
+    entry(busy_ns=3, memory_bytes=5, energy_millijoules=7, held_ns=11, holder=0),
+    entry(busy_ns=13, container_id="d" * 64, held_ns=17),
+    entry(Account.IDLE, busy_ns=19, held_ns=23, holder=1),
+    entry(Account.IDLE, busy_ns=29, held_ns=31),
+    entry(Account.UNATTRIBUTED, busy_ns=37, memory_bytes=None),
+]
+_HOLDERS: Final = [holder("notebook-0"), holder("notebook-1"), holder("notebook-1", uid="uid-2")]
+
+
+@st.composite
+def events(draw: st.DrawFn) -> GpuEvent:
+    gpus = [
+        books(reading(uuid=uuid), *draw(st.lists(st.sampled_from(_ENTRIES), max_size=4)))
+        for uuid in draw(st.lists(st.sampled_from(["GPU-1", "GPU-2"]), unique=True))
+    ]
+    held_by = draw(st.permutations(_HOLDERS))
+    return event(gpus=gpus, pods=[draw(st.sampled_from(_PODS))], held_by=held_by)
+
+
+def added(
+    to: GpuEvent, known: KnownUsers | None = None
+) -> list[tuple[CountedLabels, Unnamed | None, list[int | None]]]:
+    """Return what a tick adds, with whose it is by value."""
+    return [(user.labels, user.unnamed, amounts) for user, amounts in used_in(to, known)]
+
+
+@given(st.lists(events(), max_size=5))
+def test_what_is_known_of_the_last_tick_changes_nothing(ticks: list[GpuEvent]) -> None:
+    known = KnownUsers()
+
+    for tick in ticks:
+        assert added(tick, known) == added(tick)
+
+
+@given(events())
+def test_a_user_stays_the_same_object_while_the_tick_stays_the_same(tick: GpuEvent) -> None:
+    known = KnownUsers()
+    first = [user for user, _ in used_in(tick, known)]
+    again = [user for user, _ in used_in(tick, known)]
+
+    assert all(one is other for one, other in zip(first, again, strict=True))
+
+
+@given(events())
+def test_the_amounts_of_a_device_sum_to_its_entries(tick: GpuEvent) -> None:
+    of_devices: dict[str, list[int]] = defaultdict(lambda: [0] * 4)
+    for labels, _, amounts in added(tick):
+        for index, amount in enumerate(amounts[:4]):
+            of_devices[labels.gpu_uuid][index] += amount or 0
+
+    for device in tick.gpus:
+        assert of_devices[device.reading.uuid] == [
+            sum(entry.busy_ns or 0 for entry in device.entries),
+            sum(entry.memory_bytes or 0 for entry in device.entries) * SECOND_NS,
+            sum(entry.energy_millijoules or 0 for entry in device.entries),
+            sum(entry.held_ns or 0 for entry in device.entries),
+        ]
+
+
+@pytest.mark.parametrize("wrong", [{"container": 99}, {"holder": 99}])
+def test_an_entry_of_what_is_not_listed_is_refused_also_where_the_last_tick_is_known(
+    wrong: dict[str, int],
+) -> None:
+    known = KnownUsers()
+    assert added(event(), known)
+    broken: list[GpuBooks] = [
+        books(None, Entry(account=Account.POD, busy_ns=1, held_ns=1, **wrong))
+    ]
+
+    with pytest.raises(ValueError, match="99"):
+        added(event(gpus=broken), known)
+    assert added(event(), known) == added(event())
