@@ -77,6 +77,59 @@ class OpenMetricsSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
         return self.timeout_seconds or self.interval_seconds
 
 
+class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which series go to which tenant of a receiver that has several."""
+
+    of_namespace: str = ""
+    """The tenant of what is of a namespace, in which `{namespace}` and `{cluster}` stand for its
+    own, such as `team-{namespace}`; empty means that all goes to one tenant."""
+    shared: str = ""
+    """The tenant of all else: devices, nodes, and what is nobody's."""
+    header: Name = "X-Scope-OrgID"
+    """The header that names the tenant: that of Mimir, Cortex and Loki; Thanos has
+    `THANOS-TENANT`."""
+
+    def __post_init__(self) -> None:
+        """Refuse what names no tenant; raises ValueError naming the field."""
+        if not self.of_namespace:
+            if self.shared:
+                raise ValueError("shared: one tenant for all is a header: give it in headers")
+            return
+        refuse_unusable_template(self.of_namespace)
+        if not is_tenant(self.shared):
+            raise ValueError(
+                "shared: devices and nodes are of no namespace: name their tenant, of letters,"
+                " digits and !-_.*'()"
+            )
+
+
+def refuse_unusable_template(template: str) -> None:
+    """Raise ValueError for a template of tenants that could not be filled in."""
+    try:
+        fields = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+    except ValueError as error:
+        raise ValueError(f"of_namespace: {error}: write {{{{ and }}}} for braces") from error
+    if unknown := sorted(fields - {"cluster", "namespace"}):
+        raise ValueError(
+            f"of_namespace: there is no {{{unknown[0]}}}; there are {{cluster}}, {{namespace}}"
+        )
+    if "namespace" not in fields:
+        raise ValueError(
+            "of_namespace: without {namespace} all goes to one tenant: give that in headers"
+        )
+    if not is_tenant(template.format(namespace="x", cluster="x")):
+        raise ValueError("of_namespace: a tenant has letters, digits and !-_.*'() alone")
+
+
+_TENANT: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9!_.*'()-]{1,150}")
+"""As Mimir has it (grafana.com/docs/mimir, "About tenant IDs")."""
+
+
+def is_tenant(name: str) -> bool:
+    """Return whether a receiver may have a tenant of that name."""
+    return bool(_TENANT.fullmatch(name))
+
+
 RemoteWriteProtocol = Literal["auto", "1.0", "2.0"]
 
 
@@ -89,6 +142,8 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
     """How requests are signed for AWS, in place of another login."""
     headers: dict[str, str] = msgspec.field(default_factory=dict)
     """Further headers, such as `X-Scope-OrgID`; the protocol's own cannot be overridden."""
+    tenants: TenantSettings = TenantSettings()
+    """Where the series of each namespace go to a tenant of their own."""
     protocol: RemoteWriteProtocol = "auto"
     """The version of remote-write: `"1.0"` or `"2.0"`, in YAML in quotes, or `auto`, which begins
     with 2.0 and goes on with 1.0 where the receiver does not speak it."""
@@ -161,9 +216,23 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
             raise ValueError(f"url {error}") from error
         self.refuse_unusable(url=[self.url], sigv4=self.sigv4)
         refuse_reserved(self.headers)
+        self._refuse_unusable_tenants()
         refuse_unusable_labels(self.external_labels, self.aliases)
         for setting in ("pod_labels", "namespace_labels", "node_labels"):
             refuse_equal_labels(setting, getattr(self, setting), self.external_labels)
+
+    def _refuse_unusable_tenants(self) -> None:
+        header = self.tenants.header
+        if not self.tenants.of_namespace:
+            return
+        try:
+            refuse_reserved({header: ""})
+        except ValueError as error:
+            raise ValueError(f"tenants.header: {error}".replace("headers: ", "", 1)) from error
+        if header.lower() in map(str.lower, self.headers):
+            raise ValueError(f"headers: {header} is what tenants.header gives: take one out")
+        if self.openmetrics.url:
+            raise ValueError("tenants.of_namespace: a page that is scraped is of no namespace")
 
     @property
     def aliases(self) -> tuple[AliasSeries, ...]:

@@ -28,6 +28,7 @@ from sinks.remote_write.namespace_budgets import (
     namespace_of,
 )
 from sinks.remote_write.node_intervals import IntervalSamples
+from sinks.remote_write.tenants import ONE_TENANT, Tenants
 from sinks.remote_write.wire import (
     NO_START,
     STALE_VALUE,
@@ -44,7 +45,7 @@ from sinks.remote_write.wire import (
     is_encodable,
 )
 
-_ExternalLabels = tuple[tuple[str, str], ...]
+_LabelPairs = tuple[tuple[str, str], ...]
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 MAX_SERIES_BYTES: Final = 128 * 2**20
 _GROUP_BYTES: Final = 500
@@ -137,10 +138,12 @@ class _SeriesOfGroup:
 
     @classmethod
     def of(
-        cls, node: str, group: SeriesGroup, external_labels: _ExternalLabels
+        cls, node: str, group: SeriesGroup, external_labels: _LabelPairs, tenants: Tenants
     ) -> "_SeriesOfGroup":
-        family = group.family
-        return cls(_labels_of(node, family.labels, group.label_values, external_labels), family)
+        family, (cluster, name) = group.family, split_key(node)
+        of_node = (*external_labels, ("cluster", cluster), ("node", name))
+        tenant = tenants.tenant_of(cluster, group)
+        return cls(_labels_of(of_node, family.labels, group.label_values, tenant), family)
 
     @property
     def size_bytes(self) -> int:
@@ -188,11 +191,9 @@ class _SeriesOfGroup:
 # The means and the maxima of a thing begin together and have the same labels.
 @lru_cache(maxsize=64)
 def _labels_of(
-    node: str, names: tuple[str, ...], values: tuple[str, ...], external_labels: _ExternalLabels
+    of_node: _LabelPairs, names: tuple[str, ...], values: tuple[str, ...], tenant: str
 ) -> LabelSet:
-    cluster, name = split_key(node)
-    own = zip(names, values, strict=True)
-    return LabelSet([*external_labels, ("cluster", cluster), ("node", name), *own])
+    return LabelSet([*of_node, *zip(names, values, strict=True)], tenant=tenant)
 
 
 class _Frame:
@@ -260,6 +261,8 @@ class EncodedTick:
     samples: int
     is_behind: bool = False
     """Whether its node has sent a tick of this time or a later one: not every receiver takes it."""
+    tenant: str = ONE_TENANT
+    """To whom it goes, where the receiver has tenants; it is of several until it is divided."""
 
     @classmethod
     def of(
@@ -275,6 +278,20 @@ class EncodedTick:
             samples=len(samples.values) + len(begun),
             is_behind=is_behind,
         )
+
+    def by_tenant(self) -> "Iterator[EncodedTick]":
+        """Yield what goes to each tenant."""
+        found: dict[str, list[TimedSamples]] = {}
+        for timed in self.timed:
+            for tenant, of_tenant in timed.by_tenant().items():
+                found.setdefault(tenant, []).append(of_tenant)
+        for tenant, parts in found.items():
+            yield EncodedTick(
+                timed=tuple(parts),
+                samples=sum(len(part.values) for part in parts),
+                is_behind=self.is_behind,
+                tenant=tenant,
+            )
 
     def encode(self, version: Version) -> bytes:
         """Return the body of a request with these samples alone."""
@@ -293,7 +310,9 @@ class ActiveSeries:
         budget: Budget | None = None,
         external_labels: Mapping[str, str] = _NO_LABELS,
         namespaces: NamespaceBudgets | None = None,
+        tenants: Tenants | None = None,
     ) -> None:
+        self._tenants = tenants or Tenants()
         self._namespaces = PartitionNamespaces(namespaces or NamespaceBudgets())
         self._nodes_before = (0, 0)
         self._external_labels = tuple(external_labels.items())
@@ -390,7 +409,7 @@ class ActiveSeries:
         sent = _Samples()
         for group, values in samples.values.items():
             if group not in left_out:
-                past = _SeriesOfGroup.of(samples.node, group, self._external_labels)
+                past = self._series_of(samples.node, group)
                 # Of nothing that was sent before, so that nothing ends.
                 past.next(values, sent, samples.starts_ms.get(group, ()))
         return EncodedTick.of(sent.at(time), is_behind=node.go_to(time_ms))
@@ -418,8 +437,11 @@ class ActiveSeries:
         }
         return self._namespaces.leave_out(cluster, begun, is_counted=is_counted)
 
+    def _series_of(self, node: str, group: SeriesGroup) -> _SeriesOfGroup:
+        return _SeriesOfGroup.of(node, group, self._external_labels, self._tenants)
+
     def _begin(self, node: str, group: SeriesGroup, values: SeriesValues) -> _SeriesOfGroup:
-        made = _SeriesOfGroup.of(node, group, self._external_labels)
+        made = self._series_of(node, group)
         if self._namespaces.are_bounded:
             cluster, _ = split_key(node)
             made.namespace, made.counted = namespace_of(cluster, group), _count(values)

@@ -58,6 +58,7 @@ from sinks.remote_write.node_intervals import (
     TickValues,
 )
 from sinks.remote_write.request_writer import FailingError, Writer
+from sinks.remote_write.tenants import Tenants
 from sinks.remote_write.wire import encode_time
 from sinks.remote_write.write_client import is_behind_newer, is_out_of_order
 from sinks.remote_write.write_requests import (
@@ -65,6 +66,7 @@ from sinks.remote_write.write_requests import (
     FUTURE,
     TOO_OLD,
     AgeLimits,
+    TenantStream,
     WriteRequest,
     WrittenTick,
     admit,
@@ -130,6 +132,8 @@ class SenderParts:
     """What the labels of all series may take of memory."""
     namespaces: NamespaceBudgets
     """How many series of each namespace there may be."""
+    tenants: Tenants
+    """To which tenant of the receiver the series of a namespace go."""
     values: TickValues
     """What makes the values of a tick."""
     turns: LargeTurns
@@ -146,11 +150,14 @@ class PartitionSender:
             budget=shared.budget,
             external_labels=shared.settings.external_labels,
             namespaces=shared.namespaces,
+            tenants=shared.tenants,
         )
         self._timelines = Timelines()
         self._nodes: Recent[str, NodeIntervals] = Recent(max_a_day=_MAX_NODES)
         self._incident_series = ActiveSeries(
-            budget=shared.budget, external_labels=shared.settings.external_labels
+            budget=shared.budget,
+            external_labels=shared.settings.external_labels,
+            tenants=shared.tenants,
         )
         self._incidents: IncidentsTakenOver | None = None
         self._incidents_offset: int | None = None
@@ -164,8 +171,8 @@ class PartitionSender:
         self._waiting: deque[_PolledBatch] = deque()
         self._task: asyncio.Task[None] | None = None
         self._is_ending = False
-        self._apart_until_ns: dict[str, int] = {}
-        self._taken_nodes: set[str] = set()
+        self._apart_until_ns: dict[TenantStream, int] = {}
+        self._taken: set[TenantStream] = set()
         self._sent_offset: int | None = None
         self._committed_offsets: Mapping[TopicPartition, int] = {}
         self._commit_ns = round(shared.settings.commit_interval_seconds * NS_PER_SECOND)
@@ -312,7 +319,7 @@ class PartitionSender:
                 await self._send(request, context)
                 newest_ns = request.newest_ns
                 context.acknowledge(
-                    self._at, request.next_offset, time_ns=newest_ns, is_committed=True
+                    self._at, request.sent_before, time_ns=newest_ns, is_committed=True
                 )
             # What came behind the last request is of intervals that are open, or was put aside.
             self._sent_offset = batch.next_offset
@@ -436,8 +443,7 @@ class PartitionSender:
     def _written(self, closed: Iterable[IntervalSamples], now_ns: int) -> Iterator[WrittenTick]:
         for samples in closed:
             series = self._incident_series if samples.is_of_incidents else self._series
-            encoded = series.encode(samples, now_ns=now_ns)
-            if encoded.samples:
+            for encoded in self._parts(series.encode(samples, now_ns=now_ns)):
                 yield WrittenTick(
                     node=samples.node,
                     time_ns=samples.time_ns,
@@ -446,6 +452,12 @@ class PartitionSender:
                     is_late=samples.is_late,
                     is_of_incidents=samples.is_of_incidents,
                 )
+
+    def _parts(self, encoded: EncodedTick) -> Iterable[EncodedTick]:
+        """Return what goes to each tenant of what was encoded; nothing where it has no sample."""
+        if self._shared.tenants.are_several:
+            return encoded.by_tenant()
+        return (encoded,) if encoded.samples else ()
 
     async def _send(self, request: WriteRequest, context: SinkContext) -> None:
         try:
@@ -462,9 +474,9 @@ class PartitionSender:
         else:
             _count_written(written, of=request.samples)
             for tick in request.ticks:
-                self._apart_until_ns.pop(tick.node, None)
+                self._apart_until_ns.pop(tick.stream, None)
                 if self._may_be_repeated(tick):
-                    self._taken_nodes.add(tick.node)
+                    self._taken.add(tick.stream)
 
     def _put_part_aside(
         self, request: WriteRequest, error: PartialWriteError, context: SinkContext
@@ -484,7 +496,7 @@ class PartitionSender:
         self._tell_refusal(message, samples=unwritten)
         apart_until_ns = self._clock.monotonic_ns() + APART_NS
         for tick in request.ticks:
-            self._apart_until_ns[tick.node] = apart_until_ns
+            self._apart_until_ns[tick.stream] = apart_until_ns
             self._reject(tick, reason="partial", detail=message, context=context)
 
     def _repetitions_in(self, request: WriteRequest, samples: int) -> int:
@@ -497,7 +509,7 @@ class PartitionSender:
 
     def _put_aside(self, tick: WrittenTick, error: RejectedError, context: SinkContext) -> None:
         """Go on without a tick that is refused: it must not be sent again."""
-        self._apart_until_ns[tick.node] = self._clock.monotonic_ns() + APART_NS
+        self._apart_until_ns[tick.stream] = self._clock.monotonic_ns() + APART_NS
         message = str(error)
         if is_behind_newer(message) and self._is_repetition(tick):
             count_dropped(NAME, "repeated")
@@ -528,16 +540,16 @@ class PartitionSender:
 
         One that came late to Kafka is behind it by itself.
         """
-        is_first = tick.node not in self._taken_nodes and not tick.is_late
+        is_first = tick.stream not in self._taken and not tick.is_late
         return is_first and self._may_be_repeated(tick)
 
-    def _is_apart(self, node: str) -> bool:
-        until_ns = self._apart_until_ns.get(node)
+    def _is_apart(self, stream: TenantStream) -> bool:
+        until_ns = self._apart_until_ns.get(stream)
         if until_ns is None:
             return False
         if self._clock.monotonic_ns() < until_ns:
             return True
-        del self._apart_until_ns[node]
+        del self._apart_until_ns[stream]
         return False
 
     def _overdue(self, now_ns: int) -> Iterator[NodeIntervals]:
@@ -556,7 +568,8 @@ class PartitionSender:
             for ends in series.end_silent(before_ns=silent_ns):
                 if self._is_ending:
                     return
-                await self._send_ends(ends)
+                for part in self._parts(ends):
+                    await self._send_ends(part)
         if not self._is_ending:
             await self._commit(context)
 

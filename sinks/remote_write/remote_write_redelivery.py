@@ -20,8 +20,9 @@ from gpuledger.runtime import Readiness
 from gpuledger.settings.secret import shown_url
 from sinks.errors import RejectedError
 from sinks.redelivery import Redelivery, Refusals, RefusedEvent
-from sinks.remote_write.active_series import ActiveSeries
+from sinks.remote_write.active_series import ActiveSeries, EncodedTick
 from sinks.remote_write.node_intervals import IntervalSamples
+from sinks.remote_write.tenants import Tenants
 from sinks.remote_write.write_client import RemoteWriteClient, open_client
 from sinks.remote_write.write_requests import AgeLimits
 from sinks.settings import RemoteWriteSettings
@@ -50,7 +51,7 @@ class RemoteWriteRedelivery(Redelivery):
     ) -> None:
         self.receiver = shown_url(settings.url)
         self._client, self._settings, self._clock = client, settings, clock
-        self._limits = AgeLimits.of(settings)
+        self._limits, self._tenants = AgeLimits.of(settings), Tenants(settings.tenants)
 
     @override
     async def deliver(self, batch: Sequence[RefusedEvent]) -> Refusals:
@@ -61,13 +62,18 @@ class RemoteWriteRedelivery(Redelivery):
         if (refusal := self._refusal_of(refused.event)) is not None:
             return refusal
         # Of nothing that was sent before: what a tick does not have shall end no series.
-        series = ActiveSeries(external_labels=self._settings.external_labels)
+        series = ActiveSeries(external_labels=self._settings.external_labels, tenants=self._tenants)
         try:
             encoded = series.encode(_samples_of(refused))
         except ValueError as error:
             return f"invalid: {error}"
+        # To each tenant: those that have its part already say so, or take it once more.
+        refusals = [await self._send_part(part) for part in encoded.by_tenant()]
+        return "; ".join(filter(None, refusals)) or None
+
+    async def _send_part(self, encoded: EncodedTick) -> str | None:
         try:
-            written = await self._client.write(encoded, attempt=0) if encoded.samples else 0
+            written = await self._client.write(encoded, attempt=0)
         except RejectedError as error:
             return str(error)
         if written < encoded.samples:

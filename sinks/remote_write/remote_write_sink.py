@@ -34,6 +34,7 @@ from sinks.remote_write.partition_sender import (
     TakenOver,
 )
 from sinks.remote_write.request_writer import Writer
+from sinks.remote_write.tenants import Tenants
 from sinks.remote_write.write_client import RemoteWriteClient, open_client
 from sinks.settings import RemoteWriteSettings
 
@@ -113,6 +114,7 @@ class RemoteWriteSink(Sink):
             check=check,
             budget=series_budget(settings.max_series_bytes),
             namespaces=NamespaceBudgets(settings.max_series_per_namespace),
+            tenants=Tenants(settings.tenants),
             values=TickValues(sent=settings.sent_labels, aliases=settings.aliases),
             turns=LargeTurns(),
         )

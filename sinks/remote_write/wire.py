@@ -140,11 +140,15 @@ def _label(name: str, value: str) -> Label:
 
 
 class LabelSet:
-    """The labels of one thing, whose metrics are series: all but `__name__`."""
+    """The labels of one thing, whose metrics are series: all but `__name__`.
 
-    __slots__ = ("_encoded", "after", "before")
+    A receiver that has tenants keeps the series of each apart: `tenant` is a part of whose they
+    are, which travels in the request's headers and not on the wire.
+    """
 
-    def __init__(self, labels: Labels) -> None:
+    __slots__ = ("_encoded", "after", "before", "tenant")
+
+    def __init__(self, labels: Labels, *, tenant: str = "") -> None:
         """Sort labels by name and leave empty values out, as the protocol asks.
 
         Raises ValueError for a name that comes twice, and for what is no UTF-8.
@@ -160,6 +164,7 @@ class LabelSet:
         self.after = tuple(_label(*pair) for name, *pair in present if name > _NAME)
         """Those that stand behind it."""
         self._encoded: tuple[bytes, bytes] | None = None
+        self.tenant = tenant
 
     @property
     def size_bytes(self) -> int:
@@ -212,6 +217,18 @@ class TimedSamples(NamedTuple):
     groups: Sequence[SampleGroup]
     values: Sequence[bytes]
     """For each metric of each group its value, by `encode_value`, or STALE_VALUE."""
+
+    def by_tenant(self) -> "dict[str, TimedSamples]":
+        """Return the samples of each tenant, in their order."""
+        found: dict[str, tuple[list[SampleGroup], list[bytes]]] = {}
+        at = 0
+        for group in self.groups:
+            groups, values = found.setdefault(group.labels.tenant, ([], []))
+            end = at + len(group.metrics.metrics)
+            groups.append(group)
+            values += self.values[at:end]
+            at = end
+        return {tenant: TimedSamples(self.time, *of_tenant) for tenant, of_tenant in found.items()}
 
 
 def encode_request(version: Version, samples: Iterable[TimedSamples]) -> bytes:

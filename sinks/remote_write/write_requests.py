@@ -13,7 +13,8 @@ ever.
 **Requests** (`split_into_requests`). Ticks travel in their order, several of a node as well: each
 is later than the one before it. What is stamped no later than something that its node has sent, and
 what is of a node that was refused a while ago, goes alone: a receiver that refuses one sample
-refuses the whole request.
+refuses the whole request. A request goes to one tenant of the receiver, so that a tick may be in
+several.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -100,6 +101,14 @@ def _overtaken(
     return overtaken
 
 
+class TenantStream(NamedTuple):
+    """A node's ticks as one tenant of the receiver gets them, and takes or refuses them."""
+
+    tenant: str
+    node: str
+    """The node's key."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class WrittenTick:
     """An encoded tick and the record it came in."""
@@ -114,12 +123,24 @@ class WrittenTick:
     is_of_incidents: bool = False
     """Whether it is what is counted of incidents up to that tick."""
 
+    @property
+    def stream(self) -> "TenantStream":
+        """What it is a part of: of that it is the next."""
+        return TenantStream(self.encoded.tenant, self.node)
+
 
 @dataclass(frozen=True, kw_only=True)
 class WriteRequest:
-    """Ticks that travel together."""
+    """Ticks that travel together, to one tenant."""
 
     ticks: tuple[WrittenTick, ...]
+    sent_before: int = 0
+    """The offset before which all is sent once this is."""
+
+    @property
+    def tenant(self) -> str:
+        """To whom it goes."""
+        return self.ticks[0].encoded.tenant
 
     def encode(self, version: Version) -> bytes:
         """Return the body, not compressed."""
@@ -133,11 +154,6 @@ class WriteRequest:
         return sum(tick.encoded.samples for tick in self.ticks)
 
     @property
-    def next_offset(self) -> int:
-        """The offset after its last record."""
-        return self.ticks[-1].record.offset + 1
-
-    @property
     def newest_ns(self) -> int:
         """Time of its newest tick."""
         return max(tick.time_ns for tick in self.ticks)
@@ -148,26 +164,47 @@ class WriteRequest:
         return WriteRequest(ticks=self.ticks[:half]), WriteRequest(ticks=self.ticks[half:])
 
 
-def split_into_requests(
-    ticks: Iterable[WrittenTick], *, max_samples: int, is_apart: Callable[[str], bool]
-) -> Iterator[WriteRequest]:
-    """Split the ticks of one partition into requests, in their order.
+class _TicksOfTenant:
+    """The ticks of one tenant that are not in a request yet."""
 
-    `is_apart` says of a node that its ticks travel alone; it is asked of each as it is due.
+    def __init__(self) -> None:
+        self.ticks: list[WrittenTick] = []
+        self.samples = 0
+        self.is_full = False
+
+    def add(self, tick: WrittenTick, *, is_alone: bool) -> None:
+        self.ticks.append(tick)
+        self.samples += tick.encoded.samples
+        self.is_full = is_alone
+
+
+def split_into_requests(
+    ticks: Iterable[WrittenTick], *, max_samples: int, is_apart: Callable[[TenantStream], bool]
+) -> Iterator[WriteRequest]:
+    """Split the ticks of one partition into requests, those of each tenant in their order.
+
+    `is_apart` says whose ticks travel alone; it is asked of each as it is due.
     """
-    waiting: list[WrittenTick] = []
-    samples = 0
-    is_full = False
+    tenants: dict[str, _TicksOfTenant] = {}
+
+    def request(of: _TicksOfTenant, next_offset: int) -> WriteRequest:
+        sent, of.ticks, of.samples = tuple(of.ticks), [], 0
+        # Of the others nothing may be passed over that waits.
+        waiting = [other.ticks[0].record.offset for other in tenants.values() if other.ticks]
+        return WriteRequest(ticks=sent, sent_before=min([*waiting, next_offset]))
+
+    next_offset = 0
     for tick in ticks:
+        tenant = tenants.setdefault(tick.encoded.tenant, _TicksOfTenant())
         # Prometheus rolls a whole request of remote-write 1.0 back for one old sample in it,
         # wherever it stands, and answers 400, which must not be sent again.
-        is_alone = tick.encoded.is_behind or is_apart(tick.node)
-        is_large = samples + tick.encoded.samples > max_samples
-        if waiting and (is_full or is_alone or is_large):
-            yield WriteRequest(ticks=tuple(waiting))
-            waiting, samples = [], 0
-        waiting.append(tick)
-        samples += tick.encoded.samples
-        is_full = is_alone
-    if waiting:
-        yield WriteRequest(ticks=tuple(waiting))
+        is_alone = tick.encoded.is_behind or is_apart(tick.stream)
+        is_large = tenant.samples + tick.encoded.samples > max_samples
+        if tenant.ticks and (tenant.is_full or is_alone or is_large):
+            # This tick itself is not sent by that.
+            yield request(tenant, min(next_offset, tick.record.offset))
+        tenant.add(tick, is_alone=is_alone)
+        next_offset = tick.record.offset + 1
+    for tenant in tenants.values():
+        if tenant.ticks:
+            yield request(tenant, next_offset)

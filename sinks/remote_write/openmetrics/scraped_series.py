@@ -23,6 +23,7 @@ from sinks.remote_write.openmetrics.exposition import (
     ScrapedFamily,
     ScrapedSample,
 )
+from sinks.remote_write.tenants import ONE_TENANT
 from sinks.remote_write.wire import (
     STALE_VALUE,
     Exemplar,
@@ -99,6 +100,7 @@ class ScrapeRequest:
 
     timed: Sequence[_Timed]
     """By their times, one sample a group."""
+    tenant: str = ONE_TENANT
 
     @property
     def samples(self) -> int:

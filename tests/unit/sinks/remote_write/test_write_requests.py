@@ -1,8 +1,12 @@
 """Which ticks travel together: a refusal of one must not take new ones of other nodes with it."""
 
 from collections.abc import Sequence
+from operator import itemgetter
+from typing import Final
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpuledger.bus.protocol import Record
 from sinks.remote_write.active_series import EncodedTick
@@ -56,9 +60,63 @@ def ticks(nodes: str) -> list[WrittenTick]:
 def test_what_may_be_refused_goes_alone_and_all_else_together(
     nodes: str, apart: str, together: Sequence[str]
 ) -> None:
-    requests = split_into_requests(ticks(nodes), max_samples=8, is_apart=lambda node: node in apart)
+    requests = split_into_requests(
+        ticks(nodes), max_samples=8, is_apart=lambda stream: stream.node in apart
+    )
 
     assert ["".join(tick.node for tick in request.ticks) for request in requests] == together
+
+
+def ticks_of_tenants(of: list[tuple[int, str, int, bool]]) -> list[WrittenTick]:
+    return [
+        WrittenTick(
+            node="a",
+            time_ns=1,
+            record=record_of(offset),
+            encoded=EncodedTick(timed=(), samples=samples, is_behind=is_alone, tenant=tenant),
+        )
+        for offset, tenant, samples, is_alone in of
+    ]
+
+
+_OF_TENANTS: Final = st.lists(
+    st.tuples(st.integers(0, 9), st.sampled_from("xyz"), st.integers(1, 5), st.booleans()),
+    max_size=12,
+)
+"""Of each tick its offset, its tenant, how many samples it has, and whether it goes alone."""
+
+
+@given(_OF_TENANTS)
+def test_each_tenant_gets_all_that_is_its_own_in_order(
+    of: list[tuple[int, str, int, bool]],
+) -> None:
+    written = ticks_of_tenants(of)
+
+    requests = list(split_into_requests(written, max_samples=8, is_apart=lambda _: False))
+
+    for tenant in "xyz":
+        sent = [tick for one in requests if one.tenant == tenant for tick in one.ticks]
+        assert sent == [tick for tick in written if tick.encoded.tenant == tenant]
+    for request in requests:
+        assert {tick.encoded.tenant for tick in request.ticks} == {request.tenant}
+        assert len(request.ticks) == 1 or request.samples <= 8
+        assert len(request.ticks) == 1 or not any(t.encoded.is_behind for t in request.ticks)
+
+
+@given(_OF_TENANTS)
+def test_no_offset_is_passed_over_of_which_a_tick_waits(
+    of: list[tuple[int, str, int, bool]],
+) -> None:
+    # As the ticks of a partition come.
+    of.sort(key=itemgetter(0))
+    written = ticks_of_tenants(of)
+    unsent = [tick.record.offset for tick in written]
+
+    for request in split_into_requests(written, max_samples=8, is_apart=lambda _: False):
+        for tick in request.ticks:
+            unsent.remove(tick.record.offset)
+        assert request.sent_before <= min(unsent, default=10)
+    assert not unsent
 
 
 @pytest.mark.parametrize("nodes", ["ab", "abc", "abcdefg"])
