@@ -92,9 +92,12 @@ class Recent(Generic[K, V]):
         self.pop(key)
         self._remember(key, value)
 
-    def grow(self, more_bytes: int) -> None:
-        """Count that a value, used last, has grown by so many bytes, or shrunk."""
-        self._today_bytes += more_bytes
+    def grow(self, key: K, more_bytes: int) -> None:
+        """Count that the value of a key has grown by so many bytes, or shrunk; it must be known."""
+        if key in self._today:
+            self._today_bytes += more_bytes
+        else:
+            self._yesterday_bytes += more_bytes
         if self._budget is not None:
             self._budget.held_bytes += more_bytes
             if self._budget.held_bytes > self._budget.max_bytes:

@@ -115,6 +115,11 @@ SERIES_FORGOTTEN_TOTAL: Final = Counter(
     "Nodes whose series were forgotten without an end, as those of all nodes took more memory than"
     " `remote_write.max_series_bytes`: a receiver lets them end by itself, after five minutes.",
 )
+COUNTERS_ENDED_TOTAL: Final = Counter(
+    "gpuledger_sink_counters_ended_early",
+    "Counters that were ended before their time, as a node had more than a record of `counters.v1`"
+    " holds: they begin anew with their next use. Only in remote_write.",
+)
 OVER_BUDGET_TOTAL: Final = Counter(
     "gpuledger_sink_samples_over_budget",
     "Samples of pods that were not sent, as their namespace has as many series as a rule of"

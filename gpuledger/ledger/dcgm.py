@@ -1,7 +1,8 @@
 """An event's readings under dcgm-exporter's names, labels and units, for dashboards made for those.
 
-A device has the labels `namespace`, `pod` and `container` where one container holds all of it, as
-on the node's page; what several use is told under the ledger's own names alone. Pure.
+A device has the labels `namespace`, `pod` and `container` where one container holds all of it by
+the books; what several use is told under the ledger's own names alone. The node's page goes by what
+the kubelet allocated, and names nobody for a replica, also where that is the only one. Pure.
 """
 
 from collections import Counter
@@ -157,7 +158,7 @@ class DcgmSeries:
         values: dict[SeriesGroup, SeriesValues] = {}
         for device in alias_devices(event):
             reading = device.reading
-            holder = _names_of(_exclusive_holder(device.books, event.interval_ns, pods))
+            holder = _names_of(_sole_holder(device.books, event.interval_ns, pods))
             labels = (*_labels_of(reading), event.node, event.node, *holder)
             compute_instance = str(reading.compute_instance) if device.is_split else ""
             group = SeriesGroup(of_devices, (*labels, compute_instance))
@@ -183,7 +184,7 @@ def _labels_of(reading: GpuReading) -> tuple[str, ...]:
     )
 
 
-def _exclusive_holder(books: GpuBooks, interval_ns: int, pods: PodIndex) -> PodOfEntry:
+def _sole_holder(books: GpuBooks, interval_ns: int, pods: PodIndex) -> PodOfEntry:
     """Return the pod that holds all of a device; nobody where several do, or a part is free."""
     held: Counter[int] = Counter()
     for entry in books.entries:

@@ -19,7 +19,6 @@ from gpuledger.records.base import (
 )
 from gpuledger.records.bounds import (
     MAX_BOOTS,
-    MAX_GPUS,
     Id,
     Label,
     Subdomain,
@@ -37,6 +36,8 @@ MAX_COUNTED_WORDS: Final = 128
 """Of a GPU: more than there are kinds of incidents, or codes in NVIDIA's catalogue."""
 MAX_INCIDENT_GPUS: Final = 64
 """Of a node, those that were seen last."""
+UserIdent = Annotated[str, msgspec.Meta(max_length=400)]
+"""An id, or the names of a namespace (63), a pod (253) and a container (63) with slashes."""
 MAX_KNOWN_INCIDENTS: Final = 256
 """Of a node, those that were counted last."""
 IncidentHash = Annotated[str, msgspec.Meta(max_length=16)]
@@ -87,7 +88,7 @@ class WaitingUse(ArrayRecord, frozen=True, kw_only=True):
 
     gpu: Natural
     """Position of the device in the record's `gpus`."""
-    ident: Id
+    ident: UserIdent
     """By what the names are found: the container's id, or what the kubelet calls it."""
     since_time_ns: Natural
     """Where its first tick begins, nanoseconds since the epoch."""
@@ -154,9 +155,9 @@ class NodeCounters(BaseRecord, frozen=True, kw_only=True):
     """Time of the last tick that is counted, nanoseconds since the epoch."""
     boots: Annotated[list[CountedBoot], at_most(MAX_BOOTS)]
     """How far each boot is counted, the last one heard of at the end."""
-    gpus: Annotated[list[Id], at_most(2 * MAX_GPUS)]
+    gpus: Annotated[list[Id], at_most(2 * MAX_COUNTED_SERIES)]
     """The UUIDs of the devices and instances."""
-    pods: Annotated[list[CountedPod], at_most(MAX_COUNTED_SERIES)]
+    pods: Annotated[list[CountedPod], at_most(2 * MAX_COUNTED_SERIES)]
     """The pods."""
     quantities: Annotated[list[Word], at_most(MAX_QUANTITIES)]
     """The names of what is counted."""

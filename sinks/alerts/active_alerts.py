@@ -334,6 +334,10 @@ class ActiveAlerts:
             slots.free(key, _node_of(key))
         return alert
 
+    def leave_out(self, node: str) -> None:
+        """Count an alert of a node that there is no room for."""
+        self._slots.leave_out(node)
+
     def drop_all(self) -> None:
         """Forget all of them, as of a partition that is given up."""
         for key in list(self._active):

@@ -53,9 +53,10 @@ class ConditionState:
     async def write(self, number: int, states: NodeStates) -> None:
         """Return once the brokers have the conditions of these nodes; raises BusError."""
         # With the first write, as nothing is written where nothing has changed.
-        gone = dict.fromkeys(self._outdated.pop(number, ()))
+        gone = dict.fromkeys(self._outdated.get(number, ()))
         messages = [self._message(node, state) for node, state in {**gone, **states}.items()]
         await self._producer.publish(self._topic, number, messages)
+        self._outdated.pop(number, None)
 
     def _message(self, node: str, state: NodeConditions | None) -> Message:
         return Message(

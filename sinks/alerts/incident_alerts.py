@@ -7,6 +7,7 @@ of the incident that it began with: what is known later goes into its words. Pur
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from msgspec.structs import replace
@@ -138,6 +139,7 @@ class IncidentAlerts:
             if state_of(incident) is None and incident.kind != _XID:
                 return False
             if self._unconfirmed >= _MAX_UNCONFIRMED:
+                self._alerts.leave_out(node_key(incident))
                 return False
             known = self._begin(subject, attributed)
             known.unconfirmed_since_ns = now.monotonic_ns
@@ -184,8 +186,27 @@ class IncidentAlerts:
             labels=self._alerts.identity_of(self._words.labels_of(attributed)),
             last_ns=attributed.incident.time_ns,
         )
-        self._standing.setdefault(_gpu_of(attributed.incident), {})[subject] = standing
+        self._put(_gpu_of(attributed.incident), subject, standing)
         return standing
+
+    def _put(self, gpu: _Gpu, subject: _Subject, standing: _Standing) -> None:
+        """Let this be what stands of a subject; what stood there for a state does so still.
+
+        A burst is over after minutes, and a state that came with it may go on for days.
+        """
+        subjects = self._standing.setdefault(gpu, {})
+        before = subjects.pop(subject, None)
+        subjects[subject] = standing
+        if before is None or before is standing or not before.states:
+            return
+        if before.labels == standing.labels:
+            # The same alert once more: it ends when all that it stands for has.
+            standing.states = before.states | standing.states
+            return
+        aside = (*subject, *chain.from_iterable(before.labels))
+        if (same := subjects.get(aside)) is not None:
+            before.states = same.states | before.states
+        subjects[aside] = before
 
     def _replace_root(
         self, standing: _Standing, subject: _Subject, attributed: AttributedIncident
@@ -194,9 +215,9 @@ class IncidentAlerts:
         subjects = self._standing[_gpu_of(attributed.incident)]
         for before in [before for before, known in subjects.items() if known is standing]:
             del subjects[before]
-        subjects[subject] = standing
         standing.root = attributed
         standing.labels = self._alerts.identity_of(self._words.labels_of(attributed))
+        self._put(_gpu_of(attributed.incident), subject, standing)
 
     def _find(self, attributed: AttributedIncident) -> tuple[_Subject, _Standing | None]:
         """Return what an incident is about, and what stands of that."""

@@ -370,7 +370,7 @@ class ActiveSeries:
             node.frame = _Frame(samples, values, sent.groups) if is_in_order else None
         if node.size_bytes != before_bytes:
             # This may forget other nodes, whose series took too much together with these.
-            self._nodes.grow(node.size_bytes - before_bytes)
+            self._nodes.grow(samples.node, node.size_bytes - before_bytes)
         self._recount_forgotten()
         return EncodedTick.of(timed, begun=begun, is_behind=node.go_to(time_ms))
 
@@ -465,7 +465,7 @@ class ActiveSeries:
 
     def end_silent(self, *, before_ns: int) -> Iterator[EncodedTick]:
         """End, node by node, all series of those whose last tick came before `before_ns`."""
-        for node in self._nodes.values():
+        for name, node in self._nodes.items():
             if node.groups and node.seen_ns < before_ns:
                 # Behind the last sample, and as close to it as can be: the node's own time may
                 # not have come so far yet, and a time of this machine could be behind it.
@@ -476,7 +476,7 @@ class ActiveSeries:
                     self._namespaces.end(series.namespace, series.counted)
                 node.groups.clear()
                 node.frame = None
-                self._nodes.grow(-node.size_bytes)
+                self._nodes.grow(name, -node.size_bytes)
                 node.size_bytes = node.known_bytes = 0
                 yield EncodedTick.of(sent.at(encode_time(node.latest_ms)))
 

@@ -103,10 +103,11 @@ class CounterState:
                 value=encode(counted),
                 timestamp_ms=counted.time_ns // NS_PER_MS,
             )
-            # Names may be long: one that does not fit would undo every commit.
+            # Names may be long: one that does not fit would undo every commit. That ends: what is
+            # neither waiting nor a series is a fraction of it.
             if size_bytes(message.key, message.value) <= MAX_MESSAGE_BYTES // 2:
                 return message
-            node.halve()
+            node.shrink()
 
 
 def _skip(key: str, error: UndecodableError) -> None:

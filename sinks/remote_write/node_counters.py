@@ -125,7 +125,7 @@ class UseOfNode:
         self.series: dict[CountedLabels, CountedUse] = {}
         self._begun: dict[CountedLabels, set[int]] = {}
         self._waiting: dict[Unnamed, _UseWithoutNames] = {}
-        self.forgotten = 0
+        self.ended_early = 0
         """How many series ended before their time, as there were too many."""
 
     @property
@@ -175,7 +175,13 @@ class UseOfNode:
         """End as many series as that, those of which nothing has come for longest."""
         for labels in sorted(self.series, key=lambda of: self.series[of].seen_ns)[:number]:
             del self.series[labels]
-        self.forgotten += number
+            self.ended_early += 1
+
+    def stop_waiting(self) -> None:
+        """Count all that waits for names under what is known."""
+        for waiting in self._waiting.values():
+            self._count_waiting(waiting.labels, waiting)
+        self._waiting.clear()
 
     def take_begun(self) -> Mapping[CountedLabels, Collection[int]]:
         """Return which counters have begun since the last call, by their position in `COUNTED`."""

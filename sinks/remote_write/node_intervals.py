@@ -330,9 +330,17 @@ class NodeIntervals:
                 values |= gauges_of(labels, use.amounts, has_maxima=bool(self._interval_ns))
         return IntervalSamples(node=self._node, time_ns=self._time_ns, values=values, record=record)
 
-    def halve(self) -> None:
-        """End the half of the counters of which nothing has come for longest."""
-        self._use.forget(len(self._use.series) // 2 + 1)
+    def shrink(self) -> None:
+        """Count what waits for names without them, or else end the oldest half of the counters."""
+        if self._use.has_waiting:
+            self._use.stop_waiting()
+        else:
+            self._use.forget(len(self._use.series) // 2 + 1)
+
+    def take_ended_early(self) -> int:
+        """Return how many counters ended before their time since this was asked last."""
+        ended, self._use.ended_early = self._use.ended_early, 0
+        return ended
 
     def take_record(self, group: str) -> NodeCounters:
         """Return what was counted, as it goes to the state topic; it has not changed then."""

@@ -40,6 +40,7 @@ from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.tasks import end_tasks
 from sinks.errors import PartialWriteError, RejectedError
 from sinks.metrics import (
+    COUNTERS_ENDED_TOTAL,
     OVER_BUDGET_TOTAL,
     SENT_TOTAL,
     SERIES_FORGOTTEN_TOTAL,
@@ -102,11 +103,9 @@ class TakenOver:
     """Where a partition is gone on from."""
 
     counted: Mapping[str, NodeCounters]
-    """What was counted of each node, by its key."""
+    """What was counted of the ticks of each node, by its key."""
     repeated_before: int
     """The offset before which records may have been delivered by a former owner."""
-    has_series: bool = True
-    """Whether what was counted says which series a former owner has sent of this partition."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,12 +165,12 @@ class PartitionSender:
         self._former: set[str] = set()
         """Nodes whose series a former owner has sent, and of which nothing has come since."""
         for node, counted in taken_over.counted.items():
-            self._restore(node, counted, has_series=taken_over.has_series)
+            self._restore(node, counted)
         self._repeated_before = taken_over.repeated_before
         self._waiting: deque[_PolledBatch] = deque()
         self._task: asyncio.Task[None] | None = None
         self._is_ending = False
-        self._apart_until_ns: dict[TenantStream, int] = {}
+        self._apart_until_ns: Recent[TenantStream, int] = Recent(max_a_day=_MAX_NODES)
         self._taken: set[TenantStream] = set()
         self._sent_offset: int | None = None
         self._committed_offsets: Mapping[TopicPartition, int] = {}
@@ -254,7 +253,7 @@ class PartitionSender:
         for series in self._all_series:
             series.clear()
 
-    def _restore(self, node: str, counted: NodeCounters, *, has_series: bool) -> None:
+    def _restore(self, node: str, counted: NodeCounters) -> None:
         try:
             intervals = self._new_node(node, counted)
         except ValueError as error:
@@ -264,8 +263,7 @@ class PartitionSender:
             return
         self._nodes[node] = intervals
         self._timelines.restore(node, intervals.boots)
-        if has_series:
-            self._former.add(node)
+        self._former.add(node)
 
     def _new_node(self, node: str, counted: NodeCounters | None = None) -> NodeIntervals:
         return NodeIntervals(
@@ -371,6 +369,7 @@ class PartitionSender:
             self.undone = error
         else:
             self._committed_offsets = offsets
+        COUNTERS_ENDED_TOTAL.inc(sum(node.take_ended_early() for node in changed))
 
     def _next_offsets(self) -> Mapping[TopicPartition, int]:
         """Return of each partition the offset before the first record that is in no counter yet."""
@@ -474,7 +473,7 @@ class PartitionSender:
         else:
             _count_written(written, of=request.samples)
             for tick in request.ticks:
-                self._apart_until_ns.pop(tick.stream, None)
+                self._apart_until_ns.pop(tick.stream)
                 if self._may_be_repeated(tick):
                     self._taken.add(tick.stream)
 

@@ -14,14 +14,13 @@ from typing_extensions import override
 from gpuledger.bus.protocol import Bus
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.keys import node_key
-from gpuledger.ledger.series import values_of
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
 from gpuledger.settings.secret import shown_url
 from sinks.errors import RejectedError
 from sinks.redelivery import Redelivery, Refusals, RefusedEvent
 from sinks.remote_write.active_series import ActiveSeries, EncodedTick
-from sinks.remote_write.node_intervals import IntervalSamples
+from sinks.remote_write.node_intervals import IntervalSamples, TickValues
 from sinks.remote_write.tenants import Tenants
 from sinks.remote_write.write_client import RemoteWriteClient, open_client
 from sinks.remote_write.write_requests import AgeLimits
@@ -52,6 +51,8 @@ class RemoteWriteRedelivery(Redelivery):
         self.receiver = shown_url(settings.url)
         self._client, self._settings, self._clock = client, settings, clock
         self._limits, self._tenants = AgeLimits.of(settings), Tenants(settings.tenants)
+        # The series of the sink: with its labels, and under others' names.
+        self._values = TickValues(sent=settings.sent_labels, aliases=settings.aliases)
 
     @override
     async def deliver(self, batch: Sequence[RefusedEvent]) -> Refusals:
@@ -64,7 +65,7 @@ class RemoteWriteRedelivery(Redelivery):
         # Of nothing that was sent before: what a tick does not have shall end no series.
         series = ActiveSeries(external_labels=self._settings.external_labels, tenants=self._tenants)
         try:
-            encoded = series.encode(_samples_of(refused))
+            encoded = series.encode(self._samples_of(refused))
         except ValueError as error:
             return f"invalid: {error}"
         # To each tenant: those that have its part already say so, or take it once more.
@@ -90,14 +91,13 @@ class RemoteWriteRedelivery(Redelivery):
             return f"too_old: {seconds:.0f} s old, more than remote_write.max_age_seconds"
         return None
 
-
-def _samples_of(refused: RefusedEvent) -> IntervalSamples:
-    """Return what is sent of a tick; raises ValueError where it points to what it does not list."""
-    event = refused.event
-    return IntervalSamples(
-        node=node_key(event),
-        time_ns=event.time_ns,
-        values=values_of(event),
-        record=refused.record,
-        is_past=True,
-    )
+    def _samples_of(self, refused: RefusedEvent) -> IntervalSamples:
+        """Return what is sent of a tick; raises ValueError where it points to what is not there."""
+        event = refused.event
+        return IntervalSamples(
+            node=node_key(event),
+            time_ns=event.time_ns,
+            values=self._values.values_of(event, None),
+            record=refused.record,
+            is_past=True,
+        )

@@ -219,9 +219,9 @@ class RemoteWriteSink(Sink):
                     at,
                     shared=self._shared,
                     taken_over=TakenOver(
-                        counted=counted[at.partition],
+                        # Readings are in no counter, and may be behind the ticks that are.
+                        counted=counted[at.partition] if at.topic == self._events else {},
                         repeated_before=ends[at],
-                        has_series=at.topic == self._events,
                     ),
                 )
             elif (sender := self._senders.get(self._events_beside(at))) is not None:

@@ -209,7 +209,7 @@ async def send_later(to: PrometheusApi, node: str) -> None:
 class Counter:
     """A counter that began before its first sample."""
 
-    samples = 1
+    samples, tenant = 1, ""
 
     def __init__(self, *, time_ms: int, start_ms: int) -> None:
         metric = Metric(name="gpuledger_test_seconds_total", kind="counter", help="What counts.")

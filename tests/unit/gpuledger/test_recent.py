@@ -1,6 +1,6 @@
 """What is remembered stays within its budget, and what is used on stays in it."""
 
-from gpuledger.recent import Budget, Recent
+from gpuledger.recent import FORGOTTEN_AFTER_NS, Budget, Recent
 
 KEEP = 100
 
@@ -44,11 +44,26 @@ def test_a_value_that_grows_counts_with_what_it_has_grown_by() -> None:
 
     for _ in range(20):
         value[0] += 40
-        recent.grow(40)
+        recent.grow("growing", 40)
         assert recent.get("growing") is value
 
     assert recent.get("old") is None
     assert budget.held_bytes == 900
+
+
+def test_a_value_of_the_day_before_shrinks_where_it_is_counted() -> None:
+    budget = Budget(max_bytes=1_000)
+    recent, value = sized(budget), [400]
+    recent["old"] = value
+    recent.go_on(0)
+    recent.go_on(FORGOTTEN_AFTER_NS)
+
+    value[0] = 0
+    recent.grow("old", -400)
+    recent["new"] = [100]
+    recent.go_on(2 * FORGOTTEN_AFTER_NS)
+
+    assert budget.held_bytes == 100
 
 
 def test_a_value_that_is_set_again_counts_once() -> None:

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from sinks.metrics import count_sink_from_zero
+from sinks.metrics import DROPPED_TOTAL, count_sink_from_zero
 from sinks.protocol import OpenSink
 from sinks.registry import KINDS, SinkKind
 from sinks.settings import SinkSettings
@@ -27,8 +27,16 @@ def test_a_kinds_module_opens_a_sink_as_the_contract_says(kind: SinkKind) -> Non
 
 @pytest.mark.parametrize("kind", ALL, ids=KINDS)
 def test_what_a_kind_drops_is_counted_from_zero(kind: SinkKind) -> None:
-    assert kind.drop_reasons
+    DROPPED_TOTAL.clear()
     count_sink_from_zero(kind, TOPICS)
+    counted = {
+        sample.labels["reason"]: sample.value
+        for family in DROPPED_TOTAL.collect()
+        for sample in family.samples
+        if sample.name.endswith("_total") and sample.labels["sink"] == kind.name
+    }
+    assert counted == dict.fromkeys(kind.drop_reasons, 0.0)
+    assert counted
 
 
 def test_no_two_kinds_share_a_group() -> None:

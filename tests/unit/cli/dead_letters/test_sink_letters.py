@@ -16,11 +16,13 @@ from cli.dead_letters.letter_replay import exit_code
 from cli.dead_letters.letter_target import replayed_kind
 from gpuledger.bus.protocol import Message
 from gpuledger.errors import UnavailableError, UserError
+from gpuledger.ledger.families import INCIDENTS
 from gpuledger.ledger.rows import EntryRow
+from gpuledger.ledger.usage import COUNTERS
 from gpuledger.runtime import Readiness
 from sinks.loop import run_sink
 from sinks.registry import KINDS, REMOTE_WRITE, ROWS, STORE, SinkKind
-from sinks.settings import RemoteWriteSettings, RowsSettings, StoreSettings
+from sinks.settings import RemoteWriteSettings, RowsSettings, StoreSettings, TenantSettings
 from tests.default_topics import DEAD_LETTERS, TOPICS
 from tests.default_topics import ROWS as ROWS_TOPIC
 from tests.errors import has_words
@@ -51,11 +53,13 @@ from tests.unit.sinks.remote_write.oracle import parse_compressed
 from tests.unit.sinks.store.storing import offsets
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from cli.dead_letters.letter_replay import LetterOutcome
     from gpuledger.bus.memory import MemoryBus
 
+TENANTS = TenantSettings(of_namespace="team-{namespace}", shared="gpus")
 TOO_LONG = Answer(400, "label too long", {"Content-Type": "text/plain"})
 
 
@@ -64,10 +68,12 @@ async def to_receiver(
     receiver: Receiver,
     *,
     clock: ManualClock | None = None,
+    sent: Mapping[str, Any] | None = None,
     **options: Any,  # noqa: ANN401  # a filter's
 ) -> LetterOutcome:
+    """Replay to a receiver; `sent` are settings of what is sent there."""
     clock = clock or ManualClock()
-    settings = RemoteWriteSettings(url=f"{receiver.url}/write", protocol="1.0")
+    settings = RemoteWriteSettings(url=f"{receiver.url}/write", protocol="1.0", **sent or {})
     target = sink_target(on, REMOTE_WRITE, settings, clock=clock)
     return await replay(on, target, clock=clock, **options)
 
@@ -106,6 +112,34 @@ async def test_what_a_receiver_refused_reaches_it_and_no_topic_of_other_sinks() 
     assert len(receiver.received) == 2
     assert contents(on) == before | {DEAD_LETTERS.name: 4}
     assert committed(on, REMOTE_WRITE.group, place_of(NODE)) == 2
+
+
+@pytest.mark.parametrize("tenants", [TenantSettings(), TENANTS])
+async def test_what_is_replayed_has_the_series_that_the_sink_would_have_sent(
+    tenants: TenantSettings,
+) -> None:
+    on, sent = bus(), {"pod_labels": ["team"], "dcgm_names": True, "tenants": tenants}
+    await reject(on, record_of(event(0)))
+    async with receiving() as receiver:
+        await to_receiver(on, receiver, sent=sent)
+        replayed = [one for got in receiver.received for one in parse_compressed(got.body)]
+        of_tenants = {got.headers.get("X-Scope-OrgID") for got in receiver.received}
+    async with receiving() as receiver:
+        settings = RemoteWriteSettings(
+            url=f"{receiver.url}/write", interval_seconds=0, protocol="1.0", **sent
+        )
+        await publish(on, event(0))
+        sink = run_sink(
+            REMOTE_WRITE, bus=on, settings=settings, readiness=Readiness(), clock=ManualClock()
+        )
+        async with running(sink):
+            await eventually(lambda: committed(on, REMOTE_WRITE.group, place_of(NODE)) == 1)
+        at_once = [one for got in receiver.received for one in parse_compressed(got.body)]
+
+    # What is counted has gone on since, and lacks nothing.
+    of_use = {metric.name for metric in (*COUNTERS.metrics, *INCIDENTS.metrics)}
+    assert sorted(replayed) == sorted(one for one in at_once if one.name not in of_use)
+    assert of_tenants == ({None} if not tenants.of_namespace else {"team-research", "gpus"})
 
 
 async def test_what_was_replayed_is_left_out_the_next_time_unless_asked_for() -> None:

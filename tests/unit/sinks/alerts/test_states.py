@@ -99,6 +99,27 @@ def test_a_state_ends_when_its_end_is_told(
     assert watched.firing(1000) == []
 
 
+@pytest.mark.parametrize(
+    ("report", "end"),
+    [
+        ("xid 63", told("row_remap_done")),
+        ("xid 154", told("recovery_action", **NO_ACTION)),
+    ],
+)
+@pytest.mark.parametrize("codes", [[79], [79, 79], [79, 63], [13, 79]])
+def test_a_state_ends_when_its_end_is_told_whatever_bursts_came_meanwhile(
+    watched: Watched, report: str, end: AttributedIncident, codes: list[int]
+) -> None:
+    watched.add(REPORTS[report])
+    for number, code in enumerate(codes, start=1):
+        watched.add(told("xid", 600 * number, xid=code, category="node"), 600 * number)
+    assert len(watched.firing(600 * len(codes) + 1)) >= 2
+    if 63 in codes:
+        watched.add(told("row_remap_done"), 4000)
+    watched.add(end, 4000)
+    assert watched.firing(4001) == []
+
+
 @pytest.mark.parametrize("end", ["gpu_recovered", "row_remap_done", "driver_unbound", "xid"])
 def test_the_end_of_one_state_ends_no_other(watched: Watched, end: str) -> None:
     watched.add(REPORTS["action"])

@@ -14,7 +14,14 @@ from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import decoder_of
 from gpuledger.errors import BusUnavailableError, FencedError
 from gpuledger.ledger.usage import COUNTERS
-from gpuledger.records import Account, NodeCounters
+from gpuledger.records import (
+    Account,
+    Entry,
+    EventContainer,
+    NodeCounters,
+    PodDescription,
+    PodState,
+)
 from gpuledger.runtime import Readiness
 from sinks.registry import REMOTE_WRITE
 from tests.unit.sinks.builders import (
@@ -24,6 +31,7 @@ from tests.unit.sinks.builders import (
     SECOND_NS,
     START_NS,
     ManualClock,
+    books,
     bus,
     committed,
     entry,
@@ -31,6 +39,7 @@ from tests.unit.sinks.builders import (
     eventually,
     place_of,
     publish,
+    reading,
     running,
 )
 from tests.unit.sinks.receiver import Received, Receiver, receiving
@@ -104,6 +113,50 @@ async def test_counters_go_on_with_the_next_sink_and_each_tick_is_counted_once()
         async with running(sink(on, receiver)):
             await eventually(is_committed(on, 10))
     assert busy_seconds(receiver.received[before:]) == [(10, 5.0)]
+
+
+async def test_counters_go_on_where_names_are_as_long_as_they_may_be() -> None:
+    on = bus()
+    held_by = [
+        PodDescription(state=PodState.NAMED, namespace="n" * 63, name="p" * 253),
+    ]
+    entries = [entry(), entry(Account.IDLE, holder=0, held_ns=SECOND_NS)]
+    ticks = [event(tick, entries=entries, held_by=held_by) for tick in range(1, 12)]
+    await publish(on, *ticks[:8])
+    async with receiving() as receiver:
+        async with running(sink(on, receiver)):
+            await eventually(is_committed(on, 5))
+        before = len(receiver.received)
+        await publish(on, *ticks[8:])
+        async with running(sink(on, receiver)):
+            await eventually(is_committed(on, 10))
+    assert busy_seconds(receiver.received[before:]) == [(10, 5.0)]
+
+
+async def test_a_node_of_which_more_waits_for_names_than_fits_is_counted_without_them() -> None:
+    on = bus()
+    refs = [
+        EventContainer(container_id=f"{number:064}", pod=number, name=None)
+        for number in range(3000)
+    ]
+    pods = [
+        PodDescription(uid=f"{number:036}", state=PodState.PENDING) for number in range(len(refs))
+    ]
+    entries = [
+        Entry(account=Account.POD, container=number, busy_ns=SECOND_NS // 10)
+        for number in range(len(refs))
+    ]
+    of_gpus = [
+        books(reading(uuid=f"GPU-{gpu:036}"), *entries[750 * gpu : 750 * (gpu + 1)])
+        for gpu in range(4)
+    ]
+    changes: dict[str, Any] = {"gpus": of_gpus, "pods": pods, "containers": refs}
+    await publish(on, *(event(tick, **changes) for tick in range(1, 7)))
+    async with receiving() as receiver, running(sink(on, receiver)):
+        await eventually(is_committed(on, 5), within_seconds=60)
+    ((_, counted),) = await state(on)
+    assert counted is not None
+    assert counted.waiting is None
 
 
 GAUGES = [

@@ -345,6 +345,27 @@ async def test_the_health_of_gpus_is_sent_from_the_readings_beside_the_events() 
     assert "gpuledger_gpu_up" in {one.name for one in sent}
 
 
+async def test_readings_that_are_behind_the_events_are_sent_by_the_next_sink() -> None:
+    on = bus()
+    of_readings = place_of(NODE, READINGS.name)
+    await publish(on, *map(event, range(25)))
+    async with receiving() as receiver:
+        async with running(sink(on, receiver)):
+            await eventually(is_committed(on, 25))
+        async with on.producer() as producer:
+            for second in range(25):
+                told = readings(second, healthy(7))
+                message = Message(key=b"key", value=encode(told), timestamp_ms=0)
+                await producer.publish(READINGS.name, AT.partition, [message])
+        before, count = dropped("duplicate"), len(receiver.received)
+        async with running(sink(on, receiver)):
+            await eventually(lambda: committed(on, REMOTE_WRITE.group, of_readings) == 25)
+
+    sent = [one for got in receiver.received[count:] for one in parse_compressed(got.body)]
+    assert [one for one in sent if one.name == "gpuledger_gpu_ecc_errors_total"]
+    assert dropped("duplicate") == before
+
+
 def nodes_of_body(body: bytes) -> set[str | None]:
     return {one.label("node") for one in parse_compressed(body)}
 
