@@ -1,7 +1,7 @@
 """What a receiver can answer other than yes, and how it is tried again.
 
-Here live the two errors that a client of a receiver raises: of the first one comes another attempt,
-of the second what the loop around it decides.
+Here live the errors that a client of a receiver raises. Where it is away another attempt follows;
+what becomes of what it refuses, whole or in part, is decided by the loop around it.
 """
 
 from gpuledger.clock import Clock

@@ -264,7 +264,9 @@ class KafkaSink(Sink):
         self._undelivered.pop(partition, None)
         SENT_TOTAL.labels(sink=self.name).inc(len(messages))
         # The offset is in the transaction: a commit of the loop would be a second one.
-        context.acknowledge(partition, part.next_offset, time_ns=part.newest_ns, is_committed=True)
+        context.acknowledge(
+            partition, part.next_offset, time_ns=part.newest_ns, commits_itself=True
+        )
         return None
 
     def _parts(self, batch: Batch, context: SinkContext) -> Iterator["_Part"]:

@@ -1,6 +1,6 @@
 """The sinks' own metrics, one family for all kinds, told apart by the label `sink`.
 
-Here live names and help texts. Nothing is counted here.
+Here live names and help texts, and the few ways to count that all kinds share.
 """
 
 from collections.abc import Iterable, Iterator

@@ -134,19 +134,19 @@ class SinkContext:
         next_offset: int,
         *,
         time_ns: int | None = None,
-        is_committed: bool = False,
+        commits_itself: bool = False,
     ) -> None:
         """Record that all before `next_offset` is done; `time_ns` is the newest event's time.
 
         Counts only where the partition has been held ever since the call for which the sink was
-        given this context. With `is_committed` the sink has committed the offset itself.
+        given this context. Where the sink `commits_itself` the loop does not.
         """
         if not self.is_current(partition):
             return
         time_ms = None if time_ns is None else time_ns // NS_PER_MS
         self.lag.done(partition, next_offset, time_ms=time_ms)
         # An offset that is in the sink's own transaction must not be committed beside it.
-        if not is_committed:
+        if not commits_itself:
             self.progress.done(partition, next_offset)
 
 

@@ -1,4 +1,4 @@
-"""The table of the series that are made of events: names, help, labels.
+"""The table of the series that are made of events and incidents: names, help, labels.
 
 Remote-write and OTLP share it. A name is in one family, and a family's series are of different
 things: a sum over a name counts nothing twice. So a GPU, the MIG instances into which it is cut and

@@ -371,8 +371,8 @@ def counted_xid(incident: Incident) -> str | None:
 def incident_hash(incident: Incident) -> str:
     """Return 16 digits that are the same of what is one incident of a node.
 
-    A source tells of nothing twice, so that one instant on one GPU (or one of its instances) has
-    one of a kind and code.
+    A source tells of nothing twice: what has the same instant, GPU, kind and code is told apart by
+    the driver's words.
     """
     identity = (
         incident.boot_id,

@@ -1,16 +1,13 @@
 """The alerts sink's shell: events and incidents in, alerts out to every Alertmanager.
 
 What is an alert is decided in `rules` and `engine`, sending is `receivers`'; the consume loop is
-`sinks.loop`'s, and calls `handle` at least twice a second, with or without records. Here lives when
-what was polled is acknowledged (`Unacknowledged`): once an Alertmanager has answered all that it
-brought, and of each partition what came first is acknowledged first.
+`sinks.loop`'s, and calls `handle` at least twice a second, with or without records. When what was
+polled is acknowledged is `unacknowledged`'s.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -21,118 +18,26 @@ from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusError, UndecodableError
 from gpuledger.keys import split_key
-from gpuledger.records import AttributedIncident, NodeConditions
+from gpuledger.records import AttributedIncident
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.http.client import open_http
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.process_metrics import count_from_zero
 from gpuledger.settings.secret import shown_url
 from gpuledger.topics import Topics
-from sinks.alerts.active_alerts import ActiveAlert, Now
-from sinks.alerts.condition_state import ConditionState, NodeStates
+from sinks.alerts.active_alerts import Now
+from sinks.alerts.condition_state import ConditionState
 from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.posted_alert import AlertPosting
 from sinks.alerts.receivers import HEADERS, NAME, AlertmanagerClient, CheckedClient, Receivers
 from sinks.alerts.rules import IncidentWords, rules_of
 from sinks.alerts.slots import AlertSlots
+from sinks.alerts.unacknowledged import Unacknowledged
 from sinks.credentials import watch_credentials
 from sinks.metrics import ALERTMANAGER_ANSWERS_TOTAL, ALERTMANAGER_STATUSES, count_dropped
 from sinks.protocol import Batch, Partitions, Sink, SinkContext
 from sinks.settings import AlertsSettings
 from sinks.timelines import TickOrder
-
-
-@dataclass(kw_only=True, slots=True)
-class _Polled:
-    """What one or more polls brought of a partition."""
-
-    context: SinkContext
-    next_offset: int
-    time_ns: int | None
-    alerts: list[ActiveAlert]
-    """What has to be answered first."""
-    states: dict[str, NodeConditions | None]
-    """The conditions that it has changed, which are written then."""
-
-
-class Unacknowledged:
-    """For each partition what waits for an answer, in the order of its offsets."""
-
-    def __init__(self) -> None:
-        self._polled: dict[TopicPartition, deque[_Polled]] = {}
-        self.answered: dict[TopicPartition, _Polled] = {}
-        """What is acknowledged once its conditions are written, of each partition as one."""
-
-    def add(
-        self,
-        partition: TopicPartition,
-        *,
-        context: SinkContext,
-        next_offset: int,
-        time_ns: int | None,
-        alerts: Sequence[ActiveAlert],
-        states: NodeStates,
-    ) -> None:
-        """Have all before `next_offset` acknowledged once these alerts are answered.
-
-        `states` are the conditions that were changed by it.
-        """
-        for alert in alerts:
-            alert.changes.awaited = alert.change
-        waiting = self._polled.setdefault(partition, deque())
-        if waiting and not alerts:  # it waits for the same as what is before it
-            last = waiting[-1]
-            last.context, last.next_offset = context, next_offset
-            last.time_ns = last.time_ns if time_ns is None else time_ns
-            last.states |= states
-            return
-        waiting.append(
-            _Polled(
-                context=context,
-                next_offset=next_offset,
-                time_ns=time_ns,
-                alerts=list(alerts),
-                states=dict(states),
-            )
-        )
-
-    def acknowledge_answered(self) -> None:
-        """Acknowledge what need not wait any more; what has conditions to write is `answered`."""
-        for partition, waiting in self._polled.items():
-            for polled in waiting:
-                polled.alerts = [alert for alert in polled.alerts if not alert.is_answered]
-            while waiting and not waiting[0].alerts:
-                done = waiting.popleft()
-                # What is not written yet is of ticks before these: the later says what counts.
-                if (before := self.answered.get(partition)) is not None:
-                    done.states = before.states | done.states
-                if done.states:
-                    self.answered[partition] = done
-                else:
-                    done.context.acknowledge(partition, done.next_offset, time_ns=done.time_ns)
-
-    def acknowledge_written(self, partition: TopicPartition, written: _Polled) -> None:
-        """Acknowledge what was `answered`, now that its conditions are written.
-
-        Nothing where the partition was given up meanwhile; what was answered meanwhile waits on.
-        """
-        answered = self.answered.get(partition)
-        if answered is None:
-            return
-        if answered is written:
-            del self.answered[partition]
-        written.context.acknowledge(partition, written.next_offset, time_ns=written.time_ns)
-
-    def count(self) -> int:
-        """Return how many alerts are waited for."""
-        return sum(len(polled.alerts) for waiting in self._polled.values() for polled in waiting)
-
-    def drop(self, partitions: Partitions) -> None:
-        """Forget partitions: what was not answered of them is their next owner's to send."""
-        for partition in partitions:
-            self._polled.pop(partition, None)
-            self.answered.pop(partition, None)
-
 
 _NOT_EVALUATED: Final = {TickOrder.REPEATED: "duplicate", TickOrder.SUPERSEDED: "superseded"}
 """Why an event is not held against the rules, by where it stands."""
@@ -308,18 +213,18 @@ class AlertsSink(Sink):
             )
 
         await self._until(has_room)
-        await self._write_conditions(self._unacknowledged.answered.keys())
+        await self._write_conditions(self._unacknowledged.to_write.keys())
 
     async def _write_conditions(self, partitions: Iterable[TopicPartition]) -> None:
         """Write the conditions of what is answered, and acknowledge it then."""
         # One after the other: what is given up is written beside `handle`, and an older state of a
         # node that came behind a newer one would count.
         async with self._writing:
-            answered = [at for at in partitions if at in self._unacknowledged.answered]
+            answered = [at for at in partitions if at in self._unacknowledged.to_write]
             await asyncio.gather(*map(self._write_conditions_of, answered))
 
     async def _write_conditions_of(self, partition: TopicPartition) -> None:
-        answered = self._unacknowledged.answered[partition]
+        answered = self._unacknowledged.to_write[partition]
         try:
             await self._conditions.write(partition.partition, answered.states)
         except BusError as error:

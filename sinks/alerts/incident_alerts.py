@@ -308,7 +308,7 @@ class IncidentAlerts:
             self._alerts.reword(standing.labels, self._describe(standing))
         if not standing.states:
             return
-        ended = [kind for kind, state in standing.states.items() if state.is_ended_by(event, books)]
+        ended = [kind for kind, state in standing.states.items() if state.observe(event, books)]
         gpu = (node_key(event), books.reading.uuid)
         self._end(gpu, subject, standing, ended, at_ns=event.time_ns, now=now)
         is_undecided = any(state.answers for state in standing.states.values())

@@ -118,7 +118,7 @@ def known_pod(attributed: AttributedIncident) -> PodDescription | None:
 
 
 _MAX_NAMESPACES: Final = 10_000
-"""Of a partition, namespaces whose labels are known; their names are anybody's."""
+"""Of a sink, namespaces whose labels are known; their names are anybody's."""
 
 
 class IncidentWords:

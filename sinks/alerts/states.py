@@ -50,8 +50,8 @@ class State:
     answers: int = 0
     """The ticks in a row that say it has ended."""
 
-    def is_ended_by(self, event: GpuEvent, books: GpuBooks) -> bool:
-        """Return whether this tick completes the proof that the state has ended.
+    def observe(self, event: GpuEvent, books: GpuBooks) -> bool:
+        """Take a tick of its GPU; return whether that completes the proof that it has ended.
 
         A lost GPU that answers is not lost. The other states end with a boot: the GPU is reset.
         """

@@ -120,7 +120,7 @@ class PartitionNamespaces:
         """Return those groups for which there is no room, and count them as left out.
 
         `begun` says of how many series each group is. All that begins of a pod is left out, or
-        nothing. What has room is counted as begun unless it `is_counted` not.
+        nothing. Where it `is_counted`, what has room is counted as begun.
         """
         found: set[SeriesGroup] = set()
         for (namespace, _), groups in _by_pod(cluster, begun).items():

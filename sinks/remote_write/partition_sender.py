@@ -3,22 +3,13 @@
 A partition has at most one request on its way, so that no two of a series overtake each other; the
 partitions go side by side, and one that is held up holds up no other.
 
-**Refusals.** A receiver of remote-write 1.0 may take a request whole or not at all, so one bad
-sample costs all that travel with it. What is refused is divided until the refused tick is alone;
-the others are delivered. Its node travels apart for a while then, as its next tick is likely to be
-refused, too.
-
-A receiver of 2.0 writes the samples that it takes and refuses the others; what it has written must
-not be sent again, so that such a request is not divided. Which ticks were refused is not said: all
-of them are put aside (`partial`), and their nodes travel apart.
+A receiver of remote-write 1.0 may take a request whole or not at all, so one bad sample costs all
+that travel with it. What is refused is divided until the refused tick is alone; the others are
+delivered. What becomes of the refused ones is `refused_ticks`'.
 
 **Incidents** are in the partition of their own topic with the same number, and counted in the state
 of the nodes' events: both come through one queue, and what an incident adds is committed before any
 of it is sent (`node_incidents`).
-
-**Repetitions.** What lay in the partition when it was assigned may have been delivered before, and
-not been committed. A strict receiver refuses that as out of order. So a node's ticks that are
-refused so before its first one that is taken are repetitions, which are counted, and no losses.
 """
 
 import asyncio
@@ -30,7 +21,7 @@ from typing import Final
 import structlog
 
 from gpuledger.bus.protocol import Record, TopicPartition
-from gpuledger.clock import NS_PER_HOUR, NS_PER_MINUTE, NS_PER_MS, NS_PER_SECOND, Clock
+from gpuledger.clock import NS_PER_HOUR, NS_PER_MS, NS_PER_SECOND, Clock
 from gpuledger.errors import BusError, FencedError
 from gpuledger.keys import node_key
 from gpuledger.recent import Budget, Recent
@@ -58,16 +49,15 @@ from sinks.remote_write.node_intervals import (
     NodeIntervals,
     TickValues,
 )
-from sinks.remote_write.request_writer import FailingError, Writer
+from sinks.remote_write.refused_ticks import RefusedTicks
+from sinks.remote_write.request_writer import Writer
 from sinks.remote_write.tenants import Tenants
 from sinks.remote_write.wire import encode_time
-from sinks.remote_write.write_client import is_behind_newer, is_out_of_order
 from sinks.remote_write.write_requests import (
     DUPLICATE,
     FUTURE,
     TOO_OLD,
     AgeLimits,
-    TenantStream,
     WriteRequest,
     WrittenTick,
     admit,
@@ -77,12 +67,10 @@ from sinks.settings import RemoteWriteSettings
 from sinks.timelines import TickOrder, TickRecord, Timelines
 
 NAME: Final = REMOTE_WRITE.name
-APART_NS: Final = NS_PER_MINUTE
-"""How long a node whose tick was refused travels apart from others."""
 _MAX_NODES: Final = 5_000
 """Of a partition: an installation of 10,000 nodes has a fifth of that on twelve partitions."""
 _LATE_NS: Final = 2 * NS_PER_SECOND
-"""So much later than it would at most, a node's next tick is not waited for."""
+"""How long after an interval could be over at the latest it is closed without another tick."""
 _OLD_INCIDENT_NS: Final = NS_PER_HOUR
 """What is older where a group begins to count would be told as new."""
 _RELEASE_SECONDS: Final = 3.0
@@ -166,12 +154,12 @@ class PartitionSender:
         """Nodes whose series a former owner has sent, and of which nothing has come since."""
         for node, counted in taken_over.counted.items():
             self._restore(node, counted)
-        self._repeated_before = taken_over.repeated_before
         self._waiting: deque[_PolledBatch] = deque()
         self._task: asyncio.Task[None] | None = None
         self._is_ending = False
-        self._apart_until_ns: Recent[TenantStream, int] = Recent(max_a_day=_MAX_NODES)
-        self._taken: set[TenantStream] = set()
+        self._refused = RefusedTicks(
+            check=shared.check, clock=shared.clock, repeated_before=taken_over.repeated_before
+        )
         self._sent_offset: int | None = None
         self._committed_offsets: Mapping[TopicPartition, int] = {}
         self._commit_ns = round(shared.settings.commit_interval_seconds * NS_PER_SECOND)
@@ -308,20 +296,18 @@ class PartitionSender:
             requests = split_into_requests(
                 self._ticks(batch, context),
                 max_samples=self._settings.samples_per_request,
-                is_apart=self._is_apart,
+                is_apart=self._refused.is_apart,
             )
-            newest_ns: int | None = None
             for request in requests:
                 if self._is_ending:
                     return False
                 await self._send(request, context)
-                newest_ns = request.newest_ns
                 context.acknowledge(
-                    self._at, request.sent_before, time_ns=newest_ns, is_committed=True
+                    self._at, request.sent_before, time_ns=request.newest_ns, commits_itself=True
                 )
             # What came behind the last request is of intervals that are open, or was put aside.
             self._sent_offset = batch.next_offset
-            context.acknowledge(self._at, batch.next_offset, is_committed=True)
+            context.acknowledge(self._at, batch.next_offset, commits_itself=True)
         return True
 
     async def _count_incidents(
@@ -339,7 +325,7 @@ class PartitionSender:
         self._incidents_offset = batch.next_offset
         await self._commit(context)
         if self.undone is None:
-            context.acknowledge(batch.partition, batch.next_offset, is_committed=True)
+            context.acknowledge(batch.partition, batch.next_offset, commits_itself=True)
 
     def _node(self, key: str, now_ns: int) -> NodeIntervals:
         self._nodes.go_on(now_ns)
@@ -463,93 +449,16 @@ class PartitionSender:
             written = await self._shared.writer.write(request, ticks=len(request.ticks))
         except PartialWriteError as error:
             _count_written(error.written, of=request.samples)
-            self._put_part_aside(request, error, context)
+            self._refused.put_part_aside(request, error, context.dead_letters)
         except RejectedError as error:
             if len(request.ticks) > 1:
                 for part in request.halves():
                     await self._send(part, context)
             else:
-                self._put_aside(request.ticks[0], error, context)
+                self._refused.put_aside(request.ticks[0], error, context.dead_letters)
         else:
             _count_written(written, of=request.samples)
-            for tick in request.ticks:
-                self._apart_until_ns.pop(tick.stream)
-                if self._may_be_repeated(tick):
-                    self._taken.add(tick.stream)
-
-    def _put_part_aside(
-        self, request: WriteRequest, error: PartialWriteError, context: SinkContext
-    ) -> None:
-        """Go on without what a receiver has not written of a request: not to be sent again.
-
-        Of which ticks it is the receiver does not say, unless there is one. So each of them is put
-        aside, and goes apart, so that the next refusal is of one.
-        """
-        if len(request.ticks) == 1:
-            self._put_aside(request.ticks[0], error, context)
-            return
-        message, unwritten = str(error), request.samples - error.written
-        if is_behind_newer(message) and (repeated := self._repetitions_in(request, unwritten)):
-            count_dropped(NAME, "repeated", repeated)
-            return
-        self._tell_refusal(message, samples=unwritten)
-        apart_until_ns = self._clock.monotonic_ns() + APART_NS
-        for tick in request.ticks:
-            self._apart_until_ns[tick.stream] = apart_until_ns
-            self._reject(tick, reason="partial", detail=message, context=context)
-
-    def _repetitions_in(self, request: WriteRequest, samples: int) -> int:
-        """Return how many ticks were sent before, where so many samples may be of such alone."""
-        for number, tick in enumerate(filter(self._is_repetition, request.ticks), start=1):
-            samples -= tick.encoded.samples
-            if samples <= 0:
-                return number
-        return 0
-
-    def _put_aside(self, tick: WrittenTick, error: RejectedError, context: SinkContext) -> None:
-        """Go on without a tick that is refused: it must not be sent again."""
-        self._apart_until_ns[tick.stream] = self._clock.monotonic_ns() + APART_NS
-        message = str(error)
-        if is_behind_newer(message) and self._is_repetition(tick):
-            count_dropped(NAME, "repeated")
-            return
-        self._tell_refusal(message, samples=tick.encoded.samples)
-        reason = "out_of_order" if is_out_of_order(message) else "rejected"
-        if isinstance(error, FailingError):
-            reason = "failing"
-        self._reject(tick, reason=reason, detail=message, context=context)
-
-    def _reject(self, tick: WrittenTick, *, reason: str, detail: str, context: SinkContext) -> None:
-        # Of what is counted of incidents the next samples have all that these had.
-        if not tick.is_of_incidents:
-            context.dead_letters.reject(tick.record, reason=reason, detail=detail)
-
-    def _tell_refusal(self, message: str, *, samples: int) -> None:
-        # What is only out of order says nothing of the receiver: a node's clock was set back.
-        if not is_out_of_order(message):
-            self._shared.check.failed(f"rejected: {message}")
-            if number := _repeats.count("samples", more=samples):
-                _log.warning("samples_rejected", count=number, error=message)
-
-    def _may_be_repeated(self, tick: WrittenTick) -> bool:
-        return tick.record.offset < self._repeated_before
-
-    def _is_repetition(self, tick: WrittenTick) -> bool:
-        """Return whether a tick that is behind what the receiver has was sent to it before.
-
-        One that came late to Kafka is behind it by itself.
-        """
-        is_first = tick.stream not in self._taken and not tick.is_late
-        return is_first and self._may_be_repeated(tick)
-
-    def _is_apart(self, stream: TenantStream) -> bool:
-        until_ns = self._apart_until_ns.get(stream)
-        if until_ns is None:
-            return False
-        if self._clock.monotonic_ns() < until_ns:
-            return True
-        del self._apart_until_ns[stream]
-        return False
+            self._refused.record_taken(request)
 
     def _overdue(self, now_ns: int) -> Iterator[NodeIntervals]:
         """Yield the nodes whose open interval is over by now, and of which nothing has come."""
@@ -558,13 +467,13 @@ class PartitionSender:
             if node.first_offset is not None and node.received_ns < before_ns:
                 yield node
 
-    async def _send_silent(self, context: SinkContext, silent_ns: int, now_ns: int) -> None:
+    async def _send_silent(self, context: SinkContext, before_ns: int, now_ns: int) -> None:
         """Send the open intervals that are over, and the ends of the series of silent nodes."""
         for node in list(self._overdue(now_ns)):
             for tick in self._written(node.close(), now_ns):
                 await self._send(WriteRequest(ticks=(tick,)), context)
         for series in self._all_series:
-            for ends in series.end_silent(before_ns=silent_ns):
+            for ends in series.end_silent(before_ns=before_ns):
                 if self._is_ending:
                     return
                 for part in self._parts(ends):

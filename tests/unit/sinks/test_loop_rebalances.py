@@ -343,7 +343,7 @@ async def test_what_the_sink_has_committed_itself_is_not_committed_again() -> No
         @override
         async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
             for batch in batches:
-                context.acknowledge(batch.partition, batch.next_offset, is_committed=True)
+                context.acknowledge(batch.partition, batch.next_offset, commits_itself=True)
 
     member, clock, check = Held(Committing()), ManualClock(), Check()
     brings = member.gains(KEPT, brings=first_of(KEPT))

@@ -118,7 +118,8 @@ async def test_what_a_receiver_refused_reaches_it_and_no_topic_of_other_sinks() 
 async def test_what_is_replayed_has_the_series_that_the_sink_would_have_sent(
     tenants: TenantSettings,
 ) -> None:
-    on, sent = bus(), {"pod_labels": ["team"], "dcgm_names": True, "tenants": tenants}
+    on = bus()
+    sent: dict[str, Any] = {"pod_labels": ["team"], "dcgm_names": True, "tenants": tenants}
     await reject(on, record_of(event(0)))
     async with receiving() as receiver:
         await to_receiver(on, receiver, sent=sent)

@@ -7,8 +7,8 @@ from typing_extensions import override
 
 from gpuledger.bus.protocol import TopicPartition
 from sinks.alerts.active_alerts import ActiveAlert, ActiveAlerts, Now, record_taken
-from sinks.alerts.alerts_sink import Unacknowledged
 from sinks.alerts.condition_state import NodeStates
+from sinks.alerts.unacknowledged import Unacknowledged
 from sinks.protocol import SinkContext
 from tests.default_topics import ATTRIBUTED_INCIDENTS, EVENTS
 from tests.unit.sinks.builders import START_NS
@@ -32,9 +32,9 @@ class RecordedContext(SinkContext):
         next_offset: int,
         *,
         time_ns: int | None = None,
-        is_committed: bool = False,
+        commits_itself: bool = False,
     ) -> None:
-        assert not is_committed
+        assert not commits_itself
         self.acknowledged.append((partition, next_offset, time_ns))
 
 
@@ -145,27 +145,27 @@ def test_conditions_are_written_before_what_changed_them_is_acknowledged(given: 
     given.add(2)
     assert given.acknowledged() == []
 
-    given.unacknowledged.acknowledge_written(AT, given.unacknowledged.answered[AT])
+    given.unacknowledged.acknowledge_written(AT, given.unacknowledged.to_write[AT])
     assert given.acknowledged() == [(AT, 2)]
-    assert not given.unacknowledged.answered
+    assert not given.unacknowledged.to_write
 
 
 def test_what_is_answered_while_conditions_are_written_waits_for_its_own(given: Given) -> None:
     given.add(1, states={"default/a": None})
     assert given.acknowledged() == []
-    written = given.unacknowledged.answered[AT]
+    written = given.unacknowledged.to_write[AT]
     given.add(2, states={"default/b": None})
     assert given.acknowledged() == []
 
     given.unacknowledged.acknowledge_written(AT, written)
     assert given.acknowledged() == [(AT, 1)]
-    assert given.unacknowledged.answered[AT].states.keys() == {"default/a", "default/b"}
+    assert given.unacknowledged.to_write[AT].states.keys() == {"default/a", "default/b"}
 
 
 def test_conditions_of_a_partition_that_is_given_up_acknowledge_nothing(given: Given) -> None:
     given.add(1, states={"default/a": None})
     assert given.acknowledged() == []
-    written = given.unacknowledged.answered[AT]
+    written = given.unacknowledged.to_write[AT]
     given.unacknowledged.drop(frozenset({AT}))
 
     given.unacknowledged.acknowledge_written(AT, written)
