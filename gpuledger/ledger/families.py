@@ -31,6 +31,15 @@ class OverInterval(Enum):
     """The last one."""
 
 
+class SharedOfDevice(Enum):
+    """What of a device its groups share: the families of one kind have the same quantities."""
+
+    USE = "use"
+    """Its time, memory and energy: by containers, and by accounts that are no container's."""
+    HOLDING = "holding"
+    """Who holds it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FamilyMetric:
     """One metric of a family."""
@@ -56,9 +65,13 @@ class Family:
     """Names of the labels beside `node`, in the order in which values are given."""
     metrics: tuple[FamilyMetric, ...]
     """The metrics, in the order in which values are given."""
-    is_shared: bool = False
-    """Whether its groups share a device, whose UUID is their first label: a tick in which one of
-    them has no value, and another one has, counts as 0 in its mean, so that means sum up, too."""
+    shares: SharedOfDevice | None = None
+    """What its groups share of a device, whose UUID is their first label: a tick in which one of
+    them has no value, and another one has, be it of another family, counts as 0 in its mean, so
+    that means sum up, too. Families that share the same have the same quantities, in one order."""
+    identity: tuple[str, ...] | None = None
+    """Where it describes a thing: the labels by which that is known, as others may change. Over an
+    interval a thing is described once, as it was last."""
     is_description: bool = False
     """Whether it says what is known of a pod, a namespace or the node; OTLP has that as attributes
     of resources, and no metric of it."""
@@ -209,6 +222,7 @@ INSTANCE: Final = Family(
 )
 GPU_INFO: Final = Family(
     labels=(*DeviceLabels._fields, *InstanceLabels._fields),
+    identity=("gpu_uuid",),
     metrics=(
         FamilyMetric(
             name="gpuledger_gpu_info",
@@ -220,6 +234,7 @@ GPU_INFO: Final = Family(
 )
 METHOD: Final = Family(
     labels=("gpu_uuid", "quantity", "method"),
+    identity=("gpu_uuid", "quantity"),
     metrics=(
         FamilyMetric(
             name="gpuledger_gpu_method_info",
@@ -251,7 +266,7 @@ POD: Final = Family(
         FamilyMetric(name=f"gpuledger_pod_gpu_{quantity.average}", help=quantity.pod_help)
         for quantity in QUANTITIES_OF_USERS
     ),
-    is_shared=True,
+    shares=SharedOfDevice.USE,
 )
 ACCOUNT: Final = Family(
     labels=("gpu_uuid", "account", *HolderLabels._fields),
@@ -259,7 +274,7 @@ ACCOUNT: Final = Family(
         FamilyMetric(name=f"gpuledger_account_gpu_{quantity.average}", help=quantity.account_help)
         for quantity in QUANTITIES_OF_USERS
     ),
-    is_shared=True,
+    shares=SharedOfDevice.USE,
 )
 HOLDER: Final = Family(
     labels=("gpu_uuid", *HolderLabels._fields),
@@ -275,10 +290,11 @@ HOLDER: Final = Family(
             " to 1 over its row and those of its instances.",
         ),
     ),
-    is_shared=True,
+    shares=SharedOfDevice.HOLDING,
 )
 REQUESTED: Final = Family(
     labels=(*ContainerLabels._fields, "resource"),
+    identity=("pod_uid", "container", "resource"),
     metrics=(
         FamilyMetric(
             name="gpuledger_pod_gpu_requested",
@@ -290,6 +306,7 @@ REQUESTED: Final = Family(
 )
 POD_INFO: Final = Family(
     labels=PodInfoLabels._fields,
+    identity=("pod_uid",),
     metrics=(
         FamilyMetric(
             name="gpuledger_pod_info",
@@ -302,6 +319,7 @@ POD_INFO: Final = Family(
 )
 NAMESPACE_INFO: Final = Family(
     labels=("namespace",),
+    identity=("namespace",),
     metrics=(
         FamilyMetric(
             name="gpuledger_namespace_info",
@@ -314,6 +332,7 @@ NAMESPACE_INFO: Final = Family(
 )
 NODE_INFO: Final = Family(
     labels=NodeInfoLabels._fields,
+    identity=(),
     metrics=(
         FamilyMetric(
             # `gpuledger_node_info` is the node's page's.

@@ -2,8 +2,11 @@
 
 A tick counts by its length. What is measured of a device as a whole is averaged over the ticks that
 have a value of it. What is booked on those who share a device is averaged over all ticks in which
-anybody has a value: who is not there in a tick had nothing of it, so that the means of those who
-share a device sum to the device's mean, as in each tick. Pure.
+anybody has a value, container or account: who is not there in a tick had nothing of it, so that the
+means of those who share a device sum to the device's mean, as in each tick.
+
+What describes a thing is sent with each interval in which the thing was, once, as it was last: what
+is booked on a pod that ended in between can be joined to whose it was. Pure.
 """
 
 from array import array
@@ -11,10 +14,13 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Final, NamedTuple
 
-from gpuledger.ledger.families import Family, FamilyMetric, OverInterval
+from gpuledger.ledger.families import Family, FamilyMetric, OverInterval, SharedOfDevice
 from gpuledger.ledger.series import SeriesGroup, SeriesValues
 
-_Key = tuple[Family, str]
+_Key = tuple[SharedOfDevice, str]
+"""What is shared, and of which device."""
+_Thing = tuple[Family, tuple[str, ...]]
+"""What is described, by which family and by the labels by which it is known."""
 
 
 def maximum_name(name: str) -> str:
@@ -40,10 +46,15 @@ def maxima_of(family: Family) -> Family:
 
 
 @cache
-def _is_of_the_last(family: Family) -> bool:
-    return family.is_alias or all(
-        metric.over_interval is OverInterval.LAST for metric in family.metrics
-    )
+def _positions(family: Family) -> tuple[int, ...]:
+    return tuple(family.labels.index(label) for label in family.identity or ())
+
+
+def _thing(group: SeriesGroup) -> _Thing:
+    """Return what a group describes."""
+    known = tuple(group.label_values[position] for position in _positions(group.family))
+    # Of a pod without a UID the names are all that is known.
+    return group.family, known if all(known) else group.label_values
 
 
 def _is_mean(metric: FamilyMetric) -> bool:
@@ -121,28 +132,32 @@ class IntervalValues:
                 totals = self._groups[group] = _Totals(len(of_group))
             totals.tick = self._ticks
             bits = totals.add(of_group, interval_ns)
-            if group.family.is_shared:
-                key = (group.family, group.label_values[0])
+            if (shares := group.family.shares) is not None:
+                key = (shares, group.label_values[0])
                 present[key] = present.get(key, 0) | bits
-        for (family, device), bits in present.items():
-            metrics = len(family.metrics)
-            shared_ns = self._shared_ns.setdefault((family, device), [0] * metrics)
-            for index in range(metrics):
+                if key not in self._shared_ns:
+                    self._shared_ns[key] = [0] * len(of_group)
+        for key, bits in present.items():
+            shared_ns = self._shared_ns[key]
+            for index in range(len(shared_ns)):
                 if bits >> index & 1:
                     shared_ns[index] += interval_ns
 
     def values(self) -> dict[SeriesGroup, SeriesValues]:
         """Return the values of the interval, the maxima of each group behind it."""
         found: dict[SeriesGroup, SeriesValues] = {}
+        last = self._last_descriptions()
         for group, totals in self._groups.items():
             family = group.family
-            # What only describes is as it was last: a pod whose names came is not told of twice,
-            # nor under others' names a device whose labels say who holds it.
-            if totals.tick != self._ticks and _is_of_the_last(family):
+            # A pod whose names came is not told of twice, nor under others' names a device whose
+            # labels say who holds it.
+            if family.is_alias and totals.tick != self._ticks:
+                continue
+            if family.identity is not None and last[_thing(group)] != totals.tick:
                 continue
             shared_ns: Sequence[int] | None = None
-            if family.is_shared:
-                shared_ns = self._shared_ns[family, group.label_values[0]]
+            if family.shares is not None:
+                shared_ns = self._shared_ns[family.shares, group.label_values[0]]
             metrics = [(metric, totals.of(at)) for at, metric in enumerate(family.metrics)]
             found[group] = tuple(
                 _over_interval(metric, of_metric, None if shared_ns is None else shared_ns[at])
@@ -156,6 +171,15 @@ class IntervalValues:
                     if _is_mean(metric)
                 )
         return found
+
+    def _last_descriptions(self) -> Mapping[_Thing, int]:
+        """Return the tick that was the last to describe each thing."""
+        last: dict[_Thing, int] = {}
+        for group, totals in self._groups.items():
+            if group.family.identity is not None:
+                thing = _thing(group)
+                last[thing] = max(totals.tick, last.get(thing, 0))
+        return last
 
 
 def _over_interval(

@@ -7,21 +7,34 @@ from typing import Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from gpuledger.ledger.families import FAMILIES, POD, Family, OverInterval
+from gpuledger.ledger.families import (
+    ACCOUNT,
+    FAMILIES,
+    POD,
+    POD_INFO,
+    REQUESTED,
+    Family,
+    OverInterval,
+    SharedOfDevice,
+)
 from gpuledger.ledger.interval_values import IntervalValues, maxima_of
-from gpuledger.ledger.series import SeriesGroup, SeriesValues
+from gpuledger.ledger.series import EventSeries, SeriesGroup, SeriesValues
+from gpuledger.records import Account
+from tests.unit.sinks.builders import SECOND_NS, entry, event
 
 _DEVICE: Final = next(
     family
     for family in FAMILIES
-    if not family.is_shared
+    if family.shares is None
     and any(one.over_interval is OverInterval.MEAN for one in family.metrics)
 )
 _GROUPS: Final = [
     SeriesGroup(_DEVICE, tuple(f"GPU-1 {label}" for label in _DEVICE.labels)),
     SeriesGroup(POD, ("GPU-1", "ns", "p", "uid", "c")),
     SeriesGroup(POD, ("GPU-1", "ns", "p", "uid", "d")),
+    SeriesGroup(ACCOUNT, ("GPU-1", "idle", "", "", "", "", "")),
 ]
 _Tick = tuple[int, Mapping[SeriesGroup, SeriesValues]]
 """The length of a tick in nanoseconds, and its values."""
@@ -55,9 +68,9 @@ def _had(of: Sequence[_Tick], group: SeriesGroup, metric: int) -> list[tuple[int
 
 def _covered_ns(of: Sequence[_Tick], group: SeriesGroup, metric: int) -> int:
     """Return the length of the ticks in which anybody who shares the device has a value."""
-    if not group.family.is_shared:
+    if (shares := group.family.shares) is None:
         return sum(interval_ns for interval_ns, _ in _had(of, group, metric))
-    sharing = [one for one in _GROUPS if one.family is group.family]
+    sharing = [one for one in _GROUPS if one.family.shares is shares]
     return sum(
         interval_ns
         for interval_ns, values in of
@@ -116,3 +129,91 @@ def test_what_is_last_is_that_of_the_last_tick_that_has_it_and_a_sum_is_of_all(
         for metric in _metrics(group.family, OverInterval.SUM):
             had = _had(of, group, metric)
             assert found[group][metric] == (sum(one for _, one in had) if had else None)
+
+
+@pytest.mark.parametrize("shares", SharedOfDevice)
+def test_families_that_share_the_same_have_the_same_quantities_in_one_order(
+    shares: SharedOfDevice,
+) -> None:
+    sharing = [family for family in FAMILIES if family.shares is shares]
+    named = [[one.name.rpartition("_gpu_")[2] for one in family.metrics] for family in sharing]
+
+    assert named
+    assert all(names == named[0] for names in named)
+
+
+_PARTS: Final = st.lists(
+    st.tuples(
+        st.sampled_from([Account.POD, Account.IDLE, Account.HOST, Account.UNATTRIBUTED]),
+        st.integers(0, 100),
+    ),
+    min_size=1,
+    max_size=3,
+    unique_by=lambda part: part[0],
+)
+"""Of a tick, on whom how many parts of the device are booked."""
+
+
+@given(st.lists(_PARTS, min_size=1, max_size=6))
+def test_the_means_of_all_that_is_booked_on_a_device_sum_to_the_device(
+    of: list[list[tuple[Account, int]]],
+) -> None:
+    interval = IntervalValues()
+    for parts in of:
+        whole = sum(part for _, part in parts) or 1
+        of_idle = whole - sum(part for _, part in parts)
+        entries = [
+            entry(
+                account,
+                busy_ns=SECOND_NS * part // whole,
+                memory_bytes=part,
+                energy_millijoules=1000 * part,
+            )
+            for account, part in parts
+        ]
+        entries[0] = replace(
+            entries[0],
+            busy_ns=SECOND_NS - sum(one.busy_ns or 0 for one in entries[1:]),
+            memory_bytes=(entries[0].memory_bytes or 0) + of_idle,
+        )
+        interval.add(EventSeries().values_of(event(entries=entries)), interval_ns=SECOND_NS)
+    found = {
+        group: values
+        for group, values in interval.values().items()
+        if group.family in (POD, ACCOUNT)
+    }
+
+    busy, memory, power = (sum(v[at] or 0 for v in found.values()) for at in range(3))
+    assert busy == pytest.approx(1)
+    wholes = [sum(part for _, part in parts) for parts in of]
+    assert memory == pytest.approx(sum(whole or 1 for whole in wholes) / len(of))
+    assert power == pytest.approx(sum(wholes) / len(of))
+
+
+def _info(uid: str, owner: str) -> SeriesGroup:
+    return SeriesGroup(POD_INFO, ("ns", "p", uid, "Job", owner))
+
+
+def _requested(name: str, uid: str) -> SeriesGroup:
+    return SeriesGroup(REQUESTED, ("ns", name, uid, "main", "nvidia.com/gpu"))
+
+
+@pytest.mark.parametrize(
+    ("of", "described"),
+    [
+        ([[_info("a", "x")], []], [_info("a", "x")]),
+        ([[_info("a", "")], [_info("a", "x")], []], [_info("a", "x")]),
+        ([[_info("a", "x")], [_info("b", "x")]], [_info("a", "x"), _info("b", "x")]),
+        ([[_requested("", "a")], [_requested("p", "a")]], [_requested("p", "a")]),
+        (
+            [[_requested("p", ""), _requested("q", "")], []],
+            [_requested("p", ""), _requested("q", "")],
+        ),
+    ],
+)
+def test_what_was_there_in_an_interval_is_described_once_as_it_was_last(
+    of: list[list[SeriesGroup]], described: list[SeriesGroup]
+) -> None:
+    ticks_of = [(SECOND_NS, dict.fromkeys(groups, (1.0,))) for groups in of]
+
+    assert list(over_interval(ticks_of)) == described

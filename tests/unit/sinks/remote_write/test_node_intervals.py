@@ -257,12 +257,14 @@ def test_the_means_of_those_who_share_a_device_sum_to_its_mean(ticks: list[GpuEv
                 for of_gpu in tick.gpus
                 if of_gpu.reading.uuid == uuid
                 for one in of_gpu.entries
-                if one.busy_ns is not None and (one.account is Account.POD)
+                if one.busy_ns is not None
             ]
             means = [
                 values[0]
                 for group, values in samples.values.items()
-                if group.family is POD and group.label_values[0] == uuid and values[0] is not None
+                if group.family in (POD, ACCOUNT)
+                and group.label_values[0] == uuid
+                and values[0] is not None
             ]
             covered_ns = sum({tick: interval for _, interval, tick in known}.values())
             if covered_ns:
