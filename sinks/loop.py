@@ -173,6 +173,7 @@ class _Session:
     async def run(self, bus: Bus) -> None:
         subscription = Subscription(
             group=self._config.group,
+            stage=self._sink.name,
             topics=tuple(self._config.decoders),
             group_instance_id=self._config.group_instance_id,
             on_assigned=self.on_assigned,

@@ -33,6 +33,7 @@ from gpuledger.bus.protocol import (
     TopicPartition,
 )
 from gpuledger.clock import NS_PER_SECOND
+from gpuledger.completeness import JOIN
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import BusError, NotAssignedError
 from gpuledger.lag import Lag
@@ -85,6 +86,7 @@ class JoinWorker:
         """Work through the group's partitions until cancelled."""
         subscription = Subscription(
             group=self._tuning.group,
+            stage=JOIN,
             topics=(*self._inputs, *state_names(self._topics)),
             group_instance_id=group_instance_id,
             # Agents and podwatch write no transactions: one that is open there is somebody else's,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Final
 
 import structlog
@@ -282,6 +283,16 @@ class KafkaConsumer:
         return f"{what} in the group {self._subscription.group!r}"
 
 
+@cache
+def _assignor_of(stage: str) -> type[RangePartitionAssignor]:
+    """Return the range assignor under the stage's name.
+
+    Brokers let nobody join a group who has no assignor in common with its members.
+    """
+    name = f"{RangePartitionAssignor.name}/{stage}" if stage else RangePartitionAssignor.name
+    return type("StageAssignor", (RangePartitionAssignor,), {"name": name})
+
+
 def group_arguments(subscription: Subscription, settings: KafkaSettings) -> dict[str, object]:
     """Return what aiokafka takes of a member of a group, beside what every client takes."""
     session_seconds = settings.session_timeout_seconds
@@ -292,7 +303,7 @@ def group_arguments(subscription: Subscription, settings: KafkaSettings) -> dict
         "group_id": subscription.group,
         "group_instance_id": subscription.group_instance_id or settings.group_instance_id or None,
         # Equal numbers of all topics go to one member: a node's pods lie where its ticks do.
-        "partition_assignment_strategy": (RangePartitionAssignor,),
+        "partition_assignment_strategy": (_assignor_of(subscription.stage),),
         # What was removed before it was read is an error, which becomes a gap: not a jump.
         "auto_offset_reset": "none",
         # What is committed is what was delivered, which the stage alone knows.

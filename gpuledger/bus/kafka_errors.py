@@ -18,6 +18,7 @@ from typing import Final
 from aiokafka import errors as vendor
 
 from gpuledger.bus.limits import TOPIC_MESSAGE_BYTES
+from gpuledger.bus.protocol import OTHER_STAGE
 from gpuledger.errors import (
     BusUnavailableError,
     FencedError,
@@ -66,6 +67,7 @@ _MEANINGS: Final[dict[type[Exception], tuple[type[GpuledgerError], str]]] = {
         RefusedError,
         "does not allow this user the group; grant it Read on that group",
     ),
+    vendor.InconsistentGroupProtocolError: (RefusedError, OTHER_STAGE),
     vendor.ClusterAuthorizationFailedError: (
         RefusedError,
         "does not allow this user to write anything; grant it Write on the topics it writes to",

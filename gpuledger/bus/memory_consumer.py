@@ -131,6 +131,7 @@ class MemoryConsumer:
                 name=self._subscription.group_instance_id,
                 topics=self._subscription.topics,
                 wake=self._wake,
+                stage=self._subscription.stage,
             )
         member = self._joined
         if self._group.is_replaced(member):

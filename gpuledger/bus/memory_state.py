@@ -13,7 +13,8 @@ from itertools import count
 from operator import attrgetter
 from typing import Final
 
-from gpuledger.bus.protocol import Message, Record, TopicPartition
+from gpuledger.bus.protocol import OTHER_STAGE, Message, Record, TopicPartition
+from gpuledger.errors import RefusedError
 
 OVERHEAD_BYTES: Final = 200
 """What CPython holds for a record beside the bytes of its key and value."""
@@ -167,6 +168,7 @@ class ConsumerGroup:
         self._partitions = partitions
         self._session_timeout_seconds = session_timeout_seconds
         self._members: dict[str, Member] = {}
+        self._stage = ""
         self._names = count(1)
         self._generation = 0
         self._rebalancing = False
@@ -184,8 +186,21 @@ class ConsumerGroup:
             return None
         return self.committed.get(partition)
 
-    def join(self, *, name: str | None, topics: Sequence[str], wake: Callable[[], None]) -> Member:
-        """Add a member; a static one that returns takes up its share and moves nobody else's."""
+    def join(
+        self,
+        *,
+        name: str | None,
+        topics: Sequence[str],
+        wake: Callable[[], None],
+        stage: str = "",
+    ) -> Member:
+        """Add a member; a static one that returns takes up its share and moves nobody else's.
+
+        Raises `RefusedError` beside members of another stage.
+        """
+        if self._members and stage != self._stage:
+            raise RefusedError(f"joining the group: the bus {OTHER_STAGE}")
+        self._stage = stage
         returning = self._members.get(name) if name else None
         member = Member(
             name=name or f"member-{next(self._names):06d}",

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from gpuledger.topics import Topics
 
@@ -142,6 +142,12 @@ async def ignore_gap(gap: Gap) -> None:
     """Do nothing about a gap, which is logged and counted without it: the default."""
 
 
+OTHER_STAGE: Final = (
+    "has members of another kind in the group; give this process a group of its own (`group`)"
+)
+"""Why a member is not let into a group, in both buses."""
+
+
 class IsolationLevel(StrEnum):
     """Which records a consumer is given; Kafka's own names."""
 
@@ -159,6 +165,9 @@ class Subscription:
     """The consumer group: each group reads everything, its members share it."""
     topics: Sequence[str]
     """The topics; equally numbered partitions of them go to the same member (range assignment)."""
+    stage: str = ""
+    """What reads: a group has members of one stage. Those of two would read a part of the topics
+    each, and what the other has of them would be nobody's."""
     group_instance_id: str | None = None
     """Kafka's `group.instance.id` (static membership): the partitions wait for who has it."""
     isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpuledger.bus.protocol import TopicPartition
-from gpuledger.errors import BusUnavailableError
+from gpuledger.errors import BusUnavailableError, RefusedError
 from tests.bus_contract.harness import (
     PARTITIONS,
     messages,
@@ -218,3 +218,20 @@ class GroupLaws:
                 await settle(staying, returned)
                 assert returned.assignment() == before
                 assert notes == told_before
+
+    async def test_a_member_of_another_stage_is_not_let_in_and_takes_nothing(
+        self, harness: Harness
+    ) -> None:
+        own = reading(harness, stage="alerts")
+        other = reading(harness, stage="rows", topics=[harness.readings, harness.pods])
+        async with harness.bus.producer() as producer, harness.bus.consumer(own) as member:
+            await settle(member)
+            before = member.assignment()
+            async with harness.bus.consumer(other) as stranger:
+                with pytest.raises(RefusedError, match="another kind in the group"):
+                    await poll_once(stranger)
+                assert not stranger.assignment()
+            for number in range(PARTITIONS):
+                await producer.publish(harness.readings, number, messages("x"))
+            assert len(await read(PARTITIONS, member)) == PARTITIONS
+            assert member.assignment() == before
