@@ -29,7 +29,8 @@ _VALUE_BYTES: Final = 8
 _TIME_BYTES: Final = 7
 """Of a time with its field, as of a start."""
 _LAST_MS: Final = (1 << 42) - 1
-_NAME: Final = b"__name__"
+_NAME_TEXT: Final = "__name__"
+_NAME: Final = _NAME_TEXT.encode()
 # What stands before a sample's value: field, length of the sample, field of the value (64 bit).
 _SAMPLE: Final = b"\x12\x10\x09"
 _SAMPLE_WITH_START: Final = b"\x12\x17\x09"
@@ -142,7 +143,7 @@ def _label(name: str, value: str) -> Label:
 class LabelSet:
     """The labels of one thing, whose metrics are series: all but `__name__`."""
 
-    __slots__ = ("_encoded", "after", "before")
+    __slots__ = ("_encoded", "_labels")
 
     def __init__(self, labels: Labels) -> None:
         """Sort labels by name and leave empty values out, as the protocol asks.
@@ -155,32 +156,39 @@ class LabelSet:
         if len(set(names)) != len(names) or _NAME in names:
             raise ValueError(f"a label comes twice: {[name.decode() for name in names]}")
         "".join(value for _, _, value in present).encode()
-        self.before = tuple(_label(*pair) for name, *pair in present if name < _NAME)
-        """Those that stand before `__name__`."""
-        self.after = tuple(_label(*pair) for name, *pair in present if name > _NAME)
-        """Those that stand behind it."""
+        self._labels = tuple([_label(*pair) for _, *pair in present])
         self._encoded: tuple[bytes, bytes] | None = None
 
     @property
     def size_bytes(self) -> int:
         """How many bytes its strings and their encoding have."""
-        return 2 * sum(len(one.name) + len(one.value) for one in (*self.before, *self.after))
+        return 2 * sum(len(one.name) + len(one.value) for one in self._labels)
+
+    def around_name(self) -> tuple[tuple[Label, ...], tuple[Label, ...]]:
+        """Return those that stand before `__name__`, and those that stand behind it."""
+        labels = self._labels
+        # Names begin with a small letter, mostly, and it sorts behind that.
+        if not labels or labels[0].name > _NAME_TEXT:
+            return (), labels
+        before = sum(one.name < _NAME_TEXT for one in labels)
+        return labels[:before], labels[before:]
 
     def encoded(self) -> tuple[bytes, bytes]:
         """Return what stands before and behind the name in 1.0; encoded when it is first asked."""
         if self._encoded is None:
-            self._encoded = (_encode_labels(self.before), _encode_labels(self.after) + _SAMPLE)
+            before, after = self.around_name()
+            self._encoded = (_encode_labels(before), _encode_labels(after) + _SAMPLE)
         return self._encoded
 
 
 class MetricSet:
     """Metrics of one thing that have a sample; the same object for as long as they are the same."""
 
-    __slots__ = ("metrics",)
+    __slots__ = ("bits", "metrics")
 
-    def __init__(self, metrics: Iterable[Metric]) -> None:
-        """Take them in the order of the samples."""
-        self.metrics = tuple(metrics)
+    def __init__(self, metrics: Iterable[Metric], *, bits: int = 0) -> None:
+        """Take them in the order of the samples, and which of the thing's metrics they are."""
+        self.metrics, self.bits = tuple(metrics), bits
 
 
 class Exemplar(NamedTuple):
@@ -323,8 +331,9 @@ class _ReferredSets(dict[LabelSet, tuple[bytes, bytes]]):
         self._refer = referred.__getitem__
 
     def __missing__(self, labels: LabelSet) -> tuple[bytes, bytes]:
-        before = b"".join(map(self._refer, labels.before))
-        found = self[labels] = (before, b"".join(map(self._refer, labels.after)))
+        before, after = labels.around_name()
+        found = b"".join(map(self._refer, before)), b"".join(map(self._refer, after))
+        self[labels] = found
         return found
 
 
@@ -344,7 +353,7 @@ class _DescribedMetrics(dict[Metric, tuple[bytes, bytes]]):
                 b"\x20" + symbols[metric.unit] if metric.unit else b"",
             )
         )
-        name = symbols[_NAME.decode()] + symbols[metric.name]
+        name = symbols[_NAME_TEXT] + symbols[metric.name]
         described = self[metric] = (name, b"\x2a" + varint(len(body)) + body)
         return described
 
