@@ -216,32 +216,28 @@ def _labels_of(
 class _Frame:
     """What was sent of a node's last tick, but for time and values: most ticks are like the last.
 
-    A tick that fits begins and ends nothing, so that its values are all that is encoded of it.
+    A tick that fits begins and ends nothing, so that its values are all that is encoded of it. Its
+    groups are those that the node has, in their order.
     """
 
-    __slots__ = ("_absent", "_starts_ms", "_wanted", "groups")
+    __slots__ = ("_absent", "_starts")
 
-    def __init__(
-        self,
-        samples: "IntervalSamples",
-        values: Sequence[float | None],
-        groups: Sequence[SampleGroup],
-    ) -> None:
-        """Take a tick of which all groups were sent; `values` are those of all groups.
-
-        They were sent in that order.
-        """
-        self._wanted, self._absent = list(samples.values), _absent_in(values)
-        self._starts_ms, self.groups = samples.starts_ms, groups
+    def __init__(self, samples: "IntervalSamples", values: Sequence[float | None]) -> None:
+        """Take a tick of which all groups were sent; `values` are those of all groups."""
+        self._absent, self._starts = _absent_in(values), _flat(samples.starts_ms)
 
     def fits(self, samples: "IntervalSamples", values: Sequence[float | None]) -> bool:
-        """Return whether a tick has the same groups, in their order, and starts and metrics."""
+        """Return whether a tick has the same starts, and values of the same metrics."""
         return (
+            _absent_in(values) == self._absent
             # Mostly the same objects, which compares them at once.
-            list(samples.values) == self._wanted
-            and _absent_in(values) == self._absent
-            and samples.starts_ms == self._starts_ms
+            and _flat(samples.starts_ms) == self._starts
         )
+
+
+def _flat(starts_ms: Mapping[SeriesGroup, Sequence[int | None]]) -> list[object]:
+    # Half of what a mapping takes.
+    return [*starts_ms, *starts_ms.values()]
 
 
 def _absent_in(values: Sequence[float | None]) -> bytes:
@@ -264,6 +260,18 @@ class _Node:
     """What its groups take of memory."""
     frame: _Frame | None = None
     """That of its last tick; `None` where the next one may not be like it."""
+
+    def fits(self, samples: IntervalSamples, values: Sequence[float | None]) -> bool:
+        """Return whether a tick is sent like the last one; `values` are those of all groups."""
+        return (
+            self.frame is not None
+            and [*samples.values] == [*self.groups]
+            and self.frame.fits(samples, values)
+        )
+
+    def sent(self) -> list[SampleGroup]:
+        """Return what is sent of a tick that fits."""
+        return [last for last in self.groups.values() if last.metrics.bits]
 
     def go_to(self, time_ms: int) -> bool:
         """Remember a time; return whether it or a later one was encoded before."""
@@ -360,16 +368,20 @@ class ActiveSeries:
         node.known_bytes = samples.known_bytes
         begun: list[TimedSamples] = []
         values = list(chain.from_iterable(samples.values.values()))
-        if node.frame is not None and node.frame.fits(samples, values):
+        if node.fits(samples, values):
             encoded = [encode_value(value) for value in values if value is not None]
-            timed = TimedSamples(time, node.frame.groups, encoded)
+            timed = TimedSamples(time, node.sent(), encoded)
         else:
             sent = self._go_on(node, samples, begun)
             timed = sent.at(time)
             # Where something was left out or has ended, the next tick is not sent like this one.
             is_all = len(node.groups) == len(samples.values) and not sent.has_stale
-            is_in_order = is_all and not sent.has_parted
-            node.frame = _Frame(samples, values, sent.groups) if is_in_order else None
+            node.frame = None
+            if is_all and not sent.has_parted:
+                # In the order in which they were sent; and by the objects by which the node's
+                # values are made now, which are the same in the next tick.
+                node.groups = {group: node.groups[group] for group in samples.values}
+                node.frame = _Frame(samples, values)
         if node.size_bytes != before_bytes:
             # This may forget other nodes, whose series took too much together with these.
             self._nodes.grow(node.size_bytes - before_bytes)

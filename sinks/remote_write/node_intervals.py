@@ -134,7 +134,8 @@ class _OpenInterval:
         begun_ns = event.time_ns - event.interval_ns
         for user, amounts in used:
             if (before := self.use.get(user)) is None:
-                self.use[user] = _OpenUse(amounts, begun_ns)
+                # A copy has no room for more, which is a quarter of it.
+                self.use[user] = _OpenUse(amounts.copy(), begun_ns)
             else:
                 add_amounts(before.amounts, amounts)
 

@@ -1,6 +1,7 @@
 """Ticks to series: values, labels, repetition, and the ends of series."""
 
 import struct
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpuledger.clock import NS_PER_MS
 from gpuledger.ledger.families import FAMILIES, POD
-from gpuledger.ledger.series import MAX_GROUPS, SeriesGroup
+from gpuledger.ledger.series import MAX_GROUPS, EventSeries, SentLabels, SeriesGroup
 from gpuledger.ledger.usage import COUNTERS
 from gpuledger.records import Account, GpuEvent, PodDescription, PodState
 from sinks.remote_write.active_series import ActiveSeries, EncodedTick, series_budget
