@@ -12,7 +12,7 @@ receiver answers is `write_client`'s. Pure.
 """
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -29,8 +29,7 @@ _VALUE_BYTES: Final = 8
 _TIME_BYTES: Final = 7
 """Of a time with its field, as of a start."""
 _LAST_MS: Final = (1 << 42) - 1
-_NAME_TEXT: Final = "__name__"
-_NAME: Final = _NAME_TEXT.encode()
+_NAME: Final = b"__name__"
 # What stands before a sample's value: field, length of the sample, field of the value (64 bit).
 _SAMPLE: Final = b"\x12\x10\x09"
 _SAMPLE_WITH_START: Final = b"\x12\x17\x09"
@@ -133,6 +132,10 @@ class Label:
         self.name, self.value = name, value
 
 
+_HeldLabels = tuple[Label, ...] | bytes
+"""Labels, or what they are in 1.0; behind the name with `_SAMPLE`."""
+
+
 @lru_cache(maxsize=1024)
 def _label(name: str, value: str) -> Label:
     # A node's series begin together and have most of their labels in common. Which of them are one
@@ -141,9 +144,13 @@ def _label(name: str, value: str) -> Label:
 
 
 class LabelSet:
-    """The labels of one thing, whose metrics are series: all but `__name__`."""
+    """The labels of one thing, whose metrics are series: all but `__name__`.
 
-    __slots__ = ("_encoded", "_labels")
+    They are held in the form of the version in which they were sent last: as objects for 2.0, and
+    encoded for 1.0, where that is more than half of what a series takes of memory.
+    """
+
+    __slots__ = ("_after", "_before")
 
     def __init__(self, labels: Labels) -> None:
         """Sort labels by name and leave empty values out, as the protocol asks.
@@ -156,29 +163,39 @@ class LabelSet:
         if len(set(names)) != len(names) or _NAME in names:
             raise ValueError(f"a label comes twice: {[name.decode() for name in names]}")
         "".join(value for _, _, value in present).encode()
-        self._labels = tuple([_label(*pair) for _, *pair in present])
-        self._encoded: tuple[bytes, bytes] | None = None
+        self._before: _HeldLabels = tuple(
+            [_label(*pair) for name, *pair in present if name < _NAME]
+        )
+        self._after: _HeldLabels = tuple([_label(*pair) for name, *pair in present if name > _NAME])
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes its strings and their encoding have."""
-        return 2 * sum(len(one.name) + len(one.value) for one in self._labels)
+        """How many characters its names and values have."""
+        return sum(len(one.name) + len(one.value) for part in self._as_labels() for one in part)
 
     def around_name(self) -> tuple[tuple[Label, ...], tuple[Label, ...]]:
         """Return those that stand before `__name__`, and those that stand behind it."""
-        labels = self._labels
-        # Names begin with a small letter, mostly, and it sorts behind that.
-        if not labels or labels[0].name > _NAME_TEXT:
-            return (), labels
-        before = sum(one.name < _NAME_TEXT for one in labels)
-        return labels[:before], labels[before:]
+        before, after = self._before, self._after
+        if isinstance(before, bytes) or isinstance(after, bytes):
+            before, after = self._before, self._after = self._as_labels()
+        return before, after
 
     def encoded(self) -> tuple[bytes, bytes]:
         """Return what stands before and behind the name in 1.0; encoded when it is first asked."""
-        if self._encoded is None:
-            before, after = self.around_name()
-            self._encoded = (_encode_labels(before), _encode_labels(after) + _SAMPLE)
-        return self._encoded
+        before, after = self._before, self._after
+        if isinstance(before, tuple) or isinstance(after, tuple):
+            labels_before, labels_after = self._as_labels()
+            self._before = before = _encode_labels(labels_before)
+            self._after = after = _encode_labels(labels_after) + _SAMPLE
+        return before, after
+
+    def _as_labels(self) -> tuple[tuple[Label, ...], tuple[Label, ...]]:
+        before, after = self._before, self._after
+        if isinstance(before, bytes):
+            before = _decode_labels(before)
+        if isinstance(after, bytes):
+            after = _decode_labels(after[: -len(_SAMPLE)])
+        return before, after
 
 
 class MetricSet:
@@ -353,7 +370,7 @@ class _DescribedMetrics(dict[Metric, tuple[bytes, bytes]]):
                 b"\x20" + symbols[metric.unit] if metric.unit else b"",
             )
         )
-        name = symbols[_NAME_TEXT] + symbols[metric.name]
+        name = symbols[_NAME.decode()] + symbols[metric.name]
         described = self[metric] = (name, b"\x2a" + varint(len(body)) + body)
         return described
 
@@ -444,6 +461,27 @@ def _encode_labels(labels: Iterable[Label]) -> bytes:
 def _encode_label(name: bytes, value: bytes) -> bytes:
     pair = b"".join((*_field(b"\x0a", name), *_field(b"\x12", value)))
     return b"".join(_field(b"\x0a", pair))
+
+
+def _decode_labels(encoded: bytes) -> tuple[Label, ...]:
+    """Return the labels of which `_encode_labels` has made this."""
+    labels = [dict(_fields(label)) for _, label in _fields(encoded)]
+    return tuple([_label(of.get(b"\x0a", b"").decode(), of[b"\x12"].decode()) for of in labels])
+
+
+def _fields(encoded: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the tags and values of what `_field` has written."""
+    at = 0
+    while at < len(encoded):
+        tag, size, shift, is_more = encoded[at : at + 1], 0, 0, True
+        while is_more:
+            at += 1
+            size |= (encoded[at] & 0x7F) << shift
+            shift += 7
+            is_more = encoded[at] > 0x7F  # noqa: PLR2004  # seven bits a byte
+        at += 1
+        yield tag, encoded[at : at + size]
+        at += size
 
 
 def _field(tag: bytes, value: bytes) -> tuple[bytes, ...]:
