@@ -63,14 +63,14 @@ def _measure(connection: Connection) -> None:
         nodes.append(node)
         # The last ticks are of an interval that is open.
         for tick in range(_TICKS):
-            event = decode(_own_names(encode(booked(tick * _TICK_SECONDS, node=name)), number))
+            event = decode(own_names(encode(booked(tick * _TICK_SECONDS, node=name)), number))
             for samples in node.add(event, record, is_past=False):
                 series.encode(samples)
     gc.collect()
     connection.send((len(series), _resident_bytes() - before_bytes))
 
 
-def _own_names(event: bytes, number: int) -> bytes:
+def own_names(event: bytes, number: int) -> bytes:
     """Return an event with UUIDs, UIDs and names of pods that no other node has."""
     return (
         event.replace(b"GPU-0000", b"GPU-%04d" % number)

@@ -170,7 +170,7 @@ class LabelSet:
 
     @property
     def size_bytes(self) -> int:
-        """How many characters its names and values have."""
+        """How long its names and values are, in either form."""
         return sum(len(one.name) + len(one.value) for part in self._as_labels() for one in part)
 
     def around_name(self) -> tuple[tuple[Label, ...], tuple[Label, ...]]:
