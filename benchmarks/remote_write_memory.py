@@ -19,6 +19,7 @@ from gpuledger.keys import key_in
 from gpuledger.records import GpuEvent
 from sinks.remote_write.active_series import ActiveSeries, series_budget
 from sinks.remote_write.node_intervals import NodeIntervals, TickValues
+from sinks.remote_write.wire import Version, encode_request
 from sinks.settings import RemoteWriteSettings
 
 _NODES: Final = 2_012
@@ -34,11 +35,11 @@ class SeriesMemory(NamedTuple):
     grown_bytes: int
 
 
-def measure_memory() -> SeriesMemory:
-    """Return it for about a million series."""
+def measure_memory(version: Version = Version.V2) -> SeriesMemory:
+    """Return it for about a million series that are sent in a version."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_measure, args=(theirs,), daemon=True)
+    process = context.Process(target=_measure, args=(theirs, version), daemon=True)
     process.start()
     try:
         return SeriesMemory(*ours.recv())
@@ -46,7 +47,7 @@ def measure_memory() -> SeriesMemory:
         process.join()
 
 
-def _measure(connection: Connection) -> None:
+def _measure(connection: Connection, version: Version) -> None:
     decode = decoder_of("events", GpuEvent).decode
     values, series = TickValues(), ActiveSeries(budget=series_budget(_UNBOUNDED))
     record = Record("events", 0, 0, 0, None, None)
@@ -65,7 +66,7 @@ def _measure(connection: Connection) -> None:
         for tick in range(_TICKS):
             event = decode(own_names(encode(booked(tick * _TICK_SECONDS, node=name)), number))
             for samples in node.add(event, record, is_past=False):
-                series.encode(samples)
+                encode_request(version, series.encode(samples).timed)
     gc.collect()
     connection.send((len(series), _resident_bytes() - before_bytes))
 

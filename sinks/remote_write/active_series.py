@@ -222,11 +222,15 @@ class _Frame:
     groups are those that the node has, in their order.
     """
 
-    __slots__ = ("_absent", "_starts")
+    __slots__ = ("_absent", "_starts", "is_whole")
 
-    def __init__(self, samples: "IntervalSamples", values: Sequence[float | None]) -> None:
-        """Take a tick of which all groups were sent; `values` are those of all groups."""
+    def __init__(
+        self, samples: "IntervalSamples", values: Sequence[float | None], *, is_whole: bool
+    ) -> None:
+        """Take a tick of which nothing was left out; `values` are those of all groups."""
         self._absent, self._starts = _absent_in(values), _flat(samples.starts_ms)
+        self.is_whole = is_whole
+        """Whether each group had a value."""
 
     def fits(self, samples: "IntervalSamples", values: Sequence[float | None]) -> bool:
         """Return whether a tick has the same starts, and values of the same metrics."""
@@ -273,6 +277,8 @@ class _Node:
 
     def sent(self) -> list[SampleGroup]:
         """Return what is sent of a tick that fits."""
+        if self.frame is not None and self.frame.is_whole:
+            return [*self.groups.values()]
         return [last for last in self.groups.values() if last.metrics.bits]
 
     def go_to(self, time_ms: int) -> bool:
@@ -383,7 +389,8 @@ class ActiveSeries:
                 # In the order in which they were sent; and by the objects by which the node's
                 # values are made now, which are the same in the next tick.
                 node.groups = {group: node.groups[group] for group in samples.values}
-                node.frame = _Frame(samples, values)
+                is_whole = len(sent.groups) == len(node.groups)
+                node.frame = _Frame(samples, values, is_whole=is_whole)
         if node.size_bytes != before_bytes:
             # This may forget other nodes, whose series took too much together with these.
             self._nodes.grow(node.size_bytes - before_bytes)
