@@ -70,12 +70,13 @@ def run() -> Iterator[Figure]:
             unit="samples/s/core",
         )
     yield from _measure_sending()
-    memory = measure_memory()
-    yield Figure(
-        name=f"{NAME}.memory_of_a_million_series",
-        value=memory.grown_bytes / memory.series * 1_000_000,
-        unit="bytes",
-    )
+    for name, version in (
+        ("memory_of_a_million_series", Version.V2),
+        ("memory_of_a_million_series_1_0", Version.V1),
+    ):
+        memory = measure_memory(version)
+        value = memory.grown_bytes / memory.series * 1_000_000
+        yield Figure(name=f"{NAME}.{name}", value=value, unit="bytes")
     for name, version in (("request", Version.V1), ("request_2_0", Version.V2)):
         size = _encode(events, version, compress=True) / samples
         yield Figure(name=f"{NAME}.{name}", value=size, unit="bytes/sample")

@@ -19,6 +19,7 @@ from gpuledger.keys import key_in
 from gpuledger.records import GpuEvent
 from sinks.remote_write.active_series import ActiveSeries, series_budget
 from sinks.remote_write.node_intervals import NodeIntervals, TickValues
+from sinks.remote_write.wire import Version, encode_request
 from sinks.settings import RemoteWriteSettings
 
 _NODES: Final = 2_012
@@ -34,11 +35,11 @@ class SeriesMemory(NamedTuple):
     grown_bytes: int
 
 
-def measure_memory() -> SeriesMemory:
-    """Return it for about a million series."""
+def measure_memory(version: Version = Version.V2) -> SeriesMemory:
+    """Return it for about a million series that are sent in a version."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_measure, args=(theirs,), daemon=True)
+    process = context.Process(target=_measure, args=(theirs, version), daemon=True)
     process.start()
     try:
         return SeriesMemory(*ours.recv())
@@ -46,7 +47,7 @@ def measure_memory() -> SeriesMemory:
         process.join()
 
 
-def _measure(connection: Connection) -> None:
+def _measure(connection: Connection, version: Version) -> None:
     decode = decoder_of("events", GpuEvent).decode
     values, series = TickValues(), ActiveSeries(budget=series_budget(_UNBOUNDED))
     record = Record("events", 0, 0, 0, None, None)
@@ -63,14 +64,14 @@ def _measure(connection: Connection) -> None:
         nodes.append(node)
         # The last ticks are of an interval that is open.
         for tick in range(_TICKS):
-            event = decode(_own_names(encode(booked(tick * _TICK_SECONDS, node=name)), number))
+            event = decode(own_names(encode(booked(tick * _TICK_SECONDS, node=name)), number))
             for samples in node.add(event, record, is_past=False):
-                series.encode(samples)
+                encode_request(version, series.encode(samples).timed)
     gc.collect()
     connection.send((len(series), _resident_bytes() - before_bytes))
 
 
-def _own_names(event: bytes, number: int) -> bytes:
+def own_names(event: bytes, number: int) -> bytes:
     """Return an event with UUIDs, UIDs and names of pods that no other node has."""
     return (
         event.replace(b"GPU-0000", b"GPU-%04d" % number)

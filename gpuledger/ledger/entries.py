@@ -5,9 +5,14 @@ Here lives the walk over the entries and these look-ups, for all who write rows 
 names. Pure.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain, count
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+import msgspec
 
 from gpuledger.ledger.quantities import UNKNOWN, Amounts, apportion
 from gpuledger.records import (
@@ -27,6 +32,25 @@ from gpuledger.records import (
 )
 
 T = TypeVar("T")
+H = TypeVar("H", bound=Hashable)
+
+_described = attrgetter("pods", "containers", "holders", "namespaces", "node_description")
+_encode_described: Final = msgspec.json.Encoder().encode
+
+
+def digest_of_described(event: GpuEvent) -> bytes:
+    """Return what is the same for two events that describe the same pods, holders and so on.
+
+    Whoever reads a node's events in a row remembers these 32 bytes: a description itself is as many
+    kilobytes, most of which is in no label. It takes as long as comparing it.
+    """
+    return hashlib.sha256(_encode_described(_described(event))).digest()
+
+
+@lru_cache(maxsize=8192)
+def shared(value: H) -> H:
+    """Return one object for all values that are equal, for what is remembered of many nodes."""
+    return value
 
 
 class _NoPod(NamedTuple):

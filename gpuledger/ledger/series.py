@@ -15,9 +15,15 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
-from gpuledger.ledger.entries import NO_POD, PodIndex, PodOfEntry, energy_method_of, slices_of
+from gpuledger.ledger.entries import (
+    NO_POD,
+    PodIndex,
+    PodOfEntry,
+    digest_of_described,
+    energy_method_of,
+    shared,
+    slices_of,
+)
 from gpuledger.ledger.families import (
     ACCOUNT,
     BOOKED_OF_USERS,
@@ -78,9 +84,6 @@ _identity: Final[Callable[[GpuReading], tuple[Any, ...]]] = attrgetter(
     "compute_instance",
     "mig_profile",
 )
-_described: Final[Callable[[GpuEvent], tuple[Any, ...]]] = attrgetter(
-    "pods", "containers", "holders", "namespaces", "node_description"
-)
 _BAD_IN_LABELS: Final = re.compile(r"[^a-zA-Z0-9_]")
 
 
@@ -125,13 +128,11 @@ class NodeGroups:
     Bound to one `EventSeries`, and to one node; it holds no more than one event's groups.
     """
 
-    described: tuple[Any, ...] | None = None
-    """What the event said of pods, containers, holders, namespaces and the node."""
+    described: bytes | None = None
+    """The digest of what the event said of pods, containers, holders, namespaces and the node."""
     descriptions: dict[SeriesGroup, SeriesValues] = field(default_factory=dict)
     """The series that follow from it alone."""
     devices: dict[str, _DeviceGroups] = field(default_factory=dict)
-    size_bytes: int = 0
-    """What it takes of memory beside the labels, which are those of the groups, about."""
 
 
 class EventSeries:
@@ -144,26 +145,30 @@ class EventSeries:
         self._node_info = _with_labels(NODE_INFO, sent.nodes)
 
     def values_of(
-        self, event: GpuEvent, known: NodeGroups | None = None
+        self,
+        event: GpuEvent,
+        known: NodeGroups | None = None,
+        *,
+        described: bytes | None = None,
     ) -> dict[SeriesGroup, SeriesValues]:
         """Return the values of each group, in the order of its family's metrics.
 
         Values are `None` where unknown. `known` is that of the node's last event, and becomes this
-        one's. Entries with the same labels, as of two containers whose names are not known yet, are
-        summed: a series has one sample a tick. Raises ValueError where an entry names a holder that
-        the event does not list, and where there are more than `MAX_GROUPS`.
+        one's; `described` is the event's `digest_of_described`, where the caller has it. Entries
+        with the same labels, as of two containers whose names are not known yet, are summed: a
+        series has one sample a tick. Raises ValueError where an entry names a holder that the event
+        does not list, and where there are more than `MAX_GROUPS`.
         """
-        is_kept, known = known is not None, known or NodeGroups()
+        if known is None:
+            known, described = NodeGroups(), b""
+        else:
+            described = described or digest_of_described(event)
         pods = PodIndex(event)
-        described = _described(event)
         if described != known.described:
             # Positions mean something else now.
             known.described, known.devices = None, {}
             known.descriptions = self._descriptions(event)
             known.described = described
-            if is_kept:
-                # In memory, objects and texts take some four times what they take in JSON.
-                known.size_bytes = 4 * len(msgspec.json.encode(described))
         values: dict[SeriesGroup, SeriesValues] = {
             _NODE_GROUP: (event.time_ns / 10**9, _seconds(event.gap_ns)),
             **known.descriptions,
@@ -238,10 +243,10 @@ def _pod_labels(event: GpuEvent, chosen: Sequence[str]) -> Iterator[tuple[str, .
             continue
         seen.add(pod.uid)
         described = PodInfoLabels(
-            namespace=pod.namespace or "",
+            namespace=shared(pod.namespace or ""),
             pod=pod.name or "",
             pod_uid=pod.uid,
-            owner_kind=pod.owner_kind or "",
+            owner_kind=shared(pod.owner_kind or ""),
             owner_name=pod.owner_name or "",
         )
         yield (*described, *_chosen(pod.labels, chosen))
@@ -255,10 +260,10 @@ def _requests(event: GpuEvent) -> Iterator[tuple[tuple[str, ...], int]]:
         for container, asked in pod.requested.items():
             for resource, amount in asked.resources.items():
                 labels = ContainerLabels(
-                    namespace=pod.namespace or "",
+                    namespace=shared(pod.namespace or ""),
                     pod=pod.name or "",
                     pod_uid=pod.uid or "",
-                    container=container,
+                    container=shared(container),
                 )
                 yield (*labels, resource), amount
 
@@ -267,7 +272,7 @@ def _know(books: GpuBooks, identity: tuple[Any, ...], pods: PodIndex) -> _Device
     """Return the groups of a device; raises ValueError where an entry points to nothing."""
     reading = books.reading
     gpu = DeviceLabels(
-        gpu_uuid=reading.uuid, gpu_index=str(reading.index), model=reading.model or ""
+        gpu_uuid=reading.uuid, gpu_index=str(reading.index), model=shared(reading.model or "")
     )
     instance = InstanceLabels(
         parent_uuid=reading.parent_uuid or "",
@@ -286,8 +291,9 @@ def _know(books: GpuBooks, identity: tuple[Any, ...], pods: PodIndex) -> _Device
         else:
             user = SeriesGroup(ACCOUNT, (reading.uuid, entry.account.value, *holder))
         users.append(user)
+    of_reading, whose = identity
     return _DeviceGroups(
-        identity=identity,
+        identity=(of_reading, [*map(shared, whose)]),
         device=SeriesGroup(INSTANCE, (*gpu, *instance))
         if is_instance
         else SeriesGroup(DEVICE, gpu),
@@ -309,10 +315,10 @@ def _holder_labels(holder: PodOfEntry) -> HolderLabels:
         return _NO_HOLDER
     pod = holder.described
     return HolderLabels(
-        holder_namespace=pod.namespace or "",
+        holder_namespace=shared(pod.namespace or ""),
         holder_pod=pod.name or "",
         holder_uid="" if pod.state is PodState.FOREIGN else pod.uid or "",
-        holder_container=holder.container or "",
+        holder_container=shared(holder.container or ""),
         holder_state="" if pod.state is PodState.KNOWN else str(pod.state),
     )
 
@@ -320,10 +326,10 @@ def _holder_labels(holder: PodOfEntry) -> HolderLabels:
 def _container_labels(user: PodOfEntry) -> ContainerLabels:
     pod = user.described
     return ContainerLabels(
-        namespace=pod.namespace or "",
+        namespace=shared(pod.namespace or ""),
         pod=pod.name or "",
         pod_uid=pod.uid or "",
-        container=user.container or "",
+        container=shared(user.container or ""),
     )
 
 

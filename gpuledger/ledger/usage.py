@@ -18,7 +18,13 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
-from gpuledger.ledger.entries import PodIndex, PodOfEntry, gpu_of
+from gpuledger.ledger.entries import (
+    PodIndex,
+    PodOfEntry,
+    digest_of_described,
+    gpu_of,
+    shared,
+)
 from gpuledger.ledger.families import POD, QUANTITIES_OF_USERS, Family, FamilyMetric
 from gpuledger.ledger.interval_values import maxima_of
 from gpuledger.ledger.quantities import BOOKED, BUSY_NS, HELD_NS, Quantity
@@ -118,8 +124,8 @@ class Used(NamedTuple):
 class KnownUsers:
     """Whose the entries of a node's last event were, for the next one; bound to one node."""
 
-    described: tuple[Any, ...] | None = None
-    """What the event said of pods, containers and holders."""
+    described: bytes | None = None
+    """The digest of what the event described (`digest_of_described`)."""
     devices: dict[str, "_DeviceUsers"] = field(default_factory=dict)
 
 
@@ -131,7 +137,7 @@ class _DeviceUsers(NamedTuple):
     users: list[User]
     """For each entry on whom it is booked."""
     holders: list[User]
-    """For each entry who held what it says was held."""
+    """For each entry who held what it says was held; one object for each of these."""
 
 
 def base_units(amounts: UsedAmounts) -> SeriesValues:
@@ -166,15 +172,20 @@ def add_amounts(total: UsedAmounts, more: UsedAmounts) -> None:
             total[index] = (total[index] or 0) + amount
 
 
-def used_in(event: GpuEvent, known: KnownUsers | None = None) -> Iterator[Used]:
+def used_in(
+    event: GpuEvent, known: KnownUsers | None = None, *, described: bytes | None = None
+) -> Iterator[Used]:
     """Yield what each entry of an event adds to the counters.
 
-    `known` is that of the node's last event, and becomes this one's. Raises ValueError where an
-    entry names what the event does not list.
+    `known` is that of the node's last event, and becomes this one's; `described` is the event's
+    `digest_of_described`, where the caller has it. Raises ValueError where an entry names what the
+    event does not list.
     """
-    known = known or KnownUsers()
+    if known is None:
+        known = KnownUsers()
+    else:
+        described = described or digest_of_described(event)
     whose = _Whose(event)
-    described = _described(event)
     if described != known.described:
         # Positions mean something else now.
         known.described, known.devices = described, {}
@@ -227,9 +238,6 @@ def names_in(event: GpuEvent) -> dict[str, CountedLabels]:
 _booked_amounts: Final[Callable[[Entry], tuple[int | None, ...]]] = attrgetter(
     *(quantity.name for quantity in BOOKED)
 )
-_described: Final[Callable[[GpuEvent], tuple[Any, ...]]] = attrgetter(
-    "pods", "containers", "holders"
-)
 _whose_entry: Final[Callable[[Entry], tuple[Any, ...]]] = attrgetter(
     "account", "container", "holder"
 )
@@ -265,10 +273,12 @@ class _Whose:
     def users_of(
         self, gpu_uuid: str, entries: Sequence[Entry], whose: list[tuple[Any, ...]]
     ) -> _DeviceUsers:
+        # Most entries of a device have the same holder, or none.
+        holders = {entry.holder: self.holder_of(gpu_uuid, entry) for entry in entries}
         return _DeviceUsers(
-            whose,
+            [*map(shared, whose)],
             [self.user_of(gpu_uuid, entry) for entry in entries],
-            [self.holder_of(gpu_uuid, entry) for entry in entries],
+            [holders[entry.holder] for entry in entries],
         )
 
     def user_of(self, gpu_uuid: str, entry: Entry) -> User:
@@ -307,10 +317,10 @@ def _labels(gpu_uuid: str, pod: PodOfEntry) -> CountedLabels:
     return CountedLabels(
         gpu_uuid,
         Account.POD.value,
-        described.namespace or "",
+        shared(described.namespace or ""),
         described.name or "",
         described.uid or "",
-        pod.container or "",
+        shared(pod.container or ""),
     )
 
 

@@ -21,7 +21,6 @@ from gpuledger.ledger.families import Family
 from gpuledger.ledger.series import SeriesGroup, SeriesValues
 from gpuledger.recent import Budget, Recent
 from sinks.remote_write.namespace_budgets import (
-    Namespace,
     NamespaceBudgets,
     OverBudget,
     PartitionNamespaces,
@@ -48,8 +47,10 @@ from sinks.remote_write.wire import (
 _LabelPairs = tuple[tuple[str, str], ...]
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 MAX_SERIES_BYTES: Final = 128 * 2**20
-_GROUP_BYTES: Final = 500
-"""Bytes of a group in memory beside its labels, which are there twice, and its prefixes."""
+_GROUP_BYTES: Final = 450
+"""Bytes of a group in memory beside its labels: in all that is kept of its node."""
+_LABEL_COPIES: Final = 2
+"""How often a label's text is there: as it was told, and as it is sent in 1.0."""
 
 
 def series_budget(max_bytes: int = MAX_SERIES_BYTES) -> Budget:
@@ -67,17 +68,27 @@ def metrics_of(family: Family) -> tuple[Metric, ...]:
 def _metric_set(family: Family, bits: int) -> MetricSet:
     """Return the metrics of a family whose bit is set, the first one's being the lowest."""
     metrics = enumerate(metrics_of(family))
-    return MetricSet(metric for number, metric in metrics if bits >> number & 1)
+    return MetricSet((metric for number, metric in metrics if bits >> number & 1), bits=bits)
 
 
 _ZERO: Final = encode_value(0.0)
 
 
-def _starts(starts_ms: Sequence[int | None]) -> list[bytes]:
-    return [
-        encode_start(start_ms) if start_ms is not None and is_encodable(start_ms) else NO_START
-        for start_ms in starts_ms
-    ]
+# Most counters of a node begin together: these bytes are there once, whatever has them.
+@lru_cache(maxsize=4096)
+def _starts(starts_ms: tuple[int | None, ...]) -> tuple[bytes, ...]:
+    return tuple(
+        [
+            encode_start(start_ms) if start_ms is not None and is_encodable(start_ms) else NO_START
+            for start_ms in starts_ms
+        ]
+    )
+
+
+@lru_cache(maxsize=4096)
+def _chosen(starts: tuple[bytes, ...], bits: int) -> tuple[bytes, ...]:
+    """Return those of a group's starts whose bit is set."""
+    return tuple([start for number, start in enumerate(starts) if bits >> number & 1])
 
 
 class _Samples:
@@ -92,26 +103,66 @@ class _Samples:
         self.has_parted = False
         """Whether a group's values are not in the order of its metrics: some have starts alone."""
 
+    def go_on(
+        self,
+        last: SampleGroup,
+        family: Family,
+        values: SeriesValues,
+        starts_ms: Sequence[int | None] = (),
+    ) -> SampleGroup:
+        """Add the samples of a group's tick, and the ends of series that it has no value of.
+
+        `last` says which of its metrics had a value in the tick before; return what says it of this
+        one.
+        """
+        bit, has, had = 1, 0, last.metrics.bits
+        encoded: list[bytes | None] = []
+        for value in values:
+            if value is not None:
+                has |= bit
+                encoded.append(encode_value(value))
+            else:
+                # The protocol asks for a stale marker: without it a receiver goes on showing the
+                # last value for five minutes.
+                encoded.append(STALE_VALUE if had & bit else None)
+            bit <<= 1
+        self.has_stale = self.has_stale or bool(had & ~has)
+        added = self.add(last.labels, family, encoded, _starts(tuple(starts_ms)))
+        if added is not None and added.metrics.bits == has:
+            # Most ticks are like the last: what was sent is what is remembered.
+            return added
+        return SampleGroup(last.labels, _metric_set(family, has))
+
+    def end(self, group: SeriesGroup, last: SampleGroup) -> None:
+        """Add the ends of all series of a group that had a value last."""
+        self.go_on(last, group.family, (None,) * len(group.family.metrics))
+
     def add(
-        self, series: "_SeriesOfGroup", values: Sequence[bytes | None], starts: Sequence[bytes] = ()
-    ) -> None:
-        """Add values of a group, in the order of its family's metrics; `None` is no sample."""
+        self,
+        labels: LabelSet,
+        family: Family,
+        values: Sequence[bytes | None],
+        starts: tuple[bytes, ...] = (),
+    ) -> SampleGroup | None:
+        """Add values of a group, in the order of its family's metrics; `None` is no sample.
+
+        Return the last that was added of it.
+        """
         with_start = sum(1 << number for number, start in enumerate(starts) if start)
         present = sum(1 << number for number, value in enumerate(values) if value is not None)
         # Most groups have starts for all of their metrics or for none, and are one group here, too.
         self.has_parted = self.has_parted or bool(present & ~with_start and present & with_start)
+        added: SampleGroup | None = None
         for bits, has_start in ((present & ~with_start, False), (present & with_start, True)):
             if not bits:
                 continue
             chosen = [bits >> number & 1 for number in range(len(values))]
-            self.groups.append(
-                SampleGroup(
-                    series.labels,
-                    _metric_set(series.family, bits),
-                    tuple(compress(starts, chosen)) if has_start else None,
-                )
+            added = SampleGroup(
+                labels, _metric_set(family, bits), _chosen(starts, bits) if has_start else None
             )
+            self.groups.append(added)
             self.values += filter(None, compress(values, chosen))
+        return added
 
     def at(self, time: bytes) -> TimedSamples:
         """Return them, of that time."""
@@ -123,69 +174,40 @@ def _count(values: SeriesValues) -> int:
     return len(values) - values.count(None)
 
 
-@dataclass(slots=True)
-class _SeriesOfGroup:
-    """The series of one group: their labels, and which of its metrics had a value last."""
+def _begun(
+    last: SampleGroup,
+    family: Family,
+    which: Iterable[int],
+    starts_ms: Sequence[int | None],
+    *,
+    before_ms: int,
+) -> Iterator[TimedSamples]:
+    """Yield a 0 of each counter that begins: so that what it begins with is an increase."""
+    for number in which:
+        start_ms = starts_ms[number]
+        # A tick may be shorter than a millisecond, and a node's clock stand anywhere.
+        if start_ms is not None and is_encodable(start_ms) and start_ms < before_ms:
+            zeros: list[bytes | None] = [None] * len(starts_ms)
+            zeros[number] = _ZERO
+            samples = _Samples()
+            samples.add(last.labels, family, zeros, _starts(tuple(starts_ms)))
+            yield samples.at(encode_time(start_ms))
 
-    labels: LabelSet
-    family: Family
-    namespace: Namespace | None = None
-    """The namespace for which it counts."""
-    counted: int = 0
-    """As how many series."""
-    had: int = 0
-    """Bit n is set where metric n had a value in the last tick."""
 
-    @classmethod
-    def of(
-        cls, node: str, group: SeriesGroup, external_labels: _LabelPairs, tenants: Tenants
-    ) -> "_SeriesOfGroup":
-        family, (cluster, name) = group.family, split_key(node)
-        of_node = (*external_labels, ("cluster", cluster), ("node", name))
-        tenant = tenants.tenant_of(cluster, group)
-        return cls(_labels_of(of_node, family.labels, group.label_values, tenant), family)
+def _size_bytes(of_group: SampleGroup) -> int:
+    """Return what the series of a group take of memory."""
+    return _GROUP_BYTES + _LABEL_COPIES * of_group.labels.size_bytes
 
-    @property
-    def size_bytes(self) -> int:
-        """What it takes of memory."""
-        return _GROUP_BYTES + self.labels.size_bytes
 
-    def begin(
-        self, which: Iterable[int], starts_ms: Sequence[int | None], *, before_ms: int
-    ) -> Iterator[TimedSamples]:
-        """Yield a 0 of each counter that begins: so that what it begins with is an increase."""
-        for number in which:
-            start_ms = starts_ms[number]
-            # A tick may be shorter than a millisecond, and a node's clock stand anywhere.
-            if start_ms is not None and is_encodable(start_ms) and start_ms < before_ms:
-                zeros: list[bytes | None] = [None] * len(starts_ms)
-                zeros[number] = _ZERO
-                samples = _Samples()
-                samples.add(self, zeros, _starts(starts_ms))
-                yield samples.at(encode_time(start_ms))
-
-    def next(
-        self, values: SeriesValues, samples: _Samples, starts_ms: Sequence[int | None] = ()
-    ) -> None:
-        """Add the samples of a tick, and the ends of series that it has no value of."""
-        bit, has, had = 1, 0, self.had
-        encoded: list[bytes | None] = []
-        for value in values:
-            if value is not None:
-                has |= bit
-                encoded.append(encode_value(value))
-            else:
-                # The protocol asks for a stale marker: without it a receiver goes on showing the
-                # last value for five minutes.
-                encoded.append(STALE_VALUE if had & bit else None)
-            bit <<= 1
-        self.had = has
-        samples.has_stale = samples.has_stale or bool(had & ~has)
-        samples.add(self, encoded, _starts(starts_ms))
-
-    def end(self, samples: _Samples) -> None:
-        """Add the ends of all series that had a value last."""
-        self.next((None,) * len(self.family.metrics), samples)
+def _no_samples(
+    node: str, group: SeriesGroup, external_labels: _LabelPairs, tenants: Tenants
+) -> SampleGroup:
+    """Return a group as it is before its first sample."""
+    family, (cluster, name) = group.family, split_key(node)
+    of_node = (*external_labels, ("cluster", cluster), ("node", name))
+    tenant = tenants.tenant_of(cluster, group)
+    labels = _labels_of(of_node, family.labels, group.label_values, tenant)
+    return SampleGroup(labels, _metric_set(family, 0))
 
 
 # The means and the maxima of a thing begin together and have the same labels.
@@ -199,32 +221,32 @@ def _labels_of(
 class _Frame:
     """What was sent of a node's last tick, but for time and values: most ticks are like the last.
 
-    A tick that fits begins and ends nothing, so that its values are all that is encoded of it.
+    A tick that fits begins and ends nothing, so that its values are all that is encoded of it. Its
+    groups are those that the node has, in their order.
     """
 
-    __slots__ = ("_absent", "_starts_ms", "_wanted", "groups")
+    __slots__ = ("_absent", "_starts", "is_whole")
 
     def __init__(
-        self,
-        samples: "IntervalSamples",
-        values: Sequence[float | None],
-        groups: Sequence[SampleGroup],
+        self, samples: "IntervalSamples", values: Sequence[float | None], *, is_whole: bool
     ) -> None:
-        """Take a tick of which all groups were sent; `values` are those of all groups.
-
-        They were sent in that order.
-        """
-        self._wanted, self._absent = list(samples.values), _absent_in(values)
-        self._starts_ms, self.groups = samples.starts_ms, groups
+        """Take a tick of which nothing was left out; `values` are those of all groups."""
+        self._absent, self._starts = _absent_in(values), _flat(samples.starts_ms)
+        self.is_whole = is_whole
+        """Whether each group had a value."""
 
     def fits(self, samples: "IntervalSamples", values: Sequence[float | None]) -> bool:
-        """Return whether a tick has the same groups, in their order, and starts and metrics."""
+        """Return whether a tick has the same starts, and values of the same metrics."""
         return (
+            _absent_in(values) == self._absent
             # Mostly the same objects, which compares them at once.
-            list(samples.values) == self._wanted
-            and _absent_in(values) == self._absent
-            and samples.starts_ms == self._starts_ms
+            and _flat(samples.starts_ms) == self._starts
         )
+
+
+def _flat(starts_ms: Mapping[SeriesGroup, Sequence[int | None]]) -> list[object]:
+    # Half of what a mapping takes.
+    return [*starts_ms, *starts_ms.values()]
 
 
 def _absent_in(values: Sequence[float | None]) -> bytes:
@@ -237,13 +259,30 @@ class _Node:
     """The latest time that was encoded."""
     seen_ns: int = 0
     """When its last tick came, by the monotonic clock."""
-    groups: dict[SeriesGroup, _SeriesOfGroup] = field(default_factory=dict)
+    groups: dict[SeriesGroup, SampleGroup] = field(default_factory=dict)
+    """Of each group that is active the samples of the last tick: which metrics had a value."""
+    counted: dict[SeriesGroup, int] = field(default_factory=dict)
+    """As how many series groups count for their namespaces, where these are bounded."""
     known_bytes: int = 0
     """What else is kept of it, as it is counted in `size_bytes`."""
     size_bytes: int = 0
     """What its groups take of memory."""
     frame: _Frame | None = None
     """That of its last tick; `None` where the next one may not be like it."""
+
+    def fits(self, samples: IntervalSamples, values: Sequence[float | None]) -> bool:
+        """Return whether a tick is sent like the last one; `values` are those of all groups."""
+        return (
+            self.frame is not None
+            and [*samples.values] == [*self.groups]
+            and self.frame.fits(samples, values)
+        )
+
+    def sent(self) -> list[SampleGroup]:
+        """Return what is sent of a tick that fits."""
+        if self.frame is not None and self.frame.is_whole:
+            return [*self.groups.values()]
+        return [last for last in self.groups.values() if last.metrics.bits]
 
     def go_to(self, time_ms: int) -> bool:
         """Remember a time; return whether it or a later one was encoded before."""
@@ -358,16 +397,21 @@ class ActiveSeries:
         node.known_bytes = samples.known_bytes
         begun: list[TimedSamples] = []
         values = list(chain.from_iterable(samples.values.values()))
-        if node.frame is not None and node.frame.fits(samples, values):
+        if node.fits(samples, values):
             encoded = [encode_value(value) for value in values if value is not None]
-            timed = TimedSamples(time, node.frame.groups, encoded)
+            timed = TimedSamples(time, node.sent(), encoded)
         else:
             sent = self._go_on(node, samples, begun)
             timed = sent.at(time)
             # Where something was left out or has ended, the next tick is not sent like this one.
             is_all = len(node.groups) == len(samples.values) and not sent.has_stale
-            is_in_order = is_all and not sent.has_parted
-            node.frame = _Frame(samples, values, sent.groups) if is_in_order else None
+            node.frame = None
+            if is_all and not sent.has_parted:
+                # In the order in which they were sent; and by the objects by which the node's
+                # values are made now, which are the same in the next tick.
+                node.groups = {group: node.groups[group] for group in samples.values}
+                is_whole = len(sent.groups) == len(node.groups)
+                node.frame = _Frame(samples, values, is_whole=is_whole)
         if node.size_bytes != before_bytes:
             # This may forget other nodes, whose series took too much together with these.
             self._nodes.grow(samples.node, node.size_bytes - before_bytes)
@@ -386,17 +430,17 @@ class ActiveSeries:
         for group, values in samples.values.items():
             if group in left_out:
                 continue
-            series = node.groups.get(group)
-            if series is None:
-                series = node.groups[group] = self._begin(samples.node, group, values)
-                node.size_bytes += series.size_bytes
+            last = node.groups.get(group)
+            if last is None:
+                last = self._begin(node, samples.node, group, values)
             starts_ms = samples.starts_ms.get(group, ())
             if group in samples.begun:
                 before_ms = samples.time_ns // NS_PER_MS
-                begun += series.begin(samples.begun[group], starts_ms, before_ms=before_ms)
-            series.next(values, sent, starts_ms)
-        for series in ended:
-            series.end(sent)
+                which = samples.begun[group]
+                begun += _begun(last, group.family, which, starts_ms, before_ms=before_ms)
+            node.groups[group] = sent.go_on(last, group.family, values, starts_ms)
+        for group, last in ended.items():
+            sent.end(group, last)
         return sent
 
     def _encode_past(self, samples: IntervalSamples, *, now_ns: int) -> EncodedTick:
@@ -409,19 +453,27 @@ class ActiveSeries:
         sent = _Samples()
         for group, values in samples.values.items():
             if group not in left_out:
-                past = self._series_of(samples.node, group)
                 # Of nothing that was sent before, so that nothing ends.
-                past.next(values, sent, samples.starts_ms.get(group, ()))
+                past = _no_samples(samples.node, group, self._external_labels, self._tenants)
+                sent.go_on(past, group.family, values, samples.starts_ms.get(group, ()))
         return EncodedTick.of(sent.at(time), is_behind=node.go_to(time_ms))
 
-    def _take_ended(self, node: _Node, samples: IntervalSamples) -> list[_SeriesOfGroup]:
+    def _take_ended(
+        self, node: _Node, samples: IntervalSamples
+    ) -> Mapping[SeriesGroup, SampleGroup]:
         """Take out what a tick ends: of a pod that has ended, a lost GPU, a label that changed."""
         ended = [group for group in node.groups if group not in samples.values]
-        found = [node.groups.pop(group) for group in ended]
-        for series in found:
-            node.size_bytes -= series.size_bytes
-            self._namespaces.end(series.namespace, series.counted)
+        found = {group: node.groups.pop(group) for group in ended}
+        for group, last in found.items():
+            node.size_bytes -= _size_bytes(last)
+            self._end_counted(node, samples.node, group)
         return found
+
+    def _end_counted(self, node: _Node, name: str, group: SeriesGroup) -> None:
+        """Have a group that has ended count for its namespace no more."""
+        if counted := node.counted.pop(group, 0):
+            cluster, _ = split_key(name)
+            self._namespaces.end(namespace_of(cluster, group), counted)
 
     def _leave_out(
         self, samples: IntervalSamples, node: _Node, *, is_counted: bool = True
@@ -437,15 +489,15 @@ class ActiveSeries:
         }
         return self._namespaces.leave_out(cluster, begun, is_counted=is_counted)
 
-    def _series_of(self, node: str, group: SeriesGroup) -> _SeriesOfGroup:
-        return _SeriesOfGroup.of(node, group, self._external_labels, self._tenants)
-
-    def _begin(self, node: str, group: SeriesGroup, values: SeriesValues) -> _SeriesOfGroup:
-        made = self._series_of(node, group)
-        if self._namespaces.are_bounded:
-            cluster, _ = split_key(node)
-            made.namespace, made.counted = namespace_of(cluster, group), _count(values)
-        return made
+    def _begin(
+        self, node: _Node, name: str, group: SeriesGroup, values: SeriesValues
+    ) -> SampleGroup:
+        begun = _no_samples(name, group, self._external_labels, self._tenants)
+        node.size_bytes += _size_bytes(begun)
+        cluster, _ = split_key(name)
+        if self._namespaces.are_bounded and namespace_of(cluster, group) is not None:
+            node.counted[group] = _count(values)
+        return begun
 
     def _recount_forgotten(self) -> None:
         """Have nodes that were forgotten have nothing of a budget any more."""
@@ -454,9 +506,9 @@ class ActiveSeries:
         if self.forgotten == forgotten_before and len(self._nodes) >= nodes_before:
             return
         self._namespaces.recount(
-            (series.namespace, series.counted)
-            for node in self._nodes.values()
-            for series in node.groups.values()
+            (namespace_of(split_key(name)[0], group), counted)
+            for name, node in self._nodes.items()
+            for group, counted in node.counted.items()
         )
 
     def has_silent(self, before_ns: int) -> bool:
@@ -471,9 +523,9 @@ class ActiveSeries:
                 # not have come so far yet, and a time of this machine could be behind it.
                 node.latest_ms += 1
                 sent = _Samples()
-                for series in node.groups.values():
-                    series.end(sent)
-                    self._namespaces.end(series.namespace, series.counted)
+                for group, last in node.groups.items():
+                    sent.end(group, last)
+                    self._end_counted(node, name, group)
                 node.groups.clear()
                 node.frame = None
                 self._nodes.grow(name, -node.size_bytes)
@@ -488,5 +540,5 @@ class ActiveSeries:
 
     def __len__(self) -> int:
         """Count the series that are alive."""
-        groups = (series for node in self._nodes.values() for series in node.groups.values())
-        return sum(series.had.bit_count() for series in groups)
+        last = (of_group for node in self._nodes.values() for of_group in node.groups.values())
+        return sum(of_group.metrics.bits.bit_count() for of_group in last)

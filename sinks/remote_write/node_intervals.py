@@ -26,6 +26,7 @@ import msgspec
 from gpuledger.bus.protocol import Record
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from gpuledger.ledger.aliases import AliasSeries
+from gpuledger.ledger.entries import digest_of_described
 from gpuledger.ledger.health import NodeHealth, health_values
 from gpuledger.ledger.interval_values import IntervalValues
 from gpuledger.ledger.series import (
@@ -95,13 +96,16 @@ class TickValues:
         event: GpuEvent,
         known: NodeGroups | None,
         last_xids: Mapping[str, int] = _NONE,
+        *,
+        described: bytes | None = None,
     ) -> dict[SeriesGroup, SeriesValues]:
         """Return the values of a tick; `known` is of the node's last one, and becomes this one's.
 
-        `last_xids` are those of its GPUs, by UUID. Raises ValueError where the event points to what
-        it does not list.
+        `described` is the event's `digest_of_described`, where the caller has it. `last_xids` are
+        those of its GPUs, by UUID. Raises ValueError where the event points to what it does not
+        list.
         """
-        values = self._series.values_of(event, known)
+        values = self._series.values_of(event, known, described=described)
         for alias in self._aliases:
             values |= alias.values_of(event, last_xids)
         return values
@@ -130,7 +134,8 @@ class _OpenInterval:
         begun_ns = event.time_ns - event.interval_ns
         for user, amounts in used:
             if (before := self.use.get(user)) is None:
-                self.use[user] = _OpenUse(amounts, begun_ns)
+                # A copy has no room for more, which is a quarter of it.
+                self.use[user] = _OpenUse(amounts.copy(), begun_ns)
             else:
                 add_amounts(before.amounts, amounts)
 
@@ -192,9 +197,14 @@ class NodeIntervals:
 
         Raises ValueError, with nothing changed, where the event points to what it does not list.
         """
-        used = list(used_in(event, None if is_past else self._users))
+        # Once for both, as it takes as long as a tenth of what follows.
+        described = None if is_past else digest_of_described(event)
+        used = list(used_in(event, None if is_past else self._users, described=described))
         values = self._values.values_of(
-            event, None if is_past else self._known, self._incidents.last_xids(event.boot_id)
+            event,
+            None if is_past else self._known,
+            self._incidents.last_xids(event.boot_id),
+            described=described,
         )
         number = -(-event.time_ns // self._interval_ns) if self._interval_ns else None
         is_open = self._open is not None and self._open.number is not None
@@ -313,7 +323,6 @@ class NodeIntervals:
             begun={labels.group: which for labels, which in self._use.take_begun().items()},
             record=closed.last,
             is_late=closed.is_late,
-            known_bytes=self._known.size_bytes,
         )
 
     def sent_before(self, record: Record) -> IntervalSamples:

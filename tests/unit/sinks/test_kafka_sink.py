@@ -362,7 +362,9 @@ async def test_the_check_tells_nothing_of_a_partition_that_is_anothers() -> None
     await publish(on, event(0, node=goes))
 
     async def polls() -> None:
-        async with on.consumer(Subscription(group=GROUP, topics=[EVENTS.name])) as consumer:
+        async with on.consumer(
+            Subscription(group=GROUP, stage="rows", topics=[EVENTS.name])
+        ) as consumer:
             while True:
                 await consumer.poll(timeout_seconds=0.01, max_records=1)
 

@@ -86,7 +86,7 @@ async def committed(bus: MemoryBus, offset: int) -> None:
     partition = TopicPartition(SAMPLES.name, PARTITION)
     async with (
         asyncio.timeout(HANG_SECONDS),
-        bus.consumer(Subscription(group=GROUP, topics=[])) as consumer,
+        bus.consumer(Subscription(group=GROUP, stage="join", topics=[])) as consumer,
     ):
         while await consumer.committed(partition) != offset:  # noqa: ASYNC110 - the bus has no event for commits
             await asyncio.sleep(0)

@@ -313,7 +313,7 @@ async def test_exactly_once_commits_offsets_with_their_events_and_never_alone() 
     async with joining(bus, settings=EXACTLY_ONCE):
         for seq in range(1, 30):
             await publish(bus, SAMPLES, tick(seq))
-            async with bus.consumer(Subscription(group=GROUP, topics=[])) as consumer:
+            async with bus.consumer(Subscription(group=GROUP, stage="join", topics=[])) as consumer:
                 done = await consumer.committed(partition) or 0
                 ends = await consumer.end_offsets([EVENTS_PARTITION])
             assert ends[EVENTS_PARTITION] == done
@@ -354,7 +354,7 @@ async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_g
     async with (
         TransactionalWriters(bus=bus, group=GROUP, finish_seconds=0) as writers,
         bus.producer() as producer,
-        bus.consumer(Subscription(group=GROUP, topics=[SAMPLES.name])) as consumer,
+        bus.consumer(Subscription(group=GROUP, stage="join", topics=[SAMPLES.name])) as consumer,
     ):
         dead_letters = DeadLetterQueue(
             consumer=GROUP, producer=producer, partitions=1, topic=DEAD_LETTERS
@@ -376,7 +376,7 @@ async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_g
 
 async def test_at_least_once_passes_its_check_once_what_it_could_not_commit_is_given_up() -> None:
     bus, check = BrittleBus(refused=1), Check()
-    subscription = Subscription(group=GROUP, topics=[SAMPLES.name])
+    subscription = Subscription(group=GROUP, stage="join", topics=[SAMPLES.name])
     async with bus.producer() as producer, bus.consumer(subscription) as consumer:
         await consumer.poll(timeout_seconds=0, max_records=1)
         dead_letters = DeadLetterQueue(
@@ -404,7 +404,7 @@ async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_d
     async with (
         TransactionalWriters(bus=bus, group=GROUP, finish_seconds=0) as writers,
         bus.producer() as producer,
-        bus.consumer(Subscription(group=GROUP, topics=[SAMPLES.name])) as consumer,
+        bus.consumer(Subscription(group=GROUP, stage="join", topics=[SAMPLES.name])) as consumer,
     ):
         dead_letters = DeadLetterQueue(
             consumer=GROUP, producer=producer, partitions=1, topic=DEAD_LETTERS
@@ -422,7 +422,7 @@ async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_d
 
 async def test_at_least_once_commits_nothing_of_a_partition_that_is_not_held() -> None:
     bus, check = MemoryBus(), Check()
-    subscription = Subscription(group=GROUP, topics=[SAMPLES.name])
+    subscription = Subscription(group=GROUP, stage="join", topics=[SAMPLES.name])
     async with bus.producer() as producer, bus.consumer(subscription) as consumer:
         await consumer.poll(timeout_seconds=0, max_records=1)
         dead_letters = DeadLetterQueue(

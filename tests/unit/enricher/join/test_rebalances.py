@@ -95,7 +95,7 @@ class CrowdedBus(WatchedBus):
         if self.calls == ("poll", "polled"):
             await publish(self, PODS, pod(), key=f"default/{UIDS[0]}")
         elif self.calls == ("poll", "polled", "poll"):
-            subscription = Subscription(group=GROUP, topics=INPUTS)
+            subscription = Subscription(group=GROUP, stage="join", topics=INPUTS)
             other = await self._stack.enter_async_context(MemoryBus.consumer(self, subscription))
             await other.poll(timeout_seconds=0, max_records=1)
             await self._publish_in_both_halves()
@@ -138,7 +138,7 @@ class SlowGroupBus(WatchedBus):
         if self.calls == ("poll", "polled"):
             await publish(self, PODS, pod(), key=f"default/{UIDS[0]}")
         elif (call, polls) == ("poll", 2):
-            subscription = Subscription(group=GROUP, topics=INPUTS)
+            subscription = Subscription(group=GROUP, stage="join", topics=INPUTS)
             for _ in range(2):  # the first of them does not poll again: the group waits for it
                 other = await self._others.enter_async_context(
                     MemoryBus.consumer(self, subscription)

@@ -217,3 +217,31 @@ def test_what_was_there_in_an_interval_is_described_once_as_it_was_last(
     ticks_of = [(SECOND_NS, dict.fromkeys(groups, (1.0,))) for groups in of]
 
     assert list(over_interval(ticks_of)) == described
+
+
+@given(ticks(), st.integers(1, 4), st.lists(ticks(), max_size=2), st.floats(0.5, 2))
+def test_ticks_that_are_alike_sum_up_to_the_numbers_that_others_do(
+    first: _Tick, times: int, then: list[_Tick], factor: float
+) -> None:
+    interval_ns, values = first
+    alike = [
+        (interval_ns, {group: _times(of_group, factor**tick) for group, of_group in values.items()})
+        for tick in range(times)
+    ]
+    # After a tick without anything, which no other one is like.
+    apart = [(0, {}), *alike, *then]
+
+    assert over_interval([*alike, *then]) == over_interval(apart)
+
+
+def _times(values: SeriesValues, factor: float) -> SeriesValues:
+    return tuple(None if value is None else value * factor for value in values)
+
+
+@given(ticks())
+def test_a_tick_without_a_length_says_what_its_metrics_were(tick: _Tick) -> None:
+    _, values = tick
+
+    found = over_interval([(0, values)])
+
+    assert {group: found[group] for group in values} == values

@@ -32,7 +32,9 @@ async def another_member(on: MemoryBus) -> AsyncIterator[None]:
 
     async def polls() -> None:
         topics = (EVENTS.name, ATTRIBUTED_INCIDENTS.name)
-        async with on.consumer(Subscription(group=ALERTS.group, topics=topics)) as consumer:
+        async with on.consumer(
+            Subscription(group=ALERTS.group, stage=ALERTS.name, topics=topics)
+        ) as consumer:
             while True:
                 await consumer.poll(timeout_seconds=0.01, max_records=1)
                 if consumer.assignment():

@@ -4,7 +4,7 @@ from typing import Final
 
 from gpuledger.bus.protocol import Record
 from gpuledger.keys import node_key
-from gpuledger.ledger.series import EventSeries, NodeGroups
+from gpuledger.ledger.series import values_of
 from gpuledger.records import GpuEvent
 from sinks.remote_write.node_intervals import IntervalSamples
 
@@ -13,12 +13,10 @@ RECORD: Final = Record("events", 0, 0, 0, None, None)
 
 def samples_of(event: GpuEvent, *, is_past: bool = False) -> IntervalSamples:
     """Return the samples of a tick."""
-    known = NodeGroups()
     return IntervalSamples(
         node=node_key(event),
         time_ns=event.time_ns,
-        values=EventSeries().values_of(event, known),
-        known_bytes=known.size_bytes,
+        values=values_of(event),
         record=RECORD,
         is_past=is_past,
     )

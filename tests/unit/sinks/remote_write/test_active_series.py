@@ -1,6 +1,7 @@
 """Ticks to series: values, labels, repetition, and the ends of series."""
 
 import struct
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpuledger.clock import NS_PER_MS
 from gpuledger.ledger.families import FAMILIES, POD
-from gpuledger.ledger.series import MAX_GROUPS, SeriesGroup
+from gpuledger.ledger.series import MAX_GROUPS, EventSeries, SentLabels, SeriesGroup
 from gpuledger.ledger.usage import COUNTERS
 from gpuledger.records import Account, GpuEvent, PodDescription, PodState
 from sinks.remote_write.active_series import ActiveSeries, EncodedTick, series_budget
@@ -297,17 +298,17 @@ def test_every_metric_name_ends_in_its_base_unit() -> None:
     assert len(set(named_metrics)) == len(named_metrics)
 
 
-def test_what_is_remembered_of_a_nodes_pods_counts_as_memory() -> None:
-    """Labels that are not sent as well: the next tick is compared with them."""
-    held_bytes = []
+@pytest.mark.parametrize("chosen", [(), ("team",)])
+def test_what_an_event_says_of_a_pod_takes_memory_where_it_is_sent(chosen: tuple[str, ...]) -> None:
+    made, held_bytes = EventSeries(SentLabels(pods=chosen)), list[int]()
     for length in (1, 10_000):
         budget = series_budget()
-        ActiveSeries(budget=budget).encode(
-            samples_of(event(pods=[pod(labels={"team": "x" * length})]))
-        )
+        described = event(pods=[pod(labels={"team": "x" * length})])
+        samples = replace(samples_of(described), values=made.values_of(described))
+        ActiveSeries(budget=budget).encode(samples)
         held_bytes.append(budget.held_bytes)
 
-    assert held_bytes[1] - held_bytes[0] > 10_000
+    assert (held_bytes[1] - held_bytes[0] > 10_000) == bool(chosen)
 
 
 def health(*seconds: int, is_past: bool = False) -> list[IntervalSamples]:

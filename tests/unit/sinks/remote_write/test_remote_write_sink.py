@@ -635,7 +635,7 @@ async def another_member(on: MemoryBus, logged: Sequence[Mapping[str, Any]]) -> 
 
     async def polls() -> None:
         async with on.consumer(
-            Subscription(group=REMOTE_WRITE.group, topics=[EVENTS.name])
+            Subscription(group=REMOTE_WRITE.group, stage=REMOTE_WRITE.name, topics=[EVENTS.name])
         ) as consumer:
             while True:
                 await consumer.poll(timeout_seconds=0.01, max_records=1)

@@ -160,6 +160,23 @@ def test_protobuf_reads_what_was_encoded_in_2_0(wanted: Ticks) -> None:
 
 
 @given(ticks)
+def test_samples_are_the_same_bytes_whatever_version_they_were_encoded_in_before(
+    wanted: Ticks,
+) -> None:
+    """A receiver may say of samples that wait for it that it takes the other version alone."""
+    given_samples = list(timed(wanted))
+    labels = [group.labels for one in given_samples for group in one.groups]
+
+    made = [
+        (encode_request(version, given_samples), sum(one.size_bytes for one in labels))
+        for version in (Version.V2, Version.V1, Version.V2, Version.V1)
+    ]
+
+    assert made[:2] == made[2:]
+    assert made[0][1] == made[1][1]
+
+
+@given(ticks)
 def test_duty_20_the_symbols_begin_with_the_empty_one_and_are_each_string_that_is_used_once(
     wanted: Ticks,
 ) -> None:

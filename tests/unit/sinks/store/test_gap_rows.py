@@ -49,7 +49,9 @@ async def test_a_gap_has_its_row_also_where_its_partition_is_given_up_first_and_
 
     async with running(store(tmp_path, on, readiness=readiness)):
         await eventually(lambda: found.has_failed)
-        async with on.consumer(Subscription(group=STORE.group, topics=(EVENTS.name,))) as other:
+        async with on.consumer(
+            Subscription(group=STORE.group, stage=STORE.name, topics=(EVENTS.name,))
+        ) as other:
             while not other.assignment():
                 await other.poll(timeout_seconds=0.01, max_records=1)
         await publish(on, event(20))
