@@ -1,27 +1,31 @@
 """What the sinks of one group know of each node, in a compacted topic of their own: how it is read.
 
 A record lies in the partition of the node's events, under `<group>/<cluster>/<node>`; the newest of
-a key counts, and one without a value says that there is nothing any more.
+a key counts, and one without a value says that there is nothing any more. Its timestamp is when the
+sink wrote it, by the sink's clock: a node's may be wrong by days, and brokers take nothing that is
+far ahead of theirs.
 """
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from gpuledger.bus.protocol import HistoryReader, TopicPartition
+from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import decoder_of
 from gpuledger.errors import UndecodableError
 from gpuledger.keys import group_key
+from gpuledger.records.base import BaseRecord
+
+StateT = TypeVar("StateT", bound=BaseRecord)
 
 
-class StateRecord(Protocol):
-    """What is known of a node."""
+class GroupStates(NamedTuple, Generic[StateT]):
+    """What was read of the nodes of a partition, by their keys."""
 
-    @property
-    def time_ns(self) -> int:
-        """Time of the last tick that it counts, nanoseconds since the epoch."""
-
-
-StateT = TypeVar("StateT", bound=StateRecord)
+    states: dict[str, StateT]
+    """The newest of each node."""
+    outdated: list[str]
+    """The nodes of which nothing was written for so long that they count no more."""
 
 
 async def read_states(
@@ -30,18 +34,21 @@ async def read_states(
     record: type[StateT],
     *,
     group: str,
+    kept_ns: int,
     skip: Callable[[str, UndecodableError], None],
-) -> dict[str, StateT]:
-    """Return the newest record of each node of a partition that is this group's, by its key.
+) -> GroupStates[StateT]:
+    """Return the records of a partition that are this group's.
 
-    `skip` is told the key of a record that cannot be read, and why. Raises BusError.
+    What was written `kept_ns` before the newest of them is outdated. `skip` is told the key of a
+    record that cannot be read, and why. Raises BusError.
     """
     decode = decoder_of(at.topic, record).decode
     own = group_key(group, "")
     found: dict[str, StateT] = {}
+    written_ms: dict[str, int] = {}
     span = (await reader.spans(at.topic)).get(at)
     if span is None or span.first >= span.end:
-        return found
+        return GroupStates(found, [])
     async for records in reader.read(at, span):
         for read in records:
             key = (read.key or b"").decode(errors="replace")
@@ -57,13 +64,10 @@ async def read_states(
                 found[node] = decode(read.value)
             except UndecodableError as error:
                 skip(key, error)
-    return found
-
-
-def take_outdated(found: dict[str, StateT], *, kept_ns: int) -> list[str]:
-    """Take out the nodes that are further behind the newest than that; return their keys."""
-    newest_ns = max((state.time_ns for state in found.values()), default=0)
-    outdated = [node for node, state in found.items() if newest_ns - state.time_ns > kept_ns]
-    for node in outdated:
-        del found[node]
-    return outdated
+                continue
+            written_ms[node] = read.timestamp_ms
+    newest_ms = max((written_ms[node] for node in found), default=0)
+    outdated = [node for node in found if newest_ms - written_ms[node] > kept_ns // NS_PER_MS]
+    return GroupStates(
+        {node: state for node, state in found.items() if node not in outdated}, outdated
+    )

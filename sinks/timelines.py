@@ -17,7 +17,7 @@ Kafka's timestamp of them is the same one, and by `seq` a spool that drains look
 lives. So it is the one thing here that a replay of the same events may decide otherwise.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from itertools import islice
 from types import MappingProxyType
@@ -49,6 +49,10 @@ class SeenBoots:
     def __init__(self, seqs: Mapping[str, int] = _NONE_SEEN) -> None:
         """Go on from the last tick that was seen of each boot, that of the last one at the end."""
         self._seqs = dict(seqs)
+
+    def __reversed__(self) -> Iterator[str]:
+        """Yield the boots, the one that was heard of last first."""
+        return reversed(self._seqs)
 
     def is_new(self, event: TickRecord) -> bool:
         """Return whether the tick is beyond what was seen of its boot, and remember it."""
@@ -129,13 +133,18 @@ class Timeline:
         "received_ns",
     )
 
-    def __init__(self, seqs: Mapping[str, int] = _NONE_SEEN) -> None:
-        """Go on from the last tick that was seen of each boot."""
+    def __init__(
+        self, seqs: Mapping[str, int] = _NONE_SEEN, *, time_ns: int = 0, received_ns: int = 0
+    ) -> None:
+        """Go on from the last tick that was seen of each boot, and the time of the newest.
+
+        The boot at work is at the end, as if that tick had come at `received_ns`.
+        """
         self._boots = SeenBoots(seqs)
-        self._boot_id = ""
-        self._seq = 0
-        self._time_ns = 0
-        self.received_ns = 0
+        self._boot_id = next(reversed(self._boots), "")
+        self._seq = seqs.get(self._boot_id, 0)
+        self._time_ns = time_ns
+        self.received_ns = received_ns
         """When a tick of the boot at work came, by the clock that is never set."""
         self._offset_ns = 0
         self._leapt_seq: int | None = None
@@ -183,9 +192,11 @@ class Timelines:
         """Return how many nodes are remembered."""
         return len(self._nodes)
 
-    def restore(self, node: str, seqs: Mapping[str, int]) -> None:
-        """Go on, of a key's node, from the last tick that was seen of each boot."""
-        self._nodes[node] = Timeline(seqs)
+    def restore(
+        self, node: str, seqs: Mapping[str, int], *, time_ns: int, received_ns: int
+    ) -> None:
+        """Go on, of a key's node, as `Timeline` does."""
+        self._nodes[node] = Timeline(seqs, time_ns=time_ns, received_ns=received_ns)
 
     def observe(self, event: TickRecord, *, received_ns: int) -> Arrival:
         """Return where a tick stands in its node's time, and go on to it."""

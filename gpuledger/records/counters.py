@@ -154,7 +154,7 @@ class NodeCounters(BaseRecord, frozen=True, kw_only=True):
     time_ns: Natural
     """Time of the last tick that is counted, nanoseconds since the epoch."""
     boots: Annotated[list[CountedBoot], at_most(MAX_BOOTS)]
-    """How far each boot is counted, the last one heard of at the end."""
+    """How far each boot is counted, the one at work at the end."""
     gpus: Annotated[list[Id], at_most(2 * MAX_COUNTED_SERIES)]
     """The UUIDs of the devices and instances."""
     pods: Annotated[list[CountedPod], at_most(2 * MAX_COUNTED_SERIES)]

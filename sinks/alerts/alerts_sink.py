@@ -88,7 +88,11 @@ async def open_sink(
             topics=bus.topics,
             history=history,
             conditions=ConditionState(
-                topic=bus.topics.conditions.name, group=group, history=history, producer=producer
+                topic=bus.topics.conditions.name,
+                group=group,
+                history=history,
+                producer=producer,
+                clock=clock,
             ),
             conditions_check=readiness.check("alerts.conditions", severity=CheckSeverity.WARNING),
         )

@@ -12,18 +12,18 @@ from typing import Final
 import structlog
 
 from gpuledger.bus.protocol import HistoryReader, Message, Producer, TopicPartition
-from gpuledger.clock import NS_PER_DAY, NS_PER_MS
+from gpuledger.clock import NS_PER_DAY, NS_PER_MS, Clock
 from gpuledger.codec import encode
 from gpuledger.errors import UndecodableError
 from gpuledger.keys import group_key
 from gpuledger.records import NodeConditions
 from gpuledger.runtime.logs import Repeats
-from sinks.group_state import read_states, take_outdated
+from sinks.group_state import read_states
 
 NodeStates = Mapping[str, NodeConditions | None]
 """The conditions of nodes, by their keys; `None` where none holds any more."""
 _KEPT_NS: Final = NS_PER_DAY
-"""What is so far behind the newest of its partition says nothing of what holds now."""
+"""What was written so long before the newest of its partition says nothing of what holds now."""
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
@@ -32,9 +32,15 @@ class ConditionState:
     """The conditions that the sinks of one group have seen, as the state topic has them."""
 
     def __init__(
-        self, *, topic: str, group: str, history: HistoryReader, producer: Producer
+        self,
+        *,
+        topic: str,
+        group: str,
+        history: HistoryReader,
+        producer: Producer,
+        clock: Clock,
     ) -> None:
-        self.group = group
+        self.group, self._clock = group, clock
         self._topic, self._history, self._producer = topic, history, producer
         self._outdated: dict[int, list[str]] = {}
 
@@ -45,10 +51,11 @@ class ConditionState:
             TopicPartition(self._topic, number),
             NodeConditions,
             group=self.group,
+            kept_ns=_KEPT_NS,
             skip=_skip,
         )
-        self._outdated[number] = take_outdated(found, kept_ns=_KEPT_NS)
-        return list(found.values())
+        self._outdated[number] = found.outdated
+        return list(found.states.values())
 
     async def write(self, number: int, states: NodeStates) -> None:
         """Return once the brokers have the conditions of these nodes; raises BusError."""
@@ -62,7 +69,7 @@ class ConditionState:
         return Message(
             key=group_key(self.group, node).encode(),
             value=None if state is None else encode(state),
-            timestamp_ms=0 if state is None else state.time_ns // NS_PER_MS,
+            timestamp_ms=self._clock.time_ns() // NS_PER_MS,
         )
 
 

@@ -43,6 +43,8 @@ _MAX_UNCONFIRMED: Final = 10_000
 _CONFIRMED_AFTER_NS: Final = 2 * NS_PER_MINUTE
 """A state that was read back stands without a tick of its GPU after so long: before the alert that
 an Alertmanager may have of it ends by itself."""
+_SKEW_NS: Final = NS_PER_MINUTE
+"""By so much a node's clock may be ahead of this machine's as others are."""
 STATE_SILENT_NS: Final = NS_PER_DAY
 """How long a state stands of a GPU that no tick names, where nothing else is set."""
 
@@ -68,13 +70,15 @@ class _Standing:
     unconfirmed_since_ns: int | None = None
     """Since when it was read back and is not sent, by the monotonic clock."""
 
-    def count(self, incident: Incident) -> None:
+    def count(self, incident: Incident, *, now: Now) -> None:
         """Count an incident that this alert is about."""
         self.last_ns = max(self.last_ns, incident.time_ns)
         if incident.xid is not None and (incident.xid in self.xids or len(self.xids) < _MAX_XIDS):
             self.xids[incident.xid] = self.xids.get(incident.xid, 0) + 1
         self.action = recovery_action_of(incident) or self.action
         if state := state_of(incident):
+            # Its node's clock may have been ahead: no tick would be later for as long.
+            state.time_ns = min(state.time_ns, now.time_ns + _SKEW_NS)
             self.states[state.kind] = state
 
     def name_pods(self, pods: Iterable[PodDescription]) -> bool:
@@ -121,7 +125,7 @@ class IncidentAlerts:
             self._replace_root(known, subject, attributed)
         else:
             known.name_pods(attributed.pods)
-        known.count(incident)
+        known.count(incident, now=now)
         known.unconfirmed_since_ns = None
         self._stand(known, at_ns=incident.time_ns, hold_ns=hold_ns, now=now)
 
@@ -148,7 +152,7 @@ class IncidentAlerts:
             return state_of(incident) is not None
         elif incident.kind == _XID and rank_of(incident) > rank_of(known.root.incident):
             self._replace_root(known, subject, attributed)
-        known.count(incident)
+        known.count(incident, now=now)
         return state_of(incident) is not None
 
     def see(self, event: GpuEvent, *, now: Now) -> None:

@@ -487,7 +487,7 @@ class ActiveSeries:
             for group, values in samples.values.items()
             if group not in node.groups
         }
-        return self._namespaces.leave_out(cluster, begun, is_counted=is_counted)
+        return self._namespaces.leave_out(cluster, begun, active=node.groups, is_counted=is_counted)
 
     def _begin(
         self, node: _Node, name: str, group: SeriesGroup, values: SeriesValues
@@ -510,6 +510,11 @@ class ActiveSeries:
             for name, node in self._nodes.items()
             for group, counted in node.counted.items()
         )
+
+    def see(self, node: str, *, now_ns: int) -> None:
+        """Remember that a tick of a node came, whatever is sent of it, and when."""
+        if (known := self._nodes.get(node)) is not None:
+            known.seen_ns = now_ns
 
     def has_silent(self, before_ns: int) -> bool:
         """Return whether there is something for `end_silent` to end."""

@@ -17,17 +17,17 @@ import structlog
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import HistoryReader, Message, TopicPartition, WholeBus
 from gpuledger.bus.transactional_writers import TransactionalWriters
-from gpuledger.clock import NS_PER_DAY, NS_PER_MS
+from gpuledger.clock import NS_PER_DAY, NS_PER_MS, Clock
 from gpuledger.codec import encode
 from gpuledger.errors import UndecodableError
 from gpuledger.keys import group_key, node_key
 from gpuledger.records import NodeCounters
 from gpuledger.runtime.logs import Repeats
-from sinks.group_state import read_states, take_outdated
+from sinks.group_state import read_states
 from sinks.remote_write.node_intervals import NodeIntervals
 
 _KEPT_NS: Final = 2 * NS_PER_DAY
-"""Counters of a node that is so far behind the newest of its partition are no longer kept."""
+"""Counters of a node that were written so long before the newest of its partition are not kept."""
 _FINISH_SECONDS: Final = 2.5
 """How long a commit that is under way may go on when its partition is given up."""
 _log = structlog.get_logger(__name__)
@@ -37,8 +37,10 @@ _repeats: Final = Repeats()
 class CounterState:
     """What the sinks of one group have counted, as the state topic has it."""
 
-    def __init__(self, *, bus: WholeBus, group: str, writers: TransactionalWriters) -> None:
-        self._bus, self._group, self._writers = bus, group, writers
+    def __init__(
+        self, *, bus: WholeBus, group: str, writers: TransactionalWriters, clock: Clock
+    ) -> None:
+        self._bus, self._group, self._writers, self._clock = bus, group, writers, clock
         self._topic = bus.topics.counters
         self._outdated: dict[int, list[str]] = {}
 
@@ -69,7 +71,11 @@ class CounterState:
         """
         messages = [self._message(node) for node in changed]
         messages += [
-            Message(key=key.encode(), value=None, timestamp_ms=0)
+            Message(
+                key=key.encode(),
+                value=None,
+                timestamp_ms=self._clock.time_ns() // NS_PER_MS,
+            )
             for key in self._outdated.pop(number, ())
         ]
         target = TopicPartition(self._topic.name, number)
@@ -89,11 +95,11 @@ class CounterState:
             TopicPartition(self._topic.name, number),
             NodeCounters,
             group=self._group,
+            kept_ns=_KEPT_NS,
             skip=_skip,
         )
-        outdated = take_outdated(found, kept_ns=_KEPT_NS)
-        self._outdated[number] = [group_key(self._group, node) for node in outdated]
-        return found
+        self._outdated[number] = [group_key(self._group, node) for node in found.outdated]
+        return found.states
 
     def _message(self, node: NodeIntervals) -> Message:
         while True:
@@ -101,7 +107,7 @@ class CounterState:
             message = Message(
                 key=group_key(self._group, node_key(counted)).encode(),
                 value=encode(counted),
-                timestamp_ms=counted.time_ns // NS_PER_MS,
+                timestamp_ms=self._clock.time_ns() // NS_PER_MS,
             )
             # Names may be long: one that does not fit would undo every commit. That ends: what is
             # neither waiting nor a series is a fraction of it.
@@ -117,9 +123,11 @@ def _skip(key: str, error: UndecodableError) -> None:
 
 
 @asynccontextmanager
-async def open_counter_state(*, bus: WholeBus, group: str) -> AsyncIterator[CounterState]:
+async def open_counter_state(
+    *, bus: WholeBus, group: str, clock: Clock
+) -> AsyncIterator[CounterState]:
     """Open the state of a group; leaving the context gives its partitions up."""
     async with TransactionalWriters(
         bus=bus, group=group, finish_seconds=_FINISH_SECONDS
     ) as writers:
-        yield CounterState(bus=bus, group=group, writers=writers)
+        yield CounterState(bus=bus, group=group, writers=writers, clock=clock)

@@ -115,17 +115,28 @@ class PartitionNamespaces:
         return self._budgets.are_bounds
 
     def leave_out(
-        self, cluster: str, begun: Mapping[SeriesGroup, int], *, is_counted: bool = True
+        self,
+        cluster: str,
+        begun: Mapping[SeriesGroup, int],
+        *,
+        active: Iterable[SeriesGroup] = (),
+        is_counted: bool = True,
     ) -> set[SeriesGroup]:
         """Return those groups for which there is no room, and count them as left out.
 
+        A pod of which something is `active` on the node has room for all else of it.
         `begun` says of how many series each group is. All that begins of a pod is left out, or
         nothing. Where it `is_counted`, what has room is counted as begun.
         """
         found: set[SeriesGroup] = set()
-        for (namespace, _), groups in _by_pod(cluster, begun).items():
+        by_pod = _by_pod(cluster, begun)
+        known = _by_pod(cluster, active) if by_pod else {}
+        for pod, groups in by_pod.items():
+            namespace, uid = pod
             series = sum(begun[group] for group in groups)
-            if (rule := self._budgets.refusal_of(namespace, series)) is not None:
+            has_begun = bool(uid) and pod in known
+            rule = None if has_begun else self._budgets.refusal_of(namespace, series)
+            if rule is not None:
                 self._left_out[OverBudget(rule, *namespace)] += series
                 found.update(groups)
             elif is_counted and self._budgets.has_rule(namespace):

@@ -77,6 +77,9 @@ class IntervalSamples:
     """Whether the join says that its last tick came behind others."""
     is_past: bool = False
     """Whether it is a tick of the past by itself: it begins and ends no series."""
+    is_said_again: bool = False
+    """Whether the next samples say all that these do, as of errors that are counted in a GPU's
+    life: where they are refused nothing is to be sent once more."""
     is_of_incidents: bool = False
     """Whether it is what is counted of incidents, whose samples have intervals of their own."""
     known_bytes: int = 0
@@ -125,7 +128,11 @@ class _OpenInterval:
         self.gpus: Sequence[str] = ()
         """The GPUs of its last tick."""
         self.boots: dict[str, int] = {}
+        self.boot_id: str | None = None
+        """The boot of its last tick; absent where it has late ones alone."""
         self.named: dict[str, CountedLabels] = {}
+        self.has_unnamed = False
+        """Whether any use of it has no names so far: what comes later in it may have them."""
         self.use: dict[User, _OpenUse] = {}
 
     def count(self, event: GpuEvent, used: Iterable[Used]) -> None:
@@ -178,7 +185,7 @@ class NodeIntervals:
 
     @property
     def boots(self) -> Mapping[str, int]:
-        """The number of the last tick that was counted, of each boot."""
+        """The number of the last tick that was counted of each boot, the one at work at the end."""
         return self._boots
 
     def count_incident(self, incident: Incident) -> bool:
@@ -214,11 +221,13 @@ class NodeIntervals:
         if self._open is None:
             self._open = _OpenInterval(None, record)
         self._open.count(event, used)
-        if self._use.has_waiting or any(user.unnamed for user, _ in used):
+        self._open.has_unnamed |= any(user.unnamed for user, _ in used)
+        if self._use.has_waiting or self._open.has_unnamed:
             self._open.named |= names_in(event)
         if not is_past:
             self._open.number = number
             self._open.last, self._open.time_ns = record, event.time_ns
+            self._open.boot_id = event.boot_id
             self._open.is_late = bool(event.late)
             self._open.gpus = _gpus_of(event)
             if self._interval_ns:
@@ -279,6 +288,7 @@ class NodeIntervals:
                 record=closed.last,
                 is_past=True,
                 is_of_incidents=True,
+                is_said_again=True,
             )
         yield IntervalSamples(
             node=self._node,
@@ -288,6 +298,7 @@ class NodeIntervals:
             record=closed.last,
             is_late=closed.is_late,
             is_of_incidents=True,
+            is_said_again=True,
             known_bytes=self._incidents.size_bytes,
         )
 
@@ -300,10 +311,14 @@ class NodeIntervals:
             used = Used(user.named(closed.named), use.amounts)
             self._use.add(used, begun_ns=use.begun_ns, time_ns=self._time_ns)
         self._use.go_on(self._time_ns)
+        at_work = closed.boot_id or next(reversed(self._boots), None)
         for boot_id, seq in closed.boots.items():
             # Put last, so that the boot that was heard of longest ago is first.
             self._boots.pop(boot_id, None)
             self._boots[boot_id] = seq
+        # Whatever came late of others: who goes on from the record begins with this one.
+        if at_work is not None:
+            self._boots[at_work] = self._boots.pop(at_work)
         while len(self._boots) > MAX_SEEN_BOOTS:
             self._boots.pop(next(iter(self._boots)))
         self.has_changed = True
@@ -393,5 +408,6 @@ class HealthOfNode:
                 time_ns=readings.time_ns,
                 values=values,
                 record=record,
+                is_said_again=True,
                 known_bytes=self._known.size_bytes,
             )

@@ -104,6 +104,8 @@ class IncidentsTakenOver:
     old_before: int
     """The offset before which an incident may be of long ago, as the group has counted none so far;
     0 where it has."""
+    next_offset: int | None = None
+    """The offset to commit before there is any incident; absent where some wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +174,7 @@ class PartitionSender:
 
     def add_incidents(self, taken_over: IncidentsTakenOver) -> None:
         """Count the incidents of this partition, too, from where it was taken over."""
-        self._incidents, self._incidents_offset = taken_over, None
+        self._incidents, self._incidents_offset = taken_over, taken_over.next_offset
 
     def add(self, batch: Batch, context: SinkContext) -> None:
         """Take what was polled, to be sent behind what waits."""
@@ -250,7 +252,12 @@ class PartitionSender:
                 _log.warning("counters_skipped", key=node, count=count, error=str(error))
             return
         self._nodes[node] = intervals
-        self._timelines.restore(node, intervals.boots)
+        self._timelines.restore(
+            node,
+            intervals.boots,
+            time_ns=counted.time_ns,
+            received_ns=self._clock.monotonic_ns(),
+        )
         self._former.add(node)
 
     def _new_node(self, node: str, counted: NodeCounters | None = None) -> NodeIntervals:
@@ -410,6 +417,9 @@ class PartitionSender:
     ) -> Iterator[IntervalSamples]:
         """Add a tick to its node; yield what is sent by it."""
         key = node_key(event)
+        # Not when something is sent: that may be longer after than a node may be silent.
+        for series in self._all_series:
+            series.see(key, now_ns=now_ns)
         if isinstance(event, NodeReadings):
             self._health.go_on(now_ns)
             if (health := self._health.get(key)) is None:
@@ -435,7 +445,7 @@ class PartitionSender:
                     record=samples.record,
                     encoded=encoded,
                     is_late=samples.is_late,
-                    is_of_incidents=samples.is_of_incidents,
+                    is_said_again=samples.is_said_again,
                 )
 
     def _parts(self, encoded: EncodedTick) -> Iterable[EncodedTick]:

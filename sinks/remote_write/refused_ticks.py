@@ -1,6 +1,7 @@
 """What becomes of a partition's ticks that a receiver refuses: put aside, or known to be repeated.
 
-**Put aside.** A tick that is refused is a dead letter, with the receiver's words. Its node travels
+**Put aside.** A tick that is refused is a dead letter, with the receiver's words; of health and
+incidents, which the next samples tell again, it is counted alone. Its node travels
 apart for a while then, as its next tick is likely to be refused, too.
 
 **In part.** A receiver of 2.0 writes the samples that it takes and refuses the others; what it has
@@ -127,6 +128,7 @@ class RefusedTicks:
 
 
 def _reject(tick: WrittenTick, dead_letters: DeadLetterQueue, *, reason: str, detail: str) -> None:
-    # Of what is counted of incidents the next samples have all that these had.
-    if not tick.is_of_incidents:
+    if tick.is_said_again:
+        count_dropped(NAME, reason)
+    else:
         dead_letters.reject(tick.record, reason=reason, detail=detail)

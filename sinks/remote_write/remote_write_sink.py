@@ -62,7 +62,7 @@ async def open_sink(
     counters.ok("no partition taken over yet")
     async with (
         open_client(settings, readiness=readiness) as client,
-        open_counter_state(bus=bus, group=group) as state,
+        open_counter_state(bus=bus, group=group, clock=clock) as state,
     ):
         sink = RemoteWriteSink(
             client=client,
@@ -171,7 +171,7 @@ class RemoteWriteSink(Sink):
     @override
     def full(self) -> Partitions:
         """Return the partitions of which enough waits: each has an equal part of what may."""
-        part = self._settings.queue_bytes // max(1, len(self._distinct_senders()))
+        part = max(1, self._settings.queue_bytes // max(1, len(self._distinct_senders())))
         return frozenset(at for at, sender in self._senders.items() if sender.waiting_bytes >= part)
 
     @override
@@ -225,8 +225,7 @@ class RemoteWriteSink(Sink):
                     ),
                 )
             elif (sender := self._senders.get(self._events_beside(at))) is not None:
-                old_before = ends[at] if committed is None else 0
-                sender.add_incidents(IncidentsTakenOver(at=at, old_before=old_before))
+                sender.add_incidents(_taken_over(at, committed=committed, end=ends[at]))
                 self._senders[at] = sender
             else:
                 continue
@@ -270,6 +269,15 @@ class RemoteWriteSink(Sink):
 
     def _waiting_bytes(self) -> int:
         return sum(sender.waiting_bytes for sender in self._distinct_senders())
+
+
+def _taken_over(at: TopicPartition, *, committed: int | None, end: int) -> IncidentsTakenOver:
+    """Return where the incidents of a partition are gone on from."""
+    if committed is not None:
+        return IncidentsTakenOver(at=at, old_before=0)
+    # Where there is none yet, that is committed: the first one that comes is then of a group that
+    # has begun, however late it is read.
+    return IncidentsTakenOver(at=at, old_before=end, next_offset=None if end else 0)
 
 
 async def _read_to_the_end(

@@ -120,8 +120,8 @@ class WrittenTick:
     encoded: EncodedTick
     is_late: bool = False
     """Whether the join says that it came behind others: it may be older than what was sent."""
-    is_of_incidents: bool = False
-    """Whether it is what is counted of incidents up to that tick."""
+    is_said_again: bool = False
+    """Whether the node's next samples say all that these do."""
 
     @property
     def stream(self) -> "TenantStream":

@@ -7,13 +7,13 @@ from typing_extensions import override
 
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Producer
-from gpuledger.clock import NS_PER_DAY
+from gpuledger.clock import NS_PER_DAY, NS_PER_MS
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
 from gpuledger.keys import group_key
 from gpuledger.records import NodeConditions
 from sinks.alerts.condition_state import ConditionState
-from tests.unit.sinks.builders import START_NS, bus
+from tests.unit.sinks.builders import START_NS, ManualClock, bus
 
 GROUP = "alerts"
 
@@ -36,9 +36,9 @@ def conditions(node: str, time_ns: int) -> NodeConditions:
     return NodeConditions(group=GROUP, cluster="default", node=node, time_ns=time_ns, conditions=[])
 
 
-def message(state: NodeConditions) -> Message:
+def message(state: NodeConditions, *, written_ns: int) -> Message:
     key = group_key(GROUP, f"{state.cluster}/{state.node}").encode()
-    return Message(key=key, value=encode(state), timestamp_ms=0)
+    return Message(key=key, value=encode(state), timestamp_ms=written_ns // NS_PER_MS)
 
 
 async def keys_without_a_value(on: MemoryBus) -> list[bytes | None]:
@@ -48,11 +48,20 @@ async def keys_without_a_value(on: MemoryBus) -> list[bytes | None]:
 async def test_nodes_that_are_gone_are_removed_once_the_brokers_are_back() -> None:
     on = bus()
     topic = on.topics.conditions.name
-    gone, there = conditions("gone", START_NS), conditions("there", START_NS + 2 * NS_PER_DAY)
+    # Whatever their clocks say.
+    gone, there = conditions("gone", 2 * START_NS), conditions("there", 0)
+    written = [
+        message(gone, written_ns=START_NS),
+        message(there, written_ns=START_NS + 2 * NS_PER_DAY),
+    ]
     async with on.producer() as producer, on.reader() as history:
-        await producer.publish(topic, 0, [message(gone), message(there)])
+        await producer.publish(topic, 0, written)
         state = ConditionState(
-            topic=topic, group=GROUP, history=history, producer=AwayAtFirst(producer)
+            topic=topic,
+            group=GROUP,
+            history=history,
+            producer=AwayAtFirst(producer),
+            clock=ManualClock(),
         )
         assert await state.read(0) == [there]
         with pytest.raises(BusUnavailableError):
@@ -60,4 +69,4 @@ async def test_nodes_that_are_gone_are_removed_once_the_brokers_are_back() -> No
         await state.write(0, {})
         await state.write(0, {})
 
-    assert await keys_without_a_value(on) == [message(gone).key]
+    assert await keys_without_a_value(on) == [written[0].key]

@@ -215,3 +215,11 @@ def test_a_state_that_is_read_back_has_the_identity_that_it_had(watched: Watched
     again.tick(1000, silent=True)
     (now,) = again.of.alerts
     assert (now.labels, now.starts_ns) == (before.labels, before.starts_ns)
+
+
+def test_a_state_told_by_a_clock_that_was_ahead_ends_with_the_next_boot(watched: Watched) -> None:
+    ahead = told("row_remap_pending", 36_000)
+    watched.add(ahead)
+    for second in range(1000, 1010):
+        watched.tick(second, boot="boot-2")
+    assert watched.firing(1010) == []

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from gpuledger.bus.memory import MemoryBus
@@ -18,6 +19,7 @@ from gpuledger.records import (
     Account,
     Entry,
     EventContainer,
+    GpuEvent,
     NodeCounters,
     PodDescription,
     PodState,
@@ -45,7 +47,7 @@ from tests.unit.sinks.builders import (
 from tests.unit.sinks.receiver import Received, Receiver, receiving
 from tests.unit.sinks.remote_write import sending
 from tests.unit.sinks.remote_write.oracle import parse_compressed
-from tests.unit.sinks.remote_write.torn_transactions import TornBus
+from tests.unit.sinks.remote_write.torn_transactions import TimedBus, TornBus
 
 AT = place_of(NODE)
 STATE = TopicPartition(bus().topics.counters.name, AT.partition)
@@ -247,19 +249,42 @@ async def test_what_is_not_of_the_group_is_passed_over(key: str) -> None:
 
 
 async def test_counters_of_nodes_that_are_long_gone_are_removed() -> None:
-    on = bus()
+    on, clock = bus(), ManualClock()
     gone = next(n for n in map(str, range(99)) if is_beside(n))
-    old = event(0, node=gone, time_ns=START_NS - 3 * 86_400 * SECOND_NS)
     async with receiving() as receiver:
-        for node in (old, event(1)):
-            await publish(on, node)
-            async with running(sink(on, receiver, interval_seconds=0)):
-                await eventually(lambda: len(receiver.received) > 0)
-                await eventually(is_committed(on, 1 if node is old else 2))
+        for committed_offset, tick in enumerate((event(0, node=gone), event(1)), start=1):
+            await publish(on, tick)
+            async with running(sink(on, receiver, clock=clock, interval_seconds=0)):
+                await eventually(is_committed(on, committed_offset))
+            clock.now_ns += 3 * 86_400 * SECOND_NS
         await publish(on, event(2))
-        async with running(sink(on, receiver, interval_seconds=0)):
+        async with running(sink(on, receiver, clock=clock, interval_seconds=0)):
             await eventually(is_committed(on, 3))
     assert (f"{REMOTE_WRITE.group}/default/{gone}", None) in await state(on)
+
+
+@pytest.mark.parametrize("days", [-20_000, -3, 3, 3_000])
+async def test_counters_of_a_node_with_a_wrong_clock_go_on_beside_others(days: int) -> None:
+    on = TimedBus(BUS_TOPICS)
+    wrong = next(n for n in map(str, range(99)) if is_beside(n))
+    shift_ns = days * 86_400 * SECOND_NS
+    max_future = {"max_future_seconds": 1e12}
+
+    def ticks(*numbers: int) -> list[GpuEvent]:
+        found = []
+        for number in numbers:
+            of_wrong = event(number, node=wrong)
+            found += [event(number), replace(of_wrong, time_ns=of_wrong.time_ns + shift_ns)]
+        return found
+
+    received = []
+    for numbers in ((1, 2, 3), (4, 5, 6)):
+        await publish(on, *ticks(*numbers))
+        async with receiving() as receiver:
+            async with running(sink(on, receiver, interval_seconds=0, **max_future)):
+                await eventually(is_committed(on, 2 * numbers[-1]))
+            received += receiver.received
+    assert sorted(value for _, value in busy_seconds(received))[-2:] == [3.0, 3.0]
 
 
 @pytest.mark.parametrize("is_done", [False, True])

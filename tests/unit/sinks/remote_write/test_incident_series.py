@@ -191,3 +191,18 @@ async def test_with_dcgm_exporters_names_the_last_xid_is_a_gauge() -> None:
         await publish(on, event(1), event(2, boot_id="boot-2"))
         await eventually(is_committed(on, 3))
     assert told(receiver.received, name, UUID=GPU) == [(0, 0), (1, 31), (2, 0)]
+
+
+async def test_the_first_incident_of_a_group_that_has_begun_counts_however_late_it_is() -> None:
+    on, clock = bus(), ManualClock()
+    async with receiving() as receiver:
+        async with running(sink(on, receiver, clock=clock)):
+            await publish(on, *map(event, range(3)))
+            await eventually(is_committed(on, 3))
+        clock.now_ns += 2 * NS_PER_HOUR
+        await publish_incidents(on, incident(60_000))
+        async with running(sink(on, receiver, clock=clock)):
+            await eventually(lambda: is_counted(on, 1))
+            await publish(on, event(7200))
+            await eventually(is_committed(on, 4))
+    assert told(receiver.received)[-1] == (7200, 1)

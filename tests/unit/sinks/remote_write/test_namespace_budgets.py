@@ -17,6 +17,7 @@ from sinks.remote_write.active_series import ActiveSeries, series_budget
 from sinks.remote_write.namespace_budgets import NamespaceBudgets, OverBudget, namespace_of
 from tests.unit.sinks.builders import (
     NODE,
+    books,
     bus,
     entry,
     event,
@@ -24,6 +25,7 @@ from tests.unit.sinks.builders import (
     holder,
     pod,
     publish,
+    reading,
     running,
 )
 from tests.unit.sinks.receiver import receiving
@@ -237,3 +239,16 @@ async def test_what_is_left_out_is_counted_by_its_rule_and_logged_by_its_namespa
     assert counted == {"research": OF_A_POD, "unused": 0}
     (told,) = [one for one in logs if one["event"] == "namespace_samples_dropped"]
     assert (told["cluster"], told["namespace"]) == ("default", "research")
+
+
+def test_a_pod_that_has_begun_has_all_of_its_series_also_those_of_a_gpu_that_comes_later() -> None:
+    series = active({"*": OF_A_POD})
+
+    def on_gpus(tick: int, *uuids: str) -> list[Series]:
+        gpus = [books(reading(uuid=uuid), entry()) for uuid in uuids]
+        return encode(series, event(tick, gpus=gpus))
+
+    on_gpus(0, "GPU-a")
+    later = on_gpus(1, "GPU-a", "GPU-b")
+    assert {one.label("gpu_uuid") for one in later if one.name == BUSY} == {"GPU-a", "GPU-b"}
+    assert not series.take_left_out()

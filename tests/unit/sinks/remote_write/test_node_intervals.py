@@ -445,3 +445,21 @@ def test_a_device_that_is_not_described_is_no_reason_to_lose_an_event() -> None:
         list(intervals.add(broken, record_at(0), is_past=False))
     assert intervals.first_offset is None
     assert pod().name == "train-0"
+
+
+def test_use_before_names_that_come_in_the_same_interval_is_counted_under_them() -> None:
+    unnamed = PodDescription(uid="uid-train", state=PodState.PENDING)
+    over: dict[str, Any] = {"entries": [entry(Account.IDLE)], "pods": []}
+    ticks = [
+        event(1, pods=[unnamed]),
+        event(2),
+        event(3),
+        *(event(tick, **over) for tick in range(4, 80)),
+    ]
+    found = {
+        group.label_values[2:]: values[0]
+        for samples in play(*ticks)
+        for group, values in counters(samples).items()
+        if group.label_values[1] == Account.POD
+    }
+    assert found == {("research", "train-0", "uid-train", "trainer"): 1.5}

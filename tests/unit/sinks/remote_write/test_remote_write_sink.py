@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Subscription
 from gpuledger.codec import encode
-from gpuledger.records import Account
+from gpuledger.records import Account, GpuEvent
 from gpuledger.runtime import Readiness
 from sinks.registry import REMOTE_WRITE
 from tests.default_topics import EVENTS, READINGS
@@ -668,3 +668,74 @@ async def test_the_series_of_a_node_that_fell_silent_are_ended() -> None:
     assert {one.labels for one in sent} == {one.labels for one in back}
     assert all(math.isnan(one.value) for one in ended)
     assert {one.time_ms for one in ended} == {START_NS // 1_000_000 + 1}
+
+
+async def test_a_node_that_ticks_is_not_silent_however_seldom_it_is_sent() -> None:
+    on, clock = bus(), ManualClock()
+    async with (
+        receiving() as receiver,
+        running(sink(on, receiver, clock=clock, interval_seconds=60, stale_after_seconds=5)),
+    ):
+        for tick in range(0, 125, 4):
+            await publish(on, event(tick, interval_ns=4 * SECOND_NS))
+            clock.now_ns = START_NS + tick * SECOND_NS
+            await eventually(lambda: not waiting_bytes())
+        await eventually(lambda: len(receiver.received) >= 2)
+    sent = [one for got in receiver.received for one in parse_compressed(got.body)]
+    assert sent
+    assert not [one.name for one in sent if math.isnan(one.value)]
+
+
+@pytest.mark.parametrize("queue_bytes", [1, 3])
+async def test_a_queue_smaller_than_an_event_takes_one_poll_at_a_time(queue_bytes: int) -> None:
+    on = bus()
+    await publish(on, *map(event, range(5)))
+    async with receiving() as receiver, running(sink(on, receiver, queue_bytes=queue_bytes)):
+        await eventually(is_committed(on, 5))
+
+
+async def test_ticks_of_a_former_boot_that_come_late_after_a_restart_are_past() -> None:
+    on, clock = bus(), ManualClock(START_NS + 4000 * SECOND_NS)
+
+    def former(*numbers: int) -> list[GpuEvent]:
+        return [event(number, boot_id="boot-0", late=True) for number in numbers]
+
+    def now(*numbers: int) -> list[GpuEvent]:
+        return [event(number, seq=1000 * (number - 3000)) for number in numbers]
+
+    await publish(on, *former(1, 2), *now(3601, 3602))
+    async with receiving() as receiver:
+        async with running(sink(on, receiver, clock=clock)):
+            await eventually(is_committed(on, 4))
+        await publish(on, *former(3, 4), *now(3603, 3604))
+        async with running(sink(on, receiver, clock=clock)):
+            await eventually(is_committed(on, 8))
+    busy = [
+        (one.time_ms, one.value)
+        for got in receiver.received
+        for one in parse_compressed(got.body)
+        if one.name == "gpuledger_gpu_busy_seconds_total" and one.label("account") == "pod"
+    ]
+    # A counter as it is stored: it never falls.
+    assert [value for _, value in sorted(busy)] == sorted(value for _, value in busy)
+    assert max(value for _, value in busy) == 4.0
+
+
+async def test_readings_that_are_refused_are_counted_and_the_next_say_them_again() -> None:
+    on, before = bus(), dropped("rejected")
+    async with on.producer() as producer:
+        for second in range(25):
+            message = Message(
+                key=b"key", value=encode(readings(second, healthy(7))), timestamp_ms=0
+            )
+            await producer.publish(READINGS.name, AT.partition, [message])
+    refused = Answer(400, "label too long", {"Content-Type": "text/plain"})
+
+    def answer(body: bytes) -> Answer:
+        return refused if parse_compressed(body) else Answer(204)
+
+    of_readings = place_of(NODE, READINGS.name)
+    async with receiving(by_body=answer) as receiver, running(sink(on, receiver)):
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, of_readings) == 25)
+    assert dropped("rejected") > before
+    assert await dead_letters(on) == []

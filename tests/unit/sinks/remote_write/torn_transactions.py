@@ -1,4 +1,4 @@
-"""A bus whose transactions fail, after having done nothing or all of it."""
+"""Buses whose transactions fail, after having done nothing or all of it, or for a time."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -7,6 +7,9 @@ from typing_extensions import override
 
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, TopicPartition, Transactions
+from gpuledger.clock import NS_PER_DAY, NS_PER_MS
+from gpuledger.errors import TimestampRefusedError
+from tests.unit.sinks.builders import START_NS
 
 
 class TornTransactions:
@@ -41,3 +44,32 @@ class TornBus(MemoryBus):
     async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
         async with super().transactions(transactional_id) as inner:
             yield TornTransactions(inner, self)
+
+
+class TimedTransactions:
+    """Transactions that take nothing stamped more than a day ahead, as brokers' do."""
+
+    def __init__(self, inner: Transactions) -> None:
+        self._inner = inner
+
+    async def commit(
+        self,
+        messages: Mapping[TopicPartition, Sequence[Message]],
+        *,
+        offsets: Mapping[TopicPartition, int],
+        group: str,
+    ) -> Mapping[TopicPartition, int] | None:
+        latest_ms = (START_NS + NS_PER_DAY) // NS_PER_MS
+        if any(one.timestamp_ms > latest_ms for of in messages.values() for one in of):
+            raise TimestampRefusedError("too far ahead")
+        return await self._inner.commit(messages, offsets=offsets, group=group)
+
+
+class TimedBus(MemoryBus):
+    """A bus whose clock stands at `START_NS`."""
+
+    @override
+    @asynccontextmanager
+    async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
+        async with super().transactions(transactional_id) as inner:
+            yield TimedTransactions(inner)
