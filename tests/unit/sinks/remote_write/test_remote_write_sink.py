@@ -725,9 +725,8 @@ async def test_readings_that_are_refused_are_counted_and_the_next_say_them_again
     on, before = bus(), dropped("rejected")
     async with on.producer() as producer:
         for second in range(25):
-            message = Message(
-                key=b"key", value=encode(readings(second, healthy(7))), timestamp_ms=0
-            )
+            told = encode(readings(second, healthy(7)))
+            message = Message(key=b"key", value=told, timestamp_ms=0)
             await producer.publish(READINGS.name, AT.partition, [message])
     refused = Answer(400, "label too long", {"Content-Type": "text/plain"})
 
