@@ -64,7 +64,9 @@ def test_it_has_a_group_a_receiver_and_logins_of_its_own(
     assert NAME not in first
     assert {each.group for each in first.values()} == {""}
     assert settings.remote_write.url != first[FIRST].remote_write.url
-    assert settings.remote_write.password.read(name="password").startswith("PLACEHOLDER")
+    password = settings.remote_write.password
+    assert password
+    assert password.read(name="password").startswith("PLACEHOLDER")
     assert settings.kafka.sasl_username == NAME
     assert settings.kafka.bootstrap_servers == first[FIRST].kafka.bootstrap_servers
 
@@ -189,5 +191,8 @@ def test_with_the_documented_rights_it_begins_with_the_oldest_event_or_where_it_
 def documented_command() -> list[str]:
     """Return the command that has a group begin at the end."""
     section = PAGE.partition("\n### A second receiver\n")[2].partition("\n### ")[0]
-    (command,) = re.findall(r"^ *(kafka-consumer-groups\.sh (?:.*\\\n)*.*)$", section, re.MULTILINE)
+    found: list[str] = re.findall(
+        r"^ *(kafka-consumer-groups\.sh (?:.*\\\n)*.*)$", section, re.MULTILINE
+    )
+    (command,) = found
     return command.replace("\\\n", " ").split()

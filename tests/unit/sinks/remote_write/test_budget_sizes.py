@@ -53,7 +53,7 @@ def tick(
     """Return a tick of a pod with one container that asks for its GPUs."""
     asked = {"trainer": ContainerRequest(resources={"nvidia.com/gpu": gpus})}
     used = [entry(busy_ns=busy_ns)] if number < used_ticks else []
-    held = {"held_ns": SECOND_NS, "holder": 0} if is_held else {}
+    held: dict[str, Any] = {"held_ns": SECOND_NS, "holder": 0} if is_held else {}
     made = event(number, entries=[entry()], pods=[pod(requested=asked)])
     holder = EventHolder(pod=0, container="trainer", resources=["nvidia.com/gpu"])
     return msgspec.structs.replace(
