@@ -10,10 +10,7 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.admin import CreateAclsRequest
 from typing_extensions import override
 
-from tests.real.services.process import Process
 from tests.real.services.secure_kafka import SecureKafka
-
-GRANT_SECONDS = 30.0
 
 
 class Resource(IntEnum):
@@ -53,6 +50,7 @@ class AuthorizingKafka(SecureKafka):
     name = "authorizing-kafka"
     users: Mapping[str, str] = {
         **SecureKafka.users,
+        "gpuledger-sink-remote-write-second": "staple-of-second",
         "gpuledger-replay": "staple-of-replay",
         "gpuledger-topics-check": "staple-of-topics-check",
         "gpuledger-dead-letters": "staple-of-dead-letters",
@@ -81,14 +79,12 @@ class AuthorizingKafka(SecureKafka):
         await allow_on(self.plaintext_bootstrap_servers, rights)
 
     def _change(self, *arguments: str, operations: Sequence[str] = ("All",)) -> None:
-        argv = self._java("org.apache.kafka.tools.AclCommand")
-        argv += ["--bootstrap-server", self.plaintext_bootstrap_servers, *arguments]
-        argv += ["--allow-principal", f"User:{self.username}"]
-        for operation in operations:
-            argv += ["--operation", operation]
-        changing = Process(name="acl", argv=argv, folder=self.folder)
-        changing.start()
-        changing.wait_until(lambda: changing.exit_status() == 0, deadline_seconds=GRANT_SECONDS)
+        granted = [word for operation in operations for word in ("--operation", operation)]
+        self.run_tool(
+            "org.apache.kafka.tools.AclCommand",
+            *("--bootstrap-server", self.plaintext_bootstrap_servers, *arguments),
+            *("--allow-principal", f"User:{self.username}", *granted),
+        )
 
 
 async def allow_on(bootstrap_servers: str, rights: Iterable[Right]) -> None:

@@ -17,6 +17,7 @@ from tests.real.services.process import Part, Process
 JVM_FLAGS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 CLUSTER_ID = "Z3B1bGVkZ2VyLXRlc3RzMQ"
 NOT_SAID = -1
+TOOL_SECONDS = 30.0
 
 SERVER_PROPERTIES = """
 process.roles=broker,controller
@@ -160,6 +161,13 @@ class Kafka(Part, KafkaBroker):
         formatting = Process(name="kafka-format", argv=argv, folder=self.folder)
         formatting.start()
         formatting.wait_until(lambda: formatting.exit_status() == 0, deadline_seconds=60)
+
+    def run_tool(self, main_class: str, *arguments: str) -> None:
+        """Run one of Kafka's tools for administrators to its end, which must be a success."""
+        argv = [*self._java(main_class), *arguments]
+        running = Process(name="tool", argv=argv, folder=self.folder)
+        running.start()
+        running.wait_until(lambda: running.exit_status() == 0, deadline_seconds=TOOL_SECONDS)
 
     def _java(self, main_class: str) -> list[str | Path]:
         flags = [*JVM_FLAGS, f"-Dlog4j2.configurationFile={self.folder / 'log4j2.properties'}"]

@@ -78,7 +78,7 @@ def test_the_amounts_of_a_device_sum_to_its_entries(tick: GpuEvent) -> None:
         ]
 
 
-@pytest.mark.parametrize("wrong", [{"container": 99}, {"holder": 99}])
+@pytest.mark.parametrize("wrong", [{"container": 9999}, {"holder": 9999}])
 def test_an_entry_of_what_is_not_listed_is_refused_also_where_the_last_tick_is_known(
     wrong: dict[str, int],
 ) -> None:
@@ -88,6 +88,6 @@ def test_an_entry_of_what_is_not_listed_is_refused_also_where_the_last_tick_is_k
         books(None, Entry(account=Account.POD, busy_ns=1, held_ns=1, **wrong))
     ]
 
-    with pytest.raises(ValueError, match="99"):
+    with pytest.raises(ValueError, match="9999"):
         added(event(gpus=broken), known)
     assert added(event(), known) == added(event())

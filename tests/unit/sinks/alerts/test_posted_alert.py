@@ -1,6 +1,7 @@
 """What alerts carry for those who route them and those who are called."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +38,22 @@ def test_an_alert_says_where_to_read_on_and_where_it_comes_from() -> None:
     )
     assert alert["annotations"]["runbook_url"] == "https://wiki/GpuIncident/xid79"
     assert alert["generatorURL"] == "https://grafana/d/gpu?var-node=a%2Fb%3Fc"
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"alertname": "GpuIncident", "kind": "xid", "xid": "79"},
+        {"alertname": "GpuIncident", "kind": "gpu_lost"},
+        {"alertname": "GpuBusyWithoutPod"},
+    ],
+)
+def test_the_documented_address_of_what_to_do_is_that_of_the_page(labels: dict[str, str]) -> None:
+    page = (Path(__file__).parents[4] / "docs" / "alerts.md").read_text()
+    (template,) = re.findall(r"RUNBOOK_URL='(.*?)'", page)
+    address = posted(labels, runbook_url=template)["annotations"]["runbook_url"]
+    begin = template.partition("/gpu/")[0]
+    assert f"`…{address.removeprefix(begin)}`" in page
 
 
 def test_an_alert_has_no_address_where_none_is_set() -> None:
