@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 from string import Formatter
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -383,6 +383,8 @@ class BusyWithoutPodSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_u
 
 class AlertsSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where alerts go, by what login to each of them, and when they fire."""
+
+    ADDRESS: ClassVar[str] = "urls"
 
     urls: list[str] = msgspec.field(default_factory=lambda: ["http://localhost:9093"])
     """Every Alertmanager of the cluster, each by itself: not a load balancer before them. Without
