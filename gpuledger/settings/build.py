@@ -14,7 +14,7 @@ import msgspec
 import yaml
 
 from gpuledger.errors import SettingsError
-from gpuledger.settings.secret import MASK, Secret, mask_address, mask_texts, mask_value
+from gpuledger.settings.secret import MASK, Secret, mask_address, mask_texts
 from gpuledger.settings.sources import (
     REQUIRED,
     Given,
@@ -137,8 +137,8 @@ def _from_text(wanted: type, value: Any) -> Any:  # noqa: ANN401  # msgspec's ho
 
 
 class _Mistake(NamedTuple):
-    at: str
-    """Where in the setting's value it stands, as it follows the setting's name."""
+    at: tuple[Any, ...]
+    """Indices and keys by which it is reached in the setting's value."""
     hint: Any
     """What is wanted there."""
     value: Any
@@ -147,40 +147,46 @@ class _Mistake(NamedTuple):
 
 def _explain(setting: Setting, given: Given) -> str:
     value = _parse(setting.type, given.value) if given.is_text else given.value
+    found = _find_mistake(setting.type, value, is_strict=not given.is_text)
     # A secret may have been taken apart, as by a comma, so that no piece of it looks like one.
     is_plain = all(mask_address(text) == text for text in _texts_in(given.value))
-    found = _find_mistake(setting.type, value, is_strict=not given.is_text, is_plain=is_plain)
-    shown = _kind_or_value(setting, found.value)
-    if not is_plain and not setting.may_hold_secrets:
+    is_shown = is_plain and not setting.may_hold_secrets
+    if setting.may_hold_secrets:
+        shown = kind_of(found.value)
+    elif is_plain:
+        shown = _shown(found.value)
+    else:
         shown = repr(mask_address(given.value)) if isinstance(given.value, str) else MASK
     name = given.origin
     if found.at:
-        path = f"{setting.name}{found.at}"
+        keys = (_written(key, is_plain=is_plain, is_shown=is_shown) for key in found.at)
+        path = f"{setting.name}{''.join(keys)}"
         name = f"{path} in {given.file}" if given.file else f"{given.origin}: {path}"
-    remedy = _remedy(found, is_shown=is_plain and not setting.may_hold_secrets)
+    remedy = _remedy(found, is_shown=is_shown)
     return f"{name}: expected {describe(found.hint)}, got {shown}{remedy}"
 
 
-def _find_mistake(
-    hint: Any,  # noqa: ANN401  # any type annotation
-    value: Any,  # noqa: ANN401  # any built-in value
-    *,
-    is_strict: bool,
-    is_plain: bool,
-) -> _Mistake:
+def _written(key: Any, *, is_plain: bool, is_shown: bool) -> str:  # noqa: ANN401  # any built-in value
+    """Return an index or a key as it follows the name of what holds it.
+
+    Of a mapping that may hold secrets a key that is no plain name may be name and value in one.
+    """
+    if isinstance(key, _Index):
+        return f"[{key}]"
+    if is_plain and _PLAIN_KEY.fullmatch(str(key)):
+        return f".{key}"
+    return f"[{shorten(repr(key), _SHOWN_CHARACTERS)}]" if is_shown else f"[{MASK}]"
+
+
+def _find_mistake(hint: Any, value: Any, *, is_strict: bool) -> _Mistake:  # noqa: ANN401  # any annotation, any value
     """Return the innermost part of a value that is not what is wanted there."""
     for key, wanted, part in _parts(hint, value):
         try:
             msgspec.convert(part, wanted, strict=is_strict, dec_hook=_from_text)
         except msgspec.ValidationError:
-            found = _find_mistake(wanted, part, is_strict=is_strict, is_plain=is_plain)
-            at = f"[{key}]"
-            if not isinstance(key, _Index):
-                text = str(key) if is_plain else MASK
-                is_name = is_plain and _PLAIN_KEY.fullmatch(text)
-                at = f".{text}" if is_name else f"[{shorten(repr(text), _SHOWN_CHARACTERS)}]"
-            return found._replace(at=f"{at}{found.at}")
-    return _Mistake("", hint, value)
+            found = _find_mistake(wanted, part, is_strict=is_strict)
+            return found._replace(at=(key, *found.at))
+    return _Mistake((), hint, value)
 
 
 class _Index(int):
@@ -208,12 +214,11 @@ def _bare(hint: Any) -> Any:  # noqa: ANN401  # as above
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
-def _kind_or_value(setting: Setting, value: Any) -> str:  # noqa: ANN401  # as above
-    if setting.may_hold_secrets:
-        return kind_of(value)
+def _shown(value: Any) -> str:  # noqa: ANN401  # as above
     if value is None or isinstance(value, bool):
         return msgspec.json.encode(value).decode()
-    return shorten(repr(mask_value(value)), _SHOWN_CHARACTERS)
+    text = repr(value) if isinstance(value, str | list | dict) else str(value)
+    return shorten(text, _SHOWN_CHARACTERS)
 
 
 def _remedy(found: _Mistake, *, is_shown: bool) -> str:

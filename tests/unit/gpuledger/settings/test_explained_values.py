@@ -45,7 +45,12 @@ IN_FILES = [
     ("labels: {a: [b]}", "sink.labels.a in FILE: expected a text, got a list"),
     ("labels: {a: null}", "sink.labels.a in FILE: expected a text, got nothing (null)"),
     ("labels: {1: a}", f"sink.labels.1 in FILE: expected a text, got a number{QUOTES}"),
-    ("labels: {'a b': 1}", f"sink.labels['a b'] in FILE: expected a text, got a number{QUOTES}"),
+    ("labels: {'a b': 1}", f"sink.labels[********] in FILE: expected a text, got a number{QUOTES}"),
+    (
+        "labels: {X-Key=secret}",
+        "sink.labels[********] in FILE: expected a text, got nothing (null)",
+    ),
+    ("budgets: {a b: x}", "sink.budgets['a b'] in FILE: expected a whole number >= 0, got 'x'"),
     ("labels: replica=a", f"sink.labels in FILE: {MAPPING} a text"),
     ("labels: [a]", f"sink.labels in FILE: {MAPPING} a list"),
     ("budgets: {'*': -1}", "sink.budgets.* in FILE: expected a whole number >= 0, got -1"),
@@ -62,7 +67,7 @@ IN_FILES = [
     ("statuses: 401", "sink.statuses in FILE: expected a list, got 401: write [401]"),
     ("statuses: [500]", "sink.statuses[0] in FILE: expected one of 401, 403, 404, got 500"),
     ("name: 5", f"sink.name in FILE: expected a text, got 5{QUOTES}"),
-    ("name: 2026-11-21", f"sink.name in FILE: expected a text, got datetime{QUOTES}"),
+    ("name: 2026-11-21", f"sink.name in FILE: expected a text, got 2026-11-21{QUOTES}"),
     ("token: 5", f"sink.token in FILE: expected a text, got a number{QUOTES}"),
 ]
 
@@ -72,7 +77,7 @@ def test_a_value_in_the_file_is_named_by_its_own_path(text: str, said: str, tmp_
     file = tmp_path / "settings.yaml"
     file.write_text(f"sink:\n  {text}\n")
 
-    assert re.sub(r"datetime[^:]*", "datetime", said_of(file)) == said
+    assert said_of(file) == said
 
 
 IN_VARIABLES = [
@@ -104,6 +109,6 @@ def test_what_is_said_is_one_line_without_the_words_of_a_library(text: str, tmp_
 
 def test_no_key_of_a_mapping_breaks_the_line(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
-    file.write_text('sink: {labels: {"a\\nb": 1}}\n')
+    file.write_text('sink: {budgets: {"a\\nb": x}}\n')
 
     assert "\n" not in said_of(file)
