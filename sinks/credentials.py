@@ -305,6 +305,7 @@ class ReceiverCredentials:
             if _NO_TLS.search(str(error)):
                 lowest = f"{self._section}.min_tls_version {self._settings.min_tls_version}"
                 raise NoAnswerError(f"{error}: is {lowest} beyond what it speaks?") from error
+            # Of an answer that is late nothing says that the address is wrong.
             if address and isinstance(error, NotConnectedError):
                 raise NoAnswerError(f"{error}: look at {address}") from error
             if proxy is None:

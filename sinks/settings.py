@@ -346,6 +346,7 @@ _API_PATH: Final = re.compile(r"/api/v[12](?:/alerts)?/*\Z")
 
 def _refuse_api_path(url: str) -> None:
     """Raise ValueError for an address to which the path would be given twice."""
+    # As Alertmanager's own documentation shows it: it would answer 404 to each alert.
     if _API_PATH.search(urlsplit(url).path):
         shown = shown_url(url)
         raise ValueError(

@@ -161,6 +161,7 @@ class PassedOver:
             return (
                 "no dead letter" if self._wanted.since_ms is None else "no dead letter since then"
             )
+        # A word that is mistyped comes first: of which group the letters are says nothing then.
         for field_, values, seen, known in (
             ("reason", self._wanted.reasons, self._reasons, REASONS),
             ("topic", self._wanted.topics, self._topics, ()),

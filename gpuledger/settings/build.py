@@ -151,6 +151,7 @@ def _explain(setting: Setting, given: Given) -> str:
     # A secret may have been taken apart, as by a comma, so that no piece of it looks like one.
     is_plain = all(mask_address(text) == text for text in _texts_in(given.value))
     is_shown = is_plain and not setting.may_hold_secrets
+    # What it is says enough to mend it, where the value itself may be the secret.
     if setting.may_hold_secrets:
         shown = kind_of(found.value)
     elif is_plain:
@@ -158,6 +159,7 @@ def _explain(setting: Setting, given: Given) -> str:
     else:
         shown = repr(mask_address(given.value)) if isinstance(given.value, str) else MASK
     name = given.origin
+    # A variable's name says nothing of what is in it; a file's origin would end before the key.
     if found.at:
         keys = (_written(key, is_plain=is_plain, is_shown=is_shown) for key in found.at)
         path = f"{setting.name}{''.join(keys)}"
@@ -184,6 +186,7 @@ def _find_mistake(hint: Any, value: Any, *, is_strict: bool) -> _Mistake:  # noq
         try:
             msgspec.convert(part, wanted, strict=is_strict, dec_hook=_from_text)
         except msgspec.ValidationError:
+            # Ends, as each hint is a part of the former, however deep the value is.
             found = _find_mistake(wanted, part, is_strict=is_strict)
             return found._replace(at=(key, *found.at))
     return _Mistake((), hint, value)
@@ -195,6 +198,7 @@ class _Index(int):
 
 def _parts(hint: Any, value: Any) -> Iterator[tuple[Any, Any, Any]]:  # noqa: ANN401  # as above
     """Yield the index or key of each part of a value, what is wanted there, and the part."""
+    # A value of another shape than is wanted has no parts: the mistake is the whole of it.
     for wanted in map(_bare, alternatives(hint)):
         inner = get_args(wanted)
         if get_origin(wanted) in _LISTS and isinstance(value, list | tuple):
@@ -215,6 +219,7 @@ def _bare(hint: Any) -> Any:  # noqa: ANN401  # as above
 
 
 def _shown(value: Any) -> str:  # noqa: ANN401  # as above
+    # As YAML and JSON write it: who reads it has written it so.
     if value is None or isinstance(value, bool):
         return msgspec.json.encode(value).decode()
     text = repr(value) if isinstance(value, str | list | dict) else str(value)
@@ -224,10 +229,12 @@ def _shown(value: Any) -> str:  # noqa: ANN401  # as above
 def _remedy(found: _Mistake, *, is_shown: bool) -> str:
     wanted = set(map(_bare, alternatives(found.hint)))
     is_one = not isinstance(found.value, list | dict) and found.value is not None
+    # YAML takes 1, no and 2026-11-21 for what they look like.
     if is_one and not isinstance(found.value, str) and wanted & {str, Secret, FilePath}:
         return ": put it in quotes"
     if {get_origin(part) for part in wanted} & _LISTS:
         text = str(found.value)
+        # Brackets around signs of YAML's own would make something else of them.
         is_name = is_one and is_shown and _PLAIN_ITEMS.fullmatch(text)
         return f": write [{text}]" if is_name else ": write [a, b], or [] for none"
     return ""

@@ -306,6 +306,7 @@ _REMEDY_OF_LOGIN: Final = (
 
 def _remedy_of_port(parts: SplitResult) -> str:
     """Return what to write where no port is: in its place, or where a password hides the host."""
+    # With a user in it the parser has found the host behind it, so that the port is meant as one.
     before_path = "" if "@" in parts.netloc else parts.netloc
     if may_part_a_login(f"{before_path}{parts.path}{parts.query}{parts.fragment}"):
         return _REMEDY_OF_LOGIN

@@ -301,6 +301,7 @@ class _StrictLoader(yaml.SafeLoader):
         deep: bool = False,  # PyYAML's signature
     ) -> dict[Hashable, Any]:
         made = super().construct_mapping(node, deep=deep)
+        # The mark is the second's: that is the line to take out, as what was added later.
         first: dict[Hashable, yaml.Node] = {}
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
