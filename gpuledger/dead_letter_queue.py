@@ -36,12 +36,25 @@ from gpuledger.topics import Topic
 T = TypeVar("T")
 BusErrorT = TypeVar("BusErrorT", bound=BusError)
 
+REASONS: Final = (
+    "undecodable",
+    "unreadable",
+    "invalid",
+    "too_large",
+    "misplaced",
+    "seq_ahead",
+    "future",
+    "too_old",
+    "out_of_order",
+    "rejected",
+    "partial",
+    "failing",
+)
+"""Why records are put aside; `unreadable` is of a batch."""
 DEAD_LETTERS_TOTAL: Final = Counter(
     "gpuledger_dead_letters",
     "Records that could not be used and whose letters the dead-letter topic has, by topic and"
-    " reason: `undecodable`, `unreadable` (a batch), `invalid`, `too_large`, `misplaced`,"
-    " `seq_ahead`, `future`, `too_old`, `out_of_order`, `rejected`, `partial`,"
-    " `failing`.",
+    f" reason: {', '.join(f'`{reason}`' for reason in REASONS)}.",
     ["topic", "reason"],
 )
 RECORDS_UNREADABLE_TOTAL: Final = Counter(

@@ -30,6 +30,7 @@ from gpuledger.runtime.http.client import (
     HttpAnswer,
     HttpClient,
     NoAnswerError,
+    NotConnectedError,
     Proxy,
     ProxyError,
     Route,
@@ -121,6 +122,7 @@ class ReceiverCredentials:
         `section` is the name of the settings' section.
         """
         self._settings, self._section = settings, section
+        self._address = f"{section}.{settings.ADDRESS}"
         self._sigv4 = sigv4 or Sigv4Settings()
         oauth = settings.oauth
         secrets = (
@@ -186,7 +188,7 @@ class ReceiverCredentials:
         async def send(login: Mapping[str, str]) -> HttpAnswer:
             nonlocal body
             route = self.current().route(url)
-            with self._naming_settings(route.proxy):
+            with self._naming_settings(route.proxy, address=self._address):
                 answer, body = await http.get(
                     url, headers={**headers, **login}, max_bytes=max_bytes, route=route
                 )
@@ -279,7 +281,7 @@ class ReceiverCredentials:
         self, http: HttpClient, url: str, data: bytes, headers: Mapping[str, str]
     ) -> HttpAnswer:
         route = self.current().route(url)
-        with self._naming_settings(route.proxy):
+        with self._naming_settings(route.proxy, address=self._address):
             return await http.post(url, data=data, headers=headers, route=route)
 
     async def _ask_endpoint(
@@ -292,14 +294,20 @@ class ReceiverCredentials:
                 return await http.post_form(url, form, headers, route=route)
 
     @contextmanager
-    def _naming_settings(self, proxy: Proxy | None) -> Iterator[None]:
-        """Say of what goes wrong on the way where to look, and that there is a proxy on it."""
+    def _naming_settings(self, proxy: Proxy | None, *, address: str = "") -> Iterator[None]:
+        """Say of what goes wrong on the way where to look, and that there is a proxy on it.
+
+        `address` is the setting of the one that is gone to, where whoever asked does not name it.
+        """
         try:
             yield
         except NoAnswerError as error:
             if _NO_TLS.search(str(error)):
                 lowest = f"{self._section}.min_tls_version {self._settings.min_tls_version}"
                 raise NoAnswerError(f"{error}: is {lowest} beyond what it speaks?") from error
+            # Of an answer that is late nothing says that the address is wrong.
+            if address and isinstance(error, NotConnectedError):
+                raise NoAnswerError(f"{error}: look at {address}") from error
             if proxy is None:
                 raise
             setting = f"{self._section}.proxy_url"

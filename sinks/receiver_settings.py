@@ -5,7 +5,7 @@ A sink's section has them beside its addresses. What cannot work is refused by t
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -91,6 +91,9 @@ def _require_https(url: str) -> None:
 
 class ReceiverSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who the sender is, whom it trusts, and by what way it goes."""
+
+    ADDRESS: ClassVar[str] = "url"
+    """The setting beside these that has the receiver's address."""
 
     username: str = ""
     """User for basic authentication; empty means none."""

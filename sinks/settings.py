@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterable
 from string import Formatter
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -15,7 +16,8 @@ from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.series import SentLabels, label_of
 from gpuledger.ledger.usage import COUNTERS
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
-from gpuledger.settings.groups import require_http_url
+from gpuledger.settings.groups import require_group_name, require_http_url
+from gpuledger.settings.secret import shown_url
 from gpuledger.texts import find_near
 from gpuledger.topics import Topics
 from sinks.otlp_names import OF_RESOURCES
@@ -339,6 +341,20 @@ def _refuse_equal_labels(setting: str, names: list[str]) -> None:
             raise ValueError(f"{setting}: a label without a name: take it out")
 
 
+_API_PATH: Final = re.compile(r"/api/v[12](?:/alerts)?/*\Z")
+
+
+def _refuse_api_path(url: str) -> None:
+    """Raise ValueError for an address to which the path would be given twice."""
+    # As Alertmanager's own documentation shows it: it would answer 404 to each alert.
+    if _API_PATH.search(urlsplit(url).path):
+        shown = shown_url(url)
+        raise ValueError(
+            f"urls: {shown!r} ends with the path that is added to it: give the address before it,"
+            f" {_API_PATH.sub('', shown)}"
+        )
+
+
 def _refuse_address(setting: str, template: str) -> None:
     """Raise ValueError for an address that could not be filled in."""
     try:
@@ -369,8 +385,11 @@ class BusyWithoutPodSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_u
 class AlertsSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where alerts go, by what login to each of them, and when they fire."""
 
+    ADDRESS: ClassVar[str] = "urls"
+
     urls: list[str] = msgspec.field(default_factory=lambda: ["http://localhost:9093"])
-    """Every Alertmanager of the cluster, each by itself: not a load balancer before them."""
+    """Every Alertmanager of the cluster, each by itself: not a load balancer before them. Without
+    `/api/v2/alerts`, which is added."""
     headers: dict[str, str] = msgspec.field(default_factory=dict)
     """Further headers, such as `X-Scope-OrgID`; the protocol's own cannot be overridden."""
     external_labels: dict[str, str] = msgspec.field(default_factory=dict)
@@ -416,6 +435,7 @@ class AlertsSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_unknown
                 require_http_url(url)
             except ValueError as error:
                 raise ValueError(f"urls: {error}") from error
+            _refuse_api_path(url)
         self.refuse_unusable(urls=self.urls)
         refuse_reserved(self.headers)
         refuse_unusable_labels(self.external_labels)
@@ -548,12 +568,17 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Where metrics for OpenTelemetry's collector go."""
 
     def __post_init__(self) -> None:
-        """Refuse a kind that there is not; raises ValueError with the nearest right one."""
+        """Refuse a kind that there is not; raises ValueError with the nearest right one.
+
+        And what names no group, or goes with another kind alone.
+        """
+        if self.group:
+            require_group_name("group", self.group)
         if self.kind in KINDS:
             if self.remote_write.openmetrics.url and self.kind != REMOTE_WRITE.name:
                 raise ValueError(
-                    f"remote_write.openmetrics.url: {self.kind} reads Kafka alone; take it out, or"
-                    f" run gpuledger-sink {REMOTE_WRITE.name}"
+                    f"remote_write.openmetrics.url: only {REMOTE_WRITE.name} takes it, {self.kind}"
+                    f" reads Kafka alone: take it out, or run gpuledger-sink {REMOTE_WRITE.name}"
                 )
             return
         if not self.kind:

@@ -177,29 +177,42 @@ def list_letters(
     into = LetterPrinter(format=format, limit=limit) if fields is None else LetterCounts(fields)
     wanted = chosen.filter()
     bus = KafkaBus(kafka_settings(bootstrap_servers=bootstrap_servers, config=config))
-    run_cancellable(scan(bus, wanted, pending=pending, into=into))
+    why_none = run_cancellable(scan(bus, wanted, pending=pending, into=into))
     if isinstance(into, LetterCounts):
         print_counts(into, format=format)
     else:
         into.close()
+    if why_none:
+        sys.stderr.write(f"gpuledger: {why_none}\n")
     return 0
 
 
 async def scan(
     history: History, wanted: LetterFilter, *, pending: bool, into: LetterCounts | LetterPrinter
-) -> None:
-    """Read the letters that are meant, as far as they were there at the begin."""
+) -> str:
+    """Read the letters that are meant, as far as they were there at the begin.
+
+    Return why there are none; empty where there are some.
+    """
+    found = left_out = 0
     async with open_log(history, wanted) as (log, replayed):
         with printing_progress(log.offsets, what="dead letters", done="read") as advance:
             async with aclosing(log.letters(advance)) as letters:
                 async for letter in letters:
                     is_replayed = letter.position in replayed
                     if pending and is_replayed:
+                        left_out += 1
                         continue
+                    found += 1
                     if isinstance(into, LetterCounts):
                         into.add(letter)
                     else:
                         into.add(row_of(letter, is_replayed=is_replayed))
+        if found:
+            return ""
+        if left_out:
+            return f"no dead letter is pending: {left_out} were replayed"
+        return log.passed_over.why_none()
 
 
 @app.command

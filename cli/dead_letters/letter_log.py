@@ -10,9 +10,10 @@ import base64
 import re
 from array import array
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from typing_extensions import override
@@ -20,11 +21,11 @@ from typing_extensions import override
 from gpuledger.bus.protocol import HistoryReader, Message, Record, Span, TopicPartition
 from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import decoder_of, encode
-from gpuledger.dead_letter_queue import DETAIL_CHARACTERS
+from gpuledger.dead_letter_queue import DETAIL_CHARACTERS, REASONS
 from gpuledger.errors import UndecodableError, UserError
 from gpuledger.keys import split_key
 from gpuledger.records import DeadLetter
-from gpuledger.texts import shorten
+from gpuledger.texts import find_near, readable, shorten
 
 _POSITION: Final = re.compile(r"(?P<partition>\d{1,9}):(?P<offset>\d{1,18})")
 
@@ -126,6 +127,67 @@ def _names_of(key: str) -> tuple[str, str]:
     return key, split_key(key)[1] or key
 
 
+_MAX_VALUES: Final = 1000
+"""Of how many values it is known that letters have them: a letter may say anything."""
+_SHOWN_GROUPS: Final = 3
+
+
+class PassedOver:
+    """The letters that were read and are not meant: why there are none where there are others."""
+
+    def __init__(self, wanted: LetterFilter) -> None:
+        """Take what letters are meant."""
+        self._wanted, self._of_anyone = wanted, replace(wanted, consumers=())
+        self._letters = 0
+        self._reasons: set[str] = set()
+        self._topics: set[str] = set()
+        self._groups: Counter[str] = Counter()
+        """How many letters would be meant of other groups."""
+
+    def add(self, kept: KeptLetter) -> None:
+        """Take a letter that the filter did not let through."""
+        self._letters += 1
+        letter = kept.content
+        for seen, value in ((self._reasons, letter.reason), (self._topics, letter.topic)):
+            if len(seen) < _MAX_VALUES:
+                seen.add(value)
+        is_known = letter.consumer in self._groups or len(self._groups) < _MAX_VALUES
+        if is_known and self._of_anyone.lets_through(kept):
+            self._groups[letter.consumer] += 1
+
+    def why_none(self) -> str:
+        """Return why no letter is meant, in one line."""
+        if not self._letters:
+            return (
+                "no dead letter" if self._wanted.since_ms is None else "no dead letter since then"
+            )
+        # A word that is mistyped comes first: of which group the letters are says nothing then.
+        for field_, values, seen, known in (
+            ("reason", self._wanted.reasons, self._reasons, REASONS),
+            ("topic", self._wanted.topics, self._topics, ()),
+        ):
+            for value in values:
+                if value not in seen:
+                    return self._none_has(field_, value, near=find_near(value, {*seen, *known}))
+        if self._groups:
+            return self._of_other_groups()
+        return f"none of {self._letters} dead letters meets all that is asked for"
+
+    def _none_has(self, name: str, value: str, *, near: str | None) -> str:
+        said = f"none of {self._letters} dead letters has the {name} {value!r}"
+        return f"{said}; did you mean {readable(near)!r}?" if near and near != value else said
+
+    def _of_other_groups(self) -> str:
+        meant = " or ".join(map(repr, self._wanted.consumers))
+        names = [readable(name) for name, _ in self._groups.most_common()]
+        more = len(names) - _SHOWN_GROUPS
+        shown = ", ".join(names[:_SHOWN_GROUPS]) + (f" and {more} more" if more > 0 else "")
+        return (
+            f"no such dead letter is of the group {meant}; {self._groups.total()} belong to other"
+            f" groups: {shown}: --consumer chooses one"
+        )
+
+
 REPLAYED: Final = "replayed"
 """The reason of a mark."""
 
@@ -179,6 +241,12 @@ class LetterLog:
     """Positions that were asked for and not met yet."""
     unusable: int = 0
     """Records met that are no letters: who may write to the topic may write anything."""
+    passed_over: PassedOver = field(init=False)
+    """The letters met that the filter did not let through."""
+
+    def __post_init__(self) -> None:
+        """Begin with none passed over."""
+        self.passed_over = PassedOver(self.wanted)
 
     @classmethod
     async def open(cls, reader: HistoryReader, topic: str, wanted: LetterFilter) -> "LetterLog":
@@ -208,7 +276,7 @@ class LetterLog:
 
     async def letters(self, advance: Callable[[int], None]) -> AsyncGenerator[KeptLetter, None]:
         """Yield the letters, of each partition in order; `advance` hears how many were read."""
-        self.unusable = 0
+        self.unusable, self.passed_over = 0, PassedOver(self.wanted)
         async with aclosing(self._records(advance)) as records:
             async for record in records:
                 if self._is_mark(record):
@@ -218,6 +286,8 @@ class LetterLog:
                 elif self.wanted.lets_through(letter):
                     self.missing.discard(letter.position)
                     yield letter
+                else:
+                    self.passed_over.add(letter)
 
     async def _records(self, advance: Callable[[int], None]) -> AsyncGenerator[Record, None]:
         for at, span in self.spans.items():

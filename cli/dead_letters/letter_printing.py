@@ -60,8 +60,6 @@ class LetterPrinter:
                 f"gpuledger: the newest {self._limit} of {self._count} dead letters; --limit shows"
                 " more\n"
             )
-        elif not self._count:
-            sys.stderr.write("gpuledger: no dead letter\n")
 
     def _print_row(self, row: LetterRow) -> None:
         is_json = self._format == "json"

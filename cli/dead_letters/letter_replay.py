@@ -293,6 +293,9 @@ async def replay_letters(
                     await work(log, found, advance=advance)
                 for position in sorted(log.missing):
                     replaying.outcome.skip(f"nothing that was asked for lies at {position}")
+                # Zeros alone would look as if all were well.
+                if replaying.outcome == LetterOutcome():
+                    sys.stdout.write(f"{log.passed_over.why_none()}\n")
         finally:
             refused.close()
             print_outcome(replaying.outcome, receiver=target.receiver, is_rehearsal=is_rehearsal)

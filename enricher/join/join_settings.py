@@ -5,6 +5,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
+from gpuledger.settings.groups import require_group_name
 
 GROUP: Final = "gpuledger-join"
 Guarantee = Literal["at_least_once", "exactly_once"]
@@ -13,7 +14,7 @@ Guarantee = Literal["at_least_once", "exactly_once"]
 class JoinTuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the join works through its partitions."""
 
-    group: Annotated[str, msgspec.Meta(min_length=1)] = GROUP
+    group: str = GROUP
     """The consumer group of all workers, and the beginning of the names of their transactions: two
     joins that write the same topics under different names would each write every event."""
     processing_guarantee: Guarantee = "exactly_once"
@@ -37,6 +38,10 @@ class JoinTuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     pending_pod_timeout_seconds: Annotated[float, msgspec.Meta(gt=0)] = 120.0
     """How long the record of a pod that a tick names is waited for, before it counts as unknown.
     Events wait for nothing."""
+
+    def __post_init__(self) -> None:
+        """Refuse what names no group; raises ValueError."""
+        require_group_name("group", self.group)
 
 
 class JoinSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,13 +8,13 @@ import enum
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
-from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
 import yaml
 
 from gpuledger.errors import SettingsError
-from gpuledger.settings.secret import MASK, Secret, mask_texts, mask_value
+from gpuledger.settings.secret import MASK, Secret, mask_address, mask_texts
 from gpuledger.settings.sources import (
     REQUIRED,
     Given,
@@ -25,6 +25,7 @@ from gpuledger.settings.sources import (
     dotted,
     explain_yaml,
     is_group,
+    kind_of,
     settings_of,
 )
 from gpuledger.texts import shorten, shorten_middle
@@ -40,9 +41,23 @@ _NAMES: Final[Mapping[Any, str]] = {
     Secret: "a text",
     FilePath: "a path",
 }
-# How a group's own __post_init__ begins what it says of one of its fields.
-_OF_A_FIELD: Final = re.compile(r"(?P<field>[a-z_]+):? (?!and )(?P<mistake>.+)", re.DOTALL)
-_BOUNDS: Final = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "of length >="}
+# How a group's own __post_init__ begins what it says of one of its fields, or of a group's in it.
+_OF_A_FIELD: Final = re.compile(
+    r"(?P<field>[a-z_]\w*(?:\.[a-z_]\w*)*):? (?!and )(?P<mistake>.+)", re.DOTALL | re.ASCII
+)
+_BOUNDS: Final = {
+    "gt": ">",
+    "ge": ">=",
+    "lt": "<",
+    "le": "<=",
+    "min_length": "of length >=",
+    "max_length": "of length <=",
+}
+_LISTS: Final = frozenset({list, tuple, set, frozenset})
+_PLAIN_KEY: Final = re.compile(r"[\w*?/-][\w.*?/-]{0,99}")
+"""What stands in a dotted path without quotes."""
+_PLAIN_ITEMS: Final = re.compile(r"[\w./-]+(?:\s*,\s*[\w./-]+)*")
+"""What becomes a list of such where brackets are put around it."""
 
 
 def build(model: type[S], layers: Sequence[Layer]) -> S:
@@ -72,19 +87,14 @@ def _convert(setting: Setting, given: Given) -> Any:  # noqa: ANN401  # any sett
         if given.is_text:
             return _read_text(setting.type, given.value)
         return msgspec.convert(given.value, setting.type, dec_hook=_from_text)
-    except (msgspec.ValidationError, ValueError, yaml.YAMLError, RecursionError) as error:
-        shown = (
-            MASK
-            if setting.may_hold_secrets
-            else shorten(repr(mask_value(given.value)), _SHOWN_CHARACTERS)
-        )
-        expected = describe(setting.type)
+    except msgspec.ValidationError as error:
+        raise SettingsError(_explain(setting, given)) from error
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
         mistake = explain_yaml(error) if isinstance(error, yaml.YAMLError) else str(error)
-        if setting.is_mapping and "`$[" not in mistake:  # the value itself, not one in it
-            mistake = f"expected a mapping, {{name: value}}: {mistake}"
         mistake = shorten_middle(mask_texts(mistake, _texts_in(given.value)))
-        problem = f"expected {expected}, got {shown}" if expected else f"{mistake}; got {shown}"
-        raise SettingsError(f"{given.origin}: {problem}") from error
+        raise SettingsError(
+            f"{given.origin}: expected {describe(setting.type)}: {mistake}"
+        ) from error
 
 
 def _is_none(setting: Setting, value: Any) -> bool:  # noqa: ANN401  # any setting
@@ -106,13 +116,10 @@ def _read_text(hint: Any, text: str) -> Any:  # noqa: ANN401  # any setting
 
 
 def _parse(hint: Any, text: str) -> Any:  # noqa: ANN401  # any setting
-    bare = [
-        get_args(part)[0] if get_origin(part) is Annotated else part for part in alternatives(hint)
-    ]
-    kinds = {get_origin(part) or part for part in bare}
-    if kinds & {list, tuple, set, frozenset} and not text.lstrip().startswith("["):
+    kinds = {get_origin(part) or part for part in map(_bare, alternatives(hint))}
+    if kinds & _LISTS and not text.lstrip().startswith("["):
         return [part.strip() for part in text.split(",") if part.strip()]
-    if any(is_group(kind) for kind in kinds) or kinds & {list, tuple, set, frozenset, dict}:
+    if any(is_group(kind) for kind in kinds) or kinds & {*_LISTS, dict}:
         return yaml.safe_load(text)
     return text
 
@@ -125,14 +132,120 @@ def _from_text(wanted: type, value: Any) -> Any:  # noqa: ANN401  # msgspec's ho
     raise ValueError(f"expected {_NAMES.get(wanted, wanted.__name__)}")
 
 
-def describe(hint: Any) -> str | None:  # noqa: ANN401  # any type annotation
-    """Return what a simple setting accepts; None for lists and mappings, which msgspec explains."""
-    parts = [part for part in alternatives(hint) if part is not type(None)]
-    descriptions = [_describe_one(part) for part in parts]
-    return " or ".join(text for text in descriptions if text) if all(descriptions) else None
+# What is said of a value that is not what is wanted: where in it the mistake is, what is wanted
+# there, what was given, and what to write. The words are ours: msgspec's speak of its own types.
 
 
-def _describe_one(hint: Any) -> str | None:  # noqa: ANN401  # any type annotation
+class _Mistake(NamedTuple):
+    at: tuple[Any, ...]
+    """Indices and keys by which it is reached in the setting's value."""
+    hint: Any
+    """What is wanted there."""
+    value: Any
+    """What was given there."""
+
+
+def _explain(setting: Setting, given: Given) -> str:
+    value = _parse(setting.type, given.value) if given.is_text else given.value
+    found = _find_mistake(setting.type, value, is_strict=not given.is_text)
+    # A secret may have been taken apart, as by a comma, so that no piece of it looks like one.
+    is_plain = all(mask_address(text) == text for text in _texts_in(given.value))
+    is_shown = is_plain and not setting.may_hold_secrets
+    # What it is says enough to mend it, where the value itself may be the secret.
+    if setting.may_hold_secrets:
+        shown = kind_of(found.value)
+    elif is_plain:
+        shown = _shown(found.value)
+    else:
+        shown = repr(mask_address(given.value)) if isinstance(given.value, str) else MASK
+    name = given.origin
+    # A variable's name says nothing of what is in it; a file's origin would end before the key.
+    if found.at:
+        keys = (_written(key, is_plain=is_plain, is_shown=is_shown) for key in found.at)
+        path = f"{setting.name}{''.join(keys)}"
+        name = f"{path} in {given.file}" if given.file else f"{given.origin}: {path}"
+    remedy = _remedy(found, is_shown=is_shown)
+    return f"{name}: expected {describe(found.hint)}, got {shown}{remedy}"
+
+
+def _written(key: Any, *, is_plain: bool, is_shown: bool) -> str:  # noqa: ANN401  # any built-in value
+    """Return an index or a key as it follows the name of what holds it.
+
+    Of a mapping that may hold secrets a key that is no plain name may be name and value in one.
+    """
+    if isinstance(key, _Index):
+        return f"[{key}]"
+    if is_plain and _PLAIN_KEY.fullmatch(str(key)):
+        return f".{key}"
+    return f"[{shorten(repr(key), _SHOWN_CHARACTERS)}]" if is_shown else f"[{MASK}]"
+
+
+def _find_mistake(hint: Any, value: Any, *, is_strict: bool) -> _Mistake:  # noqa: ANN401  # any annotation, any value
+    """Return the innermost part of a value that is not what is wanted there."""
+    for key, wanted, part in _parts(hint, value):
+        try:
+            msgspec.convert(part, wanted, strict=is_strict, dec_hook=_from_text)
+        except msgspec.ValidationError:
+            # Ends, as each hint is a part of the former, however deep the value is.
+            found = _find_mistake(wanted, part, is_strict=is_strict)
+            return found._replace(at=(key, *found.at))
+    return _Mistake((), hint, value)
+
+
+class _Index(int):
+    """The place of an item in a list, which is no key of a mapping."""
+
+
+def _parts(hint: Any, value: Any) -> Iterator[tuple[Any, Any, Any]]:  # noqa: ANN401  # as above
+    """Yield the index or key of each part of a value, what is wanted there, and the part."""
+    # A value of another shape than is wanted has no parts: the mistake is the whole of it.
+    for wanted in map(_bare, alternatives(hint)):
+        inner = get_args(wanted)
+        if get_origin(wanted) in _LISTS and isinstance(value, list | tuple):
+            yield from ((_Index(index), inner[0], item) for index, item in enumerate(value))
+        elif get_origin(wanted) is dict and isinstance(value, dict):
+            for key, item in value.items():
+                yield key, inner[0], key
+                yield key, inner[1], item
+        elif is_group(wanted) and isinstance(value, dict):
+            for field in msgspec.structs.fields(wanted):
+                if field.encode_name in value:
+                    yield field.encode_name, field.type, value[field.encode_name]
+
+
+def _bare(hint: Any) -> Any:  # noqa: ANN401  # as above
+    """Return a type annotation without its bounds."""
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def _shown(value: Any) -> str:  # noqa: ANN401  # as above
+    # As YAML and JSON write it: who reads it has written it so.
+    if value is None or isinstance(value, bool):
+        return msgspec.json.encode(value).decode()
+    text = repr(value) if isinstance(value, str | list | dict) else str(value)
+    return shorten(text, _SHOWN_CHARACTERS)
+
+
+def _remedy(found: _Mistake, *, is_shown: bool) -> str:
+    wanted = set(map(_bare, alternatives(found.hint)))
+    is_one = not isinstance(found.value, list | dict) and found.value is not None
+    # YAML takes 1, no and 2026-11-21 for what they look like.
+    if is_one and not isinstance(found.value, str) and wanted & {str, Secret, FilePath}:
+        return ": put it in quotes"
+    if {get_origin(part) for part in wanted} & _LISTS:
+        text = str(found.value)
+        # Brackets around signs of YAML's own would make something else of them.
+        is_name = is_one and is_shown and _PLAIN_ITEMS.fullmatch(text)
+        return f": write [{text}]" if is_name else ": write [a, b], or [] for none"
+    return ""
+
+
+def describe(hint: Any) -> str:  # noqa: ANN401  # any type annotation
+    """Return what a setting accepts, for people."""
+    return " or ".join(_describe_one(part) for part in alternatives(hint) if part is not type(None))
+
+
+def _describe_one(hint: Any) -> str:  # noqa: ANN401  # any type annotation
     if get_origin(hint) is Annotated:
         base, *notes = get_args(hint)
         # Of a note that is no msgspec.Meta there are no bounds.
@@ -142,12 +255,25 @@ def _describe_one(hint: Any) -> str | None:  # noqa: ANN401  # any type annotati
             for name, sign in _BOUNDS.items()
             if (bound := getattr(note, name, None)) is not None
         )
-        return " ".join(filter(None, [describe(base), " and ".join(bounds)])) or None
+        return " ".join(filter(None, [describe(base), " and ".join(bounds)]))
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(str, get_args(hint)))
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return "one of " + ", ".join(str(member.value) for member in hint)
-    return _NAMES.get(hint)
+    return _describe_whole(hint) or _NAMES.get(hint, str(hint))
+
+
+def _describe_whole(hint: Any) -> str | None:  # noqa: ANN401  # any type annotation
+    """Return what a value must be that has parts; `None` where it is to have none."""
+    if get_origin(hint) in _LISTS:
+        return "a list"
+    if get_origin(hint) is dict:
+        example = '"value"' if _bare(get_args(hint)[1]) is str else "1"
+        return f'a mapping, {{"name": {example}}} in JSON or YAML'
+    if is_group(hint):
+        names = (field.encode_name for field in msgspec.structs.fields(hint))
+        return f"a mapping of {', '.join(names)}"
+    return None
 
 
 def _construct(
@@ -172,9 +298,9 @@ def _with_origin(
 ) -> str:
     """Name the field that a group's message begins with as whoever gave it wrote it."""
     found = _OF_A_FIELD.fullmatch(mistake)
-    if not found or found["field"] not in fields:
+    if not found or found["field"].partition(".")[0] not in fields:
         return f"{dotted(path)}: {mistake}" if path else mistake
-    at = (*path, found["field"])
+    at = (*path, *found["field"].split("."))
     name = given[at].origin if at in given else dotted(at)
     return f"{name}: {found['mistake']}"
 

@@ -6,7 +6,7 @@ A deployable's own settings stand beside it. No socket is opened here.
 import re
 from pathlib import Path
 from typing import Annotated, Final, Literal
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 from typing_extensions import override
@@ -20,6 +20,9 @@ _LONGEST_HEARTBEAT_SECONDS: Final = 3.0
 # Kafka's topics have at most 249 characters, of which ours append 24; metrics and logs show them.
 _MAX_TOPIC_PREFIX: Final = 100
 _TOPIC_PREFIX: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9._-]{0,98}[a-zA-Z0-9])?")
+# Transactional ids begin with it and keys of records have it; metrics, logs and commands show it.
+_MAX_GROUP_NAME: Final = 200
+_GROUP_NAME: Final = re.compile(rf"[a-zA-Z0-9._-]{{1,{_MAX_GROUP_NAME}}}")
 _DEMOS_PREFIX: Final = "gpuledger-demo"
 _SHOWN_CHARACTERS: Final = 40
 
@@ -226,6 +229,15 @@ def require_topic_prefix(prefix: str) -> None:
         raise ValueError(f"{said} would begin the demo's consumer groups; give another one")
 
 
+def require_group_name(setting: str, group: str) -> None:
+    """Raise `ValueError` where a consumer group cannot be called so."""
+    if not _GROUP_NAME.fullmatch(group):
+        raise ValueError(
+            f"{setting}: {shorten(repr(group), _SHOWN_CHARACTERS)} is no name of a consumer group;"
+            f" give 1 to {_MAX_GROUP_NAME} of the characters a-z, A-Z, 0-9, '.', '_' and '-'"
+        )
+
+
 def require_cluster_name(cluster: str) -> None:
     """Raise `ValueError` where a cluster cannot be called so: its name begins keys on Kafka."""
     try:
@@ -265,12 +277,16 @@ def require_http_url(url: str) -> None:
         raise ValueError(f"{shown} must begin with http:// or https://")
     try:
         parts = urlsplit(url)
-        has_host, _ = bool(parts.hostname), parts.port
+        has_host = bool(parts.hostname)
     except ValueError:
-        raise ValueError(
-            f"{shown} has a port or host that is none; in a user or password write"
-            " / as %2F, # as %23, ? as %3F, @ as %40, and in a list , as %2C"
-        ) from None
+        remedy = ": an IPv6 address stands in brackets, http://[::1]:9090/path"
+        if may_part_a_login(url):
+            remedy = _REMEDY_OF_LOGIN
+        raise ValueError(f"{shown} has a host that is none{remedy}") from None
+    try:
+        _ = parts.port  # the parser looks at it no earlier
+    except ValueError:
+        raise ValueError(f"{shown} has a port that is none{_remedy_of_port(parts)}") from None
     # Of all of it: the parser leaves line breaks and tabs out before it looks at the host.
     if not has_host or re.search(r"[\s\x00-\x1f\x7f]", url):
         raise ValueError(
@@ -281,3 +297,17 @@ def require_http_url(url: str) -> None:
         raise ValueError(f"{shown} has a port that is none: write one, or leave the colon out")
     if parts.fragment:
         raise ValueError(f"{shown} has a # in it, behind which nothing is sent: write it as %23")
+
+
+_REMEDY_OF_LOGIN: Final = (
+    ": in a user or password write / as %2F, # as %23, ? as %3F, @ as %40, and in a list , as %2C"
+)
+
+
+def _remedy_of_port(parts: SplitResult) -> str:
+    """Return what to write where no port is: in its place, or where a password hides the host."""
+    # With a user in it the parser has found the host behind it, so that the port is meant as one.
+    before_path = "" if "@" in parts.netloc else parts.netloc
+    if may_part_a_login(f"{before_path}{parts.path}{parts.query}{parts.fragment}"):
+        return _REMEDY_OF_LOGIN
+    return f": give one from 1 to {_MAX_PORT}"

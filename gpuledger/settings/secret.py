@@ -196,6 +196,12 @@ _NO_HOST: Final = re.compile(r"/[^/]")
 """What follows the scheme of a folder of this machine, `file:///var`."""
 _PLAIN_BROKER: Final = re.compile(r"\s*(?:[\w.-]*|\[[0-9A-Fa-f:.]+\])(?::\d*)?\s*", re.ASCII)
 _PLAIN_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+_PLAIN_ADDRESS: Final = re.compile(
+    r"(?:[\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}(?:/[\w.~/-]*)?", re.ASCII
+)
+"""Host, port and path, with no sign in it that parts a login, a name or a query from them."""
+_PORT_TOO_HIGH: Final = re.compile(r".*[^:]:\d{5}", re.DOTALL | re.ASCII)
+"""What ends in a number as long as a port's; one that is longer may as well be a password."""
 
 
 def shown_url(url: str) -> str:
@@ -247,19 +253,22 @@ def shown_brokers(servers: str) -> str:
 def shown_mistake(url: str) -> str:
     """Return what is wrong as the address of a receiver, as `shown_url` does.
 
-    What has no scheme may be a part of a longer one, and is shown only where it has a port.
+    What has no scheme may be a part of a longer one, and is shown only where it has a port, and
+    neither a login nor a query.
     """
     if _SCHEME_SIGN in url or not url:
         return shown_url(url)
-    return url if _PLAIN_BROKER.fullmatch(url) and ":" in url else MASK
+    is_plain = _PLAIN_ADDRESS.fullmatch(url) or (_PLAIN_BROKER.fullmatch(url) and ":" in url)
+    return url if is_plain else MASK
 
 
 def _may_hide_a_password(parts: SplitResult) -> bool:
     """Return whether `/`, `?` or `#` may have cut user and password off from the host.
 
     They may stand in the password, or a slash too many before the user; or the password is a part
-    of a query. Raises ValueError where the port is none.
+    of a query. Raises ValueError where the port is none, and no number that is too high either.
     """
-    has_port = parts.port is not None  # asked of every address, as it raises
+    # Asked of every address, as it raises.
+    has_port = bool(_PORT_TOO_HIGH.fullmatch(parts.netloc)) or parts.port is not None
     behind = f"{parts.path}{parts.query}{parts.fragment}"
     return may_part_a_login(behind) or (has_port and not parts.hostname)

@@ -63,14 +63,15 @@ class Setting:
         return Secret in alternatives(self.type)
 
     @property
-    def is_mapping(self) -> bool:
-        """Whether it is a free mapping, such as headers."""
-        return any(get_origin(part) is dict for part in alternatives(self.type))
-
-    @property
     def may_hold_secrets(self) -> bool:
-        """Whether its values are not to be shown: people put passwords into headers, too."""
-        return self.is_secret or self.is_mapping
+        """Whether its values are not to be shown: people put passwords into headers, too.
+
+        Not so of a mapping to numbers, such as bounds.
+        """
+        return self.is_secret or any(
+            get_origin(part) is dict and str in alternatives(get_args(part)[1])
+            for part in alternatives(self.type)
+        )
 
     @property
     def file_path(self) -> Path:
@@ -146,6 +147,8 @@ class Given:
     """Where it stands, for error messages."""
     is_text: bool
     """Whether the source knows only text, so that numbers have to be read from it."""
+    file: str = ""
+    """The settings file, where it stands in one."""
 
 
 Layer = Mapping[Path, Given]
@@ -174,7 +177,8 @@ def read_yaml(
     for at, value in _flatten(_load(path), (), groups, str(path)):
         # The name may be one that there is not, and hold anything.
         shown = shorten_middle(dotted(tuple(map(mask_address, at))))
-        given[at] = Given(value=value, origin=f"{shown} in {path}", is_text=False)
+        origin = f"{shown} in {path}"
+        given[at] = Given(value=value, origin=origin, is_text=False, file=str(path))
     if ignores_other_sections:
         given = {at: named for at, named in given.items() if at[0] in sections}
     for at, named in given.items():
@@ -252,7 +256,7 @@ def _load(path: FilePath) -> Mapping[str, Any]:
     except ValueError as error:  # of a date that is none
         raise SettingsError(f"{path} is no YAML: a date or number in it is not valid") from error
     if loaded is not None and not isinstance(loaded, dict):
-        raise SettingsError(f"{path}: expected a mapping of settings, got {_kind_of(loaded)}")
+        raise SettingsError(f"{path}: expected a mapping of settings, got {kind_of(loaded)}")
     return loaded or {}
 
 
@@ -267,15 +271,24 @@ def _flatten(
             yield from _flatten(value, here, groups, file)
         elif value is not None:
             raise SettingsError(
-                f"{dotted(here)} in {file}: expected a mapping, got {_kind_of(value)}"
+                f"{dotted(here)} in {file}: expected a mapping, got {kind_of(value)}"
             )
 
 
-def _kind_of(value: object) -> str:
+_KINDS: Final = {
+    type(None): "nothing (null)",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "a text",
+    list: "a list",
+    dict: "a mapping",
+}
+
+
+def kind_of(value: object) -> str:
     """Return what a value is, not the value: what stands in a wrong place may be a secret."""
-    if isinstance(value, list):
-        return "a list"
-    return "a text" if isinstance(value, str) else f"a {type(value).__name__}"
+    return _KINDS.get(type(value), f"a {type(value).__name__}")
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -288,13 +301,16 @@ class _StrictLoader(yaml.SafeLoader):
         deep: bool = False,  # PyYAML's signature
     ) -> dict[Hashable, Any]:
         made = super().construct_mapping(node, deep=deep)
-        written = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = [key for key in made if written.count(key) > 1]
-        if twice:
-            raise yaml.constructor.ConstructorError(
-                problem=f"key {shorten_middle(repr(mask_value(twice[0])))} stands twice",
-                problem_mark=node.start_mark,
-            )
+        # The mark is the second's: that is the line to take out, as what was added later.
+        first: dict[Hashable, yaml.Node] = {}
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if (former := first.setdefault(key, key_node)) is not key_node:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"key {shorten_middle(repr(mask_value(key)))} stands twice, in line"
+                    f" {former.start_mark.line + 1} and here: take one of them out",
+                    problem_mark=key_node.start_mark,
+                )
         return made
 
 

@@ -29,6 +29,7 @@ from gpuledger.records import Incident, NodeCounters, NodeReadings
 from gpuledger.runtime import Check
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.tasks import end_tasks
+from gpuledger.settings.secret import shown_url
 from sinks.errors import PartialWriteError, RejectedError
 from sinks.metrics import (
     COUNTERS_ENDED_TOTAL,
@@ -160,7 +161,10 @@ class PartitionSender:
         self._task: asyncio.Task[None] | None = None
         self._is_ending = False
         self._refused = RefusedTicks(
-            check=shared.check, clock=shared.clock, repeated_before=taken_over.repeated_before
+            receiver=shown_url(shared.settings.url),
+            check=shared.check,
+            clock=shared.clock,
+            repeated_before=taken_over.repeated_before,
         )
         self._sent_offset: int | None = None
         self._committed_offsets: Mapping[TopicPartition, int] = {}

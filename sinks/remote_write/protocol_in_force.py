@@ -49,7 +49,9 @@ class ProtocolInForce:
         """Whether 1.0 may be spoken where the receiver does not speak 2.0."""
         self.is_confirmed = False
         """Whether the receiver has shown that it speaks 2.0."""
-        why = "begun with; the receiver has not answered yet" if self.may_fall_back else "as set"
+        # It may have answered, as with 401 or 400, and is then shown by the receiver's own check.
+        begun = "begun with; the receiver has not answered with anything that tells its version"
+        why = begun if self.may_fall_back else "as set"
         self._show(why)
 
     def confirm(self) -> None:

@@ -13,6 +13,7 @@ not been committed. A strict receiver refuses that as out of order. So a node's 
 refused so before its first one that is taken are repetitions, which are counted, and no losses.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 import structlog
@@ -41,9 +42,13 @@ _repeats: Final = Repeats()
 class RefusedTicks:
     """What is known of the refusals of one partition."""
 
-    def __init__(self, *, check: Check, clock: Clock, repeated_before: int) -> None:
-        """Take the receiver's check, and the offset before which all may have been sent before."""
-        self._check, self._clock, self._repeated_before = check, clock, repeated_before
+    def __init__(self, *, receiver: str, check: Check, clock: Clock, repeated_before: int) -> None:
+        """Take the receiver, as it is shown, and its check; `repeated_before` is an offset.
+
+        All before it may have been sent before.
+        """
+        self._receiver, self._check, self._clock = receiver, check, clock
+        self._repeated_before = repeated_before
         self._apart_until_ns: Recent[TenantStream, int] = Recent(max_a_day=_MAX_STREAMS)
         self._taken: set[TenantStream] = set()
 
@@ -73,7 +78,7 @@ class RefusedTicks:
         if is_behind_newer(message) and self._is_repetition(tick):
             count_dropped(NAME, "repeated")
             return
-        self._tell(message, samples=tick.encoded.samples)
+        self._tell(message, [tick], samples=tick.encoded.samples)
         reason = "out_of_order" if is_out_of_order(message) else "rejected"
         if isinstance(error, FailingError):
             reason = "failing"
@@ -94,7 +99,7 @@ class RefusedTicks:
         if is_behind_newer(message) and (repeated := self._repetitions_in(request, unwritten)):
             count_dropped(NAME, "repeated", repeated)
             return
-        self._tell(message, samples=unwritten)
+        self._tell(message, request.ticks, samples=unwritten)
         apart_until_ns = self._clock.monotonic_ns() + APART_NS
         for tick in request.ticks:
             self._apart_until_ns[tick.stream] = apart_until_ns
@@ -108,10 +113,13 @@ class RefusedTicks:
                 return number
         return 0
 
-    def _tell(self, message: str, *, samples: int) -> None:
+    def _tell(self, message: str, ticks: Iterable[WrittenTick], *, samples: int) -> None:
         # What is only out of order says nothing of the receiver: a node's clock was set back.
         if not is_out_of_order(message):
-            self._check.failed(f"rejected: {message}")
+            # Counts of incidents are sent again with the next samples, and have no letter.
+            has_letters = not all(tick.is_of_incidents for tick in ticks)
+            remedy = ": look at `gpuledger dead-letters list`" if has_letters else ""
+            self._check.failed(f"rejected: {self._receiver}: {message}{remedy}")
             if number := _repeats.count("samples", more=samples):
                 _log.warning("samples_rejected", count=number, error=message)
 

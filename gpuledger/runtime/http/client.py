@@ -8,6 +8,8 @@ were sent to it is masked. aiohttp's exceptions end here.
 
 import asyncio
 import base64
+import os
+import socket
 import ssl
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -43,6 +45,7 @@ BODY_SECONDS: Final = 5.0
 _BROKEN: Final = (aiohttp.ClientError, OSError, ValueError, RuntimeError)
 _OF_PROXY: Final = (aiohttp.ClientHttpProxyError, aiohttp.ClientProxyConnectionError)
 _NOT_CONNECTED: Final = (aiohttp.ClientConnectorError, aiohttp.ClientConnectorCertificateError)
+_OF_TLS: Final = aiohttp.ClientSSLError
 _NO_COMMON_TLS: Final = frozenset(
     {"TLSV1_ALERT_PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL", "NO_PROTOCOLS_AVAILABLE"}
 )
@@ -55,6 +58,10 @@ _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 class NoAnswerError(UnavailableError):
     """A server did not answer in time, or not in HTTP; the message says what it did instead."""
+
+
+class NotConnectedError(NoAnswerError):
+    """No connection to the server could be opened: nothing is there, or not under that name."""
 
 
 class ProxyError(NoAnswerError):
@@ -150,7 +157,7 @@ class HttpClient:
         """
         sent = self._sent(url, headers, route)
         with (
-            _telling_proxy(route.proxy),
+            _telling_whom(route.proxy),
             translating(lambda reason: NoAnswerError(f"{shown_url(url)}: {reason}"), sent=sent),
         ):
             async with self._requesting("POST", url, headers, route, data=data) as response:
@@ -172,7 +179,7 @@ class HttpClient:
         """
         sent = self._sent(url, headers, route)
         try:
-            with _telling_proxy(route.proxy), translating(NoAnswerError, sent=sent):
+            with _telling_whom(route.proxy), translating(NoAnswerError, sent=sent):
                 async with self._requesting("POST", url, headers, route, data=form) as response:
                     body = bytearray()
                     async for piece in response.content.iter_any():
@@ -202,7 +209,7 @@ class HttpClient:
         """
         sent = self._sent(url, headers, route)
         with (
-            _telling_proxy(route.proxy),
+            _telling_whom(route.proxy),
             translating(lambda reason: NoAnswerError(f"{shown_url(url)}: {reason}"), sent=sent),
         ):
             async with self._requesting("GET", url, headers, route) as response:
@@ -246,8 +253,11 @@ class HttpClient:
 
 
 @contextmanager
-def _telling_proxy(proxy: Proxy | None) -> Iterator[None]:
-    """Raise `ProxyError` for an error that is the proxy's, and not the server's behind it."""
+def _telling_whom(proxy: Proxy | None) -> Iterator[None]:
+    """Raise `ProxyError` for an error that is the proxy's, and not the server's behind it.
+
+    And `NotConnectedError` where the server was not reached.
+    """
     try:
         yield
     except NoAnswerError as error:
@@ -258,9 +268,11 @@ def _telling_proxy(proxy: Proxy | None) -> Iterator[None]:
             and isinstance(cause, _NOT_CONNECTED)
             and cause.host == urlsplit(proxy.url).hostname
         )
-        if not is_of_proxy:
-            raise
-        raise ProxyError(str(error)) from cause
+        if is_of_proxy:
+            raise ProxyError(str(error)) from cause
+        if isinstance(cause, aiohttp.ClientConnectorError) and not isinstance(cause, _OF_TLS):
+            raise NotConnectedError(str(error)) from cause
+        raise
 
 
 async def _read_whole(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
@@ -360,10 +372,8 @@ def translating(
                 text = f"the proxy answers {error.status} {error.message}"
             case aiohttp.ClientProxyConnectionError():
                 text = f"the proxy cannot be reached: {error.os_error.strerror or error.os_error}"
-            case aiohttp.ClientConnectorSSLError() if error.os_error.reason in _NO_COMMON_TLS:
-                text = f"no TLS with {error.host}:{error.port}: it speaks none of our versions"
-            case aiohttp.ClientConnectorError() if isinstance(error.os_error, ConnectionResetError):
-                text = f"{error.host}:{error.port} ends the connection in the TLS handshake"
+            case aiohttp.ClientConnectorError():
+                text = _why_not_connected(error)
             case aiohttp.ClientResponseError():
                 text = f"no valid HTTP: {error.message}"
             case aiohttp.InvalidURL():
@@ -373,6 +383,28 @@ def translating(
             case _:
                 text = str(error)
         raise error_of(readable(sent.mask(text)) or type(error).__name__) from error
+
+
+def _why_not_connected(error: aiohttp.ClientConnectorError) -> str:
+    where, cause = f"{error.host}:{error.port}", error.os_error
+    if isinstance(cause, ssl.SSLError) and cause.reason in _NO_COMMON_TLS:
+        return f"no TLS with {where}: it speaks none of our versions"
+    if isinstance(cause, ConnectionResetError):
+        return f"{where} ends the connection in the TLS handshake"
+    # Of a certificate the library's text has what is wrong with it.
+    return (
+        str(error) if isinstance(error, _OF_TLS) else f"cannot connect to {where}: {_reason(cause)}"
+    )
+
+
+def _reason(error: OSError) -> str:
+    """Return why there is no connection, by the system's own name for it where it has one.
+
+    asyncio's text repeats the address instead; of names that are not found there is but a text.
+    """
+    if error.errno and error.errno > 0 and not isinstance(error, socket.gaierror):
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
 
 
 MAX_SECONDS: Final = 600.0

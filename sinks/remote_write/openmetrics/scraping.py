@@ -107,8 +107,10 @@ async def run_scraping(
 class ScrapeSender:
     """Sends scrapes one after the other, each in its requests; bounded by who adds to it."""
 
-    def __init__(self, *, writer: Writer, check: Check, samples_per_request: int) -> None:
-        self._writer, self._check = writer, check
+    def __init__(
+        self, *, writer: Writer, receiver: str, check: Check, samples_per_request: int
+    ) -> None:
+        self._writer, self._receiver, self._check = writer, receiver, check
         self._samples_per_request = samples_per_request
         self._waiting: deque[tuple[EncodedScrape, int]] = deque()
         self._added = asyncio.Event()
@@ -161,7 +163,7 @@ class ScrapeSender:
 
     def _tell_refusal(self, error: RejectedError, reason: str, *, samples: int) -> None:
         count_dropped(NAME, reason, samples)
-        self._check.failed(f"rejected: {error}")
+        self._check.failed(f"rejected: {self._receiver}: {error}")
         if number := _repeats.count("samples", more=samples):
             _log.warning("samples_rejected", count=number, error=str(error))
 
@@ -186,7 +188,10 @@ async def _open_sender(
             poison_seconds=settings.poison_seconds,
         )
         sender = ScrapeSender(
-            writer=writer, check=check, samples_per_request=settings.samples_per_request
+            writer=writer,
+            receiver=receiver,
+            check=check,
+            samples_per_request=settings.samples_per_request,
         )
         WAITING_BYTES.labels(sink=NAME).set_function(lambda: sender.waiting_bytes)
         try:

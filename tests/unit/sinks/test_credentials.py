@@ -11,6 +11,7 @@ from gpuledger.errors import SettingsError
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.http.client import HttpClient, open_http
 from gpuledger.settings import Secret
+from gpuledger.settings.groups import ClientCredentialsSettings
 from sinks.credentials import ReceiverCredentials
 from sinks.errors import ReceiverUnavailableError
 from sinks.remote_write.protocol_in_force import ProtocolInForce
@@ -18,7 +19,8 @@ from sinks.remote_write.write_client import RemoteWriteClient
 from sinks.settings import RemoteWriteSettings
 from tests.fakes.seconds import Seconds
 from tests.real.services.certificates import Authority
-from tests.unit.sinks.receiver import receiving
+from tests.unit.sinks.posting import posting
+from tests.unit.sinks.receiver import Answer, receiving
 from tests.unit.sinks.remote_write.messages import RawMessage
 
 TOKEN, PASSWORD = "bearer_token", "password"
@@ -171,3 +173,60 @@ def _serving(authority: Authority) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(pair.certificate, pair.key)
     return context
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting"), [("remote_write", "remote_write.url"), ("alerts", "alerts.urls")]
+)
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://127.0.0.1:1", "cannot connect to 127.0.0.1:1: Connection refused"),
+        ("http://no-such-host.invalid:9", "cannot connect to no-such-host.invalid:9: "),
+        ("https://127.0.0.1:1", "cannot connect to 127.0.0.1:1: Connection refused"),
+    ],
+)
+async def test_a_receiver_that_is_away_is_told_by_its_address_why_and_by_which_setting(
+    kind: str, setting: str, url: str, said: str
+) -> None:
+    async with posting(kind, url) as client:
+        with pytest.raises(ReceiverUnavailableError) as raised:
+            await client.send()
+
+    text = str(raised.value)
+    assert text.startswith(f"{url}")
+    assert said in text
+    assert text.endswith(f": look at {setting}")
+    assert "ssl" not in text
+
+
+async def test_a_token_endpoint_that_is_away_does_not_name_the_receivers_address() -> None:
+    oauth = ClientCredentialsSettings(
+        token_url="https://127.0.0.1:1/token", client_id="me", client_secret=Secret("x")
+    )
+    async with posting("remote_write", "http://127.0.0.1:2", oauth=oauth) as client:
+        with pytest.raises(ReceiverUnavailableError, match=r"127\.0\.0\.1:1") as raised:
+            await client.send()
+
+    assert "remote_write.url" not in str(raised.value)
+
+
+async def test_a_receiver_that_refuses_the_login_is_not_said_to_be_silent() -> None:
+    check = Readiness().check("remote_write.protocol", severity=CheckSeverity.WARNING)
+    async with (
+        receiving(Answer(401, "who?")) as receiver,
+        open_http(headers={}, timeout_seconds=5) as http,
+    ):
+        client = RemoteWriteClient(
+            http=http,
+            url=receiver.url,
+            credentials=ReceiverCredentials(
+                RemoteWriteSettings(), section="remote_write", check=Check()
+            ),
+            protocol=ProtocolInForce("auto", check=check),
+        )
+        with pytest.raises(ReceiverUnavailableError, match="401"):
+            await client.write(NOTHING, attempt=0)
+
+    assert "has not answered with anything that tells its version" in check.detail
+    assert "yet" not in check.detail

@@ -7,6 +7,7 @@ from gpuledger.settings import load_settings
 from sinks.command import main
 from sinks.registry import KINDS
 from sinks.settings import SinkSettings
+from tests.errors import has_words
 
 
 def load(*argv: str, **environ: str) -> SinkSettings:
@@ -56,7 +57,7 @@ def test_a_kind_that_there_is_not_names_the_nearest(
         ),
         (
             {"KIND": "store", "REMOTE_WRITE__OPENMETRICS__URL": "http://host/metrics"},
-            r"remote_write\.openmetrics\.url: store reads Kafka alone",
+            "REMOTE_WRITE__OPENMETRICS__URL: only remote_write takes it, store reads Kafka alone",
         ),
         (
             {"KIND": "remote_write", "REMOTE_WRITE__POD_LABELS": "a.b,a-b"},
@@ -124,7 +125,7 @@ def test_a_kind_that_there_is_not_names_the_nearest(
             for changes, said in (
                 (
                     {"REMOTE_WRITE__TENANTS__HEADER": "Host"},
-                    "tenants.header: Host is the sender's own",
+                    "TENANTS__HEADER: Host is the sender's own",
                 ),
                 (
                     {"REMOTE_WRITE__HEADERS": '{"x-scope-orgid": "a"}'},
@@ -179,11 +180,20 @@ def test_secrets_are_masked_where_settings_are_printed(
         ("http://host:0/w", "has a port that is none"),
         ("http://host:/w", "has a port that is none"),
         ("http://host/w#part", "has a # in it"),
-        ("http://host:port/w", "'http://********' has a port or host that is none"),
-        ("http://host:99999/w", "has a port or host that is none"),
-        ("http://[::1/w", "has a port or host that is none"),
+        (
+            "http://host:port/w",
+            "'http://********' has a port that is none: give one from 1 to 65535",
+        ),
+        ("http://host:99999/w", "'http://host:99999/w' has a port that is none: give one from 1"),
+        ("http://usr:hunter2@host:99999/w", "'http://host:99999/w' has a port that is none: give"),
+        ("http://host:123456/w", "'http://********' has a port that is none: give one from 1"),
+        ("http://[::1/w", "has a host that is none: an IPv6 address stands in brackets"),
+        ("http://usr:hunter2[/x@host/w", "none: in a user or password write / as %2F"),
+        ("http://usr:hunter2/x@host/w", "none: in a user or password write / as %2F"),
         ("http://usr:hunter2#pw@host:9090/w", "'http://********' has a port"),
-        ("host:9090/w", "must begin with http:// or https://"),
+        ("host:9090/api/v1", "'host:9090/api/v1' must begin with http:// or https://"),
+        ("usr:hunter2@host:9090/w", "'********' must begin with http:// or https://"),
+        ("host:9090/w?token=hunter2", "'********' must begin with http:// or https://"),
         ("ftp://host/w", "must begin with http:// or https://"),
     ],
 )
@@ -206,6 +216,22 @@ def test_an_address_with_a_host_is_taken(url: str) -> None:
     assert (loaded.remote_write.url, loaded.alerts.urls) == (url, [url])
 
 
+@pytest.mark.parametrize("end", ["/api/v2/alerts", "/api/v2/alerts/", "/api/v1/alerts", "/api/v2"])
+def test_the_address_of_an_alertmanager_ends_before_the_path_that_is_added(end: str) -> None:
+    named = has_words("ALERTS__URLS", f"prefix{end}", "before it, http://am:9093/prefix")
+    with pytest.raises(SettingsError, check=named):
+        load(KIND="alerts", ALERTS__URLS=f"http://am:9093/prefix{end}")
+
+    assert load(KIND="alerts", ALERTS__URLS="http://am:9093/prefix/").alerts.urls
+
+
+@pytest.mark.parametrize("group", ["a b/c", "a/b", "ä", "a\n", "a" * 201])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_names_no_consumer_group_is_refused(kind: str, group: str) -> None:
+    with pytest.raises(SettingsError, check=has_words("GPULEDGER_GROUP", "a-z, A-Z, 0-9")):
+        load(KIND=kind, GROUP=group)
+
+
 def test_the_page_to_scrape_is_an_option_that_the_help_shows(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,3 +242,15 @@ def test_the_page_to_scrape_is_an_option_that_the_help_shows(
     shown = capsys.readouterr().out
     assert "gpuledger-sink remote_write --from-openmetrics http://localhost:9100/metrics" in shown
     assert 'up{job="openmetrics"}' in shown
+
+
+def test_an_option_that_one_kind_alone_takes_is_named_as_it_was_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["gpuledger-sink", "alerts", "--from-openmetrics", "http://host/metrics"]
+    monkeypatch.setattr("sys.argv", argv)
+
+    assert main() == 2
+    said = capsys.readouterr().err
+    assert "--from-openmetrics: only remote_write takes it, alerts reads Kafka alone" in said
+    assert "openmetrics.url" not in said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from typing import Any
 
 import pytest
 
@@ -224,3 +225,54 @@ async def test_a_position_without_a_letter_is_a_mistake_that_names_it(on: Memory
 def test_what_is_no_position_is_a_mistake(text: str) -> None:
     with pytest.raises(UserError, check=has_words("PARTITION:OFFSET")):
         parse_position(text)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ({"reasons": ["rejectd"]}, ["none of 4", "reason 'rejectd'", "mean 'rejected'?"]),
+        ({"reasons": ["falling"]}, ["reason 'falling'", "mean 'failing'?"]),
+        ({"reasons": ["failing"]}, ["none of 4", "reason 'failing'"]),
+        ({"reasons": ["xyz"]}, ["none of 4", "reason 'xyz'"]),
+        ({"topics": ["gpuledger.event.v1"]}, ["topic", "mean 'gpuledger.events.v1'?"]),
+        ({"consumers": ["mine"], "reasons": ["rejectd"]}, ["mean 'rejected'?"]),
+        (
+            {"consumers": ["mine"], "topics": ["gpuledger.events.v1"]},
+            ["group 'mine'", "3 belong to other", "gpuledger-remote-write, gpuledger-store"],
+        ),
+        ({"node": "node-z"}, ["none of 4 dead letters meets all"]),
+        ({"since_ms": START_MS + 3600 * SECOND_MS}, ["no dead letter since then"]),
+    ],
+)
+async def test_where_no_letter_is_meant_it_is_said_why_and_what_may_be(
+    on: MemoryBus, wanted: dict[str, Any], words: list[str]
+) -> None:
+    into = LetterPrinter(format="table", limit=9)
+    why = await scan(on, LetterFilter(**wanted), pending=False, into=into)
+
+    assert [word for word in words if word not in why] == []
+    assert ("did you mean" in why) == any("mean '" in word for word in words)
+    assert "\n" not in why
+
+
+async def test_where_there_is_no_letter_at_all_that_alone_is_said() -> None:
+    into = LetterPrinter(format="table", limit=9)
+    wanted = LetterFilter(reasons=["rejectd"])
+
+    assert await scan(bus(), wanted, pending=False, into=into) == "no dead letter"
+
+
+async def test_where_letters_are_meant_nothing_is_said_of_others(on: MemoryBus) -> None:
+    into = LetterPrinter(format="table", limit=9)
+
+    assert not await scan(on, LetterFilter(reasons=["rejected", "x"]), pending=False, into=into)
+
+
+async def test_of_many_other_groups_three_are_named() -> None:
+    on = bus()
+    for number in range(5):
+        await reject(on, record_of(event(number)), consumer=f"group-{number}")
+    into = LetterPrinter(format="table", limit=9)
+    why = await scan(on, LetterFilter(consumers=["mine"]), pending=False, into=into)
+
+    assert "5 belong to other groups: group-0, group-1, group-2 and 2 more" in why

@@ -246,6 +246,22 @@ async def test_letters_of_another_consumer_are_passed_over_or_told_where_they_ar
     assert list(absent.skipped) == ["nothing that was asked for lies at 0:77"]
 
 
+@pytest.mark.parametrize("is_rehearsal", [True, False])
+async def test_where_the_group_has_no_letter_it_is_said_which_groups_have_some(
+    capsys: pytest.CaptureFixture[str], *, is_rehearsal: bool
+) -> None:
+    on = bus()
+    await reject(on, record_of(event(0)), record_of(event(1)), consumer="their-group")
+    async with receiving() as receiver:
+        outcome = await to_receiver(on, receiver, is_rehearsal=is_rehearsal)
+
+    assert exit_code(outcome) == 0
+    *_, why, counts = capsys.readouterr().out.splitlines()
+    assert f"group {REMOTE_WRITE.group!r}" in why
+    assert "2 belong to other groups: their-group" in why
+    assert counts.startswith("0 ")
+
+
 async def test_a_receiver_that_is_away_is_waited_for_and_then_given_up_with_what_was_done(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -162,8 +162,11 @@ MISTAKES_IN_VARIABLES = [
     ),
     ({"KAFKA__SSL_CERT_FILE": "/c"}, "GPULEDGER_KAFKA__SSL_CERT_FILE: needs ssl_key_file too"),
     ({"KAFKA__SSL_KEY_FILE": "/c"}, "GPULEDGER_KAFKA__SSL_KEY_FILE: needs ssl_cert_file too"),
-    ({"WATCH__RULES": "[{nme: x}]"}, "GPULEDGER_WATCH__RULES: Object"),
-    ({"WATCH__RULES": "[{"}, "GPULEDGER_WATCH__RULES: while parsing"),
+    (
+        {"WATCH__RULES": "[{nme: x}]"},
+        "WATCH__RULES: watch.rules[0]: expected a mapping of name, seconds, got",
+    ),
+    ({"WATCH__RULES": "[{"}, "GPULEDGER_WATCH__RULES: expected a list: while parsing"),
     ({"WATCH__TOKEN": "********"}, "the mask of --print-config"),
 ]
 
@@ -183,13 +186,19 @@ MISTAKES_IN_FILES = [
     ("kafak: {client_id: x}", "did you mean kafka?"),
     ("kafka: here", "kafka in {file}: expected a mapping, got a text"),
     ("ticks: '7'", "ticks in {file}: expected a whole number, got '7'"),
-    ("ticks: true", "ticks in {file}: expected a whole number, got True"),
+    ("ticks: true", "ticks in {file}: expected a whole number, got true"),
     ("kafka: {client_id: 5}", "kafka.client_id in {file}: expected a text, got 5"),
-    ("kafka: {client_id: null}", "kafka.client_id in {file}: expected a text, got None"),
+    ("kafka: {client_id: null}", "kafka.client_id in {file}: expected a text, got null"),
     ("http: {listen: x}", "http.listen in {file}: expected host:port such as 0.0.0.0:9820"),
     ("kafka: {bootstrap_servers: x}", "kafka.bootstrap_servers in {file}: 'x': expected host:port"),
-    ("watch: {rules: [{name: 5}]}", "watch.rules in {file}: Expected `str`, got `int`"),
-    ("ticks: 1\nticks: 2", "key 'ticks' stands twice"),
+    (
+        "watch: {rules: [{name: 5}]}",
+        "watch.rules[0].name in {file}: expected a text, got 5: put it in quotes",
+    ),
+    (
+        "ticks: 1\nkind: one\nticks: 2",
+        "key 'ticks' stands twice, in line 1 and here: take one of them out (line 3, column 1)",
+    ),
     ("- ticks", "expected a mapping of settings, got a list"),
     ("ticks: [", "{file} is no YAML"),
     ("? [a, b]\n: 1", "{file} is no YAML"),

@@ -140,7 +140,7 @@ def test_a_secret_of_a_wrong_type_is_not_shown_in_the_error(tmp_path: Path) -> N
     with pytest.raises(SettingsError) as raised:
         load("--config", str(config))
 
-    assert "expected a text, got ********" in str(raised.value)
+    assert "expected a text, got a number: put it in quotes" in str(raised.value)
     assert "123456" not in str(raised.value)
 
 
@@ -299,3 +299,15 @@ def test_each_address_of_a_list_is_masked_by_itself_where_a_blank_tells_where_it
 
     assert mask_addresses(text) == "http://a:1, http://********@b?********"
     assert mask_addresses("http://a,http://u:hunter2@b") == "http://********@b"
+
+
+def test_no_piece_of_a_secret_that_a_comma_or_a_colon_has_parted_is_shown() -> None:
+    for variable, given in (
+        ("RECEIVER__PORTS", "usr:hun,ter2@host"),
+        ("RECEIVER__PORTS", "[usr:hun,ter2@host]"),
+        ("RECEIVER__HEADERS", "{usr:hun: [ter2@host], hun: [1]}"),
+    ):
+        with pytest.raises(SettingsError) as raised:
+            load(**{variable: given})
+        assert "hun" not in str(raised.value).partition(": ")[2], given
+        assert "ter2" not in str(raised.value), given

@@ -482,7 +482,9 @@ async def test_a_tick_that_is_only_out_of_order_says_nothing_of_the_receiver(
     assert (letter.reason, letter.detail) == (reason, f"400 {refused}")
     check = readiness.check("remote_write.receiver")
     assert check.has_failed == says_so_of_the_receiver
-    assert (f"rejected: 400 {refused}" in check.detail) == says_so_of_the_receiver
+    shown = f"{receiver.url}/api/v1/write: 400 {refused}"
+    said = f"rejected: {shown}: look at `gpuledger dead-letters list`"
+    assert (said in check.detail) == says_so_of_the_receiver
 
 
 @pytest.mark.parametrize("status", [400, 401, 405, 426])

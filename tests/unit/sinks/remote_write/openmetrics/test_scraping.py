@@ -323,7 +323,9 @@ def a_scrape() -> EncodedScrape:
 
 
 def sender(writer: Writer) -> ScrapeSender:
-    return ScrapeSender(writer=writer, check=Check(), samples_per_request=2000)
+    return ScrapeSender(
+        writer=writer, receiver="http://receiver", check=Check(), samples_per_request=2000
+    )
 
 
 async def test_what_waits_when_the_process_ends_is_still_sent() -> None:
