@@ -47,6 +47,7 @@ VALUES: Final = {
     "DCGM_FI_PROF_SM_ACTIVE": 0.5,
     "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.125,
     "DCGM_FI_PROF_DRAM_ACTIVE": 0.0625,
+    "DCGM_FI_DEV_XID_ERRORS": 0,
 }
 """All that is sent, in dcgm-exporter's units: MHz, degrees, W, mJ, percent, MiB."""
 OF_ALL: Final = [
