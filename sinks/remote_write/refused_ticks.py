@@ -116,8 +116,8 @@ class RefusedTicks:
     def _tell(self, message: str, ticks: Iterable[WrittenTick], *, samples: int) -> None:
         # What is only out of order says nothing of the receiver: a node's clock was set back.
         if not is_out_of_order(message):
-            # Counts of incidents are sent again with the next samples, and have no letter.
-            has_letters = not all(tick.is_of_incidents for tick in ticks)
+            # What the next samples say again has no letter.
+            has_letters = not all(tick.is_said_again for tick in ticks)
             remedy = ": look at `gpuledger dead-letters list`" if has_letters else ""
             self._check.failed(f"rejected: {self._receiver}: {message}{remedy}")
             if number := _repeats.count("samples", more=samples):
