@@ -96,8 +96,10 @@ class Recent(Generic[K, V]):
         """Count that the value of a key has grown by so many bytes, or shrunk; it must be known."""
         if key in self._today:
             self._today_bytes += more_bytes
-        else:
+        elif key in self._yesterday:
             self._yesterday_bytes += more_bytes
+        else:
+            return  # forgotten meanwhile, with its bytes
         if self._budget is not None:
             self._budget.held_bytes += more_bytes
             if self._budget.held_bytes > self._budget.max_bytes:

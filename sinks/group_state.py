@@ -63,6 +63,8 @@ async def read_states(
             try:
                 found[node] = decode(read.value)
             except UndecodableError as error:
+                # An older one is of an offset behind which nothing is read again.
+                found.pop(node, None)
                 skip(key, error)
                 continue
             written_ms[node] = read.timestamp_ms

@@ -108,9 +108,12 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 def refuse_unusable_template(template: str) -> None:
     """Raise ValueError for a template of tenants that could not be filled in."""
     try:
-        fields = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+        parsed = [part for part in Formatter().parse(template) if part[1] is not None]
     except ValueError as error:
         raise ValueError(f"of_namespace: {error}: write {{{{ and }}}} for braces") from error
+    if any(spec or conversion for _, _, spec, conversion in parsed):
+        raise ValueError("of_namespace: write a name alone between braces, as {namespace}")
+    fields = {name or "" for _, name, _, _ in parsed}
     if unknown := sorted(fields - {"cluster", "namespace"}):
         raise ValueError(
             f"of_namespace: there is no {{{unknown[0]}}}; there are {{cluster}}, {{namespace}}"

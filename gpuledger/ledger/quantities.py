@@ -211,7 +211,7 @@ APPORTIONED: Final = tuple(
 """The quantities that are apportioned by busy time."""
 
 Amounts = tuple[int | None, ...]
-"""Amounts of a table of quantities, in its order, as of `APPORTIONED`; each absent where unknown."""
+"""Amounts in the order of a table of quantities, as `APPORTIONED`; each absent where unknown."""
 _AmountsByName: Final[Any] = namedtuple("Amounts", [quantity.name for quantity in APPORTIONED])  # type: ignore[misc]  # noqa: PYI024  # fields are the table's
 _make_amounts: Final[Callable[[Iterable[int | None]], Amounts]] = _AmountsByName._make
 UNKNOWN: Final[Amounts] = _make_amounts([None] * len(APPORTIONED))

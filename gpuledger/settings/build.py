@@ -145,6 +145,10 @@ class _Mistake(NamedTuple):
     """What was given there."""
 
 
+_LARGE: Final = 10**100
+"""Python writes no number of thousands of digits."""
+
+
 def _explain(setting: Setting, given: Given) -> str:
     value = _parse(setting.type, given.value) if given.is_text else given.value
     found = _find_mistake(setting.type, value, is_strict=not given.is_text)
@@ -152,7 +156,10 @@ def _explain(setting: Setting, given: Given) -> str:
     is_plain = all(mask_address(text) == text for text in _texts_in(given.value))
     is_shown = is_plain and not setting.may_hold_secrets
     # What it is says enough to mend it, where the value itself may be the secret.
-    if setting.may_hold_secrets:
+    # A list or mapping in the place of a text may be of any length, and have a password in it.
+    is_large = isinstance(found.value, int) and abs(found.value) >= _LARGE
+    is_whole = isinstance(found.value, dict | list | tuple | set | frozenset)
+    if setting.may_hold_secrets or is_large or is_whole:
         shown = kind_of(found.value)
     elif is_plain:
         shown = _shown(found.value)
@@ -307,10 +314,13 @@ def _with_origin(
 
 def _texts_in(value: Any) -> Iterator[str]:  # noqa: ANN401  # any built-in value
     """Yield the texts that a value is or holds, as keys too."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from _texts_in([*value, *value.values()])
-    elif isinstance(value, list | tuple | set | frozenset):
-        for inner in value:
-            yield from _texts_in(inner)
+    # YAML's anchors make one list a part of many, or of itself.
+    seen: set[int] = set()
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, dict | list | tuple | set | frozenset) and id(one) not in seen:
+            seen.add(id(one))
+            left += [*one, *one.values()] if isinstance(one, dict) else one

@@ -218,6 +218,9 @@ class AlertsSink(Sink):
 
         await self._until(has_room)
         await self._write_conditions(self._unacknowledged.to_write.keys())
+        # Also where what could not be written was given up meanwhile.
+        if not self._unacknowledged.to_write:
+            self._conditions_check.ok("nothing waits to be written")
 
     async def _write_conditions(self, partitions: Iterable[TopicPartition]) -> None:
         """Write the conditions of what is answered, and acknowledge it then."""

@@ -70,15 +70,13 @@ class _Standing:
     unconfirmed_since_ns: int | None = None
     """Since when it was read back and is not sent, by the monotonic clock."""
 
-    def count(self, incident: Incident, *, now: Now) -> None:
+    def count(self, incident: Incident) -> None:
         """Count an incident that this alert is about."""
         self.last_ns = max(self.last_ns, incident.time_ns)
         if incident.xid is not None and (incident.xid in self.xids or len(self.xids) < _MAX_XIDS):
             self.xids[incident.xid] = self.xids.get(incident.xid, 0) + 1
         self.action = recovery_action_of(incident) or self.action
         if state := state_of(incident):
-            # Its node's clock may have been ahead: no tick would be later for as long.
-            state.time_ns = min(state.time_ns, now.time_ns + _SKEW_NS)
             self.states[state.kind] = state
 
     def name_pods(self, pods: Iterable[PodDescription]) -> bool:
@@ -125,7 +123,7 @@ class IncidentAlerts:
             self._replace_root(known, subject, attributed)
         else:
             known.name_pods(attributed.pods)
-        known.count(incident, now=now)
+        known.count(incident)
         known.unconfirmed_since_ns = None
         self._stand(known, at_ns=incident.time_ns, hold_ns=hold_ns, now=now)
 
@@ -152,7 +150,7 @@ class IncidentAlerts:
             return state_of(incident) is not None
         elif incident.kind == _XID and rank_of(incident) > rank_of(known.root.incident):
             self._replace_root(known, subject, attributed)
-        known.count(incident, now=now)
+        known.count(incident)
         return state_of(incident) is not None
 
     def see(self, event: GpuEvent, *, now: Now) -> None:
@@ -200,17 +198,16 @@ class IncidentAlerts:
         """
         subjects = self._standing.setdefault(gpu, {})
         before = subjects.pop(subject, None)
+        # What has the same labels is this alert once more: it ends when all that it stands for has.
+        keys = [key for key, other in subjects.items() if other.labels == standing.labels]
+        same = [subjects.pop(key) for key in keys]
+        if before is not None and before.labels == standing.labels:
+            same.append(before)
+        elif before is not None and before.states:
+            subjects[(*subject, *chain.from_iterable(before.labels))] = before
+        for other in same:
+            standing.states = other.states | standing.states
         subjects[subject] = standing
-        if before is None or before is standing or not before.states:
-            return
-        if before.labels == standing.labels:
-            # The same alert once more: it ends when all that it stands for has.
-            standing.states = before.states | standing.states
-            return
-        aside = (*subject, *chain.from_iterable(before.labels))
-        if (same := subjects.get(aside)) is not None:
-            before.states = same.states | before.states
-        subjects[aside] = before
 
     def _replace_root(
         self, standing: _Standing, subject: _Subject, attributed: AttributedIncident
@@ -312,7 +309,12 @@ class IncidentAlerts:
             self._alerts.reword(standing.labels, self._describe(standing))
         if not standing.states:
             return
-        ended = [kind for kind, state in standing.states.items() if state.observe(event, books)]
+        latest_ns = now.time_ns + _SKEW_NS
+        ended = [
+            kind
+            for kind, state in standing.states.items()
+            if state.observe(event, books, latest_ns=latest_ns)
+        ]
         gpu = (node_key(event), books.reading.uuid)
         self._end(gpu, subject, standing, ended, at_ns=event.time_ns, now=now)
         is_undecided = any(state.answers for state in standing.states.values())

@@ -50,12 +50,15 @@ class State:
     answers: int = 0
     """The ticks in a row that say it has ended."""
 
-    def observe(self, event: GpuEvent, books: GpuBooks) -> bool:
+    def observe(self, event: GpuEvent, books: GpuBooks, *, latest_ns: int) -> bool:
         """Take a tick of its GPU; return whether that completes the proof that it has ended.
 
         A lost GPU that answers is not lost. The other states end with a boot: the GPU is reset.
+        `latest_ns` is up to when a clock is right, nanoseconds since the epoch.
         """
-        is_later = event.time_ns - event.interval_ns >= self.time_ns
+        # A clock that was ahead and is so no more: no tick would be later for as long.
+        was_ahead = event.time_ns <= latest_ns < self.time_ns
+        is_later = was_ahead or event.time_ns - event.interval_ns >= self.time_ns
         speaks = self.kind == LOST or event.boot_id != self.boot_id
         self.answers = self.answers + 1 if is_later and speaks and not books.reading.silent else 0
         return self.answers >= ANSWERS_NEEDED

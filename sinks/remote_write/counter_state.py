@@ -69,14 +69,16 @@ class CounterState:
 
         Raises `BusError` and `FencedError`, after which the partition must be taken over again.
         """
-        messages = [self._message(node) for node in changed]
-        messages += [
+        written = [self._message(node) for node in changed]
+        keys = {message.key for message in written}
+        messages = written + [
             Message(
                 key=key.encode(),
                 value=None,
                 timestamp_ms=self._clock.time_ns() // NS_PER_MS,
             )
             for key in self._outdated.pop(number, ())
+            if key.encode() not in keys
         ]
         target = TopicPartition(self._topic.name, number)
         await self._writers.commit(number, {target: messages} if messages else {}, offsets=offsets)

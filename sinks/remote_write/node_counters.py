@@ -182,6 +182,7 @@ class UseOfNode:
         for waiting in self._waiting.values():
             self._count_waiting(waiting.labels, waiting)
         self._waiting.clear()
+        self._bound()
 
     def take_begun(self) -> Mapping[CountedLabels, Collection[int]]:
         """Return which counters have begun since the last call, by their position in `COUNTED`."""
@@ -204,13 +205,13 @@ class UseOfNode:
 
     def _bound(self) -> None:
         """End the series of which nothing has come for longest, where there are too many."""
-        if (excess := len(self.series) - MAX_COUNTED_SERIES) > 0:
-            self.forget(excess)
         if (excess := len(self._waiting) - MAX_COUNTED_SERIES) > 0:
             # The first that came wait for longest.
             for unnamed in list(self._waiting)[:excess]:
                 waiting = self._waiting.pop(unnamed)
                 self._count_waiting(waiting.labels, waiting)
+        if (excess := len(self.series) - MAX_COUNTED_SERIES) > 0:
+            self.forget(excess)
 
     def record_of(
         self, *, group: str, node: str, time_ns: int, boots: Mapping[str, int]

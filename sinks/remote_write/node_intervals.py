@@ -128,6 +128,8 @@ class _OpenInterval:
         self.gpus: Sequence[str] = ()
         """The GPUs of its last tick."""
         self.boots: dict[str, int] = {}
+        self.first_seqs: dict[str, int] = {}
+        """Of each boot the number of its first tick."""
         self.boot_id: str | None = None
         """The boot of its last tick; absent where it has late ones alone."""
         self.named: dict[str, CountedLabels] = {}
@@ -135,9 +137,18 @@ class _OpenInterval:
         """Whether any use of it has no names so far: what comes later in it may have them."""
         self.use: dict[User, _OpenUse] = {}
 
+    def is_over(self, event: GpuEvent, number: int | None, *, interval_ns: int) -> bool:
+        """Return whether a tick of interval `number` is of another one.
+
+        By `seq`, too, which is never set: a clock that stands still would keep it open for ever.
+        """
+        passed_ms = event.seq - self.first_seqs.get(event.boot_id, event.seq)
+        return self.number != number or passed_ms * NS_PER_MS >= 2 * interval_ns
+
     def count(self, event: GpuEvent, used: Iterable[Used]) -> None:
         """Add what a tick adds to the counters."""
         self.boots[event.boot_id] = event.seq
+        self.first_seqs.setdefault(event.boot_id, event.seq)
         begun_ns = event.time_ns - event.interval_ns
         for user, amounts in used:
             if (before := self.use.get(user)) is None:
@@ -216,7 +227,12 @@ class NodeIntervals:
         number = -(-event.time_ns // self._interval_ns) if self._interval_ns else None
         is_open = self._open is not None and self._open.number is not None
         # Another one, not a later one: where the node's clock was set back nothing waits for it.
-        if not is_past and is_open and self._open and self._open.number != number:
+        if (
+            not is_past
+            and is_open
+            and self._open
+            and self._open.is_over(event, number, interval_ns=self._interval_ns)
+        ):
             yield from self.close()
         if self._open is None:
             self._open = _OpenInterval(None, record)

@@ -22,7 +22,7 @@ from sinks.redelivery import Redelivery, Refusals, RefusedEvent
 from sinks.remote_write.active_series import ActiveSeries, EncodedTick
 from sinks.remote_write.node_intervals import IntervalSamples, TickValues
 from sinks.remote_write.tenants import Tenants
-from sinks.remote_write.write_client import RemoteWriteClient, open_client
+from sinks.remote_write.write_client import RemoteWriteClient, is_behind_newer, open_client
 from sinks.remote_write.write_requests import AgeLimits
 from sinks.settings import RemoteWriteSettings
 
@@ -69,8 +69,12 @@ class RemoteWriteRedelivery(Redelivery):
         except ValueError as error:
             return f"invalid: {error}"
         # To each tenant: those that have its part already say so, or take it once more.
-        refusals = [await self._send_part(part) for part in encoded.by_tenant()]
-        return "; ".join(filter(None, refusals)) or None
+        answers = [await self._send_part(part) for part in encoded.by_tenant()]
+        refusals = [answer for answer in answers if answer is not None]
+        if len(refusals) < len(answers):
+            # Of several tenants it was refused by some: the others have it, and newer ones.
+            refusals = [refusal for refusal in refusals if not is_behind_newer(refusal)]
+        return "; ".join(refusals) or None
 
     async def _send_part(self, encoded: EncodedTick) -> str | None:
         try:

@@ -84,7 +84,7 @@ def loud_lines_of(pipeline: Pipeline) -> dict[str, list[Line]]:
 def wait_until_all_is_well(deployables: Sequence[Deployable]) -> None:
     """Wait until no check of any of them fails, those included that leave it ready."""
     end_seconds = time.monotonic() + BACK_SECONDS
-    while failing := [one.name for one in deployables if failing_checks(one)]:
+    while failing := {one.name: found for one in deployables if (found := failing_checks(one))}:
         assert time.monotonic() < end_seconds, failing
         time.sleep(0.5)
 

@@ -107,6 +107,8 @@ def test_a_kind_that_there_is_not_names_the_nearest(
             for template, said in (
                 ("{team}", r"there is no \{team\}; there are \{cluster\}, \{namespace\}"),
                 ("{namespace", "expected '}' before end of string"),
+                ("{namespace:9999999999}", "write a name alone between braces"),
+                ("{namespace!x}", "write a name alone between braces"),
                 ("gpus", r"without \{namespace\} all goes to one tenant"),
                 ("{cluster}/{namespace}", "a tenant has letters"),
                 ("{namespace} ", "a tenant has letters"),
