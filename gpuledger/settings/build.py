@@ -149,6 +149,10 @@ _LARGE: Final = 10**100
 """Python writes no number of thousands of digits."""
 
 
+def _is_large(value: Any) -> bool:  # noqa: ANN401  # any built-in value
+    return isinstance(value, int) and abs(value) >= _LARGE
+
+
 def _explain(setting: Setting, given: Given) -> str:
     value = _parse(setting.type, given.value) if given.is_text else given.value
     found = _find_mistake(setting.type, value, is_strict=not given.is_text)
@@ -157,9 +161,8 @@ def _explain(setting: Setting, given: Given) -> str:
     is_shown = is_plain and not setting.may_hold_secrets
     # What it is says enough to mend it, where the value itself may be the secret.
     # A list or mapping in the place of a text may be of any length, and have a password in it.
-    is_large = isinstance(found.value, int) and abs(found.value) >= _LARGE
     is_whole = isinstance(found.value, dict | list | tuple | set | frozenset)
-    if setting.may_hold_secrets or is_large or is_whole:
+    if setting.may_hold_secrets or _is_large(found.value) or is_whole:
         shown = kind_of(found.value)
     elif is_plain:
         shown = _shown(found.value)
@@ -240,7 +243,7 @@ def _remedy(found: _Mistake, *, is_shown: bool) -> str:
     if is_one and not isinstance(found.value, str) and wanted & {str, Secret, FilePath}:
         return ": put it in quotes"
     if {get_origin(part) for part in wanted} & _LISTS:
-        text = str(found.value)
+        text = "" if _is_large(found.value) else str(found.value)
         # Brackets around signs of YAML's own would make something else of them.
         is_name = is_one and is_shown and _PLAIN_ITEMS.fullmatch(text)
         return f": write [{text}]" if is_name else ": write [a, b], or [] for none"

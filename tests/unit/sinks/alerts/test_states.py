@@ -223,3 +223,20 @@ def test_a_state_told_by_a_clock_that_was_ahead_ends_with_the_next_boot(watched:
     for second in range(1000, 1010):
         watched.tick(second, boot="boot-2")
     assert watched.firing(1010) == []
+
+
+def test_a_state_goes_on_where_its_alert_comes_again_after_another_one(watched: Watched) -> None:
+    watched.add(told("xid", 0, xid=79, category="node"))
+    watched.add(told("xid", 1, xid=154, category="context", action="RESET_GPU"), 1)
+    watched.add(told("xid", 600, xid=62, category="node"), 600)
+    watched.add(told("xid", 1200, xid=79, category="node"), 1200)
+    assert "xid" in watched.firing(DAY_SECONDS - 1)
+    watched.add(told("recovery_action", 5000, **NO_ACTION), DAY_SECONDS - 1)
+    assert watched.firing(DAY_SECONDS + 1) == []
+
+
+def test_ticks_from_before_a_loss_prove_nothing_where_the_clock_is_ahead(watched: Watched) -> None:
+    watched.add(told("gpu_lost", 300))
+    for second in range(290, 300):
+        watched.of.evaluate(event(second, of=reading(), entries=[]), now=at(second - 300))
+    assert watched.firing(301) == ["gpu_lost"]

@@ -328,3 +328,40 @@ async def test_a_sink_to_which_no_partition_is_given_is_ready() -> None:
         check = readiness.check("remote_write.kafka")
         await eventually(lambda: "members enough" in check.detail)
         assert readiness.check("remote_write.counters").is_ok
+
+
+async def test_a_node_whose_clock_stands_still_holds_up_no_offset() -> None:
+    on = bus()
+    stuck = next(n for n in map(str, range(99)) if is_beside(n))
+    for tick in range(60):
+        await publish(on, event(tick), event(tick, node=stuck, time_ns=START_NS))
+    async with receiving() as receiver, running(sink(on, receiver)):
+        await eventually(lambda: (committed(on, REMOTE_WRITE.group, AT) or 0) >= 90)
+
+
+async def test_what_is_written_again_is_not_removed_as_outdated() -> None:
+    on, clock = bus(), ManualClock()
+    back = next(n for n in map(str, range(99)) if is_beside(n))
+    async with receiving() as receiver:
+        for tick in (event(0, node=back), event(1), event(2, node=back)):
+            await publish(on, tick)
+            before = committed(on, REMOTE_WRITE.group, AT) or 0
+            async with running(sink(on, receiver, clock=clock, interval_seconds=0)):
+                await eventually(is_committed(on, before + 1))
+            clock.now_ns += 3 * 86_400 * SECOND_NS
+    newest = dict(await state(on))
+    assert newest[f"{REMOTE_WRITE.group}/default/{back}"] is not None
+
+
+async def test_of_a_node_whose_newest_state_cannot_be_read_no_older_one_counts() -> None:
+    on = bus()
+    await publish(on, *(event(tick) for tick in range(1, 7)))
+    async with receiving() as receiver:
+        async with running(sink(on, receiver)):
+            await eventually(is_committed(on, 5))
+        await write_state(on, f"{REMOTE_WRITE.group}/default/{NODE}", b"{")
+        before = len(receiver.received)
+        await publish(on, *(event(tick) for tick in range(7, 12)))
+        async with running(sink(on, receiver)):
+            await eventually(is_committed(on, 10))
+    assert busy_seconds(receiver.received[before:])[-1] == (10, 2.5)
