@@ -93,7 +93,7 @@ class Recent(Generic[K, V]):
         self._remember(key, value)
 
     def grow(self, key: K, more_bytes: int) -> None:
-        """Count that the value of a key has grown by so many bytes, or shrunk; it must be known."""
+        """Count that the value of a key has grown by so many bytes, or shrunk."""
         if key in self._today:
             self._today_bytes += more_bytes
         elif key in self._yesterday:

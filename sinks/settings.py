@@ -1,7 +1,7 @@
 """The settings of `gpuledger-sink`: what all kinds have, and a section for each kind."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from string import Formatter
 from typing import Annotated, ClassVar, Final, Literal
 from urllib.parse import urlsplit
@@ -107,23 +107,30 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 def refuse_unusable_template(template: str) -> None:
     """Raise ValueError for a template of tenants that could not be filled in."""
-    try:
-        parsed = [part for part in Formatter().parse(template) if part[1] is not None]
-    except ValueError as error:
-        raise ValueError(f"of_namespace: {error}: write {{{{ and }}}} for braces") from error
-    if any(spec or conversion for _, _, spec, conversion in parsed):
-        raise ValueError("of_namespace: write a name alone between braces, as {namespace}")
-    fields = {name or "" for _, name, _, _ in parsed}
-    if unknown := sorted(fields - {"cluster", "namespace"}):
-        raise ValueError(
-            f"of_namespace: there is no {{{unknown[0]}}}; there are {{cluster}}, {{namespace}}"
-        )
-    if "namespace" not in fields:
+    if "namespace" not in _fields_in("of_namespace", template, {"cluster", "namespace"}):
         raise ValueError(
             "of_namespace: without {namespace} all goes to one tenant: give that in headers"
         )
     if not is_tenant(template.format(namespace="x", cluster="x")):
         raise ValueError("of_namespace: a tenant has letters, digits and !-_.*'() alone")
+
+
+def _fields_in(setting: str, template: str, known: Collection[str]) -> set[str]:
+    """Return what is filled in; raises ValueError for what is not known, or has a format."""
+    try:
+        parsed = [part for part in Formatter().parse(template) if part[1] is not None]
+    except ValueError as error:
+        raise ValueError(f"{setting}: {error}: write {{{{ and }}}} for braces") from error
+    # A width of billions is a text of as many characters.
+    if any(spec or conversion for _, _, spec, conversion in parsed):
+        raise ValueError(f"{setting}: write a name alone between braces, as {{{max(known)}}}")
+    fields = {name or "" for _, name, _, _ in parsed}
+    if unknown := sorted(fields.difference(known)):
+        raise ValueError(
+            f"{setting}: there is no {{{unknown[0]}}}; there are"
+            f" {', '.join(f'{{{name}}}' for name in sorted(known))}"
+        )
+    return fields
 
 
 _TENANT: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9!_.*'()-]{1,150}")
@@ -230,10 +237,7 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
         header = self.tenants.header
         if not self.tenants.of_namespace:
             return
-        try:
-            refuse_reserved({header: ""})
-        except ValueError as error:
-            raise ValueError(f"tenants.header: {error}".replace("headers: ", "", 1)) from error
+        refuse_reserved({header: ""}, setting="tenants.header")
         if header.lower() in map(str.lower, self.headers):
             raise ValueError(f"headers: {header} is what tenants.header gives: take one out")
         if self.openmetrics.url:
@@ -288,18 +292,18 @@ def refuse_equal_labels(setting: str, names: Iterable[str], external: Iterable[s
         taken[label] = name
 
 
-def refuse_reserved(headers: dict[str, str]) -> None:
+def refuse_reserved(headers: dict[str, str], *, setting: str = "headers") -> None:
     """Raise ValueError for a header that the protocol reserves or another setting gives."""
     for name, value in headers.items():
         if name.lower() in RESERVED_HEADERS:
             raise ValueError(
-                f"headers: {name} is the sender's own; take it out (credentials have settings)"
+                f"{setting}: {name} is the sender's own; take it out (credentials have settings)"
             )
         if not _HEADER_NAME.fullmatch(name):
-            raise ValueError(f"headers: {name!r} is no name of an HTTP header")
+            raise ValueError(f"{setting}: {name!r} is no name of an HTTP header")
         # A line break would begin another header, or end the request.
         if any(not character.isprintable() and character != "\t" for character in value):
-            raise ValueError(f"headers: the value of {name} has a control character: take it out")
+            raise ValueError(f"{setting}: the value of {name} has a control character: take it out")
 
 
 ALERT_ADDRESS_FIELDS: Final = frozenset(
@@ -360,15 +364,7 @@ def _refuse_api_path(url: str) -> None:
 
 def _refuse_address(setting: str, template: str) -> None:
     """Raise ValueError for an address that could not be filled in."""
-    try:
-        fields = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
-    except ValueError as error:
-        raise ValueError(f"{setting}: {error}: write {{{{ and }}}} for braces") from error
-    if unknown := sorted(fields - ALERT_ADDRESS_FIELDS):
-        raise ValueError(
-            f"{setting}: there is no {{{unknown[0]}}}; there are"
-            f" {', '.join(f'{{{name}}}' for name in sorted(ALERT_ADDRESS_FIELDS))}"
-        )
+    _fields_in(setting, template, ALERT_ADDRESS_FIELDS)
     if template:
         try:
             require_http_url(template.format(**dict.fromkeys(ALERT_ADDRESS_FIELDS, "x")))

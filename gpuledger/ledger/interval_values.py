@@ -16,14 +16,14 @@ numbers: what is summed is summed in the same order. Pure.
 """
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import chain
 from operator import add
 from typing import Final, NamedTuple
 
 from gpuledger.ledger.families import Family, FamilyMetric, OverInterval, SharedOfDevice
-from gpuledger.ledger.series import SeriesGroup, SeriesValues
+from gpuledger.ledger.series import SeriesGroup, SeriesValues, absent_in
 
 _Key = tuple[SharedOfDevice, str]
 """What is shared, and of which device."""
@@ -138,7 +138,7 @@ class _AlikeTicks:
     def __init__(self, values: Mapping[SeriesGroup, SeriesValues]) -> None:
         """Begin with ticks that are like this one, which is not added by that."""
         flat = [*chain.from_iterable(values.values())]
-        self._groups, self._absent = [*values], _absent_in(flat)
+        self._groups, self._absent = [*values], absent_in(flat)
         self._covered_ns = 0
         self._lasts = self._maxima = array("d", [value for value in flat if value is not None])
         self._weighted = self._totals = array("d", bytes(8 * len(self._lasts)))
@@ -147,7 +147,7 @@ class _AlikeTicks:
         """Add the values of a tick; return False, with nothing added, where it is not like them."""
         flat = [*chain.from_iterable(values.values())]
         # Mostly the same objects, which compares them at once.
-        if _absent_in(flat) != self._absent or [*values] != self._groups:
+        if absent_in(flat) != self._absent or [*values] != self._groups:
             return False
         had = [value for value in flat if value is not None]
         self._covered_ns += interval_ns
@@ -170,10 +170,6 @@ class _AlikeTicks:
                     for _ in group.family.metrics
                 ],
             )
-
-
-def _absent_in(values: Sequence[float | None]) -> bytes:
-    return bytes([value is None for value in values])
 
 
 class IntervalValues:

@@ -62,6 +62,11 @@ SeriesValues = tuple[float | None, ...]
 """The values of a group in a tick, in the order of its family's metrics; `None` where unknown."""
 
 
+def absent_in(values: Sequence[float | None]) -> bytes:
+    """Return where values are absent, a byte each: ticks that are alike have the same."""
+    return bytes([value is None for value in values])
+
+
 MAX_GROUPS: Final = 16_384
 """Things of which a tick has series: twice what 16 GPUs shared by 256 have. What a node says in
 40 bytes is 5 kB once its labels are written, so that a tick of these comes to 85 MB at most."""

@@ -218,7 +218,7 @@ class AlertsSink(Sink):
 
         await self._until(has_room)
         await self._write_conditions(self._unacknowledged.to_write.keys())
-        # Also where what could not be written was given up meanwhile.
+        # Not with each that is written: another may wait. Also where one was given up meanwhile.
         if not self._unacknowledged.to_write:
             self._conditions_check.ok("nothing waits to be written")
 
@@ -238,7 +238,6 @@ class AlertsSink(Sink):
             # Nothing is acknowledged until they are there; the next call writes them again.
             self._conditions_check.failed(str(error))
             return
-        self._conditions_check.ok("conditions are written")
         self._unacknowledged.acknowledge_written(partition, answered)
 
     async def _until(self, is_so: Callable[[], bool]) -> None:

@@ -18,7 +18,7 @@ from typing import Final
 from gpuledger.clock import NS_PER_MS
 from gpuledger.keys import split_key
 from gpuledger.ledger.families import Family
-from gpuledger.ledger.series import SeriesGroup, SeriesValues
+from gpuledger.ledger.series import SeriesGroup, SeriesValues, absent_in
 from gpuledger.recent import Budget, Recent
 from sinks.remote_write.namespace_budgets import (
     NamespaceBudgets,
@@ -231,14 +231,14 @@ class _Frame:
         self, samples: "IntervalSamples", values: Sequence[float | None], *, is_whole: bool
     ) -> None:
         """Take a tick of which nothing was left out; `values` are those of all groups."""
-        self._absent, self._starts = _absent_in(values), _flat(samples.starts_ms)
+        self._absent, self._starts = absent_in(values), _flat(samples.starts_ms)
         self.is_whole = is_whole
         """Whether each group had a value."""
 
     def fits(self, samples: "IntervalSamples", values: Sequence[float | None]) -> bool:
         """Return whether a tick has the same starts, and values of the same metrics."""
         return (
-            _absent_in(values) == self._absent
+            absent_in(values) == self._absent
             # Mostly the same objects, which compares them at once.
             and _flat(samples.starts_ms) == self._starts
         )
@@ -247,10 +247,6 @@ class _Frame:
 def _flat(starts_ms: Mapping[SeriesGroup, Sequence[int | None]]) -> list[object]:
     # Half of what a mapping takes.
     return [*starts_ms, *starts_ms.values()]
-
-
-def _absent_in(values: Sequence[float | None]) -> bytes:
-    return bytes([value is None for value in values])
 
 
 @dataclass(slots=True)

@@ -69,19 +69,16 @@ class CounterState:
 
         Raises `BusError` and `FencedError`, after which the partition must be taken over again.
         """
-        written = [self._message(node) for node in changed]
-        keys = {message.key for message in written}
-        messages = written + [
-            Message(
-                key=key.encode(),
-                value=None,
-                timestamp_ms=self._clock.time_ns() // NS_PER_MS,
-            )
+        written_ms = self._clock.time_ns() // NS_PER_MS
+        gone = (
+            Message(key=key.encode(), value=None, timestamp_ms=written_ms)
             for key in self._outdated.pop(number, ())
-            if key.encode() not in keys
-        ]
+        )
+        # A node that has come back is not gone: of each key the last one.
+        of_keys = {message.key: message for message in (*gone, *map(self._message, changed))}
         target = TopicPartition(self._topic.name, number)
-        await self._writers.commit(number, {target: messages} if messages else {}, offsets=offsets)
+        messages = {target: list(of_keys.values())} if of_keys else {}
+        await self._writers.commit(number, messages, offsets=offsets)
 
     async def close(self, numbers: Iterable[int]) -> None:
         """Release partitions; a commit under way may end."""

@@ -35,8 +35,14 @@ _UID_LABELS: Final = ("pod_uid", "holder_uid")
 
 def namespace_of(cluster: str, group: SeriesGroup) -> Namespace | None:
     """Return the namespace for which a group counts; `None` where that is nobody's."""
-    name = _value_of(group, _LABELS)
+    # A device under others' names is no more series for having a holder.
+    name = "" if group.family.is_alias else namespace_in(group)
     return (cluster, name) if name else None
+
+
+def namespace_in(group: SeriesGroup) -> str:
+    """Return the namespace in a group's labels; empty where there is none."""
+    return _value_of(group, _LABELS)
 
 
 def _value_of(group: SeriesGroup, labels: tuple[str, ...]) -> str:
@@ -46,9 +52,6 @@ def _value_of(group: SeriesGroup, labels: tuple[str, ...]) -> str:
 
 @lru_cache(maxsize=512)
 def _position_of(family: Family, labels: tuple[str, ...]) -> int | None:
-    # A device under others' names is no more series for having a holder.
-    if family.is_alias:
-        return None
     return next((family.labels.index(name) for name in labels if name in family.labels), None)
 
 

@@ -8,13 +8,12 @@ nobody's, either: names come from records, and a header must not. Pure.
 from functools import lru_cache
 from typing import Final
 
-from gpuledger.ledger.families import Family
 from gpuledger.ledger.series import SeriesGroup
+from sinks.remote_write.namespace_budgets import namespace_in
 from sinks.settings import TenantSettings, is_tenant
 
 ONE_TENANT: Final = ""
 """That of all series, where the receiver is told of no tenants."""
-_LABELS: Final = ("namespace", "holder_namespace")
 
 
 class Tenants:
@@ -33,15 +32,9 @@ class Tenants:
         """Return to whom a group's series go."""
         if not self.are_several:
             return ONE_TENANT
-        position = _position_in(group.family)
-        namespace = "" if position is None else group.label_values[position]
+        namespace = namespace_in(group)
         return self._tenant_of(cluster, namespace) if namespace else self._settings.shared
 
     def _filled(self, cluster: str, namespace: str) -> str:
         filled = self._settings.of_namespace.format(cluster=cluster, namespace=namespace)
         return filled if is_tenant(filled) else self._settings.shared
-
-
-@lru_cache(maxsize=512)
-def _position_in(family: Family) -> int | None:
-    return next((family.labels.index(name) for name in _LABELS if name in family.labels), None)

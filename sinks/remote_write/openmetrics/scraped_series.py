@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from sinks.remote_write.openmetrics.exposition import (
     Exposition,
@@ -100,7 +100,8 @@ class ScrapeRequest:
 
     timed: Sequence[_Timed]
     """By their times, one sample a group."""
-    tenant: str = ONE_TENANT
+    tenant: ClassVar[str] = ONE_TENANT
+    """A page that is scraped is of no namespace."""
 
     @property
     def samples(self) -> int:

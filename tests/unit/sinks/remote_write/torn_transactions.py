@@ -13,7 +13,7 @@ from tests.unit.sinks.builders import START_NS
 
 
 class TornTransactions:
-    """Transactions of which the first fail, after having done nothing or all of it."""
+    """Transactions that fail as the bus says, after having done nothing or all of it."""
 
     def __init__(self, inner: Transactions, bus: "TornBus") -> None:
         self._inner, self._bus = inner, bus
@@ -25,9 +25,8 @@ class TornTransactions:
         offsets: Mapping[TopicPartition, int],
         group: str,
     ) -> Mapping[TopicPartition, int] | None:
-        if not self._bus.errors:
+        if (error := self._bus.next_error(messages)) is None:
             return await self._inner.commit(messages, offsets=offsets, group=group)
-        error = self._bus.errors.pop(0)
         if self._bus.is_done_all_the_same:
             await self._inner.commit(messages, offsets=offsets, group=group)
         raise error
@@ -39,6 +38,10 @@ class TornBus(MemoryBus):
     errors: list[Exception]
     is_done_all_the_same = False
 
+    def next_error(self, sent: Mapping[TopicPartition, Sequence[Message]]) -> Exception | None:
+        """Return why these are not committed; `None` where they are."""
+        return self.errors.pop(0) if self.errors else None
+
     @override
     @asynccontextmanager
     async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
@@ -46,30 +49,12 @@ class TornBus(MemoryBus):
             yield TornTransactions(inner, self)
 
 
-class TimedTransactions:
-    """Transactions that take nothing stamped more than a day ahead, as brokers' do."""
-
-    def __init__(self, inner: Transactions) -> None:
-        self._inner = inner
-
-    async def commit(
-        self,
-        messages: Mapping[TopicPartition, Sequence[Message]],
-        *,
-        offsets: Mapping[TopicPartition, int],
-        group: str,
-    ) -> Mapping[TopicPartition, int] | None:
-        latest_ms = (START_NS + NS_PER_DAY) // NS_PER_MS
-        if any(one.timestamp_ms > latest_ms for of in messages.values() for one in of):
-            raise TimestampRefusedError("too far ahead")
-        return await self._inner.commit(messages, offsets=offsets, group=group)
-
-
-class TimedBus(MemoryBus):
-    """A bus whose clock stands at `START_NS`."""
+class TimedBus(TornBus):
+    """A bus whose clock stands at `START_NS`: it takes nothing stamped more than a day ahead."""
 
     @override
-    @asynccontextmanager
-    async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
-        async with super().transactions(transactional_id) as inner:
-            yield TimedTransactions(inner)
+    def next_error(self, sent: Mapping[TopicPartition, Sequence[Message]]) -> Exception | None:
+        latest_ms = (START_NS + NS_PER_DAY) // NS_PER_MS
+        if any(one.timestamp_ms > latest_ms for of in sent.values() for one in of):
+            return TimestampRefusedError("too far ahead")
+        return None
