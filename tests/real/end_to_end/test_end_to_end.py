@@ -114,8 +114,8 @@ def test_prometheus_answers_by_namespace_and_pod(pipeline: Pipeline) -> None:
     """The pod's owner and the method are joined to it."""
     query = (
         'gpuledger_pod_gpu_busy_ratio{namespace="serving",pod=~"chat-.*"}'
-        " * on (cluster, pod_uid) group_left (owner_name) gpuledger_pod_info"
-        " * on (cluster, gpu_uuid) group_left (method)"
+        " * on (cluster, node, pod_uid) group_left (owner_name) gpuledger_pod_info"
+        " * on (cluster, node, gpu_uuid) group_left (method)"
         ' gpuledger_gpu_method_info{quantity="busy"}'
     )
     found = pipeline.parts.prometheus.await_query(query, deadline_seconds=LOOK_SECONDS)
@@ -129,7 +129,7 @@ def test_prometheus_knows_of_the_health_of_each_gpu(pipeline: Pipeline) -> None:
     """Who has remote-write alone can alert on it, by what the GPU is."""
     query = (
         'gpuledger_gpu_ecc_errors_total{kind="uncorrected",counted="volatile"}'
-        " * on (cluster, gpu_uuid) group_left (gpu_index, model) gpuledger_gpu_info"
+        " * on (cluster, node, gpu_uuid) group_left (gpu_index, model) gpuledger_gpu_info"
     )
     found = pipeline.parts.prometheus.await_query(query, deadline_seconds=LOOK_SECONDS)
     assert {one["metric"]["gpu_index"] for one in found} >= {"0"}
