@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
+from simulator.scenario.drivers import DriverModel
+
 Kind = Literal[
     "lost", "reset_required", "hang", "garbage", "not_supported", "growing_list",
     "driver_reload", "version_mismatch", "unbind", "frozen",
@@ -245,6 +247,8 @@ class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What its driver tells through NVML's event sets."""
     clock_steps: list[ClockStep] = []
     """When its wall clock is set, as by NTP or by hand."""
+    driver: DriverModel = DriverModel()
+    """In which forms its driver answers."""
 
 
 class Load(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
