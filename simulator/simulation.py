@@ -162,6 +162,7 @@ class Simulation:
                 sample_period_ns=round(self.scenario.sample_period_seconds * NS_PER_SECOND),
                 incidents=incidents,
                 event_support=node.events,
+                driver=node.driver,
             ),
             procfs=SimulatedProcfs(
                 processes,

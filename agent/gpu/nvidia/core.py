@@ -10,7 +10,7 @@ latest process of a pid; to which process an account belongs is decided by its s
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +23,7 @@ from agent.core.raw import (
     SampleCursor,
     UtilizationSample,
 )
+from agent.core.readings import PID
 from agent.gpu.nvidia.device_client import (
     DeviceClient,
     call_nvml,
@@ -30,7 +31,7 @@ from agent.gpu.nvidia.device_client import (
     list_nvml,
     raw_getattr,
 )
-from agent.gpu.nvidia.library import AccountingStats, NvmlLibrary
+from agent.gpu.nvidia.library import AccountingStats, NvmlLibrary, ProcessInfo
 from agent.gpu.nvidia.query import value_name
 from agent.gpu.protocol import FailedError, UnsupportedError
 from agent.metrics import NVML_ERRORS
@@ -97,10 +98,17 @@ def query_core(client: DeviceClient, last_seen: SampleCursor) -> dict[str, Any]:
 
 
 def list_processes(client: DeviceClient) -> tuple[ListedProcess, ...] | None:
-    """Return the driver's three lists of processes in one; `None` where one of them failed."""
+    """Return the driver's three lists of processes in one; `None` where one of them failed.
+
+    A list with a pid that no process can have is none: its rows are not what they are read as, and
+    the pids that could be true would be those of others.
+    """
     listed: list[ListedProcess] | None = None
     for kind, function in _LISTS.items():
         processes = client.query_list((), function)
+        if processes and not _are_processes(processes):
+            NVML_ERRORS.labels(call=function.__name__, error="ImpossiblePid").inc()
+            return None
         if processes is None:
             if client.is_unsupported((function.__name__,)):
                 continue
@@ -121,6 +129,11 @@ def list_processes(client: DeviceClient) -> tuple[ListedProcess, ...] | None:
             ),
         ]
     return None if listed is None else tuple(listed)
+
+
+def _are_processes(processes: Sequence[ProcessInfo]) -> bool:
+    lowest, highest = PID
+    return all(lowest <= process.pid <= highest for process in processes)
 
 
 def _samples(

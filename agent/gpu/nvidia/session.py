@@ -27,6 +27,7 @@ from agent.gpu.nvidia.gpm import Gpm, InstanceCounters
 from agent.gpu.nvidia.inventory import Facts, query_driver_version, query_versions
 from agent.gpu.nvidia.library import NvmlLibrary
 from agent.gpu.nvidia.mig import MigLayout
+from agent.gpu.nvidia.process_lists import with_own_lists
 from agent.gpu.nvidia.query import QueryPlan
 from agent.gpu.protocol import GpuIdentity
 from agent.gpu.threads import CallThread
@@ -149,7 +150,7 @@ class NvmlSession:
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         find_seconds: float = _FIND_SECONDS,
     ) -> None:
-        self.library = library
+        self.library = with_own_lists(library)
         """The functions of `pynvml`, real or played."""
         self._monotonic_ns = monotonic_ns
         self._find_seconds = find_seconds
@@ -159,7 +160,7 @@ class NvmlSession:
         self._slots: dict[int, str] = {}
         self.unfound: Mapping[int, str] = {}
         """What names the GPUs that the driver counts and that did not answer at the start."""
-        self.driver_events = NvmlDriverEvents(library)
+        self.driver_events = NvmlDriverEvents(self.library)
         """What the driver says of itself."""
 
     def open(self) -> list[NvidiaGpu]:
