@@ -244,6 +244,7 @@ class AgentContext:
             settings=settings,
             find_ended=PodEnds(
                 list_folders=host.list_pod_folders,
+                list_cgroups=host.list_pod_cgroups,
                 has_cgroup=host.has_cgroup,
                 clock=host.clock,
             ).find_ended,

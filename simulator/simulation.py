@@ -182,6 +182,7 @@ class Simulation:
                 clock=truth,
                 epoch_ns=self.epoch_ns,
                 uid_of=self.given_uid,
+                ended_seconds=node.ended_pods_listed_seconds,
             ),
             open_kmsg=partial(SimulatedKmsg, incidents, clock=truth, epoch_ns=self.epoch_ns),
         )

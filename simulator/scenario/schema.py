@@ -258,6 +258,9 @@ class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When its wall clock is set, as by NTP or by hand."""
     driver: DriverModel = DriverModel()
     """In which forms its driver answers."""
+    ended_pods_listed_seconds: Seconds = 5.0
+    """For how long its kubelet lists a pod after its end: real ones do until it is deleted, which
+    may be days."""
 
 
 class Load(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
