@@ -178,6 +178,8 @@ class DeviceFacts:
     """Product name."""
     memory_bytes: int
     """Size of its memory."""
+    unified_memory: bool
+    """Whether that is the machine's."""
     idle_watts: float
     """Draw while no kernel runs."""
     max_watts: float
@@ -230,6 +232,7 @@ def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> DeviceFacts:
         index=index,
         name=group.model,
         memory_bytes=memory_bytes,
+        unified_memory=group.unified_memory,
         idle_watts=idle_watts,
         max_watts=max_watts,
         context_watts=group.context_watts,

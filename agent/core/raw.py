@@ -152,6 +152,8 @@ class RawGpuSample:
     """Memory in use, without the driver's reserve."""
     memory_reserved_bytes: int | None = None
     """The driver's reserve."""
+    memory_unified: bool = False
+    """Whether the GPU has no memory of its own, and uses the machine's."""
     power_milliwatts: int | None = None
     """Draw."""
     energy_millijoules: int | None = None

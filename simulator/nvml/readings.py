@@ -42,6 +42,8 @@ class Readings(Subject):
     def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> Any:  # noqa: ANN401  # a ctypes struct
         """Return the memory at this instant; only version 2 tells the driver's reserve apart."""
         gpu = self._session.gpu(handle)
+        if gpu.facts.unified_memory:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         used = gpu.used_bytes(self._session.since_epoch_ns())
         reserved = gpu.facts.model.reserved_bytes
         memory = pynvml.c_nvmlMemory_v2_t() if version else pynvml.c_nvmlMemory_t()

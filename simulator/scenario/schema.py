@@ -204,6 +204,9 @@ class GpuGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many of them."""
     memory_bytes: Annotated[int, Meta(gt=0)] | None = None
     """Size of the device memory, the driver's reserve included."""
+    unified_memory: bool = False
+    """Whether it has no memory of its own: it is built with its CPU, and `memory_bytes` is what the
+    machine has. The driver tells what each process holds, and nothing else of memory."""
     idle_watts: Positive | None = None
     """Draw of the board while no kernel runs."""
     max_watts: Positive | None = None

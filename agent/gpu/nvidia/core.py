@@ -25,6 +25,7 @@ from agent.core.raw import (
 )
 from agent.core.readings import PID
 from agent.gpu.nvidia.device_client import (
+    NOT_SUPPORTED,
     DeviceClient,
     call_nvml,
     instance_id,
@@ -54,6 +55,8 @@ class Memory(NamedTuple):
     """What is in use; the driver's own is in it where `reserved` is not known."""
     reserved: int | None = None
     """What the driver and the firmware keep for themselves."""
+    is_unified: bool = False
+    """Whether there is none of its own, as on a GPU that is built with its CPU."""
 
 
 def query_memory(client: DeviceClient) -> Memory:
@@ -65,7 +68,10 @@ def query_memory(client: DeviceClient) -> Memory:
     if not client.is_unsupported((_MEMORY, pynvml.nvmlMemory_v2)):
         return Memory()
     older = client.query(NvmlLibrary.nvmlDeviceGetMemoryInfo)
-    return Memory() if older is None else Memory(older.total, older.used)
+    if older is not None:
+        return Memory(older.total, older.used)
+    # Where it is hidden, or the driver lacks the function, another reason is given.
+    return Memory(is_unified=client.outcomes.get((_MEMORY,)) == NOT_SUPPORTED)
 
 
 def query_core(client: DeviceClient, last_seen: SampleCursor) -> dict[str, Any]:
@@ -89,6 +95,7 @@ def query_core(client: DeviceClient, last_seen: SampleCursor) -> dict[str, Any]:
         "memory_total_bytes": memory.total,
         "memory_used_bytes": memory.used,
         "memory_reserved_bytes": memory.reserved,
+        "memory_unified": memory.is_unified,
         "power_milliwatts": client.query(NvmlLibrary.nvmlDeviceGetPowerUsage),
         "energy_millijoules": client.query(NvmlLibrary.nvmlDeviceGetTotalEnergyConsumption),
         "process_samples": _process_samples(client, last_seen.process_us),

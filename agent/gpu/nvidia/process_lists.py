@@ -110,8 +110,7 @@ class ListingLibrary:
 
 def with_own_lists(library: object) -> object:
     """Return the library, its lists of processes read here where it has functions of C."""
-    # By its own attributes alone: what stands before a library has the functions that it records.
-    return ListingLibrary(library) if _FIND_FUNCTION in vars(library) else library
+    return ListingLibrary(library) if hasattr(library, _FIND_FUNCTION) else library
 
 
 def _process(

@@ -3,6 +3,8 @@
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
 from struct import pack
 from threading import Thread
 from typing import Any
@@ -13,9 +15,12 @@ import pytest
 from agent.core.raw import ListedProcess
 from agent.gpu.nvidia.core import list_processes
 from agent.gpu.nvidia.device_client import DeviceClient
-from agent.gpu.nvidia.process_lists import ListingLibrary, with_own_lists
+from agent.gpu.nvidia.process_lists import with_own_lists
 from agent.gpu.nvidia.session import NvmlSession
 from agent.metrics import NVML_ERRORS
+from agent.recording.format import RecordingHeader
+from agent.recording.recorder import Recorder, RecordingFile, RecordingLibrary
+from agent.recording.replay import open_recording
 from simulator.clock import ManualClock
 from simulator.scenario.load import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
@@ -147,18 +152,30 @@ def test_the_call_is_one_of_c(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_has_no_functions_of_c_goes_on_as_it_is() -> None:
     library = played().nvml
     assert with_own_lists(library) is library
-    # What records or plays calls stands in front, and is not passed by.
-    assert with_own_lists(Front(ListingLibrary(pynvml))).__class__ is Front
 
 
-class Front:
-    """Has the functions of the library behind it."""
-
-    def __init__(self, library: object) -> None:
-        self._library = library
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._library, name)
+def test_a_recording_has_the_lists_as_they_are(tmp_path: Path) -> None:
+    node = played(version="535.54.03", process_row_bytes=32)
+    clock = node.clock
+    header = RecordingHeader(
+        time_ns=clock.time_ns(),
+        monotonic_ns=clock.monotonic_ns(),
+        boottime_ns=clock.boottime_ns(),
+        tick_seconds=1,
+        is_simulated=True,
+        is_redacted=False,
+    )
+    with closing(RecordingFile(tmp_path / "recording", header)) as file:
+        recorder = Recorder(file, clock, began_monotonic_ns=header.monotonic_ns)
+        recorded = RecordingLibrary(with_own_lists(node.nvml), recorder)
+        # What records stands in front, and is not passed by.
+        assert with_own_lists(recorded) is recorded
+        (gpu,) = NvmlSession(recorded).open()
+        pids = gpu.running_pids()
+    assert pids == frozenset(process.pid for process in node.gpus[0].processes)
+    _, library, _ = open_recording(tmp_path / "recording")
+    (played_again,) = NvmlSession(library).open()
+    assert played_again.running_pids() == pids
 
 
 def played(*, faults: Sequence[dict[str, Any]] = (), **driver: Any) -> SimulatedNode:
