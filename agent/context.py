@@ -130,6 +130,7 @@ class AgentContext:
             outputs=outputs,
             clock=host.clock,
             procfs_check=procfs_check,
+            mig_check=self._readiness.check("mig", severity=CheckSeverity.WARNING),
             ticks_check=self._readiness.check("ticks"),
             settings=settings,
         )

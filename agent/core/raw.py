@@ -178,6 +178,8 @@ class RawGpuSample:
     several answers. `None` where the driver keeps no accounts."""
     mig_enabled: bool | None = None
     """Whether MIG is on; `None` where the GPU has none."""
+    mig_hidden: bool = False
+    """Whether the agent has no right to see its instances, or what is in them."""
     compute_slices: int | None = None
     """Compute slices: into how many the GPU can be cut, or how many of them the instance has."""
     memory_slices: int | None = None

@@ -56,6 +56,7 @@ class Mig(Subject):
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Handle, index: int) -> Handle:
         """Return the handle of an instance; NotFound at an index without one."""
+        self.check_permission(device)
         return self._handle(device, lambda one: one.device_index == index)
 
     def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, migDevice: Handle) -> Handle:
@@ -69,6 +70,7 @@ class Mig(Subject):
 
     def nvmlDeviceGetGpuInstanceById(self, device: Handle, gpuInstanceId: int) -> Handle:
         """Return the handle of a GPU instance."""
+        self.check_permission(device)
         return self._handle(device, lambda one: one.gpu_instance == gpuInstanceId)
 
     def nvmlGpuInstanceGetInfo(self, gpuInstance: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
@@ -123,6 +125,7 @@ class Mig(Subject):
     def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> Any:  # noqa: ANN401  # a ctypes struct
         """Return the memory of a GPU, or of an instance's GPU instance."""
         if not isinstance(handle, MigHandle):
+            self.check_permission(handle)
             return self._readings.nvmlDeviceGetMemoryInfo(handle, version)
         instance, gpu = self.instance_of(handle), self._session.whole_gpu(handle)
         # Compute instances of one GPU instance share its memory, so all of them count.
@@ -170,6 +173,11 @@ class Mig(Subject):
             if instance.uuid == handle.uuid:
                 return instance
         raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+    def check_permission(self, handle: Handle) -> None:
+        """Raise NoPermission where a GPU is cut, and its instances are hidden."""
+        if self._cut(handle) and not self._session.driver.mig_monitor:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
 
     def _instances(self, handle: Handle) -> tuple[SimulatedInstance, ...]:
         cut = self._cut(handle)
@@ -258,6 +266,7 @@ class Processes(Subject):
 
     def _write(self, handle: Handle, kind: str) -> list[bytes]:
         """Return the rows of a list as the driver writes them."""
+        self._mig.check_permission(handle)
         gpu = self._session.whole_gpu(handle)
         listed = [
             (process, gpu.instance_of(process))

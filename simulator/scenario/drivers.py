@@ -47,6 +47,10 @@ class DriverModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     process_size_answer: Literal["insufficient_size", "success"] = "insufficient_size"
     """What it answers who asks how many processes there are: that there is no room for them, or
     success, by which nvidia-ml-py takes the list for empty."""
+    mig_monitor: bool = True
+    """Whether who asks may see MIG instances, as with `NVIDIA_MIG_MONITOR_DEVICES=all` in a
+    container with SYS_ADMIN. Else a GPU that is cut gives no handle of an instance, and of itself
+    neither processes nor memory."""
 
     @property
     def has_plain_lists(self) -> bool:

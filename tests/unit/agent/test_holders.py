@@ -268,3 +268,24 @@ async def test_a_pod_holds_before_it_runs_anything_and_when_it_comes_again_by_it
     one, other = held["job"]
     assert is_exact([one], 5.3, 16.6), held
     assert is_exact([other], 23.4, 31.0), held
+
+
+@pytest.mark.parametrize("monitors", [True, False])
+async def test_the_check_mig_says_what_helps_where_instances_are_hidden(*, monitors: bool) -> None:
+    clock = SleepersClock(sleepers=1, rings_after_seconds=8)
+    group = {"model": "NVIDIA H100 80GB HBM3", "mig": [{"instances": ["3g.40gb"]}]}
+    node = {"name": "node-a", "gpus": group, "driver": {"mig_monitor": monitors}}
+    scenario = parse_scenario({"name": "cut", "nodes": [node]})
+    host = play(Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock).node("node-a"))
+    bus, readiness, settings = MemoryBus(), Readiness(), AgentSettings(node_name="node-a")
+    async with run_tasks(run_agent(host=host, bus=bus, settings=settings, readiness=readiness)):
+        await clock.rung.wait()
+    samples, _ = await read_all(bus)
+
+    check = readiness.check("mig")
+    assert check.is_ok is monitors
+    assert ("NVIDIA_MIG_MONITOR_DEVICES=all" in check.detail) is not monitors
+    board, *instances = samples[-1].gpus
+    assert board.mig_enabled
+    assert board.energy_millijoules
+    assert len(instances) == monitors
