@@ -182,7 +182,7 @@ class Sampler:
         return [replace(gpu, health=gpu.health or kept.get(gpu.uuid, {})) for gpu in raw]
 
     def _with_memory(self, gpu: RawGpuSample) -> RawGpuSample:
-        """Give a GPU that has no memory of its own the machine's."""
+        """Return the answers of a GPU; one without memory of its own has the machine's."""
         if not gpu.memory_unified:
             return gpu
         if self._memory_bytes is None:

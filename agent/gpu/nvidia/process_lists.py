@@ -14,7 +14,7 @@ import ctypes
 import threading
 from collections.abc import Callable
 from struct import Struct
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import pynvml
 
@@ -22,7 +22,6 @@ from agent.gpu.nvidia.catalogue import DriverRange, DriverVersion
 
 # ruff: noqa: N802  # NVML's own names
 
-_FIND_FUNCTION: Final = "_nvmlGetFunctionPointer"
 _ROW: Final = Struct("@IQII")
 """Pid, bytes of memory, GPU instance and compute instance, as a C compiler lays them out."""
 _PROTECTED_ROW: Final = Struct("@IQIIQ")
@@ -33,7 +32,10 @@ _FIRST_ROOM_BYTES: Final = 64 * _PROTECTED_ROW.size
 # More than run on any GPU: a driver that asks for more is not believed.
 _MAX_ROWS: Final = 65_536
 _ATTEMPTS: Final = 3
+_SUCCESS: Final = pynvml.NVML_SUCCESS
 _GREW: Final = pynvml.NVML_ERROR_INSUFFICIENT_SIZE
+
+_Process: Final[Any] = pynvml.nvmlFriendlyObject
 
 CFunction = Callable[..., int]
 """A function of the driver's library; returns NVML's code."""
@@ -44,6 +46,7 @@ class _Buffer(threading.local):
 
     def __init__(self) -> None:
         self.count = ctypes.c_uint()
+        self.count_reference = ctypes.byref(self.count)
         self.rows = ctypes.create_string_buffer(_FIRST_ROOM_BYTES)
 
 
@@ -88,40 +91,44 @@ class ListingLibrary:
 
     def _list(self, name: str, handle: object) -> list[object]:
         # Raises NVMLError where the driver's library has no such function.
-        function = cast("CFunction", getattr(self._library, _FIND_FUNCTION)(name))
+        function: CFunction = self._library._nvmlGetFunctionPointer(name)  # noqa: SLF001  # it has no public way
         buffer, row = self._buffer, self._row
+        number = buffer.count
         for _ in range(_ATTEMPTS):
-            room = len(buffer.rows) // row.size
-            buffer.count.value = room
-            code = function(handle, ctypes.byref(buffer.count), buffer.rows)
-            count = buffer.count.value
-            if code == pynvml.NVML_SUCCESS and count <= room:
-                written = memoryview(buffer.rows)[: count * row.size]
+            rows = buffer.rows
+            number.value = room = len(rows) // row.size
+            code = function(handle, buffer.count_reference, rows)
+            count = number.value
+            if code == _SUCCESS and count <= room:
+                # Most lists of graphics and of MPS are empty.
+                if not count:
+                    return []
+                written = memoryview(rows)[: count * row.size]
                 return [_process(*values[:4]) for values in row.iter_unpack(written)]
-            if code not in (pynvml.NVML_SUCCESS, _GREW):
+            if code not in (_SUCCESS, _GREW):
                 raise pynvml.NVMLError(code)
             if count > _MAX_ROWS:
                 break
             # More than are there now: further ones may come before the next call.
-            rows = max(2 * room, 2 * count)
-            buffer.rows = ctypes.create_string_buffer(rows * _PROTECTED_ROW.size)
+            buffer.rows = ctypes.create_string_buffer(max(room, count) * 2 * _PROTECTED_ROW.size)
         raise pynvml.NVMLError(_GREW)
 
 
 def with_own_lists(library: object) -> object:
     """Return the library, its lists of processes read here where it has functions of C."""
-    return ListingLibrary(library) if hasattr(library, _FIND_FUNCTION) else library
+    return ListingLibrary(library) if hasattr(library, "_nvmlGetFunctionPointer") else library
 
 
 def _process(
     pid: int, memory_bytes: int, gpu_instance: int, compute_instance: int
 ) -> pynvml.nvmlFriendlyObject:
     """Return a row in nvidia-ml-py's form, so that it can be recorded."""
-    return pynvml.nvmlFriendlyObject(
-        {
-            "pid": pid,
-            "usedGpuMemory": None if memory_bytes == _NOT_AVAILABLE else memory_bytes,
-            "gpuInstanceId": gpu_instance,
-            "computeInstanceId": compute_instance,
-        }
-    )
+    # Its own constructor sets each member by a call, which costs more than the driver's list.
+    process = _Process.__new__(_Process)
+    process.__dict__ = {
+        "pid": pid,
+        "usedGpuMemory": None if memory_bytes == _NOT_AVAILABLE else memory_bytes,
+        "gpuInstanceId": gpu_instance,
+        "computeInstanceId": compute_instance,
+    }
+    return process
