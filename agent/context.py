@@ -130,6 +130,7 @@ class AgentContext:
             outputs=outputs,
             clock=host.clock,
             procfs_check=procfs_check,
+            mig_check=self._readiness.check("mig", severity=CheckSeverity.WARNING),
             ticks_check=self._readiness.check("ticks"),
             settings=settings,
         )
@@ -244,6 +245,7 @@ class AgentContext:
             settings=settings,
             find_ended=PodEnds(
                 list_folders=host.list_pod_folders,
+                list_cgroups=host.list_pod_cgroups,
                 has_cgroup=host.has_cgroup,
                 clock=host.clock,
             ).find_ended,

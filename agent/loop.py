@@ -1,12 +1,13 @@
 """The loop that ticks: query the GPUs, make the tick, hand it on; it waits for no receiver."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
-from agent.core.raw import NodeFacts
+from agent.core.raw import NodeFacts, RawGpuSample
 from agent.core.tick import ClockReading, NodeTick
 from agent.exposition.node_state import NodeState
 from agent.gpu.driver import Driver
@@ -131,6 +132,8 @@ class SampleLoop:
     """Whose ticks they are."""
     procfs_check: Check
     """Whether `/proc` shows the processes."""
+    mig_check: Check
+    """Whether the driver shows the MIG instances that there are."""
     ticks_check: Check
     """Whether ticks can be made of what was answered."""
     settings: AgentSettings
@@ -195,6 +198,8 @@ class SampleLoop:
         if self.allocations:
             self.allocations.ask_where_due()
         poll = await self.driver.poll(self.sampler.last_seen())
+        if poll:
+            self._check_mig(poll.samples)
         # Before the tick: its allocations are found among these devices.
         if poll and (facts := self.driver.inventory()):
             time_ns = self.clock.time_ns()
@@ -223,6 +228,17 @@ class SampleLoop:
             self.outputs.report_silence(tick)
         TICK_SECONDS.observe(time.perf_counter() - began_seconds)
         return poll is not None
+
+    def _check_mig(self, samples: Sequence[RawGpuSample]) -> None:
+        hidden = sorted(gpu.uuid for gpu in samples if gpu.mig_hidden)
+        if hidden:
+            self.mig_check.failed(
+                f"the driver refuses the agent the MIG instances of {', '.join(hidden)}: in its"
+                " container set NVIDIA_MIG_MONITOR_DEVICES=all and add the capability SYS_ADMIN"
+            )
+        else:
+            count = sum(gpu.mig_enabled or False for gpu in samples)
+            self.mig_check.ok(f"{count} GPUs are cut into instances")
 
     def _report(self, tick: NodeTick) -> None:
         if tick.processes and self.allocations:

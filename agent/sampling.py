@@ -24,7 +24,7 @@ from agent.core.tick import (
     flatten,
     read_details,
 )
-from agent.host.procfs import ProcessReader, Procfs, read_boot_id
+from agent.host.procfs import ProcessReader, Procfs, read_boot_id, read_memory_bytes
 from agent.metrics import (
     ACCOUNTS_LATE,
     EXITS_UNREPORTED,
@@ -67,6 +67,9 @@ class Sampler:
         self._lag_ns: int | None = None
         """How far a tick's interval lies back, so that the driver has sampled all of it."""
         self._set_back = SetBack()
+        self._procfs = procfs
+        self._memory_bytes: int | None = None
+        """The size of the machine's memory, once a GPU needed it."""
 
     @property
     def reads_processes(self) -> bool:
@@ -108,6 +111,7 @@ class Sampler:
         """
         before, self._before = self._interval_start(at), at
         raw = self._with_health(raw, is_reported=before is not None)
+        raw = [self._with_memory(gpu) for gpu in raw]
         interval_ns = max(1, at.monotonic_ns - before.monotonic_ns) if before else 1
         ticks = self._read_gpus(raw, at, interval_ns)
         vanished = self._layout.update(raw)
@@ -176,6 +180,14 @@ class Sampler:
         if not kept:
             return raw
         return [replace(gpu, health=gpu.health or kept.get(gpu.uuid, {})) for gpu in raw]
+
+    def _with_memory(self, gpu: RawGpuSample) -> RawGpuSample:
+        """Return the answers of a GPU; one without memory of its own has the machine's."""
+        if not gpu.memory_unified:
+            return gpu
+        if self._memory_bytes is None:
+            self._memory_bytes = read_memory_bytes(self._procfs)
+        return replace(gpu, memory_total_bytes=self._memory_bytes)
 
     def _remember(self, ticks: Sequence[GpuTick], vanished: Collection[str]) -> None:
         """Keep the state of the GPUs for the next tick.

@@ -22,6 +22,7 @@ from cyclopts.validators import Number
 from agent.context import Host, run_agent
 from agent.gpu.nvidia.device_client import call_nvml
 from agent.gpu.nvidia.library import NvmlLibrary
+from agent.gpu.nvidia.process_lists import with_own_lists
 from agent.gpu.nvidia.session import NvmlSession
 from agent.recording.format import RecordingHeader
 from agent.recording.recorder import (
@@ -99,7 +100,7 @@ def record_nvml(
         contextlib.closing(RecordingFile(out, header, redact=write)) as tape,
     ):
         recorder = Recorder(tape, found.clock, began_monotonic_ns=header.monotonic_ns)
-        library = RecordingLibrary(nvml, recorder)
+        library = RecordingLibrary(with_own_lists(nvml), recorder)
         # The agent itself asks, so that the recording has what an agent needs, in its order.
         recorded = replace(
             found,

@@ -15,11 +15,13 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from random import Random
 from threading import Lock
 from typing import Final
 
 from gpuledger.clock import NS_PER_SECOND
+from gpuledger.errors import UserError
 from simulator.gpu_models import (
     ARCHITECTURES,
     MODELS,
@@ -176,10 +178,14 @@ class DeviceFacts:
     """Product name."""
     memory_bytes: int
     """Size of its memory."""
+    unified_memory: bool
+    """Whether that is the machine's."""
     idle_watts: float
     """Draw while no kernel runs."""
     max_watts: float
-    """Draw while kernels run."""
+    """Draw while kernels run that draw the most."""
+    context_watts: float
+    """Draw beyond idle while a process is there."""
     model: GpuModel
     """The product's other facts."""
     ailments: HealthFaults = field(default_factory=HealthFaults)
@@ -196,6 +202,10 @@ class DeviceFacts:
     """How it is cut into instances, one cut after the other."""
     energy_step_ns: int
     """From one step of its energy counter to the next; 0 where it has none."""
+    energy_counter: str
+    """`counting`, `frozen` or `absent`."""
+    power_mean: str
+    """Of what its draw is told as the mean: `second` or `quarter`."""
     accounting: str
     """`off`, or the version of the driver's accounting."""
 
@@ -203,24 +213,36 @@ class DeviceFacts:
 def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> DeviceFacts:
     """Fill in from the product facts what the scenario leaves out.
 
-    Raises UserError where the product cannot be cut as the scenario says.
+    Raises UserError where the product cannot be cut as the scenario says, or would draw more than
+    its maximum.
     """
     model = MODELS.get(group.model, UNLISTED)
     memory_bytes = group.memory_bytes or model.memory_bytes
     room_bytes = memory_bytes - model.reserved_bytes
     board = board_of(group.model, memory_bytes=memory_bytes)
+    idle_watts = group.idle_watts or model.idle_watts
+    max_watts = group.max_watts or model.max_watts
+    if idle_watts + group.context_watts > max_watts:
+        raise UserError(
+            f"gpus.context_watts: {group.context_watts} and idle_watts {idle_watts} are more than"
+            f" max_watts {max_watts}; lower one of them"
+        )
     return DeviceFacts(
         uuid=uuid,
         index=index,
         name=group.model,
         memory_bytes=memory_bytes,
-        idle_watts=group.idle_watts or model.idle_watts,
-        max_watts=group.max_watts or model.max_watts,
+        unified_memory=group.unified_memory,
+        idle_watts=idle_watts,
+        max_watts=max_watts,
+        context_watts=group.context_watts,
         model=model,
         ailments=HealthFaults(group.ailments),
         mig_board=board,
         cuts=plan_cuts(group.mig, gpu_uuid=uuid, board=board, room_bytes=room_bytes),
         energy_step_ns=round(group.energy_step_seconds * NS_PER_SECOND),
+        energy_counter=group.energy_counter,
+        power_mean=group.power_mean,
         accounting=group.accounting,
     )
 
@@ -238,6 +260,8 @@ class SimulatedGpu:
     ) -> None:
         self.facts = facts
         self.processes = processes
+        # Not looked for where it draws nothing: scenarios of days have many processes.
+        self._contexts = plan_contexts(processes) if facts.context_watts else []
         self._lock = Lock()
         self._streams = {
             process: Stream(
@@ -326,11 +350,67 @@ class SimulatedGpu:
         """Memory that processes hold at `time_ns`."""
         return sum(process.spec.memory_bytes for process in self.alive(time_ns))
 
-    def active_joules(self, busy_ns: float) -> float:
-        """Energy beyond the idle draw that `busy_ns` of kernels cost."""
-        return busy_ns / NS_PER_SECOND * (self.facts.max_watts - self.facts.idle_watts)
+    def kernel_joules(self, process: PlannedProcess, start_ns: int, end_ns: int) -> float:
+        """Energy within [start, end) of the process's kernels, beyond idle and contexts."""
+        return self._kernel_joules(self._drawing_ns(process, start_ns, end_ns))
+
+    def context_joules(self, start_ns: int, end_ns: int) -> float:
+        """Energy within [start, end) that was drawn for processes' being there."""
+        spans = (span.overlap_ns(start_ns, end_ns) for span in self._contexts)
+        return sum(spans) / NS_PER_SECOND * self.facts.context_watts
+
+    def context_joules_of(self, process: PlannedProcess, start_ns: int, end_ns: int) -> float:
+        """Return a process's part of that: equal to that of each other one that was there."""
+        spans = (
+            span.overlap_ns(start_ns, end_ns) / len(span.processes)
+            for span in self._contexts
+            if process in span.processes
+        )
+        return sum(spans) / NS_PER_SECOND * self.facts.context_watts
 
     def joules(self, start_ns: int, end_ns: int) -> float:
         """Energy drawn within [start, end); times before the scenario's start count as idle."""
         idle = (end_ns - start_ns) / NS_PER_SECOND * self.facts.idle_watts
-        return idle + self.active_joules(self.device_busy_ns(start_ns, end_ns))
+        drawing_ns = sum(self._drawing_ns(one, start_ns, end_ns) for one in self.processes)
+        return idle + self.context_joules(start_ns, end_ns) + self._kernel_joules(drawing_ns)
+
+    def _drawing_ns(self, process: PlannedProcess, start_ns: int, end_ns: int) -> float:
+        """Time of kernels that would draw the maximum, by which what these drew is drawn too."""
+        # An instance that is busy draws its share of what the board draws.
+        busy_ns = round(self.busy_ns(process, start_ns, end_ns) * self.share(process))
+        return busy_ns * process.spec.load.draw_ratio
+
+    def _kernel_joules(self, drawing_ns: float) -> float:
+        facts = self.facts
+        watts = facts.max_watts - facts.idle_watts - facts.context_watts
+        return drawing_ns / NS_PER_SECOND * watts
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextSpan:
+    """A time in which the same processes are on a GPU."""
+
+    start_ns: int
+    """Where it begins."""
+    end_ns: int
+    """Where it ends."""
+    processes: frozenset[PlannedProcess]
+    """Who is there; at least one."""
+
+    def overlap_ns(self, start_ns: int, end_ns: int) -> int:
+        """Return how much of it lies within [start, end)."""
+        return max(0, min(end_ns, self.end_ns) - max(start_ns, self.start_ns))
+
+
+def plan_contexts(processes: Sequence[PlannedProcess]) -> list[ContextSpan]:
+    """Return the times in which processes are on a GPU, in order."""
+    changes = sorted({time for one in processes for time in (one.start_ns, one.end_ns)})
+    spans = (
+        ContextSpan(
+            start_ns=start_ns,
+            end_ns=end_ns,
+            processes=frozenset(one for one in processes if one.alive(start_ns)),
+        )
+        for start_ns, end_ns in pairwise(changes)
+    )
+    return [span for span in spans if span.processes]

@@ -30,7 +30,11 @@ class PodUsage:
     memory_byte_seconds: float
     """Device memory that it held times the time it was held."""
     joules: float
-    """Energy of its kernels beyond the GPUs' idle draw."""
+    """Energy of its kernels beyond the GPUs' idle draw, and beyond what contexts draw."""
+    context_joules: float
+    """Its part of what the GPUs drew beyond idle because processes were on them, whatever ran: at
+    each instant each process that is on a GPU has an equal part of its draw. So idle draw, this and
+    `joules` of all pods and of the host sum to what the boards drew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +46,9 @@ class Usage:
     memory_byte_seconds: float
     """Device memory held times the time it was held."""
     joules: float
-    """Energy of their kernels beyond the GPUs' idle draw."""
+    """Energy of their kernels beyond the GPUs' idle draw, and beyond what contexts draw."""
+    context_joules: float
+    """Their part of what the GPUs drew because processes were on them, as `PodUsage` has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +112,9 @@ def _sum(pairs: Sequence[tuple[SimulatedGpu, PlannedProcess]], start_ns: int, en
             / NS_PER_SECOND
             for _, process in pairs
         ),
-        joules=sum(
-            # An instance that is busy draws its share of what the board draws.
-            gpu.active_joules(busy_ns * gpu.share(process))
-            for (gpu, process), busy_ns in zip(pairs, busy, strict=True)
+        joules=sum(gpu.kernel_joules(process, start_ns, end_ns) for gpu, process in pairs),
+        context_joules=sum(
+            gpu.context_joules_of(process, start_ns, end_ns) for gpu, process in pairs
         ),
     )
 
@@ -126,4 +131,5 @@ def pod_usage(pod: PlannedPod, usage: Usage, *, uid: str) -> PodUsage:
         busy_seconds=usage.busy_seconds,
         memory_byte_seconds=usage.memory_byte_seconds,
         joules=usage.joules,
+        context_joules=usage.context_joules,
     )

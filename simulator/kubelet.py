@@ -28,8 +28,6 @@ from simulator.plan import PlannedPod
 from simulator.scenario.schema import PluginDevice, ScenarioContainer
 
 CLAIM_DRIVER: Final = "gpu.nvidia.com"
-ENDED_SECONDS: Final = 5
-"""For how long a pod is listed after its end."""
 
 
 class SimulatedKubelet:
@@ -44,7 +42,10 @@ class SimulatedKubelet:
         clock: Clock,
         epoch_ns: int,
         uid_of: Callable[[PlannedPod], str | None],
+        ended_seconds: float,
     ) -> None:
+        """Play the node's kubelet; it lists a pod for `ended_seconds` after its end."""
+        self._ended_ns = round(ended_seconds * NS_PER_SECOND)
         self._pods = [pod for pod in pods if pod.spec.node == node]
         self._devices = assign_devices(self._pods, gpus)
         # What nobody ever holds is left out: of no replica would anybody ask.
@@ -67,7 +68,7 @@ class SimulatedKubelet:
         return [
             pod
             for pod in self._pods
-            if pod.start_ns <= now_ns < pod.end_ns + ENDED_SECONDS * NS_PER_SECOND
+            if pod.start_ns <= now_ns < pod.end_ns + self._ended_ns
             # Before the API server has given it one, no kubelet can have heard of it.
             and self._uid_of(pod) is not None
         ]

@@ -35,10 +35,12 @@ class SimulatedProcfs:
         cgroup_driver: str,
         uid_of: Callable[[PlannedPod], str | None],
         host_pid: bool = True,
+        memory_bytes: int,
     ) -> None:
         # In a container's own namespace the machine's processes have no numbers at all.
         self._processes = {process.pid: process for process in processes} if host_pid else {}
         self._host_pid = host_pid
+        self._memory_bytes = memory_bytes
         self._clock = clock
         self._epoch_ns = epoch_ns
         self._boot_id = boot_id
@@ -55,6 +57,9 @@ class SimulatedProcfs:
         """Return a file's bytes; raises FileNotFoundError where there is none at this time."""
         if path == "/proc/sys/kernel/random/boot_id":
             return f"{self._boot_id}\n".encode()
+        if path == "/proc/meminfo":
+            # In whichever namespace, it is the machine's.
+            return f"MemTotal:       {self._memory_bytes >> 10} kB\nMemFree: 1024 kB\n".encode()
         if path == "/proc/2/stat" and self._host_pid:
             return _KTHREADD
         parts = path.split("/")

@@ -6,7 +6,7 @@ hold the same simulation, so they need not talk to one another.
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,9 @@ from simulator.scenario.schema import Node, Scenario
 
 DEFAULT_SCENARIO: Final = Path(__file__).with_name("default.yaml")
 """A scenario of one node, for who has none of his own."""
+
+
+_MACHINE_BYTES: Final = 512 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +165,7 @@ class Simulation:
                 sample_period_ns=round(self.scenario.sample_period_seconds * NS_PER_SECOND),
                 incidents=incidents,
                 event_support=node.events,
+                driver=node.driver,
             ),
             procfs=SimulatedProcfs(
                 processes,
@@ -171,6 +175,7 @@ class Simulation:
                 cgroup_driver=node.cgroup_driver,
                 uid_of=self.given_uid,
                 host_pid=node.host_pid,
+                memory_bytes=_machine_bytes(gpus),
             ),
             clock=clock,
             gpus=gpus,
@@ -181,6 +186,7 @@ class Simulation:
                 clock=truth,
                 epoch_ns=self.epoch_ns,
                 uid_of=self.given_uid,
+                ended_seconds=node.ended_pods_listed_seconds,
             ),
             open_kmsg=partial(SimulatedKmsg, incidents, clock=truth, epoch_ns=self.epoch_ns),
         )
@@ -196,6 +202,12 @@ class Simulation:
             )
             for index, group in enumerate(gpu_groups(node))
         ]
+
+
+def _machine_bytes(gpus: Sequence[SimulatedGpu]) -> int:
+    """Return the size of a node's own memory: that of its GPUs where one has it in common."""
+    unified = (gpu.facts.memory_bytes for gpu in gpus if gpu.facts.unified_memory)
+    return next(unified, _MACHINE_BYTES)
 
 
 def open_simulation(

@@ -152,6 +152,8 @@ class RawGpuSample:
     """Memory in use, without the driver's reserve."""
     memory_reserved_bytes: int | None = None
     """The driver's reserve."""
+    memory_unified: bool = False
+    """Whether the GPU has no memory of its own, and uses the machine's."""
     power_milliwatts: int | None = None
     """Draw."""
     energy_millijoules: int | None = None
@@ -176,6 +178,8 @@ class RawGpuSample:
     several answers. `None` where the driver keeps no accounts."""
     mig_enabled: bool | None = None
     """Whether MIG is on; `None` where the GPU has none."""
+    mig_hidden: bool = False
+    """Whether the agent has no right to see its instances, or what is in them."""
     compute_slices: int | None = None
     """Compute slices: into how many the GPU can be cut, or how many of them the instance has."""
     memory_slices: int | None = None

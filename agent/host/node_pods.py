@@ -10,9 +10,10 @@ Only names of files and folders are read: their contents are root's, and none of
   question to the kubelet; listing them in each tick costs less than one question.
 - `PodEnds`: the kubelet lists a pod's devices until the pod is removed, long after its processes
   and its cgroup are gone (kubernetes#119423). The names of the folders in `/var/log/pods` lead from
-  a pod's name to its UID, and the UID to its cgroup (`PodCgroups`). A pod has ended where its
-  cgroup was seen and is gone, under every UID that goes by its name; a pod of which that cannot be
-  said, such as one whose cgroup was never seen, counts as there.
+  a pod's name to its UID, and the UID to its cgroup (`PodCgroups`). The kubelet makes the cgroup
+  first and the folder after it, so a pod that has a folder and no cgroup has ended, also before the
+  agent started: under every UID that goes by its name. A pod of which that cannot be said counts as
+  there: one without a folder, or any on a node that shows no pod's cgroup, unless its own was seen.
 """
 
 import os
@@ -194,13 +195,22 @@ class PodChanges:
 class PodEnds:
     """The ends of pods, asked for each tick."""
 
-    def __init__(self, *, list_folders: ListNames, has_cgroup: HasCgroup, clock: Clock) -> None:
-        """Follow pods by `list_folders`, which returns the names of the folders of their logs."""
+    def __init__(
+        self,
+        *,
+        list_folders: ListNames,
+        list_cgroups: ListNames,
+        has_cgroup: HasCgroup,
+        clock: Clock,
+    ) -> None:
+        """Follow pods by the names of the folders of their logs and of the pods' cgroups."""
         self._list_folders = list_folders
+        self._list_cgroups = list_cgroups
         self._has_cgroup = has_cgroup
         self._clock = clock
         self._uids: dict[PodName, dict[str, bool]] = {}
         """By pod, its UIDs, and whether the cgroup of each was seen."""
+        self._shows_cgroups = False
         self._looked_ns: int | None = None
 
     def find_ended(self, pods: AbstractSet[PodName]) -> set[PodName]:
@@ -213,11 +223,12 @@ class PodEnds:
             return set()
         # Not known yet, or over: then another pod may have come under its name.
         self._look(pods)
-        return {
-            pod
-            for pod in silent
-            if not self._is_alive(pod) and (uids := self._uids.get(pod)) and all(uids.values())
-        }
+        return {pod for pod in silent if not self._is_alive(pod) and self._is_over(pod)}
+
+    def _is_over(self, pod: PodName) -> bool:
+        """Return whether one that has no cgroup had one: its folder says so where cgroups show."""
+        uids = self._uids.get(pod, {})
+        return bool(uids) and (self._shows_cgroups or all(uids.values()))
 
     def _is_alive(self, pod: PodName) -> bool:
         uids = self._uids.get(pod, {})
@@ -234,6 +245,8 @@ class PodEnds:
         if self._looked_ns is not None and now_ns - self._looked_ns < _LOOK_NS:
             return
         self._looked_ns = now_ns
+        # The agent's own pod has one, so where none shows they are not mounted, or not made.
+        self._shows_cgroups = any(True for _ in self._list_cgroups())
         # The folder of a pod that is over may go before the kubelet's answer does.
         found = {pod: uids for pod, uids in self._uids.items() if pod in pods}
         for count, name in enumerate(self._list_folders()):

@@ -15,6 +15,7 @@ kubelet) has none either, rightly: the driver's pids are those of the machine be
 """
 
 import os
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +26,11 @@ from agent.host.cgroup import NodePaths, find_node_paths, locate
 from gpuledger.clock import NS_PER_SECOND
 
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+_MEMORY: Final = "/proc/meminfo"
 _OWN_CGROUP: Final = "/proc/self/cgroup"
+# The kernel writes kB and means KiB.
+_MEMORY_TOTAL: Final = re.compile(rb"^MemTotal: +([0-9]{1,15}) kB$", re.MULTILINE)
+_BYTES_PER_KIB: Final = 1024
 _ATTEMPTS: Final = 3
 _AT_ONCE_BYTES: Final = 65_536
 _START_FIELD: Final = 19
@@ -105,6 +110,15 @@ class ProcessReader:
 def read_boot_id(procfs: Procfs) -> str:
     """Return the kernel's id of this boot; raises OSError where it cannot be read."""
     return procfs.read(BOOT_ID).decode("ascii", "replace").strip()
+
+
+def read_memory_bytes(procfs: Procfs) -> int | None:
+    """Return the size of the machine's memory; `None` where it cannot be read."""
+    try:
+        found = _MEMORY_TOTAL.search(procfs.read(_MEMORY))
+    except OSError:
+        return None
+    return int(found[1]) * _BYTES_PER_KIB if found else None
 
 
 def _parse_stat(stat: bytes) -> tuple[str, int]:

@@ -117,6 +117,9 @@ class RecordingLibrary:
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # as the library has it
         """Return a function that records its calls, raises AttributeError as the library does."""
+        # What lies below the binding's functions is called by the library that is recorded.
+        if name.startswith("_"):
+            raise AttributeError(name)
         if name not in self._functions:
             try:
                 found = getattr(self._library, name)

@@ -71,6 +71,7 @@ class MemoryMethod(OpenEnum):
     MEASURED = "measured"
     SCALED = "scaled"
     APPORTIONED = "apportioned"
+    UNIFIED = "unified"
 
 
 class IdleDrawSource(OpenEnum):

@@ -299,6 +299,9 @@ class GpuReading(ArrayRecord, frozen=True, kw_only=True):
     silent: bool | None = None
     """True of a GPU, or an instance, of the last inventory that did not answer in this tick: its
     identity and its slices stand here, and nothing that is measured."""
+    memory_unified: bool | None = None
+    """True of a GPU without memory of its own: `memory_total_bytes` is all of the machine's, and
+    how much is in use is not told but of processes on the GPU."""
 
 
 class GpuDetails(BaseRecord, frozen=True, kw_only=True):

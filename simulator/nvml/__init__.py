@@ -20,6 +20,7 @@ from simulator.nvml.mig import Mig, Processes
 from simulator.nvml.readings import AccountingCalls, Readings, Utilization
 from simulator.nvml.session import Board, Identity, Session
 from simulator.plan import PlannedIncident
+from simulator.scenario.drivers import DriverModel
 from simulator.scenario.schema import EventSupport
 
 NvmlFunction = Callable[..., Any]
@@ -34,19 +35,24 @@ class SimulatedNvml:
         event_support: EventSupport = EventSupport(),  # noqa: B008  # frozen, so one for all does no harm
         shown_ns: Callable[[int], int] = lambda time_ns: time_ns,
         system_events: Sequence[tuple[int, int]] = (),
+        driver: DriverModel = DriverModel(),  # noqa: B008  # as above
     ) -> None:  # fmt: skip
         self.session = session = Session(
             gpus, clock=clock, epoch_ns=epoch_ns, uptime_ns=uptime_ns,
             sample_period_ns=sample_period_ns, incidents=incidents, event_support=event_support,
-            shown_ns=shown_ns,
+            shown_ns=shown_ns, driver=driver,
         )  # fmt: skip
         identity, readings, utilization = Identity(session), Readings(session), Utilization(session)
         mig = Mig(session, identity=identity, readings=readings, utilization=utilization)
         self.events = Events(session)
+        processes = Processes(session, mig)
+        if not driver.has_plain_lists:
+            # Such a driver is read right below nvidia-ml-py alone, where it has these functions.
+            self._nvmlGetFunctionPointer = processes.find_function
         self._functions = _functions_of(
             [
                 session, identity, readings, utilization, Board(session), Health(session),
-                FieldValues(session), Processes(session, mig), Profiling(session, mig),
+                FieldValues(session), processes, Profiling(session, mig),
                 AccountingCalls(session), self.events, SystemEventCalls(session, system_events),
             ],
             narrowed_by=mig,

@@ -7,7 +7,7 @@ import ctypes
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Final
 
 import pynvml
@@ -51,6 +51,8 @@ class FaultyNvml(SimulatedNvml):
         self._grown: Counter[tuple[int, str]] = Counter()
         self._unloaded: set[int] = set()
         self._frozen: dict[tuple[int, str, int | None], Any] = {}
+        if find := self.__dict__.get("_nvmlGetFunctionPointer"):
+            self._nvmlGetFunctionPointer = partial(self._find_function, find)
 
     @override
     def __getattr__(self, name: str) -> NvmlFunction:
@@ -69,6 +71,19 @@ class FaultyNvml(SimulatedNvml):
                 gpu = int(arguments[0])
             self.meet(name, gpu)
             return self.distort(name, gpu, function(*arguments, **named))
+
+        return guarded
+
+    def _find_function(self, find: NvmlFunction, name: str) -> NvmlFunction:
+        """Return the driver's function below the binding, with the node's faults around it."""
+        function = find(name)
+
+        def guarded(handle: Handle, *arguments: Any) -> int:  # noqa: ANN401  # as the library takes them
+            try:
+                self.meet(name, handle.index)
+            except pynvml.NVMLError as error:
+                return int(error.value)
+            return int(function(handle, *arguments))
 
         return guarded
 

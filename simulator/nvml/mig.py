@@ -3,7 +3,9 @@
 Here the functions of other subjects are narrowed to what NVML gives under MIG.
 """
 
+import ctypes
 from collections.abc import Callable
+from struct import Struct
 from typing import Any, Final
 
 import pynvml
@@ -54,6 +56,7 @@ class Mig(Subject):
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Handle, index: int) -> Handle:
         """Return the handle of an instance; NotFound at an index without one."""
+        self.check_permission(device)
         return self._handle(device, lambda one: one.device_index == index)
 
     def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, migDevice: Handle) -> Handle:
@@ -67,6 +70,7 @@ class Mig(Subject):
 
     def nvmlDeviceGetGpuInstanceById(self, device: Handle, gpuInstanceId: int) -> Handle:
         """Return the handle of a GPU instance."""
+        self.check_permission(device)
         return self._handle(device, lambda one: one.gpu_instance == gpuInstanceId)
 
     def nvmlGpuInstanceGetInfo(self, gpuInstance: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
@@ -121,6 +125,7 @@ class Mig(Subject):
     def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> Any:  # noqa: ANN401  # a ctypes struct
         """Return the memory of a GPU, or of an instance's GPU instance."""
         if not isinstance(handle, MigHandle):
+            self.check_permission(handle)
             return self._readings.nvmlDeviceGetMemoryInfo(handle, version)
         instance, gpu = self.instance_of(handle), self._session.whole_gpu(handle)
         # Compute instances of one GPU instance share its memory, so all of them count.
@@ -169,6 +174,11 @@ class Mig(Subject):
                 return instance
         raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
+    def check_permission(self, handle: Handle) -> None:
+        """Raise NoPermission where a GPU is cut, and its instances are hidden."""
+        if self._cut(handle) and not self._session.driver.mig_monitor:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+
     def _instances(self, handle: Handle) -> tuple[SimulatedInstance, ...]:
         cut = self._cut(handle)
         return cut.instances if cut else ()
@@ -189,6 +199,14 @@ class Mig(Subject):
 
 
 _NO_INSTANCE: Final = 0xFFFFFFFF
+_NO_BYTES: Final = (1 << 64) - 1
+_ROW: Final = Struct("@IQII")
+"""Pid, bytes of memory, GPU instance and compute instance."""
+_LISTS: Final = {
+    "nvmlDeviceGetComputeRunningProcesses_v3": "compute",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3": "graphics",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3": "mps",
+}
 
 
 class Processes(Subject):
@@ -210,7 +228,45 @@ class Processes(Subject):
         """Return the processes that compute through the multi-process service."""
         return self._running(handle, "mps")
 
+    def find_function(self, name: str) -> Callable[..., int]:
+        """Return the driver's function below one of nvidia-ml-py's; FunctionNotFound of others."""
+        kind = _LISTS.get(name)
+        if kind is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+        def fill(handle: Handle, count: Any, rows: Any) -> int:  # noqa: ANN401  # a reference, and a buffer
+            try:
+                written = self._write(handle, kind)
+            except pynvml.NVMLError as error:
+                return int(error.value)
+            size = count._obj  # noqa: SLF001  # what ctypes.byref refers to
+            room, size.value = size.value, len(written)
+            if rows is None and self._session.driver.process_size_answer == "success":
+                size.value = 0
+                return int(pynvml.NVML_SUCCESS)
+            if written and (rows is None or room < len(written)):
+                return int(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+            ctypes.memmove(rows, b"".join(written), sum(map(len, written)))
+            return int(pynvml.NVML_SUCCESS)
+
+        return fill
+
     def _running(self, handle: Handle, kind: str) -> list[Any]:
+        """Return a list as nvidia-ml-py reads it: what the driver writes as rows of 24 bytes."""
+        written = self._write(handle, kind)
+        if self._session.driver.process_size_answer == "success":
+            return []
+        read = b"".join(written)[: _ROW.size * len(written)]
+        names = ("pid", "usedGpuMemory", "gpuInstanceId", "computeInstanceId")
+        processes = [dict(zip(names, row, strict=True)) for row in _ROW.iter_unpack(read)]
+        for process in processes:
+            if process["usedGpuMemory"] == _NO_BYTES:
+                process["usedGpuMemory"] = None
+        return [pynvml.nvmlFriendlyObject(process) for process in processes]
+
+    def _write(self, handle: Handle, kind: str) -> list[bytes]:
+        """Return the rows of a list as the driver writes them."""
+        self._mig.check_permission(handle)
         gpu = self._session.whole_gpu(handle)
         listed = [
             (process, gpu.instance_of(process))
@@ -220,16 +276,15 @@ class Processes(Subject):
         if isinstance(handle, MigHandle):
             own = self._mig.instance_of(handle)
             listed = [(process, instance) for process, instance in listed if instance == own]
+        # Nothing of what is played is protected.
+        behind = bytes(self._session.driver.process_row_bytes - _ROW.size)
         return [
-            pynvml.nvmlFriendlyObject(
-                {
-                    "pid": process.pid,
-                    "usedGpuMemory": (
-                        process.spec.memory_bytes if process.spec.memory_visible else None
-                    ),
-                    "gpuInstanceId": instance.gpu_instance if instance else _NO_INSTANCE,
-                    "computeInstanceId": instance.compute_instance if instance else _NO_INSTANCE,
-                }
+            _ROW.pack(
+                process.pid,
+                process.spec.memory_bytes if process.spec.memory_visible else _NO_BYTES,
+                instance.gpu_instance if instance else _NO_INSTANCE,
+                instance.compute_instance if instance else _NO_INSTANCE,
             )
+            + behind
             for process, instance in listed
         ]

@@ -21,6 +21,8 @@ _IDLE_SM_MEGAHERTZ: Final = 345
 _COOL_CELSIUS: Final = 31
 _WARMING_CELSIUS: Final = 42
 _WARMING_NS: Final = 20 * NS_PER_SECOND
+_POWER_STEP_NS: Final = 100 * NS_PER_MS
+_POWER_WINDOW_NS: Final = 25 * NS_PER_MS
 _ENGINE_NS: Final = 167_000_000
 _IDLE_PERFORMANCE_STATE: Final = 8
 _IDLE_REASON: Final = 0x1
@@ -40,6 +42,8 @@ class Readings(Subject):
     def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> Any:  # noqa: ANN401  # a ctypes struct
         """Return the memory at this instant; only version 2 tells the driver's reserve apart."""
         gpu = self._session.gpu(handle)
+        if gpu.facts.unified_memory:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         used = gpu.used_bytes(self._session.since_epoch_ns())
         reserved = gpu.facts.model.reserved_bytes
         memory = pynvml.c_nvmlMemory_v2_t() if version else pynvml.c_nvmlMemory_t()
@@ -53,15 +57,23 @@ class Readings(Subject):
         return memory
 
     def nvmlDeviceGetPowerUsage(self, handle: Handle) -> int:
-        """Return the draw in milliwatts, averaged over the last second."""
-        now_ns = self._session.since_epoch_ns()
-        return round(self._session.gpu(handle).joules(now_ns - NS_PER_SECOND, now_ns) * 1000)
+        """Return the draw in milliwatts, averaged over the last second, or a part of a tenth."""
+        gpu, end_ns = self._session.gpu(handle), self._session.since_epoch_ns()
+        length_ns = NS_PER_SECOND
+        if gpu.facts.power_mean == "quarter":
+            end_ns, length_ns = end_ns - end_ns % _POWER_STEP_NS, _POWER_WINDOW_NS
+        joules = gpu.joules(end_ns - length_ns, end_ns)
+        return round(joules * 1000 * NS_PER_SECOND / length_ns)
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: Handle) -> int:
         """Return the energy since the driver was loaded, in millijoules."""
         gpu = self._session.gpu(handle)
         loaded_ns, now_ns = self._session.driver_loaded_ns, self._session.since_epoch_ns()
-        if gpu.facts.energy_step_ns:
+        if gpu.facts.energy_counter == "absent":
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        if gpu.facts.energy_counter == "frozen":
+            now_ns = max(0, loaded_ns)
+        elif gpu.facts.energy_step_ns:
             now_ns -= (now_ns - loaded_ns) % gpu.facts.energy_step_ns
         return int(gpu.joules(loaded_ns, now_ns) * 1000)
 

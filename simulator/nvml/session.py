@@ -15,6 +15,7 @@ from simulator.device import SimulatedGpu
 from simulator.identities import pci_bus_id
 from simulator.plan import PlannedIncident
 from simulator.sampling_windows import SamplingWindows
+from simulator.scenario.drivers import DriverModel
 from simulator.scenario.schema import EventSupport
 
 # ruff: noqa: N802, N803  # NVML's own names
@@ -43,12 +44,14 @@ class Session:
         sample_period_ns: int, incidents: Sequence[PlannedIncident] = (),
         event_support: EventSupport = EventSupport(),  # noqa: B008  # frozen, so one for all does no harm
         shown_ns: Callable[[int], int] = lambda time_ns: time_ns,
+        driver: DriverModel = DriverModel(),  # noqa: B008  # as above
     ) -> None:  # fmt: skip
         self.gpus = gpus
         self.clock = clock
         self.epoch_ns = epoch_ns
         self.driver_loaded_ns = -uptime_ns
         self.shown_ns = shown_ns
+        self.driver = driver
         self._windows = [
             SamplingWindows(gpu, period_ns=sample_period_ns, stamp_us=self.stamp_us) for gpu in gpus
         ]
@@ -113,7 +116,7 @@ class Identity(Subject):
     def nvmlSystemGetDriverVersion(self) -> str:
         """Return the driver's version."""
         self._session.check_open()
-        return "580.95.05"
+        return self._session.driver.version
 
     def nvmlDeviceGetCount(self) -> int:
         """Return the number of GPUs."""
@@ -150,7 +153,7 @@ class Board(Subject):
     def nvmlSystemGetNVMLVersion(self) -> str:
         """Return the library's version."""
         self._session.check_open()
-        return "13.580.95.05"
+        return f"13.{self._session.driver.version}"
 
     def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
         """Return the newest CUDA that the driver can run."""

@@ -41,3 +41,18 @@ class DriverModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     their end, so that processes that take turns come to more than the device."""
     mps_samples: Literal["clients", "server"] = "clients"
     """Under whose pid clients of MPS are sampled: their own, or that of the node's server."""
+    process_row_bytes: Literal[24, 32] = 24
+    """Length of a row in its lists of processes: drivers of 535.43 to 535.86 have 32 bytes, with
+    the protected memory behind the rest. nvidia-ml-py reads 24 of each."""
+    process_size_answer: Literal["insufficient_size", "success"] = "insufficient_size"
+    """What it answers who asks how many processes there are: that there is no room for them, or
+    success, by which nvidia-ml-py takes the list for empty."""
+    mig_monitor: bool = True
+    """Whether who asks may see MIG instances, as with `NVIDIA_MIG_MONITOR_DEVICES=all` in a
+    container with SYS_ADMIN. Else a GPU that is cut gives no handle of an instance, and of itself
+    neither processes nor memory."""
+
+    @property
+    def has_plain_lists(self) -> bool:
+        """Whether nvidia-ml-py reads its lists of processes as they are."""
+        return self.process_row_bytes == 24 and self.process_size_answer == "insufficient_size"  # noqa: PLR2004  # as above

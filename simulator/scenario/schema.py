@@ -204,6 +204,9 @@ class GpuGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many of them."""
     memory_bytes: Annotated[int, Meta(gt=0)] | None = None
     """Size of the device memory, the driver's reserve included."""
+    unified_memory: bool = False
+    """Whether it has no memory of its own: it is built with its CPU, and `memory_bytes` is what the
+    machine has. The driver tells what each process holds, and nothing else of memory."""
     idle_watts: Positive | None = None
     """Draw of the board while no kernel runs."""
     max_watts: Positive | None = None
@@ -215,6 +218,15 @@ class GpuGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     energy_step_seconds: Annotated[float, Meta(ge=0, le=10)] = 0.0
     """How long the energy counter stands between its steps, as those of products do for 0.1 s; 0:
     it shows each instant."""
+    energy_counter: Literal["counting", "frozen", "absent"] = "counting"
+    """Whether the energy counter counts, stands at what it had at the scenario's start, as those of
+    virtual GPUs do, or is not there."""
+    power_mean: Literal["second", "quarter"] = "second"
+    """Of what its draw is the mean: of the last second, or, as of A100 and H100, of 25 ms of each
+    100, which is shown for the next 100."""
+    context_watts: Annotated[float, Meta(ge=0)] = 0.0
+    """Draw beyond idle while a process is on it that need run no kernel: 26 to 66 W of one with a
+    context of CUDA. It is within `max_watts`, so kernels draw that much less beyond it."""
     accounting: Literal["off", "v1", "v2"] = "off"
     """Whether the driver keeps accounts of processes, and which call it has for them."""
 
@@ -249,6 +261,9 @@ class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When its wall clock is set, as by NTP or by hand."""
     driver: DriverModel = DriverModel()
     """In which forms its driver answers."""
+    ended_pods_listed_seconds: Seconds = 5.0
+    """For how long its kubelet lists a pod after its end: real ones do until it is deleted, which
+    may be days."""
 
 
 class Load(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -260,6 +275,8 @@ class Load(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Mean length of the work that it submits at once."""
     memory_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.4
     """Share of its kernels' time in which the memory controller is busy."""
+    draw_ratio: Ratio = 1.0
+    """What its kernels draw while they run, of the most that the GPU draws beyond idle."""
     mix: KernelMix = KernelMix()
     """What else they do to the chip."""
 

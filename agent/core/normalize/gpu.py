@@ -216,6 +216,9 @@ def _make_reading(
         idle_draw_milliwatts=board.idle.lowest_milliwatts,
         compute_slices=raw.compute_slices,
         memory_slices=raw.memory_slices,
+        memory_unified=True
+        if raw.memory_unified and "memory_total_bytes" in fields.reading
+        else None,
     )
 
 

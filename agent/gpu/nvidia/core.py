@@ -10,7 +10,7 @@ latest process of a pid; to which process an account belongs is decided by its s
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -23,14 +23,16 @@ from agent.core.raw import (
     SampleCursor,
     UtilizationSample,
 )
+from agent.core.readings import PID
 from agent.gpu.nvidia.device_client import (
+    NOT_SUPPORTED,
     DeviceClient,
     call_nvml,
     instance_id,
     list_nvml,
     raw_getattr,
 )
-from agent.gpu.nvidia.library import AccountingStats, NvmlLibrary
+from agent.gpu.nvidia.library import AccountingStats, NvmlLibrary, ProcessInfo
 from agent.gpu.nvidia.query import value_name
 from agent.gpu.protocol import FailedError, UnsupportedError
 from agent.metrics import NVML_ERRORS
@@ -53,6 +55,8 @@ class Memory(NamedTuple):
     """What is in use; the driver's own is in it where `reserved` is not known."""
     reserved: int | None = None
     """What the driver and the firmware keep for themselves."""
+    is_unified: bool = False
+    """Whether there is none of its own, as on a GPU that is built with its CPU."""
 
 
 def query_memory(client: DeviceClient) -> Memory:
@@ -64,7 +68,10 @@ def query_memory(client: DeviceClient) -> Memory:
     if not client.is_unsupported((_MEMORY, pynvml.nvmlMemory_v2)):
         return Memory()
     older = client.query(NvmlLibrary.nvmlDeviceGetMemoryInfo)
-    return Memory() if older is None else Memory(older.total, older.used)
+    if older is not None:
+        return Memory(older.total, older.used)
+    # Where it is hidden, or the driver lacks the function, another reason is given.
+    return Memory(is_unified=client.outcomes.get((_MEMORY,)) == NOT_SUPPORTED)
 
 
 def query_core(client: DeviceClient, last_seen: SampleCursor) -> dict[str, Any]:
@@ -88,6 +95,7 @@ def query_core(client: DeviceClient, last_seen: SampleCursor) -> dict[str, Any]:
         "memory_total_bytes": memory.total,
         "memory_used_bytes": memory.used,
         "memory_reserved_bytes": memory.reserved,
+        "memory_unified": memory.is_unified,
         "power_milliwatts": client.query(NvmlLibrary.nvmlDeviceGetPowerUsage),
         "energy_millijoules": client.query(NvmlLibrary.nvmlDeviceGetTotalEnergyConsumption),
         "process_samples": _process_samples(client, last_seen.process_us),
@@ -97,10 +105,17 @@ def query_core(client: DeviceClient, last_seen: SampleCursor) -> dict[str, Any]:
 
 
 def list_processes(client: DeviceClient) -> tuple[ListedProcess, ...] | None:
-    """Return the driver's three lists of processes in one; `None` where one of them failed."""
+    """Return the driver's three lists of processes in one; `None` where one of them failed.
+
+    A list with a pid that no process can have is none: its rows are not what they are read as, and
+    the pids that could be true would be those of others.
+    """
     listed: list[ListedProcess] | None = None
     for kind, function in _LISTS.items():
         processes = client.query_list((), function)
+        if processes and not _are_processes(processes):
+            NVML_ERRORS.labels(call=function.__name__, error="ImpossiblePid").inc()
+            return None
         if processes is None:
             if client.is_unsupported((function.__name__,)):
                 continue
@@ -121,6 +136,11 @@ def list_processes(client: DeviceClient) -> tuple[ListedProcess, ...] | None:
             ),
         ]
     return None if listed is None else tuple(listed)
+
+
+def _are_processes(processes: Sequence[ProcessInfo]) -> bool:
+    lowest, highest = PID
+    return all(lowest <= process.pid <= highest for process in processes)
 
 
 def _samples(

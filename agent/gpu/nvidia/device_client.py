@@ -45,6 +45,10 @@ _UNSUPPORTED: Final = frozenset(
         pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
     }
 )
+NOT_SUPPORTED: Final = "NotSupported"
+"""The driver's name of the refusal of what the device does not have."""
+NO_PERMISSION: Final = "NoPermission"
+"""The same of what the agent has no right to."""
 _STARTING: Final = ("nvmlInit", "nvmlDeviceGetCount")
 # Some drivers answer a single call with "unknown error" for ever. Only of a call that every GPU
 # can answer does it say that the GPU is lost.

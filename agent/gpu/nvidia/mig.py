@@ -9,6 +9,9 @@ see them, in three calls for all instances. Whether it does is not said, and an 
 parent may mean either; so its lists are trusted once they have named every process that they hold,
 and until then the instances are queried one by one.
 
+In a container without the right to monitor MIG the driver refuses the instances, and of the GPU
+what is theirs in sum. Then the GPU's own row is all there is, and says so (`mig_hidden`).
+
 What an instance is of the GPU is said in slices: of compute and of memory. How many the GPU has is
 said by its greatest profile, and the slices of memory by how often that of one slice goes
 into that: no product is known here. A small instance has a little less than its slices are, so the
@@ -26,7 +29,7 @@ import structlog
 
 from agent.core.raw import InstanceIdentity, ListedProcess, RawGpuSample
 from agent.gpu.nvidia.core import list_processes, query_memory
-from agent.gpu.nvidia.device_client import DeviceClient, small_number
+from agent.gpu.nvidia.device_client import NO_PERMISSION, DeviceClient, small_number
 from agent.gpu.nvidia.library import DeviceAttributes, NvmlLibrary
 from gpuledger.records import MigInstance
 
@@ -105,6 +108,7 @@ class MigLayout:
     """Counts the layouts."""
     _max_instances: int = 0
     _lists_all: bool = False
+    _is_hidden: bool = False
     _slices: BoardSlices | None = None
     _known: dict[str, InstanceClient] = field(default_factory=dict)
 
@@ -128,6 +132,7 @@ class MigLayout:
         self._max_instances = (
             self.client.query(NvmlLibrary.nvmlDeviceGetMaxMigDeviceCount) or self._max_instances
         )
+        self._is_hidden = False
         found = (self._find(index) for index in range(self._max_instances))
         self._record([instance for instance in found if instance])
         own, left = self._apportion(core["processes"])
@@ -148,7 +153,15 @@ class MigLayout:
                     memory_slices=instance.identity.memory_slices,
                 )
             )
-        return {**_ABSENT, **board, "instances": tuple(samples), "processes": left}
+        for instance in self.instances:
+            self._is_hidden |= NO_PERMISSION in instance.client.outcomes.values()
+        return {
+            **_ABSENT,
+            **board,
+            "instances": tuple(samples),
+            "processes": left,
+            "mig_hidden": self._is_hidden,
+        }
 
     def describe(self) -> list[MigInstance]:
         """Return the layout as it was at the last query."""
@@ -228,11 +241,13 @@ class MigLayout:
         # NOT_FOUND is an index that no instance has; there may be more behind it.
         function = NvmlLibrary.nvmlDeviceGetMigDeviceHandleByIndex
         handle = self.client.query_list(_HOLE, function, index)
+        self._is_hidden |= self.client.outcomes.get((function.__name__,)) == NO_PERMISSION
         if handle is _HOLE or self.client.is_unsupported((function.__name__,)):
             return None
         client = DeviceClient(library=self.client.library, handle=handle)
         get_uuid = NvmlLibrary.nvmlDeviceGetUUID
         uuid = None if handle is None else client.query(get_uuid)
+        self._is_hidden |= NO_PERMISSION in client.outcomes.values()
         if uuid is None:
             # Its processes must not count as ended for a call that failed once.
             return None if client.is_unsupported((get_uuid.__name__,)) else before

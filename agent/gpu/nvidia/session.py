@@ -27,6 +27,7 @@ from agent.gpu.nvidia.gpm import Gpm, InstanceCounters
 from agent.gpu.nvidia.inventory import Facts, query_driver_version, query_versions
 from agent.gpu.nvidia.library import NvmlLibrary
 from agent.gpu.nvidia.mig import MigLayout
+from agent.gpu.nvidia.process_lists import with_own_lists
 from agent.gpu.nvidia.query import QueryPlan
 from agent.gpu.protocol import GpuIdentity
 from agent.gpu.threads import CallThread
@@ -151,6 +152,7 @@ class NvmlSession:
     ) -> None:
         self.library = library
         """The functions of `pynvml`, real or played."""
+        self._nvml = with_own_lists(library)
         self._monotonic_ns = monotonic_ns
         self._find_seconds = find_seconds
         self._gpus: list[NvidiaGpu] = []
@@ -159,21 +161,21 @@ class NvmlSession:
         self._slots: dict[int, str] = {}
         self.unfound: Mapping[int, str] = {}
         """What names the GPUs that the driver counts and that did not answer at the start."""
-        self.driver_events = NvmlDriverEvents(library)
+        self.driver_events = NvmlDriverEvents(self._nvml)
         """What the driver says of itself."""
 
     def open(self) -> list[NvidiaGpu]:
         """Start the library; return the GPUs that answer. Raises SourceLostError."""
-        call_nvml(self.library, NvmlLibrary.nvmlInit)
+        call_nvml(self._nvml, NvmlLibrary.nvmlInit)
         # It has to be shut down from here on, whatever comes next.
         self._is_open = True
-        count = call_nvml(self.library, NvmlLibrary.nvmlDeviceGetCount)
+        count = call_nvml(self._nvml, NvmlLibrary.nvmlDeviceGetCount)
         # At each opening: the driver may be another one since the last.
-        driver = DriverVersion.parse(query_driver_version(self.library))
+        driver = DriverVersion.parse(query_driver_version(self._nvml))
         found = self._find_all(count)
         self._gpus = [
             NvidiaGpu(
-                library=self.library,
+                library=self._nvml,
                 handle=gpu.handle,
                 uuid=gpu.uuid,
                 index=gpu.index,
@@ -189,15 +191,15 @@ class NvmlSession:
 
     def versions(self) -> Mapping[str, str | None]:
         """Return the versions by the fields of `Inventory`; raises SourceLostError."""
-        return query_versions(self.library)
+        return query_versions(self._nvml)
 
     def gpu_events(self, gpus: Sequence[GpuIdentity], *, clock: Clock) -> NvmlGpuEvents:
         """Make an event set in which these GPUs are registered; raises UnavailableError."""
-        return NvmlGpuEvents(self.library, gpus, clock=clock)
+        return NvmlGpuEvents(self._nvml, gpus, clock=clock)
 
     def pci_buses(self, gpus: Sequence[GpuIdentity]) -> Mapping[str, str]:
         """Return the GPUs' UUIDs by the PCI addresses at which they are plugged in."""
-        return pci_buses_of(self.library, gpus)
+        return pci_buses_of(self._nvml, gpus)
 
     def close(self) -> None:
         """Let go of the driver; a library that is lost has nothing to let go of."""
@@ -210,7 +212,7 @@ class NvmlSession:
                 gpu.close()
         # However the GPUs ended: a library that is not shut down is not started anew either.
         with contextlib.suppress(UnavailableError):
-            call_nvml(self.library, NvmlLibrary.nvmlShutdown)
+            call_nvml(self._nvml, NvmlLibrary.nvmlShutdown)
 
     def _find_all(self, count: int) -> list[_Found]:
         """Find the GPUs, each in a thread: one that hangs must not cost the others."""
@@ -229,15 +231,15 @@ class NvmlSession:
     def _find(self, index: int) -> _Found | None:
         """Return the GPU at an index; one that is lost must not cost the others."""
         try:
-            handle = call_nvml(self.library, NvmlLibrary.nvmlDeviceGetHandleByIndex, index)
+            handle = call_nvml(self._nvml, NvmlLibrary.nvmlDeviceGetHandleByIndex, index)
         except UnavailableError:
             return None
         try:
-            uuid = call_nvml(self.library, NvmlLibrary.nvmlDeviceGetUUID, handle)
+            uuid = call_nvml(self._nvml, NvmlLibrary.nvmlDeviceGetUUID, handle)
         except UnavailableError:
             # A GPU that does not say who it is may still say where it is plugged in.
             with contextlib.suppress(UnavailableError):
-                slot = call_nvml(self.library, NvmlLibrary.nvmlDeviceGetPciInfo_v3, handle).busId
+                slot = call_nvml(self._nvml, NvmlLibrary.nvmlDeviceGetPciInfo_v3, handle).busId
                 if bus := read_bus(slot):
                     self._slots[index] = write_bus(bus)
             return None

@@ -71,6 +71,7 @@ _EQUAL_SHARE: Final = BusyMethod.EQUAL_SHARE
 _MEASURED: Final = MemoryMethod.MEASURED
 _SCALED: Final = MemoryMethod.SCALED
 _APPORTIONED: Final = MemoryMethod.APPORTIONED
+_UNIFIED: Final = MemoryMethod.UNIFIED
 _DRAW_MEASURED: Final = IdleDrawSource.MEASURED
 _DRAW_OF_TABLE: Final = IdleDrawSource.TABLE
 
@@ -276,6 +277,10 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
         if reserved_bytes > limit_bytes:  # noqa: PLR1730 - min() costs three times as much
             reserved_bytes = limit_bytes
         memory = split_memory(own.memory_used_bytes, claims, limit_bytes - reserved_bytes, several)
+        if reading.memory_unified and memory.method is not _SCALED:
+            # What the processes hold of the machine's memory; what else is in use there is no
+            # GPU's, so that it is idle as what is free.
+            memory.method = _UNIFIED
     if energy is not None:
         joules = split_energy(energy, busy, claims, interval_ns, several)
     if reserved_bytes:

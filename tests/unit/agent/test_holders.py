@@ -146,14 +146,23 @@ def job(name: str, start: float, end: float) -> dict[str, Any]:
 
 
 async def held_by(
-    *pods: dict[str, Any], seconds: float, faults: Sequence[dict[str, Any]] = ()
+    *pods: dict[str, Any],
+    seconds: float,
+    faults: Sequence[dict[str, Any]] = (),
+    listed_seconds: float = 5,
+    agent_from: float = 0,
 ) -> dict[str, list[tuple[float, float]]]:
     """Return when each pod held the first GPU, by its name: from and to, as the ticks say it.
 
-    Two spans are one where no tick is between them.
+    Two spans are one where no tick is between them. The kubelet lists a pod for `listed_seconds`
+    after its end.
     """
     clock = SleepersClock(sleepers=1, rings_after_seconds=seconds)
-    scenario = parse_scenario({**SCENARIO, "pods": list(pods), "faults": list(faults)})
+    (node_content,) = SCENARIO["nodes"]
+    nodes = [{**node_content, "ended_pods_listed_seconds": listed_seconds}]
+    content = {**SCENARIO, "nodes": nodes, "pods": list(pods), "faults": list(faults)}
+    scenario = parse_scenario(content)
+    clock.advance(agent_from)
     node = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock).node("node-a")
     bus, settings = MemoryBus(), AgentSettings(node_name="node-a")
     agent = asyncio.create_task(
@@ -199,28 +208,51 @@ def is_exact(spans: Sequence[tuple[float, float]], start: float, end: float) -> 
     )
 
 
+@pytest.mark.parametrize("listed_seconds", [5, 86_400])
 @pytest.mark.parametrize(
     ("start", "faults"),
     [(5.01, "answers"), (5.99, "answers"), *((5.3, faults) for faults in FAULTS)],
 )
 async def test_a_job_holds_from_its_start_to_its_end_though_the_kubelet_lists_it_on(
-    start: float, faults: str
+    start: float, faults: str, listed_seconds: float
 ) -> None:
     end = start + 11.3
-    held = await held_by(job("job", start, end), seconds=40, faults=FAULTS[faults])
+    held = await held_by(
+        job("job", start, end),
+        seconds=40,
+        faults=FAULTS[faults],
+        listed_seconds=listed_seconds,
+    )
 
     assert list(held) == ["job"]
     assert is_exact(held["job"], start, end), held
 
 
+@pytest.mark.parametrize("listed_seconds", [5, 86_400])
 @pytest.mark.parametrize("faults", ["answers", "is without its driver"])
-async def test_three_jobs_in_a_row_on_one_device_have_their_own_time_each(faults: str) -> None:
+async def test_three_jobs_in_a_row_on_one_device_have_their_own_time_each(
+    faults: str, listed_seconds: float
+) -> None:
     spans = {"a": (2.0, 16.0), "b": (17.0, 29.6), "c": (30.0, 70.6)}
     jobs = (job(name, *span) for name, span in spans.items())
-    held = await held_by(*jobs, seconds=85, faults=FAULTS[faults])
+    held = await held_by(*jobs, seconds=85, faults=FAULTS[faults], listed_seconds=listed_seconds)
 
     assert set(held) == set(spans)
     assert all(is_exact(held[name], *span) for name, span in spans.items()), held
+
+
+async def test_what_ended_before_the_agent_started_holds_nothing_however_long_it_is_listed() -> (
+    None
+):
+    held = await held_by(
+        job("former", 1.0, 9.0),
+        job("job", 12.0, 80.0),
+        seconds=50,
+        listed_seconds=86_400,
+        agent_from=20,
+    )
+
+    assert list(held) == ["job"]
 
 
 async def test_a_pod_holds_before_it_runs_anything_and_when_it_comes_again_by_its_name() -> None:
@@ -236,3 +268,24 @@ async def test_a_pod_holds_before_it_runs_anything_and_when_it_comes_again_by_it
     one, other = held["job"]
     assert is_exact([one], 5.3, 16.6), held
     assert is_exact([other], 23.4, 31.0), held
+
+
+@pytest.mark.parametrize("monitors", [True, False])
+async def test_the_check_mig_says_what_helps_where_instances_are_hidden(*, monitors: bool) -> None:
+    clock = SleepersClock(sleepers=1, rings_after_seconds=8)
+    group = {"model": "NVIDIA H100 80GB HBM3", "mig": [{"instances": ["3g.40gb"]}]}
+    node = {"name": "node-a", "gpus": group, "driver": {"mig_monitor": monitors}}
+    scenario = parse_scenario({"name": "cut", "nodes": [node]})
+    host = play(Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock).node("node-a"))
+    bus, readiness, settings = MemoryBus(), Readiness(), AgentSettings(node_name="node-a")
+    async with run_tasks(run_agent(host=host, bus=bus, settings=settings, readiness=readiness)):
+        await clock.rung.wait()
+    samples, _ = await read_all(bus)
+
+    check = readiness.check("mig")
+    assert check.is_ok is monitors
+    assert ("NVIDIA_MIG_MONITOR_DEVICES=all" in check.detail) is not monitors
+    board, *instances = samples[-1].gpus
+    assert board.mig_enabled
+    assert board.energy_millijoules
+    assert len(instances) == monitors

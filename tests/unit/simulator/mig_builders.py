@@ -49,6 +49,8 @@ CUT: dict[str, Any] = {
 }
 
 
-def cut_simulation(clock: ManualClock) -> Simulation:
-    """Return a run of the scenario on a clock that stands at its start."""
-    return Simulation(parse_scenario(CUT), epoch_ns=EPOCH_NS, clock=clock)
+def cut_simulation(clock: ManualClock, **driver: object) -> Simulation:
+    """Return a run of the scenario on a clock that stands at its start, on such a driver."""
+    (node,) = CUT["nodes"]
+    content = {**CUT, "nodes": [{**node, "driver": driver}]}
+    return Simulation(parse_scenario(content), epoch_ns=EPOCH_NS, clock=clock)

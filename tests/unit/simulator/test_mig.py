@@ -104,6 +104,30 @@ def test_what_nvml_does_not_give_under_mig_is_not_supported(
     assert raised.value.value == pynvml.NVML_ERROR_NOT_SUPPORTED
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda nvml, gpu: nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 1),
+        lambda nvml, gpu: nvml.nvmlDeviceGetGpuInstanceById(gpu, 1),
+        lambda nvml, gpu: nvml.nvmlDeviceGetComputeRunningProcesses_v3(gpu),
+        lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu),
+    ],
+)
+def test_who_may_not_monitor_mig_is_refused_instances_and_their_sums(
+    clock: ManualClock, call: Callable[..., object]
+) -> None:
+    node = cut_simulation(clock, mig_monitor=False).node("node-a")
+    node.nvml.nvmlInit()
+    handle = node.nvml.nvmlDeviceGetHandleByIndex(0)
+    with pytest.raises(pynvml.NVMLError_NoPermission):
+        call(node.nvml, handle)
+    # What is the board's own is told, and all of it while it is whole.
+    assert node.nvml.nvmlDeviceGetPowerUsage(handle)
+    node.gpus[0].facts.cuts.clear()
+    assert node.nvml.nvmlDeviceGetMemoryInfo(handle).used
+    assert node.nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+
+
 def test_a_new_cut_makes_old_handles_invalid(
     nvml: SimulatedNvml, gpu: Handle, clock: ManualClock
 ) -> None:

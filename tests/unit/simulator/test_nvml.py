@@ -12,6 +12,7 @@ from simulator.nvml import SimulatedNvml
 from simulator.nvml.session import Handle
 from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
+from tests.unit.simulator.conftest import EPOCH_NS
 
 WITHOUT_GPUS = SimulatedNvml(
     [], clock=ManualClock(start_ns=0), epoch_ns=0, uptime_ns=0, sample_period_ns=1
@@ -259,3 +260,33 @@ def test_an_energy_counter_stands_still_between_its_steps(
         clock.advance(0.05)
         risen.append(node.nvml.nvmlDeviceGetTotalEnergyConsumption(handle) - first)
     assert risen == [0, 2_000, 2_000, 4_000, 4_000, 6_000]
+
+
+def played_lists(clock: ManualClock, **driver: object) -> tuple[list[int], list[int]]:
+    """Return the pids of three processes, and as nvidia-ml-py reads them of such a driver."""
+    content = {
+        "name": "lists",
+        "nodes": [{"name": "n", "gpus": {"model": "NVIDIA L4"}, "driver": driver}],
+        "host_processes": [
+            {"node": "n", "command": f"p{i}", "gpus": [0], "memory_bytes": 1 << 20}
+            for i in range(3)
+        ],
+    }
+    node = Simulation(parse_scenario(content), epoch_ns=EPOCH_NS, clock=clock).nodes["n"]
+    node.nvml.nvmlInit()
+    handle = node.nvml.nvmlDeviceGetHandleByIndex(0)
+    listed = node.nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+    return [process.pid for process in node.gpus[0].processes], [one.pid for one in listed]
+
+
+def test_nvidia_ml_py_misreads_rows_of_32_bytes_from_the_second_on(clock: ManualClock) -> None:
+    pids, read = played_lists(clock)
+    assert read == pids
+    pids, read = played_lists(clock, process_row_bytes=32)
+    # What is protected of the first one's memory, and the second one's number of no GPU instance.
+    assert read == [pids[0], 0, 0xFFFFFFFF]
+
+
+def test_nvidia_ml_py_sees_no_process_where_the_size_call_succeeds(clock: ManualClock) -> None:
+    _, read = played_lists(clock, process_size_answer="success")
+    assert read == []

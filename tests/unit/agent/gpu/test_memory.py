@@ -91,8 +91,24 @@ def test_where_neither_way_is_known_nothing_is_asked_again(
 ) -> None:
     driver = Driver(newer=REFUSALS[0], older=REFUSALS[1])
     client = play(monkeypatch, driver.functions())
-    assert [query_memory(client) for _ in range(3)] == [Memory()] * 3
+    assert [query_memory(client) for _ in range(3)] == [Memory(is_unified=True)] * 3
     assert driver.calls == {V2: 1, V1: 1}
+
+
+@pytest.mark.parametrize(
+    ("code", "is_unified"),
+    [
+        pytest.param(pynvml.NVML_ERROR_NOT_SUPPORTED, True, id="there is none"),
+        pytest.param(pynvml.NVML_ERROR_NO_PERMISSION, False, id="it is hidden"),
+        pytest.param(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, False, id="nobody can ask"),
+        pytest.param(pynvml.NVML_ERROR_TIMEOUT, False, id="it failed"),
+    ],
+)
+def test_a_gpu_that_has_no_memory_of_its_own_says_so(
+    monkeypatch: pytest.MonkeyPatch, code: int, *, is_unified: bool
+) -> None:
+    client = play(monkeypatch, Driver(newer=code, older=code).functions())
+    assert query_memory(client) == Memory(is_unified=is_unified)
 
 
 def test_a_reading_of_an_older_driver_has_no_reserve(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,9 +27,9 @@ HANDLE = "nvmlDeviceGetMigDeviceHandleByIndex"
 class Bench:
     """A GPU that is cut into four, and after 20 s into one."""
 
-    def __init__(self) -> None:
+    def __init__(self, **driver: object) -> None:
         self.clock = ManualClock(start_ns=EPOCH_NS)
-        self.truth = cut_simulation(self.clock).node("node-a")
+        self.truth = cut_simulation(self.clock, **driver).node("node-a")
         self.library = Altered(self.truth.nvml)
         self.gpu: NvidiaGpu = NvmlSession(self.library).open()[0]
         self.clock.advance(1)
@@ -369,3 +369,45 @@ def test_the_place_of_an_instance_is_reported_once_to_those_who_may_know(
 
     assert starts == ([None] * 4 if refused else [0, 1, 5, 5])
     assert bench.library.calls["nvmlDeviceGetGpuInstanceById"] <= 4
+
+
+def test_where_mig_may_not_be_monitored_the_gpus_own_row_goes_on_and_says_so() -> None:
+    bench = Bench(mig_monitor=False)
+    for _ in range(2):
+        answer = bench.answer()
+        assert (answer.mig_enabled, answer.mig_hidden) == (True, True)
+        assert (answer.instances, answer.processes) == ((), None)
+        assert answer.memory_total_bytes is None
+        assert not answer.memory_unified
+        assert answer.power_milliwatts
+        assert answer.energy_millijoules
+    # What was refused is asked once, and is in the inventory with its reason.
+    assert bench.library.calls[HANDLE] == 1
+    facts = bench.gpu.query(CallGroup.HEALTH, SampleCursor())["facts"]
+    reasons = {one.call: one.reason for one in facts.capabilities}
+    assert reasons[HANDLE] == reasons[COMPUTE] == "NoPermission"
+
+
+@pytest.mark.parametrize("hidden", ["nvmlDeviceGetUUID", COMPUTE, "nvmlDeviceGetMemoryInfo"])
+def test_instances_of_which_something_is_refused_for_want_of_rights_are_hidden(
+    bench: Bench, hidden: str
+) -> None:
+    assert not bench.answer().mig_hidden
+    fresh = Bench()
+    own = getattr(fresh.truth.nvml, hidden)
+
+    def refuse(handle: Any, *arguments: Any) -> Any:
+        if handle != fresh.gpu.handle:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+        # Without the parent's list each instance is asked for its own.
+        return [] if hidden == COMPUTE else own(handle, *arguments)
+
+    fresh.library.functions[hidden] = refuse
+    assert fresh.answer().mig_hidden
+    assert fresh.answer().mig_hidden
+
+
+def test_placements_that_are_refused_hide_nothing(bench: Bench) -> None:
+    bench.library.refuse("nvmlDeviceGetGpuInstanceById", pynvml.NVML_ERROR_NO_PERMISSION)
+    assert len(bench.answer().instances) == 4
+    assert not bench.answer().mig_hidden

@@ -23,9 +23,12 @@ class Pods:
         self.clock = ManualClock(start_ns=0)
         self.folders: list[str] = []
         self.cgroups: set[str] = set()
+        self.others: set[str] = set()
+        """Cgroups of other pods."""
         self.looks = 0
         self.ends = PodEnds(
             list_folders=self.list_folders,
+            list_cgroups=lambda: self.cgroups | self.others,
             has_cgroup=lambda uid: uid in self.cgroups,
             clock=self.clock,
         )
@@ -54,6 +57,15 @@ def test_a_pod_ends_with_its_cgroup_and_not_before_it_has_one() -> None:
     assert pods.has_ended()
     pods.folders = []
     assert pods.has_ended(), "the kubelet's answer is older than the folder's end"
+
+
+def test_a_pod_that_ended_before_the_agent_started_does_not_hold() -> None:
+    pods = Pods()
+    pods.folders, pods.others = [f"research_job_{FIRST}"], {SECOND}
+    assert pods.has_ended(), "the kubelet makes the cgroup before the folder"
+    pods.folders = [f"research_job_{FIRST}", f"research_job_{SECOND}"]
+    pods.cgroups = {SECOND}
+    assert not pods.has_ended(), "another has come under its name"
 
 
 def test_one_that_comes_under_the_name_of_one_that_is_over_holds() -> None:

@@ -155,6 +155,34 @@ def test_books_say_of_each_quantity_how_it_was_found(
 
 
 @pytest.mark.parametrize(
+    ("held", "method", "expected"),
+    [
+        ([], MemoryMethod.UNIFIED, {"unattributed": 0, "idle": 128}),
+        ([20, 12], MemoryMethod.UNIFIED, {"0": 20, "1": 12, "idle": 96}),
+        ([96, 160], MemoryMethod.SCALED, {"0": 48, "1": 80, "idle": 0}),
+    ],
+)
+def test_of_unified_memory_processes_have_what_they_hold_and_the_rest_is_idle(
+    held: list[int], method: MemoryMethod, expected: dict[str, int]
+) -> None:
+    device = reading(
+        memory_total_bytes=128 * GIB,
+        memory_used_bytes=None,
+        memory_reserved_bytes=None,
+        memory_unified=True,
+    )
+    books = book_gpu(
+        device, [claim(POD, place, ratio=0.1, held=one * GIB) for place, one in enumerate(held)]
+    )
+    found = {
+        str(entry.account if entry.container is None else entry.container): entry.memory_bytes
+        for entry in books.entries
+    }
+    assert found == {name: gibibytes * GIB for name, gibibytes in expected.items()}
+    assert books.memory_method is method
+
+
+@pytest.mark.parametrize(
     ("changes", "draw", "source"),
     [
         ({"model": "Vendor X"}, None, None),

@@ -1,0 +1,235 @@
+"""The driver's lists of processes: whatever a driver's rows and sizes are, the agent reads them."""
+# ruff: noqa: ANN401  # ctypes has no types
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from struct import pack
+from threading import Thread
+from typing import Any
+
+import pynvml
+import pytest
+
+from agent.core.raw import ListedProcess
+from agent.gpu.nvidia.core import list_processes
+from agent.gpu.nvidia.device_client import DeviceClient
+from agent.gpu.nvidia.process_lists import with_own_lists
+from agent.gpu.nvidia.session import NvmlSession
+from agent.metrics import NVML_ERRORS
+from agent.recording.format import RecordingHeader
+from agent.recording.recorder import Recorder, RecordingFile, RecordingLibrary
+from agent.recording.replay import open_recording
+from simulator.clock import ManualClock
+from simulator.scenario.load import parse_scenario
+from simulator.simulation import SimulatedNode, Simulation
+from tests.fakes.nvml_pointers import CLibrary, referent_of
+from tests.metric_values import value_of
+
+EPOCH_NS = 1_790_000_000_000_000_000
+MIB = 1 << 20
+COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
+OTHERS = (
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+)
+OK: int = pynvml.NVML_SUCCESS
+GREW: int = pynvml.NVML_ERROR_INSUFFICIENT_SIZE
+NO_ID, NO_BYTES = 2**32 - 1, 2**64 - 1
+
+
+class CList:
+    """A list in the driver's library: `rows` of pid, bytes and two ids, written as C does."""
+
+    def __init__(self, rows: Sequence[tuple[int, int, int, int]]) -> None:
+        self.rows = rows
+        self.rooms: list[int] = []
+        """For how many rows there was room, by call."""
+        self.while_called: Callable[[], None] = lambda: None
+
+    def __call__(self, _: Any, count: Any, buffer: Any) -> int:
+        size = referent_of(count)
+        self.rooms.append(size.value if buffer is not None else 0)
+        room, size.value = self.rooms[-1], len(self.rows)
+        if room < len(self.rows):
+            return GREW
+        written = b"".join(pack("@IQII", *row) for row in self.rows)
+        ctypes.memmove(buffer, written, len(written))
+        self.while_called()
+        return OK
+
+
+def processes(*pids: int) -> list[tuple[int, int, int, int]]:
+    return [(pid, pid * MIB, NO_ID, NO_ID) for pid in pids]
+
+
+def listed(monkeypatch: pytest.MonkeyPatch, functions: Mapping[str, Any]) -> DeviceClient:
+    CLibrary(monkeypatch, functions)
+    return DeviceClient(library=with_own_lists(pynvml), handle=pynvml.c_nvmlDevice_t())
+
+
+def pids_of(found: Sequence[ListedProcess] | None) -> list[int] | None:
+    return None if found is None else [process.pid for process in found]
+
+
+def test_one_call_reads_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = {name: CList([]) for name in (COMPUTE, *OTHERS)}
+    lists[COMPUTE].rows = [(7, 5 * MIB, 1, 2), (8, NO_BYTES, NO_ID, NO_ID)]
+    found = list_processes(listed(monkeypatch, lists))
+    assert found
+    rows = [(p.pid, p.memory_bytes, p.gpu_instance, p.compute_instance) for p in found]
+    assert rows == [(7, 5 * MIB, 1, 2), (8, None, None, None)]
+    assert [len(one.rooms) for one in lists.values()] == [1, 1, 1]
+
+
+def test_a_list_longer_than_the_room_is_read_at_once_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compute = CList(processes(*range(1, 1001)))
+    client = listed(monkeypatch, {COMPUTE: compute})
+    for _ in range(3):
+        assert pids_of(list_processes(client)) == list(range(1, 1001))
+    first, *others = compute.rooms
+    assert first < 1000 <= min(others)
+    assert len(compute.rooms) == 4
+
+
+@pytest.mark.parametrize(
+    ("code", "count"),
+    [
+        pytest.param(GREW, 1_000_000, id="more than can run"),
+        pytest.param(OK, 4_000_000_000, id="more than there is room for"),
+        pytest.param(pynvml.NVML_ERROR_TIMEOUT, 0, id="failed"),
+    ],
+)
+def test_a_list_that_cannot_be_read_is_none(
+    monkeypatch: pytest.MonkeyPatch, code: int, count: int
+) -> None:
+    def fail(_: Any, size: Any, __: Any) -> int:
+        referent_of(size).value = count
+        return code
+
+    assert list_processes(listed(monkeypatch, {COMPUTE: fail})) is None
+
+
+def test_threads_that_read_at_a_time_do_not_read_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outer, inner = CList(processes(1, 2, 3)), CList(processes(8, 9))
+    client = listed(monkeypatch, {COMPUTE: outer, OTHERS[0]: inner})
+    library: Any = client.library
+    of_inner: list[int] = []
+
+    def read_inner() -> None:
+        of_inner.extend(one.pid for one in getattr(library, OTHERS[0])(client.handle))
+
+    def in_a_thread() -> None:
+        thread = Thread(target=read_inner)
+        thread.start()
+        thread.join()
+
+    outer.while_called = in_a_thread
+    assert [one.pid for one in getattr(library, COMPUTE)(client.handle)] == [1, 2, 3]
+    assert of_inner == [8, 9]
+
+
+def test_the_call_is_one_of_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = pack("@IQII", 4711, 3 * MIB, NO_ID, NO_ID)
+
+    def compute(_device: Any, count: Any, buffer: Any) -> int:
+        assert count[0] >= 1
+        count[0] = 1
+        ctypes.memmove(buffer, row, len(row))
+        return OK
+
+    signature = (ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint), ctypes.c_void_p)
+    function = ctypes.CFUNCTYPE(*signature)(compute)
+    (process,) = list_processes(listed(monkeypatch, {COMPUTE: function})) or ()
+    assert (process.pid, process.memory_bytes) == (4711, 3 * MIB)
+
+
+def test_what_has_no_functions_of_c_goes_on_as_it_is() -> None:
+    library = played().nvml
+    assert with_own_lists(library) is library
+
+
+def test_a_recording_has_the_lists_as_they_are(tmp_path: Path) -> None:
+    node = played(version="535.54.03", process_row_bytes=32)
+    clock = node.clock
+    header = RecordingHeader(
+        time_ns=clock.time_ns(),
+        monotonic_ns=clock.monotonic_ns(),
+        boottime_ns=clock.boottime_ns(),
+        tick_seconds=1,
+        is_simulated=True,
+        is_redacted=False,
+    )
+    with closing(RecordingFile(tmp_path / "recording", header)) as file:
+        recorder = Recorder(file, clock, began_monotonic_ns=header.monotonic_ns)
+        recorded = RecordingLibrary(with_own_lists(node.nvml), recorder)
+        # What records stands in front, and is not passed by.
+        assert with_own_lists(recorded) is recorded
+        (gpu,) = NvmlSession(recorded).open()
+        pids = gpu.running_pids()
+    assert pids == frozenset(process.pid for process in node.gpus[0].processes)
+    _, library, _ = open_recording(tmp_path / "recording")
+    (played_again,) = NvmlSession(library).open()
+    assert played_again.running_pids() == pids
+
+
+def played(*, faults: Sequence[dict[str, Any]] = (), **driver: Any) -> SimulatedNode:
+    """Return a node on whose GPU five processes run."""
+    content = {
+        "name": "lists",
+        "nodes": [{"name": "n", "gpus": {"model": "NVIDIA L4"}, "driver": driver}],
+        "host_processes": [
+            {"node": "n", "command": f"p{i}", "gpus": [0], "memory_bytes": (100 + i) * MIB}
+            for i in range(5)
+        ],
+        "faults": list(faults),
+    }
+    clock = ManualClock(start_ns=EPOCH_NS + 5 * 10**9)
+    simulation = Simulation(parse_scenario(content), epoch_ns=EPOCH_NS, clock=clock)
+    return simulation.nodes["n"]
+
+
+def test_a_driver_that_answers_the_size_with_success_is_read() -> None:
+    node = played(process_size_answer="success")
+    (gpu,) = NvmlSession(node.nvml).open()
+    assert gpu.running_pids() == frozenset(process.pid for process in node.gpus[0].processes)
+
+
+@pytest.mark.parametrize(
+    ("version", "row_bytes"),
+    [
+        ("530.41.03", 24), ("535.43.02", 32), ("535.54.03", 32), ("535.86.10", 32),
+        ("535.98", 24), ("535.104.05", 24), ("580.95.05", 24),
+    ],
+)  # fmt: skip
+def test_rows_are_as_long_as_the_drivers(version: str, row_bytes: int) -> None:
+    node = played(version=version, process_row_bytes=row_bytes)
+    (gpu,) = NvmlSession(node.nvml).open()
+    found = list_processes(gpu.client)
+    assert found
+    assert {process.pid: process.memory_bytes for process in found} == {
+        process.pid: process.spec.memory_bytes for process in node.gpus[0].processes
+    }
+
+
+def test_a_list_with_pids_that_cannot_be_is_no_list() -> None:
+    # Rows of 32 bytes where those of this version have 24.
+    node = played(version="550.54.15", process_row_bytes=32)
+    (gpu,) = NvmlSession(node.nvml).open()
+    counter = NVML_ERRORS.labels(call=COMPUTE, error="ImpossiblePid")
+    before = value_of(counter)
+    assert list_processes(gpu.client) is None
+    assert value_of(counter) == before + 1
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_list_that_grows_meanwhile_is_read_again(failures: int) -> None:
+    growing = {"node": "n", "kind": "growing_list", "calls": [COMPUTE], "failures": failures}
+    node = played(process_size_answer="success", faults=[growing])
+    (gpu,) = NvmlSession(node.nvml).open()
+    assert len(gpu.running_pids() or ()) == 5
