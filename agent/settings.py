@@ -170,6 +170,10 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     driver names processes by the machine's own pids."""
     kubelet: KubeletSettings = KubeletSettings()
     """The node's kubelet."""
+    readings_seconds: Annotated[float, msgspec.Meta(ge=0.25, le=30)] = 5.0
+    """How often a GPU is asked for the readings that no tick is booked from: throttling, traffic,
+    utilization of encoders, and most of the chip's own counters; each GPU at another time. As long
+    as a tick or shorter means each tick."""
     health_seconds: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 10.0
     """How often a GPU is asked for its health, its limits and what is built into it."""
     watchdog_seconds: Annotated[float, msgspec.Meta(ge=10, le=86_400)] = 300.0

@@ -22,7 +22,8 @@ from tests.hanging import HANG_SECONDS
 
 ANSWERS: dict[CallGroup, dict[str, Any]] = {
     CallGroup.BOOKS: {"energy_millijoules": 1},
-    CallGroup.READINGS: {"readings": {"clock": 2}},
+    CallGroup.SENSORS: {"sensors": {"clock": 1}},
+    CallGroup.READINGS: {"readings": {"throttled": 2}},
     CallGroup.PROFILING: {"profiling": {"active": 3}},
     CallGroup.HEALTH: {"health": {"errors": 4}},
 }

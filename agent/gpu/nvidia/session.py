@@ -23,7 +23,7 @@ from agent.gpu.nvidia.catalogue import DriverVersion, specs_for
 from agent.gpu.nvidia.core import AccountingReader, list_processes, query_core
 from agent.gpu.nvidia.device_client import DeviceClient, call_nvml
 from agent.gpu.nvidia.events import NvmlDriverEvents, NvmlGpuEvents, pci_buses_of
-from agent.gpu.nvidia.gpm import Gpm, InstanceCounters
+from agent.gpu.nvidia.gpm import ChipCounters, is_of_chip
 from agent.gpu.nvidia.inventory import Facts, query_driver_version, query_versions
 from agent.gpu.nvidia.library import NvmlLibrary
 from agent.gpu.nvidia.mig import MigLayout
@@ -58,26 +58,40 @@ class NvidiaGpu:
         client = self.client = DeviceClient(library=self.library, handle=self.handle)
         # One of its own: it is used by another thread than the rest.
         self._scan_client = DeviceClient(library=self.library, handle=self.handle)
+        sensors = specs_for(CallGroup.SENSORS, self.driver)
+        self._sensors = QueryPlan(client, [spec for spec in sensors if not is_of_chip(spec)])
         self._readings = QueryPlan(client, specs_for(CallGroup.READINGS, self.driver))
         profiling = specs_for(CallGroup.PROFILING, self.driver)
-        self._gpm = Gpm(client, profiling, monotonic_ns=self.monotonic_ns)
+        self._counters = {
+            group: ChipCounters(
+                client,
+                [spec for spec in specs if is_of_chip(spec)],
+                group=group,
+                monotonic_ns=self.monotonic_ns,
+            )
+            for group, specs in (
+                (CallGroup.SENSORS, sensors),
+                (CallGroup.PROFILING, profiling),
+            )
+        }
         self._health = QueryPlan(client, specs_for(CallGroup.HEALTH, self.driver))
         self._mig = MigLayout(client=client, uuid=self.uuid, index=self.index)
         self._known_facts: GpuFacts | None = None
         self._layout_version = 0
         self._accounting = AccountingReader(client=client)
-        self._counters = InstanceCounters(client, profiling, monotonic_ns=self.monotonic_ns)
         self._facts = Facts(client, uuid=self.uuid, index=self.index, peers=self.peers)
 
     def query(self, group: CallGroup, cursor: SampleCursor) -> dict[str, Any]:
         """Return the answer to a group, by the fields of `RawGpuSample`; raises SourceLostError."""
         if group is CallGroup.BOOKS:
             return self._query_core(cursor)
+        if group is CallGroup.SENSORS:
+            counters = self._counters[group].query(self._mig.instances)
+            return {"sensors": self._sensors.query(), **counters}
         if group is CallGroup.READINGS:
             return {"readings": self._readings.query()}
         if group is CallGroup.PROFILING:
-            of_instances = self._counters.query(self._mig.instances)
-            return {**self._gpm.query(), "instance_profiling": of_instances}
+            return self._counters[group].query(self._mig.instances)
         health = self._health.query()
         # The facts come last, as their capabilities are those of all calls before.
         self._known_facts = self._with_layout(self._facts.query())
@@ -105,8 +119,8 @@ class NvidiaGpu:
 
     def close(self) -> None:
         """Let go of what the library holds for it; the library must be open."""
-        self._gpm.close()
-        self._counters.close()
+        for counters in self._counters.values():
+            counters.close()
 
     def _query_core(self, cursor: SampleCursor) -> dict[str, Any]:
         core = query_core(self.client, cursor)

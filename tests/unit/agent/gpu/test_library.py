@@ -41,8 +41,8 @@ def test_everything_that_the_driver_says_is_asked_for_in_its_own_units() -> None
     assert answer.memory_samples == (UtilizationSample(timestamp_us=3, percent=30),)
     assert (answer.memory_total_bytes, answer.memory_used_bytes) == (80_000, 30_000)
     assert (answer.power_milliwatts, answer.energy_millijoules) == (250_500, 1000)
-    assert answer.readings["sm_clock_hertz"] == 1980
-    assert answer.readings["memory_clock_hertz"] == 2619
+    assert answer.sensors["sm_clock_hertz"] == 1980
+    assert answer.sensors["memory_clock_hertz"] == 2619
     assert answer.processes == (ListedProcess(pid=7, kind=ProcessKind.COMPUTE, memory_bytes=100),)
     assert answer.process_samples == (
         ProcessUtilizationSample(pid=7, timestamp_us=3, sm_percent=8, memory_percent=4),
