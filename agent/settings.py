@@ -152,6 +152,10 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Where readings come from: `nvml`, `simulated:FILE` (a scenario; without `:FILE` a
     small one of one node), `recorded:FILE` (of `gpuledger record-nvml`), or `auto`, which is `nvml`
     after a look whether NVML answers."""
+    nvml_library: Path | None = None
+    """The driver's library, `libnvidia-ml.so.1` or the folder in which it is; no other one is tried
+    then. Absent means where the dynamic linker finds it, else in the folders where the container
+    toolkit, the GPU Operator, GKE and WSL have it."""
     procfs_root: Path = Path("/proc")
     """Where the machine's `/proc` is mounted."""
     tick_seconds: Annotated[float, msgspec.Meta(ge=0.25, le=60)] = 1.0

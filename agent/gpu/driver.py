@@ -324,7 +324,8 @@ class Driver:
             self._fail(self._reason or trouble)
             return
         count = f"{len(answered)} GPUs"
-        self._check.ok(count)
+        origin = self._source.origin
+        self._check.ok(f"{count} by {origin}" if origin else count)
         if trouble:
             self._gpus_check.failed(trouble)
         else:

@@ -94,6 +94,7 @@ class PlainSource:
     def __init__(self, driver_events: DriverEvents) -> None:
         self.driver_events = driver_events
         self.unfound: Mapping[int, str] = {}
+        self.origin = ""
         self.is_open = False
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from agent.core.incidents import read_bus, write_bus
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
 from agent.gpu.nvidia.catalogue import DriverVersion, specs_for
-from agent.gpu.nvidia.core import AccountingReader, list_processes, query_core
+from agent.gpu.nvidia.core import AccountingReader, ProcessLists, list_processes, query_core
 from agent.gpu.nvidia.device_client import DeviceClient, call_nvml
 from agent.gpu.nvidia.events import NvmlDriverEvents, NvmlGpuEvents, pci_buses_of
 from agent.gpu.nvidia.gpm import ChipCounters, is_of_chip
@@ -28,6 +28,7 @@ from agent.gpu.nvidia.inventory import Facts, query_driver_version, query_versio
 from agent.gpu.nvidia.library import NvmlLibrary
 from agent.gpu.nvidia.mig import MigLayout
 from agent.gpu.nvidia.query import QueryPlan
+from agent.gpu.nvidia.system_library import SystemNvml
 from agent.gpu.protocol import GpuIdentity
 from agent.gpu.threads import CallThread
 from gpuledger.clock import Clock
@@ -76,6 +77,7 @@ class NvidiaGpu:
         }
         self._health = QueryPlan(client, specs_for(CallGroup.HEALTH, self.driver))
         self._mig = MigLayout(client=client, uuid=self.uuid, index=self.index)
+        self._lists = ProcessLists()
         self._known_facts: GpuFacts | None = None
         self._layout_version = 0
         self._accounting = AccountingReader(client=client)
@@ -89,6 +91,8 @@ class NvidiaGpu:
             counters = self._counters[group].query(self._mig.instances)
             return {"sensors": self._sensors.query(), **counters}
         if group is CallGroup.READINGS:
+            # As rarely as these: lists that were empty when they were asked last.
+            self._lists.is_due = True
             return {"readings": self._readings.query()}
         if group is CallGroup.PROFILING:
             return self._counters[group].query(self._mig.instances)
@@ -123,7 +127,7 @@ class NvidiaGpu:
             counters.close()
 
     def _query_core(self, cursor: SampleCursor) -> dict[str, Any]:
-        core = query_core(self.client, cursor)
+        core = query_core(self.client, cursor, self._lists)
         core |= self._mig.query(core)
         # Not under MIG: what the driver accounts for there is not documented.
         if not core["mig_enabled"]:
@@ -175,6 +179,11 @@ class NvmlSession:
         """What names the GPUs that the driver counts and that did not answer at the start."""
         self.driver_events = NvmlDriverEvents(library)
         """What the driver says of itself."""
+
+    @property
+    def origin(self) -> str:
+        """Where the library was found, for people; empty where it is played, or not found yet."""
+        return self.library.path if isinstance(self.library, SystemNvml) else ""
 
     def open(self) -> list[NvidiaGpu]:
         """Start the library; return the GPUs that answer. Raises SourceLostError."""
