@@ -148,7 +148,7 @@ class SystemNvml:
                 NVML_ERRORS.labels(call="nvmlInit", error="LibraryNotFound").inc()
                 raise
             pynvml.nvmlLib = library
-            _log.info("nvml_library_loaded", path=self.path)
+            _log.info("nvml_library_loaded", library=self.path)
         pynvml.nvmlInit()
 
     def nvmlDeviceGetSamples(

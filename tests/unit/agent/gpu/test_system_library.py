@@ -121,7 +121,7 @@ def test_a_library_in_a_known_folder_is_the_one_that_answers(tmp_path: Path) -> 
     with capture_logs() as logs, pytest.raises(DriverNotLoadedError):
         session.open()
     assert session.origin == str(made)
-    assert {"event": "nvml_library_loaded", "log_level": "info", "path": str(made)} in logs
+    assert {"event": "nvml_library_loaded", "log_level": "info", "library": str(made)} in logs
 
 
 @pytest.mark.usefixtures("unloaded")
