@@ -80,6 +80,7 @@ def main() -> int:
         settings.exposition,
         clock=host.clock,
         tick_seconds=settings.tick_seconds,
+        readings_seconds=settings.readings_seconds,
         names=ContainerNames(list_names=host.list_log_names, clock=host.clock),
     )
     return run_service(

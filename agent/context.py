@@ -183,6 +183,7 @@ class AgentContext:
             gpus_check=self._readiness.check("gpus", severity=CheckSeverity.WARNING),
             deadline_seconds=settings.poll_timeout_seconds,
             backoff=Backoff(),
+            readings_seconds=settings.readings_seconds,
             health_seconds=settings.health_seconds,
             report=monitor.report,
             listeners=(monitor,),

@@ -6,7 +6,7 @@ is decided in `loop`.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -39,6 +39,8 @@ from gpuledger.records import DeviceAllocation, GpuReading, IncidentProcess, Nod
 from gpuledger.records.bounds import MAX_INTERVAL_NS
 
 _log = structlog.get_logger(__name__)
+_RARE: Final = ("readings", "health")
+"""Fields of `RawGpuSample` that are not queried for each tick."""
 
 
 class Sampler:
@@ -61,8 +63,8 @@ class Sampler:
         self._layout = NodeLayout()
         self._before: ClockReading | None = None
         """The end of the last interval, where the next one begins."""
-        self._health_before: Mapping[str, Mapping[str, Any]] = {}
-        """The health of answers that made no tick, for the next one."""
+        self._rare_before: Mapping[str, Mapping[str, Any]] = {}
+        """What is queried rarely, of answers that made no tick, for the next one."""
         self._seq = 0
         self._lag_ns: int | None = None
         """How far a tick's interval lies back, so that the driver has sampled all of it."""
@@ -110,7 +112,7 @@ class Sampler:
         more than half a tick after its time.
         """
         before, self._before = self._interval_start(at), at
-        raw = self._with_health(raw, is_reported=before is not None)
+        raw = self._with_rare(raw, is_reported=before is not None)
         raw = [self._with_memory(gpu) for gpu in raw]
         interval_ns = max(1, at.monotonic_ns - before.monotonic_ns) if before else 1
         ticks = self._read_gpus(raw, at, interval_ns)
@@ -170,16 +172,29 @@ class Sampler:
             for gpu in flatten(raw)
         ]
 
-    def _with_health(
+    def _with_rare(
         self, raw: Sequence[RawGpuSample], *, is_reported: bool
     ) -> Sequence[RawGpuSample]:
-        """Add the health of answers that made no tick: it is queried rarely, and would be lost."""
-        kept, self._health_before = self._health_before, {}
+        """Add what answers that made no tick had of rare groups, as it would be lost."""
+        kept, self._rare_before = self._rare_before, {}
         if not is_reported:
-            self._health_before = {gpu.uuid: gpu.health for gpu in raw}
+            self._rare_before = {
+                gpu.uuid: {name: values for name in _RARE if (values := getattr(gpu, name))}
+                for gpu in raw
+            }
         if not kept:
             return raw
-        return [replace(gpu, health=gpu.health or kept.get(gpu.uuid, {})) for gpu in raw]
+        return [
+            replace(
+                gpu,
+                **{
+                    name: values
+                    for name, values in kept.get(gpu.uuid, {}).items()
+                    if not getattr(gpu, name)
+                },
+            )
+            for gpu in raw
+        ]
 
     def _with_memory(self, gpu: RawGpuSample) -> RawGpuSample:
         """Return the answers of a GPU; one without memory of its own has the machine's."""

@@ -152,6 +152,10 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Where readings come from: `nvml`, `simulated:FILE` (a scenario; without `:FILE` a
     small one of one node), `recorded:FILE` (of `gpuledger record-nvml`), or `auto`, which is `nvml`
     after a look whether NVML answers."""
+    nvml_library: Path | None = None
+    """The driver's library, `libnvidia-ml.so.1` or the folder in which it is; no other one is tried
+    then. Absent means where the dynamic linker finds it, else in the folders where the container
+    toolkit, the GPU Operator, GKE and WSL have it."""
     procfs_root: Path = Path("/proc")
     """Where the machine's `/proc` is mounted."""
     tick_seconds: Annotated[float, msgspec.Meta(ge=0.25, le=60)] = 1.0
@@ -170,6 +174,10 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     driver names processes by the machine's own pids."""
     kubelet: KubeletSettings = KubeletSettings()
     """The node's kubelet."""
+    readings_seconds: Annotated[float, msgspec.Meta(ge=0.25, le=30)] = 5.0
+    """How often a GPU is asked for the readings that no tick is booked from: throttling, traffic,
+    utilization of encoders, and most of the chip's own counters; each GPU at another time. As long
+    as a tick or shorter means each tick."""
     health_seconds: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 10.0
     """How often a GPU is asked for its health, its limits and what is built into it."""
     watchdog_seconds: Annotated[float, msgspec.Meta(ge=10, le=86_400)] = 300.0

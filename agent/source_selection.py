@@ -8,10 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import pynvml
-
 from agent.context import Host
 from agent.gpu.nvidia.session import NvmlSession
+from agent.gpu.nvidia.system_library import SystemNvml
 from agent.gpu.threads import CallThread
 from agent.host.kmsg import DeviceKmsg
 from agent.host.kubelet.allocations import SocketKubelet
@@ -44,11 +43,12 @@ def find_source(settings: AgentSettings) -> Host:
         return _simulated(settings)
     if settings.source.startswith(_RECORDED):
         return _recorded(settings)
+    nvml = SystemNvml(settings.nvml_library)
     if settings.source == "auto":
-        probe(pynvml)
+        probe(nvml)
     cgroups = PodCgroups(settings.kubelet.cgroup_root)
     return Host(
-        gpus=NvmlSession(pynvml),
+        gpus=NvmlSession(nvml),
         procfs=SystemProcfs(settings.procfs_root),
         clock=SystemClock(),
         kubelet=None

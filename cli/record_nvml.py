@@ -22,8 +22,8 @@ from cyclopts.validators import Number
 from agent.context import Host, run_agent
 from agent.gpu.nvidia.device_client import call_nvml
 from agent.gpu.nvidia.library import NvmlLibrary
-from agent.gpu.nvidia.process_lists import with_own_lists
 from agent.gpu.nvidia.session import NvmlSession
+from agent.gpu.nvidia.system_library import SystemNvml, with_own_lists
 from agent.recording.format import RecordingHeader
 from agent.recording.recorder import (
     Recorder,
@@ -170,7 +170,7 @@ def _header(
         monotonic_ns=source.clock.monotonic_ns(),
         boottime_ns=source.clock.boottime_ns(),
         tick_seconds=settings.tick_seconds,
-        is_simulated=nvml is not pynvml,
+        is_simulated=not isinstance(nvml, SystemNvml),
         is_redacted=is_redacted,
         driver_version=driver,
         nvml_version=library,

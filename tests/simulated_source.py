@@ -68,7 +68,7 @@ class DirectGpu:
             return self._core(cursor)
         if group is CallGroup.READINGS:
             return {"readings": {"power_instant_watts": self._milliwatts()}}
-        return {} if group is CallGroup.PROFILING else {"facts": self._facts()}
+        return {"facts": self._facts()} if group is CallGroup.HEALTH else {}
 
     def running_pids(self) -> frozenset[int] | None:
         return frozenset(process.pid for process in self.truth.alive(self._now_ns()))

@@ -19,10 +19,13 @@ class CallGroup(Enum):
 
     BOOKS = "books"
     """What is booked: samples, memory, energy, processes. Without it the GPU is not in the tick."""
+    SENSORS = "sensors"
+    """What else the tick's own record has: temperature, clocks, and the chip's counters by which
+    active time is apportioned; each tick."""
     READINGS = "readings"
-    """Clocks, temperatures, throttling, traffic: each tick."""
+    """Throttling, traffic, what nothing is booked from: every few seconds."""
     PROFILING = "profiling"
-    """The chip's own counters: each tick, on Hopper and newer."""
+    """All others of the chip's own counters: every few seconds, on Hopper and newer."""
     HEALTH = "health"
     """Errors, wear and limits: rarely."""
 
@@ -158,8 +161,14 @@ class RawGpuSample:
     """Draw."""
     energy_millijoules: int | None = None
     """Counter since the driver was loaded."""
+    sensors: Mapping[str, Any] = field(default_factory=dict)
+    """The driver's values of the sensors group, by the names of the catalogue, those it gives."""
+    activity: Mapping[str, Any] = field(default_factory=dict)
+    """Those of the sensors group that are counters of the chip."""
+    activity_ns: int | None = None
+    """The time that they are of."""
     readings: Mapping[str, Any] = field(default_factory=dict)
-    """The driver's values of the readings group, by the names of the catalogue, those it gives."""
+    """The values of the readings group; empty where it was not asked."""
     profiling: Mapping[str, Any] = field(default_factory=dict)
     """The same of the profiling group; lists of several engines' values included."""
     profiling_ns: int | None = None
@@ -188,8 +197,11 @@ class RawGpuSample:
     """The answers of its MIG instances."""
     instance: InstanceIdentity | None = None
     """Which instance it is, where these are an instance's answers."""
+    instance_activity: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What the chip's counters of the sensors group measured of each instance, by its UUID: fields
+    of `RawGpuSample`."""
     instance_profiling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What the chip's counters measured of each instance, by its UUID: fields of `RawGpuSample`."""
+    """The same of the profiling group."""
 
 
 @dataclass(frozen=True, kw_only=True)

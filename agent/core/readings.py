@@ -185,11 +185,18 @@ READINGS: Final[Mapping[CallGroup, Mapping[str, ReadingSpec]]] = {
         "power_milliwatts": ReadingSpec(MILLIWATTS),
         "energy_total_millijoules": ReadingSpec(MILLIJOULES),
     },
-    CallGroup.READINGS: {
+    CallGroup.SENSORS: {
         "temperature_celsius": ReadingSpec(CELSIUS),
-        "memory_temperature_celsius": ReadingSpec(CELSIUS),
         "sm_clock_hertz": ReadingSpec(MEGAHERTZ),
         "memory_clock_hertz": ReadingSpec(MEGAHERTZ),
+        # A cut GPU's instances are as busy as the first says.
+        "profiling.graphics_engine_active_ratio": ReadingSpec(ACTIVITY),
+        "profiling.sm_active_ratio": ReadingSpec(ACTIVITY),
+        "profiling.tensor_active_ratio": ReadingSpec(ACTIVITY),
+        "profiling.dram_active_ratio": ReadingSpec(ACTIVITY),
+    },
+    CallGroup.READINGS: {
+        "memory_temperature_celsius": ReadingSpec(CELSIUS),
         "power_instant_milliwatts": ReadingSpec(MILLIWATTS),
         "encoder_utilization_ratio": ReadingSpec(RATIO),
         "decoder_utilization_ratio": ReadingSpec(RATIO),
@@ -210,14 +217,10 @@ READINGS: Final[Mapping[CallGroup, Mapping[str, ReadingSpec]]] = {
         "traffic.nvlink_received_bytes_total": ReadingSpec(KIBIBYTES),
     },
     CallGroup.PROFILING: {
-        "profiling.graphics_engine_active_ratio": ReadingSpec(ACTIVITY),
-        "profiling.sm_active_ratio": ReadingSpec(ACTIVITY),
         "profiling.sm_occupancy_ratio": ReadingSpec(ACTIVITY),
-        "profiling.tensor_active_ratio": ReadingSpec(ACTIVITY),
         "profiling.tensor_dfma_active_ratio": ReadingSpec(ACTIVITY),
         "profiling.tensor_hmma_active_ratio": ReadingSpec(ACTIVITY),
         "profiling.tensor_imma_active_ratio": ReadingSpec(ACTIVITY),
-        "profiling.dram_active_ratio": ReadingSpec(ACTIVITY),
         "profiling.fp64_active_ratio": ReadingSpec(ACTIVITY),
         "profiling.fp32_active_ratio": ReadingSpec(ACTIVITY),
         "profiling.fp16_active_ratio": ReadingSpec(ACTIVITY),

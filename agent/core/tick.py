@@ -94,8 +94,15 @@ def flatten(raw: Iterable[RawGpuSample]) -> list[RawGpuSample]:
     for gpu in sorted(raw, key=lambda gpu: gpu.index):
         rows.append(gpu)
         # What the chip's counters measured of an instance came with the GPU's own.
-        measured = gpu.instance_profiling
-        rows += (replace(instance, **measured.get(instance.uuid, {})) for instance in gpu.instances)
+        activity, profiling = gpu.instance_activity, gpu.instance_profiling
+        rows += (
+            replace(
+                instance,
+                **activity.get(instance.uuid, {}),
+                **profiling.get(instance.uuid, {}),
+            )
+            for instance in gpu.instances
+        )
     return rows
 
 

@@ -195,7 +195,7 @@ class ShownDevice:
     reading: GpuReading
     """The newest reading."""
     details: GpuDetails | None = None
-    """What else was read in the same tick; its parts stand below, as each has its own age."""
+    """The newest of what else was read; its parts stand below, as each has its own age."""
     profiling: GpuProfiling | None = None
     """The newest of the chip's own counters."""
     traffic: GpuTraffic | None = None

@@ -1,16 +1,17 @@
 """What the node knows now, for its page: each tick replaces it, and what is too old goes.
 
 Here readings age, each part of a device by itself. Of a GPU that has been silent for some ticks no
-reading is shown any more, a slow reading is kept until its next one but not for ever, and an
-instance goes with its layout. What happened to a GPU outlives its readings: one that is in the
-inventory, or that the driver has lost, stays as a silent device.
+reading is shown any more, what is not asked in each tick is kept until its next reading but not for
+ever, and an instance goes with its layout. What happened to a GPU outlives its readings: one that
+is in the inventory, or that the driver has lost, stays as a silent device.
 """
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from msgspec.structs import replace
+import msgspec
+from msgspec.structs import fields, replace
 
 from agent.exposition.device import GpuEventHistory, NvlinkRates, ShownDevice
 from agent.exposition.holders import ContainerLookup, NamedContainer
@@ -20,6 +21,7 @@ from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.records import (
     GpuDetails,
     GpuFacts,
+    GpuProfiling,
     GpuReading,
     Incident,
     Inventory,
@@ -29,8 +31,15 @@ from gpuledger.records import (
     ProcessRecord,
 )
 
-_FAST_PARTS: Final = ("profiling", "traffic", "throttling")
+_PACED_PARTS: Final = ("traffic", "throttling")
 _SLOW_PARTS: Final = ("health", "limits")
+_OWN: Final = tuple(
+    each.name
+    for each in fields(GpuDetails)
+    if each.name not in ("uuid", "resets", "profiling", *_PACED_PARTS, *_SLOW_PARTS)
+)
+"""The fields of `GpuDetails` that are no parts."""
+_MEASURED: Final = tuple(each.name for each in fields(GpuProfiling))
 _MIN_TICKS: Final = 3
 _MAX_GPUS: Final = 256
 
@@ -40,29 +49,56 @@ class DeviceState:
     """One device, its parts by name, each with the time at which it was read."""
 
     reading: GpuReading
-    details: GpuDetails | None
     seen_ns: int
     parts: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    own: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    """The fields of the details that are no parts, each with its time."""
+    measured: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    """Those of the chip's counters, as some are read in each tick and most are not."""
     rates: NvlinkRates = field(default_factory=NvlinkRates)
 
     def update(self, reading: GpuReading, details: GpuDetails | None, now_ns: int) -> None:
-        """Record a tick; a part that it does not have stays as it was."""
-        self.reading, self.details, self.seen_ns = reading, details, now_ns
-        for name in (*_FAST_PARTS, *_SLOW_PARTS):
-            part = getattr(details, name, None)
-            # Health is read every few seconds: a tick without it says nothing against it.
+        """Record a tick; what it does not have stays as it was: it was not asked."""
+        self.reading, self.seen_ns = reading, now_ns
+        if details is None:
+            return
+        for name in (*_PACED_PARTS, *_SLOW_PARTS):
+            part = getattr(details, name)
             if part is not None:
                 self.parts[name] = (now_ns, part)
-        if details:
-            self.rates.update(details.traffic, details.health, at_ns=now_ns)
+        _record(self.own, details, _OWN, now_ns)
+        if details.profiling:
+            _record(self.measured, details.profiling, _MEASURED, now_ns)
+        self.rates.update(details.traffic, details.health, at_ns=now_ns)
 
-    def fresh_parts(self, *, fast_ns: int, slow_ns: int) -> dict[str, Any]:
-        """Return the parts that were read since `fast_ns`, or `slow_ns` where they are rare."""
-        return {
+    def fresh_parts(self, *, paced_ns: int, slow_ns: int) -> dict[str, Any]:
+        """Return the parts that were read since `paced_ns`, or `slow_ns` where they are rare.
+
+        `details` are the fields that are no parts.
+        """
+        found = {
             name: part
             for name, (read_ns, part) in self.parts.items()
-            if read_ns >= (slow_ns if name in _SLOW_PARTS else fast_ns)
+            if read_ns >= (slow_ns if name in _SLOW_PARTS else paced_ns)
         }
+        if measured := _fresh(self.measured, paced_ns):
+            found["profiling"] = GpuProfiling(**measured)
+        if own := _fresh(self.own, paced_ns):
+            found["details"] = GpuDetails(uuid=self.reading.uuid, **own)
+        return found
+
+
+def _record(
+    known: dict[str, tuple[int, Any]], record: msgspec.Struct, names: Iterable[str], now_ns: int
+) -> None:
+    for name in names:
+        value = getattr(record, name)
+        if value is not None:
+            known[name] = (now_ns, value)
+
+
+def _fresh(known: Mapping[str, tuple[int, Any]], since_ns: int) -> dict[str, Any]:
+    return {name: value for name, (read_ns, value) in known.items() if read_ns >= since_ns}
 
 
 def position(reading: GpuReading) -> tuple[int, int, int]:
@@ -77,12 +113,15 @@ def make_node_state(
     *,
     clock: Clock,
     tick_seconds: float,
+    readings_seconds: float = 0.0,
     names: ContainerLookup | None = None,
 ) -> "NodeState":
     """Make the view that the settings ask for."""
+    stale_seconds = max(settings.stale_seconds, _MIN_TICKS * tick_seconds)
     return NodeState(
         clock=clock,
-        stale_seconds=max(settings.stale_seconds, _MIN_TICKS * tick_seconds),
+        stale_seconds=stale_seconds,
+        paced_stale_seconds=max(stale_seconds, _MIN_TICKS * readings_seconds),
         slow_stale_seconds=max(settings.slow_stale_seconds, _MIN_TICKS * tick_seconds),
         event_window_seconds=settings.event_window_seconds,
         max_processes=settings.max_process_series if settings.process_series else None,
@@ -124,15 +163,22 @@ class NodeState:
         *,
         clock: Clock,
         stale_seconds: float,
+        paced_stale_seconds: float | None = None,
         slow_stale_seconds: float,
         event_window_seconds: float = 300.0,
         max_processes: int | None = None,
         names: ContainerLookup | None = None,
     ) -> None:
-        """Take for how long readings are shown, and how many processes (`None`: none are)."""
+        """Take for how long readings are shown, and how many processes (`None`: none are).
+
+        Those that are not asked in each tick are shown for `paced_stale_seconds`; `None` is as long
+        as the others.
+        """
         self._clock = clock
         self._max_processes = max_processes
         self._stale_ns = round(stale_seconds * NS_PER_SECOND)
+        paced_seconds = stale_seconds if paced_stale_seconds is None else paced_stale_seconds
+        self._paced_stale_ns = round(paced_seconds * NS_PER_SECOND)
         self._slow_stale_ns = round(slow_stale_seconds * NS_PER_SECOND)
         self._window_ns = round(event_window_seconds * NS_PER_SECOND)
         self._sample: NodeSample | None = None
@@ -217,11 +263,10 @@ class NodeState:
 
     def _devices(self, now_ns: int) -> list[ShownDevice]:
         """Return the devices that answer, and the GPUs that are known and do not, by index."""
-        fast_ns, slow_ns = now_ns - self._stale_ns, now_ns - self._slow_stale_ns
+        paced_ns, slow_ns = now_ns - self._paced_stale_ns, now_ns - self._slow_stale_ns
         answering = [
             ShownDevice(
                 reading=state.reading,
-                details=state.details,
                 facts=self._facts.get(state.reading.parent_uuid or state.reading.uuid),
                 node=self._inventory,
                 # An instance has none of its own: its GPU's device shows them.
@@ -230,10 +275,10 @@ class NodeState:
                 else None,
                 rates=state.rates,
                 is_lost=state.reading.uuid in self._lost,
-                **state.fresh_parts(fast_ns=fast_ns, slow_ns=slow_ns),
+                **state.fresh_parts(paced_ns=paced_ns, slow_ns=slow_ns),
             )
             for state in self._device_states.values()
-            if state.seen_ns >= fast_ns
+            if state.seen_ns >= now_ns - self._stale_ns
         ]
         uuids = {device.reading.uuid for device in answering}
         silent = [
@@ -253,7 +298,7 @@ class NodeState:
     def _update_device(self, reading: GpuReading, details: GpuDetails | None, now_ns: int) -> None:
         state = self._device_states.get(reading.uuid)
         if state is None:
-            state = self._device_states[reading.uuid] = DeviceState(reading, details, now_ns)
+            state = self._device_states[reading.uuid] = DeviceState(reading, now_ns)
         state.update(reading, details, now_ns)
         throttling = details and details.throttling
         if throttling and throttling.reasons is not None:

@@ -93,6 +93,7 @@ class Driver:
         deadline_seconds: float,
         backoff: Backoff,
         lost_gpu_backoff: Backoff | None = None,
+        readings_seconds: float = 5.0,
         health_seconds: float = 10.0,
         report: Report = report_nowhere,
         listeners: Sequence[SourceListener] = (),
@@ -110,6 +111,7 @@ class Driver:
         self.pool = GpuPool(
             availability=self._availability,
             deadline_seconds=deadline_seconds,
+            readings_seconds=readings_seconds,
             health_seconds=health_seconds,
         )
         """The GPUs that the last opening found."""
@@ -322,7 +324,8 @@ class Driver:
             self._fail(self._reason or trouble)
             return
         count = f"{len(answered)} GPUs"
-        self._check.ok(count)
+        origin = self._source.origin
+        self._check.ok(f"{count} by {origin}" if origin else count)
         if trouble:
             self._gpus_check.failed(trouble)
         else:

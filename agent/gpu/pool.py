@@ -16,7 +16,7 @@ from agent.core.raw import RawGpuSample, SampleCursor
 from agent.gpu.breaker import BreakerLog, slow_backoff
 from agent.gpu.protocol import Gpu, GpuLostError, SourceLostError
 from agent.gpu.threads import CallThread, PollCycle, wait_at_most
-from agent.gpu.worker import GpuWorker, HealthTimes, LeakedThreads
+from agent.gpu.worker import GpuWorker, LeakedThreads, Pace
 from agent.metrics import GPU_DEADLINES_MISSED, GPUS_LOST, PROCESS_SCANS_LATE
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import UnavailableError
@@ -92,11 +92,17 @@ class GpuPool:
     """Queries all GPUs of an open source."""
 
     def __init__(
-        self, *, availability: GpuAvailability, deadline_seconds: float, health_seconds: float
+        self,
+        *,
+        availability: GpuAvailability,
+        deadline_seconds: float,
+        readings_seconds: float,
+        health_seconds: float,
     ) -> None:
         self._availability = availability
         self.deadline_seconds = deadline_seconds
         """How long a tick waits for the GPUs; it is read at each tick."""
+        self._readings_ns = round(readings_seconds * NS_PER_SECOND)
         self._health_ns = round(health_seconds * NS_PER_SECOND)
         self._leaked = LeakedThreads()
         self._breaker_log = BreakerLog()
@@ -142,17 +148,19 @@ class GpuPool:
     def begin(self, found: Sequence[Gpu], now_ns: int) -> None:
         """Begin with the GPUs of a newly opened source; one whose threads all hang is left out."""
         self.source_lost = None
+
+        def pace(position: int, period_ns: int) -> Pace:
+            origin_ns = now_ns + position * period_ns // len(found)
+            return Pace(origin_ns=origin_ns, period_ns=period_ns)
+
         self.workers = [
             GpuWorker(
                 gpu,
                 leaked=self._leaked,
                 breaker_log=self._breaker_log,
                 backoff=slow_backoff,
-                # Health is the longest group: no tick shall have that of several GPUs.
-                health=HealthTimes(
-                    origin_ns=now_ns + position * self._health_ns // len(found),
-                    period_ns=self._health_ns,
-                ),
+                readings=pace(position, self._readings_ns),
+                health=pace(position, self._health_ns),
                 now_ns=now_ns,
             )
             for position, gpu in enumerate(found)

@@ -142,6 +142,10 @@ class GpuSource(Protocol):
         """
 
     @property
+    def origin(self) -> str:
+        """Where the vendor's library was found, for people; empty where that says nothing."""
+
+    @property
     def driver_events(self) -> DriverEvents:
         """The driver's own events."""
 

@@ -103,6 +103,7 @@ _MAX_LOCK_SECONDS: Final = 0.02
 # Shares of a tick's deadline, so that what is not booked cannot use it up.
 _SHARES: Final = {
     CallGroup.BOOKS: 1.0,
+    CallGroup.SENSORS: 0.5,
     CallGroup.READINGS: 0.5,
     CallGroup.PROFILING: 0.5,
     CallGroup.HEALTH: 0.5,

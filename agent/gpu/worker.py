@@ -30,6 +30,7 @@ _log = structlog.get_logger(__name__)
 
 MAX_LEAKED: Final = 4
 """Threads of one GPU that may hang beside the one that is used."""
+_SLACK_PART: Final = 8
 
 
 @dataclass
@@ -73,18 +74,30 @@ class LeakedThreads:
         return hanging
 
 
-@dataclass(frozen=True, kw_only=True)
-class HealthTimes:
-    """When a GPU's health is queried: at once, and then at times that differ from GPU to GPU."""
+@dataclass(kw_only=True)
+class Pace:
+    """When a GPU is queried for what is not in each tick.
+
+    That is at once, and then at times that differ from GPU to GPU: no tick shall have that of all.
+    """
 
     origin_ns: int
     """One of these times."""
     period_ns: int
     """From one to the next."""
+    _next_ns: int | None = None
 
-    def after(self, now_ns: int) -> int:
-        """Return the first one after now."""
-        return now_ns + self.period_ns - (now_ns - self.origin_ns) % self.period_ns
+    def take(self, now_ns: int) -> bool:
+        """Return whether it is time, and wait for the next time from now on."""
+        if self._next_ns is not None and now_ns < self._next_ns:
+            return False
+        # Ticks are never quite on time: one that is a little early is not left out for that, else
+        # a pace that is as long as a tick would be one of two.
+        slack_ns = self.period_ns // _SLACK_PART
+        reached_ns = now_ns + slack_ns
+        to_come_ns = self.period_ns - (reached_ns - self.origin_ns) % self.period_ns
+        self._next_ns = now_ns + to_come_ns
+        return True
 
 
 class GpuWorker:
@@ -97,7 +110,8 @@ class GpuWorker:
         leaked: LeakedThreads,
         breaker_log: BreakerLog,
         backoff: Callable[[], Backoff],
-        health: HealthTimes,
+        readings: Pace,
+        health: Pace,
         now_ns: int,
     ) -> None:
         self.gpu = gpu
@@ -105,8 +119,7 @@ class GpuWorker:
         self._worker = CallThread(f"gpu-{gpu.index}")
         self._request: PollRequest | None = None
         self._core_error: str | None = None
-        self._health = health
-        self._next_health_ns = now_ns
+        self._readings, self._health = readings, health
         self._breakers = {
             group: GroupBreaker(gpu.uuid, group, log=breaker_log, backoff=backoff())
             for group in CallGroup
@@ -161,9 +174,10 @@ class GpuWorker:
             # Nothing else: without the books the GPU would not be in the tick.
             self._request = PollRequest.to(self.gpu, cursor, (), (CallGroup.BOOKS,))
         elif core is Permit.ASK:
-            due = [CallGroup.READINGS, CallGroup.PROFILING]
-            if now_ns >= self._next_health_ns:
-                self._next_health_ns = self._health.after(now_ns)
+            due = [CallGroup.SENSORS]
+            if self._readings.take(now_ns):
+                due += [CallGroup.READINGS, CallGroup.PROFILING]
+            if self._health.take(now_ns):
                 due.append(CallGroup.HEALTH)
             permits = {group: self._breakers[group].permit(now_ns) for group in due}
             awaited = [group for group, permit in permits.items() if permit is Permit.ASK]

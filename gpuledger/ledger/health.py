@@ -1,9 +1,9 @@
 """The series of what wears and fails in GPUs: errors, throttling, links, what the driver asks for.
 
 Events have nothing of this; it is made of `gpuledger.readings.v1`, where a GPU's health is asked
-every few seconds, each GPU's at another time, and why its clocks are held down with each tick. So
-what was said last of each GPU is remembered (`NodeHealth`), and told all at once, every so often;
-a GPU of which nothing came for a minute is told of no more.
+every few seconds, each GPU's at another time, as is why its clocks are held down. So what was said
+last of each GPU is remembered (`NodeHealth`), and told all at once, every so often; a GPU of which
+nothing came for a minute is told of no more.
 
 `HEALTH_FAMILIES` is the table. A device is its UUID alone; what it is stands on `GPU_INFO`.
 
@@ -200,7 +200,8 @@ _HARDWARE: Final = (
 """What is told under the names of OpenTelemetry's conventions."""
 _REASON: Final = _metric(
     "throttle_reason",
-    "1 where the clocks were held down for the reason at a tick since the sample before, else 0.",
+    "1 where the clocks were held down for the reason when it was asked since the sample before, or"
+    " last; else 0.",
     labels=("reason",),
 ).family
 _RECOVERY: Final = _metric(
@@ -230,9 +231,12 @@ class _GpuState:
     health: GpuHealth | None = None
     health_ns: int = 0
     throttling: GpuThrottling | None = None
+    throttling_ns: int = 0
     traffic: GpuTraffic | None = None
-    reasons: int = 0
-    """The bits that were set at a tick since it was told of last."""
+    traffic_ns: int = 0
+    reasons: int | None = None
+    """The bits that were set when it was asked since it was told of last; `None` where it was not
+    asked since."""
     seen_ns: int = 0
     """When anything was said of it."""
 
@@ -313,8 +317,13 @@ def health_values(
     for uuid, gpu in known.gpus.items():
         if abs(now_ns - gpu.health_ns) > MAX_AGE_NS:
             gpu.health = None
+        # Not all of it is asked as often as it is told.
+        if abs(now_ns - gpu.throttling_ns) > KEPT_NS:
+            gpu.throttling = None
+        if abs(now_ns - gpu.traffic_ns) > KEPT_NS:
+            gpu.traffic = None
         values.update(_values_of(uuid, gpu, known.reads))
-        gpu.throttling, gpu.traffic, gpu.reasons = None, None, 0
+        gpu.reasons = None
     return values
 
 
@@ -332,10 +341,10 @@ def _remember(details: GpuDetails, known: NodeHealth, now_ns: int) -> None:
     if details.health is not None:
         gpu.health, gpu.health_ns = details.health, now_ns
     if details.traffic is not None:
-        gpu.traffic = details.traffic
+        gpu.traffic, gpu.traffic_ns = details.traffic, now_ns
     if details.throttling is not None:
-        gpu.throttling = details.throttling
-        gpu.reasons |= details.throttling.reasons or 0
+        gpu.throttling, gpu.throttling_ns = details.throttling, now_ns
+        gpu.reasons = (gpu.reasons or 0) | (details.throttling.reasons or 0)
 
 
 def _values_of(
@@ -345,8 +354,10 @@ def _values_of(
         if (value := read(gpu)) is not None:
             yield group, (value,)
     if gpu.throttling is not None and gpu.throttling.reasons is not None:
+        # Not asked since: what held the clocks down then may do so still.
+        reasons = gpu.throttling.reasons if gpu.reasons is None else gpu.reasons
         for bit, reason in THROTTLE_REASONS.items():
-            yield SeriesGroup(_REASON, (uuid, reason)), (float(bool(gpu.reasons & bit)),)
+            yield SeriesGroup(_REASON, (uuid, reason)), (float(bool(reasons & bit)),)
     if gpu.health is not None and gpu.health.recovery_action is not None:
         yield SeriesGroup(_RECOVERY, (uuid, gpu.health.recovery_action)), (1.0,)
 

@@ -3,8 +3,9 @@
 Here live `GpuReading`, from which ticks are booked, and `GpuDetails` with all else: the parts that
 measure work, and those by which an operator sees how a GPU is held down, wears and fails
 (throttling, health, limits). A part is absent where the driver gives none of it, and in ticks in
-which it was not asked: profiling, traffic and throttling come with each tick, health and limits
-every few seconds. Totals count since the driver was loaded unless they say otherwise; one that fell
+which it was not asked: traffic, throttling and most of profiling come every few seconds, each GPU's
+in another tick, and health and limits more rarely. A value is never repeated: what stands in a tick
+was asked for it. Totals count since the driver was loaded unless they say otherwise; one that fell
 is named in `resets`.
 
 Amounts are whole numbers and ratios have six digits, so that what is booked of them adds up to the
@@ -166,8 +167,15 @@ class GpuLimits(BaseRecord, frozen=True, kw_only=True):
 
 
 class GpuProfiling(BaseRecord, frozen=True, kw_only=True):
-    """What the chip's own counters measured since the tick before (GPM: Hopper and newer)."""
+    """What the chip's own counters measured (GPM: Hopper and newer).
 
+    The ratios of the graphics engine, the multiprocessors, any tensor pipe and the memory interface
+    are of the tick. All others are means over `interval_ns`, and absent in ticks in which they were
+    not asked.
+    """
+
+    interval_ns: DurationNs | None = None
+    """The time up to the tick that the others are means over: since they were asked before."""
     graphics_engine_active_ratio: Ratio | None = None
     """Share of time in which the graphics or compute engine was busy."""
     sm_active_ratio: Ratio | None = None

@@ -22,7 +22,8 @@ from tests.hanging import HANG_SECONDS
 
 ANSWERS: dict[CallGroup, dict[str, Any]] = {
     CallGroup.BOOKS: {"energy_millijoules": 1},
-    CallGroup.READINGS: {"readings": {"clock": 2}},
+    CallGroup.SENSORS: {"sensors": {"clock": 1}},
+    CallGroup.READINGS: {"readings": {"throttled": 2}},
     CallGroup.PROFILING: {"profiling": {"active": 3}},
     CallGroup.HEALTH: {"health": {"errors": 4}},
 }
@@ -93,6 +94,7 @@ class PlainSource:
     def __init__(self, driver_events: DriverEvents) -> None:
         self.driver_events = driver_events
         self.unfound: Mapping[int, str] = {}
+        self.origin = ""
         self.is_open = False
 
     def close(self) -> None:

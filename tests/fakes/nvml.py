@@ -31,6 +31,7 @@ class FakeGpu:
     mps: dict[int, int | None] = field(default_factory=dict)
     energy_mj: int = 1000
     temperature: int = 40
+    used_bytes: int = 30_000
     lost: bool = False
     hangs: threading.Event | None = None
     """Calls block until it is set."""
@@ -91,7 +92,7 @@ class FakeNvml:
     def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu, version: int | None = None) -> Any:
         assert version in (pynvml.nvmlMemory_v2, None)
         self._check("nvmlDeviceGetMemoryInfo", gpu)
-        return SimpleNamespace(total=80_000, used=30_000, reserved=500)
+        return SimpleNamespace(total=80_000, used=gpu.used_bytes, reserved=500)
 
     def nvmlDeviceGetPowerUsage(self, gpu: FakeGpu) -> int:
         self._check("nvmlDeviceGetPowerUsage", gpu)

@@ -23,6 +23,7 @@ from gpuledger.records import GpuFacts
 TICKS = 6
 MAX_SECONDS = {
     CallGroup.BOOKS: 0.05,
+    CallGroup.SENSORS: 0.1,
     CallGroup.READINGS: 0.05,
     CallGroup.PROFILING: 0.1,
     CallGroup.HEALTH: 0.5,
@@ -120,10 +121,17 @@ def test_every_reading_is_given_or_refused(watched: list[Watched]) -> None:
     """A reading that is neither fails each time, or its question is wrong."""
     for one in watched:
         last = one.answers[-1]
-        given = {**last.readings, **last.profiling, **last.health}
+        given = {
+            **last.sensors,
+            **last.activity,
+            **last.readings,
+            **last.profiling,
+            **last.health,
+        }
         asked = [
             reading
-            for group in (CallGroup.READINGS, CallGroup.PROFILING, CallGroup.HEALTH)
+            for group in CallGroup
+            if group is not CallGroup.BOOKS
             for reading in specs_for(group, one.gpu.driver)
         ]
         outcomes = one.gpu.client.outcomes

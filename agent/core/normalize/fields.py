@@ -36,8 +36,9 @@ _PARTS: Final = {
 }
 _BOOKED: Final = frozenset(booked.name for booked in fields(GpuReading))
 _MEASURED: Final = frozenset(measured.name for measured in fields(GpuProfiling)) & _BOOKED
+_OF_TICK: Final = frozenset(name.removeprefix("profiling.") for name in READINGS[CallGroup.SENSORS])
 # Longer than this many ticks apart, two samples are not of this tick.
-_MAX_PROFILING_TICKS: Final = 1.5
+_MAX_ACTIVITY_TICKS: Final = 1.5
 _NUMBERS: Final = frozenset({int, float})
 # Of 32 bits, or of 32 bits in KiB.
 _WIDTHS: Final = (1 << 32, 1 << 42)
@@ -190,6 +191,8 @@ def read_fields(
     _correct(reading, found.get("health", {}), validator)
     measured = found.get("profiling", {})
     reading |= {name: measured[name] for name in _MEASURED & measured.keys()}
+    if raw.profiling_ns is not None and measured.keys() - _OF_TICK:
+        measured["interval_ns"] = raw.profiling_ns
     details |= {part: _PARTS[part](**values) for part, values in found.items() if values}
     return ReadFields(reading, details)
 
@@ -202,12 +205,14 @@ def _values_by_group(raw: RawGpuSample, interval_ns: int) -> Mapping[CallGroup, 
         "power_milliwatts": raw.power_milliwatts,
         "energy_total_millijoules": raw.energy_millijoules,
     }
-    # After a silence the chip's counters are means over all of it, which no tick covers.
-    is_of_this_tick = (raw.profiling_ns or 0) <= _MAX_PROFILING_TICKS * interval_ns
+    # After a silence the chip's counters are means over all of it, which no tick covers: time that
+    # is booked by them must be the tick's.
+    is_of_this_tick = (raw.activity_ns or 0) <= _MAX_ACTIVITY_TICKS * interval_ns
     return {
         CallGroup.BOOKS: core,
+        CallGroup.SENSORS: {**raw.sensors, **(raw.activity if is_of_this_tick else {})},
         CallGroup.READINGS: raw.readings,
-        CallGroup.PROFILING: raw.profiling if is_of_this_tick else {},
+        CallGroup.PROFILING: raw.profiling,
         CallGroup.HEALTH: raw.health,
     }
 

@@ -178,16 +178,19 @@ _BOOKS: Final = (
     ),
 )
 
-_INSTANT: Final = (
+# What stands in the tick itself, and goes with each event.
+_SENSORS: Final = (
     # Newer drivers have a versioned call as well.
     _row(
         "temperature_celsius",
         FunctionCall("nvmlDeviceGetTemperature", (nvml.NVML_TEMPERATURE_GPU,)),
         FunctionCall("nvmlDeviceGetTemperatureV", (nvml.NVML_TEMPERATURE_GPU,)),
     ),
-    _row("memory_temperature_celsius", FieldValue(82), architectures="HBM"),
     _row("sm_clock_hertz", FunctionCall("nvmlDeviceGetClockInfo", (nvml.NVML_CLOCK_SM,))),
     _row("memory_clock_hertz", FunctionCall("nvmlDeviceGetClockInfo", (nvml.NVML_CLOCK_MEM,))),
+)
+_INSTANT: Final = (
+    _row("memory_temperature_celsius", FieldValue(82), architectures="HBM"),
     # `nvmlDeviceGetPowerUsage` is the mean of a second on most GPUs since Ampere; this is not.
     _row("power_instant_milliwatts", FieldValue(186), architectures="Ampere"),
     # Position 1 of these answers is the sampling period.
@@ -246,17 +249,22 @@ _TRAFFIC: Final = (
     _row("traffic.nvlink_received_bytes_total", FieldValue(139, ALL_LINKS), architectures="Ampere"),
 )
 
+_ACTIVITY: Final = tuple(
+    _row(f"profiling.{name}", GpmMetric(number), architectures="Hopper")
+    for name, number in (
+        ("graphics_engine_active_ratio", nvml.NVML_GPM_METRIC_GRAPHICS_UTIL),
+        ("sm_active_ratio", nvml.NVML_GPM_METRIC_SM_UTIL),
+        ("tensor_active_ratio", nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL),
+        ("dram_active_ratio", nvml.NVML_GPM_METRIC_DRAM_BW_UTIL),
+    )
+)
 _PROFILING: Final = tuple(
     _row(f"profiling.{name}", GpmMetric(number, count), architectures="Hopper")
     for name, number, count in (
-        ("graphics_engine_active_ratio", nvml.NVML_GPM_METRIC_GRAPHICS_UTIL, None),
-        ("sm_active_ratio", nvml.NVML_GPM_METRIC_SM_UTIL, None),
         ("sm_occupancy_ratio", nvml.NVML_GPM_METRIC_SM_OCCUPANCY, None),
-        ("tensor_active_ratio", nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL, None),
         ("tensor_dfma_active_ratio", nvml.NVML_GPM_METRIC_DFMA_TENSOR_UTIL, None),
         ("tensor_hmma_active_ratio", nvml.NVML_GPM_METRIC_HMMA_TENSOR_UTIL, None),
         ("tensor_imma_active_ratio", nvml.NVML_GPM_METRIC_IMMA_TENSOR_UTIL, None),
-        ("dram_active_ratio", nvml.NVML_GPM_METRIC_DRAM_BW_UTIL, None),
         ("fp64_active_ratio", nvml.NVML_GPM_METRIC_FP64_UTIL, None),
         ("fp32_active_ratio", nvml.NVML_GPM_METRIC_FP32_UTIL, None),
         ("fp16_active_ratio", nvml.NVML_GPM_METRIC_FP16_UTIL, None),
@@ -389,6 +397,7 @@ _LIMITS: Final = (
 
 CATALOGUE: Final[Mapping[CallGroup, Sequence[MetricSpec]]] = {
     CallGroup.BOOKS: _BOOKS,
+    CallGroup.SENSORS: (*_SENSORS, *_ACTIVITY),
     CallGroup.READINGS: (*_INSTANT, *_THROTTLING, *_TRAFFIC),
     CallGroup.PROFILING: _PROFILING,
     CallGroup.HEALTH: (*_HEALTH, *_LIMITS),

@@ -10,7 +10,7 @@ latest process of a pid; to which process an account belongs is decided by its s
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -44,6 +44,7 @@ _LISTS: Final = {
     ProcessKind.GRAPHICS: NvmlLibrary.nvmlDeviceGetGraphicsRunningProcesses_v3,
     ProcessKind.MPS: NvmlLibrary.nvmlDeviceGetMPSComputeRunningProcesses_v3,
 }
+_RARE: Final = frozenset({ProcessKind.GRAPHICS, ProcessKind.MPS})
 
 
 class Memory(NamedTuple):
@@ -74,7 +75,9 @@ def query_memory(client: DeviceClient) -> Memory:
     return Memory(is_unified=client.outcomes.get((_MEMORY,)) == NOT_SUPPORTED)
 
 
-def query_core(client: DeviceClient, last_seen: SampleCursor) -> dict[str, Any]:
+def query_core(
+    client: DeviceClient, last_seen: SampleCursor, lists: "ProcessLists"
+) -> dict[str, Any]:
     """Return a GPU's answers, by the fields of `RawGpuSample`; raises SourceLostError."""
     samples = _samples(client, pynvml.NVML_GPU_UTILIZATION_SAMPLES, last_seen.gpu_us)
     memory_samples = _samples(client, pynvml.NVML_MEMORY_UTILIZATION_SAMPLES, last_seen.memory_us)
@@ -100,18 +103,66 @@ def query_core(client: DeviceClient, last_seen: SampleCursor) -> dict[str, Any]:
         "energy_millijoules": client.query(NvmlLibrary.nvmlDeviceGetTotalEnergyConsumption),
         "process_samples": _process_samples(client, last_seen.process_us),
         # Last, so that a process with samples is still looked for after they were taken.
-        "processes": list_processes(client),
+        "processes": lists.query(client, memory_used_bytes=memory.used),
     }
 
 
-def list_processes(client: DeviceClient) -> tuple[ListedProcess, ...] | None:
+@dataclass(kw_only=True)
+class ProcessLists:
+    """The lists of processes of one GPU, of which those that are empty are asked rarely.
+
+    Most GPUs never have a process of graphics or of MPS. A list that was empty is asked again when
+    something has come that may be in it, by the compute list or by the memory in use, and whenever
+    it is `due`.
+    """
+
+    is_due: bool = True
+    """Whether all lists are to be asked next."""
+    _empty: frozenset[ProcessKind] = frozenset()
+    _compute_pids: frozenset[int] = frozenset()
+    _memory_used_bytes: int | None = None
+
+    def query(
+        self, client: DeviceClient, *, memory_used_bytes: int | None
+    ) -> tuple[ListedProcess, ...] | None:
+        """Return the processes of all lists; raises SourceLostError."""
+        # Where memory is not told, as where it is the machine's, only the lists say who has come.
+        is_as_before = not self.is_due and memory_used_bytes is not None
+        is_as_before &= memory_used_bytes == self._memory_used_bytes
+        skipped = self._empty if is_as_before else frozenset[ProcessKind]()
+        listed = list_processes(client, skipped=skipped)
+        # Where no list has answered, one that was skipped may be all that there is.
+        if skipped and (listed is None or _compute_pids(listed) != self._compute_pids):
+            skipped = frozenset()
+            listed = list_processes(client)
+        self._memory_used_bytes = memory_used_bytes
+        if listed is None:
+            # Nobody knows what the others would have said.
+            self.is_due = True
+            return None
+        self._compute_pids = _compute_pids(listed)
+        if not skipped:
+            self.is_due = False
+            self._empty = _RARE - {process.kind for process in listed}
+        return listed
+
+
+def _compute_pids(listed: Iterable[ListedProcess]) -> frozenset[int]:
+    return frozenset(process.pid for process in listed if process.kind is ProcessKind.COMPUTE)
+
+
+def list_processes(
+    client: DeviceClient, *, skipped: Collection[ProcessKind] = ()
+) -> tuple[ListedProcess, ...] | None:
     """Return the driver's three lists of processes in one; `None` where one of them failed.
 
-    A list with a pid that no process can have is none: its rows are not what they are read as, and
-    the pids that could be true would be those of others.
+    Those that are `skipped` are not asked. A list with a pid that no process can have is none: its
+    rows are not what they are read as, and the pids that could be true would be those of others.
     """
     listed: list[ListedProcess] | None = None
     for kind, function in _LISTS.items():
+        if kind in skipped:
+            continue
         processes = client.query_list((), function)
         if processes and not _are_processes(processes):
             NVML_ERRORS.labels(call=function.__name__, error="ImpossiblePid").inc()

@@ -1,8 +1,12 @@
 """The chip's own counters (GPM, Hopper and newer): what lies between two samples of them.
 
 Two samples are taken in turn into two buffers; the metrics are of the time between. So the first
-tick has none, and each one after it has those since the tick before, as long as the time between is
-one that NVML can measure.
+query has none, and each one after it has those since the query before, as long as the time between
+is one that NVML can measure.
+
+Metrics of different paces have pairs of samples of their own: those of each tick are of that tick
+alone, and those that are queried every few seconds are of all the time since, so that nothing that
+happened in between is left out.
 
 A MIG instance has a pair of samples of its own. A GPU instance that is one compute instance is
 sampled by the GPU's handle and its id; where it is cut further, each compute instance is sampled by
@@ -17,6 +21,7 @@ from typing import Any, Final
 
 import pynvml
 
+from agent.core.raw import CallGroup
 from agent.core.readings import MEBIBYTES_PER_SECOND
 from agent.gpu.nvidia.catalogue import GpmMetric, MetricSpec
 from agent.gpu.nvidia.device_client import DeviceClient, call_nvml, raw_getattr, reason_of
@@ -28,8 +33,11 @@ from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS
 
 MIN_NS: Final = 100 * NS_PER_MS
 """NVML's least time between two samples."""
-_MAX_NS: Final = 10 * NS_PER_MINUTE
+# Twice the longest pause that can be set: after a silence a mean says little of now.
+_MAX_NS: Final = 2 * NS_PER_MINUTE
 _METRICS: Final = "nvmlGpmMetricsGet"
+_FIELDS: Final = {CallGroup.SENSORS: "activity", CallGroup.PROFILING: "profiling"}
+"""Fields of `RawGpuSample`, by the group whose metrics they have."""
 
 
 class GpmQuery:
@@ -129,6 +137,7 @@ class Gpm:
         client: DeviceClient,
         specs: Sequence[MetricSpec],
         *,
+        group: CallGroup,
         monotonic_ns: Callable[[], int],
         gpu_instance: int | None = None,
         whole: DeviceClient | None = None,
@@ -141,6 +150,7 @@ class Gpm:
         self._client = client
         self._whole = whole or client
         self._metrics = GpmQuery(client, specs)
+        self._field = _FIELDS[group]
         self._monotonic_ns = monotonic_ns
         self._gpu_instance = gpu_instance
         self._buffers: list[object] = []
@@ -149,6 +159,8 @@ class Gpm:
 
     def query(self) -> dict[str, Any]:
         """Return `profiling`, by our names, and the time that it is of as `profiling_ns`.
+
+        `activity` and `activity_ns` for the sensors.
 
         Empty where there is nothing to report: the GPU has no such counters, or no sample before
         this one, or one that is too old or too young. Raises SourceLostError.
@@ -196,11 +208,11 @@ class Gpm:
         if before_ns is None or now_ns - before_ns > _MAX_NS:
             return {}
         try:
-            profiling = self._metrics.query(older, newer)
+            values = self._metrics.query(older, newer)
         except UnsupportedError:
             self._free()
             raise
-        return {"profiling": profiling, "profiling_ns": now_ns - before_ns}
+        return {self._field: values, f"{self._field}_ns": now_ns - before_ns}
 
     def _allocate(self) -> None:
         """Allocate the buffers, once; raise UnsupportedError where the GPU has no such counters."""
@@ -227,9 +239,10 @@ class InstanceCounters:
         client: DeviceClient,
         specs: Sequence[MetricSpec],
         *,
+        group: CallGroup,
         monotonic_ns: Callable[[], int],
     ) -> None:
-        self._client = client
+        self._client, self._group = client, group
         # By NVML's own words the links' flows are the GPU's: reported of each instance they would
         # be counted once for each.
         self._specs = [spec for spec in specs if spec.unit is not MEBIBYTES_PER_SECOND]
@@ -258,6 +271,7 @@ class InstanceCounters:
             self._of[uuid, is_alone] = Gpm(
                 client,
                 self._specs,
+                group=self._group,
                 monotonic_ns=self._monotonic_ns,
                 gpu_instance=number,
                 whole=self._client,
@@ -269,3 +283,34 @@ class InstanceCounters:
         for gpm in self._of.values():
             gpm.close()
         self._of.clear()
+
+
+class ChipCounters:
+    """One group's counters of one GPU and of its instances."""
+
+    def __init__(
+        self,
+        client: DeviceClient,
+        specs: Sequence[MetricSpec],
+        *,
+        group: CallGroup,
+        monotonic_ns: Callable[[], int],
+    ) -> None:
+        self._whole = Gpm(client, specs, group=group, monotonic_ns=monotonic_ns)
+        self._instances = InstanceCounters(client, specs, group=group, monotonic_ns=monotonic_ns)
+        self._field = f"instance_{_FIELDS[group]}"
+
+    def query(self, instances: Sequence[InstanceClient]) -> dict[str, Any]:
+        """Return the group's fields of `RawGpuSample`; raises SourceLostError."""
+        of_instances = self._instances.query(instances)
+        return {**self._whole.query(), self._field: of_instances}
+
+    def close(self) -> None:
+        """Free the buffers; the library must be open."""
+        self._whole.close()
+        self._instances.close()
+
+
+def is_of_chip(spec: MetricSpec) -> bool:
+    """Return whether a reading comes from the chip's own counters."""
+    return isinstance(spec.sources[0], GpmMetric)

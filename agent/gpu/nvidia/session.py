@@ -20,15 +20,15 @@ from msgspec.structs import replace
 from agent.core.incidents import read_bus, write_bus
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
 from agent.gpu.nvidia.catalogue import DriverVersion, specs_for
-from agent.gpu.nvidia.core import AccountingReader, list_processes, query_core
+from agent.gpu.nvidia.core import AccountingReader, ProcessLists, list_processes, query_core
 from agent.gpu.nvidia.device_client import DeviceClient, call_nvml
 from agent.gpu.nvidia.events import NvmlDriverEvents, NvmlGpuEvents, pci_buses_of
-from agent.gpu.nvidia.gpm import Gpm, InstanceCounters
+from agent.gpu.nvidia.gpm import ChipCounters, is_of_chip
 from agent.gpu.nvidia.inventory import Facts, query_driver_version, query_versions
 from agent.gpu.nvidia.library import NvmlLibrary
 from agent.gpu.nvidia.mig import MigLayout
-from agent.gpu.nvidia.process_lists import with_own_lists
 from agent.gpu.nvidia.query import QueryPlan
+from agent.gpu.nvidia.system_library import SystemNvml, with_own_lists
 from agent.gpu.protocol import GpuIdentity
 from agent.gpu.threads import CallThread
 from gpuledger.clock import Clock
@@ -59,26 +59,43 @@ class NvidiaGpu:
         client = self.client = DeviceClient(library=self.library, handle=self.handle)
         # One of its own: it is used by another thread than the rest.
         self._scan_client = DeviceClient(library=self.library, handle=self.handle)
+        sensors = specs_for(CallGroup.SENSORS, self.driver)
+        self._sensors = QueryPlan(client, [spec for spec in sensors if not is_of_chip(spec)])
         self._readings = QueryPlan(client, specs_for(CallGroup.READINGS, self.driver))
         profiling = specs_for(CallGroup.PROFILING, self.driver)
-        self._gpm = Gpm(client, profiling, monotonic_ns=self.monotonic_ns)
+        self._counters = {
+            group: ChipCounters(
+                client,
+                [spec for spec in specs if is_of_chip(spec)],
+                group=group,
+                monotonic_ns=self.monotonic_ns,
+            )
+            for group, specs in (
+                (CallGroup.SENSORS, sensors),
+                (CallGroup.PROFILING, profiling),
+            )
+        }
         self._health = QueryPlan(client, specs_for(CallGroup.HEALTH, self.driver))
         self._mig = MigLayout(client=client, uuid=self.uuid, index=self.index)
+        self._lists = ProcessLists()
         self._known_facts: GpuFacts | None = None
         self._layout_version = 0
         self._accounting = AccountingReader(client=client)
-        self._counters = InstanceCounters(client, profiling, monotonic_ns=self.monotonic_ns)
         self._facts = Facts(client, uuid=self.uuid, index=self.index, peers=self.peers)
 
     def query(self, group: CallGroup, cursor: SampleCursor) -> dict[str, Any]:
         """Return the answer to a group, by the fields of `RawGpuSample`; raises SourceLostError."""
         if group is CallGroup.BOOKS:
             return self._query_core(cursor)
+        if group is CallGroup.SENSORS:
+            counters = self._counters[group].query(self._mig.instances)
+            return {"sensors": self._sensors.query(), **counters}
         if group is CallGroup.READINGS:
+            # As rarely as these: lists that were empty when they were asked last.
+            self._lists.is_due = True
             return {"readings": self._readings.query()}
         if group is CallGroup.PROFILING:
-            of_instances = self._counters.query(self._mig.instances)
-            return {**self._gpm.query(), "instance_profiling": of_instances}
+            return self._counters[group].query(self._mig.instances)
         health = self._health.query()
         # The facts come last, as their capabilities are those of all calls before.
         self._known_facts = self._with_layout(self._facts.query())
@@ -106,11 +123,11 @@ class NvidiaGpu:
 
     def close(self) -> None:
         """Let go of what the library holds for it; the library must be open."""
-        self._gpm.close()
-        self._counters.close()
+        for counters in self._counters.values():
+            counters.close()
 
     def _query_core(self, cursor: SampleCursor) -> dict[str, Any]:
-        core = query_core(self.client, cursor)
+        core = query_core(self.client, cursor, self._lists)
         core |= self._mig.query(core)
         # Not under MIG: what the driver accounts for there is not documented.
         if not core["mig_enabled"]:
@@ -163,6 +180,11 @@ class NvmlSession:
         """What names the GPUs that the driver counts and that did not answer at the start."""
         self.driver_events = NvmlDriverEvents(self._nvml)
         """What the driver says of itself."""
+
+    @property
+    def origin(self) -> str:
+        """Where the library was found, for people; empty where it is played, or not found yet."""
+        return self.library.path if isinstance(self.library, SystemNvml) else ""
 
     def open(self) -> list[NvidiaGpu]:
         """Start the library; return the GPUs that answer. Raises SourceLostError."""

@@ -393,6 +393,16 @@ def test_the_health_that_came_with_the_first_answers_is_in_the_first_tick(sample
     assert not details_at(sampler, [answers()], 2.25)
 
 
+def test_readings_that_came_with_the_first_answers_are_in_the_first_tick_alone(
+    sampler: Sampler,
+) -> None:
+    """They are asked every few seconds, and until the next time nothing would be known."""
+    idle = {"performance_state": 8}
+    sample(sampler, [replace(answers(), readings=idle)], 1)
+    assert details_at(sampler, [answers()], 1.25)["GPU-0"].performance_state == 8
+    assert details_at(sampler, [answers()], 2.25) == {}
+
+
 def test_newer_health_counts_in_the_first_tick(sampler: Sampler) -> None:
     name = "health.pcie_replays_total"
     sample(sampler, [replace(answers(), health={name: 3})], 1)

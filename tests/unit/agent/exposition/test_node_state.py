@@ -4,10 +4,17 @@ from pathlib import Path
 
 import pytest
 import structlog
+from msgspec.structs import replace
 
 from agent.exposition.node_state import make_node_state
 from agent.settings import ExpositionSettings
-from gpuledger.records import GpuHealth, GpuProfiling, ProcessChange, ProcessRecord
+from gpuledger.records import (
+    GpuHealth,
+    GpuProfiling,
+    GpuTraffic,
+    ProcessChange,
+    ProcessRecord,
+)
 from simulator.clock import ManualClock
 from tests.held_objects import is_bounded
 from tests.unit.agent.exposition.builders import (
@@ -94,6 +101,35 @@ def test_a_fast_reading_that_misses_a_tick_is_kept_for_some_ticks_alone() -> Non
     it.clock.advance(1)
     it.show(sample(gpu(0)))
     assert not it.lines("DCGM_FI_PROF_DRAM_ACTIVE")
+
+
+def test_what_is_asked_every_few_seconds_is_shown_from_one_reading_to_the_next() -> None:
+    clock = ManualClock(start_ns=START_NS)
+    view = make_node_state(ExpositionSettings(), clock=clock, tick_seconds=1, readings_seconds=5)
+    of_ticks = GpuProfiling(sm_active_ratio=0.5)
+    view.update(
+        *sample(
+            gpu(
+                0,
+                performance_state=2,
+                profiling=replace(of_ticks, fp16_active_ratio=0.25),
+                traffic=GpuTraffic(pcie_sent_bytes_total=7),
+            )
+        )
+    )
+    for second in range(1, 17):
+        clock.advance(1)
+        of_ticks = GpuProfiling(sm_active_ratio=second / 100)
+        view.update(*sample(gpu(0, profiling=of_ticks)))
+        snapshot = view.snapshot()
+        assert snapshot is not None
+        (shown,) = snapshot.devices
+        assert shown.profiling is not None
+        assert shown.profiling.sm_active_ratio == second / 100, "that of this tick"
+        is_fresh = second <= 15
+        assert shown.profiling.fp16_active_ratio == (0.25 if is_fresh else None)
+        assert (shown.details and shown.details.performance_state) == (2 if is_fresh else None)
+        assert bool(shown.traffic) == is_fresh
 
 
 def test_an_instance_goes_at_once_with_its_layout() -> None:

@@ -63,7 +63,12 @@ def test_a_reading_that_is_several_values_is_asked_for_as_such(
 
 def test_every_field_of_a_reading_is_in_the_catalogue_once() -> None:
     own = [*GpuReading.__struct_fields__, *GpuDetails.__struct_fields__]
-    parts = [f"{name}.{field}" for name, part in PARTS.items() for field in part.__struct_fields__]
+    parts = [
+        f"{name}.{field}"
+        for name, part in PARTS.items()
+        for field in part.__struct_fields__
+        if (name, field) != ("profiling", "interval_ns")
+    ]
     assert sorted(NAMES) == sorted([*(name for name in own if name not in NOT_ASKED), *parts])
 
 
@@ -77,7 +82,22 @@ def test_a_question_is_one_that_the_binding_knows(group: CallGroup, reading: Met
             assert 0 < question.number < pynvml.NVML_FI_MAX
         else:
             assert 0 < question.number < pynvml.NVML_GPM_METRIC_MAX
-        assert isinstance(question, GpmMetric) == (group is CallGroup.PROFILING)
+        is_of_chip = reading.name.startswith("profiling.")
+        assert isinstance(question, GpmMetric) == is_of_chip
+        assert not is_of_chip or group in (CallGroup.SENSORS, CallGroup.PROFILING)
+
+
+def test_what_stands_in_the_tick_itself_is_asked_in_each_tick() -> None:
+    """What is booked of a ratio is of the tick's length: one of five ticks' would be wrong."""
+    of_ticks = {
+        reading.name.removeprefix("profiling.")
+        for group, reading in ALL
+        if group in (CallGroup.BOOKS, CallGroup.SENSORS)
+    }
+    booked = set(GpuReading.__struct_fields__)
+    assert booked - NOT_ASKED <= of_ticks
+    assert booked & set(GpuProfiling.__struct_fields__) <= of_ticks
+    assert of_ticks - booked == {"graphics_engine_active_ratio"}, "an instance's utilization"
 
 
 @pytest.mark.parametrize("reading", [reading for _, reading in ALL], ids=NAMES)

@@ -5,6 +5,7 @@ import math
 import pynvml
 import pytest
 
+from agent.core.raw import CallGroup
 from agent.core.readings import RATIO
 from agent.gpu.nvidia.catalogue import GpmMetric, MetricSpec
 from agent.gpu.nvidia.device_client import DeviceClient
@@ -31,7 +32,11 @@ class Bench:
         self.now_ns = 0
         self.client: DeviceClient = play(monkeypatch, self.chip.functions())
         self.gpm = Gpm(
-            self.client, READINGS, monotonic_ns=lambda: self.now_ns, gpu_instance=gpu_instance
+            self.client,
+            READINGS,
+            group=CallGroup.PROFILING,
+            monotonic_ns=lambda: self.now_ns,
+            gpu_instance=gpu_instance,
         )
 
     def query(self, after_seconds: float = 1.0) -> dict[str, object]:

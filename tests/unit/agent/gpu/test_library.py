@@ -9,7 +9,13 @@ import pynvml
 import pytest
 from typing_extensions import override
 
-from agent.core.raw import ListedProcess, ProcessUtilizationSample, SampleCursor, UtilizationSample
+from agent.core.raw import (
+    CallGroup,
+    ListedProcess,
+    ProcessUtilizationSample,
+    SampleCursor,
+    UtilizationSample,
+)
 from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from agent.gpu.protocol import SourceLostError
 from gpuledger.records import ProcessKind
@@ -41,8 +47,8 @@ def test_everything_that_the_driver_says_is_asked_for_in_its_own_units() -> None
     assert answer.memory_samples == (UtilizationSample(timestamp_us=3, percent=30),)
     assert (answer.memory_total_bytes, answer.memory_used_bytes) == (80_000, 30_000)
     assert (answer.power_milliwatts, answer.energy_millijoules) == (250_500, 1000)
-    assert answer.readings["sm_clock_hertz"] == 1980
-    assert answer.readings["memory_clock_hertz"] == 2619
+    assert answer.sensors["sm_clock_hertz"] == 1980
+    assert answer.sensors["memory_clock_hertz"] == 2619
     assert answer.processes == (ListedProcess(pid=7, kind=ProcessKind.COMPUTE, memory_bytes=100),)
     assert answer.process_samples == (
         ProcessUtilizationSample(pid=7, timestamp_us=3, sm_percent=8, memory_percent=4),
@@ -228,3 +234,88 @@ def test_the_true_wrapper_is_asked_again_where_processes_came_in_between(
     assert gpu.query_all(SampleCursor()).processes == (
         ListedProcess(pid=7, kind=ProcessKind.COMPUTE, memory_bytes=None),
     )
+
+
+RARE_LISTS = (
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+)
+
+
+class Lists:
+    """A GPU, whose lists are asked as ticks ask them."""
+
+    def __init__(self) -> None:
+        self.gpu = FakeGpu("GPU-0", compute={1: 100})
+        self.library = FakeNvml(self.gpu)
+        (self.opened,) = NvmlSession(self.library).open()
+        self.tick()
+
+    def tick(self) -> tuple[set[int] | None, int]:
+        """Return the pids of all lists, and how often those that are asked rarely were asked."""
+        before = sum(self.library.calls[name] for name in RARE_LISTS)
+        processes = self.opened.query(CallGroup.BOOKS, SampleCursor())["processes"]
+        asked = sum(self.library.calls[name] for name in RARE_LISTS) - before
+        return (None if processes is None else {one.pid for one in processes}), asked
+
+
+def test_lists_that_were_empty_are_asked_at_first_and_then_with_the_readings_alone() -> None:
+    lists = Lists()
+    for _ in range(5):
+        assert lists.tick() == ({1}, 0)
+    lists.opened.query(CallGroup.READINGS, SampleCursor())
+    assert lists.tick() == ({1}, 2)
+    assert lists.tick() == ({1}, 0)
+
+
+def test_a_list_that_has_somebody_is_asked_in_each_tick_until_it_is_empty() -> None:
+    lists = Lists()
+    lists.gpu.graphics = {2: 5}
+    lists.opened.query(CallGroup.READINGS, SampleCursor())
+    assert lists.tick() == ({1, 2}, 2)
+    assert lists.tick() == ({1, 2}, 1), "the one that is empty still is not asked"
+    lists.gpu.graphics = {}
+    assert lists.tick() == ({1}, 1), "it has ended at once"
+
+
+@pytest.mark.parametrize(
+    "come",
+    [
+        pytest.param({"compute": {1: 100, 3: 100}}, id="a process on the compute list"),
+        pytest.param({"compute": {}}, id="a process gone from it"),
+        pytest.param({"used_bytes": 31_000}, id="memory in use"),
+    ],
+)
+def test_what_comes_is_found_on_all_lists_at_once(come: dict[str, Any]) -> None:
+    lists = Lists()
+    assert lists.tick() == ({1}, 0)
+    for name, value in {"graphics": {2: 5}, "mps": {4: 5}, **come}.items():
+        setattr(lists.gpu, name, value)
+    assert lists.tick() == ({2, 4, *lists.gpu.compute}, 2)
+
+
+def test_where_the_memory_in_use_is_not_told_all_lists_are_asked_in_each_tick() -> None:
+    lists = Lists()
+    lists.library.errors["nvmlDeviceGetMemoryInfo"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    lists.tick()
+    lists.gpu.graphics = {2: 5}
+    assert lists.tick() == ({1, 2}, 2)
+
+
+def test_a_list_that_fails_is_no_empty_one() -> None:
+    lists = Lists()
+    lists.opened.query(CallGroup.READINGS, SampleCursor())
+    lists.library.errors[RARE_LISTS[0]] = [pynvml.NVML_ERROR_TIMEOUT]
+    assert lists.tick()[0] is None
+    lists.gpu.graphics = {2: 5}
+    assert lists.tick() == ({1, 2}, 2), "it is asked again at once"
+
+
+def test_where_the_compute_list_is_refused_the_others_are_asked_in_each_tick() -> None:
+    lists = Lists()
+    lists.library.errors["nvmlDeviceGetComputeRunningProcesses_v3"] = (
+        pynvml.NVML_ERROR_NOT_SUPPORTED
+    )
+    lists.tick()
+    lists.gpu.graphics = {2: 5}
+    assert lists.tick()[0] == {2}

@@ -15,8 +15,8 @@ import pytest
 from agent.core.raw import ListedProcess
 from agent.gpu.nvidia.core import list_processes
 from agent.gpu.nvidia.device_client import DeviceClient
-from agent.gpu.nvidia.process_lists import with_own_lists
 from agent.gpu.nvidia.session import NvmlSession
+from agent.gpu.nvidia.system_library import SystemNvml, with_own_lists
 from agent.metrics import NVML_ERRORS
 from agent.recording.format import RecordingHeader
 from agent.recording.recorder import Recorder, RecordingFile, RecordingLibrary
@@ -152,6 +152,22 @@ def test_the_call_is_one_of_c(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_has_no_functions_of_c_goes_on_as_it_is() -> None:
     library = played().nvml
     assert with_own_lists(library) is library
+
+
+def test_the_machines_own_library_reads_lists_as_well_as_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compute = CList(processes(7, 8))
+    CLibrary(monkeypatch, {COMPUTE: compute})
+    library = SystemNvml()
+    assert with_own_lists(library) is library
+    assert pids_of(
+        list_processes(DeviceClient(library=library, handle=pynvml.c_nvmlDevice_t()))
+    ) == [
+        7,
+        8,
+    ]
+    assert len(compute.rooms) == 1
 
 
 def test_a_recording_has_the_lists_as_they_are(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -23,14 +24,15 @@ from agent.gpu.protocol import (
     LibraryLostError,
     SourceLostError,
 )
-from agent.gpu.worker import MAX_LEAKED
+from agent.gpu.worker import MAX_LEAKED, Pace
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuFacts
 from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
 from tests.fakes.gpus import ANSWERS, PlayedGpu, PlayedSource
 from tests.hanging import HANG_SECONDS
 
-BOOKS, READINGS, PROFILING, HEALTH = CallGroup
+BOOKS, SENSORS, READINGS, PROFILING, HEALTH = CallGroup
 PATIENT_SECONDS = 30.0
 IMPATIENT_SECONDS = 0.3
 LOST = GpuLostError("nvmlDeviceGetMemoryInfo: GPU is lost")
@@ -40,7 +42,7 @@ UNLOADED = DriverNotLoadedError("nvmlDeviceGetMemoryInfo: Driver Not Loaded")
 class Bench:
     """A driver over three played GPUs, of which number 0 is the sick one."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, readings_seconds: float = 1.0) -> None:
         self.gpus = [PlayedGpu(f"GPU-{number}", number) for number in range(3)]
         self.sick = self.gpus[0]
         self.nvml = PlayedSource(*self.gpus)
@@ -53,6 +55,7 @@ class Bench:
             check=self.check,
             gpus_check=self.gpus_check,
             deadline_seconds=PATIENT_SECONDS,
+            readings_seconds=readings_seconds,
             backoff=Backoff(first_seconds=1, max_seconds=8, jitter=lambda: 1.0),
             lost_gpu_backoff=Backoff(first_seconds=10, max_seconds=80, jitter=lambda: 1.0),
             report=lambda kind, uuid, _: self.reported.append((kind, uuid)),
@@ -115,7 +118,7 @@ async def test_all_groups_are_asked_at_first_and_health_only_at_its_times(bench:
     for _ in range(30):
         await bench.ask()
     assert [gpu.asked[HEALTH] for gpu in bench.gpus] == [4, 4, 4]
-    assert [gpu.asked[PROFILING] for gpu in bench.gpus] == [31, 31, 31]
+    assert [gpu.asked[SENSORS] for gpu in bench.gpus] == [31, 31, 31]
 
 
 async def test_health_is_asked_of_each_gpu_at_another_time(bench: Bench) -> None:
@@ -127,6 +130,30 @@ async def test_health_is_asked_of_each_gpu_at_another_time(bench: Bench) -> None
             if gpu.asked[HEALTH] == 2:
                 asked_at.setdefault(gpu.uuid, second)
     assert len(set(asked_at.values())) == len(bench.gpus)
+
+
+async def test_what_is_not_booked_is_asked_at_its_own_pace_and_is_of_its_tick_alone() -> None:
+    bench = Bench(readings_seconds=5)
+    asked_at: dict[str, list[int]] = {gpu.uuid: [] for gpu in bench.gpus}
+    for second in range(21):
+        answers = await bench.answers() or {}
+        for uuid, sample in answers.items():
+            assert sample.sensors, "what stands in the tick is asked each time"
+            assert bool(sample.readings) == bool(sample.profiling)
+            if sample.readings:
+                asked_at[uuid].append(second)
+    bench.driver.close()
+    assert {seconds[0] for seconds in asked_at.values()} == {0}, "all at first"
+    later = [seconds[1:] for seconds in asked_at.values()]
+    assert all(b - a == 5 for seconds in later for a, b in pairwise(seconds))
+    assert len({seconds[0] for seconds in later}) == len(bench.gpus), "and each at another time"
+
+
+@pytest.mark.parametrize("early_ns", [0, 40_000_000])
+def test_a_pace_as_long_as_a_tick_is_each_tick_though_one_comes_early(early_ns: int) -> None:
+    pace = Pace(origin_ns=0, period_ns=NS_PER_SECOND)
+    ticks = [number * NS_PER_SECOND - early_ns * (number % 2) for number in range(1, 20)]
+    assert all(pace.take(now_ns) for now_ns in ticks)
 
 
 @pytest.mark.parametrize("group", [READINGS, PROFILING])
@@ -169,7 +196,7 @@ async def test_an_error_of_a_later_group_costs_itself_only(bench: Bench, error: 
     for _ in range(5):
         answers = await bench.answers()
         assert answers
-        assert (answers["GPU-0"].readings, answers["GPU-0"].profiling) == ({"clock": 2}, {})
+        assert (answers["GPU-0"].readings, answers["GPU-0"].profiling) == ({"throttled": 2}, {})
     assert bench.sick.asked[PROFILING] == 3, "the breaker is open"
     assert bench.nvml.tried == 1
 

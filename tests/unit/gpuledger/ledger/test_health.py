@@ -115,6 +115,21 @@ def test_a_reason_that_came_and_went_between_two_samples_is_told() -> None:
     assert set(values.values()) == {0.0}
 
 
+@pytest.mark.parametrize("pace", [5, 12, 30])
+def test_what_is_asked_more_rarely_than_it_is_told_is_told_without_a_gap(pace: int) -> None:
+    told = Told(has_hw_names=True)
+    for second in range(121):
+        asked = throttled(0x40) if second % pace == 0 else None
+        traffic = GpuTraffic(pcie_sent_bytes_total=second) if asked else None
+        given = details(throttling=asked and asked.throttling, traffic=traffic)
+        values = told.at(second, given)
+        if values is not None:
+            reason = ("gpuledger_gpu_throttle_reason", GPU, "hw_thermal")
+            assert values[reason] == 1.0
+            sent = values["hw_gpu_io_bytes_total", GPU, "gpu", "transmit"]
+            assert sent == second - second % pace, "the last, and no other"
+
+
 def test_what_was_not_read_has_no_series() -> None:
     told = Told()
     told.at(0, details(health=GpuHealth(remapped_rows_pending=True)))
@@ -210,9 +225,13 @@ def test_errors_and_traffic_are_told_under_opentelemetrys_names_where_these_are_
     )
 
 
-def test_traffic_that_is_no_longer_read_is_told_no_more() -> None:
+def test_traffic_that_was_not_read_for_a_minute_is_told_no_more() -> None:
     told = Told(has_hw_names=True)
     told.at(0, details(traffic=GpuTraffic(pcie_sent_bytes_total=30)))
     assert ("hw_gpu_io_bytes_total", GPU, "gpu", "transmit") in (told.at(10, healthy()) or {})
 
-    assert ("hw_gpu_io_bytes_total", GPU, "gpu", "transmit") not in (told.at(20, healthy()) or {})
+    for second in range(20, 61, 10):
+        assert ("hw_gpu_io_bytes_total", GPU, "gpu", "transmit") in (
+            told.at(second, healthy()) or {}
+        )
+    assert ("hw_gpu_io_bytes_total", GPU, "gpu", "transmit") not in (told.at(70, healthy()) or {})

@@ -120,10 +120,10 @@ def test_utilization_falls_back_to_the_drivers_latest_window() -> None:
         ("memory_used_bytes", 2**64 - 1, "memory_used_bytes"),
         ("memory_reserved_bytes", 2**64 - 1, "memory_reserved_bytes"),
         ("power_milliwatts", 3_000_001, "power_milliwatts"),
-        ("readings", {"temperature_celsius": 151}, "temperature_celsius"),
-        ("readings", {"temperature_celsius": -21}, "temperature_celsius"),
-        ("readings", {"sm_clock_hertz": 2**32 - 1}, "sm_clock_hertz"),
-        ("readings", {"memory_clock_hertz": 2**32 - 1}, "memory_clock_hertz"),
+        ("sensors", {"temperature_celsius": 151}, "temperature_celsius"),
+        ("sensors", {"temperature_celsius": -21}, "temperature_celsius"),
+        ("sensors", {"sm_clock_hertz": 2**32 - 1}, "sm_clock_hertz"),
+        ("sensors", {"memory_clock_hertz": 2**32 - 1}, "memory_clock_hertz"),
         ("energy_millijoules", 2**64 - 1, "energy_total_millijoules"),
     ],
 )
@@ -143,7 +143,7 @@ def test_more_memory_in_use_than_there_is_cannot_be_true() -> None:
 
 def test_the_limits_themselves_can_be_true() -> None:
     full = replace(
-        BLANK, samples=samples(100), readings={"temperature_celsius": 150}, memory_total_bytes=9,
+        BLANK, samples=samples(100), sensors={"temperature_celsius": 150}, memory_total_bytes=9,
         memory_used_bytes=9, power_milliwatts=0,
     )  # fmt: skip
     assert not read(full).dropped_readings
@@ -347,7 +347,7 @@ CUT = replace(
     FREE,
     percent=None,
     mig_enabled=True,
-    profiling={"profiling.graphics_engine_active_ratio": 0.0},
+    activity={"profiling.graphics_engine_active_ratio": 0.0},
     memory_used_bytes=80 << 20,
     instances=tuple(RawGpuSample(uuid=f"MIG-{n}", index=0, processes=()) for n in range(2)),
 )
@@ -383,7 +383,7 @@ def test_a_board_is_free_where_nobody_is_on_it(law: str, answers: RawGpuSample) 
             CUT.instances[0], replace(CUT.instances[1], processes=(compute(7),))))),
         ("an instance's list failed", replace(CUT, instances=(
             CUT.instances[0], replace(CUT.instances[1], processes=None)))),
-        ("no counters of the chip are there", replace(CUT, profiling={})),
+        ("no counters of the chip are there", replace(CUT, activity={})),
     ],
 )  # fmt: skip
 def test_a_board_is_not_free_where_somebody_may_be_on_it(law: str, answers: RawGpuSample) -> None:

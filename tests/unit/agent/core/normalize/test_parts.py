@@ -37,7 +37,7 @@ def value_of(tick: GpuTick, name: str) -> Any:
     [
         ("readings", "encoder_utilization_ratio", 25, 0.25),
         ("readings", "memory_temperature_celsius", 61, 61),
-        ("readings", "sm_clock_hertz", 1980, 1_980_000_000),
+        ("sensors", "sm_clock_hertz", 1980, 1_980_000_000),
         ("readings", "power_instant_milliwatts", 412_345, 412_345),
         ("readings", "performance_state", 15, 15),
         ("readings", "throttling.reasons", 0x1FF, 0x1FF),
@@ -45,7 +45,7 @@ def value_of(tick: GpuTick, name: str) -> Any:
         ("readings", "traffic.pcie_sent_bytes_total", 1000, 1000),
         ("readings", "traffic.nvlink_sent_bytes_total", 3, 3072),
         ("profiling", "profiling.sm_occupancy_ratio", 12.5, 0.125),
-        ("profiling", "profiling.sm_active_ratio", 100.000001, 1.0),
+        ("activity", "profiling.sm_active_ratio", 100.000001, 1.0),
         ("profiling", "profiling.pcie_sent_bytes_per_second", 1.5, 1_572_864),
         ("profiling", "profiling.nvdec_active_ratios", [50.0, 0.0], [0.5, 0.0]),
         ("health", "health.recovery_action", 4, "drain_and_reset"),
@@ -74,9 +74,9 @@ def test_a_value_becomes_ours_in_base_units(group: str, name: str, value: Any, o
         ("readings", "power_instant_milliwatts", -1, "out_of_range"),
         ("readings", "throttling.power_ns_total", 2**64 - 1, "out_of_range"),
         ("readings", "traffic.nvlink_sent_bytes_total", 2**64 - 1, "out_of_range"),
-        ("profiling", "profiling.sm_active_ratio", 100.6, "out_of_range"),
-        ("profiling", "profiling.sm_active_ratio", math.inf, "not_a_number"),
-        ("profiling", "profiling.dram_active_ratio", math.nan, "not_a_number"),
+        ("activity", "profiling.sm_active_ratio", 100.6, "out_of_range"),
+        ("activity", "profiling.sm_active_ratio", math.inf, "not_a_number"),
+        ("activity", "profiling.dram_active_ratio", math.nan, "not_a_number"),
         ("profiling", "profiling.nvlink_sent_bytes_per_second", 1e300, "out_of_range"),
         ("profiling", "profiling.nvdec_active_ratios", [101.0, 0.0], "out_of_range"),
         ("health", "health.recovery_action", 99, "unknown"),
@@ -109,15 +109,33 @@ def test_a_list_ends_before_the_first_engine_whose_value_cannot_be_true() -> Non
 
 def test_profiling_of_more_than_this_tick_is_left_out() -> None:
     given = {"profiling.sm_active_ratio": 50.0}
-    assert read(profiling=given, profiling_ns=int(1.4 * SECOND_NS)).details.profiling
-    assert not read(profiling=given, profiling_ns=2 * SECOND_NS).details.profiling
+    assert read(activity=given, activity_ns=int(1.4 * SECOND_NS)).details.profiling
+    assert not read(activity=given, activity_ns=2 * SECOND_NS).details.profiling
+
+
+def test_profiling_that_is_asked_rarely_says_over_which_time_it_is_a_mean() -> None:
+    """What is of the tick beside it is not: nobody may take the one for the other."""
+    tick = read(
+        activity={"profiling.sm_active_ratio": 50.0},
+        activity_ns=SECOND_NS,
+        profiling={"profiling.fp16_active_ratio": 1.0},
+        profiling_ns=5 * SECOND_NS,
+    )
+    assert tick.details.profiling == GpuProfiling(
+        interval_ns=5 * SECOND_NS, sm_active_ratio=0.5, fp16_active_ratio=0.01
+    )
+    assert tick.reading.sm_active_ratio == 0.5
+    alone = read(tick.state, 2, activity={"profiling.sm_active_ratio": 50.0}, activity_ns=SECOND_NS)
+    assert alone.details.profiling == GpuProfiling(sm_active_ratio=0.5)
 
 
 def test_what_is_booked_of_profiling_stands_in_both_records_and_nothing_else_does() -> None:
-    given = {"sm_active_ratio": 50.0, "tensor_active_ratio": 40.0, "fp16_active_ratio": 1.0}
+    given = {"sm_active_ratio": 50.0, "tensor_active_ratio": 40.0}
     tick = read(
-        profiling={f"profiling.{name}": value for name, value in given.items()},
-        readings={"performance_state": 0, "sm_clock_hertz": 1},
+        activity={f"profiling.{name}": value for name, value in given.items()},
+        profiling={"profiling.fp16_active_ratio": 1.0},
+        sensors={"sm_clock_hertz": 1},
+        readings={"performance_state": 0},
     )
     booked = {"sm_active_ratio": 0.5, "tensor_active_ratio": 0.4}
     own = {"uuid": "GPU-0", "index": 0, "sm_clock_hertz": 1_000_000}
@@ -130,7 +148,7 @@ def test_what_is_booked_of_profiling_stands_in_both_records_and_nothing_else_doe
 
 def test_profiling_of_more_than_this_tick_is_not_booked() -> None:
     given = {"profiling.sm_active_ratio": 50.0}
-    assert read(profiling=given, profiling_ns=2 * SECOND_NS).reading.sm_active_ratio is None
+    assert read(activity=given, activity_ns=2 * SECOND_NS).reading.sm_active_ratio is None
 
 
 def test_a_gpu_outside_of_its_fabric_says_nothing_of_the_fabrics_health() -> None:

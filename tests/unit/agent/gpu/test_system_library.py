@@ -1,0 +1,258 @@
+"""The machine's own library: found where installations put it, and its samples read in one call.
+
+The samples are those of a library that is nothing but function pointers; the library that is loaded
+is the one that plays NVML for the benchmarks.
+"""
+# ruff: noqa: ANN401  # ctypes' pointers and structs have no types
+
+import ctypes
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+from structlog.testing import capture_logs
+
+from agent.core.raw import SampleCursor
+from agent.gpu.nvidia.core import ProcessLists, query_core
+from agent.gpu.nvidia.device_client import DeviceClient
+from agent.gpu.nvidia.session import NvmlSession
+from agent.gpu.nvidia.system_library import (
+    FOLDERS,
+    LIBRARY,
+    LibraryNotFoundError,
+    SystemNvml,
+    load_library,
+)
+from agent.gpu.protocol import DriverNotLoadedError
+from benchmarks.nvml_stub.build import build_stub
+from tests.fakes.nvml_pointers import CLibrary, referent_of
+
+OK: int = pynvml.NVML_SUCCESS
+GREW: int = pynvml.NVML_ERROR_INSUFFICIENT_SIZE
+NONE: int = pynvml.NVML_ERROR_NOT_FOUND
+
+
+class Loader:
+    """Loads what is at these paths, and notes what was tried."""
+
+    def __init__(self, *there: str) -> None:
+        self.there = there
+        self.tried: list[str] = []
+
+    def __call__(self, name: str) -> str:
+        self.tried.append(name)
+        if name not in self.there:
+            raise OSError(f"{name}: cannot open shared object file")
+        return f"loaded {name}"
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=str)
+def test_the_library_is_found_in_each_folder_where_an_installation_has_it(folder: Path) -> None:
+    path = str(folder / LIBRARY)
+    assert load_library(None, load=Loader(path)) == (f"loaded {path}", path)
+
+
+def test_what_the_dynamic_linker_finds_comes_first_and_the_setting_before_it() -> None:
+    elsewhere = "/opt/nvidia/libnvidia-ml.so.580"
+    load = Loader(LIBRARY, elsewhere, *(str(folder / LIBRARY) for folder in FOLDERS))
+    assert load_library(None, load=load)[0] == f"loaded {LIBRARY}"
+    assert load_library(Path(elsewhere), load=load) == (f"loaded {elsewhere}", elsewhere)
+    assert load.tried == [LIBRARY, elsewhere]
+
+
+def test_the_setting_may_name_the_folder(tmp_path: Path) -> None:
+    path = str(tmp_path / LIBRARY)
+    assert load_library(tmp_path, load=Loader(path))[1] == path
+
+
+def test_where_there_is_none_the_error_names_all_that_was_tried_and_the_setting() -> None:
+    load = Loader()
+    with pytest.raises(LibraryNotFoundError) as caught:
+        load_library(None, load=load)
+    assert load.tried == [LIBRARY, *(str(folder / LIBRARY) for folder in FOLDERS)]
+    assert all(str(folder) in str(caught.value) for folder in FOLDERS)
+    assert "nvml_library" in str(caught.value)
+
+
+def test_a_setting_that_is_wrong_is_not_made_good_by_another_library() -> None:
+    load = Loader(LIBRARY)
+    with pytest.raises(LibraryNotFoundError, match=r"nvml_library: /nowhere/lib\.so is not there"):
+        load_library(Path("/nowhere/lib.so"), load=load)
+    assert load.tried == ["/nowhere/lib.so"]
+
+
+def test_a_library_that_is_there_and_cannot_be_loaded_is_named_with_the_reason(
+    tmp_path: Path,
+) -> None:
+    """As one of another architecture, or one that the container toolkit mounted empty."""
+    empty = tmp_path / LIBRARY
+    empty.touch()
+    with pytest.raises(LibraryNotFoundError, match=f"{empty}: .*file too short"):
+        load_library(None, folders=[tmp_path], load=no_linker)
+
+
+def no_linker(name: str) -> Any:
+    """Load as the linker does, that has no library of that name by itself."""
+    if "/" not in name:
+        raise OSError(f"{name}: not found")
+    return ctypes.CDLL(name)
+
+
+@pytest.fixture
+def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have nvidia-ml-py as it is before it has loaded anything, and put it back."""
+    monkeypatch.setattr(pynvml, "nvmlLib", None)
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="the stub is made by a C compiler")
+def test_a_library_in_a_known_folder_is_the_one_that_answers(tmp_path: Path) -> None:
+    """The stub answers that it has no driver to speak to: so it was asked, and no other."""
+    empty, folder = tmp_path / "empty", tmp_path / "driver"
+    empty.mkdir()
+    folder.mkdir()
+    made = build_stub(folder)
+    session = NvmlSession(SystemNvml(folders=[empty, folder], load=no_linker))
+    assert session.origin == ""
+    with capture_logs() as logs, pytest.raises(DriverNotLoadedError):
+        session.open()
+    assert session.origin == str(made)
+    assert {"event": "nvml_library_loaded", "log_level": "info", "library": str(made)} in logs
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_a_library_that_comes_later_is_found_by_a_later_opening(tmp_path: Path) -> None:
+    load = Loader()
+    nvml = SystemNvml(folders=[tmp_path], load=load)
+    for _ in range(2):
+        with pytest.raises(LibraryNotFoundError):
+            NvmlSession(nvml).open()
+    assert load.tried.count(LIBRARY) == 2
+
+
+class Ring:
+    """Plays a ring buffer: `rows` are (stamp, percent); what has no room is left out."""
+
+    def __init__(self, rows: Iterable[tuple[int, int]] = (), *, says_so: bool = False) -> None:
+        self.rows = list(rows)
+        self.says_so = says_so
+        """Whether it refuses an array without room for all."""
+        self.asked: list[int] = []
+        """Of each call the room."""
+
+    def __call__(self, _: Any, __: Any, since: Any, value_type: Any, count: Any, room: Any) -> int:
+        newer = [row for row in self.rows if row[0] > since.value]
+        given = referent_of(count).value
+        self.asked.append(given if room is not None else 0)
+        referent_of(value_type).value = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
+        if room is None:
+            referent_of(count).value = len(newer)
+            return OK
+        if not newer:
+            return NONE
+        if self.says_so and given < len(newer):
+            referent_of(count).value = len(newer)
+            return GREW
+        for index, (stamp, percent) in enumerate(newer[:given]):
+            room[index].timeStamp, room[index].sampleValue.uiVal = stamp, percent
+        referent_of(count).value = min(given, len(newer))
+        return OK
+
+
+def samples_of(nvml: SystemNvml, since_us: int = 0) -> list[tuple[int, int]]:
+    client = DeviceClient(library=nvml, handle=pynvml.c_nvmlDevice_t())
+    found = query_core(client, SampleCursor(gpu_us=since_us), ProcessLists())["samples"]
+    return [(sample.timestamp_us, sample.percent) for sample in found]
+
+
+@pytest.mark.parametrize("says_so", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 63, 64, 65, 127, 128, 4096])
+def test_samples_are_all_that_the_ring_has_whatever_room_there_was(
+    monkeypatch: pytest.MonkeyPatch, rows: int, *, says_so: bool
+) -> None:
+    ring = Ring([(1, 10), (2, 20)], says_so=says_so)
+    CLibrary(monkeypatch, {"nvmlDeviceGetSamples": ring})
+    nvml = SystemNvml()
+    assert samples_of(nvml) == [(1, 10), (2, 20)]
+    ring.rows = [(10 + number, number % 100) for number in range(rows)]
+    assert samples_of(nvml) == ring.rows
+
+
+def test_what_has_room_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = Ring([(1, 10)])
+    CLibrary(monkeypatch, {"nvmlDeviceGetSamples": ring})
+    nvml = SystemNvml()
+    samples_of(nvml)
+    for stamp in range(2, 12):
+        before = len(ring.asked)
+        ring.rows.append((stamp, stamp))
+        assert samples_of(nvml, since_us=stamp - 1) == [(stamp, stamp)]
+        # Of the GPU and of its memory, once each.
+        assert len(ring.asked) == before + 2
+
+
+def test_a_count_without_bounds_is_no_list_and_takes_no_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def boundless(*arguments: Any) -> int:
+        referent_of(arguments[4]).value = 2**32 - 1
+        return GREW
+
+    CLibrary(monkeypatch, {"nvmlDeviceGetSamples": boundless})
+    client = DeviceClient(library=SystemNvml(), handle=pynvml.c_nvmlDevice_t())
+    assert query_core(client, SampleCursor(), ProcessLists())["samples"] is None
+
+
+class Processes:
+    """Plays the samples of so many processes."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self.pids = list(pids)
+        self.filled: int | None = None
+        """How many rows are filled, where it is not as many as are counted."""
+        self.calls = 0
+
+    def __call__(self, _: Any, room: Any, count: Any, __: Any) -> int:
+        self.calls += 1
+        given, referent_of(count).value = referent_of(count).value, len(self.pids)
+        if not self.pids:
+            return NONE
+        if room is None or given < len(self.pids):
+            return GREW
+        for index, pid in enumerate(self.pids[: self.filled]):
+            room[index].pid, room[index].timeStamp, room[index].smUtil = pid, 9, 40
+        return OK
+
+
+def pids_of(nvml: SystemNvml) -> list[int]:
+    client = DeviceClient(library=nvml, handle=pynvml.c_nvmlDevice_t())
+    found = query_core(client, SampleCursor(), ProcessLists())["process_samples"]
+    return [sample.pid for sample in found]
+
+
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 1000])
+def test_process_samples_are_those_of_all_processes(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    played = Processes(range(1, count + 1))
+    CLibrary(monkeypatch, {"nvmlDeviceGetProcessUtilization": played})
+    nvml = SystemNvml()
+    assert pids_of(nvml) == played.pids
+    played.calls = 0
+    assert pids_of(nvml) == played.pids
+    assert played.calls == 1
+
+
+def test_rows_that_are_counted_and_not_filled_are_not_those_of_the_call_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played = Processes([7, 8, 9])
+    CLibrary(monkeypatch, {"nvmlDeviceGetProcessUtilization": played})
+    nvml = SystemNvml()
+    assert pids_of(nvml) == [7, 8, 9]
+    played.filled = 1
+    assert pids_of(nvml) == [7, 0, 0], "no process has pid 0, and its samples are dropped"
