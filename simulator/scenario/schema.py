@@ -78,10 +78,34 @@ class HealthFault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Whether a row waits for the next reset to be replaced."""
     remap_failed: bool = False
     """Whether a row could not be replaced."""
+    retired_pages_pending: bool = False
+    """Whether a page waits for the next start to be retired (before Ampere)."""
     pcie_replays: Count = 0
     """PCIe packets sent again."""
+    pcie_corrected: Count = 0
+    """PCIe errors that were corrected (Hopper and newer)."""
+    pcie_fatal: Count = 0
+    """PCIe errors that were fatal, likewise."""
+    pcie_generation: Annotated[int, Meta(ge=1, le=8)] | None = None
+    """The generation to which the PCIe link has trained down."""
+    pcie_width: Annotated[int, Meta(ge=1, le=16)] | None = None
+    """The lanes to which the PCIe link has trained down."""
+    nvlink: Annotated[int, Meta(ge=0, lt=18)] = 0
+    """The NVLink that the next ones befall."""
     nvlink_replays: Count = 0
-    """NVLink packets sent again."""
+    """NVLink packets sent again (until Hopper)."""
+    nvlink_recoveries: Count = 0
+    """Recoveries after which the NVLink works."""
+    nvlink_failed_recoveries: Count = 0
+    """Recoveries of the NVLink that failed (Blackwell and newer)."""
+    nvlink_symbol_errors: Count = 0
+    """Symbols that the NVLink received wrong (Blackwell and newer)."""
+    nvlink_inactive: bool = False
+    """Whether the NVLink is down (Hopper and newer)."""
+    fabric: list[
+        Literal["bandwidth_degraded", "route_recovery", "route_unhealthy", "access_timeout"]
+    ] = []
+    """In which conditions the NVLink fabric is (Hopper and newer)."""
 
 
 class KernelMix(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
