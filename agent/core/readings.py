@@ -83,8 +83,10 @@ BITS: Final = Unit(name="bits")
 NUMBER: Final = Unit(name="number", high=1 << 16)
 COUNT: Final = Unit(name="count")
 EVER: Final = Unit(name="count", is_total=True)
-# What an incident is made of: a leap that no hardware makes is no error of it.
-GRAVE_ERRORS: Final = Unit(name="count", is_total=True, max_per_second=1_000_000)
+# What an incident is made of: a number, or a leap, that no hardware makes is no error of it.
+GRAVE_ERRORS: Final = Unit(
+    name="count", high=1_000_000_000, is_total=True, max_per_second=1_000_000
+)
 BIT_ERROR_RATIO: Final = Unit(name="mantissa and exponent", high=0xFFF, decode=_bit_error_ratio)
 NANOSECONDS: Final = Unit(
     # Counters of all the GPU's units may be read an instant apart, so a second more than time.

@@ -112,7 +112,10 @@ class Agent:
 
     def _take(self, topic: str, value: bytes | None) -> None:
         if topic == INCIDENTS.name:
-            self.incidents.append(decoder_of(topic, Incident).decode(value or b""))
+            incident = decoder_of(topic, Incident).decode(value or b"")
+            # That a GPU is well at the agent's start is told, too.
+            if not incident.present_at_start:
+                self.incidents.append(incident)
         else:
             self._samples.append(decoder_of(topic, NodeSample).decode(value or b""))
 
