@@ -82,7 +82,7 @@ class _Lasting:
     since_ns: int | None = None
     """Since when the readings say otherwise."""
 
-    def follow(self, holds: bool, *, now_ns: int, for_ns: int) -> bool | None:  # noqa: FBT001  # a reading
+    def follow(self, *, holds: bool, now_ns: int, for_ns: int) -> bool | None:
         """Take a reading; return what it is now."""
         if self.value is None and not holds:
             self.value = False
@@ -155,21 +155,21 @@ class HealthWatch:
         reasons = None if details.throttling is None else details.throttling.reasons
         for kind, bit in _SLOWDOWNS.items():
             holds = None if reasons is None else bool(reasons & bit)
-            yield from self._follow(kind, holds, now_ns=now_ns, for_ns=self.slowdown_ns)
+            yield from self._follow(kind, holds=holds, now_ns=now_ns, for_ns=self.slowdown_ns)
         if details.performance_state != 0:
             self._interrupt(_PCIE)
         elif details.health is not None:
             # By readings in that state alone: one of before may be of a link that was asleep.
             degraded = is_pcie_degraded(details.health)
-            yield from self._follow(_PCIE, degraded, now_ns=now_ns, for_ns=_PCIE_NS)
+            yield from self._follow(_PCIE, holds=degraded, now_ns=now_ns, for_ns=_PCIE_NS)
 
     def _follow(
-        self, kind: str, holds: bool | None, *, now_ns: int, for_ns: int
+        self, kind: str, *, holds: bool | None, now_ns: int, for_ns: int
     ) -> Iterator[tuple[str, bool]]:
         if holds is None:
             self._interrupt(kind)
             return
-        value = self._lasting[kind].follow(holds, now_ns=now_ns, for_ns=for_ns)
+        value = self._lasting[kind].follow(holds=holds, now_ns=now_ns, for_ns=for_ns)
         if value is not None:
             yield kind, value
 
@@ -187,7 +187,7 @@ def is_pcie_degraded(health: GpuHealth) -> bool | None:
             (health.pcie_link_width, health.pcie_max_link_width, _MAX_PCIE_WIDTH),
         )
         # A working link has a lane, and none has thousands: else it is no reading of one.
-        if now is not None and maximum is not None and 0 < now and maximum <= limit
+        if now is not None and maximum is not None and now > 0 and maximum <= limit
     ]
     return any(known) if known else None
 

@@ -279,7 +279,7 @@ READINGS: Final = {
 }
 """What each series reads, by its metric and the labels behind `gpu_uuid`: part and field."""
 _NS_PER_SECOND: Final = 10**9
-_STATE_BYTES: Final = 16_384
+_STATE_BYTES: Final = 65_536
 """What a GPU takes of memory beside its labels, about: its series' groups and its last health."""
 
 

@@ -329,7 +329,7 @@ _LINK_FIELDS: Final[dict[int, tuple[int, frozenset[int], _TakenOfLink]]] = {
     163: (_ULONG_LONG, _HOPPER, _never),
     165: (_UINT, _HOPPER | _BLACKWELL, _link_state),
     # Malformed packets, overruns, errors when receiving (three), integrity, discards.
-    **{number: (_ULONG_LONG, _BLACKWELL, _never) for number in range(206, 213)},
+    **dict.fromkeys(range(206, 213), (_ULONG_LONG, _BLACKWELL, _never)),
     213: (_ULONG_LONG, _BLACKWELL, _of_link("nvlink_recoveries")),
     214: (_ULONG_LONG, _BLACKWELL, _of_link("nvlink_failed_recoveries")),
     219: (_ULONG_LONG, _BLACKWELL, _never),

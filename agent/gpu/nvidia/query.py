@@ -245,7 +245,7 @@ def _fields_of_link(name: str, source: FieldValue, link: int) -> Iterator[tuple[
 
 
 def _put(values: dict[str, Any], field: Name, value: object) -> None:
-    """Put a field's value where it belongs: what comes of each link is one mapping by its number."""
+    """Put a field's value into the answer: what comes of each link is one mapping by its number."""
     if isinstance(field, str):
         values[field] = value
         return

@@ -23,21 +23,24 @@ B200 = "NVIDIA B200"
 T4 = "Tesla T4"
 TICK_SECONDS = 5
 BEGIN, END = 100, 400
-ENDED = "state_ended"
 
 
 class Node:
     """A node with one GPU, whose agent may be started again."""
 
     def __init__(
-        self, *ailments: dict[str, Any], model: str = H100, works: bool = True, **more: Any
+        self,
+        *ailments: dict[str, Any],
+        model: str = H100,
+        works: bool = True,
+        faults: list[dict[str, Any]] | None = None,
     ) -> None:
         process = {"node": "n", "command": "train", "gpus": [0], "memory_bytes": 1 << 30}
         content = {
             "name": "ill",
             "nodes": [{"name": "n", "gpus": {"model": model, "ailments": list(ailments)}}],
             "host_processes": [process] if works else [],
-            **more,
+            "faults": faults or [],
         }
         self.clock = ManualClock(start_ns=EPOCH_NS)
         run = Simulation(parse_scenario(content), epoch_ns=EPOCH_NS, clock=self.clock)
@@ -94,7 +97,7 @@ class Node:
         self._monitor.evaluate_health(tick.details, time_ns=self.clock.time_ns())
 
 
-def ill(**more: Any) -> dict[str, Any]:
+def ill(more: dict[str, Any]) -> dict[str, Any]:
     return {"start_seconds": BEGIN, "end_seconds": END, **more}
 
 
@@ -114,11 +117,12 @@ STATES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("kind", STATES)
 def test_a_state_is_an_incident_when_it_begins_and_when_it_ends(kind: str) -> None:
     model, ailment = STATES[kind]
-    node = Node(ill(**ailment), model=model)
+    node = Node(ill(ailment), model=model)
     assert node.run(until=BEGIN - 10) == []
     assert node.run(until=END - 10) == [kind]
-    assert node.incidents[-1].severity in {Severity.WARNING, Severity.CRITICAL}
+    begun = node.incidents[-1]
     assert node.run(until=END + 300) == [f"-{kind}"]
+    assert begun.severity in {Severity.WARNING, Severity.CRITICAL}
     assert node.incidents[-1].severity is Severity.INFO
 
 
@@ -169,7 +173,9 @@ def test_what_was_there_before_the_agent_is_an_incident_once_however_often_it_st
 
 
 def test_an_agent_that_starts_again_says_what_has_ended_meanwhile() -> None:
-    node = Node(ill(fabric=["route_unhealthy"], throttle="power_brake", recovery="reset"))
+    node = Node(
+        ill({"fabric": ["route_unhealthy"], "throttle": "power_brake", "recovery": "reset"})
+    )
     assert set(node.run(until=END - 10)) == {
         "fabric_route_unhealthy",
         "power_brake_slowdown",

@@ -99,11 +99,17 @@ def test_what_has_come_up_or_ended_between_two_readings_is_told(
 
 @pytest.mark.parametrize(("kind", "field"), FLAGS.items())
 def test_a_state_begins_and_ends_once(gpu: Watched, kind: str, field: str) -> None:
-    ill, well = GpuHealth(**{field: True}), GpuHealth(**{field: False})
+    ill, well = said_of(field, is_so=True), said_of(field, is_so=False)
     gpu.at(0, well)
-    assert [gpu.kinds_at(10 * number, said) for number, said in enumerate((ill, ill, well, well), 1)] == [
-        [kind], [], [f"-{kind}"], []
-    ]  # fmt: skip
+    told = [
+        gpu.kinds_at(10 * number, said) for number, said in enumerate((ill, ill, well, well), 1)
+    ]
+    assert told == [[kind], [], [f"-{kind}"], []]
+
+
+def said_of(field: str, *, is_so: bool) -> GpuHealth:
+    said: dict[str, Any] = {field: is_so}
+    return GpuHealth(**said)
 
 
 def test_a_reading_that_says_nothing_takes_nothing_away(gpu: Watched) -> None:
@@ -181,10 +187,10 @@ def test_clocks_that_the_hardware_holds_down_for_long_are_told_and_their_end_lik
 
 
 @pytest.mark.parametrize("between", [{"reasons": 0}, {}])
-def test_a_slowdown_with_a_break_in_it_is_not_long(gpu: Watched, between: dict[str, int]) -> None:
+def test_a_slowdown_with_a_break_in_it_is_not_long(gpu: Watched, between: dict[str, Any]) -> None:
     gpu.at(0, WELL, reasons=0)
     for second in range(1, 120):
-        said = between if second % 20 == 0 else {"reasons": HOT}
+        said: dict[str, Any] = between if second % 20 == 0 else {"reasons": HOT}
         assert gpu.kinds_at(second, **said) == []
 
 
