@@ -110,34 +110,40 @@ class HealthWatch:
 
     def update(self, details: GpuDetails, *, now_ns: int) -> list[HealthChange]:
         """Take a tick's readings of the GPU; return what has come up or ended."""
-        found: list[HealthChange] = []
-        health = details.health
         if now_ns - self._seen_ns > _LONGEST_GAP_NS:
             self._interrupt(*self._lasting)
         self._seen_ns = now_ns
-        ended: dict[bool, list[str]] = {True: [], False: []}
-        if health is not None:
-            found += self._changes_of_action(health)
-            found += _new_errors(self._known, health)
-            if self._known.recovery_action is None and health.recovery_action == _NO_ACTION:
-                ended[True].append(_ACTION)
-        for kind, value in self._values(details, now_ns=now_ns):
-            before = self._states.get(kind)
-            self._states[kind] = value
-            if value and not before:
-                found.append(HealthChange(kind, is_at_start=before is None))
-            elif before and not value and kind == _REMAP:
-                found.append(HealthChange("row_remap_done"))
-            elif before is not value and not value:
-                ended[before is None].append(kind)
-        found += [
-            HealthChange(STATE_ENDED, is_at_start=is_at_start, ended_kinds=tuple(kinds))
-            for is_at_start, kinds in ended.items()
-            if kinds
+        health = details.health or GpuHealth()
+        values = dict(self._values(details, now_ns=now_ns))
+        if health.recovery_action is not None:
+            values[_ACTION] = health.recovery_action != _NO_ACTION
+        changes = [
+            *self._changes_of_action(health),
+            *_new_errors(self._known, health),
+            *self._begun(values),
+            *self._ended(values),
         ]
-        if health is not None:
-            self._known = _merge(self._known, health)
-        return found
+        self._states |= values
+        self._known = _merge(self._known, health)
+        return changes
+
+    def _begun(self, values: Mapping[str, bool]) -> Iterator[HealthChange]:
+        for kind, value in values.items():
+            before = self._states.get(kind)
+            # What the driver asks for says more than that it asks.
+            if value and not before and kind != _ACTION:
+                yield HealthChange(kind, is_at_start=before is None)
+
+    def _ended(self, values: Mapping[str, bool]) -> Iterator[HealthChange]:
+        well = [kind for kind, value in values.items() if not value]
+        if at_start := tuple(kind for kind in well if kind not in self._states):
+            yield HealthChange(STATE_ENDED, is_at_start=True, ended_kinds=at_start)
+        ended = {kind for kind in well if self._states.get(kind)}
+        if _REMAP in ended:
+            yield HealthChange("row_remap_done")
+        # These two have incidents of their end that are older than this one.
+        if named := tuple(kind for kind in well if kind in ended - {_REMAP, _ACTION}):
+            yield HealthChange(STATE_ENDED, ended_kinds=named)
 
     def _changes_of_action(self, health: GpuHealth) -> Iterator[HealthChange]:
         asked, before = health.recovery_action, self._known.recovery_action
