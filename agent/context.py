@@ -171,6 +171,7 @@ class AgentContext:
             kmsg_check=self._readiness.check("kmsg", severity=CheckSeverity.WARNING)
             if host.open_kmsg
             else None,
+            slowdown_seconds=self._settings.incidents.slowdown_seconds,
         )
 
     def _driver(self, monitor: IncidentMonitor) -> Driver:

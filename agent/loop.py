@@ -250,8 +250,7 @@ class SampleLoop:
             profiles = ", ".join(gpu.mig_profile or "?" for gpu in instances)
             self.monitor.report("mig_changed", uuid, f"it has {profiles or 'no instances'} now")
         for gpu in tick.readings.gpus:
-            if gpu.health:
-                self.monitor.evaluate_health(gpu.uuid, gpu.health, time_ns=tick.sample.time_ns)
+            self.monitor.evaluate_health(gpu, time_ns=tick.sample.time_ns)
         if not self.sampler.reads_processes:
             return
         running = [process for process in tick.sample.processes if not process.ended]

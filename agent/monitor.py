@@ -15,22 +15,15 @@ from typing import Final
 
 import structlog
 
-from agent.core.incidents import (
-    WINDOW_NS,
-    Deduplicator,
-    Detection,
-    changes_of_health,
-    is_covered_by,
-    make_incident,
-    merge,
-)
+from agent.core.health_changes import HealthChange, HealthWatch, is_covered_by
+from agent.core.incidents import WINDOW_NS, Deduplicator, Detection, make_incident
 from agent.gpu.event_thread import EventThread
 from agent.gpu.protocol import GpuIdentity, GpuSource
 from agent.host.kmsg import Kmsg, KmsgReader
 from agent.metrics import EVENT_SET_FAILURES, INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
 from gpuledger.clock import NS_PER_MINUTE, NS_PER_SECOND, Clock
 from gpuledger.keys import NodeId
-from gpuledger.records import DeviceAllocation, GpuHealth, Incident, IncidentProcess, Severity
+from gpuledger.records import DeviceAllocation, GpuDetails, Incident, IncidentProcess, Severity
 from gpuledger.runtime import Backoff, Check
 from gpuledger.runtime.logs import Repeats
 
@@ -52,8 +45,19 @@ _PAUSE_SECONDS: Final = 0.05
 _MAX_HANGING: Final = 4
 _MAX_RECENT: Final = 64
 _RECENT_NS: Final = NS_PER_MINUTE
+SLOWDOWN_SECONDS: Final = 60.0
+"""For how long the hardware holds the clocks down before that is an incident, by itself."""
 # The driver reports a new layout at once, the agent sees it at a tick.
 _WINDOWS_NS: Final = {"xid": WINDOW_NS, "mig_changed": 10 * NS_PER_SECOND}
+
+
+def _describe(change: HealthChange) -> str | None:
+    words = [change.detail] if change.detail else []
+    if change.ended_kinds:
+        words.append(", ".join(change.ended_kinds))
+    if change.is_at_start:
+        words.append("so it was at the agent's first reading")
+    return "; ".join(words) or None
 
 
 class IncidentLog:
@@ -63,7 +67,12 @@ class IncidentLog:
         self._repeats = repeats or Repeats()
 
     def record(self, incident: Incident) -> None:
-        """Write a line, as loud as the incident; `count` is how many equal ones it stands for."""
+        """Write a line, as loud as the incident; `count` is how many equal ones it stands for.
+
+        That a GPU is well at the agent's start is no line.
+        """
+        if incident.present_at_start and incident.ended_kinds:
+            return
         count = self._repeats.count((incident.gpu_uuid, incident.kind, incident.xid))
         if not count:
             return
@@ -110,8 +119,12 @@ class IncidentMonitor:
         allocations_on: AllocationsOn = lambda *_: (),
         open_kmsg: Callable[[], Kmsg] | None = None,
         kmsg_check: Check | None = None,
+        slowdown_seconds: float = SLOWDOWN_SECONDS,
     ) -> None:
-        """Take the parts; `processes_on` says who is there now, `allocations_on` who holds it."""
+        """Take the parts; `processes_on` says who is there now, `allocations_on` who holds it.
+
+        Clocks that the hardware holds down for `slowdown_seconds` are an incident.
+        """
         self._node = node
         self._boot_id = boot_id
         self._source = source
@@ -125,7 +138,8 @@ class IncidentMonitor:
         self._kmsg_check = kmsg_check or Check()
         self._deduplicator = Deduplicator()
         self._incident_log = IncidentLog()
-        self._health: dict[str, GpuHealth] = {}
+        self._slowdown_ns = round(slowdown_seconds * NS_PER_SECOND)
+        self._watches: dict[str, HealthWatch] = {}
         self._recent: deque[Incident] = deque(maxlen=_MAX_RECENT)
         self._waiting: deque[Detection] = deque()
         self._filled = asyncio.Event()
@@ -196,29 +210,37 @@ class IncidentMonitor:
             )
         )
 
-    def evaluate_health(self, gpu_uuid: str, health: GpuHealth, *, time_ns: int) -> None:
-        """Report what a GPU's health shows and no event has reported; in the event loop."""
-        before = self._health.get(gpu_uuid)
-        self._health[gpu_uuid] = merge(before, health)
-        for change in changes_of_health(before, health):
-            # An event says more than a reading, and mostly comes before it.
-            if not any(
-                incident.gpu_uuid == gpu_uuid
-                and abs(time_ns - incident.time_ns) <= _RECENT_NS
-                and is_covered_by(
-                    change, kind=incident.kind, xid=incident.xid, action=incident.action
-                )
-                for incident in self._recent
-            ):
+    def evaluate_health(self, gpu: GpuDetails, *, time_ns: int) -> None:
+        """Report what a tick's readings of a GPU show and no event has reported; in the loop."""
+        watch = self._watches.get(gpu.uuid)
+        if watch is None:
+            # An instance has no health of its own, nor has a GPU before it was asked.
+            if gpu.health is None:
+                return
+            watch = self._watches[gpu.uuid] = HealthWatch(slowdown_ns=self._slowdown_ns)
+        for change in watch.update(gpu, now_ns=self._clock.monotonic_ns()):
+            if not self._is_covered(change, gpu.uuid, time_ns=time_ns):
                 self.handle(
                     Detection(
                         kind=change.kind,
-                        gpu_uuid=gpu_uuid,
+                        gpu_uuid=gpu.uuid,
                         time_ns=time_ns,
                         source=SOURCE,
                         action=change.action,
+                        detail=_describe(change),
+                        is_at_start=change.is_at_start,
+                        ended_kinds=change.ended_kinds,
                     )
                 )
+
+    def _is_covered(self, change: HealthChange, gpu_uuid: str, *, time_ns: int) -> bool:
+        """Return whether an event said it: it says more than a reading, and mostly comes first."""
+        return any(
+            incident.gpu_uuid == gpu_uuid
+            and abs(time_ns - incident.time_ns) <= _RECENT_NS
+            and is_covered_by(change, kind=incident.kind, xid=incident.xid, action=incident.action)
+            for incident in self._recent
+        )
 
     def handle(self, detection: Detection) -> None:
         """Publish what was detected, unless another source has done so; in the event loop."""
@@ -253,6 +275,8 @@ class IncidentMonitor:
             detail=detection.detail,
             processes=processes,
             allocations=self._allocations_on(detection.gpu_uuid, detection.gpu_instance),
+            is_at_start=detection.is_at_start,
+            ended_kinds=detection.ended_kinds,
         )
         self._recent.append(incident)
         INCIDENTS.labels(kind=incident.kind, source=incident.source).inc()

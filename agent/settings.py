@@ -117,6 +117,9 @@ class IncidentsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """The kernel's log, `/dev/kmsg`, read for XIDs that never reach the driver's events; absent
     means not at all, as reading it takes rights that the agent does without. A simulated node has
     its own log, whatever the path."""
+    slowdown_seconds: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 60.0
+    """For how long the hardware holds a GPU's clocks down without a break, for the temperature or
+    as the machine's power supply asks for it, before that is an incident; it ends likewise."""
 
 
 class SpoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

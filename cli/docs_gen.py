@@ -273,8 +273,9 @@ def _describe_source(source: Source) -> str:
         # The binding names the numbers as the newest drivers have them.
         is_past = source.drivers and source.drivers.last
         name = "" if is_past else f" `{_NVML_FIELDS[source.number]}`"
+        last = f" to {source.number + source.count - 1}" if source.count else ""
         drivers = f" (drivers {source.drivers})" if source.drivers else ""
-        return f"field {source.number}{name}{links}{drivers}"
+        return f"field {source.number}{last}{name}{links}{drivers}"
     last = f" to {source.number + source.count - 1}" if source.count else ""
     return f"metric {source.number}{last} `{_GPM_METRICS[source.number]}`"
 

@@ -45,6 +45,16 @@ class GpuModel:
 
 
 MODELS: Final = {
+    "NVIDIA B200": GpuModel(
+        memory_bytes=183_359 * _MIB,
+        reserved_bytes=712 * _MIB,
+        idle_watts=140,
+        max_watts=1000,
+        sm_clock_megahertz=1965,
+        memory_clock_megahertz=3996,
+        architecture="blackwell",
+        nvlinks=18,
+    ),
     "NVIDIA H200": GpuModel(
         memory_bytes=143_771 * _MIB,
         reserved_bytes=620 * _MIB,
@@ -139,6 +149,8 @@ class Architecture:
     """Whether its temperature limits are told as temperatures; newer ones tell margins."""
     has_instant_power: bool = True
     """Whether the draw of the instant is told beside the average."""
+    nvlink_generation: int = 3
+    """Of its NVLinks; each counts errors by fields of its own."""
 
 
 ARCHITECTURES: Final = {
@@ -147,9 +159,15 @@ ARCHITECTURES: Final = {
     ),
     "ampere": Architecture(number=7, compute_capability=(8, 0)),
     "ada": Architecture(number=8, compute_capability=(8, 9), has_thresholds=False),
-    "hopper": Architecture(number=9, compute_capability=(9, 0), has_profiling=True),
+    "hopper": Architecture(
+        number=9, compute_capability=(9, 0), has_profiling=True, nvlink_generation=4
+    ),
     "blackwell": Architecture(
-        number=10, compute_capability=(10, 0), has_profiling=True, has_thresholds=False
+        number=10,
+        compute_capability=(10, 0),
+        has_profiling=True,
+        has_thresholds=False,
+        nvlink_generation=5,
     ),
 }
 

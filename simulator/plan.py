@@ -266,13 +266,16 @@ class HealthFaults:
     all: Sequence[HealthFault] = ()
     """As the scenario has them."""
 
-    def count(self, name: str, time_ns: int, *, since_ns: int = -NS_PER_SECOND) -> int:
-        """Return how often something has happened by now, and after `since_ns`."""
+    def count(
+        self, name: str, time_ns: int, *, since_ns: int = -NS_PER_SECOND, nvlink: int | None = None
+    ) -> int:
+        """Return how often something has happened by now, and after `since_ns`; to one NVLink."""
         # By itself from before the start, or what happens at second 0 would not have happened.
         return sum(
             getattr(fault, name)
             for fault in self.all
             if since_ns < _ns(fault.start_seconds) <= time_ns
+            and (nvlink is None or fault.nvlink == nvlink)
         )
 
     def has(self, name: str, time_ns: int) -> bool:

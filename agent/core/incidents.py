@@ -8,21 +8,21 @@ own start and end. Whoever finds one comes here. No NVML here, and no clock.
 2. `Deduplicator`: one source never reports one thing twice. So a detection is a repetition where
    another source has one within two seconds that is not paired yet; equal XIDs in a burst are
    paired one by one, the oldest first, and each real occurrence leaves exactly one incident,
-   whoever comes first. A reading of a GPU's health reports only what has changed since the one
-   before (`changes_of_health`), and no event has said.
+   whoever comes first. What readings say of a GPU's health (`agent.core.health_changes`) comes
+   here where no event has said it.
 3. `read_xid_line` reads the driver's line about an XID in the kernel's log, in all shapes that
    drivers write.
 """
 
 import re
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
-from gpuledger.records import DeviceAllocation, GpuHealth, Incident, IncidentProcess, Severity
+from gpuledger.records import DeviceAllocation, Incident, IncidentProcess, Severity
 from gpuledger.xids import RECOVERY_ACTION_CHANGED, UNKNOWN, find_xid, recovery_action
 
 
@@ -54,6 +54,10 @@ class Detection:
     """The process that the source names."""
     command: str | None = None
     """The name of that process."""
+    is_at_start: bool = False
+    """Whether it was there at the agent's first reading."""
+    ended_kinds: tuple[str, ...] = ()
+    """The states that have ended, where it is about that."""
 
 
 XID: Final = "xid"
@@ -84,6 +88,36 @@ _KINDS: Final = {
     ),
     "poison_nonfatal": _Kind(Severity.WARNING, "Poisoned data was contained", "RESTART_APP"),
     "poison_fatal": _Kind(Severity.CRITICAL, "Poisoned data was used", "RESET_GPU"),
+    "sram_threshold_exceeded": _Kind(
+        Severity.CRITICAL,
+        "The chip's own memory has more errors than its maker allows",
+        "CONTACT_SUPPORT",
+    ),
+    "fabric_bandwidth_degraded": _Kind(
+        Severity.WARNING, "The NVLink fabric has less bandwidth than it should"
+    ),
+    "fabric_route_recovery": _Kind(
+        Severity.WARNING, "Routes of the NVLink fabric are being recovered"
+    ),
+    "fabric_route_unhealthy": _Kind(
+        Severity.CRITICAL, "A route of the NVLink fabric is unhealthy: work over NVLink fails"
+    ),
+    "fabric_access_timeout": _Kind(
+        Severity.WARNING, "An access over the NVLink fabric timed out and is recovered from"
+    ),
+    "nvlink_recovery_failed": _Kind(Severity.CRITICAL, "An NVLink could not be recovered"),
+    "pcie_link_degraded": _Kind(
+        Severity.WARNING,
+        "The PCIe link works below what GPU and machine can do",
+        "CHECK_MECHANICALS",
+    ),
+    "hardware_thermal_slowdown": _Kind(
+        Severity.WARNING, "The hardware holds the clocks down for the temperature"
+    ),
+    "power_brake_slowdown": _Kind(
+        Severity.WARNING, "The machine's power supply has the clocks held down"
+    ),
+    "state_ended": _Kind(Severity.INFO, "It is not or no longer so"),
     "gpu_unavailable": _Kind(Severity.CRITICAL, "The GPU is not available"),
     "recovery_action": _Kind(Severity.WARNING, "What the driver needs to recover has changed"),
     "mig_changed": _Kind(Severity.INFO, "The layout of MIG instances has changed"),
@@ -116,6 +150,8 @@ def make_incident(
     detail: str | None = None,
     processes: Sequence[IncidentProcess] = (),
     allocations: Sequence[DeviceAllocation] = (),
+    is_at_start: bool = False,
+    ended_kinds: Sequence[str] = (),
 ) -> Incident:
     """Fill in an incident of one of `KINDS`; raises KeyError for another kind.
 
@@ -152,6 +188,8 @@ def make_incident(
         message=f"{words}: {detail}" if detail else words,
         processes=list(processes),
         allocations=list(allocations) or None,
+        present_at_start=is_at_start or None,
+        ended_kinds=list(ended_kinds) or None,
     )
 
 
@@ -163,17 +201,10 @@ def severities_of(kind: str) -> tuple[Severity, ...]:
     return (Severity.INFO, own, Severity.CRITICAL) if kind == "recovery_action" else (own,)
 
 
-T = TypeVar("T")
 WINDOW_NS: Final = 2 * NS_PER_SECOND
 # Of some hundred XIDs on 8 GPUs; a line in the log may name any GPU and any code.
 _MAX_KEYS: Final = 256
 _MAX_UNPAIRED: Final = 512
-_SAME: Final[Mapping[str, set[str | int]]] = {
-    "row_remap_pending": {"page_retirement_pending", 63},
-    "row_remap_failed": {"page_retirement_failed", 64},
-    "row_remap_done": set(),
-    "recovery_action": {"recovery_action", RECOVERY_ACTION_CHANGED},
-}
 
 Key = tuple[str, int | str]
 """GPU and XID, or GPU and kind."""
@@ -199,55 +230,6 @@ class Deduplicator:
                 return False
         by_source.setdefault(source, deque(maxlen=_MAX_UNPAIRED)).append(time_ns)
         return True
-
-
-class HealthChange(NamedTuple):
-    """Something that is worse than it was, or well again."""
-
-    kind: str
-    action: str | None
-
-
-def changes_of_health(before: GpuHealth | None, now: GpuHealth) -> list[HealthChange]:
-    """Return what has come up or ended between two readings; the first says nothing of changes."""
-    # What was so before the agent's start is no news; the page shows it as a state.
-    if before is None:
-        return []
-    found = []
-    asked = now.recovery_action
-    if asked and before.recovery_action not in (None, asked):
-        found.append(HealthChange("recovery_action", recovery_action(asked)))
-    if now.remapped_rows_pending and before.remapped_rows_pending is False:
-        found.append(HealthChange("row_remap_pending", None))
-    if now.remapped_rows_pending is False and before.remapped_rows_pending:
-        found.append(HealthChange("row_remap_done", None))
-    if now.remapped_rows_failed and before.remapped_rows_failed is False:
-        found.append(HealthChange("row_remap_failed", None))
-    return found
-
-
-def merge(before: GpuHealth | None, now: GpuHealth) -> GpuHealth:
-    """Keep what is compared, and the last known value where this reading has none."""
-    before = before or GpuHealth()
-    return GpuHealth(
-        recovery_action=_either(now.recovery_action, before.recovery_action),
-        remapped_rows_pending=_either(now.remapped_rows_pending, before.remapped_rows_pending),
-        remapped_rows_failed=_either(now.remapped_rows_failed, before.remapped_rows_failed),
-    )
-
-
-def is_covered_by(change: HealthChange, *, kind: str, xid: int | None, action: str | None) -> bool:
-    """Return whether an incident reports the same as a change of health.
-
-    An incident of a new recovery action has to name that action.
-    """
-    if kind not in _SAME[change.kind] and xid not in _SAME[change.kind]:
-        return False
-    return change.kind != "recovery_action" or action == change.action
-
-
-def _either(now: T | None, before: T | None) -> T | None:
-    return before if now is None else now
 
 
 _LINE: Final = re.compile(

@@ -48,6 +48,21 @@ class Unit:
     """Of a total: whether a fall may also be the counter's end."""
     choices: Mapping[int, Any] = field(default_factory=dict)
     """Where it is no quantity: what each number means."""
+    decode: Callable[[int], Any] | None = None
+    """Where the driver packs it into a number: what makes ours of that, `None` where it says
+    nothing."""
+
+
+def _flag_at(shift: int) -> Callable[[int], bool | None]:
+    """Return what reads one of NVML's pairs of bits: 1 is true, 2 is false, else it is not told."""
+    told = {1: True, 2: False}
+    return lambda mask: told.get(mask >> shift & 3)
+
+
+def _bit_error_ratio(packed: int) -> float | None:
+    """Return a ratio that is packed as NVML does: 4 bits of a mantissa above 8 of an exponent."""
+    ratio = float(f"{packed >> 8}e-{packed & 0xFF}")
+    return ratio if ratio <= 1 else None
 
 
 RATIO: Final = Unit(name="%", high=100, over=100)
@@ -68,6 +83,11 @@ BITS: Final = Unit(name="bits")
 NUMBER: Final = Unit(name="number", high=1 << 16)
 COUNT: Final = Unit(name="count")
 EVER: Final = Unit(name="count", is_total=True)
+# What an incident is made of: a number, or a leap, that no hardware makes is no error of it.
+GRAVE_ERRORS: Final = Unit(
+    name="count", high=1_000_000_000, is_total=True, max_per_second=1_000_000
+)
+BIT_ERROR_RATIO: Final = Unit(name="mantissa and exponent", high=0xFFF, decode=_bit_error_ratio)
 NANOSECONDS: Final = Unit(
     # Counters of all the GPU's units may be read an instant apart, so a second more than time.
     name="ns",
@@ -100,6 +120,13 @@ RECOVERY: Final = Unit(
 )
 FABRIC_STATE: Final = Unit(
     name="state", choices={0: "not_supported", 1: "not_started", 2: "in_progress", 3: "completed"}
+)
+FABRIC_BANDWIDTH: Final = Unit(name="bits 0 and 1", decode=_flag_at(0))
+FABRIC_ROUTE_RECOVERY: Final = Unit(name="bits 2 and 3", decode=_flag_at(2))
+FABRIC_ROUTE_UNHEALTHY: Final = Unit(name="bits 4 and 5", decode=_flag_at(4))
+FABRIC_ACCESS_TIMEOUT: Final = Unit(name="bits 6 and 7", decode=_flag_at(6))
+LINK_STATE: Final = Unit(
+    name="state", choices={0: "inactive", 1: "active", 2: "sleep", 3: "traffic_disabled"}
 )
 
 
@@ -149,6 +176,8 @@ def converter(unit: Unit) -> Callable[[Any], Any]:
     # One function for each kind of unit: each is called for some hundred values a tick.
     if unit.choices:
         return unit.choices.__getitem__
+    if unit.decode is not None:
+        return unit.decode
     if over is None:
         return lambda value: int(value * times)
     parts = _MILLION / over
@@ -170,9 +199,9 @@ class ReadingSpec:
     unit: Unit
     """What it counts in, and which values can be true."""
     is_list: bool = False
-    """Whether it is a list of values, one for each engine in the order of their numbers."""
+    """Whether it is a list of values, as one for each engine in the order of their numbers."""
     is_by_link: bool = False
-    """Whether it is a mapping of values by the numbers of links."""
+    """Whether it is a mapping of values, or of such lists, by the numbers of links."""
 
 
 READINGS: Final[Mapping[CallGroup, Mapping[str, ReadingSpec]]] = {
@@ -238,7 +267,7 @@ READINGS: Final[Mapping[CallGroup, Mapping[str, ReadingSpec]]] = {
     CallGroup.HEALTH: {
         "health.recovery_action": ReadingSpec(RECOVERY),
         "health.ecc_corrected_volatile_total": ReadingSpec(EVER),
-        "health.ecc_uncorrected_volatile_total": ReadingSpec(EVER),
+        "health.ecc_uncorrected_volatile_total": ReadingSpec(GRAVE_ERRORS),
         "health.ecc_corrected_aggregate_total": ReadingSpec(EVER),
         "health.ecc_uncorrected_aggregate_total": ReadingSpec(EVER),
         "health.sram_corrected_total": ReadingSpec(EVER),
@@ -258,6 +287,17 @@ READINGS: Final[Mapping[CallGroup, Mapping[str, ReadingSpec]]] = {
         "health.remap_banks_low": ReadingSpec(COUNT),
         "health.remap_banks_none": ReadingSpec(COUNT),
         "health.pcie_replays_total": ReadingSpec(EVER),
+        "health.pcie_correctable_errors_total": ReadingSpec(EVER),
+        "health.pcie_naks_received_total": ReadingSpec(EVER),
+        "health.pcie_receiver_errors_total": ReadingSpec(EVER),
+        "health.pcie_bad_tlps_total": ReadingSpec(EVER),
+        "health.pcie_naks_sent_total": ReadingSpec(EVER),
+        "health.pcie_bad_dllps_total": ReadingSpec(EVER),
+        "health.pcie_non_fatal_errors_total": ReadingSpec(EVER),
+        "health.pcie_fatal_errors_total": ReadingSpec(EVER),
+        "health.pcie_unsupported_requests_total": ReadingSpec(EVER),
+        "health.pcie_lcrc_errors_total": ReadingSpec(EVER),
+        "health.pcie_lane_errors_total": ReadingSpec(EVER),
         "health.nvlink_crc_flit_errors_total": ReadingSpec(EVER),
         "health.nvlink_crc_data_errors_total": ReadingSpec(EVER),
         "health.nvlink_replays_total": ReadingSpec(EVER),
@@ -266,11 +306,37 @@ READINGS: Final[Mapping[CallGroup, Mapping[str, ReadingSpec]]] = {
         "health.nvlink_link_received_bytes_totals": ReadingSpec(
             KIBIBYTES_OF_A_LINK, is_by_link=True
         ),
+        "health.nvlink_link_states": ReadingSpec(LINK_STATE, is_by_link=True),
+        "health.nvlink_link_replays_totals": ReadingSpec(EVER, is_by_link=True),
+        "health.nvlink_link_recoveries_totals": ReadingSpec(EVER, is_by_link=True),
+        "health.nvlink_link_crc_errors_totals": ReadingSpec(EVER, is_by_link=True),
+        "health.nvlink_link_malformed_packets_totals": ReadingSpec(EVER, is_by_link=True),
+        "health.nvlink_link_buffer_overruns_totals": ReadingSpec(EVER, is_by_link=True),
+        "health.nvlink_link_receive_errors_totals": ReadingSpec(EVER, is_by_link=True),
+        "health.nvlink_link_receive_remote_errors_totals": ReadingSpec(EVER, is_by_link=True),
+        "health.nvlink_link_receive_general_errors_totals": ReadingSpec(EVER, is_by_link=True),
+        "health.nvlink_link_integrity_errors_totals": ReadingSpec(EVER, is_by_link=True),
+        "health.nvlink_link_discards_totals": ReadingSpec(EVER, is_by_link=True),
+        "health.nvlink_link_successful_recoveries_totals": ReadingSpec(EVER, is_by_link=True),
+        "health.nvlink_link_failed_recoveries_totals": ReadingSpec(GRAVE_ERRORS, is_by_link=True),
+        "health.nvlink_link_effective_errors_totals": ReadingSpec(EVER, is_by_link=True),
+        "health.nvlink_link_symbol_errors_totals": ReadingSpec(EVER, is_by_link=True),
+        "health.nvlink_link_effective_bit_error_ratios": ReadingSpec(
+            BIT_ERROR_RATIO, is_by_link=True
+        ),
+        "health.nvlink_link_symbol_bit_error_ratios": ReadingSpec(BIT_ERROR_RATIO, is_by_link=True),
+        "health.nvlink_link_fec_history_totals": ReadingSpec(EVER, is_list=True, is_by_link=True),
         "health.fabric_state": ReadingSpec(FABRIC_STATE),
         "health.fabric_status": ReadingSpec(NUMBER),
         "health.fabric_health_mask": ReadingSpec(BITS),
+        "health.fabric_bandwidth_degraded": ReadingSpec(FABRIC_BANDWIDTH),
+        "health.fabric_route_recovery": ReadingSpec(FABRIC_ROUTE_RECOVERY),
+        "health.fabric_route_unhealthy": ReadingSpec(FABRIC_ROUTE_UNHEALTHY),
+        "health.fabric_access_timeout": ReadingSpec(FABRIC_ACCESS_TIMEOUT),
         "health.pcie_link_generation": ReadingSpec(NUMBER),
         "health.pcie_link_width": ReadingSpec(NUMBER),
+        "health.pcie_max_link_generation": ReadingSpec(NUMBER),
+        "health.pcie_max_link_width": ReadingSpec(NUMBER),
         "health.bar1_used_bytes": ReadingSpec(MEMORY_BYTES),
         "health.fan_speed_ratio": ReadingSpec(FAN_SPEED),
         "health.vgpu_license_status": ReadingSpec(COUNT),

@@ -330,17 +330,34 @@ def memory_verdict(health: GpuHealth) -> Verdict | None:
 
 
 def nvlink_verdict(health: GpuHealth) -> Verdict | None:
-    """Return how bad a GPU's links are; `None` where it has none that count errors."""
-    if health.nvlink_recoveries_total is None:
+    """Return how bad a GPU's links are; `None` where it has none that count errors.
+
+    Until Ampere they count together, on Hopper each by itself, and otherwise on Blackwell, where a
+    recovery that did its work is no failure.
+    """
+    recoveries = (
+        health.nvlink_recoveries_total,
+        _sum(health.nvlink_link_recoveries_totals),
+        _sum(health.nvlink_link_failed_recoveries_totals),
+    )
+    if all(count is None for count in recoveries):
         return None
-    if health.nvlink_recoveries_total:
+    if any(recoveries):
         return _FAIL, "DCGM_FR_NVLINK_ERROR_CRITICAL"
     errors = (
         health.nvlink_replays_total,
         health.nvlink_crc_data_errors_total,
         health.nvlink_crc_flit_errors_total,
+        _sum(health.nvlink_link_replays_totals),
+        _sum(health.nvlink_link_crc_errors_totals),
+        _sum(health.nvlink_link_integrity_errors_totals),
+        _sum(health.nvlink_link_successful_recoveries_totals),
     )
     return (_WARN, "DCGM_FR_NVLINK_ERROR_THRESHOLD") if any(errors) else _FINE
+
+
+def _sum(by_link: dict[str, int] | None) -> int | None:
+    return None if by_link is None else sum(by_link.values())
 
 
 MULTI_SERIES: Final[dict[str, Callable[[ShownDevice, EventWindow], Series]]] = {

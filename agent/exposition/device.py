@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 from agent.core.incidents import severities_of
 from gpuledger.clock import NS_PER_SECOND
-from gpuledger.ledger.health import THROTTLE_REASONS
+from gpuledger.ledger.health import THROTTLE_REASONS, of_all_links
 from gpuledger.records import (
     GpuDetails,
     GpuFacts,
@@ -250,6 +250,9 @@ def read_at(path: str, unit: str = "") -> Read:
     def read(device: ShownDevice) -> Converted:
         part = part_of(device)
         value = None if part is None else get(part)
+        # What is derived of each link has a series of each.
+        if part_name != "derived" and isinstance(value, dict):
+            value = of_all_links(name, value)
         return None if value is None else convert(value)
 
     return read

@@ -81,8 +81,10 @@ class GpuPresence:
             self._seen[reading.uuid] = _Seen(node=node, index=reading.index, time_ns=event.time_ns)
 
     def add_incident(self, incident: AttributedIncident) -> None:
-        """Record what has happened to a GPU."""
-        self.incidents.append(incident)
+        """Record what has happened to a GPU; that it is well at the agent's start is nothing."""
+        told = incident.incident
+        if not (told.present_at_start and told.ended_kinds):
+            self.incidents.append(incident)
 
     def lost(self, newest: GpuEvent) -> list[LostGpu]:
         """Return the GPUs of a node that did not answer in its newest event."""

@@ -12,7 +12,7 @@ What happens at an instant is an incident, and counted by words that are bounded
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
@@ -171,14 +171,76 @@ _TABLE: Final = (
     ),
     _metric("pcie_link_width", "The PCIe link's lanes now.", ("health.pcie_link_width",)),
     _metric(
+        "pcie_max_link_generation",
+        "The highest PCIe generation that GPU and machine can do together.",
+        ("health.pcie_max_link_generation",),
+    ),
+    _metric(
+        "pcie_max_link_width",
+        "The most PCIe lanes that GPU and machine can use together.",
+        ("health.pcie_max_link_width",),
+    ),
+    _metric(
+        "pcie_errors_total",
+        "PCIe errors.",
+        ("health.pcie_correctable_errors_total", "correctable"),
+        ("health.pcie_naks_received_total", "nak_received"),
+        ("health.pcie_receiver_errors_total", "receiver"),
+        ("health.pcie_bad_tlps_total", "bad_tlp"),
+        ("health.pcie_naks_sent_total", "nak_sent"),
+        ("health.pcie_bad_dllps_total", "bad_dllp"),
+        ("health.pcie_non_fatal_errors_total", "non_fatal"),
+        ("health.pcie_fatal_errors_total", "fatal"),
+        ("health.pcie_unsupported_requests_total", "unsupported_request"),
+        ("health.pcie_lcrc_errors_total", "lcrc"),
+        ("health.pcie_lane_errors_total", "lane"),
+        labels=("kind",),
+        kind="counter",
+    ),
+    _metric(
         "nvlink_errors_total",
         "NVLink errors.",
         ("health.nvlink_crc_flit_errors_total", "crc_flit"),
         ("health.nvlink_crc_data_errors_total", "crc_data"),
         ("health.nvlink_replays_total", "replay"),
         ("health.nvlink_recoveries_total", "recovery"),
+        ("health.nvlink_link_replays_totals", "dl_replay"),
+        ("health.nvlink_link_recoveries_totals", "dl_recovery"),
+        ("health.nvlink_link_crc_errors_totals", "dl_crc"),
+        ("health.nvlink_link_malformed_packets_totals", "malformed_packet"),
+        ("health.nvlink_link_buffer_overruns_totals", "buffer_overrun"),
+        ("health.nvlink_link_receive_errors_totals", "receive"),
+        ("health.nvlink_link_receive_remote_errors_totals", "receive_remote"),
+        ("health.nvlink_link_receive_general_errors_totals", "receive_general"),
+        ("health.nvlink_link_integrity_errors_totals", "integrity"),
+        ("health.nvlink_link_discards_totals", "discard"),
+        ("health.nvlink_link_failed_recoveries_totals", "failed_recovery"),
+        ("health.nvlink_link_effective_errors_totals", "effective"),
+        ("health.nvlink_link_symbol_errors_totals", "symbol"),
         labels=("kind",),
         kind="counter",
+    ),
+    _metric(
+        "nvlink_successful_recoveries_total",
+        "Recoveries of NVLinks after which they work (Blackwell and newer).",
+        ("health.nvlink_link_successful_recoveries_totals",),
+        kind="counter",
+    ),
+    _metric(
+        "nvlink_bit_error_ratio",
+        "Wrong bits after correction, or wrong symbols, over all, of the worst NVLink.",
+        ("health.nvlink_link_effective_bit_error_ratios", "effective"),
+        ("health.nvlink_link_symbol_bit_error_ratios", "symbol"),
+        labels=("kind",),
+    ),
+    _metric(
+        "fabric_condition",
+        "1 where the NVLink fabric is in the condition.",
+        ("health.fabric_bandwidth_degraded", "bandwidth_degraded"),
+        ("health.fabric_route_recovery", "route_recovery"),
+        ("health.fabric_route_unhealthy", "route_unhealthy"),
+        ("health.fabric_access_timeout", "access_timeout"),
+        labels=("condition",),
     ),
 )
 _HARDWARE: Final = (
@@ -218,7 +280,7 @@ READINGS: Final = {
 }
 """What each series reads, by its metric and the labels behind `gpu_uuid`: part and field."""
 _NS_PER_SECOND: Final = 10**9
-_STATE_BYTES: Final = 16_384
+_STATE_BYTES: Final = 65_536
 """What a GPU takes of memory beside its labels, about: its series' groups and its last health."""
 
 
@@ -241,6 +303,11 @@ class _GpuState:
     """When anything was said of it."""
 
 
+def of_all_links(name: str, by_link: Mapping[str, float]) -> float:
+    """Return what a reading of each NVLink says of all: the sum of a total, else the highest."""
+    return sum(by_link.values()) if name.endswith("_totals") else max(by_link.values())
+
+
 def _read_at(path: str) -> Callable[[_GpuState], float | None]:
     part_name, _, name = path.partition(".")
     part_of, get = attrgetter(part_name), attrgetter(name)
@@ -249,6 +316,8 @@ def _read_at(path: str) -> Callable[[_GpuState], float | None]:
     def read(gpu: _GpuState) -> float | None:
         part = part_of(gpu)
         value = None if part is None else get(part)
+        if isinstance(value, dict):
+            value = of_all_links(name, value)
         return None if value is None else value / divisor
 
     return read
@@ -383,14 +452,15 @@ def incident_hash(incident: Incident) -> str:
     """Return 16 digits that are the same of what is one incident of a node.
 
     A source tells of nothing twice: what has the same instant, GPU, kind and code is told apart by
-    the driver's words.
+    the driver's words. What was there at the agent's start is told by each start of the boot, at
+    another instant.
     """
     identity = (
         incident.boot_id,
         incident.gpu_uuid,
         incident.gpu_instance,
         incident.compute_instance,
-        incident.time_ns,
+        None if incident.present_at_start else incident.time_ns,
         incident.kind,
         incident.xid,
         incident.source,

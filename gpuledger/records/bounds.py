@@ -134,6 +134,10 @@ MAX_COUNTERS: Final = 1_024
 """Counters of a GPU that can begin again, those of each link included."""
 MAX_LINKS: Final = 256
 """NVLinks of a GPU, of which Blackwell has 18, and its decoders, of which it has 8."""
+MAX_ENDED_KINDS: Final = 64
+"""Kinds of states of a GPU that end at once: there are a dozen."""
+MAX_FEC_ERRORS: Final = 64
+"""Errors that an NVLink can correct in a block, and one: NVML tells of 0 to 15."""
 MAX_SILENT_NODES: Final = 1_000
 """Silent nodes of one partition that a watermark names; it counts all of them."""
 MAX_BOOTS: Final = 64

@@ -17,6 +17,7 @@ from gpuledger.records.base import (
 )
 from gpuledger.records.bounds import (
     MAX_ALLOCATIONS,
+    MAX_ENDED_KINDS,
     MAX_INCIDENT_PODS,
     MAX_INCIDENT_PROCESSES,
     BoottimeNs,
@@ -48,6 +49,16 @@ INCIDENT_KINDS = (
     "row_remap_failed",
     "poison_nonfatal",
     "poison_fatal",
+    "sram_threshold_exceeded",
+    "fabric_bandwidth_degraded",
+    "fabric_route_recovery",
+    "fabric_route_unhealthy",
+    "fabric_access_timeout",
+    "nvlink_recovery_failed",
+    "pcie_link_degraded",
+    "hardware_thermal_slowdown",
+    "power_brake_slowdown",
+    "state_ended",
     "gpu_unavailable",
     "recovery_action",
     "mig_changed",
@@ -118,6 +129,12 @@ class Incident(BaseRecord, frozen=True, kw_only=True):
     allocations: Annotated[list[DeviceAllocation], at_most(MAX_ALLOCATIONS)] | None = None
     """What the kubelet had given to whom of that GPU, or of that instance; absent where nobody held
     it, or where the kubelet did not answer."""
+    present_at_start: bool | None = None
+    """True of what was so at the agent's first reading of it: each start of the agent tells it, and
+    it is one incident of the GPU and its boot, whatever its time."""
+    ended_kinds: Annotated[list[Word], at_most(MAX_ENDED_KINDS)] | None = None
+    """On incidents of kind `state_ended`: the kinds of which that is so no longer, or, where it was
+    present at the start, not so."""
 
 
 class AttributedIncident(BaseRecord, frozen=True, kw_only=True):

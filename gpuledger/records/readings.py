@@ -17,6 +17,7 @@ from typing import Annotated
 from gpuledger.records.base import ArrayRecord, BaseRecord, Natural, OpenEnum, SmallNatural
 from gpuledger.records.bounds import (
     MAX_COUNTERS,
+    MAX_FEC_ERRORS,
     MAX_LINKS,
     BytesPerSecond,
     Celsius,
@@ -112,6 +113,28 @@ class GpuHealth(BaseRecord, frozen=True, kw_only=True):
     """Memory banks without spare rows."""
     pcie_replays_total: Natural | None = None
     """PCIe packets sent again."""
+    pcie_correctable_errors_total: Natural | None = None
+    """PCIe errors that were corrected."""
+    pcie_naks_received_total: Natural | None = None
+    """PCIe packets that the other side refused."""
+    pcie_receiver_errors_total: Natural | None = None
+    """PCIe symbols that could not be received."""
+    pcie_bad_tlps_total: Natural | None = None
+    """PCIe transaction packets that were damaged."""
+    pcie_naks_sent_total: Natural | None = None
+    """PCIe packets that were refused."""
+    pcie_bad_dllps_total: Natural | None = None
+    """PCIe data link packets that were damaged."""
+    pcie_non_fatal_errors_total: Natural | None = None
+    """PCIe errors that were not corrected and left the link working."""
+    pcie_fatal_errors_total: Natural | None = None
+    """PCIe errors after which the link does not work."""
+    pcie_unsupported_requests_total: Natural | None = None
+    """PCIe requests that are not supported."""
+    pcie_lcrc_errors_total: Natural | None = None
+    """PCIe link checksum errors."""
+    pcie_lane_errors_total: Natural | None = None
+    """Errors of single PCIe lanes."""
     nvlink_crc_flit_errors_total: Natural | None = None
     """NVLink flow-control checksum errors."""
     nvlink_crc_data_errors_total: Natural | None = None
@@ -127,16 +150,92 @@ class GpuHealth(BaseRecord, frozen=True, kw_only=True):
         None
     )
     """To the GPU over each NVLink, in the same way."""
+    nvlink_link_states: Annotated[dict[Word, Word], at_most(MAX_LINKS)] | None = None
+    """`inactive`, `active`, `sleep` or `traffic_disabled`, by the link's number (Hopper and
+    newer)."""
+    nvlink_link_replays_totals: Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None = None
+    """NVLink packets sent again, by the link's number (Hopper)."""
+    nvlink_link_recoveries_totals: Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None = None
+    """Recoveries of each NVLink, in the same way."""
+    nvlink_link_crc_errors_totals: Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None = None
+    """Checksum errors of each NVLink, in the same way."""
+    nvlink_link_malformed_packets_totals: (
+        Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None
+    ) = None
+    """Malformed packets that each NVLink received (this and what follows: Blackwell and newer)."""
+    nvlink_link_buffer_overruns_totals: (
+        Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None
+    ) = None
+    """Packets that each NVLink dropped as its buffer was full."""
+    nvlink_link_receive_errors_totals: Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None = (
+        None
+    )
+    """Packets that each NVLink received with an error."""
+    nvlink_link_receive_remote_errors_totals: (
+        Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None
+    ) = None
+    """Packets that each NVLink received with a mark that they are bad."""
+    nvlink_link_receive_general_errors_totals: (
+        Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None
+    ) = None
+    """Other errors of each NVLink when receiving."""
+    nvlink_link_integrity_errors_totals: (
+        Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None
+    ) = None
+    """How often the bit errors of each NVLink passed the local threshold."""
+    nvlink_link_discards_totals: Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None = None
+    """Packets that each NVLink did not send as it was down or congested."""
+    nvlink_link_successful_recoveries_totals: (
+        Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None
+    ) = None
+    """Recoveries of each NVLink after which it works."""
+    nvlink_link_failed_recoveries_totals: (
+        Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None
+    ) = None
+    """Recoveries of each NVLink that failed."""
+    nvlink_link_effective_errors_totals: (
+        Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None
+    ) = None
+    """Errors of each NVLink that error correction left."""
+    nvlink_link_symbol_errors_totals: Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None = (
+        None
+    )
+    """Symbols that each NVLink received wrong."""
+    nvlink_link_effective_bit_error_ratios: (
+        Annotated[dict[Word, Ratio], at_most(MAX_LINKS)] | None
+    ) = None
+    """Wrong bits over all bits of each NVLink, after error correction."""
+    nvlink_link_symbol_bit_error_ratios: Annotated[dict[Word, Ratio], at_most(MAX_LINKS)] | None = (
+        None
+    )
+    """Wrong symbols over all symbols of each NVLink."""
+    nvlink_link_fec_history_totals: (
+        Annotated[dict[Word, Annotated[list[Natural], at_most(MAX_FEC_ERRORS)]], at_most(MAX_LINKS)]
+        | None
+    ) = None
+    """Blocks that each NVLink received, by how many errors were corrected in them, from 0 on."""
     fabric_state: Word | None = None
     """`not_supported`, `not_started`, `in_progress` or `completed`."""
     fabric_status: Natural | None = None
     """NVML's return code of the registration with the fabric, once it is completed."""
     fabric_health_mask: Natural | None = None
     """NVML's bits of what is degraded in the fabric."""
+    fabric_bandwidth_degraded: bool | None = None
+    """Whether the fabric has less bandwidth than it should; by the bits, as the next three."""
+    fabric_route_recovery: bool | None = None
+    """Whether the fabric's routes are being recovered."""
+    fabric_route_unhealthy: bool | None = None
+    """Whether a route of the fabric is unhealthy: work over NVLink fails."""
+    fabric_access_timeout: bool | None = None
+    """Whether an access over the fabric timed out and is being recovered from."""
     pcie_link_generation: Natural | None = None
     """The PCIe link's generation now."""
     pcie_link_width: Natural | None = None
     """The PCIe link's lanes now."""
+    pcie_max_link_generation: Natural | None = None
+    """The highest generation that GPU and machine can do together."""
+    pcie_max_link_width: Natural | None = None
+    """The most lanes that GPU and machine can use together."""
     bar1_used_bytes: MemoryBytes | None = None
     """Used part of the window through which others reach the memory."""
     fan_speed_ratio: FanRatio | None = None

@@ -26,6 +26,16 @@ _SLOWDOWN_CELSIUS: Final = {
 _MIN_LIMIT_RATIO: Final = 2 / 7
 _LANES: Final = 16
 _BAR1_USED_BYTES: Final = 6 << 20
+_IDLE_PCIE_GENERATION: Final = 1
+_TRUE: Final = 1
+_FALSE: Final = 2
+_FABRIC_CONDITIONS: Final = (
+    "bandwidth_degraded",
+    "route_recovery",
+    "route_unhealthy",
+    "access_timeout",
+)
+"""In the order of their pairs of bits."""
 
 
 class Health(Subject):
@@ -85,17 +95,25 @@ class Health(Subject):
             if gpu.facts.model.nvlinks
             else pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED
         )
-        struct.healthMask = pynvml.NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_FALSE
+        faults = gpu.facts.ailments.lasting(self._session.since_epoch_ns())
+        conditions = {condition for fault in faults for condition in fault.fabric}
+        struct.healthMask = sum(
+            (_TRUE if condition in conditions else _FALSE) << 2 * position
+            for position, condition in enumerate(_FABRIC_CONDITIONS)
+        )
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlDeviceGetCurrPcieLinkGeneration(self, handle: Handle) -> int:
-        """Return the PCIe link's generation."""
-        return self._session.gpu(handle).facts.model.pcie_generation
+        """Return the PCIe link's generation: the first while nobody uses the GPU."""
+        gpu, now_ns = self._session.gpu(handle), self._session.since_epoch_ns()
+        trained = [fault.pcie_generation for fault in gpu.facts.ailments.lasting(now_ns)]
+        own = gpu.facts.model.pcie_generation if gpu.alive(now_ns) else _IDLE_PCIE_GENERATION
+        return min([own, *(generation for generation in trained if generation)])
 
     def nvmlDeviceGetCurrPcieLinkWidth(self, handle: Handle) -> int:
         """Return the PCIe link's lanes."""
-        self._session.gpu(handle)
-        return _LANES
+        faults = self._session.gpu(handle).facts.ailments.lasting(self._session.since_epoch_ns())
+        return min([_LANES, *(fault.pcie_width for fault in faults if fault.pcie_width)])
 
     def nvmlDeviceGetBAR1MemoryInfo(self, handle: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
         """Return the window through which others reach the memory."""
@@ -179,6 +197,9 @@ class FieldValues(Subject):
 
     def _fill_field(self, value: Any, gpu: SimulatedGpu, now_ns: int) -> None:  # noqa: ANN401  # a ctypes struct
         value.timestamp = self._session.stamp_us(now_ns)
+        if (of_link := _LINK_FIELDS.get(value.fieldId)) is not None:
+            self._fill_link_field(value, gpu, of_link, now_ns)
+            return
         known, links = _FIELDS.get(value.fieldId), gpu.facts.model.nvlinks
         is_of_one_link = value.fieldId in _PER_LINK and value.scopeId != _ALL_LINKS
         if known is None or (is_of_one_link and value.scopeId >= links):
@@ -192,6 +213,25 @@ class FieldValues(Subject):
         if is_of_one_link:
             # Links carry alike, and their parts sum up to what all of them carried.
             taken = taken // links + (value.scopeId < taken % links)
+        self._put(value, taken)
+
+    def _fill_link_field(
+        self,
+        value: Any,  # noqa: ANN401  # a ctypes struct
+        gpu: SimulatedGpu,
+        known: "tuple[int, frozenset[int], _TakenOfLink]",
+        now_ns: int,
+    ) -> None:
+        value.valueType, generations, take = known
+        if gpu.facts.architecture.nvlink_generation not in generations:
+            value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
+        elif value.scopeId >= gpu.facts.model.nvlinks:
+            value.nvmlReturn = pynvml.NVML_ERROR_INVALID_ARGUMENT
+        else:
+            self._put(value, take(gpu, value.scopeId, self._session.driver_loaded_ns, now_ns))
+
+    @staticmethod
+    def _put(value: Any, taken: int) -> None:  # noqa: ANN401  # a ctypes struct
         if value.valueType == _UINT:
             value.value.uiVal = taken
         else:
@@ -232,24 +272,116 @@ def _nvlink_kibibytes(gpu: SimulatedGpu, loaded_ns: int, now_ns: int) -> int | N
     return int(gpu.mixed_ns("nvlink_bytes_per_second", loaded_ns, now_ns) / NS_PER_SECOND / _KIB)
 
 
+_TakenOfLink = Callable[[SimulatedGpu, int, int, int], int]
+"""Gives a field of one NVLink, with its number behind the GPU."""
+_NO_BIT_ERRORS: Final = 0xFFF
+"""As packed: 15e-255, which is what NVIDIA's tools show of a link without errors."""
+
+
+def _of_link(name: str) -> _TakenOfLink:
+    def take(gpu: SimulatedGpu, link: int, loaded_ns: int, now_ns: int) -> int:
+        return gpu.facts.ailments.count(name, now_ns, since_ns=loaded_ns, nvlink=link)
+
+    return take
+
+
+def _never(*_: object) -> int:
+    return 0
+
+
+_INACTIVE: Final = 0
+_ACTIVE: Final = 1
+
+
+def _link_state(gpu: SimulatedGpu, link: int, _loaded_ns: int, now_ns: int) -> int:
+    faults = gpu.facts.ailments.lasting(now_ns)
+    is_down = any(fault.nvlink_inactive and fault.nvlink == link for fault in faults)
+    return _INACTIVE if is_down else _ACTIVE
+
+
+def _symbol_error_ratio(gpu: SimulatedGpu, link: int, loaded_ns: int, now_ns: int) -> int:
+    """Return a packed ratio: errors times a trillionth."""
+    errors = gpu.facts.ailments.count(
+        "nvlink_symbol_errors", now_ns, since_ns=loaded_ns, nvlink=link
+    )
+    return min(errors, 15) << 8 | 12 if errors else _NO_BIT_ERRORS
+
+
+def _blocks_with(errors: int) -> _TakenOfLink:
+    """Return the field of blocks with so many errors: all are of one, the other blocks of none."""
+
+    def take(gpu: SimulatedGpu, link: int, loaded_ns: int, now_ns: int) -> int:
+        count = gpu.facts.ailments.count
+        wrong = count("nvlink_symbol_errors", now_ns, since_ns=loaded_ns, nvlink=link)
+        if errors:
+            return wrong if errors == 1 else 0
+        return (now_ns - loaded_ns) // _NS_PER_BLOCK - wrong
+
+    return take
+
+
+_NS_PER_BLOCK: Final = 1_000_000
+_HOPPER: Final = frozenset({4})
+_BLACKWELL: Final = frozenset({5})
+_LINK_FIELDS: Final[dict[int, tuple[int, frozenset[int], _TakenOfLink]]] = {
+    161: (_ULONG_LONG, _HOPPER, _of_link("nvlink_replays")),
+    162: (_ULONG_LONG, _HOPPER, _of_link("nvlink_recoveries")),
+    163: (_ULONG_LONG, _HOPPER, _never),
+    165: (_UINT, _HOPPER | _BLACKWELL, _link_state),
+    # Malformed packets, overruns, errors when receiving (three), integrity, discards.
+    **dict.fromkeys(range(206, 213), (_ULONG_LONG, _BLACKWELL, _never)),
+    213: (_ULONG_LONG, _BLACKWELL, _of_link("nvlink_recoveries")),
+    214: (_ULONG_LONG, _BLACKWELL, _of_link("nvlink_failed_recoveries")),
+    219: (_ULONG_LONG, _BLACKWELL, _never),
+    220: (_ULONG_LONG, _BLACKWELL, lambda *_: _NO_BIT_ERRORS),
+    221: (_ULONG_LONG, _BLACKWELL, _of_link("nvlink_symbol_errors")),
+    222: (_ULONG_LONG, _BLACKWELL, _symbol_error_ratio),
+    **{235 + errors: (_ULONG_LONG, _BLACKWELL, _blocks_with(errors)) for errors in range(16)},
+}
+"""Fields of one NVLink, with the generations of links that have them."""
+
+
+def _of_old_links(name: str | None = None) -> _Taken:
+    """Return a count of all links together: newer ones count each by itself, in other fields."""
+
+    def take(gpu: SimulatedGpu, loaded_ns: int, now_ns: int) -> int | None:
+        if not gpu.facts.model.nvlinks or gpu.facts.architecture.nvlink_generation > _LAST_SUMMED:
+            return None
+        return gpu.facts.ailments.count(name, now_ns, since_ns=loaded_ns) if name else 0
+
+    return take
+
+
+_LAST_SUMMED: Final = 3
+
+
+def _of_pcie(name: str | None = None) -> _Taken:
+    def take(gpu: SimulatedGpu, loaded_ns: int, now_ns: int) -> int | None:
+        if not gpu.facts.architecture.has_profiling:
+            return None
+        return gpu.facts.ailments.count(name, now_ns, since_ns=loaded_ns) if name else 0
+
+    return take
+
+
 _PER_LINK: Final = frozenset({138, 139})
 _FIELDS: Final[dict[int, tuple[int, _Taken]]] = {
     # Retired pages: single-bit, double-bit, pending. Newer chips remap rows instead.
     29: (_UINT, lambda gpu, _, __: None if gpu.facts.architecture.remaps_rows else 0),
     30: (_UINT, lambda gpu, _, __: None if gpu.facts.architecture.remaps_rows else 0),
-    31: (_UINT, lambda gpu, _, __: None if gpu.facts.architecture.remaps_rows else 0),
-    # NVLink errors and replays, of all links together.
-    38: (_ULONG_LONG, lambda gpu, _, __: 0 if gpu.facts.model.nvlinks else None),
-    45: (_ULONG_LONG, lambda gpu, _, __: 0 if gpu.facts.model.nvlinks else None),
-    52: (
-        _ULONG_LONG,
-        lambda gpu, loaded_ns, now_ns: (
-            gpu.facts.ailments.count("nvlink_replays", now_ns, since_ns=loaded_ns)
-            if gpu.facts.model.nvlinks
-            else None
+    31: (
+        _UINT,
+        lambda gpu, _, now_ns: (
+            None
+            if gpu.facts.architecture.remaps_rows
+            else int(gpu.facts.ailments.has("retired_pages_pending", now_ns))
         ),
     ),
-    59: (_ULONG_LONG, lambda gpu, _, __: 0 if gpu.facts.model.nvlinks else None),
+    # NVLink errors and replays, of all links together.
+    38: (_ULONG_LONG, _of_old_links()),
+    45: (_ULONG_LONG, _of_old_links()),
+    52: (_ULONG_LONG, _of_old_links("nvlink_replays")),
+    59: (_ULONG_LONG, _of_old_links("nvlink_recoveries")),
     # Nanoseconds for which the clocks were held down, by reason.
     74: (_ULONG_LONG, _throttled("power")),
     75: (_ULONG_LONG, _throttled("software_thermal", "hardware_thermal")),
@@ -264,6 +396,10 @@ _FIELDS: Final[dict[int, tuple[int, _Taken]]] = {
     139: (_ULONG_LONG, _nvlink_kibibytes),
     # One that no GPU of a scenario has: the total energy of a module.
     170: (_UINT, lambda *_: None),
+    # PCIe errors by kind: the first are those that were corrected.
+    **{number: (_UINT, _of_pcie()) for number in range(174, 184)},
+    173: (_UINT, _of_pcie("pcie_corrected")),
+    180: (_UINT, _of_pcie("pcie_fatal")),
     186: (_UINT, _instant_milliwatts),
     # Bytes over PCIe, sent and received.
     197: (_ULONG_LONG, _pcie_bytes),

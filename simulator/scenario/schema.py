@@ -78,10 +78,34 @@ class HealthFault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Whether a row waits for the next reset to be replaced."""
     remap_failed: bool = False
     """Whether a row could not be replaced."""
+    retired_pages_pending: bool = False
+    """Whether a page waits for the next start to be retired (before Ampere)."""
     pcie_replays: Count = 0
     """PCIe packets sent again."""
+    pcie_corrected: Count = 0
+    """PCIe errors that were corrected (Hopper and newer)."""
+    pcie_fatal: Count = 0
+    """PCIe errors that were fatal, likewise."""
+    pcie_generation: Annotated[int, Meta(ge=1, le=8)] | None = None
+    """The generation to which the PCIe link has trained down."""
+    pcie_width: Annotated[int, Meta(ge=1, le=16)] | None = None
+    """The lanes to which the PCIe link has trained down."""
+    nvlink: Annotated[int, Meta(ge=0, lt=18)] = 0
+    """The NVLink that the next ones befall."""
     nvlink_replays: Count = 0
-    """NVLink packets sent again."""
+    """NVLink packets sent again (until Hopper)."""
+    nvlink_recoveries: Count = 0
+    """Recoveries after which the NVLink works."""
+    nvlink_failed_recoveries: Count = 0
+    """Recoveries of the NVLink that failed (Blackwell and newer)."""
+    nvlink_symbol_errors: Count = 0
+    """Symbols that the NVLink received wrong (Blackwell and newer)."""
+    nvlink_inactive: bool = False
+    """Whether the NVLink is down (Hopper and newer)."""
+    fabric: list[
+        Literal["bandwidth_degraded", "route_recovery", "route_unhealthy", "access_timeout"]
+    ] = []
+    """In which conditions the NVLink fabric is (Hopper and newer)."""
 
 
 class KernelMix(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -215,7 +239,7 @@ class GpuGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How it is cut into instances, one cut after the other; whole before the first."""
     ailments: list[HealthFault] = []
     """What befalls each of them."""
-    energy_step_seconds: Annotated[float, Meta(ge=0, le=10)] = 0.0
+    energy_step_seconds: Annotated[float, Meta(ge=0, le=10.0)] = 0.0
     """How long the energy counter stands between its steps, as those of products do for 0.1 s; 0:
     it shows each instant."""
     energy_counter: Literal["counting", "frozen", "absent"] = "counting"
@@ -271,7 +295,7 @@ class Load(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     busy_ratio: Share = 0.5
     """Share of time in which its kernels run while it has the GPU to itself."""
-    kernel_seconds: Annotated[float, Meta(ge=0.0005, le=10)] = 0.01
+    kernel_seconds: Annotated[float, Meta(ge=0.0005, le=10.0)] = 0.01
     """Mean length of the work that it submits at once."""
     memory_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.4
     """Share of its kernels' time in which the memory controller is busy."""

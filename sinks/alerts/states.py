@@ -21,6 +21,21 @@ _BY_KIND: Final[Mapping[str, str]] = {
     _REMAP: _REMAP,
     "page_retirement_pending": _REMAP,
     _ACTION: _ACTION,
+    # What is named as its state is, and as an incident of its end names it.
+    **{
+        kind: kind
+        for kind in (
+            "row_remap_failed",
+            "sram_threshold_exceeded",
+            "fabric_bandwidth_degraded",
+            "fabric_route_recovery",
+            "fabric_route_unhealthy",
+            "fabric_access_timeout",
+            "pcie_link_degraded",
+            "hardware_thermal_slowdown",
+            "power_brake_slowdown",
+        )
+    },
 }
 _BY_XID: Final[Mapping[int, str]] = {63: _REMAP}
 """XIDs that stand for a state: the agent reports none beside them."""
@@ -29,7 +44,8 @@ _ENDED_BY: Final[Mapping[str, frozenset[str]]] = {
     "row_remap_done": frozenset({_REMAP}),
     "driver_reloaded": frozenset({_UNAVAILABLE}),
 }
-_TELL_ENDS_ALONE: Final = frozenset({"gpu_recovered", "row_remap_done"})
+_STATE_ENDED: Final = "state_ended"
+_TELL_ENDS_ALONE: Final = frozenset({"gpu_recovered", "row_remap_done", _STATE_ENDED})
 _NO_ACTION: Final = "NONE"
 _CATALOGUE_ACTION: Final = "XID_154"
 """What the catalogue advises where the driver's line does not say what it asks for."""
@@ -86,6 +102,9 @@ def ended_by(incident: Incident) -> frozenset[str]:
     """Return the kinds of state that an incident tells the end of."""
     if recovery_action_of(incident) == _NO_ACTION:
         return frozenset({_ACTION})
+    if incident.kind == _STATE_ENDED:
+        named = map(_BY_KIND.get, incident.ended_kinds or ())
+        return frozenset(kind for kind in named if kind is not None)
     return _ENDED_BY.get(incident.kind, frozenset())
 
 

@@ -40,6 +40,14 @@ _OF_TICK: Final = frozenset(name.removeprefix("profiling.") for name in READINGS
 # Longer than this many ticks apart, two samples are not of this tick.
 _MAX_ACTIVITY_TICKS: Final = 1.5
 _NUMBERS: Final = frozenset({int, float})
+_OF_FABRIC: Final = (
+    "fabric_status",
+    "fabric_health_mask",
+    "fabric_bandwidth_degraded",
+    "fabric_route_recovery",
+    "fabric_route_unhealthy",
+    "fabric_access_timeout",
+)
 # Of 32 bits, or of 32 bits in KiB.
 _WIDTHS: Final = (1 << 32, 1 << 42)
 _NS_PER_SECOND: Final = 1_000_000_000
@@ -218,23 +226,35 @@ def _values_by_group(raw: RawGpuSample, interval_ns: int) -> Mapping[CallGroup, 
 
 
 def _read(spec: _Field, value: Any, counters: CounterTracker, validator: Validator) -> Any:  # noqa: ANN401  # of the field's type
-    if spec.is_list:
-        # Up to the first that cannot be true, as a position is an engine's number.
-        kept = []
-        for item in value if isinstance(value, list | tuple) else ():
-            is_true = type(item) in _NUMBERS and spec.low <= item <= spec.high
-            if not is_true and not validator.is_plausible(item, spec.unit, reading=spec.name):
-                break
-            kept.append(spec.convert(item))
-        return kept or None
     if spec.is_by_link:
         # Each link's counter has its own life.
         by_link = {
-            str(link): _read_one(spec, f"{spec.field}.{link}", item, counters, validator)
+            str(link): (_read_list if spec.is_list else _read_one)(
+                spec, f"{spec.field}.{link}", item, counters, validator
+            )
             for link, item in value.items()
         }
         return {link: item for link, item in by_link.items() if item is not None} or None
+    if spec.is_list:
+        return _read_list(spec, spec.field, value, counters, validator)
     return _read_one(spec, spec.field, value, counters, validator)
+
+
+def _read_list(
+    spec: _Field,
+    entry: str,
+    value: Any,  # noqa: ANN401  # as below
+    counters: CounterTracker,
+    validator: Validator,
+) -> list[Any] | None:
+    """Return the values up to the first that cannot be true, as a position is a number's name."""
+    kept: list[Any] = []
+    for position, item in enumerate(value if isinstance(value, list | tuple) else ()):
+        ours = _read_one(spec, f"{entry}.{position}", item, counters, validator)
+        if ours is None:
+            break
+        kept.append(ours)
+    return kept or None
 
 
 def _read_one(
@@ -267,5 +287,5 @@ def _correct(reading: dict[str, Any], health: dict[str, Any], validator: Validat
             del reading[name]
     # Only a GPU that has joined its fabric can say anything of it.
     if health.get("fabric_state") != "completed":
-        health.pop("fabric_status", None)
-        health.pop("fabric_health_mask", None)
+        for name in _OF_FABRIC:
+            health.pop(name, None)

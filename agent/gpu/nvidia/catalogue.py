@@ -87,6 +87,8 @@ class FieldValue(msgspec.Struct, frozen=True):
     link: int | None = None
     """Of a field of NVLinks: the link's number, all of them together, or each one by itself, which
     makes a mapping by their numbers."""
+    count: int | None = None
+    """Of several in a row that make a list for each link: how many."""
     drivers: DriverRange | None = None
     """The drivers in which the number means this, where it means something else in others."""
 
@@ -101,9 +103,9 @@ class FieldValue(msgspec.Struct, frozen=True):
         known = ("nvmlDeviceGetFieldValues", self.number)
         return known if self.link in _NO_SINGLE_LINK else (*known, self.link)
 
-    def of(self, link: int) -> "FieldValue":
-        """Return the same field of one link."""
-        return replace(self, link=link)
+    def of(self, link: int, *, position: int = 0) -> "FieldValue":
+        """Return the same field of one link; of several in a row the one at a position."""
+        return replace(self, number=self.number + position, link=link, count=None)
 
 
 class GpmMetric(msgspec.Struct, frozen=True):
@@ -332,11 +334,31 @@ _HEALTH: Final = (
         for part in ("max", "high", "partial", "low", "none")
     ),
     _row("health.pcie_replays_total", FunctionCall("nvmlDeviceGetPcieReplayCounter")),
+    # Fields in a row.
+    *(
+        _row(f"health.pcie_{name}_total", FieldValue(number), architectures="Hopper")
+        for number, name in enumerate(
+            (
+                "correctable_errors",
+                "naks_received",
+                "receiver_errors",
+                "bad_tlps",
+                "naks_sent",
+                "bad_dllps",
+                "non_fatal_errors",
+                "fatal_errors",
+                "unsupported_requests",
+                "lcrc_errors",
+                "lane_errors",
+            ),
+            start=173,
+        )
+    ),
     # Newer GPUs refuse these: they count a link's errors by other fields.
-    _row("health.nvlink_crc_flit_errors_total", FieldValue(38)),
-    _row("health.nvlink_crc_data_errors_total", FieldValue(45)),
-    _row("health.nvlink_replays_total", FieldValue(52)),
-    _row("health.nvlink_recoveries_total", FieldValue(59)),
+    _row("health.nvlink_crc_flit_errors_total", FieldValue(38), architectures="until Ampere"),
+    _row("health.nvlink_crc_data_errors_total", FieldValue(45), architectures="until Ampere"),
+    _row("health.nvlink_replays_total", FieldValue(52), architectures="until Ampere"),
+    _row("health.nvlink_recoveries_total", FieldValue(59), architectures="until Ampere"),
     # With the health, and not at each tick: it is a field for each link.
     _row(
         "health.nvlink_link_sent_bytes_totals", FieldValue(138, EACH_LINK), architectures="Ampere"
@@ -345,6 +367,39 @@ _HEALTH: Final = (
         "health.nvlink_link_received_bytes_totals",
         FieldValue(139, EACH_LINK),
         architectures="Ampere",
+    ),
+    _row("health.nvlink_link_states", FieldValue(165, EACH_LINK), architectures="Hopper"),
+    *(
+        _row(
+            f"health.nvlink_link_{name}_totals",
+            FieldValue(number, EACH_LINK),
+            architectures="Hopper",
+        )
+        for name, number in (("replays", 161), ("recoveries", 162), ("crc_errors", 163))
+    ),
+    # NVLink 5 counts otherwise.
+    *(
+        _row(
+            f"health.nvlink_link_{name}",
+            FieldValue(number, EACH_LINK, count),
+            architectures="Blackwell",
+        )
+        for name, number, count in (
+            ("malformed_packets_totals", 206, None),
+            ("buffer_overruns_totals", 207, None),
+            ("receive_errors_totals", 208, None),
+            ("receive_remote_errors_totals", 209, None),
+            ("receive_general_errors_totals", 210, None),
+            ("integrity_errors_totals", 211, None),
+            ("discards_totals", 212, None),
+            ("successful_recoveries_totals", 213, None),
+            ("failed_recoveries_totals", 214, None),
+            ("effective_errors_totals", 219, None),
+            ("symbol_errors_totals", 221, None),
+            ("effective_bit_error_ratios", 220, None),
+            ("symbol_bit_error_ratios", 222, None),
+            ("fec_history_totals", 235, 16),
+        )
     ),
     *(
         _row(
@@ -356,10 +411,17 @@ _HEALTH: Final = (
             "state": "state",
             "status": "status",
             "health_mask": "healthMask",
+            "bandwidth_degraded": "healthMask",
+            "route_recovery": "healthMask",
+            "route_unhealthy": "healthMask",
+            "access_timeout": "healthMask",
         }.items()
     ),
     _row("health.pcie_link_generation", FunctionCall("nvmlDeviceGetCurrPcieLinkGeneration")),
     _row("health.pcie_link_width", FunctionCall("nvmlDeviceGetCurrPcieLinkWidth")),
+    # With the health, and not once: it is what GPU and machine can do together.
+    _row("health.pcie_max_link_generation", FunctionCall("nvmlDeviceGetMaxPcieLinkGeneration")),
+    _row("health.pcie_max_link_width", FunctionCall("nvmlDeviceGetMaxPcieLinkWidth")),
     _row("health.bar1_used_bytes", FunctionCall("nvmlDeviceGetBAR1MemoryInfo", (), "bar1Used")),
     _row("health.fan_speed_ratio", FunctionCall("nvmlDeviceGetFanSpeed")),
     _row(

@@ -10,7 +10,7 @@ each link, the device is queried for how many links it has. Whether a value can 
 in `agent.core`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, Final
 
@@ -30,9 +30,12 @@ from agent.metrics import NVML_ERRORS
 from gpuledger.errors import UnavailableError
 
 _Key = tuple[object, ...]
-Name = str | tuple[str, int]
-"""Ours of a field, with the link's number where it is of one link."""
+Name = str | tuple[str, int, int | None]
+"""Ours of a field; where it is of one link with the link's number, and where it is one of several
+in a row with its position."""
 _CALL: Final = "nvmlDeviceGetFieldValues"
+_MAX_FIELDS: Final = 128
+"""Of one call: what NVIDIA's own tools ask for together, and more, is not known to work."""
 _SUCCESS: Final = pynvml.NVML_SUCCESS
 _VALUE_NAMES: Final = {
     pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
@@ -195,12 +198,9 @@ class QueryPlan:
             if answer is not None:
                 for name, extract in wanted:
                     values[name] = extract(answer)
-        for field, value in self._fields.query().items():
-            # What comes of each link becomes one mapping by the link's number.
-            if isinstance(field, str):
-                values[field] = value
-            else:
-                values.setdefault(field[0], {})[field[1]] = value
+        for batch in self._batches:
+            for field, value in batch.query().items():
+                _put(values, field, value)
         # Something was refused in this tick: from the next one on its second source is queried.
         if self._client.support_version != self._support_version:
             self._plan()
@@ -224,12 +224,40 @@ class QueryPlan:
                 links = self._links.numbers if self._links else ()
                 # One link may refuse what the others answer, as one that is not in use.
                 fields += [
-                    ((spec.name, link), source.of(link))
+                    (name, field)
                     for link in links
-                    if not is_unsupported(source.of(link).key)
+                    for name, field in _fields_of_link(spec.name, source, link)
+                    if not is_unsupported(field.key)
                 ]
         self._calls = list(calls.values())
-        self._fields = FieldBatch(self._client, fields)
+        self._batches = [
+            FieldBatch(self._client, fields[start : start + _MAX_FIELDS])
+            for start in range(0, len(fields), _MAX_FIELDS)
+        ]
+
+
+def _fields_of_link(name: str, source: FieldValue, link: int) -> Iterator[tuple[Name, FieldValue]]:
+    if source.count is None:
+        yield (name, link, None), source.of(link)
+        return
+    for position in range(source.count):
+        yield (name, link, position), source.of(link, position=position)
+
+
+def _put(values: dict[str, Any], field: Name, value: object) -> None:
+    """Put a field's value into the answer: what comes of each link is one mapping by its number."""
+    if isinstance(field, str):
+        values[field] = value
+        return
+    name, link, position = field
+    by_link = values.setdefault(name, {})
+    if position is None:
+        by_link[link] = value
+        return
+    # A list ends before the first that is missing, as a position says what it is.
+    in_a_row = by_link.setdefault(link, [])
+    if len(in_a_row) == position:
+        in_a_row.append(value)
 
 
 def _extractor(call: FunctionCall) -> Callable[[Any], Any]:

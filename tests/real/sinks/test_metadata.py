@@ -114,7 +114,9 @@ def readings_of(number: int, time_ns: int) -> NodeReadings:
     for path in HEALTH_PATHS.values():
         part, _, name = path.partition(".")
         of_part = {"health": GpuHealth, "throttling": GpuThrottling}[part]
-        parts[part][name] = True if "bool" in str(of_part.__annotations__[name]) else 1
+        kind = str(of_part.__annotations__[name])
+        one = True if "bool" in kind else 1
+        parts[part][name] = {"0": one} if "dict" in kind else one
     said = GpuDetails(
         uuid=reading().uuid,
         health=GpuHealth(**parts["health"], recovery_action="none"),

@@ -1,5 +1,6 @@
 """An incident is a line that names the XID, the GPU, the pod and what to do; a storm is a few."""
 
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.core.incidents import make_incident
@@ -76,3 +77,13 @@ def test_a_storm_is_a_line_a_minute_that_counts() -> None:
         (31, 600),
         (31, 600),
     ]
+
+
+def test_that_a_gpu_is_well_at_the_agents_start_is_no_line_and_that_it_is_not_is_one() -> None:
+    well = replace(incident("state_ended"), present_at_start=True, ended_kinds=["gpu_lost"])
+    with capture_logs() as lines:
+        IncidentLog().record(well)
+        IncidentLog().record(replace(well, present_at_start=None))
+        IncidentLog().record(replace(incident("row_remap_failed"), present_at_start=True))
+
+    assert [line["kind"] for line in lines] == ["state_ended", "row_remap_failed"]

@@ -10,7 +10,7 @@ import pytest
 from typing_extensions import override
 
 from agent.context import run_agent
-from agent.settings import AgentSettings
+from agent.settings import AgentSettings, IncidentsSettings
 from agent.source_selection import play
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Subscription
@@ -112,20 +112,25 @@ class Agent:
 
     def _take(self, topic: str, value: bytes | None) -> None:
         if topic == INCIDENTS.name:
-            self.incidents.append(decoder_of(topic, Incident).decode(value or b""))
+            incident = decoder_of(topic, Incident).decode(value or b"")
+            # That a GPU is well at the agent's start is told, too.
+            if not incident.present_at_start:
+                self.incidents.append(incident)
         else:
             self._samples.append(decoder_of(topic, NodeSample).decode(value or b""))
 
 
 @asynccontextmanager
-async def running(node: SimulatedNode, clock: MovedClock) -> AsyncIterator[Agent]:
+async def running(
+    node: SimulatedNode, clock: MovedClock, *, incidents: IncidentsSettings | None = None
+) -> AsyncIterator[Agent]:
     waits, bus = asyncio.Event(), MemoryBus()
     node.nvml.events.pause = pausing(waits)
     running = asyncio.create_task(
         run_agent(
             host=replace(play(node), open_kmsg=node.open_kmsg),
             bus=bus,
-            settings=AgentSettings(node_name="node-a"),
+            settings=AgentSettings(node_name="node-a", incidents=incidents or IncidentsSettings()),
             readiness=Readiness(),
         )
     )
@@ -161,3 +166,17 @@ async def test_a_fault_is_on_the_bus_once_with_who_was_on_the_gpu(
     assert [(one.namespace, one.pod) for one in asked.allocations or []] == [
         ("research", "notebook-0")
     ]
+
+
+async def test_a_slowdown_is_on_the_bus_after_the_settings_seconds(clock: MovedClock) -> None:
+    ailment = {"throttle": "power_brake", "start_seconds": 2}
+    gpus = {"model": "NVIDIA H100 80GB HBM3", "ailments": [ailment]}
+    content = {"name": "braked", "nodes": [{"name": "node-a", "gpus": gpus}]}
+    simulation = Simulation(parse_scenario(content), epoch_ns=EPOCH_NS, clock=clock)
+    settings = IncidentsSettings(slowdown_seconds=3)
+    async with running(simulation.node("node-a"), clock, incidents=settings) as agent:
+        await agent.until(lambda: bool(agent.incidents), step_seconds=0.25)
+
+    (braked,) = agent.incidents
+    assert (braked.kind, braked.source) == ("power_brake_slowdown", "agent")
+    assert 4 <= (braked.time_ns - EPOCH_NS) / NS_PER_SECOND <= 8

@@ -16,7 +16,7 @@ from agent.metrics import INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
 from agent.monitor import IncidentMonitor
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
-from gpuledger.records import GpuHealth, IncidentProcess, Severity
+from gpuledger.records import GpuDetails, GpuHealth, Incident, IncidentProcess, Severity
 from gpuledger.runtime import Check
 from simulator.simulation import SimulatedNode
 from tests.fakes.nvml import FakeProcfs
@@ -32,6 +32,12 @@ from tests.unit.agent.core.incidents.builders import (
 )
 
 GPU = "GPU-1"
+
+
+def healthy(health: GpuHealth) -> GpuDetails:
+    return GpuDetails(uuid=GPU, health=health)
+
+
 WELL = GpuHealth(recovery_action="none", remapped_rows_pending=False, remapped_rows_failed=False)
 
 
@@ -245,43 +251,48 @@ def test_a_new_cut_that_an_event_and_a_later_tick_saw_is_reported_once(
     assert found == [(GPU, "nvml"), ("GPU-2", "agent"), (GPU, "agent")]
 
 
+def news(reported: Reported) -> list[Incident]:
+    """Return what was not so at the start."""
+    return [one for one in reported.incidents if not one.present_at_start]
+
+
 def test_a_worse_reading_without_an_event_is_reported_once(
     idle: IncidentMonitor, reported: Reported
 ) -> None:
     worse = GpuHealth(recovery_action="reset", remapped_rows_pending=True)
     for second, health in enumerate([WELL, worse, worse, GpuHealth(), worse]):
-        idle.evaluate_health(GPU, health, time_ns=EPOCH_NS + second * NS_PER_SECOND)
+        idle.evaluate_health(healthy(health), time_ns=EPOCH_NS + second * NS_PER_SECOND)
 
-    assert [(one.kind, one.action) for one in reported.incidents] == [
+    assert [(one.kind, one.action) for one in news(reported)] == [
         ("recovery_action", "RESET_GPU"),
         ("row_remap_pending", "RESET_GPU"),
     ]
-    assert {one.time_ns for one in reported.incidents} == {EPOCH_NS + NS_PER_SECOND}
+    assert {one.time_ns for one in news(reported)} == {EPOCH_NS + NS_PER_SECOND}
 
 
 def test_a_worse_reading_that_an_event_reported_of_is_not_reported_again(
     idle: IncidentMonitor, reported: Reported
 ) -> None:
-    idle.evaluate_health(GPU, WELL, time_ns=EPOCH_NS)
+    idle.evaluate_health(healthy(WELL), time_ns=EPOCH_NS)
     idle.handle(xid(63, at=5))
     idle.handle(xid(154, at=5, source="kmsg", action="RESET_GPU"))
     worse = GpuHealth(recovery_action="reset", remapped_rows_pending=True)
-    idle.evaluate_health(GPU, worse, time_ns=EPOCH_NS + 10 * NS_PER_SECOND)
+    idle.evaluate_health(healthy(worse), time_ns=EPOCH_NS + 10 * NS_PER_SECOND)
 
-    assert [one.xid for one in reported.incidents] == [63, 154]
+    assert [one.xid for one in news(reported)] == [63, 154]
 
 
 @pytest.mark.parametrize(("gpu", "at"), [("GPU-2", 5), (GPU, -120)])
 def test_an_event_of_another_gpu_or_of_long_ago_says_nothing(
     idle: IncidentMonitor, reported: Reported, gpu: str, at: float
 ) -> None:
-    idle.evaluate_health(GPU, WELL, time_ns=EPOCH_NS)
+    idle.evaluate_health(healthy(WELL), time_ns=EPOCH_NS)
     idle.handle(xid(63, gpu_uuid=gpu, at=at))
     idle.evaluate_health(
-        GPU, GpuHealth(remapped_rows_pending=True), time_ns=EPOCH_NS + 10 * NS_PER_SECOND
+        healthy(GpuHealth(remapped_rows_pending=True)), time_ns=EPOCH_NS + 10 * NS_PER_SECOND
     )
 
-    assert [one.kind for one in reported.incidents] == ["xid", "row_remap_pending"]
+    assert [one.kind for one in news(reported)] == ["xid", "row_remap_pending"]
 
 
 def test_the_table_of_processes_reports_who_is_on_a_gpu_or_its_instances() -> None:

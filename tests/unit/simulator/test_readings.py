@@ -1,6 +1,7 @@
 """What the played boards read, against the truth: the chip's own counters, fields and health."""
 # ruff: noqa: ANN401  # the binding's structs have no types
 
+from contextlib import suppress
 from ctypes import byref
 from typing import Any
 
@@ -217,6 +218,53 @@ def test_what_an_architecture_lacks_is_not_supported(
     nvml, gpu = opened(run(clock, model=model))
     with pytest.raises(pynvml.NVMLError_NotSupported):
         call(nvml, gpu)
+
+
+@pytest.mark.parametrize(
+    ("model", "has"),
+    [
+        ("NVIDIA A100-SXM4-80GB", {38, 52}),
+        (H100, {161, 165, 173}),
+        ("NVIDIA B200", {165, 173, 206, 214, 222, 250}),
+        ("NVIDIA L4", set()),
+    ],
+)
+def test_each_generation_of_links_refuses_the_others_fields(
+    clock: ManualClock, model: str, has: set[int]
+) -> None:
+    nvml, gpu = opened(run(clock, model=model))
+    answered = set()
+    for number in (38, 52, 161, 165, 173, 206, 214, 222, 250):
+        with suppress(pynvml.NVMLError_NotSupported):
+            field(nvml, gpu, number)
+            answered.add(number)
+    assert answered == has
+
+
+def test_a_link_is_slow_while_nobody_uses_the_gpu_and_below_what_it_can_do_in_a_fault(
+    clock: ManualClock,
+) -> None:
+    fault = {"start_seconds": 2, "end_seconds": 4, "pcie_width": 4, "pcie_generation": 3}
+    content = {
+        "name": "one",
+        "nodes": [{"name": "n", "gpus": {"model": H100, "ailments": [fault]}}],
+        "host_processes": [
+            {"node": "n", "command": "train", "gpus": [0], "memory_bytes": 1, "start_seconds": 1}
+        ],
+    }
+    nvml, gpu = opened(Simulation(parse_scenario(content), epoch_ns=EPOCH_NS, clock=clock))
+    seen = []
+    for _ in range(5):
+        seen.append(
+            (
+                nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu),
+                nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu),
+            )
+        )
+        clock.advance(1)
+    assert seen == [(1, 16), (5, 16), (3, 4), (3, 4), (5, 16)]
+    maximum = nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu), nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu)
+    assert maximum == (5, 16)
 
 
 def test_the_limits_are_the_products(clock: ManualClock) -> None:

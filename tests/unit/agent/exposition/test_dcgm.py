@@ -402,6 +402,21 @@ HEALTH = "DCGM_EXP_GPU_HEALTH_STATUS"
             ("DCGM_FR_NVLINK_ERROR_CRITICAL", 20),
         ),
         (
+            {"health": GpuHealth(nvlink_link_recoveries_totals={"0": 0, "1": 1})},
+            "NVLINK",
+            ("DCGM_FR_NVLINK_ERROR_CRITICAL", 20),
+        ),
+        (
+            {
+                "health": GpuHealth(
+                    nvlink_link_failed_recoveries_totals={"0": 0},
+                    nvlink_link_successful_recoveries_totals={"0": 2},
+                )
+            },
+            "NVLINK",
+            ("DCGM_FR_NVLINK_ERROR_THRESHOLD", 10),
+        ),
+        (
             {"throttling": GpuThrottling(reasons=0x40)},
             "THERMAL",
             ("DCGM_FR_CLOCK_THROTTLE_THERMAL", 10),

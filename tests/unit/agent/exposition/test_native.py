@@ -32,6 +32,17 @@ def reported(it: Node, *labels: str) -> dict[tuple[str, ...], float]:
     return {key[: len(labels)]: count for key, count in counts.items() if count}
 
 
+def test_what_is_read_of_each_link_is_shown_of_all_together() -> None:
+    it = node(FULL)
+    health = GpuHealth(
+        nvlink_link_replays_totals={"0": 2, "5": 40},
+        nvlink_link_effective_bit_error_ratios={"0": 1e-15, "5": 3e-12},
+    )
+    it.show(sample(gpu(0, health=health)))
+    assert it.values("gpuledger_node_gpu_nvlink_errors_total", "kind") == {("dl_replay",): 42}
+    assert it.values("gpuledger_node_gpu_nvlink_bit_error_ratio", "kind") == {("effective",): 3e-12}
+
+
 def test_own_values_are_the_records_own() -> None:
     it = node(FULL)
     it.show(

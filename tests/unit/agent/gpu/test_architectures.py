@@ -9,7 +9,7 @@ from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
 from agent.core.raw import SampleCursor
 from agent.gpu.nvidia.session import NvmlSession
 from gpuledger.clock import NS_PER_SECOND
-from gpuledger.records import GpuProfiling
+from gpuledger.records import GpuHealth, GpuProfiling
 from simulator.clock import ManualClock
 from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
@@ -17,6 +17,8 @@ from tests.unit.record_fields import present_in
 
 EPOCH_NS = 1_790_000_000_000_000_000
 H100 = "NVIDIA H100 80GB HBM3"
+B200 = "NVIDIA B200"
+A100 = "NVIDIA A100-SXM4-80GB"
 
 
 class Machine:
@@ -57,7 +59,7 @@ def last_tick(model: str) -> GpuTick:
     return list(Machine(model).ticks(3))[-1]
 
 
-@pytest.mark.parametrize("model", [H100, "NVIDIA A100-SXM4-80GB", "NVIDIA L4", "Tesla T4"])
+@pytest.mark.parametrize("model", [B200, H100, A100, "NVIDIA L4", "Tesla T4"])
 def test_no_honest_reading_is_dropped_or_taken_for_a_reset(model: str) -> None:
     for tick in Machine(model).ticks(5):
         assert not tick.dropped_readings
@@ -124,6 +126,108 @@ def test_the_bytes_of_each_link_add_up_to_those_of_all(model: str, links: int) -
         assert each
         assert list(each) == [str(link) for link in range(links)]
         assert sum(each.values()) == every
+
+
+LINK_FAULT = {
+    "nvlink": 5,
+    "nvlink_replays": 2,
+    "nvlink_recoveries": 3,
+    "nvlink_failed_recoveries": 1,
+    "nvlink_symbol_errors": 4,
+    "nvlink_inactive": True,
+}
+
+
+def errors_of(health: GpuHealth) -> dict[str, object]:
+    """Return what is read of NVLinks' errors; of each link what is not as of all others."""
+    found: dict[str, object] = {}
+    for name, value in present_in(health).items():
+        if name.startswith("nvlink_link_") and "_bytes_" not in name:
+            assert isinstance(value, dict)
+            assert list(value) == [str(link) for link in range(18)]
+            found[name.removeprefix("nvlink_link_")] = (value["0"], value["5"])
+        elif name.startswith("nvlink_") and "_bytes_" not in name:
+            found[name] = value
+    return found
+
+
+def test_the_errors_of_nvlinks_are_read_as_each_generation_counts_them() -> None:
+    expected: dict[str, dict[str, object]] = {
+        A100: {
+            "nvlink_crc_flit_errors_total": 0,
+            "nvlink_crc_data_errors_total": 0,
+            "nvlink_replays_total": 2,
+            "nvlink_recoveries_total": 3,
+        },
+        H100: {
+            "states": ("active", "inactive"),
+            "replays_totals": (0, 2),
+            "recoveries_totals": (0, 3),
+            "crc_errors_totals": (0, 0),
+        },
+        B200: {
+            "states": ("active", "inactive"),
+            "successful_recoveries_totals": (0, 3),
+            "failed_recoveries_totals": (0, 1),
+            "symbol_errors_totals": (0, 4),
+            "effective_bit_error_ratios": (15e-255, 15e-255),
+            "symbol_bit_error_ratios": (15e-255, 4e-12),
+            **{
+                f"{name}_totals": (0, 0)
+                for name in (
+                    "malformed_packets", "buffer_overruns", "receive_errors",
+                    "receive_remote_errors", "receive_general_errors", "integrity_errors",
+                    "discards", "effective_errors",
+                )
+            },
+        },
+    }  # fmt: skip
+    for model, errors in expected.items():
+        *_, tick = Machine(model, [LINK_FAULT]).ticks(3)
+        assert tick.details.health
+        found = errors_of(tick.details.health)
+        history = found.pop("fec_history_totals", None)
+        assert found == errors
+        if model == B200:
+            assert isinstance(history, tuple)
+            well, ill = history
+            assert [len(well), len(ill)] == [16, 16]
+            assert (well[0] - ill[0], ill[1:3], well[1:3]) == (4, [4, 0], [0, 0])
+
+
+def test_the_bits_of_the_fabrics_health_are_told_as_conditions() -> None:
+    *_, tick = Machine(H100, [{"fabric": ["route_unhealthy", "access_timeout"]}]).ticks(2)
+    assert tick.details.health
+    told = {
+        name.removeprefix("fabric_"): value
+        for name, value in present_in(tick.details.health).items()
+        if name.startswith("fabric_") and isinstance(value, bool)
+    }
+    assert told == {
+        "bandwidth_degraded": False,
+        "route_recovery": False,
+        "route_unhealthy": True,
+        "access_timeout": True,
+    }
+
+
+def test_the_pcie_link_is_read_with_its_errors_and_what_it_can_do() -> None:
+    fault = {"pcie_corrected": 7, "pcie_fatal": 1, "pcie_width": 8, "pcie_generation": 3}
+    *_, tick = Machine(H100, [fault]).ticks(2)
+    assert tick.details.health
+    told = {
+        name.removeprefix("pcie_"): value
+        for name, value in present_in(tick.details.health).items()
+        if name.startswith("pcie_") and value
+    }
+    assert told == {
+        "correctable_errors_total": 7,
+        "fatal_errors_total": 1,
+        "link_generation": 3,
+        "link_width": 8,
+        "max_link_generation": 5,
+        "max_link_width": 16,
+    }
 
 
 def test_profiling_is_the_truth_of_the_time_between_two_ticks() -> None:

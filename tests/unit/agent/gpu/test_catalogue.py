@@ -56,7 +56,7 @@ def test_a_reading_that_is_several_values_is_asked_for_as_such(
 ) -> None:
     spec = READINGS[group][reading.name]
     for source in reading.sources:
-        is_list = isinstance(source, GpmMetric) and source.count is not None
+        is_list = isinstance(source, GpmMetric | FieldValue) and source.count is not None
         is_by_link = isinstance(source, FieldValue) and source.link == EACH_LINK
         assert (spec.is_list, spec.is_by_link) == (is_list, is_by_link)
 
@@ -104,7 +104,9 @@ def test_what_stands_in_the_tick_itself_is_asked_in_each_tick() -> None:
 def test_a_total_is_named_so_and_a_ratio_and_a_flag_have_their_types(reading: MetricSpec) -> None:
     field = reading.name.rpartition(".")[2]
     assert reading.unit.is_total == ("_total" in field and "memory_total" not in field)
-    if field.endswith(("_ratio", "_ratios")):
+    if field.endswith("_bit_error_ratios"):
+        assert reading.unit.decode
+    elif field.endswith(("_ratio", "_ratios")):
         assert reading.unit.over == 100
         may_exceed_all = field == "fan_speed_ratio"
         assert reading.unit.high == 100 or reading.unit.cap == 1 or may_exceed_all

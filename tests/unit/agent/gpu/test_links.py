@@ -129,6 +129,41 @@ def test_the_links_are_looked_at_anew_once_everything_is_probed_again(
     assert asked.query()["each"] == {0: 1, 1: 2, 2: 3}
 
 
+HISTORY: int = pynvml.NVML_FI_DEV_NVLINK_COUNT_FEC_HISTORY_0
+IN_A_ROW = [
+    MetricSpec(name="history", unit=KIBIBYTES, sources=(FieldValue(HISTORY, EACH_LINK, 3),))
+]
+
+
+def test_fields_in_a_row_make_a_list_for_each_link_up_to_the_first_that_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: dict[int | tuple[int, int], Any] = {
+        (HISTORY + position, link): (LONG, "ullVal", 10 * link + position)
+        for link in range(3)
+        for position in range(3)
+    }
+    given[HISTORY + 1, 1] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    fields = FieldsFunction(links() | given)
+    asked = QueryPlan(play(monkeypatch, {CALL: fields}), IN_A_ROW)
+    for _ in range(2):
+        assert asked.query() == {"history": {0: [0, 1, 2], 1: [10], 2: [20, 21, 22]}}
+
+
+def test_no_more_fields_are_asked_for_in_one_call_than_are_known_to_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    numbers = range(1000, 1300)
+    fields = FieldsFunction({number: (UINT, "uiVal", number) for number in numbers})
+    specs = [
+        MetricSpec(name=str(number), unit=CELSIUS, sources=(FieldValue(number),))
+        for number in numbers
+    ]
+    asked = QueryPlan(play(monkeypatch, {CALL: fields}), specs)
+    assert asked.query() == {str(number): number for number in numbers}
+    assert [len(numbers) for numbers in fields.asked] == [128, 128, 44]
+
+
 def test_a_lost_gpu_is_no_link_that_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     fields = FieldsFunction(links(1, -pynvml.NVML_ERROR_GPU_IS_LOST, 3))
     with pytest.raises(GpuLostError, match="nvmlDeviceGetFieldValues:138:1"):

@@ -25,6 +25,15 @@ def test_a_gpu_that_answers_no_more_is_lost_since_its_last_reading() -> None:
     assert (lost.index, lost.since_ns, lost.cause, lost.holders) == (1, 4 * SECOND_NS, None, ())
 
 
+def test_that_a_gpu_is_well_at_the_agents_start_has_not_happened() -> None:
+    told = incident("state_ended", second=1, gpu=0)
+    well = replace(
+        told,
+        incident=replace(told.incident, present_at_start=True, ended_kinds=["row_remap_failed"]),
+    )
+    assert list(presence_of(well, told).incidents) == [told]
+
+
 def test_the_incidents_tell_since_when_and_why_whenever_they_come() -> None:
     newest = event(second=5, gpus=[0])
     told = [incident("xid", second=3.9, gpu=1, xid=79), incident("gpu_lost", second=4.5, gpu=1)]

@@ -130,6 +130,20 @@ def test_what_is_asked_more_rarely_than_it_is_told_is_told_without_a_gap(pace: i
             assert sent == second - second % pace, "the last, and no other"
 
 
+def test_what_is_read_of_each_link_is_told_of_all_together() -> None:
+    told = Told()
+    health = GpuHealth(
+        nvlink_link_symbol_errors_totals={"0": 2, "5": 40},
+        nvlink_link_symbol_bit_error_ratios={"0": 1e-15, "5": 3e-12},
+    )
+    told.at(0, details(health=health))
+
+    assert told.at(10) == {
+        ("gpuledger_gpu_nvlink_errors_total", GPU, "symbol"): 42,
+        ("gpuledger_gpu_nvlink_bit_error_ratio", GPU, "symbol"): 3e-12,
+    }
+
+
 def test_what_was_not_read_has_no_series() -> None:
     told = Told()
     told.at(0, details(health=GpuHealth(remapped_rows_pending=True)))

@@ -28,6 +28,24 @@ def told(kind: str, second: float = 0, **changes: Any) -> AttributedIncident:  #
     return replace(one, incident=replace(one.incident, **values))
 
 
+NAMED = (
+    "row_remap_failed",
+    "sram_threshold_exceeded",
+    "fabric_bandwidth_degraded",
+    "fabric_route_recovery",
+    "fabric_route_unhealthy",
+    "fabric_access_timeout",
+    "pcie_link_degraded",
+    "hardware_thermal_slowdown",
+    "power_brake_slowdown",
+)
+"""States that an incident of their end names as that of their begin does."""
+
+
+def ended(*kinds: str, **changes: Any) -> AttributedIncident:  # noqa: ANN401  # an incident's fields
+    return told("state_ended", ended_kinds=list(kinds), severity=Severity.INFO, **changes)
+
+
 REPORTS: dict[str, AttributedIncident] = {
     "lost": told("gpu_lost"),
     "unavailable": told("gpu_unavailable"),
@@ -36,6 +54,7 @@ REPORTS: dict[str, AttributedIncident] = {
     "xid 63": told("xid", xid=63, category="maintenance"),
     "action": told("recovery_action", action="RESET_GPU"),
     "xid 154": told("xid", xid=154, category="context", action="RESET_GPU"),
+    **{kind: told(kind) for kind in NAMED},
 }
 NO_ACTION: dict[str, Any] = {"action": "NONE", "severity": Severity.INFO}
 
@@ -89,6 +108,11 @@ def test_a_state_outlives_the_hold(watched: Watched, report: str) -> None:
         ("action", told("recovery_action", **NO_ACTION)),
         ("action", told("xid", xid=154, category="context", **NO_ACTION)),
         ("xid 154", told("recovery_action", **NO_ACTION)),
+        ("remap", ended("row_remap_pending", present_at_start=True)),
+        ("retirement", ended("page_retirement_pending")),
+        ("action", ended("sram_threshold_exceeded", "recovery_action", present_at_start=True)),
+        *((kind, ended(kind)) for kind in NAMED),
+        *((kind, ended(*NAMED, "of_a_later_version")) for kind in NAMED),
     ],
 )
 def test_a_state_ends_when_its_end_is_told(
@@ -118,6 +142,25 @@ def test_a_state_ends_when_its_end_is_told_whatever_bursts_came_meanwhile(
         watched.add(told("row_remap_done"), 4000)
     watched.add(end, 4000)
     assert watched.firing(4001) == []
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_what_is_told_again_by_an_agent_that_starts_is_the_alert_that_stands(
+    watched: Watched, kind: str
+) -> None:
+    watched.add(told(kind))
+    (before,) = (alert.labels for alert in watched.of.alerts)
+    watched.add(told(kind, 5000, present_at_start=True), 5000)
+    assert [alert.labels for alert in watched.of.alerts] == [before]
+    watched.add(ended(kind), 6000)
+    assert watched.firing(6000) == []
+
+
+def test_an_end_of_what_does_not_stand_makes_no_alert(watched: Watched) -> None:
+    watched.add(REPORTS["sram_threshold_exceeded"])
+    watched.add(ended("pcie_link_degraded", present_at_start=True), 1000)
+    watched.add(ended("of_a_later_version"), 1000)
+    assert watched.firing(1001) == ["sram_threshold_exceeded"]
 
 
 @pytest.mark.parametrize("end", ["gpu_recovered", "row_remap_done", "driver_unbound", "xid"])

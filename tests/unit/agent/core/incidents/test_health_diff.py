@@ -1,20 +1,69 @@
-"""What two readings of a GPU's health say that no event has said."""
+"""What a GPU's readings say has come up or ended, and no event has said."""
+
+from typing import Any
 
 import pytest
 
-from agent.core.incidents import HealthChange, changes_of_health, is_covered_by, merge
-from gpuledger.records import GpuHealth
+from agent.core.health_changes import (
+    HealthChange,
+    HealthWatch,
+    is_covered_by,
+    is_pcie_degraded,
+)
+from gpuledger.clock import NS_PER_SECOND
+from gpuledger.records import GpuDetails, GpuHealth, GpuThrottling
 
-WELL = GpuHealth(recovery_action="none", remapped_rows_pending=False, remapped_rows_failed=False)
+SLOWDOWN_SECONDS = 30
+WELL = GpuHealth(
+    recovery_action="none",
+    remapped_rows_pending=False,
+    remapped_rows_failed=False,
+    sram_threshold_exceeded=False,
+    fabric_route_unhealthy=False,
+)
+FLAGS = {
+    "row_remap_failed": "remapped_rows_failed",
+    "sram_threshold_exceeded": "sram_threshold_exceeded",
+    "page_retirement_pending": "retired_pages_pending",
+    "fabric_bandwidth_degraded": "fabric_bandwidth_degraded",
+    "fabric_route_recovery": "fabric_route_recovery",
+    "fabric_route_unhealthy": "fabric_route_unhealthy",
+    "fabric_access_timeout": "fabric_access_timeout",
+}
+HOT, BRAKED = 0x48, 0x88
+
+
+class Watched:
+    """A GPU, of which ticks are read."""
+
+    def __init__(self) -> None:
+        self._watch = HealthWatch(slowdown_ns=SLOWDOWN_SECONDS * NS_PER_SECOND)
+
+    def at(self, second: float, health: GpuHealth | None = None, **said: Any) -> list[HealthChange]:  # noqa: ANN401  # as GpuDetails takes them
+        if "reasons" in said:
+            said["throttling"] = GpuThrottling(reasons=said.pop("reasons"))
+        details = GpuDetails(uuid="GPU-1", health=health, **said)
+        return self._watch.update(details, now_ns=round(second * NS_PER_SECOND))
+
+    def kinds_at(self, second: float, health: GpuHealth | None = None, **said: Any) -> list[str]:  # noqa: ANN401  # as above
+        """Return what has begun, and what has ended with a minus before it."""
+        return [
+            name
+            for change in self.at(second, health, **said)
+            for name in ([f"-{kind}" for kind in change.ended_kinds] or [change.kind])
+        ]
+
+
+@pytest.fixture
+def gpu() -> Watched:
+    return Watched()
 
 
 @pytest.mark.parametrize(
     ("before", "now", "changes"),
     [
-        (None, GpuHealth(recovery_action="reset", remapped_rows_failed=True), []),
         (WELL, WELL, []),
         (WELL, GpuHealth(), []),
-        (GpuHealth(), GpuHealth(recovery_action="reset", remapped_rows_failed=True), []),
         (WELL, GpuHealth(recovery_action="reset"), [("recovery_action", "RESET_GPU")]),
         (
             GpuHealth(recovery_action="reset"),
@@ -22,26 +71,216 @@ WELL = GpuHealth(recovery_action="none", remapped_rows_pending=False, remapped_r
             [("recovery_action", "RESTART_BM")],
         ),
         (GpuHealth(recovery_action="reset"), GpuHealth(recovery_action="reset"), []),
-        (GpuHealth(recovery_action="reset"), WELL, [("recovery_action", "NONE")]),
-        (GpuHealth(remapped_rows_pending=True), WELL, [("row_remap_done", None)]),
+        (
+            GpuHealth(recovery_action="reset"),
+            GpuHealth(recovery_action="none"),
+            [("recovery_action", "NONE")],
+        ),
+        (
+            GpuHealth(remapped_rows_pending=True),
+            GpuHealth(remapped_rows_pending=False),
+            [("row_remap_done", None)],
+        ),
         (GpuHealth(remapped_rows_pending=True), GpuHealth(), []),
         (WELL, GpuHealth(remapped_rows_pending=True), [("row_remap_pending", None)]),
         (WELL, GpuHealth(remapped_rows_failed=True), [("row_remap_failed", None)]),
         (GpuHealth(remapped_rows_failed=True), GpuHealth(remapped_rows_failed=True), []),
     ],
 )
-def test_what_has_come_up_or_ended_between_two_readings_is_covered(
-    before: GpuHealth | None, now: GpuHealth, changes: list[tuple[str, str | None]]
+def test_what_has_come_up_or_ended_between_two_readings_is_told(
+    gpu: Watched, before: GpuHealth, now: GpuHealth, changes: list[tuple[str, str | None]]
 ) -> None:
-    assert changes_of_health(before, now) == changes
+    gpu.at(0, before)
+    found = gpu.at(10, now)
+    assert [(change.kind, change.action) for change in found] == changes
+    assert not any(change.is_at_start for change in found)
+    assert gpu.at(20, now) == []
 
 
-def test_a_reading_that_says_nothing_takes_nothing_away() -> None:
-    kept = merge(merge(None, WELL), GpuHealth(remapped_rows_pending=True))
+@pytest.mark.parametrize(("kind", "field"), FLAGS.items())
+def test_a_state_begins_and_ends_once(gpu: Watched, kind: str, field: str) -> None:
+    ill, well = said_of(field, is_so=True), said_of(field, is_so=False)
+    gpu.at(0, well)
+    told = [
+        gpu.kinds_at(10 * number, said) for number, said in enumerate((ill, ill, well, well), 1)
+    ]
+    assert told == [[kind], [], [f"-{kind}"], []]
 
-    assert kept == GpuHealth(
-        recovery_action="none", remapped_rows_pending=True, remapped_rows_failed=False
+
+def said_of(field: str, *, is_so: bool) -> GpuHealth:
+    said: dict[str, Any] = {field: is_so}
+    return GpuHealth(**said)
+
+
+def test_a_reading_that_says_nothing_takes_nothing_away(gpu: Watched) -> None:
+    gpu.at(0, GpuHealth(recovery_action="reset", remapped_rows_pending=True))
+    assert gpu.at(10, GpuHealth()) == []
+    assert gpu.at(20) == []
+    assert gpu.at(30, GpuHealth(recovery_action="reset", remapped_rows_pending=True)) == []
+
+
+def test_what_was_so_at_the_first_reading_is_told_as_that_and_what_was_not_as_ended(
+    gpu: Watched,
+) -> None:
+    ill = GpuHealth(recovery_action="reset", remapped_rows_failed=True, remapped_rows_pending=False)
+    assert gpu.at(0, ill) == [
+        HealthChange("recovery_action", "RESET_GPU", is_at_start=True),
+        HealthChange("row_remap_failed", is_at_start=True),
+        HealthChange("state_ended", is_at_start=True, ended_kinds=("row_remap_pending",)),
+    ]
+    assert gpu.at(10, WELL, reasons=0) == [
+        HealthChange("recovery_action", "NONE"),
+        HealthChange(
+            "state_ended",
+            is_at_start=True,
+            ended_kinds=(
+                "sram_threshold_exceeded",
+                "fabric_route_unhealthy",
+                "hardware_thermal_slowdown",
+                "power_brake_slowdown",
+            ),
+        ),
+        HealthChange("state_ended", ended_kinds=("row_remap_failed",)),
+    ]
+
+
+def test_errors_that_are_new_are_told_and_those_of_before_or_begun_again_are_not(
+    gpu: Watched,
+) -> None:
+    told = [
+        gpu.at(10 * number, GpuHealth(ecc_uncorrected_volatile_total=total))
+        for number, total in enumerate((5, 5, 7, None, 7, 0, 0, 2))
+    ]
+    assert [[change.detail for change in found] for found in told] == [
+        [], [], ["2 more, 7 in all"], [], [], [], [], ["2 more, 2 in all"]
+    ]  # fmt: skip
+
+
+def test_links_that_could_not_be_recovered_are_named(gpu: Watched) -> None:
+    def failed(**totals: int) -> GpuHealth:
+        by_link = {name.removeprefix("l"): total for name, total in totals.items()}
+        return GpuHealth(nvlink_link_failed_recoveries_totals=by_link)
+
+    assert gpu.at(0, failed(l0=1, l1=0, l2=4)) == []
+    (both,) = gpu.at(10, failed(l0=2, l1=1, l2=0))
+    assert (both.kind, both.detail) == ("nvlink_recovery_failed", "links 0, 1")
+    (again,) = gpu.at(20, failed(l2=1))
+    assert again.detail == "link 2"
+    assert gpu.at(30, failed(l0=2, l1=1, l2=1)) == []
+
+
+@pytest.mark.parametrize(
+    ("reasons", "kind"), [(HOT, "hardware_thermal_slowdown"), (BRAKED, "power_brake_slowdown")]
+)
+def test_clocks_that_the_hardware_holds_down_for_long_are_told_and_their_end_likewise(
+    gpu: Watched, reasons: int, kind: str
+) -> None:
+    gpu.at(0, WELL, reasons=0)
+    told = {
+        second: gpu.kinds_at(second, reasons=reasons if 10 <= second < 60 else 4)
+        for second in range(1, 120)
+    }
+    assert {second: kinds for second, kinds in told.items() if kinds} == {
+        10 + SLOWDOWN_SECONDS: [kind],
+        60 + SLOWDOWN_SECONDS: [f"-{kind}"],
+    }
+
+
+def test_a_slowdown_with_a_break_in_it_is_not_long(gpu: Watched) -> None:
+    gpu.at(0, WELL, reasons=0)
+    for second in range(1, 120):
+        assert gpu.kinds_at(second, reasons=0 if second % 20 == 0 else HOT) == []
+
+
+@pytest.mark.parametrize("pace", [1, 5, 30])
+def test_ticks_in_which_the_reasons_were_not_asked_are_no_break(gpu: Watched, pace: int) -> None:
+    gpu.at(0, WELL, reasons=0)
+    asked: dict[str, Any] = {"reasons": HOT}
+    told = {
+        second: gpu.kinds_at(second, **(asked if second % pace == 0 else {}))
+        for second in range(1, 120)
+    }
+    assert {second: kinds for second, kinds in told.items() if kinds} == {
+        pace + SLOWDOWN_SECONDS: ["hardware_thermal_slowdown"]
+    }
+
+
+def test_what_held_before_reasons_were_long_not_given_says_nothing(gpu: Watched) -> None:
+    gpu.at(0, WELL, reasons=0)
+    gpu.at(1, reasons=HOT)
+    for second in range(2, 1000):
+        gpu.at(second)
+    assert gpu.kinds_at(1000, reasons=HOT) == []
+
+
+def test_what_held_before_a_silence_says_nothing_of_what_holds_after_it(gpu: Watched) -> None:
+    gpu.at(0, WELL, reasons=0)
+    gpu.at(1, reasons=HOT)
+    assert gpu.kinds_at(1000, reasons=HOT) == []
+    assert gpu.kinds_at(1000 + SLOWDOWN_SECONDS, reasons=HOT) == ["hardware_thermal_slowdown"]
+
+
+def link(generation: int, width: int) -> GpuHealth:
+    return GpuHealth(
+        pcie_link_generation=generation,
+        pcie_link_width=width,
+        pcie_max_link_generation=5,
+        pcie_max_link_width=16,
     )
+
+
+def test_a_link_below_what_it_can_do_is_told_while_the_gpu_works(gpu: Watched) -> None:
+    """It is asked every 10 s, and idle in the first and the third minute."""
+    told = {}
+    for second in range(360):
+        is_idle = second < 60 or 120 <= second < 180
+        asked = link(5, 16) if second >= 270 else link(1 if is_idle else 4, 16)
+        kinds = gpu.kinds_at(
+            second,
+            asked if second % 10 == 0 else None,
+            performance_state=8 if is_idle else 0,
+        )
+        if kinds:
+            told[second] = kinds
+    assert told == {240: ["pcie_link_degraded"], 330: ["-pcie_link_degraded"]}
+
+
+def test_a_link_is_looked_at_by_the_state_that_was_read_last(gpu: Watched) -> None:
+    """The state is asked every 5 s, in other ticks than the link; later it is given no more."""
+    for second in range(120):
+        said: dict[str, Any] = {"performance_state": 0} if second % 5 == 3 else {}
+        kinds = gpu.kinds_at(second, link(1, 16) if second % 10 == 0 else None, **said)
+        assert kinds == (["pcie_link_degraded"] if second == 70 else [])
+    for second in range(120, 600):
+        assert gpu.kinds_at(second, link(5, 16) if second >= 300 else None) == []
+
+
+def test_a_link_that_sleeps_with_the_gpu_is_never_told(gpu: Watched) -> None:
+    for second in range(0, 600, 10):
+        works = second % 50 == 0
+        state = 0 if works else 8
+        assert "pcie_link_degraded" not in gpu.kinds_at(
+            second, link(1, 16), performance_state=state
+        )
+
+
+@pytest.mark.parametrize(
+    ("said", "is_degraded"),
+    [
+        (link(5, 16), False),
+        (link(5, 8), True),
+        (link(4, 16), True),
+        (GpuHealth(), None),
+        (GpuHealth(pcie_link_width=8), None),
+        (link(0, 0), None),
+        (GpuHealth(pcie_link_width=16, pcie_max_link_width=65_535), None),
+        (GpuHealth(pcie_link_generation=5, pcie_max_link_generation=255), None),
+    ],
+)
+def test_a_link_is_held_against_what_it_can_do_where_both_can_be_true(
+    said: GpuHealth, *, is_degraded: bool | None
+) -> None:
+    assert is_pcie_degraded(said) is is_degraded
 
 
 @pytest.mark.parametrize(
@@ -49,8 +288,13 @@ def test_a_reading_that_says_nothing_takes_nothing_away() -> None:
     [
         (("row_remap_pending", None), ("xid", 63, None), True),
         (("row_remap_pending", None), ("page_retirement_pending", None, None), True),
+        (("page_retirement_pending", None), ("page_retirement_pending", None, None), True),
         (("row_remap_pending", None), ("xid", 64, None), False),
         (("row_remap_failed", None), ("xid", 64, None), True),
+        (("ecc_uncorrected", None), ("ecc_uncorrected", None, None), True),
+        (("ecc_uncorrected", None), ("xid", 48, None), True),
+        (("ecc_uncorrected", None), ("xid", 79, None), False),
+        (("state_ended", None), ("state_ended", None, None), False),
         (("recovery_action", "RESET_GPU"), ("xid", 154, "RESET_GPU"), True),
         (("recovery_action", "RESET_GPU"), ("xid", 154, "XID_154"), False),
         (("recovery_action", "RESET_GPU"), ("recovery_action", None, None), False),

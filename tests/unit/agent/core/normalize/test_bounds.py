@@ -34,7 +34,9 @@ def test_the_least_and_the_most_that_is_believed_fits_in_its_field(asked: Metric
     kind = field_type(asked.name)
     for value in (asked.unit.low, asked.unit.high):
         made = converter(asked.unit)(value)
-        assert any(is_taken(shape, kind) for shape in (made, [made], {"0": made})), made
+        assert any(is_taken(shape, kind) for shape in (made, [made], {"0": made}, {"0": [made]})), (
+            made
+        )
 
 
 def is_taken(value: object, kind: object) -> bool:

@@ -82,6 +82,7 @@ def test_a_value_becomes_ours_in_base_units(group: str, name: str, value: Any, o
         ("health", "health.recovery_action", 99, "unknown"),
         ("health", "health.sram_threshold_exceeded", 2, "unknown"),
         ("health", "health.fabric_state", "completed", "not_a_number"),
+        ("health", "health.ecc_uncorrected_volatile_total", 2**32 - 1, "out_of_range"),
         ("health", "limits.power_limit_max_milliwatts", 2**32 - 1, "out_of_range"),
     ],
 )
@@ -161,6 +162,32 @@ def test_a_gpu_outside_of_its_fabric_says_nothing_of_the_fabrics_health() -> Non
     }  # fmt: skip
     assert joining
     assert present_in(joining) == {"fabric_state": "in_progress"}
+
+
+@pytest.mark.parametrize(("pair", "is_so"), [(0, None), (1, True), (2, False), (3, None)])
+def test_a_pair_of_bits_says_that_it_is_so_that_it_is_not_or_nothing(
+    pair: int, *, is_so: bool | None
+) -> None:
+    names = ("bandwidth_degraded", "route_recovery", "route_unhealthy", "access_timeout")
+    for position, name in enumerate(names):
+        # All bits of the others, and those above that newer drivers have.
+        mask = 0xFFFF_FFFF & ~(3 << 2 * position) | pair << 2 * position
+        tick = read(health={"health.fabric_state": 3, f"health.fabric_{name}": mask})
+        assert value_of(tick, f"health.fabric_{name}") is is_so
+
+
+def test_bit_error_ratios_are_unpacked_and_none_is_more_than_all() -> None:
+    name = "health.nvlink_link_symbol_bit_error_ratios"
+    packed = {0: 0x30C, 1: 0xFFF, 2: 0x100, 3: 0xF00, 4: 2**32 - 1}
+    tick = read(health={name: packed})
+    assert value_of(tick, name) == {"0": 3e-12, "1": 15e-255, "2": 1.0}
+    assert dict(tick.dropped_readings) == {(name, "out_of_range"): 1}
+
+
+def test_a_list_of_each_link_ends_before_the_first_that_cannot_be_true() -> None:
+    name = "health.nvlink_link_fec_history_totals"
+    tick = read(health={name: {0: [5, 2**64 - 1, 1], 3: [2**64 - 1]}})
+    assert value_of(tick, name) == {"0": [5]}
 
 
 def test_a_counter_that_fell_is_named_also_where_ticks_without_it_lie_between() -> None:
