@@ -170,6 +170,11 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     driver names processes by the machine's own pids."""
     kubelet: KubeletSettings = KubeletSettings()
     """The node's kubelet."""
+    job_mapping_dir: Path | None = None
+    """The directory in which a scheduler such as Slurm says which jobs hold which GPUs, as
+    dcgm-exporter's `--hpc-job-mapping-dir`: a file for each GPU, called by its index, or by
+    `<index>.<GPU instance>`, with a job's id on each line; absent means that nobody is asked. A
+    simulated node has its own, whatever the path."""
     health_seconds: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 10.0
     """How often a GPU is asked for its health, its limits and what is built into it."""
     watchdog_seconds: Annotated[float, msgspec.Meta(ge=10, le=86_400)] = 300.0
