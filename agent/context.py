@@ -14,6 +14,7 @@ from agent.gpu.driver import Driver
 from agent.gpu.protocol import GpuSource
 from agent.gpu.threads import wait_at_most
 from agent.gpu.watchdog import Watchdog
+from agent.host.job_directory import JobDirectory, ReadJobFiles
 from agent.host.kmsg import Kmsg
 from agent.host.kubelet.allocations import Allocations, Kubelet
 from agent.host.kubelet.assignments import find_on
@@ -59,6 +60,8 @@ class Host:
     """Gives the names of the pods' cgroups."""
     has_cgroup: HasCgroup = lambda _: False
     """Says whether a pod has a cgroup, by its UID."""
+    read_job_files: ReadJobFiles | None = None
+    """Reads the scheduler's directory of jobs; `None` where there is none to be read."""
     open_kmsg: Callable[[], Kmsg] | None = None
     """Opens the kernel's log at its end; `None` where it is not to be read."""
 
@@ -127,6 +130,7 @@ class AgentContext:
             inventory=inventory,
             monitor=monitor,
             allocations=allocations,
+            jobs=self.jobs(),
             outputs=outputs,
             clock=host.clock,
             procfs_check=procfs_check,
@@ -232,6 +236,13 @@ class AgentContext:
             procfs=host.procfs,
             reads_processes=access.is_on,
         )
+
+    def jobs(self) -> JobDirectory | None:
+        """Return what reads the scheduler's directory; `None` where there is none."""
+        if self._host.read_job_files is None:
+            return None
+        check = self._readiness.check("job_files", severity=CheckSeverity.WARNING)
+        return JobDirectory(self._host.read_job_files, check=check)
 
     def allocations(self) -> Allocations | None:
         """Return what asks the kubelet; `None` where it is not to be asked."""

@@ -322,7 +322,7 @@ FLAGS: Final = (
     Flag("enable-dcgm-log", "DCGM_EXPORTER_ENABLE_DCGM_LOG", SWITCH, without_counterpart(*_FALSE)),
     Flag("dcgm-log-level", "DCGM_EXPORTER_DCGM_LOG_LEVEL", TEXT, without_counterpart("NONE")),
     Flag("config-file", "DCGM_EXPORTER_CONFIG_FILE"),
-    Flag("hpc-job-mapping-dir", "DCGM_HPC_JOB_MAPPING_DIR"),
+    Flag("hpc-job-mapping-dir", "DCGM_HPC_JOB_MAPPING_DIR", TEXT, sets("job_mapping_dir")),
     Flag(
         "container-labels", "DCGM_EXPORTER_CONTAINER_LABELS", SWITCH, without_counterpart(*_FALSE)
     ),

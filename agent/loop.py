@@ -11,6 +11,7 @@ from agent.core.raw import NodeFacts, RawGpuSample
 from agent.core.tick import ClockReading, NodeTick
 from agent.exposition.node_state import NodeState
 from agent.gpu.driver import Driver
+from agent.host.job_directory import JobDirectory
 from agent.host.kubelet.allocations import Allocations
 from agent.host.kubelet.assignments import DeviceIndex
 from agent.metrics import TICK_SECONDS, TICKS_FAILED, TICKS_LATE
@@ -126,6 +127,8 @@ class SampleLoop:
     """Watches the health that was read."""
     allocations: Allocations | None
     """Who holds which GPU; `None` where the kubelet is not asked."""
+    jobs: JobDirectory | None = None
+    """Which jobs hold which GPU; `None` where no scheduler says it."""
     outputs: Outputs
     """Where ticks go."""
     clock: Clock
@@ -220,6 +223,7 @@ class SampleLoop:
             allocations=self.allocations.current(self.inventory.devices)
             if self.allocations
             else (),
+            job_allocations=self.jobs.current(self.inventory.devices) if self.jobs else (),
             late=late,
         )
         if tick and poll:

@@ -116,6 +116,18 @@ VALUES_CUT: Final = Counter(
     " left out, by field, such as `NodeSample.processes`.",
     ["field"],
 )
+JOB_ALLOCATIONS: Final = Gauge(
+    "gpuledger_agent_job_allocations",
+    "Jobs that hold a GPU or a MIG instance, by the scheduler's directory.",
+)
+JOB_FILES_REJECTED: Final = Counter(
+    "gpuledger_agent_job_files_rejected",
+    "Files of the scheduler's directory of which something could not be used in a tick, by reason:"
+    " `unreadable`, `malformed` (a line is no id), `too_many` (files, or jobs in a file), or"
+    " `unknown_gpu`.",
+    ["reason"],
+)
+count_from_zero(JOB_FILES_REJECTED, reason=("unreadable", "malformed", "too_many", "unknown_gpu"))
 KUBELET_ANSWERS: Final = Counter(
     "gpuledger_agent_kubelet_answers", "Answers of the kubelet to which container holds what."
 )

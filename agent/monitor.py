@@ -80,6 +80,7 @@ class IncidentLog:
         pods = {f"{held.namespace}/{held.pod}" for held in incident.allocations or ()} or {
             process.pod_uid for process in incident.processes if process.pod_uid
         }
+        jobs = {process.job_id for process in incident.processes if process.job_id}
         facts = {
             "kind": incident.kind,
             "gpu": incident.gpu_uuid,
@@ -87,6 +88,7 @@ class IncidentLog:
             "xid": incident.xid,
             "action": incident.action,
             "pods": sorted(pods) or None,
+            "jobs": sorted(jobs) or None,
             "source": incident.source,
             "detail": incident.message,
             "count": count,

@@ -35,7 +35,13 @@ from agent.metrics import (
 )
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, NS_PER_US
 from gpuledger.keys import NodeId
-from gpuledger.records import DeviceAllocation, GpuReading, IncidentProcess, NodeSample
+from gpuledger.records import (
+    DeviceAllocation,
+    GpuReading,
+    IncidentProcess,
+    JobAllocation,
+    NodeSample,
+)
 from gpuledger.records.bounds import MAX_INTERVAL_NS
 
 _log = structlog.get_logger(__name__)
@@ -100,6 +106,7 @@ class Sampler:
         *,
         at: ClockReading,
         allocations: Sequence[DeviceAllocation] = (),
+        job_allocations: Sequence[JobAllocation] = (),
         known: Collection[str] = (),
         late: bool = False,
     ) -> NodeTick | None:
@@ -134,6 +141,7 @@ class Sampler:
                 self._next_interval(at, interval_ns),
                 silent=silent,
                 allocations=allocations,
+                job_allocations=job_allocations,
                 late=late,
             )
             TICKS.inc()
@@ -240,6 +248,7 @@ class Sampler:
         *,
         silent: Sequence[GpuReading],
         allocations: Sequence[DeviceAllocation],
+        job_allocations: Sequence[JobAllocation],
         late: bool,
     ) -> NodeTick:
         found = self._tracker.describe(ticks, table_update, covered)
@@ -257,6 +266,7 @@ class Sampler:
             processes=found.processes,
             allocations=list(allocations),
             ended_processes=found.ended_processes,
+            job_allocations=list(job_allocations) or None,
         )
         return NodeTick(
             sample=sample,

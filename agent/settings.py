@@ -181,6 +181,11 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How often a GPU is asked for the readings that no tick is booked from: throttling, traffic,
     utilization of encoders, and most of the chip's own counters; each GPU at another time. As long
     as a tick or shorter means each tick."""
+    job_mapping_dir: Path | None = None
+    """The directory in which a scheduler such as Slurm says which jobs hold which GPUs, as
+    dcgm-exporter's `--hpc-job-mapping-dir`: a file for each GPU, called by its index, or by
+    `<index>.<GPU instance>`, with a job's id on each line; absent means that nobody is asked. A
+    simulated node has its own, whatever the path."""
     health_seconds: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 10.0
     """How often a GPU is asked for its health, its limits and what is built into it."""
     watchdog_seconds: Annotated[float, msgspec.Meta(ge=10, le=86_400)] = 300.0

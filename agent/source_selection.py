@@ -12,6 +12,7 @@ from agent.context import Host
 from agent.gpu.nvidia.session import NvmlSession
 from agent.gpu.nvidia.system_library import SystemNvml
 from agent.gpu.threads import CallThread
+from agent.host.job_directory import JobFiles, job_files_in
 from agent.host.kmsg import DeviceKmsg
 from agent.host.kubelet.allocations import SocketKubelet
 from agent.host.node_pods import PodCgroups, list_folder
@@ -60,6 +61,7 @@ def find_source(settings: AgentSettings) -> Host:
         list_pod_folders=list_folder(settings.kubelet.pod_log_dir),
         list_pod_cgroups=cgroups.list_names,
         has_cgroup=cgroups.has_cgroup,
+        read_job_files=job_files_in(settings.job_mapping_dir) if settings.job_mapping_dir else None,
         open_kmsg=partial(DeviceKmsg, settings.incidents.kmsg) if settings.incidents.kmsg else None,
     )
 
@@ -108,6 +110,7 @@ def _simulated(settings: AgentSettings) -> Host:
 
 def play(node: "SimulatedNode") -> Host:
     """Return a played node, without its kernel's log."""
+    read_jobs = node.job_files
     return Host(
         gpus=NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns),
         procfs=node.procfs,
@@ -117,6 +120,7 @@ def play(node: "SimulatedNode") -> Host:
         list_pod_folders=node.kubelet.pod_folders,
         list_pod_cgroups=node.kubelet.pod_cgroups,
         has_cgroup=node.kubelet.has_cgroup,
+        read_job_files=None if read_jobs is None else (lambda: JobFiles(read_jobs())),
     )
 
 

@@ -1,6 +1,7 @@
 """`gpuledger cgroup`: what the agent understands of a cgroup line.
 
-For people with an unusual runtime: they see at once which container and which pod a line means.
+For people with an unusual runtime: they see at once which container, which pod and which job a line
+means.
 """
 
 import json
@@ -21,7 +22,7 @@ def cgroup(
     *lines: Annotated[str, Parameter(name="PATH-OR-LINE", allow_leading_hyphen=False)],
     format: Literal["table", "json"] = "table",  # noqa: A002  # the option's name
 ) -> None:
-    """Show the container and the pod that cgroup lines mean.
+    """Show the container, the pod and the job that cgroup lines mean.
 
     Parameters
     ----------
@@ -53,7 +54,7 @@ def locate_argument(text: str) -> Location:
         except OSError as error:
             raise UserError(f"cannot read {text}: {error.strerror or error}") from error
     location = locate(text)
-    if not location.in_container and _seems_missing(text):
+    if location.is_of_host and _seems_missing(text):
         raise UserError(f"cannot read {text}: No such file, and no cgroup path of a container")
     return location
 
@@ -66,16 +67,22 @@ def as_json(locations: Iterable[Location]) -> Iterator[str]:
                 "line": location.line,
                 "pod_uid": location.pod_uid,
                 "container_id": location.container_id,
+                "job_id": location.job_id,
             }
         )
 
 
 def as_table(locations: Iterable[Location]) -> Iterator[str]:
     """Write one row a line, the line itself last, as it may be long."""
-    row = "{:36}  {:64}  {}".format  # as wide as a UID and as a full id are
-    yield row("POD UID", "CONTAINER ID", "LINE")
+    row = "{:36}  {:64}  {:10}  {}".format  # as wide as a UID, a full id and Slurm's ids are
+    yield row("POD UID", "CONTAINER ID", "JOB", "LINE")
     for location in locations:
-        yield row(location.pod_uid or "-", location.container_id or "-", location.line or "-")
+        yield row(
+            location.pod_uid or "-",
+            location.container_id or "-",
+            location.job_id or "-",
+            location.line or "-",
+        )
 
 
 def _is_file(text: str) -> bool:

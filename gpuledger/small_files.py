@@ -39,12 +39,17 @@ def read_small_file(
     larger, or its file system does not answer within `answer_seconds`; ValueError for a path that
     is none.
     """
-    return _answer(file, lambda: _read(opening(file, _FLAGS), max_bytes), answer_seconds)
+    return answer_in_time(file, lambda: _read(opening(file, _FLAGS), max_bytes), answer_seconds)
+
+
+def read_open_file(file: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
+    """Return what `read_small_file` does, in this thread, however long the storage takes."""
+    return _read(os.open(file, _FLAGS), max_bytes)
 
 
 def stat_in_time(file: Path) -> os.stat_result:
     """Return what the folder says of a file; raises OSError as `read_small_file` does."""
-    return _answer(file, file.stat, ANSWER_SECONDS)
+    return answer_in_time(file, file.stat, ANSWER_SECONDS)
 
 
 def _read(opened: int, max_bytes: int) -> bytes:
@@ -91,7 +96,12 @@ _hanging: Final[dict[Path, _Call[Any]]] = {}
 thread however often it is asked for."""
 
 
-def _answer(file: Path, call: Callable[[], T], answer_seconds: float) -> T:
+def answer_in_time(file: Path, call: Callable[[], T], answer_seconds: float) -> T:
+    """Return what a call to the storage of a file or a folder returns, or raise what it raises.
+
+    Raises OSError where that does not answer within `answer_seconds`, or has not since it was last
+    asked.
+    """
     earlier = _hanging.pop(file, None)
     if earlier and not earlier.is_over(within_seconds=0.0):
         _hanging[file] = earlier

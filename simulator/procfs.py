@@ -1,4 +1,4 @@
-"""Plays a node's `/proc`: what the agent reads of the processes that run now.
+"""Plays a node's files: `/proc` of the processes that run now, and a scheduler's of its jobs.
 
 Here live the few files that are read, in the kernel's own form. Paths are as on the node.
 """
@@ -6,9 +6,10 @@ Here live the few files that are read, in the kernel's own form. Paths are as on
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from gpuledger.clock import NS_PER_US, Clock
+from gpuledger.clock import NS_PER_SECOND, NS_PER_US, Clock
 from simulator.identities import pci_bus_id
 from simulator.plan import PlannedIncident, PlannedPod, PlannedProcess
+from simulator.scenario.schema import ScenarioJob
 
 _TICK_NS: Final = 10_000_000
 _KTHREADD: Final = b"2 (kthreadd) S 0 0 0 0 -1 2129984 " + b"0 " * 8 + b"20 0 1 0 1 0 0\n"
@@ -101,6 +102,31 @@ class SimulatedProcfs:
         parent = "/kubepods.slice" if is_guaranteed else f"/kubepods.slice/{name}.slice"
         pod_slice = f"{name}-pod{uid.replace('-', '_')}.slice"
         return f"{parent}/{pod_slice}/cri-containerd-{process.container_id}.scope"
+
+
+class SimulatedJobFiles:
+    """The directory in which a scheduler's prolog and epilog say which jobs hold which GPUs."""
+
+    def __init__(self, jobs: Sequence[ScenarioJob], *, clock: Clock, epoch_ns: int) -> None:
+        self._jobs = jobs
+        self._clock = clock
+        self._epoch_ns = epoch_ns
+
+    def read(self) -> dict[str, bytes]:
+        """Return the contents of the files of this time, by their names."""
+        since_seconds = (self._clock.time_ns() - self._epoch_ns) / NS_PER_SECOND
+        files: dict[str, bytes] = {}
+        for job in self._jobs:
+            end_seconds = job.end_seconds
+            if since_seconds < job.start_seconds or (
+                end_seconds is not None and since_seconds >= end_seconds
+            ):
+                continue
+            instance = "" if job.gpu_instance is None else f".{job.gpu_instance}"
+            for gpu in job.gpus:
+                name = f"{gpu}{instance}"
+                files[name] = files.get(name, b"") + f"{job.id}\n".encode()
+        return files
 
 
 _KERNEL_WARNING: Final = 4

@@ -6,7 +6,7 @@ hold the same simulation, so they need not talk to one another.
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from simulator.plan import (
     plan_pods,
     plan_processes,
 )
-from simulator.procfs import SimulatedKmsg, SimulatedProcfs
+from simulator.procfs import SimulatedJobFiles, SimulatedKmsg, SimulatedProcfs
 from simulator.scenario.load import load_scenario
 from simulator.scenario.schema import Node, Scenario
 
@@ -68,6 +68,8 @@ class SimulatedNode:
     """Its kubelet."""
     open_kmsg: Callable[[], SimulatedKmsg]
     """Opens its kernel's log at the end."""
+    job_files: Callable[[], Mapping[str, bytes]] | None = None
+    """Reads its scheduler's directory of jobs; `None` where the scenario has no job there."""
 
 
 class Simulation:
@@ -143,6 +145,7 @@ class Simulation:
         gpus = self._make_gpus(node, processes)
         incidents = plan_incidents(self.scenario, node)
         boot_time_ns = self.epoch_ns - uptime_ns
+        jobs = [job for job in self.scenario.jobs if job.node == node.name]
         # By which the node's parts work, and what the node shows.
         truth = NodeClock(self.clock, boot_time_ns=boot_time_ns)
         steps = [
@@ -189,6 +192,9 @@ class Simulation:
                 ended_seconds=node.ended_pods_listed_seconds,
             ),
             open_kmsg=partial(SimulatedKmsg, incidents, clock=truth, epoch_ns=self.epoch_ns),
+            job_files=SimulatedJobFiles(jobs, clock=truth, epoch_ns=self.epoch_ns).read
+            if jobs
+            else None,
         )
 
     def _make_gpus(self, node: Node, processes: list[PlannedProcess]) -> list[SimulatedGpu]:

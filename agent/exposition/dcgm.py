@@ -22,7 +22,7 @@ from agent.exposition.device import ShownDevice, unit_of
 from agent.exposition.families import Labels, SampleLine, write_family, write_labels
 from agent.exposition.holders import NodeHolder, PodShare, find_shares
 from agent.exposition.node_state import Snapshot
-from gpuledger.ledger.holders import exclusive_holder
+from gpuledger.ledger.holders import exclusive_holder, jobs_by_device, jobs_of
 from gpuledger.xids import find_xid
 
 SHARE_LABEL: Final = "gpuledger_share"
@@ -71,6 +71,7 @@ class RowWriter:
         """Write the rows of a tick."""
         shares = find_shares(now.sample, now.names) if self.pod_series else {}
         split = _find_split(now.devices)
+        jobs = jobs_by_device(now.sample.job_allocations or ())
         devices, memories = [], []
         for device in now.devices:
             reading = device.reading
@@ -83,7 +84,11 @@ class RowWriter:
             if siblings:
                 # DCGM's labels do not tell the compute instances of one GPU instance apart.
                 labels = [*labels, ("GPU_C_ID", str(reading.compute_instance))]
-            row = self._row(device, labels, now, holder, found)
+            held_by = jobs_of(reading, jobs, is_held=holder is not None)
+            # Several jobs are told apart by the native names: a series for each would count it
+            # several times.
+            job = held_by[0] if len(held_by) == 1 else None
+            row = self._row(device, labels, now, holder, found, job=job)
             devices.append(row)
             if siblings is None:
                 memories.append(row)
@@ -94,7 +99,8 @@ class RowWriter:
                         shares.get(sibling.reading.uuid, ()) for sibling in siblings
                     )
                 )
-                memories.append(self._row(device, self._identity(device), now, None, held))
+                identity = self._identity(device)
+                memories.append(self._row(device, identity, now, None, held, job=job))
         return Rows(devices, memories)
 
     def _row(
@@ -104,6 +110,8 @@ class RowWriter:
         now: Snapshot,
         holder: NodeHolder | None,
         shares: Iterable[PodShare],
+        *,
+        job: str | None,
     ) -> SeriesRow:
         if self.host_label != "none":
             identity = [*identity, (self.host_label, now.sample.node)]
@@ -111,7 +119,9 @@ class RowWriter:
         known = [(field, str(value)) for field, value in values if value is not None]
         old = [*identity, *((field.old, value) for field, value in known)]
         new = [*identity, *((field.new, value) for field, value in known)]
-        tail = holder.pod_labels if holder else ()
+        tail = holder.pod_labels if holder else []
+        if job is not None:
+            tail = [*tail, ("hpc_job", job)]
         written = []
         for share in shares:
             # What has no name here gets no series: dcgm-exporter would show none either.

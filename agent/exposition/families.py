@@ -107,7 +107,8 @@ class InfoFamily(NamedTuple):
 
 
 _GPU: Final = ("gpu_uuid", "gpu_index")
-CONTAINER_LABELS: Final = (*_GPU, "namespace", "pod", "container", "pod_uid", "container_id")
+_HOLDER: Final = ("namespace", "pod", "container", "pod_uid", "container_id", "job_id")
+CONTAINER_LABELS: Final = (*_GPU, *_HOLDER)
 NODE_INFO: Final = InfoFamily(
     "gpuledger_node_info",
     "gauge",
@@ -169,16 +170,22 @@ ALLOCATION: Final = InfoFamily(
     "A device, or a share of one, that the kubelet has given to a container.",
     (*_GPU[:1], "device_id", "resource", "namespace", "pod", "container", "replica", "claim"),
 )
+JOB_ALLOCATION: Final = InfoFamily(
+    "gpuledger_node_gpu_job_allocation_info",
+    "gauge",
+    "A GPU, or an instance of one, that a scheduler such as Slurm has given to a job.",
+    (*_GPU[:1], "gpu_instance", "job_id"),
+)
 CONTAINER_BUSY: Final = InfoFamily(
     "gpuledger_container_gpu_busy_ratio",
     "gauge",
-    "Share of the tick in which the container's kernels ran on the GPU.",
+    "Share of the tick in which the kernels of the container, or of the job, ran on the GPU.",
     CONTAINER_LABELS,
 )
 CONTAINER_MEMORY: Final = InfoFamily(
     "gpuledger_container_gpu_memory_bytes",
     "gauge",
-    "Device memory that the container's processes hold.",
+    "Device memory that the processes of the container, or of the job, hold.",
     CONTAINER_LABELS,
 )
 XIDS: Final = InfoFamily(
@@ -194,11 +201,7 @@ PROCESS_LABELS: Final = (
     *_GPU,
     "pid",
     "process_name",
-    "namespace",
-    "pod",
-    "container",
-    "pod_uid",
-    "container_id",
+    *_HOLDER,
 )
 PID_POD: Final = InfoFamily(
     "nvidia_pid_pod",
@@ -224,6 +227,7 @@ INFO_FAMILIES: Final = (
     GPU_INFO,
     UP,
     ALLOCATION,
+    JOB_ALLOCATION,
     RECOVERY,
     FABRIC,
     NVLINK_BYTES,

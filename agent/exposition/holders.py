@@ -1,4 +1,4 @@
-"""Whose processes are on a device, by container; who has all of it is `gpuledger.ledger.holders`'.
+"""Whose processes are on a device, by container or job; who holds it, `ledger.holders` knows.
 
 Pure: the tick's records in, holders and their shares out.
 """
@@ -33,7 +33,7 @@ class ContainerLookup(Protocol):
 
 
 class NodeHolder(NamedTuple):
-    """A container as far as the node knows it; what is not known is empty."""
+    """A container or a job as far as the node knows it; what is not known is empty."""
 
     namespace: str = ""
     """Namespace of the pod."""
@@ -45,6 +45,8 @@ class NodeHolder(NamedTuple):
     """UID of the pod."""
     container_id: str = ""
     """The runtime's id of the container."""
+    job_id: str = ""
+    """The scheduler's job, outside of pods."""
 
     @property
     def pod_labels(self) -> list[tuple[str, str]]:
@@ -57,10 +59,10 @@ class NodeHolder(NamedTuple):
 
 
 class PodShare(NamedTuple):
-    """What the processes of one container use of one device."""
+    """What the processes of one container or job use of one device."""
 
     holder: NodeHolder
-    """The container."""
+    """The container or the job."""
     busy_ratio: float | None
     """Share of the tick in which their kernels ran; absent where the driver does not say."""
     memory_bytes: int | None
@@ -112,6 +114,7 @@ def holders_of(sample: NodeSample, names: ContainerLookup) -> list[NodeHolder]:
                 container=name.container if name else "",
                 pod_uid=ref.pod_uid or "",
                 container_id=container_id,
+                job_id=ref.job_id or "" if ref.pod_uid is None else "",
             )
         )
     return holders

@@ -16,6 +16,7 @@ from agent.exposition.families import (
     FABRIC,
     GPU_INFO,
     INCIDENTS,
+    JOB_ALLOCATION,
     LABELS,
     NODE_INFO,
     NVLINK_BYTES,
@@ -106,6 +107,16 @@ def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
         for held in now.sample.allocations
     )
     yield from ALLOCATION.write((labels, 1) for labels in allocations)
+    jobs = dict.fromkeys(
+        (
+            node,
+            ("gpu_uuid", held.gpu_uuid),
+            ("gpu_instance", "" if held.gpu_instance is None else str(held.gpu_instance)),
+            ("job_id", held.job_id),
+        )
+        for held in now.sample.job_allocations or ()
+    )
+    yield from JOB_ALLOCATION.write((labels, 1) for labels in jobs)
     for family, values_of in _BY_DEVICE:
         if profile in ("full", family.profile):
             yield from family.write(

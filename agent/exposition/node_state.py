@@ -246,7 +246,9 @@ class NodeState:
         sample = self._sample
         if self._shown_ns < now_ns - self._stale_ns:
             # Nobody knows who is on the GPUs by now.
-            sample = replace(sample, containers=[], processes=[], allocations=[])
+            sample = replace(
+                sample, containers=[], processes=[], allocations=[], job_allocations=None
+            )
         known = {uuid: gpu.index for uuid, gpu in self._facts.items()}
         known |= {uuid: state.reading.index for uuid, state in self._device_states.items()}
         return Snapshot(

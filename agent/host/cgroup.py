@@ -1,4 +1,4 @@
-"""What a cgroup path tells of a process: which container, which pod.
+"""What a cgroup path tells of a process: which container, which pod, which scheduler's job.
 
 Here lives the reading of the lines of `/proc/<pid>/cgroup`, as pure functions over text. Nothing
 here opens a file, and nothing here knows a pod by name.
@@ -11,6 +11,13 @@ Of several pods in a path the outermost counts: the kubelet made that one, and w
 may be of the pod's own making, with another pod's UID in its name. Where the node is itself a
 container in a pod (kind in a cluster), all paths begin with that pod; how a path of such a node
 begins is taken from the agent's own, and left out.
+
+A job is named by Slurm's own cgroup, and only where Slurm makes it: at the root of the node's
+hierarchy, where nobody but root can make one. In version 1 that is `/slurm/uid_<uid>/job_<id>` of
+each controller, with the node's name behind `slurm_` where several slurmd run on a machine; in
+version 2 `/system.slice/slurmstepd.scope/job_<id>`, with the node's name before it likewise. A
+folder called `job_7` anywhere else, such as in a user's own slice, is a user's, and no job. A job
+in a pod is the pod's, and a pod in a job as well: the kubelet's word is the more particular one.
 """
 
 import re
@@ -28,6 +35,11 @@ _POD: Final = re.compile(rf"(?:.*-)?pod({_UUID}|[0-9a-f]{{32}})(?:\.slice)?")
 _CONTAINER: Final = re.compile(
     rf"(?:(?:cri-containerd|crio|docker|libpod|libpod-payload|nerdctl)-)?({_HEX_ID})(?:\.scope)?"
 )
+# Names of nodes are hosts' names or NodeName's of `slurm.conf`, and may hold what these may.
+_SLURM_V1: Final = re.compile(r"slurm(?:_[^/]+)?")
+_SLURM_V2: Final = re.compile(r"(?:[^/]+_)?slurmstepd\.scope")
+_SLURM_USER: Final = re.compile(r"uid_\d{1,10}", re.ASCII)
+_JOB: Final = re.compile(r"job_(\d{1,20})", re.ASCII)
 _PROC_LINE: Final = re.compile(r"\d+:([^:]*):(.*)", re.ASCII | re.DOTALL)
 # The kernel adds this to the path of a process that outlived its cgroup.
 _DELETED: Final = " (deleted)"
@@ -49,11 +61,22 @@ NodePaths = Mapping[str, tuple[str, ...]]
 """By controllers, the segments with which the paths of a node begin that is itself in a pod."""
 
 
+class _Place(NamedTuple):
+    """What one path names."""
+
+    container_id: str | None = None
+    pod_uid: str | None = None
+    job_id: str | None = None
+
+
+_NOWHERE: Final = _Place()
+
+
 def locate(text: str, *, node_paths: NodePaths = MappingProxyType({})) -> Location:
     """Return where the process of one `/proc/<pid>/cgroup`, or of one bare path, runs.
 
-    Of several lines one with a pod wins, then one with a container: in a hybrid hierarchy some
-    controllers may stop at an outer container.
+    Of several lines one with a pod wins, then one with a job, then one with a container: in a
+    hybrid hierarchy some controllers may stop at an outer container, or know no job.
     """
     parsed = _parse(text)
     found = [
@@ -62,17 +85,27 @@ def locate(text: str, *, node_paths: NodePaths = MappingProxyType({})) -> Locati
     if not found:
         return Location()
 
-    def rank(located: tuple[tuple[str | None, str | None], _CgroupLine]) -> tuple[bool, bool, int]:
-        (container_id, pod_uid), line = located
+    def rank(located: tuple[_Place, _CgroupLine]) -> tuple[bool, bool, bool, int]:
+        place, line = located
         known = line.controllers in _CONTROLLERS
         preference = _CONTROLLERS.index(line.controllers) if known else len(_CONTROLLERS)
-        return (pod_uid is None, container_id is None, preference)
+        return (
+            place.pod_uid is None,
+            place.job_id is None,
+            place.container_id is None,
+            preference,
+        )
 
-    (container_id, pod_uid), line = min(found, key=rank)
+    place, line = min(found, key=rank)
     # A host's process is shown by its first line, as a person would name it.
-    if container_id is None and pod_uid is None:
+    if place == _NOWHERE:
         line = parsed[0]
-    return Location(container_id=container_id, pod_uid=pod_uid, line=line.text)
+    return Location(
+        container_id=place.container_id,
+        pod_uid=place.pod_uid,
+        job_id=place.job_id,
+        line=line.text,
+    )
 
 
 def find_node_paths(agents_text: str) -> NodePaths:
@@ -110,17 +143,35 @@ def _parse(text: str) -> list[_CgroupLine]:
     return parsed
 
 
-def _locate_path(
-    segments: Sequence[str], node_path: tuple[str, ...]
-) -> tuple[str | None, str | None]:
+def _locate_path(segments: Sequence[str], node_path: tuple[str, ...]) -> _Place:
     """Return the container and the pod: the outermost pod, and the first container within it.
 
-    The first container, because Docker in a pod is still that pod's container.
+    The first container, because Docker in a pod is still that pod's container. Without a pod it is
+    the job's where the path begins with one.
     """
-    if tuple(segments[: len(node_path)]) == node_path:
-        segments = segments[len(node_path) :]
+    # A whole path begins with a slash, before which there is nothing.
+    root = node_path or ("",)
+    is_below = tuple(segments[: len(root)]) == root
+    if is_below:
+        segments = segments[len(root) :]
     pods = ((index, found) for index, found in enumerate(map(_POD.fullmatch, segments)) if found)
     index, pod = next(pods, (-1, None))
     containers = (_CONTAINER.fullmatch(segment) for segment in segments[index + 1 :])
     container = next(filter(None, containers), None)
-    return (container and container[1], pod and pod[1].replace("_", "-"))
+    return _Place(
+        container_id=container and container[1],
+        pod_uid=pod and pod[1].replace("_", "-"),
+        job_id=_job_of(segments) if is_below and not pod else None,
+    )
+
+
+def _job_of(segments: Sequence[str]) -> str | None:
+    """Return the job of a path from the root of the node's hierarchy on; `None` outside of jobs."""
+    match segments:
+        case [root, user, job, *_] if _SLURM_V1.fullmatch(root) and _SLURM_USER.fullmatch(user):
+            found = _JOB.fullmatch(job)
+        case ["system.slice", scope, job, *_] if _SLURM_V2.fullmatch(scope):
+            found = _JOB.fullmatch(job)
+        case _:
+            found = None
+    return found and found[1]

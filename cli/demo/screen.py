@@ -44,6 +44,7 @@ _MIN_BODY: Final = 2
 _MIN_SCREEN: Final = 3
 _STYLES: Final = {
     Account.POD: "",
+    Account.JOB: "",
     Account.HOST: "yellow",
     Account.UNATTRIBUTED: "red",
     Account.IDLE: "dim",
@@ -284,7 +285,9 @@ def rows_of(event: GpuEvent) -> Iterator[ScreenRow]:
 
 
 def _account(entry: Entry, holder: PodOfEntry) -> str:
-    """Name the account, and on idle who held it."""
+    """Name the account with its job, and on idle who held it."""
+    if entry.job_id is not None:
+        return f"({entry.account}) job {entry.job_id}"
     if holder is NO_POD:
         return f"({entry.account})"
     pod = holder.described

@@ -109,7 +109,7 @@ class Summary(BaseRecord, frozen=True, kw_only=True):
     gap_gpu_seconds: float = 0.0
     """Time in which GPUs did not answer; whoever holds one holds it on."""
     other_gpu_seconds: dict[str, float] = field(default_factory=dict)
-    """Busy seconds booked on accounts that this version does not know, by account."""
+    """Busy seconds booked on accounts that have no place of their own here, by account."""
     incidents: list[IncidentLine]
     """What happened to GPUs, the oldest first."""
     conservation_error_max_ratio: float

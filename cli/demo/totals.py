@@ -183,7 +183,7 @@ class Tally:
     without_pod_ns: int = 0
     """Busy time booked on the host or on nobody."""
     other_ns: dict[str, int] = field(default_factory=dict)
-    """Busy time booked on each account that this version does not know."""
+    """Busy time booked on each account that has no place of its own here, such as a job's."""
     presence: GpuPresence = field(default_factory=GpuPresence)
     """Which GPUs are there, and what has happened to them."""
     latest: dict[str, GpuEvent] = field(default_factory=dict)

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from gpuledger.ledger.aliases import NO_XIDS, AliasMetric, Read, alias_devices
-from gpuledger.ledger.entries import NO_POD, PodIndex, PodOfEntry
+from gpuledger.ledger.entries import PodIndex, holder_job_of
 from gpuledger.ledger.families import Family, FamilyMetric, OverInterval
 from gpuledger.ledger.series import SeriesGroup, SeriesValues
-from gpuledger.records import GpuBooks, GpuEvent, GpuReading
+from gpuledger.records import Entry, GpuBooks, GpuEvent, GpuReading
 
 
 def _mib(size_bytes: int | None) -> int | None:
@@ -120,7 +120,9 @@ LAST_XID: Final = FamilyMetric(
     over_interval=OverInterval.LAST,
 )
 _LABELS: Final = ("gpu", "UUID", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID")
-_POD_LABELS: Final = ("namespace", "pod", "container")
+_HOLDER_LABELS: Final = ("namespace", "pod", "container", "hpc_job")
+_NO_LABELS: Final = ("",) * len(_HOLDER_LABELS)
+_NOBODY: Final = (None, None)
 
 
 class DcgmSeries:
@@ -134,16 +136,16 @@ class DcgmSeries:
         labels = (*_LABELS, "instance", host_label)
         self.families: Final = (
             Family(
-                labels=(*labels, *_POD_LABELS, "GPU_C_ID"),
+                labels=(*labels, *_HOLDER_LABELS, "GPU_C_ID"),
                 metrics=tuple(field.metric for field in OF_DEVICES),
                 is_alias=True,
             ),
             Family(
-                labels=(*labels, *_POD_LABELS),
+                labels=(*labels, *_HOLDER_LABELS),
                 metrics=tuple(field.metric for field in OF_MEMORIES),
                 is_alias=True,
             ),
-            Family(labels=(*labels, *_POD_LABELS), metrics=(LAST_XID,), is_alias=True),
+            Family(labels=(*labels, *_HOLDER_LABELS), metrics=(LAST_XID,), is_alias=True),
         )
 
     def values_of(
@@ -158,7 +160,7 @@ class DcgmSeries:
         values: dict[SeriesGroup, SeriesValues] = {}
         for device in alias_devices(event):
             reading = device.reading
-            holder = _names_of(_sole_holder(device.books, event.interval_ns, pods))
+            holder = _sole_holder(device.books, event.interval_ns, pods)
             labels = (*_labels_of(reading), event.node, event.node, *holder)
             compute_instance = str(reading.compute_instance) if device.is_split else ""
             group = SeriesGroup(of_devices, (*labels, compute_instance))
@@ -184,18 +186,18 @@ def _labels_of(reading: GpuReading) -> tuple[str, ...]:
     )
 
 
-def _sole_holder(books: GpuBooks, interval_ns: int, pods: PodIndex) -> PodOfEntry:
-    """Return the pod that holds all of a device; nobody where several do, or a part is free."""
-    held: Counter[int] = Counter()
+def _sole_holder(books: GpuBooks, interval_ns: int, pods: PodIndex) -> tuple[str, ...]:
+    """Return the labels of who holds all of a device; empty where several do, or a part is free."""
+    held: Counter[tuple[int | None, str | None]] = Counter()
+    holds: dict[tuple[int | None, str | None], Entry] = {}
     for entry in books.entries:
-        if entry.holder is not None:
-            held[entry.holder] += entry.held_ns or 0
-    whole = [entry for entry in books.entries if entry.holder is not None]
+        key = entry.holder, holder_job_of(entry)
+        if key != _NOBODY:
+            held[key] += entry.held_ns or 0
+            holds[key] = entry
     if len(held) != 1 or not interval_ns or held.total() != interval_ns:
-        return NO_POD
-    return pods.holder_of(whole[0])
-
-
-def _names_of(holder: PodOfEntry) -> tuple[str, ...]:
+        return _NO_LABELS
+    ((key, entry),) = holds.items()
+    holder = pods.holder_of(entry)
     pod = holder.described
-    return pod.namespace or "", pod.name or "", holder.container or ""
+    return pod.namespace or "", pod.name or "", holder.container or "", key[1] or ""

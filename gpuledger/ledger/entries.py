@@ -1,4 +1,4 @@
-"""The entries of an event, and whose each is: on which account, of which pod, held by whom.
+"""The entries of an event, and whose each is: on which account, of which pod or job, held by whom.
 
 An event names pods, containers and holders once, and its entries point to them by position.
 Here lives the walk over the entries and these look-ups, for all who write rows or series or show
@@ -16,6 +16,7 @@ import msgspec
 
 from gpuledger.ledger.quantities import UNKNOWN, Amounts, apportion
 from gpuledger.records import (
+    Account,
     BusyMethod,
     EnergyMethod,
     Entry,
@@ -248,6 +249,20 @@ class BookedEntry(NamedTuple):
     """The same of the namespace of the pod on which it is booked, or that held it unused."""
     apportioned: Amounts
     """What it has of the quantities that are apportioned."""
+    job_id: str | None
+    """The job on which it is booked."""
+    holder_job_id: str | None
+    """On idle: the job that held it unused."""
+
+
+def job_of(entry: Entry) -> str | None:
+    """Return the job on which an entry is booked; `None` where it is no job's."""
+    return entry.job_id if entry.account is Account.JOB else None
+
+
+def holder_job_of(entry: Entry) -> str | None:
+    """Return the job that held the part of the GPU of an entry on idle; `None` where none did."""
+    return entry.job_id if entry.account is Account.IDLE and entry.holder is None else None
 
 
 def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[BookedEntry]:
@@ -283,6 +298,8 @@ def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[Bo
                 node,
                 user.namespace or holder.namespace or _NO_NAMESPACE,
                 apportioned,
+                job_of(entry),
+                holder_job_of(entry),
             )
 
 

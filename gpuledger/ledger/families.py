@@ -122,6 +122,8 @@ class HolderLabels(NamedTuple):
     holder_container: str = ""
     holder_state: str = ""
     """Empty where the pod is known: its names say so, and it is one label less to write."""
+    holder_job_id: str = ""
+    """The job where it is none of a pod's."""
 
 
 class PodInfoLabels(NamedTuple):
@@ -269,7 +271,7 @@ POD: Final = Family(
     shares=SharedOfDevice.USE,
 )
 ACCOUNT: Final = Family(
-    labels=("gpu_uuid", "account", *HolderLabels._fields),
+    labels=("gpu_uuid", "account", "job_id", *HolderLabels._fields),
     metrics=tuple(
         FamilyMetric(name=f"gpuledger_account_gpu_{quantity.average}", help=quantity.account_help)
         for quantity in QUANTITIES_OF_USERS

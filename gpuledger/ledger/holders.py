@@ -1,4 +1,4 @@
-"""Who holds each device of a tick, by the kubelet's allocations.
+"""Who holds each device of a tick, by the kubelet's allocations and the scheduler's to jobs.
 
 The kubelet says which devices it has given to which container (`DeviceAllocation`). Which row of a
 tick that is, is said in one of three ways, and each allocation in one alone:
@@ -33,9 +33,13 @@ How much of a device a container holds is a fraction of whole numbers, and indep
 
 What nobody holds is what is left of 1. Where more than 1 is held, each has its part of the sum.
 
+A scheduler such as Slurm gives a job a GPU or an instance as a whole (`JobAllocation`): the jobs of
+a device have equal parts of 1. They come behind the containers, by their ids. A device that is both
+a job's and a container's is held twice, and each has its part of the sum.
+
 A GPU that is cut runs nothing outside its instances. So its own row, the slices that no instance
-has, is nobody's whatever the kubelet gave; and who has the whole GPU holds the instances that were
-given to nobody themselves.
+has, is nobody's whatever was given; and who has the whole GPU holds the instances that were given
+to nobody themselves.
 Pure.
 """
 
@@ -46,7 +50,7 @@ from math import lcm
 from typing import Final, NamedTuple
 
 from gpuledger.errors import GpuledgerError
-from gpuledger.records import DeviceAllocation, GpuReading, NodeSample
+from gpuledger.records import DeviceAllocation, GpuReading, JobAllocation, NodeSample
 
 _GIB: Final = 1 << 30
 # Resources whose devices are pieces of memory, as Alibaba's plugin for cGPU counts them.
@@ -61,16 +65,17 @@ _INSTANCE_UUID: Final = re.compile(r"MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{1
 MAX_ENTRIES: Final = 65_536
 """More entries than this are more bytes than a message may have."""
 
-# What one container holds of a device, or nobody: its position among the tick's
-# `holding_containers`, and how much of `HeldParts.whole` it has.
-Part = tuple[int | None, int]
+# What one container, one job or nobody holds of a device: the position among the tick's
+# `holding_containers` or the job's id, and how much of `HeldParts.whole` it has.
+Part = tuple[int | str | None, int]
 
 
 class HeldParts(NamedTuple):
-    """Into which parts a device is held: by containers, and by nobody."""
+    """Into which parts a device is held: by containers, by jobs, and by nobody."""
 
     parts: Sequence[Part]
-    """By namespace, pod and container, nobody's last; all together have the whole."""
+    """By namespace, pod and container, behind them jobs by their ids, nobody's last; all together
+    have the whole."""
     whole: int
     """What the device comes to, over which each part is a fraction of it."""
 
@@ -147,11 +152,66 @@ def holding_containers(allocations: Iterable[DeviceAllocation]) -> list[HoldingC
 
 
 def find_holders(sample: NodeSample) -> Sequence[HeldParts]:
-    """Return, for each row of the tick, what each container and nobody holds of it.
+    """Return, for each row of the tick, what each container, each job and nobody holds of it.
 
     Raises `TooManyEntriesError` where that is more than a message can hold: the kubelet may give
     every compute instance of a GPU instance to as many containers as there are.
     """
+    held = _held_by_containers(sample)
+    return _with_jobs(held, sample) if sample.job_allocations else held
+
+
+def jobs_by_device(allocations: Iterable[JobAllocation]) -> dict[DeviceKey, list[str]]:
+    """Return the jobs to which each device is given, sorted, each once."""
+    found: dict[DeviceKey, set[str]] = {}
+    for allocation in allocations:
+        device = allocation.gpu_uuid, allocation.gpu_instance
+        found.setdefault(device, set()).add(allocation.job_id)
+    return {device: sorted(jobs) for device, jobs in found.items()}
+
+
+def jobs_of(
+    reading: GpuReading, jobs: Mapping[DeviceKey, Sequence[str]], *, is_held: bool = False
+) -> Sequence[str]:
+    """Return the jobs that hold a device: its own, else those that have the whole GPU.
+
+    `is_held` says that containers hold it: then what the whole GPU's jobs have is the rest of it.
+    """
+    own = [job for key in devices_named_by(reading) for job in jobs.get(key, ())]
+    if own or reading.parent_uuid is None or is_held:
+        return own
+    return jobs.get((reading.parent_uuid, None), ())
+
+
+def _with_jobs(held: Sequence[HeldParts], sample: NodeSample) -> Sequence[HeldParts]:
+    """Return what containers hold, and jobs beside them."""
+    jobs = jobs_by_device(sample.job_allocations or ())
+    cut = {reading.parent_uuid for reading in sample.gpus}
+    left = MAX_ENTRIES
+    found = []
+    for reading, parts in zip(sample.gpus, held, strict=True):
+        is_held = parts.parts[0][0] is not None
+        names = () if reading.uuid in cut else jobs_of(reading, jobs, is_held=is_held)
+        left -= len(names)
+        if left < 0:
+            raise TooManyEntriesError(f"idle has more than {MAX_ENTRIES} jobs")
+        found.append(_beside_jobs(parts, names) if names else parts)
+    return found
+
+
+def _beside_jobs(held: HeldParts, jobs: Sequence[str]) -> HeldParts:
+    """Return the parts of containers and of jobs, which together have all of the device."""
+    number, whole = len(jobs), held.whole
+    parts: list[Part] = [
+        (container, part * number) for container, part in held.parts if container is not None
+    ]
+    if not parts:
+        return HeldParts([(job, 1) for job in jobs], number)
+    total = sum(part for _, part in parts) + whole * number
+    return HeldParts([*parts, *((job, whole) for job in jobs)], total)
+
+
+def _held_by_containers(sample: NodeSample) -> Sequence[HeldParts]:
     if not sample.allocations:
         return [NOBODYS] * len(sample.gpus)
     whole = _whole_gpus(sample.allocations)

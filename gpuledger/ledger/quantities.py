@@ -142,8 +142,8 @@ BUSY_NS: Final = Quantity(
     units_per_base=10**9,
     average="busy_ratio",
     pod_help="Share of the tick in which the container's kernels ran on the GPU.",
-    account_help="Share of the tick booked on no pod: on the host, on nobody that could be seen "
-    "(unattributed), or on idle, where it is the share in which no kernel ran.",
+    account_help="Share of the tick booked on no pod: on a job, on the host, on nobody that could"
+    " be seen (unattributed), or on idle, where it is the share in which no kernel ran.",
     total_name="busy_seconds_total",
     total_help="Time in which the account's kernels ran on the GPU; on idle: in which none ran.",
 )
@@ -160,8 +160,8 @@ HELD_NS: Final = Quantity(
     account_help="Share of the GPU that the holder, or nobody, holds, whatever is used of it; on"
     " idle alone.",
     total_name="held_seconds_total",
-    total_help="Time for which the pod's container held the GPU, whatever it used of it, or on idle"
-    " nobody: of a half of the GPU half of the time.",
+    total_help="Time for which the pod's container, or the job, held the GPU, whatever it used of"
+    " it, or on idle nobody: of a half of the GPU half of the time.",
 )
 QUANTITIES: Final = (
     BUSY_NS,

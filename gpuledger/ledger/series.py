@@ -21,6 +21,8 @@ from gpuledger.ledger.entries import (
     PodOfEntry,
     digest_of_described,
     energy_method_of,
+    holder_job_of,
+    job_of,
     shared,
     slices_of,
 )
@@ -79,7 +81,9 @@ _UNAPPORTIONED: Final = (None,) * len(UNKNOWN)
 _booked_amounts: Final[Callable[[Entry], Amounts]] = attrgetter(
     *(quantity.name for quantity in BOOKED_OF_USERS)
 )
-_whose: Final[Callable[[Entry], tuple[Any, ...]]] = attrgetter("account", "container", "holder")
+_whose: Final[Callable[[Entry], tuple[Any, ...]]] = attrgetter(
+    "account", "container", "holder", "job_id"
+)
 _identity: Final[Callable[[GpuReading], tuple[Any, ...]]] = attrgetter(
     "uuid",
     "index",
@@ -288,13 +292,14 @@ def _know(books: GpuBooks, identity: tuple[Any, ...], pods: PodIndex) -> _Device
     is_instance = reading.parent_uuid is not None
     users, holders = list[SeriesGroup](), list[SeriesGroup | None]()
     for entry in books.entries:
-        holder = _holder_labels(pods.holder_of(entry))
+        holder = _holder_labels(entry, pods)
         is_idle = entry.account is Account.IDLE
         holders.append(SeriesGroup(HOLDER, (reading.uuid, *holder)) if is_idle else None)
         if entry.account is Account.POD:
             user = SeriesGroup(POD, (reading.uuid, *_container_labels(pods.user_of(entry))))
         else:
-            user = SeriesGroup(ACCOUNT, (reading.uuid, entry.account.value, *holder))
+            account = entry.account.value, job_of(entry) or ""
+            user = SeriesGroup(ACCOUNT, (reading.uuid, *account, *holder))
         users.append(user)
     of_reading, whose = identity
     return _DeviceGroups(
@@ -315,9 +320,11 @@ def _number_text(number: int | None) -> str:
     return "" if number is None else str(number)
 
 
-def _holder_labels(holder: PodOfEntry) -> HolderLabels:
+def _holder_labels(entry: Entry, pods: PodIndex) -> HolderLabels:
+    holder = pods.holder_of(entry)
     if holder is NO_POD:
-        return _NO_HOLDER
+        job = holder_job_of(entry)
+        return _NO_HOLDER if job is None else HolderLabels(holder_job_id=job)
     pod = holder.described
     return HolderLabels(
         holder_namespace=shared(pod.namespace or ""),

@@ -1,12 +1,13 @@
-"""What a tick adds to the counters of use: by device, account, pod and container, in whole numbers.
+"""What a tick adds to the counters of use: by device, account, container and job.
 
 Here lives the one table of counters (`COUNTERS`), made from the quantities that are booked, and the
 walk over an event that says by how much each grows (`used_in`). A quantity that is held over the
 tick, as memory is, is counted as the amount times the interval.
 
-A series is of a device, an account, and of a pod's container by its UID and name: labels that never
-change while it lives. Of a container whose names are not known yet nothing is counted under other
-names: it is told by what its names are found by (`Unnamed`), and waits for them elsewhere.
+All is in whole numbers. A series is of a device, an account, and of a pod's container by its UID
+and name or of a job by its id: labels that never change while it lives. Of a container whose names
+are not known yet nothing is counted under other names: it is told by what its names are found by
+(`Unnamed`), and waits for them elsewhere.
 
 `unattributed` is gross: what a settlement takes from it in favour of a container is counted in a
 series of its own, as a counter never falls. Idle is nobody's: who held the device is counted as
@@ -23,9 +24,18 @@ from gpuledger.ledger.entries import (
     PodOfEntry,
     digest_of_described,
     gpu_of,
+    holder_job_of,
+    job_of,
     shared,
 )
-from gpuledger.ledger.families import POD, QUANTITIES_OF_USERS, Family, FamilyMetric
+from gpuledger.ledger.families import (
+    ACCOUNT,
+    POD,
+    QUANTITIES_OF_USERS,
+    Family,
+    FamilyMetric,
+    HolderLabels,
+)
 from gpuledger.ledger.interval_values import maxima_of
 from gpuledger.ledger.quantities import BOOKED, BUSY_NS, HELD_NS, Quantity
 from gpuledger.ledger.series import SeriesGroup, SeriesValues
@@ -50,7 +60,7 @@ def _units_per_base(quantity: Quantity) -> int:
 
 _DIVISORS: Final = (*map(_units_per_base, BOOKED), _NS_PER_SECOND)
 COUNTERS: Final = Family(
-    labels=("gpu_uuid", "account", "namespace", "pod", "pod_uid", "container"),
+    labels=("gpu_uuid", "account", "namespace", "pod", "pod_uid", "container", "job_id"),
     metrics=(
         *(
             FamilyMetric(
@@ -82,6 +92,7 @@ class CountedLabels(NamedTuple):
     pod: str = ""
     pod_uid: str = ""
     container: str = ""
+    job_id: str = ""
 
     @property
     def group(self) -> SeriesGroup:
@@ -155,13 +166,16 @@ def base_units(amounts: UsedAmounts) -> SeriesValues:
 def gauges_of(
     labels: CountedLabels, amounts: UsedAmounts, *, has_maxima: bool
 ) -> Mapping[SeriesGroup, SeriesValues]:
-    """Return which gauges a container has of what is counted of it; their values are 0."""
+    """Return which gauges a container or a job has of what is counted of it; their values are 0."""
     known = dict(zip(COUNTED, amounts, strict=True))
-    gpu_uuid, _, *container = labels
+    gpu_uuid, account, *container, job_id = labels
     values = [None if known.get(one.name) is None else 0.0 for one in QUANTITIES_OF_USERS]
-    found = {SeriesGroup(POD, (gpu_uuid, *container)): tuple(values)}
+    group = SeriesGroup(POD, (gpu_uuid, *container))
+    if account == Account.JOB:
+        group = SeriesGroup(ACCOUNT, (gpu_uuid, account, job_id, *HolderLabels()))
+    found = {group: tuple(values)}
     if has_maxima:
-        found[SeriesGroup(maxima_of(POD), (gpu_uuid, *container))] = tuple(values)
+        found[group._replace(family=maxima_of(group.family))] = tuple(values)
     return found
 
 
@@ -239,7 +253,7 @@ _booked_amounts: Final[Callable[[Entry], tuple[int | None, ...]]] = attrgetter(
     *(quantity.name for quantity in BOOKED)
 )
 _whose_entry: Final[Callable[[Entry], tuple[Any, ...]]] = attrgetter(
-    "account", "container", "holder"
+    "account", "container", "holder", "job_id"
 )
 _MULTIPLIED: Final = tuple(index for index, quantity in enumerate(BOOKED) if quantity.is_gauge)
 
@@ -274,16 +288,19 @@ class _Whose:
         self, gpu_uuid: str, entries: Sequence[Entry], whose: list[tuple[Any, ...]]
     ) -> _DeviceUsers:
         # Most entries of a device have the same holder, or none.
-        holders = {entry.holder: self.holder_of(gpu_uuid, entry) for entry in entries}
+        by = [(entry.holder, holder_job_of(entry)) for entry in entries]
+        holders = {
+            key: self.holder_of(gpu_uuid, entry) for key, entry in zip(by, entries, strict=True)
+        }
         return _DeviceUsers(
             [*map(shared, whose)],
             [self.user_of(gpu_uuid, entry) for entry in entries],
-            [holders[entry.holder] for entry in entries],
+            [holders[key] for key in by],
         )
 
     def user_of(self, gpu_uuid: str, entry: Entry) -> User:
         if entry.account is not Account.POD:
-            return User(CountedLabels(gpu_uuid, entry.account.value))
+            return User(CountedLabels(gpu_uuid, entry.account.value, job_id=job_of(entry) or ""))
         found = self._users.get(entry.container)
         if found is None:
             user = self._pods.user_of(entry)
@@ -291,6 +308,8 @@ class _Whose:
         return _on_device(gpu_uuid, found)
 
     def holder_of(self, gpu_uuid: str, entry: Entry) -> User:
+        if (job := holder_job_of(entry)) is not None:
+            return User(CountedLabels(gpu_uuid, Account.JOB.value, job_id=job))
         found = self._holders.get(entry.holder)
         if found is None:
             holder = self._pods.holder_of(entry)

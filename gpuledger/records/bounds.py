@@ -72,6 +72,8 @@ PerformanceState = Annotated[int, msgspec.Meta(ge=0, le=MAX_PERFORMANCE_STATE)]
 MAX_ID_LENGTH: Final = 256
 """UUIDs have 36 characters, NVML's buffers for them 96 (`NVML_DEVICE_UUID_V2_BUFFER_SIZE`), ids of
 containers 64; device plugins put a replica's number behind a UUID, others the name of a GPU."""
+MAX_JOB_ID_LENGTH: Final = 128
+"""Slurm's are numbers; PBS has a number, an array's index and the server's name."""
 MAX_WORD_LENGTH: Final = 256
 """Names of products and versions have 96 in NVML's buffers (`NVML_DEVICE_NAME_V2_BUFFER_SIZE`)."""
 MAX_SENTENCE_LENGTH: Final = 2_000
@@ -100,13 +102,15 @@ MAX_CONTAINERS: Final = 4_096
 eight containers of each."""
 MAX_ALLOCATIONS: Final = 4_096
 """Devices given out on a node: 16 GPUs shared in time by 256, or 14 GPUs of 288 GiB by GiB."""
+MAX_JOB_ALLOCATIONS: Final = 4_096
+"""Jobs of a node's GPUs and instances: 256 of these, shared by 16 jobs each."""
 MAX_ENDED_PROCESSES: Final = 2_048
 """Ends in one tick, half a message; the driver's own buffer holds accounts of 4,000 processes of a
 GPU, over hours. The agent keeps no more until they are told."""
-MAX_ENTRIES: Final = MAX_CONTAINERS + MAX_ALLOCATIONS + 4
-"""On one GPU: one for each container with processes, one for each that holds it unused, and one
-each for the host, what is unattributed, and what is idle and held by nobody; one more in reserve.
-"""
+MAX_ENTRIES: Final = MAX_CONTAINERS + MAX_ALLOCATIONS + MAX_JOB_ALLOCATIONS + 4
+"""On one GPU: one for each container or job with processes, one for each that holds it unused, and
+one each for the host, what is unattributed, and what is idle and held by nobody; one more in
+reserve."""
 MAX_EVENT_PODS: Final = MAX_CONTAINERS + MAX_ALLOCATIONS
 """Each of them has a container in the event, or holds a device there."""
 MAX_DESCRIPTION_BYTES: Final = 8_192
@@ -144,6 +148,7 @@ MAX_BOOTS: Final = 64
 """Boots of a node that are remembered, which are a few."""
 
 Id = Annotated[str, msgspec.Meta(max_length=MAX_ID_LENGTH)]
+JobId = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_JOB_ID_LENGTH)]
 Word = Annotated[str, msgspec.Meta(max_length=MAX_WORD_LENGTH)]
 Sentence = Annotated[str, msgspec.Meta(max_length=MAX_SENTENCE_LENGTH)]
 Path = Annotated[str, msgspec.Meta(max_length=MAX_PATH_LENGTH)]

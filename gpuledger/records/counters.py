@@ -20,6 +20,7 @@ from gpuledger.records.base import (
 from gpuledger.records.bounds import (
     MAX_BOOTS,
     Id,
+    JobId,
     Label,
     Subdomain,
     Word,
@@ -64,7 +65,7 @@ class CountedPod(ArrayRecord, frozen=True, kw_only=True):
 
 
 class CountedSeries(ArrayRecord, frozen=True, kw_only=True):
-    """The counters of one account or container on one device."""
+    """The counters of one account, container or job on one device."""
 
     gpu: Natural
     """Position of the device in the record's `gpus`."""
@@ -81,6 +82,8 @@ class CountedSeries(ArrayRecord, frozen=True, kw_only=True):
     """Position in the record's `pods`; absent where the account is no pod's."""
     container: Label | None = None
     """The container's name, where it is known."""
+    job_id: JobId | None = None
+    """The job, where the account is a job's."""
 
 
 class WaitingUse(ArrayRecord, frozen=True, kw_only=True):

@@ -33,6 +33,7 @@ from gpuledger.records.bounds import (
     BoottimeNs,
     Id,
     IntervalNs,
+    JobId,
     Label,
     Labels,
     QualifiedName,
@@ -51,7 +52,6 @@ class Account(OpenEnum):
     HOST = "host"
     UNATTRIBUTED = "unattributed"
     IDLE = "idle"
-    # Reserved: nobody writes it yet.
     JOB = "job"
 
 
@@ -110,10 +110,13 @@ class Entry(ArrayRecord, frozen=True, kw_only=True):
     """Energy; absent on a GPU that gives neither energy nor power."""
     holder: Natural | None = None
     """On `idle`: position in the event's `holders` of the container that held this part unused;
-    absent where nobody held it."""
+    absent where none held it."""
     held_ns: Natural | None = None
     """On `idle`: how much of the device is held so, whatever is used of it, as time: of a half of
     it, half of the interval. Over a device they sum to that, also where it does not answer."""
+    job_id: JobId | None = None
+    """On `job`: the job of a scheduler such as Slurm; on `idle`: the job that held this part
+    unused, where the scheduler's own directory says so."""
 
 
 class PodDescription(BaseRecord, frozen=True, kw_only=True):

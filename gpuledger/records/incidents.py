@@ -22,6 +22,7 @@ from gpuledger.records.bounds import (
     MAX_INCIDENT_PROCESSES,
     BoottimeNs,
     Id,
+    JobId,
     Sentence,
     Word,
     at_most,
@@ -84,6 +85,8 @@ class IncidentProcess(BaseRecord, frozen=True, kw_only=True):
     """Its container's id."""
     pod_uid: Id | None = None
     """Its pod's UID."""
+    job_id: JobId | None = None
+    """The job of a scheduler such as Slurm, outside of pods."""
 
 
 class Incident(BaseRecord, frozen=True, kw_only=True):

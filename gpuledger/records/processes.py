@@ -21,6 +21,7 @@ from gpuledger.records.bounds import (
     BoottimeNs,
     DurationNs,
     Id,
+    JobId,
     MemoryBytes,
     Path,
     Pid,
@@ -42,7 +43,8 @@ class ProcessExit(BaseRecord, frozen=True, kw_only=True):
     started_boottime_ns: BoottimeNs
     """Start of the process since the node's boot."""
     container: Natural | None = None
-    """Position of its container in the tick's `containers`; absent for a process of the host."""
+    """Position of its container, or of its job, in the tick's `containers`; absent for a process
+    of the host."""
     lifetime_ns: DurationNs
     """For how long it held the GPU open, by the driver's accounting."""
     busy_ns: DurationNs
@@ -117,6 +119,8 @@ class ProcessRecord(BaseRecord, frozen=True, kw_only=True):
     """The container's id as the path shows it."""
     pod_uid: Id | None = None
     """The pod's UID as the path shows it."""
+    job_id: JobId | None = None
+    """The job of a scheduler such as Slurm as the path shows it, outside of pods."""
     totals: Annotated[list[GpuTotals], at_most(MAX_GPUS)] | None = None
     """At the end: what it used of each GPU, where the driver's accounting is on."""
     busy_ns: Natural | None = None

@@ -23,10 +23,12 @@ from gpuledger.records.bounds import (
     MAX_CONTAINERS,
     MAX_ENDED_PROCESSES,
     MAX_GPUS,
+    MAX_JOB_ALLOCATIONS,
     MAX_PROCESSES,
     BoottimeNs,
     Id,
     IntervalNs,
+    JobId,
     Label,
     MemoryBytes,
     Pid,
@@ -48,12 +50,15 @@ class ProcessKind(OpenEnum):
 
 
 class ContainerRef(ArrayRecord, frozen=True, kw_only=True):
-    """A container as a cgroup path shows it; processes of the tick point to it."""
+    """A container or a job as a cgroup path shows it; processes of the tick point to it."""
 
     container_id: Id | None = None
     """The runtime's id, 64 hexadecimal digits; absent where the path shows only a pod."""
     pod_uid: Id | None = None
     """The pod's UID; absent where the path shows none, as in a private cgroup namespace."""
+    job_id: JobId | None = None
+    """The job of a scheduler such as Slurm, as its own cgroup names it; absent outside of jobs. A
+    container of no pod in a job is the job's; where there is a pod, it is the pod's."""
 
 
 class GpuProcess(ArrayRecord, frozen=True, kw_only=True):
@@ -68,7 +73,8 @@ class GpuProcess(ArrayRecord, frozen=True, kw_only=True):
     started_boottime_ns: BoottimeNs | None = None
     """Start of the process since the node's boot; with node, boot id and pid its identity."""
     container: Natural | None = None
-    """Position of its container in the tick's `containers`; absent for a process of the host."""
+    """Position of its container, or of its job, in the tick's `containers`; absent for a process
+    of the host."""
     memory_used_bytes: MemoryBytes | None = None
     """Device memory it holds at the tick."""
     sm_utilization_ratio: Ratio | None = None
@@ -108,6 +114,18 @@ class DeviceAllocation(BaseRecord, frozen=True, kw_only=True):
     nothing of the device."""
 
 
+class JobAllocation(ArrayRecord, frozen=True, kw_only=True):
+    """A GPU, or an instance of one, that a scheduler such as Slurm has given to a job."""
+
+    gpu_uuid: Id
+    """The GPU on which the device is."""
+    job_id: JobId
+    """The job, as the scheduler's prolog has written it. Several jobs of one device hold equal
+    parts of it."""
+    gpu_instance: SmallNatural | None = None
+    """Where the device is a MIG instance: the driver's id of the GPU instance."""
+
+
 class NodeSample(BaseRecord, frozen=True, kw_only=True):
     """One tick of one node: all that the node knew of its GPUs at that instant."""
 
@@ -130,7 +148,7 @@ class NodeSample(BaseRecord, frozen=True, kw_only=True):
     """The readings, one for each GPU of the node; behind a GPU its MIG instances."""
     # Once each, and pointed to: their ids would be most of a tick, repeated by process.
     containers: Annotated[list[ContainerRef], at_most(MAX_CONTAINERS)]
-    """The containers of the tick's processes, of those that have ended too, each once."""
+    """The containers and jobs of the tick's processes, of those that have ended too, each once."""
     processes: Annotated[list[GpuProcess], at_most(MAX_PROCESSES)]
     """The processes on the GPUs, one entry for each GPU that a process uses; empty where the agent
     sees another pid namespace than the driver's, as its pids would name other processes."""
@@ -138,6 +156,9 @@ class NodeSample(BaseRecord, frozen=True, kw_only=True):
     """What the kubelet has given to whom; empty where the kubelet does not answer."""
     ended_processes: Annotated[list[ProcessExit], at_most(MAX_ENDED_PROCESSES)] | None = None
     """The processes that are done with a GPU by this tick, where the driver's accounting is on."""
+    job_allocations: Annotated[list[JobAllocation], at_most(MAX_JOB_ALLOCATIONS)] | None = None
+    """What a scheduler has given to which job, by the directory that its prolog writes; absent
+    where it has given nothing, or nobody says."""
 
 
 class NodeReadings(BaseRecord, frozen=True, kw_only=True):

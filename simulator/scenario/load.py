@@ -109,6 +109,7 @@ def _check_names(scenario: Scenario) -> None:
             raise UserError(f"nodes[{number}].name: {name!r} comes twice; give each node its own")
     places = [(f"pods[{i}].node", pod.node) for i, pod in enumerate(scenario.pods)]
     places += [(f"host_processes[{i}].node", p.node) for i, p in enumerate(scenario.host_processes)]
+    places += [(f"jobs[{i}].node", job.node) for i, job in enumerate(scenario.jobs)]
     places += [(f"incidents[{i}].node", one.node) for i, one in enumerate(scenario.incidents)]
     for where, name in places:
         if name not in nodes:

@@ -343,7 +343,24 @@ class HostProcess(Process, frozen=True, kw_only=True, forbid_unknown_fields=True
     node: Name
     """The node on which it runs."""
     cgroup: Annotated[str, Meta(pattern="^/")] = "/system.slice/ssh.service"
-    """Its cgroup path."""
+    """Its cgroup path; one of Slurm's makes it a job's."""
+
+
+class ScenarioJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job to which a scheduler such as Slurm gives GPUs, as its prolog and epilog write it."""
+
+    id: Annotated[str, Meta(min_length=1)]
+    """Its id, a line of the GPUs' files."""
+    node: Name
+    """The node on which it has them."""
+    gpus: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
+    """The driver's indices of the GPUs."""
+    gpu_instance: Annotated[int, Meta(ge=0)] | None = None
+    """Where it has a MIG instance alone: the driver's id of the GPU instance."""
+    start_seconds: Seconds = 0.0
+    """When the prolog writes it, since the scenario's start."""
+    end_seconds: Positive | None = None
+    """When the epilog takes it away, since the scenario's start; absent: never."""
 
 
 class ScenarioContainer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -426,6 +443,8 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The pods."""
     host_processes: list[HostProcess] = field(default_factory=list)
     """Processes outside of every pod."""
+    jobs: list[ScenarioJob] = field(default_factory=list)
+    """What a scheduler has given to whom; what a job runs are host processes in its cgroup."""
     incidents: list[GpuIncident] = field(default_factory=list)
     """What goes wrong with the GPUs."""
     faults: list[Fault] = field(default_factory=list)

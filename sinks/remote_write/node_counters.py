@@ -227,6 +227,7 @@ class UseOfNode:
                 seen_time_ns=use.seen_ns,
                 amounts=_as_texts(use.amounts),
                 begun_time_ns=[*use.begun_ns],
+                job_id=labels.job_id or None,
             )
             for labels, use in self.series.items()
         ]
@@ -306,7 +307,9 @@ def _pod_of(labels: CountedLabels) -> CountedPod:
 
 
 def _labels_of(record: NodeCounters, of: CountedSeries | WaitingUse) -> CountedLabels:
-    account = of.account if isinstance(of, CountedSeries) else Account.POD.value
+    account, job_id = Account.POD.value, None
+    if isinstance(of, CountedSeries):
+        account, job_id = of.account, of.job_id
     pod = _NO_POD if of.pod is None else record.pods[of.pod]
     return CountedLabels(
         record.gpus[of.gpu],
@@ -315,6 +318,7 @@ def _labels_of(record: NodeCounters, of: CountedSeries | WaitingUse) -> CountedL
         pod.name or "",
         pod.uid or "",
         of.container or "",
+        job_id or "",
     )
 
 

@@ -55,6 +55,8 @@ from sinks.timelines import MAX_SEEN_BOOTS
 
 INCIDENTS_NS: Final = 10 * NS_PER_SECOND
 """How often incidents are sent where nothing else is said."""
+_WITH_GAUGES: Final = frozenset({Account.POD.value, Account.JOB.value})
+"""The accounts of which each series has gauges of its own, which end with it."""
 _NONE: Final[Mapping[str, int]] = MappingProxyType({})
 
 
@@ -359,14 +361,14 @@ class NodeIntervals:
     def sent_before(self, record: Record) -> IntervalSamples:
         """Return what is known of the samples of the last interval that was counted.
 
-        Of a node that goes on from a record: its counters, and the gauges of containers that had
-        anything in that interval, as far as their names say which series these are. `record` is of
-        the tick with which it goes on.
+        Of a node that goes on from a record: its counters, and the gauges of containers and jobs
+        that had anything in that interval, as far as their names say which series these are.
+        `record` is of the tick with which it goes on.
         """
         values: dict[SeriesGroup, SeriesValues] = {}
         for labels, use in self._use.series.items():
             values[labels.group] = base_units(use.amounts)
-            if labels.account == Account.POD and use.seen_ns >= self._time_ns:
+            if labels.account in _WITH_GAUGES and use.seen_ns >= self._time_ns:
                 values |= gauges_of(labels, use.amounts, has_maxima=bool(self._interval_ns))
         return IntervalSamples(node=self._node, time_ns=self._time_ns, values=values, record=record)
 

@@ -20,13 +20,15 @@ class Location:
     """The runtime's id, 64 hexadecimal digits; `None` where the path names no container."""
     pod_uid: str | None = None
     """The pod's UID, or a static pod's configuration hash; `None` where the path names no pod."""
+    job_id: str | None = None
+    """The scheduler's job, outside of every pod; `None` where the path names none."""
     line: str | None = None
     """The line that said so, else the first line; `None` where there was none."""
 
     @property
-    def in_container(self) -> bool:
-        """Whether the path names a pod or a container at all: everything else is the host."""
-        return self.container_id is not None or self.pod_uid is not None
+    def is_of_host(self) -> bool:
+        """Whether the path names neither a pod nor a container nor a job."""
+        return self.container_id is None and self.pod_uid is None and self.job_id is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +166,7 @@ class ProcessTable:
                 command=process.certain_facts.command,
                 container_id=process.certain_facts.location.container_id,
                 pod_uid=process.certain_facts.location.pod_uid,
+                job_id=process.certain_facts.location.job_id,
             )
             for process in known
         ]
@@ -213,6 +216,7 @@ def make_record(
         cgroup_path=facts.location.line,
         container_id=facts.location.container_id,
         pod_uid=facts.location.pod_uid,
+        job_id=facts.location.job_id,
     )
 
 

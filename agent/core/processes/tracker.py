@@ -53,20 +53,23 @@ class ProcessCounts:
 
 @dataclass
 class ContainerTable:
-    """The tick's containers: each once, in the order of first mention."""
+    """The tick's containers and jobs: each once, in the order of first mention."""
 
-    _indices: dict[tuple[str | None, str | None], int] = field(default_factory=dict)
+    _indices: dict[tuple[str | None, str | None, str | None], int] = field(default_factory=dict)
 
     def index_of(self, location: Location) -> int | None:
-        """Return the position of a container; `None` for the host."""
-        if not location.in_container:
+        """Return the position of a container or a job; `None` for the host."""
+        if location.is_of_host:
             return None
-        identity = (location.container_id, location.pod_uid)
+        identity = (location.container_id, location.pod_uid, location.job_id)
         return self._indices.setdefault(identity, len(self._indices))
 
     def refs(self) -> list[ContainerRef]:
         """Return the table."""
-        return [ContainerRef(container_id=id_, pod_uid=uid) for id_, uid in self._indices]
+        return [
+            ContainerRef(container_id=id_, pod_uid=uid, job_id=job)
+            for id_, uid, job in self._indices
+        ]
 
 
 class ProcessTracker:

@@ -65,6 +65,8 @@ class DeviceIndex:
     """GPU and GPU instance by the UUID of a MIG instance."""
     layouts: Mapping[str, Sequence[MigInstance]] = field(default_factory=dict)
     """MIG instances by GPU."""
+    by_index: Mapping[int, str] = field(default_factory=dict)
+    """GPU by the driver's index."""
 
     @classmethod
     def of(cls, gpus: Iterable[GpuFacts]) -> "DeviceIndex":
@@ -79,6 +81,7 @@ class DeviceIndex:
                 for instance in gpu.instances
             },
             layouts={gpu.uuid: gpu.instances for gpu in found},
+            by_index={gpu.index: gpu.uuid for gpu in found},
         )
 
 

@@ -62,15 +62,18 @@ def _settle(end: ProcessExit, unbooked: int, sample: NodeSample) -> Settlement:
     # Nothing of the GPU is needed here, but who counts rows counts on it that it is there.
     if end.gpu >= len(sample.gpus):
         raise IndexError(f"gpu {end.gpu} of {len(sample.gpus)}")
-    account, container = Account.HOST, end.container
+    account, container, job_id = Account.HOST, end.container, None
     if container is not None:
         ref = sample.containers[container]
-        if ref.container_id is not None or ref.pod_uid is not None:
+        if ref.pod_uid is None and ref.job_id is not None:
+            account, job_id = Account.JOB, ref.job_id
+        elif ref.container_id is not None or ref.pod_uid is not None:
             account = Account.POD
     owed = Entry(
         account=account,
         container=container if account is Account.POD else None,
         busy_ns=unbooked,
+        job_id=job_id,
     )
     written_off = Entry(account=Account.UNATTRIBUTED, busy_ns=-unbooked)
     from_time_ns, until_time_ns = _times(end, sample)

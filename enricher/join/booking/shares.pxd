@@ -18,6 +18,7 @@ cdef long long NS_PER_SECOND
 cdef class Claim(Portion):
     cdef readonly object account
     cdef readonly object container
+    cdef readonly object job_id
     cdef public Py_ssize_t rank
     cdef readonly bint is_sampled
     cdef readonly bint has_memory
@@ -31,7 +32,7 @@ cdef class Claim(Portion):
     cpdef add(self, process)
 
 @cython.locals(claim=Claim)
-cpdef Claim make_claim(account, container=*, Py_ssize_t rank=*)
+cpdef Claim make_claim(account, container=*, Py_ssize_t rank=*, job_id=*)
 
 @cython.final
 @cython.no_gc
@@ -73,14 +74,18 @@ cpdef book_gpu(
 
 @cython.locals(
     order=list, ranks=list, of_rank=list, processes=list, found=list, claims=list, claim=Claim,
-    host=Py_ssize_t, rank=Py_ssize_t,
+    jobs=Py_ssize_t, host=Py_ssize_t, rank=Py_ssize_t,
 )
 cpdef list gather_claims(sample)
 
 @cython.locals(
-    names=list, ranks=list, order=list, name=tuple, index=Py_ssize_t, rank=Py_ssize_t
+    names=list, of_jobs=list, ranks=list, order=list, name=tuple, index=Py_ssize_t,
+    rank=Py_ssize_t, jobs=Py_ssize_t,
 )
 cdef tuple _rank(containers)
+
+@cython.locals(index=Py_ssize_t)
+cdef _rank_jobs(list names, list order, list ranks)
 
 @cython.locals(claim=Claim)
 cpdef bint are_unmeasured(list claims)

@@ -1,7 +1,8 @@
 """The books of one row of a tick: who was on the GPU, and what is booked on whom. Pure.
 
-How it works. The processes on a GPU become claims, one for each container, one for the host and one
-for those of which nothing could be read (`gather_claims`). Each quantity is then split on its own:
+How it works. The processes on a GPU become claims, one for each container of a pod, one for each
+job, one for the host and one for those of which nothing could be read (`gather_claims`). Each
+quantity is then split on its own:
 
 - busy time (`split_busy`), by what the driver sampled of the processes, else by memory held, else
   in equal parts;
@@ -11,7 +12,8 @@ for those of which nothing could be read (`gather_claims`). Each quantity is the
 
 A split says what each claim has, what is used and nobody claims, and what is idle, by who holds it.
 `book_gpu` makes entries of the three splits in an order that readers may count on: pods' containers
-by UID and container id, the host, nobody's, and idle by who holds it, what nobody holds last.
+by UID and container id, jobs by their ids, the host, nobody's, and idle by who holds it, containers
+before jobs and what nobody holds last.
 Whatever is read, the entries of a quantity sum to the device; of a quantity that the driver does
 not give, nothing is booked: absent is not zero.
 
@@ -61,6 +63,7 @@ from gpuledger.records import (
 
 # Looked up once: an enum's member costs as much as the multiplication for which it stands.
 _POD: Final = Account.POD
+_JOB: Final = Account.JOB
 _HOST: Final = Account.HOST
 _UNATTRIBUTED: Final = Account.UNATTRIBUTED
 _IDLE: Final = Account.IDLE
@@ -116,6 +119,7 @@ class Claim(Portion):
         "has_ended",
         "has_memory",
         "is_sampled",
+        "job_id",
         "memory_bytes",
         "millijoules",
         "rank",
@@ -127,9 +131,11 @@ class Claim(Portion):
         # them over costs as much as all fields.
         self.weight = self.part = 0
         self.account = _UNATTRIBUTED
-        """`pod`, `host`, or `unattributed` for processes of which nothing could be read."""
+        """`pod`, `job`, `host`, or `unattributed` for processes of which nothing could be read."""
         self.container: int | None = None
         """On a pod's: position of its container in the tick's `containers`."""
+        self.job_id: str | None = None
+        """On a job's: its id."""
         self.rank = 0
         """Where it stands among the accounts of the tick."""
         self.is_sampled = False
@@ -164,12 +170,15 @@ class Claim(Portion):
             self.memory_bytes += memory_bytes
 
 
-def make_claim(account: Account, container: int | None = None, rank: int = 0) -> Claim:
+def make_claim(
+    account: Account, container: int | None = None, rank: int = 0, job_id: str | None = None
+) -> Claim:
     """Return the claim of an account that asks for nothing yet."""
     claim = Claim()
     claim.account = account
     claim.container = container
     claim.rank = rank
+    claim.job_id = job_id
     return claim
 
 
@@ -325,13 +334,14 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
 def gather_claims(sample: NodeSample) -> list[list[Claim]]:
     """Return the claims on each GPU of the tick, in the order of its `gpus`.
 
-    Pods' come first, by UID and container id, then the host's, then nobody's. A process without a
-    container, or whose container shows neither id nor pod, is the host's. One whose start could not
-    be read either was gone before it could be looked at: nobody's. Raises `IndexError` where a
-    process points to a GPU or a container that the tick does not have, and `RepeatedContainerError`
-    where it names one twice.
+    Pods' come first, by UID and container id, then jobs' by their ids, the host's and nobody's. A
+    process without a container, or whose container shows neither id nor pod nor job, is the host's.
+    One whose start could not be read either was gone before it could be looked at: nobody's. Raises
+    `IndexError` where a process points to a GPU or a container that the tick does not have, and
+    `RepeatedContainerError` where it names one twice.
     """
-    order, ranks = _rank(sample.containers)
+    containers = sample.containers
+    order, ranks, jobs = _rank(containers)
     host = len(order)
     # By account first, and that in order: so each GPU's claims come in order, and none is sorted.
     of_rank: list[list[GpuProcess]] = [[] for _ in range(host + 2)]
@@ -351,8 +361,10 @@ def gather_claims(sample: NodeSample) -> list[list[Claim]]:
                 if claim.rank == rank:
                     claim.add(process)
                     continue
-            if rank < host:
+            if rank < jobs:
                 claim = make_claim(_POD, order[rank], rank)
+            elif rank < host:
+                claim = make_claim(_JOB, None, rank, containers[order[rank]].job_id)
             else:
                 claim = make_claim(_HOST if rank == host else _UNATTRIBUTED, None, rank)
             claim.add(process)
@@ -360,18 +372,22 @@ def gather_claims(sample: NodeSample) -> list[list[Claim]]:
     return found
 
 
-def _rank(containers: Sequence[ContainerRef]) -> tuple[list[int], list[int]]:
+def _rank(containers: Sequence[ContainerRef]) -> tuple[list[int], list[int], int]:
     """Return the positions of a tick's containers by whose they are, and the rank of each.
 
-    One that shows neither id nor pod is no pod's, whatever container the agent took it for: its
-    rank is the host's, behind all.
+    The last of the three is the first rank that is a job's. What a job has in several containers is
+    one claim: the position is that of one of them. One that shows neither id nor pod nor job is
+    nobody's of these, whatever container the agent took it for: its rank is the host's, behind all.
     """
     names: list[tuple[str, str, int]] = []
+    of_jobs: list[tuple[str, str, int]] = []
     ranks = []
     for index, container in enumerate(containers):
         pod_uid, container_id = container.pod_uid, container.container_id
         ranks.append(-1)
-        if pod_uid is not None or container_id is not None:
+        if pod_uid is None and container.job_id is not None:
+            of_jobs.append((container.job_id, container_id or "", index))
+        elif pod_uid is not None or container_id is not None:
             names.append((pod_uid or "", container_id or "", index))
     names.sort()
     order = []
@@ -382,9 +398,25 @@ def _rank(containers: Sequence[ContainerRef]) -> tuple[list[int], list[int]]:
         last_uid, last_id = pod_uid, container_id
         order.append(index)
         ranks[index] = rank
-    if len(order) < len(ranks):
+    jobs = len(order)
+    if of_jobs:
+        _rank_jobs(of_jobs, order, ranks)
+    if len(names) + len(of_jobs) < len(ranks):
         ranks = [len(order) if rank < 0 else rank for rank in ranks]
-    return order, ranks
+    return order, ranks, jobs
+
+
+def _rank_jobs(names: list[tuple[str, str, int]], order: list[int], ranks: list[int]) -> None:
+    """Put jobs behind the containers of pods, in `order` and `ranks`: a rank for each."""
+    names.sort()
+    last_job, last_id = None, None
+    for job_id, container_id, index in names:
+        if job_id != last_job:
+            order.append(index)
+        elif container_id == last_id:
+            raise RepeatedContainerError(index)
+        last_job, last_id = job_id, container_id
+        ranks[index] = len(order) - 1
 
 
 def are_unmeasured(claims: Sequence[Claim]) -> bool:
@@ -664,6 +696,7 @@ def _enter(  # noqa: PLR0917  # by position, as C knows no keywords
             busy_ns=None if busy is None else claim.busy_ns,
             memory_bytes=None if memory is None else claim.booked_bytes,
             energy_millijoules=None if energy is None else claim.millijoules,
+            job_id=claim.job_id,
         )
         for claim in claims
     ]
@@ -674,8 +707,9 @@ def _enter(  # noqa: PLR0917  # by position, as C knows no keywords
                 busy_ns=None if busy is None else busy.idle_of(index),
                 memory_bytes=None if memory is None else memory.idle_of(index),
                 energy_millijoules=None if energy is None else energy.idle_of(index),
-                holder=holder,
+                holder=holder if isinstance(holder, int) else None,
                 held_ns=held_ns[index],
+                job_id=holder if isinstance(holder, str) else None,
             )
         )
     return entries

@@ -303,7 +303,9 @@ def _fitting(namespaces: Sequence[NamespaceDescription]) -> list[NamespaceDescri
 def _size_bytes(descriptions: PodDescriptions) -> int:
     """Return about how much memory it takes."""
     texts = sum(
-        len(container.container_id or "") + len(container.pod_uid or "")
+        len(container.container_id or "")
+        + len(container.pod_uid or "")
+        + len(container.job_id or "")
         for container in descriptions.containers
     )
     texts += sum(
@@ -326,7 +328,9 @@ def _size_bytes(descriptions: PodDescriptions) -> int:
 
 
 def identity_of(container: ContainerRef | IncidentProcess) -> Identity:
-    """Return the pair by which the pod of a container is found."""
+    """Return the pair by which the pod of a container is found; a job's container has none."""
+    if container.pod_uid is None and container.job_id is not None:
+        return _HOST
     return container.pod_uid, container.container_id
 
 

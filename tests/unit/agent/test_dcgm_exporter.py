@@ -116,6 +116,7 @@ def test_gpuledgers_own_settings_win() -> None:
         (["-n"], "exposition.host_label", "none"),
         (["--no-hostname=0"], "exposition.host_label", "hostname"),
         (["--pod-resources-kubelet-socket", "/k.sock"], "kubelet.socket", Path("/k.sock")),
+        (["--hpc-job-mapping-dir", "/run/gpu-jobs"], "job_mapping_dir", Path("/run/gpu-jobs")),
         (["--web-config-file", "/web.yaml"], "http.web_config_file", Path("/web.yaml")),
         (["-x", "60000"], "exposition.event_window_seconds", 60.0),
         (["--clock-events-count-window-size=1500"], "exposition.event_window_seconds", 1.5),

@@ -26,9 +26,9 @@ def test_each_line_of_standard_input_becomes_one_object_in_order(
     lines = "\n".join(vector["line"] for vector in VECTORS)
     monkeypatch.setattr("sys.stdin", io.StringIO(lines + "\n\n"))
     assert main(["cgroup", "--format", "json"]) == 0
-    keys = ("line", "pod_uid", "container_id")
+    keys = ("line", "pod_uid", "container_id", "job_id")
     assert objects(capsys.readouterr().out) == [
-        {key: vector[key] for key in keys} for vector in VECTORS
+        {key: vector.get(key) for key in keys} for vector in VECTORS
     ]
 
 
@@ -39,8 +39,8 @@ def test_a_file_is_read_as_the_agent_reads_it(
     file.write_text(f"3:memory:/docker/{ID}\n{LINE}\n")
     assert main(["cgroup", str(file), "0::/", "--format=json"]) == 0
     assert objects(capsys.readouterr().out) == [
-        {"line": LINE, "pod_uid": UID, "container_id": ID},
-        {"line": "0::/", "pod_uid": None, "container_id": None},
+        {"line": LINE, "pod_uid": UID, "container_id": ID, "job_id": None},
+        {"line": "0::/", "pod_uid": None, "container_id": None, "job_id": None},
     ]
 
 
@@ -48,7 +48,7 @@ def test_a_table_names_its_columns(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cgroup", LINE]) == 0
     head, row = capsys.readouterr().out.splitlines()
     assert head.split("  ")[0] == "POD UID"
-    assert row.split() == [UID, ID, LINE]
+    assert row.split() == [UID, ID, "-", LINE]
 
 
 @pytest.mark.parametrize("path", ["/proc/nobody/cgroup", "{folder}/nothing", "{folder}/locked"])

@@ -151,7 +151,7 @@ def test_what_is_absent_gets_no_key_and_reads_as_none() -> None:
 def test_what_is_absent_from_a_record_that_is_an_array_keeps_its_place() -> None:
     container = ContainerRef(pod_uid="u")
 
-    assert encode(container) == b'[null,"u"]'
+    assert encode(container) == b'[null,"u",null]'
     assert Decoder(topic="a.topic", record=ContainerRef).decode(b'[null,"u"]') == container
     assert Decoder(topic="a.topic", record=ContainerRef).decode(b"[]") == ContainerRef()
 

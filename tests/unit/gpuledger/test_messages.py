@@ -5,6 +5,7 @@ A golden message is never changed. A new optional field gets a message with the 
 
 import json
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -88,9 +89,24 @@ def with_spare_fields(hint: Any, value: Any) -> Any:  # noqa: ANN401 - any type 
         return {k: with_spare_fields(get_args(present)[1], part) for k, part in value.items()}
     hints = get_type_hints(present)
     if issubclass(present, ArrayRecord):
-        places = zip(hints.values(), value, strict=True)
+        places = zip_longest(hints.values(), value)
         return [*(with_spare_fields(*place) for place in places), SPARE]
     return {k: with_spare_fields(hints[k], v) for k, v in value.items()} | SPARE
+
+
+def with_places_of_today(hint: Any, value: Any) -> Any:  # noqa: ANN401 - as above
+    """Put null in the places that records which are arrays have had added since."""
+    present = without_absence(hint)
+    if value is None or not list(classes_in(present)):
+        return value
+    if get_origin(present) is list:
+        return [with_places_of_today(get_args(present)[0], part) for part in value]
+    if get_origin(present) is dict:
+        return {k: with_places_of_today(get_args(present)[1], part) for k, part in value.items()}
+    hints = get_type_hints(present)
+    if issubclass(present, ArrayRecord):
+        return [with_places_of_today(*place) for place in zip_longest(hints.values(), value)]
+    return {k: with_places_of_today(hints[k], v) for k, v in value.items()}
 
 
 @each_topic
@@ -130,7 +146,7 @@ def test_a_golden_message_decodes_and_encodes_to_the_same_json(message: Path) ->
     record = decoder(topic).decode(message.read_bytes())
 
     assert isinstance(record, topic.record)
-    assert json.loads(encode(record)) == written
+    assert json.loads(encode(record)) == with_places_of_today(topic.record, written)
     assert decoder(topic).decode(encode(record)) == record
 
 

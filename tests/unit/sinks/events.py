@@ -3,6 +3,7 @@
 from typing import TypeVar
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuledger.records import (
     Account,
@@ -50,13 +51,16 @@ def _words(of: type[_Open]) -> st.SearchStrategy[_Open]:
 def _entries(draw: st.DrawFn) -> Entry:
     account = draw(_words(Account))
     is_pod, is_idle = account is Account.POD, account is Account.IDLE
+    holder = draw(st.none() | st.integers(0, 1)) if is_idle else None
+    has_job = account is Account.JOB or (is_idle and holder is None)
     return Entry(
         account=account,
         container=draw(_CONTAINER) if is_pod else None,
         busy_ns=draw(_TIME),
         memory_bytes=draw(_QUANTITY),
         energy_millijoules=draw(_QUANTITY),
-        holder=draw(st.none() | st.integers(0, 1)) if is_idle else None,
+        holder=holder,
+        job_id=draw(st.sampled_from([None, "7", "1234[5].server"])) if has_job else None,
     )
 
 
@@ -66,7 +70,7 @@ def _settlements(draw: st.DrawFn, gpus: int) -> Settlement:
     owed = Entry(account=Account.HOST, busy_ns=busy_ns)
     return settlement(
         busy_ns,
-        draw(st.sampled_from([None, owed])),
+        draw(st.sampled_from([None, owed, replace(owed, account=Account.JOB, job_id="7")])),
         busy_method=draw(_words(BusyMethod)),
         gpu=draw(st.integers(0, gpus - 1)),
         from_time_ns=START_NS - draw(st.integers(0, 100 * SECOND_NS)),

@@ -274,7 +274,11 @@ class ExitMatcher:
                 waiting.missing.discard(totals.gpu_uuid)
                 waiting.totals.append(totals)
                 record = waiting.record
-                location = Location(container_id=record.container_id, pod_uid=record.pod_uid)
+                location = Location(
+                    container_id=record.container_id,
+                    pod_uid=record.pod_uid,
+                    job_id=record.job_id,
+                )
                 facts = ProcessFacts(
                     started_boottime_ns=record.started_boottime_ns, location=location
                 )

@@ -16,9 +16,11 @@ from gpuledger.records import (
     GpuProfiling,
     GpuThrottling,
     GpuTraffic,
+    JobAllocation,
 )
 from tests.unit.agent.exposition.builders import (
     GIB,
+    Reported,
     Row,
     allocation,
     gpu,
@@ -53,6 +55,35 @@ def test_a_series_has_dcgm_exporters_labels_in_their_order() -> None:
         ',modelName="NVIDIA H100 80GB HBM3",hostname="node-1",DCGM_FI_DRIVER_VERSION="570.86.15"'
         ',container="main",namespace="ml",pod="train-0"} 41'
     )
+
+
+def with_jobs(reported: Reported, *jobs: tuple[str, str, int | None]) -> Reported:
+    held = [
+        JobAllocation(gpu_uuid=uuid, job_id=job, gpu_instance=number) for uuid, job, number in jobs
+    ]
+    return reported._replace(sample=replace(reported.sample, job_allocations=held))
+
+
+@pytest.mark.parametrize(
+    ("jobs", "shown"),
+    [
+        ([("GPU-0", "4242", None)], {"GPU-0": "4242", "GPU-1": None}),
+        ([("GPU-0", "4242", None), ("GPU-0", "4243", None)], {"GPU-0": None, "GPU-1": None}),
+        ([("GPU-1", "4242", None)], {"GPU-0": None, "GPU-1": "4242"}),
+    ],
+    ids=["one", "two: the series stands once", "another's"],
+)
+def test_a_device_that_one_job_holds_has_dcgm_exporters_label_of_it(
+    jobs: list[tuple[str, str, int | None]], shown: dict[str, str | None]
+) -> None:
+    it = node()
+    it.show(with_jobs(sample(*(gpu(one, temperature_celsius=41) for one in (0, 1))), *jobs))
+    lines = it.lines("DCGM_FI_DEV_GPU_TEMP")
+    found = {uuid: line for uuid in shown for line in lines if f'UUID="{uuid}"' in line}
+    assert len(lines) == len(shown)
+    for uuid, job in shown.items():
+        assert ("hpc_job=" in found[uuid]) == (job is not None)
+        assert job is None or f'hpc_job="{job}"' in found[uuid]
 
 
 def test_help_and_type_are_dcgm_exporters() -> None:

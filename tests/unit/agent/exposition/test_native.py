@@ -3,12 +3,19 @@
 from itertools import product
 
 import pytest
+from msgspec.structs import replace
 
 from agent.core.incidents import make_incident
 from agent.exposition.device import COUNTED_FROM_ZERO
 from agent.settings import ExpositionSettings
 from gpuledger.keys import NodeId
-from gpuledger.records import GpuHealth, GpuLimits, GpuThrottling
+from gpuledger.records import (
+    ContainerRef,
+    GpuHealth,
+    GpuLimits,
+    GpuThrottling,
+    JobAllocation,
+)
 from tests.unit.agent.exposition.builders import (
     GIB,
     Node,
@@ -120,6 +127,21 @@ def test_a_container_has_what_its_processes_use_on_each_gpu() -> None:
         ("1", "uid-one"): GIB,
         ("1", "uid-two"): GIB,
     }
+
+
+def test_a_job_has_what_its_processes_use_and_what_it_was_given() -> None:
+    it = node()
+    shown = sample(gpu(0), processes=[process(0, 0)])
+    tick = replace(
+        shown.sample,
+        containers=[ContainerRef(job_id="4242")],
+        job_allocations=[JobAllocation(gpu_uuid="GPU-0", job_id="4242", gpu_instance=7)],
+    )
+    it.show(shown._replace(sample=tick))
+    (busy,) = it.lines("gpuledger_container_gpu_busy_ratio")
+    (given,) = it.lines("gpuledger_node_gpu_job_allocation_info")
+    assert busy.endswith(',gpu_index="0",job_id="4242"} 0.25')
+    assert given.endswith('{node="node-1",gpu_uuid="GPU-0",gpu_instance="7",job_id="4242"} 1')
 
 
 def test_incidents_are_counted_for_ever() -> None:

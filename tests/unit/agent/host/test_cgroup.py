@@ -21,14 +21,15 @@ OUTER, INNER = "a" * 64, "b" * 64
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=[vector["shape"] for vector in VECTORS])
-def test_every_known_shape_gives_its_container_and_pod(vector: dict[str, Any]) -> None:
+def test_every_known_shape_gives_its_container_pod_and_job(vector: dict[str, Any]) -> None:
     found = locate(vector["line"])
     assert (found.container_id, found.pod_uid) == (vector["container_id"], vector["pod_uid"])
+    assert found.job_id == vector.get("job_id")
     assert found.line == vector["line"]
 
 
 def test_the_vectors_are_all_there() -> None:
-    assert len(VECTORS) >= 44
+    assert len(VECTORS) >= 52
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,56 @@ def test_a_path_is_read_by_whole_segments(
 ) -> None:
     found = locate(f"0::{path}")
     assert (found.container_id, found.pod_uid) == (container_id, pod_uid), law
+
+
+SLURM_V1, SLURM_V2 = "/slurm/uid_1000/job_7/step_0", "/system.slice/slurmstepd.scope/job_7"
+USERS = "/user.slice/user-1000.slice/user@1000.service"
+
+
+@pytest.mark.parametrize(
+    ("law", "path", "job_id"),
+    [
+        ("a user's own folder is no job", f"{USERS}/slurm/uid_0/job_8/step_0", None),
+        ("nor is a user's scope", f"{USERS}/slurmstepd.scope/job_8", None),
+        ("nor a slice in a user's", f"{USERS}{SLURM_V2}", None),
+        ("nor one in another's service", f"/system.slice/ssh.service{SLURM_V2}", None),
+        ("nor one in a job", f"{SLURM_V2}/step_0/user/task_0/job_8", "7"),
+        ("nor a whole tree in a job", f"{SLURM_V1}/slurm/uid_1000/job_8", "7"),
+        ("the scope is a segment as a whole", "/system.slice/slurmstepd.scopes/job_8", None),
+        ("and so is the root", "/slurms/uid_1000/job_8", None),
+        ("a job is of a user", "/slurm/job_8", None),
+        ("a job has a number", "/slurm/uid_1000/job_8x", None),
+        ("in ASCII's digits", "/slurm/uid_1000/job_\u0668", None),
+        ("of which there are few", f"/slurm/uid_1000/job_{'8' * 21}", None),
+        ("a job of a container is no node's", f"/docker/{OUTER}{SLURM_V2}", None),
+        ("a removed cgroup", f"{SLURM_V2} (deleted)", "7"),
+    ],
+)
+def test_a_job_is_named_by_slurms_own_cgroup_alone(law: str, path: str, job_id: str | None) -> None:
+    assert locate(f"0::{path}").job_id == job_id, law
+
+
+@pytest.mark.parametrize("slurm", [SLURM_V1, SLURM_V2])
+def test_slurm_in_a_pod_is_the_pods_and_so_is_a_pod_in_a_job(slurm: str) -> None:
+    pod = f"/{POD}/cri-containerd-{OUTER}.scope"
+    for path in (f"{pod}{slurm}", f"{slurm}{pod}"):
+        found = locate(f"0::{path}")
+        assert (found.pod_uid, found.container_id, found.job_id) == (UID, OUTER, None)
+
+
+def test_of_several_lines_one_with_a_pod_wins_then_one_with_a_job() -> None:
+    container, job = f"1:name=systemd:/docker/{OUTER}", f"9:devices:{SLURM_V1}"
+    assert locate(f"{container}\n{job}\n") == Location(job_id="7", line=job)
+    assert locate(f"{container}\n{job}\n3:pids:/{POD}\n").job_id is None
+
+
+def test_a_node_that_is_itself_in_a_pod_has_jobs_of_its_own() -> None:
+    agent = f"0::{NODES_POD}/kubelet/pod{'4' * 32}/{'d' * 64}\n"
+    node_paths = find_node_paths(agent)
+    assert locate(f"0::{NODES_POD}{SLURM_V2}\n", node_paths=node_paths).job_id == "7"
+    assert locate(f"0::{NODES_POD}\n", node_paths=node_paths).is_of_host
+    # What is beside the node is another machine's, or its own container's.
+    assert locate(f"0::{SLURM_V2}\n", node_paths=node_paths).job_id is None
 
 
 def test_in_a_hybrid_file_the_line_with_the_pod_wins() -> None:
@@ -115,7 +166,7 @@ def test_of_equal_lines_the_usual_controllers_win() -> None:
 def test_a_host_process_is_reported_by_its_first_line() -> None:
     found = locate("3:cpu,cpuacct:/\n1:name=systemd:/user.slice\n")
     assert found == Location(line="3:cpu,cpuacct:/")
-    assert not found.in_container
+    assert found.is_of_host
 
 
 def test_the_readers_own_container_shows_nothing_in_a_private_namespace() -> None:

@@ -106,6 +106,27 @@ def test_a_device_that_no_one_container_holds_has_none(entries: tuple[Entry, ...
     assert told(held(*entries, holders=2), "DCGM_FI_DEV_GPU_UTIL") == [(WHOLE, 75.0)]
 
 
+def job_idle(job_id: str, held_ns: int = SECOND_NS) -> Entry:
+    return entry(Account.IDLE, held_ns=held_ns, job_id=job_id)
+
+
+@pytest.mark.parametrize(
+    ("entries", "job"),
+    [
+        ((job_idle("7"),), "7"),
+        ((job_idle("7", SECOND_NS // 2), job_idle("8", SECOND_NS // 2)), None),
+        ((job_idle("7", SECOND_NS // 2), idle(0, SECOND_NS // 2)), None),
+        ((idle(0),), None),
+    ],
+    ids=["one job", "two jobs", "a job and a pod", "a pod"],
+)
+def test_a_device_that_one_job_holds_has_the_jobs_label(
+    entries: tuple[Entry, ...], job: str | None
+) -> None:
+    ((labels, _),) = told(held(*entries), "DCGM_FI_DEV_GPU_UTIL")
+    assert labels.get("hpc_job") == job
+
+
 def test_the_nodes_label_is_called_as_the_dashboards_call_it() -> None:
     ((labels, _),) = told(event(), "DCGM_FI_DEV_GPU_TEMP", host_label="Hostname")
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuledger.ledger.holders import exclusive_holder, find_holders
-from gpuledger.records import DeviceAllocation, GpuReading, NodeSample
+from gpuledger.ledger.holders import TooManyEntriesError, exclusive_holder, find_holders
+from gpuledger.records import DeviceAllocation, GpuReading, JobAllocation, NodeSample
 
 MIG = [f"MIG-00000000-0000-4000-8000-00000000000{digit}" for digit in range(3)]
 BOARD = GpuReading(uuid="GPU-a", index=0)
@@ -81,10 +81,66 @@ def test_a_cut_gpu_as_a_whole_is_its_instances_and_what_none_of_them_has_is_nobo
 ) -> None:
     """Nothing runs outside of them; one that is given by itself is of whom it was given to."""
     found = [
-        [place for place, _ in row.parts if place is not None] for row in find_holders(tick(given))
+        [place for place, _ in row.parts if isinstance(place, int)]
+        for row in find_holders(tick(given))
     ]
 
     assert [[given[place].pod for place in places] for places in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("allocations", "jobs", "expected"),
+    [
+        ([], [("7", None)], [{None: 1}, {"7": 1}, {"7": 1}, {"7": 1}]),
+        ([], [("8", None), ("7", None), ("8", None)], [{None: 1}, *[{"7": 1, "8": 1}] * 3]),
+        ([], [("7", 2)], [{None: 1}, {None: 1}, {"7": 1}, {"7": 1}]),
+        ([], [("7", 1), ("8", None)], [{None: 1}, {"7": 1}, {"8": 1}, {"8": 1}]),
+        ([], [("7", 9)], [{None: 1}] * 4),
+        (
+            [held(MIG[0], gpu_instance=1)],
+            [("7", None), ("8", 1)],
+            [{None: 1}, {0: 1, "8": 1}, {"7": 1}, {"7": 1}],
+        ),
+        ([held()], [("7", None)], [{None: 1}, {0: 1}, {0: 1}, {0: 1}]),
+    ],
+    ids=[
+        "a cut GPU to one",
+        "to two",
+        "an instance",
+        "an instance, and the rest to another",
+        "an instance that is not there",
+        "an instance to a pod and to a job",
+        "a cut GPU to a pod and to a job",
+    ],
+)
+def test_jobs_hold_devices_as_a_whole_beside_containers(
+    allocations: list[DeviceAllocation],
+    jobs: list[tuple[str, int | None]],
+    expected: list[dict[int | str | None, int]],
+) -> None:
+    given = [
+        JobAllocation(gpu_uuid="GPU-a", job_id=job, gpu_instance=instance) for job, instance in jobs
+    ]
+    found = find_holders(replace(tick(allocations), job_allocations=given))
+
+    assert [dict(row.parts) for row in found] == expected
+    assert all(row.whole == sum(part for _, part in row.parts) for row in found)
+
+
+def test_a_device_of_a_pod_and_of_two_jobs_is_half_the_pods() -> None:
+    jobs = [JobAllocation(gpu_uuid="GPU-a", job_id=job) for job in ("7", "8")]
+    (row,) = find_holders(replace(tick([held()]), gpus=[BOARD], job_allocations=jobs))
+
+    assert (list(row.parts), row.whole) == ([(0, 2), ("7", 1), ("8", 1)], 4)
+
+
+def test_jobs_without_end_are_refused_rather_than_booked() -> None:
+    """Anybody may write a tick: each row of a cut GPU would have all of its jobs."""
+    jobs = [JobAllocation(gpu_uuid="GPU-a", job_id=str(number)) for number in range(4096)]
+    rows = [replace(INSTANCES[0], uuid=f"MIG-{number}") for number in range(17)]
+
+    with pytest.raises(TooManyEntriesError, match="jobs"):
+        find_holders(replace(tick([]), gpus=[BOARD, *rows], job_allocations=jobs))
 
 
 def test_a_gpu_that_is_not_cut_is_whose_it_is_as_a_whole() -> None:

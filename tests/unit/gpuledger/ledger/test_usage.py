@@ -1,7 +1,7 @@
 """What a tick adds to the counters: the same, whatever is remembered of the node's last tick."""
 
 from collections import defaultdict
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from hypothesis import given
@@ -24,6 +24,9 @@ _ENTRIES: Final = [
     entry(Account.IDLE, busy_ns=19, held_ns=23, holder=1),
     entry(Account.IDLE, busy_ns=29, held_ns=31),
     entry(Account.UNATTRIBUTED, busy_ns=37, memory_bytes=None),
+    entry(Account.JOB, busy_ns=41, memory_bytes=43, job_id="7"),
+    entry(Account.JOB, busy_ns=47, job_id="8"),
+    entry(Account.IDLE, busy_ns=53, held_ns=59, job_id="7"),
 ]
 _HOLDERS: Final = [holder("notebook-0"), holder("notebook-1"), holder("notebook-1", uid="uid-2")]
 
@@ -43,6 +46,20 @@ def added(
 ) -> list[tuple[CountedLabels, Unnamed | None, list[int | None]]]:
     """Return what a tick adds, with whose it is by value."""
     return [(user.labels, user.unnamed, amounts) for user, amounts in used_in(to, known)]
+
+
+def test_what_a_job_used_and_what_it_held_are_counted_under_its_id() -> None:
+    job = entry(Account.JOB, busy_ns=3, memory_bytes=None, energy_millijoules=None, job_id="7")
+    idle = entry(
+        Account.IDLE, busy_ns=5, memory_bytes=None, energy_millijoules=None, held_ns=8, job_id="7"
+    )
+    jobs = CountedLabels("GPU-1", "job", job_id="7")
+
+    assert added(event(gpus=[books(reading(uuid="GPU-1"), job, idle)])) == [
+        (jobs, None, [3, None, None, None, None]),
+        (CountedLabels("GPU-1", "idle"), None, [5, None, None, None, None]),
+        (jobs, None, [None, None, None, 8, None]),
+    ]
 
 
 @given(st.lists(events(), max_size=5))
@@ -80,7 +97,7 @@ def test_the_amounts_of_a_device_sum_to_its_entries(tick: GpuEvent) -> None:
 
 @pytest.mark.parametrize("wrong", [{"container": 9999}, {"holder": 9999}])
 def test_an_entry_of_what_is_not_listed_is_refused_also_where_the_last_tick_is_known(
-    wrong: dict[str, int],
+    wrong: dict[str, Any],
 ) -> None:
     known = KnownUsers()
     assert added(event(), known)

@@ -115,6 +115,17 @@ def test_what_is_booked_on_no_pod_has_series_of_its_own() -> None:
     assert sorted(filter(None, accounts)) == ["host", "idle", "job", "unattributed"]
 
 
+def test_what_a_job_used_and_what_it_held_unused_name_it() -> None:
+    booked = [entry(Account.JOB, job_id="7"), entry(Account.IDLE, held_ns=10**9, job_id="7")]
+    series = encode(ActiveSeries(), event(entries=booked, pods=[]))
+
+    used, unused = (one for one in series if one.name == "gpuledger_account_gpu_busy_ratio")
+    assert (used.label("account"), used.label("job_id")) == ("job", "7")
+    assert (unused.label("account"), unused.label("holder_job_id")) == ("idle", "7")
+    assert named(series, "gpuledger_holder_gpu_held_ratio").label("holder_job_id") == "7"
+    assert (used.label("holder_job_id"), unused.label("job_id")) == (None, None)
+
+
 def test_two_containers_without_names_are_one_series_that_sums_them() -> None:
     pending = PodDescription(uid="u", state=PodState.PENDING)
     booked = [entry(pod_uid="u", container_id=one, busy_ns=250_000_000) for one in ("a", "b")]
@@ -385,8 +396,9 @@ def test_a_tick_of_more_things_than_have_series_is_refused() -> None:
 
 
 _GROUPS: Final = [
-    SeriesGroup(COUNTERS, ("GPU-1", "idle", "", "", "", "")),
-    SeriesGroup(COUNTERS, ("GPU-1", "pod", "ns", "p", "uid", "c")),
+    SeriesGroup(COUNTERS, ("GPU-1", "idle", "", "", "", "", "")),
+    SeriesGroup(COUNTERS, ("GPU-1", "pod", "ns", "p", "uid", "c", "")),
+    SeriesGroup(COUNTERS, ("GPU-1", "job", "", "", "", "", "7")),
     SeriesGroup(POD, ("GPU-1", "ns", "p", "uid", "c")),
 ]
 

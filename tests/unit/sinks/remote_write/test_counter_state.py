@@ -191,6 +191,26 @@ async def test_the_gauges_of_a_pod_that_ended_while_no_sink_ran_end_with_the_nex
     assert {one.labels for one in first} == {found.labels}
 
 
+@pytest.mark.parametrize("is_gone", [True, False])
+async def test_the_gauges_of_a_job_that_ended_while_no_sink_ran_end_with_the_next_interval(
+    *, is_gone: bool
+) -> None:
+    on, name = bus(), "gpuledger_account_gpu_busy_ratio"
+    job: dict[str, Any] = {"entries": [entry(Account.JOB, job_id="7"), entry(Account.IDLE)]}
+    later: dict[str, Any] = {"entries": [entry(Account.IDLE)]} if is_gone else job
+    await publish(on, *(event(tick, **job) for tick in range(1, 6)), event(6, **later))
+    async with receiving() as receiver:
+        async with running(sink(on, receiver)):
+            await eventually(is_committed(on, 5))
+        before = len(receiver.received)
+        await publish(on, *(event(tick, **later) for tick in range(7, 12)))
+        async with running(sink(on, receiver)):
+            await eventually(is_committed(on, 10))
+    sent = [one for request in receiver.received[before:] for one in parse_compressed(request.body)]
+    (found,) = [one for one in sent if one.name == name and one.label("job_id") == "7"]
+    assert math.isnan(found.value) == is_gone
+
+
 async def test_another_group_counts_by_itself() -> None:
     on = bus()
     await publish(on, *(event(tick) for tick in range(1, 7)))

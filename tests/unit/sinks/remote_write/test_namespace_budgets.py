@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from gpuledger.ledger.dcgm import DcgmSeries
-from gpuledger.ledger.families import ACCOUNT, DEVICE, POD
+from gpuledger.ledger.families import ACCOUNT, DEVICE, POD, HolderLabels
 from gpuledger.ledger.series import SeriesGroup
 from gpuledger.records import Account, GpuEvent
 from sinks.remote_write.active_series import ActiveSeries, series_budget
@@ -195,11 +195,14 @@ def test_there_are_never_more_than_the_rule_says(ticks: list[set[int]], bound: i
 
 
 def test_what_is_idle_counts_for_who_holds_it() -> None:
-    held = SeriesGroup(ACCOUNT, ("GPU-a", "idle", "research", "notebook-0", "uid", "jupyter", ""))
-    nobodys = SeriesGroup(ACCOUNT, ("GPU-a", "idle", "", "", "", "", ""))
+    notebook = HolderLabels("research", "notebook-0", "uid", "jupyter")
+    held = SeriesGroup(ACCOUNT, ("GPU-a", "idle", "", *notebook))
+    nobodys = SeriesGroup(ACCOUNT, ("GPU-a", "idle", "", *HolderLabels()))
+    jobs = SeriesGroup(ACCOUNT, ("GPU-a", "job", "7", *HolderLabels()))
 
     assert namespace_of("default", held) == ("default", "research")
     assert namespace_of("default", nobodys) is None
+    assert namespace_of("default", jobs) is None
     assert namespace_of("default", SeriesGroup(DEVICE, ("GPU-a", "0", ""))) is None
     assert namespace_of("east", SeriesGroup(POD, ("GPU-a", "ml", "p", "u", "c"))) == ("east", "ml")
 

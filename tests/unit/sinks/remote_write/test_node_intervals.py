@@ -345,7 +345,7 @@ def pod_counters(samples: IntervalSamples) -> Mapping[tuple[str, ...], float | N
     """Return the busy seconds of pods by namespace, pod, UID and container."""
     busy = COUNTED.index("busy_ns")
     return {
-        group.label_values[2:]: values[busy]
+        group.label_values[2:6]: values[busy]
         for group, values in counters(samples).items()
         if group.label_values[1] == "pod"
     }
@@ -457,7 +457,7 @@ def test_use_before_names_that_come_in_the_same_interval_is_counted_under_them()
         *(event(tick, **over) for tick in range(4, 80)),
     ]
     found = {
-        group.label_values[2:]: values[0]
+        group.label_values[2:6]: values[0]
         for samples in play(*ticks)
         for group, values in counters(samples).items()
         if group.label_values[1] == Account.POD

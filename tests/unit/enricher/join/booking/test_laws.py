@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from enricher.join.booking.books import book_tick
+from enricher.join.booking.shares import RepeatedContainerError
 from gpuledger.codec import Decoder, encode
 from gpuledger.ledger.entries import energy_method_of
 from gpuledger.ledger.holders import HoldingContainer, holding_containers
@@ -23,6 +25,7 @@ from gpuledger.records import (
     GpuProcess,
     GpuReading,
     IdleDrawSource,
+    JobAllocation,
     NodeSample,
     ProcessKind,
 )
@@ -116,6 +119,11 @@ def ticks(draw: st.DrawFn) -> NodeSample:
         ContainerRef(container_id=CONTAINER_IDS[2]),
         ContainerRef(pod_uid=UIDS[3]),
         ContainerRef(),
+        ContainerRef(job_id="77"),
+        ContainerRef(container_id=CONTAINER_IDS[2], job_id="77"),
+        ContainerRef(job_id="1234[5].server"),
+        # A pod wins.
+        ContainerRef(container_id=CONTAINER_IDS[0], pod_uid=UIDS[1], job_id="77"),
     ]
     return sample(
         interval_ns=draw(intervals),
@@ -123,6 +131,7 @@ def ticks(draw: st.DrawFn) -> NodeSample:
         containers=containers,
         processes=draw(st.lists(processes(len(gpus)), max_size=8)) if gpus else [],
         allocations=draw(st.lists(allocations, max_size=8)),
+        job_allocations=draw(st.none() | st.lists(job_allocations, max_size=6)),
     )
 
 
@@ -132,7 +141,7 @@ def processes(rows: int) -> st.SearchStrategy[GpuProcess]:
         gpu=st.integers(0, rows - 1),
         pid=st.integers(1, 10**6),
         started_boottime_ns=st.none() | st.just(1),
-        container=st.none() | st.integers(0, 4),
+        container=st.none() | st.integers(0, 8),
         kind=st.sampled_from(ProcessKind),
         memory_used_bytes=sizes,
         sm_utilization_ratio=ratios,
@@ -159,6 +168,14 @@ allocations = st.builds(
     replica=st.none() | st.sampled_from(["0", "1"]),
     claim=st.none() | st.sampled_from(["research/c", "research/d"]),
     device_replicas=st.none() | st.sampled_from([1, 3, 7, 80, 2**31 - 1]),
+)
+
+
+job_allocations = st.builds(
+    JobAllocation,
+    gpu_uuid=st.sampled_from(["GPU-0", "GPU-1", "GPU-gone"]),
+    job_id=st.sampled_from(["77", "78", "1234[5].server"]),
+    gpu_instance=st.none() | st.integers(0, 3),
 )
 
 
@@ -193,11 +210,11 @@ def test_held_time_sums_to_the_interval_on_every_row_whatever_is_used(tick: Node
     assert held_by_row(replace(tick, gpus=full)) == held
 
 
-def held_by_row(tick: NodeSample) -> list[dict[int | None, int]]:
-    """Return the held time of each row by the position of who holds it."""
+def held_by_row(tick: NodeSample) -> list[dict[tuple[int | None, str | None], int]]:
+    """Return the held time of each row by the position or the job of who holds it."""
     return [
         {
-            entry.holder: entry.held_ns
+            (entry.holder, entry.job_id): entry.held_ns
             for entry in row.entries
             if entry.held_ns is not None and entry.account is Account.IDLE
         }
@@ -223,13 +240,16 @@ def in_another_order(tick: NodeSample, random: Random) -> NodeSample:
         for one in tick.processes
     ]
     allocations = list(tick.allocations)
+    jobs = None if tick.job_allocations is None else list(tick.job_allocations)
     random.shuffle(processes)
     random.shuffle(allocations)
+    random.shuffle(jobs or [])
     return replace(
         tick,
         containers=[tick.containers[place] for place in places],
         processes=processes,
         allocations=allocations,
+        job_allocations=jobs,
     )
 
 
@@ -243,7 +263,7 @@ def amounts_of(tick: NodeSample) -> list[dict[tuple[object, ...], tuple[object, 
             holder = (
                 None if entry.holder is None else holding_containers(tick.allocations)[entry.holder]
             )
-            account = (entry.account, container, holder)
+            account = (entry.account, container, holder, entry.job_id)
             assert account not in amounts
             amounts[account] = tuple(getattr(entry, name) for name in AMOUNTS)
         methods: tuple[object, ...] = (row.busy_method, row.memory_method, row.energy_method)
@@ -282,6 +302,61 @@ def test_nothing_is_booked_on_a_pod_without_a_process_there(tick: NodeSample) ->
         assert len(set(booked)) == len(booked)
         outside = [one for one in row.entries if one.account is not Account.POD]
         assert {one.container for one in outside} == {None}
+
+
+ORDER = [Account.POD, Account.JOB, Account.HOST, Account.UNATTRIBUTED, Account.IDLE]
+
+
+@settings(max_examples=80, deadline=None)
+@given(ticks())
+def test_a_job_has_one_entry_where_it_has_a_process_between_the_pods_and_the_host(
+    tick: NodeSample,
+) -> None:
+    """Whatever containers it has, and none for what it has in a pod."""
+    refs = tick.containers
+    for place, row in enumerate(book_tick(tick)):
+        there = (one.container for one in tick.processes if one.gpu == place)
+        used = [refs[position] for position in there if position is not None]
+        jobs = {ref.job_id for ref in used if ref.pod_uid is None} - {None}
+        booked = [one.job_id for one in row.entries if one.account is Account.JOB]
+        assert booked == sorted(filter(None, jobs))
+        accounts = [ORDER.index(one.account) for one in row.entries]
+        assert accounts == sorted(accounts)
+        others = (one for one in row.entries if one.account not in (Account.JOB, Account.IDLE))
+        assert {one.job_id for one in others} <= {None}
+
+
+@settings(max_examples=80, deadline=None)
+@given(ticks())
+def test_the_jobs_of_a_device_hold_equal_parts_behind_its_containers(tick: NodeSample) -> None:
+    for row in book_tick(tick):
+        idle = [one for one in row.entries if one.account is Account.IDLE]
+        jobs = [one.job_id for one in idle if one.job_id is not None]
+        held = [one.held_ns or 0 for one in idle if one.job_id is not None]
+        assert jobs == sorted(set(jobs))
+        assert not held or max(held) - min(held) <= 1
+        # Who has a device as a whole leaves nothing of it to nobody.
+        assert not jobs or all(one.holder is not None or one.job_id is not None for one in idle)
+        given = {
+            one.job_id
+            for one in tick.job_allocations or ()
+            if one.gpu_uuid == (row.reading.parent_uuid or row.reading.uuid)
+        }
+        assert set(jobs) <= given
+        is_cut = any(one.parent_uuid == row.reading.uuid for one in tick.gpus)
+        assert not (is_cut and jobs)
+
+
+@pytest.mark.parametrize(
+    "containers",
+    [
+        [ContainerRef(job_id="7"), ContainerRef(job_id="7")],
+        [ContainerRef(container_id="c", job_id="7"), ContainerRef(container_id="c", job_id="7")],
+    ],
+)
+def test_a_job_that_stands_in_a_tick_twice_is_refused(containers: list[ContainerRef]) -> None:
+    with pytest.raises(RepeatedContainerError):
+        book_tick(sample(containers=containers, processes=[process(container=0)]))
 
 
 @settings(max_examples=40, deadline=None)
@@ -333,7 +408,7 @@ def encode_books(books: list[GpuBooks]) -> list[list[tuple[object, ...]]]:
     return [[tuple(getattr(one, name) for name in NAMES) for one in row.entries] for row in books]
 
 
-NAMES = [*AMOUNTS, "account", "container", "holder"]
+NAMES = [*AMOUNTS, "account", "container", "holder", "job_id"]
 
 
 @pytest.mark.parametrize(
@@ -350,7 +425,7 @@ NAMES = [*AMOUNTS, "account", "container", "holder"]
 def test_books_that_do_not_balance_are_told_by_how_much(
     wrong: dict[str, int], told: list[tuple[str, str, int, int]]
 ) -> None:
-    right = {
+    right: dict[str, Any] = {
         "busy_ns": SECOND_NS,
         "memory_bytes": 80 * GIB,
         "energy_millijoules": 300_000,

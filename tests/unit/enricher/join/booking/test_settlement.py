@@ -74,6 +74,20 @@ def test_a_process_outside_every_container_is_the_hosts(container: int | None) -
     assert (made.entries[0].account, made.entries[0].container) == (Account.HOST, None)
 
 
+@pytest.mark.parametrize(
+    "ref", [ContainerRef(job_id="7"), ContainerRef(container_id="c", job_id="7")]
+)
+def test_a_process_of_a_job_is_settled_on_the_job(ref: ContainerRef) -> None:
+    (made,) = settled(process_end(container=0), containers=[ref])
+    owed = made.entries[0]
+    assert (owed.account, owed.container, owed.job_id) == (Account.JOB, None, "7")
+
+
+def test_a_process_of_a_pod_in_a_job_is_settled_on_the_pod() -> None:
+    (made,) = settled(process_end(container=0), containers=[ContainerRef(pod_uid="u", job_id="7")])
+    assert (made.entries[0].account, made.entries[0].job_id) == (Account.POD, None)
+
+
 def test_a_tick_in_which_nothing_is_settled_has_no_settlements() -> None:
     assert settle_ends(sample()) is None
     assert settle_ends(sample(ended_processes=[])) is None

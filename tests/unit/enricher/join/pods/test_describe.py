@@ -61,6 +61,14 @@ def test_a_tick_is_described_by_the_version_of_its_time(
     assert described(given, FIRST, at_seconds).labels == {"team": value}
 
 
+def test_a_jobs_container_is_no_pods_and_none_is_waited_for(given: Given) -> None:
+    job = ContainerRef(container_id=CONTAINER_IDS[0], job_id="7")
+    given.read_pod(pod())
+    event = given.take(containers=[job], processes=[process(container=0)])
+    assert event.pods == []
+    assert [one.pod for one in event.containers] == [None]
+
+
 def test_a_late_tick_between_others_is_described_by_its_own_time(given: Given) -> None:
     """What is remembered of a node holds for the time that it was said of."""
     for label, seen_seconds in VERSIONS:

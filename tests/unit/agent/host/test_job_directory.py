@@ -1,0 +1,153 @@
+"""Which jobs hold which GPUs, by the directory that a scheduler writes: whatever lies there."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.host.job_directory import (
+    MAX_FILE_BYTES,
+    MAX_FILES,
+    MAX_JOBS,
+    JobDirectory,
+    JobFiles,
+    ParsedJobFiles,
+    job_files_in,
+    parse_job_files,
+)
+from agent.host.kubelet.assignments import DeviceIndex
+from gpuledger.codec import validate
+from gpuledger.records.bounds import MAX_JOB_ID_LENGTH
+from gpuledger.runtime import Check
+
+DEVICES = DeviceIndex(by_index={0: "GPU-a", 1: "GPU-b"})
+
+
+def parse(contents: Mapping[str, bytes]) -> ParsedJobFiles:
+    return parse_job_files(JobFiles(contents), DEVICES)
+
+
+def held_in(parsed: ParsedJobFiles) -> list[tuple[str, int | None, str]]:
+    return [(one.gpu_uuid, one.gpu_instance, one.job_id) for one in parsed.allocations]
+
+
+@pytest.mark.parametrize(
+    ("contents", "expected"),
+    [
+        ({"0": b"4242\n"}, [("GPU-a", None, "4242")]),
+        ({"0": b"4242"}, [("GPU-a", None, "4242")]),
+        ({"0": b"8\n7\n\n8\n"}, [("GPU-a", None, "7"), ("GPU-a", None, "8")]),
+        ({"0": b"  7 \r\n"}, [("GPU-a", None, "7")]),
+        ({"1.7": b"7\n", "1": b"8\n"}, [("GPU-b", None, "8"), ("GPU-b", 7, "7")]),
+        ({"0": b"", "1": b"\n"}, []),
+        (
+            {"0": b"1234[5].server.example.org\n4242_7\n"},
+            [("GPU-a", None, "1234[5].server.example.org"), ("GPU-a", None, "4242_7")],
+        ),
+        # Two ways to write one number are one GPU.
+        ({"0": b"7\n", "00": b"7\n"}, [("GPU-a", None, "7")]),
+    ],
+)
+def test_a_file_is_of_a_gpu_and_a_line_of_it_a_job(
+    contents: Mapping[str, bytes], expected: list[tuple[str, int | None, str]]
+) -> None:
+    parsed = parse(contents)
+    assert held_in(parsed) == expected
+    assert parsed.rejected == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason", "kept"),
+    [
+        ("0", b"7\na job\n", "malformed", ["7"]),
+        ("0", b'7"} 1\n', "malformed", []),
+        ("0", b"../../etc\n", "malformed", []),
+        ("0", b"-rf\n", "malformed", []),
+        ("0", "\u0664\u0662\n".encode(), "malformed", []),
+        ("0", b"\xff\xfe7\x00\n", "malformed", []),
+        ("0", b"7" * (MAX_JOB_ID_LENGTH + 1), "malformed", []),
+        ("0", b"7" * MAX_JOB_ID_LENGTH, None, ["7" * MAX_JOB_ID_LENGTH]),
+        ("0", b"\n".join(b"%d" % job for job in range(MAX_JOBS + 1)), "too_many", None),
+        ("9", b"7\n", "unknown_gpu", []),
+    ],
+)
+def test_what_is_no_jobs_is_left_out_and_said(
+    name: str, content: bytes, reason: str | None, kept: list[str] | None
+) -> None:
+    parsed = parse({name: content})
+    jobs = [one.job_id for one in parsed.allocations]
+    assert jobs == kept if kept is not None else len(jobs) == MAX_JOBS
+    assert parsed.rejected == ({} if reason is None else {name: reason})
+
+
+@given(st.dictionaries(st.from_regex(r"[0-9]{1,4}(\.[0-9]{1,4})?", fullmatch=True), st.binary()))
+def test_whatever_lies_there_makes_records_that_can_be_sent(contents: dict[str, bytes]) -> None:
+    for one in parse(contents).allocations:
+        validate(one)
+
+
+def directory(folder: Path) -> tuple[JobDirectory, Check]:
+    check = Check()
+    return JobDirectory(job_files_in(folder), check=check), check
+
+
+def test_each_look_is_at_what_is_there_now(tmp_path: Path) -> None:
+    jobs, check = directory(tmp_path)
+    file = tmp_path / "0"
+    for text in ("7\n", "8\n", "8\n9\n"):
+        # Of the same length, at the same time by the file system's clock.
+        file.write_text(text)
+        os.utime(file, ns=(1, 1))
+        assert [one.job_id for one in jobs.current(DEVICES)] == text.split()
+    file.unlink()
+    assert jobs.current(DEVICES) == []
+    assert check.is_ok
+
+
+def test_a_directory_that_is_not_there_yet_is_no_mistake(tmp_path: Path) -> None:
+    jobs, check = directory(tmp_path / "gpu-jobs")
+    assert jobs.current(DEVICES) == []
+    assert check.is_ok
+    (tmp_path / "gpu-jobs").mkdir()
+    (tmp_path / "gpu-jobs" / "1").write_text("7\n")
+    assert [one.job_id for one in jobs.current(DEVICES)] == ["7"]
+
+
+def test_what_can_hold_up_a_reader_is_passed_over_and_the_rest_counts(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "0")
+    (tmp_path / "2").mkdir()
+    (tmp_path / "3").write_bytes(b"7\n" * MAX_FILE_BYTES)
+    (tmp_path / "4").symlink_to("/dev/zero")
+    (tmp_path / "5").symlink_to("5")
+    (tmp_path / "1").write_text("7\n")
+    files = job_files_in(tmp_path)()
+    assert files.contents == {"1": b"7\n"}
+    assert files.rejected == dict.fromkeys("02345", "unreadable")
+    jobs, check = directory(tmp_path)
+    assert [one.job_id for one in jobs.current(DEVICES)] == ["7"]
+    assert not check.is_ok
+    assert "5 files" in check.detail
+
+
+def test_files_that_are_no_gpus_are_passed_over(tmp_path: Path) -> None:
+    for name in (".0.tmp", "0~", "gpu0", "0.1.2", "-1", "\u0660", "12345", "sedX7"):
+        (tmp_path / name).write_text("7\n")
+    assert job_files_in(tmp_path)() == JobFiles({})
+
+
+def test_a_directory_without_end_is_read_to_a_bound(tmp_path: Path) -> None:
+    for number in range(MAX_FILES + 1):
+        (tmp_path / str(number)).write_text("7\n")
+    files = job_files_in(tmp_path)()
+    assert len(files.contents) == MAX_FILES
+    assert list(files.rejected.values()) == ["too_many"]
+
+
+def test_a_file_in_place_of_the_directory_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    jobs, check = directory(tmp_path / "file")
+    assert jobs.current(DEVICES) == []
+    assert not check.is_ok
