@@ -13,7 +13,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from agent.exposition.device import GpuEventHistory, NvlinkRates, ShownDevice
-from agent.exposition.holders import ContainerLookup, NamedContainer
+from agent.exposition.holders import KNOWS_NONE, PodLookup, TickHolders
 from agent.metrics import PROCESS_SERIES_DROPPED
 from agent.settings import ExpositionSettings
 from gpuledger.clock import NS_PER_SECOND, Clock
@@ -77,7 +77,7 @@ def make_node_state(
     *,
     clock: Clock,
     tick_seconds: float,
-    names: ContainerLookup | None = None,
+    pods: PodLookup = KNOWS_NONE,
 ) -> "NodeState":
     """Make the view that the settings ask for."""
     return NodeState(
@@ -86,16 +86,8 @@ def make_node_state(
         slow_stale_seconds=max(settings.slow_stale_seconds, _MIN_TICKS * tick_seconds),
         event_window_seconds=settings.event_window_seconds,
         max_processes=settings.max_process_series if settings.process_series else None,
-        names=names,
+        pods=pods,
     )
-
-
-class NoNames:
-    """Knows no container."""
-
-    def name_of(self, container_id: str) -> NamedContainer | None:  # noqa: ARG002  # it knows none
-        """Return `None`."""
-        return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,8 +98,8 @@ class Snapshot:
     """The newest tick."""
     devices: list[ShownDevice]
     """What is known of each device; of a silent one what happened to it."""
-    names: ContainerLookup
-    """Who knows the tick's containers."""
+    holders: TickHolders
+    """The tick's containers, and who holds its devices."""
     commands: Mapping[int, str]
     """The kernel's name of each process, by pid."""
     events: Mapping[str, tuple[str, GpuEventHistory]]
@@ -127,7 +119,7 @@ class NodeState:
         slow_stale_seconds: float,
         event_window_seconds: float = 300.0,
         max_processes: int | None = None,
-        names: ContainerLookup | None = None,
+        pods: PodLookup = KNOWS_NONE,
     ) -> None:
         """Take for how long readings are shown, and how many processes (`None`: none are)."""
         self._clock = clock
@@ -143,7 +135,7 @@ class NodeState:
         self._inventory: Inventory | None = None
         self._facts: dict[str, GpuFacts] = {}
         self._lost: dict[str, None] = {}
-        self._names = names or NoNames()
+        self._pods = pods
         self.version = 0
         """Rises with whatever is shown."""
 
@@ -206,7 +198,7 @@ class NodeState:
         return Snapshot(
             sample=sample,
             devices=self._devices(now_ns),
-            names=self._names,
+            holders=TickHolders(sample, self._pods),
             commands=self._commands,
             # Of a GPU that nobody has seen or listed, the index is empty.
             events={
