@@ -44,8 +44,8 @@ class ExpositionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     dcgm-exporter's with its own option. gpuledger's own metrics of containers always have it."""
     pod_labels: Annotated[tuple[str, ...], msgspec.Meta(max_length=32)] = ()
     """The labels of pods that stand on the series of pods, as `label_…`, by their names in
-    Kubernetes. They are asked of the kubelet's HTTPS port (`kubelet.api`), for which the agent needs
-    a right; without any nothing is asked. A recording has no kubelet, and they are refused there."""
+    Kubernetes. They are asked of the kubelet's HTTPS port (`kubelet.api`), for which the agent
+    needs a right; without any nothing is asked. A recording has no kubelet, and refuses them."""
     dashes_in_model_name: bool = False
     """Whether DCGM's metrics have dashes in place of the blanks in `modelName`."""
     process_series: bool = False
@@ -109,7 +109,9 @@ class KubeletApiSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         """Refuse what is no address; raises `ValueError`."""
         for setting, name in (("host", self.host), ("server_name", self.server_name)):
             if name and not _is_host(name):
-                raise ValueError(f"{setting}: expected an IP address or a host's name, got {name!r}")
+                raise ValueError(
+                    f"{setting}: expected an IP address or a host's name, got {name!r}"
+                )
 
     def url_on(self, node: str) -> str:
         """Return the address of the list of pods, where the node is called so."""

@@ -2,10 +2,10 @@
 
 Pure: the tick's records in, holders and their shares out.
 
-A pod's UID is that in the cgroup of its processes. The kubelet names who holds a device and gives no
-UID, so that of a holder is the UID of its container's processes on that device, or the one that its
-name has in the node's folders. A name may mean two pods for a while, as where one of a StatefulSet
-comes again: where both remain possible there is no UID, and nothing that would follow from it.
+A pod's UID is that in the cgroup of its processes. The kubelet names who holds a device and gives
+no UID, so that of a holder is the UID of its container's processes on that device, or the one that
+its name has in the node's folders. A name may mean two pods for a while, as where one of a
+StatefulSet comes again: where both remain possible there is no UID, and nothing that follows of it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -83,8 +83,14 @@ class NodeHolder(NamedTuple):
     @property
     def labels(self) -> list[Label]:
         """The labels by which our own series name a container."""
-        names = ("namespace", "pod", "container", "pod_uid", "container_id")
-        return [*zip(names, self[: len(names)], strict=True), *self.further]
+        return [
+            ("namespace", self.namespace),
+            ("pod", self.pod),
+            ("container", self.container),
+            ("pod_uid", self.pod_uid),
+            ("container_id", self.container_id),
+            *self.further,
+        ]
 
     @property
     def dcgm_labels(self) -> list[Label]:
@@ -136,7 +142,7 @@ class TickHolders:
                 self._uids.setdefault(key, set()).add(holder.pod_uid)
 
     def shares(self) -> Mapping[str, list[PodShare]]:
-        """Return, by a device's UUID, what each container uses; the host's processes are left out."""
+        """Return what each container uses by a device's UUID; the host's processes are left out."""
         shares: dict[str, list[PodShare]] = {}
         for (gpu, container), processes in self._used.items():
             ratios = [

@@ -258,9 +258,17 @@ class PodEnds:
 class PodUids:
     """The UIDs of the pods that are on the node now, by their names."""
 
-    def __init__(self, *, list_folders: ListNames, has_cgroup: HasCgroup, clock: Clock) -> None:
-        """Know pods by `list_folders`, which returns the names of the folders of their logs."""
+    def __init__(
+        self,
+        *,
+        list_folders: ListNames,
+        list_cgroups: ListNames,
+        has_cgroup: HasCgroup,
+        clock: Clock,
+    ) -> None:
+        """Take what returns the names of the folders of the pods' logs, and of their cgroups."""
         self._list_folders = list_folders
+        self._list_cgroups = list_cgroups
         self._has_cgroup = has_cgroup
         self._clock = clock
         self._uids: dict[PodName, list[str]] = {}
@@ -275,9 +283,7 @@ class PodUids:
         """
         self._look()
         uids = self._uids.get((namespace, pod), [])
-        living = [uid for uid in uids if self._has_cgroup(uid)]
-        self._shows_cgroups = self._shows_cgroups or bool(living)
-        return living if self._shows_cgroups else uids
+        return [uid for uid in uids if self._has_cgroup(uid)] if self._shows_cgroups else uids
 
     def _look(self) -> None:
         """Read the names of the folders, twice a second at most."""
@@ -285,6 +291,7 @@ class PodUids:
         if self._looked_ns is not None and now_ns - self._looked_ns < _LOOK_NS:
             return
         self._looked_ns = now_ns
+        self._shows_cgroups = self._shows_cgroups or any(self._list_cgroups())
         self._uids = {}
         for pod, uid in read_folders(self._list_folders):
             self._uids.setdefault(pod, []).append(uid)

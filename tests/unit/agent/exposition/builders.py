@@ -225,7 +225,7 @@ def node(
     pod_labels: Mapping[str, Sequence[Label]] = MappingProxyType({}),
     **known: str,
 ) -> Node:
-    """Make a node whose folders have these UIDs, by `ns/pod`, and whose pods these labels, by UID."""
+    """Make a node with UIDs in its folders, by `ns/pod`, and labels of its pods, by UID."""
     clock, settings = ManualClock(start_ns=START_NS), settings or ExpositionSettings()
     pods = PodLookup(
         name_of=FakeNames(known).name_of,
