@@ -79,7 +79,7 @@ def main() -> int:
     if swap.without_effect:
         _log.warning("dcgm_settings_ignored", settings=swap.without_effect)
     host = find_source(settings)
-    pod_labels = _pod_labels(host, settings)
+    pod_labels = make_pod_labels(host, settings)
     node_state = make_node_state(
         settings.exposition,
         clock=host.clock,
@@ -99,7 +99,7 @@ def main() -> int:
     )
 
 
-def _pod_labels(host: Host, settings: AgentSettings) -> PodLabels | None:
+def make_pod_labels(host: Host, settings: AgentSettings) -> PodLabels | None:
     """Return what asks for the labels of pods; `None` where no label is asked for."""
     names = settings.exposition.pod_labels
     if not names or host.pod_list is None:

@@ -1,17 +1,15 @@
-"""The labels of pods: what the kubelet's HTTPS port is asked, and what of its answer is believed."""
+"""Labels of pods: what the kubelet's HTTPS port is asked, and what of its answer is believed."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 
-from agent.exposition import PageRenderer
-from agent.host.kubelet import pod_labels
 from agent.host.kubelet.pod_labels import (
     MAX_ANSWER_BYTES,
     KubeletPodList,
@@ -20,7 +18,7 @@ from agent.host.kubelet.pod_labels import (
     parse_pods,
 )
 from agent.host.node_pods import MAX_NAMES
-from agent.settings import ExpositionSettings, KubeletApiSettings
+from agent.settings import KubeletApiSettings
 from gpuledger.runtime import Check
 from gpuledger.runtime.tasks import run_tasks
 from simulator.clock import ManualClock
@@ -108,7 +106,7 @@ def test_a_value_that_no_label_can_have_is_left_out(value: str, *, is_shown: boo
     ],
 )
 def test_what_is_no_list_of_this_nodes_pods_is_refused(answer: object, words: list[str]) -> None:
-    with pytest.raises(ValueError, check=has_words(*words)) as caught:  # noqa: PT011  # see `check`
+    with pytest.raises(ValueError, check=has_words(*words)) as caught:  # see `check`
         parse(answer)
     assert len(str(caught.value)) < 800
 
@@ -145,8 +143,11 @@ class Port:
 
     @asynccontextmanager
     async def asked(
-        self, *, host: str | None = None, **settings: Any
-    ) -> AsyncIterator[KubeletPodList]:  # noqa: ANN401  # of any type
+        self,
+        *,
+        host: str | None = None,
+        **settings: Any,  # noqa: ANN401  # of any type
+    ) -> AsyncIterator[KubeletPodList]:
         async with self.api.serve(self.authority.issue("kubelet", host=host)) as port:
             chosen = KubeletApiSettings(
                 **{
