@@ -3,13 +3,17 @@
 However long the kubelet lists it, and never on a guess.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from agent.host.node_pods import MAX_NAMES, PodCgroups, PodChanges, PodEnds, PodUids
 from simulator.clock import ManualClock
+from simulator.scenario.load import load_scenario
+from simulator.simulation import Simulation
+from tests.unit.deployment.deployables import ROOT
 
 FIRST, SECOND = (f"0000000{digit}-7d52-4b8e-a1f4-9c0d2e5b7a63" for digit in (1, 2))
 
@@ -121,6 +125,29 @@ def test_the_folder_of_a_former_pod_is_not_taken_for_the_next_ones() -> None:
     pods = Pods()
     pods.folders, pods.cgroups = [f"research_job_{FIRST}"], {SECOND}
     assert pods.find_uids() == [], "the next one has its devices and its cgroup, and no folder yet"
+
+
+def test_a_played_statefulsets_pod_has_its_own_uid_before_and_after_it_comes_again() -> None:
+    clock = ManualClock(start_ns=0)
+    scenario = load_scenario(ROOT / "scenarios" / "e2e.yaml")
+    simulation = Simulation(scenario, epoch_ns=0, clock=clock)
+    names = Counter((pod.spec.namespace, pod.spec.name) for pod in simulation.pods)
+    (twice,) = [name for name, count in names.items() if count == 2]
+    same = [pod for pod in simulation.pods if (pod.spec.namespace, pod.spec.name) == twice]
+    kubelet = simulation.node(same[0].spec.node).kubelet
+    uids = PodUids(
+        list_folders=kubelet.pod_folders,
+        list_cgroups=kubelet.pod_cgroups,
+        has_cgroup=kubelet.has_cgroup,
+        clock=clock,
+    )
+    found = {tuple(one_second_later(uids, clock, twice)) for _ in range(120)}
+    assert found - {()} == {(simulation.uid(pod),) for pod in same}
+
+
+def one_second_later(uids: PodUids, clock: ManualClock, pod: tuple[str, str]) -> Sequence[str]:
+    clock.advance(1)
+    return uids.find(*pod)
 
 
 def test_whoever_asks_for_uids_makes_one_look_a_second() -> None:

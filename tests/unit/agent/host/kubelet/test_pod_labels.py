@@ -329,6 +329,9 @@ class Following:
         async with run_tasks(self.labels.run(self.check)):
             yield
 
+    def is_ok(self) -> bool:
+        return self.check.is_ok
+
     async def wait_asked(self, number: int) -> None:
         """Wait until it was asked so often; each turn of the loop is a second or more."""
         for _ in range(2000):
@@ -373,15 +376,15 @@ async def test_labels_stand_while_the_kubelet_is_away_and_the_check_says_so() ->
     following = Following(FakePodList(pod("1", team="vision")))
     async with following.run():
         await following.wait_asked(1)
-        assert following.check.is_ok
+        assert following.is_ok()
         following.listed.answer = "the kubelet at https://node-1: away"
         await following.wait_asked(4)
-        assert not following.check.is_ok
+        assert not following.is_ok()
         assert "away" in following.check.detail
         assert following.labels.labels_of("1") == (("label_team", "vision"),)
         following.listed.answer = pod_list(pod("1", team="speech"))
         await following.wait_asked(len(following.listed.asked_seconds) + 1)
-        assert following.check.is_ok
+        assert following.is_ok()
         assert following.labels.labels_of("1") == (("label_team", "speech"),)
 
 
