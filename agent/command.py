@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -10,8 +11,10 @@ import structlog
 from agent.context import Host, run_agent
 from agent.dcgm_exporter import read_swap
 from agent.exposition import PageRenderer
+from agent.exposition.holders import PodLookup
 from agent.exposition.node_state import NodeState, make_node_state
-from agent.host.node_pods import ContainerNames
+from agent.host.kubelet.pod_labels import PodLabels
+from agent.host.node_pods import ContainerNames, PodUids
 from agent.settings import AgentSettings, name_node
 from agent.source_selection import find_source
 from gpuledger.bus.protocol import Bus
@@ -76,15 +79,16 @@ def main() -> int:
     if swap.without_effect:
         _log.warning("dcgm_settings_ignored", settings=swap.without_effect)
     host = find_source(settings)
+    pod_labels = make_pod_labels(host, settings)
     node_state = make_node_state(
         settings.exposition,
         clock=host.clock,
         tick_seconds=settings.tick_seconds,
         readings_seconds=settings.readings_seconds,
-        names=ContainerNames(list_names=host.list_log_names, clock=host.clock),
+        pods=look_up_pods(host, pod_labels),
     )
     return run_service(
-        partial(_run, host=host, node_state=node_state),
+        partial(_run, host=host, node_state=node_state, pod_labels=pod_labels),
         settings=settings,
         page=PageRenderer(node_state, settings=settings.exposition, clock=host.clock),
         about={
@@ -96,8 +100,37 @@ def main() -> int:
     )
 
 
+def make_pod_labels(host: Host, settings: AgentSettings) -> PodLabels | None:
+    """Return what asks for the labels of pods; `None` where no label is asked for."""
+    names = settings.exposition.pod_labels
+    if not names or host.pod_list is None:
+        return None
+    refresh_seconds = settings.kubelet.api.refresh_seconds
+    return PodLabels(host.pod_list, names=names, refresh_seconds=refresh_seconds, clock=host.clock)
+
+
+def look_up_pods(host: Host, pod_labels: PodLabels | None = None) -> PodLookup:
+    """Return who knows the pods of a node: its folders, and its kubelet where that is asked."""
+    uids = PodUids(
+        list_folders=host.list_pod_folders,
+        list_cgroups=host.list_pod_cgroups,
+        has_cgroup=host.has_cgroup,
+        clock=host.clock,
+    )
+    found = PodLookup(
+        name_of=ContainerNames(list_names=host.list_log_names, clock=host.clock).name_of,
+        find_uids=uids.find,
+    )
+    return replace(found, labels_of=pod_labels.labels_of) if pod_labels else found
+
+
 async def _run(
-    settings: AgentSettings, readiness: Readiness, *, host: Host, node_state: NodeState
+    settings: AgentSettings,
+    readiness: Readiness,
+    *,
+    host: Host,
+    node_state: NodeState,
+    pod_labels: PodLabels | None,
 ) -> None:
     bus: Bus | None = None
     if not settings.no_kafka:
@@ -106,5 +139,10 @@ async def _run(
         bus = KafkaBus(settings.kafka, readiness=readiness)
     freeze_collector(*_COLLECT_AFTER)
     await run_agent(
-        host=host, bus=bus, settings=settings, readiness=readiness, node_state=node_state
+        host=host,
+        bus=bus,
+        settings=settings,
+        readiness=readiness,
+        node_state=node_state,
+        pod_labels=pod_labels,
     )

@@ -18,6 +18,7 @@ from agent.host.job_directory import JobDirectory, ReadJobFiles
 from agent.host.kmsg import Kmsg
 from agent.host.kubelet.allocations import Allocations, Kubelet
 from agent.host.kubelet.assignments import find_on
+from agent.host.kubelet.pod_labels import PodLabels, PodList
 from agent.host.node_pods import HasCgroup, ListNames, PodChanges, PodEnds
 from agent.host.procfs import Procfs, check_procfs, read_boot_id
 from agent.loop import InventoryTracker, Outputs, SampleLoop
@@ -52,6 +53,8 @@ class Host:
     """The clocks."""
     kubelet: Kubelet | None = None
     """Who says which container holds which device; `None` where nobody is to be asked."""
+    pod_list: PodList | None = None
+    """Who has its pods with their labels; `None` where nobody has."""
     list_log_names: ListNames = tuple
     """Gives the names of the containers' logs."""
     list_pod_folders: ListNames = tuple
@@ -73,13 +76,14 @@ async def run_agent(
     settings: AgentSettings,
     readiness: Readiness,
     node_state: NodeState | None = None,
+    pod_labels: PodLabels | None = None,
 ) -> None:
     """Sample and publish one node until cancelled; what is queued then gets a last chance.
 
-    Without a bus nothing is published; `node_state` is updated each tick. Raises NothingWorksError
-    where only a fresh start can help.
+    Without a bus nothing is published; `node_state` is updated each tick, and `pod_labels` now and
+    then. Raises NothingWorksError where only a fresh start can help.
     """
-    context = AgentContext(host=host, settings=settings, readiness=readiness)
+    context = AgentContext(host=host, settings=settings, readiness=readiness, pod_labels=pod_labels)
     topics = bus.topics if bus else Topics(settings.kafka.topic_prefix)
     count_published_from_zero(topics)
     # Without a bus there is no queue either: nobody would ever empty it.
@@ -103,11 +107,19 @@ async def run_agent(
 class AgentContext:
     """Makes the parts of one node's agent."""
 
-    def __init__(self, *, host: Host, settings: AgentSettings, readiness: Readiness) -> None:
+    def __init__(
+        self,
+        *,
+        host: Host,
+        settings: AgentSettings,
+        readiness: Readiness,
+        pod_labels: PodLabels | None = None,
+    ) -> None:
         """Connect the parts of one node; raises `UserError` where its `/proc` cannot be read."""
         self._host = host
         self._settings = settings
         self._readiness = readiness
+        self._pod_labels = pod_labels
         try:
             self._boot_id = read_boot_id(host.procfs)
         except OSError as error:
@@ -142,6 +154,9 @@ class AgentContext:
         loops = [loop.run(), monitor.run(), watchdog.run()]
         if allocations:
             loops.append(allocations.run())
+        if self._pod_labels:
+            check = self._readiness.check("pod_labels", severity=CheckSeverity.WARNING)
+            loops.append(self._pod_labels.run(check))
         try:
             await _run_all(loops)
         finally:

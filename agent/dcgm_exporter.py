@@ -252,7 +252,7 @@ FLAGS: Final = (
         "kubernetes-enable-pod-uid",
         "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_UID",
         SWITCH,
-        without_counterpart(*_FALSE),
+        turns("exposition.dcgm_pod_uid", "true"),
     ),
     Flag(
         "kubernetes-pod-label-allowlist-regex", "DCGM_EXPORTER_KUBERNETES_POD_LABEL_ALLOWLIST_REGEX"

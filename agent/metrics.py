@@ -136,6 +136,10 @@ KUBELET_ERRORS: Final = Counter(
     "Queries of which container holds what that the kubelet did not answer, by reason.",
     ["reason"],
 )
+POD_LIST_ERRORS: Final = Counter(
+    "gpuledger_agent_pod_list_errors",
+    "Queries of the node's pods and their labels that the kubelet did not answer.",
+)
 count_from_zero(
     KUBELET_ERRORS,
     reason=(

@@ -1,6 +1,8 @@
 """The settings of the agent. Loading them is `gpuledger.settings`' business."""
 
+import ipaddress
 import platform
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -9,6 +11,7 @@ import msgspec
 
 from gpuledger.errors import SettingsError
 from gpuledger.keys import NodeId
+from gpuledger.ledger.series import refuse_equal_labels
 from gpuledger.records.base import DEFAULT_CLUSTER, MAX_NODE_NAME_LENGTH, NodeName
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
 from gpuledger.settings.groups import require_cluster_name
@@ -36,6 +39,13 @@ class ExpositionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Whether a GPU that no one container has to itself gets a series of `DCGM_FI_DEV_GPU_UTIL`,
     `…_FB_USED` and `DCGM_FI_PROF_GR_ENGINE_ACTIVE` for each container on it, beside its own: a sum
     over one of these families then counts the GPU twice, unless it takes `gpuledger_share=""`."""
+    dcgm_pod_uid: bool = False
+    """Whether DCGM's metrics of a device that one container has to itself have `pod_uid`, as
+    dcgm-exporter's with its own option. gpuledger's own metrics of containers always have it."""
+    pod_labels: Annotated[tuple[str, ...], msgspec.Meta(max_length=32)] = ()
+    """The labels of pods that stand on the series of pods, as `label_…`, by their names in
+    Kubernetes. They are asked of the kubelet's HTTPS port (`kubelet.api`), for which the agent
+    needs a right; without any nothing is asked. A recording has no kubelet, and refuses them."""
     dashes_in_model_name: bool = False
     """Whether DCGM's metrics have dashes in place of the blanks in `modelName`."""
     process_series: bool = False
@@ -49,6 +59,10 @@ class ExpositionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     event_window_seconds: Annotated[float, msgspec.Meta(gt=0, le=1e16)] = 300.0
     """Length of the window of `DCGM_EXP_XID_ERRORS_COUNT` and `DCGM_EXP_CLOCK_EVENTS_COUNT`; as
     long as dcgm-exporter's may be. At most the last 1000 events of a GPU are counted."""
+
+    def __post_init__(self) -> None:
+        """Refuse labels that would be one label of a series; raises `ValueError`."""
+        refuse_equal_labels("pod_labels", self.pod_labels)
 
 
 _MAX_OF_A_TICK: Final = 0.8
@@ -65,6 +79,52 @@ class SimulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """A file that holds the epoch; the first process to look for it writes it."""
     uids_file: Path | None = None
     """The UIDs that a real API server gave the pods, as `python -m simulator drive` wrote them."""
+
+
+_HOST_NAME: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]{0,252}[A-Za-z0-9])?")
+_ACCOUNT_FOLDER: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+class KubeletApiSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The kubelet's HTTPS port, asked for the labels of the node's pods alone."""
+
+    host: str = ""
+    """The node's address, `status.hostIP` of the agent's own pod; empty means the node's name."""
+    port: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 10_250
+    """The kubelet's port."""
+    server_name: str = ""
+    """What its certificate must name, where that is not the `host`."""
+    ca_file: Path = _ACCOUNT_FOLDER / "ca.crt"
+    """Authorities to trust for its certificate, PEM: the cluster's where the kubelet has its
+    certificate of it (`serverTLSBootstrap`)."""
+    token_file: Path = _ACCOUNT_FOLDER / "token"
+    """The agent's token there, read for each question, as the kubelet renews a projected one."""
+    refresh_seconds: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 30.0
+    """Time from one question to the next; where a pod is new on the GPUs it is asked within a
+    second."""
+    timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 5.0
+    """How long one question may take, from the connection to the last byte."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no address; raises `ValueError`."""
+        for setting, name in (("host", self.host), ("server_name", self.server_name)):
+            if name and not _is_host(name):
+                raise ValueError(
+                    f"{setting}: expected an IP address or a host's name, got {name!r}"
+                )
+
+    def url_on(self, node: str) -> str:
+        """Return the address of the list of pods, where the node is called so."""
+        host = self.host or node
+        return f"https://{f'[{host}]' if ':' in host else host}:{self.port}/pods"
+
+
+def _is_host(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return bool(_HOST_NAME.fullmatch(name))
+    return True
 
 
 class KubeletSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,6 +168,8 @@ class KubeletSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The node's cgroups: where one has come the kubelet is asked, and a pod whose cgroup is gone
     holds no device any more, though the kubelet lists it on. Where the node's are not mounted
     there, pods hold as long as they are listed."""
+    api: KubeletApiSettings = KubeletApiSettings()
+    """The kubelet's HTTPS port, where `exposition.pod_labels` names any."""
 
 
 class IncidentsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ from agent.gpu.threads import CallThread
 from agent.host.job_directory import JobFiles, job_files_in
 from agent.host.kmsg import DeviceKmsg
 from agent.host.kubelet.allocations import SocketKubelet
+from agent.host.kubelet.pod_labels import KubeletPodList
 from agent.host.node_pods import PodCgroups, list_folder
 from agent.host.procfs import SystemProcfs
 from agent.settings import AgentSettings
@@ -57,6 +58,7 @@ def find_source(settings: AgentSettings) -> Host:
         else SocketKubelet(
             settings.kubelet.socket, timeout_seconds=settings.kubelet.timeout_seconds
         ),
+        pod_list=KubeletPodList(settings.kubelet.api, node=settings.node_name),
         list_log_names=list_folder(settings.kubelet.container_log_dir),
         list_pod_folders=list_folder(settings.kubelet.pod_log_dir),
         list_pod_cgroups=cgroups.list_names,
@@ -116,6 +118,7 @@ def play(node: "SimulatedNode") -> Host:
         procfs=node.procfs,
         clock=node.clock,
         kubelet=node.kubelet,
+        pod_list=node.pod_list,
         list_log_names=node.kubelet.log_names,
         list_pod_folders=node.kubelet.pod_folders,
         list_pod_cgroups=node.kubelet.pod_cgroups,
@@ -131,6 +134,10 @@ def _recorded(settings: AgentSettings) -> Host:
         raise UserError(
             f"kubelet.enabled: true, but source {settings.source} has no kubelet to ask; set it to"
             " auto or false"
+        )
+    if settings.exposition.pod_labels:
+        raise UserError(
+            f"exposition.pod_labels: source {settings.source} has no kubelet to ask; take them out"
         )
     clock, nvml, procfs = open_recording(Path(settings.source.removeprefix(_RECORDED)))
     # Pods' claims and names are not recorded, and this machine's kubelet knows others.

@@ -9,6 +9,7 @@ from typing import Any, Final
 from msgspec.structs import fields
 
 from agent.exposition import PageRenderer
+from agent.exposition.holders import PodLookup
 from agent.exposition.node_state import NodeState, make_node_state
 from agent.host.node_pods import ContainerNames
 from agent.settings import ExpositionSettings
@@ -44,7 +45,8 @@ def _costs(name: str, settings: ExpositionSettings) -> Iterator[Figure]:
     fleet, clock = Fleet(nodes=1), SystemClock()
     samples = [fleet.tick(0, second) for second in range(_SCRAPES)]
     ticks = [(sample, _beside(sample)) for sample in samples]
-    view = make_node_state(settings, clock=clock, tick_seconds=1.0, names=_names(samples, clock))
+    pods = PodLookup(name_of=_names(samples, clock).name_of)
+    view = make_node_state(settings, clock=clock, tick_seconds=1.0, pods=pods)
     view.set_inventory(_inventory(samples[0]))
     page = PageRenderer(view, settings=settings, clock=clock)
     text = _text(view, page, ticks[0])

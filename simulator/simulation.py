@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.errors import UserError
@@ -43,6 +43,9 @@ from simulator.procfs import SimulatedJobFiles, SimulatedKmsg, SimulatedProcfs
 from simulator.scenario.load import load_scenario
 from simulator.scenario.schema import Node, Scenario
 
+if TYPE_CHECKING:
+    from simulator.kube.objects import SimulatedPodList
+
 DEFAULT_SCENARIO: Final = Path(__file__).with_name("default.yaml")
 """A scenario of one node, for who has none of his own."""
 
@@ -66,6 +69,8 @@ class SimulatedNode:
     """The truth behind its GPUs."""
     kubelet: SimulatedKubelet
     """Its kubelet."""
+    pod_list: "SimulatedPodList"
+    """Its kubelet's list of pods as objects of the API."""
     open_kmsg: Callable[[], SimulatedKmsg]
     """Opens its kernel's log at the end."""
     job_files: Callable[[], Mapping[str, bytes]] | None = None
@@ -140,6 +145,8 @@ class Simulation:
         return instance_usages(self.node(node).gpus, start, end)
 
     def _make_node(self, node: Node) -> SimulatedNode:
+        from simulator.kube.objects import SimulatedPodList  # noqa: PLC0415  # that knows this one
+
         seed, uptime_ns = self.scenario.seed, round(node.uptime_seconds * NS_PER_SECOND)
         processes = [process for process in self.processes if process.node == node.name]
         gpus = self._make_gpus(node, processes)
@@ -156,6 +163,15 @@ class Simulation:
             for step in node.clock_steps
         ]
         clock = NodeClock(self.clock, boot_time_ns=boot_time_ns, steps=steps)
+        kubelet = SimulatedKubelet(
+            self.pods,
+            gpus,
+            node=node.name,
+            clock=truth,
+            epoch_ns=self.epoch_ns,
+            uid_of=self.given_uid,
+            ended_seconds=node.ended_pods_listed_seconds,
+        )
         return SimulatedNode(
             name=node.name,
             nvml=make_nvml(
@@ -182,15 +198,8 @@ class Simulation:
             ),
             clock=clock,
             gpus=gpus,
-            kubelet=SimulatedKubelet(
-                self.pods,
-                gpus,
-                node=node.name,
-                clock=truth,
-                epoch_ns=self.epoch_ns,
-                uid_of=self.given_uid,
-                ended_seconds=node.ended_pods_listed_seconds,
-            ),
+            kubelet=kubelet,
+            pod_list=SimulatedPodList(self, kubelet, node=node.name),
             open_kmsg=partial(SimulatedKmsg, incidents, clock=truth, epoch_ns=self.epoch_ns),
             job_files=SimulatedJobFiles(jobs, clock=truth, epoch_ns=self.epoch_ns).read
             if jobs

@@ -13,7 +13,7 @@ from gpuledger.ledger.dcgm import DcgmSeries
 from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES
 from gpuledger.ledger.hardware import HardwareSeries
 from gpuledger.ledger.health import HEALTH_FAMILIES
-from gpuledger.ledger.series import SentLabels, label_of
+from gpuledger.ledger.series import SentLabels, refuse_equal_labels
 from gpuledger.ledger.usage import COUNTERS
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
 from gpuledger.settings.groups import require_group_name, require_http_url
@@ -278,18 +278,6 @@ def refuse_unusable_labels(labels: dict[str, str], aliases: Iterable[AliasSeries
             raise ValueError(f"external_labels: {name} is the series' own; take it out")
         if not value:
             raise ValueError(f"external_labels: {name} has no value: give one or take it out")
-
-
-def refuse_equal_labels(setting: str, names: Iterable[str], external: Iterable[str]) -> None:
-    """Raise ValueError where labels of Kubernetes would be one label of a series, or none."""
-    taken = dict.fromkeys(external, "external_labels")
-    for name in names:
-        if not name:
-            raise ValueError(f"{setting}: a name is empty: take it out")
-        label = label_of(name)
-        if label in taken:
-            raise ValueError(f"{setting}: {name} would be {label}, as {taken[label]} is")
-        taken[label] = name
 
 
 def refuse_reserved(headers: dict[str, str], *, setting: str = "headers") -> None:

@@ -97,4 +97,5 @@ def _dcgm(settings: ExpositionSettings) -> DcgmPage | None:
         event_window_seconds=settings.event_window_seconds,
         pod_series=settings.pod_series,
         dashes_in_model_name=settings.dashes_in_model_name,
+        shows_pod_uid=settings.dcgm_pod_uid,
     )

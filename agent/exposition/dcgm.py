@@ -20,9 +20,9 @@ from agent.exposition.dcgm_fields import (
 )
 from agent.exposition.device import ShownDevice, unit_of
 from agent.exposition.families import Labels, SampleLine, write_family, write_labels
-from agent.exposition.holders import NodeHolder, PodShare, find_shares
+from agent.exposition.holders import NodeHolder, PodShare
 from agent.exposition.node_state import Snapshot
-from gpuledger.ledger.holders import exclusive_holder, jobs_by_device, jobs_of
+from gpuledger.ledger.holders import jobs_by_device, jobs_of
 from gpuledger.xids import find_xid
 
 SHARE_LABEL: Final = "gpuledger_share"
@@ -66,18 +66,19 @@ class RowWriter:
     """Whether containers that share a device get series."""
     dashes_in_model_name: bool = False
     """Whether `modelName` has dashes in place of its blanks."""
+    shows_pod_uid: bool = False
+    """Whether a device that one container has names its pod's UID too."""
 
     def write(self, now: Snapshot) -> Rows:
         """Write the rows of a tick."""
-        shares = find_shares(now.sample, now.names) if self.pod_series else {}
+        shares = now.holders.shares() if self.pod_series else {}
         split = _find_split(now.devices)
         jobs = jobs_by_device(now.sample.job_allocations or ())
         devices, memories = [], []
         for device in now.devices:
             reading = device.reading
             siblings = split.get(device.gpu_instance)
-            container = exclusive_holder(reading, now.sample.allocations)
-            holder = NodeHolder(*container) if container else None
+            holder = now.holders.exclusive(reading)
             # Whoever has all of a device has its own series.
             found = () if holder else shares.get(reading.uuid, ())
             labels = self._identity(device)
@@ -119,7 +120,7 @@ class RowWriter:
         known = [(field, str(value)) for field, value in values if value is not None]
         old = [*identity, *((field.old, value) for field, value in known)]
         new = [*identity, *((field.new, value) for field, value in known)]
-        tail = holder.pod_labels if holder else []
+        tail = [*holder.dcgm_labels, *self._uid_label(holder)] if holder else []
         if job is not None:
             tail = [*tail, ("hpc_job", job)]
         written = []
@@ -127,7 +128,7 @@ class RowWriter:
             # What has no name here gets no series: dcgm-exporter would show none either.
             if share.holder.pod:
                 own = [
-                    *share.holder.pod_labels,
+                    *share.holder.dcgm_labels,
                     ("pod_uid", share.holder.pod_uid),
                     (SHARE_LABEL, "pod"),
                 ]
@@ -138,6 +139,9 @@ class RowWriter:
             new_labels=write_labels([*new, *tail]),
             shares=written,
         )
+
+    def _uid_label(self, holder: NodeHolder) -> Labels:
+        return [("pod_uid", holder.pod_uid)] if self.shows_pod_uid else []
 
     def _identity(self, device: ShownDevice) -> list[tuple[str, str]]:
         reading, facts = device.reading, device.facts
@@ -194,6 +198,7 @@ class DcgmPage:
         event_window_seconds: float = 300.0,
         pod_series: bool = False,
         dashes_in_model_name: bool = False,
+        shows_pod_uid: bool = False,
     ) -> None:
         counters = tuple(counters)
         self._shown = [counter for counter in counters if counter.kind != "label"]
@@ -204,6 +209,7 @@ class DcgmPage:
             host_label=host_label,
             pod_series=pod_series,
             dashes_in_model_name=dashes_in_model_name,
+            shows_pod_uid=shows_pod_uid,
         )
 
     def write(self, now: Snapshot) -> Iterator[str]:

@@ -168,7 +168,17 @@ ALLOCATION: Final = InfoFamily(
     "gpuledger_node_gpu_allocation_info",
     "gauge",
     "A device, or a share of one, that the kubelet has given to a container.",
-    (*_GPU[:1], "device_id", "resource", "namespace", "pod", "container", "replica", "claim"),
+    (
+        *_GPU[:1],
+        "device_id",
+        "resource",
+        "namespace",
+        "pod",
+        "container",
+        "pod_uid",
+        "replica",
+        "claim",
+    ),
 )
 JOB_ALLOCATION: Final = InfoFamily(
     "gpuledger_node_gpu_job_allocation_info",

@@ -11,7 +11,6 @@ from agent.exposition.device import ShownDevice, nvlink_link_bytes_totals
 from agent.exposition.families import (
     ALLOCATION,
     CONTAINER_BUSY,
-    CONTAINER_LABELS,
     CONTAINER_MEMORY,
     FABRIC,
     GPU_INFO,
@@ -36,7 +35,7 @@ from agent.exposition.families import (
     write_family,
     write_labels,
 )
-from agent.exposition.holders import NodeHolder, PodShare, find_shares, holders_of
+from agent.exposition.holders import NodeHolder, PodShare
 from agent.exposition.node_state import Snapshot
 from agent.settings import Profile
 from gpuledger.clock import NS_PER_SECOND
@@ -98,9 +97,7 @@ def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
             ("gpu_uuid", held.gpu_uuid),
             ("device_id", held.device_id),
             ("resource", held.resource_name),
-            ("namespace", held.namespace),
-            ("pod", held.pod),
-            ("container", held.container),
+            *now.holders.holder_of(held).labels,
             ("replica", held.replica or ""),
             ("claim", held.claim or ""),
         )
@@ -177,10 +174,10 @@ def write_events(now: Snapshot) -> Iterator[str]:
 
 def write_containers(now: Snapshot) -> Iterator[str]:
     """Yield the lines of what each container uses of each device."""
-    shares = find_shares(now.sample, now.names)
+    shares = now.holders.shares()
     node = ("node", now.sample.node)
     rows: list[tuple[Labels, PodShare]] = [
-        ([node, *gpu_labels(device), *zip(CONTAINER_LABELS[2:], share.holder, strict=True)], share)
+        ([node, *gpu_labels(device), *share.holder.labels], share)
         for device in now.devices
         for share in shares.get(device.reading.uuid, ())
     ]
@@ -205,7 +202,7 @@ def write_processes(now: Snapshot, *, max_processes: int) -> Iterator[str]:
     if len(running) > max_processes:
         # Those that hold most memory, and the same ones each time among equals.
         running.sort(key=lambda process: (-(process.memory_used_bytes or 0), process.pid))
-    holders = holders_of(now.sample, now.names)
+    holders = now.holders.containers
     entries = [
         _Entry(
             process,
@@ -223,10 +220,10 @@ def write_processes(now: Snapshot, *, max_processes: int) -> Iterator[str]:
         values: dict[Labels, float] = {}
         for process, name, holder in entries:
             gpu = now.sample.gpus[process.gpu]
-            own = (gpu.uuid, str(gpu.index), str(process.pid), name, *holder)
+            own = (gpu.uuid, str(gpu.index), str(process.pid), name)
             # What the driver does not say is absent, never 0.
             if (value := getattr(process, field)) is not None:
-                labels = zip(PROCESS_LABELS, own, strict=True)
+                labels = (*zip(PROCESS_LABELS[: len(own)], own, strict=True), *holder.labels)
                 values[(("node", now.sample.node), *labels)] = value
         yield from family.write(values.items())
 
@@ -242,6 +239,7 @@ def _write_pid_pod(entries: Sequence[_Entry], now: Snapshot) -> Iterator[str]:
                 ("pod_name", holder.pod),
                 ("namespace", holder.namespace),
                 ("node_name", now.sample.node),
+                *holder.further,
             )
             held[labels] = held.get(labels, 0) + process.memory_used_bytes
     return PID_POD.write((labels, memory_bytes // _MIB) for labels, memory_bytes in held.items())

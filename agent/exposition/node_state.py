@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import fields, replace
 
 from agent.exposition.device import GpuEventHistory, NvlinkRates, ShownDevice
-from agent.exposition.holders import ContainerLookup, NamedContainer
+from agent.exposition.holders import KNOWS_NONE, PodLookup, TickHolders
 from agent.metrics import PROCESS_SERIES_DROPPED
 from agent.settings import ExpositionSettings
 from gpuledger.clock import NS_PER_SECOND, Clock
@@ -114,7 +114,7 @@ def make_node_state(
     clock: Clock,
     tick_seconds: float,
     readings_seconds: float = 0.0,
-    names: ContainerLookup | None = None,
+    pods: PodLookup = KNOWS_NONE,
 ) -> "NodeState":
     """Make the view that the settings ask for."""
     stale_seconds = max(settings.stale_seconds, _MIN_TICKS * tick_seconds)
@@ -125,16 +125,8 @@ def make_node_state(
         slow_stale_seconds=max(settings.slow_stale_seconds, _MIN_TICKS * tick_seconds),
         event_window_seconds=settings.event_window_seconds,
         max_processes=settings.max_process_series if settings.process_series else None,
-        names=names,
+        pods=pods,
     )
-
-
-class NoNames:
-    """Knows no container."""
-
-    def name_of(self, container_id: str) -> NamedContainer | None:  # noqa: ARG002  # it knows none
-        """Return `None`."""
-        return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,8 +137,8 @@ class Snapshot:
     """The newest tick."""
     devices: list[ShownDevice]
     """What is known of each device; of a silent one what happened to it."""
-    names: ContainerLookup
-    """Who knows the tick's containers."""
+    holders: TickHolders
+    """The tick's containers, and who holds its devices."""
     commands: Mapping[int, str]
     """The kernel's name of each process, by pid."""
     events: Mapping[str, tuple[str, GpuEventHistory]]
@@ -167,7 +159,7 @@ class NodeState:
         slow_stale_seconds: float,
         event_window_seconds: float = 300.0,
         max_processes: int | None = None,
-        names: ContainerLookup | None = None,
+        pods: PodLookup = KNOWS_NONE,
     ) -> None:
         """Take for how long readings are shown, and how many processes (`None`: none are).
 
@@ -189,7 +181,7 @@ class NodeState:
         self._inventory: Inventory | None = None
         self._facts: dict[str, GpuFacts] = {}
         self._lost: dict[str, None] = {}
-        self._names = names or NoNames()
+        self._pods = pods
         self.version = 0
         """Rises with whatever is shown."""
 
@@ -254,7 +246,7 @@ class NodeState:
         return Snapshot(
             sample=sample,
             devices=self._devices(now_ns),
-            names=self._names,
+            holders=TickHolders(sample, self._pods),
             commands=self._commands,
             # Of a GPU that nobody has seen or listed, the index is empty.
             events={

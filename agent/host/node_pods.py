@@ -14,11 +14,14 @@ Only names of files and folders are read: their contents are root's, and none of
   first and the folder after it, so a pod that has a folder and no cgroup has ended, also before the
   agent started: under every UID that goes by its name. A pod of which that cannot be said counts as
   there: one without a folder, or any on a node that shows no pod's cgroup, unless its own was seen.
+- `PodUids`: the same names say which UID a pod's name has now. A name that comes again, as a
+  StatefulSet's, has the folder of the former pod beside its own for a while; then the one that has
+  a cgroup is meant, and where that is not one alone, nobody says.
 """
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import islice
 from pathlib import Path
@@ -114,8 +117,10 @@ class ContainerNames:
         self._names = found
 
 
+# A static pod has the hash of its configuration in place of a UID, in its cgroup's name as well.
 _FOLDER: Final = re.compile(
-    r"(?P<namespace>[-a-z0-9]+)_(?P<pod>[-.a-z0-9]+)_(?P<uid>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"
+    r"(?P<namespace>[-a-z0-9]+)_(?P<pod>[-.a-z0-9]+)"
+    r"_(?P<uid>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})"
 )
 # Less than a tick of a second, as two ticks may be a little less than that apart.
 _LOOK_NS: Final = NS_PER_SECOND // 2
@@ -130,6 +135,14 @@ HasCgroup = Callable[[str], bool]
 """Takes a pod's UID, and says whether it has a cgroup now."""
 PodName = tuple[str, str]
 """Namespace and name of a pod."""
+
+
+def read_folders(list_folders: ListNames) -> Iterator[tuple[PodName, str]]:
+    """Yield name and UID of each pod that has a folder for its logs."""
+    # Whoever can write there cannot make the agent slow.
+    for name in islice(list_folders(), MAX_NAMES):
+        if match := _FOLDER.fullmatch(name):
+            yield (match["namespace"], match["pod"]), match["uid"]
 
 
 class PodCgroups:
@@ -249,10 +262,49 @@ class PodEnds:
         self._shows_cgroups = any(True for _ in self._list_cgroups())
         # The folder of a pod that is over may go before the kubelet's answer does.
         found = {pod: uids for pod, uids in self._uids.items() if pod in pods}
-        for count, name in enumerate(self._list_folders()):
-            if count >= MAX_NAMES:
-                break  # whoever can write there cannot make the agent slow
-            match = _FOLDER.fullmatch(name)
-            if match and (pod := (match["namespace"], match["pod"])) in pods:
-                found.setdefault(pod, {}).setdefault(match["uid"], False)
+        for pod, uid in read_folders(self._list_folders):
+            if pod in pods:
+                found.setdefault(pod, {}).setdefault(uid, False)
         self._uids = found
+
+
+class PodUids:
+    """The UIDs of the pods that are on the node now, by their names."""
+
+    def __init__(
+        self,
+        *,
+        list_folders: ListNames,
+        list_cgroups: ListNames,
+        has_cgroup: HasCgroup,
+        clock: Clock,
+    ) -> None:
+        """Take what returns the names of the folders of the pods' logs, and of their cgroups."""
+        self._list_folders = list_folders
+        self._list_cgroups = list_cgroups
+        self._has_cgroup = has_cgroup
+        self._clock = clock
+        self._uids: dict[PodName, list[str]] = {}
+        self._looked_ns: int | None = None
+        self._shows_cgroups = False
+
+    def find(self, namespace: str, pod: str) -> Sequence[str]:
+        """Return the UIDs that a pod's name may mean: none where it is not known, else one or more.
+
+        Those with a cgroup, where the node's cgroups are to be seen: a folder outlives its pod, and
+        the folder of the pod that comes next under that name is made after its cgroup.
+        """
+        self._look()
+        uids = self._uids.get((namespace, pod), [])
+        return [uid for uid in uids if self._has_cgroup(uid)] if self._shows_cgroups else uids
+
+    def _look(self) -> None:
+        """Read the names of the folders, twice a second at most."""
+        now_ns = self._clock.monotonic_ns()
+        if self._looked_ns is not None and now_ns - self._looked_ns < _LOOK_NS:
+            return
+        self._looked_ns = now_ns
+        self._shows_cgroups = self._shows_cgroups or any(self._list_cgroups())
+        self._uids = {}
+        for pod, uid in read_folders(self._list_folders):
+            self._uids.setdefault(pod, []).append(uid)

@@ -101,6 +101,18 @@ def label_of(name: str) -> str:
     return "label_" + _BAD_IN_LABELS.sub("_", name)
 
 
+def refuse_equal_labels(setting: str, names: Iterable[str], external: Iterable[str] = ()) -> None:
+    """Raise ValueError where labels of Kubernetes would be one label of a series, or none."""
+    taken = dict.fromkeys(external, "external_labels")
+    for name in names:
+        if not name:
+            raise ValueError(f"{setting}: a name is empty: take it out")
+        label = label_of(name)
+        if label in taken:
+            raise ValueError(f"{setting}: {name} would be {label}, as {taken[label]} is")
+        taken[label] = name
+
+
 @dataclass(frozen=True, kw_only=True)
 class SentLabels:
     """The names of the labels of pods, namespaces and nodes that the info series have."""

@@ -10,8 +10,11 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
+import orjson
+
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from simulator import identities
+from simulator.kubelet import SimulatedKubelet
 from simulator.plan import NEVER_NS, PlannedPod, gpu_groups
 from simulator.scenario.schema import Controller, Node, Owner, ScenarioContainer, ScenarioPod
 from simulator.simulation import Simulation
@@ -204,6 +207,29 @@ def pod_status(simulation: Simulation, pod: PlannedPod, step: PodStep) -> Json:
             for container in pod.spec.containers
         ],
     }
+
+
+class SimulatedPodList:
+    """A kubelet's own list of its pods, as its HTTPS port gives it."""
+
+    def __init__(self, simulation: Simulation, kubelet: SimulatedKubelet, *, node: str) -> None:
+        self.node = node
+        """The node's name."""
+        self._simulation = simulation
+        self._kubelet = kubelet
+
+    async def fetch(self) -> bytes:
+        """Return a `v1` `PodList` of the pods that the kubelet has at this time, as JSON."""
+        items = [self._item(pod) for pod in self._kubelet.listed_pods()]
+        # Go writes a list without items so.
+        found: Json = {"kind": "PodList", "apiVersion": "v1", "metadata": {}}
+        return orjson.dumps({**found, "items": items or None})
+
+    def _item(self, pod: PlannedPod) -> Json:
+        item = pod_object(self._simulation, pod, created_ns=pod.start_ns - CREATED_BEFORE_NS)
+        del item["apiVersion"], item["kind"]
+        item["status"] |= pod_status(self._simulation, pod, PodStep.RUNNING)
+        return item
 
 
 def owner_objects(simulation: Simulation) -> list[tuple[str, Json]]:

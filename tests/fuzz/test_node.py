@@ -14,6 +14,7 @@ from agent.core.incidents import Detection, read_bus, read_xid_line
 from agent.host.cgroup import find_node_paths, locate
 from agent.host.kmsg import KmsgReader
 from agent.host.kubelet.messages import parse_answer
+from agent.host.kubelet.pod_labels import parse_pods
 from agent.publish.spool_file import (
     HEAD_BYTES,
     DamagedError,
@@ -27,6 +28,7 @@ from gpuledger.bus.protocol import Message
 from gpuledger.clock import SystemClock
 from gpuledger.runtime import Backoff
 from gpuledger.runtime.readiness import Check
+from tests.fakes.kubelet_api import pod, pod_list
 from tests.fuzz.mutations import changed_bytes
 
 DATA = Path(__file__).parents[1] / "data"
@@ -34,6 +36,10 @@ BUNDLE = (("t", Message(key=b"n", value=b"{}" * 100, timestamp_ms=5)),)
 FRAMES = [
     pack_frame([BUNDLE], spooled_ms=7),
     pack_frame([BUNDLE] * 20, spooled_ms=2**40),
+]
+POD_LISTS = [
+    json.dumps(found).encode()
+    for found in (pod_list(), pod_list(pod("1", team="vision", app="chat"), pod("2")))
 ]
 CGROUPS = [
     json.loads(line)["line"].encode()
@@ -112,8 +118,22 @@ def test_the_kubelets_answer_is_read_or_none(data: bytes) -> None:
         pods = parse_answer(data)
     except ValueError:
         return
-    for pod in pods:
-        (pod.name + pod.namespace).encode()
+    for listed in pods:
+        (listed.name + listed.namespace).encode()
+
+
+@given(changed_bytes(POD_LISTS))
+def test_the_kubelets_pods_have_labels_that_kubernetes_allows_or_are_refused(data: bytes) -> None:
+    try:
+        pods = parse_pods(data, node="node-1", names=("team", "app"))
+    except ValueError:
+        return
+    for uid, labels in pods.items():
+        uid.encode()
+        assert {name for name, _ in labels} <= {"label_team", "label_app"}
+        for _, value in labels:
+            assert value.isascii()
+            assert 0 < len(value) <= 63
 
 
 @given(changed_bytes(CGROUPS))

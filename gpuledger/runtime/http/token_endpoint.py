@@ -15,12 +15,13 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
-from urllib.parse import quote_plus, urlencode, urlsplit
+from urllib.parse import quote_plus, urlencode
 
 import h11
 
 from gpuledger.errors import UnavailableError
 from gpuledger.runtime.http.credentials import BasicCredentials
+from gpuledger.runtime.http.single_request import request_once
 from gpuledger.runtime.tokens import BearerToken, spread_renewal
 from gpuledger.settings.groups import ClientCredentialsSettings
 from gpuledger.settings.secret import shown_url
@@ -30,7 +31,6 @@ DEADLINE_SECONDS: Final = 10.0
 """How long one request may take, from the name's look-up to the last byte."""
 MAX_BODY_BYTES: Final = 64 * 1024
 """The longest answer that is taken."""
-_MAX_HEAD_BYTES: Final = 16 * 1024
 _SHOWN_BYTES: Final = 2048
 _REFUSED_CLIENT: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
@@ -154,51 +154,10 @@ _FORM: Final = {
 async def post_form(
     url: str, form: bytes, headers: Mapping[str, str], *, context: ssl.SSLContext
 ) -> tuple[int, bytes]:
-    """Return status and body; a `FormPost` over TLS, by no proxy.
-
-    A redirection is not followed: the secret is for this endpoint alone.
-    """
-    parts = urlsplit(url)
-    query = f"?{parts.query}" if parts.query else ""
-    request = h11.Request(
-        method="POST",
-        target=f"{parts.path or '/'}{query}",
-        headers=[
-            ("Host", parts.netloc),
-            ("Content-Length", str(len(form))),
-            ("Connection", "close"),
-            *headers.items(),
-        ],
+    """Return status and body; a `FormPost` over TLS, by no proxy."""
+    return await request_once(
+        "POST", url, headers, body=form, context=context, max_bytes=MAX_BODY_BYTES
     )
-    exchange = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
-    events = (request, h11.Data(form), h11.EndOfMessage())
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 443, ssl=context)
-    try:
-        writer.write(b"".join(filter(None, map(exchange.send, events))))
-        return await _read_answer(exchange, reader)
-    finally:
-        writer.transport.abort()
-
-
-async def _read_answer(exchange: h11.Connection, reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    status, body = 0, bytearray()
-    while True:
-        match exchange.next_event():
-            case h11.NEED_DATA:
-                data = await reader.read(_MAX_HEAD_BYTES)
-                if not data and not status:
-                    raise ValueError("closed the connection without an answer")
-                exchange.receive_data(data)
-            case h11.Response() as response:
-                status = response.status_code
-            case h11.Data() as part:
-                body += part.data
-                if len(body) > MAX_BODY_BYTES:
-                    raise ValueError(f"answered with more than {MAX_BODY_BYTES // 1024} KiB")
-            case h11.EndOfMessage():
-                return status, bytes(body)
-            case _:  # an informational response; the deadline ends a flood of them
-                pass
 
 
 def _valid_for(said: object) -> float:

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 Manifest = dict[str, Any]
 
 K8S: Final = ROOT / "k8s"
-NODE_NAME: Final = "node-1"
+FIELDS: Final = {"spec.nodeName": "node-1", "status.hostIP": "127.0.0.1"}
+"""What a pod's variables have of the pod itself."""
+PUBLISHED: Final = {"kube-root-ca.crt": {"ca.crt": "the cluster's authority"}}
+"""The ConfigMaps that each namespace has by the controller manager, with what stands for them."""
+ACCOUNT_TOKEN: Final = b"the account's token"
+"""Stands where a kubelet would write the token of the pod's service account."""
 RBAC: Final = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 _WORKLOADS: Final = ("DaemonSet", "Deployment", "Job")
 _HASHED: Final = re.compile(r"(?P<name>.+)-[bcdfghkmt2456789]{10}")
@@ -185,8 +190,18 @@ class Workload:
             for name, text in self._secret(secret["secretName"], secret).items():
                 yield name, base64.b64decode(text)
         for source in volume.get("projected", {}).get("sources", []):
-            for name, text in self._secret(source["secret"]["name"], source["secret"]).items():
+            yield from self._projected(source)
+
+    def _projected(self, source: Manifest) -> Iterator[tuple[str, bytes]]:
+        if secret := source.get("secret"):
+            for name, text in self._secret(secret["name"], secret).items():
                 yield name, base64.b64decode(text)
+        elif token := source.get("serviceAccountToken"):
+            yield token["path"], ACCOUNT_TOKEN
+        else:
+            published = PUBLISHED[source["configMap"]["name"]]
+            for item in source["configMap"]["items"]:
+                yield item["path"], published[item["key"]].encode()
 
     def _value(self, variable: Manifest) -> str | None:
         """Return a variable's value; `None` where it is a key of an optional Secret without it."""
@@ -197,8 +212,7 @@ class Workload:
             if reference["key"] not in data and reference.get("optional"):
                 return None
             return base64.b64decode(data[reference["key"]]).decode()
-        assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}, variable
-        return NODE_NAME
+        return FIELDS[variable["valueFrom"]["fieldRef"]["fieldPath"]]
 
     def _config_map(self, name: str) -> Mapping[str, str]:
         data: Mapping[str, str] = self.rendering.get("ConfigMap", name, self.namespace)["data"]

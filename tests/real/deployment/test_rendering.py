@@ -12,7 +12,10 @@ import yaml
 from sinks.registry import KINDS
 from tests.real.deployment.installation import copy_of_k8s
 from tests.real.deployment.rendering import (
+    ACCOUNT_TOKEN,
+    FIELDS,
     K8S,
+    PUBLISHED,
     Manifest,
     Rendering,
     Workload,
@@ -31,7 +34,9 @@ AGENT = "gpuledger-agent"
 PODWATCH = "gpuledger-podwatch"
 CENTRAL = "gpuledger"
 ROOTLESS = "overlays/agent-without-root"
-INSTALLATIONS = ("base", ROOTLESS, "overlays/pages-tls", "overlays/sasl-ssl")
+POD_LABELS = "overlays/agent-pod-labels"
+MIG = "overlays/agent-mig"
+INSTALLATIONS = ("base", ROOTLESS, POD_LABELS, MIG, "overlays/pages-tls", "overlays/sasl-ssl")
 """The folders that a user applies as a whole; the topics come beside them."""
 SPOOL = "/var/spool/gpuledger"
 SCRAPERS = {"kubernetes.io/metadata.name": "monitoring"}
@@ -447,6 +452,8 @@ def test_the_store_is_kept_on_its_volume(
 def test_a_container_has_the_least_privilege(installation: Rendering) -> None:
     for workload in installation.workloads():
         is_agent = workload.name == AGENT
+        if "NVIDIA_MIG_MONITOR_DEVICES" in workload.environment():
+            continue  # it has its own law
         pod = workload.pod["securityContext"]
         # The kubelet's socket lets user 0 in and nobody else.
         users = ["0:0"] if is_root(workload) else deployables.stages()["runtime"].values("USER")
@@ -466,7 +473,8 @@ def test_a_container_has_the_least_privilege(installation: Rendering) -> None:
 def test_podwatch_may_read_what_it_watches_and_keep_its_own_lease_and_nothing_else(
     installation: Rendering, settings: dict[str, dict[str, Any]]
 ) -> None:
-    (cluster_role,), (role,) = map(installation.of_kind, ("ClusterRole", "Role"))
+    cluster_role = installation.get("ClusterRole", PODWATCH)
+    (role,) = installation.of_kind("Role")
     lease = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
 
     assert cluster_role["rules"] == [
@@ -484,6 +492,71 @@ def test_podwatch_may_read_what_it_watches_and_keep_its_own_lease_and_nothing_el
         },
         {**lease, "verbs": ["create"]},
     ]
+
+
+def test_the_agent_has_no_right_but_to_a_kubelets_pods_and_that_where_labels_are_asked_for(
+    installation: Rendering, settings: dict[str, dict[str, Any]]
+) -> None:
+    roles = [one for one in installation.of_kind("ClusterRole", "Role") if AGENT in title(one)]
+    pod = installation.workload(AGENT).pod
+    asks = bool(settings[AGENT]["exposition"]["pod_labels"])
+    rule = {"apiGroups": [""], "resources": ["nodes/pods"], "verbs": ["get"]}
+
+    assert [one["rules"] for one in roles] == ([[rule]] if asks else [])
+    assert pod.get("serviceAccountName") == (AGENT if asks else None)
+    assert pod["automountServiceAccountToken"] is False
+
+
+def title(made: Manifest) -> str:
+    return str(made["metadata"]["name"])
+
+
+def test_nothing_grants_the_right_to_run_commands_in_every_pod(rendering: Rendering) -> None:
+    granted = {
+        (group, resource, verb)
+        for role in rendering.of_kind("ClusterRole", "Role")
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert [one for one in granted if "*" in one or one[1] in ("nodes/proxy", "pods/exec")] == []
+
+
+def test_the_token_of_a_kubelet_is_the_one_that_the_agent_shows(
+    kustomize: Kustomize, tmp_path: Path
+) -> None:
+    agent = render(POD_LABELS).workload(AGENT)
+    api = agent.settings(tmp_path)["kubelet"]["api"]
+    # Where `lay_out` has put the container's root.
+    paths = {one: api[one].removeprefix(f"{tmp_path / AGENT}") for one in ("token_file", "ca_file")}
+    (sources,) = [
+        volume["projected"]["sources"]
+        for volume in agent.pod["volumes"]
+        if volume["name"] == "kubelet-api"
+    ]
+
+    assert agent.files()[paths["token_file"]] == ACCOUNT_TOKEN
+    assert agent.files()[paths["ca_file"]] == PUBLISHED["kube-root-ca.crt"]["ca.crt"].encode()
+    # A token for another audience the kubelet would not take.
+    assert sources[0] == {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}}
+    assert api["host"] == FIELDS["status.hostIP"]
+
+
+def test_the_runtime_is_asked_for_all_mig_instances_with_the_capability_that_it_demands(
+    kustomize: Kustomize,
+) -> None:
+    """NVIDIA's runtime starts no container with the variable and without SYS_ADMIN."""
+    for folder in INSTALLATIONS:
+        agent = render(folder).workload(AGENT)
+        monitors = agent.environment().get("NVIDIA_MIG_MONITOR_DEVICES")
+        security = agent.container["securityContext"]
+        assert monitors == ("all" if folder == MIG else None)
+        assert security["capabilities"].get("add") == (["SYS_ADMIN"] if monitors else None)
+        # Kubernetes has it so with SYS_ADMIN in any case.
+        assert security["allowPrivilegeEscalation"] == bool(monitors)
+        assert security["capabilities"]["drop"] == ["ALL"]
+        assert agent.environment()["NVIDIA_VISIBLE_DEVICES"] == "all"
 
 
 def test_the_agent_has_a_priority_that_takes_nobodys_place(installation: Rendering) -> None:

@@ -102,11 +102,16 @@ class KubeApiClient:
 
     def kubeconfig_of(self, *, namespace: str, name: str) -> Path:
         """Write a kubeconfig with a fresh token for a service account that there must be."""
-        account = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}"
-        wanted = {"spec": {"expirationSeconds": TOKEN_SECONDS}}
-        token = self._create(f"{account}/token", wanted)["status"]["token"]
+        token = self.token_of(namespace=namespace, name=name)
         path = self._folder / f"{namespace}-{name}.kubeconfig"
         return write_kubeconfig(path, cluster=self.cluster, login=Login(token=token))
+
+    def token_of(self, *, namespace: str, name: str) -> str:
+        """Return a fresh token for a service account that there must be."""
+        account = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}"
+        wanted = {"spec": {"expirationSeconds": TOKEN_SECONDS}}
+        token: str = self._create(f"{account}/token", wanted)["status"]["token"]
+        return token
 
     def _create(self, path: str, body: object) -> Any:  # noqa: ANN401 - any kind of object
         status, found = self.request("POST", path, body)

@@ -123,6 +123,7 @@ def test_gpuledgers_own_settings_win() -> None:
         (["-x", "172800000"], "exposition.event_window_seconds", 172_800.0),
         (["-x", "99999999999999"], "exposition.event_window_seconds", 99_999_999_999.999),
         (["-x", str(2**63 - 1)], "exposition.event_window_seconds", (2**63 - 1) / 1e3),
+        (["--kubernetes-enable-pod-uid"], "exposition.dcgm_pod_uid", True),
         (["-rbmn"], "exposition.dashes_in_model_name", True),
         (["--debug"], "log.level", "debug"),
         (["--log-format", "text"], "log.format", "text"),

@@ -1,9 +1,11 @@
 """The agent as a whole, on the bus in memory and on time that a test moves."""
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,11 +13,14 @@ import pynvml
 import pytest
 from typing_extensions import override
 
+from agent.command import look_up_pods, make_pod_labels
 from agent.context import Host, run_agent
+from agent.exposition import PageRenderer
+from agent.exposition.node_state import make_node_state
 from agent.gpu.nvidia.session import NvmlSession
 from agent.metrics import TICKS_FAILED
-from agent.settings import AgentSettings
-from agent.source_selection import find_source, probe
+from agent.settings import AgentSettings, ExpositionSettings
+from agent.source_selection import find_source, play, probe
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.clock import NS_PER_SECOND
@@ -23,6 +28,7 @@ from gpuledger.codec import decoder_of
 from gpuledger.errors import BusUnavailableError, UserError
 from gpuledger.records import NodeSample, ProcessChange, ProcessRecord
 from gpuledger.runtime import Readiness
+from gpuledger.runtime.tasks import run_tasks
 from simulator.clock import ManualClock
 from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
@@ -129,6 +135,53 @@ async def test_several_nodes_in_one_process_publish_their_ticks_until_cancelled(
     assert ("gpu-node-2", "render", ProcessChange.SEEN) in changes
     assert ("gpu-node-2", "render", ProcessChange.ENDED) in changes
     assert any(container.pod_uid for sample in samples for container in sample.containers)
+
+
+async def shown_page(clock: SleepersClock, exposition: ExpositionSettings) -> tuple[str, Readiness]:
+    """Return the page of a node that has run until the clock rings."""
+    simulation = Simulation(load_scenario(QUICKSTART), epoch_ns=EPOCH_NS, clock=clock)
+    host = replace(play(simulation.node(NODES[0])), kubelet=None)
+    settings = AgentSettings(node_name=NODES[0], exposition=exposition)
+    pod_labels = make_pod_labels(host, settings)
+    view = make_node_state(
+        exposition, clock=host.clock, tick_seconds=1.0, pods=look_up_pods(host, pod_labels)
+    )
+    page = PageRenderer(view, settings=exposition, clock=host.clock)
+    readiness = Readiness()
+    agent = run_agent(
+        host=host,
+        bus=None,
+        settings=settings,
+        readiness=readiness,
+        node_state=view,
+        pod_labels=pod_labels,
+    )
+    async with run_tasks(agent):
+        # As scrapes come, which ask for the labels of pods that are new.
+        while not clock.rung.is_set():
+            page()
+            await asyncio.sleep(0)
+        return page().decode(), readiness
+
+
+async def test_the_page_of_a_node_has_the_labels_of_pods_that_are_asked_for() -> None:
+    clock = SleepersClock(sleepers=2, rings_after_seconds=20)
+    names = ("team", "training.kubeflow.org/job-name")
+    text, readiness = await shown_page(clock, ExpositionSettings(pod_labels=names))
+    used = [one for one in text.splitlines() if one.startswith("gpuledger_container_gpu_busy")]
+    assert used
+    assert [one for one in used if 'label_team="research"' not in one] == []
+    assert any('label_training_kubeflow_org_job_name="llm-finetune"' in one for one in used)
+    assert all('pod_uid="' in one for one in used)
+    assert readiness.check("pod_labels").is_ok
+
+
+async def test_no_labels_are_asked_for_by_default() -> None:
+    clock = SleepersClock(sleepers=1, rings_after_seconds=5)
+    text, readiness = await shown_page(clock, ExpositionSettings())
+    assert "gpuledger_container_gpu_busy_ratio{" in text
+    assert "label_" not in text
+    assert "pod_labels" not in json.dumps(readiness.report())
 
 
 async def test_processes_that_proc_does_not_show_are_reported_and_leave_the_agent_ready() -> None:

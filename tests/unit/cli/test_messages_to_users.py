@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from agent.exposition.dcgm_fields import parse_counters, read_counters
-from agent.settings import AgentSettings, KubeletSettings, name_node
+from agent.settings import AgentSettings, ExpositionSettings, KubeletSettings, name_node
 from agent.source_selection import find_source
 from cli.dead_letters.letter_log import parse_position
 from cli.dead_letters.letter_target import replayed_kind
@@ -132,6 +132,24 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
             "kubelet.enabled: true, but source recorded:a.jsonl has no kubelet to ask; set"
             " it to auto or false"
         ),
+    ),
+    "labels of pods of a recording": (
+        lambda _: find_source(
+            AgentSettings(
+                source="recorded:a.jsonl",
+                exposition=ExpositionSettings(pod_labels=("team",)),
+                node_name="n",
+            )
+        ),
+        "exposition.pod_labels: source recorded:a.jsonl has no kubelet to ask; take them out",
+    ),
+    "labels of pods that are one": (
+        lambda _: load_agent(GPULEDGER_EXPOSITION__POD_LABELS="a.b,a-b"),
+        "GPULEDGER_EXPOSITION__POD_LABELS: a-b would be label_a_b, as a.b is",
+    ),
+    "a kubelet's host": (
+        lambda _: load_agent(GPULEDGER_KUBELET__API__HOST="node:10250"),
+        "GPULEDGER_KUBELET__API__HOST: expected an IP address or a host's name, got 'node:10250'",
     ),
     "a list of counters": (
         lambda folder: read_counters(folder / "absent"),

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from msgspec.structs import fields
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.exposition import PageRenderer
-from agent.exposition.holders import NamedContainer
+from agent.exposition.families import Label
+from agent.exposition.holders import NamedContainer, PodLookup
 from agent.exposition.node_state import NodeState, make_node_state
 from agent.host import node_pods
 from agent.settings import ExpositionSettings
@@ -216,7 +218,19 @@ class Node:
         }
 
 
-def node(settings: ExpositionSettings | None = None, **known: str) -> Node:
+def node(
+    settings: ExpositionSettings | None = None,
+    *,
+    uids: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    pod_labels: Mapping[str, Sequence[Label]] = MappingProxyType({}),
+    **known: str,
+) -> Node:
+    """Make a node with UIDs in its folders, by `ns/pod`, and labels of its pods, by UID."""
     clock, settings = ManualClock(start_ns=START_NS), settings or ExpositionSettings()
-    view = make_node_state(settings, clock=clock, tick_seconds=1.0, names=FakeNames(known))
+    pods = PodLookup(
+        name_of=FakeNames(known).name_of,
+        find_uids=lambda namespace, pod: uids.get(f"{namespace}/{pod}", ()),
+        labels_of=lambda uid: pod_labels.get(uid, ()),
+    )
+    view = make_node_state(settings, clock=clock, tick_seconds=1.0, pods=pods)
     return Node(clock=clock, view=view, page=PageRenderer(view, settings=settings, clock=clock))

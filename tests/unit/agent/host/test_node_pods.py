@@ -3,17 +3,22 @@
 However long the kubelet lists it, and never on a guess.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from agent.host.node_pods import MAX_NAMES, PodCgroups, PodChanges, PodEnds
+from agent.host.node_pods import MAX_NAMES, PodCgroups, PodChanges, PodEnds, PodUids
 from simulator.clock import ManualClock
+from simulator.scenario.load import load_scenario
+from simulator.simulation import Simulation
+from tests.unit.deployment.deployables import ROOT
 
 FIRST, SECOND = (f"0000000{digit}-7d52-4b8e-a1f4-9c0d2e5b7a63" for digit in (1, 2))
 
 WRITTEN = FIRST.replace("-", "_")
+STATIC = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 
 
 class Pods:
@@ -32,6 +37,12 @@ class Pods:
             has_cgroup=lambda uid: uid in self.cgroups,
             clock=self.clock,
         )
+        self.uids = PodUids(
+            list_folders=self.list_folders,
+            list_cgroups=lambda: self.cgroups,
+            has_cgroup=lambda uid: uid in self.cgroups,
+            clock=self.clock,
+        )
 
     def list_folders(self) -> list[str]:
         self.looks += 1
@@ -41,6 +52,10 @@ class Pods:
         ended = self.ends.find_ended({("research", "job")})
         self.clock.advance(1)
         return bool(ended)
+
+    def find_uids(self) -> list[str]:
+        self.clock.advance(1)
+        return sorted(self.uids.find("research", "job"))
 
 
 def test_a_pod_ends_with_its_cgroup_and_not_before_it_has_one() -> None:
@@ -87,6 +102,71 @@ def test_a_pod_that_cannot_be_told_holds(folders: list[str]) -> None:
     assert not pods.has_ended()
     pods.cgroups = set()
     assert not pods.has_ended()
+
+
+def test_a_static_pod_ends_with_the_cgroup_of_its_hash() -> None:
+    pods = Pods()
+    pods.folders, pods.cgroups = [f"research_job_{STATIC}"], {STATIC}
+    assert not pods.has_ended()
+    pods.cgroups = set()
+    assert pods.has_ended()
+
+
+@pytest.mark.parametrize("uid", [FIRST, STATIC])
+def test_a_pods_name_leads_to_its_uid_or_to_its_hash_where_it_is_static(uid: str) -> None:
+    pods = Pods()
+    pods.folders = [f"research_job_{uid}", f"other_job_{SECOND}", "research_job", "job_x"]
+    assert pods.find_uids() == [uid], "no cgroup is to be seen on this node"
+    pods.cgroups = {uid}
+    assert pods.find_uids() == [uid]
+
+
+def test_of_the_folders_of_one_name_those_with_a_cgroup_are_meant() -> None:
+    pods = Pods()
+    pods.folders = [f"research_job_{FIRST}", f"research_job_{SECOND}"]
+    assert pods.find_uids() == [FIRST, SECOND]
+    pods.cgroups = {FIRST}
+    assert pods.find_uids() == [FIRST]
+    pods.cgroups = {FIRST, SECOND}
+    assert pods.find_uids() == [FIRST, SECOND], "while one ends and the next begins"
+    pods.cgroups = {SECOND}
+    assert pods.find_uids() == [SECOND]
+
+
+def test_the_folder_of_a_former_pod_is_not_taken_for_the_next_ones() -> None:
+    pods = Pods()
+    pods.folders, pods.cgroups = [f"research_job_{FIRST}"], {SECOND}
+    assert pods.find_uids() == [], "the next one has its devices and its cgroup, and no folder yet"
+
+
+def test_a_played_statefulsets_pod_has_its_own_uid_before_and_after_it_comes_again() -> None:
+    clock = ManualClock(start_ns=0)
+    scenario = load_scenario(ROOT / "scenarios" / "e2e.yaml")
+    simulation = Simulation(scenario, epoch_ns=0, clock=clock)
+    names = Counter((pod.spec.namespace, pod.spec.name) for pod in simulation.pods)
+    (twice,) = [name for name, count in names.items() if count == 2]
+    same = [pod for pod in simulation.pods if (pod.spec.namespace, pod.spec.name) == twice]
+    kubelet = simulation.node(same[0].spec.node).kubelet
+    uids = PodUids(
+        list_folders=kubelet.pod_folders,
+        list_cgroups=kubelet.pod_cgroups,
+        has_cgroup=kubelet.has_cgroup,
+        clock=clock,
+    )
+    found = {tuple(one_second_later(uids, clock, twice)) for _ in range(120)}
+    assert found - {()} == {(simulation.uid(pod),) for pod in same}
+
+
+def one_second_later(uids: PodUids, clock: ManualClock, pod: tuple[str, str]) -> Sequence[str]:
+    clock.advance(1)
+    return uids.find(*pod)
+
+
+def test_whoever_asks_for_uids_makes_one_look_a_second() -> None:
+    pods = Pods()
+    for number in range(100):
+        pods.uids.find("research", f"pod-{number}")
+    assert pods.looks == 1
 
 
 def test_folders_are_looked_at_once_a_second_whoever_asks() -> None:

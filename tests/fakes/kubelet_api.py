@@ -1,0 +1,105 @@
+"""The kubelet's HTTPS port, as far as its list of pods: who asks is authorized as a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from tests.real.services.certificates import KeyPair
+
+Json = dict[str, Any]
+
+
+def pod(uid: str, *, node: str = "node-1", **labels: str) -> Json:
+    """Return a pod as the kubelet lists it, without the type that only a single object has."""
+    return {
+        "metadata": {
+            "name": f"pod-of-{uid}",
+            "namespace": "research",
+            "uid": uid,
+            "creationTimestamp": "2026-03-01T12:00:00Z",
+            **({"labels": labels} if labels else {}),
+            "annotations": {"kubernetes.io/config.source": "api"},
+        },
+        "spec": {"nodeName": node, "containers": [{"name": "main", "image": "img:1"}]},
+        "status": {"phase": "Running", "qosClass": "BestEffort"},
+    }
+
+
+def pod_list(*pods: Json) -> Json:
+    """Return a list as Go writes it: one without items has none."""
+    return {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": list(pods) or None}
+
+
+class FakeKubeletApi:
+    """What the port answers next, and what it was asked."""
+
+    def __init__(self, answer: Json | None = None) -> None:
+        self.answer: Json = pod_list() if answer is None else answer
+        """The body's JSON of a request that is authorized."""
+        self.authorize: Callable[[str], tuple[int, str]] = lambda _token: (200, "")
+        """Takes a token, and gives a status, with a text where that is no success."""
+        self.raw: bytes | None = None
+        """Sent in place of an answer, byte by byte as it is."""
+        self.closes = False
+        """Whether it ends the connection behind its answer."""
+        self.hangs = False
+        self.asked: list[tuple[str, dict[str, str]]] = []
+        """The first line and the headers of each request."""
+
+    @asynccontextmanager
+    async def serve(self, pair: KeyPair) -> AsyncIterator[int]:
+        """Serve over TLS with a certificate; yield the port on 127.0.0.1."""
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(pair.certificate, pair.key)
+        serving: set[asyncio.Task[None]] = set()
+
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            if task is not None:
+                serving.add(task)
+            # asyncio logs a handler that was cancelled as an error.
+            with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+                await self._handle(reader, writer)
+            writer.transport.abort()
+
+        server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=context)
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            for task in serving:
+                task.cancel()
+            await asyncio.gather(*serving, return_exceptions=True)
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        first, *others = head.split("\r\n")
+        lines = [line.partition(":") for line in others if line]
+        headers = {name.lower(): value.strip() for name, _, value in lines}
+        self.asked.append((first, headers))
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.raw is None:
+            token = headers.get("authorization", "").removeprefix("Bearer ")
+            # In a thread, as it may be the API server that is asked.
+            status, text = await asyncio.to_thread(self.authorize, token)
+            if not first.startswith("GET /pods HTTP/"):
+                status, text = 404, "404 page not found"
+            body = json.dumps(self.answer).encode() if status == 200 else text.encode()
+            answer = f"HTTP/1.1 {status} x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+        else:
+            answer = self.raw
+        writer.write(answer)
+        await writer.drain()
+        if self.closes:
+            writer.close()
+            await writer.wait_closed()
+        # Until the client has read it all and goes: an end in between might take bytes away.
+        await reader.read()

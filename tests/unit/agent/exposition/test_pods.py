@@ -1,0 +1,149 @@
+"""The UID and the labels of the pod whose a series is: what is certain, and nothing on a guess."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from agent.settings import ExpositionSettings
+from gpuledger.records import ContainerRef, DeviceAllocation, GpuProcess
+from tests.unit.agent.exposition.builders import (
+    GIB,
+    Reported,
+    Row,
+    allocation,
+    gpu,
+    instance,
+    node,
+    process,
+    sample,
+)
+
+HELD = "gpuledger_node_gpu_allocation_info"
+BUSY = "gpuledger_container_gpu_busy_ratio"
+OLD, NEW = "uid-old", "uid-new"
+TEAM = [("label_team", "vision")]
+ALL = ExpositionSettings(process_series=True, pod_series=True)
+
+
+def tick(
+    *rows: Row,
+    containers: Mapping[str, str | None] | None = None,
+    processes: Sequence[GpuProcess] = (),
+    allocations: Sequence[DeviceAllocation] = (),
+) -> Reported:
+    """Return a tick with containers that have these UIDs by their cgroups, by their ids."""
+    made = sample(*rows, processes=processes, allocations=allocations)
+    refs = [ContainerRef(container_id=one, pod_uid=uid) for one, uid in (containers or {}).items()]
+    made.sample.containers.extend(refs)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("folders", "running", "uid"),
+    [
+        ([NEW], None, NEW),
+        ([OLD, NEW], NEW, NEW),
+        ([OLD, NEW], OLD, OLD),
+        ([], NEW, NEW),
+        ([OLD, NEW], None, ""),
+        ([NEW], OLD, ""),
+        ([], None, ""),
+    ],
+    ids=[
+        "one folder",
+        "two folders, and a process of the new one",
+        "two folders, and a process of the old one",
+        "no folder, and a process",
+        "two folders",
+        "a process that outlived its pod",
+        "nothing",
+    ],
+)
+def test_a_holder_has_the_uid_that_is_certain(
+    folders: list[str], running: str | None, uid: str
+) -> None:
+    it = node(ExpositionSettings(dcgm_pod_uid=True), uids={"ml/a-0": folders}, c1="ml/a-0/main")
+    it.show(
+        tick(
+            gpu(0, temperature_celsius=40),
+            containers={"c1": running} if running else {},
+            processes=[process(0, 0)] if running else [],
+            allocations=[allocation(0, "ml/a-0/main")],
+        )
+    )
+    assert it.values(HELD, "pod", "pod_uid") == {("a-0", uid): 1}
+    assert it.values("DCGM_FI_DEV_GPU_TEMP", "pod", "pod_uid") == {("a-0", uid): 40}
+
+
+def test_of_shares_of_a_gpu_another_pod_of_that_name_may_have_the_next() -> None:
+    it = node(uids={"ml/a-0": [OLD, NEW]}, c1="ml/a-0/main")
+    shares = [allocation(0, "ml/a-0/main", replica=one) for one in "01"]
+    it.show(
+        tick(gpu(0), containers={"c1": OLD}, processes=[process(0, 0)], allocations=shares),
+    )
+    assert it.values(HELD, "replica", "pod_uid") == {("0", ""): 1, ("1", ""): 1}
+    assert it.values(BUSY, "pod_uid") == {(OLD,): 0.25}
+
+
+def test_a_process_on_another_device_says_nothing_of_this_one() -> None:
+    it = node(uids={"ml/a-0": [OLD, NEW]}, c1="ml/a-0/main")
+    it.show(
+        tick(
+            gpu(0, mig_enabled=True),
+            instance(1),
+            instance(2),
+            containers={"c1": OLD},
+            processes=[process(1, 0)],
+            allocations=[allocation(0, "ml/a-0/main", gpu_instance=one) for one in (1, 2)],
+        )
+    )
+    assert it.values("DCGM_FI_DEV_FB_USED", "GPU_I_ID", "pod_uid") == {}
+    assert sorted(uid for (uid,) in it.values(HELD, "pod_uid")) == ["", OLD]
+
+
+def test_a_container_whose_cgroup_names_no_pod_has_the_uid_of_its_name() -> None:
+    it = node(uids={"ml/a": [NEW], "ml/b": [OLD, NEW]}, c1="ml/a/main", c2="ml/b/main")
+    it.show(
+        tick(gpu(0), containers={"c1": None, "c2": None}, processes=[process(0, 0), process(0, 1)])
+    )
+    assert it.values(BUSY, "pod", "pod_uid") == {("a", NEW): 0.25, ("b", ""): 0.25}
+
+
+def test_dcgms_names_have_the_uid_where_it_is_asked_for() -> None:
+    it = node(uids={"ml/a": [NEW]})
+    it.show(tick(gpu(0, temperature_celsius=40), allocations=[allocation(0, "ml/a/main")]))
+    assert it.values("DCGM_FI_DEV_GPU_TEMP", "pod", "pod_uid") == {("a", ""): 40}
+    assert it.values(HELD, "pod_uid") == {(NEW,): 1}
+
+
+def test_every_series_of_a_pod_has_its_chosen_labels_and_no_other_series_has() -> None:
+    it = node(ALL, uids={"ml/a": [NEW]}, pod_labels={NEW: TEAM}, c1="ml/a/main", c2="ml/b/main")
+    used = {"memory_used_bytes": 2 * GIB, "utilization_ratio": 0.5}
+    it.show(
+        tick(
+            gpu(0, **used),
+            gpu(1, **used),
+            containers={"c1": NEW, "c2": OLD},
+            processes=[process(0, 0), process(1, 0), process(1, 1, pid=7)],
+            allocations=[allocation(0, "ml/a/main")],
+        )
+    )
+    text = it.page().decode()
+    of_a = [line for line in text.splitlines() if 'pod="a"' in line or 'pod_name="a"' in line]
+    assert {line.partition("{")[0] for line in of_a} >= {
+        HELD,
+        BUSY,
+        "DCGM_FI_DEV_FB_USED",
+        "gpuledger_container_gpu_memory_bytes",
+        "gpuledger_process_gpu_memory_bytes",
+        "nvidia_pid_pod",
+    }
+    assert [line for line in of_a if 'label_team="vision"' not in line] == []
+    others = [line for line in text.splitlines() if line not in of_a]
+    assert [line for line in others if "label_team" in line] == []
+
+
+def test_a_pod_that_may_be_one_of_two_has_no_labels() -> None:
+    it = node(uids={"ml/a-0": [OLD, NEW]}, pod_labels={OLD: TEAM, NEW: TEAM})
+    it.show(tick(gpu(0), allocations=[allocation(0, "ml/a-0/main")]))
+    assert it.values(HELD, "pod", "label_team") == {("a-0", ""): 1}

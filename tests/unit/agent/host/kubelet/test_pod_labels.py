@@ -1,0 +1,398 @@
+"""Labels of pods: what the kubelet's HTTPS port is asked, and what of its answer is believed."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from agent.host.kubelet.pod_labels import (
+    MAX_ANSWER_BYTES,
+    KubeletPodList,
+    PodLabels,
+    PodListError,
+    parse_pods,
+)
+from agent.host.node_pods import MAX_NAMES
+from agent.settings import KubeletApiSettings
+from gpuledger.runtime import Check
+from gpuledger.runtime.tasks import run_tasks
+from simulator.clock import ManualClock
+from simulator.simulation import open_simulation
+from tests.errors import has_words
+from tests.fakes.kubelet_api import FakeKubeletApi, pod, pod_list
+from tests.real.services.certificates import Authority
+from tests.unit.deployment.deployables import ROOT
+
+NODE = "node-1"
+NAMES = ("team", "app.kubernetes.io/name")
+
+
+def parse(answer: object, names: Sequence[str] = NAMES) -> dict[str, Any]:
+    written = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+    return dict(parse_pods(written, node=NODE, names=names))
+
+
+def test_a_pod_has_its_chosen_labels_under_the_names_of_kube_state_metrics() -> None:
+    first = pod("1", **{"team": "vision", "app.kubernetes.io/name": "chat", "tier": "gold"})
+    assert parse(pod_list(first, pod("2"), pod("3", team="speech"))) == {
+        "1": (("label_team", "vision"), ("label_app_kubernetes_io_name", "chat")),
+        "2": (),
+        "3": (("label_team", "speech"),),
+    }
+
+
+def test_a_node_without_pods_has_a_list_without_items() -> None:
+    assert parse(pod_list()) == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "is_shown"),
+    [
+        ("v" * 63, True),
+        ("a.b_c-D9", True),
+        ("v", True),
+        ("v" * 64, False),
+        ("v" * 100_000, False),
+        ("", False),
+        ("two words", False),
+        ("-x", False),
+        ("x\n", False),
+        ('x"} 1', False),
+        ("\ud800", False),
+    ],
+)
+def test_a_value_that_no_label_can_have_is_left_out(value: str, *, is_shown: bool) -> None:
+    shown = (("label_team", value),) if is_shown else ()
+    try:
+        assert parse(pod_list(pod("1", team=value))) == {"1": shown}
+    except ValueError:
+        assert not is_shown
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"", ["no list of pods"]),
+        (b"<html>", ["no list of pods"]),
+        (b"[1]", ["no list of pods", "object"]),
+        (b"\xff\xfe", ["no list of pods"]),
+        (b'{"kind":"PodList","items":[' * 40_000, ["no list of pods"]),
+        (b'{"kind":"PodList","x":' + b"[" * 100_000, ["no list of pods"]),
+        ({"kind": "Status", "items": []}, ["'Status'", "no PodList"]),
+        ({"kind": "PodList", "items": [{"spec": {}}]}, ["metadata"]),
+        (pod_list(pod("1"), pod("2", node="node-7")), ["'node-7'", NODE, "kubelet.api.host"]),
+        (pod_list(pod("1", node="")), ["''", NODE]),
+        (pod_list(*(pod(str(one)) for one in range(MAX_NAMES + 1))), [str(MAX_NAMES)]),
+        (pod_list(pod("1", node="x" * 100_000)), ["xxx…"]),
+    ],
+    ids=[
+        "nothing",
+        "a page",
+        "a list",
+        "no text",
+        "broken off",
+        "deep",
+        "another kind",
+        "a pod without metadata",
+        "another node's",
+        "no node's",
+        "too many",
+        "a long name",
+    ],
+)
+def test_what_is_no_list_of_this_nodes_pods_is_refused(answer: object, words: list[str]) -> None:
+    with pytest.raises(ValueError, check=has_words(*words)) as caught:  # see `check`
+        parse(answer)
+    assert len(str(caught.value)) < 800
+
+
+async def test_the_simulators_list_has_the_form_of_kubernetes_api() -> None:
+    simulation = open_simulation(ROOT / "scenarios" / "quickstart.yaml")
+    node = next(iter(simulation.nodes.values()))
+    answer = json.loads(await node.pod_list.fetch())
+    document = json.loads((ROOT / "tests/data/kubernetes/v1.36.3.json").read_text())
+
+    def errors(kind: str, found: object) -> list[str]:
+        reference = {"$ref": f"#/definitions/{kind}", "definitions": document["definitions"]}
+        return [error.message for error in Draft202012Validator(reference).iter_errors(found)]
+
+    assert {*answer} == {"kind", "apiVersion", "metadata", "items"}
+    assert answer["items"]
+    for item in [*answer["items"], pod("1", team="vision")]:
+        assert {*item} == {"metadata", "spec", "status"}
+        meta = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
+        assert errors(meta, item["metadata"]) == []
+        assert errors("io.k8s.api.core.v1.PodSpec", item["spec"]) == []
+
+
+class Port:
+    """A kubelet's port with a certificate, and the agent's files and settings for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.authority = Authority(folder=folder / "authority")
+        self.token_file, self.ca_file = folder / "token", folder / "ca.crt"
+        self.token_file.write_text("first-token\n")
+        self.ca_file.write_bytes(self.authority.certificate.read_bytes())
+        self.api = FakeKubeletApi(pod_list(pod("1", team="vision")))
+
+    @asynccontextmanager
+    async def asked(
+        self,
+        *,
+        host: str | None = None,
+        **settings: Any,  # noqa: ANN401  # of any type
+    ) -> AsyncIterator[KubeletPodList]:
+        async with self.api.serve(self.authority.issue("kubelet", host=host)) as port:
+            chosen = KubeletApiSettings(
+                **{
+                    "host": "127.0.0.1",
+                    "port": port,
+                    "ca_file": self.ca_file,
+                    "token_file": self.token_file,
+                    **settings,
+                }
+            )
+            yield KubeletPodList(chosen, node=NODE)
+
+    async def refusal(self, **settings: Any) -> str:  # noqa: ANN401  # of any type
+        """Return why the kubelet's answer could not be had."""
+        async with self.asked(**settings) as kubelet:
+            with pytest.raises(PodListError) as caught:
+                await kubelet.fetch()
+        return str(caught.value)
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Port:
+    return Port(tmp_path)
+
+
+async def test_the_kubelet_is_shown_the_token_of_now(port: Port) -> None:
+    async with port.asked() as kubelet:
+        assert parse(await kubelet.fetch()) == {"1": (("label_team", "vision"),)}
+        port.token_file.write_text("second-token")
+        await kubelet.fetch()
+    shown = [headers["authorization"] for _, headers in port.api.asked]
+    assert shown == ["Bearer first-token", "Bearer second-token"]
+    assert {first for first, _ in port.api.asked} == {"GET /pods HTTP/1.1"}
+
+
+async def test_an_authority_that_is_exchanged_is_trusted_by_the_next_question(port: Port) -> None:
+    other = Authority(folder=port.folder / "other")
+    port.ca_file.write_bytes(other.certificate.read_bytes())
+    async with port.asked() as kubelet:
+        with pytest.raises(PodListError, check=has_words("kubelet.api.ca_file", "serverTLS")):
+            await kubelet.fetch()
+        assert port.api.asked == [], "it has not been shown the token"
+        port.ca_file.write_bytes(port.authority.certificate.read_bytes())
+        await kubelet.fetch()
+
+
+async def test_a_certificate_must_name_the_host_or_the_name_that_is_set(port: Port) -> None:
+    refused = await port.refusal(host="node-1.internal")
+    assert "kubelet.api.server_name" in refused
+    async with port.asked(host="node-1.internal", server_name="node-1.internal") as kubelet:
+        assert parse(await kubelet.fetch())
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (401, ["answered 401", "kubelet.api.token_file", "authentication.webhook"]),
+        (403, ["answered 403", "nodes/pods", "k8s/components/agent-pod-labels", "1.33"]),
+        (404, ["answered 404", "kubelet.api.port"]),
+        (500, ["answered 500"]),
+        (302, ["answered 302"]),
+    ],
+)
+async def test_a_refusal_says_what_would_mend_it(port: Port, status: int, words: list[str]) -> None:
+    port.api.authorize = lambda token: (status, f"no: {token} {'x' * 5000}")
+    refused = await port.refusal()
+    assert [word for word in words if word not in refused] == []
+    assert "first-token" not in refused
+    assert len(refused) < 1000
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", ["without an answer"]),
+        (b"\x00\x01 what\r\n\r\n", ["no valid HTTP"]),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000, ["no valid HTTP"]),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nshort", ["no valid HTTP"]),
+    ],
+    ids=["nothing", "no HTTP", "an endless head", "broken off"],
+)
+async def test_an_answer_that_is_no_http_is_refused(
+    port: Port, raw: bytes, words: list[str]
+) -> None:
+    port.api.raw = raw
+    port.api.closes = True
+    refused = await port.refusal()
+    assert [word for word in words if word not in refused] == []
+
+
+async def test_an_answer_without_bounds_is_given_up(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port.api.raw = b"HTTP/1.1 200 OK\r\n\r\n" + b" " * (MAX_ANSWER_BYTES + 1)
+    assert f"more than {MAX_ANSWER_BYTES // 1024} KiB" in await port.refusal()
+
+
+async def test_a_kubelet_that_does_not_answer_is_given_up_in_time(port: Port) -> None:
+    port.api.hangs = True
+    assert "no answer within 0.2 s" in await port.refusal(timeout_seconds=0.2)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("token_file", None, ["kubelet.api.token_file", "cannot read"]),
+        ("token_file", "", ["kubelet.api.token_file", "empty"]),
+        ("token_file", "a\nHost: b", ["kubelet.api.token_file", "cannot be used"]),
+        ("ca_file", None, ["kubelet.api.ca_file"]),
+        ("ca_file", "no PEM", ["kubelet.api.ca_file", "PEM"]),
+    ],
+)
+async def test_a_file_that_cannot_be_used_is_named(
+    port: Port, file: str, content: str | None, words: list[str]
+) -> None:
+    path = getattr(port, file)
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    refused = await port.refusal()
+    assert [word for word in words if word not in refused] == []
+    assert "Host: b" not in refused
+
+
+async def test_where_nobody_listens_the_address_is_named(port: Port) -> None:
+    async with port.asked() as kubelet:
+        pass
+    with pytest.raises(PodListError, check=has_words("https://127.0.0.1:", "/pods")):
+        await kubelet.fetch()
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("", "https://node-1:10250/pods"),
+        ("10.1.2.3", "https://10.1.2.3:10250/pods"),
+        ("fd00::1", "https://[fd00::1]:10250/pods"),
+    ],
+)
+def test_the_node_is_asked_by_its_name_or_its_address(host: str, url: str) -> None:
+    assert KubeletApiSettings(host=host).url_on(NODE) == url
+
+
+@pytest.mark.parametrize("host", ["a/b", "user@node", "node:1", "[::1]", "a b", "-a", "a" * 300])
+def test_what_is_no_host_is_refused(host: str) -> None:
+    with pytest.raises(ValueError, match="host: expected an IP address or a host's name"):
+        KubeletApiSettings(host=host)
+
+
+class FakePodList:
+    """Answers or fails as a test says, and counts."""
+
+    node = NODE
+
+    def __init__(self, *pods: dict[str, Any]) -> None:
+        self.answer: dict[str, Any] | str = pod_list(*pods)
+        self.asked_seconds: list[float] = []
+        self.clock = ManualClock(start_ns=0)
+
+    async def fetch(self) -> bytes:
+        self.asked_seconds.append(self.clock.monotonic_ns() / 1e9)
+        if isinstance(self.answer, str):
+            raise PodListError(self.answer)
+        return json.dumps(self.answer).encode()
+
+
+class Following:
+    """The labels of a list of pods that is followed on time of its own."""
+
+    def __init__(self, listed: FakePodList, *, refresh_seconds: float = 30.0) -> None:
+        self.listed = listed
+        self.check = Check()
+        self.labels = PodLabels(
+            listed, names=("team",), refresh_seconds=refresh_seconds, clock=listed.clock
+        )
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        async with run_tasks(self.labels.run(self.check)):
+            yield
+
+    def is_ok(self) -> bool:
+        return self.check.is_ok
+
+    async def wait_asked(self, number: int) -> None:
+        """Wait until it was asked so often; each turn of the loop is a second or more."""
+        for _ in range(2000):
+            if len(self.listed.asked_seconds) >= number:
+                break
+            await asyncio.sleep(0)
+        assert len(self.listed.asked_seconds) >= number
+        await asyncio.sleep(0)
+
+
+async def test_the_kubelet_is_asked_now_and_then() -> None:
+    following = Following(FakePodList(pod("1", team="vision")))
+    async with following.run():
+        await following.wait_asked(3)
+        assert following.labels.labels_of("1") == (("label_team", "vision"),)
+    first, second, third = following.listed.asked_seconds[:3]
+    assert (first, second - first, third - second) == (0, 30, 30)
+
+
+async def test_a_pod_that_is_new_on_a_gpu_is_asked_for_within_a_second() -> None:
+    following = Following(FakePodList())
+    async with following.run():
+        await following.wait_asked(1)
+        following.listed.answer = pod_list(pod("1", team="vision"))
+        assert following.labels.labels_of("1") == ()
+        await following.wait_asked(2)
+        assert following.labels.labels_of("1") == (("label_team", "vision"),)
+    assert following.listed.asked_seconds[1] <= 2
+
+
+async def test_a_pod_that_is_not_listed_does_not_have_the_kubelet_asked_each_second() -> None:
+    following = Following(FakePodList())
+    async with following.run():
+        for number in range(2, 8):
+            following.labels.labels_of("gone")
+            await following.wait_asked(number)
+    seconds = following.listed.asked_seconds
+    assert seconds[6] - seconds[0] >= 60, seconds
+
+
+async def test_labels_stand_while_the_kubelet_is_away_and_the_check_says_so() -> None:
+    following = Following(FakePodList(pod("1", team="vision")))
+    async with following.run():
+        await following.wait_asked(1)
+        assert following.is_ok()
+        following.listed.answer = "the kubelet at https://node-1: away"
+        await following.wait_asked(4)
+        assert not following.is_ok()
+        assert "away" in following.check.detail
+        assert following.labels.labels_of("1") == (("label_team", "vision"),)
+        following.listed.answer = pod_list(pod("1", team="speech"))
+        await following.wait_asked(len(following.listed.asked_seconds) + 1)
+        assert following.is_ok()
+        assert following.labels.labels_of("1") == (("label_team", "speech"),)
+
+
+async def test_an_answer_that_is_refused_changes_nothing() -> None:
+    following = Following(FakePodList(pod("1", team="vision")))
+    async with following.run():
+        await following.wait_asked(1)
+        following.listed.answer = pod_list(pod("1", team="evil", node="node-7"))
+        await following.wait_asked(3)
+        assert "node-7" in following.check.detail
+        assert following.labels.labels_of("1") == (("label_team", "vision"),)
