@@ -34,7 +34,7 @@ from simulator.gpu_models import (
     plan_cuts,
 )
 from simulator.plan import HealthFaults, PlannedProcess
-from simulator.scenario.schema import GpuGroup
+from simulator.scenario.schema import GpuGroup, RackPosition
 
 MAX_INTERVALS: Final = 1 << 17
 """Two megabytes a process and GPU; hours of kernels of 10 ms, and what is older is joined."""
@@ -198,6 +198,10 @@ class DeviceFacts:
     """From one step of its energy counter to the next; 0 where it has none."""
     accounting: str
     """`off`, or the version of the driver's accounting."""
+    rack: RackPosition | None = None
+    """Where it is in a rack."""
+    confidential: str = "off"
+    """Its mode of confidential computing."""
 
 
 def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> DeviceFacts:
@@ -222,6 +226,8 @@ def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> DeviceFacts:
         cuts=plan_cuts(group.mig, gpu_uuid=uuid, board=board, room_bytes=room_bytes),
         energy_step_ns=round(group.energy_step_seconds * NS_PER_SECOND),
         accounting=group.accounting,
+        rack=group.rack,
+        confidential=group.confidential,
     )
 
 

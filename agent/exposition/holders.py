@@ -3,7 +3,8 @@
 Pure: the tick's records in, holders and their shares out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from gpuledger.records import GpuProcess, NodeSample
@@ -65,6 +66,8 @@ class PodShare(NamedTuple):
     """Share of the tick in which their kernels ran; absent where the driver does not say."""
     memory_bytes: int | None
     """Device memory that they hold; absent where the driver does not say."""
+    engine_busy_ratios: Mapping[str, float] = MappingProxyType({})
+    """Share of the tick in which video engines worked for them, by engine; only those that did."""
 
 
 def find_shares(sample: NodeSample, names: ContainerLookup) -> Mapping[str, list[PodShare]]:
@@ -94,9 +97,19 @@ def find_shares(sample: NodeSample, names: ContainerLookup) -> Mapping[str, list
             # Kernels of several processes may run at once: together they are no more than all.
             busy_ratio=min(1.0, sum(ratios)) if ratios else None,
             memory_bytes=sum(held) if held else None,
+            engine_busy_ratios=_engine_busy_ratios(processes),
         )
         shares.setdefault(sample.gpus[gpu].uuid, []).append(share)
     return shares
+
+
+def _engine_busy_ratios(processes: Sequence[GpuProcess]) -> Mapping[str, float]:
+    used = {
+        "encoder": sum(process.encoder_utilization_ratio or 0.0 for process in processes),
+        "decoder": sum(process.decoder_utilization_ratio or 0.0 for process in processes),
+    }
+    # As with kernels: together they are no more than all.
+    return {engine: min(1.0, ratio) for engine, ratio in used.items() if ratio}
 
 
 def holders_of(sample: NodeSample, names: ContainerLookup) -> list[NodeHolder]:

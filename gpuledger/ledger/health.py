@@ -23,6 +23,7 @@ from gpuledger.ledger.series import SeriesGroup, SeriesValues
 from gpuledger.records import (
     GpuDetails,
     GpuHealth,
+    GpuLimits,
     GpuThrottling,
     GpuTraffic,
     Incident,
@@ -44,6 +45,8 @@ THROTTLE_REASONS: Final = {
     0x100: "display_clocks",
 }
 """NVML's bits, by the names that dcgm-exporter gives them."""
+OTHER: Final = "other"
+"""What stands for all that this version does not know."""
 KEPT_NS: Final = 60 * 10**9
 """A GPU of which nothing came for so long is told of no more."""
 MAX_AGE_NS: Final = 3_660 * 10**9
@@ -180,6 +183,43 @@ _TABLE: Final = (
         labels=("kind",),
         kind="counter",
     ),
+    *(
+        _metric(
+            f"{engine}_utilization_ratio",
+            f"Share of the driver's last window in which the {engines} were busy.",
+            (f"details.{engine}_utilization_ratio",),
+        )
+        for engine, engines in {
+            "encoder": "video encoders",
+            "decoder": "video decoders",
+            "jpeg": "JPEG engines",
+            "optical_flow": "optical flow engines",
+        }.items()
+    ),
+    _metric(
+        "temperature_margin_celsius",
+        "How much hotter the GPU may become before it has to slow down (Ada and newer).",
+        ("details.temperature_margin_celsius",),
+    ),
+    _metric(
+        "temperature_margin_limit_celsius",
+        "The margin at which the hardware slows or shuts down, and the least to be operated with.",
+        *(
+            (f"limits.temperature_margin_{limit}_celsius", limit)
+            for limit in ("max", "memory_max", "slowdown", "shutdown")
+        ),
+        labels=("limit",),
+    ),
+    _metric(
+        "sm_clock_max_hertz",
+        "The highest clock of the streaming multiprocessors.",
+        ("limits.sm_clock_max_hertz",),
+    ),
+    _metric(
+        "memory_clock_max_hertz",
+        "The highest clock of the device memory.",
+        ("limits.memory_clock_max_hertz",),
+    ),
 )
 _HARDWARE: Final = (
     HealthFamily(
@@ -200,7 +240,8 @@ _HARDWARE: Final = (
 """What is told under the names of OpenTelemetry's conventions."""
 _REASON: Final = _metric(
     "throttle_reason",
-    "1 where the clocks were held down for the reason at a tick since the sample before, else 0.",
+    "1 where the clocks were held down for the reason at a tick since the sample before, else 0;"
+    " `other` is all that this version does not know.",
     labels=("reason",),
 ).family
 _RECOVERY: Final = _metric(
@@ -217,6 +258,8 @@ READINGS: Final = {
 }
 """What each series reads, by its metric and the labels behind `gpu_uuid`: part and field."""
 _NS_PER_SECOND: Final = 10**9
+_TOLD: Final = ("health", "limits", "throttling", "traffic")
+"""A device of which a record has none of these parts is told of no more, nor for the first time."""
 _STATE_BYTES: Final = 16_384
 """What a GPU takes of memory beside its labels, about: its series' groups and its last health."""
 
@@ -229,6 +272,9 @@ class _GpuState:
     """The groups of its node's `reads`, in their order."""
     health: GpuHealth | None = None
     health_ns: int = 0
+    limits: GpuLimits | None = None
+    """Asked with the health."""
+    details: GpuDetails | None = None
     throttling: GpuThrottling | None = None
     traffic: GpuTraffic | None = None
     reasons: int = 0
@@ -312,25 +358,27 @@ def health_values(
     values: dict[SeriesGroup, SeriesValues] = {}
     for uuid, gpu in known.gpus.items():
         if abs(now_ns - gpu.health_ns) > MAX_AGE_NS:
-            gpu.health = None
+            gpu.health, gpu.limits = None, None
         values.update(_values_of(uuid, gpu, known.reads))
-        gpu.throttling, gpu.traffic, gpu.reasons = None, None, 0
+        gpu.details, gpu.throttling, gpu.traffic, gpu.reasons = None, None, None, 0
     return values
 
 
 def _remember(details: GpuDetails, known: NodeHealth, now_ns: int) -> None:
     gpu = known.gpus.get(details.uuid)
     if gpu is None:
-        if details.health is None and details.throttling is None and details.traffic is None:
+        if not any(getattr(details, name) is not None for name in _TOLD):
             return
         if len(known.gpus) >= MAX_GPUS:
             # The one that was heard of longest ago: no node has so many.
             known.gpus.pop(min(known.gpus, key=lambda uuid: known.gpus[uuid].seen_ns))
         groups = (SeriesGroup(family, (details.uuid, *labels)) for family, labels, _ in known.reads)
         gpu = known.gpus[details.uuid] = _GpuState(groups=tuple(groups))
-    gpu.seen_ns = now_ns
+    gpu.seen_ns, gpu.details = now_ns, details
     if details.health is not None:
         gpu.health, gpu.health_ns = details.health, now_ns
+    if details.limits is not None:
+        gpu.limits = details.limits
     if details.traffic is not None:
         gpu.traffic = details.traffic
     if details.throttling is not None:
@@ -345,13 +393,19 @@ def _values_of(
         if (value := read(gpu)) is not None:
             yield group, (value,)
     if gpu.throttling is not None and gpu.throttling.reasons is not None:
-        for bit, reason in THROTTLE_REASONS.items():
-            yield SeriesGroup(_REASON, (uuid, reason)), (float(bool(gpu.reasons & bit)),)
+        for reason, is_set in throttle_reasons(gpu.reasons):
+            yield SeriesGroup(_REASON, (uuid, reason)), (float(is_set),)
     if gpu.health is not None and gpu.health.recovery_action is not None:
         yield SeriesGroup(_RECOVERY, (uuid, gpu.health.recovery_action)), (1.0,)
 
 
-OTHER: Final = "other"
+def throttle_reasons(bits: int) -> Iterator[tuple[str, bool]]:
+    """Yield each reason, and whether it is among NVML's bits."""
+    for bit, reason in THROTTLE_REASONS.items():
+        yield reason, bool(bits & bit)
+    yield OTHER, bool(bits & ~sum(THROTTLE_REASONS))
+
+
 COUNTED_KINDS: Final = (*INCIDENT_KINDS, OTHER)
 """The values of the label `kind` of incidents."""
 

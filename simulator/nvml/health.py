@@ -86,6 +86,9 @@ class Health(Subject):
             else pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED
         )
         struct.healthMask = pynvml.NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_FALSE
+        if gpu.facts.rack:
+            struct.clusterUuid[:] = list(gpu.facts.rack.cluster_uuid.bytes)
+            struct.cliqueId = gpu.facts.rack.clique
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlDeviceGetCurrPcieLinkGeneration(self, handle: Handle) -> int:
@@ -153,6 +156,7 @@ class Health(Subject):
 _KIB: Final = 1024
 _ALL_LINKS: Final = 0xFFFFFFFF
 _UINT: Final = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
+_INT: Final = pynvml.NVML_VALUE_TYPE_SIGNED_INT
 _ULONG_LONG: Final = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
 _COOL_CELSIUS: Final = 34
 _WARMING_CELSIUS: Final = 45
@@ -194,6 +198,8 @@ class FieldValues(Subject):
             taken = taken // links + (value.scopeId < taken % links)
         if value.valueType == _UINT:
             value.value.uiVal = taken
+        elif value.valueType == _INT:
+            value.value.siVal = taken
         else:
             value.value.ullVal = taken
 
@@ -232,6 +238,14 @@ def _nvlink_kibibytes(gpu: SimulatedGpu, loaded_ns: int, now_ns: int) -> int | N
     return int(gpu.mixed_ns("nvlink_bytes_per_second", loaded_ns, now_ns) / NS_PER_SECOND / _KIB)
 
 
+def _margin(celsius: int, *, of_memory: bool = False) -> _Taken:
+    def take(gpu: SimulatedGpu, _loaded_ns: int, _now_ns: int) -> int | None:
+        is_told = gpu.facts.model.has_hbm or not of_memory
+        return celsius if gpu.facts.architecture.has_margins and is_told else None
+
+    return take
+
+
 _PER_LINK: Final = frozenset({138, 139})
 _FIELDS: Final[dict[int, tuple[int, _Taken]]] = {
     # Retired pages: single-bit, double-bit, pending. Newer chips remap rows instead.
@@ -265,6 +279,11 @@ _FIELDS: Final[dict[int, tuple[int, _Taken]]] = {
     # One that no GPU of a scenario has: the total energy of a module.
     170: (_UINT, lambda *_: None),
     186: (_UINT, _instant_milliwatts),
+    # Margins: where the hardware shuts down and slows down, and the most of memory and die.
+    193: (_INT, _margin(-8)),
+    194: (_INT, _margin(-2)),
+    195: (_INT, _margin(0, of_memory=True)),
+    196: (_INT, _margin(0)),
     # Bytes over PCIe, sent and received.
     197: (_ULONG_LONG, _pcie_bytes),
     198: (_ULONG_LONG, _pcie_bytes),

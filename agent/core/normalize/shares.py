@@ -35,6 +35,11 @@ class ProcessUsage:
     """Share of the covered time in which its kernels ran; `None` where the driver does not say."""
     ended: bool
     """Whether it is gone, and may have run in the covered time."""
+    encoder_ratio: float | None = None
+    """Share of the covered time in which the video encoders worked for it; `None` where none is
+    known of."""
+    decoder_ratio: float | None = None
+    """The same of the video decoders."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +174,47 @@ def apportion(
         window_us=window_us,
         dropped=dropped,
     )
+
+
+def with_video(
+    shares: Shares,
+    samples: Sequence[ProcessUtilizationSample] | None,
+    *,
+    coverage: SampleCoverage,
+    validator: Validator,
+) -> Shares:
+    """Return the shares with what the video engines did for each process, where they did anything.
+
+    It stands beside the shares of the multiprocessors and changes nothing of them.
+    """
+    percents: dict[tuple[int, str], float] = {}
+    for sample in samples or ():
+        # Of most processes both are 0.
+        if sample.encoder_percent or sample.decoder_percent:
+            share = coverage.share(sample, shares.window_us)
+            for engine, percent in (
+                ("encoder", sample.encoder_percent),
+                ("decoder", sample.decoder_percent),
+            ):
+                known = validator.keep(percent, PERCENT, reading=f"process_{engine}_utilization")
+                key = (sample.pid, engine)
+                percents[key] = percents.get(key, 0.0) + (known or 0) * share
+    if not percents:
+        return shares
+
+    def ratio(pid: int, engine: str) -> float | None:
+        # What rounds to nothing is as absent as nothing.
+        return min(ratio_of(percents.get((pid, engine), 0.0)), 1.0) or None
+
+    usages = [
+        replace(
+            usage,
+            encoder_ratio=ratio(usage.process.pid, "encoder"),
+            decoder_ratio=ratio(usage.process.pid, "decoder"),
+        )
+        for usage in shares.usages
+    ]
+    return replace(shares, usages=usages)
 
 
 def _sort(

@@ -1,10 +1,12 @@
 """The golden messages: what was once written decodes for ever, and reads the same everywhere.
 
-A golden message is never changed. A new optional field gets a message with the next number.
+A golden message is never changed. A new optional field gets a message with the next number: an
+array that was written before it ends earlier.
 """
 
 import json
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -77,6 +79,16 @@ def without_absence(hint: Any) -> Any:  # noqa: ANN401 - any type annotation
     return next((part for part in get_args(hint) if hint == part | None), hint)
 
 
+def without_later_fields(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Leave out what is not known at the end of each array: none of its fields stood there once."""
+    if isinstance(value, dict):
+        return {name: without_later_fields(part) for name, part in value.items()}
+    if not isinstance(value, list):
+        return value
+    known = [index for index, part in enumerate(value) if part is not None]
+    return [without_later_fields(part) for part in value[: max(known, default=-1) + 1]]
+
+
 def with_spare_fields(hint: Any, value: Any) -> Any:  # noqa: ANN401 - any type annotation and JSON value
     """Put an unknown field into each record: under a name of its own, or behind the last place."""
     present = without_absence(hint)
@@ -88,7 +100,7 @@ def with_spare_fields(hint: Any, value: Any) -> Any:  # noqa: ANN401 - any type 
         return {k: with_spare_fields(get_args(present)[1], part) for k, part in value.items()}
     hints = get_type_hints(present)
     if issubclass(present, ArrayRecord):
-        places = zip(hints.values(), value, strict=True)
+        places = zip_longest(hints.values(), value)
         return [*(with_spare_fields(*place) for place in places), SPARE]
     return {k: with_spare_fields(hints[k], v) for k, v in value.items()} | SPARE
 
@@ -130,7 +142,7 @@ def test_a_golden_message_decodes_and_encodes_to_the_same_json(message: Path) ->
     record = decoder(topic).decode(message.read_bytes())
 
     assert isinstance(record, topic.record)
-    assert json.loads(encode(record)) == written
+    assert without_later_fields(json.loads(encode(record))) == without_later_fields(written)
     assert decoder(topic).decode(encode(record)) == record
 
 

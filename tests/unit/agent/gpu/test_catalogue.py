@@ -56,8 +56,10 @@ def test_a_reading_that_is_several_values_is_asked_for_as_such(
 ) -> None:
     spec = READINGS[group][reading.name]
     for source in reading.sources:
-        is_list = isinstance(source, GpmMetric) and source.count is not None
-        is_by_link = isinstance(source, FieldValue) and source.link == EACH_LINK
+        is_metric_by_link = isinstance(source, GpmMetric) and source.is_by_link
+        is_field_by_link = isinstance(source, FieldValue) and source.link == EACH_LINK
+        is_by_link = is_metric_by_link or is_field_by_link
+        is_list = isinstance(source, GpmMetric) and source.count is not None and not is_by_link
         assert (spec.is_list, spec.is_by_link) == (is_list, is_by_link)
 
 
