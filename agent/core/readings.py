@@ -238,12 +238,6 @@ READINGS: Final[Mapping[CallGroup, Mapping[str, ReadingSpec]]] = {
         "profiling.nvdec_active_ratios": ReadingSpec(ACTIVITY, is_list=True),
         "profiling.nvjpg_active_ratios": ReadingSpec(ACTIVITY, is_list=True),
         "profiling.nvofa_active_ratios": ReadingSpec(ACTIVITY, is_list=True),
-        "profiling.nvlink_link_sent_bytes_per_second": ReadingSpec(
-            MEBIBYTES_PER_SECOND, is_by_link=True
-        ),
-        "profiling.nvlink_link_received_bytes_per_second": ReadingSpec(
-            MEBIBYTES_PER_SECOND, is_by_link=True
-        ),
     },
     CallGroup.HEALTH: {
         "health.recovery_action": ReadingSpec(RECOVERY),
@@ -275,6 +269,12 @@ READINGS: Final[Mapping[CallGroup, Mapping[str, ReadingSpec]]] = {
         "health.nvlink_link_sent_bytes_totals": ReadingSpec(KIBIBYTES_OF_A_LINK, is_by_link=True),
         "health.nvlink_link_received_bytes_totals": ReadingSpec(
             KIBIBYTES_OF_A_LINK, is_by_link=True
+        ),
+        "health.nvlink_link_sent_bytes_per_second": ReadingSpec(
+            MEBIBYTES_PER_SECOND, is_by_link=True
+        ),
+        "health.nvlink_link_received_bytes_per_second": ReadingSpec(
+            MEBIBYTES_PER_SECOND, is_by_link=True
         ),
         "health.fabric_state": ReadingSpec(FABRIC_STATE),
         "health.fabric_status": ReadingSpec(NUMBER),

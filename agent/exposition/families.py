@@ -188,7 +188,7 @@ THROTTLE_REASON: Final = InfoFamily(
 NVLINK_RATE: Final = InfoFamily(
     "gpuledger_node_gpu_nvlink_bytes_per_second",
     "gauge",
-    "Rate of bytes on one NVLink (Hopper and newer).",
+    "Rate of bytes over one NVLink, headers included, mean of some seconds (Hopper and newer).",
     (*_GPU, "nvlink", "direction"),
     profile="full",
 )

@@ -169,9 +169,9 @@ class _ByDevice:
 
     @staticmethod
     def nvlink_rate(device: ShownDevice) -> Iterator[tuple[Labels, float]]:
-        profiling = device.profiling
-        sent = (profiling and profiling.nvlink_link_sent_bytes_per_second) or {}
-        received = (profiling and profiling.nvlink_link_received_bytes_per_second) or {}
+        health = device.health
+        sent = (health and health.nvlink_link_sent_bytes_per_second) or {}
+        received = (health and health.nvlink_link_received_bytes_per_second) or {}
         for direction, rates in (("sent", sent), ("received", received)):
             for link, rate in rates.items():
                 yield [("nvlink", link), ("direction", direction)], rate

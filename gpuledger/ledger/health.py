@@ -259,7 +259,7 @@ READINGS: Final = {
 """What each series reads, by its metric and the labels behind `gpu_uuid`: part and field."""
 _NS_PER_SECOND: Final = 10**9
 _TOLD: Final = ("health", "limits", "throttling", "traffic")
-"""A device of which a record has none of these parts is told of no more, nor for the first time."""
+"""A device is told of from the first record on that has one of these parts."""
 _STATE_BYTES: Final = 16_384
 """What a GPU takes of memory beside its labels, about: its series' groups and its last health."""
 
@@ -378,7 +378,7 @@ def _remember(details: GpuDetails, known: NodeHealth, now_ns: int) -> None:
     if details.health is not None:
         gpu.health, gpu.health_ns = details.health, now_ns
     if details.limits is not None:
-        gpu.limits = details.limits
+        gpu.limits, gpu.health_ns = details.limits, now_ns
     if details.traffic is not None:
         gpu.traffic = details.traffic
     if details.throttling is not None:

@@ -127,6 +127,15 @@ class GpuHealth(BaseRecord, frozen=True, kw_only=True):
         None
     )
     """To the GPU over each NVLink, in the same way."""
+    nvlink_link_sent_bytes_per_second: (
+        Annotated[dict[Word, BytesPerSecond], at_most(MAX_LINKS)] | None
+    ) = None
+    """From the GPU over each NVLink, in the same way: the mean since the health was asked last, by
+    the chip's own counters (Hopper and newer)."""
+    nvlink_link_received_bytes_per_second: (
+        Annotated[dict[Word, BytesPerSecond], at_most(MAX_LINKS)] | None
+    ) = None
+    """To the GPU over each NVLink, in the same way."""
     fabric_state: Word | None = None
     """`not_supported`, `not_started`, `in_progress` or `completed`."""
     fabric_status: Natural | None = None
@@ -225,15 +234,6 @@ class GpuProfiling(BaseRecord, frozen=True, kw_only=True):
     """The same of the JPEG decoders."""
     nvofa_active_ratios: Annotated[list[Ratio], at_most(MAX_LINKS)] | None = None
     """The same of the optical flow engines."""
-    nvlink_link_sent_bytes_per_second: (
-        Annotated[dict[Word, BytesPerSecond], at_most(MAX_LINKS)] | None
-    ) = None
-    """From the GPU over each NVLink, by the link's number as the driver counts them from 0. A link
-    that the driver does not tell of is absent."""
-    nvlink_link_received_bytes_per_second: (
-        Annotated[dict[Word, BytesPerSecond], at_most(MAX_LINKS)] | None
-    ) = None
-    """To the GPU over each NVLink, in the same way."""
 
 
 class GpuTraffic(BaseRecord, frozen=True, kw_only=True):

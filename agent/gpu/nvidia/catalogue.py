@@ -289,13 +289,6 @@ _PROFILING: Final = tuple(
         "nvdec_active_ratios": GpmMetric(nvml.NVML_GPM_METRIC_NVDEC_0_UTIL, 8),
         "nvjpg_active_ratios": GpmMetric(nvml.NVML_GPM_METRIC_NVJPG_0_UTIL, 8),
         "nvofa_active_ratios": GpmMetric(nvml.NVML_GPM_METRIC_NVOFA_0_UTIL, 2),
-        # Behind what a link received stands what it sent, and then the next link.
-        "nvlink_link_sent_bytes_per_second": GpmMetric(
-            nvml.NVML_GPM_METRIC_NVLINK_L0_TX_PER_SEC, 18, step=2, is_by_link=True
-        ),
-        "nvlink_link_received_bytes_per_second": GpmMetric(
-            nvml.NVML_GPM_METRIC_NVLINK_L0_RX_PER_SEC, 18, step=2, is_by_link=True
-        ),
     }.items()
 )
 
@@ -362,6 +355,18 @@ _HEALTH: Final = (
         "health.nvlink_link_received_bytes_totals",
         FieldValue(139, EACH_LINK),
         architectures="Ampere",
+    ),
+    # Behind what a link received stands what it sent, and then the next link.
+    *(
+        _row(
+            f"health.nvlink_link_{direction}_bytes_per_second",
+            GpmMetric(first, 18, step=2, is_by_link=True),
+            architectures="Hopper",
+        )
+        for direction, first in {
+            "sent": nvml.NVML_GPM_METRIC_NVLINK_L0_TX_PER_SEC,
+            "received": nvml.NVML_GPM_METRIC_NVLINK_L0_RX_PER_SEC,
+        }.items()
     ),
     *(
         _row(

@@ -61,6 +61,8 @@ class GpmQuery:
             self._struct = pynvml.c_nvmlGpmMetricsGet_t()
         if self._support_version != self._client.support_version:
             self._lay_out()
+        if not self._slots:
+            return {}
         self._struct.sample1, self._struct.sample2 = older, newer
         try:
             values = self._call()

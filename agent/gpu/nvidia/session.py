@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from agent.core.incidents import read_bus, write_bus
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
-from agent.gpu.nvidia.catalogue import DriverVersion, specs_for
+from agent.gpu.nvidia.catalogue import DriverVersion, GpmMetric, specs_for
 from agent.gpu.nvidia.core import AccountingReader, list_processes, query_core
 from agent.gpu.nvidia.device_client import DeviceClient, call_nvml
 from agent.gpu.nvidia.events import NvmlDriverEvents, NvmlGpuEvents, pci_buses_of
@@ -61,7 +61,11 @@ class NvidiaGpu:
         self._readings = QueryPlan(client, specs_for(CallGroup.READINGS, self.driver))
         profiling = specs_for(CallGroup.PROFILING, self.driver)
         self._gpm = Gpm(client, profiling, monotonic_ns=self.monotonic_ns)
-        self._health = QueryPlan(client, specs_for(CallGroup.HEALTH, self.driver))
+        health = specs_for(CallGroup.HEALTH, self.driver)
+        self._health = QueryPlan(client, health)
+        # Samples of its own: what is of each link is the mean over the time between two healths.
+        by_link = [spec for spec in health if isinstance(spec.sources[0], GpmMetric)]
+        self._link_rates = Gpm(client, by_link, monotonic_ns=self.monotonic_ns)
         self._mig = MigLayout(client=client, uuid=self.uuid, index=self.index)
         self._known_facts: GpuFacts | None = None
         self._layout_version = 0
@@ -78,7 +82,7 @@ class NvidiaGpu:
         if group is CallGroup.PROFILING:
             of_instances = self._counters.query(self._mig.instances)
             return {**self._gpm.query(), "instance_profiling": of_instances}
-        health = self._health.query()
+        health = {**self._health.query(), **self._link_rates.query().get("profiling", {})}
         # The facts come last, as their capabilities are those of all calls before.
         self._known_facts = self._with_layout(self._facts.query())
         return {"health": health, "facts": self._known_facts}
@@ -106,6 +110,7 @@ class NvidiaGpu:
     def close(self) -> None:
         """Let go of what the library holds for it; the library must be open."""
         self._gpm.close()
+        self._link_rates.close()
         self._counters.close()
 
     def _query_core(self, cursor: SampleCursor) -> dict[str, Any]:

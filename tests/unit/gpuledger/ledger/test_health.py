@@ -14,7 +14,14 @@ from gpuledger.ledger.health import (
     NodeHealth,
     health_values,
 )
-from gpuledger.records import GpuDetails, GpuHealth, GpuThrottling, GpuTraffic, NodeReadings
+from gpuledger.records import (
+    GpuDetails,
+    GpuHealth,
+    GpuLimits,
+    GpuThrottling,
+    GpuTraffic,
+    NodeReadings,
+)
 from gpuledger.records.bounds import MAX_GPUS
 from tests.errors import has_words
 from tests.unit.sinks.builders import GPU, SECOND_NS, START_NS
@@ -113,6 +120,35 @@ def test_a_reason_that_came_and_went_between_two_samples_is_told() -> None:
     values = told.at(20, throttled(0))
     assert values is not None
     assert set(values.values()) == {0.0}
+
+
+def test_reasons_that_nobody_here_knows_are_told_as_one() -> None:
+    told = Told()
+    told.at(0, throttled(0x200 | 0x2000))
+    values = told.at(10, throttled(0))
+    assert values is not None
+    assert {key[-1] for key, value in values.items() if value} == {"other"}
+
+
+def test_margins_and_highest_clocks_are_told_as_long_as_they_are_read() -> None:
+    told = Told()
+    limits = GpuLimits(temperature_margin_slowdown_celsius=-2, sm_clock_max_hertz=1_980_000_000)
+    told.at(0, details(limits=limits))
+    values = told.at(
+        10, details(temperature_margin_celsius=-1, jpeg_utilization_ratio=0.5, traffic=GpuTraffic())
+    )
+    assert values == {
+        ("gpuledger_gpu_temperature_margin_limit_celsius", GPU, "slowdown"): -2,
+        ("gpuledger_gpu_sm_clock_max_hertz", GPU): 1_980_000_000,
+        ("gpuledger_gpu_temperature_margin_celsius", GPU): -1,
+        ("gpuledger_gpu_jpeg_utilization_ratio", GPU): 0.5,
+    }
+    # What is read at each tick is told of those alone, and limits until their next reading.
+    values = told.at(20, details(traffic=GpuTraffic()))
+    assert values is not None
+    assert {name for name, *_ in values} == {
+        "gpuledger_gpu_temperature_margin_limit_celsius", "gpuledger_gpu_sm_clock_max_hertz"
+    }  # fmt: skip
 
 
 def test_what_was_not_read_has_no_series() -> None:
