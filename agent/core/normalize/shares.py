@@ -185,33 +185,29 @@ def with_video(
 ) -> Shares:
     """Return the shares with what the video engines did for each process, where they did anything.
 
-    It stands beside the shares of the multiprocessors and changes nothing of them.
+    It stands beside the shares of the multiprocessors, is of the same samples and as known as they
+    are, and changes nothing of them.
     """
-    percents: dict[tuple[int, str], float] = {}
-    for sample in samples or ():
-        # Of most processes both are 0.
-        if sample.encoder_percent or sample.decoder_percent:
-            share = coverage.share(sample, shares.window_us)
-            for engine, percent in (
-                ("encoder", sample.encoder_percent),
-                ("decoder", sample.decoder_percent),
-            ):
-                known = validator.keep(percent, PERCENT, reading=f"process_{engine}_utilization")
-                key = (sample.pid, engine)
-                percents[key] = percents.get(key, 0.0) + (known or 0) * share
-    if not percents:
+    # Of most processes both are 0.
+    busy = [sample for sample in samples or () if sample.encoder_percent or sample.decoder_percent]
+    if not busy:
         return shares
+    processes = {usage.process.pid: usage.process for usage in shares.usages}
+    kept, _ = _sort(busy, processes, coverage.windows[-1].end_us if coverage.windows else 0)
 
-    def ratio(pid: int, engine: str) -> float | None:
+    def ratio(usage: ProcessUsage, engine: str) -> float | None:
+        if usage.sm_ratio is None:
+            return None
+        percent = 0.0
+        for sample in kept.get(usage.process.pid, ()):
+            own = getattr(sample, f"{engine}_percent")
+            known = validator.keep(own, PERCENT, reading=f"process_{engine}_utilization")
+            percent += (known or 0) * coverage.share(sample, shares.window_us)
         # What rounds to nothing is as absent as nothing.
-        return min(ratio_of(percents.get((pid, engine), 0.0)), 1.0) or None
+        return min(ratio_of(percent), 1.0) or None
 
     usages = [
-        replace(
-            usage,
-            encoder_ratio=ratio(usage.process.pid, "encoder"),
-            decoder_ratio=ratio(usage.process.pid, "decoder"),
-        )
+        replace(usage, encoder_ratio=ratio(usage, "encoder"), decoder_ratio=ratio(usage, "decoder"))
         for usage in shares.usages
     ]
     return replace(shares, usages=usages)

@@ -268,7 +268,10 @@ def test_what_video_engines_did_stands_with_the_process_where_they_did_anything(
             encoder_percent=25,
             decoder_percent=2**32 - 1,
         ),
-        ProcessUtilizationSample(pid=8, timestamp_us=1_500_000, sm_percent=1, memory_percent=0),
+        # A row that cannot be true says nothing of its engines either.
+        ProcessUtilizationSample(
+            pid=8, timestamp_us=1_500_000, sm_percent=101, memory_percent=0, encoder_percent=50
+        ),
     ]
     dropped = READINGS_DROPPED.labels(reading="process_decoder_utilization", reason="out_of_range")
     before = value_of(dropped)
